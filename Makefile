@@ -1,0 +1,44 @@
+# Every target makes its own environment in .venv and installs what it needs; what is done is not done again.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.PHONY: help demo test lint bench papers clean
+
+help:
+	@echo "make demo    compare the algorithms on bundled data and write a page (under two minutes after installation)"
+	@echo "make test    all tests, on two cores; real data sets are used where FOEDUS_DATA points to them"
+	@echo "make lint    ruff"
+	@echo "make bench   speed, as ratios measured in one run (ARGS='w1 w3' for some of them)"
+	@echo "make papers  reproduce the papers"
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.report: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[report]"
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $(VENV)/.report $@
+
+demo: $(VENV)/.report
+	$(BIN)/foedus demo $(ARGS)
+
+test: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+bench: $(VENV)/.report
+	$(BIN)/python -m benchmarks $(ARGS)
+
+papers: $(VENV)/.report
+	@echo "No paper is reproduced yet; 'make demo' compares the algorithms that are there."
+
+clean:
+	rm -rf $(VENV)

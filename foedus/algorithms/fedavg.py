@@ -1,0 +1,48 @@
+"""FedAvg: McMahan, Moore, Ramage, Hampson and Aguera y Arcas, "Communication-efficient learning of deep networks from
+decentralized data", AISTATS 2017; server momentum as in Hsu, Qi and Brown (2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foedus.algorithms.training import LocalTraining, positive
+from foedus.core import tree
+from foedus.core.algorithm import Client
+from foedus.core.clients import Clients
+from foedus.core.tree import State
+from foedus.errors import ConfigError
+from foedus.models.base import Params
+
+
+@dataclass(frozen=True)
+class FedAvg(LocalTraining):
+    """Clients train from the server's model w; the server moves by the average of what they learnt.
+
+        client i:  w_i <- w, then mini-batch steps w_i <- w_i - lr * g_i(w_i);  sends w_i - w
+        server:    v <- server_momentum * v + sum_i p_i (w_i - w);  w <- w + server_lr * v
+
+    with p_i proportional to client i's number of rows (`weights="uniform"`: equal). With `server_lr=1` and no momentum
+    this is the paper's weighted average of the w_i.
+
+    Example:
+        >>> fd.run(fd.FedAvg(fd.MLP(200), lr=0.1, epochs=5), fed, rounds=100, participation=0.1)
+    """
+
+    server_lr: float = 1.0
+    server_momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "server_lr")
+        if not 0 <= self.server_momentum < 1:
+            raise ConfigError(f"server_momentum={self.server_momentum!r} must be in [0, 1)")
+
+    def train(self, client: Client, w: Params) -> tuple[Params, None]:
+        return tree.sub(self.descend(client, w)["params"], w), client.state
+
+    def round(self, clients: Clients, state: State) -> State:
+        move = clients.mean(self.train, weights=self.weights, w=state.w)
+        if self.server_momentum:
+            move = tree.add(move, state.v, self.server_momentum) if "v" in state else move
+            state = state.replace(v=move)
+        return state.replace(w=tree.add(state.w, move, self.server_lr))

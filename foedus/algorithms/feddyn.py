@@ -1,0 +1,52 @@
+"""FedDyn: Acar, Zhao, Matas, Mattina, Whatmough and Saligrama, "Federated learning based on dynamic regularization",
+ICLR 2021, Algorithm 1. With every client in every round it is FedPD (Zhang, Hong, Dhople, Yin and Liu, 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foedus.algorithms.training import LocalTraining, positive
+from foedus.core import tree
+from foedus.core.algorithm import Client
+from foedus.core.clients import Clients
+from foedus.core.tree import State
+from foedus.models.base import Params
+
+
+@dataclass(frozen=True)
+class FedDyn(LocalTraining):
+    """Each client's objective is bent so that the clients' minimisers agree with the global one.
+
+        client i:  w_i minimises f_i(v) - <grad_i, v> + alpha/2 |v - w|^2, approximately, by local training;
+                   grad_i <- grad_i - alpha (w_i - w);  sends w_i - w
+        server:    h <- h - alpha |P|/m * mean_P(w_i - w);  w <- mean_P(w_i) - h / alpha
+
+    P are the clients of the round, m is how many there are. Averages count every client equally, as in the paper;
+    `weights="rows"` counts rows instead.
+    """
+
+    weights: str = "uniform"
+    alpha: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "alpha")
+
+    def init(self, client: Client) -> Params:
+        return tree.zeros_like(self.model.init(client.spec, client.shared))
+
+    def train(self, client: Client, w: Params) -> tuple[Params, Params]:
+        grad = client.state
+        trained = self.descend(client, w, prox=self.alpha, correction=tree.scale(grad, -1.0))
+        move = tree.sub(trained["params"], w)
+        return move, tree.add(grad, move, -self.alpha)
+
+    def start(self, clients: Clients) -> State:
+        state = super().start(clients)
+        return state.replace(h=tree.zeros_like(state.w))
+
+    def round(self, clients: Clients, state: State) -> State:
+        move = clients.mean(self.train, weights=self.weights, w=state.w)
+        h = tree.add(state.h, move, -self.alpha * clients.share(self.weights))
+        w = tree.map(lambda w, m, h: w + m - h / self.alpha, state.w, move, h)
+        return state.replace(w=w, h=h)

@@ -1,0 +1,32 @@
+"""FedProx: Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, "Federated optimization in heterogeneous networks",
+MLSys 2020, Algorithm 2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foedus.algorithms.fedavg import FedAvg
+from foedus.core import tree
+from foedus.core.algorithm import Client
+from foedus.errors import ConfigError
+from foedus.models.base import Params
+
+
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    """FedAvg whose clients are held near the server's model: client i minimises f_i(w_i) + mu/2 |w_i - w|^2.
+
+        client i:  w_i <- w_i - lr * (g_i(w_i) + mu (w_i - w));  sends w_i - w
+
+    `mu=0` is FedAvg.
+    """
+
+    mu: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.mu >= 0:
+            raise ConfigError(f"mu={self.mu!r} must not be negative")
+
+    def train(self, client: Client, w: Params) -> tuple[Params, None]:
+        return tree.sub(self.descend(client, w, prox=self.mu)["params"], w), client.state

@@ -1,0 +1,73 @@
+"""Scaffold: Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: Stochastic controlled averaging for federated
+learning", ICML 2020, Algorithm 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from foedus.algorithms.training import LocalTraining, positive
+from foedus.core import tree
+from foedus.core.algorithm import Client
+from foedus.core.clients import Clients
+from foedus.core.tree import State
+from foedus.errors import ConfigError
+from foedus.models.base import Params
+from foedus.models.losses import loss_for
+from foedus.models.training import gradient
+
+
+@dataclass(frozen=True)
+class Scaffold(LocalTraining):
+    """Control variates c_i (of client i) and c (their average) take the client's own drift out of every local step.
+
+        client i:  y <- x, then K steps y <- y - lr * (g_i(y) - c_i + c)                                  (line 10)
+                   c_i+ <- g_i(x), the gradient on all its rows                                           (line 12, option 1)
+                      or   c_i - c + (x - y) / (K lr)                                                     (line 12, option 2)
+                   sends y - x and the difference c_i+ - c_i                                              (line 13)
+        server:    x <- x + server_lr * mean_S(y - x);  c <- c + |S|/N * mean_S(c_i+ - c_i)              (lines 16-17)
+
+    Averages count every client equally, as in the paper; `weights="rows"` counts rows in both lines. Option 2 reads the
+    average gradient off the way travelled, so it needs plain SGD.
+    """
+
+    weights: str = "uniform"
+    option: int = 2
+    server_lr: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "server_lr")
+        if self.option not in (1, 2):
+            raise ConfigError(f"option={self.option!r} must be 1 (gradient at x) or 2 (from the way travelled)")
+        if self.option == 2 and (self.optimizer != "sgd" or self.momentum):
+            raise ConfigError("Scaffold's option 2 needs plain SGD: use optimizer='sgd' and momentum=0, or option=1")
+
+    @property
+    def ragged(self) -> bool:
+        return self.option == 2
+
+    def init(self, client: Client) -> Params:
+        return tree.zeros_like(self.model.init(client.spec, client.shared))
+
+    def train(self, client: Client, x: Params, c: Params) -> tuple[dict[str, Any], Params]:
+        c_i = client.state
+        trained = self.descend(client, x, correction=tree.sub(c, c_i))
+        move = tree.sub(trained["params"], x)
+        if self.option == 1:
+            new = gradient(self.model, loss_for(self.loss, client.spec.classes), x, client.data)
+        else:
+            steps = trained["steps"]
+            new = tree.map(lambda own, all_, m: own - all_ - m / (steps * self.lr), c_i, c, move)
+        return {"move": move, "control": tree.sub(new, c_i)}, new
+
+    def start(self, clients: Clients) -> State:
+        state = super().start(clients)
+        return state.replace(c=tree.map(torch.zeros_like, state.w))
+
+    def round(self, clients: Clients, state: State) -> State:
+        mean = clients.mean(self.train, weights=self.weights, x=state.w, c=state.c)
+        w = tree.add(state.w, mean["move"], self.server_lr)
+        return state.replace(w=w, c=tree.add(state.c, mean["control"], clients.share(self.weights)))

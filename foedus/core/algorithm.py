@@ -1,0 +1,141 @@
+"""What an algorithm is: hyper-parameters, pure client steps, and a server that asks.
+
+    @dataclass(frozen=True)
+    class Mean(Algorithm):
+        def total(self, client):                       # a client step: (reply, new client state)
+            return {"m": (client.data.weight @ client.data.y) / client.data.count}, client.state
+
+        def start(self, clients):                      # the server's state before the first round
+            return State(m=torch.zeros(()))
+
+        def round(self, clients, state):               # ask, and move
+            return State(m=clients.mean(self.total)["m"])
+
+No algorithm knows which engine runs it; no engine knows which algorithm it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foedus.core.rows import Rows
+from foedus.core.spec import Spec
+from foedus.core.tree import State, Tree
+
+if TYPE_CHECKING:
+    from foedus.core.clients import Clients
+
+
+@dataclass(frozen=True, eq=False)
+class Client:
+    """One client in one exchange: all that its step may depend on, besides the payload.
+
+    `data` are its rows, `prepared` what `Algorithm.prepare` made of them, `state` what survives between rounds, `key` the
+    source of its random numbers in this exchange, `shared` a key that is the same everywhere and all through the run,
+    `spec` the form of the data, `id` its number.
+    """
+
+    id: Tensor
+    data: Rows
+    prepared: Tree
+    state: Tree
+    key: Tensor
+    shared: Tensor
+    spec: Spec
+
+
+class Algorithm:
+    """Base of every algorithm: a frozen dataclass whose fields are hyper-parameters.
+
+    Client side, pure functions that an engine may batch over clients with `torch.func.vmap`:
+
+    - `step(self, client, **payload) -> (reply, state)`, as many as wanted, under any names;
+    - `init(client)`: the state of a client that takes part for the first time (`None`: it keeps none);
+    - `prepare(data)`: what can be derived from the rows alone; a cache that an engine may drop and make again;
+    - `outputs(client, x)`: where `personal`, what the client's own model says of rows `x`.
+
+    Server side: `start(clients)`, `round(clients, state)` and `predictor(state)`.
+    """
+
+    personal: ClassVar[bool] = False
+    """Each client ends up with a model of its own; it is evaluated on the client's own test rows."""
+
+    pooled: ClassVar[bool] = False
+    """A reference that sees all rows in one place: it runs on one client who holds them all, and sends nothing."""
+
+    ragged: ClassVar[bool] = False
+    """The steps read rows only through mini-batch loops, so clients of unequal size may share a batch at no cost."""
+
+    @property
+    def batchable(self) -> bool:
+        """Whether batching clients pays (a large convolutional model is faster one client after the other)."""
+        return True
+
+    def check(self, spec: Spec) -> None:
+        """Refuse, before any work, data that the algorithm cannot handle."""
+
+    def prepare(self, data: Rows) -> Tree:
+        return None
+
+    def init(self, client: Client) -> Tree:
+        return None
+
+    def start(self, clients: Clients) -> State:
+        raise NotImplementedError(f"{type(self).__name__} does not define start")
+
+    def round(self, clients: Clients, state: State) -> State:
+        raise NotImplementedError(f"{type(self).__name__} does not define round")
+
+    def predictor(self, state: State) -> Predictor | None:
+        return None
+
+    def outputs(self, client: Client, x: Tensor) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} is not personal")
+
+    def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The loss of each row, for evaluation."""
+        raise NotImplementedError(f"{type(self).__name__} does not define row_loss")
+
+
+def looped(step: Callable) -> Callable:
+    """Decorator for a client step that `vmap` cannot batch (it fits trees, say): clients then go one after the other."""
+    step.looped = True
+    return step
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """A trained model: numpy in, numpy out."""
+
+    forward: Callable[[Tensor], Tensor]
+    spec: Spec
+
+    block: ClassVar[int] = 8192
+
+    def outputs(self, x: Any) -> Tensor:
+        """Raw outputs (logits or values), (n, outputs), in blocks of rows that bound memory."""
+        x = torch.as_tensor(np.ascontiguousarray(x) if isinstance(x, np.ndarray) else x)
+        if tuple(x.shape[1:]) != self.spec.shape:
+            raise ValueError(f"x has rows of shape {tuple(x.shape[1:])}, the model expects {self.spec.shape}")
+        x = x if not x.is_floating_point() or x.dtype == torch.float64 else x.float()
+        with torch.no_grad():
+            return torch.cat([self.forward(b) for b in x.split(self.block)]) if len(x) else torch.empty(0, self.spec.outputs)
+
+    def predict(self, x: Any) -> np.ndarray:
+        """Class numbers, or values for regression ((n,) where there is one output)."""
+        out = self.outputs(x)
+        if self.spec.classes:
+            return out.argmax(-1).numpy()
+        return (out[:, 0] if self.spec.outputs == 1 else out).numpy()
+
+    def predict_proba(self, x: Any) -> np.ndarray:
+        """Class probabilities."""
+        if not self.spec.classes:
+            raise AttributeError("predict_proba is for classification; this model predicts values (use predict)")
+        return self.outputs(x).softmax(-1).numpy()

@@ -1,0 +1,263 @@
+"""The server's view of its clients: ask them, and get an average or every reply. Every byte is counted here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from foedus.core import random, tree, wire
+from foedus.core.spec import Spec
+from foedus.core.tree import Tree
+from foedus.errors import ConfigError, DivergenceError, ReplyError, unknown
+
+
+@dataclass
+class Ledger:
+    """What has been sent so far, in encoded bytes and in messages."""
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+    messages_up: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Replies:
+    """Every reply of an exchange, in order of client id.
+
+    Batched steps give `stacked`, one tree whose tensors have a leading client dimension; looped ones a list of trees
+    that may differ in shape. `replies[i]` and iteration work for both.
+    """
+
+    ids: Tensor
+    weights: Tensor
+    stacked: Tree | None = None
+    separate: list[Tree] | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, i: int) -> Tree:
+        return self.separate[i] if self.separate is not None else tree.map(lambda t: t[i], self.stacked)
+
+    def __iter__(self) -> Iterator[Tree]:
+        return (self[i] for i in range(len(self)))
+
+    def stack(self) -> Tree:
+        """One tree with a leading client dimension; the replies must have one shape."""
+        return self.stacked if self.separate is None else tree.map(lambda *ts: torch.stack(ts), *self.separate)
+
+
+class Accumulator:
+    """A weighted sum of replies, added up in a stream: stacked batches or single replies, structured arrays included."""
+
+    def __init__(self) -> None:
+        self.total: list[Tensor] | None = None
+        self.dtypes: list[torch.dtype] = []
+        self.form = None
+
+    def add(self, reply: Tree, weights: Tensor, round: int, ids: Tensor) -> None:
+        """Add sum_c weights[c] * reply[c]; a sum that is not finite is traced to its clients and refused."""
+        leaves, form = tree.pytree.tree_flatten(reply, is_leaf=lambda t: hasattr(t, "weighted_sum"))
+        parts = [_weighted_sum(leaf, weights) for leaf in leaves]
+        if not all(bool(torch.isfinite(p).all()) for p in parts):
+            raise _not_finite(leaves, round, ids)
+        if self.total is None:
+            # Batches are added in double precision, so that how clients were batched leaves next to no trace.
+            self.total, self.form = [p.double() if p.is_floating_point() else p for p in parts], form
+            self.dtypes = [p.dtype for p in parts]
+        else:
+            if form != self.form or [p.shape for p in parts] != [t.shape for t in self.total]:
+                raise ReplyError(f"round {round}: clients {ids.tolist()[:5]} replied with another structure than those before")
+            for t, p in zip(self.total, parts, strict=True):
+                t.add_(p)
+
+    def merge(self, other: Accumulator) -> None:
+        """Add another partial sum."""
+        if self.total is None:
+            self.total, self.dtypes, self.form = other.total, other.dtypes, other.form
+        elif other.total is not None:
+            for t, p in zip(self.total, other.total, strict=True):
+                t.add_(p)
+
+    def result(self) -> Tree:
+        return tree.unflatten([t.to(d) for t, d in zip(self.total, self.dtypes, strict=True)], self.form)
+
+
+def _weighted_sum(leaf: Tree, weights: Tensor) -> Tensor:
+    if hasattr(leaf, "weighted_sum"):
+        return leaf.weighted_sum(weights)
+    if not isinstance(leaf, Tensor):
+        raise ReplyError(f"a reply to be averaged holds a {type(leaf).__name__}; only tensors have a mean")
+    if not leaf.is_floating_point():
+        leaf = leaf.float()
+    return torch.mv(leaf.reshape(len(leaf), -1).mT, weights.to(leaf.dtype)).view(leaf.shape[1:])
+
+
+def _not_finite(leaves: list[Tree], round: int, ids: Tensor) -> DivergenceError:
+    bad = torch.zeros(len(ids), dtype=torch.bool)
+    for leaf in tree.leaves(leaves):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point():
+            bad |= ~torch.isfinite(leaf.reshape(len(ids), -1)).all(1)
+    clients = ids[bad].tolist() or ids.tolist()
+    shown = ", ".join(map(str, clients[:10])) + (f" and {len(clients) - 10} more" if len(clients) > 10 else "")
+    return DivergenceError(
+        f"round {round}: the reply of client{'s' * (len(clients) > 1)} {shown} is not finite (NaN or infinity); "
+        "try a smaller lr, or clip=1.0",
+        round,
+        clients,
+    )
+
+
+class Session(Protocol):
+    """What an engine offers for one run: see `foedus.engines.local.Local` for the reference."""
+
+    def exchange(self, ask: Ask) -> Iterator[tuple[Tensor, Tree, bool]]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Ask:
+    """One exchange: which step, what is sent, to whom, and the key from which each client's key is folded."""
+
+    step: str
+    payload: dict[str, Tree]
+    ids: Tensor
+    key: Tensor
+    round: int
+    exchange: int
+    quantise: str | None = None
+
+
+@dataclass(eq=False)
+class Clients:
+    """The clients that take part in a round.
+
+    `mean` returns only the weighted average of the replies, `gather` every reply. `ids` are theirs, `sizes` their numbers of
+    rows, `total` and `total_rows` count all clients there are; `key` is for the server's own random draws in this round.
+    """
+
+    session: Session
+    ids: Tensor
+    sizes: Tensor
+    total: int
+    total_rows: int
+    spec: Spec
+    round: int
+    seed_key: Tensor
+    ledger: Ledger
+    quantise: str | None = None
+    free: bool = False
+    metrics: dict[str, float] = field(default_factory=dict)
+    exchanges: int = 0
+
+    _SERVER = 0xFFFFFFFF
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def key(self) -> Tensor:
+        """A key for the server's own draws in this round."""
+        return random.fold(self.seed_key, self.round, self._SERVER)
+
+    @property
+    def shared(self) -> Tensor:
+        """The key that every client has too (`client.shared`), the same all through the run."""
+        return random.fold(self.seed_key, 0)
+
+    def log(self, **metrics: float) -> None:
+        """Add values to this round's row of the history."""
+        self.metrics.update({k: float(v) for k, v in metrics.items()})
+
+    def mean(self, step: Callable, /, *, weights: str = "rows", **payload: Tree) -> Tree:
+        """Run `step(client, **payload)` at every client and average the replies.
+
+        weights: "rows" (by a client's number of rows) or "uniform". Structured replies average to dense tensors.
+        """
+        share = self._shares(weights)
+        total, at = Accumulator(), 0
+        for ids, reply, stacked in self._ask(step, payload):
+            if not stacked:
+                reply = tree.map(lambda t: t.unsqueeze(0) if isinstance(t, Tensor) else t, reply)
+            total.add(reply, share[torch.searchsorted(self.ids, ids)], self.round, ids)
+            at += len(ids)
+        if at != len(self):
+            raise ReplyError(f"round {self.round}: {at} of {len(self)} clients replied to {step.__name__}")
+        return total.result()
+
+    def gather(self, step: Callable, /, *, weights: str = "rows", **payload: Tree) -> Replies:
+        """Run `step(client, **payload)` at every client and return every reply, in order of client id."""
+        share = self._shares(weights)
+        parts = list(self._ask(step, payload))
+        for ids, reply, stacked in parts:
+            if not tree.all_finite(reply):
+                whole = reply if stacked else tree.map(lambda t: t.unsqueeze(0) if isinstance(t, Tensor) else t, reply)
+                raise _not_finite([whole], self.round, ids)
+        ids = torch.cat([p[0] for p in parts])
+        order = torch.argsort(ids)
+        if all(stacked for _, _, stacked in parts):
+            whole = parts[0][1] if len(parts) == 1 else tree.map(lambda *ts: torch.cat(ts), *(p[1] for p in parts))
+            if bool((order[1:] < order[:-1]).any()):
+                whole = tree.map(lambda t: t[order], whole)
+            return Replies(ids[order], share, stacked=whole)
+        single = [
+            tree.map(lambda t, i=i: t[i] if isinstance(t, Tensor) else t, reply) if stacked else reply
+            for ids_, reply, stacked in parts
+            for i in range(len(ids_))
+        ]
+        return Replies(ids[order], share, separate=[single[i] for i in order.tolist()])
+
+    def share(self, weights: str = "rows") -> float:
+        """How much of the whole federation's weight takes part in this round: |S| / N, or their part of the rows."""
+        self._shares(weights)
+        return len(self) / self.total if weights == "uniform" else float(self.sizes.sum()) / self.total_rows
+
+    def _shares(self, weights: str) -> Tensor:
+        if weights == "rows":
+            return self.sizes.double() / self.sizes.sum()
+        if weights == "uniform":
+            return torch.full((len(self),), 1.0 / len(self), dtype=torch.float64)
+        raise ConfigError(unknown("weights", weights, ["rows", "uniform"]))
+
+    def _ask(self, step: Callable, payload: dict[str, Tree]) -> Iterator[tuple[Tensor, Tree, bool]]:
+        """Stream the replies in batches: (ids, reply, whether it is stacked); charge what was sent."""
+        if len(self) == 0:
+            raise ReplyError(f"round {self.round}: no client takes part, so {step.__name__} has nobody to ask")
+        if not self.free:
+            self.ledger.bytes_down += len(self) * wire.nbytes(payload)
+        ask = Ask(step.__name__, payload, self.ids, self.seed_key, self.round, self.exchanges, self.quantise)
+        self.exchanges += 1
+        for ids, reply, stacked in self.session.exchange(ask):
+            if not self.free:
+                each = wire.nbytes(reply, batched=stacked)
+                self.ledger.bytes_up += len(ids) * each
+                self.ledger.messages_up += len(ids) * bool(each)
+            yield ids, wire.dequantise(reply) if self.quantise else reply, stacked
+
+
+def cohort(participation: float | Poisson, total: int, key: Tensor) -> Tensor:
+    """Positions of the clients that take part in a round, in order."""
+    if isinstance(participation, Poisson):
+        return torch.nonzero(random.uniform(key, total, torch.float64) < participation.probability).flatten()
+    if participation == 1:
+        return torch.arange(total)
+    size = max(1, math.floor(participation * total + 0.5))
+    return random.permutation(key, total)[:size].sort().values
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Participation in which every client takes part independently, with this probability, in each round.
+
+    A round in which nobody takes part leaves the state as it is.
+    """
+
+    probability: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.probability <= 1:
+            raise ConfigError(f"Poisson({self.probability!r}): the probability must be above 0 and at most 1")

@@ -1,0 +1,64 @@
+"""Settings as plain data: algorithms, models and engines to JSON and back."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from foedus.errors import ConfigError, unknown
+
+
+def to_config(value: Any) -> Any:
+    """A JSON-able description of a dataclass tree: {"type": its name, field: value, ...}."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: to_config(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"type": type(value).__name__, **fields}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [to_config(v) for v in value]
+    if isinstance(value, dict):
+        return {str(k): to_config(v) for k, v in value.items()}
+    # Cannot be built again from text, but shows what it was (a torch.nn.Module, a callable).
+    return {"opaque": repr(value)}
+
+
+def from_config(config: Any, known: dict[str, type], where: str = "config") -> Any:
+    """The inverse of `to_config`; `known` lists the classes that may be built. `where` names the place in errors."""
+    if isinstance(config, list):
+        return tuple(from_config(v, known, f"{where}[{i}]") for i, v in enumerate(config))
+    if not isinstance(config, dict):
+        return config
+    if "opaque" in config:
+        raise ConfigError(f"{where} holds {config['opaque'].splitlines()[0]!r}, which cannot be built from text")
+    if "type" not in config:
+        return {k: from_config(v, known, f"{where}.{k}") for k, v in config.items()}
+    name = config["type"]
+    if name not in known:
+        raise ConfigError(f"{where}: {unknown('type', name, sorted(known))}")
+    cls = known[name]
+    fields = {f.name for f in dataclasses.fields(cls)}
+    values = {}
+    for k, v in config.items():
+        if k == "type":
+            continue
+        if k not in fields:
+            raise ConfigError(f"{where}: {unknown(f'{name} setting', k, sorted(fields))}")
+        values[k] = from_config(v, known, f"{where}.{k}")
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise ConfigError(f"{where}: {name} cannot be made of these settings: {error}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def subclasses(*bases: type) -> dict[str, type]:
+    """All classes derived from the bases that can be built, by name."""
+    found: dict[str, type] = {}
+    for base in bases:
+        for cls in base.__subclasses__():
+            if dataclasses.is_dataclass(cls):
+                found[cls.__name__] = cls
+            found.update(subclasses(cls))
+    return found

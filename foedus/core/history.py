@@ -1,0 +1,48 @@
+"""One row a round: what was reached and what it cost so far."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FIRST = ("round", "seconds", "bytes_up", "bytes_down", "messages_up", "clients", "loss", "accuracy", "mse")
+
+
+class History:
+    """Rows of numbers. `seconds`, `bytes_up`, `bytes_down` and `messages_up` are cumulative; row 0 is after the start."""
+
+    def __init__(self, rows: list[dict[str, float]] | None = None):
+        self.rows = rows or []
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def append(self, row: dict[str, float]) -> None:
+        self.rows.append(row)
+
+    @property
+    def columns(self) -> list[str]:
+        """The usual columns first, then what the algorithm adds, in order of appearance."""
+        seen = dict.fromkeys(k for row in self.rows for k in row)
+        return [c for c in FIRST if c in seen] + [c for c in seen if c not in FIRST]
+
+    def values(self, column: str) -> list[float]:
+        """One column; NaN in rounds without a value."""
+        return [row.get(column, math.nan) for row in self.rows]
+
+    def last(self, column: str) -> float:
+        """The latest value of a column (NaN if there is none)."""
+        return next((v for v in reversed(self.values(column)) if not math.isnan(v)), math.nan)
+
+    def frame(self) -> pd.DataFrame:
+        import pandas as pd
+
+        return pd.DataFrame({c: self.values(c) for c in self.columns}).astype(
+            {c: int for c in ("round", "bytes_up", "bytes_down", "messages_up", "clients") if c in self.columns}
+        )
+
+    def to_json(self) -> list[dict[str, Any]]:
+        return self.rows

@@ -1,0 +1,160 @@
+"""Random numbers as a function of a key: no global generator, the same on every engine, batch size and device.
+
+Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011) in integer tensor
+operations. A *key* is an int64 tensor of two 32-bit words; word `i` of the stream of a key depends on the key and on `i`
+alone, so a longer draw begins with the shorter one and padding changes nothing. `fold` makes a new key from a key and
+integers: foedus keys every client step by (seed, round, exchange, client).
+
+All functions work under `torch.func.vmap` with a batched key, and with leading batch dimensions on the key: a key of
+shape `(c, 2)` gives draws of shape `(c, *shape)`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_MASK = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+
+
+def _philox(even: Tensor, odd: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Ten rounds of Philox4x32. `even` holds counter words 0 and 2, `odd` words 1 and 3, along a leading dimension of 2.
+
+    `key` has the same layout. All words are 32-bit values in int64; the result is (even, odd) again.
+    """
+    ones, device = [1] * (key.dim() - 1), key.device
+    mask, shift = torch.tensor(_MASK, device=device), torch.tensor(32, device=device)
+    multiplier = torch.tensor(_MULTIPLIERS, device=device).view(2, *ones)
+    weyl = torch.arange(10, device=device).unsqueeze(1) * torch.tensor(_WEYL, device=device)
+    for round_key in (key + weyl.view(10, 2, *ones)).unbind(0):
+        # int64 products wrap modulo 2^64, which keeps all 64 bits of the unsigned product. Bits above 32 of `odd`
+        # and of the round key are noise until the mask takes them off.
+        product = (even * multiplier).flip(0)
+        even = (product >> shift).bitwise_xor_(odd).bitwise_xor_(round_key).bitwise_and_(mask)
+        odd = product
+    return even, odd & mask
+
+
+class _Words(torch.autograd.Function):
+    """The stream of a key; under vmap it sees the whole batch of keys at once, free of per-operation overhead."""
+
+    @staticmethod
+    def forward(key: Tensor, count: int) -> Tensor:
+        blocks = -(-count // 4)
+        index = torch.arange(blocks, device=key.device).expand(*key.shape[:-1], blocks)
+        even = torch.stack((index & _MASK, torch.zeros_like(index)))
+        odd = torch.stack((index >> 32, torch.zeros_like(index)))
+        even, odd = _philox(even, odd, key.movedim(-1, 0).unsqueeze(-1))
+        return torch.stack((even[0], odd[0], even[1], odd[1]), -1).flatten(-2)[..., :count]
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def vmap(info, in_dims, key: Tensor, count: int):
+        return _Words.apply(key.movedim(in_dims[0], 0), count), 0
+
+
+class _Fold(torch.autograd.Function):
+    """One block of Philox, with the values as the counter and their number as its last word, gives the new key."""
+
+    @staticmethod
+    def forward(key: Tensor, values: Tensor) -> Tensor:
+        shape = torch.broadcast_shapes(key.shape[:-1], values.shape[:-1])
+        counter = values.expand(*shape, 4).movedim(-1, 0)
+        even, odd = _philox(counter[::2], counter[1::2], key.expand(*shape, 2).movedim(-1, 0))
+        return torch.stack((even[0], odd[0]), -1)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def vmap(info, in_dims, key: Tensor, values: Tensor):
+        key, values = (t if d is None else t.movedim(d, 0) for t, d in zip((key, values), in_dims, strict=True))
+        return _Fold.apply(key, values), 0
+
+
+def key(seed: int) -> Tensor:
+    """The key of a seed (any integer of 64 bits)."""
+    return torch.tensor([seed & _MASK, (seed >> 32) & _MASK], dtype=torch.int64)
+
+
+def fold(key: Tensor, *values: int | Tensor) -> Tensor:
+    """A new, independent key from a key and one to three integers in 0 .. 2^32 - 1.
+
+    A one-dimensional tensor of integers gives a batch of keys.
+    """
+    if not 1 <= len(values) <= 3:
+        raise TypeError(f"fold takes one to three integers, not {len(values)}")
+    if all(isinstance(v, int) for v in values):
+        counter = torch.tensor([*values, *[0] * (3 - len(values)), len(values)], device=key.device)
+    else:
+        numbers = (*values, *[0] * (3 - len(values)), len(values))
+        counter = [torch.as_tensor(v, dtype=torch.int64, device=key.device) for v in numbers]
+        counter = torch.stack(torch.broadcast_tensors(*counter), -1)
+    return _Fold.apply(key, counter)
+
+
+def words(key: Tensor, count: int) -> Tensor:
+    """The first `count` 32-bit words of a key's stream, as int64."""
+    return _Words.apply(key, count)
+
+
+def _shape(shape: int | Sequence[int]) -> tuple[int, ...]:
+    return (shape,) if isinstance(shape, int) else tuple(shape)
+
+
+def uniform(key: Tensor, shape: int | Sequence[int] = (), dtype: torch.dtype = torch.float32) -> Tensor:
+    """Uniform on [0, 1), in as many random bits as the mantissa holds: 53 for float64, 24 for float32."""
+    shape = _shape(shape)
+    n = math.prod(shape)
+    batch = key.shape[:-1]
+    if dtype == torch.float64:
+        w = words(key, 2 * n).reshape(*batch, n, 2)
+        bits = (w[..., 0] >> 5) * (1 << 26) + (w[..., 1] >> 6)
+        return (bits.to(dtype) * 2.0**-53).reshape((*batch, *shape))
+    bits = {torch.float16: 11, torch.bfloat16: 8}.get(dtype, 24)  # more would round up to 1
+    return ((words(key, n) >> (32 - bits)).to(torch.float32) * 2.0**-bits).to(dtype).reshape((*batch, *shape))
+
+
+def normal(key: Tensor, shape: int | Sequence[int] = (), dtype: torch.dtype = torch.float32) -> Tensor:
+    """Standard normal, by Box and Muller's transform of pairs of uniforms."""
+    shape = _shape(shape)
+    n = math.prod(shape)
+    pairs = -(-n // 2)
+    precise = torch.float64 if dtype == torch.float64 else torch.float32
+    u, v = uniform(key, (pairs, 2), precise).unbind(-1)
+    radius = torch.log1p(-u).mul_(-2.0).sqrt_()
+    angle = v * (2.0 * math.pi)
+    z = torch.stack((radius * torch.cos(angle), radius * torch.sin(angle)), -1).flatten(-2)
+    return z[..., :n].to(dtype).reshape((*key.shape[:-1], *shape))
+
+
+def integers(key: Tensor, shape: int | Sequence[int], high: int | Tensor) -> Tensor:
+    """Integers uniform on 0 .. high - 1 (high below 2^32; a tensor may bound each batch entry on its own)."""
+    shape = _shape(shape)
+    draw = words(key, math.prod(shape)).reshape((*key.shape[:-1], *shape))
+    if isinstance(high, Tensor):
+        high = high.reshape((*high.shape, *[1] * len(shape)))
+    # Multiply-shift (Lemire): the bias is below high / 2^32. The product wraps but keeps its 64 bits.
+    return ((draw * high) >> 32) & _MASK
+
+
+def permutation(key: Tensor, n: int, valid: Tensor | None = None) -> Tensor:
+    """A uniform permutation of 0 .. n - 1. Where `valid` (n booleans) is false, the position goes last, in order.
+
+    The order of the valid positions does not depend on how many invalid ones follow them.
+    """
+    w = words(key, 2 * n).reshape(*key.shape[:-1], n, 2)
+    rank = ((w[..., 0] & 0x3FFFFFFF) << 32) | w[..., 1]
+    if valid is not None:
+        last = (1 << 62) + torch.arange(n, device=key.device)
+        rank = torch.where(valid, rank, last)
+    return torch.argsort(rank, dim=-1, stable=True)

@@ -1,0 +1,389 @@
+"""`fd.run`: rounds of one algorithm on one federation, measured, checkpointed, and the same again whenever asked."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from foedus.core import checkpoint as files
+from foedus.core import random, tree
+from foedus.core.algorithm import Algorithm, Predictor
+from foedus.core.clients import Clients, Ledger, Poisson, cohort
+from foedus.core.config import from_config, subclasses, to_config
+from foedus.core.history import History
+from foedus.core.progress import Interrupts, RoundProgress
+from foedus.core.spec import Spec
+from foedus.core.tree import State, Tree
+from foedus.errors import CheckpointError, ConfigError, DivergenceError, FoedusError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from foedus.data.federation import Federation
+
+_COHORT = 0xFFFFFFFE
+
+
+def run(
+    algorithm: Algorithm,
+    fed: Federation,
+    rounds: int,
+    *,
+    seed: int = 0,
+    engine: Any = None,
+    participation: float | Poisson = 1.0,
+    evaluate_every: int = 1,
+    target: float | None = None,
+    quantise: str | None = None,
+    checkpoint: str | os.PathLike | None = None,
+    checkpoint_every: int = 1,
+    resume: bool = False,
+    progress: bool | None = None,
+) -> Run:
+    """Run an algorithm on a federation.
+
+    rounds: how many. seed: of everything random. engine: `fd.Local()` unless given.
+    participation: the fraction of clients drawn without replacement in each round, or `fd.Poisson(p)`.
+    evaluate_every: evaluate after every so many rounds, and after the last (0: never).
+    target: stop once the accuracy reaches it (or the mean squared error falls to it).
+    quantise: send replies as "float16", "bfloat16" or "int8", rounded stochastically without bias.
+    checkpoint: a file, written atomically after every `checkpoint_every` rounds; `resume=True` goes on from it, to the
+    numbers of an uninterrupted run. Ctrl-C finishes the round, writes the checkpoint and stops.
+    progress: show a bar; by default only on a terminal.
+
+    Example:
+        >>> fed = fd.split(fd.load("digits"), "dirichlet", clients=10, alpha=0.5)
+        >>> fd.run(fd.FedAvg(fd.Linear()), fed, rounds=20).history
+    """
+    _check(algorithm, fed, rounds, participation, evaluate_every, checkpoint_every, quantise, resume, checkpoint)
+    algorithm.check(fed.spec)
+    if algorithm.pooled:
+        fed, participation = fed.pool(), 1.0
+    if engine is None:
+        from foedus.engines.local import Local  # the one place where core reaches up: the default engine
+
+        engine = Local()
+    loop = _Loop(algorithm, fed, rounds, seed, engine, participation, evaluate_every, target, quantise)
+    path = _checkpoint_file(checkpoint)
+    try:
+        if resume and path.exists():
+            loop.resume(path)
+        else:
+            loop.start()
+            if path and checkpoint_every:
+                loop.save(path)
+        with RoundProgress(type(algorithm).__name__, rounds, progress) as bar, Interrupts(enabled=path is not None) as interrupts:
+            bar.update(loop.done, loop.history)
+            while loop.done < rounds and not loop.reached:
+                loop.step()
+                bar.update(loop.done, loop.history)
+                finished = loop.done == rounds or loop.reached
+                if path and (interrupts.asked or finished or loop.done % checkpoint_every == 0):
+                    loop.save(path)
+                interrupts.raise_if_asked(f"stopped after round {loop.done}; go on with resume=True and checkpoint={str(path)!r}")
+    except DivergenceError as error:
+        error.run = loop.result()
+        if path and path.exists():
+            error.add_note(f"The last good state is in {path}; error.run holds the rounds before.")
+        raise
+    finally:
+        loop.session.close()
+    return loop.result()
+
+
+class _Loop:
+    """The state of a run between two rounds, and the step from one round to the next."""
+
+    def __init__(self, algorithm, fed, rounds, seed, engine, participation, evaluate_every, target, quantise):
+        self.algorithm, self.fed, self.rounds, self.engine = algorithm, fed, rounds, engine
+        self.participation, self.evaluate_every, self.target, self.quantise = participation, evaluate_every, target, quantise
+        self.seed, self.key = seed, random.key(seed)
+        self.ids, order = np.unique(fed.ids, return_index=True)
+        self.ids, self.sizes = torch.from_numpy(self.ids), torch.from_numpy(fed.sizes[order])
+        self.session = engine.open(algorithm, fed, self.key)
+        self.ledger, self.history, self.seconds = Ledger(), History(), 0.0
+        self.state: State | None = None
+        self.done = 0
+        self.reached = False
+
+    # -- rounds ------------------------------------------------------------------------------------------------------
+
+    def clients(self, round: int, positions: torch.Tensor) -> Clients:
+        ids, sizes = self.ids[positions], self.sizes[positions]
+        return Clients(
+            session=self.session,
+            ids=ids,
+            sizes=sizes,
+            total=len(self.ids),
+            total_rows=int(self.sizes.sum()),
+            spec=self.fed.spec,
+            round=round,
+            seed_key=self.key,
+            ledger=self.ledger,
+            quantise=self.quantise,
+            free=self.algorithm.pooled,
+        )
+
+    def start(self) -> None:
+        began = time.perf_counter()
+        clients = self.clients(0, torch.arange(len(self.ids)))
+        self.state = self.algorithm.start(clients)
+        self.seconds += time.perf_counter() - began
+        self._record(clients)
+
+    def step(self) -> None:
+        round = self.done + 1
+        positions = cohort(self.participation, len(self.ids), random.fold(self.key, round, _COHORT))
+        clients = self.clients(round, positions)
+        began = time.perf_counter()
+        if len(positions):
+            self.state = self.algorithm.round(clients, self.state)
+        self.seconds += time.perf_counter() - began
+        self.done = round
+        self._record(clients)
+
+    def _record(self, clients: Clients) -> None:
+        row = {
+            "round": clients.round,
+            "seconds": self.seconds,
+            "bytes_up": self.ledger.bytes_up,
+            "bytes_down": self.ledger.bytes_down,
+            "messages_up": self.ledger.messages_up,
+            "clients": len(clients) if clients.round else 0,
+            **clients.metrics,
+        }
+        if self.evaluate_every and (self.done % self.evaluate_every == 0 or self.done == self.rounds):
+            row.update(self._evaluate(clients))
+        self.history.append(row)
+
+    def _evaluate(self, clients: Clients) -> dict[str, float]:
+        data, metrics = self.fed.data, {}
+        metric = "accuracy" if data.classes else "mse"
+        if self.algorithm.personal:
+            own = self.session.evaluate_own()
+            self.own = own
+            metrics |= {f"own_{k}": v for k, v in _averages(own, data.classes).items()}
+        if len(data.x_test):
+            predictor = self.algorithm.predictor(self.state)
+            if predictor is not None:
+                metrics |= _score(self.algorithm, predictor, data)
+            elif self.algorithm.personal:
+                everywhere = self.session.evaluate_global(torch.from_numpy(data.x_test), torch.from_numpy(data.y_test))
+                metrics |= _averages(everywhere, data.classes)
+        if not math.isfinite(metrics.get("loss", 0.0)):
+            ids = clients.ids.tolist()
+            raise DivergenceError(
+                f"round {clients.round}: the loss on the test set is {metrics['loss']}; the clients of this round were "
+                f"{', '.join(map(str, ids[:10]))}{' ...' if len(ids) > 10 else ''}; try a smaller lr, or clip=1.0",
+                clients.round,
+                ids,
+            )
+        if self.target is not None and metric in metrics:
+            self.reached = metrics[metric] >= self.target if data.classes else metrics[metric] <= self.target
+        return metrics
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that decides the numbers of a run."""
+        return {
+            "algorithm": to_config(self.algorithm),
+            "federation": {
+                "data": self.fed.data.name,
+                "scheme": self.fed.scheme,
+                "settings": to_config({k: v for k, v in self.fed.settings.items() if not isinstance(v, np.ndarray)}),
+                "clients": len(self.fed),
+                "rows": int(self.fed.sizes.sum()),
+            },
+            "seed": self.seed,
+            "participation": to_config(self.participation),
+            "evaluate_every": self.evaluate_every,
+            "quantise": self.quantise,
+        }
+
+    def save(self, path: Path) -> None:
+        ledger = vars(self.ledger)
+        meta = {
+            "kind": "checkpoint",
+            "settings": self.settings,
+            "rounds_done": self.done,
+            "seconds": self.seconds,
+            "ledger": ledger,
+            "history": self.history.to_json(),
+        }
+        files.write(path, {"state": self.state, "clients": self.session.save()}, meta)
+
+    def resume(self, path: Path) -> None:
+        trees, meta = files.read(path)
+        if meta.get("kind") != "checkpoint":
+            raise CheckpointError(f"{path} is not a checkpoint of a run")
+        differ = _differences(meta["settings"], self.settings)
+        if differ:
+            raise CheckpointError(f"{path} belongs to another run: {'; '.join(differ)}. Remove it, or use its settings")
+        self.state, self.done, self.seconds = trees["state"], meta["rounds_done"], meta["seconds"]
+        self.ledger, self.history = Ledger(**meta["ledger"]), History(meta["history"])
+        self.session.load(trees["clients"])
+        if self.target is not None:
+            last = self.history.last("accuracy" if self.fed.data.classes else "mse")
+            self.reached = last >= self.target if self.fed.data.classes else last <= self.target
+
+    def result(self) -> Run:
+        clients = self.session.save() if self.algorithm.personal else None
+        return Run(self.algorithm, self.fed.spec, self.state, self.history, self.settings, clients, self)
+
+
+@dataclass(eq=False)
+class Run:
+    """What a run gives: `history` (one row a round), `model` (numpy in, numpy out), `state`, `settings`."""
+
+    algorithm: Algorithm
+    spec: Spec
+    state: State
+    records: History
+    settings: dict[str, Any]
+    clients: Tree = None
+    _loop: _Loop | None = field(default=None, repr=False)
+
+    @cached_property
+    def history(self) -> pd.DataFrame:
+        """One row a round (row 0: after the start); see `foedus.core.history`."""
+        return self.records.frame()
+
+    @cached_property
+    def model(self) -> Predictor:
+        """The global model."""
+        predictor = self.algorithm.predictor(self.state)
+        if predictor is None:
+            raise FoedusError(f"{type(self.algorithm).__name__} has no global model; run.model_of(client) gives a client's own")
+        return predictor
+
+    def model_of(self, client: int) -> Predictor:
+        """The model that a client ends up with: its own where the algorithm is personal, else the global one."""
+        if not self.algorithm.personal:
+            return self.model
+        if self._loop is None:
+            raise FoedusError("client models are not part of a saved run; use the run while it is in memory")
+        if client not in self._loop.ids:
+            raise FoedusError(f"there is no client {client!r}; clients are {self._loop.ids.tolist()[:20]}")
+        member = self._loop.session.client(client)
+        return Predictor(lambda x: self.algorithm.outputs(member, x), self.spec)
+
+    def per_client(self) -> pd.DataFrame:
+        """Each client's test rows, and loss and accuracy (or mse) on them of the model it ends up with."""
+        import pandas as pd
+
+        if self._loop is None:
+            raise FoedusError("per_client needs the federation, which is not part of a saved run")
+        fed, data, personal = self._loop.fed, self._loop.fed.data, self.algorithm.personal
+        if personal:
+            sums = self._loop.session.evaluate_own()
+        else:
+            order = np.argsort(fed.ids, kind="stable")
+            owner = np.repeat(np.arange(len(fed)), np.diff(fed.test_offsets))
+            rows = _row_scores(self.algorithm, self.model, data)
+            sums = {k: np.bincount(owner, v.numpy()[fed.test_rows], len(fed))[order] for k, v in rows.items()}
+            sums = {**{k: torch.from_numpy(v) for k, v in sums.items()}, "rows": torch.from_numpy(np.diff(fed.test_offsets)[order])}
+        count = sums["rows"].double()
+        table = {"client": self._loop.ids, "test_rows": sums["rows"], "loss": sums["loss"] / count}
+        table |= {"accuracy": sums["hits"] / count} if data.classes else {"mse": sums["error"] / count}
+        return pd.DataFrame({k: v.numpy() for k, v in table.items()})
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the run to one file (safetensors, with JSON inside): state, history, settings."""
+        meta = {
+            "kind": "run",
+            "settings": self.settings,
+            "history": self.records.to_json(),
+            "spec": {"shape": list(self.spec.shape), "classes": self.spec.classes, "outputs": self.spec.outputs},
+        }
+        files.write(path, {"state": self.state}, meta)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike, algorithm: Algorithm | None = None) -> Run:
+        """Read a saved run. Pass the algorithm if it holds what text cannot describe (a `torch.nn.Module`)."""
+        from foedus.models.base import Model
+
+        trees, meta = files.read(path)
+        if meta.get("kind") != "run":
+            raise CheckpointError(f"{path} is a checkpoint, not a saved run: continue it with fd.run(..., resume=True)")
+        if algorithm is None:
+            try:
+                algorithm = from_config(meta["settings"]["algorithm"], subclasses(Algorithm, Model), "algorithm")
+            except ConfigError as error:
+                raise CheckpointError(f"{path}: {error}; pass the algorithm: fd.Run.load(path, algorithm=...)") from error
+        spec = Spec(tuple(meta["spec"]["shape"]), meta["spec"]["classes"], meta["spec"]["outputs"])
+        return cls(algorithm, spec, trees["state"], History(meta["history"]), meta["settings"])
+
+    def __repr__(self) -> str:
+        shown = [c for c in ("loss", "accuracy", "mse", "own_accuracy", "own_mse") if c in self.records.columns]
+        values = ", ".join(f"{c} {self.records.last(c):.4f}" for c in shown)
+        megabytes = (self.records.last("bytes_up") + self.records.last("bytes_down")) / 1e6
+        return f"<Run {type(self.algorithm).__name__}: {len(self.records) - 1} rounds, {megabytes:.2f} MB, {values}>"
+
+
+def _row_scores(algorithm: Algorithm, predictor: Predictor, data: Any) -> dict[str, torch.Tensor]:
+    outputs, y = predictor.outputs(data.x_test), torch.from_numpy(data.y_test)
+    loss = algorithm.row_loss(outputs, y).double()
+    if data.classes:
+        return {"loss": loss, "hits": (outputs.argmax(-1) == y).double()}
+    target = y if y.dim() == outputs.dim() else y.unsqueeze(-1)
+    return {"loss": loss, "error": (outputs - target).square().mean(-1).double()}
+
+
+def _score(algorithm: Algorithm, predictor: Predictor, data: Any) -> dict[str, float]:
+    rows = _row_scores(algorithm, predictor, data)
+    metric = {"accuracy": rows["hits"]} if data.classes else {"mse": rows["error"]}
+    return {"loss": float(rows["loss"].mean()), **{k: float(v.mean()) for k, v in metric.items()}}
+
+
+def _averages(sums: dict[str, torch.Tensor], classes: int | None) -> dict[str, float]:
+    """Averages over rows of what was summed by client, and the worst client's."""
+    count = sums["rows"].double()
+    total, some = count.sum(), count > 0
+    if total == 0:
+        return {}
+    name, key = ("accuracy", "hits") if classes else ("mse", "error")
+    each = sums[key][some] / count[some]
+    worst = each.min() if classes else each.max()
+    return {"loss": float(sums["loss"].sum() / total), name: float(sums[key].sum() / total), f"{name}_worst": float(worst)}
+
+
+def _checkpoint_file(checkpoint: str | os.PathLike | None) -> Path | None:
+    if checkpoint is None:
+        return None
+    path = Path(checkpoint)
+    return path / "checkpoint.safetensors" if path.is_dir() or not path.suffix else path
+
+
+def _differences(a: Any, b: Any, at: str = "") -> list[str]:
+    """Where two settings differ, in words."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        keys = dict.fromkeys([*a, *b])
+        return [d for k in keys for d in _differences(a.get(k), b.get(k), f"{at}.{k}".lstrip("."))]
+    return [] if a == b else [f"{at} was {a!r}, now {b!r}"]
+
+
+def _check(algorithm, fed, rounds, participation, evaluate_every, checkpoint_every, quantise, resume, checkpoint) -> None:
+    if not isinstance(algorithm, Algorithm):
+        given = algorithm.__name__ + " (the class: add parentheses)" if isinstance(algorithm, type) else repr(algorithm)
+        raise ConfigError(f"algorithm must be a foedus algorithm such as fd.FedAvg(fd.Linear()), not {given}")
+    if not hasattr(fed, "offsets"):
+        raise ConfigError(f"fed must be a federation: fd.split(data, 'iid', clients=10); got {type(fed).__name__}")
+    for name, value, least in (("rounds", rounds, 0), ("evaluate_every", evaluate_every, 0), ("checkpoint_every", checkpoint_every, 1)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}")
+    if not isinstance(participation, Poisson) and not (isinstance(participation, int | float) and 0 < participation <= 1):
+        raise ConfigError(f"participation={participation!r} must be a fraction in (0, 1] or fd.Poisson(p)")
+    if quantise not in (None, "float16", "bfloat16", "int8"):
+        raise ConfigError(f"quantise={quantise!r} must be None, 'float16', 'bfloat16' or 'int8'")
+    if resume and checkpoint is None:
+        raise ConfigError("resume=True needs checkpoint=PATH, the file to go on from")

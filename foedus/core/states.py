@@ -1,0 +1,110 @@
+"""Where an engine keeps what clients remember between rounds."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from foedus.core import tree
+from foedus.core.tree import Tree
+from foedus.errors import CheckpointError
+
+
+class States:
+    """Client states by position: one tensor for all clients where their states have one shape, separate trees otherwise.
+
+    Memory grows with the clients that have taken part, not with those there are.
+    """
+
+    def __init__(self, clients: int):
+        self.slot = torch.full((clients,), -1, dtype=torch.int64)
+        self.used = 0
+        self.form = None
+        self.tensors: list[Tensor] | None = None
+        self.separate: dict[int, Tree] = {}
+
+    def known(self, positions: Tensor) -> Tensor:
+        """Which of these clients have a state."""
+        return self.slot[positions] >= 0
+
+    def get(self, position: int) -> Tree:
+        """One client's state (`None` if it has none yet)."""
+        if self.slot[position] < 0:
+            return None
+        if self.tensors is None:
+            return self.separate[position]
+        return tree.unflatten([t[self.slot[position]] for t in self.tensors], self.form)
+
+    def put(self, position: int, state: Tree) -> None:
+        """Keep one client's state."""
+        if self.tensors is not None:
+            self._scatter()
+        if self.slot[position] < 0:
+            self.slot[position] = self.used
+            self.used += 1
+        self.separate[position] = state
+
+    def get_many(self, positions: Tensor) -> Tree:
+        """States of some clients, stacked."""
+        if self.tensors is None:
+            if not self.separate:
+                return None
+            whole = [tree.flatten(self.separate[p]) for p in positions.tolist()]
+            columns = zip(*(leaves for leaves, _ in whole), strict=True)
+            return tree.unflatten([torch.stack(c) if isinstance(c[0], Tensor) else c[0] for c in columns], whole[0][1])
+        slots = self.slot[positions]
+        return tree.unflatten([t if self._all(slots, t) else t.index_select(0, slots) for t in self.tensors], self.form)
+
+    def put_many(self, positions: Tensor, stacked: Tree) -> None:
+        """Keep the states of some clients, given stacked."""
+        leaves, form = tree.flatten(stacked)
+        if self.separate or not all(isinstance(t, Tensor) for t in leaves):
+            for i, p in enumerate(positions.tolist()):
+                self.put(p, tree.map(lambda t, i=i: t[i] if isinstance(t, Tensor) else t, stacked))
+            return
+        new = positions[self.slot[positions] < 0]
+        if len(new):
+            self.slot[new] = torch.arange(self.used, self.used + len(new))
+            self.used += len(new)
+        slots = self.slot[positions]
+        self.form = form
+        if self.tensors is None:
+            self.tensors = [t.new_empty((0, *t.shape[1:])) for t in leaves]
+        for i, t in enumerate(leaves):
+            if self.used == len(slots) and torch.equal(slots, torch.arange(self.used)):
+                self.tensors[i] = t  # everybody, in order: no copy
+                continue
+            if len(self.tensors[i]) < self.used:
+                room = t.new_empty((max(self.used, min(2 * len(self.tensors[i]), len(self.slot))), *t.shape[1:]))
+                room[: len(self.tensors[i])] = self.tensors[i]
+                self.tensors[i] = room
+            elif not self.tensors[i].is_contiguous():
+                self.tensors[i] = self.tensors[i].contiguous()
+            self.tensors[i].index_copy_(0, slots, t)
+
+    @staticmethod
+    def _all(slots: Tensor, t: Tensor) -> bool:
+        return len(slots) == len(t) and torch.equal(slots, torch.arange(len(slots)))
+
+    def _scatter(self) -> None:
+        """From one tensor for all to separate trees."""
+        where = torch.nonzero(self.slot >= 0).flatten().tolist()
+        self.separate = {p: tree.map(torch.clone, self.get(p)) for p in where}
+        self.tensors, self.form = None, None
+
+    def save(self) -> Tree:
+        """Everything, as a tree."""
+        if self.tensors is not None:
+            return {"slot": self.slot, "states": tree.unflatten([t[: self.used] for t in self.tensors], self.form)}
+        return {"slot": self.slot, "separate": {str(p): s for p, s in self.separate.items()}}
+
+    def load(self, saved: Tree) -> None:
+        """Take up what `save` gave."""
+        if saved["slot"].shape != self.slot.shape:
+            raise CheckpointError(f"the checkpoint has {len(saved['slot'])} clients, the federation {len(self.slot)}")
+        self.slot = saved["slot"].clone()
+        self.used = int((self.slot >= 0).sum())
+        if "states" in saved:
+            self.tensors, self.form = tree.flatten(saved["states"])
+        else:
+            self.separate = {int(p): s for p, s in saved["separate"].items()}

@@ -1,0 +1,176 @@
+"""Trees of tensors: the only thing that travels, is averaged, or is saved.
+
+A tree is a tensor, a scalar (`int`, `float`, `bool`, `str`, `None`) or a `dict`, `list`, `tuple`, `State` or registered node of
+trees. Payloads, replies, client state and server state are all trees, so one set of functions serves them all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from foedus.errors import CheckpointError
+
+Tree = Any
+
+NODES: dict[str, type] = {}
+"""Dataclasses that may stand in a tree, by name: the only types that a file or a message can bring to life."""
+
+
+class State(dict):
+    """A server or client state: a dict whose entries read as attributes, so that code looks like the paper.
+
+    >>> State(w=1.0).w
+    1.0
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"this state has no {name!r}, only {', '.join(self)}") from None
+
+    def replace(self, **changes: Tree) -> State:
+        """A copy with some entries changed."""
+        return State({**self, **changes})
+
+
+pytree.register_pytree_node(
+    State,
+    lambda s: ([s[k] for k in s], list(s)),
+    lambda values, names: State(zip(names, values, strict=True)),
+    serialized_type_name="foedus.State",
+)
+
+
+def node(cls: type | None = None, *, static: tuple[str, ...] = ()) -> Any:
+    """Class decorator: let a dataclass stand in trees. Fields in `static` are constants, the others are subtrees."""
+
+    def register(cls: type) -> type:
+        children = [f.name for f in dataclasses.fields(cls) if f.name not in static]
+        cls.tree_children, cls.tree_static = tuple(children), tuple(static)
+        NODES[cls.__name__] = cls
+
+        def unflatten(values: list, constants: tuple) -> Any:
+            # No __init__: a tree may briefly hold things that are not tensors (vmap's in_dims, say).
+            new = object.__new__(cls)
+            for name, value in zip(children, values, strict=True):
+                object.__setattr__(new, name, value)
+            for name, value in zip(static, constants, strict=True):
+                object.__setattr__(new, name, value)
+            return new
+
+        pytree.register_pytree_node(
+            cls,
+            lambda n: ([getattr(n, c) for c in children], tuple(getattr(n, s) for s in static)),
+            unflatten,
+            serialized_type_name=f"foedus.{cls.__name__}",
+        )
+        return cls
+
+    return register if cls is None else register(cls)
+
+
+def map(f: Callable, tree: Tree, *rest: Tree) -> Tree:
+    """Apply `f` to every leaf (and to the leaves in the same places of `rest`)."""
+    return pytree.tree_map(f, tree, *rest)
+
+
+def leaves(tree: Tree) -> list:
+    """The leaves, in a fixed order."""
+    return pytree.tree_leaves(tree)
+
+
+def flatten(tree: Tree) -> tuple[list, Any]:
+    """The leaves and the structure; `unflatten` is the inverse."""
+    return pytree.tree_flatten(tree)
+
+
+def unflatten(values: list, structure: Any) -> Tree:
+    """Put leaves back into a structure made by `flatten`."""
+    return pytree.tree_unflatten(values, structure)
+
+
+def zeros_like(tree: Tree) -> Tree:
+    """The same tree with every tensor zero."""
+    return map(lambda t: torch.zeros_like(t) if isinstance(t, Tensor) else t, tree)
+
+
+def add(a: Tree, b: Tree, scale: float = 1.0) -> Tree:
+    """`a + scale * b`."""
+    return map(lambda x, y: torch.add(x, y, alpha=scale), a, b)
+
+
+def sub(a: Tree, b: Tree) -> Tree:
+    """`a - b`."""
+    return map(torch.sub, a, b)
+
+
+def scale(tree: Tree, factor: float | Tensor) -> Tree:
+    """`factor * tree`."""
+    return map(lambda x: x * factor, tree)
+
+
+def all_finite(tree: Tree) -> bool:
+    """Whether no floating tensor in the tree holds a NaN or an infinity."""
+    return all(bool(torch.isfinite(t).all()) for t in leaves(tree) if isinstance(t, Tensor) and t.is_floating_point())
+
+
+def count(tree: Tree) -> int:
+    """How many numbers the tensors of the tree hold."""
+    return sum(t.numel() for t in leaves(tree) if isinstance(t, Tensor))
+
+
+def dissolve(tree: Tree) -> tuple[Any, dict[str, Tensor]]:
+    """Split a tree into JSON that says its form and named tensors: what a safetensors file can hold."""
+    tensors: dict[str, Tensor] = {}
+
+    def walk(t: Tree, path: str) -> Any:
+        if isinstance(t, Tensor):
+            while path in tensors:  # a key that holds a dot may look like a path
+                path += "'"
+            tensors[path] = t
+            return {"tensor": path}
+        if t is None or isinstance(t, bool | int | float | str):
+            return {"value": t}
+        if isinstance(t, Mapping):
+            kind = "state" if isinstance(t, State) else "dict"
+            return {kind: [[k, walk(v, f"{path}.{k}")] for k, v in t.items()]}
+        if isinstance(t, list | tuple):
+            return {"tuple" if isinstance(t, tuple) else "list": [walk(v, f"{path}.{i}") for i, v in enumerate(t)]}
+        if type(t).__name__ in NODES:
+            parts = {c: walk(getattr(t, c), f"{path}.{c}") for c in t.tree_children}
+            constants = {s: walk(getattr(t, s), f"{path}.{s}") for s in t.tree_static}
+            return {"node": type(t).__name__, "parts": parts, "static": constants}
+        raise CheckpointError(f"{path} holds a {type(t).__name__}, which cannot be saved; use tensors and scalars")
+
+    return walk(tree, "t"), tensors
+
+
+def restore(form: Any, tensors: Mapping[str, Tensor]) -> Tree:
+    """Put a tree together again from `dissolve`'s two parts. Builds plain containers and known nodes only."""
+    try:
+        match form:
+            case {"tensor": path}:
+                return tensors[path]
+            case {"value": value}:
+                return value
+            case {"state": items}:
+                return State({k: restore(v, tensors) for k, v in items})
+            case {"dict": items}:
+                return {k: restore(v, tensors) for k, v in items}
+            case {"tuple": items}:
+                return tuple(restore(v, tensors) for v in items)
+            case {"list": items}:
+                return [restore(v, tensors) for v in items]
+            case {"node": name, "parts": parts, "static": constants}:
+                fields = {k: restore(v, tensors) for k, v in {**parts, **constants}.items()}
+                return NODES[name](**fields)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"the saved tree is damaged: {error!r}") from error
+    raise CheckpointError(f"the saved tree is damaged: {str(form)[:80]!r} is no form of a tree")

@@ -1,0 +1,11 @@
+"""Data: sets and files (`load`), partitions among clients (`split`), and synthetic federations."""
+
+from __future__ import annotations
+
+from foedus.data.dataset import Data
+from foedus.data.datasets import load
+from foedus.data.federation import Federation
+from foedus.data.partition import split
+from foedus.data.synthetic import synthetic_leaf, synthetic_piecewise
+
+__all__ = ["Data", "Federation", "load", "split", "synthetic_leaf", "synthetic_piecewise"]

@@ -1,0 +1,318 @@
+"""A federation: which client holds which rows of a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from foedus.core.spec import Spec
+from foedus.data.dataset import Data
+from foedus.errors import DataError, SplitError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+_BARS = 40  # more clients than this are drawn as a heat map
+_COLOURS = 20  # more labels than this have no distinguishable colours
+_COLUMNS = 200  # a heat map of more clients averages neighbours
+
+
+def group_rows(owner: np.ndarray, clients: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of each client, concatenated and ascending within a client, and where each client begins.
+
+    `owner[i]` is the client of row i, or -1 for a row of nobody.
+    """
+    offsets = np.zeros(clients + 1, np.int64)
+    np.cumsum(np.bincount(owner[owner >= 0], minlength=clients), out=offsets[1:])
+    order = np.argsort(owner, kind="stable")
+    return order[len(owner) - offsets[-1] :].astype(np.int64, copy=False), offsets
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Federation:
+    """Rows of `data` divided among clients, as compressed rows: client at position p holds `rows[offsets[p]:offsets[p+1]]`.
+
+    `test_rows` and `test_offsets` do the same for the test part (a client may have no test rows). `ids` are the clients'
+    identities: they follow a client through `select`, so results do not depend on the order of clients. `scheme` and
+    `settings` say how the division was made; arrays in `settings` that speak of clients are indexed by id.
+    """
+
+    data: Data
+    rows: np.ndarray
+    offsets: np.ndarray
+    test_rows: np.ndarray
+    test_offsets: np.ndarray
+    ids: np.ndarray
+    scheme: str = "given"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "offsets", "test_rows", "test_offsets", "ids"):
+            object.__setattr__(self, name, np.ascontiguousarray(getattr(self, name), dtype=np.int64))
+        if len(self.ids) == 0:
+            raise SplitError("a federation needs at least one client")
+        for kind, rows, offsets, total in (
+            ("rows", self.rows, self.offsets, len(self.data.x_train)),
+            ("test_rows", self.test_rows, self.test_offsets, len(self.data.x_test)),
+        ):
+            if (
+                offsets.shape != (len(self.ids) + 1,)
+                or offsets[0] != 0
+                or offsets[-1] != len(rows)
+                or (np.diff(offsets) < 0).any()
+            ):
+                raise SplitError(f"offsets of {kind} must rise from 0 to {len(rows)} in {len(self.ids) + 1} steps")
+            if len(rows) and not 0 <= rows.min() <= rows.max() < total:
+                raise SplitError(f"{kind} holds a row outside 0 .. {total - 1}")
+            if len(rows) and np.bincount(rows).max() > 1:
+                raise SplitError(
+                    f"{kind} holds row {int(np.bincount(rows).argmax())} more than once; a row belongs to one client"
+                )
+        if (self.sizes == 0).any():
+            raise SplitError(f"client {int(self.ids[self.sizes.argmin()])} has no training rows; leave it out or give it some")
+        if len(np.unique(self.ids)) != len(self.ids):
+            raise SplitError("ids holds a client twice; each client has an id of its own")
+
+    @classmethod
+    def from_owners(
+        cls, data: Data, owner: np.ndarray, test_owner: np.ndarray, ids: np.ndarray, scheme: str, settings: Mapping
+    ) -> Federation:
+        """The federation in which row i belongs to the client at position `owner[i]` (-1: to nobody)."""
+        return cls(data, *group_rows(owner, len(ids)), *group_rows(test_owner, len(ids)), ids, scheme, settings)
+
+    @classmethod
+    def from_clients(
+        cls,
+        clients: Sequence[tuple[Any, Any]],
+        *,
+        test: Sequence[tuple[Any, Any]] | tuple[Any, Any] | None = None,
+        classes: int | None = None,
+        name: str = "data",
+    ) -> Federation:
+        """A federation of sites that bring their own arrays: one `(x, y)` a client.
+
+        `test` is one `(x, y)` a client, as a list, or a single tuple `(x, y)` of common test rows, which are dealt out in
+        proportion to the clients' training rows (of the same label, for classification).
+        """
+        if len(clients) == 0:
+            raise SplitError("clients is empty; give at least one (x, y)")
+        x, y, owner = _concatenate(clients, "clients")
+        if test is None:
+            x_test = y_test = test_owner = None
+        elif isinstance(test, tuple):
+            x_test, y_test, test_owner = np.asarray(test[0]), np.asarray(test[1]), None
+        elif len(test) != len(clients):
+            raise SplitError(
+                f"test has {len(test)} entries for {len(clients)} clients; give one (x, y) a client, or a single tuple"
+            )
+        else:
+            x_test, y_test, test_owner = _concatenate(test, "test")
+        data = Data.from_arrays(x, y, x_test, y_test, classes=classes, name=name, groups=owner, groups_test=test_owner)
+        from foedus.data.partition import deal_test_rows  # partition builds federations, so it cannot be imported above
+
+        if test_owner is None:
+            test_owner = deal_test_rows(data, owner, len(clients), np.random.default_rng(0))
+        return cls.from_owners(data, owner, test_owner, np.arange(len(clients)), "given", {"clients": len(clients)})
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Training rows of each client."""
+        return np.diff(self.offsets)
+
+    @property
+    def test_sizes(self) -> np.ndarray:
+        """Test rows of each client."""
+        return np.diff(self.test_offsets)
+
+    @property
+    def spec(self) -> Spec:
+        return self.data.spec
+
+    def client_rows(self, position: int) -> np.ndarray:
+        """Training rows of the client at a position."""
+        position = self._position(position)
+        return self.rows[self.offsets[position] : self.offsets[position + 1]]
+
+    def test_client_rows(self, position: int) -> np.ndarray:
+        """Test rows of the client at a position."""
+        position = self._position(position)
+        return self.test_rows[self.test_offsets[position] : self.test_offsets[position + 1]]
+
+    def _position(self, position: int) -> int:
+        if not -len(self) <= position < len(self):
+            raise IndexError(f"client position {position} is outside 0 .. {len(self) - 1}")
+        return int(position) % len(self)
+
+    def select(self, positions: Sequence[int] | np.ndarray) -> Federation:
+        """The federation of the clients at these positions, in this order; they keep their ids."""
+        positions = np.asarray(positions)
+        if positions.dtype == bool:
+            positions = np.flatnonzero(positions)
+        if positions.size == 0:
+            raise SplitError("positions is empty; select at least one client")
+        if positions.dtype.kind not in "iu" or positions.min() < 0 or positions.max() >= len(self):
+            raise SplitError(f"positions must be whole numbers from 0 to {len(self) - 1}, not {positions.tolist()[:5]}")
+        rows, offsets = _take(self.rows, self.offsets, positions)
+        test_rows, test_offsets = _take(self.test_rows, self.test_offsets, positions)
+        return Federation(self.data, rows, offsets, test_rows, test_offsets, self.ids[positions], self.scheme, self.settings)
+
+    def pool(self) -> Federation:
+        """One client, id 0, that holds the training and test rows of all (in the order of the data set)."""
+        return Federation(
+            self.data, np.sort(self.rows), [0, len(self.rows)], np.sort(self.test_rows), [0, len(self.test_rows)],
+            [0], "pool", dict(self.settings),
+        )  # fmt: skip
+
+    def owners(self) -> np.ndarray:
+        """Position of the client of each entry of `rows`."""
+        return np.repeat(np.arange(len(self)), self.sizes)
+
+    def label_counts(self) -> np.ndarray:
+        """Training rows of each client and label, `[clients, classes]`."""
+        if self.data.classes is None:
+            raise DataError(f"{self.data.name!r} is a regression set: it has no labels to count")
+        cell = self.owners() * self.data.classes + self.data.y_train[self.rows]
+        return np.bincount(cell, minlength=len(self) * self.data.classes).reshape(len(self), self.data.classes)
+
+    def summary(self) -> pd.DataFrame:
+        """One row a client: training rows, test rows, and rows of each label (for regression, mean and spread of y)."""
+        import pandas as pd
+
+        columns: dict[Any, np.ndarray] = {"client": self.ids}
+        if self.data.group_names is not None and self.scheme == "natural":
+            columns["name"] = np.array(self.data.group_names)[self.ids]
+        columns |= {"rows": self.sizes, "test_rows": self.test_sizes}
+        if self.data.classes is None:
+            mean, spread = self._target_moments()
+            names = [""] if self.data.y_train.ndim == 1 else [f"_{j}" for j in range(mean.shape[1])]
+            for j, suffix in enumerate(names):
+                columns |= {f"mean_y{suffix}": mean[:, j], f"std_y{suffix}": spread[:, j]}
+            return pd.DataFrame(columns)
+        counts = pd.DataFrame(self.label_counts(), columns=list(self.data.class_names or range(self.data.classes)))
+        return pd.concat([pd.DataFrame(columns), counts], axis=1)
+
+    def _target_moments(self) -> tuple[np.ndarray, np.ndarray]:
+        y = self.data.y_train[self.rows].astype(np.float64).reshape(len(self.rows), -1)
+        mean = np.add.reduceat(y, self.offsets[:-1]) / self.sizes[:, None]
+        deviation = np.add.reduceat((y - np.repeat(mean, self.sizes, axis=0)) ** 2, self.offsets[:-1])
+        return mean, np.sqrt(deviation / self.sizes[:, None])
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """A picture of who holds what: bars of labels a client, or a heat map where clients or labels are many."""
+        if ax is None:
+            import matplotlib.pyplot as plt
+
+            ax = plt.subplots(figsize=(7, 4), layout="constrained")[1]
+        if self.data.classes is None:
+            self._plot_targets(ax)
+        elif len(self) <= _BARS and self.data.classes <= _COLOURS:
+            self._plot_bars(ax)
+        else:
+            self._plot_heat(ax)
+        ax.set_title(f"{self.data.name}: {len(self)} clients, {self._how()}")
+        return ax
+
+    def _plot_bars(self, ax: Axes) -> None:
+        import matplotlib
+
+        counts, left = self.label_counts(), np.zeros(len(self))
+        colours = matplotlib.colormaps["tab10" if self.data.classes <= 10 else "tab20"]
+        for label in range(self.data.classes):
+            name = self.data.class_names[label] if self.data.class_names else str(label)
+            ax.barh(np.arange(len(self)), counts[:, label], left=left, color=colours(label), label=name, height=0.85)
+            left += counts[:, label]
+        ax.set_yticks(np.arange(len(self)), [str(i) for i in self.ids], fontsize=9 if len(self) <= 20 else 6)
+        ax.invert_yaxis()
+        ax.set(xlabel="training rows", ylabel="client")
+        ax.legend(
+            title="label",
+            bbox_to_anchor=(1.01, 1),
+            loc="upper left",
+            fontsize=8,
+            frameon=False,
+            ncols=1 + (self.data.classes > 10),
+        )
+
+    def _plot_heat(self, ax: Axes) -> None:
+        share = self.label_counts() / self.sizes[:, None]
+        many = len(self) > _BARS
+        if many:  # neighbours then hold alike labels, and averaging them loses little
+            share = share[np.lexsort((share.max(1), share.argmax(1)))]
+            starts = np.linspace(0, len(share), min(len(share), _COLUMNS), endpoint=False).astype(int)
+            share = np.add.reduceat(share, starts) / np.diff([*starts, len(share)])[:, None]
+        image = ax.imshow(
+            share.T, aspect="auto", interpolation="nearest", cmap="viridis", vmin=0, extent=(0, len(self), self.data.classes, 0)
+        )
+        ax.figure.colorbar(image, ax=ax, label="share of the client's rows")
+        if self.data.classes <= 30:
+            ax.set_yticks(np.arange(self.data.classes) + 0.5, self.data.class_names or range(self.data.classes), fontsize=8)
+        if not many:
+            ax.set_xticks(np.arange(len(self)) + 0.5, [str(i) for i in self.ids], fontsize=9 if len(self) <= 20 else 6)
+        ax.set(xlabel="clients, ordered by their main label" if many else "client", ylabel="label")
+
+    def _plot_targets(self, ax: Axes) -> None:
+        mean, spread = (m[:, 0] for m in self._target_moments())
+        if len(self) <= _BARS:
+            ax.errorbar(np.arange(len(self)), mean, spread, fmt="o", capsize=3)
+            ax.set_xticks(np.arange(len(self)), [str(i) for i in self.ids], fontsize=9 if len(self) <= 20 else 6)
+            ax.set(xlabel="client", ylabel="y: mean and standard deviation")
+        else:
+            ax.scatter(self.sizes, mean, s=8, alpha=0.5)
+            ax.set(xlabel="training rows of a client", ylabel="mean of y")
+
+    def _how(self) -> str:
+        shown = {k: v for k, v in self.settings.items() if k not in ("clients", "seed") and isinstance(v, (int, float, str))}
+        return " ".join([self.scheme, *(f"{k}={v}" for k, v in shown.items())])
+
+    def __repr__(self) -> str:
+        kind = "regression" if self.data.classes is None else f"{self.data.classes} classes"
+        rows = f"{len(self.rows)} rows ({self.sizes.min()} to {self.sizes.max()} each)"
+        return f"Federation({self.data.name}: {len(self)} clients, {self._how()}, {rows}, {kind})"
+
+    def describe(self) -> str:
+        """A few lines: what was divided, how, and how unequal the result is."""
+        sizes, test = self.sizes, self.test_sizes
+        lines = [
+            f"{self.data.name}: {len(self)} clients, {self._how()}",
+            f"training rows: {len(self.rows)}; a client has {sizes.min()} to {sizes.max()} (median {np.median(sizes):g})",
+            f"test rows: {len(self.test_rows)}; a client has {test.min()} to {test.max()} (median {np.median(test):g})",
+        ]
+        if self.data.classes is None:
+            mean = self._target_moments()[0]
+            lines.append(f"mean of y: {mean.min():.4g} to {mean.max():.4g} over clients")
+        else:
+            held = (self.label_counts() > 0).sum(1)
+            lines.append(
+                f"labels: a client holds {held.min()} to {held.max()} of {self.data.classes} (median {np.median(held):g})"
+            )
+        return "\n".join(lines)
+
+
+def _take(rows: np.ndarray, offsets: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The segments at `positions`, one after the other, without a loop over clients."""
+    sizes = np.diff(offsets)[positions]
+    ends = np.zeros(len(positions) + 1, np.int64)
+    np.cumsum(sizes, out=ends[1:])
+    return rows[np.repeat(offsets[positions] - ends[:-1], sizes) + np.arange(ends[-1])], ends
+
+
+def _concatenate(parts: Sequence[tuple[Any, Any]], what: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """All rows one after the other, and whose they are."""
+    pairs = [(np.asarray(x), np.asarray(y)) for x, y in parts]
+    for k, (x, y) in enumerate(pairs):
+        if x.ndim < 2 or y.ndim < 1 or len(x) != len(y):
+            raise DataError(f"{what}[{k}] has x of shape {x.shape} and y of shape {y.shape}; give x [n, features] and y [n]")
+        if x.shape[1:] != pairs[0][0].shape[1:] or y.shape[1:] != pairs[0][1].shape[1:]:
+            raise DataError(
+                f"{what}[{k}] has rows of shape {x.shape[1:]} and {y.shape[1:]}, {what}[0] of shape "
+                f"{pairs[0][0].shape[1:]} and {pairs[0][1].shape[1:]}; give all the same"
+            )
+    owner = np.repeat(np.arange(len(pairs)), [len(x) for x, _ in pairs])
+    return np.concatenate([x for x, _ in pairs]), np.concatenate([y for _, y in pairs]), owner

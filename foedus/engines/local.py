@@ -1,0 +1,357 @@
+"""The in-process engine: many clients in one call by `torch.func.vmap`, or one after the other where that is faster.
+
+The rows of all clients lie in one table, client after client. A batch of clients is an index into it, padded to its
+largest member; padding has weight 0. Clients of equal size that lie side by side need not even be copied: their batch
+is a view. For algorithms that only train by mini-batches (`Algorithm.ragged`) clients of any size share a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foedus.core import random, tree, wire
+from foedus.core.algorithm import Algorithm, Client
+from foedus.core.clients import Ask
+from foedus.core.rows import Rows, take
+from foedus.core.tree import Tree
+from foedus.data.federation import Federation
+from foedus.core.states import States
+from foedus.errors import ConfigError, ReplyError
+
+_SPREAD = 1.5
+"""Clients share a padded batch while the largest has at most this many times the rows of the smallest."""
+
+
+@dataclass(frozen=True)
+class Local:
+    """The default engine: simulation in this process.
+
+    batch: True batches clients, False takes them one after the other, "auto" asks the algorithm and its model.
+    memory: bytes that one batch may take, roughly; more clients are done in several batches.
+    """
+
+    batch: bool | str = "auto"
+    memory: int = 1 << 30
+
+    def __post_init__(self) -> None:
+        if self.batch not in (True, False, "auto"):
+            raise ConfigError(f"batch={self.batch!r} must be True, False or 'auto'")
+        if self.memory < 1:
+            raise ConfigError(f"memory={self.memory!r} must be a positive number of bytes")
+
+    def open(self, algorithm: Algorithm, fed: Federation, seed_key: Tensor) -> LocalSession:
+        """Place the data and get ready to answer."""
+        return LocalSession(self, algorithm, fed, seed_key)
+
+
+class Table:
+    """The rows of all clients, one client after the other; `order` says where the clients stand in the federation."""
+
+    def __init__(self, x: np.ndarray, y: np.ndarray, rows: np.ndarray, offsets: np.ndarray, order: np.ndarray):
+        sizes = np.diff(offsets)[order]
+        if not np.array_equal(order, np.arange(len(order))):
+            starts = np.repeat(offsets[:-1][order] - np.concatenate(([0], np.cumsum(sizes)[:-1])), sizes)
+            rows = rows[starts + np.arange(sizes.sum())]
+        in_place = len(rows) == len(x) and np.array_equal(rows, np.arange(len(rows)))
+        self.x = torch.from_numpy(x) if in_place else torch.from_numpy(x).index_select(0, torch.from_numpy(rows))
+        self.y = torch.from_numpy(y) if in_place else torch.from_numpy(y).index_select(0, torch.from_numpy(rows))
+        self.sizes = torch.from_numpy(np.ascontiguousarray(sizes))
+        self.starts = torch.cumsum(self.sizes, 0) - self.sizes
+
+    @cached_property
+    def row_bytes(self) -> int:
+        return sum(t[:1].numel() * t.element_size() for t in (self.x, self.y)) + 16
+
+    def index(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Row numbers (c, n) of some clients, padded with their own first row, and weights (1, or 0 for padding)."""
+        sizes = self.sizes[positions]
+        n = int(sizes.max())
+        column = torch.arange(n)
+        real = column < sizes.unsqueeze(1)
+        return self.starts[positions].unsqueeze(1) + torch.where(real, column, 0), real.float()
+
+    def view(self, positions: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The clients' rows as (c, n, ...) without a copy, if they have one size and lie side by side."""
+        n, c, first = int(self.sizes[positions[0]]), len(positions), int(positions[0])
+        if int(positions[-1]) - first != c - 1 or bool((positions[1:] <= positions[:-1]).any()):
+            return None
+        if bool((self.sizes[positions] != n).any()):
+            return None
+        rows = slice(int(self.starts[first]), int(self.starts[first]) + c * n)
+        return tuple(t[rows].view(c, n, *t.shape[1:]) for t in (self.x, self.y))
+
+    def groups(self, positions: Tensor, spread: float, limit: Callable[[int], int]) -> list[Tensor]:
+        """Cut clients into batches: sizes within a factor `spread`, at most `limit(rows)` clients of so many rows each."""
+        sizes = self.sizes[positions]
+        order = torch.argsort(sizes, descending=True, stable=True)
+        falling = -sizes[order]
+        groups, at = [], 0
+        while at < len(order):
+            n = -int(falling[at])
+            last = int(torch.searchsorted(falling, -n / spread, right=True)) if spread != float("inf") else len(order)
+            stop = min(max(last, at + 1), at + limit(max(n, 1)))
+            # Back into order of position, so that neighbours of one size stay a view.
+            groups.append(positions[order[at:stop]].sort().values)
+            at = stop
+        return groups
+
+
+@dataclass(eq=False)
+class Group:
+    """A batch of clients, with what is kept of it between rounds."""
+
+    positions: Tensor
+    stacked: tuple[Tensor, Tensor] | None = None
+    prepared: Tree = None
+    ready: bool = False
+
+
+class LocalSession:
+    """One run of one algorithm on this engine."""
+
+    def __init__(self, engine: Local, algorithm: Algorithm, fed: Federation, seed_key: Tensor):
+        self.engine, self.algorithm, self.spec, self.seed_key = engine, algorithm, fed.spec, seed_key
+        order = np.argsort(fed.ids, kind="stable")
+        self.ids = torch.from_numpy(np.ascontiguousarray(fed.ids[order]))
+        self.train = Table(fed.data.x_train, fed.data.y_train, fed.rows, fed.offsets, order)
+        self._test = lambda: Table(fed.data.x_test, fed.data.y_test, fed.test_rows, fed.test_offsets, order)
+        self.states = States(len(self.ids))
+        self.shared = random.fold(seed_key, 0)
+        self.prepares = type(algorithm).prepare is not Algorithm.prepare
+        self.remembers = type(algorithm).init is not Algorithm.init
+        self._everyone: list[Group] | None = None
+        self._prepared: dict[int, Tree] = {}
+
+    @cached_property
+    def test(self) -> Table:
+        return self._test()
+
+    # -- the exchange ------------------------------------------------------------------------------------------------
+
+    def exchange(self, ask: Ask) -> Iterator[tuple[Tensor, Tree, bool]]:
+        """Run a step at the clients asked; yields (ids, reply, whether stacked) batch by batch."""
+        step = getattr(self.algorithm, ask.step)
+        positions = torch.searchsorted(self.ids, ask.ids)
+
+        def run(client: Client) -> tuple[Tree, Tree]:
+            reply, state = _pair(step(client, **ask.payload), ask.step)
+            if state is not None and not self.remembers:
+                raise ReplyError(f"the client step {ask.step} returns a state, but {type(self.algorithm).__name__} has no init")
+            if ask.quantise:
+                reply = wire.quantise(reply, ask.quantise, random.fold(client.key, 0xFFFFFFFF))
+            return reply, state
+
+        if self._loops(step):
+            keys = random.fold(ask.key, ask.round, ask.exchange, ask.ids)
+            for position, key in zip(positions.tolist(), keys, strict=True):
+                yield self.ids[position : position + 1], self._one(run, self.train, position, key), False
+            return
+        for group in self._groups(positions, wire.nbytes(ask.payload)):
+            ids = self.ids[group.positions]
+            keys = random.fold(ask.key, ask.round, ask.exchange, ids)
+            yield ids, self._many(run, self.train, group, keys), True
+
+    def _loops(self, step: Callable) -> bool:
+        if getattr(step, "looped", False):
+            return True
+        if self.engine.batch == "auto":
+            return not self.algorithm.batchable
+        return not self.engine.batch
+
+    def _groups(self, positions: Tensor, payload: int) -> list[Group]:
+        """The batches for these clients; those of the whole federation are kept, with what was prepared for them."""
+        ragged = self.algorithm.ragged and not self.prepares
+
+        def limit(rows: int) -> int:
+            # Mini-batch loops hold a few numbers for each row and copy rows in small blocks; the others copy them all.
+            per_client = rows * (64 if ragged else 3 * self.train.row_bytes) + 8 * payload + 1024
+            return max(1, self.engine.memory // per_client)
+
+        spread = float("inf") if ragged else _SPREAD
+        whole = len(positions) == len(self.ids)
+        if not whole and not self.prepares:
+            return [Group(p) for p in self.train.groups(positions, spread, limit)]
+        if self._everyone is None:
+            self._everyone = [Group(p) for p in self.train.groups(torch.arange(len(self.ids)), spread, limit)]
+        for group in self._everyone:
+            self._ready(group, ragged)
+        return self._everyone if whole else [g for g in (_part(g, positions) for g in self._everyone) if g]
+
+    def _ready(self, group: Group, ragged: bool) -> None:
+        """Make, once, what a batch that comes again every round should keep."""
+        if group.ready:
+            return
+        group.ready = True
+        if self.prepares:
+            group.prepared = self._many(
+                lambda client: (self.algorithm.prepare(client.data), None), self.train, group, self._no_keys(group), stateless=True
+            )
+        elif not ragged and self.train.view(group.positions) is None:
+            index, _ = self.train.index(group.positions)
+            if index.numel() * self.train.row_bytes <= self.engine.memory:
+                group.stacked = (take(self.train.x, index), take(self.train.y, index))
+
+    def _no_keys(self, group: Group) -> Tensor:
+        return torch.zeros(len(group.positions), 2, dtype=torch.int64)
+
+    def _many(self, run: Callable, table: Table, group: Group, keys: Tensor, stateless: bool = False) -> Tree:
+        """`run` at all clients of a batch by one vmap; new client states are kept."""
+        positions = group.positions
+        index, weight = table.index(positions)
+        state = None if stateless else self._states(positions)
+        stacked = group.stacked or (table.view(positions) if table is not self.train or not self.algorithm.ragged else None)
+        inputs, form = tree.flatten(((stacked, group.prepared, state), self.ids[positions], index, weight, keys))
+        where = [i for i, leaf in enumerate(inputs) if isinstance(leaf, Tensor)]
+        kept = {}
+
+        def one(*tensors: Tensor) -> tuple[Tensor, ...]:
+            leaves = list(inputs)
+            for i, t in zip(where, tensors, strict=True):
+                leaves[i] = t
+            (stacked, prepared, state), id_, index, weight, key = tree.unflatten(leaves, form)
+            rows = Rows(table.x, table.y, index, weight, stacked)
+            reply, new = run(Client(id_, rows, prepared, state, key, self.shared, self.spec))
+            kept["same"] = new is state
+            out, kept["form"] = tree.flatten((reply, None if new is state else new))
+            kept["out"] = out
+            return id_, *(t for t in out if isinstance(t, Tensor))
+
+        _, *results = torch.func.vmap(one)(*(inputs[i] for i in where))
+        results = iter(results)
+        out = [next(results) if isinstance(t, Tensor) else t for t in kept["out"]]
+        reply, new = tree.unflatten(out, kept["form"])
+        if not kept["same"] and not stateless:
+            self.states.put_many(positions, new)
+        return reply
+
+    def _one(self, run: Callable, table: Table, position: int, key: Tensor) -> Tree:
+        """`run` at one client, without padding."""
+        start, size = int(table.starts[position]), int(table.sizes[position])
+        part = slice(start, start + size)
+        index = torch.arange(start, start + size)
+        rows = Rows(table.x, table.y, index, torch.ones(size), (table.x[part], table.y[part]))
+        if self.prepares and position not in self._prepared:
+            self._prepared[position] = self.algorithm.prepare(self._rows_of(position))
+        state = self.states.get(position)
+        client = Client(self.ids[position], rows, self._prepared.get(position), state, key, self.shared, self.spec)
+        if self.remembers and state is None:
+            state = self.algorithm.init(client)
+            self.states.put(position, state)
+            client = replace(client, state=state)
+        reply, new = run(client)
+        if new is not state:
+            self.states.put(position, new)
+        return reply
+
+    def _rows_of(self, position: int) -> Rows:
+        start, size = int(self.train.starts[position]), int(self.train.sizes[position])
+        part = slice(start, start + size)
+        stacked = (self.train.x[part], self.train.y[part])
+        return Rows(self.train.x, self.train.y, torch.arange(start, start + size), torch.ones(size), stacked)
+
+    def _states(self, positions: Tensor) -> Tree:
+        """The states of some clients, stacked; those that take part for the first time get their first one."""
+        if not self.remembers:
+            return None
+        new = positions[~self.states.known(positions)]
+        if len(new):
+            group = Group(new)
+            first = self._many(lambda client: (self.algorithm.init(client), None), self.train, group, self._no_keys(group), True)
+            self.states.put_many(new, first)
+        return self.states.get_many(positions)
+
+    # -- evaluation of personal models -------------------------------------------------------------------------------
+
+    def evaluate_own(self) -> dict[str, Tensor]:
+        """Where the algorithm is personal: each client's model on its own test rows. Sums by client, in id order."""
+
+        def run(client: Client) -> tuple[Tree, Tree]:
+            out = self.algorithm.outputs(client, client.data.x)
+            return _scores(self.algorithm, out, client.data.y, client.data.weight, self.spec.classes), client.state
+
+        sizes = self.test.sizes
+        parts = self._everywhere(run, self.test, torch.nonzero(sizes > 0).flatten())
+        return {**parts, "rows": sizes}
+
+    def evaluate_global(self, x: Tensor, y: Tensor, block: int = 1024) -> dict[str, Tensor]:
+        """Where the algorithm is personal: each client's model on the same rows."""
+        total: dict[str, Tensor] = {}
+        for bx, by in zip(x.split(block), y.split(block), strict=True):
+            weight = torch.ones(len(bx))
+
+            def run(client: Client, bx: Tensor = bx, by: Tensor = by, weight: Tensor = weight) -> tuple[Tree, Tree]:
+                out = self.algorithm.outputs(client, bx)
+                return _scores(self.algorithm, out, by, weight, self.spec.classes), client.state
+
+            part = self._everywhere(run, self.train, torch.arange(len(self.ids)), rows=block)
+            total = {k: v + total[k] if k in total else v for k, v in part.items()}
+        return {**total, "rows": torch.full((len(self.ids),), len(x))}
+
+    def _everywhere(self, run: Callable, table: Table, positions: Tensor, rows: int | None = None) -> dict[str, Tensor]:
+        sums = {k: torch.zeros(len(self.ids), dtype=torch.float64) for k in ("loss", "hits" if self.spec.classes else "error")}
+        if self._loops(self.algorithm.outputs):
+            for p in positions.tolist():
+                for k, v in self._one(run, table, p, torch.zeros(2, dtype=torch.int64)).items():
+                    sums[k][p] = v
+            return sums
+        limit = lambda n: max(1, self.engine.memory // (4 * (rows or n) * table.row_bytes + 4096))  # noqa: E731
+        for p in table.groups(positions, _SPREAD, limit):
+            group = Group(p)
+            for k, v in self._many(run, table, group, self._no_keys(group)).items():
+                sums[k][p] = v.double()
+        return sums
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def save(self) -> Tree:
+        """All client states, as a tree."""
+        return self.states.save()
+
+    def load(self, saved: Tree) -> None:
+        """Take up the client states of a checkpoint."""
+        self.states.load(saved)
+
+    def client(self, id_: int) -> Client:
+        """A client as it stands, to use its own model."""
+        position = int(torch.searchsorted(self.ids, id_))
+        rows, state = self._rows_of(position), self.states.get(position)
+        return Client(self.ids[position], rows, None, state, torch.zeros(2, dtype=torch.int64), self.shared, self.spec)
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def _part(group: Group, positions: Tensor) -> Group | None:
+    """The members of a batch that are among `positions`, with their share of what was prepared."""
+    present = torch.isin(group.positions, positions)
+    if bool(present.all()):
+        return group
+    at = torch.nonzero(present).flatten()
+    if not len(at):
+        return None
+    stacked, prepared = tree.map(
+        lambda t: t.index_select(0, at) if isinstance(t, Tensor) else t, (group.stacked, group.prepared)
+    )
+    return Group(group.positions[at], stacked, prepared, True)
+
+
+def _pair(result: Any, step: str) -> tuple[Tree, Tree]:
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise ReplyError(f"the client step {step} must return (reply, new client state), not {type(result).__name__}")
+    return result
+
+
+def _scores(algorithm: Algorithm, outputs: Tensor, y: Tensor, weight: Tensor, classes: int | None) -> dict[str, Tensor]:
+    """Sums over rows of the loss, and of hits or squared errors."""
+    loss = (algorithm.row_loss(outputs, y) * weight).sum(-1)
+    if classes:
+        return {"loss": loss, "hits": ((outputs.argmax(-1) == y) * weight).sum(-1)}
+    target = y if y.dim() == outputs.dim() else y.unsqueeze(-1)
+    return {"loss": loss, "error": ((outputs - target).square().mean(-1) * weight).sum(-1)}

@@ -1,0 +1,58 @@
+"""The errors foedus raises on purpose; each names the argument, the value and the remedy.
+
+All of them derive from `FoedusError`, so `except fd.FoedusError` catches what a user can mend and lets bugs through.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FoedusError(Exception):
+    """Base of every error that foedus raises on purpose."""
+
+
+class DataError(FoedusError, ValueError):
+    """Data that cannot be used: missing set, NaN features, labels out of range, a malformed file."""
+
+
+class SplitError(FoedusError, ValueError):
+    """A partition that cannot be made: unknown scheme, more clients than rows, an empty client."""
+
+
+class ModelError(FoedusError, ValueError):
+    """A model that does not fit the data, or that cannot be trained as a pure function."""
+
+
+class ConfigError(FoedusError, ValueError):
+    """A setting that is unknown or outside its range; in a configuration file, with the file and the key."""
+
+
+class WireError(FoedusError, ValueError):
+    """Bytes that are not a message of ours, or a tree that cannot become one."""
+
+
+class ReplyError(FoedusError, ValueError):
+    """A client's reply that must not be used: wrong structure, shape, dtype or size."""
+
+
+class DivergenceError(FoedusError, ArithmeticError):
+    """A reply or a loss that is no longer finite. `round` and `clients` say where it began."""
+
+    def __init__(self, message: str, round: int, clients: Iterable[int] = ()):
+        super().__init__(message)
+        self.round = round
+        self.clients = tuple(clients)
+
+
+class CheckpointError(FoedusError, ValueError):
+    """A checkpoint or saved run that is missing, damaged, or belongs to another run."""
+
+
+def unknown(what: str, value: object, allowed: Iterable[object]) -> str:
+    """The sentence for a name that is not one of `allowed`, with the closest one as a suggestion."""
+    names = [str(a) for a in allowed]
+    close = difflib.get_close_matches(str(value), names, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f"{what} {value!r} is unknown{hint} (allowed: {', '.join(names)})"

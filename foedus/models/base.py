@@ -1,0 +1,72 @@
+"""What a model is to foedus: a function of (parameters, rows). It holds no numbers itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from foedus.core import random
+from foedus.core.spec import Spec
+from foedus.errors import ModelError
+
+Params = dict[str, Tensor]
+
+
+class Model:
+    """Base of the models: frozen dataclasses with `init` and `apply`.
+
+    A model with a closed-form derivative also defines `pullback`; the others are differentiated by autograd.
+    """
+
+    batchable: bool = True
+    """Whether training many clients in one batched call is faster than one after the other."""
+
+    closed_form: ClassVar[bool] = False
+
+    def check(self, spec: Spec) -> None:
+        """Refuse data that the model cannot take, with the reason."""
+
+    def init(self, spec: Spec, key: Tensor) -> Params:
+        """Starting parameters, drawn from `key`."""
+        raise NotImplementedError
+
+    def apply(self, params: Params, x: Tensor) -> Tensor:
+        """Outputs (n, outputs) of rows x (n, *shape)."""
+        raise NotImplementedError
+
+    def pullback(self, params: Params, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Params]]:
+        """For parameters and flat rows with a leading client dimension: outputs, and slope in them -> gradient."""
+        raise NotImplementedError
+
+
+def uniform_init(key: Tensor, number: int, shape: Sequence[int], fan_in: int) -> Tensor:
+    """Uniform on +-1/sqrt(fan_in), PyTorch's own start for linear and convolutional layers, from a key."""
+    bound = 1.0 / math.sqrt(max(fan_in, 1))
+    return random.uniform(random.fold(key, number), shape).mul_(2 * bound).sub_(bound)
+
+
+def image_shape(spec: Spec) -> tuple[int, int, int]:
+    """(channels, height, width) of a row; a flat row of a square number of features is one grey image."""
+    if len(spec.shape) == 3:
+        return spec.shape
+    side = math.isqrt(spec.features)
+    if len(spec.shape) == 2:
+        return (1, *spec.shape)
+    if side * side == spec.features:
+        return (1, side, side)
+    raise ModelError(f"a convolutional model needs images; rows of shape {spec.shape} are none: use Linear() or MLP()")
+
+
+def model_of(model: Model | torch.nn.Module) -> Model:
+    """A foedus model from what the user passed: one of ours, or any `torch.nn.Module`."""
+    from foedus.models.module import Module
+
+    if isinstance(model, Model):
+        return model
+    if isinstance(model, torch.nn.Module):
+        return Module(model)
+    raise ModelError(f"model must be a foedus model or a torch.nn.Module, not {model!r}")

@@ -1,0 +1,101 @@
+"""Convolutional networks of the papers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from foedus.core.spec import Spec
+from foedus.errors import ModelError
+from foedus.models.base import Model, Params, image_shape, uniform_init
+
+
+@dataclass(frozen=True)
+class CNN(Model):
+    """Convolutions (each followed by ReLU and 2x2 max pooling), then fully connected layers.
+
+    `padding="valid"` shrinks the image at each convolution, `"same"` keeps its size. The networks of the papers:
+
+    - `CNN.cifar()`: two 5x5 convolutions of 64 filters, fully connected 394 and 192 (FFGB; Acar et al. use 384);
+    - `CNN.emnist()`: the same convolutions, fully connected 120 and 84 (FFGB);
+    - `CNN.mnist()`: 32 and 64 filters of 5x5, fully connected 512 (McMahan et al. 2017).
+    """
+
+    channels: tuple[int, ...] = (32, 64)
+    kernel: int = 5
+    hidden: tuple[int, ...] = (512,)
+    padding: str = "valid"
+
+    # Convolutions with a weight for each client become grouped convolutions, which are slower than a loop.
+    batchable = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "channels", tuple(self.channels))
+        object.__setattr__(self, "hidden", tuple(self.hidden))
+        if self.padding not in ("valid", "same"):
+            raise ModelError(f"padding={self.padding!r} must be 'valid' or 'same'")
+
+    @classmethod
+    def cifar(cls) -> CNN:
+        """The CIFAR network of the FFGB paper."""
+        return cls(channels=(64, 64), hidden=(394, 192))
+
+    @classmethod
+    def emnist(cls) -> CNN:
+        """The EMNIST network of the FFGB paper."""
+        return cls(channels=(64, 64), hidden=(120, 84))
+
+    @classmethod
+    def mnist(cls) -> CNN:
+        """The MNIST network of McMahan et al. (2017)."""
+        return cls(channels=(32, 64), hidden=(512,), padding="same")
+
+    def _sizes(self, spec: Spec) -> tuple[int, int, int, int]:
+        c, h, w = image_shape(spec)
+        for _ in self.channels:
+            if self.padding == "valid":
+                h, w = h - self.kernel + 1, w - self.kernel + 1
+            h, w = h // 2, w // 2
+        if h < 1 or w < 1:
+            raise ModelError(
+                f"images of {image_shape(spec)} are too small for {len(self.channels)} convolutions of {self.kernel}x{self.kernel} "
+                "with pooling; use padding='same', a smaller kernel or MLP()"
+            )
+        return c, h, w, self.channels[-1] * h * w
+
+    def check(self, spec: Spec) -> None:
+        self._sizes(spec)
+
+    def init(self, spec: Spec, key: Tensor) -> Params:
+        c, _, _, flat = self._sizes(spec)
+        params, number = {}, 0
+        for i, (a, b) in enumerate(zip((c, *self.channels), self.channels, strict=False)):
+            fan_in = a * self.kernel**2
+            params[f"conv{i}"] = uniform_init(key, number, (b, a, self.kernel, self.kernel), fan_in)
+            params[f"conv_bias{i}"] = uniform_init(key, number + 1, (b,), fan_in)
+            number += 2
+        sizes = (flat, *self.hidden, spec.outputs)
+        for i, (a, b) in enumerate(zip(sizes, sizes[1:], strict=False)):
+            params[f"weight{i}"] = uniform_init(key, number, (b, a), a)
+            params[f"bias{i}"] = uniform_init(key, number + 1, (b,), a)
+            number += 2
+        return params
+
+    def apply(self, params: Params, x: Tensor) -> Tensor:
+        if x.dim() != 4:
+            channels = params["conv0"].shape[1]
+            side = math.isqrt(x[0].numel() // channels)
+            x = x.reshape(len(x), channels, *(x.shape[1:] if x.dim() == 3 else (side, side)))
+        pad = self.kernel // 2 if self.padding == "same" else 0
+        x = x.to(params["conv0"].dtype)
+        for i in range(len(self.channels)):
+            x = F.max_pool2d(torch.relu(F.conv2d(x, params[f"conv{i}"], params[f"conv_bias{i}"], padding=pad)), 2)
+        x = x.flatten(1)
+        for i in range(len(self.hidden)):
+            x = torch.relu(F.linear(x, params[f"weight{i}"], params[f"bias{i}"]))
+        last = len(self.hidden)
+        return F.linear(x, params[f"weight{last}"], params[f"bias{last}"])

@@ -1,0 +1,51 @@
+"""Linear models: softmax regression on class labels, linear regression on real targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from foedus.core.spec import Spec
+from foedus.models.base import Model, Params, uniform_init
+
+
+def affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x W + b with a leading client dimension."""
+    return torch.bmm(x, weight) if bias is None else torch.baddbmm(bias.unsqueeze(-2), x, weight)
+
+
+@dataclass(frozen=True)
+class Linear(Model):
+    """f(x) = x W + b: softmax regression with cross-entropy, linear regression with the squared loss.
+
+    Starts at zero (the objective is convex), or at random with `zero_start=False`.
+    """
+
+    bias: bool = True
+    zero_start: bool = True
+
+    closed_form: ClassVar[bool] = True
+
+    def init(self, spec: Spec, key: Tensor) -> Params:
+        d, k = spec.features, spec.outputs
+        weight = torch.zeros(d, k) if self.zero_start else uniform_init(key, 0, (d, k), d)
+        return {"weight": weight, "bias": torch.zeros(k)} if self.bias else {"weight": weight}
+
+    def apply(self, params: Params, x: Tensor) -> Tensor:
+        out = x.flatten(1).to(params["weight"].dtype) @ params["weight"]
+        return out + params["bias"] if self.bias else out
+
+    def pullback(self, params: Params, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Params]]:
+        outputs = affine(x, params["weight"], params.get("bias"))
+
+        def pull(slope: Tensor) -> Params:
+            grads = {"weight": torch.bmm(x.mT, slope)}
+            if self.bias:
+                grads["bias"] = slope.sum(-2)
+            return grads
+
+        return outputs, pull

@@ -1,0 +1,65 @@
+"""Fully connected networks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from foedus.core.spec import Spec
+from foedus.errors import ModelError
+from foedus.models.base import Model, Params, uniform_init
+from foedus.models.linear import affine
+
+
+@dataclass(frozen=True)
+class MLP(Model):
+    """Layers of `hidden` units with ReLU between them: f(x) = relu(... relu(x W1 + b1) ...) W_L + b_L."""
+
+    hidden: tuple[int, ...] = (200,)
+
+    closed_form: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        hidden = (self.hidden,) if isinstance(self.hidden, int) else tuple(self.hidden)
+        if not hidden or any(not isinstance(h, int) or h < 1 for h in hidden):
+            raise ModelError(f"hidden={self.hidden!r} must be one or more positive layer widths, such as (200,)")
+        object.__setattr__(self, "hidden", hidden)
+
+    def init(self, spec: Spec, key: Tensor) -> Params:
+        sizes = (spec.features, *self.hidden, spec.outputs)
+        params = {}
+        for i, (a, b) in enumerate(zip(sizes, sizes[1:], strict=False)):
+            params[f"weight{i}"] = uniform_init(key, 2 * i, (a, b), a)
+            params[f"bias{i}"] = uniform_init(key, 2 * i + 1, (b,), a)
+        return params
+
+    def apply(self, params: Params, x: Tensor) -> Tensor:
+        h = x.flatten(1).to(params["weight0"].dtype)
+        last = len(self.hidden)
+        for i in range(last):
+            h = torch.relu(h @ params[f"weight{i}"] + params[f"bias{i}"])
+        return h @ params[f"weight{last}"] + params[f"bias{last}"]
+
+    def pullback(self, params: Params, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Params]]:
+        last = len(self.hidden)
+        inputs = [x]
+        for i in range(last):
+            inputs.append(affine(inputs[-1], params[f"weight{i}"], params[f"bias{i}"]).relu_())
+        outputs = affine(inputs[-1], params[f"weight{last}"], params[f"bias{last}"])
+
+        def pull(slope: Tensor) -> Params:
+            grads = {}
+            for i in range(last, -1, -1):
+                grads[f"weight{i}"] = torch.bmm(inputs[i].mT, slope)
+                grads[f"bias{i}"] = slope.sum(-2)
+                if i:
+                    # relu(a) > 0 exactly where a > 0, so the activations themselves say where the slope passes.
+                    slope = torch.bmm(slope, params[f"weight{i}"].mT)
+                    slope = torch.ops.aten.threshold_backward(slope, inputs[i], 0)
+            return {name: grads[name] for name in params}
+
+        return outputs, pull

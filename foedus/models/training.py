@@ -1,0 +1,244 @@
+"""Local training: mini-batch descent on one client's rows, run for a whole batch of clients at once.
+
+Every averaging method of foedus is this loop with another gradient: that of the local loss, plus a fixed `correction`,
+plus a pull towards the starting point (`prox`). Clients of unequal size share a batch at no cost: they are ordered by
+their number of steps, and step t runs on those that still have one, a prefix of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foedus.core import random, tree
+from foedus.core.batching import batched
+from foedus.core.rows import Rows, take
+from foedus.errors import ConfigError, unknown
+from foedus.models.base import Model, Params
+from foedus.models.losses import Loss
+
+_BLOCK_BYTES = 1 << 23
+"""Rows are collected for several steps at once, in blocks of about this size, so that they are still in cache when used."""
+
+_BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How a client trains in one round.
+
+    lr: step size. optimizer: "sgd" or "adam". momentum: of SGD (PyTorch's form, v = m v + g).
+    epochs: passes over the client's rows; steps: a number of mini-batches instead. batch_size: rows in one (`None`: all).
+    weight_decay: L2 term added to the gradient. clip: largest norm of a mini-batch gradient of the local loss (before
+    correction terms and weight decay are added); `None`: no limit.
+    """
+
+    lr: float = 0.1
+    epochs: int = 1
+    steps: int | None = None
+    batch_size: int | None = 32
+    optimizer: str = "sgd"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        def positive(name: str, kind: type = int, optional: bool = False) -> None:
+            value = getattr(self, name)
+            if optional and value is None:
+                return
+            if isinstance(value, bool) or not isinstance(value, int | float if kind is float else int) or not value > 0:
+                raise ConfigError(f"{name}={value!r} must be a positive {'number' if kind is float else 'whole number'}")
+
+        positive("lr", float)
+        positive("epochs")
+        positive("steps", optional=True)
+        positive("batch_size", optional=True)
+        positive("clip", float, optional=True)
+        if self.optimizer not in ("sgd", "adam"):
+            raise ConfigError(unknown("optimizer", self.optimizer, ["sgd", "adam"]))
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"momentum={self.momentum!r} must be in [0, 1)")
+        if self.weight_decay < 0:
+            raise ConfigError(f"weight_decay={self.weight_decay!r} must not be negative")
+
+
+def descend(
+    how: Training,
+    model: Model,
+    loss: Loss,
+    params: Params,
+    data: Rows,
+    key: Tensor,
+    *,
+    prox: float = 0.0,
+    correction: Params | None = None,
+    memory: Any = None,
+) -> dict[str, Any]:
+    """Train from `params` on a client's rows. One step, with g the mini-batch gradient of the mean loss at w:
+
+        w <- w - lr * optimizer(g + correction + prox * (w - params) + weight_decay * w)
+
+    Returns `params`; `steps`, how many were made; and `memory`, the optimizer's, to go on with another time.
+    """
+    args = {"params": params, "index": data.index, "weight": data.weight, "key": key}
+    if correction is not None:
+        args["correction"] = correction
+    if memory:
+        args["memory"] = memory
+    return _descend(args, (how, model, loss, data.table_x, data.table_y, prox))
+
+
+def gradient(model: Model, loss: Loss, params: Params, data: Rows) -> Params:
+    """Gradient of the mean loss over all of a client's rows, at `params`."""
+    weight = data.weight / data.weight.sum(-1, keepdim=True)
+    return _gradient({"params": params, "x": data.x, "y": data.y, "weight": weight}, (model, loss))
+
+
+@batched
+def _gradient(args: dict[str, Any], shared: tuple) -> Params:
+    model, loss = shared
+    x = args["x"].flatten(2) if model.closed_form else args["x"]
+    return _gradient_of(model, loss, len(x))(args["params"], x, args["y"], args["weight"])
+
+
+def _gradient_of(model: Model, loss: Loss, clients: int) -> Callable[[Params, Tensor, Tensor, Tensor], Params]:
+    """The function (parameters, x, y, normalised row weights), all with a client dimension -> gradients."""
+    if model.closed_form:
+
+        def closed(params: Params, x: Tensor, y: Tensor, weight: Tensor) -> Params:
+            outputs, pull = model.pullback(params, x)
+            return pull(loss.slope(outputs, y, weight))
+
+        return closed
+
+    def mean_loss(params: Params, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        return weight @ loss.value(model.apply(params, x), y)
+
+    if clients > 1:
+        return torch.func.vmap(torch.func.grad(mean_loss))
+
+    def single(params: Params, x: Tensor, y: Tensor, weight: Tensor) -> Params:
+        leaves = {k: v.detach()[0].requires_grad_() for k, v in params.items()}
+        with torch.enable_grad():
+            grads = torch.autograd.grad(mean_loss(leaves, x[0], y[0], weight[0]), list(leaves.values()))
+        return {k: g.unsqueeze(0) for k, g in zip(leaves, grads, strict=True)}
+
+    return single
+
+
+def _schedule(how: Training, index: Tensor, weight: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Which rows each client uses in each step: (row numbers (T, c, b), weights (T, c, b) summing to 1, steps (c,)).
+
+    Every epoch is a fresh permutation of the client's rows, cut into batches; the last one may be smaller.
+    """
+    clients, n = index.shape
+    b = min(how.batch_size or n, n)
+    rows = (weight > 0).sum(1)
+    per_epoch = torch.div(rows + b - 1, b, rounding_mode="floor").clamp_(min=1)
+    steps = torch.full_like(per_epoch, how.steps) if how.steps else per_epoch * how.epochs
+    batches, epochs = int(per_epoch.max()), int(torch.div(steps + per_epoch - 1, per_epoch, rounding_mode="floor").max())
+    if batches == 1:
+        table, table_weight = index.view(1, clients, 1, n), weight.view(1, clients, 1, n)
+        epoch = torch.zeros(1, 1, dtype=torch.int64)
+    else:
+        keys = random.fold(key, torch.arange(epochs).unsqueeze(1))
+        order = random.permutation(keys, n, valid=weight > 0)
+        order = torch.nn.functional.pad(order, (0, batches * b - n))
+        table = index.expand(epochs, -1, -1).gather(-1, order).view(epochs, clients, batches, b)
+        table_weight = weight.expand(epochs, -1, -1).gather(-1, order)
+        table_weight[..., n:] = 0
+        table_weight = table_weight.view(epochs, clients, batches, b)
+    t = torch.arange(int(steps.max())).unsqueeze(1)
+    epoch = torch.div(t, per_epoch, rounding_mode="floor") if batches > 1 else torch.zeros_like(t)
+    at = (epoch.clamp_(max=len(table) - 1), torch.arange(clients).unsqueeze(0), t % per_epoch)
+    used, used_weight = table[at], table_weight[at]
+    return used, used_weight / used_weight.sum(-1, keepdim=True).clamp(min=1e-30), steps
+
+
+@batched
+def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
+    how, model, loss, table_x, table_y, prox = shared
+    used, weight, steps = _schedule(how, args["index"], args["weight"], args["key"])
+    order = torch.argsort(steps, descending=True, stable=True)
+    moved = bool((steps[1:] > steps[:-1]).any())
+    if moved:
+        used, weight = used[:, order], weight[:, order]
+        args = {**args, **tree.map(lambda v: v[order], {k: args[k] for k in ("params", "correction", "memory") if k in args})}
+    start = args["params"]
+    params = {k: v.clone(memory_format=torch.contiguous_format) for k, v in start.items()}
+    clients, total = len(steps), len(used)
+    memory = args.get("memory") or fresh_memory(how, params, (clients,))
+    memory = tree.map(lambda v: v.clone(memory_format=torch.contiguous_format), memory)
+    pull = prox + how.weight_decay
+    constant = dict(args.get("correction") or {})
+    if prox:
+        constant = {k: torch.add(constant[k], v, alpha=-prox) if k in constant else v * -prox for k, v in start.items()}
+
+    gradient_of = _gradient_of(model, loss, clients)
+    still = (steps.unsqueeze(0) > torch.arange(total).unsqueeze(1)).sum(1).tolist()
+    if model.closed_form:
+        table_x = table_x.flatten(1)
+    row_bytes = table_x[:1].numel() * table_x.element_size()
+    block = max(1, _BLOCK_BYTES // max(1, used[0].numel() * row_bytes))
+    for first in range(0, total, block):
+        a = still[first]
+        picked = used[first : first + block, :a]
+        x, y = take(table_x, picked), take(table_y, picked)
+        for t in range(first, min(first + block, total)):
+            if still[t] < a:
+                a = still[t]
+                x, y = x[:, :a], y[:, :a]
+            now = params if a == clients else {k: v[:a] for k, v in params.items()}
+            grads = gradient_of(now, x[t - first], y[t - first], weight[t, :a])
+            if how.clip is not None:
+                _clip(grads, how.clip)
+            for k, g in grads.items():
+                if constant:
+                    g.add_(constant[k][:a])
+                if pull:
+                    g.add_(now[k], alpha=pull)
+            _update(how, now, grads, memory, a)
+    result = {"params": params, "memory": memory, "steps": steps[order] if moved else steps}
+    if moved:
+        back = torch.argsort(order)
+        result = tree.map(lambda v: v[back], result)
+    return result
+
+
+def fresh_memory(how: Training, params: Params, batch: tuple[int, ...] = ()) -> dict[str, Any]:
+    """The optimizer's running averages before its first step, for parameters with leading dimensions `batch`."""
+    if how.optimizer == "adam":
+        return {"mean": tree.zeros_like(params), "square": tree.zeros_like(params), "steps": torch.zeros(batch)}
+    return {"velocity": tree.zeros_like(params)} if how.momentum else {}
+
+
+def _clip(grads: Params, limit: float) -> None:
+    """Scale each client's gradient to at most `limit` in Euclidean norm over all of its parameters."""
+    norm = sum(g.flatten(1).square().sum(1) for g in grads.values()).sqrt()
+    factor = (limit / norm.clamp(min=1e-30)).clamp(max=1.0)
+    for g in grads.values():
+        g.mul_(factor.view(-1, *[1] * (g.dim() - 1)))
+
+
+def _update(how: Training, params: Params, grads: Params, memory: dict[str, Any], a: int) -> None:
+    """One optimizer step, in place, on the first `a` clients."""
+    if how.optimizer == "adam":
+        memory["steps"][:a] += 1
+        t = memory["steps"][:a]
+        for k, g in grads.items():
+            shape = (-1, *[1] * (g.dim() - 1))
+            mean, square = memory["mean"][k][:a], memory["square"][k][:a]
+            mean.lerp_(g, 1 - _BETA1)
+            square.mul_(_BETA2).addcmul_(g, g, value=1 - _BETA2)
+            root = (square / (1 - _BETA2**t).view(shape)).sqrt_().add_(_EPSILON)
+            params[k].addcdiv_(mean / (1 - _BETA1**t).view(shape), root, value=-how.lr)
+        return
+    for k, g in grads.items():
+        if how.momentum:
+            g = memory["velocity"][k][:a].mul_(how.momentum).add_(g)
+        params[k].add_(g, alpha=-how.lr)

@@ -1,0 +1,196 @@
+"""The checks that every algorithm passes, in the manner of scikit-learn's `check_estimator`.
+
+    from foedus.testing import check_algorithm
+    check_algorithm(MyAlgorithm(), fed)
+
+Each check is a function of its own with the same arguments, so that a test suite can run and name them one by one:
+
+    @pytest.mark.parametrize("check", foedus.testing.CHECKS, ids=lambda c: c.__name__)
+    def test_mine(check):
+        check(MyAlgorithm(), fed, fd.Local())
+"""
+
+from __future__ import annotations
+
+import random as python_random
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foedus.core import tree, wire
+from foedus.core.algorithm import Algorithm
+from foedus.core.clients import Ask
+from foedus.core.run import Run, run
+from foedus.core.tree import Tree
+from foedus.data.federation import Federation
+from foedus.engines.local import Local
+
+ROUNDS = 3
+
+
+def check_algorithm(algorithm: Algorithm, fed: Federation, engine: Any = None) -> None:
+    """Run every check on a federation of at least four clients, with test rows; raises AssertionError, with the name of the property, at the first that fails."""
+    for check in CHECKS:
+        check(algorithm, fed, engine or Local())
+
+
+def check_batched_equals_looped(algorithm: Algorithm, fed: Federation, engine: Any) -> None:
+    """How clients are batched leaves no trace beyond rounding; neither does the engine."""
+    reference = _run(algorithm, fed, Local(batch=False))
+    for other in (Local(batch=True), Local(batch=True, memory=1), engine):
+        _close(reference, _run(algorithm, fed, other), f"{type(algorithm).__name__}: looped and {other} differ")
+
+
+def check_client_order(algorithm: Algorithm, fed: Federation, engine: Any) -> None:
+    """The order in which clients are listed does not matter, to the last bit."""
+    backwards = fed.select(np.arange(len(fed))[::-1].copy())
+    _same(_run(algorithm, fed, engine), _run(algorithm, backwards, engine), "the order of the clients changed the result")
+
+
+def check_seeds(algorithm: Algorithm, fed: Federation, engine: Any) -> None:
+    """The same seed gives the same run, another seed another run (other clients take part in it)."""
+    first, again, other = (_run(algorithm, fed, engine, seed=s, participation=0.5, rounds=4) for s in (0, 0, 1))
+    _same(first, again, "the same seed gave another run")
+    if not algorithm.pooled or _draws(algorithm):
+        assert not _equal(_numbers(first), _numbers(other)), "another seed gave the same run"
+
+
+def check_resume(algorithm: Algorithm, fed: Federation, engine: Any) -> None:
+    """A run that is stopped and resumed has the history, the state and the client states of one that was not."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "checkpoint.safetensors"
+        options = {"participation": 0.5, "evaluate_every": 1}
+        whole = _run(algorithm, fed, engine, rounds=4, **options)
+        _run(algorithm, fed, engine, rounds=2, checkpoint=path, **options)
+        resumed = _run(algorithm, fed, engine, rounds=4, checkpoint=path, resume=True, **options)
+    _same(whole, resumed, "the resumed run differs from the uninterrupted one")
+
+
+def check_wire(algorithm: Algorithm, fed: Federation, engine: Any) -> None:
+    """Payloads and replies survive encoding to the last bit, and the bytes charged are the bytes encoded."""
+    counted = Encoding(engine)
+    through = _run(algorithm, fed, counted)
+    _same(_run(algorithm, fed, engine), through, "encoding and decoding every message changed the result")
+    last = through.records.rows[-1]
+    charged = (last["bytes_up"], last["bytes_down"], last["messages_up"])
+    sent = (0, 0, 0) if algorithm.pooled else (counted.up, counted.down, counted.messages)
+    assert charged == sent, f"charged (up, down, messages) {charged}, encoded {sent}"
+
+
+def check_sizes(algorithm: Algorithm, fed: Federation, engine: Any) -> None:
+    """One client alone, and clients of very unequal size, work."""
+    _finite(_run(algorithm, fed.pool(), engine), "one client alone")
+    order = np.concatenate([fed.client_rows(i) for i in range(len(fed))])
+    cuts = np.array([0, 1, 3, 6, len(order)])
+    unequal = replace(fed.select(np.arange(4)), rows=order, offsets=cuts)
+    looped = _run(algorithm, unequal, Local(batch=False))
+    _finite(looped, "clients of 1, 2, 3 and all other rows")
+    _close(looped, _run(algorithm, unequal, engine), "clients of very unequal size: looped and batched differ")
+
+
+def check_global_random_state(algorithm: Algorithm, fed: Federation, engine: Any) -> None:
+    """No global random generator is used or seeded."""
+    before = torch.get_rng_state(), np.random.get_state()[1].copy(), python_random.getstate()  # noqa: NPY002
+    _run(algorithm, fed, engine, participation=0.5)
+    assert torch.equal(before[0], torch.get_rng_state()), "the run changed torch's global random state"
+    assert np.array_equal(before[1], np.random.get_state()[1]), "the run changed numpy's global random state"  # noqa: NPY002
+    assert before[2] == python_random.getstate(), "the run changed Python's global random state"
+
+
+def check_payload_unchanged(algorithm: Algorithm, fed: Federation, engine: Any) -> None:
+    """Client steps are pure: they do not write into what the server sent."""
+    watched = Encoding(engine, watch=True)
+    _run(algorithm, fed, watched)
+
+
+CHECKS: tuple[Callable[[Algorithm, Federation, Any], None], ...] = (
+    check_batched_equals_looped,
+    check_client_order,
+    check_seeds,
+    check_resume,
+    check_wire,
+    check_sizes,
+    check_global_random_state,
+    check_payload_unchanged,
+)
+
+
+class Encoding:
+    """An engine around an engine: every message really is encoded and decoded, and its length added up."""
+
+    def __init__(self, engine: Any, watch: bool = False):
+        self.engine, self.watch = engine, watch
+        self.up = self.down = self.messages = 0
+
+    def open(self, algorithm: Algorithm, fed: Federation, seed_key: Tensor) -> Any:
+        self.inner = self.engine.open(algorithm, fed, seed_key)
+        return self
+
+    def exchange(self, ask: Ask) -> Iterator[tuple[Tensor, Tree, bool]]:
+        message = wire.encode(ask.payload)
+        self.down += len(message) * len(ask.ids)
+        sent = replace(ask, payload=wire.decode(message))
+        for ids, reply, stacked in self.inner.exchange(sent):
+            if stacked:
+                each = [self._through(tree.map(lambda t, i=i: t[i], reply)) for i in range(len(ids))]
+                yield ids, tree.map(lambda *ts: torch.stack(ts), *each) if tree.leaves(reply) else reply, True
+            else:
+                yield ids, self._through(reply), False
+        if self.watch:
+            assert wire.encode(sent.payload) == message, f"the client step {ask.step} changed its payload in place"
+
+    def _through(self, reply: Tree) -> Tree:
+        message = wire.encode(reply)
+        self.up += len(message)
+        self.messages += bool(message)
+        return wire.decode(message) if message else reply
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def _run(algorithm: Algorithm, fed: Federation, engine: Any, rounds: int = ROUNDS, seed: int = 0, **options: Any) -> Run:
+    return run(algorithm, fed, rounds, seed=seed, engine=engine, progress=False, **options)
+
+
+def _draws(algorithm: Algorithm) -> bool:
+    """Whether a pooled reference depends on the seed (mini-batches) at all."""
+    return getattr(algorithm, "batch_size", None) is not None
+
+
+def _numbers(result: Run) -> list[Tensor]:
+    """All numbers that a run ends with: server state, client states, history (but for the clock)."""
+    rows = [[row.get(c, float("nan")) for c in result.records.columns if c != "seconds"] for row in result.records.rows]
+    clients = result._loop.session.save() if result._loop else None
+    trees = (result.state, clients)
+    return [t for t in tree.leaves(trees) if isinstance(t, Tensor)] + [torch.tensor(rows, dtype=torch.float64)]
+
+
+def _equal(a: list[Tensor], b: list[Tensor]) -> bool:
+    return len(a) == len(b) and all(x.shape == y.shape and torch.equal(x.nan_to_num(7e77), y.nan_to_num(7e77)) for x, y in zip(a, b, strict=True))
+
+
+def _same(a: Run, b: Run, message: str) -> None:
+    assert _equal(_numbers(a), _numbers(b)), message
+
+
+def _close(a: Run, b: Run, message: str, tolerance: float = 2e-4) -> None:
+    for x, y in zip(tree.leaves(a.state), tree.leaves(b.state), strict=True):
+        if isinstance(x, Tensor):
+            torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance, msg=lambda m: f"{message}: {m}")
+    for column in a.records.columns:
+        # A row on the decision border may change sides by rounding: accuracies are compared through their losses.
+        if column == "seconds" or "accuracy" in column:
+            continue
+        got, want = np.array(b.records.values(column)), np.array(a.records.values(column))
+        np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance, err_msg=f"{message}: {column}")
+
+
+def _finite(result: Run, what: str) -> None:
+    assert tree.all_finite(result.state), f"{what}: the state is not finite"
