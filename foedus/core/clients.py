@@ -16,6 +16,9 @@ from foedus.core.tree import Tree
 from foedus.errors import ConfigError, DivergenceError, ReplyError, unknown
 
 
+_SMALL, _SHORT = 1 << 16, 64
+
+
 @dataclass
 class Ledger:
     """What has been sent so far, in encoded bytes and in messages."""
@@ -95,7 +98,15 @@ def _weighted_sum(leaf: Tree, weights: Tensor) -> Tensor:
         raise ReplyError(f"a reply to be averaged holds a {type(leaf).__name__}; only tensors have a mean")
     if not leaf.is_floating_point():
         leaf = leaf.float()
-    return torch.mv(leaf.reshape(len(leaf), -1).mT, weights.to(leaf.dtype)).view(leaf.shape[1:])
+    flat, shape = leaf.reshape(len(leaf), -1), leaf.shape[1:]
+    if flat.numel() <= _SMALL or leaf.dtype == torch.float64:
+        return torch.mv(flat.mT.double(), weights.double()).view(shape).to(leaf.dtype)
+    # Single precision loses digits over thousands of clients, so only short sums are made in it.
+    total = torch.zeros(flat.shape[1], dtype=torch.float64)
+    weights = weights.to(leaf.dtype)
+    for part, share in zip(flat.split(_SHORT), weights.split(_SHORT), strict=True):
+        total += torch.mv(part.mT, share)
+    return total.view(shape).to(leaf.dtype)
 
 
 def _not_finite(leaves: list[Tree], round: int, ids: Tensor) -> DivergenceError:

@@ -14,13 +14,14 @@ import numpy as np
 import torch
 
 from foedus.core import checkpoint as files
-from foedus.core import random, tree
-from foedus.core.algorithm import Algorithm, Predictor
+from foedus.core import random
+from foedus.core.algorithm import Algorithm, Client, Predictor
 from foedus.core.clients import Clients, Ledger, Poisson, cohort
 from foedus.core.config import from_config, subclasses, to_config
 from foedus.core.history import History
 from foedus.core.progress import Interrupts, RoundProgress
 from foedus.core.spec import Spec
+from foedus.core.states import States
 from foedus.core.tree import State, Tree
 from foedus.errors import CheckpointError, ConfigError, DivergenceError, FoedusError
 
@@ -237,7 +238,7 @@ class _Loop:
             self.reached = last >= self.target if self.fed.data.classes else last <= self.target
 
     def result(self) -> Run:
-        clients = self.session.save() if self.algorithm.personal else None
+        clients = {"ids": self.ids, "states": self.session.save()} if self.algorithm.personal else None
         return Run(self.algorithm, self.fed.spec, self.state, self.history, self.settings, clients, self)
 
 
@@ -270,11 +271,13 @@ class Run:
         """The model that a client ends up with: its own where the algorithm is personal, else the global one."""
         if not self.algorithm.personal:
             return self.model
-        if self._loop is None:
-            raise FoedusError("client models are not part of a saved run; use the run while it is in memory")
-        if client not in self._loop.ids:
-            raise FoedusError(f"there is no client {client!r}; clients are {self._loop.ids.tolist()[:20]}")
-        member = self._loop.session.client(client)
+        ids = self.clients["ids"].tolist()
+        if client not in ids:
+            raise FoedusError(f"there is no client {client!r}; clients are {', '.join(map(str, ids[:20]))}")
+        states = States(len(ids))
+        states.load(self.clients["states"])
+        state, key = states.get(ids.index(client)), torch.zeros(2, dtype=torch.int64)
+        member = Client(torch.tensor(client), None, None, state, key, key, self.spec)
         return Predictor(lambda x: self.algorithm.outputs(member, x), self.spec)
 
     def per_client(self) -> pd.DataFrame:
@@ -298,14 +301,14 @@ class Run:
         return pd.DataFrame({k: v.numpy() for k, v in table.items()})
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the run to one file (safetensors, with JSON inside): state, history, settings."""
+        """Write the run to one file (safetensors, with JSON inside): state, client models if personal, history, settings."""
         meta = {
             "kind": "run",
             "settings": self.settings,
             "history": self.records.to_json(),
             "spec": {"shape": list(self.spec.shape), "classes": self.spec.classes, "outputs": self.spec.outputs},
         }
-        files.write(path, {"state": self.state}, meta)
+        files.write(path, {"state": self.state, "clients": self.clients}, meta)
 
     @classmethod
     def load(cls, path: str | os.PathLike, algorithm: Algorithm | None = None) -> Run:
@@ -321,7 +324,7 @@ class Run:
             except ConfigError as error:
                 raise CheckpointError(f"{path}: {error}; pass the algorithm: fd.Run.load(path, algorithm=...)") from error
         spec = Spec(tuple(meta["spec"]["shape"]), meta["spec"]["classes"], meta["spec"]["outputs"])
-        return cls(algorithm, spec, trees["state"], History(meta["history"]), meta["settings"])
+        return cls(algorithm, spec, trees["state"], History(meta["history"]), meta["settings"], trees["clients"])
 
     def __repr__(self) -> str:
         shown = [c for c in ("loss", "accuracy", "mse", "own_accuracy", "own_mse") if c in self.records.columns]

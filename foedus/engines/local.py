@@ -318,12 +318,6 @@ class LocalSession:
         """Take up the client states of a checkpoint."""
         self.states.load(saved)
 
-    def client(self, id_: int) -> Client:
-        """A client as it stands, to use its own model."""
-        position = int(torch.searchsorted(self.ids, id_))
-        rows, state = self._rows_of(position), self.states.get(position)
-        return Client(self.ids[position], rows, None, state, torch.zeros(2, dtype=torch.int64), self.shared, self.spec)
-
     def close(self) -> None:
         """Nothing to release."""
 

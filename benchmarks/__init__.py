@@ -1,0 +1,1 @@
+"""Speed of foedus, as ratios measured in one run: python -m benchmarks --help."""

@@ -1,0 +1,145 @@
+"""Speed, as ratios measured in one run: `python -m benchmarks [w1 w2 w3 w4 overhead memory]`."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+import foedus as fd
+from benchmarks.workloads import WORKLOADS, Limit, PlainLoop, Workload, foedus_rounds
+
+
+def seconds(f: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    f()
+    return time.perf_counter() - began
+
+
+def measure(work: Workload, repeats: int) -> dict[str, float]:
+    """Seconds a round of each way, medians of interleaved repeats."""
+    fed = work.data()
+    plain = PlainLoop(work, fed)
+    ways: dict[str, Callable[[], float]] = {
+        # What a run costs once (placing the data) is taken off: rounds are compared.
+        "foedus": lambda: (
+            seconds(lambda: foedus_rounds(work, fed, work.rounds)) - seconds(lambda: foedus_rounds(work, fed, 0))
+        )
+        / work.rounds,
+        "plain loop": lambda: seconds(plain.round),
+    }
+    if work.limit:
+        limit = Limit(work, fed)
+        ways["limit"] = lambda: statistics.median(seconds(limit.round) for _ in range(max(1, work.rounds // 4)))
+    for way in ways.values():
+        way()
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(repeats):
+        for name, way in ways.items():
+            taken[name].append(way())
+    return {name: statistics.median(t) for name, t in taken.items()}
+
+
+def workloads(names: list[str], repeats: int) -> None:
+    print("\n| workload | plain loop, s | foedus, s | limit, s | plain / foedus | foedus / limit |")
+    print("|---|---|---|---|---|---|")
+    for name in names:
+        work = WORKLOADS[name]
+        t = measure(work, repeats)
+        limit = f"{t['limit']:.4f} | " if "limit" in t else "- | "
+        against = f"{t['foedus'] / t['limit']:.2f}" if "limit" in t else "-"
+        print(
+            f"| {name.upper()}: {work.title} | {t['plain loop']:.4f} | {t['foedus']:.4f} | {limit}"
+            f"{t['plain loop'] / t['foedus']:.1f}x | {against} |",
+            flush=True,
+        )
+
+
+@dataclass(frozen=True)
+class Nothing(fd.Algorithm):
+    """A step that does nothing: what is left is the engine."""
+
+    def idle(self, client: fd.Client) -> tuple[torch.Tensor, None]:
+        return torch.zeros(()), None
+
+    def start(self, clients) -> fd.State:
+        return fd.State()
+
+    def round(self, clients, state: fd.State) -> fd.State:
+        clients.mean(self.idle)
+        return state
+
+
+def overhead(repeats: int) -> None:
+    print("\n| clients in the round | overhead a round, ms | a client, us |")
+    print("|---|---|---|")
+    for clients in (10, 1_000, 100_000):
+        x = np.zeros((clients * 20, 2), np.float32)
+        fed = fd.split(fd.Data.from_arrays(x, x[:, 0]), "iid", clients=clients)
+        rounds = 20 if clients < 100_000 else 5
+        once = lambda r, fed=fed: seconds(lambda: fd.run(Nothing(), fed, r, evaluate_every=0))  # noqa: E731
+        once(1)
+        t = statistics.median((once(rounds) - once(0)) / rounds for _ in range(repeats))
+        print(f"| {clients:,} | {1e3 * t:.2f} | {1e6 * t / clients:.2f} |", flush=True)
+
+
+def memory() -> None:
+    """Peak memory of a process of its own for each number of clients, 20 rows x 100 features each, cohort 1,000."""
+    print("\n| clients | data, MB | peak beyond imports, MB | peak / data | after 5 rounds | after 50 rounds |")
+    print("|---|---|---|---|---|---|")
+    for clients in (1_000, 10_000, 100_000):
+        peaks = [
+            int(subprocess.run([sys.executable, "-m", "benchmarks", "--peak", str(clients), str(r)], capture_output=True, text=True, check=True).stdout)
+            for r in (5, 50)
+        ]
+        data = clients * 20 * 100 * 4 / 1e6
+        print(f"| {clients:,} | {data:.0f} | {peaks[1] / 1e6:.0f} | {peaks[1] / 1e6 / data:.2f} | {peaks[0] / 1e6:.0f} | {peaks[1] / 1e6:.0f} |", flush=True)
+
+
+def peak(clients: int, rounds: int) -> None:
+    rows = clients * 20
+    warm = np.zeros((40, 100), np.float32)
+    small = fd.split(fd.Data.from_arrays(warm, np.arange(40) % 10, classes=10), "iid", clients=2)
+    algorithm = fd.FedAvg(fd.Linear(), lr=0.1, batch_size=10)
+    fd.run(algorithm, small, 1, evaluate_every=0)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    x = np.random.default_rng(0).standard_normal((rows, 100), dtype=np.float32)
+    fed = fd.split(fd.Data.from_arrays(x, np.arange(rows) % 10, classes=10), "iid", clients=clients)
+    fd.run(algorithm, fed, rounds, participation=min(1.0, 1000 / clients), evaluate_every=0)
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+
+
+def main() -> None:
+    items = [*WORKLOADS, "overhead", "memory"]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Speed of foedus, as ratios in one run.")
+    parser.add_argument("items", nargs="*", help=f"some of: {' '.join(items)} (all)")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--peak", nargs=2, type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.peak:
+        return peak(*options.peak)
+    unknown = set(options.items) - set(items)
+    if unknown:
+        parser.error(f"unknown item {', '.join(sorted(unknown))}; choose from {', '.join(items)}")
+    chosen = options.items or items
+    print(f"{platform.machine()}, {torch.get_num_threads()} threads, Python {platform.python_version()}, torch {torch.__version__}")
+    if any(w in chosen for w in WORKLOADS):
+        workloads([w for w in WORKLOADS if w in chosen], options.repeats)
+    if "overhead" in chosen:
+        overhead(options.repeats)
+    if "memory" in chosen:
+        memory()
+    return None
+
+
+if __name__ == "__main__":
+    main()

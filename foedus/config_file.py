@@ -1,0 +1,354 @@
+"""Experiments as TOML files: everything is checked, with file and key in the message, before any work starts.
+
+    [data]
+    name = "digits"                       # or path = "rows.csv"; further keys are the arguments of fd.load
+
+    [split]
+    scheme = "dirichlet"                  # further keys are the options of the scheme
+    clients = 10
+    alpha = 0.3
+
+    [run]
+    rounds = 30
+    seeds = 3                             # for `foedus run`: seed = 0
+    participation = 0.5                   # or { poisson = 0.5 }
+
+    [algorithms.FedAvg]                   # for `foedus run`: [algorithm] with type = "FedAvg"
+    lr = 0.1
+    model = { type = "MLP", hidden = [64] }
+
+    [algorithms."FedProx, strong"]
+    type = "FedProx"                      # needed where the name is not that of the class
+    mu = 1.0
+
+    [engine]                              # settings of fd.Local
+    [output]                              # run = FILE, runs = FOLDER, report = PAGE
+
+"none" stands for Python's None. Paths are relative to the current folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from foedus.algorithms import training as _training  # noqa: F401 - algorithms register as subclasses when imported
+from foedus.core.algorithm import Algorithm
+from foedus.core.clients import Poisson
+from foedus.core.config import subclasses
+from foedus.data import datasets, partition
+from foedus.data.federation import Federation
+from foedus.engines.local import Local
+from foedus.errors import ConfigError, FoedusError, unknown
+from foedus.models.base import Model
+
+Number = int | float
+
+_RUN_KEYS: dict[str, Any] = {
+    "rounds": int,
+    "seed": int,
+    "seeds": int | tuple[int, ...],
+    "participation": Number | dict,
+    "evaluate_every": int,
+    "target": Number,
+    "quantise": Literal["float16", "bfloat16", "int8"] | None,
+    "checkpoint": str,
+    "checkpoint_every": int,
+    "resume": bool,
+}
+_OUTPUT_KEYS: dict[str, Any] = {"run": str, "runs": str, "report": str}
+_SECTIONS = ("data", "split", "run", "engine", "algorithm", "algorithms", "output")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What a file asks for. `options` are keyword arguments of `fd.run`; `output` says where results go."""
+
+    path: Path
+    data: dict[str, Any]
+    split: dict[str, Any]
+    rounds: int
+    seeds: list[int]
+    target: float | None
+    options: dict[str, Any]
+    algorithms: dict[str, Algorithm]
+    output: dict[str, str]
+
+    def federation(self) -> Federation:
+        """Load the data and divide it."""
+        return partition.split(datasets.load(**self.data), **self.split)
+
+
+def read_config(path: str | os.PathLike, command: str = "compare") -> Experiment:
+    """Read and check a file for `foedus run` or `foedus compare`."""
+    return _Reader(Path(path), command).experiment()
+
+
+class _Reader:
+    """Walks a parsed file; every complaint names the file, the dotted key and what is allowed there."""
+
+    def __init__(self, path: Path, command: str):
+        self.path, self.command = path, command
+        try:
+            self.table = tomllib.loads(path.read_text(encoding="utf-8"))
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{path}: not valid TOML: {error}") from None
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path}: not a text file in UTF-8: {error}") from None
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+
+    def fail(self, key: str, message: str) -> typing.NoReturn:
+        raise ConfigError(f"{self.path}: {key}: {message}")
+
+    def experiment(self) -> Experiment:
+        for name in self.table:
+            if name not in _SECTIONS:
+                self.fail(name, unknown("section", name, _SECTIONS))
+        data, split = self.data(), self.split()
+        options = self.settings("run", self.section("run"), _RUN_KEYS, required=["rounds"])
+        rounds, target = options.pop("rounds"), options.pop("target", None)
+        seeds = self.seeds(options)
+        self.check_run(rounds, options)
+        output = self.settings("output", self.section("output", needed=False), _OUTPUT_KEYS)
+        for name in output:
+            if name == ("runs" if self.command == "run" else "run"):
+                allowed = [k for k in _OUTPUT_KEYS if k != name]
+                self.fail(f"output.{name}", f"foedus {self.command} does not write this (allowed: {', '.join(allowed)})")
+        engine = self.section("engine", needed=False)
+        if engine:
+            options["engine"] = self.build({"type": "Local", **engine}, {"Local": Local}, "engine")
+        return Experiment(self.path, data, split, rounds, seeds, target, options, self.algorithms(), output)
+
+    # -- sections ----------------------------------------------------------------------------------------------------
+
+    def section(self, name: str, needed: bool = True) -> dict[str, Any]:
+        if name not in self.table:
+            if needed:
+                present = ", ".join(f"[{s}]" for s in self.table) or "none"
+                self.fail(name, f"the section [{name}] is missing (present: {present})")
+            return {}
+        if not isinstance(self.table[name], dict):
+            self.fail(name, f"must be a section [{name}], not {_named(self.table[name])}")
+        return self.table[name]
+
+    def data(self) -> dict[str, Any]:
+        section = self.section("data")
+        hints = typing.get_type_hints(datasets.load)
+        keys = {k: hints[k] for k in inspect.signature(datasets.load).parameters if k != "name_or_path"}
+        values = self.settings("data", section, {"name": str, "path": str, **keys})
+        if ("name" in values) == ("path" in values):
+            self.fail("data", "give either name, a set that `foedus data list` shows, or path, a file or folder")
+        for key, allowed in (("scale", datasets._SCALES), ("impute", datasets._IMPUTES)):
+            if values.get(key) is not None and values[key] not in allowed:
+                self.fail(f"data.{key}", unknown("value", values[key], [*allowed, "none"]))
+        if "path" in values:
+            path = Path(values.pop("path"))
+            if not path.expanduser().exists():
+                self.fail("data.path", f"there is no file or folder {str(path)!r} (seen from the current folder)")
+            return {"name_or_path": path, **values}
+        name = values.pop("name")
+        if name not in datasets._known_names():
+            self.fail("data.name", unknown("data set", name, datasets._known_names()))
+        return {"name_or_path": name, **values}
+
+    def split(self) -> dict[str, Any]:
+        section = self.section("split")
+        schemes: dict[str, Callable] = {**partition._SCHEMES, "tasks": partition._tasks, "natural": partition._natural}
+        if "scheme" not in section:
+            self.fail("split.scheme", f"is missing (allowed: {', '.join(schemes)})")
+        scheme = self.value(section["scheme"], str, "split.scheme")
+        if scheme not in schemes:
+            self.fail("split.scheme", unknown("scheme", scheme, schemes))
+        hints = typing.get_type_hints(schemes[scheme])
+        options = {p.name: hints.get(p.name, Any) for p in partition._parameters(schemes[scheme])}
+        needed = [p.name for p in partition._parameters(schemes[scheme]) if p.default is inspect.Parameter.empty]
+        if scheme != "natural":
+            needed.append("clients")
+        return self.settings("split", section, {"scheme": str, "clients": int, "seed": int, **options}, required=needed)
+
+    def seeds(self, options: dict[str, Any]) -> list[int]:
+        one, several = options.pop("seed", None), options.pop("seeds", None)
+        if several is None:
+            return [0 if one is None else one]
+        if one is not None:
+            self.fail("run.seeds", "give either seed or seeds, not both")
+        if self.command == "run":
+            self.fail("run.seeds", "foedus run takes one seed: seed = 0; foedus compare takes several")
+        seeds = list(range(several)) if isinstance(several, int) else list(several)
+        if not seeds or len(set(seeds)) < len(seeds):
+            self.fail("run.seeds", f"{several!r} must be a number of seeds, at least 1, or a list of different seeds")
+        return seeds
+
+    def check_run(self, rounds: int, options: dict[str, Any]) -> None:
+        for key, value, least in (
+            ("rounds", rounds, 0),
+            ("evaluate_every", options.get("evaluate_every", 1), 0),
+            ("checkpoint_every", options.get("checkpoint_every", 1), 1),
+        ):
+            if value < least:
+                self.fail(f"run.{key}", f"{value!r} must be at least {least}")
+        part = options.get("participation", 1.0)
+        if isinstance(part, dict):
+            part = self.settings("run.participation", part, {"poisson": Number}, required=["poisson"])["poisson"]
+            options["participation"] = self.attempt("run.participation.poisson", lambda: Poisson(float(part)))
+        elif not 0 < part <= 1:
+            self.fail("run.participation", f"{part!r} must be a fraction in (0, 1], or {{ poisson = p }}")
+        if options.get("resume") and "checkpoint" not in options:
+            self.fail("run.resume", "needs run.checkpoint, the file to go on from")
+
+    def algorithms(self) -> dict[str, Algorithm]:
+        known = {n: c for n, c in _concrete(Algorithm).items() if c.round is not Algorithm.round}
+        if self.command == "run":
+            if "algorithm" not in self.table and "algorithms" in self.table:
+                self.fail("algorithm", "the section [algorithm] is missing; for the [algorithms] of this file use foedus compare")
+            return {"": self.build(self.section("algorithm"), known, "algorithm")}
+        if "algorithms" not in self.table and "algorithm" in self.table:
+            self.fail("algorithms", "sections [algorithms.NAME] are missing; for the [algorithm] of this file use foedus run")
+        found = {}
+        for name, entry in self.section("algorithms").items():
+            key = f"algorithms.{_quoted(name)}"
+            if not isinstance(entry, dict):
+                self.fail(key, f"must be a section [algorithms.NAME], not {_named(entry)}")
+            found[name] = self.build({"type": name, **entry}, known, key)
+        if not found:
+            self.fail("algorithms", f"holds no algorithm: add sections such as [algorithms.FedAvg] (allowed: {', '.join(known)})")
+        return found
+
+    # -- values ------------------------------------------------------------------------------------------------------
+
+    def settings(
+        self, at: str, section: dict[str, Any], hints: dict[str, Any], required: Iterable[str] = ()
+    ) -> dict[str, Any]:
+        """The checked values of a section whose keys have these types."""
+        for key in section:
+            if key not in hints:
+                self.fail(f"{at}.{_quoted(key)}", unknown("key", key, hints))
+        for key in required:
+            if key not in section:
+                self.fail(f"{at}.{key}", f"is missing; it must be {_describe(hints[key])}")
+        return {key: self.value(value, hints[key], f"{at}.{key}") for key, value in section.items()}
+
+    def build(self, config: dict[str, Any], known: dict[str, type], at: str) -> Any:
+        """An object of one of the known classes from {"type": name, field: value, ...}."""
+        if "type" not in config:
+            self.fail(f"{at}.type", f"is missing (allowed: {', '.join(known)})")
+        name = config["type"]
+        if name not in known:
+            self.fail(f"{at}.type", unknown("type", name, known))
+        cls = known[name]
+        hints = typing.get_type_hints(cls)
+        fields = {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
+        required = [f.name for f in dataclasses.fields(cls) if f.init and _is_required(f)]
+        values = self.settings(at, {k: v for k, v in config.items() if k != "type"}, fields, required)
+        return self.attempt(at, lambda: cls(**values), fields)
+
+    def attempt(self, at: str, make: Callable[[], Any], fields: Iterable[str] = ()) -> Any:
+        """Build something that checks its own values; its complaint begins with the name of the field, as a rule."""
+        try:
+            return make()
+        except (FoedusError, TypeError, ValueError) as error:
+            field = re.match(r"(\w+)[ =]", str(error))
+            self.fail(f"{at}.{field[1]}" if field and field[1] in fields else at, str(error))
+
+    def value(self, value: Any, hint: Any, at: str) -> Any:
+        """The value as the type hint wants it, or a complaint that says what is expected."""
+        fits, result = self.fit(value, hint, at)
+        if not fits:
+            self.fail(at, f"{value!r} is {_named(value)}, but must be {_describe(hint)}")
+        return result
+
+    def fit(self, value: Any, hint: Any, at: str) -> tuple[bool, Any]:
+        if hint is Any:
+            return True, value
+        if hint is None or hint is type(None):
+            return value == "none", None
+        origin, inside = typing.get_origin(hint), typing.get_args(hint)
+        if origin in (typing.Union, types.UnionType):
+            # None first: "none" would also fit text.
+            for option in sorted(inside, key=lambda o: o is not type(None)):
+                fits, result = self.fit(value, option, at)
+                if fits:
+                    return True, result
+            return False, None
+        if origin is Literal:
+            if isinstance(value, str) and value not in inside:
+                self.fail(at, unknown("value", value, inside))
+            return value in inside, value
+        if origin in (tuple, list) or hint in (tuple, list):
+            if not isinstance(value, list):
+                return False, None
+            kind = inside[0] if inside else Any
+            return True, tuple(self.value(v, kind, f"{at}[{i}]") for i, v in enumerate(value))
+        if hint in (int, float):
+            number = isinstance(value, int if hint is int else int | float) and not isinstance(value, bool)
+            return number, hint(value) if number else None
+        if hint in (bool, str, dict):
+            return isinstance(value, hint), value
+        known = _concrete(hint) if isinstance(hint, type) else {}
+        if known and isinstance(value, str):
+            value = {"type": value}
+        if known and isinstance(value, dict):
+            return True, self.build(value, known, at)
+        return False, None
+
+
+def _concrete(base: type) -> dict[str, type]:
+    """The classes of a kind that can be built from text."""
+    import torch
+
+    found = subclasses(base)
+    if dataclasses.is_dataclass(base):
+        found[base.__name__] = base
+    return {
+        name: cls
+        for name, cls in sorted(found.items())
+        if not any(typing.get_type_hints(cls).get(f.name) is torch.nn.Module for f in dataclasses.fields(cls))
+    }
+
+
+def _is_required(field: dataclasses.Field) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _quoted(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else f'"{name}"'
+
+
+def _named(value: Any) -> str:
+    """What kind of TOML value this is."""
+    kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list", dict: "a table"}
+    return kinds.get(type(value), f"a {type(value).__name__}")
+
+
+def _describe(hint: Any) -> str:
+    """What a type hint means in a TOML file."""
+    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if set(inside) == {int, float}:
+            return "a number"
+        parts = [_describe(o) for o in inside if o is not type(None) and o is not os.PathLike]
+        return " or ".join(dict.fromkeys([*parts, *(['"none"'] if type(None) in inside else [])]))
+    if origin is Literal:
+        return "one of " + ", ".join(f'"{v}"' for v in inside)
+    if origin in (tuple, list) or hint in (tuple, list):
+        one = _describe(inside[0]) if inside else "values"
+        return "a list of " + {"a whole number": "whole numbers", "a number": "numbers", "text": "texts"}.get(one, one)
+    simple = {bool: "true or false", int: "a whole number", float: "a number", str: "text", dict: "a table"}
+    if hint in simple:
+        return simple[hint]
+    if isinstance(hint, type) and (known := _concrete(hint)):
+        return "a table { type = ... } with type one of " + ", ".join(known)
+    return str(getattr(hint, "__name__", hint))
+
+
+_ = Model  # the models register as subclasses when imported

@@ -1,0 +1,1 @@
+"""Comparisons of algorithms: tables, plots and the HTML page."""

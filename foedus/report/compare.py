@@ -1,0 +1,462 @@
+"""`fd.compare`: several algorithms on the same federation and the same seeds, as a table and as a page."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import math
+import os
+import re
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
+
+from foedus.core.algorithm import Algorithm
+from foedus.core.run import Run, run
+from foedus.errors import CheckpointError, ConfigError, DivergenceError, unknown
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from foedus.data.federation import Federation
+
+_NEAR_BEST = 0.95
+"""Without a target, it is this part of the best final accuracy (the best mean squared error divided by it)."""
+
+_RUN_FILE = re.compile(r"(.+)-seed\d+")
+
+
+def compare(
+    algorithms: Mapping[str, Algorithm],
+    fed: Federation,
+    rounds: int,
+    *,
+    seeds: int | Sequence[int] = (0,),
+    target: float | None = None,
+    progress: bool | None = None,
+    **run_options: Any,
+) -> Comparison:
+    """Run every algorithm on the same federation with the same seeds.
+
+    algorithms: by the name that tables and plots show. seeds: a list, or n for the seeds 0 .. n - 1.
+    target: the metric whose cost in rounds and megabytes the table states; it does not stop a run. By default 95% of the
+    best final accuracy that an algorithm without pooled data reaches (for regression, the least error divided by 0.95).
+    progress: show a bar; by default only on a terminal. run_options: those of `fd.run`; `checkpoint` names a folder here,
+    with one file for each run. A run that diverges is kept up to the round before, with a remark; the others go on.
+
+    Example:
+        >>> cmp = fd.compare({"FedAvg": fd.FedAvg(), "Scaffold": fd.Scaffold()}, fed, rounds=20, seeds=3)
+        >>> print(cmp)
+        >>> cmp.report("report.html")
+    """
+    algorithms = _checked(algorithms, fed, run_options)
+    seeds = _seeds(seeds)
+    folder = run_options.pop("checkpoint", None)
+    runs: dict[str, list[Run]] = {name: [] for name in algorithms}
+    diverged: dict[str, dict[int, str]] = {}
+    with _bar(len(algorithms) * len(seeds), progress) as advance:
+        for name, algorithm in algorithms.items():
+            for seed in seeds:
+                advance(f"{name}, seed {seed}", 0)
+                file = None if folder is None else Path(folder) / _file_name(name, seed)
+                try:
+                    result = run(algorithm, fed, rounds, seed=seed, checkpoint=file, progress=False, **run_options)
+                except DivergenceError as error:
+                    diverged.setdefault(name, {})[len(runs[name])] = str(error)
+                    result = error.run
+                runs[name].append(result)
+                advance(f"{name}, seed {seed}", 1)
+    return Comparison(runs, fed, target, diverged)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The metric of one algorithm over the rounds in which it was measured: mean, least and largest over its seeds."""
+
+    name: str
+    rounds: list[int]
+    megabytes: list[float]
+    seconds: list[float]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+    pooled: bool = False
+    diverged: bool = False
+
+
+@dataclass(eq=False, repr=False)
+class Comparison:
+    """Runs of several algorithms, one for each seed: `runs[name]`, `table()`, `report(path)`, `save(folder)`.
+
+    `diverged[name]` has the message for each run (by its place in `runs[name]`) that did not end well.
+    """
+
+    runs: dict[str, list[Run]]
+    fed: Federation | None = None
+    target: float | None = None
+    diverged: dict[str, dict[int, str]] = field(default_factory=dict)
+    metric: str = field(init=False)
+    own_metric: str | None = field(init=False)
+    default_target: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not self.runs or not all(self.runs.values()):
+            raise ConfigError("a comparison needs at least one run of each algorithm")
+        self.metric, self.own_metric = _metrics([r for runs in self.runs.values() for r in runs])
+        self.default_target = self.target is None
+        if self.default_target:
+            self.target = self._near_best()
+
+    # -- numbers -----------------------------------------------------------------------------------------------------
+
+    @property
+    def higher_is_better(self) -> bool:
+        return self.metric.endswith("accuracy")
+
+    def is_pooled(self, name: str) -> bool:
+        """Whether the algorithm sees all rows in one place, so that it is a reference and no competitor."""
+        first = self.runs[name][0]
+        return first.algorithm.pooled or first.settings.get("federation", {}).get("scheme") == "pool"
+
+    def finished(self, name: str) -> list[Run]:
+        """The runs that did not diverge."""
+        return [r for i, r in enumerate(self.runs[name]) if i not in self.diverged.get(name, {})]
+
+    def final(self, name: str, metric: str | None = None) -> list[float]:
+        """The last value of a metric in each run that did not diverge."""
+        values = [r.records.last(metric or self.metric) for r in self.finished(name)]
+        return [v for v in values if not math.isnan(v)]
+
+    def reached(self, run: Run) -> dict[str, float] | None:
+        """The first row of the history whose metric is at the target."""
+        if self.target is None:
+            return None
+        for row in run.records.rows:
+            value = row.get(self.metric, math.nan)
+            if value >= self.target if self.higher_is_better else value <= self.target:
+                return row
+        return None
+
+    def _near_best(self) -> float | None:
+        federated = [n for n in self.runs if not self.is_pooled(n)] or list(self.runs)
+        finals = [statistics.fmean(f) for f in map(self.final, federated) if f]
+        if not finals:
+            return None
+        return max(finals) * _NEAR_BEST if self.higher_is_better else min(finals) / _NEAR_BEST
+
+    def table(self) -> pd.DataFrame:
+        """One row an algorithm: final metric (mean and standard deviation over seeds), cost to reach the target, and in all.
+
+        Columns: the metric and `_std` (NaN with one seed), the same on clients' own test rows where an algorithm is
+        personal, `rounds_to_target` and `mb_to_target` (means over seeds; NaN unless every seed reaches it), `mb` and
+        `seconds` of a whole run, `seeds` that finished, and a `remark`. A megabyte is 10^6 bytes, up and down together.
+        """
+        import pandas as pd
+
+        return pd.DataFrame({name: self._row(name) for name in self.runs}).T.infer_objects().rename_axis("algorithm")
+
+    def _row(self, name: str) -> dict[str, Any]:
+        row: dict[str, Any] = {}
+        for metric in filter(None, (self.metric, self.own_metric)):
+            values = self.final(name, metric)
+            row[metric] = statistics.fmean(values) if values else math.nan
+            row[f"{metric}_std"] = statistics.stdev(values) if len(values) > 1 else math.nan
+        finished = self.finished(name)
+        reached = [r for r in map(self.reached, finished) if r is not None]
+        everyone = bool(reached) and len(reached) == len(self.runs[name])
+        row["rounds_to_target"] = statistics.fmean(r["round"] for r in reached) if everyone else math.nan
+        row["mb_to_target"] = statistics.fmean(map(_megabytes, reached)) if everyone else math.nan
+        ends = [r.records.rows[-1] for r in finished or self.runs[name] if r.records.rows]
+        row["mb"] = statistics.fmean(map(_megabytes, ends)) if ends else math.nan
+        row["seconds"] = statistics.fmean(e["seconds"] for e in ends) if ends else math.nan
+        row["seeds"] = len(finished)
+        row["remark"] = self._remark(name, len(reached))
+        return row
+
+    def _remark(self, name: str, reached: int) -> str:
+        total, parts = len(self.runs[name]), []
+        if self.is_pooled(name):
+            parts.append("all data in one place")
+        if lost := self.diverged.get(name):
+            last = sorted({len(self.runs[name][i].records) for i in lost})
+            where = f"in round {last[0]}" if len(last) == 1 else f"in rounds {last[0]} to {last[-1]}"
+            parts.append(f"diverged {where}" if total == 1 else f"{len(lost)} of {total} seeds diverged {where}")
+        if 0 < reached < total:
+            parts.append(f"{reached} of {total} seeds reach the target")
+        return "; ".join(parts)
+
+    def curves(self) -> list[Curve]:
+        """What the plots show. Seeds are averaged round by round, over the rounds that each of them measured."""
+        return [curve for name in self.runs if (curve := self._curve(name)) is not None]
+
+    def _curve(self, name: str) -> Curve | None:
+        # Where nothing finished, the rounds before the end are all there is to see.
+        finished = self.finished(name)
+        measured = [
+            {row["round"]: row for row in r.records.rows if math.isfinite(row.get(self.metric, math.nan))}
+            for r in finished or self.runs[name]
+        ]
+        rounds = sorted(set.intersection(*(set(m) for m in measured)))
+        if not rounds:
+            return None
+        rows = [[m[t] for m in measured] for t in rounds]
+        values = [[row[self.metric] for row in of_round] for of_round in rows]
+        return Curve(
+            name=name,
+            rounds=rounds,
+            megabytes=[statistics.fmean(map(_megabytes, of_round)) for of_round in rows],
+            seconds=[statistics.fmean(row["seconds"] for row in of_round) for of_round in rows],
+            mean=[statistics.fmean(v) for v in values],
+            low=[min(v) for v in values],
+            high=[max(v) for v in values],
+            pooled=self.is_pooled(name),
+            diverged=not finished,
+        )
+
+    # -- words -------------------------------------------------------------------------------------------------------
+
+    def describe_target(self) -> str:
+        """The target in words."""
+        if self.target is None:
+            return "no target: nothing was evaluated"
+        sign = "at least" if self.higher_is_better else "at most"
+        why = ""
+        if self.default_target:
+            why = f" ({_NEAR_BEST:.0%} of the best)" if self.higher_is_better else f" (the best / {_NEAR_BEST})"
+        return f"target: {words(self.metric)} {sign} {self.target:.4g}{why}"
+
+    def cells(self) -> tuple[list[str], list[list[str]]]:
+        """The table as text: headings (with line breaks) and rows, the name first."""
+        table = self.table()
+        metrics = [m for m in (self.metric, self.own_metric) if m]
+        headings = ["algorithm", *map(words, metrics), "rounds to\ntarget", "MB to\ntarget", "MB\nin all", "seconds", "remark"]
+        rows = []
+        for name, row in zip(table.index, table.to_dict("records"), strict=True):
+            means = [_mean_and_spread(row[m], row[f"{m}_std"]) for m in metrics]
+            costs = [_number(row[c]) for c in ("rounds_to_target", "mb_to_target", "mb", "seconds")]
+            rows.append([str(name), *means, *costs, row["remark"]])
+        if not any(row[-1] for row in rows):
+            headings, rows = headings[:-1], [row[:-1] for row in rows]
+        return headings, rows
+
+    def __rich__(self) -> Any:
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        headings, rows = self.cells()
+        table = Table(box=box.SIMPLE_HEAD, title=self.title(), caption=self.describe_target(), title_style="bold")
+        for heading in headings:
+            left = heading in ("algorithm", "remark")
+            table.add_column(Text(heading), justify="left" if left else "right", no_wrap=heading != "remark")
+        for row in rows:
+            table.add_row(*map(Text, row))
+        return table
+
+    def title(self) -> str:
+        """One line: on what, for how long, how often."""
+        most = max(len(r.records) - 1 for runs in self.runs.values() for r in runs)
+        seeds = max(len(runs) for runs in self.runs.values())
+        data = self.federation_settings().get("data", "")
+        return f"{data}: {_count(len(self.runs), 'algorithm')}, {_count(most, 'round')}, {_count(seeds, 'seed')}".lstrip(": ")
+
+    def federation_settings(self) -> dict[str, Any]:
+        """How the data was divided, as the runs recorded it (that of a run on pooled data only where there is no other)."""
+        names = sorted(self.runs, key=self.is_pooled)
+        return self.runs[names[0]][0].settings.get("federation", {})
+
+    def __repr__(self) -> str:
+        import io
+
+        from rich.console import Console
+
+        out = Console(file=io.StringIO(), width=160, color_system=None, legacy_windows=False)
+        out.print(self.__rich__())
+        return "\n".join(line.rstrip() for line in out.file.getvalue().splitlines()).strip("\n")
+
+    # -- files -------------------------------------------------------------------------------------------------------
+
+    def report(self, path: str | os.PathLike, title: str | None = None) -> Path:
+        """Write one self-contained HTML page: table, curves, the division of the data, every setting. Needs matplotlib."""
+        from foedus.report.page import render
+
+        text = render(self, title)
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def save(self, folder: str | os.PathLike) -> list[Path]:
+        """Write each run that did not diverge to `folder/NAME-seedN.safetensors`, for `fd.Run.load` and `foedus report`."""
+        written = []
+        for name in self.runs:
+            for r in self.finished(name):
+                written.append(Path(folder) / _file_name(name, r.settings["seed"]))
+                r.save(written[-1])
+        return written
+
+    @classmethod
+    def load(cls, *paths: str | os.PathLike, target: float | None = None) -> Comparison:
+        """A comparison of saved runs (files, or folders of them). Runs that differ only in the seed belong together.
+
+        They are called as in the file name NAME-seedN, otherwise by the algorithm and by the settings in which they differ.
+        """
+        groups: dict[str, dict[int, Run]] = {}
+        names: dict[str, str | None] = {}
+        for file in _run_files(paths):
+            loaded = _load_run(file)
+            settings = {k: v for k, v in loaded.settings.items() if k != "seed"}
+            match = _RUN_FILE.fullmatch(file.stem)
+            name, seed = match and unquote(match[1]), loaded.settings.get("seed", 0)
+            key = json.dumps([name, settings], sort_keys=True)
+            names[key] = name
+            if seed in groups.setdefault(key, {}):
+                raise ConfigError(f"{file}: a run with these settings and seed {seed} is already among the runs")
+            groups[key][seed] = loaded
+        labels = _labels({key: next(iter(runs.values())).settings for key, runs in groups.items()}, names)
+        return cls({labels[key]: [runs[s] for s in sorted(runs)] for key, runs in groups.items()}, None, target)
+
+
+def words(metric: str) -> str:
+    """A metric's name for people."""
+    return {"mse": "mean squared error", "own_mse": "error, own rows", "own_accuracy": "accuracy, own rows"}.get(metric, metric)
+
+
+# Arguments
+
+
+def _checked(algorithms: Mapping[str, Algorithm], fed: Federation, options: dict[str, Any]) -> dict[str, Algorithm]:
+    """Refuse, before any run starts, what one of the runs would refuse."""
+    if not isinstance(algorithms, Mapping) or not algorithms:
+        raise ConfigError("algorithms must be a dictionary {name: algorithm} with at least one entry")
+    allowed = [p for p in inspect.signature(run).parameters if p not in ("algorithm", "fed", "rounds", "seed", "target", "progress")]
+    for option in options:
+        if option == "seed":
+            raise ConfigError("compare takes seeds=[...] or seeds=n, not seed=")
+        if option not in allowed:
+            raise ConfigError(unknown("option", option, [*allowed, "seeds", "target", "progress"]))
+    for name, algorithm in algorithms.items():
+        if not isinstance(algorithm, Algorithm):
+            raise ConfigError(f"algorithms[{name!r}] must be a foedus algorithm such as fd.FedAvg(), not {algorithm!r}")
+        if hasattr(fed, "spec"):
+            algorithm.check(fed.spec)
+    return {str(name): algorithm for name, algorithm in algorithms.items()}
+
+
+def _seeds(seeds: int | Sequence[int]) -> list[int]:
+    if isinstance(seeds, int) and not isinstance(seeds, bool):
+        if seeds < 1:
+            raise ConfigError(f"seeds={seeds!r} must be at least 1 (n stands for the seeds 0 .. n - 1), or a list of seeds")
+        return list(range(seeds))
+    listed = list(seeds) if isinstance(seeds, Sequence) and not isinstance(seeds, str) else []
+    if not listed or len(set(listed)) < len(listed) or any(isinstance(s, bool) or not isinstance(s, int) for s in listed):
+        raise ConfigError(f"seeds={seeds!r} must be a number of seeds, or a list of different whole numbers")
+    return listed
+
+
+# Saved runs
+
+
+def _file_name(name: str, seed: int) -> str:
+    return f"{quote(name, safe=' ')}-seed{seed}.safetensors"
+
+
+def _run_files(paths: Sequence[str | os.PathLike]) -> list[Path]:
+    files: list[Path] = []
+    for path in map(Path, paths):
+        found = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+        if not found:
+            raise CheckpointError(f"{path}: there is no saved run (*.safetensors) in this folder")
+        files += [f for f in found if f not in files]
+    if not files:
+        raise ConfigError("give at least one saved run")
+    return files
+
+
+def _load_run(file: Path) -> Run:
+    try:
+        return Run.load(file)
+    except CheckpointError as error:
+        if not isinstance(error.__cause__, ConfigError):
+            raise
+        # A module or an algorithm of the user cannot be built from text, but a table needs only what was recorded.
+        return Run.load(file, algorithm=Algorithm())
+
+
+def _labels(settings: dict[str, dict[str, Any]], names: dict[str, str | None]) -> dict[str, str]:
+    """A different name for each group of runs: as short as it can be."""
+    flat = {key: flatten(s) for key, s in settings.items()}
+    short = {key: names[key] or str(f.get("algorithm.type", "run")) for key, f in flat.items()}
+    labels: dict[str, str] = {}
+    for key, name in short.items():
+        alike = [k for k in short if short[k] == name]
+        fields = sorted({f for k in alike for f in flat[k] if any(flat[k].get(f) != flat[o].get(f) for o in alike)})
+        detail = ", ".join(f"{f.rsplit('.', 1)[-1]}={flat[key].get(f)}" for f in fields)
+        label = f"{name} ({detail})" if detail else name
+        labels[key] = label if label not in labels.values() else f"{label} #{len(labels) + 1}"
+    return labels
+
+
+def flatten(settings: Any, at: str = "") -> dict[str, Any]:
+    """Nested settings as {dotted key: value}."""
+    if isinstance(settings, dict) and settings:
+        return {k: v for key, value in settings.items() for k, v in flatten(value, f"{at}.{key}".lstrip(".")).items()}
+    return {at: settings}
+
+
+# Numbers
+
+
+def _metrics(runs: list[Run]) -> tuple[str, str | None]:
+    """The metric to compare by, and the one on clients' own rows if it is another."""
+    base = {"accuracy" if r.spec.classes else "mse" for r in runs}
+    if len(base) > 1:
+        raise ConfigError("classification and regression cannot be compared: the runs have accuracy and mse")
+    name = base.pop()
+    columns = {c for r in runs for c in r.records.columns}
+    metric = next((c for c in (name, f"own_{name}") if c in columns), name)
+    own = f"own_{name}"
+    return metric, own if own in columns and own != metric else None
+
+
+def _megabytes(row: dict[str, float]) -> float:
+    return (row["bytes_up"] + row["bytes_down"]) / 1e6
+
+
+def _mean_and_spread(mean: float, spread: float) -> str:
+    if math.isnan(mean):
+        return "–"
+    return f"{mean:.4f}" if math.isnan(spread) else f"{mean:.4f} ± {spread:.4f}"
+
+
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return "–"
+    if value == 0 or value >= 99.95:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}" if value >= 0.0095 else f"{value:.2g}"
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
+@contextlib.contextmanager
+def _bar(total: int, show: bool | None) -> Iterator[Any]:
+    """Yields advance(description, steps); silent when there is no terminal."""
+    if not (sys.stderr.isatty() if show is None else show):
+        yield lambda description, steps: None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda description, steps: progress.update(task, description=escape(description), advance=steps)

@@ -1,0 +1,198 @@
+"""Figures as inline SVG: drawn through matplotlib's objects, so that no global state of the caller's plots is touched."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from foedus.errors import FoedusError
+from foedus.report.compare import Curve, words
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from foedus.data.federation import Federation
+
+# Okabe and Ito's colours without yellow (too pale on white); the dashes and markers tell the lines apart in grey.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (2, 1)), (0, (8, 2)), (0, (1, 1)))
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+_POOLED = "#333333"
+
+_WIDTH = 4.3  # inches: text keeps its size on a phone
+_MARKS = 7  # markers on a line, about
+
+_STYLE = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 10,
+    "axes.labelsize": 10,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "legend.fontsize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#666666",
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.grid.which": "major",
+    "grid.color": "#e3e3e3",
+    "grid.linewidth": 0.8,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 5,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "foedus",
+    "text.usetex": False,
+    "text.parse_math": False,
+}
+
+
+@dataclass(frozen=True)
+class Style:
+    """How one algorithm looks in every figure."""
+
+    colour: str
+    dash: Any
+    marker: str
+
+
+def styles(names: Sequence[str], pooled: Sequence[str] = ()) -> dict[str, Style]:
+    """A style for each name; those that see pooled data are references, dark and thin."""
+    found, i = {}, 0
+    for name in names:
+        if name in pooled:
+            found[name] = Style(_POOLED, (0, (1, 1.2)), "*")
+            continue
+        # After one turn of the colours the dashes move on, so that a pair of colour and dash comes again only after 36.
+        dash = _DASHES[(i + i // len(_COLOURS)) % len(_DASHES)]
+        found[name] = Style(_COLOURS[i % len(_COLOURS)], dash, _MARKERS[i % len(_MARKERS)])
+        i += 1
+    return found
+
+
+def curves(
+    series: Sequence[Curve],
+    against: str,
+    metric: str,
+    style: dict[str, Style],
+    *,
+    target: float | None = None,
+    limits: tuple[float, float] | None = None,
+) -> str:
+    """The metric against "rounds", "megabytes" or "seconds": mean over seeds, with a band from the least to the largest."""
+    with _drawing():
+        figure, ax = _figure(3.5 + 0.19 * ((len(series) + 2) // 3))
+        log = against == "megabytes" and _decades(series) > 1.5
+        for i, curve in enumerate(series):
+            _draw(ax, curve, i, against, style[curve.name], log)
+        if log:
+            ax.set_xscale("log")
+        elif against == "rounds":
+            ax.xaxis.get_major_locator().set_params(integer=True)
+        if target is not None:
+            ax.axhline(target, color="#777777", linewidth=0.9, zorder=1)
+            # Curves end on the good side of the target, so its name stands on the other.
+            place = "top" if metric.endswith("accuracy") else "bottom"
+            ax.text(0.995, target, "target", transform=ax.get_yaxis_transform(), va=place, ha="right", fontsize=8, color="#555555")
+        if limits:
+            ax.set_ylim(*limits)
+        xlabel = {"rounds": "round", "megabytes": "megabytes sent, up and down", "seconds": "seconds of computing"}[against]
+        ax.set(xlabel=xlabel + (" (log scale)" if log else ""), ylabel=f"{words(metric)} on the test set")
+        if metric.startswith("own_"):
+            ax.set_ylabel(words(metric))
+        handles, labels = ax.get_legend_handles_labels()
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=min(3, len(labels)), frameon=False, handlelength=2.6,
+            columnspacing=1.2, handletextpad=0.5, borderaxespad=0.2,
+        )  # fmt: skip
+        what = "close-up of " if limits else ""
+        return _svg(figure, f"{what}{words(metric)} against {against}" + ("-close" if limits else ""))
+
+
+def _draw(ax: Axes, curve: Curve, i: int, against: str, style: Style, log: bool) -> None:
+    x = getattr(curve, against)
+    label = _short(curve.name) + (" (diverged)" if curve.diverged else "")
+    look = {"color": style.colour, "linestyle": style.dash, "label": label, "zorder": 3 if curve.pooled else 4}
+    if against == "megabytes" and x[-1] == 0:
+        # It sends nothing, so it has no place on this axis: its last value is a level to compare with.
+        ax.axhline(curve.mean[-1], **{**look, "label": f"{label} (0 MB)"}, alpha=0.9)
+        return
+    keep = [k for k, v in enumerate(x) if v > 0] if log else range(len(x))
+    x, mean = [x[k] for k in keep], [curve.mean[k] for k in keep]
+    every = max(1, len(x) // _MARKS)
+    # Markers start at different places, or lines that run together would hide each other's.
+    ax.plot(x, mean, marker=style.marker, markevery=(i * every // 4 % every, every), **look)
+    ax.fill_between(
+        x, [curve.low[k] for k in keep], [curve.high[k] for k in keep], color=style.colour, alpha=0.15, linewidth=0, zorder=2
+    )
+
+
+def partition(fed: Federation) -> str:
+    """Who holds what."""
+    with _drawing():
+        figure, ax = _figure(4.0)
+        fed.plot(ax)
+        ax.set_title("")
+        ax.grid(False)
+        return _svg(figure, "which client holds which labels" if fed.data.classes else "targets of each client")
+
+
+def sample(style: Style) -> str:
+    """A short line in an algorithm's colour and dash, as HTML, to find it again in the figures."""
+    dash = "" if style.dash == "-" else f' stroke-dasharray="{" ".join(f"{d * 1.6:g}" for d in style.dash[1])}"'
+    return (
+        f'<svg class="key" viewBox="0 0 24 8" width="24" height="8" aria-hidden="true">'
+        f'<path d="M0 4H24" stroke="{style.colour}" stroke-width="3"{dash}/></svg>'
+    )
+
+
+def _decades(series: Sequence[Curve]) -> float:
+    """Over how many powers of ten the megabytes range, from the first round to the last."""
+    sent = [m for c in series for m in c.megabytes if m > 0]
+    return math.log10(max(sent) / min(sent)) if sent else 0.0
+
+
+def _short(name: str, limit: int = 28) -> str:
+    name = " ".join(name.split())
+    return name if len(name) <= limit else name[: limit - 1] + "…"
+
+
+def require_matplotlib() -> None:
+    """Say what is missing before long work, not after it."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise FoedusError("the report needs matplotlib: pip install 'foedus[report]'") from error
+
+
+def _drawing() -> Any:
+    require_matplotlib()
+    import matplotlib
+
+    return matplotlib.rc_context(_STYLE)
+
+
+def _figure(height: float) -> tuple[Figure, Axes]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def _svg(figure: Figure, label: str) -> str:
+    """Inline SVG: without prolog and metadata, and with ids that stay apart from those of the page's other figures."""
+    out = io.StringIO()
+    figure.savefig(out, format="svg", transparent=True)
+    text = out.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
+    text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text)
+    prefix = re.sub(r"\W+", "-", label)
+    text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", text)
+    text = text.replace("xlink:href", "href")
+    return re.sub(r"<svg [^>]*?(viewBox=\"[^\"]*\")[^>]*>", rf'<svg \1 role="img" aria-label="{label}">', text, count=1)

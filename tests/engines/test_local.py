@@ -1,0 +1,316 @@
+"""The local engine: batches, padding, client state, keys, and what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import foedus as fd
+from foedus.core import random, wire
+from foedus.core.states import States
+from foedus.engines.local import Table
+
+
+def federation(sizes: list[int], seed: int = 0) -> fd.Federation:
+    rng = np.random.default_rng(seed)
+    return fd.Federation.from_clients(
+        [(rng.normal(size=(n, 3)).astype(np.float32), rng.normal(size=n).astype(np.float32)) for n in sizes]
+    )
+
+
+@dataclass(frozen=True)
+class Asks(fd.Algorithm):
+    """Base for algorithms that ask one thing."""
+
+    def start(self, clients):
+        return fd.State(value=torch.zeros(()))
+
+
+@dataclass(frozen=True)
+class MeanTarget(Asks):
+    """The mean of all targets, two ways: reading padded rows, and counting real ones."""
+
+    def ask(self, client):
+        total = (client.data.weight * client.data.y).sum()
+        return {"mean": total / client.data.count, "rows": client.data.count}, None
+
+    def round(self, clients, state):
+        got = clients.mean(self.ask)
+        return fd.State(value=got["mean"], rows=got["rows"])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.sampled_from([1, 2000, 1 << 30]), st.booleans())
+def test_mean_over_any_batching_is_the_mean_over_rows(sizes, memory, batch):
+    fed = federation(sizes)
+    run = fd.run(MeanTarget(), fed, 1, engine=fd.Local(batch=batch, memory=memory), evaluate_every=0)
+    assert float(run.state.value) == pytest.approx(fed.data.y_train.mean(), abs=1e-5)
+    assert float(run.state.rows) == pytest.approx(np.average(sizes, weights=sizes), rel=1e-5)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 400))
+def test_groups_partition_the_clients_within_the_limits(sizes, memory):
+    table = Table(
+        np.zeros((sum(sizes), 1), np.float32),
+        np.zeros(sum(sizes), np.float32),
+        np.arange(sum(sizes)),
+        np.concatenate(([0], np.cumsum(sizes))),
+        np.arange(len(sizes)),
+    )
+    groups = table.groups(torch.arange(len(sizes)), 1.5, lambda rows: max(1, memory // rows))
+    assert sorted(torch.cat(groups).tolist()) == list(range(len(sizes)))
+    for g in groups:
+        n = table.sizes[g]
+        assert int(n.max()) <= 1.5 * int(n.min())
+        assert len(g) == 1 or len(g) * int(n.max()) <= memory
+
+
+def test_equal_neighbours_are_a_view_and_others_are_not():
+    fed = federation([4, 4, 4, 2])
+    session = fd.Local().open(MeanTarget(), fed, random.key(0))
+    x, y = session.train.view(torch.tensor([1, 2]))
+    assert x.data_ptr() == session.train.x[4:].data_ptr()
+    assert x.shape == (2, 4, 3)
+    assert y.shape == (2, 4)
+    assert session.train.view(torch.tensor([0, 2])) is None
+    assert session.train.view(torch.tensor([2, 3])) is None
+
+
+def test_data_in_client_order_is_not_copied():
+    fed = federation([3, 5])
+    session = fd.Local().open(MeanTarget(), fed, random.key(0))
+    assert session.train.x.data_ptr() == torch.from_numpy(fed.data.x_train).data_ptr()
+
+
+@dataclass(frozen=True)
+class Remembers(Asks):
+    """Each client counts its calls and what it saw first."""
+
+    def init(self, client):
+        return {"calls": torch.zeros(()), "first": client.data.y[0]}
+
+    def count(self, client):
+        calls = client.state["calls"] + 1
+        return {"calls": calls, "first": client.state["first"]}, {**client.state, "calls": calls}
+
+    def round(self, clients, state):
+        replies = clients.gather(self.count)
+        return fd.State(ids=replies.ids, calls=replies.stack()["calls"], first=replies.stack()["first"])
+
+
+@pytest.mark.parametrize("batch", [True, False])
+def test_state_belongs_to_its_client(batch):
+    fed = federation([3, 9, 2, 9, 5])
+    engine = fd.Local(batch=batch)
+    run = fd.run(Remembers(), fed, 6, participation=0.4, engine=engine, evaluate_every=0)
+    session = run._loop.session
+    first = torch.tensor([fed.data.y_train[fed.client_rows(i)[0]] for i in range(5)])
+    assert torch.equal(run.state.first, first[run.state.ids])
+    calls = [session.states.get(i) for i in range(5)]
+    assert sum(float(c["calls"]) for c in calls if c) == 12
+
+
+def test_states_move_between_stacked_and_separate():
+    states = States(4)
+    states.put_many(torch.tensor([2, 0]), {"a": torch.tensor([[2.0], [0.0]])})
+    assert states.known(torch.arange(4)).tolist() == [True, False, True, False]
+    states.put(3, {"a": torch.tensor([3.0])})
+    assert states.get_many(torch.tensor([0, 3, 2]))["a"].flatten().tolist() == [0.0, 3.0, 2.0]
+    states.put_many(torch.tensor([3, 0]), {"a": torch.tensor([[33.0], [10.0]])})
+    assert [float(states.get(p)["a"]) for p in (0, 2, 3)] == [10.0, 2.0, 33.0]
+    again = States(4)
+    again.load(states.save())
+    assert float(again.get(3)["a"]) == 33.0
+
+
+def test_states_grow_with_the_clients_seen():
+    states = States(1_000_000)
+    states.put_many(torch.tensor([999_999, 5]), {"a": torch.ones(2, 3)})
+    assert sum(t.numel() for t in states.tensors) <= 12
+
+
+@dataclass(frozen=True)
+class Draws(Asks):
+    def draw(self, client):
+        return {"u": random.uniform(client.key, 3), "shared": random.uniform(client.shared, 1), "id": client.id}, None
+
+    def round(self, clients, state):
+        first, second = clients.gather(self.draw), clients.gather(self.draw)
+        return fd.State(first=first.stack()["u"], second=second.stack()["u"], shared=first.stack()["shared"], ids=first.stack()["id"])
+
+
+def test_keys_differ_by_client_exchange_and_round_and_agree_between_engines():
+    fed = federation([2, 3, 2, 7])
+    one, two = (fd.run(Draws(), fed, r, evaluate_every=0).state for r in (1, 2))
+    draws = torch.cat([one.first, one.second, two.first, two.second])
+    assert len({tuple(d.tolist()) for d in draws}) == 16
+    assert len(set(one.shared.flatten().tolist())) == 1
+    looped = fd.run(Draws(), fed, 1, engine=fd.Local(batch=False), evaluate_every=0).state
+    assert torch.equal(looped.first, one.first)
+    assert looped.ids.tolist() == [0, 1, 2, 3]
+    clients = fd.run(Draws(), fed, 0, evaluate_every=0)._loop.clients(1, torch.arange(4))
+    assert torch.equal(random.uniform(clients.shared, 1), one.shared[0])
+
+
+@dataclass(frozen=True)
+class SendsStructure(Asks):
+    kind: str = "sparse"
+
+    def ask(self, client):
+        i = client.id.reshape(1)
+        if self.kind == "sparse":
+            return wire.Sparse(i, 2.0 * torch.ones(1), (6,)), None
+        left, right = torch.nn.functional.one_hot(i, 6).float().mT, torch.ones(1, 1)
+        return wire.LowRank(left, right), None
+
+    def round(self, clients, state):
+        return fd.State(value=clients.mean(self.ask, weights="uniform"))
+
+
+def test_structured_replies_average_to_dense_and_cost_their_encoded_size():
+    fed = federation([2, 2, 4])
+    for batch in (True, False):
+        run = fd.run(SendsStructure("sparse"), fed, 1, engine=fd.Local(batch=batch), evaluate_every=0)
+        torch.testing.assert_close(run.state.value, torch.tensor([2 / 3, 2 / 3, 2 / 3, 0, 0, 0]))
+        message = wire.encode(wire.Sparse(torch.tensor([1]), torch.tensor([2.0]), (6,)))
+        assert run.records.last("bytes_up") == 3 * len(message)
+        assert run.records.last("bytes_down") == 0
+        low = fd.run(SendsStructure("lowrank"), fed, 1, engine=fd.Local(batch=batch), evaluate_every=0)
+        torch.testing.assert_close(low.state.value[:, 0], torch.tensor([1 / 3, 1 / 3, 1 / 3, 0, 0, 0]))
+
+
+@dataclass(frozen=True)
+class Ragged(Asks):
+    """Replies of a different length from each client."""
+
+    @fd.looped
+    def ask(self, client):
+        return {"rows": client.data.y.sort().values}, None
+
+    def round(self, clients, state):
+        replies = clients.gather(self.ask)
+        return fd.State(value=torch.cat([r["rows"] for r in replies]), ids=replies.ids)
+
+
+def test_looped_steps_may_reply_with_any_length():
+    fed = federation([3, 1, 4])
+    run = fd.run(Ragged(), fed, 1, engine=fd.Local(batch=True), evaluate_every=0)
+    expected = np.concatenate([np.sort(fed.data.y_train[fed.client_rows(i)]) for i in range(3)])
+    np.testing.assert_array_equal(run.state.value.numpy(), expected)
+
+
+@dataclass(frozen=True)
+class Prepares(Asks):
+    made: ClassVar[list] = []
+
+    def prepare(self, data):
+        self.made.append(1)
+        return {"sum": (data.x * data.weight.unsqueeze(-1)).sum(0)}
+
+    def ask(self, client):
+        return client.prepared["sum"], None
+
+    def round(self, clients, state):
+        return fd.State(value=clients.mean(self.ask, weights="uniform"))
+
+
+@pytest.mark.parametrize("batch", [True, False])
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_prepare_is_done_once(batch, participation):
+    fed = federation([3, 3, 8, 8])
+    Prepares.made.clear()
+    run = fd.run(Prepares(), fed, 5, engine=fd.Local(batch=batch), participation=participation, evaluate_every=0)
+    assert len(Prepares.made) <= 4
+    if participation == 1.0:
+        torch.testing.assert_close(run.state.value, torch.from_numpy(fed.data.x_train.sum(0)) / 4, rtol=1e-4, atol=1e-5)
+
+
+@dataclass(frozen=True)
+class Breaks(Asks):
+    how: str = "nan"
+
+    def ask(self, client):
+        bad = client.id == 2
+        return {"v": torch.where(bad, float("nan") if self.how == "nan" else float("inf"), 1.0)}, None
+
+    def round(self, clients, state):
+        return fd.State(value=clients.mean(self.ask)["v"])
+
+
+@pytest.mark.parametrize("batch", [True, False])
+@pytest.mark.parametrize("how", ["nan", "inf"])
+def test_a_reply_that_is_not_finite_names_round_and_client(batch, how):
+    with pytest.raises(fd.DivergenceError, match=r"round 1: the reply of client 2 is not finite") as error:
+        fd.run(Breaks(how), federation([2, 2, 5, 2]), 3, engine=fd.Local(batch=batch), evaluate_every=0)
+    assert (error.value.round, error.value.clients) == (1, (2,))
+
+
+@dataclass(frozen=True)
+class Forgetful(Asks):
+    def ask(self, client):
+        return torch.ones(())
+
+    def round(self, clients, state):
+        return fd.State(value=clients.mean(self.ask))
+
+
+@dataclass(frozen=True)
+class NoInit(Asks):
+    def ask(self, client):
+        return torch.ones(()), torch.ones(())
+
+    def round(self, clients, state):
+        return fd.State(value=clients.mean(self.ask))
+
+
+def test_steps_that_break_the_contract_are_told_so():
+    with pytest.raises(fd.ReplyError, match=r"must return \(reply, new client state\)"):
+        fd.run(Forgetful(), federation([2]), 1)
+    with pytest.raises(fd.ReplyError, match="NoInit has no init"):
+        fd.run(NoInit(), federation([2]), 1)
+
+
+def test_quantised_replies_are_charged_as_sent_and_stay_unbiased(fed):
+    plain = fd.run(fd.FedAvg(lr=0.1), fed, 3)
+    for kind, width in (("float16", 2), ("bfloat16", 2), ("int8", 1)):
+        small = fd.run(fd.FedAvg(lr=0.1), fed, 3, quantise=kind)
+        assert small.records.last("bytes_up") == pytest.approx(plain.records.last("bytes_up") * width / 4, rel=0.06)
+        assert small.records.last("bytes_down") == plain.records.last("bytes_down")
+        assert small.records.last("loss") == pytest.approx(plain.records.last("loss"), rel=0.02)
+
+
+@pytest.mark.parametrize(("make", "message"), [(lambda: fd.Local(batch="yes"), "batch='yes'"), (lambda: fd.Local(memory=0), "memory=0")])
+def test_bad_engine_settings(make, message):
+    with pytest.raises(fd.ConfigError, match=message):
+        make()
+
+
+def test_many_clients_are_not_many_python_objects():
+    """100,000 clients that do nothing: one round is a handful of tensor operations."""
+    fed = fd.split(fd.Data.from_arrays(np.zeros((100_000, 1), np.float32), np.zeros(100_000, np.float32)), "iid", clients=100_000)
+    run = fd.run(MeanTarget(), fed, 2, participation=0.5, evaluate_every=0)
+    assert float(run.state.rows) == pytest.approx(1.0, rel=1e-6)
+    assert run.records.last("messages_up") == 100_000
+
+
+@dataclass(frozen=True)
+class Wide(Asks):
+    def ask(self, client):
+        return torch.full((50,), 0.1), None
+
+    def round(self, clients, state):
+        return fd.State(value=clients.mean(self.ask))
+
+
+def test_the_mean_over_many_clients_keeps_its_digits():
+    """20,000 equal replies: a plain sum in single precision would be off in the fourth digit."""
+    fed = fd.split(fd.Data.from_arrays(np.zeros((20_000, 1), np.float32), np.zeros(20_000, np.float32)), "iid", clients=20_000)
+    value = fd.run(Wide(), fed, 1, evaluate_every=0).state.value
+    torch.testing.assert_close(value, torch.full((50,), 0.1), rtol=1e-6, atol=0)
