@@ -120,7 +120,7 @@ class Limit:
         self.rng = np.random.default_rng(0)
         sizes = (FEATURES, CLASSES) if work.hidden is None else (FEATURES, work.hidden, CLASSES)
         scale = 0.0 if work.hidden is None else 0.03
-        self.weights = [scale * torch.randn(a, b) for a, b in zip(sizes, sizes[1:], strict=False)]
+        self.weights = [scale * torch.randn(b, a) for a, b in zip(sizes, sizes[1:], strict=False)]
         self.biases = [torch.zeros(b) for b in sizes[1:]]
 
     @torch.no_grad()
@@ -137,16 +137,16 @@ class Limit:
             a, target = x[:, first : first + BATCH], y[:, first : first + BATCH]
             step = -LR / a.shape[1]
             if work.hidden is None:
-                slope = torch.baddbmm(biases[0], a, weights[0]).softmax(-1)
+                slope = torch.baddbmm(biases[0], a, weights[0].mT).softmax(-1)
                 slope.scatter_add_(-1, target, torch.full((), -1.0).expand_as(target))
             else:
-                h = torch.baddbmm(biases[0], a, weights[0]).relu_()
-                top = torch.baddbmm(biases[1], h, weights[1]).softmax(-1)
+                h = torch.baddbmm(biases[0], a, weights[0].mT).relu_()
+                top = torch.baddbmm(biases[1], h, weights[1].mT).softmax(-1)
                 top.scatter_add_(-1, target, torch.full((), -1.0).expand_as(target))
-                slope = torch.bmm(top, weights[1].mT).mul_(h > 0)
-                weights[1].baddbmm_(h.mT, top, alpha=step)
+                slope = torch.bmm(top, weights[1]).mul_(h > 0)
+                weights[1].baddbmm_(top.mT, h, alpha=step)
                 biases[1].add_(top.sum(1, keepdim=True), alpha=step)
-            weights[0].baddbmm_(a.mT, slope, alpha=step)
+            weights[0].baddbmm_(slope.mT, a, alpha=step)
             biases[0].add_(slope.sum(1, keepdim=True), alpha=step)
         self.weights = [w.mean(0) for w in weights]
         self.biases = [b.mean(0)[0] for b in biases]

@@ -41,7 +41,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from foedus.algorithms import training as _training  # noqa: F401 - algorithms register as subclasses when imported
 from foedus.core.algorithm import Algorithm
 from foedus.core.clients import Poisson
 from foedus.core.config import subclasses
@@ -49,7 +48,6 @@ from foedus.data import datasets, partition
 from foedus.data.federation import Federation
 from foedus.engines.local import Local
 from foedus.errors import ConfigError, FoedusError, unknown
-from foedus.models.base import Model
 
 Number = int | float
 
@@ -210,7 +208,9 @@ class _Reader:
         known = {n: c for n, c in _concrete(Algorithm).items() if c.round is not Algorithm.round}
         if self.command == "run":
             if "algorithm" not in self.table and "algorithms" in self.table:
-                self.fail("algorithm", "the section [algorithm] is missing; for the [algorithms] of this file use foedus compare")
+                self.fail(
+                    "algorithm", "the section [algorithm] is missing; for the [algorithms] of this file use foedus compare"
+                )
             return {"": self.build(self.section("algorithm"), known, "algorithm")}
         if "algorithms" not in self.table and "algorithm" in self.table:
             self.fail("algorithms", "sections [algorithms.NAME] are missing; for the [algorithm] of this file use foedus run")
@@ -221,14 +221,14 @@ class _Reader:
                 self.fail(key, f"must be a section [algorithms.NAME], not {_named(entry)}")
             found[name] = self.build({"type": name, **entry}, known, key)
         if not found:
-            self.fail("algorithms", f"holds no algorithm: add sections such as [algorithms.FedAvg] (allowed: {', '.join(known)})")
+            self.fail(
+                "algorithms", f"holds no algorithm: add sections such as [algorithms.FedAvg] (allowed: {', '.join(known)})"
+            )
         return found
 
     # -- values ------------------------------------------------------------------------------------------------------
 
-    def settings(
-        self, at: str, section: dict[str, Any], hints: dict[str, Any], required: Iterable[str] = ()
-    ) -> dict[str, Any]:
+    def settings(self, at: str, section: dict[str, Any], hints: dict[str, Any], required: Iterable[str] = ()) -> dict[str, Any]:
         """The checked values of a section whose keys have these types."""
         for key in section:
             if key not in hints:
@@ -349,6 +349,3 @@ def _describe(hint: Any) -> str:
     if isinstance(hint, type) and (known := _concrete(hint)):
         return "a table { type = ... } with type one of " + ", ".join(known)
     return str(getattr(hint, "__name__", hint))
-
-
-_ = Model  # the models register as subclasses when imported

@@ -8,21 +8,23 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from foedus.core.spec import Spec
 from foedus.models.base import Model, Params, uniform_init
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x W + b with a leading client dimension."""
-    return torch.bmm(x, weight) if bias is None else torch.baddbmm(bias.unsqueeze(-2), x, weight)
+    """x W^T + b with a leading client dimension."""
+    return torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(-2), x, weight.mT)
 
 
 @dataclass(frozen=True)
 class Linear(Model):
-    """f(x) = x W + b: softmax regression with cross-entropy, linear regression with the squared loss.
+    """f(x) = W x + b: softmax regression with cross-entropy, linear regression with the squared loss.
 
-    Starts at zero (the objective is convex), or at random with `zero_start=False`.
+    Starts at zero (the objective is convex), or at random with `zero_start=False`. W is (outputs, features): with few
+    outputs, products with its rows contiguous are several times faster than with its columns.
     """
 
     bias: bool = True
@@ -32,18 +34,17 @@ class Linear(Model):
 
     def init(self, spec: Spec, key: Tensor) -> Params:
         d, k = spec.features, spec.outputs
-        weight = torch.zeros(d, k) if self.zero_start else uniform_init(key, 0, (d, k), d)
+        weight = torch.zeros(k, d) if self.zero_start else uniform_init(key, 0, (k, d), d)
         return {"weight": weight, "bias": torch.zeros(k)} if self.bias else {"weight": weight}
 
     def apply(self, params: Params, x: Tensor) -> Tensor:
-        out = x.flatten(1).to(params["weight"].dtype) @ params["weight"]
-        return out + params["bias"] if self.bias else out
+        return F.linear(x.flatten(1).to(params["weight"].dtype), params["weight"], params.get("bias"))
 
     def pullback(self, params: Params, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Params]]:
         outputs = affine(x, params["weight"], params.get("bias"))
 
         def pull(slope: Tensor) -> Params:
-            grads = {"weight": torch.bmm(x.mT, slope)}
+            grads = {"weight": torch.bmm(slope.mT, x)}
             if self.bias:
                 grads["bias"] = slope.sum(-2)
             return grads

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from foedus.core.spec import Spec
 from foedus.errors import ModelError
@@ -17,7 +18,7 @@ from foedus.models.linear import affine
 
 @dataclass(frozen=True)
 class MLP(Model):
-    """Layers of `hidden` units with ReLU between them: f(x) = relu(... relu(x W1 + b1) ...) W_L + b_L."""
+    """Layers of `hidden` units with ReLU between them: f(x) = W_L relu(... relu(W_1 x + b_1) ...) + b_L."""
 
     hidden: tuple[int, ...] = (200,)
 
@@ -33,7 +34,7 @@ class MLP(Model):
         sizes = (spec.features, *self.hidden, spec.outputs)
         params = {}
         for i, (a, b) in enumerate(zip(sizes, sizes[1:], strict=False)):
-            params[f"weight{i}"] = uniform_init(key, 2 * i, (a, b), a)
+            params[f"weight{i}"] = uniform_init(key, 2 * i, (b, a), a)
             params[f"bias{i}"] = uniform_init(key, 2 * i + 1, (b,), a)
         return params
 
@@ -41,8 +42,8 @@ class MLP(Model):
         h = x.flatten(1).to(params["weight0"].dtype)
         last = len(self.hidden)
         for i in range(last):
-            h = torch.relu(h @ params[f"weight{i}"] + params[f"bias{i}"])
-        return h @ params[f"weight{last}"] + params[f"bias{last}"]
+            h = torch.relu(F.linear(h, params[f"weight{i}"], params[f"bias{i}"]))
+        return F.linear(h, params[f"weight{last}"], params[f"bias{last}"])
 
     def pullback(self, params: Params, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Params]]:
         last = len(self.hidden)
@@ -54,11 +55,11 @@ class MLP(Model):
         def pull(slope: Tensor) -> Params:
             grads = {}
             for i in range(last, -1, -1):
-                grads[f"weight{i}"] = torch.bmm(inputs[i].mT, slope)
+                grads[f"weight{i}"] = torch.bmm(slope.mT, inputs[i])
                 grads[f"bias{i}"] = slope.sum(-2)
                 if i:
                     # relu(a) > 0 exactly where a > 0, so the activations themselves say where the slope passes.
-                    slope = torch.bmm(slope, params[f"weight{i}"].mT)
+                    slope = torch.bmm(slope, params[f"weight{i}"])
                     slope = torch.ops.aten.threshold_backward(slope, inputs[i], 0)
             return {name: grads[name] for name in params}
 

@@ -234,7 +234,7 @@ class Comparison:
         """The table as text: headings (with line breaks) and rows, the name first."""
         table = self.table()
         metrics = [m for m in (self.metric, self.own_metric) if m]
-        headings = ["algorithm", *map(words, metrics), "rounds to\ntarget", "MB to\ntarget", "MB\nin all", "seconds", "remark"]
+        headings = ["algorithm", *(words(m).replace(", ", ",\n") for m in metrics), "rounds to\ntarget", "MB to\ntarget", "MB\nin all", "seconds", "remark"]
         rows = []
         for name, row in zip(table.index, table.to_dict("records"), strict=True):
             means = [_mean_and_spread(row[m], row[f"{m}_std"]) for m in metrics]
@@ -253,7 +253,7 @@ class Comparison:
         table = Table(box=box.SIMPLE_HEAD, title=self.title(), caption=self.describe_target(), title_style="bold")
         for heading in headings:
             left = heading in ("algorithm", "remark")
-            table.add_column(Text(heading), justify="left" if left else "right", no_wrap=heading != "remark")
+            table.add_column(Text(heading), justify="left" if left else "right", no_wrap=left and heading != "remark")
         for row in rows:
             table.add_row(*map(Text, row))
         return table
@@ -334,7 +334,9 @@ def _checked(algorithms: Mapping[str, Algorithm], fed: Federation, options: dict
     """Refuse, before any run starts, what one of the runs would refuse."""
     if not isinstance(algorithms, Mapping) or not algorithms:
         raise ConfigError("algorithms must be a dictionary {name: algorithm} with at least one entry")
-    allowed = [p for p in inspect.signature(run).parameters if p not in ("algorithm", "fed", "rounds", "seed", "target", "progress")]
+    allowed = [
+        p for p in inspect.signature(run).parameters if p not in ("algorithm", "fed", "rounds", "seed", "target", "progress")
+    ]
     for option in options:
         if option == "seed":
             raise ConfigError("compare takes seeds=[...] or seeds=n, not seed=")

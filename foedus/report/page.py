@@ -105,7 +105,7 @@ def _results(comparison: Comparison, style: dict[str, Style]) -> str:
         cells = [f'<th scope="row">{plots.sample(style[row[0]])}{_text(row[0])}</th>']
         for heading, value in zip(headings[1:], row[1:], strict=True):
             kind = "remark" if heading == "remark" else "number"
-            if heading == words(comparison.metric) and row[0] == best:
+            if heading == headings[1] and row[0] == best:
                 kind += " best"
             cells.append(f'<td class="{kind}">{_text(value)}</td>')
         body.append(f"<tr>{''.join(cells)}</tr>")

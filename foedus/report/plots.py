@@ -98,7 +98,9 @@ def curves(
             ax.axhline(target, color="#777777", linewidth=0.9, zorder=1)
             # Curves end on the good side of the target, so its name stands on the other.
             place = "top" if metric.endswith("accuracy") else "bottom"
-            ax.text(0.995, target, "target", transform=ax.get_yaxis_transform(), va=place, ha="right", fontsize=8, color="#555555")
+            ax.text(
+                0.995, target, "target", transform=ax.get_yaxis_transform(), va=place, ha="right", fontsize=8, color="#555555"
+            )
         if limits:
             ax.set_ylim(*limits)
         xlabel = {"rounds": "round", "megabytes": "megabytes sent, up and down", "seconds": "seconds of computing"}[against]

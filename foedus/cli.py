@@ -1,0 +1,392 @@
+"""The command line: `foedus demo`, `run`, `compare`, `data`, `report`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from foedus.errors import DivergenceError, FoedusError
+from foedus.version import __version__
+
+if TYPE_CHECKING:
+    from foedus.core.run import Run
+    from foedus.report.compare import Comparison
+
+# Whatever computes is imported by the command that needs it, so that --help is not kept waiting.
+
+
+class _Commands(TyperGroup):
+    """Turns errors that a user can mend into one message and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (FoedusError, OSError) as error:
+            if ctx.params.get("debug") or os.environ.get("FOEDUS_DEBUG", "0") not in ("", "0"):
+                raise
+            _complain(error)
+            raise typer.Exit(1 if isinstance(error, DivergenceError) else 2) from None
+        except KeyboardInterrupt as stop:
+            typer.echo(str(stop) or "stopped", err=True)
+            raise typer.Exit(130) from None
+
+
+def _complain(error: BaseException) -> None:
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename or ''}: {error.strerror}".lstrip(": ")
+    typer.echo("\n".join([f"foedus: error: {text}", *getattr(error, "__notes__", [])]), err=True)
+
+
+app = typer.Typer(
+    cls=_Commands,
+    name="foedus",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data_app = typer.Typer(no_args_is_help=True, help="List, fetch and look at data sets.")
+app.add_typer(data_app, name="data")
+
+Config = Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The experiment; see examples/ for two.")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"foedus {__version__}")
+        raise typer.Exit
+
+
+@app.callback(
+    epilog="Begin with: foedus demo. Every command explains itself: foedus run --help. "
+    "Exit codes: 0 done, 1 a run diverged, 2 something must be mended first."
+)
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error (also FOEDUS_DEBUG=1).")] = False,
+) -> None:
+    """foedus: federated learning beyond averaging.
+
+    Compare federated algorithms on the same data and seeds, with every byte counted.
+    """
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path("foedus-demo"),
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each run.")] = 30,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each algorithm.")] = 3,
+    clients: Annotated[int, typer.Option(min=1, help="Clients that hold the data.")] = 10,
+    alpha: Annotated[float, typer.Option(help="Dirichlet parameter: the smaller, the more unequal the clients.")] = 0.1,
+) -> None:
+    """Compare six algorithms on handwritten digits; takes well under a minute and needs no download.
+
+    FedAvg, FedProx, Scaffold and FedDyn train one network together; Independent lets every client train alone;
+    Central has all data in one place, as a reference. Half of the clients take part in each round.
+
+    Examples:
+
+        foedus demo
+
+        foedus demo --alpha 10 --seeds 5 --out equal-clients
+    """
+    import foedus as fd
+    from foedus.report.compare import compare
+    from foedus.report.plots import require_matplotlib
+
+    require_matplotlib()
+    training: dict[str, Any] = {"model": fd.MLP((64,)), "lr": 0.1, "epochs": 5}
+    algorithms = {
+        "FedAvg": fd.FedAvg(**training),
+        "FedProx": fd.FedProx(**training, mu=0.1),
+        "Scaffold": fd.Scaffold(**training),
+        "FedDyn": fd.FedDyn(**training, alpha=0.1),
+        "Independent": fd.Independent(**training),
+        "Central": fd.Central(**training),
+    }
+    fed = fd.split(fd.load("digits"), "dirichlet", clients=clients, alpha=alpha, min_rows=min(10, 1346 // clients), seed=0)
+    typer.echo(fed.describe() + "\n")
+    with _one_thread():
+        comparison = compare(algorithms, fed, rounds, seeds=seeds, participation=0.5)
+    _show(comparison, out / "report.html", "foedus demo: digits, divided unequally")
+
+
+@app.command("run")
+def run_command(
+    config: Config,
+    out: Annotated[Path | None, typer.Option(help="File for the run; the default is output.run of the file.")] = None,
+) -> None:
+    """Run one algorithm as a TOML file says, print the last rounds and save the run.
+
+    The file, such as this one, is checked before any work starts:
+
+    \b
+        data      = { name = "digits" }
+        split     = { scheme = "dirichlet", clients = 10, alpha = 0.3 }
+        run       = { rounds = 30, seed = 0, participation = 0.5 }
+        algorithm = { type = "FedAvg", lr = 0.1, model = "Linear" }
+        output    = { run = "fedavg.safetensors", report = "page.html" }
+
+    Examples:
+
+        foedus run examples/run.toml
+
+        foedus run examples/run.toml --out fedprox.safetensors && foedus report fedprox.safetensors
+    """
+    from foedus.config_file import read_config
+    from foedus.core.run import run
+    from foedus.report.compare import Comparison
+
+    experiment = read_config(config, "run")
+    page = experiment.output.get("report")
+    if page:
+        _require_plots()
+    fed = experiment.federation()
+    typer.echo(fed.describe() + "\n")
+    (algorithm,) = experiment.algorithms.values()
+    try:
+        result = run(
+            algorithm, fed, experiment.rounds, seed=experiment.seeds[0], target=experiment.target, **experiment.options
+        )
+    except DivergenceError as error:
+        if len(error.run.records):
+            _print_history(error.run)
+        raise
+    _print_history(result)
+    if file := out or experiment.output.get("run"):
+        result.save(file)
+        typer.echo(f"\nrun:  {file}")
+    if page:
+        comparison = Comparison({type(algorithm).__name__: [result]}, fed, experiment.target)
+        typer.echo(f"page: {_where(comparison.report(page))}")
+
+
+@app.command("compare")
+def compare_command(
+    config: Config,
+    out: Annotated[
+        Path | None, typer.Option(help="The page; the default is output.report of the file, or report.html.")
+    ] = None,
+) -> None:
+    """Run several algorithms on the same data and seeds as a TOML file says; print the table and write the page.
+
+    The file, such as this one, is checked before any work starts:
+
+    \b
+        data   = { name = "digits" }
+        split  = { scheme = "dirichlet", clients = 10, alpha = 0.3 }
+        run    = { rounds = 30, seeds = 3, participation = 0.5 }
+        output = { report = "page.html", runs = "runs" }
+        algorithms.FedAvg   = { lr = 0.1, epochs = 5 }
+        algorithms.Scaffold = { lr = 0.1, epochs = 5 }
+
+    Examples:
+
+        foedus compare examples/compare.toml
+
+        foedus compare examples/compare.toml --out digits.html
+    """
+    from foedus.config_file import read_config
+    from foedus.report.compare import compare
+
+    experiment = read_config(config, "compare")
+    _require_plots()
+    fed = experiment.federation()
+    typer.echo(fed.describe() + "\n")
+    comparison = compare(
+        experiment.algorithms,
+        fed,
+        experiment.rounds,
+        seeds=experiment.seeds,
+        target=experiment.target,
+        **experiment.options,
+    )
+    if folder := experiment.output.get("runs"):
+        typer.echo(f"runs: {len(comparison.save(folder))} files in {folder}")
+    _show(comparison, out or Path(experiment.output.get("report", "report.html")))
+
+
+@app.command("report")
+def report_command(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Saved runs, or folders of them.")],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    target: Annotated[float | None, typer.Option(help="State the cost of reaching this metric.")] = None,
+) -> None:
+    """Make a page from saved runs; runs that differ only in the seed count as one algorithm.
+
+    Examples:
+
+        foedus report fedavg.safetensors scaffold.safetensors --out page.html
+
+        foedus report runs/ --target 0.9
+    """
+    from foedus.report.compare import Comparison
+
+    _require_plots()
+    _show(Comparison.load(*runs, target=target), out)
+
+
+# -- data --------------------------------------------------------------------------------------------------------------
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """List the data sets: bundled, at hand, and to be downloaded.
+
+    Sets are looked for in $FOEDUS_DATA, then in the user's cache.
+
+    Example:
+
+        foedus data list
+    """
+    from foedus.data import datasets
+
+    rows = []
+    for info in datasets.names():
+        kind = "regression" if info.where == "bundled" and info.classes is None else _or_dash(info.classes)
+        sizes = [_or_dash(v) for v in (info.rows, info.test_rows, info.features)]
+        rows.append([info.name, *sizes, kind, info.where])
+    _print_table(["name", "rows", "test rows", "features", "classes", "where"], rows, text=("name", "where"))
+
+
+@data_app.command("get")
+def data_get(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Sets that `foedus data list` shows.")],
+) -> None:
+    """Download data sets into the cache, checked; does nothing for those that are at hand.
+
+    Example:
+
+        foedus data get mnist letter
+    """
+    from foedus.data import datasets
+
+    known = [datasets.info(name) for name in names]  # a wrong name is found before the first download
+    for info in known:
+        datasets._path_of(info.name)
+        after = datasets.info(info.name)
+        typer.echo(f"{info.name}: {'bundled, nothing to fetch' if after.where == 'bundled' else after.where}")
+
+
+@data_app.command("show")
+def data_show(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A set that `foedus data list` shows, or a file.")],
+) -> None:
+    """Show what a data set holds: rows, features, labels and their frequencies.
+
+    Examples:
+
+        foedus data show digits
+
+        foedus data show rows.csv
+    """
+    import numpy as np
+
+    from foedus.data import load
+
+    data = load(name)
+    typer.echo(f"{data.name}: {len(data.x_train):,} training rows, {len(data.x_test):,} test rows")
+    typer.echo(f"features: {' x '.join(map(str, data.x_train.shape[1:]))}, scaling: {data.scaling or 'none'}")
+    typer.echo(f"range: {data.x_train.min():.4g} to {data.x_train.max():.4g}, mean {data.x_train.mean(dtype=np.float64):.4g}")
+    if data.groups_train is not None:
+        typer.echo(f"groups: {len(np.unique(data.groups_train))} (scheme 'natural' makes each a client)")
+    if data.classes is None:
+        for part in ("train", "test"):
+            y = getattr(data, f"y_{part}")
+            if len(y):
+                typer.echo(f"y_{part}: {y.min():.4g} to {y.max():.4g}, mean {y.mean():.4g}, standard deviation {y.std():.4g}")
+        return
+    counts = [np.bincount(y, minlength=data.classes) for y in (data.y_train, data.y_test)]
+    labels = data.class_names or [str(c) for c in range(data.classes)]
+    rows = [[label, f"{a:,}", f"{b:,}"] for label, a, b in zip(labels, *counts, strict=True)]
+    _print_table(["label", "training rows", "test rows"], rows, text=("label",))
+
+
+# -- output ------------------------------------------------------------------------------------------------------------
+
+
+def _one_thread() -> Any:
+    """Models as small as the demo's gain nothing from a second thread and lose much where the machine is busy."""
+    import contextlib
+
+    import torch
+
+    @contextlib.contextmanager
+    def limited() -> Any:
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+    return limited()
+
+
+def _require_plots() -> None:
+    from foedus.report.plots import require_matplotlib
+
+    require_matplotlib()
+
+
+def _show(comparison: Comparison, page: Path, title: str | None = None) -> None:
+    """The table, the page, and a last word about what diverged."""
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        Console().print(comparison)  # fits the table to the terminal
+    else:
+        typer.echo(f"{comparison!r}\n")
+    typer.echo(f"page: {_where(comparison.report(page, title))}")
+    lost = [message for messages in comparison.diverged.values() for message in messages.values()]
+    if lost:
+        typer.echo(f"foedus: {len(lost)} of {sum(map(len, comparison.runs.values()))} runs diverged: {lost[0]}", err=True)
+        if not any(comparison.finished(name) for name in comparison.runs):
+            raise typer.Exit(1)
+
+
+def _where(page: Path) -> str:
+    return f"{page} ({page.resolve().as_uri()})"
+
+
+def _print_history(run: Run) -> None:
+    frame = run.history
+    shown = [c for c in ("round", "seconds", "bytes_up", "bytes_down", "clients", "loss", "accuracy", "mse") if c in frame]
+    shown += [c for c in ("own_accuracy", "own_mse") if c in frame]
+    typer.echo(frame[shown].tail(5).to_string(index=False, na_rep="–"))
+    typer.echo(f"\n{run!r}")
+
+
+def _or_dash(value: int | None) -> str:
+    return "–" if value is None else f"{value:,}"
+
+
+def _print_table(headings: list[str], rows: list[list[str]], text: tuple[str, ...]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in text else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def main() -> None:
+    """Entry point of the `foedus` command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()
