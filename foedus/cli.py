@@ -112,7 +112,9 @@ def demo(
         "Independent": fd.Independent(**training),
         "Central": fd.Central(**training),
     }
-    fed = fd.split(fd.load("digits"), "dirichlet", clients=clients, alpha=alpha, min_rows=min(10, 1346 // clients), seed=0)
+    data = fd.load("digits")
+    least = max(1, min(10, len(data.x_train) // clients))  # a client with one row says little
+    fed = fd.split(data, "dirichlet", clients=clients, alpha=alpha, min_rows=least, seed=0)
     typer.echo(fed.describe() + "\n")
     with _one_thread():
         comparison = compare(algorithms, fed, rounds, seeds=seeds, participation=0.5)

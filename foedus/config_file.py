@@ -112,6 +112,7 @@ class _Reader:
         for name in self.table:
             if name not in _SECTIONS:
                 self.fail(name, unknown("section", name, _SECTIONS))
+        algorithms = self.algorithms()
         data, split = self.data(), self.split()
         options = self.settings("run", self.section("run"), _RUN_KEYS, required=["rounds"])
         rounds, target = options.pop("rounds"), options.pop("target", None)
@@ -125,7 +126,7 @@ class _Reader:
         engine = self.section("engine", needed=False)
         if engine:
             options["engine"] = self.build({"type": "Local", **engine}, {"Local": Local}, "engine")
-        return Experiment(self.path, data, split, rounds, seeds, target, options, self.algorithms(), output)
+        return Experiment(self.path, data, split, rounds, seeds, target, options, algorithms, output)
 
     # -- sections ----------------------------------------------------------------------------------------------------
 

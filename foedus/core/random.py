@@ -12,8 +12,10 @@ shape `(c, 2)` gives draws of shape `(c, *shape)`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,17 +29,29 @@ def _philox(even: Tensor, odd: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
 
     `key` has the same layout. All words are 32-bit values in int64; the result is (even, odd) again.
     """
-    ones, device = [1] * (key.dim() - 1), key.device
-    mask, shift = torch.tensor(_MASK, device=device), torch.tensor(32, device=device)
-    multiplier = torch.tensor(_MULTIPLIERS, device=device).view(2, *ones)
-    weyl = torch.arange(10, device=device).unsqueeze(1) * torch.tensor(_WEYL, device=device)
-    for round_key in (key + weyl.view(10, 2, *ones)).unbind(0):
+    if key.device.type != "cpu":
+        constants = (torch.tensor(c, device=key.device) for c in (_MULTIPLIERS, _WEYL))
+        return _rounds(even, odd, key, *constants, lambda t: t.flip(0))
+    # The same operations on the same memory, but NumPy's cost a fraction for small arrays, and most draws are small.
+    constants = (np.array(c, dtype=np.int64) for c in (_MULTIPLIERS, _WEYL))
+    even, odd = _rounds(even.numpy(), odd.numpy(), key.numpy(), *constants, lambda a: a[::-1])
+    return torch.from_numpy(even), torch.from_numpy(odd)
+
+
+def _rounds(even: Any, odd: Any, key: Any, multiplier: Any, weyl: Any, flip: Callable) -> tuple[Any, Any]:
+    """Philox's rounds in operations that tensors and arrays share."""
+    shape = (2, *[1] * (key.ndim - 1))
+    multiplier, weyl = multiplier.reshape(shape), weyl.reshape(shape)
+    for i in range(10):
         # int64 products wrap modulo 2^64, which keeps all 64 bits of the unsigned product. Bits above 32 of `odd`
         # and of the round key are noise until the mask takes them off.
-        product = (even * multiplier).flip(0)
-        even = (product >> shift).bitwise_xor_(odd).bitwise_xor_(round_key).bitwise_and_(mask)
+        product = flip(even * multiplier)
+        even = product >> 32
+        even ^= odd
+        even ^= key + i * weyl
+        even &= _MASK
         odd = product
-    return even, odd & mask
+    return even, odd & _MASK
 
 
 class _Words(torch.autograd.Function):
@@ -77,7 +91,12 @@ class _Fold(torch.autograd.Function):
 
     @staticmethod
     def vmap(info, in_dims, key: Tensor, values: Tensor):
-        key, values = (t if d is None else t.movedim(d, 0) for t, d in zip((key, values), in_dims, strict=True))
+        key, values = (
+            t.unsqueeze(0) if d is None else t.movedim(d, 0) for t, d in zip((key, values), in_dims, strict=True)
+        )
+        # Dimensions of one client's key and values meet from the right, behind the dimension of the clients.
+        rank = max(key.dim(), values.dim())
+        key, values = (t.reshape(t.shape[0], *[1] * (rank - t.dim()), *t.shape[1:]) for t in (key, values))
         return _Fold.apply(key, values), 0
 
 

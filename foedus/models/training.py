@@ -21,8 +21,9 @@ from foedus.errors import ConfigError, unknown
 from foedus.models.base import Model, Params
 from foedus.models.losses import Loss
 
-_BLOCK_BYTES = 1 << 23
-"""Rows are collected for several steps at once, in blocks of about this size, so that they are still in cache when used."""
+_BLOCK_BYTES = 1 << 22
+"""Rows are collected for several steps at once, into one buffer of about this size: still in cache when they are used, and
+no fresh memory (which the system would first have to clear) for each block."""
 
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
 
@@ -185,10 +186,13 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
         table_x = table_x.flatten(1)
     row_bytes = table_x[:1].numel() * table_x.element_size()
     block = max(1, _BLOCK_BYTES // max(1, used[0].numel() * row_bytes))
+    buffer = table_x.new_empty(min(block, total) * used[0].numel(), *table_x.shape[1:])
     for first in range(0, total, block):
         a = still[first]
         picked = used[first : first + block, :a]
-        x, y = take(table_x, picked), take(table_y, picked)
+        flat = picked.reshape(-1)
+        x = torch.index_select(table_x, 0, flat, out=buffer[: len(flat)]).view(*picked.shape, *table_x.shape[1:])
+        y = take(table_y, picked)
         for t in range(first, min(first + block, total)):
             if still[t] < a:
                 a = still[t]

@@ -234,7 +234,15 @@ class Comparison:
         """The table as text: headings (with line breaks) and rows, the name first."""
         table = self.table()
         metrics = [m for m in (self.metric, self.own_metric) if m]
-        headings = ["algorithm", *(words(m).replace(", ", ",\n") for m in metrics), "rounds to\ntarget", "MB to\ntarget", "MB\nin all", "seconds", "remark"]
+        headings = [
+            "algorithm",
+            *(words(m).replace(", ", ",\n") for m in metrics),
+            "rounds to\ntarget",
+            "MB to\ntarget",
+            "MB\nin all",
+            "seconds",
+            "remark",
+        ]
         rows = []
         for name, row in zip(table.index, table.to_dict("records"), strict=True):
             means = [_mean_and_spread(row[m], row[f"{m}_std"]) for m in metrics]
@@ -250,10 +258,21 @@ class Comparison:
         from rich.text import Text
 
         headings, rows = self.cells()
-        table = Table(box=box.SIMPLE_HEAD, title=self.title(), caption=self.describe_target(), title_style="bold")
-        for heading in headings:
-            left = heading in ("algorithm", "remark")
-            table.add_column(Text(heading), justify="left" if left else "right", no_wrap=left and heading != "remark")
+        notes = [self.describe_target()]
+        if headings[-1] == "remark":  # below the table, which then fits 80 columns
+            notes += [f"{row[0]}: {row[-1]}" for row in rows if row[-1]]
+            headings, rows = headings[:-1], [row[:-1] for row in rows]
+        table = Table(
+            box=box.SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+            show_edge=False,
+            title=Text(self.title(), style="bold"),
+            caption=Text("\n".join(notes)),
+            title_justify="left",
+            caption_justify="left",
+        )
+        for i, heading in enumerate(headings):
+            table.add_column(Text(heading), justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
         for row in rows:
             table.add_row(*map(Text, row))
         return table

@@ -86,12 +86,13 @@ def curves(
 ) -> str:
     """The metric against "rounds", "megabytes" or "seconds": mean over seeds, with a band from the least to the largest."""
     with _drawing():
-        figure, ax = _figure(3.5 + 0.19 * ((len(series) + 2) // 3))
+        columns = max(1, min(3, len(series), 44 // (8 + max(len(_label(c)) for c in series))))
+        figure, ax = _figure(3.5 + 0.19 * math.ceil(len(series) / columns))
         log = against == "megabytes" and _decades(series) > 1.5
         for i, curve in enumerate(series):
             _draw(ax, curve, i, against, style[curve.name], log)
         if log:
-            ax.set_xscale("log")
+            _log_axis(ax)
         elif against == "rounds":
             ax.xaxis.get_major_locator().set_params(integer=True)
         if target is not None:
@@ -109,7 +110,7 @@ def curves(
             ax.set_ylabel(words(metric))
         handles, labels = ax.get_legend_handles_labels()
         figure.legend(
-            handles, labels, loc="outside lower center", ncols=min(3, len(labels)), frameon=False, handlelength=2.6,
+            handles, labels, loc="outside lower center", ncols=columns, frameon=False, handlelength=2.6,
             columnspacing=1.2, handletextpad=0.5, borderaxespad=0.2,
         )  # fmt: skip
         what = "close-up of " if limits else ""
@@ -118,9 +119,9 @@ def curves(
 
 def _draw(ax: Axes, curve: Curve, i: int, against: str, style: Style, log: bool) -> None:
     x = getattr(curve, against)
-    label = _short(curve.name) + (" (diverged)" if curve.diverged else "")
+    label = _label(curve)
     look = {"color": style.colour, "linestyle": style.dash, "label": label, "zorder": 3 if curve.pooled else 4}
-    if against == "megabytes" and x[-1] == 0:
+    if against == "megabytes" and x[-1] == 0 and not curve.diverged:
         # It sends nothing, so it has no place on this axis: its last value is a level to compare with.
         ax.axhline(curve.mean[-1], **{**look, "label": f"{label} (0 MB)"}, alpha=0.9)
         return
@@ -146,7 +147,7 @@ def partition(fed: Federation) -> str:
 
 def sample(style: Style) -> str:
     """A short line in an algorithm's colour and dash, as HTML, to find it again in the figures."""
-    dash = "" if style.dash == "-" else f' stroke-dasharray="{" ".join(f"{d * 1.6:g}" for d in style.dash[1])}"'
+    dash = "" if style.dash == "-" else f' stroke-dasharray="{" ".join(f"{d * 2:g}" for d in style.dash[1])}"'
     return (
         f'<svg class="key" viewBox="0 0 24 8" width="24" height="8" aria-hidden="true">'
         f'<path d="M0 4H24" stroke="{style.colour}" stroke-width="3"{dash}/></svg>'
@@ -157,6 +158,21 @@ def _decades(series: Sequence[Curve]) -> float:
     """Over how many powers of ten the megabytes range, from the first round to the last."""
     sent = [m for c in series for m in c.megabytes if m > 0]
     return math.log10(max(sent) / min(sent)) if sent else 0.0
+
+
+def _log_axis(ax: Axes) -> None:
+    """A logarithmic axis with plain numbers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    ax.set_xscale("log")
+    low, high = (math.log10(v) for v in ax.get_xlim())
+    ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high - low < 2.5 else (1.0,)))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _label(curve: Curve) -> str:
+    return _short(curve.name) + (" (diverged)" if curve.diverged else "")
 
 
 def _short(name: str, limit: int = 28) -> str:

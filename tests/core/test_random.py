@@ -170,3 +170,23 @@ def test_the_global_generator_is_untouched():
         vmap(draw)(KEYS)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (np.random.get_state()[1] == before[1]).all()
+
+
+def test_fold_under_vmap_keeps_the_clients_in_front():
+    """A batch of keys folded with several values inside vmap, also where the two sizes agree."""
+    keys = random.fold(random.key(3), torch.arange(5))
+    got = torch.func.vmap(lambda k: random.fold(k, torch.arange(5)))(keys)
+    expected = torch.stack([random.fold(k, torch.arange(5)) for k in keys])
+    assert torch.equal(got, expected)
+    shared = torch.func.vmap(lambda v: random.fold(random.key(3), v))(torch.arange(4))
+    assert torch.equal(shared, random.fold(random.key(3), torch.arange(4)))
+
+
+def test_tensor_rounds_equal_array_rounds():
+    """Devices other than the CPU run the same rounds on tensors."""
+    counter, keys = random.words(random.key(1), 12).view(4, 3), random.words(random.key(2), 6).view(2, 3)
+    even, odd = random._philox(counter[::2], counter[1::2], keys)
+    constants = (torch.tensor(random._MULTIPLIERS), torch.tensor(random._WEYL))
+    on_tensors = random._rounds(counter[::2], counter[1::2], keys, *constants, lambda t: t.flip(0))
+    assert torch.equal(even, on_tensors[0])
+    assert torch.equal(odd, on_tensors[1])

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import matplotlib
+import pytest
+
+import foedus as fd
+from foedus.report import plots
+from foedus.report.compare import Comparison
+from foedus.report.page import render
+from tests.report.fakes import central, fake_run, independent
+
+_VOID = {"meta", "link", "br", "hr", "img", "input"}
+
+
+class Checker(HTMLParser):
+    """Notes tags that are not closed in order, ids that come twice, and every address that a browser would load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.addresses: list[str] = []
+        self.problems: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        if tag not in _VOID:
+            self.stack.append(tag)
+        self.handle_attributes(attrs)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.handle_attributes(attrs)
+
+    def handle_attributes(self, attrs):
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value)
+            if name in ("src", "href", "xlink:href", "srcset", "action", "data"):
+                self.addresses.append(value)
+
+    def handle_endtag(self, tag):
+        if not self.stack or self.stack.pop() != tag:
+            self.problems.append(f"</{tag}> at {self.getpos()}")
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def check(page: str) -> Checker:
+    parser = Checker()
+    parser.feed(page)
+    parser.close()
+    assert parser.problems == []
+    assert parser.stack == []
+    assert len(set(parser.ids)) == len(parser.ids)
+    assert all(a.startswith("#") or a == "data:," for a in parser.addresses), parser.addresses
+    assert {a[1:] for a in parser.addresses if a.startswith("#")} <= set(parser.ids)
+    assert "script" not in parser.tags
+    assert not re.search(r"@import|url\(\s*['\"]?(?!#)", page)
+    assert "http://" not in page
+    assert "https://" not in page
+    return parser
+
+
+@pytest.fixture(scope="module")
+def comparison():
+    runs = {
+        "<script>alert(1)</script> & co": [fake_run([0.1, 0.7, 0.9], seed=0), fake_run([0.1, 0.6, 0.8], seed=1)],
+        "alone": [independent([0.1, 0.2, 0.3], own=[0.1, 0.6, 0.7])],
+        "all": [central([0.1, 0.95, 0.95])],
+        "$lost$": [fake_run([0.1, 0.2])],
+    }
+    fed = fd.split(fd.load("wine"), "dirichlet", clients=4, alpha=0.3, seed=0)
+    return Comparison(runs, fed, None, {"$lost$": {0: "round 2: the loss is <nan>"}})
+
+
+@pytest.fixture(scope="module")
+def page(comparison):
+    return render(comparison, "A <b>title</b>")
+
+
+def test_page_is_well_formed_and_loads_nothing(page):
+    parser = check(page)
+    assert parser.tags.count("figure") >= 4
+    assert "viewport" in page
+    assert page.startswith("<!DOCTYPE html>")
+
+
+def test_everything_of_the_user_is_escaped(page):
+    assert "<script" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; co" in page
+    assert "<title>A &lt;b&gt;title&lt;/b&gt;</title>" in page
+    assert "the loss is &lt;nan&gt;" in page
+
+
+def test_page_has_numbers_settings_and_versions(page):
+    text = check(page).text
+    for wanted in (
+        "0.8500 ± 0.0707",
+        "0.7000",
+        "diverged in round 2",
+        "server_momentum",
+        "model.type",
+        "min_rows",
+        "dirichlet",
+    ):
+        assert wanted in text, wanted
+    assert f"foedus {fd.version.__version__}" in text
+    assert "0, 1" in text  # the seeds
+    assert "torch 2" in text
+
+
+def test_report_writes_one_file_and_leaves_the_plots_of_the_caller_alone(comparison, tmp_path):
+    before = dict(matplotlib.rcParams)
+    path = comparison.report(tmp_path / "new" / "page.html")
+    assert [p.name for p in (tmp_path / "new").iterdir()] == ["page.html"]
+    assert path.read_text(encoding="utf-8").rstrip().endswith("</html>")
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_page_of_saved_runs_without_a_federation():
+    check(render(Comparison({"A": [fake_run([0.1, 0.5])]})))
+
+
+def test_page_without_evaluation():
+    assert "nothing to draw" in render(Comparison({"A": [fake_run([None, None])]}))
+
+
+def test_page_of_a_regression_and_of_many_algorithms():
+    fed = fd.split(fd.load("diabetes"), "iid", clients=3)
+    runs = {f"algorithm number {i} of many": [fake_run([9.0, 3.0 + i / 10], name="mse")] for i in range(14)}
+    assert "mean squared error" in check(render(Comparison(runs, fed))).text
+
+
+def test_curves_name_axes_and_units():
+    style = plots.styles(["A"])
+    series = Comparison({"A": [fake_run([0.1, 0.5])]}).curves()
+    # Text is drawn as shapes; matplotlib keeps it beside them as comments.
+    for against, label in (("rounds", "round"), ("megabytes", "megabytes sent"), ("seconds", "seconds of computing")):
+        svg = plots.curves(series, against, "accuracy", style)
+        assert f"<!-- {label}" in svg
+        assert "<!-- accuracy on the test set -->" in svg
+        assert 'role="img"' in svg
+
+
+def test_styles_differ_in_grey_too():
+    names = [str(i) for i in range(12)]
+    found = plots.styles(names, pooled=["3"])
+    assert len({(s.colour, str(s.dash)) for s in found.values()}) == 12
+    first = [found[n] for n in names[:6]]
+    assert len({str(s.dash) for s in first}) == len({s.marker for s in first}) == 6
+
+
+def test_figures_are_the_same_every_time(comparison):
+    style = plots.styles(list(comparison.runs))
+    assert len({plots.curves(comparison.curves(), "rounds", "accuracy", style) for _ in range(2)}) == 1

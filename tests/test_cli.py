@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import foedus as fd
+from foedus.cli import app
+from foedus.version import __version__
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+CONFIG = """
+data   = {{ name = "wine" }}
+split  = {{ scheme = "iid", clients = 4 }}
+run    = {{ rounds = 2 }}
+{}
+"""
+
+
+@pytest.fixture
+def cli(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FOEDUS_DEBUG", raising=False)
+
+    def call(*arguments: str, code: int = 0):
+        result = CliRunner().invoke(app, [str(a) for a in arguments])
+        assert result.exit_code == code, result.output + repr(result.exception)
+        return result
+
+    return call
+
+
+def test_version(cli):
+    assert cli("--version").output.strip() == f"foedus {__version__}"
+
+
+@pytest.mark.parametrize("command", ["demo", "run", "compare", "report", "data list", "data get", "data show"])
+def test_help_has_an_example(cli, command):
+    text = cli(*command.split(), "--help").output
+    assert "Example" in text
+    assert text.count(f"foedus {command}") >= 1
+
+
+def test_help_lists_the_commands(cli):
+    text = cli("--help").output
+    for command in ("demo", "run", "compare", "report", "data"):
+        assert re.search(rf"\b{command}\b", text)
+
+
+def test_demo(cli, tmp_path):
+    result = cli("demo", "--rounds", "2", "--seeds", "1", "--out", "d")
+    for name in ("FedAvg", "FedProx", "Scaffold", "FedDyn", "Independent", "Central", "target: accuracy"):
+        assert name in result.output
+    page = tmp_path / "d" / "report.html"
+    assert f"page: {Path('d') / 'report.html'}" in result.output
+    assert "<h1>foedus demo" in page.read_text(encoding="utf-8")
+
+
+def test_run_then_report(cli, tmp_path):
+    (tmp_path / "c.toml").write_text(CONFIG.format('algorithm = { type = "FedAvg" }\noutput = { run = "a.safetensors" }'))
+    result = cli("run", "c.toml")
+    assert "accuracy" in result.output
+    assert "run:  a.safetensors" in result.output
+    assert len(fd.Run.load("a.safetensors").records) == 3
+    cli("run", "c.toml", "--out", "b.safetensors")
+    result = cli("report", "a.safetensors", "--out", "p.html", "--target", "0.5")
+    assert "target: accuracy at least 0.5" in result.output
+    assert (tmp_path / "p.html").is_file()
+    assert "already among the runs" in cli("report", "a.safetensors", "b.safetensors", code=2).stderr
+
+
+def test_run_writes_a_page_when_asked(cli, tmp_path):
+    (tmp_path / "c.toml").write_text(CONFIG.format('algorithm = { type = "FedAvg" }\noutput = { report = "p.html" }'))
+    cli("run", "c.toml")
+    assert (tmp_path / "p.html").is_file()
+
+
+def test_compare_and_report_on_its_folder(cli, tmp_path):
+    text = 'algorithms.FedAvg = { lr = 0.1 }\nalgorithms.Central = {}\noutput = { runs = "runs", report = "p.html" }'
+    (tmp_path / "c.toml").write_text(CONFIG.format(text))
+    first = cli("compare", "c.toml").output
+    assert "2 files in runs" in first
+    assert (tmp_path / "p.html").is_file()
+    second = cli("report", "runs", "--out", "q.html").output
+    row = next(line for line in first.splitlines() if "FedAvg" in line)
+    assert row.split() in [line.split() for line in second.splitlines()]
+
+
+def test_the_configs_in_the_help_work(cli, tmp_path):
+    for command in ("run", "compare"):
+        text = cli(command, "--help").output
+        lines = [line.strip() for line in text.splitlines() if re.match(r"\s+[\w.]+\s*= \{", line)]
+        config = "\n".join(lines).replace("rounds = 30", "rounds = 1").replace("seeds = 3", "seeds = 1")
+        assert set(tomllib.loads(config)) >= {"data", "split", "run"}
+        (tmp_path / "c.toml").write_text(config)
+        cli(command, "c.toml")
+
+
+def test_examples_are_checked_by_the_commands(cli):
+    result = cli("run", EXAMPLES / "compare.toml", code=2)
+    assert "use foedus compare" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("run", "none.toml"), "none.toml: cannot be read"),
+        (("report", "none.safetensors"), "none.safetensors: there is no such file"),
+        (("data", "show", "digist"), "did you mean 'digits'"),
+        (("data", "get", "digist"), "did you mean 'digits'"),
+        (("demo", "--clients", "100000"), "clients=100000 is more than"),
+        (("demo", "--alpha", "-1"), "alpha=-1.0 must be a number more than 0"),
+    ],
+)
+def test_errors_are_one_message_and_exit_code_2(cli, arguments, message):
+    result = cli(*arguments, code=2)
+    assert result.stderr.startswith("foedus: error: ")
+    assert message in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_config_errors(cli, tmp_path):
+    (tmp_path / "c.toml").write_text(CONFIG.format('algorithm = { type = "FedAvg", lr = "0.1" }'))
+    result = cli("run", "c.toml", code=2)
+    assert result.stderr.strip() == "foedus: error: c.toml: algorithm.lr: '0.1' is text, but must be a number"
+
+
+def test_unwritable_page(cli, tmp_path):
+    (tmp_path / "c.toml").write_text(CONFIG.format("algorithms.FedAvg = {}"))
+    (tmp_path / "file").write_text("")
+    assert "file" in cli("compare", "c.toml", "--out", "file/p.html", code=2).stderr
+
+
+def test_divergence_has_exit_code_1(cli, tmp_path):
+    bad = '{ type = "FedAvg", lr = 1e30, model = { type = "MLP", hidden = [8] } }'
+    (tmp_path / "c.toml").write_text(CONFIG.format(f"algorithm = {bad}"))
+    result = cli("run", "c.toml", code=1)
+    assert "round" in result.stderr
+    (tmp_path / "c.toml").write_text(CONFIG.format(f"algorithms.bad = {bad}\nalgorithms.Central = {{}}"))
+    result = cli("compare", "c.toml")  # the others are worth having
+    assert "diverged in round" in result.output
+    (tmp_path / "c.toml").write_text(CONFIG.format(f"algorithms.bad = {bad}"))
+    cli("compare", "c.toml", code=1)
+
+
+@pytest.mark.parametrize("by", ["flag", "variable"])
+def test_debug_shows_the_traceback(cli, monkeypatch, by):
+    if by == "variable":
+        monkeypatch.setenv("FOEDUS_DEBUG", "1")
+    arguments = [*(["--debug"] if by == "flag" else []), "run", "none.toml"]
+    result = CliRunner().invoke(app, arguments)
+    assert isinstance(result.exception, fd.ConfigError)
+
+
+def test_data_commands(cli):
+    listing = cli("data", "list").output
+    assert re.search(r"digits\s+1,346\s+451\s+64\s+10\s+bundled", listing)
+    assert re.search(r"diabetes\s.*regression\s+bundled", listing)
+    shown = cli("data", "show", "wine").output
+    assert "133 training rows, 45 test rows" in shown
+    assert re.search(r"class_0\s+44\s+15", shown)
+    assert "standard deviation" in cli("data", "show", "diabetes").output
+    assert "bundled" in cli("data", "get", "digits").output
