@@ -27,6 +27,7 @@ from foedus.errors import (
     WireError,
 )
 from foedus.models import CNN, MLP, Linear, Model
+from foedus.report.compare import Comparison, compare
 
 from foedus.version import __version__
 
@@ -37,6 +38,7 @@ __all__ = [
     "Central",
     "CheckpointError",
     "Client",
+    "Comparison",
     "ConfigError",
     "Data",
     "DataError",
@@ -59,6 +61,7 @@ __all__ = [
     "SplitError",
     "State",
     "WireError",
+    "compare",
     "load",
     "looped",
     "run",

@@ -67,7 +67,7 @@ def test_run_then_report(cli, tmp_path):
     assert len(fd.Run.load("a.safetensors").records) == 3
     cli("run", "c.toml", "--out", "b.safetensors")
     result = cli("report", "a.safetensors", "--out", "p.html", "--target", "0.5")
-    assert "target: accuracy at least 0.5" in result.output
+    assert "target: accuracy at least 0.5000" in result.output
     assert (tmp_path / "p.html").is_file()
     assert "already among the runs" in cli("report", "a.safetensors", "b.safetensors", code=2).stderr
 

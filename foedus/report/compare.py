@@ -228,7 +228,7 @@ class Comparison:
         why = ""
         if self.default_target:
             why = f" ({_NEAR_BEST:.0%} of the best)" if self.higher_is_better else f" (the best / {_NEAR_BEST})"
-        return f"target: {words(self.metric)} {sign} {self.target:.4g}{why}"
+        return f"target: {words(self.metric)} {sign} {_digits(self.target, self.target)}{why}"
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """The table as text: headings (with line breaks) and rows, the name first."""
@@ -237,8 +237,8 @@ class Comparison:
         headings = [
             "algorithm",
             *(words(m).replace(", ", ",\n") for m in metrics),
-            "rounds to\ntarget",
-            "MB to\ntarget",
+            "rounds\nto\ntarget",
+            "MB\nto\ntarget",
             "MB\nin all",
             "seconds",
             "remark",
@@ -452,7 +452,12 @@ def _megabytes(row: dict[str, float]) -> float:
 def _mean_and_spread(mean: float, spread: float) -> str:
     if math.isnan(mean):
         return "–"
-    return f"{mean:.4f}" if math.isnan(spread) else f"{mean:.4f} ± {spread:.4f}"
+    return _digits(mean, mean) if math.isnan(spread) else f"{_digits(mean, mean)} ± {_digits(spread, mean)}"
+
+
+def _digits(value: float, size: float) -> str:
+    """Four decimals for what is as small as an accuracy, fewer for numbers of a larger size."""
+    return f"{value:.{max(0, 4 - int(math.log10(max(abs(size), 1))))}f}"
 
 
 def _number(value: float) -> str:

@@ -41,7 +41,8 @@ thead th:first-child { position: sticky; left: 0; z-index: 1; }
 .differs th::after { content: " *"; color: #b35900; }
 .differs td { background: #fff8e6; }
 .best { font-weight: 700; }
-.key { width: 24px; height: 8px; margin-right: 8px; vertical-align: middle; }
+.key { width: 24px; height: 8px; margin: 0 8px 0 -32px; vertical-align: middle; }
+tbody th.named { padding-left: 42px; min-width: 9rem; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 440px), 1fr)); gap: 24px 20px; }
 figure { margin: 0; min-width: 0; }
 figure svg { display: block; width: 100%; max-width: 560px; height: auto; }
@@ -50,7 +51,7 @@ pre { margin: 0; padding: 10px 12px; background: var(--wash); border-radius: 6px
 details { margin: 12px 0; }
 summary { cursor: pointer; }
 .error { border-left: 4px solid #b3261e; padding: 4px 12px; background: #fdf1f0; overflow-wrap: anywhere; max-width: none; }
-@media (max-width: 700px) { th, td { padding: 5px 9px; } }
+@media (max-width: 700px) { th, td { padding: 5px 9px; } tbody th { white-space: normal; max-width: 10rem; } }
 @media print { main { max-width: none; } .figures { grid-template-columns: 1fr 1fr; } figure { break-inside: avoid; } }
 """
 
@@ -102,7 +103,7 @@ def _results(comparison: Comparison, style: dict[str, Style]) -> str:
     best = _best(comparison)
     body = []
     for row in rows:
-        cells = [f'<th scope="row">{plots.sample(style[row[0]])}{_text(row[0])}</th>']
+        cells = [f'<th scope="row" class="named">{plots.sample(style[row[0]])}{_text(row[0])}</th>']
         for heading, value in zip(headings[1:], row[1:], strict=True):
             kind = "remark" if heading == "remark" else "number"
             if heading == headings[1] and row[0] == best:

@@ -86,7 +86,7 @@ def curves(
 ) -> str:
     """The metric against "rounds", "megabytes" or "seconds": mean over seeds, with a band from the least to the largest."""
     with _drawing():
-        columns = max(1, min(3, len(series), 44 // (8 + max(len(_label(c)) for c in series))))
+        columns = max(1, min(3, len(series), 60 // (8 + max(len(_label(c, against)) for c in series))))
         figure, ax = _figure(3.5 + 0.19 * math.ceil(len(series) / columns))
         log = against == "megabytes" and _decades(series) > 1.5
         for i, curve in enumerate(series):
@@ -119,11 +119,11 @@ def curves(
 
 def _draw(ax: Axes, curve: Curve, i: int, against: str, style: Style, log: bool) -> None:
     x = getattr(curve, against)
-    label = _label(curve)
+    label = _label(curve, against)
     look = {"color": style.colour, "linestyle": style.dash, "label": label, "zorder": 3 if curve.pooled else 4}
     if against == "megabytes" and x[-1] == 0 and not curve.diverged:
         # It sends nothing, so it has no place on this axis: its last value is a level to compare with.
-        ax.axhline(curve.mean[-1], **{**look, "label": f"{label} (0 MB)"}, alpha=0.9)
+        ax.axhline(curve.mean[-1], **look, alpha=0.9)
         return
     keep = [k for k, v in enumerate(x) if v > 0] if log else range(len(x))
     x, mean = [x[k] for k in keep], [curve.mean[k] for k in keep]
@@ -171,8 +171,9 @@ def _log_axis(ax: Axes) -> None:
     ax.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _label(curve: Curve) -> str:
-    return _short(curve.name) + (" (diverged)" if curve.diverged else "")
+def _label(curve: Curve, against: str) -> str:
+    silent = " (0 MB)" if against == "megabytes" and curve.megabytes[-1] == 0 else ""
+    return _short(curve.name) + (" (diverged)" if curve.diverged else silent)
 
 
 def _short(name: str, limit: int = 28) -> str:

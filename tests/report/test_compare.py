@@ -133,7 +133,7 @@ def test_text_table():
     text = repr(cmp)
     assert "A[b]" in text  # not taken for markup
     assert "0.9000" in text
-    assert "target: accuracy at least 0.75" in text
+    assert "target: accuracy at least 0.7500" in text
     assert "2 algorithms, 2 rounds, 1 seed" in text
     assert "\x1b" not in text
 
