@@ -32,9 +32,9 @@ def measure(work: Workload, repeats: int) -> dict[str, float]:
     ways: dict[str, Callable[[], float]] = {
         # What a run costs once (placing the data) is taken off: rounds are compared.
         "foedus": lambda: (
-            seconds(lambda: foedus_rounds(work, fed, work.rounds)) - seconds(lambda: foedus_rounds(work, fed, 0))
-        )
-        / work.rounds,
+            (seconds(lambda: foedus_rounds(work, fed, work.rounds)) - seconds(lambda: foedus_rounds(work, fed, 0)))
+            / work.rounds
+        ),
         "plain loop": lambda: seconds(plain.round),
     }
     if work.limit:
@@ -98,11 +98,21 @@ def memory() -> None:
     print("|---|---|---|---|---|---|")
     for clients in (1_000, 10_000, 100_000):
         peaks = [
-            int(subprocess.run([sys.executable, "-m", "benchmarks", "--peak", str(clients), str(r)], capture_output=True, text=True, check=True).stdout)
+            int(
+                subprocess.run(
+                    [sys.executable, "-m", "benchmarks", "--peak", str(clients), str(r)],
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                ).stdout
+            )
             for r in (5, 50)
         ]
         data = clients * 20 * 100 * 4 / 1e6
-        print(f"| {clients:,} | {data:.0f} | {peaks[1] / 1e6:.0f} | {peaks[1] / 1e6 / data:.2f} | {peaks[0] / 1e6:.0f} | {peaks[1] / 1e6:.0f} |", flush=True)
+        print(
+            f"| {clients:,} | {data:.0f} | {peaks[1] / 1e6:.0f} | {peaks[1] / 1e6 / data:.2f} | {peaks[0] / 1e6:.0f} | {peaks[1] / 1e6:.0f} |",
+            flush=True,
+        )
 
 
 def peak(clients: int, rounds: int) -> None:
@@ -131,7 +141,9 @@ def main() -> None:
     if unknown:
         parser.error(f"unknown item {', '.join(sorted(unknown))}; choose from {', '.join(items)}")
     chosen = options.items or items
-    print(f"{platform.machine()}, {torch.get_num_threads()} threads, Python {platform.python_version()}, torch {torch.__version__}")
+    print(
+        f"{platform.machine()}, {torch.get_num_threads()} threads, Python {platform.python_version()}, torch {torch.__version__}"
+    )
     if any(w in chosen for w in WORKLOADS):
         workloads([w for w in WORKLOADS if w in chosen], options.repeats)
     if "overhead" in chosen:

@@ -45,7 +45,12 @@ class McMahanCNN(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)
+            nn.Conv2d(1, 32, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
         )
         self.head = nn.Sequential(nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, CLASSES))
 
@@ -67,7 +72,9 @@ WORKLOADS = {
         Workload("w1", "softmax regression, 100 x 600 rows, cohort 10", 100, 600, 10, fd.Linear(), softmax_regression, 20),
         Workload("w2", "MLP 784-200-10, 100 x 600 rows, cohort 10", 100, 600, 10, fd.MLP(200), mlp, 10, hidden=200),
         Workload("w3", "softmax regression, 1,000 x 60 rows, cohort 100", 1000, 60, 100, fd.Linear(), softmax_regression, 20),
-        Workload("w4", "CNN 32/64, fc 512, 100 x 600 rows, cohort 10", 100, 600, 10, fd.CNN.mnist(), McMahanCNN, 1, limit=False),
+        Workload(
+            "w4", "CNN 32/64, fc 512, 100 x 600 rows, cohort 10", 100, 600, 10, fd.CNN.mnist(), McMahanCNN, 1, limit=False
+        ),
     )
 }
 

@@ -1,71 +1,58 @@
 """foedus: federated learning beyond averaging.
 
-    import foedus as fd
+import foedus as fd
 
-    data = fd.load("digits")
-    fed = fd.split(data, "dirichlet", clients=10, alpha=0.5, seed=0)
-    run = fd.run(fd.FedAvg(fd.Linear(), lr=0.1), fed, rounds=20)
-    run.history
+data = fd.load("digits")
+fed = fd.split(data, "dirichlet", clients=10, alpha=0.5, seed=0)
+run = fd.run(fd.FedAvg(fd.Linear(), lr=0.1), fed, rounds=20)
+run.history
 """
 
-from foedus.algorithms import Central, FedAvg, FedDyn, FedProx, Independent, Scaffold
-from foedus.core.algorithm import Algorithm, Client, Predictor, looped
-from foedus.core.clients import Poisson
-from foedus.core.run import Run, run
-from foedus.core.tree import State
-from foedus.data import Data, Federation, load, split, synthetic_leaf, synthetic_piecewise
-from foedus.engines.local import Local
-from foedus.errors import (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    DivergenceError,
-    FoedusError,
-    ModelError,
-    ReplyError,
-    SplitError,
-    WireError,
-)
-from foedus.models import CNN, MLP, Linear, Model
-from foedus.report.compare import Comparison, compare
+from __future__ import annotations
+
+import importlib
+from typing import Any
 
 from foedus.version import __version__
 
-__all__ = [
-    "CNN",
-    "MLP",
-    "Algorithm",
-    "Central",
-    "CheckpointError",
-    "Client",
-    "Comparison",
-    "ConfigError",
-    "Data",
-    "DataError",
-    "DivergenceError",
-    "FedAvg",
-    "FedDyn",
-    "FedProx",
-    "Federation",
-    "FoedusError",
-    "Independent",
-    "Linear",
-    "Local",
-    "Model",
-    "ModelError",
-    "Poisson",
-    "Predictor",
-    "ReplyError",
-    "Run",
-    "Scaffold",
-    "SplitError",
-    "State",
-    "WireError",
-    "compare",
-    "load",
-    "looped",
-    "run",
-    "split",
-    "synthetic_leaf",
-    "synthetic_piecewise",
-]
+# Names are loaded when first used, so that `foedus --help` need not wait for PyTorch.
+_HOMES = {
+    "foedus.algorithms": ("Central", "FedAvg", "FedDyn", "FedProx", "Independent", "Scaffold"),
+    "foedus.core.algorithm": ("Algorithm", "Client", "Predictor", "looped"),
+    "foedus.core.clients": ("Poisson",),
+    "foedus.core.run": ("Run", "run"),
+    "foedus.core.tree": ("State",),
+    "foedus.data": ("Data", "Federation", "load", "split", "synthetic_leaf", "synthetic_piecewise"),
+    "foedus.engines.local": ("Local",),
+    "foedus.errors": (
+        "CheckpointError",
+        "ConfigError",
+        "DataError",
+        "DivergenceError",
+        "FoedusError",
+        "ModelError",
+        "ReplyError",
+        "SplitError",
+        "WireError",
+    ),
+    "foedus.models": ("CNN", "MLP", "Linear", "Model"),
+    "foedus.report.compare": ("Comparison", "compare"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = ["__version__", *sorted(_HOME)]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        import difflib
+
+        close = difflib.get_close_matches(name, _HOME, n=1)
+        raise AttributeError(f"foedus has no {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -273,7 +273,7 @@ def data_get(
 
     known = [datasets.info(name) for name in names]  # a wrong name is found before the first download
     for info in known:
-        datasets._path_of(info.name)
+        datasets.path_of(info.name)
         after = datasets.info(info.name)
         typer.echo(f"{info.name}: {'bundled, nothing to fetch' if after.where == 'bundled' else after.where}")
 

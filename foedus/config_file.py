@@ -147,7 +147,7 @@ class _Reader:
         values = self.settings("data", section, {"name": str, "path": str, **keys})
         if ("name" in values) == ("path" in values):
             self.fail("data", "give either name, a set that `foedus data list` shows, or path, a file or folder")
-        for key, allowed in (("scale", datasets._SCALES), ("impute", datasets._IMPUTES)):
+        for key, allowed in (("scale", datasets.SCALES), ("impute", datasets.IMPUTES)):
             if values.get(key) is not None and values[key] not in allowed:
                 self.fail(f"data.{key}", unknown("value", values[key], [*allowed, "none"]))
         if "path" in values:
@@ -156,21 +156,21 @@ class _Reader:
                 self.fail("data.path", f"there is no file or folder {str(path)!r} (seen from the current folder)")
             return {"name_or_path": path, **values}
         name = values.pop("name")
-        if name not in datasets._known_names():
-            self.fail("data.name", unknown("data set", name, datasets._known_names()))
+        if name not in datasets.known_names():
+            self.fail("data.name", unknown("data set", name, datasets.known_names()))
         return {"name_or_path": name, **values}
 
     def split(self) -> dict[str, Any]:
         section = self.section("split")
-        schemes: dict[str, Callable] = {**partition._SCHEMES, "tasks": partition._tasks, "natural": partition._natural}
+        schemes: dict[str, Callable] = {**partition.SCHEMES, "tasks": partition._tasks, "natural": partition._natural}
         if "scheme" not in section:
             self.fail("split.scheme", f"is missing (allowed: {', '.join(schemes)})")
         scheme = self.value(section["scheme"], str, "split.scheme")
         if scheme not in schemes:
             self.fail("split.scheme", unknown("scheme", scheme, schemes))
         hints = typing.get_type_hints(schemes[scheme])
-        options = {p.name: hints.get(p.name, Any) for p in partition._parameters(schemes[scheme])}
-        needed = [p.name for p in partition._parameters(schemes[scheme]) if p.default is inspect.Parameter.empty]
+        options = {p.name: hints.get(p.name, Any) for p in partition.scheme_options(schemes[scheme])}
+        needed = [p.name for p in partition.scheme_options(schemes[scheme]) if p.default is inspect.Parameter.empty]
         if scheme != "natural":
             needed.append("clients")
         return self.settings("split", section, {"scheme": str, "clients": int, "seed": int, **options}, required=needed)

@@ -96,10 +96,10 @@ def check_sizes(algorithm: Algorithm, fed: Federation, engine: Any) -> None:
 
 def check_global_random_state(algorithm: Algorithm, fed: Federation, engine: Any) -> None:
     """No global random generator is used or seeded."""
-    before = torch.get_rng_state(), np.random.get_state()[1].copy(), python_random.getstate()  # noqa: NPY002
+    before = torch.get_rng_state(), np.random.get_state()[1].copy(), python_random.getstate()
     _run(algorithm, fed, engine, participation=0.5)
     assert torch.equal(before[0], torch.get_rng_state()), "the run changed torch's global random state"
-    assert np.array_equal(before[1], np.random.get_state()[1]), "the run changed numpy's global random state"  # noqa: NPY002
+    assert np.array_equal(before[1], np.random.get_state()[1]), "the run changed numpy's global random state"
     assert before[2] == python_random.getstate(), "the run changed Python's global random state"
 
 
@@ -167,13 +167,14 @@ def _draws(algorithm: Algorithm) -> bool:
 def _numbers(result: Run) -> list[Tensor]:
     """All numbers that a run ends with: server state, client states, history (but for the clock)."""
     rows = [[row.get(c, float("nan")) for c in result.records.columns if c != "seconds"] for row in result.records.rows]
-    clients = result._loop.session.save() if result._loop else None
-    trees = (result.state, clients)
+    trees = (result.state, result.clients)
     return [t for t in tree.leaves(trees) if isinstance(t, Tensor)] + [torch.tensor(rows, dtype=torch.float64)]
 
 
 def _equal(a: list[Tensor], b: list[Tensor]) -> bool:
-    return len(a) == len(b) and all(x.shape == y.shape and torch.equal(x.nan_to_num(7e77), y.nan_to_num(7e77)) for x, y in zip(a, b, strict=True))
+    return len(a) == len(b) and all(
+        x.shape == y.shape and torch.equal(x.nan_to_num(7e77), y.nan_to_num(7e77)) for x, y in zip(a, b, strict=True)
+    )
 
 
 def _same(a: Run, b: Run, message: str) -> None:

@@ -23,7 +23,9 @@ def digits() -> fd.Data:
 @pytest.fixture(scope="session")
 def fed(digits) -> fd.Federation:
     """Five clients of unequal size and label mix, a few hundred rows in all."""
-    small = fd.Data.from_arrays(digits.x_train[:300], digits.y_train[:300], digits.x_test[:100], digits.y_test[:100], classes=10)
+    small = fd.Data.from_arrays(
+        digits.x_train[:300], digits.y_train[:300], digits.x_test[:100], digits.y_test[:100], classes=10
+    )
     return fd.split(small, "dirichlet", clients=5, alpha=0.5, seed=0)
 
 

@@ -15,7 +15,6 @@ from foedus.core.spec import Spec
 from foedus.core.tree import Tree
 from foedus.errors import ConfigError, DivergenceError, ReplyError, unknown
 
-
 _SMALL, _SHORT = 1 << 16, 64
 
 

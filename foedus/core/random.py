@@ -91,9 +91,7 @@ class _Fold(torch.autograd.Function):
 
     @staticmethod
     def vmap(info, in_dims, key: Tensor, values: Tensor):
-        key, values = (
-            t.unsqueeze(0) if d is None else t.movedim(d, 0) for t, d in zip((key, values), in_dims, strict=True)
-        )
+        key, values = (t.unsqueeze(0) if d is None else t.movedim(d, 0) for t, d in zip((key, values), in_dims, strict=True))
         # Dimensions of one client's key and values meet from the right, behind the dimension of the clients.
         rank = max(key.dim(), values.dim())
         key, values = (t.reshape(t.shape[0], *[1] * (rank - t.dim()), *t.shape[1:]) for t in (key, values))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,7 +81,10 @@ def run(
             loop.start()
             if path and checkpoint_every:
                 loop.save(path)
-        with RoundProgress(type(algorithm).__name__, rounds, progress) as bar, Interrupts(enabled=path is not None) as interrupts:
+        with (
+            RoundProgress(type(algorithm).__name__, rounds, progress) as bar,
+            Interrupts(enabled=path is not None) as interrupts,
+        ):
             bar.update(loop.done, loop.history)
             while loop.done < rounds and not loop.reached:
                 loop.step()
@@ -89,7 +92,9 @@ def run(
                 finished = loop.done == rounds or loop.reached
                 if path and (interrupts.asked or finished or loop.done % checkpoint_every == 0):
                     loop.save(path)
-                interrupts.raise_if_asked(f"stopped after round {loop.done}; go on with resume=True and checkpoint={str(path)!r}")
+                interrupts.raise_if_asked(
+                    f"stopped after round {loop.done}; go on with resume=True and checkpoint={str(path)!r}"
+                )
     except DivergenceError as error:
         error.run = loop.result()
         if path and path.exists():
@@ -145,11 +150,16 @@ class _Loop:
         positions = cohort(self.participation, len(self.ids), random.fold(self.key, round, _COHORT))
         clients = self.clients(round, positions)
         began = time.perf_counter()
+        before = self.state
         if len(positions):
             self.state = self.algorithm.round(clients, self.state)
         self.seconds += time.perf_counter() - began
         self.done = round
-        self._record(clients)
+        try:
+            self._record(clients)
+        except DivergenceError:
+            self.state, self.done = before, round - 1
+            raise
 
     def _record(self, clients: Clients) -> None:
         row = {
@@ -169,9 +179,8 @@ class _Loop:
         data, metrics = self.fed.data, {}
         metric = "accuracy" if data.classes else "mse"
         if self.algorithm.personal:
-            own = self.session.evaluate_own()
-            self.own = own
-            metrics |= {f"own_{k}": v for k, v in _averages(own, data.classes).items()}
+            own = _averages(self.session.evaluate_own(), data.classes)
+            metrics |= {f"own_{k}": v for k, v in own.items()}
         if len(data.x_test):
             predictor = self.algorithm.predictor(self.state)
             if predictor is not None:
@@ -238,8 +247,8 @@ class _Loop:
             self.reached = last >= self.target if self.fed.data.classes else last <= self.target
 
     def result(self) -> Run:
-        clients = {"ids": self.ids, "states": self.session.save()} if self.algorithm.personal else None
-        return Run(self.algorithm, self.fed.spec, self.state, self.history, self.settings, clients, self)
+        clients = {"ids": self.ids, "states": self.session.save()}
+        return Run(self.algorithm, self.fed.spec, self.state, self.history, self.settings, clients, self.fed, self.engine)
 
 
 @dataclass(eq=False)
@@ -252,7 +261,8 @@ class Run:
     records: History
     settings: dict[str, Any]
     clients: Tree = None
-    _loop: _Loop | None = field(default=None, repr=False)
+    fed: Federation | None = None
+    engine: Any = None
 
     @cached_property
     def history(self) -> pd.DataFrame:
@@ -284,19 +294,22 @@ class Run:
         """Each client's test rows, and loss and accuracy (or mse) on them of the model it ends up with."""
         import pandas as pd
 
-        if self._loop is None:
+        if self.fed is None:
             raise FoedusError("per_client needs the federation, which is not part of a saved run")
-        fed, data, personal = self._loop.fed, self._loop.fed.data, self.algorithm.personal
-        if personal:
-            sums = self._loop.session.evaluate_own()
+        fed, data = self.fed, self.fed.data
+        if self.algorithm.personal:
+            session = self.engine.open(self.algorithm, fed, random.key(self.settings["seed"]))
+            session.load(self.clients["states"])
+            sums = session.evaluate_own()
+            session.close()
         else:
-            order = np.argsort(fed.ids, kind="stable")
             owner = np.repeat(np.arange(len(fed)), np.diff(fed.test_offsets))
             rows = _row_scores(self.algorithm, self.model, data)
-            sums = {k: np.bincount(owner, v.numpy()[fed.test_rows], len(fed))[order] for k, v in rows.items()}
-            sums = {**{k: torch.from_numpy(v) for k, v in sums.items()}, "rows": torch.from_numpy(np.diff(fed.test_offsets)[order])}
+            sums = {k: torch.from_numpy(np.bincount(owner, v.numpy()[fed.test_rows], len(fed))) for k, v in rows.items()}
+            order = torch.from_numpy(np.argsort(fed.ids, kind="stable"))
+            sums = {k: v[order] for k, v in (sums | {"rows": torch.from_numpy(np.diff(fed.test_offsets))}).items()}
         count = sums["rows"].double()
-        table = {"client": self._loop.ids, "test_rows": sums["rows"], "loss": sums["loss"] / count}
+        table = {"client": self.clients["ids"], "test_rows": sums["rows"], "loss": sums["loss"] / count}
         table |= {"accuracy": sums["hits"] / count} if data.classes else {"mse": sums["error"] / count}
         return pd.DataFrame({k: v.numpy() for k, v in table.items()})
 
@@ -308,12 +321,13 @@ class Run:
             "history": self.records.to_json(),
             "spec": {"shape": list(self.spec.shape), "classes": self.spec.classes, "outputs": self.spec.outputs},
         }
-        files.write(path, {"state": self.state, "clients": self.clients}, meta)
+        clients = self.clients if self.algorithm.personal else None
+        files.write(path, {"state": self.state, "clients": clients}, meta)
 
     @classmethod
     def load(cls, path: str | os.PathLike, algorithm: Algorithm | None = None) -> Run:
         """Read a saved run. Pass the algorithm if it holds what text cannot describe (a `torch.nn.Module`)."""
-        from foedus.models.base import Model
+        from foedus.models import Model
 
         trees, meta = files.read(path)
         if meta.get("kind") != "run":
@@ -381,7 +395,11 @@ def _check(algorithm, fed, rounds, participation, evaluate_every, checkpoint_eve
         raise ConfigError(f"algorithm must be a foedus algorithm such as fd.FedAvg(fd.Linear()), not {given}")
     if not hasattr(fed, "offsets"):
         raise ConfigError(f"fed must be a federation: fd.split(data, 'iid', clients=10); got {type(fed).__name__}")
-    for name, value, least in (("rounds", rounds, 0), ("evaluate_every", evaluate_every, 0), ("checkpoint_every", checkpoint_every, 1)):
+    for name, value, least in (
+        ("rounds", rounds, 0),
+        ("evaluate_every", evaluate_every, 0),
+        ("checkpoint_every", checkpoint_every, 1),
+    ):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}")
     if not isinstance(participation, Poisson) and not (isinstance(participation, int | float) and 0 < participation <= 1):

@@ -73,7 +73,7 @@ def load(
     >>> load("digits").classes
     10
     """
-    for name, value, allowed in (("scale", scale, _SCALES), ("impute", impute, _IMPUTES)):
+    for name, value, allowed in (("scale", scale, SCALES), ("impute", impute, IMPUTES)):
         if value is not None and value not in allowed:
             raise DataError(unknown(name, value, [*allowed, None]))
     if isinstance(test, (int, float)) and not 0 <= test < 1:
@@ -81,7 +81,7 @@ def load(
     name = str(name_or_path)
     if name == "shakespeare" and isinstance(name_or_path, str) and locate(name) is None:
         raise DataError(_absent(name, "it has no home that serves it in a form that can be read"))
-    path = _path_of(name_or_path)
+    path = path_of(name_or_path)
     if name == "shakespeare" and path is not None and path.is_file() and path.name == _SPEECHES:
         raw = _speech_windows(load_speeches(path), window, stride, 0.2 if test is None else _fraction(test))
         test = None
@@ -89,7 +89,7 @@ def load(
         raw = _BUNDLED[name]()
     else:
         raw = formats.read(path, format=format, label=label, group=group)
-        name = path.name.split(".")[0] if name not in _known_names() else name
+        name = path.name.split(".")[0] if name not in known_names() else name
     raw = _shaped(raw)
     if test is not None and not isinstance(test, (int, float)):
         raw = _joined(raw, _shaped(formats.read(test, format=format, label=label, group=group)), test)
@@ -155,7 +155,7 @@ def _at_hand() -> dict[str, Path]:
     return found
 
 
-def _known_names() -> list[str]:
+def known_names() -> list[str]:
     return [*_BUNDLED, *_HOMES, "shakespeare", *(n for n in _at_hand() if n not in _HOMES and n != "shakespeare")]
 
 
@@ -174,13 +174,13 @@ class Info:
 
 def names() -> list[Info]:
     """The sets that `load` knows: bundled, at hand, and to be downloaded."""
-    return [info(name) for name in _known_names()]
+    return [info(name) for name in known_names()]
 
 
 def info(name: str) -> Info:
     """What is known of a set without loading it."""
-    if name not in _known_names():
-        raise DataError(unknown("data set", name, _known_names()))
+    if name not in known_names():
+        raise DataError(unknown("data set", name, known_names()))
     if name in _BUNDLED:
         return Info(name, *_BUNDLED_SIZES[name], "bundled", "scikit-learn")
     path, home = locate(name), _HOMES.get(name)
@@ -200,7 +200,7 @@ def info(name: str) -> Info:
     return Info(name, x[0], x_test[0], int(np.prod(x[1:])), classes, str(path), source)
 
 
-def _path_of(name_or_path: str | os.PathLike) -> Path | None:
+def path_of(name_or_path: str | os.PathLike) -> Path | None:
     """The file to read, after a download where that is needed; `None` for a bundled set."""
     name = str(name_or_path)
     if isinstance(name_or_path, str):
@@ -215,8 +215,8 @@ def _path_of(name_or_path: str | os.PathLike) -> Path | None:
     if path.exists():
         return path
     if not isinstance(name_or_path, str) or path.suffix or len(path.parts) > 1:
-        raise DataError(f"no file or folder {name!r}; check the path, or give one of the names {', '.join(_known_names())}")
-    raise DataError(unknown("data set", name, _known_names()) + f"; looked for {name}.npz in {_places()}")
+        raise DataError(f"no file or folder {name!r}; check the path, or give one of the names {', '.join(known_names())}")
+    raise DataError(unknown("data set", name, known_names()) + f"; looked for {name}.npz in {_places()}")
 
 
 def _places() -> str:
@@ -602,7 +602,7 @@ def _encode(raw: Raw, regression: bool | None, name: str) -> tuple[np.ndarray, n
     return codes[:cut].astype(np.int64), codes[cut:].astype(np.int64), len(names_), tuple(names_)
 
 
-_IMPUTES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+IMPUTES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "median": lambda x: np.nanmedian(x, axis=0),
     "mean": lambda x: np.nanmean(x, axis=0, dtype=np.float64),
     "zero": lambda x: np.zeros(x.shape[1]),
@@ -627,7 +627,7 @@ def _imputed(raw: Raw, impute: str | None, name: str) -> Raw:
     flat = raw.x_train.reshape(len(raw.x_train), -1)
     empty = np.isnan(flat).all(0)
     value = np.zeros(flat.shape[1])
-    value[~empty] = _IMPUTES[impute](flat[:, ~empty])
+    value[~empty] = IMPUTES[impute](flat[:, ~empty])
 
     def fill(x: np.ndarray) -> np.ndarray:
         f = x.reshape(len(x), -1)
@@ -657,7 +657,7 @@ def _minmax(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 # What to subtract and by what to divide, from the training rows.
-_SCALES: dict[str, Callable[[np.ndarray], tuple] | None] = {
+SCALES: dict[str, Callable[[np.ndarray], tuple] | None] = {
     "auto": None,
     "standard": _standard,
     "minmax": _minmax,
@@ -685,7 +685,7 @@ def _finish(name: str, raw: Raw, scale: str | None, impute: str | None, regressi
         scale = _auto(raw.x_train)
     x_train, x_test = raw.x_train, raw.x_test
     if scale is not None:
-        shift, divisor = _SCALES[scale](x_train)
+        shift, divisor = SCALES[scale](x_train)
         x_train, x_test = _scaled(x_train, shift, divisor), _scaled(x_test, shift, divisor)
     return Data(
         name, x_train, y_train, x_test, y_test, classes, class_names, raw.groups_train, raw.groups_test,

@@ -33,8 +33,8 @@ def split(data: Data, scheme: str = "iid", *, clients: int | None = None, seed: 
     Test rows of a label are dealt to clients in proportion to their training rows of it (in proportion to size for regression);
     natural test rows go by `groups_test`, and those of a group without training rows stay in the common test set only.
     """
-    if scheme not in _SCHEMES and scheme not in ("natural", "tasks"):
-        raise SplitError(unknown("scheme", scheme, [*_SCHEMES, "tasks", "natural"]))
+    if scheme not in SCHEMES and scheme not in ("natural", "tasks"):
+        raise SplitError(unknown("scheme", scheme, [*SCHEMES, "tasks", "natural"]))
     _check_options(scheme, options)
     _whole("seed", seed, 0)
     rng = np.random.default_rng(seed)
@@ -51,9 +51,9 @@ def split(data: Data, scheme: str = "iid", *, clients: int | None = None, seed: 
         raise SplitError(f"scheme {scheme!r} divides by label, and {data.name!r} is a regression set; use 'iid' or 'natural'")
     if scheme == "tasks":
         return _tasks(data, clients, seed, rng, **options)
-    owner = _SCHEMES[scheme](data, clients, rng, **options)
+    owner = SCHEMES[scheme](data, clients, rng, **options)
     test_owner = deal_test_rows(data, owner, clients, rng)
-    defaults = {p.name: p.default for p in _parameters(_SCHEMES[scheme]) if p.default is not inspect.Parameter.empty}
+    defaults = {p.name: p.default for p in scheme_options(SCHEMES[scheme]) if p.default is not inspect.Parameter.empty}
     settings = {"clients": clients, "seed": int(seed), **options, **{k: v for k, v in defaults.items() if k not in options}}
     return Federation.from_owners(data, owner, test_owner, np.arange(clients), scheme, settings)
 
@@ -61,13 +61,13 @@ def split(data: Data, scheme: str = "iid", *, clients: int | None = None, seed: 
 # Options
 
 
-def _parameters(scheme: Callable) -> list[inspect.Parameter]:
+def scheme_options(scheme: Callable) -> list[inspect.Parameter]:
     return [p for p in inspect.signature(scheme).parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY]
 
 
 def _check_options(scheme: str, options: dict) -> None:
-    function = {"natural": _natural, "tasks": _tasks, **_SCHEMES}[scheme]
-    parameters = _parameters(function)
+    function = {"natural": _natural, "tasks": _tasks, **SCHEMES}[scheme]
+    parameters = scheme_options(function)
     for name in options:
         if name not in [p.name for p in parameters]:
             takes = ", ".join(p.name for p in parameters) or "none"
@@ -199,7 +199,7 @@ def _level(limits: np.ndarray, total: int) -> np.ndarray:
     return result
 
 
-_SCHEMES: dict[str, Callable[..., np.ndarray]] = {
+SCHEMES: dict[str, Callable[..., np.ndarray]] = {
     "iid": _iid,
     "dirichlet": _dirichlet,
     "homogeneity": _homogeneity,

@@ -20,9 +20,9 @@ from foedus.core import random, tree, wire
 from foedus.core.algorithm import Algorithm, Client
 from foedus.core.clients import Ask
 from foedus.core.rows import Rows, take
+from foedus.core.states import States
 from foedus.core.tree import Tree
 from foedus.data.federation import Federation
-from foedus.core.states import States
 from foedus.errors import ConfigError, ReplyError
 
 _SPREAD = 1.5
@@ -191,7 +191,11 @@ class LocalSession:
         group.ready = True
         if self.prepares:
             group.prepared = self._many(
-                lambda client: (self.algorithm.prepare(client.data), None), self.train, group, self._no_keys(group), stateless=True
+                lambda client: (self.algorithm.prepare(client.data), None),
+                self.train,
+                group,
+                self._no_keys(group),
+                stateless=True,
             )
         elif not ragged and self.train.view(group.positions) is None:
             index, _ = self.train.index(group.positions)
@@ -263,7 +267,9 @@ class LocalSession:
         new = positions[~self.states.known(positions)]
         if len(new):
             group = Group(new)
-            first = self._many(lambda client: (self.algorithm.init(client), None), self.train, group, self._no_keys(group), True)
+            first = self._many(
+                lambda client: (self.algorithm.init(client), None), self.train, group, self._no_keys(group), True
+            )
             self.states.put_many(new, first)
         return self.states.get_many(positions)
 

@@ -180,7 +180,9 @@ def test_resume_refuses_another_run(fed, tmp_path):
         fd.run(fd.FedAvg(fd.Linear(), lr=0.2, batch_size=16), fed, 2, seed=1, checkpoint=tmp_path, resume=True)
 
 
-@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b"\x00" * 64, lambda b: b"garbage" + b])
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b"\x00" * 64, lambda b: b"garbage" + b]
+)
 def test_a_damaged_checkpoint_is_refused(fed, tmp_path, damage):
     fd.run(ALGORITHM, fed, 1, checkpoint=tmp_path)
     path = tmp_path / "checkpoint.safetensors"
@@ -215,12 +217,21 @@ def test_saved_run_comes_back(fed, tmp_path):
     assert json.dumps(again.settings)
 
 
+def test_a_saved_run_loads_in_a_new_process(fed, tmp_path):
+    fd.run(fd.FedAvg(fd.MLP(3)), fed, 1).save(tmp_path / "run.safetensors")
+    code = f"import foedus as fd; print(fd.Run.load({str(tmp_path / 'run.safetensors')!r}).algorithm.model)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "MLP(hidden=(3,))"
+
+
 def test_saved_personal_models_come_back(fed, tmp_path):
     run = fd.run(fd.Independent(lr=0.1), fed, 2)
     run.save(tmp_path / "run.safetensors")
     again = fd.Run.load(tmp_path / "run.safetensors")
     for i in (0, 3):
-        np.testing.assert_array_equal(again.model_of(i).predict_proba(fed.data.x_test), run.model_of(i).predict_proba(fed.data.x_test))
+        np.testing.assert_array_equal(
+            again.model_of(i).predict_proba(fed.data.x_test), run.model_of(i).predict_proba(fed.data.x_test)
+        )
 
 
 def test_a_module_cannot_come_from_a_file(fed, tmp_path):
@@ -337,7 +348,7 @@ def test_prediction_of_the_wrong_shape(fed):
 
 def test_import_is_light():
     code = (
-        "import sys, foedus;"
+        "import sys, foedus; [getattr(foedus, n) for n in foedus.__all__];"
         "heavy = [m for m in ('sklearn', 'matplotlib', 'ray', 'flwr', 'pandas', 'rich', 'typer', 'scipy') if m in sys.modules];"
         "assert not heavy, heavy"
     )

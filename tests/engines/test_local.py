@@ -110,11 +110,11 @@ def test_state_belongs_to_its_client(batch):
     fed = federation([3, 9, 2, 9, 5])
     engine = fd.Local(batch=batch)
     run = fd.run(Remembers(), fed, 6, participation=0.4, engine=engine, evaluate_every=0)
-    session = run._loop.session
     first = torch.tensor([fed.data.y_train[fed.client_rows(i)[0]] for i in range(5)])
     assert torch.equal(run.state.first, first[run.state.ids])
-    calls = [session.states.get(i) for i in range(5)]
-    assert sum(float(c["calls"]) for c in calls if c) == 12
+    states = States(5)
+    states.load(run.clients["states"])
+    assert sum(float(states.get(i)["calls"]) for i in range(5) if states.get(i)) == 12
 
 
 def test_states_move_between_stacked_and_separate():
@@ -143,7 +143,8 @@ class Draws(Asks):
 
     def round(self, clients, state):
         first, second = clients.gather(self.draw), clients.gather(self.draw)
-        return fd.State(first=first.stack()["u"], second=second.stack()["u"], shared=first.stack()["shared"], ids=first.stack()["id"])
+        draws = {"first": first.stack()["u"], "second": second.stack()["u"], "server": random.uniform(clients.shared, 1)}
+        return fd.State(**draws, shared=first.stack()["shared"], ids=first.stack()["id"])
 
 
 def test_keys_differ_by_client_exchange_and_round_and_agree_between_engines():
@@ -155,8 +156,7 @@ def test_keys_differ_by_client_exchange_and_round_and_agree_between_engines():
     looped = fd.run(Draws(), fed, 1, engine=fd.Local(batch=False), evaluate_every=0).state
     assert torch.equal(looped.first, one.first)
     assert looped.ids.tolist() == [0, 1, 2, 3]
-    clients = fd.run(Draws(), fed, 0, evaluate_every=0)._loop.clients(1, torch.arange(4))
-    assert torch.equal(random.uniform(clients.shared, 1), one.shared[0])
+    assert torch.equal(one.server, one.shared[0])
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,9 @@ def test_quantised_replies_are_charged_as_sent_and_stay_unbiased(fed):
         assert small.records.last("loss") == pytest.approx(plain.records.last("loss"), rel=0.02)
 
 
-@pytest.mark.parametrize(("make", "message"), [(lambda: fd.Local(batch="yes"), "batch='yes'"), (lambda: fd.Local(memory=0), "memory=0")])
+@pytest.mark.parametrize(
+    ("make", "message"), [(lambda: fd.Local(batch="yes"), "batch='yes'"), (lambda: fd.Local(memory=0), "memory=0")]
+)
 def test_bad_engine_settings(make, message):
     with pytest.raises(fd.ConfigError, match=message):
         make()
@@ -294,7 +296,9 @@ def test_bad_engine_settings(make, message):
 
 def test_many_clients_are_not_many_python_objects():
     """100,000 clients that do nothing: one round is a handful of tensor operations."""
-    fed = fd.split(fd.Data.from_arrays(np.zeros((100_000, 1), np.float32), np.zeros(100_000, np.float32)), "iid", clients=100_000)
+    fed = fd.split(
+        fd.Data.from_arrays(np.zeros((100_000, 1), np.float32), np.zeros(100_000, np.float32)), "iid", clients=100_000
+    )
     run = fd.run(MeanTarget(), fed, 2, participation=0.5, evaluate_every=0)
     assert float(run.state.rows) == pytest.approx(1.0, rel=1e-6)
     assert run.records.last("messages_up") == 100_000

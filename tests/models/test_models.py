@@ -78,7 +78,9 @@ def test_cnn_equals_the_same_layers_in_torch():
     spec = Spec((2, 12, 12), 3, 3)
     model = CNN(channels=(4,), kernel=3, hidden=(5,))
     p = model.init(spec, random.key(1))
-    net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(100, 5), nn.ReLU(), nn.Linear(5, 3))
+    net = nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(100, 5), nn.ReLU(), nn.Linear(5, 3)
+    )
     names = ["0.weight", "0.bias", "4.weight", "4.bias", "6.weight", "6.bias"]
     net.load_state_dict(dict(zip(names, p.values(), strict=True)))
     x = draw(0, 6, 2, 12, 12)
@@ -132,7 +134,10 @@ class Draws(nn.Module):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)), r"layer '1' \(BatchNorm1d\) keeps running statistics"),
+        (
+            nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)),
+            r"layer '1' \(BatchNorm1d\) keeps running statistics",
+        ),
         (Draws(), r"layer 'drop' \(Dropout\) draws from the global random generator"),
         (nn.Linear(64, 7), r"data has 10 classes: its last layer must have 10 outputs"),
         (nn.Linear(63, 10), r"cannot take rows of shape \(64,\)"),
