@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -127,7 +128,7 @@ class Limit:
         self.rng = np.random.default_rng(0)
         sizes = (FEATURES, CLASSES) if work.hidden is None else (FEATURES, work.hidden, CLASSES)
         scale = 0.0 if work.hidden is None else 0.03
-        self.weights = [scale * torch.randn(b, a) for a, b in zip(sizes, sizes[1:], strict=False)]
+        self.weights = [scale * torch.randn(b, a) for a, b in itertools.pairwise(sizes)]
         self.biases = [torch.zeros(b) for b in sizes[1:]]
 
     @torch.no_grad()

@@ -27,7 +27,7 @@ class LocalTraining(Training, Algorithm):
     those of `foedus.models.training.Training`.
     """
 
-    model: Model = Linear()
+    model: Model = Linear()  # noqa: RUF009 - frozen
     loss: str = "auto"
     weights: str = "rows"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import time
@@ -329,6 +330,7 @@ class Run:
         """Read a saved run. Pass the algorithm if it holds what text cannot describe (a `torch.nn.Module`)."""
         from foedus.models import Model
 
+        importlib.import_module("foedus.algorithms")  # so that our own classes are known
         trees, meta = files.read(path)
         if meta.get("kind") != "run":
             raise CheckpointError(f"{path} is a checkpoint, not a saved run: continue it with fd.run(..., resume=True)")

@@ -300,7 +300,7 @@ def _download(source: Source, folder: Path) -> Path:
     with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer, target.open("wb") as out:
         size = int(answer.headers.get("Content-Length") or 0)
         received = 0
-        with _progress(file, size) as advance:
+        with _Progress(file, size) as advance:
             while chunk := answer.read(1 << 18):
                 out.write(chunk)
                 md5.update(chunk)
@@ -351,7 +351,7 @@ def _check(source: Source, md5: str, sha256: str) -> None:
         )
 
 
-class _progress:
+class _Progress:
     """A bar on a terminal, nothing elsewhere."""
 
     def __init__(self, file: str, size: int):

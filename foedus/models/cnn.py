@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -79,7 +80,7 @@ class CNN(Model):
             params[f"conv_bias{i}"] = uniform_init(key, number + 1, (b,), fan_in)
             number += 2
         sizes = (flat, *self.hidden, spec.outputs)
-        for i, (a, b) in enumerate(zip(sizes, sizes[1:], strict=False)):
+        for i, (a, b) in enumerate(itertools.pairwise(sizes)):
             params[f"weight{i}"] = uniform_init(key, number, (b, a), a)
             params[f"bias{i}"] = uniform_init(key, number + 1, (b,), a)
             number += 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -33,7 +34,7 @@ class MLP(Model):
     def init(self, spec: Spec, key: Tensor) -> Params:
         sizes = (spec.features, *self.hidden, spec.outputs)
         params = {}
-        for i, (a, b) in enumerate(zip(sizes, sizes[1:], strict=False)):
+        for i, (a, b) in enumerate(itertools.pairwise(sizes)):
             params[f"weight{i}"] = uniform_init(key, 2 * i, (b, a), a)
             params[f"bias{i}"] = uniform_init(key, 2 * i + 1, (b,), a)
         return params

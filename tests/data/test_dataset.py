@@ -13,24 +13,33 @@ X = np.arange(12.0).reshape(4, 3)
 
 def test_classification_from_arrays():
     data = Data.from_arrays(X, [0, 2, 1, 2], X[:1], [1], name="small")
-    assert data.classes == 3 and data.spec == Spec((3,), 3, 3)
-    assert data.x_train.dtype == np.float32 and data.x_train.flags.c_contiguous
-    assert data.y_train.dtype == np.int64 and data.y_test.tolist() == [1]
+    assert data.classes == 3
+    assert data.spec == Spec((3,), 3, 3)
+    assert data.x_train.dtype == np.float32
+    assert data.x_train.flags.c_contiguous
+    assert data.y_train.dtype == np.int64
+    assert data.y_test.tolist() == [1]
     assert repr(data) == "Data(small: 4 + 1 rows, 3 features, 3 classes, scaling=None)"
 
 
 def test_regression_from_arrays_and_tensors():
     one = Data.from_arrays(torch.tensor(X), torch.tensor([0.5, 1, 2, 3]))
-    assert one.classes is None and one.spec == Spec((3,), None, 1) and one.y_train.dtype == np.float32
-    assert one.x_test.shape == (0, 3) and one.y_test.shape == (0,)
+    assert one.classes is None
+    assert one.spec == Spec((3,), None, 1)
+    assert one.y_train.dtype == np.float32
+    assert one.x_test.shape == (0, 3)
+    assert one.y_test.shape == (0,)
     two = Data.from_arrays(X, np.ones((4, 2)))
-    assert two.spec.outputs == 2 and two.y_test.shape == (0, 2)
+    assert two.spec.outputs == 2
+    assert two.y_test.shape == (0, 2)
 
 
 def test_images_keep_their_shape_and_fortran_order_is_undone():
     x = np.asfortranarray(np.zeros((2, 3, 8, 8)))
     data = Data.from_arrays(x, [0, 1])
-    assert data.spec.shape == (3, 8, 8) and data.spec.features == 192 and data.x_train.flags.c_contiguous
+    assert data.spec.shape == (3, 8, 8)
+    assert data.spec.features == 192
+    assert data.x_train.flags.c_contiguous
 
 
 def test_float_labels_with_classes_are_labels():
@@ -45,7 +54,7 @@ def bad(value, at=(1, 2)):
 
 
 @pytest.mark.parametrize(
-    "arguments, words",
+    ("arguments", "words"),
     [
         ((bad(np.nan), [0, 1, 0, 1]), ["x_train", "1 NaN", "row 1, column 2", "impute"]),
         ((bad(-np.inf, (slice(2, 4), 0)), [0, 1, 0, 1]), ["x_train", "2 NaN or infinite values", "-inf", "row 2, column 0"]),
@@ -68,12 +77,13 @@ def test_unusable_arrays_are_named(arguments, words):
 
 
 @pytest.mark.parametrize(
-    "y, shown", [([0, 1, 5, 1], "label 5 in row 2"), ([0, -1, 1, 1], "label -1 in row 1"), ([0.5, 1, 1, 0], "label 0.5")]
+    ("y", "shown"), [([0, 1, 5, 1], "label 5 in row 2"), ([0, -1, 1, 1], "label -1 in row 1"), ([0.5, 1, 1, 0], "label 0.5")]
 )
 def test_labels_out_of_range(y, shown):
     with pytest.raises(DataError, match=shown) as error:
         Data.from_arrays(X, y, classes=3)
-    assert "3 classes" in str(error.value) and "0 to 2" in str(error.value)
+    assert "3 classes" in str(error.value)
+    assert "0 to 2" in str(error.value)
 
 
 def test_groups_are_checked():

@@ -44,14 +44,17 @@ def test_import_is_light():
 
 
 @pytest.mark.parametrize(
-    "name, rows, features, classes",
+    ("name", "rows", "features", "classes"),
     [("digits", 1797, 64, 10), ("breast_cancer", 569, 30, 2), ("wine", 178, 13, 3), ("diabetes", 442, 10, None)],
 )
 def test_bundled(name, rows, features, classes):
     data = load(name)
-    assert len(data.x_train) + len(data.x_test) == rows and data.spec.shape == (features,) and data.classes == classes
+    assert len(data.x_train) + len(data.x_test) == rows
+    assert data.spec.shape == (features,)
+    assert data.classes == classes
     assert abs(len(data.x_test) / rows - 0.25) < 0.01
-    assert np.array_equal(data.x_train, load(name).x_train) and not np.array_equal(data.x_train, load(name, seed=1).x_train)
+    assert np.array_equal(data.x_train, load(name).x_train)
+    assert not np.array_equal(data.x_train, load(name, seed=1).x_train)
     entry = info(name)
     assert (entry.rows, entry.test_rows, entry.features, entry.classes) == (
         len(data.x_train),
@@ -70,18 +73,24 @@ def test_scaling_is_fitted_on_training_rows(tmp_path):
     path = tmp_path / "a.npz"
     np.savez(path, x_train=x, y_train=np.arange(200) % 2, x_test=x_test, y_test=np.arange(50) % 2)
     data = load(path)
-    assert data.scaling == "standard" and np.abs(data.x_train.mean(0)).max() < 1e-5
-    assert np.allclose(data.x_train.std(0)[[0, 1, 3]], 1, atol=1e-5) and (np.abs(data.x_train[:, 2]) < 1e-5).all()
+    assert data.scaling == "standard"
+    assert np.abs(data.x_train.mean(0)).max() < 1e-5
+    assert np.allclose(data.x_train.std(0)[[0, 1, 3]], 1, atol=1e-5)
+    assert (np.abs(data.x_train[:, 2]) < 1e-5).all()
     assert np.allclose(data.x_test[:, 0], (x_test[:, 0] - x[:, 0].mean()) / x[:, 0].std(), atol=1e-4)
     low = load(path, scale="minmax")
-    assert low.x_train.min() == 0 and low.x_train.max() == 1 and low.x_test[:, 0].min() > 1 and (low.x_train[:, 2] == 0).all()
-    assert np.allclose(load(path, scale="unit").x_train, x / 255) and np.allclose(load(path, scale=None).x_train, x)
+    assert low.x_train.min() == 0
+    assert low.x_train.max() == 1
+    assert low.x_test[:, 0].min() > 1
+    assert (low.x_train[:, 2] == 0).all()
+    assert np.allclose(load(path, scale="unit").x_train, x / 255)
+    assert np.allclose(load(path, scale=None).x_train, x)
     with pytest.raises(DataError, match="scale 'standrad' is unknown; did you mean 'standard'"):
         load(path, scale="standrad")
 
 
 @pytest.mark.parametrize(
-    "x, scaling",
+    ("x", "scaling"),
     [
         (np.full((4, 300), 200, np.uint8), "unit"),
         (np.full((4, 8, 8, 3), 200, np.uint8), "unit"),
@@ -107,8 +116,10 @@ def test_test_part(tmp_path):
     (tmp_path / "train.svm").write_text("1 1:1 2:1\n2 1:2\n")
     (tmp_path / "test.svm").write_text("2 1:1 4:5\n")
     data = load(tmp_path / "train.svm", test=tmp_path / "test.svm", scale=None)
-    assert data.x_train.shape == (2, 4) and data.x_test.tolist() == [[1, 0, 0, 5]] and data.y_test.tolist() == [1]
-    with pytest.raises(DataError, match="test=1.5"):
+    assert data.x_train.shape == (2, 4)
+    assert data.x_test.tolist() == [[1, 0, 0, 5]]
+    assert data.y_test.tolist() == [1]
+    with pytest.raises(DataError, match=r"test=1\.5"):
         load("digits", test=1.5)
 
 
@@ -134,7 +145,8 @@ def test_unknown_names():
         info("nothing")
     with pytest.raises(DataError, match="no file or folder"):
         load("some/where.csv")
-    assert locate("../x") is None and locate("") is None
+    assert locate("../x") is None
+    assert locate("") is None
 
 
 def test_found_by_name_in_the_folder_and_the_cache(tmp_path, monkeypatch):
@@ -145,11 +157,11 @@ def test_found_by_name_in_the_folder_and_the_cache(tmp_path, monkeypatch):
     np.savez(cache_dir() / "mine.npz", x_train=np.eye(5), y_train=[0, 1, 0, 1, 0], x_test=np.eye(5), y_test=[0] * 5)
     assert len(load("mine").x_train) == 5
     monkeypatch.setenv("FOEDUS_DATA", str(folder))
-    assert len(load("mine").x_train) == 3 and locate("mine") == folder / "mine.npz"
+    assert len(load("mine").x_train) == 3
+    assert locate("mine") == folder / "mine.npz"
     entry = {i.name: i for i in names()}["mine"]
-    assert (entry.rows, entry.test_rows, entry.features, entry.classes) == (3, 3, 3, 2) and entry.where == str(
-        folder / "mine.npz"
-    )
+    assert (entry.rows, entry.test_rows, entry.features, entry.classes) == (3, 3, 3, 2)
+    assert entry.where == str(folder / "mine.npz")
     assert {"digits", "letter", "cifar100", "shakespeare"} <= {i.name for i in names()}
 
 
@@ -185,8 +197,12 @@ def test_download_end_to_end(server, monkeypatch):
     serve(monkeypatch, "letter", url)
     assert info("letter").where == "to download"
     data = load("letter")
-    assert data.x_train.shape == (3, 16) and data.y_train.tolist() == [0, 1, 2] and data.class_names == ("1", "2", "26")
-    assert data.y_test.tolist() == [1] and data.name == "letter" and data.scaling is None
+    assert data.x_train.shape == (3, 16)
+    assert data.y_train.tolist() == [0, 1, 2]
+    assert data.class_names == ("1", "2", "26")
+    assert data.y_test.tolist() == [1]
+    assert data.name == "letter"
+    assert data.scaling is None
     assert sorted(p.name for p in cache_dir().iterdir()) == ["checksums.json", "letter.npz"]
     load("letter")
     assert len(hits) == 2  # the second time comes from the cache
@@ -197,7 +213,8 @@ def test_download_end_to_end(server, monkeypatch):
     (folder / "letter.scale").write_text("1 1:1 16:0.5\n2 1:-1\n25 3:0.25\n")
     with pytest.raises(DataError, match="first download had") as error:
         load("letter")
-    assert "checksums.json" in str(error.value) and not (cache_dir() / "letter.npz").exists()
+    assert "checksums.json" in str(error.value)
+    assert not (cache_dir() / "letter.npz").exists()
     (cache_dir() / "checksums.json").write_text("[")
     with pytest.raises(DataError, match="damaged"):
         load("letter")
@@ -219,12 +236,16 @@ def test_published_checksum(server, monkeypatch):
     serve(monkeypatch, "mnist", url)
     with pytest.raises(DataError, match="f68b3c2dcbeaaa9fbdd348bbdeb94873 is published"):
         load("mnist")
-    assert not list(cache_dir().glob("*.npz")) and not list(cache_dir().glob(".download*"))
+    assert not list(cache_dir().glob("*.npz"))
+    assert not list(cache_dir().glob(".download*"))
     home = datasets._HOMES["mnist"]
     own = tuple(replace(s, md5=hashlib.md5(files[s.url.rsplit("/", 1)[-1]]).hexdigest()) for s in home.sources)
     monkeypatch.setitem(datasets._HOMES, "mnist", replace(home, sources=own))
     data = load("mnist")
-    assert data.x_train.shape == (6, 784) and data.x_train.max() == 1 and data.scaling == "unit" and len(data.x_test) == 2
+    assert data.x_train.shape == (6, 784)
+    assert data.x_train.max() == 1
+    assert data.scaling == "unit"
+    assert len(data.x_test) == 2
     assert not (cache_dir() / "checksums.json").exists()
 
 
@@ -250,10 +271,13 @@ def test_emnist_is_upright_and_its_archive_kept(server, monkeypatch):
     for name in ("emnist", "emnist_letters"):
         serve(monkeypatch, name, url)
     letters, balanced = load("emnist_letters"), load("emnist")
-    assert letters.class_names == ("A", "B", "C") and letters.y_train.tolist() == [0, 1, 2]
+    assert letters.class_names == ("A", "B", "C")
+    assert letters.y_train.tolist() == [0, 1, 2]
     assert balanced.class_names == ("0", "1", "2")
-    assert letters.x_train[0].reshape(28, 28)[5, 2] > 0.7 and letters.x_train[0].reshape(28, 28)[2, 5] == 0
-    assert hits == ["/gzip.zip"] and (cache_dir() / "downloads" / "gzip.zip").exists()
+    assert letters.x_train[0].reshape(28, 28)[5, 2] > 0.7
+    assert letters.x_train[0].reshape(28, 28)[2, 5] == 0
+    assert hits == ["/gzip.zip"]
+    assert (cache_dir() / "downloads" / "gzip.zip").exists()
 
 
 def test_cifar100_keeps_both_kinds_of_labels(server, monkeypatch):
@@ -269,7 +293,8 @@ def test_cifar100_keeps_both_kinds_of_labels(server, monkeypatch):
             entry.size = record.nbytes
             archive.addfile(entry, io.BytesIO(record.tobytes()))
     serve(monkeypatch, "cifar100", url, md5=None)
-    assert load("cifar100").classes == 100 and load("cifar100").spec.shape == (3, 32, 32)
+    assert load("cifar100").classes == 100
+    assert load("cifar100").spec.shape == (3, 32, 32)
     assert load("cifar100", label="coarse").classes == 20
 
 
@@ -313,11 +338,14 @@ def test_shakespeare_windows():
         json.dump({"users": users}, file)
     assert [u["id"] for u in load_speeches()] == ["A", "B", "C"]
     data = load("shakespeare", window=4, stride=3, test=0.4)
-    assert data.class_names == ("\n", "a", "b", "c") and data.group_names == ("A", "C") and data.scaling is None
+    assert data.class_names == ("\n", "a", "b", "c")
+    assert data.group_names == ("A", "C")
+    assert data.scaling is None
     # A: 13 characters, the first 8 for training: windows at 0 and 3, labels at 4 and 7
     assert data.x_train[data.groups_train == 0].tolist() == [[1, 2, 3, 1], [1, 2, 3, 1]]
     assert data.y_train[data.groups_train == 0].tolist() == [2, 2]
-    assert data.x_test[data.groups_test == 0].tolist() == [[3, 0, 1, 2]] and data.y_test[0] == 3
+    assert data.x_test[data.groups_test == 0].tolist() == [[3, 0, 1, 2]]
+    assert data.y_test[0] == 3
     with pytest.raises(DataError, match="character ids"):
         load("shakespeare", window=4, scale="standard")
     with pytest.raises(DataError, match="longer than every"):
@@ -337,7 +365,9 @@ def test_shakespeare_absent_and_from_leaf():
         content = {"users": ["u"], "num_samples": [2], "user_data": {"u": {"x": ["abc", "bca"], "y": ["a", "b"]}}}
         (folder / part / "data.json").write_text(json.dumps(content))
     data = load("shakespeare")
-    assert data.x_train.shape == (2, 3) and data.group_names == ("u",) and data.name == "shakespeare"
+    assert data.x_train.shape == (2, 3)
+    assert data.group_names == ("u",)
+    assert data.name == "shakespeare"
     (cache_dir() / "shakespeare_by_speaker.json.gz").write_bytes(gzip.compress(b'{"users": [{"id": 1}]}'))
     with pytest.raises(DataError, match="not a JSON file of speeches"):
         load("shakespeare")
@@ -387,9 +417,12 @@ def test_real_shakespeare(real):
         pytest.skip("shakespeare is not in FOEDUS_DATA")
     data = load("shakespeare")
     text = "".join(data.class_names[int(i)] for i in data.x_train[0])
-    assert text.startswith("In delivering my son from me, I bury a second husband.\n") and data.spec.shape == (80,)
+    assert text.startswith("In delivering my son from me, I bury a second husband.\n")
+    assert data.spec.shape == (80,)
     fed = split(data, "natural")
-    assert len(fed) > 1000 and len(fed.test_rows) == len(data.x_test) and isinstance(fed.data, Data)
+    assert len(fed) > 1000
+    assert len(fed.test_rows) == len(data.x_test)
+    assert isinstance(fed.data, Data)
 
 
 def test_real_letter_is_learnable(real):

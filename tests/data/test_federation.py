@@ -18,7 +18,8 @@ def fed() -> Federation:
 
 def test_select_keeps_ids_and_rows(fed):
     part = fed.select([4, 0])
-    assert part.ids.tolist() == [4, 0] and len(part) == 2
+    assert part.ids.tolist() == [4, 0]
+    assert len(part) == 2
     for new, old in enumerate([4, 0]):
         assert np.array_equal(part.client_rows(new), fed.client_rows(old))
         assert np.array_equal(part.test_client_rows(new), fed.test_client_rows(old))
@@ -33,15 +34,18 @@ def test_select_keeps_ids_and_rows(fed):
 
 def test_pool_holds_everything_whatever_the_order(fed):
     pool = fed.pool()
-    assert len(pool) == 1 and pool.ids.tolist() == [0]
-    assert np.array_equal(pool.rows, np.arange(60)) and np.array_equal(pool.test_rows, np.arange(20))
+    assert len(pool) == 1
+    assert pool.ids.tolist() == [0]
+    assert np.array_equal(pool.rows, np.arange(60))
+    assert np.array_equal(pool.test_rows, np.arange(20))
     assert np.array_equal(fed.select([5, 4, 3, 2, 1, 0]).pool().rows, pool.rows)
 
 
 def test_summary_counts_labels(fed):
     table = fed.summary()
     assert list(table.columns) == ["client", "rows", "test_rows", 0, 1, 2, 3]
-    assert table["rows"].sum() == 60 and table["test_rows"].sum() == 20
+    assert table["rows"].sum() == 60
+    assert table["test_rows"].sum() == 20
     assert (table[[0, 1, 2, 3]].sum() == 15).all()
     k = 3
     assert np.array_equal(table.loc[k, [0, 1, 2, 3]], np.bincount(fed.data.y_train[fed.client_rows(k)], minlength=4))
@@ -51,12 +55,14 @@ def test_summary_of_regression():
     fed = synthetic_piecewise(clients=3, rows=30, test_rows=6)
     table = fed.summary()
     y = fed.data.y_train[fed.client_rows(1)]
-    assert np.isclose(table["mean_y"][1], y.mean(), atol=1e-5) and np.isclose(table["std_y"][1], y.std(), atol=1e-5)
+    assert np.isclose(table["mean_y"][1], y.mean(), atol=1e-5)
+    assert np.isclose(table["std_y"][1], y.std(), atol=1e-5)
 
 
 def test_texts(fed):
     assert repr(fed).startswith("Federation(toy: 6 clients, dirichlet alpha=0.5")
-    assert "60" in fed.describe() and "a client holds" in fed.describe()
+    assert "60" in fed.describe()
+    assert "a client holds" in fed.describe()
     assert "mean of y" in synthetic_piecewise(clients=3, rows=30, test_rows=6).describe()
 
 
@@ -69,9 +75,12 @@ def test_plot(clients, tmp_path):
 
     data = Data.from_arrays(np.zeros((3000, 1)), np.arange(3000) % 10)
     ax = split(data, "dirichlet", clients=clients, alpha=0.3).plot()
-    assert ax.get_xlabel() and ax.get_ylabel() and str(clients) in ax.get_title()
+    assert ax.get_xlabel()
+    assert ax.get_ylabel()
+    assert str(clients) in ax.get_title()
     if clients == 10:
-        assert len(ax.patches) == 100 and [t.get_text() for t in ax.get_yticklabels()] == [str(i) for i in range(10)]
+        assert len(ax.patches) == 100
+        assert [t.get_text() for t in ax.get_yticklabels()] == [str(i) for i in range(10)]
     else:
         assert ax.images[0].get_array().shape == (10, 200)
         assert np.allclose(ax.images[0].get_array().sum(0), 1)
@@ -86,7 +95,8 @@ def test_from_clients():
     rng = np.random.default_rng(0)
     parts = [(rng.standard_normal((n, 2)), rng.integers(0, 3, n)) for n in (3, 5, 2)]
     fed = Federation.from_clients(parts, classes=3)
-    assert fed.sizes.tolist() == [3, 5, 2] and fed.test_sizes.tolist() == [0, 0, 0]
+    assert fed.sizes.tolist() == [3, 5, 2]
+    assert fed.test_sizes.tolist() == [0, 0, 0]
     for k, (x, y) in enumerate(parts):
         assert np.array_equal(fed.data.x_train[fed.client_rows(k)], x.astype(np.float32))
         assert np.array_equal(fed.data.y_train[fed.client_rows(k)], y)
@@ -97,7 +107,7 @@ def test_from_clients():
 
 
 @pytest.mark.parametrize(
-    "clients, kind, word",
+    ("clients", "kind", "word"),
     [
         ([], SplitError, "empty"),
         ([(np.zeros((2, 2)), [0, 1]), (np.zeros((2, 3)), [0, 1])], DataError, r"clients\[1\]"),

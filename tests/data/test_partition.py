@@ -20,10 +20,13 @@ def make(rows: int, classes: int, test_rows: int = 0, seed: int = 0, regression:
 
 
 def check_exact(fed, rows: int, test_rows: int, clients: int) -> None:
-    assert len(fed) == clients and fed.sizes.min() >= 1
+    assert len(fed) == clients
+    assert fed.sizes.min() >= 1
     assert np.array_equal(np.sort(fed.rows), np.arange(rows))
     assert np.array_equal(np.sort(fed.test_rows), np.arange(test_rows))
-    assert fed.sizes.sum() == rows and fed.offsets[0] == 0 and fed.rows.dtype == np.int64
+    assert fed.sizes.sum() == rows
+    assert fed.offsets[0] == 0
+    assert fed.rows.dtype == np.int64
 
 
 @settings(max_examples=60, deadline=None)
@@ -47,14 +50,16 @@ def test_every_row_goes_to_one_client(data, scheme, seed):
     fed = split(d, scheme, clients=clients, seed=seed, **options)
     check_exact(fed, rows, test_rows, clients)
     again = split(d, scheme, clients=clients, seed=seed, **options)
-    assert np.array_equal(fed.rows, again.rows) and np.array_equal(fed.test_rows, again.test_rows)
+    assert np.array_equal(fed.rows, again.rows)
+    assert np.array_equal(fed.test_rows, again.test_rows)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_seed_decides(scheme):
     d = make(400, 5, 100)
     a, b, c = (split(d, scheme, clients=8, seed=s, **SCHEMES[scheme]) for s in (0, 0, 1))
-    assert np.array_equal(a.rows, b.rows) and np.array_equal(a.test_rows, b.test_rows)
+    assert np.array_equal(a.rows, b.rows)
+    assert np.array_equal(a.test_rows, b.test_rows)
     assert not np.array_equal(a.rows, c.rows)
     state = np.random.get_state()[1].copy()
     split(d, scheme, clients=8, seed=3, **SCHEMES[scheme])
@@ -74,7 +79,8 @@ def test_iid_of_regression_deals_test_rows_by_size():
 def test_dirichlet_is_more_unequal_for_smaller_alpha():
     d = make(5000, 10)
     spread = [split(d, "dirichlet", clients=10, alpha=a).label_counts().std(0).mean() for a in (0.05, 0.5, 5.0, 1e6)]
-    assert spread == sorted(spread, reverse=True) and spread[-1] < 2
+    assert spread == sorted(spread, reverse=True)
+    assert spread[-1] < 2
 
 
 def test_dirichlet_shares_follow_the_distribution():
@@ -115,7 +121,8 @@ def test_homogeneity_extremes():
     assert np.array_equal(sorted_.argmax(1), np.arange(10))
     half = split(d, "homogeneity", clients=10, s=0.5)
     assert set(half.sizes) == {100}
-    assert (half.label_counts().diagonal() > 40).all() and (half.label_counts() > 0).mean() > 0.9
+    assert (half.label_counts().diagonal() > 40).all()
+    assert (half.label_counts() > 0).mean() > 0.9
     shared = split(d, "homogeneity", clients=10, s=1).label_counts()
     assert shared.max() < 30
 
@@ -172,11 +179,15 @@ def test_tasks(classes, clients, seed):
     fed = split(d, "tasks", clients=clients, seed=seed)
     info = fed.settings
     n, merged = info["rows_per_class"], info["merged_classes"]
-    assert len(merged) == (3 * classes) // 10 and 1 <= n <= 30
-    assert fed.data.classes == 2 and (fed.sizes == 2 * n).all()
+    assert len(merged) == (3 * classes) // 10
+    assert 1 <= n <= 30
+    assert fed.data.classes == 2
+    assert (fed.sizes == 2 * n).all()
     source, source_test = info["source_rows"], info["source_test_rows"]
-    assert len(np.unique(source)) == len(source) and len(np.unique(source_test)) == len(source_test)
-    assert np.array_equal(fed.data.x_train, d.x_train[source]) and np.array_equal(fed.data.x_test, d.x_test[source_test])
+    assert len(np.unique(source)) == len(source)
+    assert len(np.unique(source_test)) == len(source_test)
+    assert np.array_equal(fed.data.x_train, d.x_train[source])
+    assert np.array_equal(fed.data.x_test, d.x_test[source_test])
     for k in range(clients):
         for rows, y, original in (
             (fed.client_rows(k), fed.data.y_train, d.y_train[source]),
@@ -187,7 +198,8 @@ def test_tasks(classes, clients, seed):
             assert (original[rows[y[rows] == 1]] == info["task"][k]).all()
         assert info["task"][k] not in merged
     features = np.concatenate([info["global_features"], info["local_features"]])
-    assert sorted(features) == list(range(4)) and len(info["global_features"]) == 2
+    assert sorted(features) == list(range(4))
+    assert len(info["global_features"]) == 2
 
 
 def test_tasks_lowers_n_where_rows_are_few():
@@ -205,7 +217,7 @@ D = make(20, 4, 5)
 
 
 @pytest.mark.parametrize(
-    "scheme, options, words",
+    ("scheme", "options", "words"),
     [
         ("irid", {"clients": 2}, ["scheme 'irid' is unknown", "did you mean 'iid'", "natural"]),
         ("iid", {}, ["clients="]),

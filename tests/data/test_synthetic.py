@@ -9,22 +9,28 @@ from foedus.errors import DataError
 
 def test_leaf_shapes_and_sizes():
     fed = synthetic_leaf(1, 1, clients=20, seed=3)
-    assert fed.spec.shape == (60,) and fed.spec.classes == 10 and len(fed) == 20
+    assert fed.spec.shape == (60,)
+    assert fed.spec.classes == 10
+    assert len(fed) == 20
     total = fed.sizes + fed.test_sizes
-    assert total.min() >= 50 and np.array_equal(fed.test_sizes, np.round(total * 0.1))
+    assert total.min() >= 50
+    assert np.array_equal(fed.test_sizes, np.round(total * 0.1))
     again, other = synthetic_leaf(1, 1, clients=20, seed=3), synthetic_leaf(1, 1, clients=20, seed=4)
-    assert np.array_equal(fed.data.x_train, again.data.x_train) and np.array_equal(fed.data.y_train, again.data.y_train)
+    assert np.array_equal(fed.data.x_train, again.data.x_train)
+    assert np.array_equal(fed.data.y_train, again.data.y_train)
     assert fed.data.x_train.shape != other.data.x_train.shape
 
 
 def test_leaf_sizes_are_lognormal():
     total = np.log(synthetic_leaf(clients=2000, features=2, classes=2, test=0).sizes - 50 + 0.5)
-    assert abs(np.median(total) - 4) < 0.2 and abs(total.std() - 2) < 0.2
+    assert abs(np.median(total) - 4) < 0.2
+    assert abs(total.std() - 2) < 0.2
 
 
 def test_leaf_rows_and_covariance():
     fed = synthetic_leaf(clients=10, rows=20000, iid=True, test=0)
-    assert len(fed.rows) == 20000 and fed.sizes.min() >= 2
+    assert len(fed.rows) == 20000
+    assert fed.sizes.min() >= 2
     x = fed.data.x_train
     assert np.allclose(x.mean(0), 0, atol=0.05)
     assert np.allclose(x.var(0), np.arange(1, 61) ** -1.2, rtol=0.06)
@@ -62,10 +68,14 @@ def test_leaf_labels_per_client():
 def test_piecewise_homogeneous():
     fed = synthetic_piecewise(seed=1)
     d = fed.data
-    assert len(fed) == 20 and set(fed.sizes) == {500} and d.x_train.shape == (10000, 10) and d.x_test.shape == (2500, 10)
+    assert len(fed) == 20
+    assert set(fed.sizes) == {500}
+    assert d.x_train.shape == (10000, 10)
+    assert d.x_test.shape == (2500, 10)
     for x, y in ((d.x_train, d.y_train), (d.x_test, d.y_test)):
         residual = y - np.minimum(-x.sum(1), x.sum(1))
-        assert abs(residual.mean()) < 0.03 and abs(residual.var() - 0.2) < 0.02
+        assert abs(residual.mean()) < 0.03
+        assert abs(residual.var() - 0.2) < 0.02
     assert fed.test_sizes.sum() == 2500
     exact = synthetic_piecewise(test_noise=0).data
     assert np.allclose(exact.y_test, -np.abs(exact.x_test.sum(1)), atol=1e-4)
@@ -86,13 +96,16 @@ def test_piecewise_shifts_have_variance_alpha_and_beta():
         if np.abs(np.abs(xk @ w) + yk).mean() < 0.2:
             weights.append(w if w.sum() > 0 else -w)
     weights = np.array(weights)
-    assert len(weights) > 200 and abs(weights.mean() - 1) < 0.05 and abs(weights.var() - 0.25) < 0.04
+    assert len(weights) > 200
+    assert abs(weights.mean() - 1) < 0.05
+    assert abs(weights.var() - 0.25) < 0.04
     d = fed.data  # the test part knows neither shift
-    assert abs(d.x_test.mean()) < 0.05 and np.abs(d.y_test + np.abs(d.x_test.sum(1))).mean() < 0.1
+    assert abs(d.x_test.mean()) < 0.05
+    assert np.abs(d.y_test + np.abs(d.x_test.sum(1))).mean() < 0.1
 
 
 @pytest.mark.parametrize(
-    "make, options, word",
+    ("make", "options", "word"),
     [
         (synthetic_leaf, {"alpha": -1}, "alpha=-1"),
         (synthetic_leaf, {"clients": 0}, "clients=0"),
