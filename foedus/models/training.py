@@ -7,6 +7,7 @@ their number of steps, and step t runs on those that still have one, a prefix of
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,8 +23,7 @@ from foedus.models.base import Model, Params
 from foedus.models.losses import Loss
 
 _BLOCK_BYTES = 1 << 22
-"""Rows are collected for several steps at once, into one buffer of about this size: still in cache when they are used, and
-no fresh memory (which the system would first have to clear) for each block."""
+"""Rows are collected for several steps at once, in blocks of about this size, so that they are still in cache when used."""
 
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
 
@@ -186,7 +186,7 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
         table_x = table_x.flatten(1)
     row_bytes = table_x[:1].numel() * table_x.element_size()
     block = max(1, _BLOCK_BYTES // max(1, used[0].numel() * row_bytes))
-    buffer = table_x.new_empty(min(block, total) * used[0].numel(), *table_x.shape[1:])
+    buffer = _buffer(min(block, total) * used[0].numel(), table_x)
     for first in range(0, total, block):
         a = still[first]
         picked = used[first : first + block, :a]
@@ -212,6 +212,18 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
         back = torch.argsort(order)
         result = tree.map(lambda v: v[back], result)
     return result
+
+
+_kept = threading.local()
+
+
+def _buffer(rows: int, like: Tensor) -> Tensor:
+    """Room for so many rows, used again by the next call: fresh memory would have to be cleared by the system first."""
+    size = rows * like[:1].numel()
+    old = getattr(_kept, "buffer", None)
+    if old is None or old.dtype != like.dtype or old.device != like.device or old.numel() < size:
+        _kept.buffer = old = like.new_empty(size)
+    return old[:size].view(rows, *like.shape[1:])
 
 
 def fresh_memory(how: Training, params: Params, batch: tuple[int, ...] = ()) -> dict[str, Any]:
