@@ -1,8 +1,9 @@
 """The in-process engine: many clients in one call by `torch.func.vmap`, or one after the other where that is faster.
 
-The rows of all clients lie in one table, client after client. A batch of clients is an index into it, padded to its
-largest member; padding has weight 0. Clients of equal size that lie side by side need not even be copied: their batch
-is a view. For algorithms that only train by mini-batches (`Algorithm.ragged`) clients of any size share a batch.
+The data stays where it is. A batch of clients is an index into it, padded to its largest member; padding has weight 0.
+Mini-batch training takes the rows it needs by that index, so that clients of any size share a batch (`Algorithm.ragged`).
+For algorithms that read all rows every round, a batch that comes again is stacked once; clients of equal size that lie
+side by side need not even be copied: their stack is a view.
 """
 
 from __future__ import annotations
@@ -52,16 +53,14 @@ class Local:
 
 
 class Table:
-    """The rows of all clients, one client after the other; `order` says where the clients stand in the federation."""
+    """Which rows of the data are whose, client after client; `order` says where the clients stand in the federation."""
 
     def __init__(self, x: np.ndarray, y: np.ndarray, rows: np.ndarray, offsets: np.ndarray, order: np.ndarray):
         sizes = np.diff(offsets)[order]
         if not np.array_equal(order, np.arange(len(order))):
             starts = np.repeat(offsets[:-1][order] - np.concatenate(([0], np.cumsum(sizes)[:-1])), sizes)
             rows = rows[starts + np.arange(sizes.sum())]
-        in_place = len(rows) == len(x) and np.array_equal(rows, np.arange(len(rows)))
-        self.x = torch.from_numpy(x) if in_place else torch.from_numpy(x).index_select(0, torch.from_numpy(rows))
-        self.y = torch.from_numpy(y) if in_place else torch.from_numpy(y).index_select(0, torch.from_numpy(rows))
+        self.x, self.y, self.rows = torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(rows)
         self.sizes = torch.from_numpy(np.ascontiguousarray(sizes))
         self.starts = torch.cumsum(self.sizes, 0) - self.sizes
 
@@ -75,17 +74,21 @@ class Table:
         n = int(sizes.max())
         column = torch.arange(n)
         real = column < sizes.unsqueeze(1)
-        return self.starts[positions].unsqueeze(1) + torch.where(real, column, 0), real.float()
+        return self.rows[self.starts[positions].unsqueeze(1) + torch.where(real, column, 0)], real.float()
 
-    def view(self, positions: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The clients' rows as (c, n, ...) without a copy, if they have one size and lie side by side."""
-        n, c, first = int(self.sizes[positions[0]]), len(positions), int(positions[0])
-        if int(positions[-1]) - first != c - 1 or bool((positions[1:] <= positions[:-1]).any()):
-            return None
-        if bool((self.sizes[positions] != n).any()):
-            return None
-        rows = slice(int(self.starts[first]), int(self.starts[first]) + c * n)
-        return tuple(t[rows].view(c, n, *t.shape[1:]) for t in (self.x, self.y))
+    def stack(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The clients' rows as (c, n, ...): a view if they have one size and lie side by side in the data, else a copy."""
+        index, weight = self.index(positions)
+        flat = index.flatten()
+        if bool((flat[1:] == flat[:-1] + 1).all()) and bool(weight.all()):
+            part = slice(int(flat[0]), int(flat[-1]) + 1)
+            return tuple(t[part].view(*index.shape, *t.shape[1:]) for t in (self.x, self.y))
+        return take(self.x, index), take(self.y, index)
+
+    def one(self, position: int) -> Rows:
+        """One client's rows, without padding."""
+        start, size = int(self.starts[position]), int(self.sizes[position])
+        return Rows(self.x, self.y, self.rows[start : start + size], torch.ones(size))
 
     def groups(self, positions: Tensor, spread: float, limit: Callable[[int], int]) -> list[Tensor]:
         """Cut clients into batches: sizes within a factor `spread`, at most `limit(rows)` clients of so many rows each."""
@@ -197,10 +200,8 @@ class LocalSession:
                 self._no_keys(group),
                 stateless=True,
             )
-        elif not ragged and self.train.view(group.positions) is None:
-            index, _ = self.train.index(group.positions)
-            if index.numel() * self.train.row_bytes <= self.engine.memory:
-                group.stacked = (take(self.train.x, index), take(self.train.y, index))
+        elif not ragged:
+            group.stacked = self.train.stack(group.positions)
 
     def _no_keys(self, group: Group) -> Tensor:
         return torch.zeros(len(group.positions), 2, dtype=torch.int64)
@@ -210,8 +211,7 @@ class LocalSession:
         positions = group.positions
         index, weight = table.index(positions)
         state = None if stateless else self._states(positions)
-        stacked = group.stacked or (table.view(positions) if table is not self.train or not self.algorithm.ragged else None)
-        inputs, form = tree.flatten(((stacked, group.prepared, state), self.ids[positions], index, weight, keys))
+        inputs, form = tree.flatten(((group.stacked, group.prepared, state), self.ids[positions], index, weight, keys))
         where = [i for i, leaf in enumerate(inputs) if isinstance(leaf, Tensor)]
         kept = {}
 
@@ -237,12 +237,9 @@ class LocalSession:
 
     def _one(self, run: Callable, table: Table, position: int, key: Tensor) -> Tree:
         """`run` at one client, without padding."""
-        start, size = int(table.starts[position]), int(table.sizes[position])
-        part = slice(start, start + size)
-        index = torch.arange(start, start + size)
-        rows = Rows(table.x, table.y, index, torch.ones(size), (table.x[part], table.y[part]))
+        rows = table.one(position)
         if self.prepares and position not in self._prepared:
-            self._prepared[position] = self.algorithm.prepare(self._rows_of(position))
+            self._prepared[position] = self.algorithm.prepare(self.train.one(position))
         state = self.states.get(position)
         client = Client(self.ids[position], rows, self._prepared.get(position), state, key, self.shared, self.spec)
         if self.remembers and state is None:
@@ -253,12 +250,6 @@ class LocalSession:
         if new is not state:
             self.states.put(position, new)
         return reply
-
-    def _rows_of(self, position: int) -> Rows:
-        start, size = int(self.train.starts[position]), int(self.train.sizes[position])
-        part = slice(start, start + size)
-        stacked = (self.train.x[part], self.train.y[part])
-        return Rows(self.train.x, self.train.y, torch.arange(start, start + size), torch.ones(size), stacked)
 
     def _states(self, positions: Tensor) -> Tree:
         """The states of some clients, stacked; those that take part for the first time get their first one."""

@@ -72,19 +72,21 @@ def test_groups_partition_the_clients_within_the_limits(sizes, memory):
         assert len(g) == 1 or len(g) * int(n.max()) <= memory
 
 
-def test_equal_neighbours_are_a_view_and_others_are_not():
+def test_equal_neighbours_are_a_view_and_others_a_copy():
     fed = federation([4, 4, 4, 2])
-    session = fd.Local().open(MeanTarget(), fed, random.key(0))
-    x, y = session.train.view(torch.tensor([1, 2]))
-    assert x.data_ptr() == session.train.x[4:].data_ptr()
+    table = fd.Local().open(MeanTarget(), fed, random.key(0)).train
+    x, y = table.stack(torch.tensor([1, 2]))
+    assert x.data_ptr() == table.x[4:].data_ptr()
     assert x.shape == (2, 4, 3)
     assert y.shape == (2, 4)
-    assert session.train.view(torch.tensor([0, 2])) is None
-    assert session.train.view(torch.tensor([2, 3])) is None
+    for apart in ([0, 2], [2, 3]):
+        x, _ = table.stack(torch.tensor(apart))
+        assert x.data_ptr() != table.x[int(table.starts[apart[0]]) :].data_ptr()
+        torch.testing.assert_close(x[1, :2], table.x[int(table.starts[apart[1]]) :][:2])
 
 
-def test_data_in_client_order_is_not_copied():
-    fed = federation([3, 5])
+def test_the_data_is_not_copied():
+    fed = federation([3, 5]).select([1, 0])
     session = fd.Local().open(MeanTarget(), fed, random.key(0))
     assert session.train.x.data_ptr() == torch.from_numpy(fed.data.x_train).data_ptr()
 
