@@ -1,7 +1,7 @@
 """Random numbers as a function of a key: no global generator, the same on every engine, batch size and device.
 
-Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011) in integer tensor
-operations. A *key* is an int64 tensor of two 32-bit words; word `i` of the stream of a key depends on the key and on `i`
+Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011), in NumPy's integer
+operations: most draws are small, and there NumPy costs a fraction of what tensor operations do. A *key* is an int64 tensor of two 32-bit words; word `i` of the stream of a key depends on the key and on `i`
 alone, so a longer draw begins with the shorter one and padding changes nothing. `fold` makes a new key from a key and
 integers: foedus keys every client step by (seed, round, exchange, client).
 
@@ -12,59 +12,50 @@ shape `(c, 2)` gives draws of shape `(c, *shape)`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 _MASK = 0xFFFFFFFF
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
+_MULTIPLIERS = np.array([0xD2511F53, 0xCD9E8D57])
+_WEYL = np.array([0x9E3779B9, 0xBB67AE85])
 
 
-def _philox(even: Tensor, odd: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Ten rounds of Philox4x32. `even` holds counter words 0 and 2, `odd` words 1 and 3, along a leading dimension of 2.
-
-    `key` has the same layout. All words are 32-bit values in int64; the result is (even, odd) again.
-    """
-    if key.device.type != "cpu":
-        constants = (torch.tensor(c, device=key.device) for c in (_MULTIPLIERS, _WEYL))
-        return _rounds(even, odd, key, *constants, lambda t: t.flip(0))
-    # The same operations on the same memory, but NumPy's cost a fraction for small arrays, and most draws are small.
-    constants = (np.array(c, dtype=np.int64) for c in (_MULTIPLIERS, _WEYL))
-    even, odd = _rounds(even.numpy(), odd.numpy(), key.numpy(), *constants, lambda a: a[::-1])
-    return torch.from_numpy(even), torch.from_numpy(odd)
-
-
-def _rounds(even: Any, odd: Any, key: Any, multiplier: Any, weyl: Any, flip: Callable) -> tuple[Any, Any]:
-    """Philox's rounds in operations that tensors and arrays share."""
-    shape = (2, *[1] * (key.ndim - 1))
-    multiplier, weyl = multiplier.reshape(shape), weyl.reshape(shape)
-    for i in range(10):
+def _philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """Ten rounds of Philox4x32: counter (4, ...) and key (2, ...), 32-bit words in int64 -> the four words (..., 4)."""
+    shape = np.broadcast_shapes(counter.shape[1:], key.shape[1:])
+    counter = np.broadcast_to(counter.reshape(4, *[1] * (len(shape) - counter.ndim + 1), *counter.shape[1:]), (4, *shape))
+    ones = [1] * len(shape)
+    key = key.reshape(2, *[1] * (len(shape) - key.ndim + 1), *key.shape[1:])
+    multiplier, weyl = _MULTIPLIERS.reshape(2, *ones), _WEYL.reshape(2, *ones)
+    even, odd = counter[::2], counter[1::2]
+    for _ in range(10):
         # int64 products wrap modulo 2^64, which keeps all 64 bits of the unsigned product. Bits above 32 of `odd`
-        # and of the round key are noise until the mask takes them off.
-        product = flip(even * multiplier)
+        # and of the key are noise until the mask takes them off.
+        product = (even * multiplier)[::-1]
         even = product >> 32
         even ^= odd
-        even ^= key + i * weyl
+        even ^= key
         even &= _MASK
-        odd = product
-    return even, odd & _MASK
+        odd, key = product, key + weyl
+    out = np.empty((*shape, 4), np.int64)
+    out[..., 0], out[..., 2] = even
+    out[..., 1], out[..., 3] = odd & _MASK
+    return out
 
 
 class _Words(torch.autograd.Function):
-    """The stream of a key; under vmap it sees the whole batch of keys at once, free of per-operation overhead."""
+    """The stream of a key; under vmap it sees the whole batch of keys at once."""
 
     @staticmethod
     def forward(key: Tensor, count: int) -> Tensor:
         blocks = -(-count // 4)
-        index = torch.arange(blocks, device=key.device).expand(*key.shape[:-1], blocks)
-        even = torch.stack((index & _MASK, torch.zeros_like(index)))
-        odd = torch.stack((index >> 32, torch.zeros_like(index)))
-        even, odd = _philox(even, odd, key.movedim(-1, 0).unsqueeze(-1))
-        return torch.stack((even[0], odd[0], even[1], odd[1]), -1).flatten(-2)[..., :count]
+        counter = np.zeros((4, blocks), np.int64)
+        counter[0] = np.arange(blocks)
+        words = _philox(counter, np.moveaxis(key.numpy(), -1, 0)[..., None])
+        return torch.from_numpy(words.reshape(*key.shape[:-1], 4 * blocks)[..., :count])
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
@@ -80,10 +71,8 @@ class _Fold(torch.autograd.Function):
 
     @staticmethod
     def forward(key: Tensor, values: Tensor) -> Tensor:
-        shape = torch.broadcast_shapes(key.shape[:-1], values.shape[:-1])
-        counter = values.expand(*shape, 4).movedim(-1, 0)
-        even, odd = _philox(counter[::2], counter[1::2], key.expand(*shape, 2).movedim(-1, 0))
-        return torch.stack((even[0], odd[0]), -1)
+        words = _philox(np.moveaxis(values.numpy(), -1, 0), np.moveaxis(key.numpy(), -1, 0))
+        return torch.from_numpy(words[..., :2])
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
@@ -169,9 +158,8 @@ def permutation(key: Tensor, n: int, valid: Tensor | None = None) -> Tensor:
 
     The order of the valid positions does not depend on how many invalid ones follow them.
     """
-    w = words(key, 2 * n).reshape(*key.shape[:-1], n, 2)
-    rank = ((w[..., 0] & 0x3FFFFFFF) << 32) | w[..., 1]
+    # Equal words, one pair in 2^32, keep their order: a bias far below what any number of draws could show.
+    rank = words(key, n)
     if valid is not None:
-        last = (1 << 62) + torch.arange(n, device=key.device)
-        rank = torch.where(valid, rank, last)
+        rank = torch.where(valid, rank, torch.arange(1 << 32, (1 << 32) + n, device=key.device))
     return torch.argsort(rank, dim=-1, stable=True)

@@ -14,6 +14,7 @@ from foedus.core.spec import Spec
 from foedus.errors import ModelError
 
 Params = dict[str, Tensor]
+Pull = Callable[..., Params]
 
 
 class Model:
@@ -38,9 +39,24 @@ class Model:
         """Outputs (n, outputs) of rows x (n, *shape)."""
         raise NotImplementedError
 
-    def pullback(self, params: Params, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Params]]:
-        """For parameters and flat rows with a leading client dimension: outputs, and slope in them -> gradient."""
+    def pullback(self, params: Params, x: Tensor) -> tuple[Tensor, Pull]:
+        """For parameters and flat rows with a leading client dimension: the outputs, and what their slope does.
+
+        `pull(slope)` returns the gradient. `pull(slope, alpha, beta)` makes the step p <- beta p + alpha g in place instead,
+        without ever holding the gradient, which for a wide layer saves as much time as computing it.
+        """
         raise NotImplementedError
+
+
+def product(slope: Tensor, x: Tensor, weight: Tensor, alpha: float | None, beta: float) -> Tensor:
+    """slope^T x, the gradient in a weight matrix; or the step weight <- beta weight + alpha slope^T x, in place."""
+    return torch.bmm(slope.mT, x) if alpha is None else weight.baddbmm_(slope.mT, x, alpha=alpha, beta=beta)
+
+
+def total(slope: Tensor, bias: Tensor, alpha: float | None, beta: float) -> Tensor:
+    """The gradient in a bias; or the step on it, in place."""
+    sums = slope.sum(-2)
+    return sums if alpha is None else bias.mul_(beta).add_(sums, alpha=alpha)
 
 
 def uniform_init(key: Tensor, number: int, shape: Sequence[int], fan_in: int) -> Tensor:

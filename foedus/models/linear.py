@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from foedus.core.spec import Spec
-from foedus.models.base import Model, Params, uniform_init
+from foedus.models.base import Model, Params, Pull, product, total, uniform_init
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -40,13 +39,13 @@ class Linear(Model):
     def apply(self, params: Params, x: Tensor) -> Tensor:
         return F.linear(x.flatten(1).to(params["weight"].dtype), params["weight"], params.get("bias"))
 
-    def pullback(self, params: Params, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Params]]:
+    def pullback(self, params: Params, x: Tensor) -> tuple[Tensor, Pull]:
         outputs = affine(x, params["weight"], params.get("bias"))
 
-        def pull(slope: Tensor) -> Params:
-            grads = {"weight": torch.bmm(slope.mT, x)}
+        def pull(slope: Tensor, alpha: float | None = None, beta: float = 1.0) -> Params:
+            grads = {"weight": product(slope, x, params["weight"], alpha, beta)}
             if self.bias:
-                grads["bias"] = slope.sum(-2)
+                grads["bias"] = total(slope, params["bias"], alpha, beta)
             return grads
 
         return outputs, pull

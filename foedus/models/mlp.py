@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,7 +12,7 @@ from torch.nn import functional as F
 
 from foedus.core.spec import Spec
 from foedus.errors import ModelError
-from foedus.models.base import Model, Params, uniform_init
+from foedus.models.base import Model, Params, Pull, product, total, uniform_init
 from foedus.models.linear import affine
 
 
@@ -46,22 +45,22 @@ class MLP(Model):
             h = torch.relu(F.linear(h, params[f"weight{i}"], params[f"bias{i}"]))
         return F.linear(h, params[f"weight{last}"], params[f"bias{last}"])
 
-    def pullback(self, params: Params, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Params]]:
+    def pullback(self, params: Params, x: Tensor) -> tuple[Tensor, Pull]:
         last = len(self.hidden)
         inputs = [x]
         for i in range(last):
             inputs.append(affine(inputs[-1], params[f"weight{i}"], params[f"bias{i}"]).relu_())
         outputs = affine(inputs[-1], params[f"weight{last}"], params[f"bias{last}"])
 
-        def pull(slope: Tensor) -> Params:
+        def pull(slope: Tensor, alpha: float | None = None, beta: float = 1.0) -> Params:
             grads = {}
             for i in range(last, -1, -1):
-                grads[f"weight{i}"] = torch.bmm(slope.mT, inputs[i])
-                grads[f"bias{i}"] = slope.sum(-2)
+                weight, upper = params[f"weight{i}"], slope
                 if i:
                     # relu(a) > 0 exactly where a > 0, so the activations themselves say where the slope passes.
-                    slope = torch.bmm(slope, params[f"weight{i}"])
-                    slope = torch.ops.aten.threshold_backward(slope, inputs[i], 0)
+                    slope = torch.ops.aten.threshold_backward(torch.bmm(slope, weight), inputs[i], 0)
+                grads[f"weight{i}"] = product(upper, inputs[i], weight, alpha, beta)
+                grads[f"bias{i}"] = total(upper, params[f"bias{i}"], alpha, beta)
             return {name: grads[name] for name in params}
 
         return outputs, pull

@@ -145,15 +145,17 @@ def _schedule(how: Training, index: Tensor, weight: Tensor, key: Tensor) -> tupl
     batches, epochs = int(per_epoch.max()), int(torch.div(steps + per_epoch - 1, per_epoch, rounding_mode="floor").max())
     if batches == 1:
         table, table_weight = index.view(1, clients, 1, n), weight.view(1, clients, 1, n)
-        epoch = torch.zeros(1, 1, dtype=torch.int64)
     else:
         keys = random.fold(key, torch.arange(epochs).unsqueeze(1))
         order = random.permutation(keys, n, valid=weight > 0)
         order = torch.nn.functional.pad(order, (0, batches * b - n))
         table = index.expand(epochs, -1, -1).gather(-1, order).view(epochs, clients, batches, b)
-        table_weight = weight.expand(epochs, -1, -1).gather(-1, order)
-        table_weight[..., n:] = 0
-        table_weight = table_weight.view(epochs, clients, batches, b)
+        if int(rows.min()) == n and bool((weight == 1).all()):
+            table_weight = (torch.arange(batches * b) < n).float().expand(epochs, clients, -1)
+        else:
+            table_weight = weight.expand(epochs, -1, -1).gather(-1, order)
+            table_weight[..., n:] = 0
+        table_weight = table_weight.reshape(epochs, clients, batches, b)
     t = torch.arange(int(steps.max())).unsqueeze(1)
     epoch = torch.div(t, per_epoch, rounding_mode="floor") if batches > 1 else torch.zeros_like(t)
     at = (epoch.clamp_(max=len(table) - 1), torch.arange(clients).unsqueeze(0), t % per_epoch)
@@ -175,12 +177,13 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
     clients, total = len(steps), len(used)
     memory = args.get("memory") or fresh_memory(how, params, (clients,))
     memory = tree.map(lambda v: v.clone(memory_format=torch.contiguous_format), memory)
-    pull = prox + how.weight_decay
+    decay = prox + how.weight_decay
     constant = dict(args.get("correction") or {})
     if prox:
         constant = {k: torch.add(constant[k], v, alpha=-prox) if k in constant else v * -prox for k, v in start.items()}
 
     gradient_of = _gradient_of(model, loss, clients)
+    in_place = model.closed_form and how.optimizer == "sgd" and not how.momentum and how.clip is None
     still = (steps.unsqueeze(0) > torch.arange(total).unsqueeze(1)).sum(1).tolist()
     if model.closed_form:
         table_x = table_x.flatten(1)
@@ -198,14 +201,20 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
                 a = still[t]
                 x, y = x[:, :a], y[:, :a]
             now = params if a == clients else {k: v[:a] for k, v in params.items()}
+            if in_place:
+                outputs, pull = model.pullback(now, x[t - first])
+                pull(loss.slope(outputs, y[t - first], weight[t, :a]), -how.lr, 1 - how.lr * decay)
+                for k, v in constant.items():
+                    now[k].add_(v[:a], alpha=-how.lr)
+                continue
             grads = gradient_of(now, x[t - first], y[t - first], weight[t, :a])
             if how.clip is not None:
                 _clip(grads, how.clip)
             for k, g in grads.items():
                 if constant:
                     g.add_(constant[k][:a])
-                if pull:
-                    g.add_(now[k], alpha=pull)
+                if decay:
+                    g.add_(now[k], alpha=decay)
             _update(how, now, grads, memory, a)
     result = {"params": params, "memory": memory, "steps": steps[order] if moved else steps}
     if moved:

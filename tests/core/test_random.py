@@ -36,8 +36,7 @@ DRAWS = {
     ],
 )
 def test_philox_gives_the_known_answers_of_random123(counter, key, expected):
-    even, odd = random._philox(torch.tensor(counter[::2]), torch.tensor(counter[1::2]), torch.tensor(key))
-    assert (even[0].item(), odd[0].item(), even[1].item(), odd[1].item()) == expected
+    assert tuple(random._philox(np.array(counter), np.array(key))) == expected
 
 
 def test_stream_counts_blocks_from_zero():
@@ -180,13 +179,3 @@ def test_fold_under_vmap_keeps_the_clients_in_front():
     assert torch.equal(got, expected)
     shared = torch.func.vmap(lambda v: random.fold(random.key(3), v))(torch.arange(4))
     assert torch.equal(shared, random.fold(random.key(3), torch.arange(4)))
-
-
-def test_tensor_rounds_equal_array_rounds():
-    """Devices other than the CPU run the same rounds on tensors."""
-    counter, keys = random.words(random.key(1), 12).view(4, 3), random.words(random.key(2), 6).view(2, 3)
-    even, odd = random._philox(counter[::2], counter[1::2], keys)
-    constants = (torch.tensor(random._MULTIPLIERS), torch.tensor(random._WEYL))
-    on_tensors = random._rounds(counter[::2], counter[1::2], keys, *constants, lambda t: t.flip(0))
-    assert torch.equal(even, on_tensors[0])
-    assert torch.equal(odd, on_tensors[1])
