@@ -146,7 +146,9 @@ def _schedule(how: Training, index: Tensor, weight: Tensor, key: Tensor) -> tupl
     if batches == 1:
         table, table_weight = index.view(1, clients, 1, n), weight.view(1, clients, 1, n)
     else:
-        keys = random.fold(key, torch.arange(epochs).unsqueeze(1))
+        keys = key.unsqueeze(0)
+        if epochs > 1:
+            keys = torch.cat((keys, random.fold(key, torch.arange(1, epochs).unsqueeze(1))))
         order = random.permutation(keys, n, valid=weight > 0)
         order = torch.nn.functional.pad(order, (0, batches * b - n))
         table = index.expand(epochs, -1, -1).gather(-1, order).view(epochs, clients, batches, b)
