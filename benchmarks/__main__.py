@@ -1,4 +1,4 @@
-"""Speed, as ratios measured in one run: `python -m benchmarks [w1 w2 w3 w4 overhead memory]`."""
+"""Speed, as ratios measured in one run: `python -m benchmarks [w1 w2 w3 w4 batching overhead memory]`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
 import foedus as fd
 from benchmarks.workloads import WORKLOADS, Limit, PlainLoop, Workload, foedus_rounds
@@ -63,6 +64,42 @@ def workloads(names: list[str], repeats: int) -> None:
             f"{t['plain loop'] / t['foedus']:.1f}x | {against} |",
             flush=True,
         )
+
+
+def batching(repeats: int) -> None:
+    """Where batching clients pays and where it does not: what `Local(batch="auto")` decides by."""
+    print("\n| model, 10 clients x 64 rows, batches of 32 | parameters | batched, s | looped, s | looped / batched | auto |")
+    print("|---|---|---|---|---|---|")
+
+    def module(width: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(784, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 10))
+
+    models = {
+        "Linear()": fd.Linear(),
+        "MLP(200)": fd.MLP(200),
+        "MLP(2000, 2000)": fd.MLP((2000, 2000)),
+        "torch module, width 50": module(50),
+        "torch module, width 300": module(300),
+        "torch module, width 1000": module(1000),
+        "torch module, width 2000": module(2000),
+        "CNN.mnist()": fd.CNN.mnist(),
+        "CNN, 8 and 16 filters": fd.CNN((8, 16), hidden=(32,), padding="same"),
+    }
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((640, 784), dtype=np.float32)
+    fed = fd.split(fd.Data.from_arrays(x, np.arange(640) % 10, classes=10), "iid", clients=10)
+    for name, model in models.items():
+        algorithm = fd.FedAvg(model, lr=0.01, batch_size=32)
+        taken: dict[bool, list[float]] = {True: [], False: []}
+        for repeat in range(repeats + 1):
+            for batch, times in taken.items():
+                run = fd.run(algorithm, fed, 1, engine=fd.Local(batch=batch), evaluate_every=0)
+                if repeat:
+                    times.append(run.records.last("seconds") - run.records.rows[0]["seconds"])
+        batched, looped = (statistics.median(taken[b]) for b in (True, False))
+        size = sum(p.numel() for p in run.state.w.values())
+        auto = "batched" if algorithm.batchable else "looped"
+        print(f"| {name} | {size:,} | {batched:.4f} | {looped:.4f} | {looped / batched:.2f} | {auto} |", flush=True)
 
 
 @dataclass(frozen=True)
@@ -130,7 +167,7 @@ def peak(clients: int, rounds: int) -> None:
 
 
 def main() -> None:
-    items = [*WORKLOADS, "overhead", "memory"]
+    items = [*WORKLOADS, "batching", "overhead", "memory"]
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Speed of foedus, as ratios in one run.")
     parser.add_argument("items", nargs="*", help=f"some of: {' '.join(items)} (all)")
     parser.add_argument("--repeats", type=int, default=5)
@@ -147,6 +184,8 @@ def main() -> None:
     )
     if any(w in chosen for w in WORKLOADS):
         workloads([w for w in WORKLOADS if w in chosen], options.repeats)
+    if "batching" in chosen:
+        batching(options.repeats)
     if "overhead" in chosen:
         overhead(options.repeats)
     if "memory" in chosen:

@@ -12,7 +12,9 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_the_example_prints_what_it_says(tmp_path, monkeypatch, capsys):
-    example, shown = re.search(r"## Ten lines\n\n```python\n(.*?)```\n\n```\n(.*?)```", (ROOT / "README.md").read_text(), re.S).groups()
+    example, shown = re.search(
+        r"## Ten lines\n\n```python\n(.*?)```\n\n```\n(.*?)```", (ROOT / "README.md").read_text(), re.S
+    ).groups()
     monkeypatch.chdir(tmp_path)
     exec(compile(example, "README.md", "exec"), {})
     printed = capsys.readouterr().out
