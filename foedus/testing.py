@@ -25,17 +25,20 @@ from torch import Tensor
 
 from foedus.core import tree, wire
 from foedus.core.algorithm import Algorithm
-from foedus.core.clients import Ask
+from foedus.core.clients import Ask, Replies
 from foedus.core.run import Run, run
 from foedus.core.tree import Tree
 from foedus.data.federation import Federation
 from foedus.engines.local import Local
+from foedus.errors import SplitError
 
 ROUNDS = 3
 
 
 def check_algorithm(algorithm: Algorithm, fed: Federation, engine: Any = None) -> None:
     """Run every check on a federation of at least four clients, with test rows; raises AssertionError, with the name of the property, at the first that fails."""
+    if len(fed) < 4:
+        raise SplitError(f"check_algorithm needs a federation of at least 4 clients, not {len(fed)}")
     for check in CHECKS:
         check(algorithm, fed, engine or Local())
 
@@ -57,19 +60,20 @@ def check_seeds(algorithm: Algorithm, fed: Federation, engine: Any) -> None:
     """The same seed gives the same run, another seed another run (other clients take part in it)."""
     first, again, other = (_run(algorithm, fed, engine, seed=s, participation=0.5, rounds=4) for s in (0, 0, 1))
     _same(first, again, "the same seed gave another run")
-    if not algorithm.pooled or _draws(algorithm):
+    if not algorithm.pooled or _draws(algorithm, len(fed.rows)):
         assert not _equal(_numbers(first), _numbers(other)), "another seed gave the same run"
 
 
 def check_resume(algorithm: Algorithm, fed: Federation, engine: Any) -> None:
     """A run that is stopped and resumed has the history, the state and the client states of one that was not."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "checkpoint.safetensors"
-        options = {"participation": 0.5, "evaluate_every": 1}
-        whole = _run(algorithm, fed, engine, rounds=4, **options)
-        _run(algorithm, fed, engine, rounds=2, checkpoint=path, **options)
-        resumed = _run(algorithm, fed, engine, rounds=4, checkpoint=path, resume=True, **options)
-    _same(whole, resumed, "the resumed run differs from the uninterrupted one")
+    for participation, small in ((0.5, engine), (1.0, Local(batch=True, memory=100_000))):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "checkpoint.safetensors"
+            options = {"participation": participation, "evaluate_every": 1}
+            whole = _run(algorithm, fed, small, rounds=4, **options)
+            _run(algorithm, fed, small, rounds=2, checkpoint=path, **options)
+            resumed = _run(algorithm, fed, small, rounds=4, checkpoint=path, resume=True, **options)
+        _same(whole, resumed, "the resumed run differs from the uninterrupted one")
 
 
 def check_wire(algorithm: Algorithm, fed: Federation, engine: Any) -> None:
@@ -138,8 +142,9 @@ class Encoding:
         sent = replace(ask, payload=wire.decode(message))
         for ids, reply, stacked in self.inner.exchange(sent):
             if stacked:
-                each = [self._through(tree.map(lambda t, i=i: t[i], reply)) for i in range(len(ids))]
-                yield ids, tree.map(lambda *ts: torch.stack(ts), *each) if tree.leaves(reply) else reply, True
+                replies = Replies(ids, ids, stacked=reply)
+                each = [self._through(replies[i]) for i in range(len(ids))]
+                yield ids, Replies(ids, ids, separate=each).stack() if tree.leaves(reply) else reply, True
             else:
                 yield ids, self._through(reply), False
         if self.watch:
@@ -159,9 +164,9 @@ def _run(algorithm: Algorithm, fed: Federation, engine: Any, rounds: int = ROUND
     return run(algorithm, fed, rounds, seed=seed, engine=engine, progress=False, **options)
 
 
-def _draws(algorithm: Algorithm) -> bool:
+def _draws(algorithm: Algorithm, rows: int) -> bool:
     """Whether a pooled reference depends on the seed (mini-batches) at all."""
-    return getattr(algorithm, "batch_size", None) is not None
+    return (getattr(algorithm, "batch_size", None) or rows) < rows
 
 
 def _numbers(result: Run) -> list[Tensor]:

@@ -2,7 +2,63 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
 import foedus as fd
+from foedus.core import random, wire
+
+
+@dataclass(frozen=True)
+class Everything(fd.Algorithm):
+    """No method of use, but all that the contract allows: preparation, states drawn at random, several exchanges in a round
+    with payloads of different size, batched and looped steps, structured and constant parts of replies, gathered replies."""
+
+    personal: ClassVar[bool] = True
+
+    def prepare(self, data):
+        x = data.x.flatten(1) * data.weight.unsqueeze(-1)
+        return {"center": x.sum(0) / data.count, "kind": "mean"}
+
+    def init(self, client):
+        return {
+            "point": client.prepared["center"] + 0.1 * random.normal(client.key, client.spec.features),
+            "rows": client.data.count,
+        }
+
+    def outputs(self, client, x):
+        return (x.flatten(1) @ client.state["point"]).unsqueeze(-1) * torch.ones(client.spec.outputs)
+
+    def row_loss(self, outputs, y):
+        return outputs.square().mean(-1)
+
+    def top(self, client):
+        i = client.state["point"].abs().argmax().reshape(1)
+        return wire.Sparse(i, client.state["point"].gather(0, i), (client.spec.features,)), None
+
+    def move(self, client, to, big):
+        point = 0.9 * client.state["point"] + 0.1 * to + 1e-3 * big[: len(to)] + 0.01 * random.normal(client.key, len(to))
+        signs = wire.Signs.pack(point, point.abs().mean())
+        return {"signs": signs, "depth": 3}, {**client.state, "point": point}
+
+    @fd.looped
+    def farthest(self, client):
+        distance = (client.data.x.flatten(1) - client.prepared["center"]).square().sum(-1)
+        keep = distance > distance.mean()
+        return {"distances": distance[keep].sort().values}, None
+
+    def start(self, clients):
+        return fd.State(to=clients.mean(self.top), spread=torch.zeros(()))
+
+    def round(self, clients, state):
+        to = clients.mean(self.top)
+        moved = clients.gather(self.move, to=to, big=torch.ones(5000))
+        mean = torch.stack([reply["signs"].dense() for reply in moved]).mean(0)
+        far = clients.gather(self.farthest)
+        return fd.State(to=0.5 * to + mean, spread=torch.stack([r["distances"].sum() for r in far]).mean())
+
 
 ALGORITHMS: dict[str, fd.Algorithm] = {
     "FedAvg": fd.FedAvg(fd.Linear(), lr=0.1, batch_size=16),
@@ -13,6 +69,7 @@ ALGORITHMS: dict[str, fd.Algorithm] = {
     "Scaffold, option 1": fd.Scaffold(fd.Linear(), lr=0.1, batch_size=16, option=1),
     "FedDyn": fd.FedDyn(fd.Linear(), lr=0.1, batch_size=16, alpha=0.1),
     "Independent": fd.Independent(fd.Linear(), lr=0.1, momentum=0.5, batch_size=16),
+    "Everything the contract allows": Everything(),
     "Central": fd.Central(fd.Linear(), lr=0.1, momentum=0.9, batch_size=16),
 }
 

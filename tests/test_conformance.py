@@ -55,7 +55,7 @@ class WritesPayload(Base):
 
 @dataclass(frozen=True)
 class PaddingCounts(Base):
-    ragged: ClassVar[bool] = False
+    spread: ClassVar[float] = 1.5
 
     def train(self, client, w):
         reply, state = super().train(client, w)

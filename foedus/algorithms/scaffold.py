@@ -24,7 +24,7 @@ class Scaffold(LocalTraining):
     """Control variates c_i (of client i) and c (their average) take the client's own drift out of every local step.
 
         client i:  y <- x, then K steps y <- y - lr * (g_i(y) - c_i + c)                                  (line 10)
-                   c_i+ <- g_i(x), the gradient on all its rows                                           (line 12, option 1)
+                   c_i+ <- g_i(x), the gradient on all its rows (with weight decay)                      (line 12, option 1)
                       or   c_i - c + (x - y) / (K lr)                                                     (line 12, option 2)
                    sends y - x and the difference c_i+ - c_i                                              (line 13)
         server:    x <- x + server_lr * mean_S(y - x);  c <- c + |S|/N * mean_S(c_i+ - c_i)              (lines 16-17)
@@ -46,8 +46,12 @@ class Scaffold(LocalTraining):
             raise ConfigError("Scaffold's option 2 needs plain SGD: use optimizer='sgd' and momentum=0, or option=1")
 
     @property
-    def ragged(self) -> bool:
-        return self.option == 2
+    def spread(self) -> float:
+        return super().spread if self.option == 2 else 1.5
+
+    def footprint(self, rows: int, row_bytes: int) -> int:
+        whole = 3 * rows * row_bytes if self.option == 1 else 0
+        return super().footprint(rows, row_bytes) + whole
 
     def init(self, client: Client) -> Params:
         return tree.zeros_like(self.model.init(client.spec, client.shared))
@@ -58,6 +62,7 @@ class Scaffold(LocalTraining):
         move = tree.sub(trained["params"], x)
         if self.option == 1:
             new = gradient(self.model, loss_for(self.loss, client.spec.classes), x, client.data)
+            new = tree.add(new, x, self.weight_decay)
         else:
             steps = trained["steps"]
             new = tree.map(lambda own, all_, m: own - all_ - m / (steps * self.lr), c_i, c, move)

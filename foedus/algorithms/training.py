@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
@@ -31,13 +31,19 @@ class LocalTraining(Training, Algorithm):
     loss: str = "auto"
     weights: str = "rows"
 
-    ragged: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "model", model_of(self.model))
         if self.weights not in ("rows", "uniform"):
             raise ConfigError(unknown("weights", self.weights, ["rows", "uniform"]))
+
+    @property
+    def spread(self) -> float:
+        return 1.5 if self.steps or self.batch_size is None else float("inf")
+
+    def footprint(self, rows: int, row_bytes: int) -> int:
+        schedule = 64 * (self.steps * (self.batch_size or rows) if self.steps else self.epochs * rows)
+        return schedule + 2 * min(rows, self.batch_size or rows) * row_bytes
 
     @property
     def batchable(self) -> bool:

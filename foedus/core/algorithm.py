@@ -27,6 +27,7 @@ from torch import Tensor
 from foedus.core.rows import Rows
 from foedus.core.spec import Spec
 from foedus.core.tree import State, Tree
+from foedus.errors import DataError
 
 if TYPE_CHECKING:
     from foedus.core.clients import Clients
@@ -55,7 +56,7 @@ class Algorithm:
 
     Client side, pure functions that an engine may batch over clients with `torch.func.vmap`:
 
-    - `step(self, client, **payload) -> (reply, state)`, as many as wanted, under any names;
+    - `step(self, client, **payload) -> (reply, state)`, as many as wanted, under any names; state `None`: unchanged;
     - `init(client)`: the state of a client that takes part for the first time (`None`: it keeps none);
     - `prepare(data)`: what can be derived from the rows alone; a cache that an engine may drop and make again;
     - `outputs(client, x)`: where `personal`, what the client's own model says of rows `x`.
@@ -69,13 +70,18 @@ class Algorithm:
     pooled: ClassVar[bool] = False
     """A reference that sees all rows in one place: it runs on one client who holds them all, and sends nothing."""
 
-    ragged: ClassVar[bool] = False
-    """The steps read rows only through mini-batch loops, so clients of unequal size may share a batch at no cost."""
+    spread: ClassVar[float] = 1.5
+    """Clients share a padded batch while the largest has at most this many times the rows of the smallest. Infinite where
+    steps read rows only through mini-batch loops, which waste nothing on unequal clients."""
 
     @property
     def batchable(self) -> bool:
         """Whether batching clients pays (a large convolutional model is faster one client after the other)."""
         return True
+
+    def footprint(self, rows: int, row_bytes: int) -> int:
+        """Bytes that a client of so many rows takes in a batch, roughly, besides what is sent: three copies of its rows."""
+        return 3 * rows * row_bytes
 
     def check(self, spec: Spec) -> None:
         """Refuse, before any work, data that the algorithm cannot handle."""
@@ -120,10 +126,10 @@ class Predictor:
 
     def outputs(self, x: Any) -> Tensor:
         """Raw outputs (logits or values), (n, outputs), in blocks of rows that bound memory."""
-        x = torch.as_tensor(np.ascontiguousarray(x) if isinstance(x, np.ndarray) else x)
-        if tuple(x.shape[1:]) != self.spec.shape:
-            raise ValueError(f"x has rows of shape {tuple(x.shape[1:])}, the model expects {self.spec.shape}")
-        x = x if not x.is_floating_point() or x.dtype == torch.float64 else x.float()
+        x = torch.as_tensor(np.array(x, np.float32) if not isinstance(x, Tensor) else x).float()
+        if tuple(x.shape[1:]) != self.spec.shape or x.dim() == 0:
+            one = "; for a single row pass x[None]" if tuple(x.shape) == self.spec.shape else ""
+            raise DataError(f"x has shape {tuple(x.shape)}, the model expects rows of shape {self.spec.shape}{one}")
         with torch.no_grad():
             return torch.cat([self.forward(b) for b in x.split(self.block)]) if len(x) else torch.empty(0, self.spec.outputs)
 

@@ -44,14 +44,19 @@ class Replies:
         return len(self.ids)
 
     def __getitem__(self, i: int) -> Tree:
-        return self.separate[i] if self.separate is not None else tree.map(lambda t: t[i], self.stacked)
+        return self.separate[i] if self.separate is not None else _tensors(lambda t: t[i], self.stacked)
 
     def __iter__(self) -> Iterator[Tree]:
         return (self[i] for i in range(len(self)))
 
     def stack(self) -> Tree:
         """One tree with a leading client dimension; the replies must have one shape."""
-        return self.stacked if self.separate is None else tree.map(lambda *ts: torch.stack(ts), *self.separate)
+        return self.stacked if self.separate is None else _tensors(lambda *ts: torch.stack(ts), *self.separate)
+
+
+def _tensors(f: Callable, first: Tree, *rest: Tree) -> Tree:
+    """`f` on the tensors of a reply; constants stay as they are."""
+    return tree.map(lambda t, *ts: f(t, *ts) if isinstance(t, Tensor) else t, first, *rest)
 
 
 class Accumulator:
@@ -67,7 +72,7 @@ class Accumulator:
         leaves, form = tree.pytree.tree_flatten(reply, is_leaf=lambda t: hasattr(t, "weighted_sum"))
         parts = [_weighted_sum(leaf, weights) for leaf in leaves]
         if not all(bool(torch.isfinite(p).all()) for p in parts):
-            raise _not_finite(leaves, round, ids)
+            raise not_finite(leaves, round, ids)
         if self.total is None:
             # Batches are added in double precision, so that how clients were batched leaves next to no trace.
             self.total, self.form = [p.double() if p.is_floating_point() else p for p in parts], form
@@ -108,7 +113,8 @@ def _weighted_sum(leaf: Tree, weights: Tensor) -> Tensor:
     return total.view(shape).to(leaf.dtype)
 
 
-def _not_finite(leaves: list[Tree], round: int, ids: Tensor) -> DivergenceError:
+def not_finite(leaves: list[Tree], round: int, ids: Tensor, what: str = "reply") -> DivergenceError:
+    """The error that says in which round which of the clients `ids` sent (or keep) a number that is not finite."""
     bad = torch.zeros(len(ids), dtype=torch.bool)
     for leaf in tree.leaves(leaves):
         if isinstance(leaf, Tensor) and leaf.is_floating_point():
@@ -116,7 +122,7 @@ def _not_finite(leaves: list[Tree], round: int, ids: Tensor) -> DivergenceError:
     clients = ids[bad].tolist() or ids.tolist()
     shown = ", ".join(map(str, clients[:10])) + (f" and {len(clients) - 10} more" if len(clients) > 10 else "")
     return DivergenceError(
-        f"round {round}: the reply of client{'s' * (len(clients) > 1)} {shown} is not finite (NaN or infinity); "
+        f"round {round}: the {what} of client{'s' * (len(clients) > 1)} {shown} is not finite (NaN or infinity); "
         "try a smaller lr, or clip=1.0",
         round,
         clients,
@@ -151,6 +157,7 @@ class Clients:
     """
 
     session: Session
+    algorithm: object
     ids: Tensor
     sizes: Tensor
     total: int
@@ -192,7 +199,7 @@ class Clients:
         total, at = Accumulator(), 0
         for ids, reply, stacked in self._ask(step, payload):
             if not stacked:
-                reply = tree.map(lambda t: t.unsqueeze(0) if isinstance(t, Tensor) else t, reply)
+                reply = _tensors(lambda t: t.unsqueeze(0), reply)
             total.add(reply, share[torch.searchsorted(self.ids, ids)], self.round, ids)
             at += len(ids)
         if at != len(self):
@@ -205,17 +212,17 @@ class Clients:
         parts = list(self._ask(step, payload))
         for ids, reply, stacked in parts:
             if not tree.all_finite(reply):
-                whole = reply if stacked else tree.map(lambda t: t.unsqueeze(0) if isinstance(t, Tensor) else t, reply)
-                raise _not_finite([whole], self.round, ids)
+                whole = reply if stacked else _tensors(lambda t: t.unsqueeze(0), reply)
+                raise not_finite([whole], self.round, ids)
         ids = torch.cat([p[0] for p in parts])
         order = torch.argsort(ids)
         if all(stacked for _, _, stacked in parts):
-            whole = parts[0][1] if len(parts) == 1 else tree.map(lambda *ts: torch.cat(ts), *(p[1] for p in parts))
+            whole = parts[0][1] if len(parts) == 1 else _tensors(lambda *ts: torch.cat(ts), *(p[1] for p in parts))
             if bool((order[1:] < order[:-1]).any()):
-                whole = tree.map(lambda t: t[order], whole)
+                whole = _tensors(lambda t: t[order], whole)
             return Replies(ids[order], share, stacked=whole)
         single = [
-            tree.map(lambda t, i=i: t[i] if isinstance(t, Tensor) else t, reply) if stacked else reply
+            _tensors(lambda t, i=i: t[i], reply) if stacked else reply
             for ids_, reply, stacked in parts
             for i in range(len(ids_))
         ]
@@ -235,6 +242,8 @@ class Clients:
 
     def _ask(self, step: Callable, payload: dict[str, Tree]) -> Iterator[tuple[Tensor, Tree, bool]]:
         """Stream the replies in batches: (ids, reply, whether it is stacked); charge what was sent."""
+        if getattr(step, "__self__", None) is not self.algorithm:
+            raise ReplyError(f"{step!r} is not a client step: it must be a method of {type(self.algorithm).__name__} itself")
         if len(self) == 0:
             raise ReplyError(f"round {self.round}: no client takes part, so {step.__name__} has nobody to ask")
         if not self.free:

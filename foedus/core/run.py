@@ -6,8 +6,10 @@ import importlib
 import math
 import os
 import time
+import zlib
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,9 +68,11 @@ def run(
         >>> fd.run(fd.FedAvg(fd.Linear()), fed, rounds=20).history
     """
     _check(algorithm, fed, rounds, participation, evaluate_every, checkpoint_every, quantise, resume, checkpoint)
+    _check_more(fed, seed, engine, target, evaluate_every)
+    rounds, seed = int(rounds), int(seed)
     algorithm.check(fed.spec)
     if algorithm.pooled:
-        fed, participation = fed.pool(), 1.0
+        fed, participation, quantise = fed.pool(), 1.0, None
     if engine is None:
         from foedus.engines.local import Local  # the one place where core reaches up: the default engine
 
@@ -79,8 +83,10 @@ def run(
         if resume and path.exists():
             loop.resume(path)
         else:
+            if path:
+                _refuse_to_overwrite(path)
             loop.start()
-            if path and checkpoint_every:
+            if path:
                 loop.save(path)
         with (
             RoundProgress(type(algorithm).__name__, rounds, progress) as bar,
@@ -120,6 +126,7 @@ class _Loop:
         self.state: State | None = None
         self.done = 0
         self.reached = False
+        self.only_last: list[str] = []
 
     # -- rounds ------------------------------------------------------------------------------------------------------
 
@@ -127,6 +134,7 @@ class _Loop:
         ids, sizes = self.ids[positions], self.sizes[positions]
         return Clients(
             session=self.session,
+            algorithm=self.algorithm,
             ids=ids,
             sizes=sizes,
             total=len(self.ids),
@@ -172,16 +180,28 @@ class _Loop:
             "clients": len(clients) if clients.round else 0,
             **clients.metrics,
         }
-        if self.evaluate_every and (self.done % self.evaluate_every == 0 or self.done == self.rounds):
-            row.update(self._evaluate(clients))
+        due = self.evaluate_every and self.done % self.evaluate_every == 0
+        self.only_last = []
+        if due or (self.evaluate_every and self.done == self.rounds):
+            metrics = self._evaluate(clients)
+            row.update(metrics)
+            self.only_last = [] if due else list(metrics)
         self.history.append(row)
 
     def _evaluate(self, clients: Clients) -> dict[str, float]:
         data, metrics = self.fed.data, {}
         metric = "accuracy" if data.classes else "mse"
         if self.algorithm.personal:
-            own = _averages(self.session.evaluate_own(), data.classes)
-            metrics |= {f"own_{k}": v for k, v in own.items()}
+            sums = self.session.evaluate_own()
+            metrics |= {f"own_{k}": v for k, v in _averages(sums, data.classes).items()}
+            bad = self.ids[~torch.isfinite(sums["loss"])].tolist()
+            if bad:
+                names = ", ".join(map(str, bad[:10]))
+                raise DivergenceError(
+                    f"round {clients.round}: the loss of client {names} on its own test rows is not finite; try a smaller lr",
+                    clients.round,
+                    bad,
+                )
         if len(data.x_test):
             predictor = self.algorithm.predictor(self.state)
             if predictor is not None:
@@ -221,6 +241,13 @@ class _Loop:
             "quantise": self.quantise,
         }
 
+    @cached_property
+    def fingerprint(self) -> dict[str, int]:
+        """Checksums of who holds which rows, and of the rows themselves: a checkpoint belongs to one federation."""
+        fed, data = self.fed, self.fed.data
+        parts = {"clients": (fed.ids, fed.offsets, fed.rows), "data": (data.x_train, data.y_train)}
+        return {name: reduce(lambda c, a: zlib.crc32(np.ascontiguousarray(a), c), arrays, 0) for name, arrays in parts.items()}
+
     def save(self, path: Path) -> None:
         ledger = vars(self.ledger)
         meta = {
@@ -230,6 +257,8 @@ class _Loop:
             "seconds": self.seconds,
             "ledger": ledger,
             "history": self.history.to_json(),
+            "only_last": self.only_last,
+            "fingerprint": self.fingerprint,
         }
         files.write(path, {"state": self.state, "clients": self.session.save()}, meta)
 
@@ -237,12 +266,21 @@ class _Loop:
         trees, meta = files.read(path)
         if meta.get("kind") != "checkpoint":
             raise CheckpointError(f"{path} is not a checkpoint of a run")
-        differ = _differences(meta["settings"], self.settings)
-        if differ:
-            raise CheckpointError(f"{path} belongs to another run: {'; '.join(differ)}. Remove it, or use its settings")
-        self.state, self.done, self.seconds = trees["state"], meta["rounds_done"], meta["seconds"]
-        self.ledger, self.history = Ledger(**meta["ledger"]), History(meta["history"])
-        self.session.load(trees["clients"])
+        try:
+            differ = _differences(meta["settings"], self.settings)
+            differ += [f"the {k} of the federation differ" for k, v in self.fingerprint.items() if meta["fingerprint"][k] != v]
+            if differ:
+                raise CheckpointError(f"{path} belongs to another run: {'; '.join(differ)}. Remove it, or use its settings")
+            self.state, self.done, self.seconds = trees["state"], int(meta["rounds_done"]), float(meta["seconds"])
+            self.ledger, self.history = Ledger(**meta["ledger"]), History(meta["history"])
+            self.session.load(trees["clients"])
+            if self.done > self.rounds:
+                raise CheckpointError(f"{path} is at round {self.done} already; rounds={self.rounds} must not be less")
+            if self.done < self.rounds:  # what was evaluated only because the run ended there
+                for name in meta["only_last"]:
+                    self.history.rows[-1].pop(name, None)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{path} is damaged: {error!r}") from error
         if self.target is not None:
             last = self.history.last("accuracy" if self.fed.data.classes else "mse")
             self.reached = last >= self.target if self.fed.data.classes else last <= self.target
@@ -275,7 +313,10 @@ class Run:
         """The global model."""
         predictor = self.algorithm.predictor(self.state)
         if predictor is None:
-            raise FoedusError(f"{type(self.algorithm).__name__} has no global model; run.model_of(client) gives a client's own")
+            name = type(self.algorithm).__name__
+            if self.algorithm.personal:
+                raise FoedusError(f"{name} has no global model; run.model_of(client) gives a client's own")
+            raise FoedusError(f"{name} makes no model (it defines no predictor); its result is run.state")
         return predictor
 
     def model_of(self, client: int) -> Predictor:
@@ -288,6 +329,8 @@ class Run:
         states = States(len(ids))
         states.load(self.clients["states"])
         state, key = states.get(ids.index(client)), torch.zeros(2, dtype=torch.int64)
+        if state is None:
+            raise FoedusError(f"client {client} has not taken part in any round, so it has no model of its own")
         member = Client(torch.tensor(client), None, None, state, key, key, self.spec)
         return Predictor(lambda x: self.algorithm.outputs(member, x), self.spec)
 
@@ -391,6 +434,33 @@ def _differences(a: Any, b: Any, at: str = "") -> list[str]:
     return [] if a == b else [f"{at} was {a!r}, now {b!r}"]
 
 
+def _refuse_to_overwrite(path: Path) -> None:
+    """A new run must not silently take the place of an old one, still less of some other file."""
+    if not path.exists():
+        return
+    try:
+        _, meta = files.read(path)
+    except CheckpointError as error:
+        raise CheckpointError(f"checkpoint={str(path)!r} exists and is no foedus file; choose another name") from error
+    done = meta.get("rounds_done", len(meta.get("history", [])) - 1)
+    raise CheckpointError(f"{path} holds a run at round {done}; pass resume=True to go on, or remove it to begin again")
+
+
+def _check_more(fed, seed, engine, target, evaluate_every) -> None:
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed < 2**63:
+        raise ConfigError(f"seed={seed!r} must be a whole number from 0 to 2^63 - 1")
+    if engine is not None and (isinstance(engine, type) or not hasattr(engine, "open")):
+        raise ConfigError(f"engine={engine!r} must be an engine such as fd.Local()")
+    if target is None:
+        return
+    if isinstance(target, bool) or not isinstance(target, Real) or not math.isfinite(target):
+        raise ConfigError(f"target={target!r} must be a number")
+    if fed.spec.classes and not 0 <= target <= 1:
+        raise ConfigError(f"target={target!r} is an accuracy, so it must be between 0 and 1")
+    if not evaluate_every or not len(fed.data.x_test):
+        raise ConfigError(f"target={target!r} needs evaluation: test rows, and evaluate_every of at least 1")
+
+
 def _check(algorithm, fed, rounds, participation, evaluate_every, checkpoint_every, quantise, resume, checkpoint) -> None:
     if not isinstance(algorithm, Algorithm):
         given = algorithm.__name__ + " (the class: add parentheses)" if isinstance(algorithm, type) else repr(algorithm)
@@ -402,7 +472,7 @@ def _check(algorithm, fed, rounds, participation, evaluate_every, checkpoint_eve
         ("evaluate_every", evaluate_every, 0),
         ("checkpoint_every", checkpoint_every, 1),
     ):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
             raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}")
     if not isinstance(participation, Poisson) and not (isinstance(participation, int | float) and 0 < participation <= 1):
         raise ConfigError(f"participation={participation!r} must be a fraction in (0, 1] or fd.Poisson(p)")

@@ -1,15 +1,16 @@
 """The in-process engine: many clients in one call by `torch.func.vmap`, or one after the other where that is faster.
 
 The data stays where it is. A batch of clients is an index into it, padded to its largest member; padding has weight 0.
-Mini-batch training takes the rows it needs by that index, so that clients of any size share a batch (`Algorithm.ragged`).
+Mini-batch training takes the rows it needs by that index, so that clients of any size share a batch (`Algorithm.spread`).
 For algorithms that read all rows every round, a batch that comes again is stacked once; clients of equal size that lie
 side by side need not even be copied: their stack is a view.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -19,15 +20,15 @@ from torch import Tensor
 
 from foedus.core import random, tree, wire
 from foedus.core.algorithm import Algorithm, Client
-from foedus.core.clients import Ask
+from foedus.core.clients import Ask, not_finite
 from foedus.core.rows import Rows, take
 from foedus.core.states import States
 from foedus.core.tree import Tree
 from foedus.data.federation import Federation
 from foedus.errors import ConfigError, ReplyError
 
-_SPREAD = 1.5
-"""Clients share a padded batch while the largest has at most this many times the rows of the smallest."""
+_INIT = 0xFFFFFFFD
+"""First states draw from keys of their own, folded from this number and the client's id."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,9 @@ class Table:
         if not np.array_equal(order, np.arange(len(order))):
             starts = np.repeat(offsets[:-1][order] - np.concatenate(([0], np.cumsum(sizes)[:-1])), sizes)
             rows = rows[starts + np.arange(sizes.sum())]
-        self.x, self.y, self.rows = torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(rows)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nothing here writes into the data
+            self.x, self.y, self.rows = torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(rows)
         self.sizes = torch.from_numpy(np.ascontiguousarray(sizes))
         self.starts = torch.cumsum(self.sizes, 0) - self.sizes
 
@@ -113,7 +116,6 @@ class Group:
     positions: Tensor
     stacked: tuple[Tensor, Tensor] | None = None
     prepared: Tree = None
-    ready: bool = False
 
 
 class LocalSession:
@@ -154,12 +156,23 @@ class LocalSession:
         if self._loops(step):
             keys = random.fold(ask.key, ask.round, ask.exchange, ask.ids)
             for position, key in zip(positions.tolist(), keys, strict=True):
-                yield self.ids[position : position + 1], self._one(run, self.train, position, key), False
+                reply = self._one(run, self.train, position, key)
+                self._check_states(ask.round, positions.new_tensor([position]), reply)
+                yield self.ids[position : position + 1], reply, False
             return
         for group in self._groups(positions, wire.nbytes(ask.payload)):
             ids = self.ids[group.positions]
             keys = random.fold(ask.key, ask.round, ask.exchange, ids)
-            yield ids, self._many(run, self.train, group, keys), True
+            reply = self._many(run, self.train, group, keys)
+            self._check_states(ask.round, group.positions, reply)
+            yield ids, reply, True
+
+    def _check_states(self, round: int, positions: Tensor, reply: Tree) -> None:
+        """Where nothing is sent, nobody else would notice that a client's model is no longer finite."""
+        if self.remembers and not tree.leaves(reply):
+            states = self.states.get_many(positions)
+            if not tree.all_finite(states):
+                raise not_finite([states], round, self.ids[positions], "state")
 
     def _loops(self, step: Callable) -> bool:
         if getattr(step, "looped", False):
@@ -169,39 +182,31 @@ class LocalSession:
         return not self.engine.batch
 
     def _groups(self, positions: Tensor, payload: int) -> list[Group]:
-        """The batches for these clients; those of the whole federation are kept, with what was prepared for them."""
-        ragged = self.algorithm.ragged and not self.prepares
+        """The batches for these clients. Those of the whole federation are kept, with what was prepared for them."""
+        table, spread = self.train, self.algorithm.spread
 
-        def limit(rows: int) -> int:
-            # Mini-batch loops hold a few numbers for each row and copy rows in small blocks; the others copy them all.
-            per_client = rows * (64 if ragged else 3 * self.train.row_bytes) + 8 * payload + 1024
-            return max(1, self.engine.memory // per_client)
+        def limit(rows: int, sent: int) -> int:
+            return max(1, self.engine.memory // (self.algorithm.footprint(rows, table.row_bytes) + 8 * sent + 1024))
 
-        spread = float("inf") if ragged else _SPREAD
         whole = len(positions) == len(self.ids)
         if not whole and not self.prepares:
-            return [Group(p) for p in self.train.groups(positions, spread, limit)]
+            return [Group(p) for p in table.groups(positions, spread, lambda rows: limit(rows, payload))]
         if self._everyone is None:
-            self._everyone = [Group(p) for p in self.train.groups(torch.arange(len(self.ids)), spread, limit)]
-        for group in self._everyone:
-            self._ready(group, ragged)
-        return self._everyone if whole else [g for g in (_part(g, positions) for g in self._everyone) if g]
+            # Cut by rows alone: what is kept must not depend on which exchange came first.
+            everyone = table.groups(torch.arange(len(self.ids)), spread, lambda rows: limit(rows, 0))
+            self._everyone = [self._ready(Group(p)) for p in everyone]
+        groups = self._everyone if whole else [g for g in (_part(g, positions) for g in self._everyone) if g]
+        sizes = [limit(int(table.sizes[g.positions].max()), payload) for g in groups]
+        return [p for g, n in zip(groups, sizes, strict=True) for p in ([g] if len(g.positions) <= n else _slices(g, n))]
 
-    def _ready(self, group: Group, ragged: bool) -> None:
+    def _ready(self, group: Group) -> Group:
         """Make, once, what a batch that comes again every round should keep."""
-        if group.ready:
-            return
-        group.ready = True
         if self.prepares:
-            group.prepared = self._many(
-                lambda client: (self.algorithm.prepare(client.data), None),
-                self.train,
-                group,
-                self._no_keys(group),
-                stateless=True,
-            )
-        elif not ragged:
+            prepare = lambda client: (self.algorithm.prepare(client.data), None)  # noqa: E731
+            group.prepared = self._many(prepare, self.train, group, self._no_keys(group), stateless=True)
+        elif self.algorithm.spread < float("inf"):
             group.stacked = self.train.stack(group.positions)
+        return group
 
     def _no_keys(self, group: Group) -> Tensor:
         return torch.zeros(len(group.positions), 2, dtype=torch.int64)
@@ -210,7 +215,7 @@ class LocalSession:
         """`run` at all clients of a batch by one vmap; new client states are kept."""
         positions = group.positions
         index, weight = table.index(positions)
-        state = None if stateless else self._states(positions)
+        state = None if stateless else self._states(group)
         inputs, form = tree.flatten(((group.stacked, group.prepared, state), self.ids[positions], index, weight, keys))
         where = [i for i, leaf in enumerate(inputs) if isinstance(leaf, Tensor)]
         kept = {}
@@ -222,8 +227,8 @@ class LocalSession:
             (stacked, prepared, state), id_, index, weight, key = tree.unflatten(leaves, form)
             rows = Rows(table.x, table.y, index, weight, stacked)
             reply, new = run(Client(id_, rows, prepared, state, key, self.shared, self.spec))
-            kept["same"] = new is state
-            out, kept["form"] = tree.flatten((reply, None if new is state else new))
+            kept["same"] = new is state or new is None
+            out, kept["form"] = tree.flatten((reply, None if kept["same"] and not stateless else new))
             kept["out"] = out
             return id_, *(t for t in out if isinstance(t, Tensor))
 
@@ -237,32 +242,30 @@ class LocalSession:
 
     def _one(self, run: Callable, table: Table, position: int, key: Tensor) -> Tree:
         """`run` at one client, without padding."""
-        rows = table.one(position)
         if self.prepares and position not in self._prepared:
             self._prepared[position] = self.algorithm.prepare(self.train.one(position))
-        state = self.states.get(position)
-        client = Client(self.ids[position], rows, self._prepared.get(position), state, key, self.shared, self.spec)
+        id_, prepared, state = self.ids[position], self._prepared.get(position), self.states.get(position)
         if self.remembers and state is None:
+            first_key = random.fold(self.seed_key, _INIT, id_)
+            client = Client(id_, self.train.one(position), prepared, None, first_key, self.shared, self.spec)
             state = self.algorithm.init(client)
             self.states.put(position, state)
-            client = replace(client, state=state)
-        reply, new = run(client)
-        if new is not state:
+        reply, new = run(Client(id_, table.one(position), prepared, state, key, self.shared, self.spec))
+        if new is not state and new is not None:
             self.states.put(position, new)
         return reply
 
-    def _states(self, positions: Tensor) -> Tree:
-        """The states of some clients, stacked; those that take part for the first time get their first one."""
+    def _states(self, group: Group) -> Tree:
+        """The states of a batch, stacked; clients that take part for the first time get their first one."""
         if not self.remembers:
             return None
-        new = positions[~self.states.known(positions)]
-        if len(new):
-            group = Group(new)
-            first = self._many(
-                lambda client: (self.algorithm.init(client), None), self.train, group, self._no_keys(group), True
-            )
-            self.states.put_many(new, first)
-        return self.states.get_many(positions)
+        known = self.states.known(group.positions)
+        if not bool(known.all()):
+            new = _part(group, group.positions[~known])
+            keys = random.fold(self.seed_key, _INIT, self.ids[new.positions])
+            init = lambda client: (self.algorithm.init(client), None)  # noqa: E731
+            self.states.put_many(new.positions, self._many(init, self.train, new, keys, stateless=True))
+        return self.states.get_many(group.positions)
 
     # -- evaluation of personal models -------------------------------------------------------------------------------
 
@@ -299,8 +302,11 @@ class LocalSession:
                     sums[k][p] = v
             return sums
         limit = lambda n: max(1, self.engine.memory // (4 * (rows or n) * table.row_bytes + 4096))  # noqa: E731
-        for p in table.groups(positions, _SPREAD, limit):
-            group = Group(p)
+        groups = [Group(p) for p in table.groups(positions, Algorithm.spread, limit)]
+        if self.prepares:
+            groups = self._groups(positions, 0)
+        for group in (Group(g.positions, None, g.prepared) for g in groups):
+            p = group.positions
             for k, v in self._many(run, table, group, self._no_keys(group)).items():
                 sums[k][p] = v.double()
         return sums
@@ -320,17 +326,23 @@ class LocalSession:
 
 
 def _part(group: Group, positions: Tensor) -> Group | None:
-    """The members of a batch that are among `positions`, with their share of what was prepared."""
+    """The members of a batch that are among `positions`, with their share of what is kept."""
     present = torch.isin(group.positions, positions)
     if bool(present.all()):
         return group
     at = torch.nonzero(present).flatten()
-    if not len(at):
-        return None
-    stacked, prepared = tree.map(
-        lambda t: t.index_select(0, at) if isinstance(t, Tensor) else t, (group.stacked, group.prepared)
-    )
-    return Group(group.positions[at], stacked, prepared, True)
+    return _pick(group, lambda t: t.index_select(0, at)) if len(at) else None
+
+
+def _slices(group: Group, size: int) -> Iterator[Group]:
+    """A batch cut into smaller ones, without copying what is kept of it."""
+    for first in range(0, len(group.positions), size):
+        yield _pick(group, lambda t, first=first: t[first : first + size])
+
+
+def _pick(group: Group, f: Callable[[Tensor], Tensor]) -> Group:
+    kept = tree.map(lambda t: f(t) if isinstance(t, Tensor) else t, (group.stacked, group.prepared))
+    return Group(f(group.positions), *kept)
 
 
 def _pair(result: Any, step: str) -> tuple[Tree, Tree]:

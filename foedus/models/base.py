@@ -85,4 +85,5 @@ def model_of(model: Model | torch.nn.Module) -> Model:
         return model
     if isinstance(model, torch.nn.Module):
         return Module(model)
-    raise ModelError(f"model must be a foedus model or a torch.nn.Module, not {model!r}")
+    given = f"{model.__name__} (the class: add parentheses)" if isinstance(model, type) else repr(model)
+    raise ModelError(f"model must be a foedus model or a torch.nn.Module, not {given}")

@@ -35,8 +35,14 @@ class CNN(Model):
     batchable = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "channels", tuple(self.channels))
-        object.__setattr__(self, "hidden", tuple(self.hidden))
+        for name in ("channels", "hidden"):
+            value = getattr(self, name)
+            value = (value,) if isinstance(value, int) else tuple(value)
+            if any(not isinstance(v, int) or v < 1 for v in value) or (name == "channels" and not value):
+                raise ModelError(f"{name}={value!r} must be positive layer widths, such as (32, 64)")
+            object.__setattr__(self, name, value)
+        if not isinstance(self.kernel, int) or self.kernel < 1 or (self.padding == "same" and self.kernel % 2 == 0):
+            raise ModelError(f"kernel={self.kernel!r} must be a positive whole number, and odd with padding='same'")
         if self.padding not in ("valid", "same"):
             raise ModelError(f"padding={self.padding!r} must be 'valid' or 'same'")
 

@@ -15,6 +15,8 @@ from foedus.models.base import Model, Params
 # A grouped convolution over clients, or a large weight for each, is slower than one client after the other.
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _BATCH_LIMIT = 2_000_000
+_INSTANCE = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+_RANDOM = "draws from the global random generator, so runs could not be repeated"
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,8 +24,9 @@ class Module(Model):
     """A `torch.nn.Module`, trained from the parameters it has when the run starts (they are copied, not changed).
 
     Rows reach the module as they are in the data: flat features as (n, d), images as (n, channels, height, width).
-    A client step is a pure function, so modules that keep running statistics (BatchNorm) or draw random numbers
-    (Dropout) are refused.
+    Parameters that do not require a gradient stay as they are and are not sent. A client step is a pure function of rows
+    that may be padded, so modules that mix the rows of a batch (BatchNorm), draw random numbers (Dropout) or change their
+    buffers are refused.
     """
 
     module: nn.Module
@@ -36,22 +39,28 @@ class Module(Model):
     def check(self, spec: Spec) -> None:
         for name, m in self.module.named_modules():
             where = f"layer {name!r} ({type(m).__name__})"
-            if getattr(m, "track_running_stats", False):
+            if isinstance(m, nn.modules.batchnorm._NormBase) and not (isinstance(m, _INSTANCE) and not m.track_running_stats):
                 raise ModelError(
-                    f"{where} keeps running statistics, which have no meaning when clients with different data are averaged; "
-                    "use GroupNorm or LayerNorm, or pass track_running_stats=False"
+                    f"{where} mixes the rows of a batch, and its running statistics have no meaning when clients with "
+                    "different data are averaged; use GroupNorm or LayerNorm"
                 )
             if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0:
-                raise ModelError(
-                    f"{where} draws from the global random generator, so runs could not be repeated; remove it or set p=0"
-                )
+                raise ModelError(f"{where} {_RANDOM}; remove it or set p=0")
         if not any(p.requires_grad for p in self.module.parameters()):
             raise ModelError(f"{type(self.module).__name__} has no parameters to train")
+        before = torch.get_rng_state(), [b.clone() for b in self.module.buffers()]
         try:
             with torch.no_grad():
                 out = self.apply(self.init(spec, None), torch.zeros(2, *spec.shape))
         except Exception as error:
-            raise ModelError(f"{type(self.module).__name__} cannot take rows of shape {spec.shape}: {error}") from error
+            raise ModelError(
+                f"{type(self.module).__name__} cannot take rows of shape {spec.shape}, so its first layer does not fit: {error}"
+            ) from error
+        if not torch.equal(before[0], torch.get_rng_state()):
+            torch.set_rng_state(before[0])
+            raise ModelError(f"{type(self.module).__name__} {_RANDOM}; take the random part out")
+        if not all(torch.equal(a, b) for a, b in zip(before[1], self.module.buffers(), strict=True)):
+            raise ModelError(f"{type(self.module).__name__} changes its buffers when it is called; a client step must be pure")
         if tuple(out.shape) != (2, spec.outputs):
             want = f"{spec.classes} classes" if spec.classes else f"{spec.outputs} target(s)"
             raise ModelError(
@@ -61,7 +70,8 @@ class Module(Model):
 
     def init(self, spec: Spec, key: Tensor | None) -> Params:
         # Names with dots would nest in saved files; the module's own naming comes back in `apply`.
-        return {n.replace(".", "/"): p.detach().clone() for n, p in self.module.named_parameters()}
+        trained = ((n, p) for n, p in self.module.named_parameters() if p.requires_grad)
+        return {n.replace(".", "/"): p.detach().clone() for n, p in trained}
 
     def apply(self, params: Params, x: Tensor) -> Tensor:
         return functional_call(self.module, {n.replace("/", "."): p for n, p in params.items()}, (x,))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -52,7 +53,8 @@ class Training:
             value = getattr(self, name)
             if optional and value is None:
                 return
-            if isinstance(value, bool) or not isinstance(value, int | float if kind is float else int) or not value > 0:
+            right = isinstance(value, Real if kind is float else Integral) and not isinstance(value, bool)
+            if not right or not 0 < value < float("inf"):
                 raise ConfigError(f"{name}={value!r} must be a positive {'number' if kind is float else 'whole number'}")
 
         positive("lr", float)
@@ -62,10 +64,10 @@ class Training:
         positive("clip", float, optional=True)
         if self.optimizer not in ("sgd", "adam"):
             raise ConfigError(unknown("optimizer", self.optimizer, ["sgd", "adam"]))
-        if not 0 <= self.momentum < 1:
+        if not isinstance(self.momentum, Real) or not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum={self.momentum!r} must be in [0, 1)")
-        if self.weight_decay < 0:
-            raise ConfigError(f"weight_decay={self.weight_decay!r} must not be negative")
+        if not isinstance(self.weight_decay, Real) or not 0 <= self.weight_decay < float("inf"):
+            raise ConfigError(f"weight_decay={self.weight_decay!r} must be a number that is not negative")
 
 
 def descend(
@@ -126,7 +128,8 @@ def _gradient_of(model: Model, loss: Loss, clients: int) -> Callable[[Params, Te
     def single(params: Params, x: Tensor, y: Tensor, weight: Tensor) -> Params:
         leaves = {k: v.detach()[0].requires_grad_() for k, v in params.items()}
         with torch.enable_grad():
-            grads = torch.autograd.grad(mean_loss(leaves, x[0], y[0], weight[0]), list(leaves.values()))
+            value = mean_loss(leaves, x[0], y[0], weight[0])
+            grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
         return {k: g.unsqueeze(0) for k, g in zip(leaves, grads, strict=True)}
 
     return single

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -309,6 +310,29 @@ def test_divergence_stops_the_run_and_keeps_the_last_good_state(values, tmp_path
     assert torch.isfinite(trees["state"].w["weight"]).all()
 
 
+@pytest.mark.parametrize("batch", [True, False])
+def test_a_client_alone_that_diverges_is_named(values, batch):
+    """Nothing is sent, yet the model that is no longer finite is found, with or without evaluation."""
+    x = values.data.x_train.copy()
+    x[values.client_rows(2)] *= 1e20
+    data = fd.Data.from_arrays(x, values.data.y_train)
+    fed = dataclasses.replace(values, data=data, test_rows=values.test_rows[:0], test_offsets=values.test_offsets * 0)
+    with pytest.raises(fd.DivergenceError, match="the state of client 2 is not finite"):
+        fd.run(fd.Independent(lr=0.1), fed, 5, engine=fd.Local(batch=batch), evaluate_every=0)
+
+
+def test_reference_is_not_quantised(fed):
+    plain, coarse = (fd.run(fd.Central(lr=0.1), fed, 1, quantise=q) for q in (None, "int8"))
+    assert torch.equal(plain.state.w["weight"], coarse.state.w["weight"])
+
+
+def test_a_client_that_never_took_part_has_no_model(fed):
+    run = fd.run(fd.Independent(lr=0.1), fed, 1, participation=0.2, evaluate_every=0)
+    absent = next(i for i in range(5) if run.clients["states"]["slot"][i] < 0)
+    with pytest.raises(fd.FoedusError, match="has not taken part"):
+        run.model_of(absent)
+
+
 # -- bad input ---------------------------------------------------------------------------------------------------------
 
 
@@ -326,6 +350,14 @@ def test_divergence_stops_the_run_and_keeps_the_last_good_state(values, tmp_path
         ({"checkpoint_every": 0}, "checkpoint_every=0"),
         ({"quantise": "int4"}, "quantise='int4'"),
         ({"resume": True}, "resume=True needs checkpoint"),
+        ({"seed": 1.5}, "seed=1.5"),
+        ({"seed": None}, "seed=None"),
+        ({"seed": -1}, "seed=-1"),
+        ({"engine": "local"}, r"engine='local' must be an engine such as fd.Local\(\)"),
+        ({"engine": fd.Local}, "must be an engine"),
+        ({"target": 90}, "target=90 is an accuracy"),
+        ({"target": "0.9"}, "target='0.9'"),
+        ({"target": 0.9, "evaluate_every": 0}, "needs evaluation"),
     ],
 )
 def test_bad_arguments(fed, change, message):
@@ -338,9 +370,12 @@ def test_bad_arguments(fed, change, message):
 
 def test_prediction_of_the_wrong_shape(fed):
     run = fd.run(ALGORITHM, fed, 1)
-    with pytest.raises(ValueError, match=r"rows of shape \(63,\), the model expects \(64,\)"):
+    with pytest.raises(ValueError, match=r"shape \(2, 63\), the model expects rows of shape \(64,\)"):
         run.model.predict(np.zeros((2, 63), np.float32))
+    with pytest.raises(fd.DataError, match=r"for a single row pass x\[None\]"):
+        run.model.predict(np.zeros(64))
     assert run.model.predict(np.zeros((0, 64), np.float32)).shape == (0,)
+    assert run.model.predict(np.zeros((2, 64), int)).shape == (2,)
 
 
 # -- import and progress -----------------------------------------------------------------------------------------------

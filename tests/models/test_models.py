@@ -136,7 +136,7 @@ class Draws(nn.Module):
     [
         (
             nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)),
-            r"layer '1' \(BatchNorm1d\) keeps running statistics",
+            r"layer '1' \(BatchNorm1d\) mixes the rows of a batch",
         ),
         (Draws(), r"layer 'drop' \(Dropout\) draws from the global random generator"),
         (nn.Linear(64, 7), r"data has 10 classes: its last layer must have 10 outputs"),
@@ -151,9 +151,54 @@ def test_models_that_are_refused(model, message, fed):
         fd.run(fd.FedAvg(model), fed, 1)
 
 
-def test_batchnorm_without_running_statistics_is_allowed(fed):
-    net = nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 10))
-    assert fd.run(fd.FedAvg(net, lr=0.01, steps=1), fed, 1).records.last("loss") > 0
+class Shifts(nn.Module):
+    """Draws in forward, by function."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(64, 10)
+
+    def forward(self, x):
+        return nn.functional.dropout(self.net(x), 0.5)
+
+
+def test_random_functions_and_changing_buffers_are_refused(fed):
+    net = Shifts()
+    before = torch.get_rng_state()
+    with pytest.raises(fd.ModelError, match="draws from the global random generator"):
+        fd.run(fd.FedAvg(net), fed, 1)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_frozen_parameters_stay_and_are_not_sent(fed):
+    net = nn.Sequential(nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10))
+    net[0].requires_grad_(False)
+    run = fd.run(fd.FedAvg(net, lr=0.1), fed, 1)
+    assert set(run.state.w) == {"2/weight", "2/bias"}
+    assert run.records.last("bytes_up") < 5 * 4 * 120
+
+
+class Spare(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.spare = nn.Linear(64, 10), nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return self.net(x)
+
+
+@pytest.mark.parametrize("batch", [True, False])
+def test_a_parameter_that_is_not_used_does_not_move(fed, batch):
+    run = fd.run(fd.FedAvg(Spare(), lr=0.1), fed, 1, engine=fd.Local(batch=batch))
+    assert run.state.w["spare"].tolist() == [1, 1, 1]
+    assert run.model.predict(fed.data.x_test.astype(float)).shape == (100,)
+
+
+@pytest.mark.parametrize("change", [{"channels": ()}, {"kernel": 0}, {"kernel": 4, "padding": "same"}, {"hidden": (0,)}])
+def test_cnn_settings_must_make_sense(change):
+    with pytest.raises(fd.ModelError, match=f"{next(iter(change))}="):
+        CNN(**change)
+    assert CNN(hidden=8).hidden == (8,)
 
 
 def test_loss_must_fit_the_data(fed, values):
