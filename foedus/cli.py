@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from foedus.errors import DivergenceError, FoedusError
+from foedus.errors import ConfigError, DivergenceError, FoedusError
 from foedus.version import __version__
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ class _Commands(TyperGroup):
             _complain(error)
             raise typer.Exit(1 if isinstance(error, DivergenceError) else 2) from None
         except KeyboardInterrupt as stop:
-            typer.echo(str(stop) or "stopped", err=True)
+            saved = f"{stop} (foedus run CONFIG.toml --resume)" if str(stop) else "stopped at once"
+            typer.echo(saved, err=True)
             raise typer.Exit(130) from None
 
 
@@ -57,6 +58,14 @@ app.add_typer(data_app, name="data")
 Config = Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The experiment; see examples/ for two.")]
 
 
+def _writable(path: Path, key: str) -> None:
+    """Find out before the work, not after it, that its result could not be written."""
+    folder = next(p for p in (path.absolute().parent, *path.absolute().parents) if p.exists())
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        why = "it is a folder" if path.is_dir() else f"{folder} is not a folder that can be written to"
+        raise ConfigError(f"{key}: cannot write {str(path)!r}: {why}; choose another place")
+
+
 def _version(asked: bool) -> None:
     if asked:
         typer.echo(f"foedus {__version__}")
@@ -65,7 +74,7 @@ def _version(asked: bool) -> None:
 
 @app.callback(
     epilog="Begin with: foedus demo. Every command explains itself: foedus run --help. "
-    "Exit codes: 0 done, 1 a run diverged, 2 something must be mended first."
+    "Exit codes: 0 done, 1 a run diverged, 2 something must be mended first, 130 stopped by Ctrl-C."
 )
 def _root(
     version: Annotated[
@@ -103,6 +112,7 @@ def demo(
     from foedus.report.plots import require_matplotlib
 
     require_matplotlib()
+    _writable(out / "report.html", "--out")
     training: dict[str, Any] = {"model": fd.MLP((64,)), "lr": 0.1, "epochs": 5}
     algorithms = {
         "FedAvg": fd.FedAvg(**training),
@@ -125,6 +135,7 @@ def demo(
 def run_command(
     config: Config,
     out: Annotated[Path | None, typer.Option(help="File for the run; the default is output.run of the file.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from run.checkpoint of the file.")] = False,
 ) -> None:
     """Run one algorithm as a TOML file says, print the last rounds and save the run.
 
@@ -142,28 +153,34 @@ def run_command(
         foedus run examples/run.toml
 
         foedus run examples/run.toml --out fedprox.safetensors && foedus report fedprox.safetensors
+
+    With checkpoint = "FILE" under [run], Ctrl-C finishes the round and saves; --resume goes on from there.
     """
     from foedus.config_file import read_config
     from foedus.core.run import run
     from foedus.report.compare import Comparison
 
     experiment = read_config(config, "run")
-    page = experiment.output.get("report")
+    page, file = experiment.output.get("report"), out or experiment.output.get("run")
     if page:
         _require_plots()
+    for target, key in ((page, "output.report"), (file, "--out" if out else "output.run")):
+        if target:
+            _writable(Path(target), key)
+    options = experiment.options | ({"resume": True} if resume else {})
+    if resume and "checkpoint" not in options:
+        raise ConfigError(f"{config}: run.checkpoint is missing: --resume needs the file to go on from")
     fed = experiment.federation()
     typer.echo(fed.describe() + "\n")
     (algorithm,) = experiment.algorithms.values()
     try:
-        result = run(
-            algorithm, fed, experiment.rounds, seed=experiment.seeds[0], target=experiment.target, **experiment.options
-        )
+        result = run(algorithm, fed, experiment.rounds, seed=experiment.seeds[0], target=experiment.target, **options)
     except DivergenceError as error:
         if len(error.run.records):
             _print_history(error.run)
         raise
     _print_history(result)
-    if file := out or experiment.output.get("run"):
+    if file:
         result.save(file)
         typer.echo(f"\nrun:  {file}")
     if page:
@@ -200,7 +217,9 @@ def compare_command(
     from foedus.report.compare import compare
 
     experiment = read_config(config, "compare")
+    page = out or Path(experiment.output.get("report", "report.html"))
     _require_plots()
+    _writable(page, "--out" if out else "output.report")
     fed = experiment.federation()
     typer.echo(fed.describe() + "\n")
     comparison = compare(
@@ -213,7 +232,7 @@ def compare_command(
     )
     if folder := experiment.output.get("runs"):
         typer.echo(f"runs: {len(comparison.save(folder))} files in {folder}")
-    _show(comparison, out or Path(experiment.output.get("report", "report.html")))
+    _show(comparison, page)
 
 
 @app.command("report")
@@ -233,6 +252,7 @@ def report_command(
     from foedus.report.compare import Comparison
 
     _require_plots()
+    _writable(out, "--out")
     _show(Comparison.load(*runs, target=target), out)
 
 

@@ -30,6 +30,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import os
 import re
@@ -47,7 +48,7 @@ from foedus.core.config import subclasses
 from foedus.data import datasets, partition
 from foedus.data.federation import Federation
 from foedus.engines.local import Local
-from foedus.errors import ConfigError, FoedusError, unknown
+from foedus.errors import ConfigError, DataError, FoedusError, SplitError, unknown
 
 Number = int | float
 
@@ -82,8 +83,17 @@ class Experiment:
     output: dict[str, str]
 
     def federation(self) -> Federation:
-        """Load the data and divide it."""
-        return partition.split(datasets.load(**self.data), **self.split)
+        """Load the data and divide it; errors name the file, and the key where one is to blame."""
+        try:
+            data = datasets.load(**self.data)
+        except DataError as error:
+            raise DataError(f"{self.path}: data: {error}") from error
+        try:
+            return partition.split(data, **self.split)
+        except SplitError as error:
+            key = re.match(r"(\w+)=", str(error))
+            where = f"split.{key[1]}" if key and key[1] in self.split else "split"
+            raise SplitError(f"{self.path}: {where}: {error}") from error
 
 
 def read_config(path: str | os.PathLike, command: str = "compare") -> Experiment:
@@ -306,6 +316,9 @@ class _Reader:
 def _concrete(base: type) -> dict[str, type]:
     """The classes of a kind that can be built from text."""
     import torch
+
+    for package in ("foedus.algorithms", "foedus.models"):  # classes are known once they are loaded
+        importlib.import_module(package)
 
     found = subclasses(base)
     if dataclasses.is_dataclass(base):

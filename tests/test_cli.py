@@ -164,3 +164,60 @@ def test_data_commands(cli):
     assert re.search(r"class_0\s+44\s+15", shown)
     assert "standard deviation" in cli("data", "show", "diabetes").output
     assert "bundled" in cli("data", "get", "digits").output
+
+
+PLAIN = """
+[data]
+name = "digits"
+[split]
+scheme = "iid"
+clients = 4
+[run]
+rounds = 2
+[algorithm]
+type = "FedAvg"
+"""
+
+
+def test_the_examples_run_in_a_process_of_their_own(tmp_path):
+    """Classes are known by name although nothing has used them yet."""
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    example = Path(__file__).parents[1] / "examples" / "run.toml"
+    done = subprocess.run(
+        [sys.executable, "-m", "foedus.cli", "run", str(example)], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "accuracy" in done.stdout
+
+
+def test_results_that_could_not_be_written_are_noticed_first(tmp_path):
+    config = tmp_path / "c.toml"
+    config.write_text(PLAIN)
+    done = CliRunner().invoke(app, ["run", str(config), "--out", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "--out: cannot write" in done.output
+    assert "it is a folder" in done.output
+
+
+def test_split_errors_name_the_file_and_the_key(tmp_path):
+    config = tmp_path / "c.toml"
+    config.write_text(PLAIN.replace("clients = 4", "clients = 5000"))
+    done = CliRunner().invoke(app, ["run", str(config)])
+    assert done.exit_code == 2
+    assert f"{config}: split.clients: clients=5000 is more than" in done.output.replace("\n", " ")
+
+
+def test_resume_from_the_command_line(tmp_path):
+    config = tmp_path / "c.toml"
+    config.write_text(PLAIN)
+    missing = CliRunner().invoke(app, ["run", str(config), "--resume"])
+    assert "run.checkpoint is missing" in missing.output
+    where = str(tmp_path / "kept.safetensors")
+    config.write_text(PLAIN.replace("rounds = 2", f"rounds = 2\ncheckpoint = {where!r}"))
+    assert CliRunner().invoke(app, ["run", str(config)]).exit_code == 0
+    again = CliRunner().invoke(app, ["run", str(config)])
+    assert "pass resume=True to go on" in again.output.replace("\n", " ")
+    assert CliRunner().invoke(app, ["run", str(config), "--resume"]).exit_code == 0
