@@ -37,10 +37,17 @@ def write(path: str | os.PathLike, trees: dict[str, tree.Tree], meta: dict[str, 
             f.write(data)
             f.flush()
             os.fsync(f.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())  # as any other new file; mkstemp's are private
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def read(path: str | os.PathLike) -> tuple[dict[str, tree.Tree], dict[str, Any]]:

@@ -31,7 +31,7 @@ class CNN(Model):
     hidden: tuple[int, ...] = (512,)
     padding: str = "valid"
 
-    # Convolutions with a weight for each client become grouped convolutions, which are slower than a loop.
+    # A batch of clients would hold the activations of all of them, and gain little: see `foedus.models.module`.
     batchable = False
 
     def __post_init__(self) -> None:

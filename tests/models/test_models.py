@@ -118,7 +118,7 @@ def test_convolutions_are_looped_and_small_nets_batched():
     assert not Module(nn.Sequential(nn.Conv2d(1, 2, 3))).batchable
     assert not CNN().batchable
     assert Module(nn.Linear(4, 2)).batchable
-    assert not Module(nn.Linear(2000, 2000)).batchable
+    assert Module(nn.Linear(2000, 2000)).batchable
 
 
 class Draws(nn.Module):
