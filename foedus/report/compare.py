@@ -227,7 +227,11 @@ class Comparison:
         sign = "at least" if self.higher_is_better else "at most"
         why = ""
         if self.default_target:
-            why = f" ({_NEAR_BEST:.0%} of the best without pooled data)" if self.higher_is_better else f" (the best / {_NEAR_BEST})"
+            why = (
+                f" ({_NEAR_BEST:.0%} of the best without pooled data)"
+                if self.higher_is_better
+                else f" (the best / {_NEAR_BEST})"
+            )
         return f"target: {words(self.metric)} {sign} {_digits(self.target, self.target)}{why}"
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
