@@ -9,7 +9,9 @@ side by side need not even be copied: their stack is a view.
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -155,8 +157,10 @@ class LocalSession:
 
         if self._loops(step):
             keys = random.fold(ask.key, ask.round, ask.exchange, ask.ids)
-            for position, key in zip(positions.tolist(), keys, strict=True):
-                reply = self._one(run, self.train, position, key)
+            # Large models: a client a core is faster than one client on all cores. A step that says that it must be
+            # looped may call anything, so those go strictly one after the other.
+            workers = 1 if self.algorithm.batchable or getattr(step, "looped", False) else torch.get_num_threads()
+            for position, reply in self._each(run, self.train, positions.tolist(), keys, workers):
                 self._check_states(ask.round, positions.new_tensor([position]), reply)
                 yield self.ids[position : position + 1], reply, False
             return
@@ -240,8 +244,39 @@ class LocalSession:
             self.states.put_many(positions, new)
         return reply
 
-    def _one(self, run: Callable, table: Table, position: int, key: Tensor) -> Tree:
-        """`run` at one client, without padding."""
+    def _each(
+        self, run: Callable, table: Table, positions: list[int], keys: Tensor, workers: int = 1
+    ) -> Iterator[tuple[int, Tree]]:
+        """`run` at one client after the other, without padding; with several workers, in as many threads of one core each."""
+
+        def finish(position: int, client: Client, result: tuple[Tree, Tree]) -> tuple[int, Tree]:
+            reply, new = result
+            if new is not client.state and new is not None:
+                self.states.put(position, new)
+            return position, reply
+
+        clients = (self._client(table, p, key) for p, key in zip(positions, keys, strict=True))
+        if workers == 1:
+            for position, client in zip(positions, clients, strict=True):
+                yield finish(position, client, run(client))
+            return
+        pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
+        waiting: deque = deque()
+        try:
+            for position, client in zip(positions, clients, strict=True):
+                waiting.append((position, client, pool.submit(run, client)))
+                if len(waiting) > 2 * workers:  # replies are large here: only a few may wait
+                    position, client, future = waiting.popleft()
+                    yield finish(position, client, future.result())
+            while waiting:
+                position, client, future = waiting.popleft()
+                yield finish(position, client, future.result())
+        finally:
+            pool.shutdown(cancel_futures=True)
+            torch.set_num_threads(workers)
+
+    def _client(self, table: Table, position: int, key: Tensor) -> Client:
+        """One client as its step sees it; with its first state, if it takes part for the first time."""
         if self.prepares and position not in self._prepared:
             self._prepared[position] = self.algorithm.prepare(self.train.one(position))
         id_, prepared, state = self.ids[position], self._prepared.get(position), self.states.get(position)
@@ -250,10 +285,7 @@ class LocalSession:
             client = Client(id_, self.train.one(position), prepared, None, first_key, self.shared, self.spec)
             state = self.algorithm.init(client)
             self.states.put(position, state)
-        reply, new = run(Client(id_, table.one(position), prepared, state, key, self.shared, self.spec))
-        if new is not state and new is not None:
-            self.states.put(position, new)
-        return reply
+        return Client(id_, table.one(position), prepared, state, key, self.shared, self.spec)
 
     def _states(self, group: Group) -> Tree:
         """The states of a batch, stacked; clients that take part for the first time get their first one."""
@@ -297,8 +329,9 @@ class LocalSession:
     def _everywhere(self, run: Callable, table: Table, positions: Tensor, rows: int | None = None) -> dict[str, Tensor]:
         sums = {k: torch.zeros(len(self.ids), dtype=torch.float64) for k in ("loss", "hits" if self.spec.classes else "error")}
         if self._loops(self.algorithm.outputs):
-            for p in positions.tolist():
-                for k, v in self._one(run, table, p, torch.zeros(2, dtype=torch.int64)).items():
+            no_keys = torch.zeros(len(positions), 2, dtype=torch.int64)
+            for p, scores in self._each(run, table, positions.tolist(), no_keys):
+                for k, v in scores.items():
                     sums[k][p] = v
             return sums
         limit = lambda n: max(1, self.engine.memory // (4 * (rows or n) * table.row_bytes + 4096))  # noqa: E731

@@ -320,3 +320,44 @@ def test_the_mean_over_many_clients_keeps_its_digits():
     fed = fd.split(fd.Data.from_arrays(np.zeros((20_000, 1), np.float32), np.zeros(20_000, np.float32)), "iid", clients=20_000)
     value = fd.run(Wide(), fed, 1, evaluate_every=0).state.value
     torch.testing.assert_close(value, torch.full((50,), 0.1), rtol=1e-6, atol=0)
+
+
+def test_large_models_are_trained_a_client_a_core(digits):
+    """Several threads of one core each give what one gives, to the bit, and leave the number of threads as it was."""
+    fed = fd.split(
+        fd.Data.from_arrays(digits.x_train[:200], digits.y_train[:200], classes=10), "dirichlet", clients=7, alpha=0.5
+    )
+    algorithm = fd.Scaffold(fd.CNN((2,), kernel=3, hidden=(8,)), lr=0.05, batch_size=8)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = fd.run(algorithm, fed, 3, participation=0.7, evaluate_every=0)
+        torch.set_num_threads(3)
+        three = fd.run(algorithm, fed, 3, participation=0.7, evaluate_every=0)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    for k, v in one.state.w.items():
+        assert torch.equal(v, three.state.w[k])
+    assert torch.equal(one.clients["states"]["slot"], three.clients["states"]["slot"])
+
+
+@dataclass(frozen=True)
+class Fails(fd.FedAvg):
+    batchable: ClassVar[bool] = False
+
+    def train(self, client, w):
+        if int(client.id) == 2:
+            raise RuntimeError("no more")
+        return super().train(client, w)
+
+
+def test_an_error_in_a_worker_is_raised_and_the_threads_are_restored(fed):
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with pytest.raises(RuntimeError, match="no more"):
+            fd.run(Fails(lr=0.1), fed, 1, evaluate_every=0)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
