@@ -109,6 +109,15 @@ class Algorithm:
         raise NotImplementedError(f"{type(self).__name__} does not define row_loss")
 
 
+def row_scores(algorithm: Algorithm, outputs: Tensor, y: Tensor, classes: int | None) -> dict[str, Tensor]:
+    """What evaluation adds up over rows: the loss, and hits or squared errors."""
+    loss = algorithm.row_loss(outputs, y)
+    if classes:
+        return {"loss": loss, "hits": outputs.argmax(-1) == y}
+    target = y if y.dim() == outputs.dim() else y.unsqueeze(-1)
+    return {"loss": loss, "error": (outputs - target).square().mean(-1)}
+
+
 def looped(step: Callable) -> Callable:
     """Decorator for a client step that `vmap` cannot batch (it fits trees, say): clients then go one after the other."""
     step.looped = True

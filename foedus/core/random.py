@@ -1,9 +1,10 @@
 """Random numbers as a function of a key: no global generator, the same on every engine, batch size and device.
 
 Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011), in NumPy's integer
-operations: most draws are small, and there NumPy costs a fraction of what tensor operations do. A *key* is an int64 tensor of two 32-bit words; word `i` of the stream of a key depends on the key and on `i`
-alone, so a longer draw begins with the shorter one and padding changes nothing. `fold` makes a new key from a key and
-integers: foedus keys every client step by (seed, round, exchange, client).
+operations: most draws are small, and there NumPy costs a fraction of what tensor operations do. A *key* is an int64 tensor
+of two 32-bit words; word `i` of the stream of a key depends on the key and on `i` alone, so a longer draw begins with the
+shorter one and padding changes nothing. `fold` makes a new key from a key and integers: foedus keys every client step by
+(seed, round, exchange, client).
 
 All functions work under `torch.func.vmap` with a batched key, and with leading batch dimensions on the key: a key of
 shape `(c, 2)` gives draws of shape `(c, *shape)`.

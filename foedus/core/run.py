@@ -9,7 +9,6 @@ import time
 import zlib
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,8 @@ import torch
 
 from foedus.core import checkpoint as files
 from foedus.core import random
-from foedus.core.algorithm import Algorithm, Client, Predictor
+from foedus.core.algorithm import Algorithm, Client, Predictor, row_scores
+from foedus.core.arguments import check_arguments, checkpoint_file, differences, refuse_to_overwrite
 from foedus.core.clients import Clients, Ledger, Poisson, cohort
 from foedus.core.config import from_config, subclasses, to_config
 from foedus.core.history import History
@@ -67,8 +67,20 @@ def run(
         >>> fed = fd.split(fd.load("digits"), "dirichlet", clients=10, alpha=0.5)
         >>> fd.run(fd.FedAvg(fd.Linear()), fed, rounds=20).history
     """
-    _check(algorithm, fed, rounds, participation, evaluate_every, checkpoint_every, quantise, resume, checkpoint)
-    _check_more(fed, seed, engine, target, evaluate_every)
+    check_arguments(
+        algorithm,
+        fed,
+        rounds,
+        seed=seed,
+        engine=engine,
+        participation=participation,
+        evaluate_every=evaluate_every,
+        target=target,
+        quantise=quantise,
+        checkpoint=checkpoint,
+        checkpoint_every=checkpoint_every,
+        resume=resume,
+    )
     rounds, seed = int(rounds), int(seed)
     algorithm.check(fed.spec)
     if algorithm.pooled:
@@ -78,13 +90,13 @@ def run(
 
         engine = Local()
     loop = _Loop(algorithm, fed, rounds, seed, engine, participation, evaluate_every, target, quantise)
-    path = _checkpoint_file(checkpoint)
+    path = checkpoint_file(checkpoint)
     try:
         if resume and path.exists():
             loop.resume(path)
         else:
             if path:
-                _refuse_to_overwrite(path)
+                refuse_to_overwrite(path)
             loop.start()
             if path:
                 loop.save(path)
@@ -267,7 +279,7 @@ class _Loop:
         if meta.get("kind") != "checkpoint":
             raise CheckpointError(f"{path} is not a checkpoint of a run")
         try:
-            differ = _differences(meta["settings"], self.settings)
+            differ = differences(meta["settings"], self.settings)
             differ += [f"the {k} of the federation differ" for k, v in self.fingerprint.items() if meta["fingerprint"][k] != v]
             if differ:
                 raise CheckpointError(f"{path} belongs to another run: {'; '.join(differ)}. Remove it, or use its settings")
@@ -393,12 +405,8 @@ class Run:
 
 
 def _row_scores(algorithm: Algorithm, predictor: Predictor, data: Any) -> dict[str, torch.Tensor]:
-    outputs, y = predictor.outputs(data.x_test), torch.from_numpy(data.y_test)
-    loss = algorithm.row_loss(outputs, y).double()
-    if data.classes:
-        return {"loss": loss, "hits": (outputs.argmax(-1) == y).double()}
-    target = y if y.dim() == outputs.dim() else y.unsqueeze(-1)
-    return {"loss": loss, "error": (outputs - target).square().mean(-1).double()}
+    scores = row_scores(algorithm, predictor.outputs(data.x_test), torch.from_numpy(data.y_test), data.classes)
+    return {k: v.double() for k, v in scores.items()}
 
 
 def _score(algorithm: Algorithm, predictor: Predictor, data: Any) -> dict[str, float]:
@@ -417,66 +425,3 @@ def _averages(sums: dict[str, torch.Tensor], classes: int | None) -> dict[str, f
     each = sums[key][some] / count[some]
     worst = each.min() if classes else each.max()
     return {"loss": float(sums["loss"].sum() / total), name: float(sums[key].sum() / total), f"{name}_worst": float(worst)}
-
-
-def _checkpoint_file(checkpoint: str | os.PathLike | None) -> Path | None:
-    if checkpoint is None:
-        return None
-    path = Path(checkpoint)
-    return path / "checkpoint.safetensors" if path.is_dir() or not path.suffix else path
-
-
-def _differences(a: Any, b: Any, at: str = "") -> list[str]:
-    """Where two settings differ, in words."""
-    if isinstance(a, dict) and isinstance(b, dict):
-        keys = dict.fromkeys([*a, *b])
-        return [d for k in keys for d in _differences(a.get(k), b.get(k), f"{at}.{k}".lstrip("."))]
-    return [] if a == b else [f"{at} was {a!r}, now {b!r}"]
-
-
-def _refuse_to_overwrite(path: Path) -> None:
-    """A new run must not silently take the place of an old one, still less of some other file."""
-    if not path.exists():
-        return
-    try:
-        _, meta = files.read(path)
-    except CheckpointError as error:
-        raise CheckpointError(f"checkpoint={str(path)!r} exists and is no foedus file; choose another name") from error
-    done = meta.get("rounds_done", len(meta.get("history", [])) - 1)
-    raise CheckpointError(f"{path} holds a run at round {done}; pass resume=True to go on, or remove it to begin again")
-
-
-def _check_more(fed, seed, engine, target, evaluate_every) -> None:
-    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed < 2**63:
-        raise ConfigError(f"seed={seed!r} must be a whole number from 0 to 2^63 - 1")
-    if engine is not None and (isinstance(engine, type) or not hasattr(engine, "open")):
-        raise ConfigError(f"engine={engine!r} must be an engine such as fd.Local()")
-    if target is None:
-        return
-    if isinstance(target, bool) or not isinstance(target, Real) or not math.isfinite(target):
-        raise ConfigError(f"target={target!r} must be a number")
-    if fed.spec.classes and not 0 <= target <= 1:
-        raise ConfigError(f"target={target!r} is an accuracy, so it must be between 0 and 1")
-    if not evaluate_every or not len(fed.data.x_test):
-        raise ConfigError(f"target={target!r} needs evaluation: test rows, and evaluate_every of at least 1")
-
-
-def _check(algorithm, fed, rounds, participation, evaluate_every, checkpoint_every, quantise, resume, checkpoint) -> None:
-    if not isinstance(algorithm, Algorithm):
-        given = algorithm.__name__ + " (the class: add parentheses)" if isinstance(algorithm, type) else repr(algorithm)
-        raise ConfigError(f"algorithm must be a foedus algorithm such as fd.FedAvg(fd.Linear()), not {given}")
-    if not hasattr(fed, "offsets"):
-        raise ConfigError(f"fed must be a federation: fd.split(data, 'iid', clients=10); got {type(fed).__name__}")
-    for name, value, least in (
-        ("rounds", rounds, 0),
-        ("evaluate_every", evaluate_every, 0),
-        ("checkpoint_every", checkpoint_every, 1),
-    ):
-        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-            raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}")
-    if not isinstance(participation, Poisson) and not (isinstance(participation, int | float) and 0 < participation <= 1):
-        raise ConfigError(f"participation={participation!r} must be a fraction in (0, 1] or fd.Poisson(p)")
-    if quantise not in (None, "float16", "bfloat16", "int8"):
-        raise ConfigError(f"quantise={quantise!r} must be None, 'float16', 'bfloat16' or 'int8'")
-    if resume and checkpoint is None:
-        raise ConfigError("resume=True needs checkpoint=PATH, the file to go on from")

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from foedus.core import random, tree, wire
-from foedus.core.algorithm import Algorithm, Client
+from foedus.core.algorithm import Algorithm, Client, row_scores
 from foedus.core.clients import Ask, not_finite
 from foedus.core.rows import Rows, take
 from foedus.core.states import States
@@ -385,9 +385,4 @@ def _pair(result: Any, step: str) -> tuple[Tree, Tree]:
 
 
 def _scores(algorithm: Algorithm, outputs: Tensor, y: Tensor, weight: Tensor, classes: int | None) -> dict[str, Tensor]:
-    """Sums over rows of the loss, and of hits or squared errors."""
-    loss = (algorithm.row_loss(outputs, y) * weight).sum(-1)
-    if classes:
-        return {"loss": loss, "hits": ((outputs.argmax(-1) == y) * weight).sum(-1)}
-    target = y if y.dim() == outputs.dim() else y.unsqueeze(-1)
-    return {"loss": loss, "error": ((outputs - target).square().mean(-1) * weight).sum(-1)}
+    return {k: (v * weight).sum(-1) for k, v in row_scores(algorithm, outputs, y, classes).items()}

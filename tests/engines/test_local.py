@@ -361,3 +361,17 @@ def test_an_error_in_a_worker_is_raised_and_the_threads_are_restored(fed):
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("options", [{"batch_size": None}, {"steps": 300}, {"epochs": 20}])
+def test_one_large_client_does_not_blow_up_the_batch_of_the_small_ones(options):
+    """Everything that is padded to the largest client stays within the budget, whatever the settings."""
+    fed = federation([5] * 200 + [2000])
+    session = fd.Local(memory=64 << 20).open(fd.FedAvg(**options), fed, random.key(0))
+    algorithm = session.algorithm
+    for group in session._groups(torch.arange(201), 0):
+        n = int(session.train.sizes[group.positions].max())
+        least = int(session.train.sizes[group.positions].min())
+        passes = algorithm.steps * 32 / least if algorithm.steps else algorithm.epochs
+        padded = len(group.positions) * n * (16 * passes + (session.train.row_bytes if algorithm.batch_size is None else 0))
+        assert len(group.positions) == 1 or padded <= 64 << 20

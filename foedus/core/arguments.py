@@ -1,0 +1,90 @@
+"""What `fd.run` accepts: arguments and checkpoints are checked before any work is done."""
+
+from __future__ import annotations
+
+import math
+import os
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
+
+from foedus.core import checkpoint as files
+from foedus.core.algorithm import Algorithm
+from foedus.core.clients import Poisson
+from foedus.errors import CheckpointError, ConfigError
+
+
+def check_arguments(
+    algorithm: Any,
+    fed: Any,
+    rounds: Any,
+    *,
+    seed: Any,
+    engine: Any,
+    participation: Any,
+    evaluate_every: Any,
+    target: Any,
+    quantise: Any,
+    checkpoint: Any,
+    checkpoint_every: Any,
+    resume: bool,
+) -> None:
+    """Refuse, by name, value and remedy, what a run could not be made of."""
+    if not isinstance(algorithm, Algorithm):
+        given = algorithm.__name__ + " (the class: add parentheses)" if isinstance(algorithm, type) else repr(algorithm)
+        raise ConfigError(f"algorithm must be a foedus algorithm such as fd.FedAvg(fd.Linear()), not {given}")
+    if not hasattr(fed, "offsets"):
+        raise ConfigError(f"fed must be a federation: fd.split(data, 'iid', clients=10); got {type(fed).__name__}")
+    for name, value, least in (
+        ("rounds", rounds, 0),
+        ("evaluate_every", evaluate_every, 0),
+        ("checkpoint_every", checkpoint_every, 1),
+    ):
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+            raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}")
+    if not isinstance(participation, Poisson) and not (isinstance(participation, int | float) and 0 < participation <= 1):
+        raise ConfigError(f"participation={participation!r} must be a fraction in (0, 1] or fd.Poisson(p)")
+    if quantise not in (None, "float16", "bfloat16", "int8"):
+        raise ConfigError(f"quantise={quantise!r} must be None, 'float16', 'bfloat16' or 'int8'")
+    if resume and checkpoint is None:
+        raise ConfigError("resume=True needs checkpoint=PATH, the file to go on from")
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed < 2**63:
+        raise ConfigError(f"seed={seed!r} must be a whole number from 0 to 2^63 - 1")
+    if engine is not None and (isinstance(engine, type) or not hasattr(engine, "open")):
+        raise ConfigError(f"engine={engine!r} must be an engine such as fd.Local()")
+    if target is None:
+        return
+    if isinstance(target, bool) or not isinstance(target, Real) or not math.isfinite(target):
+        raise ConfigError(f"target={target!r} must be a number")
+    if fed.spec.classes and not 0 <= target <= 1:
+        raise ConfigError(f"target={target!r} is an accuracy, so it must be between 0 and 1")
+    if not evaluate_every or not len(fed.data.x_test):
+        raise ConfigError(f"target={target!r} needs evaluation: test rows, and evaluate_every of at least 1")
+
+
+def refuse_to_overwrite(path: Path) -> None:
+    """A new run must not silently take the place of an old one, still less of some other file."""
+    if not path.exists():
+        return
+    try:
+        _, meta = files.read(path)
+    except CheckpointError as error:
+        raise CheckpointError(f"checkpoint={str(path)!r} exists and is no foedus file; choose another name") from error
+    done = meta.get("rounds_done", len(meta.get("history", [])) - 1)
+    raise CheckpointError(f"{path} holds a run at round {done}; pass resume=True to go on, or remove it to begin again")
+
+
+def checkpoint_file(checkpoint: str | os.PathLike | None) -> Path | None:
+    """The file of a checkpoint; a name without an ending is a folder."""
+    if checkpoint is None:
+        return None
+    path = Path(checkpoint)
+    return path / "checkpoint.safetensors" if path.is_dir() or not path.suffix else path
+
+
+def differences(a: Any, b: Any, at: str = "") -> list[str]:
+    """Where two settings differ, in words."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        keys = dict.fromkeys([*a, *b])
+        return [d for k in keys for d in differences(a.get(k), b.get(k), f"{at}.{k}".lstrip("."))]
+    return [] if a == b else [f"{at} was {a!r}, now {b!r}"]
