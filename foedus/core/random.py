@@ -103,9 +103,12 @@ def fold(key: Tensor, *values: int | Tensor) -> Tensor:
     if all(isinstance(v, int) for v in values):
         counter = torch.tensor([*values, *[0] * (3 - len(values)), len(values)], device=key.device)
     else:
+        like = next(v for v in values if isinstance(v, Tensor))
         numbers = (*values, *[0] * (3 - len(values)), len(values))
-        counter = [torch.as_tensor(v, dtype=torch.int64, device=key.device) for v in numbers]
-        counter = torch.stack(torch.broadcast_tensors(*counter), -1)
+        words = [v.to(torch.int64) if isinstance(v, Tensor) else torch.full_like(like, v, dtype=torch.int64) for v in numbers]
+        if any(w.shape != like.shape for w in words):
+            words = torch.broadcast_tensors(*words)
+        counter = torch.stack(words, -1)
     return _Fold.apply(key, counter)
 
 
