@@ -11,6 +11,7 @@ run.history
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 from foedus.version import __version__
@@ -45,10 +46,7 @@ __all__ = ["__version__", *sorted(_HOME)]
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        import difflib
-
-        close = difflib.get_close_matches(name, _HOME, n=1)
-        raise AttributeError(f"foedus has no {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     value = getattr(importlib.import_module(_HOME[name]), name)
     globals()[name] = value
     return value

@@ -83,14 +83,6 @@ class Accumulator:
             for t, p in zip(self.total, parts, strict=True):
                 t.add_(p)
 
-    def merge(self, other: Accumulator) -> None:
-        """Add another partial sum."""
-        if self.total is None:
-            self.total, self.dtypes, self.form = other.total, other.dtypes, other.form
-        elif other.total is not None:
-            for t, p in zip(self.total, other.total, strict=True):
-                t.add_(p)
-
     def result(self) -> Tree:
         return tree.unflatten([t.to(d) for t, d in zip(self.total, self.dtypes, strict=True)], self.form)
 

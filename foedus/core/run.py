@@ -86,7 +86,7 @@ def run(
     if algorithm.pooled:
         fed, participation, quantise = fed.pool(), 1.0, None
     if engine is None:
-        from foedus.engines.local import Local  # the one place where core reaches up: the default engine
+        from foedus.engines.local import Local  # the default, loaded only when it is needed
 
         engine = Local()
     loop = _Loop(algorithm, fed, rounds, seed, engine, participation, evaluate_every, target, quantise)

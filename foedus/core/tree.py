@@ -121,11 +121,6 @@ def all_finite(tree: Tree) -> bool:
     return all(bool(torch.isfinite(t).all()) for t in leaves(tree) if isinstance(t, Tensor) and t.is_floating_point())
 
 
-def count(tree: Tree) -> int:
-    """How many numbers the tensors of the tree hold."""
-    return sum(t.numel() for t in leaves(tree) if isinstance(t, Tensor))
-
-
 def dissolve(tree: Tree) -> tuple[Any, dict[str, Tensor]]:
     """Split a tree into JSON that says its form and named tensors: what a safetensors file can hold."""
     tensors: dict[str, Tensor] = {}
