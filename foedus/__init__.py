@@ -18,7 +18,22 @@ from foedus.version import __version__
 
 # Names are loaded when first used, so that `foedus --help` need not wait for PyTorch.
 _HOMES = {
-    "foedus.algorithms": ("Central", "FedAvg", "FedDyn", "FedProx", "Independent", "Scaffold"),
+    "foedus.algorithms": (
+        "DKRR",
+        "KRR",
+        "Central",
+        "Diagnosis",
+        "DivergenceWarning",
+        "FedAvg",
+        "FedDyn",
+        "FedNewton",
+        "FedProx",
+        "Independent",
+        "RidgeFedAvg",
+        "RidgeFedProx",
+        "Scaffold",
+        "diagnose",
+    ),
     "foedus.core.algorithm": ("Algorithm", "Client", "Predictor", "looped"),
     "foedus.core.clients": ("Poisson",),
     "foedus.core.run": ("Run", "run"),
@@ -36,7 +51,7 @@ _HOMES = {
         "SplitError",
         "WireError",
     ),
-    "foedus.models": ("CNN", "MLP", "Linear", "Model"),
+    "foedus.models": ("CNN", "MLP", "FeatureMap", "Identity", "Linear", "Model", "Polynomial", "RandomFourier"),
     "foedus.report.compare": ("Comparison", "compare"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

@@ -60,6 +60,8 @@ class Everything(fd.Algorithm):
         return fd.State(to=0.5 * to + mean, spread=torch.stack([r["distances"].sum() for r in far]).mean())
 
 
+FEATURES = fd.RandomFourier(50, bandwidth=4.0)  # some clients have fewer rows, and solve in the dual
+
 ALGORITHMS: dict[str, fd.Algorithm] = {
     "FedAvg": fd.FedAvg(fd.Linear(), lr=0.1, batch_size=16),
     "FedAvg, MLP, server momentum": fd.FedAvg(fd.MLP(12), lr=0.05, batch_size=16, server_momentum=0.5, server_lr=0.7),
@@ -69,8 +71,17 @@ ALGORITHMS: dict[str, fd.Algorithm] = {
     "Scaffold, option 1": fd.Scaffold(fd.Linear(), lr=0.1, batch_size=16, option=1),
     "FedDyn": fd.FedDyn(fd.Linear(), lr=0.1, batch_size=16, alpha=0.1),
     "Independent": fd.Independent(fd.Linear(), lr=0.1, momentum=0.5, batch_size=16),
+    "DKRR": fd.DKRR(FEATURES, reg=0.1),
+    "FedNewton": fd.FedNewton(FEATURES, reg=0.1),
+    "FedNewton, cg": fd.FedNewton(FEATURES, reg=0.1, solver="cg", tol=1e-6),
+    "FedNewton, float32": fd.FedNewton(FEATURES, reg=0.1, solver="cg", tol=1e-3, dtype="float32"),
+    "FedNewton, softmax": fd.FedNewton(FEATURES, reg=0.1, loss="cross_entropy"),
+    "FedNewton, logistic, inexact": fd.FedNewton(fd.Polynomial(2), reg=10.0, loss="logistic", inner=5),
+    "RidgeFedAvg": fd.RidgeFedAvg(FEATURES, reg=0.1, lr=0.5),
+    "RidgeFedProx": fd.RidgeFedProx(FEATURES, reg=0.1, mu=0.1),
     "Everything the contract allows": Everything(),
     "Central": fd.Central(fd.Linear(), lr=0.1, momentum=0.9, batch_size=16),
+    "KRR": fd.KRR(FEATURES, reg=0.1),
 }
 
 ENGINES = {"Local": fd.Local()}

@@ -117,7 +117,7 @@ def test_order_check_notices(fed, monkeypatch):
             session = super().open(algorithm, fed, seed_key)
             session.ids = torch.from_numpy(fed.ids).sort().values
             offsets, order = fed.offsets, torch.arange(len(fed)).numpy()
-            session.train = local.Table(fed.data.x_train, fed.data.y_train, fed.rows, offsets, order)
+            session.train = local.Table(fed.data.x_train, fed.data.y_train, fed.rows, offsets, order, fed.spec)
             return session
 
     with pytest.raises(AssertionError):

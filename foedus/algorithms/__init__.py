@@ -1,9 +1,27 @@
 """The algorithms, one file a family."""
 
+from foedus.algorithms.diagnosis import Diagnosis, diagnose
 from foedus.algorithms.fedavg import FedAvg
 from foedus.algorithms.feddyn import FedDyn
+from foedus.algorithms.fednewton import DKRR, KRR, DivergenceWarning, FedNewton
 from foedus.algorithms.fedprox import FedProx
 from foedus.algorithms.local import Central, Independent
+from foedus.algorithms.ridge import RidgeFedAvg, RidgeFedProx
 from foedus.algorithms.scaffold import Scaffold
 
-__all__ = ["Central", "FedAvg", "FedDyn", "FedProx", "Independent", "Scaffold"]
+__all__ = [
+    "DKRR",
+    "KRR",
+    "Central",
+    "Diagnosis",
+    "DivergenceWarning",
+    "FedAvg",
+    "FedDyn",
+    "FedNewton",
+    "FedProx",
+    "Independent",
+    "RidgeFedAvg",
+    "RidgeFedProx",
+    "Scaffold",
+    "diagnose",
+]

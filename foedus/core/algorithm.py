@@ -83,6 +83,10 @@ class Algorithm:
         """Bytes that a client of so many rows takes in a batch, roughly, besides what is sent: three copies of its rows."""
         return 3 * rows * row_bytes
 
+    def seeded(self, seed: int) -> Algorithm:
+        """The algorithm with what it draws once for all (random features) fixed by the seed of a run."""
+        return self
+
     def check(self, spec: Spec) -> None:
         """Refuse, before any work, data that the algorithm cannot handle."""
 
@@ -124,12 +128,18 @@ def looped(step: Callable) -> Callable:
     return step
 
 
+def _softmax(outputs: Tensor) -> Tensor:
+    return outputs.softmax(-1)
+
+
 @dataclass(frozen=True, eq=False)
 class Predictor:
     """A trained model: numpy in, numpy out."""
 
     forward: Callable[[Tensor], Tensor]
     spec: Spec
+    probabilities: Callable[[Tensor], Tensor] = _softmax
+    """From raw outputs, for classification."""
 
     block: ClassVar[int] = 8192
 
@@ -153,4 +163,4 @@ class Predictor:
         """Class probabilities."""
         if not self.spec.classes:
             raise AttributeError("predict_proba is for classification; this model predicts values (use predict)")
-        return self.outputs(x).softmax(-1).numpy()
+        return self.probabilities(self.outputs(x)).numpy()

@@ -88,6 +88,11 @@ class _Fold(torch.autograd.Function):
         return _Fold.apply(key, values), 0
 
 
+def _call(function: type[torch.autograd.Function], *args) -> Tensor:
+    """Outside of vmap the plain function: `apply` costs more than a small draw."""
+    return (function.apply if torch._C._are_functorch_transforms_active() else function.forward)(*args)
+
+
 def key(seed: int) -> Tensor:
     """The key of a seed (any integer of 64 bits)."""
     return torch.tensor([seed & _MASK, (seed >> 32) & _MASK], dtype=torch.int64)
@@ -109,12 +114,12 @@ def fold(key: Tensor, *values: int | Tensor) -> Tensor:
         if any(w.shape != like.shape for w in words):
             words = torch.broadcast_tensors(*words)
         counter = torch.stack(words, -1)
-    return _Fold.apply(key, counter)
+    return _call(_Fold, key, counter)
 
 
 def words(key: Tensor, count: int) -> Tensor:
     """The first `count` 32-bit words of a key's stream, as int64."""
-    return _Words.apply(key, count)
+    return _call(_Words, key, count)
 
 
 def _shape(shape: int | Sequence[int]) -> tuple[int, ...]:

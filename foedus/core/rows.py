@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from foedus.core.spec import Spec
+
 
 @dataclass(frozen=True, eq=False)
 class Rows:
@@ -14,12 +16,14 @@ class Rows:
 
     The rows of all clients lie in one table; `index` says which are this client's. Reading `x` and `y` collects them
     (or gives a view, where the engine keeps the batch stacked); a mini-batch loop takes what it needs by `index`, once.
+    `spec` is the form of the data (classes, outputs): what `Algorithm.prepare` needs besides the rows.
     """
 
     table_x: Tensor
     table_y: Tensor
     index: Tensor
     weight: Tensor
+    spec: Spec
     stacked: tuple[Tensor, Tensor] | None = None
 
     @property

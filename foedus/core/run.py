@@ -82,6 +82,7 @@ def run(
         resume=resume,
     )
     rounds, seed = int(rounds), int(seed)
+    algorithm = algorithm.seeded(seed)
     algorithm.check(fed.spec)
     if algorithm.pooled:
         fed, participation, quantise = fed.pool(), 1.0, None
@@ -383,7 +384,7 @@ class Run:
     @classmethod
     def load(cls, path: str | os.PathLike, algorithm: Algorithm | None = None) -> Run:
         """Read a saved run. Pass the algorithm if it holds what text cannot describe (a `torch.nn.Module`)."""
-        from foedus.models import Model
+        from foedus.models import FeatureMap, Model
 
         importlib.import_module("foedus.algorithms")  # so that our own classes are known
         trees, meta = files.read(path)
@@ -391,7 +392,7 @@ class Run:
             raise CheckpointError(f"{path} is a checkpoint, not a saved run: continue it with fd.run(..., resume=True)")
         if algorithm is None:
             try:
-                algorithm = from_config(meta["settings"]["algorithm"], subclasses(Algorithm, Model), "algorithm")
+                algorithm = from_config(meta["settings"]["algorithm"], subclasses(Algorithm, FeatureMap, Model), "algorithm")
             except ConfigError as error:
                 raise CheckpointError(f"{path}: {error}; pass the algorithm: fd.Run.load(path, algorithm=...)") from error
         spec = Spec(tuple(meta["spec"]["shape"]), meta["spec"]["classes"], meta["spec"]["outputs"])

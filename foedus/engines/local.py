@@ -24,6 +24,7 @@ from foedus.core import random, tree, wire
 from foedus.core.algorithm import Algorithm, Client, row_scores
 from foedus.core.clients import Ask, not_finite
 from foedus.core.rows import Rows, take
+from foedus.core.spec import Spec
 from foedus.core.states import States
 from foedus.core.tree import Tree
 from foedus.data.federation import Federation
@@ -58,7 +59,8 @@ class Local:
 class Table:
     """Which rows of the data are whose, client after client; `order` says where the clients stand in the federation."""
 
-    def __init__(self, x: np.ndarray, y: np.ndarray, rows: np.ndarray, offsets: np.ndarray, order: np.ndarray):
+    def __init__(self, x: np.ndarray, y: np.ndarray, rows: np.ndarray, offsets: np.ndarray, order: np.ndarray, spec: Spec):
+        self.spec = spec
         sizes = np.diff(offsets)[order]
         if not np.array_equal(order, np.arange(len(order))):
             starts = np.repeat(offsets[:-1][order] - np.concatenate(([0], np.cumsum(sizes)[:-1])), sizes)
@@ -93,7 +95,7 @@ class Table:
     def one(self, position: int) -> Rows:
         """One client's rows, without padding."""
         start, size = int(self.starts[position]), int(self.sizes[position])
-        return Rows(self.x, self.y, self.rows[start : start + size], torch.ones(size))
+        return Rows(self.x, self.y, self.rows[start : start + size], torch.ones(size), self.spec)
 
     def groups(self, positions: Tensor, spread: float, limit: Callable[[int], int]) -> list[Tensor]:
         """Cut clients into batches: sizes within a factor `spread`, at most `limit(rows)` clients of so many rows each."""
@@ -127,8 +129,8 @@ class LocalSession:
         self.engine, self.algorithm, self.spec, self.seed_key = engine, algorithm, fed.spec, seed_key
         order = np.argsort(fed.ids, kind="stable")
         self.ids = torch.from_numpy(np.ascontiguousarray(fed.ids[order]))
-        self.train = Table(fed.data.x_train, fed.data.y_train, fed.rows, fed.offsets, order)
-        self._test = lambda: Table(fed.data.x_test, fed.data.y_test, fed.test_rows, fed.test_offsets, order)
+        self.train = Table(fed.data.x_train, fed.data.y_train, fed.rows, fed.offsets, order, fed.spec)
+        self._test = lambda: Table(fed.data.x_test, fed.data.y_test, fed.test_rows, fed.test_offsets, order, fed.spec)
         self.states = States(len(self.ids))
         self.shared = random.fold(seed_key, 0)
         self.prepares = type(algorithm).prepare is not Algorithm.prepare
@@ -229,7 +231,7 @@ class LocalSession:
             for i, t in zip(where, tensors, strict=True):
                 leaves[i] = t
             (stacked, prepared, state), id_, index, weight, key = tree.unflatten(leaves, form)
-            rows = Rows(table.x, table.y, index, weight, stacked)
+            rows = Rows(table.x, table.y, index, weight, self.spec, stacked)
             reply, new = run(Client(id_, rows, prepared, state, key, self.shared, self.spec))
             kept["same"] = new is state or new is None
             out, kept["form"] = tree.flatten((reply, None if kept["same"] and not stateless else new))

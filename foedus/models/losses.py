@@ -1,8 +1,13 @@
-"""Losses by row, with their derivative in the model's output, so that gradients can be written in closed form."""
+"""Losses by row, with their derivatives in the model's output, so that gradients and Hessians can be written in closed form.
+
+Each has `value`, the loss of every row; `slope`, its derivative in the outputs times a weight; and `bend`, its second derivative
+in the outputs times a vector v. Where a loss is `separable`, outputs do not meet in it, and `bend` is a product by number.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,6 +19,8 @@ from foedus.errors import ConfigError, unknown
 class CrossEntropy:
     """-log softmax(f)_y for labels y."""
 
+    separable: ClassVar[bool] = False
+
     def value(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Loss of each row: outputs (..., n, k), y (..., n) -> (..., n)."""
         return -outputs.log_softmax(-1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
@@ -24,10 +31,17 @@ class CrossEntropy:
         p.scatter_add_(-1, y.unsqueeze(-1), p.new_full((), -1.0).expand(*y.shape, 1))
         return p.mul_(weight.unsqueeze(-1))
 
+    def bend(self, outputs: Tensor, y: Tensor, v: Tensor) -> Tensor:
+        """(diag(p) - p p^T) v with p = softmax(f)."""
+        p = outputs.softmax(-1)
+        pv = p * v
+        return pv - p * pv.sum(-1, keepdim=True)
 
-@dataclass(frozen=True)
-class Squared:
-    """|f - y|^2 / 2 for targets y, (n,) or (n, k); labels are compared as one-hot vectors."""
+
+class _Targets:
+    """Losses of outputs against targets y, (n,) or (n, k); labels are compared as one-hot vectors."""
+
+    separable: ClassVar[bool] = True
 
     def target(self, outputs: Tensor, y: Tensor) -> Tensor:
         """y in the shape of the outputs."""
@@ -35,15 +49,55 @@ class Squared:
             return torch.nn.functional.one_hot(y, outputs.shape[-1]).to(outputs.dtype)
         return y.unsqueeze(-1) if y.dim() < outputs.dim() else y
 
+
+@dataclass(frozen=True)
+class Squared(_Targets):
+    """|f - y|^2 / 2."""
+
     def value(self, outputs: Tensor, y: Tensor) -> Tensor:
         return 0.5 * (outputs - self.target(outputs, y)).square().sum(-1)
 
     def slope(self, outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         return (outputs - self.target(outputs, y)).mul_(weight.unsqueeze(-1))
 
+    def bend(self, outputs: Tensor, y: Tensor, v: Tensor) -> Tensor:
+        return v
 
-Loss = CrossEntropy | Squared
-LOSSES: dict[str, Loss] = {"cross_entropy": CrossEntropy(), "squared": Squared()}
+
+@dataclass(frozen=True)
+class Logistic(_Targets):
+    """sum_k log(1 + exp(f_k)) - y_k f_k: every class against the rest, y_k in {0, 1}."""
+
+    def value(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return (torch.nn.functional.softplus(outputs) - self.target(outputs, y) * outputs).sum(-1)
+
+    def slope(self, outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        return (outputs.sigmoid() - self.target(outputs, y)).mul_(weight.unsqueeze(-1))
+
+    def bend(self, outputs: Tensor, y: Tensor, v: Tensor) -> Tensor:
+        p = outputs.sigmoid()
+        return p * (1 - p) * v
+
+
+@dataclass(frozen=True)
+class Huber(_Targets):
+    """r^2 / 2 for residuals r = f - y up to delta, and delta (|r| - delta / 2) beyond: outliers pull with a bounded force."""
+
+    delta: float = 1.0
+
+    def value(self, outputs: Tensor, y: Tensor) -> Tensor:
+        size = (outputs - self.target(outputs, y)).abs()
+        return torch.where(size <= self.delta, 0.5 * size.square(), self.delta * (size - 0.5 * self.delta)).sum(-1)
+
+    def slope(self, outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        return (outputs - self.target(outputs, y)).clamp(-self.delta, self.delta).mul_(weight.unsqueeze(-1))
+
+    def bend(self, outputs: Tensor, y: Tensor, v: Tensor) -> Tensor:
+        return ((outputs - self.target(outputs, y)).abs() <= self.delta) * v
+
+
+Loss = CrossEntropy | Squared | Logistic | Huber
+LOSSES: dict[str, Loss] = {"cross_entropy": CrossEntropy(), "squared": Squared(), "logistic": Logistic(), "huber": Huber()}
 
 
 def loss_for(name: str, classes: int | None) -> Loss:
@@ -52,6 +106,6 @@ def loss_for(name: str, classes: int | None) -> Loss:
         return LOSSES["cross_entropy" if classes else "squared"]
     if name not in LOSSES:
         raise ConfigError(unknown("loss", name, ["auto", *LOSSES]))
-    if name == "cross_entropy" and not classes:
-        raise ConfigError("loss 'cross_entropy' needs class labels; the data has real targets: use loss='squared'")
+    if name in ("cross_entropy", "logistic") and not classes:
+        raise ConfigError(f"loss {name!r} needs class labels; the data has real targets: use loss='squared'")
     return LOSSES[name]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import foedus as fd
 from foedus.core import random, wire
 from foedus.core.states import States
+from foedus.core.spec import Spec
 from foedus.engines.local import Table
 
 
@@ -63,6 +64,7 @@ def test_groups_partition_the_clients_within_the_limits(sizes, memory):
         np.arange(sum(sizes)),
         np.concatenate(([0], np.cumsum(sizes))),
         np.arange(len(sizes)),
+        Spec((1,), None, 1),
     )
     groups = table.groups(torch.arange(len(sizes)), 1.5, lambda rows: max(1, memory // rows))
     assert sorted(torch.cat(groups).tolist()) == list(range(len(sizes)))

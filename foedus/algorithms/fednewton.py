@@ -1,0 +1,325 @@
+"""FedNewton: "Efficient Newton-type federated learning with non-IID data" (Algorithm 1), its start DKRR and its reference KRR.
+
+The objective is ridge regression on features phi, over all rows D of all clients (equation 1):
+
+    F(w) = sum_j p_j F_j(w),   F_j(w) = 1/(2 n_j) sum_{i in D_j} |phi(x_i)^T w - y_i|^2 + reg/2 |w|^2,   p_j = n_j / n
+
+with w of shape (M, k), one column an output: k targets, or k classes one against all (labels as 0 and 1). A client's gradient
+and Hessian are g_j = H_j w - b_j and H_j = Phi_j^T Phi_j + reg I (Phi_j: its features divided by sqrt(n_j)), and by Proposition 1
+the global ones are their averages, g = sum_j p_j g_j and H = sum_j p_j H_j.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from foedus.core.algorithm import Algorithm, Client, Predictor
+from foedus.core.clients import Clients
+from foedus.core.rows import Rows
+from foedus.core.spec import Spec
+from foedus.core.tree import State
+from foedus.errors import ConfigError, unknown
+from foedus.models import curvature
+from foedus.models.features import FeatureMap, features_of, whole
+from foedus.models.losses import Huber, Loss, loss_for
+from foedus.models.ridge import DTYPES, Ridge, prepare_ridge, product, ridge_bytes, solve
+
+
+class DivergenceWarning(UserWarning):
+    """The plain Newton iteration will not converge on this federation."""
+
+
+@dataclass(frozen=True)
+class FeatureRegression(Algorithm):
+    """What the methods on features share: the clients' factorised systems, and the closed-form start.
+
+    features: a foedus feature map, or any `torch.nn.Module`. reg: lambda of equation 1, above 0. dtype: "float64", or
+    "float32" for half the memory and messages; its local solutions are then refined with residuals in double precision.
+    """
+
+    features: FeatureMap
+    reg: float = 1e-4
+    dtype: str = "float64"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "features", features_of(self.features))
+        positive(self, "reg")
+        if self.dtype not in DTYPES:
+            raise ConfigError(unknown("dtype", self.dtype, list(DTYPES)))
+
+    def seeded(self, seed: int) -> Self:
+        return replace(self, features=self.features.seeded(seed))
+
+    def check(self, spec: Spec) -> None:
+        self.features.check(spec)
+
+    def footprint(self, rows: int, row_bytes: int) -> int:
+        size = self.features.rough_size(row_bytes // 4)
+        return 3 * rows * row_bytes + ridge_bytes(rows, size, DTYPES[self.dtype])
+
+    # -- clients -----------------------------------------------------------------------------------------------------
+
+    def prepare(self, data: Rows) -> Ridge:
+        """Line 1: features, the local Hessian and its factor, made once."""
+        return prepare_ridge(self.features, self.reg, DTYPES[self.dtype], data)
+
+    def solve(self, client: Client) -> tuple[Tensor, None]:
+        """Line 2: the client's own solution, H_j^-1 b_j."""
+        return client.prepared["local"], None
+
+    # -- server ------------------------------------------------------------------------------------------------------
+
+    def start(self, clients: Clients) -> State:
+        """Lines 2 and 3: the average of the clients' own solutions."""
+        return State(w=clients.mean(self.solve), spec=clients.spec)
+
+    def round(self, clients: Clients, state: State) -> State:
+        return state
+
+    def predictor(self, state: State) -> Predictor:
+        return Predictor(lambda x: self.features(x, state.w.dtype) @ state.w, state.spec, _shares)
+
+    def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return loss_for("squared", None).value(outputs, y.to(outputs.dtype) if y.is_floating_point() else y)
+
+
+def _shares(outputs: Tensor) -> Tensor:
+    """Probabilities from one-against-all outputs that estimate 0 and 1."""
+    p = outputs.clamp(1e-6, 1.0)
+    return p / p.sum(-1, keepdim=True)
+
+
+def positive(algorithm: Algorithm, *names: str) -> None:
+    """Refuse settings that are not positive numbers."""
+    for name in names:
+        value = getattr(algorithm, name)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+            raise ConfigError(f"{name}={value!r} must be a positive number")
+
+
+@dataclass(frozen=True)
+class DKRR(FeatureRegression):
+    """Distributed kernel ridge regression: the average of the clients' own solutions, sum_j p_j H_j^-1 b_j. No rounds.
+
+    One message a client, and then nothing: later rounds leave it as it is. It is where FedNewton starts.
+    """
+
+
+@dataclass(frozen=True)
+class KRR(FeatureRegression):
+    """Kernel ridge regression on all rows in one place, H^-1 b (equation 2): the reference that FedNewton approaches.
+
+    It is no federated method: the cost of bringing the data together is not counted.
+    """
+
+    pooled: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class FedNewton(FeatureRegression):
+    """Newton's method with the global gradient and local Hessians; two exchanges of M numbers an output in a round.
+
+    `solver="newton"` is Algorithm 1, line by line. (Equations 4 and 5 print the local gradient; the global one of lines 6 to 8
+    is right: only with it is the KRR solution a fixed point.)
+
+        server: w    client j: g_j = H_j w - b_j           line 5       server: g = sum_j p_j g_j          line 6
+        server: g    client j: d_j = H_j^-1 g              line 7       server: w <- w - sum_j p_j d_j     line 8
+
+    With P = sum_j p_j H_j^-1 the error is multiplied by I - P H every round. Inversion is operator-convex, so P >= H^-1 and
+    every eigenvalue of P H is at least 1: the iteration converges if and only if the largest is below 2, and its rate, the
+    spectral radius, is that eigenvalue minus 1. Few local rows or strong heterogeneity make it larger. A run that will
+    diverge says so (`DivergenceWarning`) as soon as the gradients it has seen anyway prove it: the Rayleigh quotient
+    d^T H d / g^T d of d = P g is a lower bound of that eigenvalue, and H d is the difference of two gradients.
+    `fd.diagnose` tells beforehand.
+
+    `solver="cg"` cannot diverge and asks as much of the clients in a round, one local solution and one product:
+    conjugate gradients on H w = b preconditioned by P, column by column. The H-norm of every column's error falls in every
+    round, and after at most M rounds it is 0 in exact arithmetic.
+
+        server: r    client j: H_j^-1 r    server: z = sum_j p_j H_j^-1 r,  beta = r^T z / (r^T z of before),  p <- z + beta p
+        server: p    client j: H_j p       server: q = sum_j p_j H_j p,  alpha = r^T z / p^T q,  w <- w + alpha p,  r <- r - alpha q
+
+    Its start also brings b (one more vector up) and H w (one down, one up). A column whose residual is at most
+    `tol` |b| is done and no longer sent.
+
+    Partial participation: the averages are over those who take part. For "newton" that is a step towards the solution of
+    their rows only, so that w keeps moving about the solution of all rows. For "cg", conjugacy means nothing from one system to
+    another: when the cohort changes, its own gradient is asked for (a third exchange in that round) and the directions start
+    anew; each round is then an exact line search on the cohort's objective.
+
+    Other losses (Remark 4), "newton" only: "logistic" (one class against the rest), "cross_entropy" (softmax) and "huber"
+    (residuals beyond `delta` count linearly). They start at 0, Hessians are those at w, a local system of up to
+    `curvature.DIRECT` unknowns is factorised and a larger one solved inexactly by `inner` steps of conjugate gradients
+    without forming it, and the step along d is the best of 1, 1/2, .., 1/512 or none, by the average of the clients'
+    objectives in a third exchange. The objective never rises where everybody takes part.
+
+    Example:
+        >>> fd.run(fd.FedNewton(fd.RandomFourier(2000, bandwidth=4.0), reg=1e-5, solver="cg"), fed, rounds=8)
+    """
+
+    loss: str = "squared"
+    solver: str = "newton"
+    tol: float = 1e-12
+    delta: float = 1.0
+    inner: int = 50
+
+    steps: ClassVar[tuple[float, ...]] = (0.0, *(2.0**-k for k in range(10)))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.objective(1 if self.loss in ("squared", "huber") else 2)
+        if self.loss == "auto":
+            raise ConfigError(unknown("loss", self.loss, ["squared", "logistic", "cross_entropy", "huber"]))
+        if self.solver not in ("newton", "cg"):
+            raise ConfigError(unknown("solver", self.solver, ["newton", "cg"]))
+        if self.solver == "cg" and not self.quadratic:
+            raise ConfigError(
+                f"solver='cg' needs loss='squared', whose Hessian does not change; with {self.loss!r} use 'newton'"
+            )
+        positive(self, "tol", "delta")
+        whole("inner", self.inner)
+
+    @property
+    def quadratic(self) -> bool:
+        return self.loss == "squared"
+
+    def objective(self, classes: int | None) -> Loss:
+        """The loss by row."""
+        return Huber(self.delta) if self.loss == "huber" else loss_for(self.loss, classes)
+
+    def check(self, spec: Spec) -> None:
+        super().check(spec)
+        self.objective(spec.classes)
+
+    def footprint(self, rows: int, row_bytes: int) -> int:
+        if self.quadratic:
+            return super().footprint(rows, row_bytes)
+        size = self.features.rough_size(row_bytes // 4)
+        return 3 * rows * (row_bytes + 8 * size) + 80 * min(size, curvature.DIRECT) ** 2
+
+    def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        y = y.to(outputs.dtype) if y.is_floating_point() else y
+        return self.objective(None if y.is_floating_point() else outputs.shape[-1]).value(outputs, y)
+
+    def predictor(self, state: State) -> Predictor:
+        shares = {"logistic": lambda f: _shares(f.sigmoid()), "cross_entropy": lambda f: f.softmax(-1)}.get(self.loss, _shares)
+        return Predictor(lambda x: self.features(x, state.w.dtype) @ state.w, state.spec, shares)
+
+    # -- clients -----------------------------------------------------------------------------------------------------
+
+    def prepare(self, data: Rows) -> dict[str, Tensor]:
+        if self.quadratic:
+            return super().prepare(data)
+        return curvature.prepare(self.features, DTYPES[self.dtype], data)
+
+    def init(self, client: Client) -> dict[str, Tensor]:
+        """Where the loss is not squared, a client remembers the round's w, so that it need be sent only once."""
+        if self.quadratic:
+            return {}
+        return {"w": torch.zeros(self.features.size(client.spec), client.spec.outputs, dtype=DTYPES[self.dtype])}
+
+    def begin(self, client: Client) -> tuple[dict[str, Tensor], None]:
+        """For conjugate gradients, the start of line 2 and the right-hand side of the system."""
+        return {"w": client.prepared["local"], "b": client.prepared["right"]}, None
+
+    def gradient(self, client: Client, w: Tensor) -> tuple[Tensor, Any]:
+        """Line 5."""
+        if self.quadratic:
+            return product(client.prepared, self.reg, w) - client.prepared["right"], None
+        loss = self.objective(client.spec.classes)
+        return curvature.gradient(client.prepared, loss, self.reg, w), {"w": w}
+
+    def direction(self, client: Client, g: Tensor) -> tuple[Tensor, None]:
+        """Line 7."""
+        if self.quadratic:
+            return solve(client.prepared, self.reg, g), None
+        loss = self.objective(client.spec.classes)
+        return curvature.solve(client.prepared, loss, self.reg, client.state["w"], g, self.inner), None
+
+    def product(self, client: Client, v: Tensor) -> tuple[Tensor, None]:
+        return product(client.prepared, self.reg, v), None
+
+    def search(self, client: Client, d: Tensor) -> tuple[Tensor, None]:
+        """The client's objective at w - s d for every step size s."""
+        loss = self.objective(client.spec.classes)
+        return curvature.along(client.prepared, loss, self.reg, client.state["w"], d, self.steps), None
+
+    # -- server ------------------------------------------------------------------------------------------------------
+
+    def start(self, clients: Clients) -> State:
+        if not self.quadratic:
+            size = self.features.size(clients.spec)
+            return State(w=torch.zeros(size, clients.spec.outputs, dtype=DTYPES[self.dtype]), spec=clients.spec)
+        if self.solver == "newton":
+            return super().start(clients)
+        first = clients.mean(self.begin)
+        r = first["b"] - clients.mean(self.product, v=first["w"])
+        scale = first["b"].norm(dim=0)
+        clients.log(residual=_largest(r, scale))
+        zero = torch.zeros_like(r)
+        return State(w=first["w"], spec=clients.spec, r=r, p=zero, rz=zero[0], scale=scale, cohort=clients.ids)
+
+    def round(self, clients: Clients, state: State) -> State:
+        if self.solver == "cg":
+            return self._conjugate(clients, state)
+        g = clients.mean(self.gradient, w=state.w)  # lines 5, 6
+        d = clients.mean(self.direction, g=g)  # line 7
+        clients.log(gradient=g.norm())
+        if not self.quadratic:
+            objectives = clients.mean(self.search, d=d)
+            best = int(objectives.argmin())
+            if objectives[0] - objectives[best] <= 1e-12 * objectives[0].abs():  # no more than rounding
+                best = 0
+            clients.log(objective=objectives[best], step=self.steps[best])
+            return state.replace(w=state.w - self.steps[best] * d)
+        warned = self._foresee(clients, state, g)
+        return state.replace(w=state.w - d, g=g, d=d, cohort=clients.ids, warned=warned)  # line 8
+
+    def _foresee(self, clients: Clients, state: State, g: Tensor) -> bool:
+        """Warn, once, when the last two gradients prove that an eigenvalue of P H is above 2; whether it has been said."""
+        if "g" not in state or len(clients) < clients.total or not torch.equal(state.cohort, clients.ids):
+            return state.get("warned", False)
+        quotient = float(((state.d * (state.g - g)).sum(0) / (state.g * state.d).sum(0).clamp(min=1e-300)).max())
+        clients.log(radius=max(quotient - 1, 0.0))
+        rounding = state.d.norm() <= 1e-9 * state.w.norm()  # converged: what is left of the gradients proves nothing
+        if quotient > 2 and not rounding and not state.warned:
+            warnings.warn(
+                f"round {clients.round}: FedNewton(solver='newton') diverges on this federation: the spectral radius of its "
+                f"iteration is at least {quotient - 1:.3g}, and must be below 1. Use solver='cg', which converges at the same "
+                f"cost a round, or a larger reg than {self.reg:g}",
+                DivergenceWarning,
+                stacklevel=4,
+            )
+            return True
+        return state.warned
+
+    def _conjugate(self, clients: Clients, state: State) -> State:
+        w, r, p, rz = state.w.clone(), state.r, state.p, state.rz
+        if not torch.equal(clients.ids, state.cohort):
+            r, p, rz = -clients.mean(self.gradient, w=w), torch.zeros_like(p), torch.zeros_like(rz)
+        r, p, rz = r.clone(), p.clone(), rz.clone()
+        open_ = torch.nonzero(r.norm(dim=0) > self.tol * state.scale).flatten()
+        if len(open_):
+            z = clients.mean(self.direction, g=r[:, open_])
+            new = (r[:, open_] * z).sum(0)
+            beta = torch.where(rz[open_] > 0, new / rz[open_], 0)
+            p[:, open_] = z + beta * p[:, open_]
+            q = clients.mean(self.product, v=p[:, open_])
+            curve = (p[:, open_] * q).sum(0)
+            alpha = torch.where(curve > 0, new / curve, 0)
+            w[:, open_] += alpha * p[:, open_]
+            r[:, open_] -= alpha * q
+            rz[open_] = new
+        clients.log(residual=_largest(r, state.scale))
+        return state.replace(w=w, r=r, p=p, rz=rz, cohort=clients.ids)
+
+
+def _largest(r: Tensor, scale: Tensor) -> float:
+    """The largest residual of a column, relative to its right-hand side."""
+    return float((r.norm(dim=0) / scale.clamp(min=1e-300)).max())

@@ -1,0 +1,196 @@
+"""Feature maps: what turns a row into the numbers that a linear method works on.
+
+A map is known to everybody: it is part of the algorithm, so nothing of it travels. Random ones are given by their seed alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from foedus.core import random
+from foedus.core.spec import Spec
+from foedus.errors import ConfigError, ModelError
+
+_MOST = 1_000_000
+"""More features than this are a mistake: one vector of them would be 8 MB, and no local system could be solved."""
+
+
+class FeatureMap:
+    """Base of the maps: frozen dataclasses with `size` and `__call__`."""
+
+    def size(self, spec: Spec) -> int:
+        """M, how many features a row has."""
+        raise NotImplementedError
+
+    def __call__(self, x: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+        """Features (n, M) of rows (n, *shape)."""
+        raise NotImplementedError
+
+    def rough_size(self, numbers: int) -> int:
+        """About how many features a row of so many numbers has: for planning memory."""
+        return self.size(Spec((numbers,), None, 1))
+
+    def seeded(self, seed: int) -> Self:
+        """The map itself, with what it draws at random fixed by a seed, unless it was already."""
+        return self
+
+    def check(self, spec: Spec) -> None:
+        """Refuse rows that the map cannot take, and sizes that no system of equations can have."""
+        size = self.size(spec)
+        if not 1 <= size <= _MOST:
+            raise ConfigError(f"{self} gives {size:,} features for rows of shape {spec.shape}; the limit is {_MOST:,}")
+
+
+@dataclass(frozen=True)
+class Identity(FeatureMap):
+    """phi(x) = x: linear models. `intercept` adds a feature that is always 1 (it is regularised like the others)."""
+
+    intercept: bool = False
+
+    def size(self, spec: Spec) -> int:
+        return spec.features + self.intercept
+
+    def __call__(self, x: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+        x = x.flatten(1).to(dtype)
+        return torch.cat((x, x.new_ones(len(x), 1)), 1) if self.intercept else x
+
+
+@dataclass(frozen=True)
+class Polynomial(FeatureMap):
+    """All monomials of the features up to a degree, the constant 1 included: (1, x_1, .., x_d, x_1^2, x_1 x_2, ..).
+
+    There are (d + degree)! / (d! degree!) of them.
+    """
+
+    degree: int = 2
+
+    def __post_init__(self) -> None:
+        whole("degree", self.degree)
+
+    def size(self, spec: Spec) -> int:
+        return math.comb(spec.features + self.degree, self.degree)
+
+    def __call__(self, x: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+        x = x.flatten(1).to(dtype)
+        ones = x.new_ones(len(x), 1)
+        # With the constant as a feature of its own, monomials up to a degree are products of exactly so many factors.
+        return torch.cat((ones, x), 1)[:, _factors(x.shape[1] + 1, self.degree)].prod(-1)
+
+
+@lru_cache(maxsize=8)
+def _factors(features: int, degree: int) -> Tensor:
+    return torch.tensor(list(itertools.combinations_with_replacement(range(features), degree)))
+
+
+@dataclass(frozen=True)
+class RandomFourier(FeatureMap):
+    """Random Fourier features of the Gaussian kernel (Rahimi and Recht, NIPS 2007).
+
+        phi(x) = s cos(Omega^T x + b),   Omega_ij ~ N(0, 1 / bandwidth^2),   b_j ~ U[0, 2 pi)
+
+    dim: M, their number. bandwidth: the standard deviation of the kernel k(x, z) = exp(-|x - z|^2 / (2 bandwidth^2)): rows
+    much closer than it look alike, rows much farther apart have nothing to do with each other.
+    unbiased: False, the FedNewton paper's s = 1 / sqrt(M), with which phi(x) . phi(z) has the mean k(x, z) / 2; True,
+    s = sqrt(2 / M), with which it is k itself. Going from False to True doubles every product of features, so the same
+    solution then needs twice the `reg`.
+    seed: what Omega and b are drawn from, the same at every client; `None`: the seed of the run. Only the seed is ever shared.
+    The first features of a map are those of a smaller one with the same seed.
+
+    The FedNewton paper writes Omega ~ N(0, 1 / sigma^2), but the sigma^2 column of its Table 2 makes sense only as the
+    variance of Omega itself (dna: 0.001 on 180 binary features): `bandwidth = column ** -0.5`.
+    """
+
+    dim: int
+    bandwidth: float = 1.0
+    seed: int | None = None
+    unbiased: bool = False
+
+    def __post_init__(self) -> None:
+        whole("dim", self.dim)
+        if not isinstance(self.bandwidth, int | float) or isinstance(self.bandwidth, bool) or not 0 < self.bandwidth < math.inf:
+            raise ConfigError(f"bandwidth={self.bandwidth!r} must be a positive number: the width of the kernel")
+        if self.seed is not None and (not isinstance(self.seed, int) or isinstance(self.seed, bool)):
+            raise ConfigError(f"seed={self.seed!r} must be a whole number, or None for the seed of the run")
+
+    def size(self, spec: Spec) -> int:
+        return self.dim
+
+    def seeded(self, seed: int) -> Self:
+        return self if self.seed is not None else replace(self, seed=seed)
+
+    def __call__(self, x: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+        if self.seed is None:
+            raise ConfigError("these random features have no seed yet: a run gives them its own; outside of one pass seed=...")
+        x = x.flatten(1).to(dtype)
+        frequencies, phases = _waves(x.shape[1], self.dim, self.seed, dtype)
+        scale = math.sqrt((2 if self.unbiased else 1) / self.dim)
+        return torch.addmm(phases, x, frequencies, alpha=1 / self.bandwidth).cos_().mul_(scale)
+
+
+@lru_cache(maxsize=4)
+def _waves(features: int, dim: int, seed: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Frequencies (d, M) at bandwidth 1, and phases (M,)."""
+    key = random.fold(random.key(seed), 0xF0)
+    frequencies = random.normal(random.fold(key, 0), (dim, features), torch.float64).mT.contiguous()
+    return frequencies.to(dtype), (2 * math.pi * random.uniform(random.fold(key, 1), dim, torch.float64)).to(dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleFeatures(FeatureMap):
+    """The outputs of a `torch.nn.Module` as features: a fixed map, in evaluation mode, in the module's own precision."""
+
+    module: nn.Module
+
+    @cached_property
+    def frozen(self) -> nn.Module:
+        return copy.deepcopy(self.module).eval().requires_grad_(False)
+
+    def size(self, spec: Spec) -> int:
+        try:
+            return self(torch.zeros(2, *spec.shape)).shape[1]
+        except Exception as error:
+            raise ModelError(
+                f"the feature map {type(self.module).__name__} cannot take rows of shape {spec.shape}: {error}"
+            ) from error
+
+    def rough_size(self, numbers: int) -> int:
+        return max([numbers, *(p.shape[0] for p in self.module.parameters() if p.dim())])
+
+    def __call__(self, x: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+        own = next((p.dtype for p in self.frozen.parameters() if p.is_floating_point()), x.dtype)
+        with torch.no_grad():
+            return self.frozen(x.to(own)).flatten(1).to(dtype)
+
+    def check(self, spec: Spec) -> None:
+        super().check(spec)
+        x = random.normal(random.key(0), (5, *spec.shape))
+        together, alone = self(x), torch.cat([self(row[None]) for row in x])
+        if not torch.allclose(together, alone, rtol=1e-3, atol=1e-4 * float(together.abs().max())):
+            raise ModelError(
+                f"the feature map {type(self.module).__name__} gives a row other features alone than among others, "
+                "or draws random numbers; a feature map must be a function of the row"
+            )
+
+
+def features_of(features: FeatureMap | nn.Module) -> FeatureMap:
+    """A feature map from what the user passed: one of ours, or any `torch.nn.Module`."""
+    if isinstance(features, FeatureMap):
+        return features
+    if isinstance(features, nn.Module):
+        return ModuleFeatures(features)
+    given = f"{features.__name__} (the class: add parentheses)" if isinstance(features, type) else repr(features)
+    raise ModelError(f"features must be a foedus feature map (such as RandomFourier(500)) or a torch.nn.Module, not {given}")
+
+
+def whole(name: str, value: int) -> None:
+    """Refuse what is not a positive whole number."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{name}={value!r} must be a whole number of at least 1")

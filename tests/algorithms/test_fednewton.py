@@ -1,0 +1,511 @@
+"""FedNewton and its relatives: by hand, against closed forms, and where the theory says that they must or must not converge."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from torch import nn
+
+import foedus as fd
+from foedus.core.wire import nbytes
+
+
+def clients_of(sizes, features, outputs=1, seed=0, shift=0.0, uneven=1.0):
+    """Regression clients whose features differ in scale (by `uneven`) and center (by `shift`)."""
+    rng = np.random.default_rng(seed)
+    parts = []
+    for n in sizes:
+        x = (
+            rng.normal(size=(n, features)) * (1 + uneven * rng.uniform(-0.8, 1, features)) + shift * rng.normal(size=features)
+        ).astype(np.float32)
+        y = (x @ rng.normal(size=(features, outputs)) + 0.1 * rng.normal(size=(n, outputs))).astype(np.float32)
+        parts.append((x, y))
+    return fd.Federation.from_clients(parts)
+
+
+def systems(fed, reg):
+    """p_j, H_j and b_j of every client, by NumPy."""
+    found = []
+    for j in range(len(fed)):
+        rows = fed.client_rows(j)
+        x, y = fed.data.x_train[rows].astype(np.float64), fed.data.y_train[rows].astype(np.float64)
+        y = y[:, None] if y.ndim == 1 else y
+        found.append((len(x), x.T @ x / len(x) + reg * np.eye(x.shape[1]), x.T @ y / len(x)))
+    p = np.array([n for n, _, _ in found]) / sum(n for n, _, _ in found)
+    return p, [h for _, h, _ in found], [b for _, _, b in found]
+
+
+def krr(fed, reg):
+    p, hs, bs = systems(fed, reg)
+    return np.linalg.solve(np.tensordot(p, hs, 1), np.tensordot(p, bs, 1))
+
+
+def quietly(*args, **kwargs):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fd.DivergenceWarning)
+        return fd.run(*args, **kwargs)
+
+
+def path(algorithm, fed, rounds, **options):
+    """w after the start and after every round."""
+    return [quietly(algorithm, fed, r, evaluate_every=0, **options).state.w.numpy() for r in range(rounds + 1)]
+
+
+# -- by hand -------------------------------------------------------------------------------------------------------------
+
+
+def test_two_clients_by_hand(two):
+    """reg = 1: H_A = 2, b_A = 2, H_B = 5, b_B = 2, p = (1/3, 2/3); so H = 4, b = 2, P = 0.3.
+
+    DKRR: 1/3 * 1 + 2/3 * 0.4 = 0.6. KRR: 0.5. Newton: w - 0.3 (4 w - 2) = 0.48, then 0.504. One unknown: cg is there at once.
+    """
+    one = fd.Identity()
+    assert [w.item() for w in path(fd.FedNewton(one, reg=1.0), two, 2)] == pytest.approx([0.6, 0.48, 0.504])
+    assert [w.item() for w in path(fd.FedNewton(one, reg=1.0, solver="cg"), two, 2)] == pytest.approx([0.6, 0.5, 0.5])
+    assert [w.item() for w in path(fd.DKRR(one, reg=1.0), two, 2)] == pytest.approx([0.6, 0.6, 0.6])
+    assert fd.run(fd.KRR(one, reg=1.0), two, 0).state.w.item() == pytest.approx(0.5)
+
+
+def test_averaging_baselines_by_hand(two):
+    """FedAvg, lr 0.1, from 0.6: A 0.8 w + 0.2 twice is 0.744, B 0.5 w + 0.2 twice is 0.45; their average 0.548.
+
+    FedProx, mu 1: A (2 + 0.6) / 3, B (2 + 0.6) / 6; their average 2.6 (1/9 + 1/9).
+    """
+    avg = path(fd.RidgeFedAvg(fd.Identity(), reg=1.0, lr=0.1, steps=2), two, 1)
+    assert [w.item() for w in avg] == pytest.approx([0.6, 0.548])
+    prox = path(fd.RidgeFedProx(fd.Identity(), reg=1.0, mu=1.0), two, 1)
+    assert [w.item() for w in prox] == pytest.approx([0.6, 2.6 * 2 / 9])
+
+
+def test_the_averaging_baseline_is_fedavg():
+    """The same move as FedAvg on the rows themselves, from the same point (here 0, where b = 0 for the other's start)."""
+    fed = clients_of([20, 30, 10], 4)
+    reg, lr = 0.3, 0.05
+    ours = fd.RidgeFedAvg(fd.Identity(), reg=reg, lr=lr, steps=3)
+    theirs = fd.FedAvg(fd.Linear(bias=False), lr=lr, steps=3, batch_size=None, weight_decay=reg, loss="squared")
+    zero = torch.zeros(4, 1, dtype=torch.float64)
+    p, hs, bs = systems(fed, reg)
+    moved = []
+    for h, b in zip(hs, bs, strict=True):
+        w = zero.numpy()
+        for _ in range(3):
+            w = w - lr * (h @ w - b)
+        moved.append(w)
+    want = np.tensordot(p, moved, 1)
+    np.testing.assert_allclose(fd.run(theirs, fed, 1).state.w["weight"].T, want, rtol=1e-4, atol=1e-6)
+    start, after = path(ours, fed, 1)
+    moved = []
+    for h, b in zip(hs, bs, strict=True):
+        w = start
+        for _ in range(3):
+            w = w - lr * (h @ w - b)
+        moved.append(w)
+    np.testing.assert_allclose(after, np.tensordot(p, moved, 1), rtol=1e-10)
+
+
+# -- exactness -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("solver", ["newton", "cg"])
+@pytest.mark.parametrize("rows", [50, 5], ids=["primal", "dual"])
+def test_one_client_or_identical_clients_need_one_round(solver, rows):
+    alone = clients_of([rows], 12, outputs=2)
+    x, y = alone.data.x_train, alone.data.y_train
+    same = fd.Federation.from_clients([(x, y)] * 3)
+    want = krr(alone, 1e-3)
+    for fed in (alone, same):
+        got = fd.run(fd.FedNewton(fd.Identity(), reg=1e-3, solver=solver), fed, 1, evaluate_every=0).state.w.numpy()
+        assert np.linalg.norm(got - want) / np.linalg.norm(want) < 1e-10
+        np.testing.assert_allclose(fd.run(fd.KRR(fd.Identity(), reg=1e-3), fed, 0).state.w, want, rtol=1e-9, atol=1e-12)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 15), min_size=2, max_size=5),
+    features=st.integers(1, 8),
+    reg=st.sampled_from([1e-2, 0.1, 1.0]),
+)
+def test_gradient_and_hessian_partition(sizes, features, reg):
+    """Proposition 1: the averages of the clients' gradients and Hessians are those of all rows in one place."""
+    fed = clients_of(sizes, features)
+    x, y = fed.data.x_train.astype(np.float64), fed.data.y_train.astype(np.float64).reshape(-1, 1)
+    h = x.T @ x / len(x) + reg * np.eye(features)
+
+    class Asked(fd.FedNewton):
+        def start(self, clients):
+            v = torch.arange(1.0, features + 1, dtype=torch.float64).unsqueeze(1)
+            return fd.State(g=clients.mean(self.gradient, w=v), hv=clients.mean(self.product, v=v), v=v)
+
+    state = fd.run(Asked(fd.Identity(), reg=reg), fed, 0, evaluate_every=0).state
+    np.testing.assert_allclose(state.hv, h @ state.v.numpy(), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(state.g, h @ state.v.numpy() - x.T @ y / len(x), rtol=1e-9, atol=1e-9)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 20), min_size=2, max_size=6),
+    features=st.integers(1, 10),
+    reg=st.sampled_from([1e-3, 1e-2, 0.1]),
+    shift=st.sampled_from([0.0, 3.0]),
+    seed=st.integers(0, 99),
+)
+def test_cg_always_reaches_krr(sizes, features, reg, shift, seed):
+    """In as many rounds as there are unknowns, with a few to spare for rounding; and the H-norm of the error never rises."""
+    fed = clients_of(sizes, features, outputs=2, seed=seed, shift=shift)
+    p, hs, _ = systems(fed, reg)
+    h, want = np.tensordot(p, hs, 1), krr(fed, reg)
+    errors = []
+    for w in path(fd.FedNewton(fd.Identity(), reg=reg, solver="cg", tol=1e-14), fed, features + 6):
+        gap = w - want
+        errors.append(np.sqrt(np.einsum("mk,mn,nk->k", gap, h, gap)))
+    norm = np.sqrt(np.einsum("mk,mn,nk->k", want, h, want))
+    assert np.all(errors[-1] <= 1e-8 * norm)
+    for before, after in itertools.pairwise(errors):
+        assert np.all(after <= before * (1 + 1e-9) + 1e-12 * norm)
+
+
+def test_cg_where_newton_diverges():
+    fed = clients_of([3, 4, 5, 3], 10, seed=1)
+    want = krr(fed, 1e-3)
+    newton = path(fd.FedNewton(fd.Identity(), reg=1e-3), fed, 8)
+    assert np.linalg.norm(newton[-1] - want) > 1e3 * np.linalg.norm(newton[0] - want)
+    cg = path(fd.FedNewton(fd.Identity(), reg=1e-3, solver="cg"), fed, 14)
+    assert np.linalg.norm(cg[-1] - want) < 1e-8 * np.linalg.norm(want)
+
+
+def test_the_error_shrinks_at_the_rate_of_the_spectral_radius():
+    fed = clients_of([200, 300, 250], 6, uneven=0.4)
+    reg = 0.05
+    p, hs, _ = systems(fed, reg)
+    h = np.tensordot(p, hs, 1)
+    inverse = np.tensordot(p, [np.linalg.inv(a) for a in hs], 1)
+    eigenvalues = np.linalg.eigvals(inverse @ h).real
+    assert eigenvalues.min() >= 1 - 1e-12  # inversion is operator-convex
+    radius = eigenvalues.max() - 1
+    assert 0.05 < radius < 0.9
+    want = krr(fed, reg)
+    errors = [np.linalg.norm(w - want) for w in path(fd.FedNewton(fd.Identity(), reg=reg), fed, 12)]
+    rates = np.array(errors[1:]) / np.array(errors[:-1])
+    assert rates[-1] == pytest.approx(radius, rel=1e-2)
+    assert fd.diagnose(fed, fd.Identity(), reg).radius == pytest.approx(radius, rel=1e-6)
+
+
+def test_outputs_are_problems_of_their_own():
+    fed = clients_of([10, 20, 15], 5, outputs=3)
+    for solver in ("newton", "cg"):
+        whole = path(fd.FedNewton(fd.Identity(), reg=0.1, solver=solver), fed, 3)[-1]
+        for k in range(3):
+            parts = [
+                (fed.data.x_train[fed.client_rows(j)], fed.data.y_train[fed.client_rows(j)][:, k]) for j in range(len(fed))
+            ]
+            one = path(fd.FedNewton(fd.Identity(), reg=0.1, solver=solver), fd.Federation.from_clients(parts), 3)[-1]
+            np.testing.assert_allclose(whole[:, k], one[:, 0], rtol=1e-9)
+
+
+def test_classes_are_one_against_all(fed):
+    run = fd.run(fd.KRR(fd.Identity(intercept=True), reg=1e-2), fed, 0)
+    x = np.c_[fed.data.x_train, np.ones(len(fed.data.x_train))].astype(np.float64)
+    y = np.eye(10)[fed.data.y_train]
+    want = np.linalg.solve(x.T @ x / len(x) + 1e-2 * np.eye(65), x.T @ y / len(x))
+    np.testing.assert_allclose(run.state.w, want, rtol=1e-6, atol=1e-9)
+    x_test = np.c_[fed.data.x_test, np.ones(len(fed.data.x_test))]
+    assert run.history.accuracy[0] == (np.argmax(x_test @ want, 1) == fed.data.y_test).mean()
+    assert np.array_equal(run.model.predict(fed.data.x_test), np.argmax(x_test @ want, 1))
+    shares = run.model.predict_proba(fed.data.x_test)
+    np.testing.assert_allclose(shares.sum(1), 1)
+    assert np.array_equal(shares.argmax(1), np.argmax(x_test @ want, 1))
+
+
+# -- bytes, columns, participation ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("solver", ["newton", "cg"])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_two_vectors_each_way_a_round(solver, dtype, fed):
+    phi = fd.RandomFourier(20, bandwidth=4.0)
+    history = fd.run(fd.FedNewton(phi, reg=0.5, solver=solver, dtype=dtype), fed, 3).history
+    vector = torch.zeros(20, 10, dtype=getattr(torch, dtype))
+    up, down = nbytes(vector), nbytes({"w": vector})
+    assert (history.bytes_up.diff()[1:] == 2 * up * len(fed)).all()
+    assert (history.bytes_down.diff()[1:] == 2 * down * len(fed)).all()
+    assert (history.messages_up.diff()[1:] == 2 * len(fed)).all()
+    if solver == "newton":
+        assert (history.bytes_up[0], history.bytes_down[0]) == (up * len(fed), 0)
+
+
+def test_a_column_that_has_converged_is_no_longer_sent():
+    """The second target is 0 everywhere: its column starts at the solution, and only the first is ever sent."""
+    fed = clients_of([10, 20], 6, outputs=1)
+    parts = []
+    for j in range(2):
+        x, y = fed.data.x_train[fed.client_rows(j)], fed.data.y_train[fed.client_rows(j)].reshape(-1, 1)
+        parts.append((x, np.c_[y, 0 * y]))
+    fed = fd.Federation.from_clients(parts)
+    run = fd.run(fd.FedNewton(fd.Identity(), reg=0.1, solver="cg", tol=1e-8), fed, 12, evaluate_every=0)
+    half, none = 2 * 2 * nbytes(torch.zeros(6, 1, dtype=torch.float64)), 0
+    sent = run.history.bytes_up.diff()[1:].tolist()
+    assert set(sent) == {half, none}
+    assert sent == sorted(sent, reverse=True)  # and once the first has converged, nothing
+    np.testing.assert_allclose(run.state.w, krr(fed, 0.1), rtol=1e-6, atol=1e-9)
+    assert run.history.residual.iloc[-1] <= 1e-8
+
+
+def test_cg_restarts_when_the_cohort_changes():
+    """With other clients it asks for their gradient first (three exchanges), and steps to the lowest point along P g of *theirs*."""
+    fed = clients_of([10, 20, 15, 12, 9, 11], 5)
+    reg = 0.1
+    run = fd.run(fd.FedNewton(fd.Identity(), reg=reg, solver="cg"), fed, 2, participation=0.5, evaluate_every=0)
+    before = fd.run(fd.FedNewton(fd.Identity(), reg=reg, solver="cg"), fed, 1, participation=0.5, evaluate_every=0).state
+    assert not torch.equal(before.cohort, run.state.cohort)
+    assert run.history.messages_up.diff().tolist()[1:] == [9.0, 9.0]
+    some = fed.select(run.state.cohort.numpy())
+    p, hs, bs = systems(some, reg)
+    h, b = np.tensordot(p, hs, 1), np.tensordot(p, bs, 1)
+    w = before.w.numpy()
+    r = b - h @ w
+    z = np.tensordot(p, [np.linalg.solve(a, r) for a in hs], 1)
+    np.testing.assert_allclose(run.state.w, w + (r.T @ z) / (z.T @ h @ z) * z, rtol=1e-8)
+
+
+def test_newton_with_some_of_the_clients_takes_their_step():
+    fed = clients_of([10, 20, 15, 12], 5)
+    first, second = (quietly(fd.FedNewton(fd.Identity(), reg=0.5), fed, r, participation=0.5, evaluate_every=0) for r in (1, 2))
+    some = fed.select(second.state.cohort.numpy())
+    p, hs, bs = systems(some, 0.5)
+    w = first.state.w.numpy()
+    g = np.tensordot(p, hs, 1) @ w - np.tensordot(p, bs, 1)
+    np.testing.assert_allclose(second.state.w, w - np.tensordot(p, [np.linalg.solve(a, g) for a in hs], 1), rtol=1e-9)
+
+
+# -- what it says --------------------------------------------------------------------------------------------------------
+
+
+def test_divergence_is_foreseen_once():
+    fed = clients_of([3, 4, 5, 3], 10, seed=1)
+    with pytest.warns(fd.DivergenceWarning, match="Use solver='cg'") as caught:
+        fd.run(fd.FedNewton(fd.Identity(), reg=1e-3), fed, 6, evaluate_every=0)
+    assert len([w for w in caught if issubclass(w.category, fd.DivergenceWarning)]) == 1
+    assert "round 2" in str(caught[0].message)
+
+
+@pytest.mark.parametrize("solver", ["newton", "cg"])
+def test_no_warning_where_there_is_nothing_to_warn_of(solver):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for fed in (
+            clients_of([200, 300, 250], 6, uneven=0.2),
+            clients_of([40], 6),
+        ):  # converges; one client, where all is rounding
+            fd.run(fd.FedNewton(fd.Identity(), reg=0.1, solver=solver), fed, 25, evaluate_every=0)
+        fd.run(fd.FedNewton(fd.Identity(), reg=1e-3, solver="cg"), clients_of([3, 4, 5, 3], 10, seed=1), 6, evaluate_every=0)
+
+
+def test_diagnosis_is_numpys():
+    fed = clients_of([30, 40, 20, 50], 7, outputs=2, shift=1.0)
+    reg = 0.02
+    found = fd.diagnose(fed, fd.Identity(), reg, iterations=200, confidence=0.9)
+    p, hs, bs = systems(fed, reg)
+    h, want = np.tensordot(p, hs, 1), krr(fed, reg)
+    inverse = np.tensordot(p, [np.linalg.inv(a) for a in hs], 1)
+    assert found.radius == pytest.approx(np.linalg.eigvals(inverse @ h).real.max() - 1, rel=1e-6)
+    assert found.converges == (found.radius < 1)
+    shifts = [np.linalg.norm(h - a, 2) for a in hs]
+    table = found.per_client
+    np.testing.assert_allclose(table.data_shift, shifts, rtol=1e-5)
+    models = []
+    for j, (a, b) in enumerate(zip(hs, bs, strict=True)):
+        x = fed.data.x_train[fed.client_rows(j)].astype(np.float64)
+        models.append(np.sqrt(np.square(x @ (np.linalg.solve(a, b) - want)).sum(1).mean()))
+    np.testing.assert_allclose(table.model_shift, models, rtol=1e-6)
+    assert table.client.tolist() == [0, 1, 2, 3]
+    assert table["rows"].tolist() == [30, 40, 20, 50]
+    kappa = np.square(fed.data.x_train.astype(np.float64)).sum(1).max()
+    upsilon = 0.0
+    for share, n, shift in zip(p, [30, 40, 20, 50], shifts, strict=True):
+        r = 2 * kappa * np.log(20) / (reg * n) + np.sqrt(2 * (kappa + 1) * np.log(20) / (reg * n))
+        beta = min(r, kappa / (kappa + reg))
+        upsilon += share / (1 - beta) * (2 * r + shift / reg) * (1 + shift / reg)
+    assert found.upsilon == pytest.approx(upsilon, rel=1e-4)
+    assert "says nothing" in str(found)
+    assert str(found).count("\n") == 6
+
+
+def test_a_diagnosis_says_what_to_do():
+    assert "use solver='cg'" in str(fd.diagnose(clients_of([3, 4, 5, 3], 10, seed=1), fd.Identity(), 1e-3))
+    good = fd.diagnose(clients_of([200, 300], 4, uneven=0.2), fd.Identity(), 1.0)
+    assert good.converges
+    assert "converges, and multiplies" in str(good)
+
+
+# -- features ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_seed_of_the_run_makes_the_features(fed, tmp_path):
+    free, fixed = fd.FedNewton(fd.RandomFourier(30, 4.0), reg=0.5), fd.FedNewton(fd.RandomFourier(30, 4.0, seed=3), reg=0.5)
+    drawn = fd.run(free, fed, 1, seed=3)
+    assert drawn.algorithm == fixed
+    assert torch.equal(drawn.state.w, fd.run(fixed, fed, 1, seed=8).state.w)
+    assert not torch.equal(drawn.state.w, fd.run(free, fed, 1, seed=4).state.w)
+    drawn.save(tmp_path / "run")
+    loaded = fd.Run.load(tmp_path / "run")
+    assert loaded.algorithm == fixed
+    assert np.array_equal(loaded.model.predict(fed.data.x_test), drawn.model.predict(fed.data.x_test))
+
+
+def test_a_module_as_feature_map(fed, tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 40), nn.Tanh())
+    run = fd.run(fd.FedNewton(net, reg=0.1, solver="cg"), fed, 5)
+    assert run.history.accuracy.iloc[-1] > 0.6
+    run.save(tmp_path / "run")
+    with pytest.raises(fd.CheckpointError, match="pass the algorithm"):
+        fd.Run.load(tmp_path / "run")
+    assert fd.Run.load(tmp_path / "run", algorithm=run.algorithm).model.predict(fed.data.x_test).shape == (100,)
+
+
+def test_single_precision_is_close(fed):
+    phi = fd.RandomFourier(60, bandwidth=4.0)
+    double, single = (fd.run(fd.FedNewton(phi, reg=1e-3, solver="cg", dtype=d), fed, 10) for d in ("float64", "float32"))
+    assert single.state.w.dtype == torch.float32
+    assert float((double.state.w - single.state.w).norm() / double.state.w.norm()) < 1e-3
+    assert single.history.bytes_up.iloc[-1] < 0.51 * double.history.bytes_up.iloc[-1]
+
+
+# -- other losses --------------------------------------------------------------------------------------------------------
+
+
+def pooled_solution(fed, loss, reg, outputs):
+    """The minimiser of the objective over all rows, by SciPy."""
+    x = torch.from_numpy(fed.data.x_train.astype(np.float64))
+    y = torch.from_numpy(fed.data.y_train)
+    y = y.double() if y.is_floating_point() else y
+
+    def objective(flat):
+        w = torch.tensor(flat, requires_grad=True)
+        value = loss.value(x @ w.view(x.shape[1], outputs), y).mean() + 0.5 * reg * w.square().sum()
+        value.backward()
+        return value.item(), w.grad.numpy()
+
+    size = x.shape[1] * outputs
+    return minimize(
+        objective, np.zeros(size), jac=True, method="L-BFGS-B", options={"maxiter": 2000, "ftol": 1e-15, "gtol": 1e-10}
+    )
+
+
+@pytest.mark.parametrize("name", ["logistic", "cross_entropy", "huber"])
+def test_other_losses_reach_the_pooled_solution(name):
+    rng = np.random.default_rng(0)
+    parts = []
+    for n in (40, 60, 50):
+        x = rng.normal(size=(n, 4)).astype(np.float32) + 0.3 * rng.normal(size=4).astype(np.float32)
+        f = x @ rng.normal(size=(4, 3))
+        y = (f[:, 0] + rng.standard_t(1.5, n)).astype(np.float32) if name == "huber" else f.argmax(1)
+        parts.append((x, y))
+    fed = fd.Federation.from_clients(parts)
+    algorithm = fd.FedNewton(fd.Identity(), reg=0.05, loss=name, delta=0.8)
+    run = fd.run(algorithm, fed, 60, evaluate_every=0)
+    best = pooled_solution(fed, algorithm.objective(fed.data.classes), 0.05, fed.spec.outputs)
+    assert run.history.objective.iloc[-1] == pytest.approx(best.fun, rel=1e-9)
+    np.testing.assert_allclose(run.state.w.flatten(), best.x, atol=2e-5)
+    assert (run.history.objective.diff()[2:] <= 1e-12).all()
+    assert run.history.step.isin(algorithm.steps).sum() == 60
+
+
+def test_one_client_makes_newton_steps():
+    """The first step of Newton's method from 0 on logistic regression: H = x^2/4 + reg, g = (1/2 - y) x, averaged over rows."""
+    x, y = np.array([[1.0], [-2.0], [0.5]], np.float32), np.array([1, 0, 0])
+    fed = fd.Federation.from_clients([(x, y)])
+    run = fd.run(fd.FedNewton(fd.Identity(), reg=0.5, loss="logistic"), fed, 1, evaluate_every=0)
+    h = np.mean(x**2) / 4 + 0.5
+    g = np.mean(x[:, 0] * (0.5 - y))
+    assert run.history.step[1] == 1.0
+    np.testing.assert_allclose(run.state.w[0], [g / h, -g / h], rtol=1e-12)
+
+
+def test_another_loss_costs_three_vectors_down(fed):
+    phi = fd.RandomFourier(20, bandwidth=4.0)
+    history = fd.run(fd.FedNewton(phi, reg=0.5, loss="cross_entropy"), fed, 2).history
+    vector = torch.zeros(20, 10, dtype=torch.float64)
+    objectives = nbytes(torch.zeros(11, dtype=torch.float64))
+    assert (history.bytes_up.diff()[1:] == (2 * nbytes(vector) + objectives) * len(fed)).all()
+    assert (history.bytes_down.diff()[1:] == 3 * nbytes({"w": vector}) * len(fed)).all()
+    assert (history.bytes_up[0], history.bytes_down[0]) == (0, 0)
+
+
+def test_probabilities_of_other_losses(fed):
+    for loss in ("logistic", "cross_entropy"):
+        model = fd.run(fd.FedNewton(fd.Identity(), reg=0.05, loss=loss), fed, 4).model
+        shares = model.predict_proba(fed.data.x_test)
+        np.testing.assert_allclose(shares.sum(1), 1, rtol=1e-12)
+        assert np.array_equal(shares.argmax(1), model.predict(fed.data.x_test))
+
+
+# -- bad input -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"reg": 0}, "reg=0 must be a positive number"),
+        ({"reg": -1.0}, "reg=-1.0"),
+        ({"reg": float("nan")}, "reg=nan"),
+        ({"solver": "gd"}, "solver"),
+        ({"loss": "square"}, "squared"),
+        ({"loss": "auto"}, "auto"),
+        ({"dtype": "float16"}, "dtype"),
+        ({"loss": "huber", "solver": "cg"}, "needs loss='squared'"),
+        ({"tol": 0.0}, "tol=0.0"),
+        ({"delta": -1, "loss": "huber"}, "delta=-1"),
+        ({"inner": 0}, "inner=0"),
+    ],
+)
+def test_bad_settings(settings, says):
+    with pytest.raises(fd.ConfigError, match=says):
+        fd.FedNewton(fd.Identity(), **settings)
+
+
+def test_other_bad_input(values):
+    with pytest.raises(fd.ModelError, match="features must be"):
+        fd.FedNewton(500)
+    with pytest.raises(fd.ConfigError, match="dim=0"):
+        fd.FedNewton(fd.RandomFourier(0))
+    with pytest.raises(fd.ConfigError, match="needs class labels"):
+        fd.run(fd.FedNewton(fd.Identity(), loss="logistic"), values, 1)
+    with pytest.raises(fd.ConfigError, match="mu=0"):
+        fd.RidgeFedProx(fd.Identity(), mu=0)
+    with pytest.raises(fd.ConfigError, match="lr=0"):
+        fd.RidgeFedAvg(fd.Identity(), lr=0)
+    with pytest.raises(fd.DataError, match="y_train"):
+        fd.Data.from_arrays(np.zeros((4, 2), np.float32), np.zeros((4, 2, 2), np.float32))
+    with pytest.raises(fd.ConfigError, match="singular"):
+        fd.run(
+            fd.FedNewton(fd.Identity(), reg=1e-25),
+            fd.Federation.from_clients([(np.ones((9, 3), np.float32), np.ones(9, np.float32))]),
+            1,
+        )
+    with pytest.raises(fd.ConfigError, match="confidence=1"):
+        fd.diagnose(values, fd.Identity(), confidence=1)
+
+
+# -- real data -----------------------------------------------------------------------------------------------------------
+
+
+def test_pendigits_newton_falls_and_cg_reaches_krr(real):
+    """Ten clients, Dirichlet(1), M = 1000, bandwidth 1, reg 1e-4: plain Newton ends below 10%, cg is at KRR in 4 rounds."""
+    fed = fd.split(fd.load("pendigits"), "dirichlet", clients=10, alpha=1.0, seed=0)
+    phi = fd.RandomFourier(1000, bandwidth=1.0)
+    reference = fd.run(fd.KRR(phi, reg=1e-4), fed, 0)
+    newton = quietly(fd.FedNewton(phi, reg=1e-4), fed, 8).history.accuracy
+    assert newton[0] > 0.94
+    assert newton[8] < 0.1
+    runs = [fd.run(fd.FedNewton(phi, reg=1e-4, solver="cg"), fed, r, evaluate_every=r) for r in (0, 2, 4, 8)]
+    errors = [float((r.state.w - reference.state.w).norm() / reference.state.w.norm()) for r in runs]
+    assert errors == sorted(errors, reverse=True)
+    assert runs[2].history.accuracy.iloc[-1] > reference.history.accuracy[0] - 0.002
