@@ -1,4 +1,4 @@
-"""Speed, as ratios measured in one run: `python -m benchmarks [w1 w2 w3 w4 batching overhead memory]`."""
+"""Speed, as ratios measured in one run: `python -m benchmarks [w1 w2 w3 w4 batching overhead memory fednewton]`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 import foedus as fd
+from benchmarks.fednewton import fednewton
 from benchmarks.workloads import WORKLOADS, Limit, PlainLoop, Workload, foedus_rounds
 
 
@@ -167,7 +168,7 @@ def peak(clients: int, rounds: int) -> None:
 
 
 def main() -> None:
-    items = [*WORKLOADS, "batching", "overhead", "memory"]
+    items = [*WORKLOADS, "batching", "overhead", "memory", "fednewton"]
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Speed of foedus, as ratios in one run.")
     parser.add_argument("items", nargs="*", help=f"some of: {' '.join(items)} (all)")
     parser.add_argument("--repeats", type=int, default=5)
@@ -190,6 +191,8 @@ def main() -> None:
         overhead(options.repeats)
     if "memory" in chosen:
         memory()
+    if "fednewton" in chosen:
+        fednewton(options.repeats)
     return None
 
 

@@ -235,6 +235,43 @@ def compare_command(
     _show(comparison, page)
 
 
+@app.command("diagnose")
+def diagnose_command(
+    config: Config,
+    iterations: Annotated[int, typer.Option(min=1, help="Rounds of federated power iterations.")] = 30,
+) -> None:
+    """Tell how heterogeneous a federation is, and whether plain FedNewton will converge on it.
+
+    The file is one for `foedus run` whose algorithm works on features (FedNewton, DKRR, KRR):
+
+    \b
+        data      = { name = "digits" }
+        split     = { scheme = "dirichlet", clients = 10, alpha = 0.3 }
+        run       = { rounds = 8 }
+        algorithm = { type = "FedNewton", features = { type = "RandomFourier", dim = 300, bandwidth = 4.0 } }
+
+    Example:
+
+        foedus diagnose examples/fednewton.toml
+    """
+    from foedus.algorithms.diagnosis import diagnose
+    from foedus.algorithms.fednewton import FeatureRegression
+    from foedus.config_file import read_config
+
+    experiment = read_config(config, "run")
+    (algorithm,) = experiment.algorithms.values()
+    if not isinstance(algorithm, FeatureRegression):
+        raise ConfigError(
+            f"{config}: algorithm.type: {type(algorithm).__name__} does not work on features, and has nothing to diagnose; "
+            "use FedNewton, DKRR or KRR"
+        )
+    fed = experiment.federation()
+    typer.echo(fed.describe() + "\n")
+    engine = experiment.options.get("engine")
+    found = diagnose(fed, algorithm.features, algorithm.reg, iterations=iterations, seed=experiment.seeds[0], engine=engine)
+    typer.echo(str(found))
+
+
 @app.command("report")
 def report_command(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Saved runs, or folders of them.")],

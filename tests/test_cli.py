@@ -37,7 +37,7 @@ def test_version(cli):
     assert cli("--version").output.strip() == f"foedus {__version__}"
 
 
-@pytest.mark.parametrize("command", ["demo", "run", "compare", "report", "data list", "data get", "data show"])
+@pytest.mark.parametrize("command", ["demo", "run", "compare", "diagnose", "report", "data list", "data get", "data show"])
 def test_help_has_an_example(cli, command):
     text = cli(*command.split(), "--help").output
     assert "Example" in text
@@ -221,3 +221,24 @@ def test_resume_from_the_command_line(tmp_path):
     again = CliRunner().invoke(app, ["run", str(config)])
     assert "pass resume=True to go on" in again.output.replace("\n", " ")
     assert CliRunner().invoke(app, ["run", str(config), "--resume"]).exit_code == 0
+
+
+# -- diagnose ----------------------------------------------------------------------------------------------------------
+
+
+def test_diagnose_says_whether_newton_converges(cli):
+    output = cli("diagnose", EXAMPLES / "fednewton.toml", "--iterations", 8).output
+    assert "10 clients" in output
+    assert re.search(r"spectral radius at reg=0.0001: [\d.]+, not below 1: .*use solver='cg'", output)
+    assert output.count("\n") > 12
+
+
+def test_diagnose_needs_features(cli):
+    result = cli("diagnose", EXAMPLES / "run.toml", code=2)
+    assert "algorithm.type: FedProx does not work on features" in result.output
+
+
+def test_the_fednewton_example_runs(cli):
+    output = cli("run", EXAMPLES / "fednewton.toml").output
+    assert "<Run FedNewton: 8 rounds" in output
+    assert Path("fednewton.safetensors").exists()

@@ -82,7 +82,6 @@ def run(
         resume=resume,
     )
     rounds, seed = int(rounds), int(seed)
-    algorithm = algorithm.seeded(seed)
     algorithm.check(fed.spec)
     if algorithm.pooled:
         fed, participation, quantise = fed.pool(), 1.0, None
@@ -129,12 +128,13 @@ class _Loop:
     """The state of a run between two rounds, and the step from one round to the next."""
 
     def __init__(self, algorithm, fed, rounds, seed, engine, participation, evaluate_every, target, quantise):
-        self.algorithm, self.fed, self.rounds, self.engine = algorithm, fed, rounds, engine
+        self.given, self.algorithm = algorithm, algorithm.seeded(seed)
+        self.fed, self.rounds, self.engine = fed, rounds, engine
         self.participation, self.evaluate_every, self.target, self.quantise = participation, evaluate_every, target, quantise
         self.seed, self.key = seed, random.key(seed)
         self.ids, order = np.unique(fed.ids, return_index=True)
         self.ids, self.sizes = torch.from_numpy(self.ids), torch.from_numpy(fed.sizes[order])
-        self.session = engine.open(algorithm, fed, self.key)
+        self.session = engine.open(self.algorithm, fed, self.key)
         self.ledger, self.history, self.seconds = Ledger(), History(), 0.0
         self.state: State | None = None
         self.done = 0
@@ -240,7 +240,7 @@ class _Loop:
     def settings(self) -> dict[str, Any]:
         """All that decides the numbers of a run."""
         return {
-            "algorithm": to_config(self.algorithm),
+            "algorithm": to_config(self.given),
             "federation": {
                 "data": self.fed.data.name,
                 "scheme": self.fed.scheme,
@@ -395,6 +395,7 @@ class Run:
                 algorithm = from_config(meta["settings"]["algorithm"], subclasses(Algorithm, FeatureMap, Model), "algorithm")
             except ConfigError as error:
                 raise CheckpointError(f"{path}: {error}; pass the algorithm: fd.Run.load(path, algorithm=...)") from error
+        algorithm = algorithm.seeded(meta["settings"]["seed"])
         spec = Spec(tuple(meta["spec"]["shape"]), meta["spec"]["classes"], meta["spec"]["outputs"])
         return cls(algorithm, spec, trees["state"], History(meta["history"]), meta["settings"], trees["clients"])
 

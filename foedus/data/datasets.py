@@ -1,12 +1,13 @@
 """Load a data set by name or from a file: find or fetch it, hold out a test part, fill in, scale.
 
-A named set is looked for as `NAME.npz` in `$FOEDUS_DATA`, then in the user's cache; absent there, it is downloaded from its
-canonical home, checked, parsed and written to the cache.
+A named set is looked for as `NAME.npz` (the text of shakespeare as JSON) in `$FOEDUS_DATA`, then in the user's cache; absent
+there, it is downloaded from its canonical home, checked, parsed and written to the cache.
 """
 
 from __future__ import annotations
 
 import difflib
+import gzip
 import hashlib
 import http.client
 import json
@@ -22,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from foedus.data import formats
+from foedus.data import formats, speeches
 from foedus.data.dataset import Data, first_not_finite
 from foedus.data.formats import Raw
 from foedus.errors import DataError, unknown
@@ -34,6 +35,7 @@ _LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass/"
 _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 _CIFAR = "https://www.cs.toronto.edu/~kriz/"
 _EMNIST = "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip"
+_GUTENBERG = "https://www.gutenberg.org/files/100/old/"
 
 
 def load(
@@ -79,8 +81,6 @@ def load(
     if isinstance(test, (int, float)) and not 0 <= test < 1:
         raise DataError(f"test={test!r} must be a part from 0 to below 1, or a file with test rows")
     name = str(name_or_path)
-    if name == "shakespeare" and isinstance(name_or_path, str) and locate(name) is None:
-        raise DataError(_absent(name, "it has no home that serves it in a form that can be read"))
     path = path_of(name_or_path)
     if name == "shakespeare" and path is not None and path.is_file() and path.name == _SPEECHES:
         raw = _speech_windows(load_speeches(path), window, stride, 0.2 if test is None else _fraction(test))
@@ -100,8 +100,8 @@ def load(
 
 def load_speeches(path: str | os.PathLike | None = None) -> list[dict]:
     """Shakespeare's speaking characters for language models: dictionaries with `id`, `play`, `speaker` and `speeches`."""
-    path = locate("shakespeare") if path is None else Path(path)
-    if path is None or not path.is_file():
+    path = path_of("shakespeare" if path is None else Path(path))
+    if not path.is_file():
         raise DataError(_absent("shakespeare", "its speeches are not at hand"))
     try:
         users = json.loads(formats.read_bytes(path))["users"]
@@ -156,7 +156,7 @@ def _at_hand() -> dict[str, Path]:
 
 
 def known_names() -> list[str]:
-    return [*_BUNDLED, *_HOMES, "shakespeare", *(n for n in _at_hand() if n not in _HOMES and n != "shakespeare")]
+    return [*_BUNDLED, *_HOMES, *(n for n in _at_hand() if n not in _HOMES)]
 
 
 @dataclass(frozen=True)
@@ -186,8 +186,7 @@ def info(name: str) -> Info:
     path, home = locate(name), _HOMES.get(name)
     source = home.sources[0].url if home else "file"
     if path is None:
-        sizes = (home.rows, home.test_rows, home.features, home.classes) if home else (None,) * 4
-        return Info(name, *sizes, "to download" if home else "not at hand", source if home else "no download")
+        return Info(name, home.rows, home.test_rows, home.features, home.classes, "to download", source)
     if path.suffix != ".npz":
         return Info(name, None, None, 80, None, str(path), source)
     try:
@@ -226,7 +225,7 @@ def _places() -> str:
 
 def _absent(name: str, reason: str) -> str:
     """The sentence for a known set that is nowhere: where it was looked for, what is at hand, how to put it there."""
-    file = _SPEECHES if name == "shakespeare" else f"{name}.npz"
+    file = _file(name)
     likeness = {other: difflib.SequenceMatcher(None, name, other).ratio() for other in _at_hand() if other.startswith(name)}
     close = sorted(likeness, key=likeness.get, reverse=True)
     subset = f" At hand, with a similar name: {', '.join(close)}." if close else ""
@@ -251,53 +250,81 @@ class Source:
     url: str
     md5: str | None = None
     keep: bool = False  # an archive of several sets stays in the cache
+    former: str | None = None  # where the home had the same file before it moved it
 
 
 @dataclass(frozen=True)
 class Home:
-    """Where a set comes from, what it holds, and how its files become arrays."""
+    """Where a set comes from, what it holds, and how its files become arrays or, for shakespeare, speaking characters."""
 
-    rows: int
-    test_rows: int
+    rows: int | None
+    test_rows: int | None
     features: int
-    classes: int
+    classes: int | None
     sources: tuple[Source, ...]
-    parse: Callable[[list[Path]], Raw]
+    parse: Callable[[list[Path]], Raw | list[dict]]
 
 
 def _fetch(name: str) -> Path:
-    """Download, check, parse, write `NAME.npz` to the cache."""
+    """Download, check, parse, write the file of the set to the cache."""
     home, cache = _HOMES[name], cache_dir()
+    target = cache / _file(name)
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache, prefix=".download-") as folder:
-            raw = home.parse([_download(source, Path(folder)) for source in home.sources])
-            if raw.x_test is None:
-                raw = _hold_out(raw, _HELD_OUT, 0, None)
-            y_train, y_test, _, names_ = _encode(raw, None, name)
-            arrays = {"x_train": raw.x_train, "y_train": y_train, "x_test": raw.x_test, "y_test": y_test, **raw.extra}
-            if names_ is not None:
-                arrays["class_names"] = np.array(names_)
-            draft = Path(folder) / "set.npz"
-            np.savez_compressed(draft, **arrays)
-            os.replace(draft, cache / f"{name}.npz")
+            files, digests = zip(*(_download(source, Path(folder)) for source in home.sources), strict=True)
+            parsed = home.parse(list(files))
+            # Not before it could be parsed: what answered may have been a login page.
+            for source, sha256 in zip(home.sources, digests, strict=True):
+                _record(source, sha256)
+            draft = Path(folder) / f"draft-{target.name}"
+            if isinstance(parsed, Raw):
+                _write_arrays(name, parsed, draft)
+            else:
+                _write_speeches(parsed, draft)
+            os.replace(draft, target)
     except (OSError, http.client.HTTPException) as error:  # urllib's errors are OSErrors
         reason = error if isinstance(error, urllib.error.HTTPError) else getattr(error, "reason", None) or error
         raise DataError(_absent(name, f"the download from {home.sources[0].url} failed ({reason})")) from error
-    return cache / f"{name}.npz"
+    return target
 
 
-def _download(source: Source, folder: Path) -> Path:
-    """Fetch one file and check it; a file that fails the check is never kept."""
+def _file(name: str) -> str:
+    return _SPEECHES if name == "shakespeare" else f"{name}.npz"
+
+
+def _write_arrays(name: str, raw: Raw, path: Path) -> None:
+    if raw.x_test is None:
+        raw = _hold_out(raw, _HELD_OUT, 0, None)
+    y_train, y_test, _, names_ = _encode(raw, None, name)
+    arrays = {"x_train": raw.x_train, "y_train": y_train, "x_test": raw.x_test, "y_test": y_test, **raw.extra}
+    if names_ is not None:
+        arrays["class_names"] = np.array(names_)
+    np.savez_compressed(path, **arrays)
+
+
+def _write_speeches(users: list[dict], path: Path) -> None:
+    content = {
+        "source": "Project Gutenberg, The Complete Works of William Shakespeare (ebook 100), edition of January 1994",
+        "format": "one entry per speaking character per play; speeches in order, lines separated by newline; "
+        "stage directions removed",
+        "users": users,
+    }
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        json.dump(content, file)
+
+
+def _download(source: Source, folder: Path) -> tuple[Path, str]:
+    """Fetch one file and check it; a file that fails the check is never kept. Also its SHA-256."""
     file = source.url.rsplit("/", 1)[-1]
     kept = cache_dir() / "downloads" / file
     if source.keep and kept.exists():
-        _check(source, *_digests(kept))
-        return kept
+        digests = _digests(kept)
+        _check(source, *digests)
+        return kept, digests[1]
     target = folder / file
     md5, sha256 = hashlib.md5(usedforsecurity=False), hashlib.sha256()
-    request = urllib.request.Request(source.url, headers={"User-Agent": "foedus"})
-    with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer, target.open("wb") as out:
+    with _answer(source) as answer, target.open("wb") as out:
         size = int(answer.headers.get("Content-Length") or 0)
         received = 0
         with _Progress(file, size) as advance:
@@ -313,8 +340,22 @@ def _download(source: Source, folder: Path) -> Path:
     if source.keep:
         kept.parent.mkdir(parents=True, exist_ok=True)
         os.replace(target, kept)
-        return kept
-    return target
+        target = kept
+    return target, sha256.hexdigest()
+
+
+def _answer(source: Source) -> http.client.HTTPResponse:
+    """The answer for a file, from where it is or where it was."""
+
+    def ask(url: str) -> http.client.HTTPResponse:
+        return urllib.request.urlopen(urllib.request.Request(url, headers={"User-Agent": "foedus"}), timeout=_TIMEOUT)
+
+    try:
+        return ask(source.url)
+    except urllib.error.HTTPError as error:
+        if source.former is None or error.code not in (404, 410):
+            raise
+    return ask(source.former)
 
 
 def _digests(path: Path) -> tuple[str, str]:
@@ -325,7 +366,7 @@ def _digests(path: Path) -> tuple[str, str]:
 
 
 def _check(source: Source, md5: str, sha256: str) -> None:
-    """Compare with the published MD5; where none is published, with the SHA-256 of the first download, which is recorded."""
+    """Compare with the published MD5; where none is published, with the SHA-256 of the first download."""
     if source.md5 is not None:
         if md5 != source.md5:
             raise DataError(
@@ -333,22 +374,36 @@ def _check(source: Source, md5: str, sha256: str) -> None:
                 "so it was not kept. Try again later"
             )
         return
-    record = cache_dir() / "checksums.json"
-    try:
-        known = json.loads(record.read_text()) if record.exists() else {}
-        first = known.get(source.url)
-    except (ValueError, AttributeError):
-        raise DataError(f"{record} is damaged: not a JSON object of checksums; remove it to record them anew") from None
-    if first is None:
-        known[source.url] = sha256
-        with tempfile.NamedTemporaryFile("w", dir=record.parent, prefix=".checksums-", delete=False) as draft:
-            json.dump(known, draft, indent=1, sort_keys=True)
-        os.replace(draft.name, record)
-    elif first != sha256:
+    record, known = _recorded()
+    first = known.get(source.url, sha256)
+    if first != sha256:
         raise DataError(
             f"{source.url}: SHA-256 is {sha256}, but the first download had {first}; the file is damaged or was changed. "
             f"If its publisher changed it, remove its line from {record} and load again"
         )
+
+
+def _record(source: Source, sha256: str) -> None:
+    """Record the SHA-256 of a first download, where no MD5 is published."""
+    if source.md5 is not None:
+        return
+    record, known = _recorded()
+    if source.url not in known:
+        with tempfile.NamedTemporaryFile("w", dir=record.parent, prefix=".checksums-", delete=False) as draft:
+            json.dump({**known, source.url: sha256}, draft, indent=1, sort_keys=True)
+        os.replace(draft.name, record)
+
+
+def _recorded() -> tuple[Path, dict[str, str]]:
+    """The file of checksums of first downloads, and what it holds."""
+    record = cache_dir() / "checksums.json"
+    try:
+        known = json.loads(record.read_text()) if record.exists() else {}
+    except ValueError:
+        known = None
+    if not isinstance(known, dict):
+        raise DataError(f"{record} is damaged: not a JSON object of checksums; remove it to record them anew")
+    return record, known
 
 
 class _Progress:
@@ -389,8 +444,6 @@ def _parse_mnist(paths: list[Path]) -> Raw:
 
 def _parse_emnist(part: str) -> Callable[[list[Path]], Raw]:
     def parse(paths: list[Path]) -> Raw:
-        import gzip
-
         with zipfile.ZipFile(paths[0]) as archive:
 
             def member(ending: str) -> bytes:
@@ -409,6 +462,13 @@ def _parse_emnist(part: str) -> Callable[[list[Path]], Raw]:
             return Raw(images("train"), y - first, images("test"), y_test - first, [chr(int(code[1])) for code in codes])
 
     return parse
+
+
+def _parse_shakespeare(paths: list[Path], *, plays: int = 30, speakers: int = 500) -> list[dict]:
+    try:
+        return speeches.read_plays(paths[0], plays=plays, speakers=speakers)
+    except DataError as error:
+        raise DataError(_absent("shakespeare", str(error))) from None
 
 
 def _libsvm(rows: int, test_rows: int, features: int, classes: int, *files: str) -> Home:
@@ -460,6 +520,11 @@ _HOMES: dict[str, Home] = {
     "emnist_byclass": _emnist("byclass", 697932, 116323, 62),
     "cifar10": _cifar(10, "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
     "cifar100": _cifar(100, "cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),
+    "shakespeare": Home(
+        None, None, 80, None,
+        (Source(_GUTENBERG + "old/1994-01-100.zip", former=_GUTENBERG + "1994-01-100.zip"),),
+        _parse_shakespeare,
+    ),
 }  # fmt: skip
 
 

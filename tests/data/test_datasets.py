@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import http.server
+import io
 import json
 import os
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 from foedus.data import Data, datasets, load, split
 from foedus.data.datasets import Home, Source, cache_dir, info, load_speeches, locate, names
 from foedus.errors import DataError
+from tests.data.test_speeches import EDITION, USERS
 
 REAL = os.environ.get("FOEDUS_DATA")
 
@@ -186,7 +188,7 @@ def server(tmp_path):
 
 def serve(monkeypatch, name: str, url: str, **changes):
     home = datasets._HOMES[name]
-    sources = tuple(replace(s, url=url + s.url.rsplit("/", 1)[-1], **changes) for s in home.sources)
+    sources = tuple(replace(s, **{"url": url + s.url.rsplit("/", 1)[-1], "former": None, **changes}) for s in home.sources)
     monkeypatch.setitem(datasets._HOMES, name, replace(home, sources=sources))
 
 
@@ -281,7 +283,6 @@ def test_emnist_is_upright_and_its_archive_kept(server, monkeypatch):
 
 
 def test_cifar100_keeps_both_kinds_of_labels(server, monkeypatch):
-    import io
     import tarfile
 
     folder, url, _ = server
@@ -354,10 +355,98 @@ def test_shakespeare_windows():
         load("shakespeare", window=4, stride=0)
 
 
-def test_shakespeare_absent_and_from_leaf():
-    with pytest.raises(DataError, match=r"Put shakespeare_by_speaker.json.gz"):
+def zipped(text: str, name: str = "100.txt") -> bytes:
+    """An archive as of the home: one text with the line ends of its time."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(name, text.replace("\n", "\r\n").encode("latin-1"))
+    return content.getvalue()
+
+
+def serve_small_edition(monkeypatch, url: str, **changes):
+    """The local home, and a parser that is content with the three plays of the sample."""
+    serve(monkeypatch, "shakespeare", url, **changes)
+    parse = partial(datasets._parse_shakespeare, plays=3, speakers=len(USERS))
+    monkeypatch.setitem(datasets._HOMES, "shakespeare", replace(datasets._HOMES["shakespeare"], parse=parse))
+
+
+def test_shakespeare_is_downloaded_once(server, monkeypatch):
+    folder, url, hits = server
+    file = folder / "1994-01-100.zip"
+    file.write_bytes(zipped(EDITION))
+    serve_small_edition(monkeypatch, url)
+    assert (info("shakespeare").where, info("shakespeare").source) == ("to download", url + "1994-01-100.zip")
+    users = load_speeches()
+    assert {u["id"]: u["speeches"] for u in users} == USERS
+    data = load("shakespeare", window=60, stride=20, test=0)
+    assert data.group_names == tuple(i for i, speeches in USERS.items() if len("\n".join(speeches)) > 60)
+    first = "\n".join(USERS["ALLS_WELL_THAT_ENDS_WELL_COUNTESS"])
+    assert "".join(data.class_names[int(c)] for c in data.x_train[0]) == first[:60]
+    assert hits == ["/1994-01-100.zip"]
+    cached = cache_dir() / "shakespeare_by_speaker.json.gz"
+    assert sorted(cache_dir().iterdir()) == [cache_dir() / "checksums.json", cached]
+    assert info("shakespeare").where == str(cached)
+    content = json.loads(gzip.decompress(cached.read_bytes()))
+    assert list(content) == ["source", "format", "users"]
+    assert content["users"] == users
+    assert json.loads((cache_dir() / "checksums.json").read_text()) == {
+        url + "1994-01-100.zip": hashlib.sha256(file.read_bytes()).hexdigest()
+    }
+    cached.unlink()
+    file.write_bytes(zipped(EDITION.replace("COUNTESS", "PRINCESS")))
+    with pytest.raises(DataError, match="first download had"):
         load("shakespeare")
-    with pytest.raises(DataError, match=r"Put shakespeare_by_speaker.json.gz"):
+    assert not cached.exists()
+
+
+def test_shakespeare_at_its_former_address(server, monkeypatch):
+    folder, url, hits = server
+    (folder / "before.zip").write_bytes(zipped(EDITION))
+    serve_small_edition(monkeypatch, url, former=url + "before.zip")
+    assert len(load_speeches()) == len(USERS)
+    assert hits[0] == "/1994-01-100.zip"
+    assert hits[-1] == "/before.zip"
+    # One file, wherever it lay: its checksum belongs to the present address.
+    assert list(json.loads((cache_dir() / "checksums.json").read_text())) == [url + "1994-01-100.zip"]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"<html>please log in</html>", "not a readable zip archive"),
+        (zipped(EDITION)[:-100], "not a readable zip archive"),
+        (zipped(EDITION).replace(b"100.txt", b"100.doc"), "holds 0 text files"),
+        (zipped("\n" * (17 << 20)), "100.txt has more than 33554432 bytes"),
+        (zipped(EDITION[: len(EDITION) // 2]), "does not look like the edition of January 1994"),
+    ],
+    ids=["page", "truncated", "no text", "bomb", "half"],
+)
+def test_a_wrong_shakespeare_leaves_nothing_behind(server, monkeypatch, content, reason):
+    folder, url, _ = server
+    (folder / "1994-01-100.zip").write_bytes(content)
+    serve_small_edition(monkeypatch, url)
+    with pytest.raises(DataError, match=reason) as error:
+        load("shakespeare")
+    assert "Put shakespeare_by_speaker.json.gz" in str(error.value)
+    assert "LEAF's folder" in str(error.value)
+    assert list(cache_dir().iterdir()) == []
+    (folder / "1994-01-100.zip").write_bytes(zipped(EDITION))  # the login page has gone
+    assert len(load_speeches()) == len(USERS)
+
+
+def test_three_plays_are_not_the_edition(server, monkeypatch):
+    folder, url, _ = server
+    (folder / "1994-01-100.zip").write_bytes(zipped(EDITION))
+    serve(monkeypatch, "shakespeare", url)
+    with pytest.raises(DataError, match="3 plays and 16 speaking characters found, expected at least 30 and 500"):
+        load("shakespeare")
+
+
+def test_shakespeare_absent_and_from_leaf(server, monkeypatch):
+    serve(monkeypatch, "shakespeare", server[1])
+    with pytest.raises(DataError, match=r"404.*Put shakespeare_by_speaker.json.gz"):
+        load("shakespeare")
+    with pytest.raises(DataError, match=r"404.*Put shakespeare_by_speaker.json.gz"):
         load_speeches()
     folder = cache_dir() / "shakespeare"
     for part in ("train", "test"):

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import foedus as fd
 from foedus.core import random, wire
-from foedus.core.states import States
 from foedus.core.spec import Spec
+from foedus.core.states import States
 from foedus.engines.local import Table
 
 

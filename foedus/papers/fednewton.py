@@ -1,0 +1,215 @@
+"""FedNewton's experiments (Section 7): Table 3 and Figures 3 to 5, with conjugate gradients added to each.
+
+python -m foedus.papers.fednewton table3 --sets letter usps --seeds 3
+python -m foedus.papers.fednewton figures --out docs/figures
+python -m foedus.papers.fednewton select --sets letter
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+import foedus as fd
+
+FEATURES, CLIENTS = 2000, 10
+SHOWN = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """bandwidth and reg, chosen by `select`; alpha of the Dirichlet split and the paper's best accuracy, from its tables."""
+
+    bandwidth: float
+    reg: float
+    alpha: float
+    published: float
+
+
+TABLE3 = {
+    "dna": Setting(12.0, 1e-4, 1.0, 92.23),
+    "letter": Setting(2.0, 1e-7, 0.5, 77.30),
+    "pendigits": Setting(3.0, 1e-7, 1.0, 97.31),
+    "satimage": Setting(3.0, 1e-5, 1.0, 88.49),
+    "shuttle": Setting(1.0, 1e-7, 0.5, 98.54),
+    "usps": Setting(8.0, 1e-5, 0.5, 93.49),
+    "mnist": Setting(5.0, 1e-7, 0.5, 95.53),
+}
+"""The paper splits by Dirichlet(1) or Dirichlet(0.5); which of its settings belongs to which set is in its Table 2."""
+
+
+def select(name: str, seed: int = 0) -> pd.DataFrame:
+    """Accuracy of KRR for a grid of bandwidths and reg on a fifth of the *training* rows, held out; test rows are not touched."""
+    data = fd.load(name)
+    order = np.random.default_rng(seed).permutation(len(data.x_train))
+    held, used = np.split(order, [len(order) // 5])
+    x, y = torch.from_numpy(data.x_train), torch.from_numpy(data.y_train)
+    rows = []
+    for bandwidth in (0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 12.0, 20.0):
+        phi = fd.RandomFourier(FEATURES, bandwidth, seed=seed)
+        gram = torch.zeros(FEATURES, FEATURES, dtype=torch.float64)
+        right = torch.zeros(FEATURES, data.classes, dtype=torch.float64)
+        for part in torch.from_numpy(used).split(8192):
+            block = phi(x[part])
+            gram += block.mT @ block / len(used)
+            right += block.mT @ torch.nn.functional.one_hot(y[part], data.classes).double() / len(used)
+        values, vectors = torch.linalg.eigh(gram)
+        right, outside = vectors.mT @ right, phi(x[held]) @ vectors
+        for reg in 10.0 ** -np.arange(1, 10):
+            guess = outside @ (right / (values.clamp(min=0) + reg).unsqueeze(1))
+            rows.append({"bandwidth": bandwidth, "reg": reg, "accuracy": float((guess.argmax(1) == y[held]).double().mean())})
+    return pd.DataFrame(rows)
+
+
+def table3(name: str, split: str, seed: int) -> dict[str, float]:
+    """One set, one split, one seed: accuracy of every method, in percent."""
+    setting = TABLE3[name]
+    options = {"alpha": setting.alpha} if split == "dirichlet" else {}
+    fed = fd.split(fd.load(name), split, clients=CLIENTS, seed=seed, **options)
+    phi, reg = fd.RandomFourier(FEATURES, setting.bandwidth), setting.reg
+    newton, cg = (_accuracies(fd.FedNewton(phi, reg, solver=s), fed, seed) for s in ("newton", "cg"))
+    found = {"DKRR": newton[0]}
+    found["FedAvg"] = _accuracies(fd.RidgeFedAvg(phi, reg, lr=1.0), fed, seed)[-1]
+    found["FedProx"] = _accuracies(fd.RidgeFedProx(phi, reg, mu=reg), fed, seed)[-1]
+    found |= {f"Newton {t}": newton[t] if t < len(newton) else float("nan") for t in SHOWN}
+    found |= {f"cg {t}": cg[t] for t in SHOWN}
+    found["KRR"] = _accuracies(fd.KRR(phi, reg), fed, seed, rounds=0)[0]
+    return {k: 100 * v for k, v in found.items()}
+
+
+def _accuracies(algorithm: fd.Algorithm, fed: fd.Federation, seed: int, rounds: int = SHOWN[-1]) -> list[float]:
+    return _history(algorithm, fed, seed, rounds)["accuracy"].tolist()
+
+
+def _history(algorithm: fd.Algorithm, fed: fd.Federation, seed: int, rounds: int) -> pd.DataFrame:
+    """The history, of the rounds before where it ends in numbers that are not finite."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fd.DivergenceWarning)
+        try:
+            return fd.run(algorithm, fed, rounds, seed=seed).history
+        except fd.DivergenceError as error:
+            return error.run.history
+
+
+# -- synthetic data: Figures 3 to 5 --------------------------------------------------------------------------------------
+
+SYNTHETIC = {"features": fd.RandomFourier(200, bandwidth=0.1**-0.5), "reg": 1e-6}
+"""Table 2: sigma^2 = 0.1 (the variance of Omega, so bandwidth 3.16), lambda = 1e-6, M = 200."""
+
+
+def errors(fed: fd.Federation, seed: int, rounds: Iterable[int] = SHOWN) -> dict[str, float]:
+    """Mean squared error on the test rows of every method."""
+    rounds = list(rounds)
+    last, found = max(rounds), {}
+    methods = {
+        "Newton": fd.FedNewton(**SYNTHETIC),
+        "cg": fd.FedNewton(**SYNTHETIC, solver="cg"),
+        "FedAvg": fd.RidgeFedAvg(**SYNTHETIC, lr=1.0),
+        "FedProx": fd.RidgeFedProx(**SYNTHETIC, mu=7e-7),
+    }
+    for name, algorithm in methods.items():
+        mse = _history(algorithm, fed, seed, last)["mse"].tolist()
+        mse += [float("inf")] * (last + 1 - len(mse))
+        found["DKRR"] = mse[0]
+        found |= {f"{name} {t}": mse[t] for t in rounds}
+    found["KRR"] = _history(fd.KRR(**SYNTHETIC), fed, seed, 0)["mse"][0]
+    return found
+
+
+def figure3(seed: int = 0) -> pd.DataFrame:
+    """Local sample size: 10,000 rows over m clients, no heterogeneity."""
+    rows = []
+    for m in (5, 10, 20, 30, 38, 50, 70, 100):
+        fed = fd.synthetic_piecewise(0.0, 0.0, clients=m, seed=seed)
+        rows.append({"rows a client": 10000 // m} | errors(fed, seed))
+    return pd.DataFrame(rows)
+
+
+def figure4_data(seed: int = 0) -> pd.DataFrame:
+    """Covariate shift: 20 clients of 500 rows; the axis is the mean of Delta_Dj."""
+    rows = []
+    for alpha in (0.0, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0):
+        fed = fd.synthetic_piecewise(alpha, 0.0, clients=20, seed=seed)
+        found = fd.diagnose(fed, SYNTHETIC["features"], SYNTHETIC["reg"], seed=seed)
+        shift = float(found.per_client["data_shift"].mean())
+        rows.append({"alpha": alpha, "data shift": shift, "radius": found.radius} | errors(fed, seed))
+    return pd.DataFrame(rows)
+
+
+def figure4_model(seed: int = 0) -> pd.DataFrame:
+    """Concept shift: 20 clients of 500 rows; the axis is the mean of Delta_fj, of the true functions."""
+    rows = []
+    for beta in (0.0, 1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.3):
+        fed = fd.synthetic_piecewise(0.0, beta, clients=20, noise=0.2, seed=seed)
+        rows.append({"beta": beta} | errors(fed, seed))
+    return pd.DataFrame(rows)
+
+
+def figure5(seed: int = 0, rounds: int = 20) -> pd.DataFrame:
+    """Rounds, on data with covariate shift 0.01 and concept shift 0.001."""
+    fed = fd.synthetic_piecewise(0.01, 0.001, clients=20, seed=seed)
+    methods = {
+        "FedNewton": fd.FedNewton(**SYNTHETIC),
+        "FedNewton, cg": fd.FedNewton(**SYNTHETIC, solver="cg"),
+        "FedAvg": fd.RidgeFedAvg(**SYNTHETIC, lr=1.0),
+        "FedProx": fd.RidgeFedProx(**SYNTHETIC, mu=7e-7),
+    }
+    table = pd.DataFrame({"round": range(rounds + 1)})
+    for name, algorithm in methods.items():
+        table[name] = pd.Series(_history(algorithm, fed, seed, rounds)["mse"])
+    table["KRR"] = _history(fd.KRR(**SYNTHETIC), fed, seed, 0)["mse"][0]
+    return table
+
+
+def _markdown(table: pd.DataFrame, digits: int) -> str:
+    shown = table.map(lambda v: v if isinstance(v, str) else ("-" if pd.isna(v) else f"{v:.{digits}f}"))
+    lines = [shown.columns, ["---"] * len(shown.columns), *shown.to_numpy()]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(prog="python -m foedus.papers.fednewton", description=__doc__.splitlines()[0])
+    parser.add_argument("item", choices=["select", "table3", "figures"])
+    parser.add_argument("--sets", nargs="+", default=list(TABLE3), choices=list(TABLE3), metavar="SET")
+    parser.add_argument("--splits", nargs="+", default=["iid", "dirichlet"], choices=["iid", "dirichlet"])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, help="folder for tables as CSV")
+    options = parser.parse_args()
+    if options.item == "select":
+        for name in options.sets:
+            grid = select(name)
+            print(f"\n{name}\n{grid.pivot(index='bandwidth', columns='reg', values='accuracy').round(4)}", flush=True)
+            print(f"best: {grid.loc[grid.accuracy.idxmax()].to_dict()}", flush=True)
+    elif options.item == "table3":
+        for split in options.splits:
+            for name in options.sets:
+                runs = pd.DataFrame([table3(name, split, seed) for seed in range(options.seeds)])
+                row = {"set": name, "split": split, "paper's best": TABLE3[name].published}
+                row |= {k: f"{runs[k].mean():.2f}±{runs[k].std(ddof=0):.2f}" for k in runs}
+                print(
+                    *_markdown(pd.DataFrame([row]), 2).splitlines()[0 if name == options.sets[0] else 2 :], sep="\n", flush=True
+                )
+    else:
+        for name, figure in {
+            "figure3": figure3,
+            "figure4-data": figure4_data,
+            "figure4-model": figure4_model,
+            "figure5": figure5,
+        }.items():
+            table = figure()
+            print(f"\n{name}\n{_markdown(table, 4)}", flush=True)
+            if options.out:
+                options.out.mkdir(parents=True, exist_ok=True)
+                table.to_csv(options.out / f"fednewton-{name}.csv", index=False)
+
+
+if __name__ == "__main__":
+    main()
