@@ -17,7 +17,7 @@ from foedus.core.batching import batched
 from foedus.core.rows import Rows, take
 from foedus.models.features import FeatureMap
 from foedus.models.losses import Loss
-from foedus.models.ridge import cholesky
+from foedus.models.ridge import back_product, cholesky
 
 DIRECT = 512
 """Local systems of up to so many unknowns are factorised; larger ones are solved inexactly."""
@@ -49,7 +49,7 @@ def gradient(prepared: dict[str, Tensor], loss: Loss, reg: float, w: Tensor) -> 
 def _gradient(args: dict[str, Tensor], shared: tuple) -> Tensor:
     loss, reg = shared
     slope = loss.slope(args["phi"] @ args["w"], args["y"], args["share"])
-    return args["phi"].mT @ slope + reg * args["w"]
+    return back_product(args["phi"], slope) + reg * args["w"]
 
 
 def solve(prepared: dict[str, Tensor], loss: Loss, reg: float, w: Tensor, g: Tensor, inner: int) -> Tensor:
@@ -74,7 +74,7 @@ def _solve(args: dict[str, Tensor], shared: tuple) -> Tensor:
         return _factorised(hessian, reg, phi.shape[1], g.mT.reshape(len(g), -1, 1)).view(len(g), k, size).mT
 
     def apply(v: Tensor) -> Tensor:
-        return phi.mT @ (share * loss.bend(outputs, y, phi @ v)) + reg * v
+        return back_product(phi, share * loss.bend(outputs, y, phi @ v)) + reg * v
 
     return conjugate_gradients(apply, g, inner, (-2,) if loss.separable else (-2, -1))
 
