@@ -47,6 +47,16 @@ def _philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
     return out
 
 
+def _one_block(counter: list[int], key: list[int]) -> list[int]:
+    """The first two words of `_philox` for one counter and one key, in Python's integers: arrays cost more for so little."""
+    (a, b, c, d), (k, l) = counter, key
+    for _ in range(10):
+        p, q = a * 0xD2511F53, c * 0xCD9E8D57
+        a, b, c, d = (q >> 32) ^ b ^ k, q & _MASK, (p >> 32) ^ d ^ l, p & _MASK
+        k, l = (k + 0x9E3779B9) & _MASK, (l + 0xBB67AE85) & _MASK
+    return [a, b]
+
+
 class _Words(torch.autograd.Function):
     """The stream of a key; under vmap it sees the whole batch of keys at once."""
 
@@ -106,7 +116,10 @@ def fold(key: Tensor, *values: int | Tensor) -> Tensor:
     if not 1 <= len(values) <= 3:
         raise TypeError(f"fold takes one to three integers, not {len(values)}")
     if all(isinstance(v, int) for v in values):
-        counter = torch.tensor([*values, *[0] * (3 - len(values)), len(values)], device=key.device)
+        numbers = [*values, *[0] * (3 - len(values)), len(values)]
+        if key.dim() == 1 and not torch._C._are_functorch_transforms_active():
+            return torch.tensor(_one_block(numbers, key.tolist()))
+        counter = torch.tensor(numbers, device=key.device)
     else:
         like = next(v for v in values if isinstance(v, Tensor))
         numbers = (*values, *[0] * (3 - len(values)), len(values))

@@ -146,20 +146,22 @@ def _schedule(how: Training, index: Tensor, weight: Tensor, key: Tensor) -> tupl
     per_epoch = torch.div(rows + b - 1, b, rounding_mode="floor").clamp_(min=1)
     steps = torch.full_like(per_epoch, how.steps) if how.steps else per_epoch * how.epochs
     batches, epochs = int(per_epoch.max()), int(torch.div(steps + per_epoch - 1, per_epoch, rounding_mode="floor").max())
+    full = int(rows.min()) == n and bool((weight == 1).all())
     if batches == 1:
         table, table_weight = index.view(1, clients, 1, n), weight.view(1, clients, 1, n)
     else:
         keys = key.unsqueeze(0)
         if epochs > 1:
             keys = torch.cat((keys, random.fold(key, torch.arange(1, epochs).unsqueeze(1))))
-        order = random.permutation(keys, n, valid=weight > 0)
+        order = random.permutation(keys, n, valid=None if full else weight > 0)
         order = torch.nn.functional.pad(order, (0, batches * b - n))
         table = index.expand(epochs, -1, -1).gather(-1, order).view(epochs, clients, batches, b)
-        if int(rows.min()) == n and bool((weight == 1).all()):
-            table_weight = (torch.arange(batches * b) < n).float().expand(epochs, clients, -1)
-        else:
-            table_weight = weight.expand(epochs, -1, -1).gather(-1, order)
-            table_weight[..., n:] = 0
+        if full and len(table) * batches == int(steps[0]):  # whole epochs, the same for all: no need to look up who is where
+            real = (torch.arange(batches * b) < n).to(weight.dtype).view(batches, 1, b)
+            used_weight = (real / real.sum(-1, keepdim=True)).expand(-1, clients, -1).repeat(epochs, 1, 1)
+            return table.transpose(1, 2).reshape(epochs * batches, clients, b), used_weight, steps
+        table_weight = weight.expand(epochs, -1, -1).gather(-1, order)
+        table_weight[..., n:] = 0
         table_weight = table_weight.reshape(epochs, clients, batches, b)
     t = torch.arange(int(steps.max())).unsqueeze(1)
     epoch = torch.div(t, per_epoch, rounding_mode="floor") if batches > 1 else torch.zeros_like(t)
