@@ -49,11 +49,11 @@ def _philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
 
 def _one_block(counter: list[int], key: list[int]) -> list[int]:
     """The first two words of `_philox` for one counter and one key, in Python's integers: arrays cost more for so little."""
-    (a, b, c, d), (k, l) = counter, key
+    (a, b, c, d), (k, m) = counter, key
     for _ in range(10):
         p, q = a * 0xD2511F53, c * 0xCD9E8D57
-        a, b, c, d = (q >> 32) ^ b ^ k, q & _MASK, (p >> 32) ^ d ^ l, p & _MASK
-        k, l = (k + 0x9E3779B9) & _MASK, (l + 0xBB67AE85) & _MASK
+        a, b, c, d = (q >> 32) ^ b ^ k, q & _MASK, (p >> 32) ^ d ^ m, p & _MASK
+        k, m = (k + 0x9E3779B9) & _MASK, (m + 0xBB67AE85) & _MASK
     return [a, b]
 
 
