@@ -265,6 +265,8 @@ def diagnose_command(
             f"{config}: algorithm.type: {type(algorithm).__name__} does not work on features, and has nothing to diagnose; "
             "use FedNewton, DKRR or KRR"
         )
+    if getattr(algorithm, "loss", "squared") != "squared":
+        raise ConfigError(f"{config}: algorithm.loss: a diagnosis is of the squared loss, not of {algorithm.loss!r}")
     fed = experiment.federation()
     typer.echo(fed.describe() + "\n")
     engine = experiment.options.get("engine")

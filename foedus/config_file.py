@@ -317,7 +317,7 @@ def _concrete(base: type) -> dict[str, type]:
     """The classes of a kind that can be built from text."""
     import torch
 
-    for package in ("foedus.algorithms", "foedus.models"):  # classes are known once they are loaded
+    for package in ("foedus.algorithms", "foedus.geometry", "foedus.models"):  # classes are known once they are loaded
         importlib.import_module(package)
 
     found = subclasses(base)
@@ -326,7 +326,8 @@ def _concrete(base: type) -> dict[str, type]:
     return {
         name: cls
         for name, cls in sorted(found.items())
-        if not any(typing.get_type_hints(cls).get(f.name) is torch.nn.Module for f in dataclasses.fields(cls))
+        if not name.startswith("_")
+        and not any(typing.get_type_hints(cls).get(f.name) is torch.nn.Module for f in dataclasses.fields(cls))
     }
 
 

@@ -2,7 +2,9 @@
 
 from foedus.algorithms.diagnosis import Diagnosis, diagnose
 from foedus.algorithms.fedavg import FedAvg
+from foedus.algorithms.feddr import FedDR, ProjectedFedAvg
 from foedus.algorithms.feddyn import FedDyn
+from foedus.algorithms.fedfw import FedFW, NaiveFW
 from foedus.algorithms.fednewton import DKRR, KRR, DivergenceWarning, FedNewton
 from foedus.algorithms.fedprox import FedProx
 from foedus.algorithms.local import Central, Independent
@@ -16,10 +18,14 @@ __all__ = [
     "Diagnosis",
     "DivergenceWarning",
     "FedAvg",
+    "FedDR",
     "FedDyn",
+    "FedFW",
     "FedNewton",
     "FedProx",
     "Independent",
+    "NaiveFW",
+    "ProjectedFedAvg",
     "RidgeFedAvg",
     "RidgeFedProx",
     "Scaffold",

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import Any, ClassVar, Self
 
 import torch
@@ -25,6 +26,7 @@ from foedus.core.rows import Rows
 from foedus.core.spec import Spec
 from foedus.core.tree import State
 from foedus.errors import ConfigError, unknown
+from foedus.geometry import Simplex
 from foedus.models import curvature
 from foedus.models.features import FeatureMap, features_of, whole
 from foedus.models.losses import Huber, Loss, loss_for
@@ -40,17 +42,21 @@ class FeatureRegression(Algorithm):
     """What the methods on features share: the clients' factorised systems, and the closed-form start.
 
     features: a foedus feature map, or any `torch.nn.Module`. reg: lambda of equation 1, above 0. dtype: "float64", or
-    "float32" for half the memory and messages; its local solutions are then refined with residuals in double precision.
+    "float32" for half the memory and messages; local solutions are then refined with residuals in double precision (those of a
+    client with more rows than features solve its system as it is kept, rounded to single precision). Rounded messages limit
+    the accuracy to about 1e-7 |b| / reg.
     """
+
+    remedy: ClassVar[str] = "use a larger reg"
 
     features: FeatureMap
     reg: float = 1e-4
-    dtype: str = "float64"
+    dtype: str = field(default="float64", kw_only=True)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "features", features_of(self.features))
         positive(self, "reg")
-        if self.dtype not in DTYPES:
+        if not isinstance(self.dtype, str) or self.dtype not in DTYPES:
             raise ConfigError(unknown("dtype", self.dtype, list(DTYPES)))
 
     def seeded(self, seed: int) -> Self:
@@ -79,27 +85,28 @@ class FeatureRegression(Algorithm):
         """Lines 2 and 3: the average of the clients' own solutions."""
         return State(w=clients.mean(self.solve), spec=clients.spec)
 
-    def round(self, clients: Clients, state: State) -> State:
-        return state
-
     def predictor(self, state: State) -> Predictor:
-        return Predictor(lambda x: self.features(x, state.w.dtype) @ state.w, state.spec, _shares)
+        return Predictor(lambda x: self._outputs(x, state.w), state.spec, simplex_shares)
+
+    def _outputs(self, x: Tensor, w: Tensor) -> Tensor:
+        """phi(x)^T w, in blocks of rows whose features are at most 64 MB."""
+        block = max(1, (1 << 26) // (len(w) * w.element_size()))
+        return torch.cat([self.features(some, w.dtype) @ w for some in x.split(block)])
 
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         return loss_for("squared", None).value(outputs, y.to(outputs.dtype) if y.is_floating_point() else y)
 
 
-def _shares(outputs: Tensor) -> Tensor:
-    """Probabilities from one-against-all outputs that estimate 0 and 1."""
-    p = outputs.clamp(1e-6, 1.0)
-    return p / p.sum(-1, keepdim=True)
+def simplex_shares(outputs: Tensor) -> Tensor:
+    """Probabilities from one-against-all outputs, which estimate 0 and 1: the closest point of the probability simplex."""
+    return Simplex().project(outputs, batch=1)
 
 
 def positive(algorithm: Algorithm, *names: str) -> None:
     """Refuse settings that are not positive numbers."""
     for name in names:
         value = getattr(algorithm, name)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        if not isinstance(value, Real) or isinstance(value, bool) or not 0 < value < math.inf:
             raise ConfigError(f"{name}={value!r} must be a positive number")
 
 
@@ -110,6 +117,9 @@ class DKRR(FeatureRegression):
     One message a client, and then nothing: later rounds leave it as it is. It is where FedNewton starts.
     """
 
+    def round(self, clients: Clients, state: State) -> State:
+        return state
+
 
 @dataclass(frozen=True)
 class KRR(FeatureRegression):
@@ -119,6 +129,9 @@ class KRR(FeatureRegression):
     """
 
     pooled: ClassVar[bool] = True
+
+    def round(self, clients: Clients, state: State) -> State:
+        return state
 
 
 @dataclass(frozen=True)
@@ -134,11 +147,11 @@ class FedNewton(FeatureRegression):
     With P = sum_j p_j H_j^-1 the error is multiplied by I - P H every round. Inversion is operator-convex, so P >= H^-1 and
     every eigenvalue of P H is at least 1: the iteration converges if and only if the largest is below 2, and its rate, the
     spectral radius, is that eigenvalue minus 1. Few local rows or strong heterogeneity make it larger. A run that will
-    diverge says so (`DivergenceWarning`) as soon as the gradients it has seen anyway prove it: the Rayleigh quotient
-    d^T H d / g^T d of d = P g is a lower bound of that eigenvalue, and H d is the difference of two gradients.
-    `fd.diagnose` tells beforehand.
+    diverge says so (`DivergenceWarning`) as soon as the gradients it has seen anyway prove it, in its second round at the
+    earliest: the Rayleigh quotient d^T H d / g^T d of d = P g is a lower bound of that eigenvalue (minus 1: `radius` in the
+    history), and H d is the difference of two gradients. `fd.diagnose` tells beforehand.
 
-    `solver="cg"` cannot diverge and asks as much of the clients in a round, one local solution and one product:
+    `solver="cg"` does not diverge and asks as much of the clients in a round, one local solution and one product:
     conjugate gradients on H w = b preconditioned by P, column by column. The H-norm of every column's error falls in every
     round, and after at most M rounds it is 0 in exact arithmetic.
 
@@ -146,18 +159,20 @@ class FedNewton(FeatureRegression):
         server: p    client j: H_j p       server: q = sum_j p_j H_j p,  alpha = r^T z / p^T q,  w <- w + alpha p,  r <- r - alpha q
 
     Its start also brings b (one more vector up) and H w (one down, one up). A column whose residual is at most
-    `tol` |b| is done and no longer sent.
+    `tol` |b| is done and no longer sent. Where replies are quantised (`fd.run(quantise=)`), the residual would drift from the
+    truth: every fifth round then asks for the gradient (a third exchange) and starts anew.
 
     Partial participation: the averages are over those who take part. For "newton" that is a step towards the solution of
     their rows only, so that w keeps moving about the solution of all rows. For "cg", conjugacy means nothing from one system to
     another: when the cohort changes, its own gradient is asked for (a third exchange in that round) and the directions start
-    anew; each round is then an exact line search on the cohort's objective.
+    anew; each round is then an exact line search on the cohort's objective, and the history has `cohort_residual`.
 
     Other losses (Remark 4), "newton" only: "logistic" (one class against the rest), "cross_entropy" (softmax) and "huber"
-    (residuals beyond `delta` count linearly). They start at 0, Hessians are those at w, a local system of up to
-    `curvature.DIRECT` unknowns is factorised and a larger one solved inexactly by `inner` steps of conjugate gradients
-    without forming it, and the step along d is the best of 1, 1/2, .., 1/512 or none, by the average of the clients'
-    objectives in a third exchange. The objective never rises where everybody takes part.
+    (residuals beyond `delta` count linearly; its curvature is that of reweighted least squares). They start at 0, Hessians are
+    those at w, a local system of at most `curvature.DIRECT` unknowns, and no more than the client has rows, is factorised and a
+    larger one solved inexactly by `inner` steps of conjugate gradients without forming it. A third exchange evaluates the clients'
+    objectives at twelve steps along d, from 0 to 4 times the last one that was taken, and the best is taken: where everybody
+    takes part, the objective never rises.
 
     Example:
         >>> fd.run(fd.FedNewton(fd.RandomFourier(2000, bandwidth=4.0), reg=1e-5, solver="cg"), fed, rounds=8)
@@ -169,7 +184,10 @@ class FedNewton(FeatureRegression):
     delta: float = 1.0
     inner: int = 50
 
-    steps: ClassVar[tuple[float, ...]] = (0.0, *(2.0**-k for k in range(10)))
+    remedy: ClassVar[str] = "use solver='cg' (for the squared loss), or a larger reg"
+
+    steps: ClassVar[tuple[float, ...]] = (0.0, *(2.0**-k for k in (-2, -1, 0, 1, 2, 4, 6, 9, 12, 16, 20)))
+    """Steps that are tried, relative to the last one taken."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -201,15 +219,18 @@ class FedNewton(FeatureRegression):
         if self.quadratic:
             return super().footprint(rows, row_bytes)
         size = self.features.rough_size(row_bytes // 4)
-        return 3 * rows * (row_bytes + 8 * size) + 80 * min(size, curvature.DIRECT) ** 2
+        return 3 * rows * (row_bytes + 8 * size) + (32 * size**2 if size <= min(rows, curvature.DIRECT) else 0)
 
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         y = y.to(outputs.dtype) if y.is_floating_point() else y
         return self.objective(None if y.is_floating_point() else outputs.shape[-1]).value(outputs, y)
 
     def predictor(self, state: State) -> Predictor:
-        shares = {"logistic": lambda f: _shares(f.sigmoid()), "cross_entropy": lambda f: f.softmax(-1)}.get(self.loss, _shares)
-        return Predictor(lambda x: self.features(x, state.w.dtype) @ state.w, state.spec, shares)
+        shares = {
+            "logistic": lambda f: torch.nn.functional.logsigmoid(f).softmax(-1),
+            "cross_entropy": lambda f: f.softmax(-1),
+        }.get(self.loss, simplex_shares)
+        return Predictor(lambda x: self._outputs(x, state.w), state.spec, shares)
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
@@ -245,22 +266,24 @@ class FedNewton(FeatureRegression):
     def product(self, client: Client, v: Tensor) -> tuple[Tensor, None]:
         return product(client.prepared, self.reg, v), None
 
-    def search(self, client: Client, d: Tensor) -> tuple[Tensor, None]:
+    def search(self, client: Client, d: Tensor, last: float) -> tuple[Tensor, None]:
         """The client's objective at w - s d for every step size s."""
         loss = self.objective(client.spec.classes)
-        return curvature.along(client.prepared, loss, self.reg, client.state["w"], d, self.steps), None
+        steps = [last * s for s in self.steps]
+        return curvature.along(client.prepared, loss, self.reg, client.state["w"], d, steps), None
 
     # -- server ------------------------------------------------------------------------------------------------------
 
     def start(self, clients: Clients) -> State:
         if not self.quadratic:
             size = self.features.size(clients.spec)
-            return State(w=torch.zeros(size, clients.spec.outputs, dtype=DTYPES[self.dtype]), spec=clients.spec)
+            return State(w=torch.zeros(size, clients.spec.outputs, dtype=DTYPES[self.dtype]), spec=clients.spec, step=1.0)
         if self.solver == "newton":
             return super().start(clients)
         first = clients.mean(self.begin)
         r = first["b"] - clients.mean(self.product, v=first["w"])
-        scale = first["b"].norm(dim=0)
+        # Residuals are measured against b; against the first of them where b is all but 0.
+        scale = torch.maximum(first["b"].norm(dim=0), r.norm(dim=0)).double()
         clients.log(residual=_largest(r, scale))
         zero = torch.zeros_like(r)
         return State(w=first["w"], spec=clients.spec, r=r, p=zero, rz=zero[0], scale=scale, cohort=clients.ids)
@@ -272,39 +295,50 @@ class FedNewton(FeatureRegression):
         d = clients.mean(self.direction, g=g)  # line 7
         clients.log(gradient=g.norm())
         if not self.quadratic:
-            objectives = clients.mean(self.search, d=d)
+            objectives = clients.mean(self.search, d=d, last=state.step)
             best = int(objectives.argmin())
             if objectives[0] - objectives[best] <= 1e-12 * objectives[0].abs():  # no more than rounding
                 best = 0
-            clients.log(objective=objectives[best], step=self.steps[best])
-            return state.replace(w=state.w - self.steps[best] * d)
+            step = state.step * self.steps[best]
+            clients.log(objective=objectives[best], step=step)
+            # Where none was any good, the next ones to be tried are smaller.
+            return state.replace(w=state.w - step * d, step=step or state.step * self.steps[-1])
         warned = self._foresee(clients, state, g)
-        return state.replace(w=state.w - d, g=g, d=d, cohort=clients.ids, warned=warned)  # line 8
+        first = state.get("first", float(g.norm()))
+        return state.replace(w=state.w - d, g=g, d=d, cohort=clients.ids, warned=warned, first=first)  # line 8
 
     def _foresee(self, clients: Clients, state: State, g: Tensor) -> bool:
         """Warn, once, when the last two gradients prove that an eigenvalue of P H is above 2; whether it has been said."""
-        if "g" not in state or len(clients) < clients.total or not torch.equal(state.cohort, clients.ids):
+        if "g" not in state or state.warned:
             return state.get("warned", False)
-        quotient = float(((state.d * (state.g - g)).sum(0) / (state.g * state.d).sum(0).clamp(min=1e-300)).max())
-        clients.log(radius=max(quotient - 1, 0.0))
-        rounding = state.d.norm() <= 1e-9 * state.w.norm()  # converged: what is left of the gradients proves nothing
-        if quotient > 2 and not rounding and not state.warned:
+        proof = ""
+        if len(clients) == clients.total and not clients.quantise:
+            before, d = state.g.double(), state.d.double()
+            right = (before * d).sum(0)
+            quotient = ((d * (before - g.double())).sum(0)[right > 0] / right[right > 0]).max() if (right > 0).any() else 1.0
+            # Once it has converged, what is left of the gradients is rounding and proves nothing.
+            if d.norm() > math.sqrt(torch.finfo(g.dtype).eps) * state.w.norm():
+                clients.log(radius=max(float(quotient) - 1, 0.0))
+                if quotient > 2:
+                    proof = f"the spectral radius of its iteration is at least {float(quotient) - 1:.3g}, and must be below 1"
+        elif g.norm() > 1e3 * state.first:
+            proof = f"the gradient has grown {float(g.norm()) / state.first:.3g}-fold"
+        if proof:
             warnings.warn(
-                f"round {clients.round}: FedNewton(solver='newton') diverges on this federation: the spectral radius of its "
-                f"iteration is at least {quotient - 1:.3g}, and must be below 1. Use solver='cg', which converges at the same "
-                f"cost a round, or a larger reg than {self.reg:g}",
+                f"round {clients.round}: FedNewton(solver='newton') diverges on this federation: {proof}. Use solver='cg', which "
+                f"converges at the same cost a round, or a larger reg than {self.reg:g}",
                 DivergenceWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
-            return True
-        return state.warned
+        return bool(proof)
 
     def _conjugate(self, clients: Clients, state: State) -> State:
         w, r, p, rz = state.w.clone(), state.r, state.p, state.rz
-        if not torch.equal(clients.ids, state.cohort):
+        if not torch.equal(clients.ids, state.cohort) or (clients.quantise and clients.round % 5 == 0):
             r, p, rz = -clients.mean(self.gradient, w=w), torch.zeros_like(p), torch.zeros_like(rz)
         r, p, rz = r.clone(), p.clone(), rz.clone()
-        open_ = torch.nonzero(r.norm(dim=0) > self.tol * state.scale).flatten()
+        tol = max(self.tol, 4 * torch.finfo(r.dtype).eps)
+        open_ = torch.nonzero(r.norm(dim=0) > tol * state.scale).flatten()
         if len(open_):
             z = clients.mean(self.direction, g=r[:, open_])
             new = (r[:, open_] * z).sum(0)
@@ -316,10 +350,11 @@ class FedNewton(FeatureRegression):
             w[:, open_] += alpha * p[:, open_]
             r[:, open_] -= alpha * q
             rz[open_] = new
-        clients.log(residual=_largest(r, state.scale))
+        clients.log(**{"residual" if len(clients) == clients.total else "cohort_residual": _largest(r, state.scale)})
         return state.replace(w=w, r=r, p=p, rz=rz, cohort=clients.ids)
 
 
 def _largest(r: Tensor, scale: Tensor) -> float:
     """The largest residual of a column, relative to its right-hand side."""
-    return float((r.norm(dim=0) / scale.clamp(min=1e-300)).max())
+    some = scale > 0
+    return float((r.norm(dim=0).double()[some] / scale[some]).max()) if bool(some.any()) else 0.0

@@ -15,7 +15,6 @@ from foedus.core.algorithm import Client
 from foedus.core.clients import Clients
 from foedus.core.rows import Rows
 from foedus.core.tree import State
-from foedus.errors import ConfigError
 from foedus.models.features import whole
 from foedus.models.ridge import DTYPES, Ridge, prepare_ridge, product, solve
 
@@ -56,13 +55,10 @@ class RidgeFedProx(FeatureRegression):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.mu > 0:
-            raise ConfigError(f"mu={self.mu!r} must be a positive number; without the pull, DKRR is the solution")
+        positive(self, "mu")
 
     def prepare(self, data: Rows) -> Ridge:
-        pulled = prepare_ridge(self.features, self.reg + self.mu, DTYPES[self.dtype], data)
-        own = prepare_ridge(self.features, self.reg, DTYPES[self.dtype], data)
-        return {**pulled, "local": own["local"]}
+        return prepare_ridge(self.features, self.reg, DTYPES[self.dtype], data, pull=self.mu)
 
     def train(self, client: Client, w: Tensor) -> tuple[Tensor, None]:
         return solve(client.prepared, self.reg + self.mu, client.prepared["right"] + self.mu * w), None

@@ -74,6 +74,9 @@ class Algorithm:
     """Clients share a padded batch while the largest has at most this many times the rows of the smallest. Infinite where
     steps read rows only through mini-batch loops, which waste nothing on unequal clients."""
 
+    remedy: ClassVar[str] = "try a smaller lr, or clip=1.0"
+    """What to do about numbers that are not finite."""
+
     @property
     def batchable(self) -> bool:
         """Whether batching clients pays (a large convolutional model is faster one client after the other)."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from foedus.core import random, tree, wire
+from foedus.core.algorithm import Algorithm
 from foedus.core.spec import Spec
 from foedus.core.tree import Tree
 from foedus.errors import ConfigError, DivergenceError, ReplyError, unknown
@@ -62,7 +64,8 @@ def _tensors(f: Callable, first: Tree, *rest: Tree) -> Tree:
 class Accumulator:
     """A weighted sum of replies, added up in a stream: stacked batches or single replies, structured arrays included."""
 
-    def __init__(self) -> None:
+    def __init__(self, remedy: str = Algorithm.remedy) -> None:
+        self.remedy = remedy
         self.total: list[Tensor] | None = None
         self.dtypes: list[torch.dtype] = []
         self.form = None
@@ -72,7 +75,7 @@ class Accumulator:
         leaves, form = tree.pytree.tree_flatten(reply, is_leaf=lambda t: hasattr(t, "weighted_sum"))
         parts = [_weighted_sum(leaf, weights) for leaf in leaves]
         if not all(bool(torch.isfinite(p).all()) for p in parts):
-            raise not_finite(leaves, round, ids)
+            raise not_finite(leaves, round, ids, remedy=self.remedy)
         if self.total is None:
             # Batches are added in double precision, so that how clients were batched leaves next to no trace.
             self.total, self.form = [p.double() if p.is_floating_point() else p for p in parts], form
@@ -105,7 +108,9 @@ def _weighted_sum(leaf: Tree, weights: Tensor) -> Tensor:
     return total.view(shape).to(leaf.dtype)
 
 
-def not_finite(leaves: list[Tree], round: int, ids: Tensor, what: str = "reply") -> DivergenceError:
+def not_finite(
+    leaves: list[Tree], round: int, ids: Tensor, what: str = "reply", remedy: str = Algorithm.remedy
+) -> DivergenceError:
     """The error that says in which round which of the clients `ids` sent (or keep) a number that is not finite."""
     bad = torch.zeros(len(ids), dtype=torch.bool)
     for leaf in tree.leaves(leaves):
@@ -114,8 +119,7 @@ def not_finite(leaves: list[Tree], round: int, ids: Tensor, what: str = "reply")
     clients = ids[bad].tolist() or ids.tolist()
     shown = ", ".join(map(str, clients[:10])) + (f" and {len(clients) - 10} more" if len(clients) > 10 else "")
     return DivergenceError(
-        f"round {round}: the {what} of client{'s' * (len(clients) > 1)} {shown} is not finite (NaN or infinity); "
-        "try a smaller lr, or clip=1.0",
+        f"round {round}: the {what} of client{'s' * (len(clients) > 1)} {shown} is not finite (NaN or infinity); {remedy}",
         round,
         clients,
     )
@@ -129,7 +133,10 @@ class Session(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Ask:
-    """One exchange: which step, what is sent, to whom, and the key from which each client's key is folded."""
+    """One exchange: which step, what is sent, to whom, and the key from which each client's key is folded.
+
+    A free one is not sent in earnest (a measurement, or a reference with all rows in one place).
+    """
 
     step: str
     payload: dict[str, Tree]
@@ -138,6 +145,7 @@ class Ask:
     round: int
     exchange: int
     quantise: str | None = None
+    free: bool = False
 
 
 @dataclass(eq=False)
@@ -145,7 +153,8 @@ class Clients:
     """The clients that take part in a round.
 
     `mean` returns only the weighted average of the replies, `gather` every reply. `ids` are theirs, `sizes` their numbers of
-    rows, `total` and `total_rows` count all clients there are; `key` is for the server's own random draws in this round.
+    rows, `total` and `total_rows` count all clients there are; `participation` is the part of them expected in a round; `key`
+    is for the server's own random draws in this round.
     """
 
     session: Session
@@ -158,10 +167,11 @@ class Clients:
     round: int
     seed_key: Tensor
     ledger: Ledger
+    participation: float = 1.0
     quantise: str | None = None
     free: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
-    exchanges: int = 0
+    exchanges: Iterator[int] = field(default_factory=itertools.count)
 
     _SERVER = 0xFFFFFFFF
 
@@ -188,7 +198,7 @@ class Clients:
         weights: "rows" (by a client's number of rows) or "uniform". Structured replies average to dense tensors.
         """
         share = self._shares(weights)
-        total, at = Accumulator(), 0
+        total, at = Accumulator(self.algorithm.remedy), 0
         for ids, reply, stacked in self._ask(step, payload):
             if not stacked:
                 reply = _tensors(lambda t: t.unsqueeze(0), reply)
@@ -205,7 +215,7 @@ class Clients:
         for ids, reply, stacked in parts:
             if not tree.all_finite(reply):
                 whole = reply if stacked else _tensors(lambda t: t.unsqueeze(0), reply)
-                raise not_finite([whole], self.round, ids)
+                raise not_finite([whole], self.round, ids, remedy=self.algorithm.remedy)
         ids = torch.cat([p[0] for p in parts])
         order = torch.argsort(ids)
         if all(stacked for _, _, stacked in parts):
@@ -219,6 +229,16 @@ class Clients:
             for i in range(len(ids_))
         ]
         return Replies(ids[order], share, separate=[single[i] for i in order.tolist()])
+
+    def measure(self, step: Callable, /, *, ids: Tensor, weights: str = "uniform", **payload: Tree) -> Tree:
+        """`mean` over the clients `ids` for the history only (a gap, a distance): never sent in earnest, so nothing is charged."""
+        return replace(self, ids=ids, sizes=torch.ones_like(ids), free=True, quantise=None).mean(
+            step, weights=weights, **payload
+        )
+
+    def some(self, chosen: Tensor) -> Clients:
+        """Those of the clients where `chosen` (booleans in order of id) is true, to ask them something else than the others."""
+        return replace(self, ids=self.ids[chosen], sizes=self.sizes[chosen])
 
     def share(self, weights: str = "rows") -> float:
         """How much of the whole federation's weight takes part in this round: |S| / N, or their part of the rows."""
@@ -240,8 +260,7 @@ class Clients:
             raise ReplyError(f"round {self.round}: no client takes part, so {step.__name__} has nobody to ask")
         if not self.free:
             self.ledger.bytes_down += len(self) * wire.nbytes(payload)
-        ask = Ask(step.__name__, payload, self.ids, self.seed_key, self.round, self.exchanges, self.quantise)
-        self.exchanges += 1
+        ask = Ask(step.__name__, payload, self.ids, self.seed_key, self.round, next(self.exchanges), self.quantise, self.free)
         for ids, reply, stacked in self.session.exchange(ask):
             if not self.free:
                 each = wire.nbytes(reply, batched=stacked)

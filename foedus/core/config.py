@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import zlib
+from functools import reduce
 from typing import Any
+
+import torch
 
 from foedus.errors import ConfigError, unknown
 
@@ -20,7 +24,15 @@ def to_config(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(k): to_config(v) for k, v in value.items()}
     # Cannot be built again from text, but shows what it was (a torch.nn.Module, a callable).
-    return {"opaque": repr(value)}
+    return {"opaque": repr(value), **_checksum(value)}
+
+
+def _checksum(value: Any) -> dict[str, int]:
+    """Two modules may look alike and hold other weights."""
+    if not hasattr(value, "state_dict"):
+        return {}
+    arrays = [t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy() for t in value.state_dict().values()]
+    return {"weights": reduce(lambda c, a: zlib.crc32(a, c), arrays, 0)}
 
 
 def from_config(config: Any, known: dict[str, type], where: str = "config") -> Any:

@@ -156,6 +156,7 @@ class _Loop:
             round=round,
             seed_key=self.key,
             ledger=self.ledger,
+            participation=getattr(self.participation, "probability", self.participation),
             quantise=self.quantise,
             free=self.algorithm.pooled,
         )
@@ -211,7 +212,8 @@ class _Loop:
             if bad:
                 names = ", ".join(map(str, bad[:10]))
                 raise DivergenceError(
-                    f"round {clients.round}: the loss of client {names} on its own test rows is not finite; try a smaller lr",
+                    f"round {clients.round}: the loss of client {names} on its own test rows is not finite; "
+                    f"{self.algorithm.remedy}",
                     clients.round,
                     bad,
                 )
@@ -226,7 +228,7 @@ class _Loop:
             ids = clients.ids.tolist()
             raise DivergenceError(
                 f"round {clients.round}: the loss on the test set is {metrics['loss']}; the clients of this round were "
-                f"{', '.join(map(str, ids[:10]))}{' ...' if len(ids) > 10 else ''}; try a smaller lr, or clip=1.0",
+                f"{', '.join(map(str, ids[:10]))}{' ...' if len(ids) > 10 else ''}; {self.algorithm.remedy}",
                 clients.round,
                 ids,
             )
@@ -384,6 +386,7 @@ class Run:
     @classmethod
     def load(cls, path: str | os.PathLike, algorithm: Algorithm | None = None) -> Run:
         """Read a saved run. Pass the algorithm if it holds what text cannot describe (a `torch.nn.Module`)."""
+        from foedus.geometry import Domain, ModelDomain
         from foedus.models import FeatureMap, Model
 
         importlib.import_module("foedus.algorithms")  # so that our own classes are known
@@ -392,9 +395,13 @@ class Run:
             raise CheckpointError(f"{path} is a checkpoint, not a saved run: continue it with fd.run(..., resume=True)")
         if algorithm is None:
             try:
-                algorithm = from_config(meta["settings"]["algorithm"], subclasses(Algorithm, FeatureMap, Model), "algorithm")
+                algorithm = from_config(
+                    meta["settings"]["algorithm"], subclasses(Algorithm, Domain, FeatureMap, Model, ModelDomain), "algorithm"
+                )
             except ConfigError as error:
                 raise CheckpointError(f"{path}: {error}; pass the algorithm: fd.Run.load(path, algorithm=...)") from error
+        elif differ := differences(meta["settings"]["algorithm"], to_config(algorithm), "algorithm"):
+            raise CheckpointError(f"{path} was made by another algorithm than the one passed: {'; '.join(differ)}")
         algorithm = algorithm.seeded(meta["settings"]["seed"])
         spec = Spec(tuple(meta["spec"]["shape"]), meta["spec"]["classes"], meta["spec"]["outputs"])
         return cls(algorithm, spec, trees["state"], History(meta["history"]), meta["settings"], trees["clients"])

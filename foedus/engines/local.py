@@ -75,10 +75,13 @@ class Table:
     def row_bytes(self) -> int:
         return sum(t[:1].numel() * t.element_size() for t in (self.x, self.y)) + 16
 
-    def index(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Row numbers (c, n) of some clients, padded with their own first row, and weights (1, or 0 for padding)."""
+    def index(self, positions: Tensor, width: int = 0) -> tuple[Tensor, Tensor]:
+        """Row numbers (c, n) of some clients, padded with their own first row, and weights (1, or 0 for padding).
+
+        n is the largest client's number of rows, or `width` if that is more.
+        """
         sizes = self.sizes[positions]
-        n = int(sizes.max())
+        n = max(int(sizes.max()), width)
         column = torch.arange(n)
         real = column < sizes.unsqueeze(1)
         return self.rows[self.starts[positions].unsqueeze(1) + torch.where(real, column, 0)], real.float()
@@ -120,6 +123,8 @@ class Group:
     positions: Tensor
     stacked: tuple[Tensor, Tensor] | None = None
     prepared: Tree = None
+    width: int = 0
+    """Rows that what is kept is padded to; part of a batch keeps the padding of the whole."""
 
 
 class LocalSession:
@@ -178,7 +183,7 @@ class LocalSession:
         if self.remembers and not tree.leaves(reply):
             states = self.states.get_many(positions)
             if not tree.all_finite(states):
-                raise not_finite([states], round, self.ids[positions], "state")
+                raise not_finite([states], round, self.ids[positions], "state", self.algorithm.remedy)
 
     def _loops(self, step: Callable) -> bool:
         if getattr(step, "looped", False):
@@ -207,6 +212,7 @@ class LocalSession:
 
     def _ready(self, group: Group) -> Group:
         """Make, once, what a batch that comes again every round should keep."""
+        group.width = int(self.train.sizes[group.positions].max())
         if self.prepares:
             prepare = lambda client: (self.algorithm.prepare(client.data), None)  # noqa: E731
             group.prepared = self._many(prepare, self.train, group, self._no_keys(group), stateless=True)
@@ -220,7 +226,7 @@ class LocalSession:
     def _many(self, run: Callable, table: Table, group: Group, keys: Tensor, stateless: bool = False) -> Tree:
         """`run` at all clients of a batch by one vmap; new client states are kept."""
         positions = group.positions
-        index, weight = table.index(positions)
+        index, weight = table.index(positions, group.width if table is self.train else 0)
         state = None if stateless else self._states(group)
         inputs, form = tree.flatten(((group.stacked, group.prepared, state), self.ids[positions], index, weight, keys))
         where = [i for i, leaf in enumerate(inputs) if isinstance(leaf, Tensor)]
@@ -340,7 +346,7 @@ class LocalSession:
         groups = [Group(p) for p in table.groups(positions, Algorithm.spread, limit)]
         if self.prepares:
             groups = self._groups(positions, 0)
-        for group in (Group(g.positions, None, g.prepared) for g in groups):
+        for group in (Group(g.positions, None, g.prepared, g.width) for g in groups):
             p = group.positions
             for k, v in self._many(run, table, group, self._no_keys(group)).items():
                 sums[k][p] = v.double()
@@ -377,7 +383,7 @@ def _slices(group: Group, size: int) -> Iterator[Group]:
 
 def _pick(group: Group, f: Callable[[Tensor], Tensor]) -> Group:
     kept = tree.map(lambda t: f(t) if isinstance(t, Tensor) else t, (group.stacked, group.prepared))
-    return Group(f(group.positions), *kept)
+    return Group(f(group.positions), *kept, group.width)
 
 
 def _pair(result: Any, step: str) -> tuple[Tree, Tree]:

@@ -20,7 +20,7 @@ from foedus.models.losses import Loss
 from foedus.models.ridge import back_product, cholesky
 
 DIRECT = 512
-"""Local systems of up to so many unknowns are factorised; larger ones are solved inexactly."""
+"""Local systems of up to so many unknowns, and no more than the client has rows, are factorised; others solved inexactly."""
 
 _CLOSE = 1e-12
 """Conjugate gradients stop where the residual has fallen to this part of the right-hand side."""
@@ -63,15 +63,17 @@ def _solve(args: dict[str, Tensor], shared: tuple) -> Tensor:
     phi, y, g = args["phi"], args["y"], args["g"]
     share, outputs = args["share"].unsqueeze(-1), phi @ args["w"]
     size, k = g.shape[1:]
-    if loss.separable and size <= DIRECT:
+    rows = phi.shape[1]
+    if loss.separable and size <= min(DIRECT, rows):
         bend = share * loss.bend(outputs, y, torch.ones_like(outputs))
-        hessian = torch.einsum("cnk,cnm,cnl->ckml", bend, phi, phi)
-        return _factorised(hessian, reg, phi.shape[1], g.mT.unsqueeze(-1)).squeeze(-1).mT
-    if size * k <= DIRECT:
+        return torch.cat(
+            [_factorised((phi * bend[..., c : c + 1]).mT @ phi, reg, rows, g[..., c : c + 1]) for c in range(k)], -1
+        )
+    if size * k <= min(DIRECT, rows * k):
         basis = torch.eye(k, dtype=g.dtype)
         bend = torch.stack([share * loss.bend(outputs, y, e.expand_as(outputs)) for e in basis], -2)
         hessian = torch.einsum("cnab,cnm,cnl->cambl", bend, phi, phi).reshape(len(g), k * size, k * size)
-        return _factorised(hessian, reg, phi.shape[1], g.mT.reshape(len(g), -1, 1)).view(len(g), k, size).mT
+        return _factorised(hessian, reg, rows, g.mT.reshape(len(g), -1, 1)).view(len(g), k, size).mT
 
     def apply(v: Tensor) -> Tensor:
         return back_product(phi, share * loss.bend(outputs, y, phi @ v)) + reg * v

@@ -10,6 +10,7 @@ import itertools
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from numbers import Integral, Real
 from typing import Self
 
 import torch
@@ -20,7 +21,7 @@ from foedus.core.spec import Spec
 from foedus.errors import ConfigError, ModelError
 
 _MOST = 1_000_000
-"""More features than this are a mistake: one vector of them would be 8 MB, and no local system could be solved."""
+"""More features than this are a mistake: one vector of them is 8 MB."""
 
 
 _ROWS = 1024
@@ -86,7 +87,12 @@ class Polynomial(FeatureMap):
         x = x.flatten(1).to(dtype)
         ones = x.new_ones(len(x), 1)
         # With the constant as a feature of its own, monomials up to a degree are products of exactly so many factors.
-        return torch.cat((ones, x), 1)[:, _factors(x.shape[1] + 1, self.degree)].prod(-1)
+        x = torch.cat((ones, x), 1)
+        first, *others = _factors(x.shape[1], self.degree).unbind(-1)
+        phi = x[:, first]
+        for column in others:
+            phi *= x[:, column]
+        return phi
 
 
 @lru_cache(maxsize=8)
@@ -119,9 +125,9 @@ class RandomFourier(FeatureMap):
 
     def __post_init__(self) -> None:
         whole("dim", self.dim)
-        if not isinstance(self.bandwidth, int | float) or isinstance(self.bandwidth, bool) or not 0 < self.bandwidth < math.inf:
+        if not isinstance(self.bandwidth, Real) or isinstance(self.bandwidth, bool) or not 0 < self.bandwidth < math.inf:
             raise ConfigError(f"bandwidth={self.bandwidth!r} must be a positive number: the width of the kernel")
-        if self.seed is not None and (not isinstance(self.seed, int) or isinstance(self.seed, bool)):
+        if self.seed is not None and (not isinstance(self.seed, Integral) or isinstance(self.seed, bool)):
             raise ConfigError(f"seed={self.seed!r} must be a whole number, or None for the seed of the run")
 
     def size(self, spec: Spec) -> int:
@@ -199,5 +205,5 @@ def features_of(features: FeatureMap | nn.Module) -> FeatureMap:
 
 def whole(name: str, value: int) -> None:
     """Refuse what is not a positive whole number."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"{name}={value!r} must be a whole number of at least 1")

@@ -93,7 +93,12 @@ class Huber(_Targets):
         return (outputs - self.target(outputs, y)).clamp(-self.delta, self.delta).mul_(weight.unsqueeze(-1))
 
     def bend(self, outputs: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        return ((outputs - self.target(outputs, y)).abs() <= self.delta) * v
+        """min(1, delta / |r|) v: the curvature of the parabola that touches the loss from above (reweighted least squares).
+
+        The second derivative itself is 0 for outliers: where all rows are, it would leave nothing to solve.
+        """
+        size = (outputs - self.target(outputs, y)).abs()
+        return v * (self.delta / size.clamp(min=self.delta))
 
 
 Loss = CrossEntropy | Squared | Logistic | Huber

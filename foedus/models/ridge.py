@@ -18,7 +18,7 @@ from torch import Tensor
 
 from foedus.core.batching import batched
 from foedus.core.rows import Rows, take
-from foedus.errors import ConfigError
+from foedus.errors import ConfigError, ModelError
 from foedus.models.features import FeatureMap
 from foedus.models.losses import Squared
 
@@ -30,14 +30,20 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32}
 _BLOCK_BYTES = 1 << 26
 """Features are made in blocks of about this size: a client's features as a whole are kept only where the dual needs them."""
 
-_REFINEMENTS = 2
-"""Steps of iterative refinement of a solution in single precision, with residuals in double precision."""
+_REFINEMENTS = 3
+"""Steps of iterative refinement where the factor is in single precision, with residuals in double precision."""
+
+_WIDE_ROWS = 256
+"""Rows of a matrix in single precision that are converted at a time."""
 
 
-def prepare_ridge(features: FeatureMap, reg: float, dtype: torch.dtype, data: Rows) -> Ridge:
-    """Line 1 and 2 of FedNewton's Algorithm 1: make and factorise a client's system, and solve it."""
+def prepare_ridge(features: FeatureMap, reg: float, dtype: torch.dtype, data: Rows, pull: float = 0.0) -> Ridge:
+    """Line 1 and 2 of FedNewton's Algorithm 1: make and factorise a client's system, and solve it.
+
+    With a `pull`, what is kept is the system of reg + pull; `local` is the solution with reg alone.
+    """
     args = {"index": data.index, "weight": data.weight}
-    return _prepare(args, (features, reg, dtype, data.table_x, data.table_y, data.spec.outputs))
+    return _prepare(args, (features, reg, pull, dtype, data.table_x, data.table_y, data.spec.outputs))
 
 
 def ridge_bytes(rows: int, size: int, dtype: torch.dtype) -> int:
@@ -47,29 +53,44 @@ def ridge_bytes(rows: int, size: int, dtype: torch.dtype) -> int:
 
 
 def product(ridge: Ridge, reg: float, v: Tensor) -> Tensor:
-    """H v, added up in double precision."""
+    """H v."""
     if "hessian" in ridge:
-        return (ridge["hessian"].double() @ v.double()).to(v.dtype)
-    phi, x = ridge["phi"].double(), v.double()
-    return (back_product(phi, phi @ x) + reg * x).to(v.dtype)
+        return ridge["hessian"] @ v
+    return back_product(ridge["phi"], ridge["phi"] @ v) + reg * v
 
 
 def solve(ridge: Ridge, reg: float, v: Tensor) -> Tensor:
     """H^-1 v; in single precision, refined."""
     factor = ridge["factor"]
     if "hessian" in ridge:
-        return _refined(v, lambda v: _back(factor, v), lambda x: product(ridge, reg, x))
-    phi = ridge["phi"]
-    return _refined(v, lambda v: (v - back_product(phi, _back(factor, phi @ v))) / reg, lambda x: product(ridge, reg, x))
+        return _refined(v.double(), factor, lambda x: _wide(ridge["hessian"], x)).to(v.dtype)
+    phi, wide = ridge["phi"], v.double()
+    inside = _refined(_wide(phi, wide), factor, lambda a: _wide(phi, _wide_back(phi, a)) + reg * a)
+    return ((wide - _wide_back(phi, inside)) / reg).to(v.dtype)
 
 
-def _refined(v: Tensor, roughly: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
-    """`roughly(v)`; in single precision improved by what is left of v, v - back(x) in double precision."""
-    x = roughly(v)
-    if v.dtype != torch.float64:
+def _refined(v: Tensor, factor: Tensor, back: Callable[[Tensor], Tensor]) -> Tensor:
+    """(L L^T)^-1 v, all in double precision but for L: where L is not, improved by what is left of v, v - back(x)."""
+    x = _back(factor, v.to(factor.dtype)).double()
+    if factor.dtype != torch.float64:
         for _ in range(_REFINEMENTS):
-            x = x + roughly((v.double() - back(x.double())).to(v.dtype))
+            x = x + _back(factor, (v - back(x)).to(factor.dtype)).double()
     return x
+
+
+def _wide(matrix: Tensor, v: Tensor) -> Tensor:
+    """matrix @ v in double precision, without a copy of the whole matrix in it."""
+    if matrix.dtype == torch.float64:
+        return matrix @ v
+    return torch.cat([part.double() @ v for part in matrix.split(_WIDE_ROWS, -2)], -2)
+
+
+def _wide_back(phi: Tensor, v: Tensor) -> Tensor:
+    """Phi^T v in double precision, likewise."""
+    if phi.dtype == torch.float64:
+        return back_product(phi, v)
+    parts = zip(phi.split(_WIDE_ROWS, -2), v.split(_WIDE_ROWS, -2), strict=True)
+    return sum(back_product(part.double(), some) for part, some in parts)
 
 
 def back_product(phi: Tensor, v: Tensor) -> Tensor:
@@ -85,7 +106,7 @@ def _back(factor: Tensor, v: Tensor) -> Tensor:
 
 @batched
 def _prepare(args: dict[str, Tensor], shared: tuple) -> Ridge:
-    features, reg, dtype, table_x, table_y, outputs = shared
+    features, reg, pull, dtype, table_x, table_y, outputs = shared
     index, weight = args["index"], args["weight"]
     clients, n = index.shape
     size = features(table_x[:1], dtype).shape[1]
@@ -97,17 +118,39 @@ def _prepare(args: dict[str, Tensor], shared: tuple) -> Ridge:
             add_gram(hessian[some], phi)
             right[some] += back_product(phi, y)
         mirror(hessian)
-        hessian.div_(count).diagonal(dim1=-2, dim2=-1).add_(reg)
-        ridge = {"hessian": hessian, "factor": cholesky(hessian, reg, n, dtype), "right": right.div_(count)}
-        return {**ridge, "local": solve(ridge, reg, right)}
-    phi, y = (t.mul_(count.rsqrt()) for t in _rows(features, dtype, table_x, table_y, index, weight, outputs))
-    kernel = phi @ phi.mT
-    kernel.diagonal(dim1=-2, dim2=-1).add_(reg)
-    ridge = {"phi": phi, "factor": cholesky(kernel, reg, n, dtype), "right": back_product(phi, y)}
-    # Phi^T K^-1 Y is the same as H^-1 b, without the cancellation of the general formula.
-    wide = phi.double()
-    inside = _refined(y, lambda v: _back(ridge["factor"], v), lambda a: wide @ back_product(wide, a) + reg * a)
-    return {**ridge, "local": back_product(phi, inside)}
+        matrix = hessian.div_(count)
+        ridge = {"hessian": hessian, "right": right.div_(count)}
+    else:
+        phi, y = (t.mul_(count.rsqrt()) for t in _rows(features, dtype, table_x, table_y, index, weight, outputs))
+        matrix = phi @ phi.mT
+        ridge = {"phi": phi, "right": back_product(phi, y)}
+    matrix.diagonal(dim1=-2, dim2=-1).add_(reg)
+    ridge["factor"] = cholesky(matrix, reg, n, dtype)
+    if "phi" in ridge:
+        # Phi^T K^-1 Y is the same as H^-1 b, without the cancellation of the general formula.
+        inside = _refined(y.double(), ridge["factor"], lambda a: _wide(phi, _wide_back(phi, a)) + reg * a)
+        ridge["local"] = _wide_back(phi, inside).to(dtype)
+    else:
+        ridge["local"] = solve(ridge, reg, ridge["right"])
+    if dtype != torch.float64:
+        _check(ridge, reg, n)
+    if pull:
+        matrix.diagonal(dim1=-2, dim2=-1).add_(pull)
+        ridge["factor"] = cholesky(matrix, reg + pull, n, dtype)
+    return ridge
+
+
+def _check(ridge: Ridge, reg: float, rows: int) -> None:
+    """Refuse what single precision cannot solve: reg lost beside the features, or a refinement that did not converge."""
+    x, right = ridge["local"].double(), ridge["right"].double()
+    if "hessian" in ridge:
+        again, trace = _wide(ridge["hessian"], x), ridge["hessian"].diagonal(dim1=-2, dim2=-1).sum(-1)
+    else:
+        again, trace = _wide_back(ridge["phi"], _wide(ridge["phi"], x)) + reg * x, ridge["phi"].square().sum((-2, -1))
+    wrong = (again - right).norm(dim=(-2, -1)) > 1e-3 * right.norm(dim=(-2, -1))
+    wrong |= reg < torch.finfo(torch.float32).eps * trace
+    if bool(wrong.any()):
+        raise _singular(reg, int(wrong.sum()), rows, torch.float32)
 
 
 def _blocks(
@@ -127,10 +170,8 @@ def _blocks(
         parts = [(slice(first, first + at_once), slice(n)) for first in range(0, clients, at_once)]
     else:
         rows = max(size, _BLOCK_BYTES // (size * dtype.itemsize))
-        real = (weight > 0).sum(1).tolist()  # padding comes last
-        parts = [
-            (slice(c, c + 1), slice(first, min(first + rows, k))) for c, k in enumerate(real) for first in range(0, k, rows)
-        ]
+        real = [w.nonzero().flatten() for w in weight]
+        parts = [(slice(c, c + 1), part) for c, own in enumerate(real) for part in own.split(rows)]
     # The same room for every block: fresh memory would have to be cleared by the system first.
     room = torch.empty(max(index[some, part].numel() for some, part in parts), size, dtype=dtype)
     for some, part in parts:
@@ -181,12 +222,17 @@ def _panels(size: int) -> list[tuple[int, int]]:
 
 def cholesky(matrix: Tensor, reg: float, rows: int, dtype: torch.dtype) -> Tensor:
     """Factors of a batch of systems; one that is singular in this precision is an error that says what to do."""
+    if not bool(matrix.isfinite().all()):
+        raise ModelError("the features of some rows are so large that their products overflow; scale the data")
     factor, info = torch.linalg.cholesky_ex(matrix)
     if bool(info.any()):
-        name = str(dtype).removeprefix("torch.")
-        remedy = "raise reg" if dtype == torch.float64 else "raise reg, or use dtype='float64'"
-        raise ConfigError(
-            f"reg={reg!r} is too small: the local system of {int((info > 0).sum())} client(s) of up to {rows} rows is singular "
-            f"in {name}; {remedy}"
-        )
+        raise _singular(reg, int((info > 0).sum()), rows, dtype)
     return factor
+
+
+def _singular(reg: float, clients: int, rows: int, dtype: torch.dtype) -> ConfigError:
+    name = str(dtype).removeprefix("torch.")
+    remedy = "raise reg" if dtype == torch.float64 else "raise reg, or use dtype='float64'"
+    return ConfigError(
+        f"reg={reg!r} is too small: the local system of {clients} client(s) of up to {rows} rows is singular in {name}; {remedy}"
+    )

@@ -1,0 +1,103 @@
+"""Constrained averaging with projections: FedDR, and FedAvg with a projection at the server. What FedFW is measured by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from foedus.algorithms.fedavg import FedAvg
+from foedus.algorithms.fedfw import gap
+from foedus.algorithms.training import LocalTraining, positive
+from foedus.core import random, tree
+from foedus.core.algorithm import Client
+from foedus.core.clients import Clients
+from foedus.core.spec import Spec
+from foedus.core.tree import State
+from foedus.errors import ConfigError
+from foedus.geometry import Domain, L2Ball, ModelDomain, domain_of
+from foedus.models.base import Params
+from foedus.models.losses import loss_for
+from foedus.models.training import gradient
+
+
+@dataclass(frozen=True)
+class FedDR(LocalTraining):
+    """Randomised Douglas-Rachford splitting: Tran-Dinh, Pham, Phan and Nguyen, NeurIPS 2021, Algorithm 1.
+
+        client i:  y_i <- y_i + alpha (x - x_i);   x_i ~ prox_{eta f_i}(y_i);   h_i = 2 x_i - y_i;   sends h_i - (its last h_i)
+        server:    h <- h + 1/n sum_i (what arrived);   x <- prox_{eta g}(h)
+
+    for min 1/n sum_i f_i(x) + g(x). Here g says that x is in `domain`, so its prox is the projection. The prox of f_i is
+    approximated by local training from y_i on f_i(v) + |v - y_i|^2 / (2 eta); `relaxation` is alpha, in (0, 2). Clients that stay
+    away change nothing.
+    """
+
+    domain: Domain | ModelDomain = L2Ball(10.0)  # noqa: RUF009 - frozen
+    eta: float = 10.0
+    relaxation: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        domain_of(self.domain)
+        positive(self, "eta")
+        if not 0 < self.relaxation < 2:
+            raise ConfigError(f"relaxation={self.relaxation!r} must be above 0 and below 2")
+
+    def check(self, spec: Spec) -> None:
+        super().check(spec)
+        domain_of(self.domain).check(self.model.init(spec, random.key(0)))
+
+    def init(self, client: Client) -> dict[str, Params]:
+        w = self.model.init(client.spec, client.shared)
+        return {"x": w, "y": w, "h": w}
+
+    def train(self, client: Client, w: Params) -> tuple[Params, dict[str, Params]]:
+        old = client.state
+        y = tree.map(lambda y, w, x: y + self.relaxation * (w - x), old["y"], w, old["x"])
+        x = self.descend(client, y, prox=1 / self.eta)["params"]
+        h = tree.map(lambda x, y: 2 * x - y, x, y)
+        return tree.sub(h, old["h"]), {"x": x, "y": y, "h": h}
+
+    def start(self, clients: Clients) -> State:
+        w = self.model.init(clients.spec, clients.shared)
+        return State(w=domain_of(self.domain).project(w), h=w, spec=clients.spec)
+
+    def round(self, clients: Clients, state: State) -> State:
+        move = clients.mean(self.train, weights="uniform", w=state.w)
+        h = tree.add(state.h, move, len(clients) / clients.total)
+        return state.replace(h=h, w=domain_of(self.domain).project(h))
+
+
+@dataclass(frozen=True)
+class ProjectedFedAvg(FedAvg):
+    """FedAvg whose server projects the average onto `domain` in every round. The history has `fw_gap` and `objective`."""
+
+    domain: Domain | ModelDomain = L2Ball(10.0)  # noqa: RUF009 - frozen
+    measure_every: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        domain_of(self.domain)
+
+    def check(self, spec: Spec) -> None:
+        super().check(spec)
+        domain_of(self.domain).check(self.model.init(spec, random.key(0)))
+
+    def look(self, client: Client, w: Params) -> tuple[dict[str, Any], None]:
+        loss, data = loss_for(self.loss, client.spec.classes), client.data
+        value = (data.weight * loss.value(self.model.apply(w, data.x), data.y)).sum() / data.count
+        return {"objective": value, "slope": gradient(self.model, loss, w, data)}, None
+
+    def start(self, clients: Clients) -> State:
+        state = super().start(clients)
+        return state.replace(w=domain_of(self.domain).project(state.w), ids=clients.ids)
+
+    def round(self, clients: Clients, state: State) -> State:
+        state = super().round(clients, state)
+        state = state.replace(w=domain_of(self.domain).project(state.w))
+        if self.measure_every and clients.round % self.measure_every == 0:
+            seen: dict[str, Tensor] = clients.measure(self.look, ids=state.ids, w=state.w)
+            clients.log(objective=seen["objective"], fw_gap=gap(domain_of(self.domain), seen["slope"], state.w))
+        return state

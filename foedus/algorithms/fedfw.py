@@ -1,0 +1,391 @@
+"""FedFW: Dadras, Banerjee, Prakhya and Yurtsever, "Federated Frank-Wolfe Algorithm" (Algorithm 1 and its variants).
+
+    minimise F(x) = 1/n sum_i f_i(x) over x in D,   a convex compact set
+
+Client i holds x_i, the server their average, the centre. Consensus is asked for by a penalty lambda_t/2 sum_i |x_i - centre|^2 that
+grows, and a client moves towards the extreme point of D that its penalised gradient likes best. Only that point is sent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foedus.core import random, tree, wire
+from foedus.core.algorithm import Algorithm, Client, Predictor
+from foedus.core.arrays import LowRank, Sparse
+from foedus.core.clients import Clients
+from foedus.core.rows import Rows
+from foedus.core.spec import Spec
+from foedus.core.tree import State
+from foedus.errors import ConfigError, unknown
+from foedus.geometry import Domain, L2Ball, ModelDomain, domain_of, inside
+from foedus.models.base import Model, Params, model_of
+from foedus.models.linear import Linear
+from foedus.models.losses import loss_for
+from foedus.models.training import gradient
+
+VARIANTS = ("penalty", "augmented", "stochastic")
+SCHEDULES = ("convex", "nonconvex", "stochastic")
+
+
+@dataclass(frozen=True)
+class ConstrainedTraining(Algorithm):
+    """What the methods on a convex set share: a model, a loss, and the set that the parameters stay in.
+
+    model: a foedus model or any `torch.nn.Module`. domain: one set over all parameters as one vector (`L1Ball(10.0)`), or
+    one for each tensor (`PerLayer(L1Ball(10.0))`). loss: "auto", "cross_entropy", "squared", "logistic" or "huber".
+    begin: where x starts, at the "model"'s own start (an error if that is outside), or at the canonical point of the "domain".
+    """
+
+    model: Model = Linear()  # noqa: RUF009 - frozen
+    domain: Domain | ModelDomain = L2Ball(10.0)  # noqa: RUF009 - frozen
+    loss: str = "auto"
+    begin: str = "model"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "model", model_of(self.model))
+        domain_of(self.domain)
+        if self.begin not in ("model", "domain"):
+            raise ConfigError(unknown("begin", self.begin, ["model", "domain"]))
+
+    @property
+    def batchable(self) -> bool:
+        return self.model.batchable
+
+    @property
+    def set(self) -> ModelDomain:
+        """The domain, as one of parameter dicts."""
+        return domain_of(self.domain)
+
+    def check(self, spec: Spec) -> None:
+        loss_for(self.loss, spec.classes)
+        self.model.check(spec)
+        x = self.model.init(spec, random.key(0))
+        self.set.check(x)
+        if self.begin == "model" and not bool(self.set.contains(x)):
+            raise ConfigError(
+                f"the start of {type(self.model).__name__} lies outside of {self.domain}; "
+                "use begin='domain' to start at a point of the set, or a larger set"
+            )
+
+    def first(self, spec: Spec, shared: Tensor) -> Params:
+        """x^1, the same everywhere."""
+        x = self.model.init(spec, shared)
+        return x if self.begin == "model" else self.set.start(x, next(iter(x.values())).dtype)
+
+    def slope(self, client: Client, x: Params, rows: Rows | None = None) -> Params:
+        """The gradient of f_i, the mean loss over the client's rows (or over some of them)."""
+        return gradient(self.model, loss_for(self.loss, client.spec.classes), x, rows or client.data)
+
+    def value(self, client: Client, x: Params) -> Tensor:
+        """f_i(x)."""
+        rows = loss_for(self.loss, client.spec.classes).value(self.model.apply(x, client.data.x), client.data.y)
+        return (client.data.weight * rows).sum() / client.data.count
+
+    def look(self, client: Client, center: Params) -> tuple[dict[str, Any], None]:
+        """For the history: objective and gradient at the centre, and the distance of the client's own x from it."""
+        x = (client.state or {}).get("x", center)
+        apart = sum((x[k] - center[k]).double().square().sum() for k in center)
+        return {"objective": self.value(client, center), "slope": self.slope(client, center), "apart": apart}, None
+
+    def log(self, clients: Clients, ids: Tensor, center: Params, consensus: bool = True) -> None:
+        """The objective, the gap of equation 11 and the consensus, over all clients; measured, not sent."""
+        seen = clients.measure(self.look, weights="uniform", ids=ids, center=center)
+        clients.log(objective=seen["objective"], fw_gap=gap(self.set, seen["slope"], center))
+        if consensus:
+            clients.log(consensus=seen["apart"])
+
+    def predictor(self, state: State) -> Predictor:
+        return Predictor(lambda x: self.model.apply(state.center, x), state.spec)
+
+    def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return loss_for(self.loss, None if y.is_floating_point() else outputs.shape[-1]).value(outputs, y)
+
+
+def gap(domain: ModelDomain, slope: Params, x: Params) -> Tensor:
+    """max over u in D of <slope, x - u>: 0 exactly at stationary points of the constrained problem."""
+    best = domain.dense(domain.lmo(slope), x)
+    return sum((slope[k].double() * (x[k] - best[k]).double()).sum() for k in x)
+
+
+@dataclass(frozen=True)
+class FedFW(ConstrainedTraining):
+    """Projection-free federated learning: clients send extreme points.
+
+    Round t, with steps eta_t, penalties lambda_t and n clients:
+
+        client i:  g_i = grad f_i(x_i) / n + lambda_t (x_i - centre)                               variant="penalty"
+                   y_i <- y_i + lambda_0 (x_i - centre);  g_i = grad f_i(x_i) / n + lambda_t (x_i - centre) + y_i  "augmented"
+                   d_i <- (1 - rho_t) d_i + rho_t grad f_i(x_i; batch) / n;  g_i = d_i + lambda_t (x_i - centre)   "stochastic"
+                   s_i = argmin over s in D of <g_i, s>;   x_i <- (1 - eta_t) x_i + eta_t s_i;   sends s_i
+        server:    centre <- (1 - eta_t) centre + eta_t / n sum_i s_i
+
+    Schedules, with tau = p (t - 1) + 1 for participation p (tau = t if everybody takes part):
+
+        "convex"      eta = 2 / (tau + 1),  lambda = lambda_0 sqrt(tau + 1)                           Theorem 1, Section 4.2
+        "nonconvex"   eta = T^(-2/3),       lambda = lambda_0 T^(1/3), T = horizon (p T + 1 if p < 1)  Theorem 2, Section 4.2
+        "stochastic"  eta = 9 / (tau + 8),  lambda = lambda_0 sqrt(tau + 8),  rho = 4 / (tau + 7)^(2/3)   Theorem 3
+
+    (the last for p < 1 is ours). With some of the clients, those who stay away keep x_i, and the centre, which is the average of
+    all x_i, moves by eta/n sum (s_i - x_i) over those who came; the server knows their x_i from the points they have sent.
+
+    penalty: lambda_0, or "auto": the mean over clients of the Frank-Wolfe gap of f_i / n at the start, over the squared
+    diameter of D, so that gradient and penalty pull alike whatever the scale of either (one more number up, once).
+    batch_size: rows of a mini-batch, for "stochastic". noise: standard deviation, relative to the root mean square of g_i, of
+    Gaussian noise on what the oracle sees (Section 3.2). supersets: {client: set} for stragglers (Section 4.3): a larger set
+    with a cheaper oracle, such as an L2 ball around a nuclear ball; it must contain the domain.
+    measure_every: log `objective`, `fw_gap` (equation 11, at the centre) and `consensus` (mean of |x_i - centre|^2) every so
+    many rounds (0: never); they are measured by the simulation and not charged.
+
+    Both directions are short. Up goes the extreme point in its own form (one entry, one sign each, rank one). Down goes what
+    turns the last centre into this one, sparse or of low rank where that is shorter, and the dense centre only to a client
+    that has missed a round, or where nothing is shorter.
+
+    Example:
+        >>> fd.run(fd.FedFW(fd.Linear(), fd.L1Ball(30.0)), fed, rounds=300)
+    """
+
+    variant: str = "penalty"
+    penalty: float | str = "auto"
+    schedule: str | None = None
+    horizon: int | None = None
+    batch_size: int = 64
+    noise: float = 0.0
+    supersets: tuple[tuple[int, Domain | ModelDomain], ...] = ()
+    measure_every: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.supersets, Mapping):
+            object.__setattr__(self, "supersets", tuple(sorted(self.supersets.items())))
+        if self.variant not in VARIANTS:
+            raise ConfigError(unknown("variant", self.variant, list(VARIANTS)))
+        if self.schedule not in (None, *SCHEDULES):
+            raise ConfigError(unknown("schedule", self.schedule, list(SCHEDULES)))
+        if self.pacing == "nonconvex" and (not isinstance(self.horizon, int) or self.horizon < 1):
+            raise ConfigError(
+                f"horizon={self.horizon!r}: schedule='nonconvex' needs the number of rounds T, such as horizon=100"
+            )
+        if self.penalty != "auto" and (isinstance(self.penalty, str | bool) or not 0 <= self.penalty < math.inf):
+            raise ConfigError(f"penalty={self.penalty!r} must be 'auto' or a number that is not negative")
+        if not isinstance(self.noise, int | float) or not 0 <= self.noise < math.inf:
+            raise ConfigError(f"noise={self.noise!r} must be a number that is not negative")
+        for name in ("batch_size", "measure_every"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < (name == "batch_size"):
+                raise ConfigError(f"{name}={value!r} must be a whole number of at least {int(name == 'batch_size')}")
+
+    @property
+    def pacing(self) -> str:
+        return self.schedule or ("stochastic" if self.variant == "stochastic" else "convex")
+
+    def check(self, spec: Spec) -> None:
+        super().check(spec)
+        x = self.model.init(spec, random.key(0))
+        for client, outer in self.supersets:
+            if not inside(domain_of(outer), self.set, x):
+                raise ConfigError(f"supersets[{client}]={outer} does not contain {self.domain}; give a larger set")
+
+    def steps(self, t: int, participation: float) -> tuple[float, float, float]:
+        """eta_t, lambda_t / lambda_0 and rho_t."""
+        tau = participation * (t - 1) + 1
+        if self.pacing == "convex":
+            return 2 / (tau + 1), math.sqrt(tau + 1), 1.0
+        if self.pacing == "stochastic":
+            return 9 / (tau + 8), math.sqrt(tau + 8), 4 / (tau + 7) ** (2 / 3)
+        horizon = self.horizon if participation == 1 else participation * self.horizon + 1
+        return horizon ** (-2 / 3), horizon ** (1 / 3), 1.0
+
+    # -- clients -----------------------------------------------------------------------------------------------------
+
+    def init(self, client: Client) -> dict[str, Params]:
+        x = self.first(client.spec, client.shared)
+        more = {"augmented": {"y": tree.zeros_like(x)}, "stochastic": {"d": tree.zeros_like(x)}}
+        return {"x": x, "center": x, **more.get(self.variant, {})}
+
+    def scale(self, client: Client) -> tuple[Tensor, None]:
+        """For penalty="auto": the gap of f_i at the start."""
+        x = client.state["x"]
+        return gap(self.set, self.slope(client, x), x), None
+
+    def follow(self, client: Client, add: Any, keep: float, pace: Tensor, outer: int) -> tuple[Any, dict[str, Params]]:
+        """A step, for a client that has the last centre: this one is keep * centre + add."""
+        center = tree.map(lambda c, a: keep * c + a, client.state["center"], _dense(add))
+        return self.step(client, center, pace, outer)
+
+    def join(self, client: Client, center: Params, pace: Tensor, outer: int) -> tuple[Any, dict[str, Params]]:
+        """A step, for a client that has been away."""
+        return self.step(client, center, pace, outer)
+
+    def step(self, client: Client, center: Params, pace: Tensor, outer: int) -> tuple[Any, dict[str, Params]]:
+        """One Frank-Wolfe step on the penalised objective; the extreme point is sent."""
+        eta, pull, start_pull, rho, share = pace.float().unbind()
+        x, state = client.state["x"], {"center": center}
+        g = tree.scale(self.slope(client, x, self.batch(client)), share)
+        if self.variant == "stochastic":
+            g = state["d"] = tree.map(lambda d, g: (1 - rho) * d + rho * g, client.state["d"], g)
+        apart = tree.sub(x, center)
+        g = tree.map(lambda g, a: g + pull * a, g, apart)
+        if self.variant == "augmented":
+            state["y"] = tree.map(lambda y, a: y + start_pull * a, client.state["y"], apart)
+            g = tree.add(g, state["y"])
+        domain = self.set if outer < 0 else domain_of(self.supersets[outer][1])
+        point = domain.lmo(self.noisy(client, g))
+        state["x"] = tree.map(lambda x, s: (1 - eta) * x + eta * s, x, domain.dense(point, x))
+        return point, state
+
+    def batch(self, client: Client) -> Rows | None:
+        """A mini-batch, drawn with replacement, for the stochastic variant."""
+        if self.variant != "stochastic":
+            return None
+        data, size = client.data, self.batch_size
+        picked = random.integers(random.fold(client.key, 1), size, data.count.long())
+        return Rows(data.table_x, data.table_y, data.index.gather(0, picked), torch.ones(size), data.spec)
+
+    def noisy(self, client: Client, g: Params) -> Params:
+        if not self.noise:
+            return g
+        total = sum(v.square().sum() for v in g.values())
+        deviation = self.noise * (total / sum(v.numel() for v in g.values())).sqrt()
+        return {k: v + deviation * random.normal(random.fold(client.key, 2, i), v.shape) for i, (k, v) in enumerate(g.items())}
+
+    # -- server ------------------------------------------------------------------------------------------------------
+
+    def start(self, clients: Clients) -> State:
+        center = self.first(clients.spec, clients.shared)
+        penalty = self.penalty
+        if penalty == "auto":
+            diameter = self.set.diameter_of(center)
+            mean_gap = float(clients.mean(self.scale, weights="uniform")) / clients.total
+            penalty = mean_gap / diameter**2
+        clients.log(penalty=penalty)
+        if self.measure_every:
+            self.log(clients, clients.ids, center)
+        state = State(center=center, spec=clients.spec, penalty=float(penalty), ids=clients.ids)
+        state = state.replace(keep=1.0, add=tree.zeros_like(center), changed=0, have=torch.zeros_like(clients.ids))
+        if clients.participation < 1:
+            # Who stays away keeps x_i, so the average moves by s_i - x_i: the server has to know the x_i.
+            state = state.replace(x=tree.map(lambda c: c.expand(clients.total, *c.shape).clone(), center))
+        return state
+
+    def round(self, clients: Clients, state: State) -> State:
+        eta, factor, rho = self.steps(clients.round, clients.participation)
+        pull = state.penalty * factor
+        pace = torch.tensor([eta, pull, state.penalty, rho, 1 / clients.total], dtype=torch.float64)
+        at = torch.searchsorted(state.ids, clients.ids)
+        center, n = state.center, clients.total
+        news = {"add": state.add, "keep": state.keep}
+        long = wire.nbytes(news) >= wire.nbytes({"center": center})
+        behind = (state.have[at] != state.changed) | (long & (state.changed > 0))
+        kinds = self.kinds(clients.ids)
+        total, points = tree.zeros_like(center), {}
+        for outer in kinds.unique().tolist():
+            for late in (False, True):
+                chosen = (kinds == outer) & (behind == late)
+                if not bool(chosen.any()):
+                    continue
+                some = clients.some(chosen)
+                asked = (self.join, {"center": center}) if late else (self.follow, news)
+                domain = self.set if outer < 0 else domain_of(self.supersets[outer][1])
+                mean, each = self.ask(some, domain, center, "x" in state, *asked, pace=pace, outer=outer)
+                total = tree.add(total, mean, len(some) / n)
+                points[outer, late] = (chosen, each)
+        if "x" in state:
+            return self.partly(clients, state, at, eta, points)
+        add = tree.scale(total, eta)
+        moved = tree.map(lambda c, a: (1 - eta) * c + a, center, add)
+        ranks = next(iter(points.values()))[1] if len(points) == 1 else None
+        state = state.replace(center=moved, keep=1 - eta, add=short(add, ranks, eta), changed=clients.round)
+        return self.finish(clients, state, at)
+
+    def kinds(self, ids: Tensor) -> Tensor:
+        """Which of the supersets a client has, -1 for the domain itself."""
+        kinds = torch.full_like(ids, -1)
+        for number, (client, _) in enumerate(self.supersets):
+            kinds[ids == client] = number
+        return kinds
+
+    def ask(self, some: Clients, domain: ModelDomain, like: Params, all_of_them: bool, step: Any, news: dict, **payload: Any):
+        """The average of some clients' extreme points; and every one of them, where they are needed or of low rank."""
+        factors = any(getattr(d, "matrix", False) for d in _sets(domain, like))
+        if not (all_of_them or factors):
+            return domain.dense(some.mean(step, weights="uniform", **news, **payload), like), None
+        points = some.gather(step, weights="uniform", **news, **payload).stack()
+        each = domain.dense(points, like)
+        return tree.map(lambda s: s.mean(0), each), each if all_of_them else points
+
+    def partly(self, clients: Clients, state: State, at: Tensor, eta: float, points: dict) -> State:
+        """Section 4.2: the x_i of those who came move, and the centre with them."""
+        x, center = tree.map(torch.clone, state.x), state.center
+        add = tree.zeros_like(center)
+        for chosen, each in points.values():
+            for k, s in each.items():
+                move = eta * (s - x[k][at[chosen]])
+                x[k][at[chosen]] += move
+                add[k] += move.sum(0) / clients.total
+        moved = tree.add(center, add)
+        state = state.replace(center=moved, x=x, keep=1.0, add=short(add), changed=clients.round)
+        return self.finish(clients, state, at)
+
+    def finish(self, clients: Clients, state: State, at: Tensor) -> State:
+        have = state.have.clone()
+        have[at] = state.changed  # they have been sent the centre of this round, and will be sent the difference to the next
+        if self.measure_every and clients.round % self.measure_every == 0:
+            self.log(clients, state.ids, state.center)
+        return state.replace(have=have)
+
+
+def _dense(add: Any) -> Params:
+    return {k: v if isinstance(v, Tensor) else v.dense() for k, v in add.items()}
+
+
+def _sets(domain: ModelDomain, like: Params) -> list[Domain]:
+    return [domain.domain] if hasattr(domain, "domain") else list(domain.each(like).values())
+
+
+def short(add: Params, points: Any = None, eta: float = 1.0) -> dict[str, Any]:
+    """What is added to the centre in its shortest form: sparse, of low rank (from the clients' points), or dense."""
+    ranks = {} if points is None else points if isinstance(points, dict) else {next(iter(add)): points}
+    forms = {}
+    for name, dense in add.items():
+        flat = dense.flatten()
+        where = flat.nonzero().flatten()
+        choices = [dense, Sparse(where.to(torch.int32), flat[where], tuple(dense.shape))]
+        if isinstance(ranks.get(name), LowRank):
+            left, right = ranks[name].left, ranks[name].right
+            wide = LowRank((left * (eta / len(left))).movedim(0, -2).flatten(-2), right.movedim(0, -2).flatten(-2))
+            choices.append(wide)
+        forms[name] = min(choices, key=wire.nbytes)
+    return forms
+
+
+@dataclass(frozen=True)
+class NaiveFW(ConstrainedTraining):
+    """Frank-Wolfe at the clients, then averaging (equation 20): the paper's Appendix A shows that it can stay where it is for ever.
+
+        client i:  s_i = argmin over s in D of <grad f_i(x), s>        server:  x <- (1 - eta) x + eta / n sum_i s_i
+
+    with eta = 2 / (t + 1). It averages what each client alone would like best, not the clients' gradients. Kept as a warning.
+    """
+
+    measure_every: int = 1
+
+    def point(self, client: Client, x: Params) -> tuple[Any, None]:
+        return self.set.lmo(self.slope(client, x)), None
+
+    def start(self, clients: Clients) -> State:
+        return State(center=self.first(clients.spec, clients.shared), spec=clients.spec, ids=clients.ids)
+
+    def round(self, clients: Clients, state: State) -> State:
+        eta = 2 / (clients.round + 1)
+        mean = self.set.dense(clients.mean(self.point, weights="uniform", x=state.center), state.center)
+        center = tree.map(lambda c, s: (1 - eta) * c + eta * s, state.center, mean)
+        if self.measure_every and clients.round % self.measure_every == 0:
+            self.log(clients, state.ids, center, consensus=False)
+        return state.replace(center=center)
