@@ -268,7 +268,7 @@ class FedFW(ConstrainedTraining):
         if self.measure_every:
             self.log(clients, clients.ids, center)
         state = State(center=center, spec=clients.spec, penalty=float(penalty), ids=clients.ids)
-        state = state.replace(keep=1.0, add=tree.zeros_like(center), changed=0, have=torch.zeros_like(clients.ids))
+        state = state.replace(keep=1.0, add=short(tree.zeros_like(center)), changed=0, have=torch.zeros_like(clients.ids))
         if clients.participation < 1:
             # Who stays away keeps x_i, so the average moves by s_i - x_i: the server has to know the x_i.
             state = state.replace(x=tree.map(lambda c: c.expand(clients.total, *c.shape).clone(), center))
