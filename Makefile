@@ -40,7 +40,8 @@ bench: $(VENV)/.report
 	$(BIN)/python -m benchmarks $(ARGS)
 
 papers: $(VENV)/.report
-	@echo "No paper is reproduced yet; 'make demo' compares the algorithms that are there."
+	$(VENV)/bin/python -m foedus.papers.fednewton figures --out docs/figures
+	$(VENV)/bin/python -m foedus.papers.fednewton table3 $(ARGS)
 
 clean:
 	rm -rf $(VENV)

@@ -400,7 +400,9 @@ class Run:
                 )
             except ConfigError as error:
                 raise CheckpointError(f"{path}: {error}; pass the algorithm: fd.Run.load(path, algorithm=...)") from error
-        elif differ := differences(meta["settings"]["algorithm"], to_config(algorithm), "algorithm"):
+        elif type(algorithm) is not Algorithm and (
+            differ := differences(meta["settings"]["algorithm"], to_config(algorithm), "algorithm")
+        ):
             raise CheckpointError(f"{path} was made by another algorithm than the one passed: {'; '.join(differ)}")
         algorithm = algorithm.seeded(meta["settings"]["seed"])
         spec = Spec(tuple(meta["spec"]["shape"]), meta["spec"]["classes"], meta["spec"]["outputs"])
