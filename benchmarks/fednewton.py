@@ -55,6 +55,7 @@ def fednewton(repeats: int) -> None:
     for dtype in ("float64", "float32"):
         for scheme, options in (("iid", {}), ("dirichlet", {"alpha": 0.5})):
             fed = fd.split(full, scheme, clients=10, seed=0, **options)
+            whole(fed, 2000, rounds=0, dtype=dtype)
             pairs = [(whole(fed, 2000, dtype=dtype), bare(fed, 2000, getattr(torch, dtype))) for _ in range(repeats)]
             ours, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
             print(f"| {dtype} | {scheme} | {ours:.2f} | {theirs:.2f} | {ours / theirs:.2f} |", flush=True)

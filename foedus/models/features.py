@@ -24,7 +24,7 @@ _MOST = 1_000_000
 """More features than this are a mistake: one vector of them is 8 MB."""
 
 
-_ROWS = 1024
+_ROWS = 2048
 """Rows whose features are made at once: few enough to be in cache for the cosine, enough for a fast product."""
 
 
@@ -139,21 +139,24 @@ class RandomFourier(FeatureMap):
     def __call__(self, x: Tensor, dtype: torch.dtype = torch.float64, out: Tensor | None = None) -> Tensor:
         if self.seed is None:
             raise ConfigError("these random features have no seed yet: a run gives them its own; outside of one pass seed=...")
-        x = x.flatten(1).to(dtype)
-        frequencies, phases = _waves(x.shape[1], self.dim, self.seed, dtype)
+        x = x.flatten(1)
+        waves = _waves(x.shape[1], self.dim, self.bandwidth, self.seed, dtype)
         scale = math.sqrt((2 if self.unbiased else 1) / self.dim)
-        phi = x.new_empty(len(x), self.dim) if out is None else out
+        phi = waves.new_empty(len(x), self.dim) if out is None else out
         for some, part in zip(x.split(_ROWS), phi.split(_ROWS), strict=True):
-            torch.addmm(phases, some, frequencies, alpha=1 / self.bandwidth, out=part).cos_().mul_(scale)
+            with_one = waves.new_ones(len(some), len(waves))
+            with_one[:, :-1] = some
+            torch.mm(with_one, waves, out=part).cos_().mul_(scale)
         return phi
 
 
 @lru_cache(maxsize=4)
-def _waves(features: int, dim: int, seed: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Frequencies (d, M) at bandwidth 1, and phases (M,)."""
+def _waves(features: int, dim: int, bandwidth: float, seed: int, dtype: torch.dtype) -> Tensor:
+    """Frequencies (d, M) and, as the last row, phases: those of a feature that is always 1, so that one product does it all."""
     key = random.fold(random.key(seed), 0xF0)
-    frequencies = random.normal(random.fold(key, 0), (dim, features), torch.float64).mT.contiguous()
-    return frequencies.to(dtype), (2 * math.pi * random.uniform(random.fold(key, 1), dim, torch.float64)).to(dtype)
+    frequencies = random.normal(random.fold(key, 0), (dim, features), torch.float64).mT / bandwidth
+    phases = 2 * math.pi * random.uniform(random.fold(key, 1), dim, torch.float64)
+    return torch.cat((frequencies, phases.unsqueeze(0))).to(dtype)
 
 
 @dataclass(frozen=True, eq=False)

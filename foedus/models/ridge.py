@@ -222,7 +222,7 @@ def _panels(size: int) -> list[tuple[int, int]]:
 
 def cholesky(matrix: Tensor, reg: float, rows: int, dtype: torch.dtype) -> Tensor:
     """Factors of a batch of systems; one that is singular in this precision is an error that says what to do."""
-    if not bool(matrix.isfinite().all()):
+    if not bool(matrix.diagonal(dim1=-2, dim2=-1).isfinite().all()):
         raise ModelError("the features of some rows are so large that their products overflow; scale the data")
     factor, info = torch.linalg.cholesky_ex(matrix)
     if bool(info.any()):

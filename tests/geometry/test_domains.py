@@ -261,6 +261,23 @@ def test_a_nan_stays_visible_and_in_its_own_client(domain, shape):
     assert domain.contains(g, tolerance=1e6, batch=1)[1].item() is False
 
 
+@every
+def test_an_infinity_stays_in_its_own_client(domain, shape):
+    g = noise(3, *shape)
+    bad = g.clone()
+    bad[1].view(-1)[1] = torch.inf
+    for call in (lambda t: dense(domain.lmo(t, batch=1)), lambda t: domain.project(t, batch=1)):
+        assert torch.allclose(call(bad)[::2], call(g)[::2], atol=1e-12)
+
+
+def test_gradients_of_very_unequal_entries():
+    g = torch.tensor([1e-38, 3e30, -4e30, 1e-42])
+    expected = torch.tensor([0, -0.6, 0.8, 0])
+    assert torch.allclose(L2Ball(1.0).lmo(g), expected)
+    assert torch.allclose(GroupBall(1.0, 4).lmo(g).dense(), expected)
+    assert torch.allclose(NuclearBall(1.0).lmo(g.reshape(1, 4)).dense(), expected.reshape(1, 4))
+
+
 def test_groups_of_unequal_size_fill_up_with_zeros_elsewhere():
     g = torch.zeros(12)
     g[5], g[8] = 3.0, -4.0  # the group labelled 2, of two entries
@@ -323,6 +340,7 @@ def test_tolerance_and_iterations_bound_the_work(monkeypatch):
 
     values = torch.cat((torch.tensor([1.0]), torch.linspace(0.98, 0.01, 99))).double()
     matrix, right = spectrum(values, 100, 120)
+    assert cost(NuclearBall(1.0, iterations=1)) == 2 + 2
     assert cost(NuclearBall(1.0, iterations=3)) == 2 * 3 + 2
     assert cost(NuclearBall(1.0, tolerance=1e-2)) < cost(NuclearBall(1.0, tolerance=1e-8))
     assert cost(NuclearBall(1.0), warm=right[:, 0] + 1e-3 * noise(120)) < cost(NuclearBall(1.0))
@@ -561,7 +579,7 @@ def test_diameter_where_the_shape_matters():
     assert LInfBall(1.5).diameter_of((2, 8)) == 12
     assert Simplex(2.0).diameter == pytest.approx(2 * math.sqrt(2))
     assert Simplex(2.0).diameter_of((1,)) == 0
-    assert Birkhoff().diameter_of((1, 1)) == 0
+    assert [Birkhoff().diameter_of((n, n)) for n in (1, 2, 8)] == [0, 2, 4]
     assert KSparse(4, 1.5).diameter == 6
     for domain in (LInfBall(1.0), Box(0, 1), Birkhoff()):
         with pytest.raises(ConfigError, match=r"depends on the shape.*diameter_of"):
@@ -717,6 +735,9 @@ def test_sets_are_plain_settings():
     known = config.subclasses(Domain, ModelDomain)
     for domain in sets:
         assert config.from_config(config.to_config(domain), known) == domain
+        for name in config.to_config(domain):
+            with pytest.raises(AttributeError):
+                setattr(domain, name, None)
     assert Box(torch.zeros(2), np.ones(2)) == Box((0.0, 0.0), (1.0, 1.0))
     assert GroupBall(1.0, torch.tensor([0, 1])) == GroupBall(1.0, [0, 1]) == GroupBall(1.0, (0, 1))
     assert Permutahedron(torch.tensor([1.0, 2.0])) == Permutahedron([1.0, 2.0])
