@@ -141,6 +141,10 @@ class RandomFourier(FeatureMap):
             raise ConfigError("these random features have no seed yet: a run gives them its own; outside of one pass seed=...")
         x = x.flatten(1)
         waves = _waves(x.shape[1], self.dim, self.bandwidth, self.seed, dtype)
+        used = (x != 0).any(0)
+        if not bool(used.all()):  # what is 0 in all of these rows, such as an image's margin, takes no part in the product
+            x = x[:, used]
+            waves = waves[torch.cat((used, used.new_ones(1)))]
         scale = math.sqrt((2 if self.unbiased else 1) / self.dim)
         phi = waves.new_empty(len(x), self.dim) if out is None else out
         for some, part in zip(x.split(_ROWS), phi.split(_ROWS), strict=True):

@@ -204,7 +204,7 @@ def targets(y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
 
 
 def add_gram(total: Tensor, phi: Tensor) -> None:
-    """total += Phi^T Phi, in blocks on and below the diagonal (`mirror` fills in the rest): 5/8 of the products."""
+    """total += Phi^T Phi, in blocks on and below the diagonal (`mirror` fills in the rest): not much more than half the products."""
     for first, stop in _panels(phi.shape[-1]):
         total[:, first:stop, :stop].baddbmm_(phi[..., first:stop].mT, phi[..., :stop])
 
@@ -216,7 +216,7 @@ def mirror(total: Tensor) -> None:
 
 
 def _panels(size: int) -> list[tuple[int, int]]:
-    width = -(-size // 4) if size >= 512 else size
+    width = max(200, -(-size // 10))
     return [(first, min(first + width, size)) for first in range(0, size, width)]
 
 

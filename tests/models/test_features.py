@@ -34,6 +34,15 @@ def test_random_fourier_has_the_stated_frequencies():
     assert float(at[0].mean()) == pytest.approx(0, abs=0.02)
 
 
+def test_columns_of_zeros_change_no_feature():
+    x = torch.randn(5, 6, dtype=torch.float64)
+    x[:, [0, 3]] = 0
+    phi = fd.RandomFourier(40, seed=2)
+    full = torch.cat((x, torch.ones(1, 6, dtype=torch.float64)))  # the last row has no zeros, so no column is left out
+    torch.testing.assert_close(phi(x), phi(full)[:5], rtol=0, atol=1e-14)
+    assert torch.equal(phi(torch.zeros(2, 6))[0], phi(torch.zeros(1, 6))[0])
+
+
 def test_random_fourier_is_its_seed():
     x = torch.randn(4, 5)
     assert torch.equal(fd.RandomFourier(8, seed=1)(x), fd.RandomFourier(8, seed=1)(x))
