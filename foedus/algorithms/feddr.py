@@ -19,7 +19,7 @@ from foedus.errors import ConfigError
 from foedus.geometry import Domain, L2Ball, ModelDomain, domain_of
 from foedus.models.base import Params
 from foedus.models.losses import loss_for
-from foedus.models.training import gradient
+from foedus.models.training import value_and_gradient
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,8 @@ class ProjectedFedAvg(FedAvg):
         domain_of(self.domain).check(self.model.init(spec, random.key(0)))
 
     def look(self, client: Client, w: Params) -> tuple[dict[str, Any], None]:
-        loss, data = loss_for(self.loss, client.spec.classes), client.data
-        value = (data.weight * loss.value(self.model.apply(w, data.x), data.y)).sum() / data.count
-        return {"objective": value, "slope": gradient(self.model, loss, w, data)}, None
+        value, slope = value_and_gradient(self.model, loss_for(self.loss, client.spec.classes), w, client.data)
+        return {"objective": value, "slope": slope}, None
 
     def start(self, clients: Clients) -> State:
         state = super().start(clients)

@@ -28,10 +28,11 @@ from foedus.geometry import Domain, L2Ball, ModelDomain, domain_of, inside
 from foedus.models.base import Model, Params, model_of
 from foedus.models.linear import Linear
 from foedus.models.losses import loss_for
-from foedus.models.training import gradient
+from foedus.models.training import gradient, value_and_gradient
 
 VARIANTS = ("penalty", "augmented", "stochastic")
 SCHEDULES = ("convex", "nonconvex", "stochastic")
+BEGINNINGS = ("model", "projected", "domain")
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class ConstrainedTraining(Algorithm):
 
     model: a foedus model or any `torch.nn.Module`. domain: one set over all parameters as one vector (`L1Ball(10.0)`), or
     one for each tensor (`PerLayer(L1Ball(10.0))`). loss: "auto", "cross_entropy", "squared", "logistic" or "huber".
-    begin: where x starts, at the "model"'s own start (an error if that is outside), or at the canonical point of the "domain".
+    begin: where x starts: at the "model"'s own start (an error if that is outside), at the point of the set closest to it
+    ("projected"; for networks, which cannot leave zero), or at the canonical point of the "domain".
     """
 
     model: Model = Linear()  # noqa: RUF009 - frozen
@@ -51,8 +53,8 @@ class ConstrainedTraining(Algorithm):
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", model_of(self.model))
         domain_of(self.domain)
-        if self.begin not in ("model", "domain"):
-            raise ConfigError(unknown("begin", self.begin, ["model", "domain"]))
+        if self.begin not in BEGINNINGS:
+            raise ConfigError(unknown("begin", self.begin, list(BEGINNINGS)))
 
     @property
     def batchable(self) -> bool:
@@ -71,28 +73,26 @@ class ConstrainedTraining(Algorithm):
         if self.begin == "model" and not bool(self.set.contains(x)):
             raise ConfigError(
                 f"the start of {type(self.model).__name__} lies outside of {self.domain}; "
-                "use begin='domain' to start at a point of the set, or a larger set"
+                "use begin='projected' to start at the closest point of the set, or a larger set"
             )
 
     def first(self, spec: Spec, shared: Tensor) -> Params:
         """x^1, the same everywhere."""
         x = self.model.init(spec, shared)
-        return x if self.begin == "model" else self.set.start(x, next(iter(x.values())).dtype)
+        if self.begin == "domain":
+            return self.set.start(x, next(iter(x.values())).dtype)
+        return self.set.project(x) if self.begin == "projected" else x
 
     def slope(self, client: Client, x: Params, rows: Rows | None = None) -> Params:
         """The gradient of f_i, the mean loss over the client's rows (or over some of them)."""
         return gradient(self.model, loss_for(self.loss, client.spec.classes), x, rows or client.data)
 
-    def value(self, client: Client, x: Params) -> Tensor:
-        """f_i(x)."""
-        rows = loss_for(self.loss, client.spec.classes).value(self.model.apply(x, client.data.x), client.data.y)
-        return (client.data.weight * rows).sum() / client.data.count
-
     def look(self, client: Client, center: Params) -> tuple[dict[str, Any], None]:
         """For the history: objective and gradient at the centre, and the distance of the client's own x from it."""
         x = (client.state or {}).get("x", center)
         apart = sum((x[k] - center[k]).double().square().sum() for k in center)
-        return {"objective": self.value(client, center), "slope": self.slope(client, center), "apart": apart}, None
+        value, slope = value_and_gradient(self.model, loss_for(self.loss, client.spec.classes), center, client.data)
+        return {"objective": value, "slope": slope, "apart": apart}, None
 
     def log(self, clients: Clients, ids: Tensor, center: Params, consensus: bool = True) -> None:
         """The objective, the gap of equation 11 and the consensus, over all clients; measured, not sent."""

@@ -102,14 +102,40 @@ def gradient(model: Model, loss: Loss, params: Params, data: Rows) -> Params:
     return _gradient({"params": params, "x": data.x, "y": data.y, "weight": weight}, (model, loss))
 
 
+def value_and_gradient(model: Model, loss: Loss, params: Params, data: Rows) -> tuple[Tensor, Params]:
+    """The mean loss over all of a client's rows, and its gradient, at `params`: one pass for both."""
+    weight = data.weight / data.weight.sum(-1, keepdim=True)
+    return _value_and_gradient({"params": params, "x": data.x, "y": data.y, "weight": weight}, (model, loss))
+
+
 @batched
 def _gradient(args: dict[str, Any], shared: tuple) -> Params:
     model, loss = shared
     x = args["x"].flatten(2) if model.closed_form else args["x"]
-    return _gradient_of(model, loss, len(x))(args["params"], x, args["y"], args["weight"])
+    return gradient_of(model, loss, len(x))(args["params"], x, args["y"], args["weight"])
 
 
-def _gradient_of(model: Model, loss: Loss, clients: int) -> Callable[[Params, Tensor, Tensor, Tensor], Params]:
+@batched
+def _value_and_gradient(args: dict[str, Any], shared: tuple) -> tuple[Tensor, Params]:
+    model, loss = shared
+    params, y, weight = args["params"], args["y"], args["weight"]
+    if model.closed_form:
+        outputs, pull = model.pullback(params, args["x"].flatten(2))
+        values = loss.value(outputs, y)
+        return (weight * values).sum(1), pull(loss.slope(outputs, y, weight))
+
+    def mean_loss(params: Params, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        return weight @ loss.value(model.apply(params, x), y)
+
+    each = torch.func.grad_and_value(mean_loss)
+    if len(y) > 1:
+        slopes, values = torch.func.vmap(each)(params, args["x"], y, weight)
+        return values, slopes
+    slopes, value = each({k: v[0] for k, v in params.items()}, args["x"][0], y[0], weight[0])
+    return value.unsqueeze(0), {k: v.unsqueeze(0) for k, v in slopes.items()}
+
+
+def gradient_of(model: Model, loss: Loss, clients: int) -> Callable[[Params, Tensor, Tensor, Tensor], Params]:
     """The function (parameters, x, y, normalised row weights), all with a client dimension -> gradients."""
     if model.closed_form:
 
@@ -189,7 +215,7 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
     if prox:
         constant = {k: torch.add(constant[k], v, alpha=-prox) if k in constant else v * -prox for k, v in start.items()}
 
-    gradient_of = _gradient_of(model, loss, clients)
+    slope_at = gradient_of(model, loss, clients)
     in_place = model.closed_form and how.optimizer == "sgd" and not how.momentum and how.clip is None
     still = (steps.unsqueeze(0) > torch.arange(total).unsqueeze(1)).sum(1).tolist()
     if model.closed_form:
@@ -214,7 +240,7 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
                 for k, v in constant.items():
                     now[k].add_(v[:a], alpha=-how.lr)
                 continue
-            grads = gradient_of(now, x[t - first], y[t - first], weight[t, :a])
+            grads = slope_at(now, x[t - first], y[t - first], weight[t, :a])
             if how.clip is not None:
                 _clip(grads, how.clip)
             for k, g in grads.items():

@@ -370,12 +370,21 @@ def test_bad_settings(options, says):
 def test_sets_that_do_not_fit(appendix, fed):
     with pytest.raises(fd.ConfigError, match="radius=0"):
         fd.L1Ball(0)
-    with pytest.raises(fd.ConfigError, match=r"outside of Simplex.*begin='domain'"):
+    with pytest.raises(fd.ConfigError, match=r"outside of Simplex.*begin='projected'"):
         fd.run(fd.FedFW(SCALAR, fd.Simplex()), fed, 1)
     assert fd.run(fd.FedFW(fd.Linear(), fd.Simplex(), begin="domain"), fed, 2).history.accuracy.notna().all()
+
     with pytest.raises(fd.ConfigError, match="use PerLayer"):
         fd.run(fd.FedFW(fd.Linear(), fd.NuclearBall(1.0)), fed, 1)
     with pytest.raises(fd.ConfigError, match=r"supersets\[0\].*does not contain"):
         fd.run(fd.FedFW(SCALAR, fd.L2Ball(2.0), supersets={0: fd.L2Ball(1.0)}), appendix, 1)
     with pytest.raises(fd.ConfigError, match="relaxation=2"):
         fd.FedDR(relaxation=2)
+
+
+def test_a_network_starts_at_the_point_of_the_set_closest_to_its_own_start():
+    fed = fd.split(fd.load("digits"), "iid", clients=3)
+    net, ball = fd.MLP((8,)), fd.L2Ball(0.5)
+    own = torch.cat([v.flatten() for v in fd.run(fd.FedAvg(net), fed, 0).state.w.values()])
+    begun = fd.run(fd.FedFW(net, ball, begin="projected"), fed, 0).state.center
+    torch.testing.assert_close(torch.cat([v.flatten() for v in begun.values()]), own * 0.5 / own.norm())

@@ -10,9 +10,10 @@ from torch import nn
 
 import foedus as fd
 from foedus.core import random
+from foedus.core.rows import Rows
 from foedus.core.spec import Spec
 from foedus.models import CNN, MLP, CrossEntropy, Linear, Module, Squared
-from foedus.models.training import _gradient_of
+from foedus.models.training import gradient_of, value_and_gradient
 
 
 def draw(seed: int, *shape: int) -> torch.Tensor:
@@ -36,12 +37,39 @@ def test_closed_form_gradient_equals_autograd(seed, clients, rows, model, classi
     x = draw(seed + 1, clients, rows, 3)
     y = random.integers(random.key(seed + 2), (clients, rows), 4) if classify else draw(seed + 2, clients, rows, 4)
     weight = random.uniform(random.key(seed + 3), (clients, rows))
-    got = _gradient_of(model, loss, clients)(params, x, y, weight)
+    got = gradient_of(model, loss, clients)(params, x, y, weight)
     for c, p in enumerate(each):
         leaves = {k: v.clone().requires_grad_() for k, v in p.items()}
         value = (weight[c] * loss.value(model.apply(leaves, x[c]), y[c])).sum()
         for k, g in zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True):
             torch.testing.assert_close(got[k][c], g, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", [Linear(), MLP((5,)), Module(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4)))])
+@pytest.mark.parametrize("clients", [1, 3])
+def test_value_and_gradient_are_those_of_autograd(model, clients):
+    """Weighted rows, in one pass; with a client dimension by vmap and without."""
+    spec, loss = Spec((3,), 4, 4), CrossEntropy()
+    table_x, table_y = draw(0, 10, 3), random.integers(random.key(1), (10,), 4)
+    index = torch.arange(4).repeat(clients, 1) + torch.arange(clients).unsqueeze(1)
+    weight = torch.tensor([1.0, 2.0, 1.0, 0.0]).repeat(clients, 1)
+    each = [{k: v + 0.1 * draw(7 + c, *v.shape) for k, v in model.init(spec, random.key(c)).items()} for c in range(clients)]
+    params = {k: torch.stack([p[k] for p in each]) for k in each[0]}
+
+    def one(params, index, weight):
+        return value_and_gradient(model, loss, params, Rows(table_x, table_y, index, weight, spec))
+
+    values, slopes = torch.func.vmap(one)(params, index, weight)
+    for c, p in enumerate(each):
+        leaves = {k: v.clone().requires_grad_() for k, v in p.items()}
+        rows = loss.value(model.apply(leaves, table_x[index[c]]), table_y[index[c]])
+        value = (weight[c] * rows).sum() / 4
+        torch.testing.assert_close(values[c], value.detach())
+        alone = one(p, index[c], weight[c])
+        torch.testing.assert_close(alone[0], value.detach())
+        for k, g in zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True):
+            torch.testing.assert_close(slopes[k][c], g)
+            torch.testing.assert_close(alone[1][k], g)
 
 
 def test_losses_by_hand():
