@@ -1,4 +1,4 @@
-"""Speed, as ratios measured in one run: `python -m benchmarks [w1 w2 w3 w4 batching overhead memory fednewton]`."""
+"""Speed, as ratios measured in one run: `python -m benchmarks [w1 w2 w3 w4 batching overhead memory fednewton fedfw lowrank]`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 import foedus as fd
+from benchmarks.fedfw import fedfw, lowrank
 from benchmarks.fednewton import fednewton
 from benchmarks.workloads import WORKLOADS, Limit, PlainLoop, Workload, foedus_rounds
 
@@ -168,7 +169,7 @@ def peak(clients: int, rounds: int) -> None:
 
 
 def main() -> None:
-    items = [*WORKLOADS, "batching", "overhead", "memory", "fednewton"]
+    items = [*WORKLOADS, "batching", "overhead", "memory", "fednewton", "fedfw", "lowrank"]
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Speed of foedus, as ratios in one run.")
     parser.add_argument("items", nargs="*", help=f"some of: {' '.join(items)} (all)")
     parser.add_argument("--repeats", type=int, default=5)
@@ -193,6 +194,10 @@ def main() -> None:
         memory()
     if "fednewton" in chosen:
         fednewton(options.repeats)
+    if "fedfw" in chosen:
+        fedfw(options.repeats)
+    if "lowrank" in chosen:
+        lowrank(options.repeats)
     return None
 
 

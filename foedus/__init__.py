@@ -58,18 +58,22 @@ _HOMES = {
     "foedus.geometry": (
         "Birkhoff",
         "Box",
+        "Entropy",
+        "Euclidean",
         "GroupBall",
         "KSparse",
         "L1Ball",
         "L2Ball",
         "LInfBall",
         "NuclearBall",
+        "PNorm",
         "PerLayer",
         "Permutahedron",
         "Simplex",
         "Whole",
     ),
     "foedus.models": ("CNN", "MLP", "FeatureMap", "Identity", "Linear", "Model", "Polynomial", "RandomFourier"),
+    "foedus.privacy": ("Leakage", "audit_leakage"),
     "foedus.report.compare": ("Comparison", "compare"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

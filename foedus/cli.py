@@ -1,4 +1,4 @@
-"""The command line: `foedus demo`, `run`, `compare`, `data`, `report`."""
+"""The command line: `foedus demo`, `run`, `compare`, `data`, `report`, `audit`."""
 
 from __future__ import annotations
 
@@ -54,6 +54,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="List, fetch and look at data sets.")
 app.add_typer(data_app, name="data")
+audit_app = typer.Typer(no_args_is_help=True, help="Find out what messages tell about a client's rows.")
+app.add_typer(audit_app, name="audit")
 
 Config = Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The experiment; see examples/ for two.")]
 
@@ -369,6 +371,71 @@ def data_show(
     labels = data.class_names or [str(c) for c in range(data.classes)]
     rows = [[label, f"{a:,}", f"{b:,}"] for label, a, b in zip(labels, *counts, strict=True)]
     _print_table(["label", "training rows", "test rows"], rows, text=("label",))
+
+
+# -- audit -------------------------------------------------------------------------------------------------------------
+
+
+@audit_app.callback()
+def _audit() -> None:
+    """Keeps `leakage` a command of its own while there is no second one."""
+
+
+@audit_app.command("leakage")
+def audit_leakage_command(
+    data: Annotated[
+        str, typer.Argument(metavar="[DATA]", help="Images: a set that `foedus data list` shows, or a file.")
+    ] = "digits",
+    image: Annotated[int, typer.Option(help="The training row to rebuild.")] = 0,
+    message: Annotated[
+        list[str] | None, typer.Option(help="gradient, l2, l1 or linf; may be repeated. The default is the first three.")
+    ] = None,
+    radius: Annotated[float, typer.Option(help="Radius of the balls. It scales their messages, and tells nothing.")] = 1.0,
+    noise: Annotated[float, typer.Option(help="Noise on the gradient, relative to its root mean square.")] = 0.0,
+    iterations: Annotated[int, typer.Option(help="L-BFGS iterations from each random start.")] = 300,
+    restarts: Annotated[int, typer.Option(help="Random starts; the one that explains the message best counts.")] = 2,
+    seed: Annotated[int, typer.Option(help="Seed of the network, the starts and the noise.")] = 0,
+    out: Annotated[Path, typer.Option(help="The picture to write, .svg or .png.")] = Path("leakage.svg"),
+) -> None:
+    """Try to rebuild a client's image from one message: its gradient, or an extreme point as FedFW sends it.
+
+    The attack is Deep Leakage from Gradients. A high PSNR proves that the message gives the image away; a low one proves
+    nothing about other attacks. A label is shown by the last layer, or else searched for together with the image. Twins are
+    other training images that send the very same message.
+
+    Examples:
+
+        foedus audit leakage
+
+        foedus audit leakage mnist --image 7 --noise 0.1 --out seven.png
+    """
+    from foedus.errors import unknown
+    from foedus.geometry import L1Ball, L2Ball, LInfBall
+    from foedus.privacy.leakage import audit_leakage, check_picture
+
+    balls = {"gradient": None, "l2": L2Ball, "l1": L1Ball, "linf": LInfBall}
+    for name in message or ():
+        if name not in balls:
+            raise ConfigError(unknown("--message", name, balls))
+    chosen = dict.fromkeys(message or ("gradient", "l2", "l1"))
+    titles = {"gradient": "gradient", "l2": "L2 ball", "l1": "L1 ball", "linf": "L-infinity ball"}
+    sets = {titles[name]: balls[name] and balls[name](radius) for name in chosen}
+    check_picture(out)
+    _require_plots()
+    _writable(out, "--out")
+    with _one_thread():
+        found = audit_leakage(data, image, messages=sets, iterations=iterations, restarts=restarts, noise=noise, seed=seed)
+    typer.echo(f"{found.data}: training image {found.index}, label {found.label}")
+    rows = []
+    for name, r in found.messages.items():
+        label = f"{r.label} ({'right' if r.label == found.label else 'wrong'}, {'shown' if r.label_shown else 'searched'})"
+        numbers = [f"{value:.1f}" for value in (r.psnr[0], r.psnr[-1], max(r.psnr))]
+        rows.append([name, f"{r.bytes:,}", *numbers, label, f"{r.twins:,} of {found.others:,}"])
+    rows.append(["none: average image", "0", "–", f"{found.average:.1f}", "–", "–", "–"])
+    rows.append(["label only: average of its class", "–", "–", f"{found.class_average:.1f}", "–", "–", "–"])
+    headings = ["message", "bytes", "PSNR first", "last", "best", "label", "twins"]
+    _print_table(headings, rows, text=("message",))
+    typer.echo(f"picture: {_where(found.picture(out))}")
 
 
 # -- output ------------------------------------------------------------------------------------------------------------

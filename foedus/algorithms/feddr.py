@@ -97,6 +97,6 @@ class ProjectedFedAvg(FedAvg):
         state = super().round(clients, state)
         state = state.replace(w=domain_of(self.domain).project(state.w))
         if self.measure_every and clients.round % self.measure_every == 0:
-            seen: dict[str, Tensor] = clients.measure(self.look, ids=state.ids, w=state.w)
+            seen: dict[str, Tensor] = clients.watched(state.ids).mean(self.look, weights="uniform", w=state.w)
             clients.log(objective=seen["objective"], fw_gap=gap(domain_of(self.domain), seen["slope"], state.w))
         return state

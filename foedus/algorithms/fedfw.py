@@ -96,7 +96,7 @@ class ConstrainedTraining(Algorithm):
 
     def log(self, clients: Clients, ids: Tensor, center: Params, consensus: bool = True) -> None:
         """The objective, the gap of equation 11 and the consensus, over all clients; measured, not sent."""
-        seen = clients.measure(self.look, weights="uniform", ids=ids, center=center)
+        seen = clients.watched(ids).mean(self.look, weights="uniform", center=center)
         clients.log(objective=seen["objective"], fw_gap=gap(self.set, seen["slope"], center))
         if consensus:
             clients.log(consensus=seen["apart"])

@@ -153,7 +153,9 @@ class Predictor:
             one = "; for a single row pass x[None]" if tuple(x.shape) == self.spec.shape else ""
             raise DataError(f"x has shape {tuple(x.shape)}, the model expects rows of shape {self.spec.shape}{one}")
         with torch.no_grad():
-            return torch.cat([self.forward(b) for b in x.split(self.block)]) if len(x) else torch.empty(0, self.spec.outputs)
+            if len(x) <= self.block:
+                return self.forward(x) if len(x) else torch.empty(0, self.spec.outputs)
+            return torch.cat([self.forward(b) for b in x.split(self.block)])
 
     def predict(self, x: Any) -> np.ndarray:
         """Class numbers, or values for regression ((n,) where there is one output)."""

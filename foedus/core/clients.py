@@ -230,11 +230,13 @@ class Clients:
         ]
         return Replies(ids[order], share, separate=[single[i] for i in order.tolist()])
 
-    def measure(self, step: Callable, /, *, ids: Tensor, weights: str = "uniform", **payload: Tree) -> Tree:
-        """`mean` over the clients `ids` for the history only (a gap, a distance): never sent in earnest, so nothing is charged."""
-        return replace(self, ids=ids, sizes=torch.ones_like(ids), free=True, quantise=None).mean(
-            step, weights=weights, **payload
-        )
+    def watched(self, ids: Tensor, sizes: Tensor | None = None) -> Clients:
+        """The clients `ids` to be measured for the history only (a gap, a distance): never sent in earnest, so nothing is charged.
+
+        sizes: their numbers of rows, where an average by rows is wanted.
+        """
+        sizes = torch.ones_like(ids) if sizes is None else sizes
+        return replace(self, ids=ids, sizes=sizes, free=True, quantise=None)
 
     def some(self, chosen: Tensor) -> Clients:
         """Those of the clients where `chosen` (booleans in order of id) is true, to ask them something else than the others."""

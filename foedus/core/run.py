@@ -416,8 +416,10 @@ class Run:
 
 
 def _row_scores(algorithm: Algorithm, predictor: Predictor, data: Any) -> dict[str, torch.Tensor]:
-    scores = row_scores(algorithm, predictor.outputs(data.x_test), torch.from_numpy(data.y_test), data.classes)
-    return {k: v.double() for k, v in scores.items()}
+    """In blocks of rows: the outputs of all rows at once may be more than memory holds (a vocabulary of classes)."""
+    blocks = zip(*(torch.from_numpy(t).split(predictor.block) for t in (data.x_test, data.y_test)), strict=True)
+    parts = [row_scores(algorithm, predictor.outputs(x), y, data.classes) for x, y in blocks]
+    return {k: torch.cat([p[k] for p in parts]).double() for k in parts[0]}
 
 
 def _score(algorithm: Algorithm, predictor: Predictor, data: Any) -> dict[str, float]:

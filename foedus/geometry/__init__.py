@@ -1,4 +1,4 @@
-"""Convex sets with linear minimisation oracles and projections."""
+"""Convex sets with linear minimisation oracles and projections, and mirror maps."""
 
 from foedus.geometry.domains import (
     Box,
@@ -13,6 +13,7 @@ from foedus.geometry.domains import (
     Simplex,
     dense,
 )
+from foedus.geometry.mirror import Entropy, Euclidean, Mirror, PNorm, best_step
 from foedus.geometry.models import Birkhoff, ModelDomain, NuclearBall, PerLayer, Whole, domain_of, inside
 
 __all__ = [
@@ -20,17 +21,22 @@ __all__ = [
     "Box",
     "Corner",
     "Domain",
+    "Entropy",
+    "Euclidean",
     "GroupBall",
     "KSparse",
     "L1Ball",
     "L2Ball",
     "LInfBall",
+    "Mirror",
     "ModelDomain",
     "NuclearBall",
+    "PNorm",
     "PerLayer",
     "Permutahedron",
     "Simplex",
     "Whole",
+    "best_step",
     "dense",
     "domain_of",
     "inside",
