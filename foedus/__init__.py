@@ -19,12 +19,14 @@ from foedus.version import __version__
 # Names are loaded when first used, so that `foedus --help` need not wait for PyTorch.
 _HOMES = {
     "foedus.algorithms": (
+        "AFLBoost",
         "DKRR",
         "KRR",
         "Central",
         "Diagnosis",
         "DivergenceWarning",
         "FedAvg",
+        "FedBoost",
         "FedDR",
         "FedDyn",
         "FedFW",
@@ -42,7 +44,16 @@ _HOMES = {
     "foedus.core.clients": ("Poisson",),
     "foedus.core.run": ("Run", "run"),
     "foedus.core.tree": ("State",),
-    "foedus.data": ("Data", "Federation", "load", "split", "synthetic_leaf", "synthetic_piecewise"),
+    "foedus.data": (
+        "Data",
+        "Federation",
+        "load",
+        "load_speeches",
+        "split",
+        "synthetic_leaf",
+        "synthetic_piecewise",
+        "word_federation",
+    ),
     "foedus.engines.local": ("Local",),
     "foedus.errors": (
         "CheckpointError",
@@ -72,7 +83,19 @@ _HOMES = {
         "Simplex",
         "Whole",
     ),
-    "foedus.models": ("CNN", "MLP", "FeatureMap", "Identity", "Linear", "Model", "Polynomial", "RandomFourier"),
+    "foedus.models": (
+        "CNN",
+        "MLP",
+        "Classifiers",
+        "Densities",
+        "FeatureMap",
+        "Identity",
+        "Linear",
+        "Model",
+        "NGrams",
+        "Polynomial",
+        "RandomFourier",
+    ),
     "foedus.privacy": ("Leakage", "audit_leakage"),
     "foedus.report.compare": ("Comparison", "compare"),
 }

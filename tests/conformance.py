@@ -82,6 +82,7 @@ ALGORITHMS: dict[str, fd.Algorithm] = {
     "FedFW": fd.FedFW(fd.Linear(), fd.L2Ball(5.0)),
     "FedFW, one entry": fd.FedFW(fd.Linear(), fd.PerLayer(fd.L1Ball(5.0)), penalty=1e-2, schedule="nonconvex", horizon=10),
     "FedFW, augmented, signs": fd.FedFW(fd.Linear(), fd.LInfBall(0.1), variant="augmented", noise=0.1),
+    "FedFW, augmented, a network": fd.FedFW(fd.MLP(6), fd.L2Ball(4.0), begin="projected", variant="augmented", penalty=1e-3),
     "FedFW, stochastic, rank one": fd.FedFW(fd.Linear(bias=False), fd.NuclearBall(5.0), variant="stochastic", batch_size=8),
     "FedFW, stragglers": fd.FedFW(fd.Linear(), fd.L1Ball(5.0), supersets={2: fd.L2Ball(5.0)}),
     "NaiveFW": fd.NaiveFW(fd.Linear(), fd.L2Ball(5.0)),

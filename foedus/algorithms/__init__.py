@@ -2,6 +2,7 @@
 
 from foedus.algorithms.diagnosis import Diagnosis, diagnose
 from foedus.algorithms.fedavg import FedAvg
+from foedus.algorithms.fedboost import AFLBoost, FedBoost
 from foedus.algorithms.feddr import FedDR, ProjectedFedAvg
 from foedus.algorithms.feddyn import FedDyn
 from foedus.algorithms.fedfw import FedFW, NaiveFW
@@ -14,10 +15,12 @@ from foedus.algorithms.scaffold import Scaffold
 __all__ = [
     "DKRR",
     "KRR",
+    "AFLBoost",
     "Central",
     "Diagnosis",
     "DivergenceWarning",
     "FedAvg",
+    "FedBoost",
     "FedDR",
     "FedDyn",
     "FedFW",

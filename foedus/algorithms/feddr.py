@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from torch import Tensor
 
 from foedus.algorithms.fedavg import FedAvg
-from foedus.algorithms.fedfw import gap
+from foedus.algorithms.fedfw import counted, gap
 from foedus.algorithms.training import LocalTraining, positive
 from foedus.core import random, tree
 from foedus.core.algorithm import Client
@@ -31,18 +32,21 @@ class FedDR(LocalTraining):
 
     for min 1/n sum_i f_i(x) + g(x). Here g says that x is in `domain`, so its prox is the projection. The prox of f_i is
     approximated by local training from y_i on f_i(v) + |v - y_i|^2 / (2 eta); `relaxation` is alpha, in (0, 2). Clients that stay
-    away change nothing.
+    away change nothing. All begin at x_i = y_i = h_i, the model's own start.
     """
 
     domain: Domain | ModelDomain = L2Ball(10.0)  # noqa: RUF009 - frozen
     eta: float = 10.0
     relaxation: float = 1.0
+    weights: str = "uniform"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         domain_of(self.domain)
         positive(self, "eta")
-        if not 0 < self.relaxation < 2:
+        if self.weights != "uniform":
+            raise ConfigError(f"weights={self.weights!r}: FedDR's clients count alike; leave it at 'uniform'")
+        if isinstance(self.relaxation, bool) or not isinstance(self.relaxation, Real) or not 0 < self.relaxation < 2:
             raise ConfigError(f"relaxation={self.relaxation!r} must be above 0 and below 2")
 
     def check(self, spec: Spec) -> None:
@@ -51,14 +55,14 @@ class FedDR(LocalTraining):
 
     def init(self, client: Client) -> dict[str, Params]:
         w = self.model.init(client.spec, client.shared)
-        return {"x": w, "y": w, "h": w}
+        return {"x": w, "y": w}
 
     def train(self, client: Client, w: Params) -> tuple[Params, dict[str, Params]]:
         old = client.state
         y = tree.map(lambda y, w, x: y + self.relaxation * (w - x), old["y"], w, old["x"])
         x = self.descend(client, y, prox=1 / self.eta)["params"]
-        h = tree.map(lambda x, y: 2 * x - y, x, y)
-        return tree.sub(h, old["h"]), {"x": x, "y": y, "h": h}
+        move = tree.map(lambda x, y, x0, y0: 2 * (x - x0) - (y - y0), x, y, old["x"], old["y"])
+        return move, {"x": x, "y": y}
 
     def start(self, clients: Clients) -> State:
         w = self.model.init(clients.spec, clients.shared)
@@ -80,6 +84,7 @@ class ProjectedFedAvg(FedAvg):
     def __post_init__(self) -> None:
         super().__post_init__()
         domain_of(self.domain)
+        counted(self, "measure_every", 0)
 
     def check(self, spec: Spec) -> None:
         super().check(spec)
@@ -91,12 +96,12 @@ class ProjectedFedAvg(FedAvg):
 
     def start(self, clients: Clients) -> State:
         state = super().start(clients)
-        return state.replace(w=domain_of(self.domain).project(state.w), ids=clients.ids)
+        return state.replace(w=domain_of(self.domain).project(state.w), ids=clients.ids, sizes=clients.sizes)
 
     def round(self, clients: Clients, state: State) -> State:
         state = super().round(clients, state)
         state = state.replace(w=domain_of(self.domain).project(state.w))
         if self.measure_every and clients.round % self.measure_every == 0:
-            seen: dict[str, Tensor] = clients.watched(state.ids).mean(self.look, weights="uniform", w=state.w)
+            seen: dict[str, Tensor] = clients.watched(state.ids, state.sizes).mean(self.look, weights=self.weights, w=state.w)
             clients.log(objective=seen["objective"], fw_gap=gap(domain_of(self.domain), seen["slope"], state.w))
         return state

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -50,6 +51,8 @@ class ConstrainedTraining(Algorithm):
     loss: str = "auto"
     begin: str = "model"
 
+    remedy = "scale the features: inside a bounded set, only they can make numbers this large"
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", model_of(self.model))
         domain_of(self.domain)
@@ -68,13 +71,17 @@ class ConstrainedTraining(Algorithm):
     def check(self, spec: Spec) -> None:
         loss_for(self.loss, spec.classes)
         self.model.check(spec)
-        x = self.model.init(spec, random.key(0))
-        self.set.check(x)
+        self.set.check(self.model.init(spec, random.key(0)))
+
+    def beginning(self, clients: Clients) -> Params:
+        """x^1, or an error if the model's own start is outside of the set."""
+        x = self.first(clients.spec, clients.shared)
         if self.begin == "model" and not bool(self.set.contains(x)):
             raise ConfigError(
                 f"the start of {type(self.model).__name__} lies outside of {self.domain}; "
                 "use begin='projected' to start at the closest point of the set, or a larger set"
             )
+        return x
 
     def first(self, spec: Spec, shared: Tensor) -> Params:
         """x^1, the same everywhere."""
@@ -108,6 +115,15 @@ class ConstrainedTraining(Algorithm):
         return loss_for(self.loss, None if y.is_floating_point() else outputs.shape[-1]).value(outputs, y)
 
 
+def noisy(g: Params, noise: float, key: Tensor) -> Params:
+    """g plus normal noise, of `noise` times the root mean square of g's entries (Section 3.2)."""
+    if not noise:
+        return g
+    total = sum(v.square().sum() for v in g.values())
+    deviation = noise * (total / sum(v.numel() for v in g.values())).sqrt()
+    return {k: v + deviation * random.normal(random.fold(key, i), v.shape) for i, (k, v) in enumerate(g.items())}
+
+
 def gap(domain: ModelDomain, slope: Params, x: Params) -> Tensor:
     """max over u in D of <slope, x - u>: 0 exactly at stationary points of the constrained problem."""
     best = domain.dense(domain.lmo(slope), x)
@@ -130,16 +146,17 @@ class FedFW(ConstrainedTraining):
 
         "convex"      eta = 2 / (tau + 1),  lambda = lambda_0 sqrt(tau + 1)                           Theorem 1, Section 4.2
         "nonconvex"   eta = T^(-2/3),       lambda = lambda_0 T^(1/3), T = horizon (p T + 1 if p < 1)  Theorem 2, Section 4.2
-        "stochastic"  eta = 9 / (tau + 8),  lambda = lambda_0 sqrt(tau + 8),  rho = 4 / (tau + 7)^(2/3)   Theorem 3
+        "stochastic"  eta = 9 / (tau + 8),  lambda = lambda_0 sqrt(tau + 8)                            Theorem 3
 
-    (the last for p < 1 is ours). With some of the clients, those who stay away keep x_i, and the centre, which is the average of
+    and rho = 4 / (tau + 7)^(2/3) for the stochastic variant, whatever its schedule (Theorem 3; p < 1 is ours). With some of the clients, those who stay away keep x_i, and the centre, which is the average of
     all x_i, moves by eta/n sum (s_i - x_i) over those who came; the server knows their x_i from the points they have sent.
 
     penalty: lambda_0, or "auto": the mean over clients of the Frank-Wolfe gap of f_i / n at the start, over the squared
     diameter of D, so that gradient and penalty pull alike whatever the scale of either (one more number up, once).
     batch_size: rows of a mini-batch, for "stochastic". noise: standard deviation, relative to the root mean square of g_i, of
     Gaussian noise on what the oracle sees (Section 3.2). supersets: {client: set} for stragglers (Section 4.3): a larger set
-    with a cheaper oracle, such as an L2 ball around a nuclear ball; it must contain the domain.
+    with a cheaper oracle, such as an L2 ball around a nuclear ball; it must contain the domain, and somebody must keep to the
+    domain itself. The centre is then in the domain only in the limit: clients with a superset pull it outside on the way.
     measure_every: log `objective`, `fw_gap` (equation 11, at the centre) and `consensus` (mean of |x_i - centre|^2) every so
     many rounds (0: never); they are measured by the simulation and not charged.
 
@@ -162,24 +179,24 @@ class FedFW(ConstrainedTraining):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.supersets, Mapping):
-            object.__setattr__(self, "supersets", tuple(sorted(self.supersets.items())))
+        object.__setattr__(self, "supersets", _supersets(self.supersets))
         if self.variant not in VARIANTS:
             raise ConfigError(unknown("variant", self.variant, list(VARIANTS)))
         if self.schedule not in (None, *SCHEDULES):
             raise ConfigError(unknown("schedule", self.schedule, list(SCHEDULES)))
-        if self.pacing == "nonconvex" and (not isinstance(self.horizon, int) or self.horizon < 1):
-            raise ConfigError(
-                f"horizon={self.horizon!r}: schedule='nonconvex' needs the number of rounds T, such as horizon=100"
-            )
-        if self.penalty != "auto" and (isinstance(self.penalty, str | bool) or not 0 <= self.penalty < math.inf):
+        if self.pacing == "nonconvex" and self.horizon is None:
+            raise ConfigError("horizon=None: schedule='nonconvex' needs the number of rounds T, such as horizon=100")
+        if self.penalty != "auto" and not _number(self.penalty):
             raise ConfigError(f"penalty={self.penalty!r} must be 'auto' or a number that is not negative")
-        if not isinstance(self.noise, int | float) or not 0 <= self.noise < math.inf:
+        if not _number(self.noise):
             raise ConfigError(f"noise={self.noise!r} must be a number that is not negative")
-        for name in ("batch_size", "measure_every"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < (name == "batch_size"):
-                raise ConfigError(f"{name}={value!r} must be a whole number of at least {int(name == 'batch_size')}")
+        for name, least in (("batch_size", 1), ("measure_every", 0), ("horizon", 1)):
+            if name != "horizon" or self.horizon is not None:
+                counted(self, name, least)
+
+    @property
+    def names_clients(self) -> bool:
+        return bool(self.supersets)
 
     @property
     def pacing(self) -> str:
@@ -192,15 +209,25 @@ class FedFW(ConstrainedTraining):
             if not inside(domain_of(outer), self.set, x):
                 raise ConfigError(f"supersets[{client}]={outer} does not contain {self.domain}; give a larger set")
 
+    def check_supersets(self, ids: Tensor) -> None:
+        """Refuse supersets of nobody, and of everybody: the sets of all clients must have the domain in common."""
+        known = set(ids.tolist())
+        strange = [client for client, _ in self.supersets if client not in known]
+        if strange:
+            raise ConfigError(f"supersets[{strange[0]}] is for a client that does not exist; there are {len(ids)} clients")
+        if self.supersets and len(self.supersets) == len(ids) and all(o != self.domain for _, o in self.supersets):
+            raise ConfigError(f"supersets are given for all {len(ids)} clients; at least one must keep to {self.domain}")
+
     def steps(self, t: int, participation: float) -> tuple[float, float, float]:
         """eta_t, lambda_t / lambda_0 and rho_t."""
         tau = participation * (t - 1) + 1
+        rho = 4 / (tau + 7) ** (2 / 3)
         if self.pacing == "convex":
-            return 2 / (tau + 1), math.sqrt(tau + 1), 1.0
+            return 2 / (tau + 1), math.sqrt(tau + 1), rho
         if self.pacing == "stochastic":
-            return 9 / (tau + 8), math.sqrt(tau + 8), 4 / (tau + 7) ** (2 / 3)
+            return 9 / (tau + 8), math.sqrt(tau + 8), rho
         horizon = self.horizon if participation == 1 else participation * self.horizon + 1
-        return horizon ** (-2 / 3), horizon ** (1 / 3), 1.0
+        return horizon ** (-2 / 3), horizon ** (1 / 3), rho
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
@@ -219,14 +246,10 @@ class FedFW(ConstrainedTraining):
         center = tree.map(lambda c, a: keep * c + a, client.state["center"], _dense(add))
         return self.step(client, center, pace, outer)
 
-    def join(self, client: Client, center: Params, pace: Tensor, outer: int) -> tuple[Any, dict[str, Params]]:
-        """A step, for a client that has been away."""
-        return self.step(client, center, pace, outer)
-
     def step(self, client: Client, center: Params, pace: Tensor, outer: int) -> tuple[Any, dict[str, Params]]:
-        """One Frank-Wolfe step on the penalised objective; the extreme point is sent."""
+        """One Frank-Wolfe step on the penalised objective, from a centre that is sent; the extreme point is sent back."""
         eta, pull, start_pull, rho, share = pace.float().unbind()
-        x, state = client.state["x"], {"center": center}
+        x, state = client.state["x"], {**client.state, "center": center}
         g = tree.scale(self.slope(client, x, self.batch(client)), share)
         if self.variant == "stochastic":
             g = state["d"] = tree.map(lambda d, g: (1 - rho) * d + rho * g, client.state["d"], g)
@@ -235,8 +258,8 @@ class FedFW(ConstrainedTraining):
         if self.variant == "augmented":
             state["y"] = tree.map(lambda y, a: y + start_pull * a, client.state["y"], apart)
             g = tree.add(g, state["y"])
-        domain = self.set if outer < 0 else domain_of(self.supersets[outer][1])
-        point = domain.lmo(self.noisy(client, g))
+        domain = self.set_of(outer)
+        point = domain.lmo(noisy(g, self.noise, random.fold(client.key, 2)))
         state["x"] = tree.map(lambda x, s: (1 - eta) * x + eta * s, x, domain.dense(point, x))
         return point, state
 
@@ -248,22 +271,16 @@ class FedFW(ConstrainedTraining):
         picked = random.integers(random.fold(client.key, 1), size, data.count.long())
         return Rows(data.table_x, data.table_y, data.index.gather(0, picked), torch.ones(size), data.spec)
 
-    def noisy(self, client: Client, g: Params) -> Params:
-        if not self.noise:
-            return g
-        total = sum(v.square().sum() for v in g.values())
-        deviation = self.noise * (total / sum(v.numel() for v in g.values())).sqrt()
-        return {k: v + deviation * random.normal(random.fold(client.key, 2, i), v.shape) for i, (k, v) in enumerate(g.items())}
-
     # -- server ------------------------------------------------------------------------------------------------------
 
     def start(self, clients: Clients) -> State:
-        center = self.first(clients.spec, clients.shared)
+        center = self.beginning(clients)
+        self.check_supersets(clients.ids)
         penalty = self.penalty
         if penalty == "auto":
             diameter = self.set.diameter_of(center)
             mean_gap = float(clients.mean(self.scale, weights="uniform")) / clients.total
-            penalty = mean_gap / diameter**2
+            penalty = mean_gap / diameter**2 if diameter else 0.0
         clients.log(penalty=penalty)
         if self.measure_every:
             self.log(clients, clients.ids, center)
@@ -291,9 +308,8 @@ class FedFW(ConstrainedTraining):
                 if not bool(chosen.any()):
                     continue
                 some = clients.some(chosen)
-                asked = (self.join, {"center": center}) if late else (self.follow, news)
-                domain = self.set if outer < 0 else domain_of(self.supersets[outer][1])
-                mean, each = self.ask(some, domain, center, "x" in state, *asked, pace=pace, outer=outer)
+                asked = (self.step, {"center": center}) if late else (self.follow, news)
+                mean, each = self.ask(some, self.set_of(outer), center, "x" in state, *asked, pace=pace, outer=outer)
                 total = tree.add(total, mean, len(some) / n)
                 points[outer, late] = (chosen, each)
         if "x" in state:
@@ -306,10 +322,14 @@ class FedFW(ConstrainedTraining):
 
     def kinds(self, ids: Tensor) -> Tensor:
         """Which of the supersets a client has, -1 for the domain itself."""
-        kinds = torch.full_like(ids, -1)
-        for number, (client, _) in enumerate(self.supersets):
-            kinds[ids == client] = number
+        kinds, sets = torch.full_like(ids, -1), [outer for _, outer in self.supersets]
+        for client, outer in self.supersets:
+            kinds[ids == client] = sets.index(outer)
         return kinds
+
+    def set_of(self, kind: int) -> ModelDomain:
+        """The set of the clients of a kind."""
+        return self.set if kind < 0 else domain_of(self.supersets[kind][1])
 
     def ask(self, some: Clients, domain: ModelDomain, like: Params, all_of_them: bool, step: Any, news: dict, **payload: Any):
         """The average of some clients' extreme points; and every one of them, where they are needed or of low rank."""
@@ -317,8 +337,16 @@ class FedFW(ConstrainedTraining):
         if not (all_of_them or factors):
             return domain.dense(some.mean(step, weights="uniform", **news, **payload), like), None
         points = some.gather(step, weights="uniform", **news, **payload).stack()
-        each = domain.dense(points, like)
-        return tree.map(lambda s: s.mean(0), each), each if all_of_them else points
+        if all_of_them:
+            each = domain.dense(points, like)
+            return tree.map(lambda s: s.mean(0), each), each
+        even = torch.full((len(some),), 1 / len(some))
+        whole = tree.pytree.tree_map(
+            lambda p: p.weighted_sum(even) if hasattr(p, "weighted_sum") else p.mean(0),
+            points,
+            is_leaf=lambda p: hasattr(p, "weighted_sum"),
+        )
+        return domain.dense(whole, like), points
 
     def partly(self, clients: Clients, state: State, at: Tensor, eta: float, points: dict) -> State:
         """Section 4.2: the x_i of those who came move, and the centre with them."""
@@ -339,6 +367,36 @@ class FedFW(ConstrainedTraining):
         if self.measure_every and clients.round % self.measure_every == 0:
             self.log(clients, state.ids, state.center)
         return state.replace(have=have)
+
+
+def _supersets(given: Any) -> tuple[tuple[int, Domain | ModelDomain], ...]:
+    """As pairs, in order of client; an error names the entry that is wrong."""
+    pairs = given.items() if isinstance(given, Mapping) else given
+    try:
+        pairs = [(client, outer) for client, outer in pairs]
+    except (TypeError, ValueError):
+        raise ConfigError(f"supersets={given!r} must be a dict {{client: set}}, such as {{3: L2Ball(10.0)}}") from None
+    for client, outer in pairs:
+        if isinstance(client, bool) or not isinstance(client, Integral):
+            raise ConfigError(f"supersets[{client!r}]: a client is named by its number, such as {{3: L2Ball(10.0)}}")
+        try:
+            domain_of(outer)
+        except ConfigError as error:
+            raise ConfigError(f"supersets[{client}]: {error}") from None
+    if len({client for client, _ in pairs}) < len(pairs):
+        raise ConfigError("supersets names a client twice; give each one set")
+    return tuple(sorted(((int(c), o) for c, o in pairs), key=lambda pair: pair[0]))
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
+def counted(owner: Any, name: str, least: int) -> None:
+    """Refuse a setting that is not a whole number of at least so many."""
+    value = getattr(owner, name)
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}")
 
 
 def _dense(add: Any) -> Params:
@@ -376,11 +434,15 @@ class NaiveFW(ConstrainedTraining):
 
     measure_every: int = 1
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        counted(self, "measure_every", 0)
+
     def point(self, client: Client, x: Params) -> tuple[Any, None]:
         return self.set.lmo(self.slope(client, x)), None
 
     def start(self, clients: Clients) -> State:
-        return State(center=self.first(clients.spec, clients.shared), spec=clients.spec, ids=clients.ids)
+        return State(center=self.beginning(clients), spec=clients.spec, ids=clients.ids)
 
     def round(self, clients: Clients, state: State) -> State:
         eta = 2 / (clients.round + 1)

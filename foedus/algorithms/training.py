@@ -34,6 +34,8 @@ class LocalTraining(Training, Algorithm):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "model", model_of(self.model))
+        if not isinstance(self.loss, str):
+            raise ConfigError(f"loss={self.loss!r} must be the name of a loss; a set is passed as domain=...")
         if self.weights not in ("rows", "uniform"):
             raise ConfigError(unknown("weights", self.weights, ["rows", "uniform"]))
 

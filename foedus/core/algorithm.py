@@ -82,6 +82,11 @@ class Algorithm:
         """Whether batching clients pays (a large convolutional model is faster one client after the other)."""
         return True
 
+    @property
+    def names_clients(self) -> bool:
+        """Whether its settings speak of clients by number: it then fits no federation without them."""
+        return False
+
     def footprint(self, rows: int, row_bytes: int) -> int:
         """Bytes that a client of so many rows takes in a batch, roughly, besides what is sent: three copies of its rows."""
         return 3 * rows * row_bytes

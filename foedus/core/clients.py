@@ -277,8 +277,16 @@ def cohort(participation: float | Poisson, total: int, key: Tensor) -> Tensor:
         return torch.nonzero(random.uniform(key, total, torch.float64) < participation.probability).flatten()
     if participation == 1:
         return torch.arange(total)
-    size = max(1, math.floor(participation * total + 0.5))
-    return random.permutation(key, total)[:size].sort().values
+    return random.permutation(key, total)[: _size(participation, total)].sort().values
+
+
+def _size(participation: float, total: int) -> int:
+    return max(1, math.floor(participation * total + 0.5))
+
+
+def expected(participation: float | Poisson, total: int) -> float:
+    """The part of all clients that takes part in a round, on average: whole clients, and at least one."""
+    return participation.probability if isinstance(participation, Poisson) else _size(participation, total) / total
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from foedus.core import checkpoint as files
 from foedus.core import random
 from foedus.core.algorithm import Algorithm, Client, Predictor, row_scores
 from foedus.core.arguments import check_arguments, checkpoint_file, differences, refuse_to_overwrite
-from foedus.core.clients import Clients, Ledger, Poisson, cohort
+from foedus.core.clients import Clients, Ledger, Poisson, cohort, expected
 from foedus.core.config import from_config, subclasses, to_config
 from foedus.core.history import History
 from foedus.core.progress import Interrupts, RoundProgress
@@ -156,7 +156,7 @@ class _Loop:
             round=round,
             seed_key=self.key,
             ledger=self.ledger,
-            participation=getattr(self.participation, "probability", self.participation),
+            participation=expected(self.participation, len(self.ids)),
             quantise=self.quantise,
             free=self.algorithm.pooled,
         )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from foedus.core import tree
 from foedus.core.tree import Tree
-from foedus.errors import CheckpointError
+from foedus.errors import CheckpointError, ReplyError
 
 
 class States:
@@ -49,9 +51,10 @@ class States:
         if self.tensors is None:
             if not self.separate:
                 return None
-            whole = [tree.flatten(self.separate[p]) for p in positions.tolist()]
-            columns = zip(*(leaves for leaves, _ in whole), strict=True)
-            return tree.unflatten([torch.stack(c) if isinstance(c[0], Tensor) else c[0] for c in columns], whole[0][1])
+            states = [self.separate[p] for p in positions.tolist()]
+            form = tree.flatten(states[0])[1]
+            columns = zip(*(_in_form(s, form) for s in states), strict=True)
+            return tree.unflatten([torch.stack(c) if isinstance(c[0], Tensor) else c[0] for c in columns], form)
         slots = self.slot[positions]
         return tree.unflatten([t if self._all(slots, t) else t.index_select(0, slots) for t in self.tensors], self.form)
 
@@ -67,7 +70,10 @@ class States:
             self.slot[new] = torch.arange(self.used, self.used + len(new))
             self.used += len(new)
         slots = self.slot[positions]
-        self.form = form
+        if self.form is None:
+            self.form = form
+        elif form != self.form:
+            leaves = _in_form(stacked, self.form)
         if self.tensors is None:
             self.tensors = [t.new_empty((0, *t.shape[1:])) for t in leaves]
         for i, t in enumerate(leaves):
@@ -108,3 +114,11 @@ class States:
             self.tensors, self.form = tree.flatten(saved["states"])
         else:
             self.separate = {int(p): s for p, s in saved["separate"].items()}
+
+
+def _in_form(state: Tree, form: Any) -> list:
+    """The leaves of a state in the order of another's: the same dictionary may have been built in another order."""
+    try:
+        return form.flatten_up_to(state)
+    except ValueError as error:
+        raise ReplyError(f"a client step returned a state of another structure than the states before: {error}") from None

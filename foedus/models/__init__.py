@@ -7,11 +7,14 @@ from foedus.models.linear import Linear
 from foedus.models.losses import CrossEntropy, Huber, Logistic, Squared, loss_for
 from foedus.models.mlp import MLP
 from foedus.models.module import Module
+from foedus.models.predictors import Classifiers, Densities, NGrams, Predictors
 
 __all__ = [
     "CNN",
     "MLP",
+    "Classifiers",
     "CrossEntropy",
+    "Densities",
     "FeatureMap",
     "Huber",
     "Identity",
@@ -19,7 +22,9 @@ __all__ = [
     "Logistic",
     "Model",
     "Module",
+    "NGrams",
     "Polynomial",
+    "Predictors",
     "RandomFourier",
     "Squared",
     "loss_for",

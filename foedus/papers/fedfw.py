@@ -134,8 +134,8 @@ class PublishedFedDR(FedDR):
         rows = {"index": data.index.gather(0, picked), "params": old["x"]}
         g = _slope(rows, (self.model, loss, data.table_x, data.table_y))
         x = tree.map(lambda x, g, y: x - self.lr * (g + self.alpha * (x - y)), old["x"], g, y)
-        h = tree.map(lambda x, y: 2 * x - y, x, y)
-        return tree.sub(h, old["h"]), {"x": x, "y": y, "h": h, "made": old["made"] + 1}
+        move = tree.map(lambda x, y, x0, y0: 2 * (x - x0) - (y - y0), x, y, old["x"], old["y"])
+        return move, {"x": x, "y": y, "made": old["made"] + 1}
 
     def round(self, clients: Clients, state: State) -> State:
         w = tree.add(state.w, clients.mean(self.train, weights="uniform", w=state.w))
@@ -251,10 +251,13 @@ def published(cell: Cell) -> dict[str, fd.Algorithm]:
     return rows | {"FedFW-sto" if averaged else "FedFW": ours}
 
 
+def usual_rounds(cell: Cell, protocol: str) -> int:
+    return 300 if cell.table == "table3" else 100 if protocol == "described" else 1000
+
+
 def run_cell(cell: Cell, protocol: str, seed: int, rounds: int | None = None, rows: int | None = None) -> list[dict]:
     """Last and best accuracy, in percent, of every method of a cell; one dict a method."""
-    default = 300 if cell.table == "table3" else 100 if protocol == "described" else 1000
-    rounds = rounds or default
+    rounds = rounds or usual_rounds(cell, protocol)
     fed = federation(cell, protocol, seed, rows)
     methods = described(cell, rounds) if protocol == "described" else published(cell)
     numbers = PUBLISHED[cell.table, cell.data, cell.ball][cell.split]
@@ -262,7 +265,8 @@ def run_cell(cell: Cell, protocol: str, seed: int, rounds: int | None = None, ro
     found = []
     for name, algorithm in methods.items():
         accuracy = 100 * fd.run(algorithm, fed, rounds, seed=seed).history["accuracy"].iloc[1:]
-        names = {"data": cell.data, "ball": cell.ball, "split": cell.split, "method": name, "seed": seed, "rounds": rounds}
+        names = {"table": cell.table, "protocol": protocol, "data": cell.data, "ball": cell.ball, "split": cell.split}
+        names |= {"method": name, "seed": seed, "rounds": rounds, "rows": rows or 0}
         found.append({**names, "paper": known[name], "last": accuracy.iloc[-1], "best": accuracy.max()})
     return found
 
@@ -280,20 +284,29 @@ def table(
     out: Path | None = None,
 ) -> pd.DataFrame:
     """All cells of a table, means over seeds; finished cells are read from the file `out`, where there is one."""
+    unknown = set(sets or []) - {data for which, data, _ in PUBLISHED if which == name}
+    if unknown or seeds < 1:
+        raise fd.ConfigError(
+            f"{name} has no data set {', '.join(sorted(unknown))}" if unknown else f"seeds={seeds} must be positive"
+        )
     done = pd.read_csv(out).to_dict("records") if out is not None and out.exists() else []
-    have = {(r["data"], r["ball"], r["split"], r["seed"]) for r in done}
+    named = ("table", "protocol", "data", "ball", "split", "seed", "rounds", "rows")
+    have = {tuple(r[k] for k in named) for r in done}
+    wanted = []
     for which, data, ball in PUBLISHED:
         for split in ("iid", "non-iid"):
             cell = Cell(which, data, ball, split)
             chosen = data in (sets or [data]) and ball in (balls or [ball]) and split in (splits or [split])
             for seed in range(seeds if which == name and chosen else 0):
-                if (data, ball, split, seed) in have:
+                key = (which, protocol, data, ball, split, seed, rounds or usual_rounds(cell, protocol), rows or 0)
+                wanted.append(key)
+                if key in have:
                     continue
                 done += run_cell(cell, protocol, seed, rounds, rows)
                 if out is not None:
                     pd.DataFrame(done).to_csv(out, index=False)
                 print(pd.DataFrame(done).tail(3).round(2).to_string(index=False, header=False), flush=True)
-    frame = pd.DataFrame(done)
+    frame = pd.DataFrame([r for r in done if tuple(r[k] for k in named) in wanted])
     keys = ["ball", "data", "split", "method"]
     means = frame.groupby(keys, sort=False)[["paper", "last", "best"]].mean()
     spread = frame.groupby(keys, sort=False)["last"].std(ddof=0).rename("+-")
@@ -319,7 +332,10 @@ def figure2(rounds: int = 300, seed: int = 0) -> dict[str, dict[str, pd.DataFram
 
 
 def figure3(rounds: int = 300, seed: int = 0) -> dict[str, dict[str, pd.DataFrame]]:
-    """Participation: a network with two hidden layers on synthetic data, L2 ball, lambda_t = 1e-3 throughout."""
+    """Participation: a network with two hidden layers on synthetic data, L2 ball, lambda_t = 1e-3 throughout.
+
+    Of this, lambda_0 = lambda_t / T^(1/3) is the step of FedFW+'s dual variables, as in Algorithm 1.
+    """
     fed = fd.synthetic_leaf(0.5, 0.5, clients=100, rows=50_000, seed=seed)
     panels: dict[str, dict[str, pd.DataFrame]] = {}
     for name, variant in (("FedFW", "penalty"), ("FedFW+", "augmented")):

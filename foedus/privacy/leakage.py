@@ -46,6 +46,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from foedus.algorithms.fedfw import noisy
 from foedus.core import random, wire
 from foedus.core.spec import Spec
 from foedus.data import Data, load
@@ -106,15 +107,6 @@ def gradient(model: Model, params: Params, image: Tensor, soft: Tensor, *, graph
     leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
     loss = -(soft * model.apply(leaves, image.unsqueeze(0)).log_softmax(-1)).sum()
     return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values()), create_graph=graph), strict=True))
-
-
-def noisy(g: Params, noise: float, key: Tensor) -> Params:
-    """g plus normal noise, of `noise` times the root mean square of g's entries: what `FedFW(noise=...)` gives its oracle."""
-    if not noise:
-        return g
-    total = sum(v.square().sum() for v in g.values())
-    deviation = noise * (total / sum(v.numel() for v in g.values())).sqrt()
-    return {k: v + deviation * random.normal(random.fold(key, i), v.shape) for i, (k, v) in enumerate(g.items())}
 
 
 def message(g: Params, domain: ModelDomain | None) -> Any:
@@ -383,6 +375,8 @@ def audit_leakage(
             raise ConfigError(f"{name}={value!r} must be a whole number from 0 to 2^63 - 1")
     if messages is None:
         messages = {"gradient": None, "L2 ball": L2Ball(radius), "L1 ball": L1Ball(radius)}
+    if not isinstance(messages, Mapping):
+        raise ConfigError(f"messages={messages!r} must be a dict {{name: set}}, with None for the gradient itself")
     if not messages:
         raise ConfigError("messages={} must name at least one message, such as {'L1': fd.L1Ball(1.0)}")
     sets = {name: None if domain is None else domain_of(domain) for name, domain in messages.items()}

@@ -1,0 +1,381 @@
+"""FedBoost and AFLBoost: Hamer, Mohri and Suresh, "FedBoost: communication-efficient algorithms for federated learning", ICML 2020.
+
+A server owns q given predictors h_k, too large to send them all, and learns the weights alpha of the mixture h = sum_k alpha_k h_k:
+
+    min over alpha in the simplex of L(alpha) = sum_j m_j/m L_j(alpha),   L_j(alpha) the mean loss of h on client j's m_j rows
+
+Each round it sends a few predictors, drawn at random, and clients send back as many numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foedus.core import random
+from foedus.core.algorithm import Algorithm, Client, Predictor
+from foedus.core.clients import Clients
+from foedus.core.rows import Rows
+from foedus.core.spec import Spec
+from foedus.core.tree import State, Tree
+from foedus.errors import ConfigError, unknown
+from foedus.geometry import Entropy, Mirror
+from foedus.models.predictors import LOSSES, Predictors
+
+SAMPLINGS = ("all", "uniform", "weighted")
+
+
+@dataclass(frozen=True)
+class FedBoost(Algorithm):
+    """Mirror descent on the weights of given predictors, a few of which are sent in a round (Figure 1).
+
+    Round t, with 1_k whether h_k is sent (independently, with probability gamma_k), and a_k = alpha_k 1_k / gamma_k:
+
+        client j:  sends  d_k = dL_j(a) / da_k  for the h_k it was sent
+        server:    g_k = (1_k / gamma_k) sum_j m_j/m d_k;   v = [grad F]^-1(grad F(alpha) - eta g);   alpha <- Bregman projection of v
+
+    and the average of alpha over the rounds is what is learnt. gamma_k is C/q with sampling="uniform", min(1, C alpha_k) with
+    "weighted" (equation 8), 1 with "all"; the number of predictors sent is C = budget on average, at most. Figure 1 leaves open
+    what dL_j/da_k is for a predictor that was not sent; 1_k / gamma_k, the derivative of a in alpha, is Section 4.2's answer.
+    With reweigh=False it is left out: predictors that are not sent just keep their place.
+
+    bias_correction: for the squared loss. The paper's derivative in Section 4.2 multiplies by alpha_l where h_l(x) is meant; with
+    <,> the mean over rows of the inner product over labels, and e_y the label, the right one is
+
+        dL/dalpha_l = 2 <sum_k alpha_k h_k - e_y, h_l>,
+        E[g_l] = dL/dalpha_l + 2 alpha_l (1/gamma_l - 1) <h_l, h_l>,
+
+    so that  g_l - 2 (1_l / gamma_l) alpha_l (1/gamma_l - 1) <h_l, h_l>  has the gradient as its expectation, exactly. Clients
+    take it off their own sums.
+
+    budget: C. repeats: R, the bandwidth of Corollary 2: C R predictors are drawn, and sent in R exchanges of about C with the
+    same clients, who keep what the predictors say of their rows, not the predictors; so no client ever holds more than its C.
+    step: eta, or None for the step of Theorem 2 (see `foedus.geometry.best_step`; the paper's has a misprint) with `horizon`
+    rounds and for G the largest gradient so far; without a horizon, T G^2 is the sum of the squared gradients so far.
+    loss: "log", -log(h(y|x) + floor), with `floor` for what no predictor that was sent covers; "squared", |h(x) - e_y|^2.
+    average: whether the average of alpha or the last one is the result. explore: part of the probabilities that is spread evenly
+    over all predictors (with "weighted", a weight of 0 is never tried again without). cache: clients keep predictors, so that
+    each is sent to a client only once; the simulation keeps one copy of each for all of them.
+    start_weights: alpha before the first round (uniform unless given). measure_every: log the loss over all clients' rows with
+    all predictors (`objective`, of the result so far; `objective_last`, of the last alpha) every so many rounds, uncharged.
+
+    Example:
+        >>> fd.run(fd.FedBoost(fd.Classifiers(fitted, classes=10), budget=3), fed, rounds=100)
+    """
+
+    predictors: Predictors
+    budget: float | None = None
+    sampling: str = "weighted"
+    mirror: Mirror = Entropy()  # noqa: RUF009 - frozen
+    step: float | None = None
+    horizon: int | None = None
+    repeats: int = 1
+    average: bool = True
+    loss: str = "log"
+    floor: float = 1e-6
+    bias_correction: bool = False
+    reweigh: bool = True
+    explore: float = 0.0
+    cache: bool = False
+    start_weights: tuple[float, ...] | None = None
+    measure_every: int = 1
+
+    remedy = "try a smaller step"
+    spread = 4.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.predictors, Predictors):
+            raise ConfigError(
+                f"predictors={self.predictors!r} must be a collection: fd.Densities(table), fd.Classifiers([...]) or fd.NGrams(...)"
+            )
+        q = len(self.predictors)
+        for name, known in (("sampling", SAMPLINGS), ("loss", LOSSES)):
+            if getattr(self, name) not in known:
+                raise ConfigError(unknown(name, getattr(self, name), list(known)))
+        if not isinstance(self.mirror, Mirror):
+            raise ConfigError(f"mirror={self.mirror!r} must be a mirror map such as fd.Entropy()")
+        if self.sampling == "all":
+            if self.budget not in (None, q):
+                raise ConfigError(f"budget={self.budget!r} with sampling='all' sends all {q}; leave the budget out")
+        elif isinstance(self.budget, bool) or not isinstance(self.budget, int | float) or not 0 < self.budget <= q:
+            raise ConfigError(f"budget={self.budget!r} must be above 0 and at most the {q} predictors (or sampling='all')")
+        for name, least in (("repeats", 1), ("measure_every", 0), ("horizon", 1)):
+            value = getattr(self, name)
+            if (value is not None or name != "horizon") and (
+                not isinstance(value, int) or isinstance(value, bool) or value < least
+            ):
+                raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}")
+        for name in ("step", "floor"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not 0 < value < math.inf):
+                raise ConfigError(f"{name}={value!r} must be a positive number")
+        if not 0 <= self.explore <= 1:
+            raise ConfigError(f"explore={self.explore!r} must be from 0 to 1")
+        if self.bias_correction and self.loss != "squared":
+            raise ConfigError(f"bias_correction is for loss='squared'; no unbiased gradient is known for loss={self.loss!r}")
+        if self.bias_correction and not self.reweigh:
+            raise ConfigError("bias_correction needs reweigh=True: without it the gradient is of another function")
+        if self.start_weights is not None:
+            object.__setattr__(self, "start_weights", tuple(float(v) for v in self.start_weights))
+            on_simplex("start_weights", self.start_weights, q)
+
+    def check(self, spec: Spec) -> None:
+        self.predictors.check(spec, self.loss)
+
+    # -- clients -----------------------------------------------------------------------------------------------------
+
+    def prepare(self, data: Rows) -> Tree:
+        return self.predictors.prepare(data, self.loss)
+
+    def receive(self, client: Client, which: Tensor, models: Tree) -> tuple[Tree, None]:
+        """Predictors for later: nothing is sent back."""
+        return {}, None
+
+    def slope(
+        self, client: Client, which: Tensor, models: Tree, weight: Tensor, excess: Tensor | None = None
+    ) -> tuple[dict[str, Tensor], None]:
+        """Line 3: the loss of the mixture of what was sent, and its gradient."""
+        args = (client.prepared, client.data, which, models, weight, self.loss, self.floor, excess)
+        value, slope = self.predictors.loss(*args)
+        return {"loss": value, "slope": slope}, None
+
+    def look(self, client: Client, weight: Tensor) -> tuple[dict[str, Tensor], None]:
+        """For the history: the loss of mixtures (rows of `weight`) of all predictors."""
+        all_of_them = torch.arange(len(self.predictors))
+        values = [
+            self.predictors.loss(client.prepared, client.data, all_of_them, None, w, self.loss, self.floor, None, slope=False)[
+                0
+            ]
+            for w in weight.unbind()
+        ]
+        return {"loss": torch.stack(values)}, None
+
+    # -- server ------------------------------------------------------------------------------------------------------
+
+    def start(self, clients: Clients) -> State:
+        q = len(self.predictors)
+        alpha = self.mirror.start(q, torch.float64)
+        if self.start_weights is not None:
+            alpha = torch.tensor(self.start_weights, dtype=torch.float64)
+        state = State(alpha=alpha, total=torch.zeros_like(alpha), rounds=0, steepest=0.0, squares=0.0)
+        state = state.replace(ids=clients.ids, sizes=clients.sizes, spec=clients.spec)
+        if self.cache:
+            state = state.replace(have=torch.zeros(clients.total, q, dtype=torch.bool))
+        if self.measure_every:
+            self.log(clients, state)
+        return state
+
+    def probabilities(self, alpha: Tensor) -> Tensor:
+        """gamma, for a budget of C R."""
+        if self.sampling == "all":
+            return torch.ones_like(alpha)
+        budget = min(self.budget * self.repeats, len(alpha))
+        even = torch.full_like(alpha, budget / len(alpha))
+        if self.sampling == "uniform":
+            return even
+        return ((1 - self.explore) * (alpha * budget).clamp(max=1) + self.explore * even).clamp(max=1)
+
+    def draw(self, clients: Clients, alpha: Tensor) -> tuple[Tensor, Tensor]:
+        """Line 2: which predictors are sent, and all probabilities."""
+        gamma = self.probabilities(alpha)
+        sent = random.uniform(random.fold(clients.key, 1), len(alpha), torch.float64) < gamma
+        return sent.nonzero().flatten(), gamma
+
+    def payload(self, alpha: Tensor, gamma: Tensor, which: Tensor) -> dict[str, Tensor]:
+        weight = alpha[which] / gamma[which]
+        more = {"excess": ((1 - gamma[which]) * weight).float()} if self.bias_correction else {}
+        return {"weight": weight.float(), **more}
+
+    def round(self, clients: Clients, state: State) -> State:
+        which, gamma = self.draw(clients, state.alpha)
+        state = state.replace(total=state.total + state.alpha, rounds=state.rounds + 1)
+        if len(which):
+            state, found = self.ask(clients, state, which, self.payload(state.alpha, gamma, which))
+            state = self.move(state, self.whole(found["slope"], which, gamma))
+        clients.log(sent=len(which))
+        if self.measure_every and clients.round % self.measure_every == 0:
+            self.log(clients, state)
+        return state
+
+    def ask(self, clients: Clients, state: State, which: Tensor, payload: dict[str, Tensor]) -> tuple[State, Tree]:
+        """Lines 3 and 4: send the predictors, in `repeats` exchanges, and average what comes back."""
+        parts = [p for p in which.tensor_split(self.repeats) if len(p)]
+        if not self.cache:
+            for part in parts[:-1]:
+                clients.gather(self.receive, which=part.to(torch.int32), models=self.predictors.message(part))
+            # Of what was sent before, the client keeps the outputs; the last exchange needs the last predictors only.
+            models = self.predictors.message(which) if len(parts) == 1 else None
+            if len(parts) > 1:
+                clients.gather(self.receive, which=parts[-1].to(torch.int32), models=self.predictors.message(parts[-1]))
+            return state, self.collect(clients, which=which, models=models, **payload)
+        at = torch.searchsorted(state.ids, clients.ids)
+        for part in parts:
+            lacking = ~state.have[at][:, part]
+            for pattern in lacking.unique(dim=0):
+                if bool(pattern.any()):
+                    some, new = clients.some((lacking == pattern).all(1)), part[pattern]
+                    some.gather(self.receive, which=new.to(torch.int32), models=self.predictors.message(new))
+        have = state.have.clone()
+        have[at.unsqueeze(1), which] = True
+        return state.replace(have=have), self.collect(clients, which=which, models=None, **payload)
+
+    def collect(self, clients: Clients, **payload: Any) -> Tree:
+        """The average over rows."""
+        return clients.mean(self.slope, **payload)
+
+    def whole(self, slope: Tensor, which: Tensor, gamma: Tensor) -> Tensor:
+        """The gradient in all q weights, from that in the weights of what was sent."""
+        slope = slope.double() / gamma[which] if self.reweigh else slope.double()
+        return torch.zeros_like(gamma).index_put((which,), slope)
+
+    def move(self, state: State, g: Tensor) -> State:
+        """Line 5."""
+        eta, steepest, squares = pace(self.mirror, self.step, self.horizon, g, state.steepest, state.squares)
+        alpha = self.mirror.step(state.alpha, g, eta) if eta else state.alpha
+        return state.replace(alpha=alpha, steepest=steepest, squares=squares)
+
+    def result(self, state: State) -> Tensor:
+        """What is learnt: the average of alpha_1 .. alpha_T, or the last alpha."""
+        return state.total / state.rounds if self.average and state.rounds else state.alpha
+
+    def log(self, clients: Clients, state: State) -> None:
+        both = torch.stack((self.result(state), state.alpha)).float()
+        seen = clients.watched(state.ids, state.sizes).mean(self.look, weight=both)["loss"]
+        clients.log(objective=seen[0], objective_last=seen[1])
+
+    def predictor(self, state: State) -> Predictor:
+        weight = self.result(state).float()
+        return Predictor(lambda x: self.predictors.mixture(weight, x), state.spec, probabilities=_as_they_are)
+
+    def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        if self.loss == "log":
+            return -(outputs.gather(-1, y.unsqueeze(-1)).squeeze(-1) + self.floor).log()
+        return outputs.square().sum(-1) - 2 * outputs.gather(-1, y.unsqueeze(-1)).squeeze(-1) + 1
+
+
+def _as_they_are(outputs: Tensor) -> Tensor:
+    return outputs
+
+
+def pace(
+    mirror: Mirror, step: float | None, horizon: int | None, g: Tensor, steepest: float, squares: float
+) -> tuple[float, float, float]:
+    """eta, the largest gradient so far in the dual norm, and the sum of their squares: the steps of Theorem 2."""
+    size = float(torch.linalg.vector_norm(g, mirror.dual))
+    steepest, squares = max(steepest, size), squares + size**2
+    if step is not None:
+        return step, steepest, squares
+    bound = horizon * steepest**2 if horizon else squares
+    return (math.sqrt(2 * mirror.sigma * mirror.reach(len(g)) / bound) if bound else 0.0), steepest, squares
+
+
+def on_simplex(name: str, values: Sequence[float], size: int) -> None:
+    """Refuse weights that are not those of a mixture of so many."""
+    if len(values) != size or min(values) < 0 or abs(math.fsum(values) - 1) > 1e-6:
+        raise ConfigError(
+            f"{name} must be {size} numbers that are not negative and sum to 1; these {len(values)} sum to {math.fsum(values):.6g}, "
+            f"the least is {min(values, default=0):.4g}"
+        )
+
+
+@dataclass(frozen=True)
+class AFLBoost(FedBoost):
+    """FedBoost for the worst mixture of domains (Figure 2): min over alpha of max over lambda in Lambda of sum_d lambda_d L_d(alpha).
+
+    L_d is the mean loss over the rows of domain d, a group of clients. alpha descends as in FedBoost, against the gradient
+    of the mixture by lambda, and lambda ascends:
+
+        w = [grad F]^-1(grad F(lambda) + eta_lambda L_.(a)),   lambda <- Bregman projection of w onto Lambda
+
+    domains: groups of client ids that together are all clients ({name: ids} or a list of lists), or None: every client is one.
+    low, high: Lambda = {lambda in the simplex: low <= lambda <= high}. mirror_domains, step_domains: as mirror and step, for
+    lambda; by default the same. With some of the clients, a domain's loss is estimated by those who came, each in inverse
+    proportion to its chance. Clients send their own loss and gradient, C + 1 numbers. The history has `worst`, the largest
+    domain loss of the result.
+    """
+
+    domains: tuple[tuple[int, ...], ...] | None = None
+    low: float = 0.0
+    high: float = 1.0
+    mirror_domains: Mirror | None = None
+    step_domains: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        groups = self.domains.values() if isinstance(self.domains, Mapping) else self.domains
+        if groups is not None:
+            groups = tuple(tuple(sorted(int(c) for c in g)) for g in groups)
+            object.__setattr__(self, "domains", groups)
+            members = [c for g in groups for c in g]
+            if len(set(members)) != len(members) or not all(groups):
+                raise ConfigError("domains must not be empty and no client may be in two of them")
+        if not 0 <= self.low <= self.high <= 1:
+            raise ConfigError(f"low={self.low!r} and high={self.high!r} must be bounds with 0 <= low <= high <= 1")
+        if self.mirror_domains is None:
+            object.__setattr__(self, "mirror_domains", self.mirror)
+
+    @property
+    def names_clients(self) -> bool:
+        return self.domains is not None
+
+    def start(self, clients: Clients) -> State:
+        groups = self.domains or tuple((int(i),) for i in clients.ids)
+        members = sorted(c for g in groups for c in g)
+        if members != clients.ids.tolist():
+            apart = sorted(set(members) ^ set(clients.ids.tolist()))
+            raise ConfigError(f"domains must hold every client once; these are in none, or are no clients: {apart[:10]}")
+        if self.low * len(groups) > 1 or self.high * len(groups) < 1:
+            raise ConfigError(f"low={self.low!r} and high={self.high!r} leave no mixture of {len(groups)} domains")
+        domain = torch.empty_like(clients.ids)
+        for d, group in enumerate(groups):
+            domain[torch.searchsorted(clients.ids, torch.tensor(group))] = d
+        lam = self.mirror_domains.project(self.mirror_domains.start(len(groups), torch.float64), self.low, self.high)
+        state = super().start(clients)
+        state = state.replace(lam=lam, lam_total=torch.zeros_like(lam), lam_steepest=0.0, lam_squares=0.0, domain=domain)
+        if self.measure_every:
+            self.log_worst(clients, state)
+        return state
+
+    def shares(self, clients: Clients, state: State) -> Tensor:
+        """What each client who came adds to each domain's loss: (domains, clients)."""
+        at = torch.searchsorted(state.ids, clients.ids)
+        rows = torch.zeros(len(state.lam), dtype=torch.float64).index_add(0, state.domain, state.sizes.double())
+        share = clients.sizes.double() / rows[state.domain[at]] / clients.participation
+        return torch.zeros(len(state.lam), len(at), dtype=torch.float64).index_put(
+            (state.domain[at], torch.arange(len(at))), share
+        )
+
+    def round(self, clients: Clients, state: State) -> State:
+        state = state.replace(lam_total=state.lam_total + state.lam)
+        state = super().round(clients, state)
+        if self.measure_every and clients.round % self.measure_every == 0:
+            self.log_worst(clients, state)
+        return state
+
+    def ask(self, clients: Clients, state: State, which: Tensor, payload: dict[str, Tensor]) -> tuple[State, Tree]:
+        """Lines 3 to 5 of Figure 2, and 7: lambda moves at once, alpha by the mixture as it was."""
+        state, found = super().ask(clients, state, which, payload)
+        share = self.shares(clients, state)
+        losses = share @ found["loss"].double()
+        slope = (state.lam @ share) @ found["slope"].double()
+        eta, steepest, squares = pace(
+            self.mirror_domains, self.step_domains or self.step, self.horizon, losses, state.lam_steepest, state.lam_squares
+        )
+        lam = self.mirror_domains.step(state.lam, -losses, eta, self.low, self.high) if eta else state.lam
+        return state.replace(lam=lam, lam_steepest=steepest, lam_squares=squares), {"slope": slope}
+
+    def collect(self, clients: Clients, **payload: Any) -> Tree:
+        return clients.gather(self.slope, **payload).stack()
+
+    def log_worst(self, clients: Clients, state: State) -> None:
+        """The agnostic loss of the result: the largest of all domains'."""
+        weight = self.result(state).float().unsqueeze(0)
+        each = clients.watched(state.ids).gather(self.look, weight=weight).stack()["loss"].squeeze(1).double()
+        rows = torch.zeros(len(state.lam), dtype=torch.float64).index_add(0, state.domain, state.sizes.double())
+        losses = torch.zeros_like(rows).index_add(0, state.domain, state.sizes.double() * each) / rows
+        clients.log(worst=losses.max())

@@ -1,0 +1,436 @@
+"""Given predictors: what FedBoost learns to mix. A server owns q of them, each a map from rows to probabilities.
+
+A collection knows three things of its members: what of them a client needs to know on its own rows (`prepare`, once), the loss
+of a mixture of some of them and its gradient in the weights (`loss`), and what has to be sent so that a client has them
+(`message`). Nothing is ever pickled: densities and networks travel as arrays, scikit-learn estimators as skops archives, which
+are loaded only if every type in them is one that skops trusts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from foedus.core.arrays import Sparse
+from foedus.core.batching import batched
+from foedus.core.rows import Rows, take
+from foedus.core.spec import Spec
+from foedus.core.tree import Tree
+from foedus.errors import ConfigError, DataError, ModelError
+
+LOSSES = ("log", "squared")
+
+
+class Predictors:
+    """Base of the collections. `len` is q."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def check(self, spec: Spec, loss: str) -> None:
+        """Refuse data that the members do not fit."""
+        raise NotImplementedError
+
+    def prepare(self, data: Rows, loss: str) -> Tree:
+        """What a client derives once from its rows, and from the members where they are at hand."""
+        raise NotImplementedError
+
+    def message(self, which: Tensor) -> Tree:
+        """What is sent so that a client has the members numbered `which`."""
+        raise NotImplementedError
+
+    def loss(
+        self,
+        prepared: Tree,
+        data: Rows,
+        which: Tensor,
+        models: Tree,
+        weight: Tensor,
+        loss: str,
+        floor: float,
+        excess: Tensor | None,
+        slope: bool = True,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Mean loss of sum_k weight_k h_k on a client's rows, over k in `which`; and, with `slope`, its gradient in these weights.
+
+        models: the message with them; None: they are taken from the collection (a simulation holds one copy for all clients).
+        excess: for the squared loss, a number for each member; 2 excess_k mean |h_k|^2 is taken off the gradient.
+        """
+        raise NotImplementedError
+
+    def mixture(self, weight: Tensor, x: Tensor) -> Tensor:
+        """Probabilities (n, classes) of the mixture of all members."""
+        raise NotImplementedError
+
+    def nbytes(self) -> list[int]:
+        """The encoded length of every member."""
+        from foedus.core import wire
+
+        return [wire.nbytes({"models": self.message(torch.tensor([k]))}) for k in range(len(self))]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All there is of the members, as tensors: two collections are the same if these are."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)})"
+
+
+class Densities(Predictors):
+    """Distributions over a finite domain: row k of `table` (q, |Y|) is h_k. The features of rows are not looked at.
+
+    background: a distribution that everybody knows, and rest: its share in each h_k (a number, or one for each), as smoothing
+    makes it. What is sent of h_k is then h_k - rest_k background, by its non-zero entries: a unigram model costs as many
+    bytes as the words it has seen. Point masses and other sparse rows need no background to be short.
+    """
+
+    def __init__(self, table: Any, background: Any = None, rest: Any = 0.0) -> None:
+        table = torch.as_tensor(np.asarray(table) if not isinstance(table, Tensor) else table).float()
+        if table.dim() != 2 or not len(table) or not table.shape[1]:
+            raise ModelError(
+                f"a table of densities has a row for each predictor and a column for each element, not {tuple(table.shape)}"
+            )
+        probabilities(table, "predictor")
+        self.table, self.rest = table, torch.as_tensor(rest, dtype=torch.float32).expand(len(table)).clone()
+        self.background = None if background is None else torch.as_tensor(background, dtype=torch.float32)
+        if self.background is not None:
+            if self.background.shape != table.shape[1:]:
+                raise ModelError(f"background has shape {tuple(self.background.shape)}, the table {table.shape[1]} columns")
+            probabilities(self.background.unsqueeze(0), "background")
+        elif bool(self.rest.any()):
+            raise ModelError("rest is the share of a background: give that too")
+        own = table if self.background is None else table - self.rest.unsqueeze(1) * self.background
+        own = torch.where(own.abs() <= 1e-6 * table, 0, own)  # what only rounding has left
+        self.nonzero = own != 0
+        self.counts = self.nonzero.sum(1)
+        where = self.nonzero.nonzero()
+        self.columns, self.values = where[:, 1].to(torch.int32), own[self.nonzero]
+        self.first = torch.cat((torch.zeros(1, dtype=torch.int64), self.counts.cumsum(0)))
+
+    @classmethod
+    def of_clients(cls, fed: Any, rest: float = 0.1) -> Densities:
+        """One for each client of a federation: its training labels' frequencies, and `rest` of the uniform distribution.
+
+        With a federation of words (`word_federation`), these are smoothed unigram language models.
+        """
+        classes = fed.data.classes
+        cells = np.bincount(fed.owners() * classes + fed.data.y_train[fed.rows], minlength=len(fed) * classes)
+        table = cells.reshape(len(fed), classes) / fed.sizes[:, None]
+        even = np.full(classes, 1 / classes)
+        return cls((1 - rest) * table + rest * even, even if rest else None, rest)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def check(self, spec: Spec, loss: str) -> None:
+        if spec.classes != self.table.shape[1]:
+            raise DataError(f"the densities are over {self.table.shape[1]} elements, the data has {spec.classes} labels")
+
+    def prepare(self, data: Rows, loss: str) -> dict[str, Tensor]:
+        """The client's own distribution: the elements it has, and the share of each."""
+        return _distinct({"index": data.index, "weight": data.weight}, (data.table_y, self.table.shape[1]))
+
+    def message(self, which: Tensor) -> Tree:
+        size, counts = self.table.shape[1], self.counts[which]
+        if int(counts.sum()) * 2 >= len(which) * size:
+            return {"dense": self.table[which].mT.contiguous()}
+        # Entry j of member i of `which` is number first[which[i]] + j of all entries.
+        starts = torch.repeat_interleave(self.first[which] - (counts.cumsum(0) - counts), counts)
+        at = starts + torch.arange(int(counts.sum()))
+        place = self.columns[at] * len(which) + torch.repeat_interleave(torch.arange(len(which)), counts)
+        kind = torch.int32 if size * len(which) < 2**31 else torch.int64
+        return {"own": Sparse(place.to(kind), self.values[at], (size, len(which))), "rest": self.rest[which]}
+
+    def columns_of(self, which: Tensor, models: Tree) -> Tensor:
+        """The densities (|Y|, C) that a message holds, or those of the collection itself."""
+        if models is None:
+            return self.upright if len(which) == len(self) else self.upright[:, which]
+        if "dense" in models:
+            return models["dense"]
+        own = models["own"].dense()
+        return own if self.background is None else own.addr_(self.background, models["rest"])
+
+    @cached_property
+    def upright(self) -> Tensor:
+        """The table with a row for each element, as products with few elements of a client want it."""
+        return self.table.mT.contiguous()
+
+    def loss(self, prepared, data, which, models, weight, loss, floor, excess, slope=True):
+        columns = self.columns_of(which, models)
+        found = _of_elements(prepared, (columns, columns @ weight, loss, floor, excess, slope))
+        return found["loss"], found.get("slope")
+
+    def mixture(self, weight: Tensor, x: Tensor) -> Tensor:
+        return (weight.float() @ self.table).expand(len(x), -1)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"table": self.table}
+
+
+@batched
+def _distinct(args: dict[str, Tensor], shared: tuple) -> dict[str, Tensor]:
+    table_y, size = shared
+    index, weight = args["index"], args["weight"]
+    clients = len(index)
+    keys = take(table_y, index) + size * torch.arange(clients).unsqueeze(1)
+    found, inverse = keys.flatten().unique(return_inverse=True)
+    counts = torch.zeros(len(found)).index_add_(0, inverse.flatten(), weight.flatten().float())
+    owner = found // size
+    first = torch.searchsorted(owner, torch.arange(clients))
+    place = torch.arange(len(found)) - first[owner]
+    element = torch.zeros(clients, int(place.max()) + 1, dtype=torch.int64)
+    share = torch.zeros(element.shape)
+    element[owner, place], share[owner, place] = found % size, counts
+    return {"element": element, "share": share / weight.sum(1, keepdim=True)}
+
+
+@batched
+def _of_elements(args: dict[str, Tensor], shared: tuple) -> dict[str, Tensor]:
+    """Loss and gradient from the elements that clients have: all clients' gradients are one sparse product."""
+    columns, mixed, loss, floor, excess, slope = shared
+    element, share = args["element"], args["share"]
+    at = mixed[element]
+    if loss == "log":
+        at += floor
+        found, pull = {"loss": -(share * at.log()).sum(1)}, -share / at
+    else:
+        found, pull = {"loss": mixed @ mixed - 2 * (share * at).sum(1) + 1}, -2 * share
+    if not slope:
+        return found
+    clients, most = element.shape
+    starts = torch.arange(0, clients * most + 1, most)
+    seen = torch.sparse_csr_tensor(starts, element.flatten(), pull.flatten(), (clients, len(columns)))
+    found["slope"] = seen @ columns
+    if loss == "squared":
+        found["slope"] += 2 * (mixed @ columns)
+        if excess is not None:
+            found["slope"] -= 2 * excess * columns.square().sum(0)
+    return found
+
+
+class _Evaluated(Predictors):
+    """Members that are functions of a row: a client evaluates them on its rows, once."""
+
+    def likelihoods(self, models: Tree, x: Tensor, y: Tensor) -> Tensor:
+        """h_k(y | x) for each member in a message (or for all), (C, n)."""
+        return (
+            self.outputs(models, x)
+            .gather(2, y.expand(len(self) if models is None else len(models), -1).unsqueeze(2))
+            .squeeze(2)
+        )
+
+    def outputs(self, models: Tree, x: Tensor) -> Tensor:
+        """h_k(x) for each member in a message (or for all), (C, n, classes)."""
+        raise NotImplementedError
+
+    def prepare(self, data: Rows, loss: str) -> Tensor:
+        return _evaluate({"index": data.index}, (self, None, data.table_x, data.table_y, loss))
+
+    def loss(self, prepared, data, which, models, weight, loss, floor, excess, slope=True):
+        if prepared is None:
+            shared = (self, models, data.table_x, data.table_y, loss)
+            each = _evaluate({"index": data.index}, shared)
+        else:
+            each = prepared.index_select(0, which)
+        share = data.weight / data.count
+        if loss == "log":
+            inside = weight @ each + floor
+            return -(share * inside.log()).sum(), -(each @ (share / inside)) if slope else None
+        mixed = torch.einsum("c,cnk->nk", weight, each)
+        apart = mixed - F.one_hot(data.y, mixed.shape[-1])
+        value = (share * apart.square().sum(1)).sum()
+        if not slope:
+            return value, None
+        pull = 2 * torch.einsum("cnk,nk->c", each, share.unsqueeze(1) * apart)
+        if excess is not None:
+            pull = pull - 2 * excess * torch.einsum("cnk,n->c", each.square(), share)
+        return value, pull
+
+
+@batched
+def _evaluate(args: dict[str, Tensor], shared: tuple) -> Tensor:
+    members, models, table_x, table_y, loss = shared
+    index = args["index"]
+    x, y = take(table_x, index.flatten()), take(table_y, index.flatten())
+    each = members.likelihoods(models, x, y) if loss == "log" else members.outputs(models, x)
+    return each.reshape(len(each), *index.shape, *each.shape[2:]).movedim(1, 0).contiguous()
+
+
+class Classifiers(_Evaluated):
+    """Fitted classifiers: scikit-learn estimators with `predict_proba`, and `torch.nn.Module`s that give logits, in any mixture.
+
+    classes: how many labels there are. An estimator that has seen fewer gives the others probability 0.
+    """
+
+    def __init__(self, members: Sequence[Any], classes: int) -> None:
+        if not members:
+            raise ModelError("members must hold at least one fitted classifier")
+        for k, member in enumerate(members):
+            if isinstance(member, nn.Module):
+                continue
+            if not hasattr(member, "predict_proba"):
+                raise ModelError(f"member {k}, a {type(member).__name__}, gives no probabilities (predict_proba)")
+            if not hasattr(member, "classes_"):
+                raise ModelError(f"member {k}, a {type(member).__name__}, is not fitted: call its fit first")
+            if not np.isin(member.classes_, np.arange(classes)).all():
+                raise ModelError(f"member {k} knows labels {list(member.classes_)[:5]}, which are not in 0 .. {classes - 1}")
+        self.members, self.classes = tuple(members), classes
+        self._archives: dict[int, Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def check(self, spec: Spec, loss: str) -> None:
+        if spec.classes != self.classes:
+            raise DataError(f"the classifiers are for {self.classes} classes, the data has {spec.classes}")
+        try:
+            probabilities(self.outputs(None, torch.zeros(2, *spec.shape)).flatten(0, 1), "output of a member", len(self))
+        except (ValueError, RuntimeError) as error:
+            raise ModelError(f"a member cannot take rows of shape {spec.shape}: {error}") from error
+
+    def message(self, which: Tensor) -> dict[str, Tree]:
+        return {str(k): self._sent(k) for k in which.tolist()}
+
+    def _sent(self, k: int) -> dict[str, Tensor]:
+        member = self.members[k]
+        if isinstance(member, nn.Module):
+            return {name: v.detach() for name, v in member.state_dict().items()}
+        if k not in self._archives:
+            self._archives[k] = torch.frombuffer(bytearray(_skops().dumps(member)), dtype=torch.uint8)
+        return {"skops": self._archives[k]}
+
+    def outputs(self, models: Tree, x: Tensor) -> Tensor:
+        chosen = range(len(self)) if models is None else [int(k) for k in models]
+        return torch.stack([self._one(self.members[k], None if models is None else models[str(k)], x) for k in chosen])
+
+    def _one(self, member: Any, sent: Tree, x: Tensor) -> Tensor:
+        if isinstance(member, nn.Module):
+            member.eval()
+            with torch.no_grad():
+                out = member(x) if sent is None else torch.func.functional_call(member, sent, (x,))
+            return out.float().softmax(-1)
+        member = member if sent is None else unpack(sent["skops"])
+        found = torch.zeros(len(x), self.classes)
+        found[:, torch.as_tensor(np.asarray(member.classes_, np.int64))] = torch.from_numpy(
+            np.asarray(member.predict_proba(x.flatten(1).numpy()), np.float32)
+        )
+        return found
+
+    def mixture(self, weight: Tensor, x: Tensor) -> Tensor:
+        return torch.einsum("q,qnk->nk", weight.float(), self.outputs(None, x))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {f"{k}.{name}": v for k in range(len(self)) for name, v in self._sent(k).items()}
+
+
+def _skops() -> Any:
+    try:
+        import skops.io
+    except ImportError as error:
+        raise ModelError("scikit-learn estimators are sent as skops archives: pip install 'foedus[sklearn]'") from error
+    return skops.io
+
+
+def unpack(archive: Tensor) -> Any:
+    """The estimator in a skops archive. One that needs a type which skops does not trust is refused."""
+    io = _skops()
+    data = archive.numpy().tobytes()
+    strange = io.get_untrusted_types(data=data)
+    if strange:
+        raise ModelError(
+            f"a predictor was sent that needs untrusted types ({', '.join(map(str, strange[:3]))}); it is not loaded"
+        )
+    return io.loads(data)
+
+
+class NGrams(_Evaluated):
+    """Smoothed n-gram language models: h(w | context) interpolates counts of contexts of all lengths up to order - 1.
+
+        h_0(w) = background(w),   h_m(w | c) = (n(c, w) + smoothing h_{m-1}(w | c')) / (n(c) + smoothing)
+
+    with n the counts of member k, c the last m - 1 words and c' the last m - 2 (MacKay and Peto's Dirichlet smoothing): a
+    distribution for every context. Rows hold the previous order - 1 words as features, the word as label; a context that begins
+    before the text has -1.
+    """
+
+    def __init__(self, texts: Sequence[Tensor | np.ndarray], background: Any, order: int = 2, smoothing: float = 10.0) -> None:
+        self.background = torch.as_tensor(background, dtype=torch.float32)
+        probabilities(self.background.unsqueeze(0), "background")
+        if order < 1 or not 0 < smoothing < float("inf"):
+            raise ConfigError(f"order={order!r} must be at least 1 and smoothing={smoothing!r} a positive number")
+        self.order, self.smoothing = order, smoothing
+        if (len(self.background) + 1) ** order >= 2**63:
+            raise ConfigError(f"order={order!r} is too much for {len(self.background):,} words: contexts cannot be numbered")
+        self.counts = [[self._count(torch.as_tensor(t, dtype=torch.int64), m) for m in range(1, order + 1)] for t in texts]
+
+    @classmethod
+    def of_clients(cls, fed: Any, order: int = 2, smoothing: float = 10.0) -> NGrams:
+        """One for each client of a federation of words, from its training words; the background is uniform."""
+        texts = [fed.data.y_train[fed.client_rows(i)] for i in range(len(fed))]
+        return cls(texts, np.full(fed.data.classes, 1 / fed.data.classes), order, smoothing)
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def check(self, spec: Spec, loss: str) -> None:
+        if loss != "log":
+            raise ConfigError(f"loss={loss!r}: n-gram models give the probability of a word, not of all words; use loss='log'")
+        if spec.classes != len(self.background) or spec.features < self.order - 1:
+            raise DataError(
+                f"the models are over {len(self.background):,} words with {self.order - 1} before each; "
+                f"the data has {spec.classes} labels and {spec.features} features"
+            )
+
+    def _count(self, words: Tensor, length: int) -> dict[str, Tensor]:
+        """Numbers of all windows of this length in a text, and how often each occurs."""
+        before = torch.cat((torch.full((length - 1,), -1, dtype=torch.int64), words))
+        keys, counts = self._key(before.unfold(0, length, 1)).unique(return_counts=True)
+        return {"keys": keys, "counts": counts.to(torch.int32)}
+
+    def _key(self, windows: Tensor) -> Tensor:
+        base = len(self.background) + 1
+        return ((windows + 1) * base ** torch.arange(windows.shape[1] - 1, -1, -1)).sum(1)
+
+    def message(self, which: Tensor) -> dict[str, Tree]:
+        return {str(k): {str(m): c for m, c in enumerate(self.counts[k])} for k in which.tolist()}
+
+    def likelihoods(self, models: Tree, x: Tensor, y: Tensor) -> Tensor:
+        chosen = self.counts if models is None else [[m[str(i)] for i in range(self.order)] for m in models.values()]
+        windows = torch.cat((x.flatten(1)[:, x[0].numel() - self.order + 1 :].long(), y.unsqueeze(1)), 1)
+        return torch.stack([self._likelihood(counts, windows) for counts in chosen])
+
+    def _likelihood(self, counts: list[dict[str, Tensor]], windows: Tensor) -> Tensor:
+        base, h = len(self.background) + 1, self.background[windows[:, -1]]
+        for m, table in enumerate(counts, start=1):
+            keys, running = table["keys"], torch.cat((torch.zeros(1, dtype=torch.int64), table["counts"].cumsum(0)))
+            number = self._key(windows[:, self.order - m :])
+            context = number - number % base
+            seen = running[torch.searchsorted(keys, number, right=True)] - running[torch.searchsorted(keys, number)]
+            of_context = running[torch.searchsorted(keys, context + base)] - running[torch.searchsorted(keys, context)]
+            h = (seen + self.smoothing * h) / (of_context + self.smoothing)
+        return h
+
+    def mixture(self, weight: Tensor, x: Tensor) -> Tensor:
+        """All words for each of n contexts: (n, |Y|), by the same formula for every word."""
+        words = torch.arange(len(self.background))
+        rows = [weight.float() @ self.likelihoods(None, c.expand(len(words), -1), words) for c in x.flatten(1)]
+        return torch.stack(rows)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {f"{k}.{m}.{n}": t for k, each in enumerate(self.counts) for m, c in enumerate(each) for n, t in c.items()}
+
+
+def probabilities(table: Tensor, what: str, period: int | None = None) -> None:
+    """Refuse rows that are not distributions, naming the first."""
+    bad = (table < 0).any(1) | ~((table.double().sum(1) - 1).abs() <= 1e-3)
+    if bool(bad.any()):
+        k = int(bad.nonzero()[0])
+        total, low = float(table[k].double().sum()), float(table[k].min())
+        number = k if period is None else k * period // len(table)
+        raise ModelError(f"{what} {number} is no distribution: it sums to {total:.6g}, its least entry is {low:.4g}")
