@@ -86,7 +86,6 @@ class FedBoost(Algorithm):
     measure_every: int = 1
 
     remedy = "try a smaller step"
-    spread = 4.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.predictors, Predictors):
@@ -120,9 +119,17 @@ class FedBoost(Algorithm):
             raise ConfigError(f"bias_correction is for loss='squared'; no unbiased gradient is known for loss={self.loss!r}")
         if self.bias_correction and not self.reweigh:
             raise ConfigError("bias_correction needs reweigh=True: without it the gradient is of another function")
+        if not self.predictors.at_hand and (self.cache or self.repeats > 1 or self.measure_every):
+            raise ConfigError(
+                "predictors that are not at hand allow neither cache, nor repeats above 1, nor measure_every above 0"
+            )
         if self.start_weights is not None:
             object.__setattr__(self, "start_weights", tuple(float(v) for v in self.start_weights))
             on_simplex("start_weights", self.start_weights, q)
+
+    @property
+    def spread(self) -> float:
+        return self.predictors.spread
 
     def check(self, spec: Spec) -> None:
         self.predictors.check(spec, self.loss)

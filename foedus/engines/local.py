@@ -56,6 +56,10 @@ class Local:
         return LocalSession(self, algorithm, fed, seed_key)
 
 
+_KEPT, _KEPT_ROWS = 8, 1 << 23
+"""Row numbers of so many batches, of at most so many rows each, are kept: with all clients, batches are the same in every round."""
+
+
 class Table:
     """Which rows of the data are whose, client after client; `order` says where the clients stand in the federation."""
 
@@ -70,6 +74,7 @@ class Table:
             self.x, self.y, self.rows = torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(rows)
         self.sizes = torch.from_numpy(np.ascontiguousarray(sizes))
         self.starts = torch.cumsum(self.sizes, 0) - self.sizes
+        self.kept: dict[tuple[bytes, int], tuple[Tensor, Tensor]] = {}
 
     @cached_property
     def row_bytes(self) -> int:
@@ -80,11 +85,19 @@ class Table:
 
         n is the largest client's number of rows, or `width` if that is more.
         """
-        sizes = self.sizes[positions]
-        n = max(int(sizes.max()), width)
-        column = torch.arange(n)
-        real = column < sizes.unsqueeze(1)
-        return self.rows[self.starts[positions].unsqueeze(1) + torch.where(real, column, 0)], real.float()
+        key = (positions.numpy().tobytes(), width)
+        if key not in self.kept:
+            sizes = self.sizes[positions]
+            n = max(int(sizes.max()), width)
+            column = torch.arange(n)
+            real = column < sizes.unsqueeze(1)
+            found = self.rows[self.starts[positions].unsqueeze(1) + torch.where(real, column, 0)], real.float()
+            if real.numel() > _KEPT_ROWS:
+                return found
+            if len(self.kept) == _KEPT:
+                del self.kept[next(iter(self.kept))]
+            self.kept[key] = found
+        return self.kept[key]
 
     def stack(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """The clients' rows as (c, n, ...): a view if they have one size and lie side by side in the data, else a copy."""

@@ -8,9 +8,11 @@ are loaded only if every type in them is one that skops trusts.
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -28,7 +30,22 @@ LOSSES = ("log", "squared")
 
 
 class Predictors:
-    """Base of the collections. `len` is q."""
+    """Base of the collections. `len` is q.
+
+    A simulation holds one copy of the members for all clients, so that steps need not unpack what they are sent (`at_hand`).
+    `remote()` is the same collection as a site sees it, which has nothing but the messages; the numbers are the same.
+    """
+
+    at_hand: bool = True
+
+    spread: float = 1.5
+    """As `Algorithm.spread`: how unequal the clients of a padded batch may be."""
+
+    def remote(self) -> Self:
+        """The collection of a site that has no members of its own."""
+        other = copy.copy(self)
+        other.at_hand = False
+        return other
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -90,6 +107,8 @@ class Densities(Predictors):
     bytes as the words it has seen. Point masses and other sparse rows need no background to be short.
     """
 
+    spread = math.inf
+
     def __init__(self, table: Any, background: Any = None, rest: Any = 0.0) -> None:
         table = torch.as_tensor(np.asarray(table) if not isinstance(table, Tensor) else table).float()
         if table.dim() != 2 or not len(table) or not table.shape[1]:
@@ -147,10 +166,8 @@ class Densities(Predictors):
         kind = torch.int32 if size * len(which) < 2**31 else torch.int64
         return {"own": Sparse(place.to(kind), self.values[at], (size, len(which))), "rest": self.rest[which]}
 
-    def columns_of(self, which: Tensor, models: Tree) -> Tensor:
-        """The densities (|Y|, C) that a message holds, or those of the collection itself."""
-        if models is None:
-            return self.upright if len(which) == len(self) else self.upright[:, which]
+    def rows_of(self, models: Tree) -> Tensor:
+        """The densities (|Y|, C) that a message holds."""
         if "dense" in models:
             return models["dense"]
         own = models["own"].dense()
@@ -162,9 +179,16 @@ class Densities(Predictors):
         return self.table.mT.contiguous()
 
     def loss(self, prepared, data, which, models, weight, loss, floor, excess, slope=True):
-        columns = self.columns_of(which, models)
+        if models is not None and not self.at_hand:
+            columns, some = self.rows_of(models), slice(None)
+        elif 3 * len(which) < len(self):
+            columns, some = self.upright.index_select(1, which), slice(None)
+        else:  # To leave out few columns takes longer than to use them all.
+            columns, some = self.upright, which
+            weight = torch.zeros(len(self)).index_put((which,), weight)
+            excess = None if excess is None else torch.zeros(len(self)).index_put((which,), excess)
         found = _of_elements(prepared, (columns, columns @ weight, loss, floor, excess, slope))
-        return found["loss"], found.get("slope")
+        return found["loss"], found["slope"][some] if slope else None
 
     def mixture(self, weight: Tensor, x: Tensor) -> Tensor:
         return (weight.float() @ self.table).expand(len(x), -1)
@@ -192,21 +216,24 @@ def _distinct(args: dict[str, Tensor], shared: tuple) -> dict[str, Tensor]:
 
 @batched
 def _of_elements(args: dict[str, Tensor], shared: tuple) -> dict[str, Tensor]:
-    """Loss and gradient from the elements that clients have: all clients' gradients are one sparse product."""
+    """Loss and gradient from the elements that clients have: all clients' gradients are one sparse product (an embedding bag)."""
     columns, mixed, loss, floor, excess, slope = shared
-    element, share = args["element"], args["share"]
+    real = args["share"] > 0  # clients have different numbers of elements: what follows is one long list of all of them
+    element, share, lengths = args["element"][real], args["share"][real], real.sum(1)
     at = mixed[element]
     if loss == "log":
         at += floor
-        found, pull = {"loss": -(share * at.log()).sum(1)}, -share / at
+        each, pull = -share * at.log(), -share / at
     else:
-        found, pull = {"loss": mixed @ mixed - 2 * (share * at).sum(1) + 1}, -2 * share
+        each, pull = -2 * share * at, -2 * share
+    owner = torch.repeat_interleave(torch.arange(len(real)), lengths)
+    found = {"loss": torch.zeros(len(real)).index_add_(0, owner, each)}
+    if loss == "squared":
+        found["loss"] += mixed @ mixed + 1
     if not slope:
         return found
-    clients, most = element.shape
-    starts = torch.arange(0, clients * most + 1, most)
-    seen = torch.sparse_csr_tensor(starts, element.flatten(), pull.flatten(), (clients, len(columns)))
-    found["slope"] = seen @ columns
+    starts = lengths.cumsum(0) - lengths
+    found["slope"] = F.embedding_bag(element, columns, starts, per_sample_weights=pull, mode="sum")
     if loss == "squared":
         found["slope"] += 2 * (mixed @ columns)
         if excess is not None:
@@ -229,8 +256,8 @@ class _Evaluated(Predictors):
         """h_k(x) for each member in a message (or for all), (C, n, classes)."""
         raise NotImplementedError
 
-    def prepare(self, data: Rows, loss: str) -> Tensor:
-        return _evaluate({"index": data.index}, (self, None, data.table_x, data.table_y, loss))
+    def prepare(self, data: Rows, loss: str) -> Tensor | None:
+        return _evaluate({"index": data.index}, (self, None, data.table_x, data.table_y, loss)) if self.at_hand else None
 
     def loss(self, prepared, data, which, models, weight, loss, floor, excess, slope=True):
         if prepared is None:
@@ -333,7 +360,7 @@ def _skops() -> Any:
     try:
         import skops.io
     except ImportError as error:
-        raise ModelError("scikit-learn estimators are sent as skops archives: pip install 'foedus[sklearn]'") from error
+        raise ModelError("scikit-learn estimators are sent as skops archives: pip install skops") from error
     return skops.io
 
 

@@ -264,7 +264,11 @@ def run_cell(cell: Cell, protocol: str, seed: int, rounds: int | None = None, ro
     known = dict(zip(("FedDR", "FedFW-sto") if len(numbers) == 2 else METHODS, numbers, strict=True))
     found = []
     for name, algorithm in methods.items():
-        accuracy = 100 * fd.run(algorithm, fed, rounds, seed=seed).history["accuracy"].iloc[1:]
+        try:
+            history = fd.run(algorithm, fed, rounds, seed=seed).history
+        except fd.DivergenceError as error:  # the last numbers that it had
+            history = error.run.history
+        accuracy = 100 * history["accuracy"].iloc[1:]
         names = {"table": cell.table, "protocol": protocol, "data": cell.data, "ball": cell.ball, "split": cell.split}
         names |= {"method": name, "seed": seed, "rounds": rounds, "rows": rows or 0}
         found.append({**names, "paper": known[name], "last": accuracy.iloc[-1], "best": accuracy.max()})
