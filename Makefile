@@ -42,6 +42,10 @@ bench: $(VENV)/.report
 papers: $(VENV)/.report
 	$(VENV)/bin/python -m foedus.papers.fednewton figures --out docs/figures
 	$(VENV)/bin/python -m foedus.papers.fednewton table3 $(ARGS)
+	$(VENV)/bin/python -m foedus.papers.fedfw figures --out docs/figures
+	for protocol in described published; do \
+		for table in table1 table2 table3; do $(VENV)/bin/python -m foedus.papers.fedfw $$table --protocol $$protocol || exit 1; done; \
+	done
 
 clean:
 	rm -rf $(VENV)

@@ -1,4 +1,4 @@
-"""Speed, as ratios measured in one run: `python -m benchmarks [w1 w2 w3 w4 batching overhead memory fednewton fedfw lowrank]`."""
+"""Speed, as ratios measured in one run: `python -m benchmarks [w1 w2 w3 w4 batching overhead memory fednewton fedfw lowrank fedboost]`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 import foedus as fd
+from benchmarks.fedboost import fedboost
 from benchmarks.fedfw import fedfw, lowrank
 from benchmarks.fednewton import fednewton
 from benchmarks.workloads import WORKLOADS, Limit, PlainLoop, Workload, foedus_rounds
@@ -169,7 +170,7 @@ def peak(clients: int, rounds: int) -> None:
 
 
 def main() -> None:
-    items = [*WORKLOADS, "batching", "overhead", "memory", "fednewton", "fedfw", "lowrank"]
+    items = [*WORKLOADS, "batching", "overhead", "memory", "fednewton", "fedfw", "lowrank", "fedboost"]
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Speed of foedus, as ratios in one run.")
     parser.add_argument("items", nargs="*", help=f"some of: {' '.join(items)} (all)")
     parser.add_argument("--repeats", type=int, default=5)
@@ -198,6 +199,8 @@ def main() -> None:
         fedfw(options.repeats)
     if "lowrank" in chosen:
         lowrank(options.repeats)
+    if "fedboost" in chosen:
+        fedboost(options.repeats)
     return None
 
 

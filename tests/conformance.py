@@ -60,6 +60,19 @@ class Everything(fd.Algorithm):
         return fd.State(to=0.5 * to + mean, spread=torch.stack([r["distances"].sum() for r in far]).mean())
 
 
+def _networks(count: int) -> list[torch.nn.Module]:
+    """Linear networks on the 64 pixels of a digit, with weights of a fixed draw."""
+    generator, networks = torch.Generator().manual_seed(0), []
+    for _ in range(count):
+        network = torch.nn.utils.skip_init(torch.nn.Linear, 64, 10)  # the global generator stays as it is
+        for p in network.parameters():
+            p.data = 0.2 * torch.randn(p.shape, generator=generator)
+        networks.append(network)
+    return networks
+
+
+PREDICTORS = fd.Classifiers(_networks(4), classes=10)
+DENSITIES = fd.Densities(0.9 * torch.eye(10)[:7] + 0.01, torch.full((10,), 0.1), 0.1)
 FEATURES = fd.RandomFourier(50, bandwidth=4.0)  # some clients have fewer rows, and solve in the dual
 
 ALGORITHMS: dict[str, fd.Algorithm] = {
@@ -88,6 +101,18 @@ ALGORITHMS: dict[str, fd.Algorithm] = {
     "NaiveFW": fd.NaiveFW(fd.Linear(), fd.L2Ball(5.0)),
     "FedDR": fd.FedDR(fd.Linear(), lr=0.1, batch_size=16, domain=fd.L2Ball(5.0), eta=1.0),
     "ProjectedFedAvg": fd.ProjectedFedAvg(fd.Linear(), lr=0.1, batch_size=16, domain=fd.L1Ball(5.0)),
+    "FedBoost": fd.FedBoost(PREDICTORS, budget=2.5),
+    "FedBoost, squared, corrected, repeats": fd.FedBoost(
+        PREDICTORS, budget=1.5, sampling="uniform", loss="squared", bias_correction=True, mirror=fd.Euclidean(), repeats=2
+    ),
+    "FedBoost, cache": fd.FedBoost(PREDICTORS, budget=2, cache=True, explore=0.2, step=0.1, average=False),
+    "FedBoost, predictors from messages": fd.FedBoost(PREDICTORS.remote(), budget=2, step=0.1, measure_every=0),
+    "FedBoost, densities": fd.FedBoost(DENSITIES, budget=3, sampling="uniform", horizon=10, reweigh=False),
+    "FedBoost, densities from messages": fd.FedBoost(
+        DENSITIES.remote(), budget=2, loss="squared", bias_correction=True, measure_every=0
+    ),
+    "AFLBoost": fd.AFLBoost(PREDICTORS, budget=2, low=0.1, step=0.2, step_domains=0.1),
+    "AFLBoost, densities, cache": fd.AFLBoost(DENSITIES, budget=3, mirror_domains=fd.Euclidean(), cache=True, repeats=2),
     "Everything the contract allows": Everything(),
     "Central": fd.Central(fd.Linear(), lr=0.1, momentum=0.9, batch_size=16),
     "KRR": fd.KRR(FEATURES, reg=0.1),

@@ -63,3 +63,15 @@ def test_lowrank_takes_other_sizes():
     runs = example["compare"](fed, radius, rounds=30, averaging_rounds=10)
     assert runs["FedFW"].history.bytes_up.iloc[-1] < runs["ProjectedFedAvg"].history.bytes_up.iloc[-1] / 5
     assert np.linalg.norm(runs["FedFW"].state.center["weight"].double().numpy(), "nuc") <= radius * (1 + 1e-4)
+
+
+def test_drift_is_followed():
+    example = runpy.run_path(str(EXAMPLES / "drift.py"))
+    losses = example["drift"]()
+    comment = (EXAMPLES / "drift.py").read_text().split("# Expected output")[1]
+    shown = [line.removeprefix("#").strip() for line in comment.splitlines()[2:6]]
+    for line, (name, found) in zip(shown, losses.items(), strict=True):
+        assert line.startswith(name)
+        assert numbers(line) == pytest.approx(found, abs=0.01)
+    stale = losses["after, weights as they were"][0]
+    assert losses["after, learnt from them"][-1] < stale - 0.3

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from foedus.core.spec import Spec
 from foedus.core.tree import State, Tree
 from foedus.errors import ConfigError, unknown
 from foedus.geometry import Entropy, Mirror
+from foedus.geometry.domains import positive
 from foedus.models.predictors import LOSSES, Predictors
 
 SAMPLINGS = ("all", "uniform", "weighted")
@@ -51,10 +53,10 @@ class FedBoost(Algorithm):
         E[g_l] = dL/dalpha_l + 2 alpha_l (1/gamma_l - 1) <h_l, h_l>,
 
     so that  g_l - 2 (1_l / gamma_l) alpha_l (1/gamma_l - 1) <h_l, h_l>  has the gradient as its expectation, exactly. Clients
-    take it off their own sums.
+    take it off their own sums. (Off the loss they take  sum_l 1_l (alpha_l / gamma_l) alpha_l (1/gamma_l - 1) <h_l, h_l>.)
 
     budget: C. repeats: R, the bandwidth of Corollary 2: C R predictors are drawn, and sent in R exchanges of about C with the
-    same clients, who keep what the predictors say of their rows, not the predictors; so no client ever holds more than its C.
+    same clients, who keep what the predictors say of their rows, not the predictors; so a client holds about C at a time.
     step: eta, or None for the step of Theorem 2 (see `foedus.geometry.best_step`; the paper's has a misprint) with `horizon`
     rounds and for G the largest gradient so far; without a horizon, T G^2 is the sum of the squared gradients so far.
     loss: "log", -log(h(y|x) + floor), with `floor` for what no predictor that was sent covers; "squared", |h(x) - e_y|^2.
@@ -101,19 +103,18 @@ class FedBoost(Algorithm):
         if self.sampling == "all":
             if self.budget not in (None, q):
                 raise ConfigError(f"budget={self.budget!r} with sampling='all' sends all {q}; leave the budget out")
-        elif isinstance(self.budget, bool) or not isinstance(self.budget, int | float) or not 0 < self.budget <= q:
+        elif isinstance(self.budget, bool) or not isinstance(self.budget, Real) or not 0 < self.budget <= q:
             raise ConfigError(f"budget={self.budget!r} must be above 0 and at most the {q} predictors (or sampling='all')")
         for name, least in (("repeats", 1), ("measure_every", 0), ("horizon", 1)):
             value = getattr(self, name)
             if (value is not None or name != "horizon") and (
-                not isinstance(value, int) or isinstance(value, bool) or value < least
+                not isinstance(value, Integral) or isinstance(value, bool) or value < least
             ):
                 raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}")
-        for name in ("step", "floor"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not 0 < value < math.inf):
-                raise ConfigError(f"{name}={value!r} must be a positive number")
-        if not 0 <= self.explore <= 1:
+        if self.step is not None:
+            positive("step", self.step)
+        positive("floor", self.floor)
+        if isinstance(self.explore, bool) or not isinstance(self.explore, Real) or not 0 <= self.explore <= 1:
             raise ConfigError(f"explore={self.explore!r} must be from 0 to 1")
         if self.bias_correction and self.loss != "squared":
             raise ConfigError(f"bias_correction is for loss='squared'; no unbiased gradient is known for loss={self.loss!r}")
@@ -124,7 +125,10 @@ class FedBoost(Algorithm):
                 "predictors that are not at hand allow neither cache, nor repeats above 1, nor measure_every above 0"
             )
         if self.start_weights is not None:
-            object.__setattr__(self, "start_weights", tuple(float(v) for v in self.start_weights))
+            try:
+                object.__setattr__(self, "start_weights", tuple(float(v) for v in self.start_weights))
+            except (TypeError, ValueError):
+                raise ConfigError(f"start_weights={self.start_weights!r} must be {q} numbers") from None
             on_simplex("start_weights", self.start_weights, q)
 
     @property
@@ -143,13 +147,16 @@ class FedBoost(Algorithm):
         """Predictors for later: nothing is sent back."""
         return {}, None
 
-    def slope(
+    def slope(self, client: Client, **sent: Tree) -> tuple[dict[str, Tensor], None]:
+        """Line 3: the gradient of the loss of the mixture of what was sent."""
+        return {"slope": self.at(client, **sent)[1]}, None
+
+    def at(
         self, client: Client, which: Tensor, models: Tree, weight: Tensor, excess: Tensor | None = None
-    ) -> tuple[dict[str, Tensor], None]:
-        """Line 3: the loss of the mixture of what was sent, and its gradient."""
-        args = (client.prepared, client.data, which, models, weight, self.loss, self.floor, excess)
-        value, slope = self.predictors.loss(*args)
-        return {"loss": value, "slope": slope}, None
+    ) -> tuple[Tensor, Tensor]:
+        """The loss of the mixture of what was sent, and its gradient."""
+        args = (client.prepared, client.data, which.long(), models, weight, self.loss, self.floor, excess)
+        return self.predictors.loss(*args)
 
     def look(self, client: Client, weight: Tensor) -> tuple[dict[str, Tensor], None]:
         """For the history: the loss of mixtures (rows of `weight`) of all predictors."""
@@ -211,15 +218,12 @@ class FedBoost(Algorithm):
 
     def ask(self, clients: Clients, state: State, which: Tensor, payload: dict[str, Tensor]) -> tuple[State, Tree]:
         """Lines 3 and 4: send the predictors, in `repeats` exchanges, and average what comes back."""
-        parts = [p for p in which.tensor_split(self.repeats) if len(p)]
+        parts, numbers = [p for p in which.tensor_split(self.repeats) if len(p)], which.to(torch.int32)
         if not self.cache:
-            for part in parts[:-1]:
-                clients.gather(self.receive, which=part.to(torch.int32), models=self.predictors.message(part))
-            # Of what was sent before, the client keeps the outputs; the last exchange needs the last predictors only.
             models = self.predictors.message(which) if len(parts) == 1 else None
-            if len(parts) > 1:
-                clients.gather(self.receive, which=parts[-1].to(torch.int32), models=self.predictors.message(parts[-1]))
-            return state, self.collect(clients, which=which, models=models, **payload)
+            for part in parts if models is None else ():  # clients keep what these say of their rows
+                clients.gather(self.receive, which=part.to(torch.int32), models=self.predictors.message(part))
+            return state, self.collect(clients, which=numbers, models=models, **payload)
         at = torch.searchsorted(state.ids, clients.ids)
         for part in parts:
             lacking = ~state.have[at][:, part]
@@ -229,7 +233,7 @@ class FedBoost(Algorithm):
                     some.gather(self.receive, which=new.to(torch.int32), models=self.predictors.message(new))
         have = state.have.clone()
         have[at.unsqueeze(1), which] = True
-        return state.replace(have=have), self.collect(clients, which=which, models=None, **payload)
+        return state.replace(have=have), self.collect(clients, which=numbers, models=None, **payload)
 
     def collect(self, clients: Clients, **payload: Any) -> Tree:
         """The average over rows."""
@@ -283,7 +287,7 @@ def pace(
 
 def on_simplex(name: str, values: Sequence[float], size: int) -> None:
     """Refuse weights that are not those of a mixture of so many."""
-    if len(values) != size or min(values) < 0 or abs(math.fsum(values) - 1) > 1e-6:
+    if len(values) != size or not min(values) >= 0 or not abs(math.fsum(values) - 1) <= 1e-6:
         raise ConfigError(
             f"{name} must be {size} numbers that are not negative and sum to 1; these {len(values)} sum to {math.fsum(values):.6g}, "
             f"the least is {min(values, default=0):.4g}"
@@ -316,19 +320,31 @@ class AFLBoost(FedBoost):
         super().__post_init__()
         groups = self.domains.values() if isinstance(self.domains, Mapping) else self.domains
         if groups is not None:
-            groups = tuple(tuple(sorted(int(c) for c in g)) for g in groups)
+            try:
+                groups = tuple(tuple(sorted(int(c) for c in g)) for g in groups)
+            except (TypeError, ValueError):
+                raise ConfigError(f"domains={self.domains!r} must be lists of client ids, one for each domain") from None
             object.__setattr__(self, "domains", groups)
             members = [c for g in groups for c in g]
-            if len(set(members)) != len(members) or not all(groups):
+            if len(set(members)) != len(members) or not groups or not all(groups):
                 raise ConfigError("domains must not be empty and no client may be in two of them")
-        if not 0 <= self.low <= self.high <= 1:
+        if not all(isinstance(v, Real) for v in (self.low, self.high)) or not 0 <= self.low <= self.high <= 1:
             raise ConfigError(f"low={self.low!r} and high={self.high!r} must be bounds with 0 <= low <= high <= 1")
         if self.mirror_domains is None:
             object.__setattr__(self, "mirror_domains", self.mirror)
+        if not isinstance(self.mirror_domains, Mirror):
+            raise ConfigError(f"mirror_domains={self.mirror_domains!r} must be a mirror map such as fd.Entropy()")
+        if self.step_domains is not None:
+            positive("step_domains", self.step_domains)
 
     @property
     def names_clients(self) -> bool:
         return self.domains is not None
+
+    def slope(self, client: Client, **sent: Tree) -> tuple[dict[str, Tensor], None]:
+        """Line 3 of Figure 2: the loss is the gradient in lambda."""
+        value, slope = self.at(client, **sent)
+        return {"loss": value, "slope": slope}, None
 
     def start(self, clients: Clients) -> State:
         groups = self.domains or tuple((int(i),) for i in clients.ids)

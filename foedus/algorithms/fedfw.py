@@ -254,13 +254,13 @@ class FedFW(ConstrainedTraining):
         if self.variant == "stochastic":
             g = state["d"] = tree.map(lambda d, g: (1 - rho) * d + rho * g, client.state["d"], g)
         apart = tree.sub(x, center)
-        g = tree.map(lambda g, a: g + pull * a, g, apart)
+        g = tree.map(lambda g, a: torch.addcmul(g, a, pull), g, apart)
         if self.variant == "augmented":
             state["y"] = tree.map(lambda y, a: y + start_pull * a, client.state["y"], apart)
             g = tree.add(g, state["y"])
         domain = self.set_of(outer)
         point = domain.lmo(noisy(g, self.noise, random.fold(client.key, 2)))
-        state["x"] = tree.map(lambda x, s: (1 - eta) * x + eta * s, x, domain.dense(point, x))
+        state["x"] = tree.map(lambda x, s: x.lerp(s, eta), x, domain.dense(point, x))
         return point, state
 
     def batch(self, client: Client) -> Rows | None:

@@ -12,11 +12,11 @@ from foedus.data.dataset import Data
 from foedus.data.federation import Federation
 from foedus.errors import DataError
 
-_PLAIN = str.maketrans("", "", string.punctuation + "‘’“”—–")
+_PLAIN = str.maketrans("—–", "  ", string.punctuation + "‘’“”")
 
 
 def words(text: str) -> list[str]:
-    """A text in lower case, without punctuation, split at white space."""
+    """A text in lower case, without punctuation, split at white space and dashes."""
     return text.lower().replace("--", " ").translate(_PLAIN).split()
 
 
@@ -40,12 +40,16 @@ def word_federation(
 
     `data.class_names` are the words.
     """
-    if not 0 <= test < 1 or before < 0 or least < 2 or (vocabulary is not None and vocabulary < 1):
+    if isinstance(texts, str):
+        raise DataError("texts is a single text: give a list with one for each client")
+    if not 0 <= test < 1 or before < 0 or least < 2:
         raise DataError(f"test={test!r} must be in [0, 1), before={before!r} not negative, least={least!r} at least 2")
+    if vocabulary is not None and vocabulary < 1:
+        raise DataError(f"vocabulary={vocabulary!r} must be at least 1, or None for all words")
     split = [w for w in map(words, texts) if len(w) >= least]
     if not split:
         raise DataError(f"none of the {len(texts)} texts has least={least} words")
-    cut = [len(w) - round(test * len(w)) for w in split]
+    cut = [max(1, len(w) - round(test * len(w))) for w in split]
     counts = Counter(word for w, c in zip(split, cut, strict=True) for word in w[:c])
     known = sorted(counts, key=lambda w: (-counts[w], w))[:vocabulary]
     number = {word: i + 1 for i, word in enumerate(known)}

@@ -12,6 +12,7 @@ import copy
 import math
 from collections.abc import Sequence
 from functools import cached_property
+from numbers import Integral, Real
 from typing import Any, Self
 
 import numpy as np
@@ -77,7 +78,8 @@ class Predictors:
         """Mean loss of sum_k weight_k h_k on a client's rows, over k in `which`; and, with `slope`, its gradient in these weights.
 
         models: the message with them; None: they are taken from the collection (a simulation holds one copy for all clients).
-        excess: for the squared loss, a number for each member; 2 excess_k mean |h_k|^2 is taken off the gradient.
+        excess: for the squared loss, a number for each member; weight_k excess_k mean |h_k|^2 is taken off the loss, and twice
+        excess_k mean |h_k|^2 off the gradient.
         """
         raise NotImplementedError
 
@@ -110,14 +112,17 @@ class Densities(Predictors):
     spread = math.inf
 
     def __init__(self, table: Any, background: Any = None, rest: Any = 0.0) -> None:
-        table = torch.as_tensor(np.asarray(table) if not isinstance(table, Tensor) else table).float()
+        table = _numbers("table", table)
         if table.dim() != 2 or not len(table) or not table.shape[1]:
             raise ModelError(
                 f"a table of densities has a row for each predictor and a column for each element, not {tuple(table.shape)}"
             )
         probabilities(table, "predictor")
-        self.table, self.rest = table, torch.as_tensor(rest, dtype=torch.float32).expand(len(table)).clone()
-        self.background = None if background is None else torch.as_tensor(background, dtype=torch.float32)
+        self.table, rest = table, _numbers("rest", rest)
+        if rest.shape not in ((), (len(table),)) or not bool(((rest >= 0) & (rest <= 1)).all()):
+            raise ModelError(f"rest must be a share from 0 to 1, or one for each of the {len(table)} predictors")
+        self.rest = rest.expand(len(table)).clone()
+        self.background = None if background is None else _numbers("background", background)
         if self.background is not None:
             if self.background.shape != table.shape[1:]:
                 raise ModelError(f"background has shape {tuple(self.background.shape)}, the table {table.shape[1]} columns")
@@ -138,7 +143,9 @@ class Densities(Predictors):
 
         With a federation of words (`word_federation`), these are smoothed unigram language models.
         """
-        classes = fed.data.classes
+        classes = _labels(fed)
+        if not 0 <= rest <= 1:
+            raise ModelError(f"rest={rest!r} must be a share from 0 to 1")
         cells = np.bincount(fed.owners() * classes + fed.data.y_train[fed.rows], minlength=len(fed) * classes)
         table = cells.reshape(len(fed), classes) / fed.sizes[:, None]
         even = np.full(classes, 1 / classes)
@@ -162,9 +169,10 @@ class Densities(Predictors):
         # Entry j of member i of `which` is number first[which[i]] + j of all entries.
         starts = torch.repeat_interleave(self.first[which] - (counts.cumsum(0) - counts), counts)
         at = starts + torch.arange(int(counts.sum()))
-        place = self.columns[at] * len(which) + torch.repeat_interleave(torch.arange(len(which)), counts)
+        place = self.columns[at].long() * len(which) + torch.repeat_interleave(torch.arange(len(which)), counts)
         kind = torch.int32 if size * len(which) < 2**31 else torch.int64
-        return {"own": Sparse(place.to(kind), self.values[at], (size, len(which))), "rest": self.rest[which]}
+        own = {"own": Sparse(place.to(kind), self.values[at], (size, len(which)))}
+        return own if self.background is None else {**own, "rest": self.rest[which]}
 
     def rows_of(self, models: Tree) -> Tensor:
         """The densities (|Y|, C) that a message holds."""
@@ -187,7 +195,7 @@ class Densities(Predictors):
             columns, some = self.upright, which
             weight = torch.zeros(len(self)).index_put((which,), weight)
             excess = None if excess is None else torch.zeros(len(self)).index_put((which,), excess)
-        found = _of_elements(prepared, (columns, columns @ weight, loss, floor, excess, slope))
+        found = _of_elements(prepared, (columns, weight, loss, floor, excess, slope))
         return found["loss"], found["slope"][some] if slope else None
 
     def mixture(self, weight: Tensor, x: Tensor) -> Tensor:
@@ -217,7 +225,8 @@ def _distinct(args: dict[str, Tensor], shared: tuple) -> dict[str, Tensor]:
 @batched
 def _of_elements(args: dict[str, Tensor], shared: tuple) -> dict[str, Tensor]:
     """Loss and gradient from the elements that clients have: all clients' gradients are one sparse product (an embedding bag)."""
-    columns, mixed, loss, floor, excess, slope = shared
+    columns, weight, loss, floor, excess, slope = shared
+    mixed = columns @ weight
     real = args["share"] > 0  # clients have different numbers of elements: what follows is one long list of all of them
     element, share, lengths = args["element"][real], args["share"][real], real.sum(1)
     at = mixed[element]
@@ -228,8 +237,9 @@ def _of_elements(args: dict[str, Tensor], shared: tuple) -> dict[str, Tensor]:
         each, pull = -2 * share * at, -2 * share
     owner = torch.repeat_interleave(torch.arange(len(real)), lengths)
     found = {"loss": torch.zeros(len(real)).index_add_(0, owner, each)}
+    squares = None if excess is None else columns.square().sum(0)
     if loss == "squared":
-        found["loss"] += mixed @ mixed + 1
+        found["loss"] += mixed @ mixed + 1 - (0 if excess is None else (weight * excess) @ squares)
     if not slope:
         return found
     starts = lengths.cumsum(0) - lengths
@@ -237,7 +247,7 @@ def _of_elements(args: dict[str, Tensor], shared: tuple) -> dict[str, Tensor]:
     if loss == "squared":
         found["slope"] += 2 * (mixed @ columns)
         if excess is not None:
-            found["slope"] -= 2 * excess * columns.square().sum(0)
+            found["slope"] -= 2 * excess * squares
     return found
 
 
@@ -272,11 +282,11 @@ class _Evaluated(Predictors):
         mixed = torch.einsum("c,cnk->nk", weight, each)
         apart = mixed - F.one_hot(data.y, mixed.shape[-1])
         value = (share * apart.square().sum(1)).sum()
-        if not slope:
-            return value, None
-        pull = 2 * torch.einsum("cnk,nk->c", each, share.unsqueeze(1) * apart)
+        pull = 2 * torch.einsum("cnk,nk->c", each, share.unsqueeze(1) * apart) if slope else None
         if excess is not None:
-            pull = pull - 2 * excess * torch.einsum("cnk,n->c", each.square(), share)
+            squares = torch.einsum("cnk,n->c", each.square(), share)
+            value = value - (weight * excess) @ squares
+            pull = pull - 2 * excess * squares if slope else None
         return value, pull
 
 
@@ -292,12 +302,16 @@ def _evaluate(args: dict[str, Tensor], shared: tuple) -> Tensor:
 class Classifiers(_Evaluated):
     """Fitted classifiers: scikit-learn estimators with `predict_proba`, and `torch.nn.Module`s that give logits, in any mixture.
 
-    classes: how many labels there are. An estimator that has seen fewer gives the others probability 0.
+    classes: how many labels there are. An estimator that has seen fewer gives the others probability 0. Networks are used in
+    evaluation mode. Estimators with compiled parts (trees and forests, k-d trees) and some others hold types that skops does not
+    trust: a simulation evaluates them and counts their bytes, but a site that is sent one refuses it.
     """
 
     def __init__(self, members: Sequence[Any], classes: int) -> None:
-        if not members:
-            raise ModelError("members must hold at least one fitted classifier")
+        if not isinstance(members, list | tuple) or not members:
+            raise ModelError(f"members must be a list of at least one fitted classifier, not {members!r}")
+        if isinstance(classes, bool) or not isinstance(classes, Integral) or classes < 2:
+            raise ModelError(f"classes={classes!r} must be a whole number of at least 2")
         for k, member in enumerate(members):
             if isinstance(member, nn.Module):
                 continue
@@ -305,9 +319,11 @@ class Classifiers(_Evaluated):
                 raise ModelError(f"member {k}, a {type(member).__name__}, gives no probabilities (predict_proba)")
             if not hasattr(member, "classes_"):
                 raise ModelError(f"member {k}, a {type(member).__name__}, is not fitted: call its fit first")
+            if any(np.ndim(c) for c in member.classes_):
+                raise ModelError(f"member {k}, a {type(member).__name__}, predicts several labels for a row: give one for each")
             if not np.isin(member.classes_, np.arange(classes)).all():
                 raise ModelError(f"member {k} knows labels {list(member.classes_)[:5]}, which are not in 0 .. {classes - 1}")
-        self.members, self.classes = tuple(members), classes
+        self.members, self.classes = tuple(members), int(classes)
         self._archives: dict[int, Tensor] = {}
 
     def __len__(self) -> int:
@@ -316,10 +332,14 @@ class Classifiers(_Evaluated):
     def check(self, spec: Spec, loss: str) -> None:
         if spec.classes != self.classes:
             raise DataError(f"the classifiers are for {self.classes} classes, the data has {spec.classes}")
-        try:
-            probabilities(self.outputs(None, torch.zeros(2, *spec.shape)).flatten(0, 1), "output of a member", len(self))
-        except (ValueError, RuntimeError) as error:
-            raise ModelError(f"a member cannot take rows of shape {spec.shape}: {error}") from error
+        for k, member in enumerate(self.members):
+            try:
+                out = self._one(member, None, torch.zeros(2, *spec.shape))
+            except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+                raise ModelError(f"member {k} cannot take rows of shape {spec.shape}: {error}") from error
+            if out.shape != (2, self.classes):
+                raise ModelError(f"member {k} gives outputs of shape {tuple(out.shape)} for 2 rows, not (2, {self.classes})")
+            probabilities(out, f"the output of member {k} for row")
 
     def message(self, which: Tensor) -> dict[str, Tree]:
         return {str(k): self._sent(k) for k in which.tolist()}
@@ -387,20 +407,32 @@ class NGrams(_Evaluated):
     """
 
     def __init__(self, texts: Sequence[Tensor | np.ndarray], background: Any, order: int = 2, smoothing: float = 10.0) -> None:
-        self.background = torch.as_tensor(background, dtype=torch.float32)
+        self.background = _numbers("background", background)
+        if self.background.dim() != 1 or not len(self.background):
+            raise ModelError(f"background is a probability for each word, not of shape {tuple(self.background.shape)}")
         probabilities(self.background.unsqueeze(0), "background")
-        if order < 1 or not 0 < smoothing < float("inf"):
-            raise ConfigError(f"order={order!r} must be at least 1 and smoothing={smoothing!r} a positive number")
-        self.order, self.smoothing = order, smoothing
+        if isinstance(order, bool) or not isinstance(order, Integral) or order < 1:
+            raise ConfigError(f"order={order!r} must be a whole number of at least 1")
+        if isinstance(smoothing, bool) or not isinstance(smoothing, Real) or not 0 < smoothing < math.inf:
+            raise ConfigError(f"smoothing={smoothing!r} must be a positive number")
+        self.order, self.smoothing = int(order), float(smoothing)
         if (len(self.background) + 1) ** order >= 2**63:
             raise ConfigError(f"order={order!r} is too much for {len(self.background):,} words: contexts cannot be numbered")
-        self.counts = [[self._count(torch.as_tensor(t, dtype=torch.int64), m) for m in range(1, order + 1)] for t in texts]
+        texts = [self._words(k, text) for k, text in enumerate(texts)]
+        if not texts:
+            raise ModelError("texts must hold at least one text")
+        self.counts = [[self._count(text, m) for m in range(1, self.order + 1)] for text in texts]
 
     @classmethod
     def of_clients(cls, fed: Any, order: int = 2, smoothing: float = 10.0) -> NGrams:
         """One for each client of a federation of words, from its training words; the background is uniform."""
+        classes = _labels(fed)
+        if fed.settings.get("before", order) < order - 1:
+            raise DataError(
+                f"order={order!r} needs the {order - 1} words before each: word_federation(..., before={order - 1})"
+            )
         texts = [fed.data.y_train[fed.client_rows(i)] for i in range(len(fed))]
-        return cls(texts, np.full(fed.data.classes, 1 / fed.data.classes), order, smoothing)
+        return cls(texts, np.full(classes, 1 / classes), order, smoothing)
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -414,8 +446,17 @@ class NGrams(_Evaluated):
                 f"the data has {spec.classes} labels and {spec.features} features"
             )
 
+    def _words(self, k: int, text: Any) -> Tensor:
+        given = np.asarray(text)
+        whole = given.ndim == 1 and (not given.size or given.dtype.kind in "iu")
+        if not whole or ((given < 0) | (given >= len(self.background))).any():
+            raise ModelError(f"text {k} must be a list of word numbers in 0 .. {len(self.background) - 1}")
+        return torch.from_numpy(given.astype(np.int64))
+
     def _count(self, words: Tensor, length: int) -> dict[str, Tensor]:
         """Numbers of all windows of this length in a text, and how often each occurs."""
+        if not len(words):
+            return {"keys": torch.zeros(0, dtype=torch.int64), "counts": torch.zeros(0, dtype=torch.int32)}
         before = torch.cat((torch.full((length - 1,), -1, dtype=torch.int64), words))
         keys, counts = self._key(before.unfold(0, length, 1)).unique(return_counts=True)
         return {"keys": keys, "counts": counts.to(torch.int32)}
@@ -446,18 +487,33 @@ class NGrams(_Evaluated):
     def mixture(self, weight: Tensor, x: Tensor) -> Tensor:
         """All words for each of n contexts: (n, |Y|), by the same formula for every word."""
         words = torch.arange(len(self.background))
-        rows = [weight.float() @ self.likelihoods(None, c.expand(len(words), -1), words) for c in x.flatten(1)]
-        return torch.stack(rows)
+        contexts = x.flatten(1)[:, x[0].numel() - self.order + 1 :]
+        keys, of_row = self._key(contexts.long()).unique(return_inverse=True)  # many rows have the same context
+        some_row = torch.zeros_like(keys).scatter_(0, of_row, torch.arange(len(x)))
+        rows = [weight.float() @ self.likelihoods(None, c.expand(len(words), -1), words) for c in contexts[some_row]]
+        return torch.stack(rows)[of_row]
 
     def state_dict(self) -> dict[str, Tensor]:
         return {f"{k}.{m}.{n}": t for k, each in enumerate(self.counts) for m, c in enumerate(each) for n, t in c.items()}
 
 
-def probabilities(table: Tensor, what: str, period: int | None = None) -> None:
+def _numbers(name: str, values: Any) -> Tensor:
+    try:
+        return torch.as_tensor(values if isinstance(values, Tensor) else np.asarray(values)).float()
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"{name} must be an array of numbers: {error}") from error
+
+
+def _labels(fed: Any) -> int:
+    if fed.data.classes is None:
+        raise DataError("the data has no labels: predictors give a probability to each of them")
+    return fed.data.classes
+
+
+def probabilities(table: Tensor, what: str) -> None:
     """Refuse rows that are not distributions, naming the first."""
     bad = (table < 0).any(1) | ~((table.double().sum(1) - 1).abs() <= 1e-3)
     if bool(bad.any()):
         k = int(bad.nonzero()[0])
         total, low = float(table[k].double().sum()), float(table[k].min())
-        number = k if period is None else k * period // len(table)
-        raise ModelError(f"{what} {number} is no distribution: it sums to {total:.6g}, its least entry is {low:.4g}")
+        raise ModelError(f"{what} {k} is no distribution: it sums to {total:.6g}, its least entry is {low:.4g}")
