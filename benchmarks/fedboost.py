@@ -33,7 +33,7 @@ def fedboost(repeats: int) -> None:
     print("\n| data | p | C | rounds | FedBoost, s | bare, s | FedBoost / bare |")
     print("|---|---|---|---|---|---|---|")
     cases: list[tuple[str, fd.Federation, fd.Densities, str, int, list[int]]] = []
-    cases.append(("point masses", point_masses(1000, 200_000), fd.Densities(np.eye(1000)), "squared", 1000, [32, 320, 1000]))
+    cases.append(("point masses", point_masses(1000), fd.Densities(np.eye(1000)), "squared", 1000, [32, 320, 1000]))
     if locate("shakespeare") is not None:
         fed, members = shakespeare()
         cases.append(("Shakespeare", fed, members, "log", 50, [len(members) // 2, len(members)]))
