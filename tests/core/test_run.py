@@ -278,6 +278,15 @@ class Interrupted(fd.FedAvg):
         return super().round(clients, state)
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C raises KeyboardInterrupt, also where the tests were started in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_leaves_a_usable_checkpoint(fed, tmp_path):
     algorithm = Interrupted(lr=0.1)
     with pytest.raises(KeyboardInterrupt, match="stopped after round 2"):
@@ -290,6 +299,7 @@ def test_ctrl_c_leaves_a_usable_checkpoint(fed, tmp_path):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_without_a_checkpoint_stops_at_once(fed):
     with pytest.raises(KeyboardInterrupt):
         fd.run(Interrupted(lr=0.1), fed, 5)
