@@ -171,6 +171,8 @@ class Entropy(Mirror):
 
     def _solve(self, args: tuple[Tensor, Tensor, Tensor], radius: float) -> Tensor:
         z, low, high = args
+        if (low == 0).all() and (high >= radius).all():
+            return radius * z.softmax(-1)
         z = _shortened(z, torch.tensor(1500.0, dtype=z.dtype))  # e^1500 is more than the ratio of any two floats
         free, fixed = _pieces(torch.exp, torch.log, z, low, high, radius)
         mass = radius - torch.where(free, 0, fixed).sum(-1, keepdim=True)
