@@ -304,10 +304,13 @@ class Classifiers(_Evaluated):
 
     classes: how many labels there are. An estimator that has seen fewer gives the others probability 0. Networks are used in
     evaluation mode. Estimators with compiled parts (trees and forests, k-d trees) and some others hold types that skops does not
-    trust: a simulation evaluates them and counts their bytes, but a site that is sent one refuses it.
+    trust: a simulation evaluates them and counts their bytes, but a site that is sent one refuses it, unless it lists these types
+    as trusted: `trusted=["sklearn.tree._tree.Tree"]` takes forests from a server that one trusts with memory of one's own process.
     """
 
-    def __init__(self, members: Sequence[Any], classes: int) -> None:
+    def __init__(self, members: Sequence[Any], classes: int, trusted: Sequence[str] = ()) -> None:
+        if isinstance(trusted, str) or not all(isinstance(name, str) for name in trusted):
+            raise ModelError(f"trusted={trusted!r} must be a list of the full names of types")
         if not isinstance(members, list | tuple) or not members:
             raise ModelError(f"members must be a list of at least one fitted classifier, not {members!r}")
         if isinstance(classes, bool) or not isinstance(classes, Integral) or classes < 2:
@@ -323,7 +326,7 @@ class Classifiers(_Evaluated):
                 raise ModelError(f"member {k}, a {type(member).__name__}, predicts several labels for a row: give one for each")
             if not np.isin(member.classes_, np.arange(classes)).all():
                 raise ModelError(f"member {k} knows labels {list(member.classes_)[:5]}, which are not in 0 .. {classes - 1}")
-        self.members, self.classes = tuple(members), int(classes)
+        self.members, self.classes, self.trusted = tuple(members), int(classes), tuple(trusted)
         self._archives: dict[int, Tensor] = {}
 
     def __len__(self) -> int:
@@ -362,7 +365,7 @@ class Classifiers(_Evaluated):
             with torch.no_grad():
                 out = member(x) if sent is None else torch.func.functional_call(member, sent, (x,))
             return out.float().softmax(-1)
-        member = member if sent is None else unpack(sent["skops"])
+        member = member if sent is None else unpack(sent["skops"], self.trusted)
         found = torch.zeros(len(x), self.classes)
         found[:, torch.as_tensor(np.asarray(member.classes_, np.int64))] = torch.from_numpy(
             np.asarray(member.predict_proba(x.flatten(1).numpy()), np.float32)
@@ -384,16 +387,17 @@ def _skops() -> Any:
     return skops.io
 
 
-def unpack(archive: Tensor) -> Any:
-    """The estimator in a skops archive. One that needs a type which skops does not trust is refused."""
+def unpack(archive: Tensor, trusted: Sequence[str] = ()) -> Any:
+    """The estimator in a skops archive. One that needs a type which neither skops nor the caller trusts is refused."""
     io = _skops()
     data = archive.numpy().tobytes()
-    strange = io.get_untrusted_types(data=data)
+    strange = [name for name in io.get_untrusted_types(data=data) if name not in trusted]
     if strange:
         raise ModelError(
-            f"a predictor was sent that needs untrusted types ({', '.join(map(str, strange[:3]))}); it is not loaded"
+            f"a predictor was sent that needs untrusted types ({', '.join(strange[:3])}); it is not loaded. "
+            "If the sender may have a hold on this process, pass them as trusted=[...]"
         )
-    return io.loads(data)
+    return io.loads(data, trusted=list(trusted))
 
 
 class NGrams(_Evaluated):

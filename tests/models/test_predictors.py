@@ -335,6 +335,18 @@ def double(x):
     return 2 * x
 
 
+def test_a_type_that_the_site_trusts_is_loaded():
+    """Types are trusted by their full names, and no others with them."""
+    member = RandomForestClassifier(2, random_state=0)
+    tree = "sklearn.tree._tree.Tree"
+    members = fd.Classifiers([member.fit(X, Y)], 4, trusted=[tree])
+    options = {"sampling": "all", "step": 0.1, "measure_every": 0}
+    runs = [fd.run(fd.FedBoost(m, **options), FED, 2, evaluate_every=0) for m in (members, members.remote())]
+    torch.testing.assert_close(runs[0].state.alpha, runs[1].state.alpha)
+    with pytest.raises(fd.ModelError, match="trusted='Tree'"):
+        fd.Classifiers([member], 4, trusted="Tree")
+
+
 @pytest.mark.parametrize(
     ("member", "named"),
     [
