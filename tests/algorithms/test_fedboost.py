@@ -178,7 +178,7 @@ def test_it_finds_the_optimum_that_scipy_finds(seed, loss, mirror):
     )
     algorithm = fd.FedBoost(fd.Densities(table), sampling="all", loss=loss, mirror=mirror, measure_every=0, floor=1e-9)
     state = ends(algorithm, labels(*counts), 800)
-    assert value(state.alpha.numpy()) - best.fun < 2e-3
+    assert value(state.alpha.numpy()) - best.fun < 2e-3 * max(1e-3, value(np.full(4, 0.25)) - best.fun) + 1e-3
     assert float(state.alpha.sum()) == pytest.approx(1)
 
 
