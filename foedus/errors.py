@@ -6,7 +6,9 @@ All of them derive from `FoedusError`, so `except fd.FoedusError` catches what a
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
+from numbers import Integral, Real
 
 
 class FoedusError(Exception):
@@ -56,3 +58,15 @@ def unknown(what: str, value: object, allowed: Iterable[object]) -> str:
     close = difflib.get_close_matches(str(value), names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"{what} {value!r} is unknown{hint} (allowed: {', '.join(names)})"
+
+
+def positive(name: str, value: object) -> None:
+    """Refuse a setting that is not a positive finite number."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:
+        raise ConfigError(f"{name}={value!r} must be a positive finite number")
+
+
+def whole_number(name: str, value: object, least: int = 1) -> None:
+    """Refuse a setting that is not a whole number of at least so many."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}")

@@ -17,8 +17,8 @@ from foedus.core.clients import Clients
 from foedus.core.rows import take
 from foedus.core.run import run
 from foedus.core.tree import State
-from foedus.errors import ConfigError
-from foedus.models.features import FeatureMap, whole
+from foedus.errors import ConfigError, whole_number
+from foedus.models.features import FeatureMap
 from foedus.models.ridge import product
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class _Probe(FedNewton):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole("iterations", self.iterations)
+        whole_number("iterations", self.iterations)
 
     def largest(self, client: Client) -> tuple[Tensor, None]:
         """kappa^2 at the client: the largest |phi(x)|^2 of its rows."""

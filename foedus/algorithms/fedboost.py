@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import torch
@@ -24,9 +24,8 @@ from foedus.core.clients import Clients
 from foedus.core.rows import Rows
 from foedus.core.spec import Spec
 from foedus.core.tree import State, Tree
-from foedus.errors import ConfigError, unknown
+from foedus.errors import ConfigError, positive, unknown, whole_number
 from foedus.geometry import Entropy, Mirror
-from foedus.geometry.domains import positive
 from foedus.models.predictors import LOSSES, Predictors
 
 SAMPLINGS = ("all", "uniform", "weighted")
@@ -106,11 +105,8 @@ class FedBoost(Algorithm):
         elif isinstance(self.budget, bool) or not isinstance(self.budget, Real) or not 0 < self.budget <= q:
             raise ConfigError(f"budget={self.budget!r} must be above 0 and at most the {q} predictors (or sampling='all')")
         for name, least in (("repeats", 1), ("measure_every", 0), ("horizon", 1)):
-            value = getattr(self, name)
-            if (value is not None or name != "horizon") and (
-                not isinstance(value, Integral) or isinstance(value, bool) or value < least
-            ):
-                raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}")
+            if name != "horizon" or self.horizon is not None:
+                whole_number(name, getattr(self, name), least)
         if self.step is not None:
             positive("step", self.step)
         positive("floor", self.floor)

@@ -9,14 +9,14 @@ from typing import Any
 from torch import Tensor
 
 from foedus.algorithms.fedavg import FedAvg
-from foedus.algorithms.fedfw import counted, gap
+from foedus.algorithms.fedfw import gap
 from foedus.algorithms.training import LocalTraining, positive
 from foedus.core import random, tree
 from foedus.core.algorithm import Client
 from foedus.core.clients import Clients
 from foedus.core.spec import Spec
 from foedus.core.tree import State
-from foedus.errors import ConfigError
+from foedus.errors import ConfigError, whole_number
 from foedus.geometry import Domain, L2Ball, ModelDomain, domain_of
 from foedus.models.base import Params
 from foedus.models.losses import loss_for
@@ -84,7 +84,7 @@ class ProjectedFedAvg(FedAvg):
     def __post_init__(self) -> None:
         super().__post_init__()
         domain_of(self.domain)
-        counted(self, "measure_every", 0)
+        whole_number("measure_every", self.measure_every, 0)
 
     def check(self, spec: Spec) -> None:
         super().check(spec)

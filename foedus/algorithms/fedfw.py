@@ -24,7 +24,7 @@ from foedus.core.clients import Clients
 from foedus.core.rows import Rows
 from foedus.core.spec import Spec
 from foedus.core.tree import State
-from foedus.errors import ConfigError, unknown
+from foedus.errors import ConfigError, unknown, whole_number
 from foedus.geometry import Domain, L2Ball, ModelDomain, domain_of, inside
 from foedus.models.base import Model, Params, model_of
 from foedus.models.linear import Linear
@@ -192,7 +192,7 @@ class FedFW(ConstrainedTraining):
             raise ConfigError(f"noise={self.noise!r} must be a number that is not negative")
         for name, least in (("batch_size", 1), ("measure_every", 0), ("horizon", 1)):
             if name != "horizon" or self.horizon is not None:
-                counted(self, name, least)
+                whole_number(name, getattr(self, name), least)
 
     @property
     def names_clients(self) -> bool:
@@ -392,13 +392,6 @@ def _number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
-def counted(owner: Any, name: str, least: int) -> None:
-    """Refuse a setting that is not a whole number of at least so many."""
-    value = getattr(owner, name)
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}")
-
-
 def _dense(add: Any) -> Params:
     return {k: v if isinstance(v, Tensor) else v.dense() for k, v in add.items()}
 
@@ -436,7 +429,7 @@ class NaiveFW(ConstrainedTraining):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        counted(self, "measure_every", 0)
+        whole_number("measure_every", self.measure_every, 0)
 
     def point(self, client: Client, x: Params) -> tuple[Any, None]:
         return self.set.lmo(self.slope(client, x)), None

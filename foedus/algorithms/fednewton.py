@@ -25,10 +25,10 @@ from foedus.core.clients import Clients
 from foedus.core.rows import Rows
 from foedus.core.spec import Spec
 from foedus.core.tree import State
-from foedus.errors import ConfigError, unknown
+from foedus.errors import ConfigError, unknown, whole_number
 from foedus.geometry import Simplex
 from foedus.models import curvature
-from foedus.models.features import FeatureMap, features_of, whole
+from foedus.models.features import FeatureMap, features_of
 from foedus.models.losses import Huber, Loss, loss_for
 from foedus.models.ridge import DTYPES, Ridge, prepare_ridge, product, ridge_bytes, solve
 
@@ -201,7 +201,7 @@ class FedNewton(FeatureRegression):
                 f"solver='cg' needs loss='squared', whose Hessian does not change; with {self.loss!r} use 'newton'"
             )
         positive(self, "tol", "delta")
-        whole("inner", self.inner)
+        whole_number("inner", self.inner)
 
     @property
     def quadratic(self) -> bool:

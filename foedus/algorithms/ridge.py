@@ -15,7 +15,7 @@ from foedus.core.algorithm import Client
 from foedus.core.clients import Clients
 from foedus.core.rows import Rows
 from foedus.core.tree import State
-from foedus.models.features import whole
+from foedus.errors import whole_number
 from foedus.models.ridge import DTYPES, Ridge, prepare_ridge, product, solve
 
 
@@ -33,7 +33,7 @@ class RidgeFedAvg(FeatureRegression):
     def __post_init__(self) -> None:
         super().__post_init__()
         positive(self, "lr")
-        whole("steps", self.steps)
+        whole_number("steps", self.steps)
 
     def train(self, client: Client, w: Tensor) -> tuple[Tensor, None]:
         for _ in range(self.steps):

@@ -19,7 +19,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Integral, Real
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,7 +28,7 @@ from torch import Tensor
 from foedus.core import tree
 from foedus.core.arrays import LowRank, Signs, Sparse
 from foedus.core.batching import batched
-from foedus.errors import ConfigError, unknown
+from foedus.errors import ConfigError, positive, unknown, whole_number
 
 Shape = Sequence[int]
 
@@ -67,18 +66,6 @@ Point = Tensor | Sparse | Signs | LowRank | Corner
 def dense(point: Point) -> Tensor:
     """The dense tensor of any extreme point."""
     return point if isinstance(point, Tensor) else point.dense()
-
-
-def positive(name: str, value: Any) -> None:
-    """Refuse a setting that is not a positive finite number."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:
-        raise ConfigError(f"{name}={value!r} must be a positive finite number")
-
-
-def whole_number(name: str, value: Any) -> None:
-    """Refuse a setting that is not a whole number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise ConfigError(f"{name}={value!r} must be a whole number of at least 1")
 
 
 def _plain(value: Any) -> Any:

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from foedus.core.batching import batched
-from foedus.errors import ConfigError
-from foedus.geometry.domains import _short, positive, scaled, simplex, whole_number
+from foedus.errors import ConfigError, positive, whole_number
+from foedus.geometry.domains import _short, scaled, simplex
 
 Bound = float | Tensor | Sequence[float]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from foedus.core import random
 from foedus.core.arrays import LowRank, Sparse
 from foedus.core.batching import batched
-from foedus.errors import ConfigError, unknown
+from foedus.errors import ConfigError, positive, unknown, whole_number
 from foedus.geometry.domains import (
     Ball,
     Box,
@@ -28,10 +28,8 @@ from foedus.geometry.domains import (
     Shape,
     Simplex,
     dense,
-    positive,
     simplex,
     unit,
-    whole_number,
 )
 
 GRAM = 64

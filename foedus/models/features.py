@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from foedus.core import random
 from foedus.core.spec import Spec
-from foedus.errors import ConfigError, ModelError
+from foedus.errors import ConfigError, ModelError, whole_number
 
 _MOST = 1_000_000
 """More features than this are a mistake: one vector of them is 8 MB."""
@@ -78,7 +78,7 @@ class Polynomial(FeatureMap):
     degree: int = 2
 
     def __post_init__(self) -> None:
-        whole("degree", self.degree)
+        whole_number("degree", self.degree)
 
     def size(self, spec: Spec) -> int:
         return math.comb(spec.features + self.degree, self.degree)
@@ -124,7 +124,7 @@ class RandomFourier(FeatureMap):
     unbiased: bool = False
 
     def __post_init__(self) -> None:
-        whole("dim", self.dim)
+        whole_number("dim", self.dim)
         if not isinstance(self.bandwidth, Real) or isinstance(self.bandwidth, bool) or not 0 < self.bandwidth < math.inf:
             raise ConfigError(f"bandwidth={self.bandwidth!r} must be a positive number: the width of the kernel")
         if self.seed is not None and (not isinstance(self.seed, Integral) or isinstance(self.seed, bool)):
@@ -208,9 +208,3 @@ def features_of(features: FeatureMap | nn.Module) -> FeatureMap:
         return ModuleFeatures(features)
     given = f"{features.__name__} (the class: add parentheses)" if isinstance(features, type) else repr(features)
     raise ModelError(f"features must be a foedus feature map (such as RandomFourier(500)) or a torch.nn.Module, not {given}")
-
-
-def whole(name: str, value: int) -> None:
-    """Refuse what is not a positive whole number."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{name}={value!r} must be a whole number of at least 1")

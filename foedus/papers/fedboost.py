@@ -21,7 +21,7 @@ import pandas as pd
 import torch
 
 import foedus as fd
-from foedus.papers.fednewton import _markdown
+from foedus.papers.fednewton import markdown
 
 SAMPLINGS = ("all", "uniform", "weighted")
 BUDGETS = (4, 8, 16, 32, 64, 100)
@@ -214,16 +214,16 @@ def main() -> None:
     more = {k: v for k, v in (("rounds", options.rounds), ("step", options.step)) if v is not None}
     if options.item == "figure3":
         curves = figure3(options.domains, budget=round(0.32 * options.domains), **more)
-        print(_markdown(_side_by_side(curves, "objective"), 5))
+        print(markdown(_side_by_side(curves, "objective"), 5))
     elif options.item == "figure4":
-        print(_markdown(figure4(options.domains, loss=options.loss, corrected=options.corrected, **more), 5))
+        print(markdown(figure4(options.domains, loss=options.loss, corrected=options.corrected, **more), 5))
     elif options.item == "figure5":
         curves, table = figure5(**more)
         for column in ("objective", "objective_last"):
-            print(f"\n{column}, nats a word\n" + _markdown(_side_by_side(curves, column), 4))
-        print("\n" + _markdown(table, 1))
+            print(f"\n{column}, nats a word\n" + markdown(_side_by_side(curves, column), 4))
+        print("\n" + markdown(table, 1))
     elif options.item == "classifiers":
-        print(_markdown(classifiers(options.data, **more), 3))
+        print(markdown(classifiers(options.data, **more), 3))
     else:
         draw(options.out / "fedboost.svg")
 

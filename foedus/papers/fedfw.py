@@ -48,7 +48,7 @@ from foedus.geometry import domain_of
 from foedus.models.base import Params
 from foedus.models.losses import loss_for
 from foedus.models.training import gradient_of
-from foedus.papers.fednewton import _markdown
+from foedus.papers.fednewton import markdown
 
 RADIUS, BATCH, CLIENTS = 10.0, 64, 10
 
@@ -484,11 +484,11 @@ def main() -> None:
     options = parser.parse_args()
     if options.item == "figures":
         folder = options.out or Path()
-        print(_markdown(draw(folder / "fedfw.svg", options.quick), 4))
+        print(markdown(draw(folder / "fedfw.svg", options.quick), 4))
     elif options.item == "bytes":
         whole = pd.concat([traffic(name) for name in options.sets or ("digits", "mnist")])
         whole[["up", "down"]] = whole[["up", "down"]].map("{:,.0f}".format)
-        print(_markdown(whole, 1))
+        print(markdown(whole, 1))
     elif options.item == "penalty":
         frames = []
         for name in options.sets or SETS:
@@ -496,10 +496,10 @@ def main() -> None:
             print(frames[-1].round(2).to_string(index=False), flush=True)
         whole = pd.concat(frames)
         whole["lambda_0"] = whole["lambda_0"].map("{:.1e}".format)
-        print(_markdown(whole, 1))
+        print(markdown(whole, 1))
     else:
         which = {k: getattr(options, k) for k in ("sets", "balls", "splits", "seeds", "rounds", "rows", "out")}
-        print(_markdown(table(options.item, options.protocol, **which), 2))
+        print(markdown(table(options.item, options.protocol, **which), 2))
 
 
 if __name__ == "__main__":

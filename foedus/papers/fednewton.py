@@ -233,7 +233,7 @@ def draw(tables: dict[tuple[float, str], pd.DataFrame], path: Path) -> None:
     pyplot.close(figure)
 
 
-def _markdown(table: pd.DataFrame, digits: int) -> str:
+def markdown(table: pd.DataFrame, digits: int) -> str:
     shown = table.map(
         lambda v: v if isinstance(v, str) else ("-" if pd.isna(v) else f"{v:.{digits}f}" if v < 1e4 else f"{v:.1e}")
     )
@@ -267,14 +267,14 @@ def main() -> None:
                 row = {"set": name, "split": split, "paper's best": TABLE3[name].published}
                 row |= {k: f"{runs[k].mean():.2f}±{runs[k].std(ddof=0):.2f}" for k in runs}
                 print(
-                    *_markdown(pd.DataFrame([row]), 2).splitlines()[0 if name == options.sets[0] else 2 :], sep="\n", flush=True
+                    *markdown(pd.DataFrame([row]), 2).splitlines()[0 if name == options.sets[0] else 2 :], sep="\n", flush=True
                 )
     else:
         tables = {}
         for reg in REGS:
             for name, (figure, _, _) in FIGURES.items():
                 tables[reg, name] = figure(reg)
-                print(f"\n{name}, reg {reg:g}\n{_markdown(tables[reg, name], 4)}", flush=True)
+                print(f"\n{name}, reg {reg:g}\n{markdown(tables[reg, name], 4)}", flush=True)
         if options.out:
             options.out.mkdir(parents=True, exist_ok=True)
             draw(tables, options.out / "fednewton.svg")

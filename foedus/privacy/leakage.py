@@ -50,9 +50,9 @@ from foedus.algorithms.fedfw import noisy
 from foedus.core import random, wire
 from foedus.core.spec import Spec
 from foedus.data import Data, load
-from foedus.errors import ConfigError, DataError, unknown
+from foedus.errors import ConfigError, DataError, unknown, whole_number
 from foedus.geometry import Domain, L1Ball, L2Ball, ModelDomain, PerLayer, Simplex, Whole, domain_of
-from foedus.geometry.domains import dense, whole_number
+from foedus.geometry.domains import dense
 from foedus.models.base import Model, Params, image_shape, model_of
 
 if TYPE_CHECKING:
