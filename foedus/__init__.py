@@ -32,6 +32,7 @@ _HOMES = {
         "FedFW",
         "FedNewton",
         "FedProx",
+        "FedRes",
         "Independent",
         "NaiveFW",
         "ProjectedFedAvg",
@@ -54,6 +55,7 @@ _HOMES = {
         "synthetic_piecewise",
         "word_federation",
     ),
+    "foedus.engines.delay": ("Delayed",),
     "foedus.engines.local": ("Local",),
     "foedus.errors": (
         "CheckpointError",

@@ -8,6 +8,7 @@ from foedus.algorithms.feddyn import FedDyn
 from foedus.algorithms.fedfw import FedFW, NaiveFW
 from foedus.algorithms.fednewton import DKRR, KRR, DivergenceWarning, FedNewton
 from foedus.algorithms.fedprox import FedProx
+from foedus.algorithms.fedres import FedRes
 from foedus.algorithms.local import Central, Independent
 from foedus.algorithms.ridge import RidgeFedAvg, RidgeFedProx
 from foedus.algorithms.scaffold import Scaffold
@@ -26,6 +27,7 @@ __all__ = [
     "FedFW",
     "FedNewton",
     "FedProx",
+    "FedRes",
     "Independent",
     "NaiveFW",
     "ProjectedFedAvg",

@@ -39,7 +39,8 @@ class Client:
 
     `data` are its rows, `prepared` what `Algorithm.prepare` made of them, `state` what survives between rounds, `key` the
     source of its random numbers in this exchange, `shared` a key that is the same everywhere and all through the run,
-    `spec` the form of the data, `id` its number.
+    `spec` the form of the data, `id` its number. `lag` is its round trip to the server, in rounds, and `longest` that of the
+    slowest client: both 0 unless the engine delays messages.
     """
 
     id: Tensor
@@ -49,6 +50,8 @@ class Client:
     key: Tensor
     shared: Tensor
     spec: Spec
+    lag: Tensor | int = 0
+    longest: int = 0
 
 
 class Algorithm:

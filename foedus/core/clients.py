@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -34,13 +34,15 @@ class Replies:
     """Every reply of an exchange, in order of client id.
 
     Batched steps give `stacked`, one tree whose tensors have a leading client dimension; looped ones a list of trees
-    that may differ in shape. `replies[i]` and iteration work for both.
+    that may differ in shape. `replies[i]` and iteration work for both. `versions` are the rounds whose broadcast they were
+    computed from: this one, unless the engine delays messages.
     """
 
     ids: Tensor
     weights: Tensor
     stacked: Tree | None = None
     separate: list[Tree] | None = None
+    versions: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -125,8 +127,27 @@ def not_finite(
     )
 
 
+class NothingArrived(Exception):  # noqa: N818 - a signal, no error
+    """An engine that delays messages has no reply to deliver in this round; unless caught, the round leaves the state as it is."""
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Replies that come together: of clients `ids` with so many rows, computed from the broadcast of round `version`."""
+
+    ids: Tensor
+    sizes: Tensor
+    reply: Tree
+    stacked: bool
+    version: int
+
+
 class Session(Protocol):
-    """What an engine offers for one run: see `foedus.engines.local.Local` for the reference."""
+    """What an engine offers for one run: see `foedus.engines.local.Local` for the reference.
+
+    One that delays messages also has `late`, which takes what was sent and says what arrives, and `longest`, the longest round
+    trip: see `foedus.engines.delay`.
+    """
 
     def exchange(self, ask: Ask) -> Iterator[tuple[Tensor, Tree, bool]]: ...
 
@@ -192,43 +213,57 @@ class Clients:
         """Add values to this round's row of the history."""
         self.metrics.update({k: float(v) for k, v in metrics.items()})
 
+    @property
+    def longest(self) -> int:
+        """The longest round trip of a message, in rounds: 0 unless the engine delays messages."""
+        return getattr(self.session, "longest", 0)
+
     def mean(self, step: Callable, /, *, weights: str = "rows", **payload: Tree) -> Tree:
         """Run `step(client, **payload)` at every client and average the replies.
 
         weights: "rows" (by a client's number of rows) or "uniform". Structured replies average to dense tensors.
         """
-        share = self._shares(weights)
-        total, at = Accumulator(self.algorithm.remedy), 0
-        for ids, reply, stacked in self._ask(step, payload):
-            if not stacked:
-                reply = _tensors(lambda t: t.unsqueeze(0), reply)
-            total.add(reply, share[torch.searchsorted(self.ids, ids)], self.round, ids)
-            at += len(ids)
-        if at != len(self):
-            raise ReplyError(f"round {self.round}: {at} of {len(self)} clients replied to {step.__name__}")
+        return self._total(step, weights, payload)
+
+    def sum(self, step: Callable, /, **payload: Tree) -> Tree:
+        """Run `step(client, **payload)` at every client and add up the replies."""
+        return self._total(step, "sum", payload)
+
+    def _total(self, step: Callable, weights: str, payload: dict[str, Tree]) -> Tree:
+        whole, batches = self._ask(step, payload)
+        share = self._share_of(weights, whole)
+        total, count = Accumulator(self.algorithm.remedy), 0
+        for batch in batches:
+            reply = batch.reply if batch.stacked else _tensors(lambda t: t.unsqueeze(0), batch.reply)
+            total.add(reply, share(batch.sizes), self.round, batch.ids)
+            count += len(batch.ids)
+        if count != len(whole):
+            raise ReplyError(f"round {self.round}: {count} of {len(whole)} clients replied to {step.__name__}")
         return total.result()
 
     def gather(self, step: Callable, /, *, weights: str = "rows", **payload: Tree) -> Replies:
         """Run `step(client, **payload)` at every client and return every reply, in order of client id."""
-        share = self._shares(weights)
-        parts = list(self._ask(step, payload))
-        for ids, reply, stacked in parts:
-            if not tree.all_finite(reply):
-                whole = reply if stacked else _tensors(lambda t: t.unsqueeze(0), reply)
-                raise not_finite([whole], self.round, ids, remedy=self.algorithm.remedy)
-        ids = torch.cat([p[0] for p in parts])
-        order = torch.argsort(ids)
-        if all(stacked for _, _, stacked in parts):
-            whole = parts[0][1] if len(parts) == 1 else _tensors(lambda *ts: torch.cat(ts), *(p[1] for p in parts))
+        whole, batches = self._ask(step, payload)
+        share, parts = self._share_of(weights, whole), list(batches)
+        for part in parts:
+            if not tree.all_finite(part.reply):
+                reply = part.reply if part.stacked else _tensors(lambda t: t.unsqueeze(0), part.reply)
+                raise not_finite([reply], self.round, part.ids, remedy=self.algorithm.remedy)
+        ids = torch.cat([p.ids for p in parts])
+        order = torch.argsort(ids, stable=True)
+        weight = share(torch.cat([p.sizes for p in parts]))[order]
+        versions = torch.cat([torch.full_like(p.ids, p.version) for p in parts])[order]
+        if all(p.stacked for p in parts):
+            reply = parts[0].reply if len(parts) == 1 else _tensors(lambda *ts: torch.cat(ts), *(p.reply for p in parts))
             if bool((order[1:] < order[:-1]).any()):
-                whole = _tensors(lambda t: t[order], whole)
-            return Replies(ids[order], share, stacked=whole)
+                reply = _tensors(lambda t: t[order], reply)
+            return Replies(ids[order], weight, stacked=reply, versions=versions)
         single = [
-            _tensors(lambda t, i=i: t[i], reply) if stacked else reply
-            for ids_, reply, stacked in parts
-            for i in range(len(ids_))
+            _tensors(lambda t, i=i: t[i], part.reply) if part.stacked else part.reply
+            for part in parts
+            for i in range(len(part.ids))
         ]
-        return Replies(ids[order], share, separate=[single[i] for i in order.tolist()])
+        return Replies(ids[order], weight, separate=[single[i] for i in order.tolist()], versions=versions)
 
     def watched(self, ids: Tensor, sizes: Tensor | None = None) -> Clients:
         """The clients `ids` to be measured for the history only (a gap, a distance): never sent in earnest, so nothing is charged.
@@ -244,18 +279,22 @@ class Clients:
 
     def share(self, weights: str = "rows") -> float:
         """How much of the whole federation's weight takes part in this round: |S| / N, or their part of the rows."""
-        self._shares(weights)
+        self._share_of(weights, self.sizes)
         return len(self) / self.total if weights == "uniform" else float(self.sizes.sum()) / self.total_rows
 
-    def _shares(self, weights: str) -> Tensor:
+    def _share_of(self, weights: str, whole: Tensor) -> Callable[[Tensor], Tensor]:
+        """From numbers of rows to weights, where `whole` are the rows of all that reply."""
         if weights == "rows":
-            return self.sizes.double() / self.sizes.sum()
+            total = whole.sum()
+            return lambda sizes: sizes.double() / total
         if weights == "uniform":
-            return torch.full((len(self),), 1.0 / len(self), dtype=torch.float64)
+            return lambda sizes: torch.full((len(sizes),), 1.0 / len(whole), dtype=torch.float64)
+        if weights == "sum":
+            return lambda sizes: torch.ones(len(sizes), dtype=torch.float64)
         raise ConfigError(unknown("weights", weights, ["rows", "uniform"]))
 
-    def _ask(self, step: Callable, payload: dict[str, Tree]) -> Iterator[tuple[Tensor, Tree, bool]]:
-        """Stream the replies in batches: (ids, reply, whether it is stacked); charge what was sent."""
+    def _ask(self, step: Callable, payload: dict[str, Tree]) -> tuple[Tensor, Iterable[Batch]]:
+        """Ask, and charge what was sent: the numbers of rows of all that reply, and their replies, a batch at a time."""
         if getattr(step, "__self__", None) is not self.algorithm:
             raise ReplyError(f"{step!r} is not a client step: it must be a method of {type(self.algorithm).__name__} itself")
         if len(self) == 0:
@@ -263,12 +302,24 @@ class Clients:
         if not self.free:
             self.ledger.bytes_down += len(self) * wire.nbytes(payload)
         ask = Ask(step.__name__, payload, self.ids, self.seed_key, self.round, next(self.exchanges), self.quantise, self.free)
+        late = getattr(self.session, "late", None)
+        if late is None or not late.concerns(ask):
+            return self.sizes, self._stream(ask)
+        for batch in self._stream(ask):
+            late.post(ask, batch)
+        arrived = late.collect(ask)
+        if not arrived:
+            raise NothingArrived(f"round {self.round}: no reply to {step.__name__} has arrived yet")
+        return torch.cat([b.sizes for b in arrived]), arrived
+
+    def _stream(self, ask: Ask) -> Iterator[Batch]:
         for ids, reply, stacked in self.session.exchange(ask):
             if not self.free:
                 each = wire.nbytes(reply, batched=stacked)
                 self.ledger.bytes_up += len(ids) * each
                 self.ledger.messages_up += len(ids) * bool(each)
-            yield ids, wire.dequantise(reply) if self.quantise else reply, stacked
+            sizes = self.sizes[torch.searchsorted(self.ids, ids)]
+            yield Batch(ids, sizes, wire.dequantise(reply) if self.quantise else reply, stacked, self.round)
 
 
 def cohort(participation: float | Poisson, total: int, key: Tensor) -> Tensor:

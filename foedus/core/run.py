@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 import os
@@ -19,7 +20,7 @@ from foedus.core import checkpoint as files
 from foedus.core import random
 from foedus.core.algorithm import Algorithm, Client, Predictor, row_scores
 from foedus.core.arguments import check_arguments, checkpoint_file, differences, refuse_to_overwrite
-from foedus.core.clients import Clients, Ledger, Poisson, cohort, expected
+from foedus.core.clients import Clients, Ledger, NothingArrived, Poisson, cohort, expected
 from foedus.core.config import from_config, subclasses, to_config
 from foedus.core.history import History
 from foedus.core.progress import Interrupts, RoundProgress
@@ -175,7 +176,8 @@ class _Loop:
         began = time.perf_counter()
         before = self.state
         if len(positions):
-            self.state = self.algorithm.round(clients, self.state)
+            with contextlib.suppress(NothingArrived):
+                self.state = self.algorithm.round(clients, self.state)
         self.seconds += time.perf_counter() - began
         self.done = round
         try:

@@ -301,12 +301,13 @@ def _tasks(data: Data, clients: int, seed: int, rng: np.random.Generator, *, n0:
     test_rows = test_rows[np.argsort(test_owner[test_rows], kind="stable")]
     features = rng.permutation(int(np.prod(data.x_train.shape[1:])))
     half = len(features) // 2
-    source = rows.reshape(-1)
+    order = rng.permuted(np.tile(np.arange(2 * n), (clients, 1)), axis=1)  # a client's rows come in no order of labels
+    source = np.take_along_axis(rows, order, axis=1).reshape(-1)
     names = None
     if data.class_names is not None:
         names = ("+".join(data.class_names[c] for c in merged_classes), "other")
     relabelled = Data(
-        data.name, data.x_train[source], np.tile(np.repeat([0, 1], n), clients), data.x_test[test_rows], test_label[test_rows],
+        data.name, data.x_train[source], (order.reshape(-1) >= n).astype(np.int64), data.x_test[test_rows], test_label[test_rows],
         2, names, np.repeat(np.arange(clients), 2 * n), test_owner[test_rows], None, data.scaling,
     )  # fmt: skip
     settings = {

@@ -28,7 +28,7 @@ from foedus.core.spec import Spec
 from foedus.core.states import States
 from foedus.core.tree import Tree
 from foedus.data.federation import Federation
-from foedus.errors import ConfigError, ReplyError
+from foedus.errors import CheckpointError, ConfigError, ReplyError
 
 _INIT = 0xFFFFFFFD
 """First states draw from keys of their own, folded from this number and the client's id."""
@@ -153,6 +153,8 @@ class LocalSession:
         self.shared = random.fold(seed_key, 0)
         self.prepares = type(algorithm).prepare is not Algorithm.prepare
         self.remembers = type(algorithm).init is not Algorithm.init
+        self.lags: Tensor | None = None  # round trips by client, where messages are delayed (engines/delay.py)
+        self.longest = 0
         self._everyone: list[Group] | None = None
         self._prepared: dict[int, Tree] = {}
 
@@ -241,7 +243,8 @@ class LocalSession:
         positions = group.positions
         index, weight = table.index(positions, group.width if table is self.train else 0)
         state = None if stateless else self._states(group)
-        inputs, form = tree.flatten(((group.stacked, group.prepared, state), self.ids[positions], index, weight, keys))
+        lag = 0 if self.lags is None else self.lags[positions]
+        inputs, form = tree.flatten(((group.stacked, group.prepared, state), self.ids[positions], index, weight, keys, lag))
         where = [i for i, leaf in enumerate(inputs) if isinstance(leaf, Tensor)]
         kept = {}
 
@@ -249,9 +252,9 @@ class LocalSession:
             leaves = list(inputs)
             for i, t in zip(where, tensors, strict=True):
                 leaves[i] = t
-            (stacked, prepared, state), id_, index, weight, key = tree.unflatten(leaves, form)
+            (stacked, prepared, state), id_, index, weight, key, lag = tree.unflatten(leaves, form)
             rows = Rows(table.x, table.y, index, weight, self.spec, stacked)
-            reply, new = run(Client(id_, rows, prepared, state, key, self.shared, self.spec))
+            reply, new = run(Client(id_, rows, prepared, state, key, self.shared, self.spec, lag, self.longest))
             kept["same"] = new is state or new is None
             out, kept["form"] = tree.flatten((reply, None if kept["same"] and not stateless else new))
             kept["out"] = out
@@ -301,12 +304,13 @@ class LocalSession:
         if self.prepares and position not in self._prepared:
             self._prepared[position] = self.algorithm.prepare(self.train.one(position))
         id_, prepared, state = self.ids[position], self._prepared.get(position), self.states.get(position)
+        lag = 0 if self.lags is None else self.lags[position]
         if self.remembers and state is None:
             first_key = random.fold(self.seed_key, _INIT, id_)
-            client = Client(id_, self.train.one(position), prepared, None, first_key, self.shared, self.spec)
+            client = Client(id_, self.train.one(position), prepared, None, first_key, self.shared, self.spec, lag, self.longest)
             state = self.algorithm.init(client)
             self.states.put(position, state)
-        return Client(id_, table.one(position), prepared, state, key, self.shared, self.spec)
+        return Client(id_, table.one(position), prepared, state, key, self.shared, self.spec, lag, self.longest)
 
     def _states(self, group: Group) -> Tree:
         """The states of a batch, stacked; clients that take part for the first time get their first one."""
@@ -373,6 +377,8 @@ class LocalSession:
 
     def load(self, saved: Tree) -> None:
         """Take up the client states of a checkpoint."""
+        if "late" in saved:
+            raise CheckpointError("the checkpoint was made with messages on their way: use the same fd.Delayed(...) engine")
         self.states.load(saved)
 
     def close(self) -> None:

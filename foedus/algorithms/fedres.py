@@ -1,0 +1,444 @@
+"""FedRes: Agarwal, Langford and Wei, "Federated residual learning", 2020.
+
+Client i predicts with a global model on global features plus a model of its own on local features,
+
+    f(x^g; w^g) + f(x^l; w_i),   loss l(y, f(x^g; w^g) + f(x^l; w_i)),
+
+one row (or mini-batch) a round, and learns from it online. Either model learns what the other leaves: the residual. The local
+model and the local features never leave the client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from foedus.core import random, tree
+from foedus.core.algorithm import Algorithm, Client, Predictor, looped
+from foedus.core.batching import batched
+from foedus.core.clients import Clients, NothingArrived
+from foedus.core.rows import take
+from foedus.core.spec import Spec
+from foedus.core.tree import State, Tree
+from foedus.errors import ConfigError, DataError, ModelError, ReplyError, positive, unknown, whole_number
+from foedus.models.base import Model, Params, Pull, model_of
+from foedus.models.linear import Linear
+
+LOSSES = ("squared", "logistic")
+SCHEDULES = ("constant", "sqrt", "adagrad")
+RULES = ("aligned", "asymmetric", "misaligned")
+SENDS = ("rows", "gradient")
+
+Columns = tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class FedRes(Algorithm):
+    """Aligned stochastic gradients (Algorithms 3 and 4), under delays of up_i and down_i rounds (`fd.Delayed`).
+
+    Round t, with w^g_t the server's model and s_i = t - down_i the round whose broadcast has reached client i:
+
+        client i:  predicts with (w^g_{s_i}, w_{i,t}), sees a row, and sends (x^g, f(x^l; w_{i,t}), y)
+                   w_{i,t+1} = P_D(w_{i,t} - eta_i grad^l_{i,t-up_i-down_i})                                        (7)
+        server:    w^g_{t+1} = P_D(w^g_t - eta sum_i grad^g_{i,t-up_i})                                             (8)
+
+    where grad_{i,s} is the gradient at the pair that client i predicted with in round s, and P_D projects onto the ball of radius
+    D = `radius` (`None`: no ball). So both models learn from a row at the same time, a round trip after it was seen. The paper
+    writes w_t on the left of (7) and (8); without delay the gradient would then be taken at a model that it is needed for.
+    Here it is t + 1, as in the paper's Section 3.2.1. The server keeps the versions that outstanding replies refer to: one more
+    than the longest round trip.
+
+    rule: "aligned", or one of the paper's two rules that are not (Section 3.2.1), to compare. In both the client takes its own
+    gradient at once, (w^g_{s_i}, w_{i,t}) -> w_{i,t+1}; "misaligned" takes the server's at the pair (w^g_t, w_{i,t-up_i}),
+    "asymmetric" at the right pair. Without delay, all three are the same.
+    send: "rows", what (8) says: the server sees x^g, y and the local prediction of every row; or "gradient": the client
+    computes grad^g_{i,t} itself, and only the sum over clients is needed. The same numbers; only "misaligned" needs rows.
+
+    global_model, local_model: any models (or `nn.Module`s); `None` leaves one out. local_model may be {client id: model}: local
+    models need not be alike. shared, private: the columns of global and local features (`None`: all); private may be
+    {client id: columns}. loss: "squared", |f - y|^2, or "logistic", log(1 + exp(-y f)). Labels are y = +-1: one output for
+    two classes, else one for each class. step, local_step: eta and eta_i (by default the same), with `schedule` "constant", "sqrt"
+    (eta / sqrt t) or "adagrad" (by coordinate, eta / sqrt of the sum of squared gradients; Vowpal Wabbit's --adaptive).
+    batch_size: rows in a round, of which the loss is averaged (Section 4). Rows come in the order of the data, again and again.
+    measure_every: log `online_loss`, the average loss of all predictions so far, every so many rounds; sent by nobody.
+
+    Clients are scored with the pair they predict with, on their own test rows (`own_accuracy`); `accuracy` is that of the
+    global model alone, what a newcomer would get.
+
+    Example:
+        >>> fed = fd.split(fd.load("digits"), "tasks", clients=10)
+        >>> part = {"shared": fed.settings["global_features"], "private": fed.settings["local_features"]}
+        >>> fd.run(fd.FedRes(**part, step=0.1), fed, rounds=300, engine=fd.Delayed(up=2, down=3))
+    """
+
+    global_model: Model | None = Linear()  # noqa: RUF009 - frozen
+    local_model: Model | Mapping[int, Model] | None = Linear()  # noqa: RUF009 - frozen
+    loss: str = "squared"
+    shared: Columns = None
+    private: Columns | Mapping[int, Columns] = None
+    step: float = 0.1
+    local_step: float | None = None
+    schedule: str = "adagrad"
+    batch_size: int = 1
+    radius: float | None = None
+    rule: str = "aligned"
+    send: str = "rows"
+    measure_every: int = 1
+
+    personal: ClassVar[bool] = True
+    spread: ClassVar[float] = float("inf")
+    remedy: ClassVar[str] = "try a smaller step, schedule='adagrad', or a radius"
+
+    def __post_init__(self) -> None:
+        known = (("loss", LOSSES), ("schedule", SCHEDULES), ("rule", RULES), ("send", SENDS))
+        for name, values in known:
+            if getattr(self, name) not in values:
+                raise ConfigError(unknown(name, getattr(self, name), list(values)))
+        positive("step", self.step)
+        for name in ("local_step", "radius"):
+            if getattr(self, name) is not None:
+                positive(name, getattr(self, name))
+        whole_number("batch_size", self.batch_size)
+        whole_number("measure_every", self.measure_every, 0)
+        if self.global_model is None and self.local_model is None:
+            raise ConfigError("global_model and local_model are both None: nothing would learn")
+        if self.rule == "misaligned" and self.send == "gradient":
+            raise ConfigError("rule='misaligned' needs send='rows': a client cannot know the model that the server has by then")
+        each = {k: _each(getattr(self, k), model_of) for k in ("global_model", "local_model")}
+        each |= {k: _each(getattr(self, k), lambda v, k=k: _columns(k, v)) for k in ("shared", "private")}
+        for name, value in each.items():
+            object.__setattr__(self, name, value)
+
+    # -- what is learnt ----------------------------------------------------------------------------------------------
+
+    @property
+    def varied(self) -> bool:
+        """Whether clients have local models of different kinds, which cannot be batched."""
+        return isinstance(self.local_model, Mapping) or isinstance(self.private, Mapping)
+
+    @property
+    def names_clients(self) -> bool:
+        return self.varied
+
+    @property
+    def batchable(self) -> bool:
+        return not self.varied and all(m is None or m.batchable for m in (self.global_model, self.local_model))
+
+    def independent(self) -> FedRes:
+        """Every client alone, on all of its features: the paper's Independent."""
+        parts = (self.shared, self.private)
+        if self.varied or self.local_model is None:
+            raise ConfigError("independent() needs one local_model, and one set of columns, for all clients")
+        both = None if None in parts else tuple(sorted({*self.shared, *self.private}))
+        return replace(self, global_model=None, private=both, rule="aligned")
+
+    def central(self) -> FedRes:
+        """One model of the global features, with every row sent to the server, which learns from it as it is then: Central."""
+        return replace(self, local_model=None, private=None, rule="misaligned" if self.send == "rows" else "aligned")
+
+    def local(self, client: Any) -> tuple[Model | None, Columns]:
+        """The local model and the columns of a client."""
+        return tuple(v[int(client)] if isinstance(v, Mapping) else v for v in (self.local_model, self.private))
+
+    def check(self, spec: Spec) -> None:
+        if self.loss == "logistic" and not spec.classes:
+            raise ConfigError("loss='logistic' needs class labels; the data has real targets: use loss='squared'")
+        parts: list[tuple[str, Model | None, Columns]] = [("global_model", self.global_model, self.shared)]
+        if self.varied:
+            sets = [set(v) for v in (self.local_model, self.private) if isinstance(v, Mapping)]
+            if sets[0] != sets[-1]:
+                raise ConfigError("local_model and private must name the same clients")
+            parts += [(f"local_model[{i}]", *self.local(i)) for i in sorted(sets[0])]
+        else:
+            parts.append(("local_model", self.local_model, self.private))
+        for name, model, columns in parts:
+            if columns is not None and max(columns) >= spec.features:
+                raise DataError(f"column {max(columns)} of {name} is beyond the {spec.features} features of the data")
+            if model is not None:
+                _fits(name, model, part_spec(spec, columns))
+
+    # -- clients -----------------------------------------------------------------------------------------------------
+
+    def init(self, client: Client) -> dict[str, Tree]:
+        state: dict[str, Tree] = {"t": torch.zeros((), dtype=torch.int64), "loss": torch.zeros((), dtype=torch.float64)}
+        if self.global_model is not None:
+            state["seen"] = self.global_model.init(part_spec(client.spec, self.shared), client.shared)
+        model, columns = self.local(client.id) if self.varied else (self.local_model, self.private)
+        if model is not None:
+            local = model.init(part_spec(client.spec, columns), random.fold(client.key, 1))
+            state["local"] = local
+            if self.schedule == "adagrad":
+                state["squares"] = tree.zeros_like(local)
+            if self.waits(client.longest):
+                state["waiting"] = tree.map(lambda p: torch.zeros(client.longest + 1, *p.shape), local)
+        return state
+
+    def waits(self, longest: int) -> bool:
+        """Whether clients keep gradients for later, (7)."""
+        return bool(longest) and self.rule == "aligned" and self.global_model is not None
+
+    def act(self, client: Client, w: Params | None = None) -> tuple[Tree, Tree]:
+        """Algorithm 3: predict, see a row, learn from the row of a round trip ago."""
+        model, columns = self.local(client.id) if self.varied else (self.local_model, self.private)
+        args = {"state": client.state, "w": w, "index": client.data.index, "weight": client.data.weight, "lag": client.lag}
+        shared = (self, model, columns, client.data.table_x, client.data.table_y, client.spec)
+        found = _act(args, shared)
+        return found["reply"], found["state"]
+
+    @looped
+    def act_alone(self, client: Client, w: Params | None = None) -> tuple[Tree, Tree]:
+        """The same, for clients that have nothing in common."""
+        return self.act(client, w)
+
+    def tally(self, client: Client) -> tuple[Tree, None]:
+        """For the history: the average loss of a client's predictions so far."""
+        return {"loss": client.state["loss"] / client.state["t"].clamp(min=1)}, None
+
+    def outputs(self, client: Client, x: Tensor) -> Tensor:
+        model, columns = self.local(client.id) if self.varied else (self.local_model, self.private)
+        z = 0.0
+        if self.global_model is not None:
+            z = z + self.global_model.apply(client.state["seen"], part(x, self.shared, 1))
+        if model is not None:
+            z = z + model.apply(client.state["local"], part(x, columns, 1))
+        return logits(z, client.spec)
+
+    # -- server ------------------------------------------------------------------------------------------------------
+
+    def start(self, clients: Clients) -> State:
+        state = State(ids=clients.ids, spec=clients.spec)
+        if self.varied:
+            self._check_ids(clients.ids.tolist())
+        if self.global_model is not None:
+            w = self.global_model.init(part_spec(clients.spec, self.shared), clients.shared)
+            state = state.replace(w=w)
+            if self.schedule == "adagrad":
+                state = state.replace(squares=tree.zeros_like(w))
+            if self.keeps(clients.longest):
+                state = state.replace(past=tree.map(lambda p: p.expand(clients.longest + 1, *p.shape).clone(), w))
+        return state
+
+    def keeps(self, longest: int) -> bool:
+        """Whether the server keeps old versions, (8)."""
+        return bool(longest) and self.send == "rows" and self.rule != "misaligned" and self.global_model is not None
+
+    def round(self, clients: Clients, state: State) -> State:
+        step = self.act_alone if self.varied else self.act
+        if self.global_model is None:
+            clients.mean(step)
+        else:
+            if self.keeps(clients.longest):
+                place = clients.round % (clients.longest + 1)
+                state = state.replace(
+                    past=tree.map(lambda past, w: past.index_copy(0, torch.tensor([place]), w[None]), state.past, state.w)
+                )
+            try:
+                g = clients.sum(step, w=state.w) if self.send == "gradient" else self.gradient(clients, state, step)
+            except NothingArrived:
+                pass
+            else:
+                w, squares = self.move(state.w, g, state.get("squares"), torch.tensor(clients.round - 1), self.step, 0)
+                state = state.replace(w=w, **({} if squares is None else {"squares": squares}))
+        if self.measure_every and clients.round % self.measure_every == 0:
+            clients.log(online_loss=clients.watched(state.ids).mean(self.tally, weights="uniform")["loss"])
+        return state
+
+    def gradient(self, clients: Clients, state: State, step: Callable) -> Params:
+        """Algorithm 4: the gradient of each row that has arrived, at the version that its client had."""
+        replies = clients.gather(step, w=state.w)
+        if self.keeps(clients.longest):
+            age = clients.round - replies.versions
+            if bool((age > clients.longest).any()):
+                raise ReplyError(
+                    f"round {clients.round}: a reply refers to a version of {int(age.max())} rounds ago, which is gone"
+                )
+            place = replies.versions % (clients.longest + 1)
+            w = tree.map(lambda p: p.index_select(0, place), state.past)
+        else:
+            w = tree.map(lambda p: p.expand(len(replies), *p.shape), state.w)
+        return tree.map(lambda g: g.sum(0), self.global_gradient(w, replies.stack(), state.spec))
+
+    def global_gradient(self, w: Params, sent: dict[str, Tensor], spec: Spec) -> Params:
+        """grad^g_{i,s} of each client from what it sent: all with a leading client dimension."""
+        x, y = sent["x"], targets(sent["y"], spec)
+        if y.shape[:2] != x.shape[:2] or (self.local_model is not None and sent["local"].shape != y.shape):
+            shapes = ", ".join(f"{k} {tuple(v.shape[1:])}" for k, v in sent.items())
+            raise ReplyError(f"replies do not fit together: {shapes}")
+        z, pull = forward(self.global_model, w, x)
+        if self.local_model is not None:
+            z = z + sent["local"]
+        return pull(slope(self.loss, z, y) / x.shape[1])
+
+    def move(
+        self, w: Params, g: Params, squares: Params | None, t: Tensor, eta: float, batch: int
+    ) -> tuple[Params, Params | None]:
+        """One step of the schedule, and the projection; parameters with `batch` leading dimensions."""
+        if self.schedule == "adagrad":
+            squares = tree.map(lambda s, d: s + d.square(), squares, g)
+            g = tree.map(lambda d, s: d * torch.where(s > 0, s, 1).rsqrt(), g, squares)
+        elif self.schedule == "sqrt":
+            g = tree.map(lambda d: d / (t + 1).sqrt().reshape(*t.shape, *[1] * (d.dim() - batch)), g)
+        w = tree.map(lambda p, d: p - eta * d, w, g)
+        if self.radius is not None:
+            norm = sum(p.flatten(batch).square().sum(-1) for p in tree.leaves(w)).sqrt()
+            shrink = (self.radius / norm.clamp(min=1e-30)).clamp(max=1)
+            w = tree.map(lambda p: p * shrink.reshape(*shrink.shape, *[1] * (p.dim() - batch)), w)
+        return w, squares
+
+    def predictor(self, state: State) -> Predictor | None:
+        if self.global_model is None:
+            return None
+        spec = state.spec
+        return Predictor(lambda x: logits(self.global_model.apply(state.w, part(x, self.shared, 1)), spec), spec)
+
+    def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        if outputs.shape[-1] == 2 and not y.is_floating_point():
+            outputs, y = outputs[..., 1:] - outputs[..., :1], (2 * y - 1).to(outputs.dtype).unsqueeze(-1)
+        elif not y.is_floating_point():
+            y = 2 * F.one_hot(y, outputs.shape[-1]).to(outputs.dtype) - 1
+        else:
+            y = y if y.dim() == outputs.dim() else y.unsqueeze(-1)
+        return value(self.loss, outputs, y)
+
+    def _check_ids(self, ids: list[int]) -> None:
+        for name in ("local_model", "private"):
+            given = getattr(self, name)
+            if isinstance(given, Mapping) and (missing := [i for i in ids if i not in given]):
+                raise ConfigError(f"{name} says nothing of clients {missing[:10]}: give an entry for each client id")
+
+
+def act(
+    algorithm: FedRes, model: Model | None, columns: Columns, args: dict[str, Tree], tables: tuple, own: bool = False
+) -> Tree:
+    """One round of a batch of clients: the reply and the new state, everything with a leading client dimension.
+
+    own: the state belongs to the caller alone, and what waits in it may be changed in place.
+    """
+    table_x, table_y, spec = tables
+    state, w, index, b = args["state"], args["w"], args["index"], algorithm.batch_size
+    t = state["t"]
+    count = (args["weight"] > 0).sum(1, keepdim=True)
+    rows = index.gather(1, (t.unsqueeze(1) * b + torch.arange(b)) % count)
+    x, y = take(table_x, rows).float(), take(table_y, rows)
+    target = targets(y, spec)
+    z, reply, new = torch.zeros_like(target), {}, {**state, "t": t + 1}
+    if algorithm.global_model is not None:
+        x_g = part(x, algorithm.shared, 2)
+        z_g, pull_g = forward(algorithm.global_model, w, x_g)
+        z, new["seen"] = z + z_g, w
+    if model is not None:
+        z_l, pull_l = forward(model, state["local"], part(x, columns, 2))
+        z = z + z_l
+    new["loss"] = state["loss"] + value(algorithm.loss, z, target).mean(1)
+    s = slope(algorithm.loss, z, target) / b
+    if algorithm.global_model is not None:
+        if algorithm.send == "gradient":
+            reply = pull_g(s)
+        else:
+            reply = {"x": x_g, "y": y.to(torch.uint8) if spec.classes and spec.classes <= 256 else y}
+            if model is not None:
+                reply["local"] = z_l
+    if model is not None:
+        g = pull_l(s)
+        if "waiting" in state:
+            new["waiting"], g = _late(state["waiting"], g, t, args["lag"], own)
+        eta = algorithm.local_step or algorithm.step
+        new["local"], squares = algorithm.move(state["local"], g, state.get("squares"), t, eta, 1)
+        if squares is not None:
+            new["squares"] = squares
+    return {"reply": reply, "state": new}
+
+
+@batched
+def _act(args: dict[str, Tree], shared: tuple) -> Tree:
+    algorithm, model, columns, *tables = shared
+    found = act(algorithm, model, columns, args, tables)
+    # What all clients share arrives expanded; a state must stand on its own.
+    return {"reply": found["reply"], "state": tree.map(lambda v: v.contiguous(), found["state"])}
+
+
+def _late(waiting: Params, g: Params, t: Tensor, lag: Tensor, own: bool) -> tuple[Params, Params]:
+    """Put the gradients of round t into the ring, and take out those of round t - lag: zero, where there was none."""
+    clients = torch.arange(len(t))
+    size = next(iter(waiting.values())).shape[1]
+    kept, due = {}, {}
+    for k, ring in waiting.items():
+        kept[k] = ring if own else ring.clone()
+        kept[k][clients, t % size] = g[k]
+        found = kept[k][clients, (t - lag) % size]
+        due[k] = found * (t >= lag).to(found.dtype).reshape(-1, *[1] * (found.dim() - 1))
+    return kept, due
+
+
+def forward(model: Model, params: Params, x: Tensor) -> tuple[Tensor, Pull]:
+    """Outputs (c, b, m) of rows (c, b, ...) by parameters with a client dimension, and the pullback of their slope."""
+    if model.closed_form:
+        return model.pullback(params, x.flatten(2))
+    with torch.enable_grad():
+        z, pull = torch.func.vjp(lambda p: torch.func.vmap(model.apply)(p, x), params)
+    return z, lambda s: pull(s)[0]
+
+
+def value(loss: str, z: Tensor, y: Tensor) -> Tensor:
+    """The loss of each row."""
+    return ((z - y).square() if loss == "squared" else F.softplus(-y * z)).sum(-1)
+
+
+def slope(loss: str, z: Tensor, y: Tensor) -> Tensor:
+    """Its derivative in the outputs."""
+    return 2 * (z - y) if loss == "squared" else -y * torch.sigmoid(-y * z)
+
+
+def targets(y: Tensor, spec: Spec) -> Tensor:
+    """What the outputs should be: +-1 for labels (one output for two classes), else the targets; (..., m)."""
+    if spec.classes == 2:
+        return (2 * y.float() - 1).unsqueeze(-1)
+    if spec.classes:
+        return 2 * F.one_hot(y.long(), spec.classes).float() - 1
+    return y.float().reshape(*y.shape[:2], spec.outputs)
+
+
+def logits(z: Tensor, spec: Spec) -> Tensor:
+    """One output for each class from what the models say."""
+    return torch.cat((-z / 2, z / 2), -1) if spec.classes == 2 else z
+
+
+def part(x: Tensor, columns: Columns, batch: int) -> Tensor:
+    """Some features of rows with `batch` leading dimensions."""
+    return x if columns is None else x.flatten(batch).index_select(-1, torch.tensor(columns))
+
+
+def part_spec(spec: Spec, columns: Columns) -> Spec:
+    """The form of some features, with an output for each that is learnt."""
+    return Spec(spec.shape if columns is None else (len(columns),), None, 1 if spec.classes == 2 else spec.outputs)
+
+
+def _fits(name: str, model: Model, spec: Spec) -> None:
+    model.check(spec)
+    key = random.key(0)
+    with torch.no_grad():
+        found = tuple(model.apply(model.init(spec, key), torch.zeros(2, *spec.shape)).shape)
+    if found != (2, spec.outputs):
+        raise ModelError(f"{name} returns shape {found} for two rows; it must return {spec.outputs} a row: (2, {spec.outputs})")
+
+
+def _each(given: Any, f: Callable) -> Any:
+    """`f` of a setting, or of the setting of each client."""
+    if given is None:
+        return None
+    return {int(k): f(v) for k, v in given.items()} if isinstance(given, Mapping) else f(given)
+
+
+def _columns(name: str, given: Any) -> tuple[int, ...]:
+    try:
+        columns = tuple(int(c) for c in given)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{name}={given!r} must be numbers of columns") from None
+    if not columns or min(columns) < 0 or len(set(columns)) != len(columns):
+        raise ConfigError(f"{name} must be different column numbers from 0 on, at least one")
+    return columns

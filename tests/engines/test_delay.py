@@ -1,0 +1,190 @@
+"""Delays: who acts on what, when replies arrive, and what is on its way when a run stops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+
+import foedus as fd
+from foedus.core.clients import NothingArrived
+from foedus.engines.delay import Delayed
+
+
+def federation(clients: int = 3) -> fd.Federation:
+    """Clients 0, 1, 2, ... with 1, 2, 3, ... rows."""
+    sizes = np.arange(1, clients + 1)
+    data = fd.Data.from_arrays(np.ones((sizes.sum(), 1), np.float32), np.zeros(sizes.sum(), np.float32))
+    owner = np.repeat(np.arange(clients), sizes)
+    return fd.Federation.from_owners(data, owner, np.zeros(0, np.int64), np.arange(clients), "by hand", {})
+
+
+@dataclass(frozen=True)
+class Diary(fd.Algorithm):
+    """Broadcasts the number of the round, and writes down what comes back, from whom and when."""
+
+    weights: str = "uniform"
+
+    def init(self, client):
+        return {"turns": torch.zeros(())}
+
+    def note(self, client, now):
+        turns = client.state["turns"] + 1
+        return {"saw": now, "who": client.id.double(), "turn": turns.double()}, {"turns": turns}
+
+    def start(self, clients):
+        return fd.State(log=torch.zeros(0, 5, dtype=torch.float64))
+
+    def round(self, clients, state):
+        replies = clients.gather(self.note, now=torch.tensor(float(clients.round), dtype=torch.float64))
+        r = replies.stack()
+        now = torch.full((len(replies),), float(clients.round), dtype=torch.float64)
+        rows = torch.stack((now, r["who"], r["turn"], r["saw"], replies.versions.double()), 1)
+        return state.replace(log=torch.cat((state.log, rows)))
+
+
+def test_each_reply_comes_when_it_must_and_from_the_broadcast_that_it_must():
+    up, down = [0, 2, 1], [1, 0, 3]
+    result = fd.run(Diary(), federation(), 8, engine=Delayed(fd.Local(), up, down), evaluate_every=0)
+    expected = []
+    for t in range(1, 9):
+        for i in range(3):
+            s = t - up[i]  # the round in which the reply was made; client i's s-th turn
+            if s >= 1:
+                expected.append([t, i, s, max(s - down[i], 1), max(s - down[i], 1)])
+    assert result.state.log.tolist() == expected
+
+
+def test_bytes_are_charged_when_sent():
+    prompt = fd.run(Diary(), federation(), 6, evaluate_every=0).history
+    late = fd.run(Diary(), federation(), 6, engine=Delayed(up=4, down=2), evaluate_every=0).history
+    for column in ("bytes_up", "bytes_down", "messages_up"):
+        assert late[column].tolist() == prompt[column].tolist()
+
+
+@pytest.mark.parametrize("batch", [True, False])
+def test_without_delay_nothing_changes(batch):
+    fed = fd.split(fd.load("digits"), "dirichlet", clients=5, alpha=0.5, seed=0)
+    algorithm = fd.Scaffold(fd.Linear(), lr=0.1, batch_size=16)
+    prompt = fd.run(algorithm, fed, 4, engine=fd.Local(batch=batch), participation=0.6)
+    through = fd.run(algorithm, fed, 4, engine=Delayed(fd.Local(batch=batch)), participation=0.6)
+    assert through.history.drop(columns="seconds").equals(prompt.history.drop(columns="seconds"))
+    assert torch.equal(through.state.w["weight"], prompt.state.w["weight"])
+
+
+@dataclass(frozen=True)
+class Doubler(fd.Algorithm):
+    """w <- mean of (w + id + 1) by rows: averages that are easy to do by hand."""
+
+    def shifted(self, client, w):
+        return {"w": w + client.id + 1}, None
+
+    def start(self, clients):
+        return fd.State(w=torch.zeros((), dtype=torch.float64))
+
+    def round(self, clients, state):
+        return fd.State(w=clients.mean(self.shifted, w=state.w)["w"])
+
+
+def test_averages_are_over_those_who_arrive():
+    """Clients 0 (1 row, prompt) and 1 (2 rows, down 1, up 1).
+
+    Round 1: only client 0 arrives: 0 + 1 = 1. Round 2: client 0 says 1 + 1 = 2; client 1's of round 1 was 0 + 2 = 2: w = 2.
+    Round 3: client 0 says 2 + 1 = 3; client 1, in round 2, had the broadcast of round 1, 0, and said 2: (3 + 2 * 2) / 3.
+    """
+    fed = federation(2)
+    result = fd.run(Doubler(), fed, 3, engine=Delayed(up=[0, 1], down=[0, 1]), evaluate_every=0)
+    assert float(result.state.w) == pytest.approx(7 / 3)
+
+
+def test_a_round_without_replies_leaves_the_state():
+    result = fd.run(Doubler(), federation(2), 5, engine=Delayed(up=3), evaluate_every=0)
+    # Replies of rounds 1 and 2 (to w = 0) arrive in rounds 4 and 5: mean of 1 and 2 by 1 and 2 rows is 5/3.
+    assert float(result.state.w) == pytest.approx(5 / 3)
+
+
+def test_sums_add_up_what_arrives():
+    @dataclass(frozen=True)
+    class Adder(Doubler):
+        def round(self, clients, state):
+            try:
+                return fd.State(w=state.w + clients.sum(self.shifted, w=torch.zeros((), dtype=torch.float64))["w"])
+            except NothingArrived:
+                return fd.State(w=state.w - 1)
+
+    assert float(fd.run(Adder(), federation(2), 4, engine=Delayed(up=[1, 2]), evaluate_every=0).state.w) == -1 + 1 + 3 + 3
+    assert float(fd.run(Adder(), federation(2), 2, evaluate_every=0).state.w) == 3 + 3
+
+
+@pytest.mark.parametrize(
+    "algorithm", [fd.FedAvg(fd.Linear(), lr=0.1), fd.FedProx(fd.MLP(16), lr=0.1, mu=0.01)], ids=["FedAvg", "FedProx"]
+)
+def test_algorithms_learn_under_delay(algorithm):
+    fed = fd.split(fd.load("digits"), "iid", clients=4)
+    result = fd.run(algorithm, fed, 25, engine=Delayed(up=[0, 1, 2, 3], down=1), evaluate_every=25)
+    assert result.history.accuracy.iloc[-1] > 0.85
+
+
+def test_resume_with_messages_on_their_way(tmp_path):
+    fed, path = federation(), tmp_path / "run.safetensors"
+    engine = Delayed(fd.Local(), up=[0, 2, 1], down=[1, 0, 3])
+    whole = fd.run(Diary(), fed, 8, engine=engine, participation=0.7, evaluate_every=0)
+    fd.run(Diary(), fed, 4, engine=engine, participation=0.7, evaluate_every=0, checkpoint=path)
+    again = fd.run(Diary(), fed, 8, engine=engine, participation=0.7, evaluate_every=0, checkpoint=path, resume=True)
+    assert torch.equal(whole.state.log, again.state.log)
+    with pytest.raises(fd.CheckpointError, match="other delays"):
+        fd.run(Diary(), fed, 9, engine=Delayed(up=1), participation=0.7, evaluate_every=0, checkpoint=path, resume=True)
+    with pytest.raises(fd.CheckpointError, match="messages on their way"):
+        fd.run(Diary(), fed, 9, participation=0.7, evaluate_every=0, checkpoint=path, resume=True)
+
+
+def test_delays_from_a_distribution_are_drawn_once_with_a_seed():
+    fed = federation(6)
+    draw = lambda seed: Delayed(up=scipy.stats.randint(0, 9), down=scipy.stats.poisson(2), seed=seed).open(  # noqa: E731
+        Doubler(), fed, torch.zeros(2, dtype=torch.int64)
+    )
+    a, b, c = draw(1), draw(1), draw(2)
+    assert torch.equal(a.up, b.up) and torch.equal(a.down, b.down)
+    assert not torch.equal(torch.cat((a.up, a.down)), torch.cat((c.up, c.down)))
+    assert int(a.up.max()) < 9
+
+
+def test_memory_is_bounded_by_the_delay():
+    fed = federation(2)
+    engine = Delayed(up=2, down=3)
+    session = []
+    opened = engine.open
+
+    class Watched(type(engine)):
+        def open(self, *args):
+            session.append(opened(*args))
+            return session[0]
+
+    fd.run(Doubler(), fed, 40, engine=Watched(up=2, down=3), evaluate_every=0)
+    assert [len(past) for past in session[0].sent.values()] == [4]
+    assert [len(box) for box in session[0].mail.values()] == [2]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"up": -1}, "up has a delay of -1"),
+        ({"down": 1.5}, "down has a delay of 1.5"),
+        ({"up": [0, -2]}, "up has a delay of -2"),
+        ({"down": True}, "down has a delay of True"),
+        ({"engine": "Local"}, "engine='Local'"),
+    ],
+)
+def test_bad_delays(options, message):
+    with pytest.raises(fd.ConfigError, match=message):
+        Delayed(**options)
+
+
+def test_bad_delays_for_a_federation():
+    with pytest.raises(fd.ConfigError, match="up has 2 delays; the federation has 3 clients"):
+        fd.run(Doubler(), federation(), 1, engine=Delayed(up=[1, 2]))
+    with pytest.raises(fd.ConfigError, match="down has a delay of"):
+        fd.run(Doubler(), federation(), 1, engine=Delayed(down=scipy.stats.norm(0, 1)))
