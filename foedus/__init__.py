@@ -40,6 +40,7 @@ _HOMES = {
         "RidgeFedProx",
         "Scaffold",
         "diagnose",
+        "rollouts",
     ),
     "foedus.core.algorithm": ("Algorithm", "Client", "Predictor", "looped"),
     "foedus.core.clients": ("Poisson",),

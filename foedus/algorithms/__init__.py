@@ -11,6 +11,7 @@ from foedus.algorithms.fedprox import FedProx
 from foedus.algorithms.fedres import FedRes
 from foedus.algorithms.local import Central, Independent
 from foedus.algorithms.ridge import RidgeFedAvg, RidgeFedProx
+from foedus.algorithms.rollouts import rollouts
 from foedus.algorithms.scaffold import Scaffold
 
 __all__ = [
@@ -35,4 +36,5 @@ __all__ = [
     "RidgeFedProx",
     "Scaffold",
     "diagnose",
+    "rollouts",
 ]

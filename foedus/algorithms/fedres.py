@@ -279,15 +279,16 @@ class FedRes(Algorithm):
     ) -> tuple[Params, Params | None]:
         """One step of the schedule, and the projection; parameters with `batch` leading dimensions."""
         if self.schedule == "adagrad":
-            squares = tree.map(lambda s, d: s + d.square(), squares, g)
-            g = tree.map(lambda d, s: d * torch.where(s > 0, s, 1).rsqrt(), g, squares)
-        elif self.schedule == "sqrt":
-            g = tree.map(lambda d: d / (t + 1).sqrt().reshape(*t.shape, *[1] * (d.dim() - batch)), g)
-        w = tree.map(lambda p, d: p - eta * d, w, g)
+            squares = {k: s.addcmul(g[k], g[k]) for k, s in squares.items()}
+            # Where no gradient has been, the sum is 0 and so is the gradient: any finite factor does.
+            w = {k: p.addcmul(g[k], squares[k].clamp(min=1e-30).rsqrt(), value=-eta) for k, p in w.items()}
+        else:
+            pace = -eta if self.schedule == "constant" else -eta * (t + 1).rsqrt()
+            w = {k: p + (pace if batch == 0 or self.schedule == "constant" else _spread(pace, p)) * g[k] for k, p in w.items()}
         if self.radius is not None:
-            norm = sum(p.flatten(batch).square().sum(-1) for p in tree.leaves(w)).sqrt()
+            norm = sum(p.flatten(batch).square().sum(-1) for p in w.values()).sqrt()
             shrink = (self.radius / norm.clamp(min=1e-30)).clamp(max=1)
-            w = tree.map(lambda p: p * shrink.reshape(*shrink.shape, *[1] * (p.dim() - batch)), w)
+            w = {k: p * _spread(shrink, p) for k, p in w.items()}
         return w, squares
 
     def predictor(self, state: State) -> Predictor | None:
@@ -322,8 +323,8 @@ def act(
     table_x, table_y, spec = tables
     state, w, index, b = args["state"], args["w"], args["index"], algorithm.batch_size
     t = state["t"]
-    count = (args["weight"] > 0).sum(1, keepdim=True)
-    rows = index.gather(1, (t.unsqueeze(1) * b + torch.arange(b)) % count)
+    count = args["count"] if "count" in args else (args["weight"] > 0).sum(1)
+    rows = index.gather(1, (t.unsqueeze(1) * b + torch.arange(b)) % count.unsqueeze(1))
     x, y = take(table_x, rows).float(), take(table_y, rows)
     target = targets(y, spec)
     z, reply, new = torch.zeros_like(target), {}, {**state, "t": t + 1}
@@ -362,6 +363,11 @@ def _act(args: dict[str, Tree], shared: tuple) -> Tree:
     return {"reply": found["reply"], "state": tree.map(lambda v: v.contiguous(), found["state"])}
 
 
+def _spread(values: Tensor, like: Tensor) -> Tensor:
+    """One value for each client (or for all), in the shape of its parameters."""
+    return values.reshape(*values.shape, *[1] * (like.dim() - values.dim()))
+
+
 def _late(waiting: Params, g: Params, t: Tensor, lag: Tensor, own: bool) -> tuple[Params, Params]:
     """Put the gradients of round t into the ring, and take out those of round t - lag: zero, where there was none."""
     clients = torch.arange(len(t))
@@ -371,7 +377,7 @@ def _late(waiting: Params, g: Params, t: Tensor, lag: Tensor, own: bool) -> tupl
         kept[k] = ring if own else ring.clone()
         kept[k][clients, t % size] = g[k]
         found = kept[k][clients, (t - lag) % size]
-        due[k] = found * (t >= lag).to(found.dtype).reshape(-1, *[1] * (found.dim() - 1))
+        due[k] = found * _spread((t >= lag).to(found.dtype), found)
     return kept, due
 
 

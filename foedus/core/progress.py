@@ -30,8 +30,11 @@ class RoundProgress:
             self.task = self.bar.add_task(self.title, total=self.rounds, note="")
         return self
 
-    def update(self, done: int, history: History) -> None:
+    def update(self, done: int, history: History | None = None) -> None:
         if self.bar is None:
+            return
+        if history is None:
+            self.bar.update(self.task, completed=done)
             return
         shown = next((c for c in ("accuracy", "mse", "own_accuracy", "own_mse", "loss") if c in history.columns), None)
         metric = f"{shown} {history.last(shown):.4f}  " if shown else ""

@@ -165,7 +165,7 @@ def test_memory_is_bounded_by_the_delay():
 
     fd.run(Doubler(), fed, 40, engine=Watched(up=2, down=3), evaluate_every=0)
     assert [len(past) for past in session[0].sent.values()] == [4]
-    assert [len(box) for box in session[0].mail.values()] == [2]
+    assert [sum(len(batch.ids) for _, batch in box) for box in session[0].mail.values()] == [2 * 2]
 
 
 @pytest.mark.parametrize(
