@@ -33,6 +33,8 @@ _HOMES = {
         "FedNewton",
         "FedProx",
         "FedRes",
+        "FedResERM",
+        "FictitiousPlay",
         "Independent",
         "NaiveFW",
         "ProjectedFedAvg",

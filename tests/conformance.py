@@ -113,9 +113,20 @@ ALGORITHMS: dict[str, fd.Algorithm] = {
     ),
     "AFLBoost": fd.AFLBoost(PREDICTORS, budget=2, low=0.1, step=0.2, step_domains=0.1),
     "AFLBoost, densities, cache": fd.AFLBoost(DENSITIES, budget=3, mirror_domains=fd.Euclidean(), cache=True, repeats=2),
+    "FedRes": fd.FedRes(step=0.05),
+    "FedRes, logistic, columns, mini-batches, ball": fd.FedRes(
+        loss="logistic", shared=range(32), private=range(20, 64), schedule="sqrt", batch_size=3, radius=2.0, send="gradient"
+    ),
+    "FedRes, a network and different local models": fd.FedRes(
+        fd.MLP(5), {i: fd.Linear() if i % 2 else fd.MLP(3) for i in range(12)}, private={i: range(8 + i) for i in range(12)}
+    ),
+    "FedRes, alone": fd.FedRes(global_model=None, schedule="constant", step=0.001),
+    "FedRes, central": fd.FedRes(local_model=None, rule="misaligned"),
+    "FedResERM": fd.FedResERM(shared=range(6), private=range(6, 12), radius=1.0),
+    "FictitiousPlay": fd.FictitiousPlay(shared=range(6), private=range(6, 12), bias=False, batch_size=2),
     "Everything the contract allows": Everything(),
     "Central": fd.Central(fd.Linear(), lr=0.1, momentum=0.9, batch_size=16),
     "KRR": fd.KRR(FEATURES, reg=0.1),
 }
 
-ENGINES = {"Local": fd.Local()}
+ENGINES = {"Local": fd.Local(), "Delayed by nothing": fd.Delayed(fd.Local())}

@@ -9,6 +9,7 @@ from foedus.algorithms.fedfw import FedFW, NaiveFW
 from foedus.algorithms.fednewton import DKRR, KRR, DivergenceWarning, FedNewton
 from foedus.algorithms.fedprox import FedProx
 from foedus.algorithms.fedres import FedRes
+from foedus.algorithms.fedres_erm import FedResERM, FictitiousPlay
 from foedus.algorithms.local import Central, Independent
 from foedus.algorithms.ridge import RidgeFedAvg, RidgeFedProx
 from foedus.algorithms.rollouts import rollouts
@@ -29,6 +30,8 @@ __all__ = [
     "FedNewton",
     "FedProx",
     "FedRes",
+    "FedResERM",
+    "FictitiousPlay",
     "Independent",
     "NaiveFW",
     "ProjectedFedAvg",

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from foedus.core import random, tree
-from foedus.core.algorithm import Algorithm, Client, Predictor, looped
+from foedus.core.algorithm import Algorithm, Client, Predictor
 from foedus.core.batching import batched
 from foedus.core.clients import Clients, NothingArrived
 from foedus.core.rows import take
@@ -110,29 +110,28 @@ class FedRes(Algorithm):
         if self.rule == "misaligned" and self.send == "gradient":
             raise ConfigError("rule='misaligned' needs send='rows': a client cannot know the model that the server has by then")
         each = {k: _each(getattr(self, k), model_of) for k in ("global_model", "local_model")}
-        each |= {k: _each(getattr(self, k), lambda v, k=k: _columns(k, v)) for k in ("shared", "private")}
+        each |= {k: _each(getattr(self, k), lambda v, k=k: columns_of(k, v)) for k in ("shared", "private")}
         for name, value in each.items():
             object.__setattr__(self, name, value)
 
     # -- what is learnt ----------------------------------------------------------------------------------------------
 
     @property
-    def varied(self) -> bool:
-        """Whether clients have local models of different kinds, which cannot be batched."""
-        return isinstance(self.local_model, Mapping) or isinstance(self.private, Mapping)
+    def alike(self) -> bool:
+        return not isinstance(self.local_model, Mapping) and not isinstance(self.private, Mapping)
 
     @property
     def names_clients(self) -> bool:
-        return self.varied
+        return not self.alike
 
     @property
     def batchable(self) -> bool:
-        return not self.varied and all(m is None or m.batchable for m in (self.global_model, self.local_model))
+        return self.alike and all(m is None or m.batchable for m in (self.global_model, self.local_model))
 
     def independent(self) -> FedRes:
         """Every client alone, on all of its features: the paper's Independent."""
         parts = (self.shared, self.private)
-        if self.varied or self.local_model is None:
+        if not self.alike or self.local_model is None:
             raise ConfigError("independent() needs one local_model, and one set of columns, for all clients")
         both = None if None in parts else tuple(sorted({*self.shared, *self.private}))
         return replace(self, global_model=None, private=both, rule="aligned")
@@ -141,19 +140,20 @@ class FedRes(Algorithm):
         """One model of the global features, with every row sent to the server, which learns from it as it is then: Central."""
         return replace(self, local_model=None, private=None, rule="misaligned" if self.send == "rows" else "aligned")
 
-    def local(self, client: Any) -> tuple[Model | None, Columns]:
+    def local(self, client: Client) -> tuple[Model | None, Columns]:
         """The local model and the columns of a client."""
-        return tuple(v[int(client)] if isinstance(v, Mapping) else v for v in (self.local_model, self.private))
+        return tuple(v[int(client.id)] if isinstance(v, Mapping) else v for v in (self.local_model, self.private))
 
     def check(self, spec: Spec) -> None:
         if self.loss == "logistic" and not spec.classes:
             raise ConfigError("loss='logistic' needs class labels; the data has real targets: use loss='squared'")
         parts: list[tuple[str, Model | None, Columns]] = [("global_model", self.global_model, self.shared)]
-        if self.varied:
+        if not self.alike:
             sets = [set(v) for v in (self.local_model, self.private) if isinstance(v, Mapping)]
             if sets[0] != sets[-1]:
                 raise ConfigError("local_model and private must name the same clients")
-            parts += [(f"local_model[{i}]", *self.local(i)) for i in sorted(sets[0])]
+            pick = lambda v, i: v[i] if isinstance(v, Mapping) else v  # noqa: E731
+            parts += [(f"local_model[{i}]", pick(self.local_model, i), pick(self.private, i)) for i in sorted(sets[0])]
         else:
             parts.append(("local_model", self.local_model, self.private))
         for name, model, columns in parts:
@@ -168,7 +168,7 @@ class FedRes(Algorithm):
         state: dict[str, Tree] = {"t": torch.zeros((), dtype=torch.int64), "loss": torch.zeros((), dtype=torch.float64)}
         if self.global_model is not None:
             state["seen"] = self.global_model.init(part_spec(client.spec, self.shared), client.shared)
-        model, columns = self.local(client.id) if self.varied else (self.local_model, self.private)
+        model, columns = self.local(client)
         if model is not None:
             local = model.init(part_spec(client.spec, columns), random.fold(client.key, 1))
             state["local"] = local
@@ -184,23 +184,18 @@ class FedRes(Algorithm):
 
     def act(self, client: Client, w: Params | None = None) -> tuple[Tree, Tree]:
         """Algorithm 3: predict, see a row, learn from the row of a round trip ago."""
-        model, columns = self.local(client.id) if self.varied else (self.local_model, self.private)
+        model, columns = self.local(client)
         args = {"state": client.state, "w": w, "index": client.data.index, "weight": client.data.weight, "lag": client.lag}
         shared = (self, model, columns, client.data.table_x, client.data.table_y, client.spec)
         found = _act(args, shared)
         return found["reply"], found["state"]
-
-    @looped
-    def act_alone(self, client: Client, w: Params | None = None) -> tuple[Tree, Tree]:
-        """The same, for clients that have nothing in common."""
-        return self.act(client, w)
 
     def tally(self, client: Client) -> tuple[Tree, None]:
         """For the history: the average loss of a client's predictions so far."""
         return {"loss": client.state["loss"] / client.state["t"].clamp(min=1)}, None
 
     def outputs(self, client: Client, x: Tensor) -> Tensor:
-        model, columns = self.local(client.id) if self.varied else (self.local_model, self.private)
+        model, columns = self.local(client)
         z = 0.0
         if self.global_model is not None:
             z = z + self.global_model.apply(client.state["seen"], part(x, self.shared, 1))
@@ -212,7 +207,7 @@ class FedRes(Algorithm):
 
     def start(self, clients: Clients) -> State:
         state = State(ids=clients.ids, spec=clients.spec)
-        if self.varied:
+        if not self.alike:
             self._check_ids(clients.ids.tolist())
         if self.global_model is not None:
             w = self.global_model.init(part_spec(clients.spec, self.shared), clients.shared)
@@ -228,9 +223,8 @@ class FedRes(Algorithm):
         return bool(longest) and self.send == "rows" and self.rule != "misaligned" and self.global_model is not None
 
     def round(self, clients: Clients, state: State) -> State:
-        step = self.act_alone if self.varied else self.act
         if self.global_model is None:
-            clients.mean(step)
+            clients.mean(self.act)
         else:
             if self.keeps(clients.longest):
                 place = clients.round % (clients.longest + 1)
@@ -238,7 +232,7 @@ class FedRes(Algorithm):
                     past=tree.map(lambda past, w: past.index_copy(0, torch.tensor([place]), w[None]), state.past, state.w)
                 )
             try:
-                g = clients.sum(step, w=state.w) if self.send == "gradient" else self.gradient(clients, state, step)
+                g = clients.sum(self.act, w=state.w) if self.send == "gradient" else self.gradient(clients, state)
             except NothingArrived:
                 pass
             else:
@@ -248,9 +242,9 @@ class FedRes(Algorithm):
             clients.log(online_loss=clients.watched(state.ids).mean(self.tally, weights="uniform")["loss"])
         return state
 
-    def gradient(self, clients: Clients, state: State, step: Callable) -> Params:
+    def gradient(self, clients: Clients, state: State) -> Params:
         """Algorithm 4: the gradient of each row that has arrived, at the version that its client had."""
-        replies = clients.gather(step, w=state.w)
+        replies = clients.gather(self.act, w=state.w)
         if self.keeps(clients.longest):
             age = clients.round - replies.versions
             if bool((age > clients.longest).any()):
@@ -298,13 +292,7 @@ class FedRes(Algorithm):
         return Predictor(lambda x: logits(self.global_model.apply(state.w, part(x, self.shared, 1)), spec), spec)
 
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        if outputs.shape[-1] == 2 and not y.is_floating_point():
-            outputs, y = outputs[..., 1:] - outputs[..., :1], (2 * y - 1).to(outputs.dtype).unsqueeze(-1)
-        elif not y.is_floating_point():
-            y = 2 * F.one_hot(y, outputs.shape[-1]).to(outputs.dtype) - 1
-        else:
-            y = y if y.dim() == outputs.dim() else y.unsqueeze(-1)
-        return value(self.loss, outputs, y)
+        return row_loss(self.loss, outputs, y)
 
     def _check_ids(self, ids: list[int]) -> None:
         for name in ("local_model", "private"):
@@ -324,7 +312,7 @@ def act(
     state, w, index, b = args["state"], args["w"], args["index"], algorithm.batch_size
     t = state["t"]
     count = args["count"] if "count" in args else (args["weight"] > 0).sum(1)
-    rows = index.gather(1, (t.unsqueeze(1) * b + torch.arange(b)) % count.unsqueeze(1))
+    rows = stream(t, index, count, b)
     x, y = take(table_x, rows).float(), take(table_y, rows)
     target = targets(y, spec)
     z, reply, new = torch.zeros_like(target), {}, {**state, "t": t + 1}
@@ -395,6 +383,22 @@ def value(loss: str, z: Tensor, y: Tensor) -> Tensor:
     return ((z - y).square() if loss == "squared" else F.softplus(-y * z)).sum(-1)
 
 
+def row_loss(loss: str, outputs: Tensor, y: Tensor) -> Tensor:
+    """The loss of each row from `logits`, for evaluation."""
+    if outputs.shape[-1] == 2 and not y.is_floating_point():
+        outputs, y = outputs[..., 1:] - outputs[..., :1], (2 * y - 1).to(outputs.dtype).unsqueeze(-1)
+    elif not y.is_floating_point():
+        y = 2 * F.one_hot(y, outputs.shape[-1]).to(outputs.dtype) - 1
+    elif y.dim() < outputs.dim():
+        y = y.unsqueeze(-1)
+    return value(loss, outputs, y)
+
+
+def stream(t: Tensor, index: Tensor, count: Tensor, b: int) -> Tensor:
+    """Row numbers (c, b) of each client's round t: its rows in their order, again and again."""
+    return index.gather(1, (t.unsqueeze(1) * b + torch.arange(b)) % count.unsqueeze(1))
+
+
 def slope(loss: str, z: Tensor, y: Tensor) -> Tensor:
     """Its derivative in the outputs."""
     return 2 * (z - y) if loss == "squared" else -y * torch.sigmoid(-y * z)
@@ -440,7 +444,7 @@ def _each(given: Any, f: Callable) -> Any:
     return {int(k): f(v) for k, v in given.items()} if isinstance(given, Mapping) else f(given)
 
 
-def _columns(name: str, given: Any) -> tuple[int, ...]:
+def columns_of(name: str, given: Any) -> tuple[int, ...]:
     try:
         columns = tuple(int(c) for c in given)
     except (TypeError, ValueError):

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foedus.algorithms.fedres import FedRes, act, forward, part, part_spec
+from foedus.algorithms.fedres import FedRes, act, forward, part, part_spec, stream
 from foedus.core import random, tree
 from foedus.core.progress import RoundProgress
 from foedus.core.rows import take
@@ -86,7 +86,7 @@ class _Study:
         first, spec = algorithms[0], feds[0].spec
         for a, fed in zip(algorithms, feds, strict=True):
             a.check(fed.spec)
-            if a.varied or (fed.spec.classes, fed.spec.outputs) != (spec.classes, spec.outputs):
+            if not a.alike or (fed.spec.classes, fed.spec.outputs) != (spec.classes, spec.outputs):
                 raise ConfigError("rollouts need local models of one kind, and federations with the same outputs")
             if replace(a, shared=first.shared, private=first.private) != first or _width(a, fed) != _width(first, feds[0]):
                 raise ConfigError("the algorithms of a scheme may differ in the choice of columns alone")
@@ -165,8 +165,7 @@ class _Study:
             here, many = made.clamp(min=1), torch.arange(len(self.up))
             if a.local_model is not None:
                 self.spoken[:, t % self.spoken.shape[1]] = sent["local"]
-            b = a.batch_size
-            rows = self.index.gather(1, ((here - 1).unsqueeze(1) * b + torch.arange(b)) % self.count.unsqueeze(1))
+            rows = stream(here - 1, self.index, self.count, a.batch_size)
             sent = {
                 "x": part(take(self.x, rows).float(), a.shared, 2),
                 "y": take(self.y, rows),

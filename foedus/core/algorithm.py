@@ -86,6 +86,11 @@ class Algorithm:
         return True
 
     @property
+    def alike(self) -> bool:
+        """Whether clients have states and models of one form. If not, they cannot be batched, and go one after the other."""
+        return True
+
+    @property
     def names_clients(self) -> bool:
         """Whether its settings speak of clients by number: it then fits no federation without them."""
         return False

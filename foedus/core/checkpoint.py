@@ -60,7 +60,8 @@ def read(path: str | os.PathLike) -> tuple[dict[str, tree.Tree], dict[str, Any]]
     try:
         with safe_open(path, framework="pt") as f:
             header = json.loads((f.metadata() or {})["foedus"])
-            tensors: dict[str, Tensor] = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118 - not a dict
+            # Copied, because tensors lie in a file at any address, and some products round differently where memory is not aligned.
+            tensors: dict[str, Tensor] = {k: f.get_tensor(k).clone() for k in f.keys()}  # noqa: SIM118 - not a dict
     except (SafetensorError, KeyError, ValueError, OSError) as error:
         raise CheckpointError(f"{path} is not a foedus file, or it is damaged: {error}") from error
     if header.get("version") != VERSION:

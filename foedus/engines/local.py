@@ -201,7 +201,7 @@ class LocalSession:
                 raise not_finite([states], round, self.ids[positions], "state", self.algorithm.remedy)
 
     def _loops(self, step: Callable) -> bool:
-        if getattr(step, "looped", False):
+        if getattr(step, "looped", False) or not self.algorithm.alike:
             return True
         if self.engine.batch == "auto":
             return not self.algorithm.batchable
