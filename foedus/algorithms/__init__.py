@@ -1,5 +1,6 @@
 """The algorithms, one file a family."""
 
+from foedus.algorithms.bandit import FedResBandit
 from foedus.algorithms.diagnosis import Diagnosis, diagnose
 from foedus.algorithms.fedavg import FedAvg
 from foedus.algorithms.fedboost import AFLBoost, FedBoost
@@ -10,6 +11,7 @@ from foedus.algorithms.fednewton import DKRR, KRR, DivergenceWarning, FedNewton
 from foedus.algorithms.fedprox import FedProx
 from foedus.algorithms.fedres import FedRes
 from foedus.algorithms.fedres_erm import FedResERM, FictitiousPlay
+from foedus.algorithms.hindsight import Regret, regret
 from foedus.algorithms.local import Central, Independent
 from foedus.algorithms.ridge import RidgeFedAvg, RidgeFedProx
 from foedus.algorithms.rollouts import rollouts
@@ -30,14 +32,17 @@ __all__ = [
     "FedNewton",
     "FedProx",
     "FedRes",
+    "FedResBandit",
     "FedResERM",
     "FictitiousPlay",
     "Independent",
     "NaiveFW",
     "ProjectedFedAvg",
+    "Regret",
     "RidgeFedAvg",
     "RidgeFedProx",
     "Scaffold",
     "diagnose",
+    "regret",
     "rollouts",
 ]

@@ -185,7 +185,8 @@ class FedRes(Algorithm):
     def act(self, client: Client, w: Params | None = None) -> tuple[Tree, Tree]:
         """Algorithm 3: predict, see a row, learn from the row of a round trip ago."""
         model, columns = self.local(client)
-        args = {"state": client.state, "w": w, "index": client.data.index, "weight": client.data.weight, "lag": client.lag}
+        args = {"state": client.state, "w": w, "index": client.data.index, "weight": client.data.weight}
+        args["lag"] = client.up + client.down
         shared = (self, model, columns, client.data.table_x, client.data.table_y, client.spec)
         found = _act(args, shared)
         return found["reply"], found["state"]

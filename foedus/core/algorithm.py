@@ -39,8 +39,8 @@ class Client:
 
     `data` are its rows, `prepared` what `Algorithm.prepare` made of them, `state` what survives between rounds, `key` the
     source of its random numbers in this exchange, `shared` a key that is the same everywhere and all through the run,
-    `spec` the form of the data, `id` its number. `lag` is its round trip to the server, in rounds, and `longest` that of the
-    slowest client: both 0 unless the engine delays messages.
+    `spec` the form of the data, `id` its number. `up` and `down` are the rounds that its replies and its broadcasts take, and
+    `longest` is the round trip of the slowest client: all 0 unless the engine delays messages.
     """
 
     id: Tensor
@@ -50,7 +50,8 @@ class Client:
     key: Tensor
     shared: Tensor
     spec: Spec
-    lag: Tensor | int = 0
+    up: Tensor | int = 0
+    down: Tensor | int = 0
     longest: int = 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from foedus.data.bandits import class_bandit, linear_bandit, rewards_federation
 from foedus.data.dataset import Data
 from foedus.data.datasets import load, load_speeches
 from foedus.data.federation import Federation
@@ -12,8 +13,11 @@ from foedus.data.text import word_federation
 __all__ = [
     "Data",
     "Federation",
+    "class_bandit",
+    "linear_bandit",
     "load",
     "load_speeches",
+    "rewards_federation",
     "split",
     "synthetic_leaf",
     "synthetic_piecewise",

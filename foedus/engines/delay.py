@@ -83,7 +83,7 @@ class DelayedSession:
     def __init__(self, inner: Any, ids: Tensor, up: Tensor, down: Tensor):
         self.inner, self.ids, self.up, self.down = inner, ids, up, down
         self.longest = int((up + down).max())
-        inner.lags, inner.longest = (up + down if self.longest else None), self.longest
+        inner.delays, inner.longest = ((up, down) if self.longest else None), self.longest
         self.late = self
         self.round, self.calls = 0, {}
         self.sent: dict[str, list[tuple[int, Tree]]] = {}

@@ -153,7 +153,7 @@ class LocalSession:
         self.shared = random.fold(seed_key, 0)
         self.prepares = type(algorithm).prepare is not Algorithm.prepare
         self.remembers = type(algorithm).init is not Algorithm.init
-        self.lags: Tensor | None = None  # round trips by client, where messages are delayed (engines/delay.py)
+        self.delays: tuple[Tensor, Tensor] | None = None  # up and down, by client, where messages are late (engines/delay.py)
         self.longest = 0
         self._everyone: list[Group] | None = None
         self._prepared: dict[int, Tree] = {}
@@ -243,8 +243,8 @@ class LocalSession:
         positions = group.positions
         index, weight = table.index(positions, group.width if table is self.train else 0)
         state = None if stateless else self._states(group)
-        lag = 0 if self.lags is None else self.lags[positions]
-        inputs, form = tree.flatten(((group.stacked, group.prepared, state), self.ids[positions], index, weight, keys, lag))
+        late = (0, 0) if self.delays is None else tuple(d[positions] for d in self.delays)
+        inputs, form = tree.flatten(((group.stacked, group.prepared, state), self.ids[positions], index, weight, keys, late))
         where = [i for i, leaf in enumerate(inputs) if isinstance(leaf, Tensor)]
         kept = {}
 
@@ -252,9 +252,9 @@ class LocalSession:
             leaves = list(inputs)
             for i, t in zip(where, tensors, strict=True):
                 leaves[i] = t
-            (stacked, prepared, state), id_, index, weight, key, lag = tree.unflatten(leaves, form)
+            (stacked, prepared, state), id_, index, weight, key, late = tree.unflatten(leaves, form)
             rows = Rows(table.x, table.y, index, weight, self.spec, stacked)
-            reply, new = run(Client(id_, rows, prepared, state, key, self.shared, self.spec, lag, self.longest))
+            reply, new = run(Client(id_, rows, prepared, state, key, self.shared, self.spec, *late, self.longest))
             kept["same"] = new is state or new is None
             out, kept["form"] = tree.flatten((reply, None if kept["same"] and not stateless else new))
             kept["out"] = out
@@ -304,13 +304,15 @@ class LocalSession:
         if self.prepares and position not in self._prepared:
             self._prepared[position] = self.algorithm.prepare(self.train.one(position))
         id_, prepared, state = self.ids[position], self._prepared.get(position), self.states.get(position)
-        lag = 0 if self.lags is None else self.lags[position]
+        late = (0, 0) if self.delays is None else tuple(d[position] for d in self.delays)
         if self.remembers and state is None:
             first_key = random.fold(self.seed_key, _INIT, id_)
-            client = Client(id_, self.train.one(position), prepared, None, first_key, self.shared, self.spec, lag, self.longest)
+            client = Client(
+                id_, self.train.one(position), prepared, None, first_key, self.shared, self.spec, *late, self.longest
+            )
             state = self.algorithm.init(client)
             self.states.put(position, state)
-        return Client(id_, table.one(position), prepared, state, key, self.shared, self.spec, lag, self.longest)
+        return Client(id_, table.one(position), prepared, state, key, self.shared, self.spec, *late, self.longest)
 
     def _states(self, group: Group) -> Tree:
         """The states of a batch, stacked; clients that take part for the first time get their first one."""
