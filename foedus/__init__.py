@@ -45,7 +45,6 @@ _HOMES = {
         "Scaffold",
         "diagnose",
         "regret",
-        "rollouts",
     ),
     "foedus.core.algorithm": ("Algorithm", "Client", "Predictor", "looped"),
     "foedus.core.clients": ("Poisson",),
@@ -67,6 +66,7 @@ _HOMES = {
     ),
     "foedus.engines.delay": ("Delayed",),
     "foedus.engines.local": ("Local",),
+    "foedus.engines.rollouts": ("rollouts",),
     "foedus.errors": (
         "CheckpointError",
         "ConfigError",

@@ -14,7 +14,6 @@ from foedus.algorithms.fedres_erm import FedResERM, FictitiousPlay
 from foedus.algorithms.hindsight import Regret, regret
 from foedus.algorithms.local import Central, Independent
 from foedus.algorithms.ridge import RidgeFedAvg, RidgeFedProx
-from foedus.algorithms.rollouts import rollouts
 from foedus.algorithms.scaffold import Scaffold
 
 __all__ = [
@@ -44,5 +43,4 @@ __all__ = [
     "Scaffold",
     "diagnose",
     "regret",
-    "rollouts",
 ]

@@ -168,8 +168,7 @@ class FedResBandit(FedRes):
         return found["reply"], found["state"]
 
     def tally(self, client: Client) -> tuple[Tree, None]:
-        rounds = client.state["t"].clamp(min=1)
-        return {"regret": client.state["regret"] / rounds, "reward": client.state["reward"] / rounds}, None
+        return {**{k: client.state[k] for k in ("regret", "reward")}, "t": client.state["t"].double()}, None
 
     def outputs(self, client: Client, x: Tensor) -> Tensor:
         z = 0.0
@@ -193,7 +192,8 @@ class FedResBandit(FedRes):
             if self.schedule == "adagrad":
                 state = state.replace(squares=tree.zeros_like(w))
             if self.keeps(clients.longest):
-                state = state.replace(past=tree.map(lambda p: p.expand(clients.longest + 1, *p.shape).clone(), w))
+                past = tree.map(lambda p: p.expand(clients.longest + 1, *p.shape).clone(), w)
+                state = state.replace(past=past, when=torch.zeros(clients.longest + 1, dtype=torch.int64), broadcasts=0)
         return state
 
     def round(self, clients: Clients, state: State) -> State:
@@ -203,37 +203,29 @@ class FedResBandit(FedRes):
             news = self.global_model is not None and (rest == 1 or clients.longest)
             with contextlib.suppress(NothingArrived):
                 clients.mean(self.exploit, **({"w": state.w} if news else {}))
-        elif self.global_model is None:
-            clients.mean(self.learn)
         else:
-            if self.keeps(clients.longest):
-                place = torch.tensor([n % (clients.longest + 1)])
-                state = state.replace(past={k: v.index_copy(0, place, state.w[k][None]) for k, v in state.past.items()})
-            try:
-                payload = {"w": state.w, **({"every": state.period} if clients.longest else {})}
-                g = (
-                    clients.sum(self.learn, **payload)
-                    if self.send == "gradient"
-                    else self._gradient(clients, state, payload, n)
-                )
-            except NothingArrived:
-                pass
-            else:
-                w, squares = self.move(state.w, g, state.get("squares"), torch.tensor(n - 1), self.step, 0)
-                state = state.replace(w=w, **({} if squares is None else {"squares": squares}))
+            with contextlib.suppress(NothingArrived):
+                state = self._explore(clients, state, n)
         if self.measure_every and clients.round % self.measure_every == 0:
             found = clients.watched(state.ids).mean(self.tally, weights="uniform")
-            clients.log(**found)
+            clients.log(regret=found["regret"] / found["t"], reward=found["reward"] / found["t"])
         return state
 
-    def _gradient(self, clients: Clients, state: State, payload: dict[str, Any], n: int) -> Params:
+    def _explore(self, clients: Clients, state: State, n: int) -> State:
+        """The n-th round of FedRes."""
+        if self.global_model is None:
+            clients.mean(self.learn)
+            return state
+        state = self.remember(clients, state)
+        payload = {"w": state.w, **({"every": state.period} if clients.longest else {})}
+        g = clients.sum(self.learn, **payload) if self.send == "gradient" else self._gradient(clients, state, payload)
+        w, squares = self.move(state.w, g, state.get("squares"), torch.tensor(n - 1), self.step, 0)
+        return state.replace(w=w, **({} if squares is None else {"squares": squares}))
+
+    def _gradient(self, clients: Clients, state: State, payload: dict[str, Any]) -> Params:
         replies = clients.gather(self.learn, **payload)
         sent, count = replies.stack(), len(replies)
-        if self.keeps(clients.longest):
-            place = (replies.versions // state.period) % (clients.longest + 1)
-            w = {k: p.index_select(0, place) for k, p in state.past.items()}
-        else:
-            w = {k: p.expand(count, *p.shape) for k, p in state.w.items()}
+        w = self.recall(clients, state, replies.versions)
         model, _ = self.view(self.global_model, self.shared, state.spec)
         if self.actionwise(state.spec):
             z, pull = forward(model.model, w, sent["x"])  # the context of the action that was taken

@@ -10,6 +10,7 @@ model and the local features never leave the client.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -64,7 +65,8 @@ class FedRes(Algorithm):
     {client id: columns}. loss: "squared", |f - y|^2, or "logistic", log(1 + exp(-y f)). Labels are y = +-1: one output for
     two classes, else one for each class. step, local_step: eta and eta_i (by default the same), with `schedule` "constant", "sqrt"
     (eta / sqrt t) or "adagrad" (by coordinate, eta / sqrt of the sum of squared gradients; Vowpal Wabbit's --adaptive).
-    batch_size: rows in a round, of which the loss is averaged (Section 4). Rows come in the order of the data, again and again.
+    batch_size: rows in a round, of which the loss is averaged (Section 4). Where only some clients take part in a round, a client's t, and its
+    delay in (7), count the rounds that it takes part in. Rows come in the order of the data, again and again.
     measure_every: log `online_loss`, the average loss of all predictions so far, every so many rounds; sent by nobody.
 
     Clients are scored with the pair they predict with, on their own test rows (`own_accuracy`); `accuracy` is that of the
@@ -192,8 +194,8 @@ class FedRes(Algorithm):
         return found["reply"], found["state"]
 
     def tally(self, client: Client) -> tuple[Tree, None]:
-        """For the history: the average loss of a client's predictions so far."""
-        return {"loss": client.state["loss"] / client.state["t"].clamp(min=1)}, None
+        """For the history: the losses of a client's predictions so far, and how many rounds they are of."""
+        return {"loss": client.state["loss"], "t": client.state["t"].double()}, None
 
     def outputs(self, client: Client, x: Tensor) -> Tensor:
         model, columns = self.local(client)
@@ -216,47 +218,54 @@ class FedRes(Algorithm):
             if self.schedule == "adagrad":
                 state = state.replace(squares=tree.zeros_like(w))
             if self.keeps(clients.longest):
-                state = state.replace(past=tree.map(lambda p: p.expand(clients.longest + 1, *p.shape).clone(), w))
+                past = tree.map(lambda p: p.expand(clients.longest + 1, *p.shape).clone(), w)
+                state = state.replace(past=past, when=torch.zeros(clients.longest + 1, dtype=torch.int64), broadcasts=0)
         return state
 
     def keeps(self, longest: int) -> bool:
         """Whether the server keeps old versions, (8)."""
         return bool(longest) and self.send == "rows" and self.rule != "misaligned" and self.global_model is not None
 
+    def remember(self, clients: Clients, state: State) -> State:
+        """Keep the model that is about to be broadcast, for replies that will refer to it, in the place of the oldest."""
+        if not self.keeps(clients.longest):
+            return state
+        place = torch.tensor([state.broadcasts % (clients.longest + 1)])
+        past = {k: v.index_copy(0, place, state.w[k][None]) for k, v in state.past.items()}
+        when = state.when.index_copy(0, place, torch.tensor([clients.round]))
+        return state.replace(past=past, when=when, broadcasts=state.broadcasts + 1)
+
+    def recall(self, clients: Clients, state: State, versions: Tensor) -> Params:
+        """The models that replies refer to, with a leading client dimension."""
+        if not self.keeps(clients.longest):
+            return {k: p.expand(len(versions), *p.shape) for k, p in state.w.items()}
+        match = state.when == versions.unsqueeze(1)
+        if not bool(match.any(1).all()):
+            raise ReplyError(
+                f"round {clients.round}: a reply refers to the model of round {int(versions.min())}, which is gone"
+            )
+        place = match.int().argmax(1)
+        return {k: p.index_select(0, place) for k, p in state.past.items()}
+
     def round(self, clients: Clients, state: State) -> State:
-        if self.global_model is None:
-            clients.mean(self.act)
-        else:
-            if self.keeps(clients.longest):
-                place = clients.round % (clients.longest + 1)
-                state = state.replace(
-                    past=tree.map(lambda past, w: past.index_copy(0, torch.tensor([place]), w[None]), state.past, state.w)
-                )
-            try:
-                g = clients.sum(self.act, w=state.w) if self.send == "gradient" else self.gradient(clients, state)
-            except NothingArrived:
-                pass
+        with contextlib.suppress(NothingArrived):
+            if self.global_model is None:
+                clients.mean(self.act)
             else:
+                state = self.remember(clients, state)
+                g = clients.sum(self.act, w=state.w) if self.send == "gradient" else self.gradient(clients, state)
                 w, squares = self.move(state.w, g, state.get("squares"), torch.tensor(clients.round - 1), self.step, 0)
                 state = state.replace(w=w, **({} if squares is None else {"squares": squares}))
         if self.measure_every and clients.round % self.measure_every == 0:
-            clients.log(online_loss=clients.watched(state.ids).mean(self.tally, weights="uniform")["loss"])
+            found = clients.watched(state.ids).mean(self.tally, weights="uniform")
+            clients.log(online_loss=found["loss"] / found["t"])
         return state
 
     def gradient(self, clients: Clients, state: State) -> Params:
         """Algorithm 4: the gradient of each row that has arrived, at the version that its client had."""
         replies = clients.gather(self.act, w=state.w)
-        if self.keeps(clients.longest):
-            age = clients.round - replies.versions
-            if bool((age > clients.longest).any()):
-                raise ReplyError(
-                    f"round {clients.round}: a reply refers to a version of {int(age.max())} rounds ago, which is gone"
-                )
-            place = replies.versions % (clients.longest + 1)
-            w = tree.map(lambda p: p.index_select(0, place), state.past)
-        else:
-            w = tree.map(lambda p: p.expand(len(replies), *p.shape), state.w)
-        return tree.map(lambda g: g.sum(0), self.global_gradient(w, replies.stack(), state.spec))
+        w = self.recall(clients, state, replies.versions)
+        return {k: g.sum(0) for k, g in self.global_gradient(w, replies.stack(), state.spec).items()}
 
     def global_gradient(self, w: Params, sent: dict[str, Tensor], spec: Spec) -> Params:
         """grad^g_{i,s} of each client from what it sent: all with a leading client dimension."""
@@ -430,10 +439,12 @@ def part_spec(spec: Spec, columns: Columns) -> Spec:
 
 
 def _fits(name: str, model: Model, spec: Spec) -> None:
-    model.check(spec)
-    key = random.key(0)
-    with torch.no_grad():
-        found = tuple(model.apply(model.init(spec, key), torch.zeros(2, *spec.shape)).shape)
+    try:
+        model.check(spec)
+        with torch.no_grad():
+            found = tuple(model.apply(model.init(spec, random.key(0)), torch.zeros(2, *spec.shape)).shape)
+    except ModelError as error:
+        raise ModelError(f"{name}: {error}") from error
     if found != (2, spec.outputs):
         raise ModelError(f"{name} returns shape {found} for two rows; it must return {spec.outputs} a row: (2, {spec.outputs})")
 

@@ -117,7 +117,7 @@ class FedResERM(Algorithm):
         return {"x": x_g.float(), "x_local": x_l.float(), "y": y, "local": local}
 
     def tally(self, client: Client) -> tuple[Tree, None]:
-        return {"loss": client.state["loss"] / client.state["t"].clamp(min=1)}, None
+        return {"loss": client.state["loss"], "t": client.state["t"].double()}, None
 
     def outputs(self, client: Client, x: Tensor) -> Tensor:
         z = self.features(x, self.shared, 1) @ client.state["seen"] + self.features(x, self.private, 1) @ client.state["local"]
@@ -150,7 +150,8 @@ class FedResERM(Algorithm):
         if replies is not None:
             state = self.receive(state, torch.searchsorted(state.ids, replies.ids), replies.stack())
         if self.measure_every and clients.round % self.measure_every == 0:
-            clients.log(online_loss=clients.watched(state.ids).mean(self.tally, weights="uniform")["loss"])
+            found = clients.watched(state.ids).mean(self.tally, weights="uniform")
+            clients.log(online_loss=found["loss"] / found["t"])
         return state
 
     def receive(self, state: State, who: Tensor, sent: dict[str, Tensor]) -> State:
@@ -234,7 +235,7 @@ def least_squares(a: Tensor, c: Tensor, radius: float | None = None) -> Tensor:
     turned = vectors.mT @ c
     values = values.clamp(min=0).unsqueeze(-1)
     # Rounding leaves tiny eigenvalues where there are none; what c has there is rounding too.
-    gone = values <= 1e-11 * values.amax(-2, keepdim=True) + 1e-300
+    gone = values <= 100 * a.shape[-1] * torch.finfo(a.dtype).eps * values.amax(-2, keepdim=True) + 1e-300
     turned = torch.where(gone, 0, turned)
     values = torch.where(gone, 1, values)
     w = turned / values

@@ -53,9 +53,13 @@ class Delayed:
 
     def open(self, algorithm: Algorithm, fed: Federation, seed_key: Tensor) -> DelayedSession:
         """Draw the delays, and open the engine inside."""
+        inner = self.engine.open(algorithm, fed, seed_key)
+        return DelayedSession(inner, torch.from_numpy(np.sort(fed.ids)), *self.delays(len(fed)))
+
+    def delays(self, clients: int) -> tuple[Tensor, Tensor]:
+        """up and down of so many clients, in order of id."""
         draws = np.random.default_rng(self.seed)
-        up, down = (self._draw(name, len(fed), draws) for name in ("up", "down"))
-        return DelayedSession(self.engine.open(algorithm, fed, seed_key), torch.from_numpy(np.sort(fed.ids)), up, down)
+        return tuple(self._draw(name, clients, draws) for name in ("up", "down"))
 
     def _draw(self, name: str, clients: int, draws: np.random.Generator) -> Tensor:
         value = getattr(self, name)

@@ -20,6 +20,7 @@ from foedus.core import random, tree
 from foedus.core.progress import RoundProgress
 from foedus.core.rows import take
 from foedus.core.spec import Spec
+from foedus.engines.delay import Delayed, Delays
 from foedus.errors import ConfigError, SplitError, whole_number
 from foedus.models.base import Model, Params
 
@@ -36,8 +37,8 @@ def rollouts(
     feds: Sequence[Federation],
     rounds: int,
     *,
-    up: int | Sequence[int] = 0,
-    down: int | Sequence[int] = 0,
+    up: Delays = 0,
+    down: Delays = 0,
     watch: Callable[[str, int, dict[str, Any]], None] | None = None,
     progress: bool | None = None,
 ) -> pd.DataFrame:
@@ -62,10 +63,9 @@ def rollouts(
     if not feds or len({len(f) for f in feds}) > 1:
         raise SplitError("feds must be at least one federation, all with as many clients")
     clients = len(feds[0])
-    delays = [torch.as_tensor(d).expand(clients).clone() for d in (up, down)]
-    for name, given in zip(("up", "down"), delays, strict=True):
-        if given.is_floating_point() or bool((given < 0).any()):
-            raise ConfigError(f"{name} must be whole numbers of rounds, 0 or more")
+    delays = Delayed(up=up, down=down).delays(clients)
+    if not schemes:
+        raise ConfigError("schemes={} has nothing to run: give {name: function from a federation to a FedRes}")
     parts = []
     with RoundProgress("rollouts", rounds * len(schemes), progress) as bar, torch.no_grad():
         for k, (name, make) in enumerate(schemes.items()):
@@ -84,6 +84,8 @@ class _Study:
 
     def __init__(self, algorithms: list[FedRes], feds: Sequence[Federation], up: Tensor, down: Tensor):
         first, spec = algorithms[0], feds[0].spec
+        if not all(type(a) is FedRes for a in algorithms):
+            raise ConfigError(f"rollouts are of fd.FedRes, not of {type(first).__name__}")
         for a, fed in zip(algorithms, feds, strict=True):
             a.check(fed.spec)
             if not a.alike or (fed.spec.classes, fed.spec.outputs) != (spec.classes, spec.outputs):
@@ -189,6 +191,9 @@ class _Study:
         for r, (fed, columns) in enumerate(self._pairs()):
             index, weight = _index([parts[r]], [len(fed.data.x_test)])
             if not index.shape[1]:
+                name = "own_accuracy" if classes else "own_mse"
+                for key in (name, f"{name}_worst"):
+                    result.setdefault(key, []).append(float("nan"))
                 continue
             x = take(torch.from_numpy(fed.data.x_test.reshape(len(fed.data.x_test), -1)[:, columns]), index).float()
             mine = slice(r * self.clients, (r + 1) * self.clients)
