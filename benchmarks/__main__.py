@@ -1,4 +1,4 @@
-"""Speed, as ratios measured in one run: `python -m benchmarks [w1 w2 w3 w4 batching overhead memory fednewton fedfw lowrank fedboost]`."""
+"""Speed, as ratios measured in one run: `python -m benchmarks [w1 w2 w3 w4 batching overhead memory fednewton fedfw lowrank fedboost fedres]`."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ import foedus as fd
 from benchmarks.fedboost import fedboost
 from benchmarks.fedfw import fedfw, lowrank
 from benchmarks.fednewton import fednewton
+from benchmarks.fedres import fedres
 from benchmarks.workloads import WORKLOADS, Limit, PlainLoop, Workload, foedus_rounds
 
 
@@ -170,7 +171,7 @@ def peak(clients: int, rounds: int) -> None:
 
 
 def main() -> None:
-    items = [*WORKLOADS, "batching", "overhead", "memory", "fednewton", "fedfw", "lowrank", "fedboost"]
+    items = [*WORKLOADS, "batching", "overhead", "memory", "fednewton", "fedfw", "lowrank", "fedboost", "fedres"]
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Speed of foedus, as ratios in one run.")
     parser.add_argument("items", nargs="*", help=f"some of: {' '.join(items)} (all)")
     parser.add_argument("--repeats", type=int, default=5)
@@ -201,6 +202,8 @@ def main() -> None:
         lowrank(options.repeats)
     if "fedboost" in chosen:
         fedboost(options.repeats)
+    if "fedres" in chosen:
+        fedres(options.repeats)
     return None
 
 

@@ -30,7 +30,7 @@ from foedus.errors import ConfigError, DataError, ReplyError, whole_number
 class Site:
     """A client's own process: the newest global model it has, and its private one.
 
-    spec: the form of the data (`fed.spec`, or `fd.Spec((features,), classes, outputs)`). lag: rounds between a row and the first global
+    It starts with the model that the hub starts with, made from the same seed. spec: the form of the data (`fed.spec`, or `fd.Spec((features,), classes, outputs)`). lag: rounds between a row and the first global
     model that knows it; the local model then learns from the row as late, (7).
     """
 
@@ -39,7 +39,7 @@ class Site:
         if not isinstance(algorithm, FedRes) or algorithm.batch_size != 1:
             raise ConfigError(f"algorithm={algorithm!r} must be a fd.FedRes with batch_size=1")
         algorithm.check(spec)
-        self.algorithm, self.spec, self.id, self.version, self.lag = algorithm, spec, id, 0, lag
+        self.algorithm, self.spec, self.id, self.version, self.lag = algorithm, spec, id, 1, lag
         key = random.key(seed)
         first = random.fold(key, 0xFFFFFFFD, id)
         self._client = Client(torch.tensor(id), None, None, None, first, random.fold(key, 0), spec, lag, 0, lag)

@@ -224,18 +224,23 @@ def realisable(
 
 
 def theorem2(
-    horizons: Sequence[int] = (500, 1000, 2000, 4000, 8000, 16000), delay: int = 50, rollouts: int = 10, noise: float = 0.5
+    horizons: Sequence[int] = (500, 1000, 2000, 4000, 8000, 16000),
+    delay: int = 50,
+    rollouts: int = 10,
+    noise: float = 0.5,
+    scales: Sequence[float] = (0.25, 0.5, 1.0, 2.0),
+    rules: Sequence[str] = ("aligned", "asymmetric", "misaligned"),
 ) -> pd.DataFrame:
-    """Average regret after T rounds, by rule and delay, with the step of Theorem 2 (up to a constant that is the same for all).
+    """Average regret after T rounds, by rule and delay, with the step of Theorem 2 up to a constant, the best of `scales`.
 
     The comparator is (w*_g, w*_i), whose expected loss is the variance of the noise.
     """
     rows = []
     for horizon in horizons:
         feds = [realisable(horizon, seed=s, noise=noise) for s in range(rollouts)]
-        for rule, late in (("aligned", 0), ("aligned", delay), ("asymmetric", delay), ("misaligned", delay)):
+        for rule, late in (("aligned", 0), *((rule, delay) for rule in rules)):
             best = None
-            for scale in (0.5, 1.0, 2.0, 4.0, 8.0):
+            for scale in scales:
                 algorithm = fd.FedRes(
                     fd.Linear(bias=False), fd.Linear(bias=False), shared=range(10), private=range(10, 20), schedule="constant",
                     rule=rule, step=scale / np.sqrt(10 * horizon), local_step=scale * 10 / np.sqrt(10 * horizon), radius=10.0,
