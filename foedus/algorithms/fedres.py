@@ -11,6 +11,7 @@ model and the local features never leave the client.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -314,9 +315,9 @@ class FedRes(Algorithm):
 def act(
     algorithm: FedRes, model: Model | None, columns: Columns, args: dict[str, Tree], tables: tuple, own: bool = False
 ) -> Tree:
-    """One round of a batch of clients: the reply and the new state, everything with a leading client dimension.
+    """One round of a batch of clients: `reply` and new `state`, everything with a leading client dimension.
 
-    own: the state belongs to the caller alone, and what waits in it may be changed in place.
+    `gradient()` is that in the global model, whether or not it is sent. own: the state belongs to the caller alone, and what waits in it may be changed in place.
     """
     table_x, table_y, spec = tables
     state, w, index, b = args["state"], args["w"], args["index"], algorithm.batch_size
@@ -350,7 +351,7 @@ def act(
         new["local"], squares = algorithm.move(state["local"], g, state.get("squares"), t, eta, 1)
         if squares is not None:
             new["squares"] = squares
-    return {"reply": reply, "state": new}
+    return {"reply": reply, "state": new, "gradient": lambda: pull_g(s)}
 
 
 @batched
@@ -430,7 +431,17 @@ def logits(z: Tensor, spec: Spec) -> Tensor:
 
 def part(x: Tensor, columns: Columns, batch: int) -> Tensor:
     """Some features of rows with `batch` leading dimensions."""
-    return x if columns is None else x.flatten(batch).index_select(-1, torch.tensor(columns))
+    if columns is None:
+        return x
+    place = _place(columns)
+    return x.flatten(batch)[..., place] if isinstance(place, slice) else x.flatten(batch).index_select(-1, place)
+
+
+@functools.lru_cache(maxsize=256)
+def _place(columns: tuple[int, ...]) -> slice | Tensor:
+    """Where columns are: neighbours need not be copied."""
+    side_by_side = columns == tuple(range(columns[0], columns[0] + len(columns)))
+    return slice(columns[0], columns[0] + len(columns)) if side_by_side else torch.tensor(columns)
 
 
 def part_spec(spec: Spec, columns: Columns) -> Spec:

@@ -86,6 +86,8 @@ class _Study:
         first, spec = algorithms[0], feds[0].spec
         if not all(type(a) is FedRes for a in algorithms):
             raise ConfigError(f"rollouts are of fd.FedRes, not of {type(first).__name__}")
+        if first.send == "gradient":
+            raise ConfigError("rollouts need send='rows'; send='gradient' has the same numbers")
         for a, fed in zip(algorithms, feds, strict=True):
             a.check(fed.spec)
             if not a.alike or (fed.spec.classes, fed.spec.outputs) != (spec.classes, spec.outputs):
@@ -149,7 +151,9 @@ class _Study:
         found = act(a, a.local_model, a.private, args, (self.x, self.y, self.spec), own=True)
         self.state = found["state"]
         if self.w is not None:
-            self._serve(t, found["reply"])
+            # A reply that arrives at once brings the gradient that its client has at hand.
+            prompt = not self.longest or (a.rule != "misaligned" and self.spoken.shape[1] == 1)
+            self._move(t, found["gradient"]() if prompt else self._late(t, found["reply"]))
         return {"loss": (self.state["loss"] - before).view(self.rollouts, self.clients), "w": self.w}
 
     def _version(self, rounds: Tensor) -> Params:
@@ -158,11 +162,9 @@ class _Study:
             return {k: w.index_select(0, self.whose) for k, w in self.w.items()}
         return {k: past[self.whose, rounds % (self.longest + 1)] for k, past in self.past.items()}
 
-    def _serve(self, t: int, sent: dict[str, Tensor]) -> None:
-        """(8), from what arrives in round t: client i's reply of round t - up_i."""
+    def _late(self, t: int, sent: dict[str, Tensor]) -> Params:
+        """The gradients (8) of what arrives in round t: client i's reply of round t - up_i."""
         a, made = self.algorithm, t - self.up
-        if a.send == "gradient":
-            raise ConfigError("rollouts need send='rows'; send='gradient' has the same numbers")
         if self.spoken.shape[1] > 1:
             here, many = made.clamp(min=1), torch.arange(len(self.up))
             if a.local_model is not None:
@@ -180,6 +182,10 @@ class _Study:
         g = a.global_gradient(w, sent, self.spec)
         if t <= int(self.up.max()):  # some have sent nothing yet
             g = {k: v * (made >= 1).view(-1, *[1] * (v.dim() - 1)) for k, v in g.items()}
+        return g
+
+    def _move(self, t: int, g: Params) -> None:
+        a = self.algorithm
         g = {k: v.view(self.rollouts, self.clients, *v.shape[1:]).sum(1) for k, v in g.items()}
         self.w, self.squares = a.move(self.w, g, self.squares, torch.full((self.rollouts,), t - 1), a.step, 1)
 
@@ -228,14 +234,15 @@ def _width(a: FedRes, fed: Federation) -> tuple[int, int]:
 
 def _index(parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]], sizes: list[int]) -> tuple[Tensor, Tensor]:
     """Row numbers of all clients of all federations in tables laid end to end, padded with a client's first row, and weights."""
-    counts = np.concatenate([np.diff(offsets)[np.argsort(ids, kind="stable")] for _, offsets, ids in parts])
-    index, width, at = np.zeros((len(counts), max(counts, default=0)), np.int64), np.arange(max(counts, default=0)), 0
-    for (rows, offsets, ids), base in zip(parts, np.cumsum([0, *sizes[:-1]]), strict=True):
-        for i in np.argsort(ids, kind="stable"):
-            own = rows[offsets[i] : offsets[i + 1]]
-            if len(own):
-                index[at] = base + own[np.where(width < len(own), width, 0)]
-            at += 1
+    orders = [np.argsort(ids, kind="stable") for _, _, ids in parts]
+    counts = np.concatenate([np.diff(offsets)[order] for (_, offsets, _), order in zip(parts, orders, strict=True)])
+    width = np.arange(max(counts, default=0))
+    tables = []
+    for (rows, offsets, _), order, base in zip(parts, orders, np.cumsum([0, *sizes[:-1]]), strict=True):
+        size = np.diff(offsets)[order][:, None]
+        at = offsets[:-1][order][:, None] + np.where(width < size, width, 0)
+        tables.append(base + rows[np.minimum(at, len(rows) - 1)] if len(rows) else np.zeros((len(order), len(width)), np.int64))
+    index = np.concatenate(tables)
     return torch.from_numpy(index), torch.from_numpy((width < counts[:, None]).astype(np.float32))
 
 
