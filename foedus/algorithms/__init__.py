@@ -11,6 +11,7 @@ from foedus.algorithms.fednewton import DKRR, KRR, DivergenceWarning, FedNewton
 from foedus.algorithms.fedprox import FedProx
 from foedus.algorithms.fedres import FedRes
 from foedus.algorithms.fedres_erm import FedResERM, FictitiousPlay
+from foedus.algorithms.ffgb import FFGB
 from foedus.algorithms.hindsight import Regret, regret
 from foedus.algorithms.local import Central, Independent
 from foedus.algorithms.ridge import RidgeFedAvg, RidgeFedProx
@@ -18,6 +19,7 @@ from foedus.algorithms.scaffold import Scaffold
 
 __all__ = [
     "DKRR",
+    "FFGB",
     "KRR",
     "AFLBoost",
     "Central",

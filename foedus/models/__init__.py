@@ -7,7 +7,9 @@ from foedus.models.linear import Linear
 from foedus.models.losses import CrossEntropy, Huber, Logistic, Squared, loss_for
 from foedus.models.mlp import MLP
 from foedus.models.module import Module
+from foedus.models.oracles import Forest, Net, Oracle, Sklearn
 from foedus.models.predictors import Classifiers, Densities, NGrams, Predictors
+from foedus.models.training import Training
 
 __all__ = [
     "CNN",
@@ -16,6 +18,7 @@ __all__ = [
     "CrossEntropy",
     "Densities",
     "FeatureMap",
+    "Forest",
     "Huber",
     "Identity",
     "Linear",
@@ -23,10 +26,14 @@ __all__ = [
     "Model",
     "Module",
     "NGrams",
+    "Net",
+    "Oracle",
     "Polynomial",
     "Predictors",
     "RandomFourier",
+    "Sklearn",
     "Squared",
+    "Training",
     "loss_for",
     "model_of",
 ]

@@ -1,0 +1,204 @@
+"""FFGB: Shen, Hassani, Kale and Karbasi, "Federated functional gradient boosting", AISTATS 2022. Clients send functions.
+
+    min over functions f of F[f] = 1/N sum_i (R_i[f] + mu/2 |f|^2_{alpha_i}),   R_i[f] = E over client i's rows of loss(f(x), y)
+
+What is learnt is a sum of functions; every client adds to it what it can find against its own gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from foedus.core import random
+from foedus.core.algorithm import Algorithm, Client, Predictor
+from foedus.core.clients import Clients
+from foedus.core.spec import Spec
+from foedus.core.tree import State, Tree
+from foedus.errors import ConfigError, ReplyError, unknown, whole_number
+from foedus.models.losses import Loss, loss_for
+from foedus.models.oracles import Forest, Oracle
+
+STEPS = {"theorem4.1": 4.0, "theorem4.3": 2.0}
+"""Step sizes c / (mu (t K + k + 1)) of the theorems."""
+
+
+@dataclass(frozen=True)
+class FFGB(Algorithm):
+    """Boosting with functions as messages (Algorithms 1 and 2).
+
+    In round t = 0, 1, ... a client starts from g_1 = f^t and Delta_0 = 0, and makes K = `local_steps` steps on its own rows,
+
+        h_k = Q(Delta_{k-1} + grad R_i[g_k])                 (line 4: the oracle)
+        g_{k+1} = g_k - eta_k (h_k + mu g_k)                 (line 5)
+        Delta_k = Delta_{k-1} + grad R_i[g_k] - h_k          (line 6: what the oracle has missed so far)
+
+    and f^{t+1} is the average of the clients' g_{K+1}. Since g is known but for the h_k, a client sends the K functions h_k and nothing
+    else, and the server keeps f as a list of functions with weights and one scale, prod (1 - eta mu), for all that was there before. A
+    client keeps the values of f on its rows; it is sent the functions that are new to it.
+
+    oracle: what fits h (`fd.Forest()`, `fd.Net(model)`, ...). loss: "auto" (cross-entropy or squared), "logistic", "huber", or any object with `value`
+    and `slope` of a convex loss. step: eta, or "theorem4.1", 4 / (mu (t K + k + 1)), or "theorem4.3", 2 / (mu (t K + k + 1)). residual: False leaves
+    line 6 out (Delta stays 0), to see what it is for. weights: "uniform", as in the paper, or "rows".
+
+    Example:
+        >>> fd.run(fd.FFGB(fd.Forest(trees=10)), fed, rounds=30)
+    """
+
+    oracle: Oracle = Forest()  # noqa: RUF009 - frozen
+    loss: str | Loss = "auto"
+    local_steps: int = 1
+    step: float | str = 10.0
+    mu: float = 0.0
+    residual: bool = True
+    weights: str = "uniform"
+
+    remedy: ClassVar[str] = "try a smaller step"
+    batchable: ClassVar[bool] = False
+    alike: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.oracle, Oracle):
+            raise ConfigError(f"oracle={self.oracle!r} must be an oracle such as fd.Forest()")
+        whole_number("local_steps", self.local_steps)
+        if isinstance(self.mu, bool) or not isinstance(self.mu, Real) or not 0 <= self.mu < float("inf"):
+            raise ConfigError(f"mu={self.mu!r} must be a number that is not negative")
+        if isinstance(self.step, str):
+            if self.step not in STEPS:
+                raise ConfigError(unknown("step", self.step, [*STEPS, "a number"]))
+            if not self.mu:
+                raise ConfigError(f"step={self.step!r} is c / (mu (t K + k + 1)): it needs mu above 0")
+        elif isinstance(self.step, bool) or not isinstance(self.step, Real) or not 0 < self.step < float("inf"):
+            raise ConfigError(f"step={self.step!r} must be a positive number, or one of {', '.join(STEPS)}")
+        if self.weights not in ("uniform", "rows"):
+            raise ConfigError(unknown("weights", self.weights, ["uniform", "rows"]))
+        if not isinstance(self.loss, str) and not all(hasattr(self.loss, name) for name in ("value", "slope")):
+            raise ConfigError(f"loss={self.loss!r} must be a name, or have value(outputs, y) and slope(outputs, y, weight)")
+
+    def check(self, spec: Spec) -> None:
+        self._loss(spec)
+        self.oracle.check(spec)
+
+    def _loss(self, spec: Spec) -> Any:
+        return loss_for(self.loss, spec.classes) if isinstance(self.loss, str) else self.loss
+
+    def eta(self, t: int, k: int) -> float:
+        """eta^{k,t} for rounds t = 0, 1, ... and k = 1 .. K."""
+        if isinstance(self.step, str):
+            return STEPS[self.step] / (self.mu * (t * self.local_steps + k + 1))
+        return float(self.step)
+
+    # -- clients -----------------------------------------------------------------------------------------------------
+
+    def init(self, client: Client) -> dict[str, Tensor]:
+        """The values of f on the client's rows, over the scale: it has no functions yet."""
+        return {"sum": torch.zeros(len(client.data.index), client.spec.outputs)}
+
+    def boost(self, client: Client, new: list, factors: list, keep: float, scale: float, t: int) -> tuple[Tree, Tree]:
+        """Algorithm 2, after catching up with the functions of the others."""
+        x, y, spec = client.data.x, client.data.y, client.spec
+        total = client.state["sum"] * keep
+        for functions, weight in zip(new, factors, strict=True):
+            total = total + self.oracle.values(functions, weight, x, spec)
+        loss, ones = self._loss(spec), torch.ones(len(x))
+        g, delta, found = scale * total, torch.zeros_like(total), []
+        for k in range(1, self.local_steps + 1):
+            target = delta + loss.slope(g, y, ones)
+            h = self.oracle.fit(x, target, random.fold(client.key, k), spec)
+            said = self.oracle.values(self.oracle.join([h]), torch.ones(1), x, spec)
+            eta = self.eta(t, k)
+            g = g - eta * (said + self.mu * g)
+            if self.residual:
+                delta = target - said
+            found.append(h)
+        return {"functions": found}, {"sum": total}
+
+    # -- server ------------------------------------------------------------------------------------------------------
+
+    def start(self, clients: Clients) -> State:
+        if clients.spec.classes:
+            self._classes(clients)
+        known = torch.zeros(clients.total, dtype=torch.int64)
+        return State(parts=[], weights=[], keeps=[], scale=1.0, known=known, ids=clients.ids, spec=clients.spec)
+
+    def labels(self, client: Client) -> tuple[Tree, None]:
+        """Before the first round, uncharged: how often each class occurs."""
+        counts = torch.zeros(client.spec.classes).index_add(0, client.data.y, client.data.weight)
+        return {"counts": counts}, None
+
+    def _classes(self, clients: Clients) -> None:
+        held = clients.watched(clients.ids).sum(self.labels)["counts"]
+        if bool((held == 0).any()):
+            import warnings
+
+            missing = torch.nonzero(held == 0).flatten().tolist()
+            warnings.warn(f"classes {missing[:10]} appear at no client: their scores can only fall", stacklevel=2)
+
+    def round(self, clients: Clients, state: State) -> State:
+        t = clients.round - 1
+        place = torch.searchsorted(state.ids, clients.ids)
+        known, replies, whose = state.known[place], {}, clients.sizes.tolist()
+        for v in known.unique().tolist():
+            some = clients.some(known == v)
+            keep, weights = 1.0, []
+            for factor, weight in zip(reversed(state.keeps[v:]), reversed(state.weights[v:]), strict=True):
+                weights.append(weight * keep)
+                keep *= factor
+            sent = {"new": state.parts[v:], "factors": weights[::-1], "keep": keep, "scale": state.scale, "t": t}
+            for i, reply in zip(some.ids.tolist(), some.gather(self.boost, **sent), strict=True):
+                replies[i] = reply
+        order = sorted(replies)
+        total = sum(whose) if self.weights == "rows" else len(order)
+        share = {
+            i: (n / total if self.weights == "rows" else 1 / total) for i, n in zip(clients.ids.tolist(), whose, strict=True)
+        }
+        # g_{K+1} = prod_k (1 - eta_k mu) f - sum_k eta_k prod_{j > k} (1 - eta_j mu) h_k
+        shrink, pulls = 1.0, []
+        for k in range(self.local_steps, 0, -1):
+            pulls.append(self.eta(t, k) * shrink)
+            shrink *= 1 - self.eta(t, k) * self.mu
+        pulls = pulls[::-1]
+        functions, weights = [], []
+        for i in order:
+            found = replies[i].get("functions") if isinstance(replies[i], dict) else None
+            if not isinstance(found, list) or len(found) != self.local_steps:
+                raise ReplyError(f"round {clients.round}: client {i} must send {self.local_steps} functions")
+            for h, pull in zip(found, pulls, strict=True):
+                self.oracle.accept(h, state.spec)
+                functions.append(h)
+                weights.append(-pull * share[i])
+        scale, keep = state.scale * shrink, 1.0
+        if abs(scale) < 1e-6:  # too little is left to divide by: the sum so far takes it up
+            scale, keep = 1.0, scale
+        weight = torch.tensor(weights, dtype=torch.float64) / scale
+        seen = state.known.index_fill(0, place, len(state.parts))
+        return state.replace(
+            parts=[*state.parts, self.oracle.join(functions)], weights=[*state.weights, weight], keeps=[*state.keeps, keep],
+            scale=scale, known=seen,
+        )  # fmt: skip
+
+    def ensemble(self, state: State) -> tuple[Tree, Tensor]:
+        """f as one structure: all functions joined, and the weight of each."""
+        keep, weights = state.scale, []
+        for factor, weight in zip(reversed(state.keeps), reversed(state.weights), strict=True):
+            weights.append(weight * keep)
+            keep *= factor
+        flat = torch.cat(weights[::-1]) if weights else torch.zeros(0)
+        return self.oracle.concat(state.parts) if state.parts else None, flat
+
+    def predictor(self, state: State) -> Predictor:
+        functions, weights = self.ensemble(state)
+        spec = state.spec
+
+        def forward(x: Tensor) -> Tensor:
+            return self.oracle.values(functions, weights, x, spec) if len(weights) else torch.zeros(len(x), spec.outputs)
+
+        return Predictor(forward, spec)
+
+    def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        classes = outputs.shape[-1] if not y.is_floating_point() else None
+        return (loss_for(self.loss, classes) if isinstance(self.loss, str) else self.loss).value(outputs, y)

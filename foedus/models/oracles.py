@@ -1,0 +1,236 @@
+"""Weak learning oracles: what fits a function to the numbers that a functional gradient has on a client's rows.
+
+An oracle is asked for h close to phi, given phi(x_j) on rows x_j: |h - phi| <= (1 - gamma) |phi| in its norm, with some gamma > 0. What it
+returns is a tree of arrays that can be sent; `join` puts functions together, `values` applies weighted sums of them to rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foedus.core import random, tree
+from foedus.core.arrays import Trees
+from foedus.core.rows import Rows
+from foedus.core.spec import Spec
+from foedus.core.tree import Tree
+from foedus.errors import ConfigError, ModelError, ReplyError, positive, whole_number
+from foedus.models.base import Model, model_of
+from foedus.models.losses import Squared
+from foedus.models.training import Training, descend
+from foedus.models.trees import check_trees, fit_trees, predict_trees
+from foedus.models.trees import join as join_trees
+
+
+class Oracle:
+    """Base of the oracles."""
+
+    norm: ClassVar[str] = "l2"
+
+    def check(self, spec: Spec) -> None:
+        """Refuse data that the oracle cannot fit."""
+
+    def fit(self, x: Tensor, target: Tensor, key: Tensor, spec: Spec) -> Tree:
+        """A function for targets (n, k) on rows (n, *shape)."""
+        raise NotImplementedError
+
+    def accept(self, function: Tree, spec: Spec) -> None:
+        """Refuse a function that came from a client and cannot be one of this oracle's."""
+
+    def join(self, functions: list[Tree]) -> Tree:
+        """Many functions as one tree."""
+        raise NotImplementedError
+
+    def concat(self, parts: list[Tree]) -> Tree:
+        """What was joined, joined again."""
+        return self.join(parts)
+
+    def values(self, functions: Tree, weights: Tensor, x: Tensor, spec: Spec) -> Tensor:
+        """sum_j weights_j h_j(x) of joined functions: (n, k)."""
+        raise NotImplementedError
+
+    def size(self, functions: Tree) -> int:
+        """How many functions are joined here."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Forest(Oracle):
+    """Least squares by regression trees: the average of `trees` of them, all outputs in each leaf.
+
+    extra: splits at random thresholds (extremely randomised trees) instead of the best ones. features: the part of the features that a
+    split may look at. depth: at most; `None`: no limit. leaf: rows in a leaf, at least.
+    """
+
+    trees: int = 10
+    depth: int | None = 12
+    leaf: int = 1
+    extra: bool = True
+    features: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("trees", "leaf"):
+            whole_number(name, getattr(self, name))
+        if self.depth is not None:
+            whole_number("depth", self.depth)
+        if isinstance(self.features, bool) or not isinstance(self.features, Real) or not 0 < self.features <= 1:
+            raise ConfigError(f"features={self.features!r} must be a part of the features, above 0 and at most 1")
+
+    def fit(self, x: Tensor, target: Tensor, key: Tensor, spec: Spec) -> Trees:
+        options = {"max_depth": self.depth, "min_samples_leaf": self.leaf, "max_features": self.features}
+        rows = np.ascontiguousarray(x.numpy().reshape(len(x), -1), np.float32)
+        seed = int(random.words(key, 1)[0])
+        y = np.ascontiguousarray(target.numpy(), np.float64)
+        return fit_trees(rows, y, self.trees, seed, splitter="random" if self.extra else "best", **options)
+
+    def accept(self, function: Tree, spec: Spec) -> None:
+        if not isinstance(function, Trees):
+            raise ReplyError(f"a reply holds a {type(function).__name__} where trees were due")
+        check_trees(function, spec.features, spec.outputs, self.trees)
+
+    def join(self, functions: list[Trees]) -> Trees:
+        return join_trees(functions)
+
+    def values(self, functions: Trees, weights: Tensor, x: Tensor, spec: Spec) -> Tensor:
+        each = weights.double().repeat_interleave(self.trees) / self.trees
+        return predict_trees(functions, x, each)
+
+    def size(self, functions: Trees) -> int:
+        return len(functions.roots) // self.trees
+
+
+@dataclass(frozen=True)
+class Net(Oracle):
+    """Least squares by a network, from its own start, with Adam (equation 6).
+
+    model: any model (or `nn.Module`); `training` says how: by default Adam, 1e-3, 100 epochs, batches of 64.
+    """
+
+    model: Model
+    training: Training = Training(lr=1e-3, optimizer="adam", epochs=100, batch_size=64, clip=5.0)  # noqa: RUF009 - frozen
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "model", model_of(self.model))
+        if not isinstance(self.training, Training):
+            raise ConfigError(f"training={self.training!r} must be a fd.Training")
+
+    def check(self, spec: Spec) -> None:
+        self.model.check(spec)
+        with torch.no_grad():
+            found = tuple(self.model.apply(self.model.init(spec, random.key(0)), torch.zeros(2, *spec.shape)).shape)
+        if found != (2, spec.outputs):
+            raise ModelError(f"the oracle's model returns shape {found} for two rows; it must return {spec.outputs} a row")
+
+    def fit(self, x: Tensor, target: Tensor, key: Tensor, spec: Spec) -> Tree:
+        rows = Rows(x, target, torch.arange(len(x)), torch.ones(len(x)), spec)
+        start = self.model.init(spec, random.fold(key, 0))
+        return descend(self.training, self.model, Squared(), start, rows, random.fold(key, 1))["params"]
+
+    def accept(self, function: Tree, spec: Spec) -> None:
+        like = self.model.init(spec, random.key(0))
+        if not isinstance(function, dict) or set(function) != set(like):
+            raise ReplyError("a reply holds no parameters of the oracle's model")
+        for k, v in like.items():
+            if not isinstance(function[k], Tensor) or function[k].shape != v.shape or function[k].dtype != v.dtype:
+                raise ReplyError(f"a reply's {k} must be {v.dtype} of shape {tuple(v.shape)}")
+
+    def join(self, functions: list[Tree]) -> Tree:
+        return tree.map(lambda *t: torch.stack(t), *functions)
+
+    def concat(self, parts: list[Tree]) -> Tree:
+        return tree.map(lambda *t: torch.cat(t), *parts)
+
+    def values(self, functions: Tree, weights: Tensor, x: Tensor, spec: Spec) -> Tensor:
+        with torch.no_grad():
+            out = torch.zeros(len(x), spec.outputs)
+            for j, weight in enumerate(weights.tolist()):
+                out += weight * self.model.apply({k: v[j] for k, v in functions.items()}, x)
+        return out
+
+    def size(self, functions: Tree) -> int:
+        return len(next(iter(functions.values())))
+
+
+def gamma(oracle: Oracle, function: Tree, x: Tensor, target: Tensor, spec: Spec) -> float:
+    """The constant of the weak learning assumption that a function reaches on its rows: 1 - |h - phi| / |phi|.
+
+    In the oracle's norm: (5) for "l2", (10) for "linf". 1 is exact, 0 no better than the zero function.
+    """
+    error = oracle.values(oracle.join([function]), torch.ones(1), x, spec) - target
+    if oracle.norm == "l2":
+        return float(1 - error.norm() / target.norm().clamp(min=1e-30))
+    return float(1 - error.norm(dim=-1).max() / target.norm(dim=-1).max().clamp(min=1e-30))
+
+
+def sklearn_oracle(estimator: Any) -> Sklearn:
+    """An oracle from any scikit-learn regressor that takes several outputs; for simulation, see `Sklearn`."""
+    return Sklearn(estimator)
+
+
+@dataclass(frozen=True, eq=False)
+class Sklearn(Oracle):
+    """Any scikit-learn regressor (of several outputs), cloned for each fit. Its functions are skops archives.
+
+    For simulation: a client runs code of the estimator, so a site must list the types that it trusts beyond those of skops.
+    """
+
+    estimator: Any
+    trusted: tuple[str, ...] = ()
+
+    def fit(self, x: Tensor, target: Tensor, key: Tensor, spec: Spec) -> Tree:
+        import skops.io
+        from sklearn.base import clone
+
+        model = clone(self.estimator)
+        if "random_state" in model.get_params():
+            model.set_params(random_state=int(random.words(key, 1)[0]))
+        y = target.numpy() if target.shape[1] > 1 else target[:, 0].numpy()
+        fitted = model.fit(x.numpy().reshape(len(x), -1), y)
+        found = np.asarray(fitted.predict(x[:1].numpy().reshape(1, -1))).reshape(1, -1)
+        if found.shape[1] != spec.outputs:
+            raise ModelError(f"{type(model).__name__} returns {found.shape[1]} outputs; the data needs {spec.outputs}")
+        return {"archive": torch.from_numpy(np.frombuffer(skops.io.dumps(fitted), np.uint8).copy())}
+
+    def accept(self, function: Tree, spec: Spec) -> None:
+        archive = function.get("archive") if isinstance(function, dict) else None
+        if not isinstance(archive, Tensor) or archive.dtype != torch.uint8 or archive.dim() != 1:
+            raise ReplyError("a reply holds no archive of an estimator")
+
+    def join(self, functions: list[Tree]) -> Tree:
+        flat = []
+        for f in functions:
+            flat += f["archives"] if "archives" in f else [f["archive"]]
+        return {"archives": flat}
+
+    def values(self, functions: Tree, weights: Tensor, x: Tensor, spec: Spec) -> Tensor:
+        import skops.io
+
+        out = torch.zeros(len(x), spec.outputs, dtype=torch.float64)
+        rows = x.numpy().reshape(len(x), -1)
+        for archive, weight in zip(functions["archives"], weights.tolist(), strict=True):
+            model = skops.io.loads(archive.numpy().tobytes(), trusted=list(self.trusted))
+            out += weight * torch.from_numpy(np.asarray(model.predict(rows), float).reshape(len(x), -1))
+        return out.float()
+
+    def size(self, functions: Tree) -> int:
+        return len(functions["archives"])
+
+
+def lipschitz_constant(x: Tensor, y: Tensor) -> float:
+    """The largest slope between two rows: the least L for which (13) goes through the data."""
+    rows, target = x.flatten(1).double(), y.double().reshape(len(x), -1)
+    apart, rise = torch.cdist(rows, rows), torch.cdist(target, target)
+    slopes = torch.where(apart > 0, rise / apart.clamp(min=1e-30), 0)
+    return float(slopes.max()) if len(slopes) else 0.0
+
+
+def lipschitz_extension(points: Tensor, y: Tensor, constant: float, x: Tensor) -> Tensor:
+    """u(x) = min_j (y_j + L |x - x_j|), equation (13): an L-Lipschitz function through the data; each output on its own."""
+    positive("constant", constant)
+    apart = torch.cdist(x.flatten(1), points.flatten(1))
+    return (y.reshape(1, len(points), -1) + constant * apart.unsqueeze(-1)).amin(1)

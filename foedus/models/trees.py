@@ -1,0 +1,145 @@
+"""Regression trees as arrays: fitted by scikit-learn, sent as `wire.Trees`, applied by scikit-learn's own compiled code.
+
+A forest is one flat structure of nodes with a root for each tree. Nothing but arrays is ever sent or stored, and every index is
+checked before the compiled code sees it.
+"""
+
+from __future__ import annotations
+
+import functools
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foedus.core.arrays import Trees
+from foedus.errors import ReplyError
+
+_THREADS_FROM = 1 << 16
+"""Rows times trees from which several threads pay."""
+
+
+def fit_trees(x: np.ndarray, y: np.ndarray, count: int, seed: int, **options: Any) -> Trees:
+    """`count` regression trees of y (n, k) on x (n, d), one after the other from seeds of their own.
+
+    options: as of scikit-learn's `DecisionTreeRegressor` (`splitter="random"` for extremely randomised trees).
+    """
+    from sklearn.tree import DecisionTreeRegressor
+
+    # One generator for all: scikit-learn hashes a seed slowly.
+    state = np.random.RandomState(seed & 0xFFFFFFFF)
+    fitted = [DecisionTreeRegressor(random_state=state, **options).fit(x, y, check_input=False).tree_ for _ in range(count)]
+    return join([from_sklearn(t) for t in fitted])
+
+
+def from_sklearn(tree: Any) -> Trees:
+    """One of scikit-learn's trees (`estimator.tree_`) as arrays; rows of float32 go the same way in both."""
+    value = tree.value[:, :, 0] if tree.value.ndim == 3 else tree.value
+    threshold = tree.threshold.astype(np.float32)
+    # Thresholds lie between two values of float32: rounded up, one might reach the larger of them.
+    threshold = np.where(threshold > tree.threshold, np.nextafter(threshold, np.float32(-np.inf)), threshold)
+    leaf = tree.children_left < 0
+    numbers = [np.where(leaf, -1, a).astype(np.int32) for a in (tree.feature, tree.children_left, tree.children_right)]
+    feature, left, right = (torch.from_numpy(a) for a in numbers)
+    threshold = torch.from_numpy(np.where(leaf, 0, threshold).astype(np.float32))
+    # Only leaves speak; zeros elsewhere are shorter where messages are compressed.
+    value = torch.from_numpy(np.where(leaf[:, None], value, 0).astype(np.float32))
+    return Trees(feature, threshold, left, right, value, torch.zeros(1, dtype=torch.int32), tree.n_features)
+
+
+def join(parts: list[Trees]) -> Trees:
+    """Many flat structures as one."""
+    if len(parts) == 1:
+        return parts[0]
+    sizes = [len(p.feature) for p in parts]
+    base = np.cumsum([0, *sizes[:-1]]).tolist()
+    moved = {
+        name: torch.cat(
+            [torch.where(getattr(p, name) >= 0, getattr(p, name) + b, -1) for p, b in zip(parts, base, strict=True)]
+        )
+        for name in ("left", "right")
+    }
+    roots = torch.cat([p.roots + b for p, b in zip(parts, base, strict=True)])
+    rest = {name: torch.cat([getattr(p, name) for p in parts]) for name in ("feature", "threshold", "value")}
+    return Trees(rest["feature"], rest["threshold"], moved["left"], moved["right"], rest["value"], roots, parts[0].features)
+
+
+def check_trees(trees: Trees, features: int, outputs: int, count: int | None = None) -> None:
+    """Refuse trees that do not fit the data, or whose nodes point anywhere but forwards."""
+    if problem := trees.fault():
+        raise ReplyError(f"these are no trees: {problem}")
+    n = len(trees.feature)
+    if trees.feature.dim() != 1 or trees.features != features or trees.value.shape[-1] != outputs:
+        raise ReplyError(
+            f"trees for {trees.features} features and {trees.value.shape[-1]} outputs; the data has {features} and {outputs}"
+        )
+    if count is not None and len(trees.roots) != count:
+        raise ReplyError(f"{len(trees.roots)} trees were sent where {count} were due")
+    at, inner = torch.arange(n), trees.feature >= 0
+    inside = (trees.feature >= -1) & (trees.feature < features)
+    forward = ~inner | ((trees.left > at) & (trees.left < n) & (trees.right > at) & (trees.right < n))
+    if not bool((inside & forward).all()) or not bool(((trees.roots >= 0) & (trees.roots < n)).all()):
+        raise ReplyError("a tree's node points to a feature or a node that does not exist, or backwards")
+    if not bool(torch.isfinite(trees.value).all()) or not bool(torch.isfinite(trees.threshold).all()):
+        raise ReplyError("a tree holds numbers that are not finite")
+
+
+@functools.cache
+def _node_type() -> np.dtype:
+    """How this version of scikit-learn lays out a node."""
+    from sklearn.tree import DecisionTreeRegressor
+
+    return DecisionTreeRegressor(max_depth=1).fit([[0.0], [1.0]], [0.0, 1.0]).tree_.__getstate__()["nodes"].dtype
+
+
+def _compiled(trees: Trees) -> list[Any]:
+    """scikit-learn's trees from arrays that have been checked; one for each root, its nodes from the root on."""
+    from sklearn.tree._tree import Tree
+
+    roots = trees.roots.numpy().astype(np.int64)
+    order = np.argsort(roots, kind="stable")
+    ends = np.append(roots[order][1:], len(trees.feature))
+    feature, left, right = (getattr(trees, k).numpy().astype(np.int64) for k in ("feature", "left", "right"))
+    threshold, values = trees.threshold.numpy().astype(np.float64), trees.value.numpy().astype(np.float64)
+    leaf = feature < 0
+    made: list[Any] = [None] * len(roots)
+    for k, end in zip(order, ends, strict=True):
+        begin = int(roots[k])
+        part = slice(begin, int(end))
+        nodes = np.zeros(end - begin, _node_type())
+        nodes["left_child"] = np.where(leaf[part], -1, left[part] - begin)
+        nodes["right_child"] = np.where(leaf[part], -1, right[part] - begin)
+        nodes["feature"] = np.where(leaf[part], -2, feature[part])
+        nodes["threshold"] = threshold[part]
+        if (nodes["left_child"] >= len(nodes)).any() or (nodes["right_child"] >= len(nodes)).any():
+            raise ReplyError("a tree's nodes must lie side by side, from its root on")
+        tree = Tree(trees.features, np.ones(values.shape[1], np.intp), values.shape[1])
+        tree.__setstate__(
+            {"max_depth": len(nodes), "node_count": len(nodes), "nodes": nodes, "values": values[part][:, :, None].copy()}
+        )
+        made[k] = tree
+    return made
+
+
+def predict_trees(trees: Trees, x: Tensor, weights: Tensor | None = None, threads: int | None = None) -> Tensor:
+    """sum_j weights_j tree_j(x) of rows (n, d): (n, k). The trees must have been checked (`check_trees`)."""
+    rows = np.ascontiguousarray(x.numpy().reshape(len(x), -1), np.float32)
+    compiled = _compiled(trees)
+    weights_ = np.ones(len(compiled)) if weights is None else weights.double().numpy()
+
+    def total(part: slice) -> np.ndarray:
+        out = np.zeros((len(rows), trees.value.shape[-1]))
+        for tree, weight in zip(compiled[part], weights_[part], strict=True):
+            # predict() gives (n, k, 1) in double precision: one compiled pass over the rows.
+            out += weight * tree.predict(rows).reshape(out.shape)
+        return out
+
+    workers = threads or torch.get_num_threads()
+    if workers == 1 or len(rows) * len(compiled) < _THREADS_FROM or len(compiled) < 2 * workers:
+        return torch.from_numpy(total(slice(None))).float()
+    step = -(-len(compiled) // workers)
+    with ThreadPoolExecutor(workers) as pool:
+        parts = list(pool.map(total, [slice(i, i + step) for i in range(0, len(compiled), step)]))
+    return torch.from_numpy(sum(parts)).float()
