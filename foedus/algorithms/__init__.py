@@ -2,6 +2,7 @@
 
 from foedus.algorithms.bandit import FedResBandit
 from foedus.algorithms.diagnosis import Diagnosis, diagnose
+from foedus.algorithms.distill import FedAvgDistill, FFGBDistill, Public
 from foedus.algorithms.fedavg import FedAvg
 from foedus.algorithms.fedboost import AFLBoost, FedBoost
 from foedus.algorithms.feddr import FedDR, ProjectedFedAvg
@@ -25,7 +26,9 @@ __all__ = [
     "Central",
     "Diagnosis",
     "DivergenceWarning",
+    "FFGBDistill",
     "FedAvg",
+    "FedAvgDistill",
     "FedBoost",
     "FedDR",
     "FedDyn",
@@ -39,6 +42,7 @@ __all__ = [
     "Independent",
     "NaiveFW",
     "ProjectedFedAvg",
+    "Public",
     "Regret",
     "RidgeFedAvg",
     "RidgeFedProx",

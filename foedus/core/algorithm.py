@@ -24,10 +24,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foedus.core import tree
 from foedus.core.rows import Rows
 from foedus.core.spec import Spec
 from foedus.core.tree import State, Tree
-from foedus.errors import DataError
+from foedus.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from foedus.core.clients import Clients
@@ -118,6 +119,19 @@ class Algorithm:
 
     def round(self, clients: Clients, state: State) -> State:
         raise NotImplementedError(f"{type(self).__name__} does not define round")
+
+    def begin_at(self, state: State, w: Tree) -> State:
+        """The first state, with the model w of another run in place of its own."""
+        own = state.get("w")
+        if own is None:
+            raise ConfigError(f"start= is for algorithms with one global model; {type(self).__name__} has none")
+        same = tree.flatten(own)[1] == tree.flatten(w)[1] and all(
+            a.shape == b.shape for a, b in zip(tree.leaves(own), tree.leaves(w), strict=True)
+        )
+        if not same:
+            form = lambda t: ", ".join(str(tuple(v.shape)) for v in tree.leaves(t))  # noqa: E731
+            raise ConfigError(f"start= holds a model of shapes {form(w)}; {type(self).__name__} learns one of {form(own)}")
+        return state.replace(w=tree.map(lambda v, o: v.detach().to(o.dtype).clone(), w, own))
 
     def predictor(self, state: State) -> Predictor | None:
         return None

@@ -51,6 +51,7 @@ def run(
     checkpoint: str | os.PathLike | None = None,
     checkpoint_every: int = 1,
     resume: bool = False,
+    start: Run | None = None,
     progress: bool | None = None,
 ) -> Run:
     """Run an algorithm on a federation.
@@ -62,6 +63,7 @@ def run(
     quantise: send replies as "float16", "bfloat16" or "int8", rounded stochastically without bias.
     checkpoint: a file, written atomically after every `checkpoint_every` rounds; `resume=True` goes on from it, to the
     numbers of an uninterrupted run. Ctrl-C finishes the round, writes the checkpoint and stops.
+    start: a finished run whose global model this one starts from (a warm start); what that run sent is not counted here.
     progress: show a bar; by default only on a terminal.
 
     Example:
@@ -98,7 +100,7 @@ def run(
         else:
             if path:
                 refuse_to_overwrite(path)
-            loop.start()
+            loop.start(None if start is None else _model_of(start))
             if path:
                 loop.save(path)
         with (
@@ -162,10 +164,12 @@ class _Loop:
             free=self.algorithm.pooled,
         )
 
-    def start(self) -> None:
+    def start(self, w: Tree = None) -> None:
         began = time.perf_counter()
         clients = self.clients(0, torch.arange(len(self.ids)))
         self.state = self.algorithm.start(clients)
+        if w is not None:
+            self.state = self.algorithm.begin_at(self.state, w)
         self.seconds += time.perf_counter() - began
         self._record(clients)
 
@@ -415,6 +419,12 @@ class Run:
         values = ", ".join(f"{c} {self.records.last(c):.4f}" for c in shown)
         megabytes = (self.records.last("bytes_up") + self.records.last("bytes_down")) / 1e6
         return f"<Run {type(self.algorithm).__name__}: {len(self.records) - 1} rounds, {megabytes:.2f} MB, {values}>"
+
+
+def _model_of(run: Run) -> Tree:
+    if not isinstance(run, Run) or "w" not in run.state:
+        raise ConfigError(f"start={run!r} must be a finished run whose state has a global model w")
+    return run.state["w"]
 
 
 def _row_scores(algorithm: Algorithm, predictor: Predictor, data: Any) -> dict[str, torch.Tensor]:

@@ -101,6 +101,22 @@ class Huber(_Targets):
         return v * (self.delta / size.clamp(min=self.delta))
 
 
+@dataclass(frozen=True)
+class SoftLabels(_Targets):
+    """-sum_k y_k log softmax(f)_k for probabilities y: distillation from a teacher."""
+
+    separable: ClassVar[bool] = False
+
+    def value(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return -(self.target(outputs, y) * outputs.log_softmax(-1)).sum(-1)
+
+    def slope(self, outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        return (outputs.softmax(-1) - self.target(outputs, y)).mul_(weight.unsqueeze(-1))
+
+    def bend(self, outputs: Tensor, y: Tensor, v: Tensor) -> Tensor:
+        return CrossEntropy().bend(outputs, y, v)
+
+
 Loss = CrossEntropy | Squared | Logistic | Huber
 LOSSES: dict[str, Loss] = {"cross_entropy": CrossEntropy(), "squared": Squared(), "logistic": Logistic(), "huber": Huber()}
 

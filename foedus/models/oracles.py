@@ -71,7 +71,7 @@ class Forest(Oracle):
     depth: int | None = 12
     leaf: int = 1
     extra: bool = True
-    features: float = 1.0
+    features: float = 0.3
 
     def __post_init__(self) -> None:
         for name in ("trees", "leaf"):

@@ -36,7 +36,8 @@ class Training:
     lr: step size. optimizer: "sgd" or "adam". momentum: of SGD (PyTorch's form, v = m v + g).
     epochs: passes over the client's rows; steps: a number of mini-batches instead. batch_size: rows in one (`None`: all).
     weight_decay: L2 term added to the gradient. clip: largest norm of a mini-batch gradient of the local loss (before
-    correction terms and weight decay are added); `None`: no limit.
+    correction terms and weight decay are added); `None`: no limit. augment: "crop_flip" crops every image of a mini-batch
+    at random after padding it by 4, and flips it or not; `None`: rows as they are.
     """
 
     lr: float = 0.1
@@ -47,6 +48,7 @@ class Training:
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float | None = None
+    augment: str | None = None
 
     def __post_init__(self) -> None:
         def positive(name: str, kind: type = int, optional: bool = False) -> None:
@@ -64,6 +66,8 @@ class Training:
         positive("clip", float, optional=True)
         if self.optimizer not in ("sgd", "adam"):
             raise ConfigError(unknown("optimizer", self.optimizer, ["sgd", "adam"]))
+        if self.augment not in (None, "crop_flip"):
+            raise ConfigError(unknown("augment", self.augment, ["crop_flip", None]))
         if not isinstance(self.momentum, Real) or not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum={self.momentum!r} must be in [0, 1)")
         if not isinstance(self.weight_decay, Real) or not 0 <= self.weight_decay < float("inf"):
@@ -196,6 +200,22 @@ def _schedule(how: Training, index: Tensor, weight: Tensor, key: Tensor) -> tupl
     return used, used_weight / used_weight.sum(-1, keepdim=True).clamp(min=1e-30), steps
 
 
+def descend_to(how: Training, model: Model, loss: Loss, params: Params, data: Rows, target: Tensor, key: Tensor) -> Params:
+    """Train from `params` towards targets (n, outputs) of a client's own rows instead of its labels."""
+    args = {"params": params, "index": data.index, "weight": data.weight, "key": key, "target": target}
+    return _descend_to(args, (how, model, loss, data.table_x))
+
+
+@batched
+def _descend_to(args: dict[str, Any], shared: tuple) -> Params:
+    """Every row is one client's, so the targets of all clients fit into one table."""
+    how, model, loss, table_x = shared
+    target, real = args.pop("target"), args["weight"] > 0
+    table_y = target.new_zeros(len(table_x), target.shape[-1])
+    table_y[args["index"][real]] = target[real]
+    return _descend.__wrapped__(args, (how, model, loss, table_x, table_y, 0.0))["params"]
+
+
 @batched
 def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
     how, model, loss, table_x, table_y, prox = shared
@@ -218,6 +238,12 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
     slope_at = gradient_of(model, loss, clients)
     in_place = model.closed_form and how.optimizer == "sgd" and not how.momentum and how.clip is None
     still = (steps.unsqueeze(0) > torch.arange(total).unsqueeze(1)).sum(1).tolist()
+    shape = table_x.shape[1:]
+    if how.augment and len(shape) != 3:
+        raise ConfigError(
+            f"augment={how.augment!r} needs images of shape (channels, height, width); rows have shape {tuple(shape)}"
+        )
+    noise = random.fold(args["key"][order] if moved else args["key"], 0xA06) if how.augment else None
     if model.closed_form:
         table_x = table_x.flatten(1)
     row_bytes = table_x[:1].numel() * table_x.element_size()
@@ -229,6 +255,9 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
         flat = picked.reshape(-1)
         x = torch.index_select(table_x, 0, flat, out=buffer[: len(flat)]).view(*picked.shape, *table_x.shape[1:])
         y = take(table_y, picked)
+        if noise is not None:
+            steps_here = torch.arange(first, first + len(picked)).unsqueeze(1)
+            x = crop_flip(x.view(*picked.shape, *shape), random.fold(noise[:a], steps_here)).view(x.shape)
         for t in range(first, min(first + block, total)):
             if still[t] < a:
                 a = still[t]
@@ -254,6 +283,20 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
         back = torch.argsort(order)
         result = tree.map(lambda v: v[back], result)
     return result
+
+
+def crop_flip(x: Tensor, key: Tensor, pad: int = 4) -> Tensor:
+    """Images (..., b, channels, height, width), each cropped at random after padding by `pad`, and flipped or not; keys (..., 2)."""
+    b, channels, height, width = x.shape[-4:]
+    draws = random.uniform(key, (b, 3)).reshape(-1, 3)
+    top, left = (draws[:, :2] * (2 * pad + 1)).long().unbind(1)
+    flip = draws[:, 2:] < 0.5
+    images = torch.nn.functional.pad(x.reshape(-1, channels, height, width), (pad,) * 4)
+    rows = top.unsqueeze(1) + torch.arange(height)
+    columns = left.unsqueeze(1) + torch.where(flip, torch.arange(width - 1, -1, -1), torch.arange(width))
+    n = torch.arange(len(images)).view(-1, 1, 1, 1)
+    c = torch.arange(channels).view(1, -1, 1, 1)
+    return images[n, c, rows.view(-1, 1, height, 1), columns.view(-1, 1, 1, width)].reshape(x.shape)
 
 
 _kept = threading.local()
