@@ -88,8 +88,14 @@ def test_messages_that_are_refused(fed):
     refuse("site 5 refers to version 7; from 1 to 1 are kept", version=7)
     refuse("site 5 has no version", version="1")
     refuse("site 5 must hold x, y, local", more=torch.zeros(1))
-    with pytest.raises(fd.WireError):
-        hub.learn({5: good[:-3]})
+    refuse("site 5 has no version", version=True)
+    refuse("site 5 has no version", version=-1)
+    refuse("site 5 is finite, but its gradient is too large", x=tree["x"] * 0 + 3e38)
+    for junk in (good[:-3], b"junk", good + b"x" * (1 << 17)):
+        with pytest.raises(fd.ReplyError, match="site 5 cannot be read"):
+            hub.learn({5: junk})
+    with pytest.raises(fd.ReplyError, match="site 5 must be bytes, not str"):
+        hub.learn({5: "junk"})
     with pytest.raises(fd.ReplyError, match="no version"):
         hub.learn({5: b""})
     assert hub.version == 1  # nothing of this was used
@@ -108,9 +114,37 @@ def test_bad_rows_and_settings(fed):
     for x in (np.zeros(3), np.full(64, np.nan)):
         with pytest.raises(fd.DataError, match="x has shape"):
             site.predict(x)
-    for y in (2, -1, 0.5):
-        with pytest.raises(fd.DataError, match=f"y={y}"):
+    for y in (2, -1, 0.5, "a", None, np.nan, True):
+        with pytest.raises(fd.DataError, match=f"y={y!r}"):
             site.learn(np.zeros(64), y)
+    with pytest.raises(fd.DataError, match="x='abc'"):
+        site.predict("abc")
+    real = fd.Site(fd.FedRes(), fd.Spec((2,), None, 1))
+    for y in (np.nan, "a", [1.0, 2.0]):
+        with pytest.raises(fd.DataError, match="1 finite numbers"):
+            real.learn([0.0, 0.0], y)
+    with pytest.raises(fd.ConfigError, match="id='a'"):
+        fd.Site(fd.FedRes(), fed.spec, "a")
+    with pytest.raises(fd.ConfigError, match="says nothing of clients"):
+        fd.Site(fd.FedRes(private={0: (1,)}), fed.spec, 1)
+    with pytest.raises(fd.ReplyError, match="no global model"):
+        fd.Site(fd.FedRes(global_model=None), fed.spec).receive(b"")
+    with pytest.raises(fd.ConfigError, match=r"must be a fd.FedRes"):
+        fd.Hub(fd.FedResBandit(every=2), fed.spec)
+    wild = fd.Site(fd.FedRes(schedule="constant", step=1e30), fd.Spec((2,), None, 1))
+    wild.learn([1e5, 1.0], 1.0)
+    with pytest.raises(fd.DivergenceError, match="site 0"):
+        wild.learn([1e5, 1.0], 1.0)
+
+
+def test_an_older_broadcast_is_left_aside(fed):
+    algorithm = fd.FedRes()
+    hub, site = fd.Hub(algorithm, fed.spec), fd.Site(algorithm, fed.spec)
+    old = hub.broadcast()
+    hub.learn({0: site.learn(fed.data.x_train[0], 1)})
+    site.receive(hub.broadcast())
+    site.receive(old)
+    assert site.version == 2 and float(site.w["weight"].abs().sum()) > 0
     with pytest.raises(fd.ConfigError, match="batch_size=1"):
         fd.Site(fd.FedRes(batch_size=2), fed.spec)
     with pytest.raises(fd.ConfigError, match="with a global model"):

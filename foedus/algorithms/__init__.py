@@ -12,7 +12,7 @@ from foedus.algorithms.fednewton import DKRR, KRR, DivergenceWarning, FedNewton
 from foedus.algorithms.fedprox import FedProx
 from foedus.algorithms.fedres import FedRes
 from foedus.algorithms.fedres_erm import FedResERM, FictitiousPlay
-from foedus.algorithms.ffgb import FFGB
+from foedus.algorithms.ffgb import FFGB, FFGBLipschitz
 from foedus.algorithms.hindsight import Regret, regret
 from foedus.algorithms.local import Central, Independent
 from foedus.algorithms.ridge import RidgeFedAvg, RidgeFedProx
@@ -27,6 +27,7 @@ __all__ = [
     "Diagnosis",
     "DivergenceWarning",
     "FFGBDistill",
+    "FFGBLipschitz",
     "FedAvg",
     "FedAvgDistill",
     "FedBoost",

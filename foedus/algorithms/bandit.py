@@ -13,14 +13,13 @@ from __future__ import annotations
 import contextlib
 import math
 from dataclasses import dataclass, replace
-from numbers import Real
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from foedus.algorithms.fedres import Columns, FedRes, _late, forward, stream
+from foedus.algorithms.fedres import Columns, FedRes, check_fits, forward, late, log_tally, stream
 from foedus.core import random, tree
 from foedus.core.algorithm import Client, Predictor
 from foedus.core.batching import batched
@@ -115,6 +114,17 @@ class FedResBandit(FedRes):
         for name, columns in (("shared", self.shared), ("private", self.private)):
             if columns is not None and max(columns) >= width:
                 raise DataError(f"column {max(columns)} of {name} is beyond the {width} features of a context")
+        if len(spec.shape) > 1 and not self.actionwise(spec):
+            raise DataError(
+                f"contexts have shape {spec.shape}; give (features,), or ({spec.outputs}, features): one for each action"
+            )
+        for name, model, columns in (
+            ("global_model", self.global_model, self.shared),
+            ("local_model", self.local_model, self.private),
+        ):
+            if model is not None:
+                shape = (width if columns is None else len(columns),)
+                check_fits(name, model, Spec(shape, None, 1 if self.actionwise(spec) else spec.outputs))
 
     @staticmethod
     def actionwise(spec: Spec) -> bool:
@@ -167,6 +177,10 @@ class FedResBandit(FedRes):
         found = _play(args, (self, how, data.table_x, data.table_y, client.spec))
         return found["reply"], found["state"]
 
+    def extremes(self, client: Client) -> tuple[Tree, None]:
+        """The least and the largest expected reward, for the check before the first round."""
+        return {"least": client.data.y.min(), "most": client.data.y.max()}, None
+
     def tally(self, client: Client) -> tuple[Tree, None]:
         return {**{k: client.state[k] for k in ("regret", "reward")}, "t": client.state["t"].double()}, None
 
@@ -183,6 +197,11 @@ class FedResBandit(FedRes):
     # -- server ------------------------------------------------------------------------------------------------------
 
     def start(self, clients: Clients) -> State:
+        found = clients.watched(clients.ids).gather(self.extremes).stack()
+        if float(found["least"].min()) < 0 or float(found["most"].max()) > 1:
+            raise DataError(
+                f"rewards are from {float(found['least'].min()):.4g} to {float(found['most'].max()):.4g}; they must be in [0, 1]: scale them"
+            )
         period = self.period(clients.total, clients.spec.outputs)
         state = State(ids=clients.ids, spec=clients.spec, period=period)
         model, spec = self.view(self.global_model, self.shared, clients.spec)
@@ -199,16 +218,14 @@ class FedResBandit(FedRes):
     def round(self, clients: Clients, state: State) -> State:
         n, rest = divmod(clients.round, state.period)
         if rest:
-            # Without delay the first of these rounds brings the new model; with, any of them may be the one that a client sees.
-            news = self.global_model is not None and (rest == 1 or clients.longest)
+            # The first of these rounds brings the new model; with delays, or some clients only, any may be the one that a client sees.
+            news = self.global_model is not None and (rest == 1 or clients.longest or clients.participation < 1)
             with contextlib.suppress(NothingArrived):
                 clients.mean(self.exploit, **({"w": state.w} if news else {}))
         else:
             with contextlib.suppress(NothingArrived):
                 state = self._explore(clients, state, n)
-        if self.measure_every and clients.round % self.measure_every == 0:
-            found = clients.watched(state.ids).mean(self.tally, weights="uniform")
-            clients.log(regret=found["regret"] / found["t"], reward=found["reward"] / found["t"])
+        log_tally(self, clients, state, regret="regret", reward="reward")
         return state
 
     def _explore(self, clients: Clients, state: State, n: int) -> State:
@@ -218,7 +235,10 @@ class FedResBandit(FedRes):
             return state
         state = self.remember(clients, state)
         payload = {"w": state.w, **({"every": state.period} if clients.longest else {})}
-        g = clients.sum(self.learn, **payload) if self.send == "gradient" else self._gradient(clients, state, payload)
+        try:
+            g = clients.sum(self.learn, **payload) if self.send == "gradient" else self._gradient(clients, state, payload)
+        except NothingArrived:
+            return state  # with the version that was sent
         w, squares = self.move(state.w, g, state.get("squares"), torch.tensor(n - 1), self.step, 0)
         return state.replace(w=w, **({} if squares is None else {"squares": squares}))
 
@@ -300,7 +320,7 @@ def _play(args: dict[str, Tree], shared: tuple) -> Tree:
     if "local" in parts:
         g = parts["local"][1](slope)
         if "waiting" in state:
-            new["waiting"], g = _late(state["waiting"], g, state["n"], args["lag"], False)
+            new["waiting"], g = late(state["waiting"], g, state["n"], args["lag"], False)
         eta = algorithm.local_step or algorithm.step
         new["local"], squares = algorithm.move(state["local"], g, state.get("squares"), state["n"], eta, 1)
         if squares is not None:
@@ -357,9 +377,9 @@ def exploration_period(
     norms: |w*_g|^2 + sum_i |w*_i|^2. sigma^2: the variance of gradients. gamma: smoothness. bound: D. slope: G, the largest gradient.
     """
     for name, v in (("norms", norms), ("sigma", sigma), ("gamma", gamma), ("bound", bound), ("slope", slope)):
-        if isinstance(v, bool) or not isinstance(v, Real):
-            raise ConfigError(f"{name}={v!r} must be a positive number")
         positive(name, v)
+    for name, v in (("horizon", horizon), ("clients", clients), ("actions", actions)):
+        whole_number(name, v)
     rules = (
         (clients * horizon / (actions**4 * norms * sigma**2)) ** (1 / 5),
         horizon ** (1 / 4) / (actions**6 * gamma * bound**4 * slope**2) ** (1 / 8),

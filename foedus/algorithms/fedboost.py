@@ -87,6 +87,7 @@ class FedBoost(Algorithm):
     measure_every: int = 1
 
     remedy = "try a smaller step"
+    delayable = False  # a reply has an entry for each predictor of its own round
 
     def __post_init__(self) -> None:
         if not isinstance(self.predictors, Predictors):

@@ -70,7 +70,7 @@ class FedDR(LocalTraining):
 
     def round(self, clients: Clients, state: State) -> State:
         move = clients.mean(self.train, weights="uniform", w=state.w)
-        h = tree.add(state.h, move, len(clients) / clients.total)
+        h = tree.add(state.h, move, clients.share("uniform"))
         return state.replace(h=h, w=domain_of(self.domain).project(h))
 
 

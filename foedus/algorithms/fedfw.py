@@ -177,6 +177,8 @@ class FedFW(ConstrainedTraining):
     supersets: tuple[tuple[int, Domain | ModelDomain], ...] = ()
     measure_every: int = 1
 
+    delayable = False  # center and points are sent as changes since the round before
+
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "supersets", _supersets(self.supersets))

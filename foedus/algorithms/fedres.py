@@ -14,8 +14,10 @@ import contextlib
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -70,8 +72,8 @@ class FedRes(Algorithm):
     delay in (7), count the rounds that it takes part in. Rows come in the order of the data, again and again.
     measure_every: log `online_loss`, the average loss of all predictions so far, every so many rounds; sent by nobody.
 
-    Clients are scored with the pair they predict with, on their own test rows (`own_accuracy`); `accuracy` is that of the
-    global model alone, what a newcomer would get.
+    Clients are scored on their own test rows (`own_accuracy`) with the pair that they hold after the round: the last global model that has
+    reached them, and their own. `accuracy` is that of the server's model alone, what a newcomer would get.
 
     Example:
         >>> fed = fd.split(fd.load("digits"), "tasks", clients=10)
@@ -112,8 +114,12 @@ class FedRes(Algorithm):
             raise ConfigError("global_model and local_model are both None: nothing would learn")
         if self.rule == "misaligned" and self.send == "gradient":
             raise ConfigError("rule='misaligned' needs send='rows': a client cannot know the model that the server has by then")
-        each = {k: _each(getattr(self, k), model_of) for k in ("global_model", "local_model")}
-        each |= {k: _each(getattr(self, k), lambda v, k=k: columns_of(k, v)) for k in ("shared", "private")}
+        each = {
+            "global_model": None if self.global_model is None else model_of(self.global_model),
+            "local_model": _each("local_model", self.local_model, model_of),
+            "shared": None if self.shared is None else columns_of("shared", self.shared),
+            "private": _each("private", self.private, lambda v: columns_of("private", v)),
+        }
         for name, value in each.items():
             object.__setattr__(self, name, value)
 
@@ -163,7 +169,7 @@ class FedRes(Algorithm):
             if columns is not None and max(columns) >= spec.features:
                 raise DataError(f"column {max(columns)} of {name} is beyond the {spec.features} features of the data")
             if model is not None:
-                _fits(name, model, part_spec(spec, columns))
+                check_fits(name, model, part_spec(spec, columns))
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
@@ -212,7 +218,7 @@ class FedRes(Algorithm):
     def start(self, clients: Clients) -> State:
         state = State(ids=clients.ids, spec=clients.spec)
         if not self.alike:
-            self._check_ids(clients.ids.tolist())
+            self.check_ids(clients.ids.tolist())
         if self.global_model is not None:
             w = self.global_model.init(part_spec(clients.spec, self.shared), clients.shared)
             state = state.replace(w=w)
@@ -257,9 +263,7 @@ class FedRes(Algorithm):
                 g = clients.sum(self.act, w=state.w) if self.send == "gradient" else self.gradient(clients, state)
                 w, squares = self.move(state.w, g, state.get("squares"), torch.tensor(clients.round - 1), self.step, 0)
                 state = state.replace(w=w, **({} if squares is None else {"squares": squares}))
-        if self.measure_every and clients.round % self.measure_every == 0:
-            found = clients.watched(state.ids).mean(self.tally, weights="uniform")
-            clients.log(online_loss=found["loss"] / found["t"])
+        log_tally(self, clients, state, loss="online_loss")
         return state
 
     def gradient(self, clients: Clients, state: State) -> Params:
@@ -305,11 +309,19 @@ class FedRes(Algorithm):
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         return row_loss(self.loss, outputs, y)
 
-    def _check_ids(self, ids: list[int]) -> None:
+    def check_ids(self, ids: list[int]) -> None:
+        """Refuse clients of whom nothing is said."""
         for name in ("local_model", "private"):
             given = getattr(self, name)
             if isinstance(given, Mapping) and (missing := [i for i in ids if i not in given]):
                 raise ConfigError(f"{name} says nothing of clients {missing[:10]}: give an entry for each client id")
+
+
+def log_tally(algorithm: Any, clients: Clients, state: State, **names: str) -> None:
+    """Log what clients have added up over their rounds so far (`tally`), as averages over all rounds of all of them."""
+    if algorithm.measure_every and clients.round % algorithm.measure_every == 0:
+        found = clients.watched(state.ids).mean(algorithm.tally, weights="uniform")
+        clients.log(**{name: found[key] / found["t"] for key, name in names.items()})
 
 
 def act(
@@ -346,7 +358,7 @@ def act(
     if model is not None:
         g = pull_l(s)
         if "waiting" in state:
-            new["waiting"], g = _late(state["waiting"], g, t, args["lag"], own)
+            new["waiting"], g = late(state["waiting"], g, t, args["lag"], own)
         eta = algorithm.local_step or algorithm.step
         new["local"], squares = algorithm.move(state["local"], g, state.get("squares"), t, eta, 1)
         if squares is not None:
@@ -367,7 +379,7 @@ def _spread(values: Tensor, like: Tensor) -> Tensor:
     return values.reshape(*values.shape, *[1] * (like.dim() - values.dim()))
 
 
-def _late(waiting: Params, g: Params, t: Tensor, lag: Tensor, own: bool) -> tuple[Params, Params]:
+def late(waiting: Params, g: Params, t: Tensor, lag: Tensor, own: bool) -> tuple[Params, Params]:
     """Put the gradients of round t into the ring, and take out those of round t - lag: zero, where there was none."""
     clients = torch.arange(len(t))
     size = next(iter(waiting.values())).shape[1]
@@ -449,7 +461,8 @@ def part_spec(spec: Spec, columns: Columns) -> Spec:
     return Spec(spec.shape if columns is None else (len(columns),), None, 1 if spec.classes == 2 else spec.outputs)
 
 
-def _fits(name: str, model: Model, spec: Spec) -> None:
+def check_fits(name: str, model: Model, spec: Spec) -> None:
+    """Refuse a model that does not take such rows, or returns another number of outputs."""
     try:
         model.check(spec)
         with torch.no_grad():
@@ -460,18 +473,22 @@ def _fits(name: str, model: Model, spec: Spec) -> None:
         raise ModelError(f"{name} returns shape {found} for two rows; it must return {spec.outputs} a row: (2, {spec.outputs})")
 
 
-def _each(given: Any, f: Callable) -> Any:
+def _each(name: str, given: Any, f: Callable) -> Any:
     """`f` of a setting, or of the setting of each client."""
     if given is None:
         return None
-    return {int(k): f(v) for k, v in given.items()} if isinstance(given, Mapping) else f(given)
+    if not isinstance(given, Mapping):
+        return f(given)
+    if not all(isinstance(k, Integral) and not isinstance(k, bool) for k in given):
+        raise ConfigError(f"{name} must have client ids as keys, whole numbers; it has {list(given)[:5]}")
+    return {int(k): f(v) for k, v in given.items()}
 
 
 def columns_of(name: str, given: Any) -> tuple[int, ...]:
-    try:
-        columns = tuple(int(c) for c in given)
-    except (TypeError, ValueError):
-        raise ConfigError(f"{name}={given!r} must be numbers of columns") from None
+    values = None if isinstance(given, str | Mapping) or np.ndim(given) != 1 else np.asarray(given)
+    if values is None or (len(values) and not np.issubdtype(values.dtype, np.integer)):
+        raise ConfigError(f"{name}={given!r} must be numbers of columns")
+    columns = tuple(values.tolist())
     if not columns or min(columns) < 0 or len(set(columns)) != len(columns):
         raise ConfigError(f"{name} must be different column numbers from 0 on, at least one")
     return columns

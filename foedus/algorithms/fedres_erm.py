@@ -6,13 +6,14 @@ products, which a new row changes in O(d^2) operations. Nothing is ever fitted a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from foedus.algorithms.fedres import Columns, columns_of, logits, part, part_spec, row_loss, stream, targets, value
+from foedus.algorithms.fedres import Columns, columns_of, log_tally, logits, part, part_spec, row_loss, stream, targets, value
 from foedus.core import tree
 from foedus.core.algorithm import Algorithm, Client, Predictor
 from foedus.core.batching import batched
@@ -34,9 +35,9 @@ class FedResERM(Algorithm):
 
     With sums S_lg = sum_s x^l_s x^g_s^T and so on, (2) is S_ll w = S_ly - S_lg w^g, where the ball, if it binds, adds mu I to S_ll with
     the mu >= 0 for which |w| = D; of several minima the shortest is taken. Clients send their rows and their local model, as
-    (3) needs them. (In Appendix C, Algorithm 6 prints w^l_s where (3) has the newest, w^l_t; it says itself that it is the newest.)
+    (3) needs them. (In Appendix C, Algorithm 6 prints w^l_s where (3) has the newest, and lets the client fit to w^g_t where (2) has w^g_{t+1}; this is (2) and (3).)
 
-    shared, private, batch_size, measure_every: as in `fd.FedRes`. radius: D, or `None` for no ball. bias: a constant feature for both
+    shared, private: the columns of global and local features (`None`: all). batch_size, measure_every: as in `fd.FedRes`. radius: D, or `None` for no ball. bias: a constant feature for both
     models. start_global, start_local: the models before the first row (0 unless given), for one output.
     """
 
@@ -63,7 +64,15 @@ class FedResERM(Algorithm):
                 object.__setattr__(self, name, columns_of(name, getattr(self, name)))
         for name in ("start_global", "start_local"):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, tuple(float(v) for v in getattr(self, name)))
+                try:
+                    values = tuple(float(v) for v in getattr(self, name))
+                except (TypeError, ValueError):
+                    values = (math.nan,)
+                if not all(math.isfinite(v) for v in values):
+                    raise ConfigError(
+                        f"{name}={getattr(self, name)!r} must be finite numbers, one for each feature of the model"
+                    )
+                object.__setattr__(self, name, values)
 
     def check(self, spec: Spec) -> None:
         for name, columns in (("shared", self.shared), ("private", self.private)):
@@ -149,9 +158,7 @@ class FedResERM(Algorithm):
             replies = None
         if replies is not None:
             state = self.receive(state, torch.searchsorted(state.ids, replies.ids), replies.stack())
-        if self.measure_every and clients.round % self.measure_every == 0:
-            found = clients.watched(state.ids).mean(self.tally, weights="uniform")
-            clients.log(online_loss=found["loss"] / found["t"])
+        log_tally(self, clients, state, loss="online_loss")
         return state
 
     def receive(self, state: State, who: Tensor, sent: dict[str, Tensor]) -> State:
@@ -228,7 +235,7 @@ def _act(args: dict[str, Tree], shared: tuple) -> Tree:
 def least_squares(a: Tensor, c: Tensor, radius: float | None = None) -> Tensor:
     """argmin of tr(w^T a w - 2 w^T c) over |w| <= radius, for positive semi-definite a (..., d, d) and c (..., d, m) in its range.
 
-    The shortest of the minima. On the sphere w = (a + mu I)^-1 c, where |w| falls in mu: the root of |w| = radius is bracketed
+    The shortest of the minima; directions whose eigenvalue is below 1e-14 d of the largest count as none, so features should be of like scale. On the sphere w = (a + mu I)^-1 c, where |w| falls in mu: the root of |w| = radius is bracketed
     by 0 and |c| / radius.
     """
     values, vectors = torch.linalg.eigh(a)

@@ -19,9 +19,9 @@ from foedus.core.algorithm import Algorithm, Client, Predictor
 from foedus.core.clients import Clients
 from foedus.core.spec import Spec
 from foedus.core.tree import State, Tree
-from foedus.errors import ConfigError, ReplyError, unknown, whole_number
+from foedus.errors import ConfigError, ReplyError, positive, unknown, whole_number
 from foedus.models.losses import Loss, loss_for
-from foedus.models.oracles import Forest, Oracle
+from foedus.models.oracles import Forest, Oracle, SobolevNet, lipschitz_constant, lipschitz_extension
 
 STEPS = {"theorem4.1": 4.0, "theorem4.3": 2.0}
 """Step sizes c / (mu (t K + k + 1)) of the theorems."""
@@ -57,8 +57,12 @@ class FFGB(Algorithm):
     residual: bool = True
     weights: str = "uniform"
 
+    sign: ClassVar[float] = -1.0
+    """With which functions enter f."""
+
     remedy: ClassVar[str] = "try a smaller step"
     batchable: ClassVar[bool] = False
+    delayable: ClassVar[bool] = False  # clients are sent what is new to them
     alike: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -92,6 +96,11 @@ class FFGB(Algorithm):
             return STEPS[self.step] / (self.mu * (t * self.local_steps + k + 1))
         return float(self.step)
 
+    @property
+    def decay(self) -> float:
+        """What a step takes off what is there: g <- (1 - eta decay) g + ..."""
+        return self.mu
+
     # -- clients -----------------------------------------------------------------------------------------------------
 
     def init(self, client: Client) -> dict[str, Tensor]:
@@ -101,9 +110,7 @@ class FFGB(Algorithm):
     def boost(self, client: Client, new: list, factors: list, keep: float, scale: float, t: int) -> tuple[Tree, Tree]:
         """Algorithm 2, after catching up with the functions of the others."""
         x, y, spec = client.data.x, client.data.y, client.spec
-        total = client.state["sum"] * keep
-        for functions, weight in zip(new, factors, strict=True):
-            total = total + self.oracle.values(functions, weight, x, spec)
+        total = self._caught_up(client, new, factors, keep)
         loss, ones = self._loss(spec), torch.ones(len(x))
         g, delta, found = scale * total, torch.zeros_like(total), []
         for k in range(1, self.local_steps + 1):
@@ -116,6 +123,13 @@ class FFGB(Algorithm):
                 delta = target - said
             found.append(h)
         return {"functions": found}, {"sum": total}
+
+    def _caught_up(self, client: Client, new: list, factors: list, keep: float) -> Tensor:
+        """The values of f on the client's rows, over the scale, with the functions that are new to it."""
+        total = client.state["sum"] * keep
+        for functions, weight in zip(new, factors, strict=True):
+            total = total + self.oracle.values(functions, weight, client.data.x, client.spec)
+        return total
 
     # -- server ------------------------------------------------------------------------------------------------------
 
@@ -160,7 +174,7 @@ class FFGB(Algorithm):
         shrink, pulls = 1.0, []
         for k in range(self.local_steps, 0, -1):
             pulls.append(self.eta(t, k) * shrink)
-            shrink *= 1 - self.eta(t, k) * self.mu
+            shrink *= 1 - self.eta(t, k) * self.decay
         pulls = pulls[::-1]
         functions, weights = [], []
         for i in order:
@@ -170,7 +184,7 @@ class FFGB(Algorithm):
             for h, pull in zip(found, pulls, strict=True):
                 self.oracle.accept(h, state.spec)
                 functions.append(h)
-                weights.append(-pull * share[i])
+                weights.append(self.sign * pull * share[i])
         scale, keep = state.scale * shrink, 1.0
         if abs(scale) < 1e-6:  # too little is left to divide by: the sum so far takes it up
             scale, keep = 1.0, scale
@@ -202,3 +216,75 @@ class FFGB(Algorithm):
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         classes = outputs.shape[-1] if not y.is_floating_point() else None
         return (loss_for(self.loss, classes) if isinstance(self.loss, str) else self.loss).value(outputs, y)
+
+
+@dataclass(frozen=True)
+class FFGBLipschitz(FFGB):
+    """FFGB for the squared loss with functions that stay Lipschitz (Algorithm 3, Theorem 4.4).
+
+    The gradient g - u_i is taken at the Lipschitz extension u_i of the client's labels (13), known everywhere, and only that part is left to the oracle:
+
+        h_k = Q(u_i - Delta_{k-1}),    g_{k+1} = g_k - eta_k (g_k - h_k),    Delta_k = Delta_{k-1} - u_i + h_k
+
+    (the paper's line 4 has the opposite sign, and its line 7 returns g_K where g_{K+1} is meant). The squared loss is 1-strongly convex, so that steps of
+    Theorem 4.4 have mu = 1; a `mu` above 0 shrinks f as well. oracle: `fd.SobolevNet(model)`. constant: L, or `None` for the largest slope between two
+    of a client's rows.
+    """
+
+    oracle: Oracle = None
+    loss: str | Loss = "squared"
+    step: float | str = "theorem4.1"
+    constant: float | None = None
+
+    sign: ClassVar[float] = 1.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.oracle, SobolevNet):
+            raise ConfigError(f"oracle={self.oracle!r} must be a fd.SobolevNet(model): functions must be close in slope, too")
+        if self.loss != "squared":
+            raise ConfigError(f"loss={self.loss!r}: Algorithm 3 is for the squared loss")
+        if self.constant is not None:
+            positive("constant", self.constant)
+        if isinstance(self.step, str) and self.step in STEPS and not self.mu:
+            FFGB.__post_init__(replace_step(self))
+            return
+        super().__post_init__()
+
+    @property
+    def decay(self) -> float:
+        return 1.0 + self.mu
+
+    def eta(self, t: int, k: int) -> float:
+        if isinstance(self.step, str):
+            return STEPS[self.step] / (self.decay * (t * self.local_steps + k + 1))
+        return float(self.step)
+
+    def check(self, spec: Spec) -> None:
+        if spec.classes:
+            raise ConfigError("FFGBLipschitz is for real targets; the data has classes")
+        super().check(spec)
+
+    def boost(self, client: Client, new: list, factors: list, keep: float, scale: float, t: int) -> tuple[Tree, Tree]:
+        """Algorithm 3."""
+        x, spec = client.data.x, client.spec
+        y = client.data.y.reshape(len(x), -1)
+        total, constant = self._caught_up(client, new, factors, keep), self.constant or lipschitz_constant(x, y)
+        found: list[Tree] = []
+        for k in range(1, self.local_steps + 1):
+
+            def phi(z: Tensor, k: int = k) -> Tensor:
+                """u - Delta_{k-1}, where Delta_{k-1} = sum_{j < k} (h_j - u)."""
+                u = lipschitz_extension(x, y, max(constant, 1e-12), z)
+                if not self.residual:
+                    return u
+                return k * u - sum((self.oracle.model.apply(h, z) for h in found), torch.zeros(()))
+
+            found.append(self.oracle.fit_function(x, phi, random.fold(client.key, k), spec))
+        return {"functions": found}, {"sum": total}
+
+
+def replace_step(algorithm: FFGBLipschitz) -> FFGBLipschitz:
+    """The same settings with a step that needs no mu, to be checked by the base class."""
+    copy = object.__new__(type(algorithm))
+    copy.__dict__.update(algorithm.__dict__, step=1.0)
+    return copy

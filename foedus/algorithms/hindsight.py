@@ -39,7 +39,7 @@ def regret(run: Run) -> Regret:
     import pandas as pd
 
     algorithm = run.algorithm
-    if run.fed is None or not isinstance(algorithm, FedRes | FedResERM):
+    if run.fed is None or not (type(algorithm) is FedRes or isinstance(algorithm, FedResERM)):
         raise FoedusError("regret needs a run of FedRes, FedResERM or FictitiousPlay, with its federation")
     loss, bias = _linear(algorithm)
     parts, online = [], []

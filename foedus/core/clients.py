@@ -175,7 +175,7 @@ class Clients:
 
     `mean` returns only the weighted average of the replies, `gather` every reply. `ids` are theirs, `sizes` their numbers of
     rows, `total` and `total_rows` count all clients there are; `participation` is the part of them expected in a round; `key`
-    is for the server's own random draws in this round.
+    is for the server's own random draws in this round; `came` are the numbers of rows of those whose replies the last exchange brought.
     """
 
     session: Session
@@ -192,6 +192,7 @@ class Clients:
     quantise: str | None = None
     free: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
+    came: Tensor | None = None
     exchanges: Iterator[int] = field(default_factory=itertools.count)
 
     _SERVER = 0xFFFFFFFF
@@ -231,6 +232,7 @@ class Clients:
 
     def _total(self, step: Callable, weights: str, payload: dict[str, Tree]) -> Tree:
         whole, batches = self._ask(step, payload)
+        self.came = whole
         share = self._share_of(weights, whole)
         total, count = Accumulator(self.algorithm.remedy), 0
         for batch in batches:
@@ -244,6 +246,7 @@ class Clients:
     def gather(self, step: Callable, /, *, weights: str = "rows", **payload: Tree) -> Replies:
         """Run `step(client, **payload)` at every client and return every reply, in order of client id."""
         whole, batches = self._ask(step, payload)
+        self.came = whole
         share, parts = self._share_of(weights, whole), list(batches)
         for part in parts:
             if not tree.all_finite(part.reply):
@@ -278,9 +281,10 @@ class Clients:
         return replace(self, ids=self.ids[chosen], sizes=self.sizes[chosen])
 
     def share(self, weights: str = "rows") -> float:
-        """How much of the whole federation's weight takes part in this round: |S| / N, or their part of the rows."""
-        self._share_of(weights, self.sizes)
-        return len(self) / self.total if weights == "uniform" else float(self.sizes.sum()) / self.total_rows
+        """How much of the whole federation's weight replied to the last exchange (or takes part): |S| / N, or their part of the rows."""
+        sizes = self.sizes if self.came is None else self.came
+        self._share_of(weights, sizes)
+        return len(sizes) / self.total if weights == "uniform" else float(sizes.sum()) / self.total_rows
 
     def _share_of(self, weights: str, whole: Tensor) -> Callable[[Tensor], Tensor]:
         """From numbers of rows to weights, where `whole` are the rows of all that reply."""

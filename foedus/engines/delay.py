@@ -22,9 +22,10 @@ from foedus.core.clients import Ask, Batch
 from foedus.core.tree import Tree
 from foedus.data.federation import Federation
 from foedus.engines.local import Local
-from foedus.errors import CheckpointError, ConfigError
+from foedus.errors import CheckpointError, ConfigError, whole_number
 
 Delays = int | Sequence[int] | Any
+LONGEST = 100_000
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,25 @@ class Delayed:
         for name in ("up", "down"):
             value = getattr(self, name)
             if not hasattr(value, "rvs"):
-                _whole(name, [value] if np.ndim(value) == 0 else value)
-        if not hasattr(self.engine, "open"):
-            raise ConfigError(f"engine={self.engine!r} must be an engine such as fd.Local()")
+                found = _whole(name, [value] if np.ndim(value) == 0 else value)
+                object.__setattr__(self, name, found[0] if np.ndim(value) == 0 else tuple(found))
+            elif isinstance(value, type) or not hasattr(value, "args"):
+                raise ConfigError(
+                    f"{name}={value!r} must be a distribution with its parameters, such as scipy.stats.poisson(3)"
+                )
+        whole_number("seed", self.seed, 0)
+        if not hasattr(self.engine, "open") or isinstance(self.engine, type | Delayed):
+            raise ConfigError(f"engine={self.engine!r} must be an engine such as fd.Local(), itself without delays")
 
     def open(self, algorithm: Algorithm, fed: Federation, seed_key: Tensor) -> DelayedSession:
         """Draw the delays, and open the engine inside."""
+        if not algorithm.delayable:
+            raise ConfigError(
+                f"{type(algorithm).__name__} cannot run with delays: its replies only make sense next to the broadcast of their own round"
+            )
         inner = self.engine.open(algorithm, fed, seed_key)
+        if algorithm.pooled:  # all rows are in one place: nothing is sent that could be late
+            return inner
         return DelayedSession(inner, torch.from_numpy(np.sort(fed.ids)), *self.delays(len(fed)))
 
     def delays(self, clients: int) -> tuple[Tensor, Tensor]:
@@ -74,10 +87,10 @@ class Delayed:
 
 def _whole(name: str, values: Any) -> list[int]:
     """Whole numbers that are not negative, or an error that names the first that is not."""
-    for v in values:
+    for v in np.asarray(values, dtype=object).tolist() if not isinstance(values, str) else [values]:
         whole = not isinstance(v, bool) and (isinstance(v, Integral) or (isinstance(v, float) and v.is_integer()))
-        if not whole or v < 0:
-            raise ConfigError(f"{name} has a delay of {v!r}; delays are whole numbers of rounds, 0 or more")
+        if not whole or not 0 <= v <= LONGEST:
+            raise ConfigError(f"{name} has a delay of {v!r}; delays are whole numbers of rounds, from 0 to {LONGEST}")
     return [int(v) for v in values]
 
 

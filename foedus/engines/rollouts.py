@@ -102,7 +102,7 @@ class _Study:
         self.columns = [
             np.concatenate([_all(c, f) for c in (a.shared, a.private)]) for a, f in zip(algorithms, feds, strict=True)
         ]
-        if narrow == 0 or first.local_model is None:
+        if first.local_model is None:
             self.columns = [c[:wide] for c in self.columns]
             self.algorithm = replace(self.algorithm, private=None)
             self.spec = Spec((wide,), spec.classes, spec.outputs)

@@ -7,7 +7,7 @@ from foedus.models.linear import Linear
 from foedus.models.losses import CrossEntropy, Huber, Logistic, Squared, loss_for
 from foedus.models.mlp import MLP
 from foedus.models.module import Module
-from foedus.models.oracles import Forest, Net, Oracle, Sklearn
+from foedus.models.oracles import Forest, MaxNet, Net, Oracle, Sklearn, SobolevNet
 from foedus.models.predictors import Classifiers, Densities, NGrams, Predictors
 from foedus.models.training import Training
 
@@ -23,6 +23,7 @@ __all__ = [
     "Identity",
     "Linear",
     "Logistic",
+    "MaxNet",
     "Model",
     "Module",
     "NGrams",
@@ -32,6 +33,7 @@ __all__ = [
     "Predictors",
     "RandomFourier",
     "Sklearn",
+    "SobolevNet",
     "Squared",
     "Training",
     "loss_for",

@@ -6,6 +6,8 @@ returns is a tree of arrays that can be sent; `join` puts functions together, `v
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, ClassVar
@@ -156,6 +158,95 @@ class Net(Oracle):
         return len(next(iter(functions.values())))
 
 
+@dataclass(frozen=True)
+class MaxNet(Net):
+    """A network that is nowhere far off (Q^infinity, equation 20): min over theta of the largest |phi(x) - h(x)|^2 over the rows.
+
+    By Adam on a smoothed maximum, scale / beta log mean exp(beta |phi - h|^2 / scale), with beta rising from 1 to `sharpness` and scale the largest
+    |phi|^2, over all rows in every one of `steps` steps.
+    """
+
+    steps: int = 500
+    lr: float = 1e-2
+    sharpness: float = 100.0
+
+    norm: ClassVar[str] = "linf"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole_number("steps", self.steps)
+        positive("lr", self.lr)
+        if not self.sharpness >= 1:
+            raise ConfigError(f"sharpness={self.sharpness!r} must be at least 1")
+
+    def fit(self, x: Tensor, target: Tensor, key: Tensor, spec: Spec) -> Tree:
+        scale = target.square().sum(-1).max().clamp(min=1e-30)
+
+        def loss(params: dict[str, Tensor], s: int) -> Tensor:
+            error = (self.model.apply(params, x) - target).square().sum(-1)
+            return smooth_maximum(error / scale, self.sharpness ** (s / self.steps))
+
+        return _adam(self.model.init(spec, random.fold(key, 0)), loss, self.steps, self.lr)
+
+
+@dataclass(frozen=True)
+class SobolevNet(MaxNet):
+    """A network close in value and in slope (Q^lip, equation 21), for `fd.FFGBLipschitz`: Sobolev training.
+
+    To the smoothed maximum of (20) it adds `slopes` times the mean of |grad phi - grad h|^2 over `points` points, drawn uniformly in
+    the box around the client's rows, anew in every step.
+    """
+
+    slopes: float = 0.1
+    points: int = 64
+
+    norm: ClassVar[str] = "lip"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive("slopes", self.slopes)
+        whole_number("points", self.points)
+
+    def fit_function(self, x: Tensor, phi: Callable[[Tensor], Tensor], key: Tensor, spec: Spec) -> Tree:
+        """A function for phi, which is known everywhere and can be differentiated."""
+        with torch.no_grad():
+            target = phi(x)
+        scale, low, high = target.square().sum(-1).max().clamp(min=1e-30), x.amin(0), x.amax(0)
+        draws = low + (high - low) * random.uniform(random.fold(key, 2), (self.steps * self.points, *spec.shape))
+
+        def slope_of(f: Callable[[Tensor], Tensor], at: Tensor, graph: bool) -> Tensor:
+            at = at.detach().requires_grad_()
+            columns = f(at).sum(0)
+            return torch.stack([torch.autograd.grad(c, at, create_graph=graph, retain_graph=True)[0] for c in columns])
+
+        def loss(params: dict[str, Tensor], s: int) -> Tensor:
+            error = (self.model.apply(params, x) - target).square().sum(-1)
+            at = draws[s * self.points : (s + 1) * self.points]
+            apart = slope_of(lambda z: self.model.apply(params, z), at, True) - slope_of(phi, at, False)
+            far = smooth_maximum(error / scale, self.sharpness ** (s / self.steps))
+            return far + self.slopes * apart.square().sum(0).flatten(1).sum(-1).mean() / scale
+
+        return _adam(self.model.init(spec, random.fold(key, 0)), loss, self.steps, self.lr)
+
+
+def smooth_maximum(values: Tensor, beta: float) -> Tensor:
+    """1 / beta log mean exp(beta v): between the mean (beta = 0) and the maximum (beta = infinity)."""
+    return (torch.logsumexp(beta * values, 0) - math.log(len(values))) / beta
+
+
+def _adam(
+    start: dict[str, Tensor], loss: Callable[[dict[str, Tensor], int], Tensor], steps: int, lr: float
+) -> dict[str, Tensor]:
+    with torch.enable_grad():
+        params = {k: v.detach().clone().requires_grad_() for k, v in start.items()}
+        optimiser = torch.optim.Adam(params.values(), lr=lr)
+        for s in range(steps):
+            optimiser.zero_grad()
+            loss(params, s).backward()
+            optimiser.step()
+    return {k: v.detach() for k, v in params.items()}
+
+
 def gamma(oracle: Oracle, function: Tree, x: Tensor, target: Tensor, spec: Spec) -> float:
     """The constant of the weak learning assumption that a function reaches on its rows: 1 - |h - phi| / |phi|.
 
@@ -165,11 +256,6 @@ def gamma(oracle: Oracle, function: Tree, x: Tensor, target: Tensor, spec: Spec)
     if oracle.norm == "l2":
         return float(1 - error.norm() / target.norm().clamp(min=1e-30))
     return float(1 - error.norm(dim=-1).max() / target.norm(dim=-1).max().clamp(min=1e-30))
-
-
-def sklearn_oracle(estimator: Any) -> Sklearn:
-    """An oracle from any scikit-learn regressor that takes several outputs; for simulation, see `Sklearn`."""
-    return Sklearn(estimator)
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,5 +318,5 @@ def lipschitz_constant(x: Tensor, y: Tensor) -> float:
 def lipschitz_extension(points: Tensor, y: Tensor, constant: float, x: Tensor) -> Tensor:
     """u(x) = min_j (y_j + L |x - x_j|), equation (13): an L-Lipschitz function through the data; each output on its own."""
     positive("constant", constant)
-    apart = torch.cdist(x.flatten(1), points.flatten(1))
+    apart = torch.linalg.vector_norm(x.flatten(1).unsqueeze(1) - points.flatten(1), dim=-1)
     return (y.reshape(1, len(points), -1) + constant * apart.unsqueeze(-1)).amin(1)

@@ -90,7 +90,7 @@ def accuracy(
         late = 0 if name == "Independent" else delay
         result = fd.rollouts({name: scheme(name, steps[name])}, feds, rounds, up=late - late // 2, down=late // 2)
         scores = 100 * result.own_accuracy
-        found[name] = (float(scores.mean()), float(scores.std() / np.sqrt(max(len(scores) - 1, 1))))
+        found[name] = (float(scores.mean()), float(scores.std() / np.sqrt(len(scores))))
     return found
 
 
@@ -179,8 +179,7 @@ def appendix_c(
         path[t - 1] = seen["w"]["weight"].mean(0)[0]
 
     algorithm = fd.FedRes(model, model, shared=(0, 1), private=(2, 3), step=step, schedule=schedule)
-    with np.errstate(over="ignore", invalid="ignore"):
-        fd.rollouts({"FedRes.SGD": lambda fed: algorithm}, feds, rounds, watch=watch)
+    fd.rollouts({"FedRes.SGD": lambda fed: algorithm}, feds, rounds, watch=watch)
     curves["FedRes.SGD"] = {"loss": losses.cumsum() / np.arange(1, rounds + 1), "w": path}
     x = torch.stack([torch.from_numpy(f.data.x_train) for f in feds]).double()
     for name, kind in (("FedRes.ERM", fd.FedResERM), ("fictitious play", fd.FictitiousPlay)):
@@ -394,7 +393,9 @@ def main() -> None:
     else:
         table = theorem2() if options.item == "theorem2" else bandit()
         keys = [c for c in table.columns if c not in ("T", "regret")]
-        print(markdown(table.pivot(index="T", columns=keys, values="regret").reset_index().astype({"T": str}), 4))
+        wide = table.pivot(index="T", columns=keys, values="regret")
+        wide.columns = [", ".join(map(str, c)) for c in wide.columns]
+        print(markdown(wide.reset_index().astype({"T": str}), 4))
         print(slopes(table).round(2).to_string())
 
 

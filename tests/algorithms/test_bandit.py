@@ -86,17 +86,20 @@ def reference(fed, rounds, every, eta, up, down, flat, bernoulli, shared, privat
 
 @pytest.mark.parametrize("flat", [False, True], ids=["contexts of actions", "one context"])
 @pytest.mark.parametrize("bernoulli", [False, True], ids=["mean", "bernoulli"])
-@pytest.mark.parametrize(("up", "down"), [((0, 0, 0), (0, 0, 0)), ((0, 2, 5), (1, 0, 4))], ids=["prompt", "late"])
+@pytest.mark.parametrize("every", [2, 3])
+@pytest.mark.parametrize(
+    ("up", "down"), [((0, 0, 0), (0, 0, 0)), ((0, 2, 5), (1, 0, 4)), ((1, 3, 2), (2, 2, 2))], ids=["prompt", "late", "all late"]
+)
 @pytest.mark.parametrize("send", ["rows", "gradient"])
-def test_epsilon_greedy_is_the_papers(flat, bernoulli, up, down, send):
-    fed = small(flat=flat)
+def test_epsilon_greedy_is_the_papers(flat, bernoulli, up, down, send, every):
+    fed = small(rounds=13, flat=flat)
     shared, private = [0, 2], [1, 2, 3]
     algorithm = fd.FedResBandit(
-        shared=shared, private=private, every=2, step=0.05, schedule="constant", send=send,
+        shared=shared, private=private, every=every, step=0.05, schedule="constant", send=send,
         reward="bernoulli" if bernoulli else "mean",
     )  # fmt: skip
-    result = fd.run(algorithm, fed, 12, engine=fd.Delayed(up=up, down=down), evaluate_every=0)
-    w, local, regret, reward = reference(fed, 12, 2, 0.05, up, down, flat, bernoulli, shared, private)
+    result = fd.run(algorithm, fed, 13, engine=fd.Delayed(up=up, down=down), evaluate_every=0)
+    w, local, regret, reward = reference(fed, 13, every, 0.05, up, down, flat, bernoulli, shared, private)
     np.testing.assert_allclose(result.state.w["weight"].squeeze(0), w, atol=1e-5)
     for i in range(3):
         np.testing.assert_allclose(result.clients["states"]["states"]["local"]["weight"][i].squeeze(0), local[i], atol=1e-5)
@@ -236,6 +239,29 @@ def test_conformance(explore):
 def test_bad_settings(options, message):
     with pytest.raises(fd.ConfigError, match=message):
         fd.FedResBandit(**options)
+
+
+def test_bad_models_and_rewards():
+    import torch.nn as nn
+
+    with pytest.raises(fd.ModelError, match="global_model"):
+        fd.run(fd.FedResBandit(nn.Linear(4, 7), every=2), small(), 1)
+    data = fd.Data.from_arrays(np.zeros((6, 2), np.float32), np.full((6, 3), 5.0, np.float32))
+    fed = fd.Federation.from_owners(data, np.zeros(6, int), np.zeros(0, int), np.arange(1), "by hand", {})
+    with pytest.raises(fd.DataError, match=r"rewards are from 5 to 5; they must be in \[0, 1\]"):
+        fd.run(fd.FedResBandit(every=2), fed, 1)
+    images = fd.Data.from_arrays(np.zeros((6, 4, 4), np.float32), np.zeros((6, 3), np.float32))
+    fed = fd.Federation.from_owners(images, np.zeros(6, int), np.zeros(0, int), np.arange(1), "by hand", {})
+    with pytest.raises(fd.DataError, match=r"contexts have shape \(4, 4\)"):
+        fd.run(fd.FedResBandit(every=2), fed, 1)
+
+
+def test_a_horizon_sets_the_period_and_either_model_alone_has_all_columns():
+    fed = fd.linear_bandit(clients=10, actions=2, rounds=20)
+    result = fd.run(fd.FedResBandit(horizon=100_000), fed, 1, evaluate_every=0)
+    assert result.state.period == exploration_period(100_000, 10, 2) == 9
+    base = fd.FedResBandit(every=2, shared=(0, 3), private=(1, 2))
+    assert alone(base, "global").shared == alone(base, "local").private == (0, 1, 2, 3)
 
 
 def test_bad_environments():

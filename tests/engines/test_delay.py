@@ -176,6 +176,11 @@ def test_memory_is_bounded_by_the_delay():
         ({"up": [0, -2]}, "up has a delay of -2"),
         ({"down": True}, "down has a delay of True"),
         ({"engine": "Local"}, "engine='Local'"),
+        ({"engine": fd.Local}, "must be an engine such as"),
+        ({"engine": Delayed(up=1)}, "itself without delays"),
+        ({"up": scipy.stats.poisson}, "a distribution with its parameters"),
+        ({"seed": -1}, "seed=-1"),
+        ({"up": 10**9}, "up has a delay of 1000000000"),
     ],
 )
 def test_bad_delays(options, message):
@@ -188,3 +193,49 @@ def test_bad_delays_for_a_federation():
         fd.run(Doubler(), federation(), 1, engine=Delayed(up=[1, 2]))
     with pytest.raises(fd.ConfigError, match="down has a delay of"):
         fd.run(Doubler(), federation(), 1, engine=Delayed(down=scipy.stats.norm(0, 1)))
+
+
+def test_shares_are_of_those_who_arrive():
+    """Scaffold's server control moves by the part of the clients whose controls have come."""
+    fed = fd.split(fd.load("digits"), "iid", clients=4)
+    algorithm = fd.Scaffold(fd.Linear(), lr=0.1, batch_size=16, weights="uniform")
+    prompt = fd.run(algorithm, fed, 1, evaluate_every=0)
+    late = fd.run(algorithm, fed, 4, engine=Delayed(up=3), evaluate_every=0)
+    torch.testing.assert_close(late.state.c["weight"], prompt.state.c["weight"])
+    one = fd.run(algorithm, fed, 1, engine=Delayed(up=[0, 3, 3, 3]), evaluate_every=0)
+    control = one.clients["states"]["states"]["weight"][0]
+    torch.testing.assert_close(one.state.c["weight"], control / 4)
+
+
+@pytest.mark.parametrize("algorithm", [fd.FedFW(fd.Linear(), fd.L2Ball(1.0)), fd.FFGB()], ids=["FedFW", "FFGB"])
+def test_what_cannot_be_late_is_refused(algorithm):
+    with pytest.raises(fd.ConfigError, match="cannot run with delays"):
+        fd.run(algorithm, fd.split(fd.load("digits"), "iid", clients=2), 1, engine=Delayed(up=1))
+
+
+def test_all_rows_in_one_place_are_never_late():
+    fed = fd.split(fd.load("digits"), "iid", clients=3)
+    algorithm = fd.Central(fd.Linear(), lr=0.1)
+    a, b = (fd.run(algorithm, fed, 2, engine=engine).history for engine in (fd.Local(), Delayed(up=[1, 2, 3])))
+    assert a.loss.tolist() == b.loss.tolist()
+
+
+@dataclass(frozen=True)
+class Twice(fd.Algorithm):
+    """Asks for the same step twice in a round, with different payloads."""
+
+    def echo(self, client, v):
+        return {"v": v}, None
+
+    def start(self, clients):
+        return fd.State(log=torch.zeros(0, 2, dtype=torch.float64))
+
+    def round(self, clients, state):
+        got = [clients.mean(self.echo, v=torch.tensor(float(k * clients.round), dtype=torch.float64))["v"] for k in (1, -1)]
+        return state.replace(log=torch.cat((state.log, torch.stack(got)[None])))
+
+
+def test_a_step_asked_for_twice_gets_its_own_broadcasts():
+    """In round 1 nothing has arrived, so the second question is first asked in round 2, and first answered in round 3."""
+    log = fd.run(Twice(), federation(2), 6, engine=Delayed(up=1, down=2), evaluate_every=0).state.log
+    assert log.tolist() == [[1, -2], [1, -2], [2, -2], [3, -3]]
