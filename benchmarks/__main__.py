@@ -1,4 +1,4 @@
-"""Speed, as ratios measured in one run: `python -m benchmarks [w1 w2 w3 w4 batching overhead memory fednewton fedfw lowrank fedboost fedres]`."""
+"""Speed, as ratios measured in one run: `python -m benchmarks [w1 w2 w3 w4 batching overhead memory fednewton fedfw lowrank fedboost fedres ffgb]`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from benchmarks.fedboost import fedboost
 from benchmarks.fedfw import fedfw, lowrank
 from benchmarks.fednewton import fednewton
 from benchmarks.fedres import fedres
+from benchmarks.ffgb import ffgb
 from benchmarks.workloads import WORKLOADS, Limit, PlainLoop, Workload, foedus_rounds
 
 
@@ -171,7 +172,7 @@ def peak(clients: int, rounds: int) -> None:
 
 
 def main() -> None:
-    items = [*WORKLOADS, "batching", "overhead", "memory", "fednewton", "fedfw", "lowrank", "fedboost", "fedres"]
+    items = [*WORKLOADS, "batching", "overhead", "memory", "fednewton", "fedfw", "lowrank", "fedboost", "fedres", "ffgb"]
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Speed of foedus, as ratios in one run.")
     parser.add_argument("items", nargs="*", help=f"some of: {' '.join(items)} (all)")
     parser.add_argument("--repeats", type=int, default=5)
@@ -204,6 +205,8 @@ def main() -> None:
         fedboost(options.repeats)
     if "fedres" in chosen:
         fedres(options.repeats)
+    if "ffgb" in chosen:
+        ffgb(options.repeats)
     return None
 
 
