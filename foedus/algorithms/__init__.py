@@ -15,6 +15,7 @@ from foedus.algorithms.fedres_erm import FedResERM, FictitiousPlay
 from foedus.algorithms.ffgb import FFGB, FFGBLipschitz
 from foedus.algorithms.hindsight import Regret, regret
 from foedus.algorithms.local import Central, Independent
+from foedus.algorithms.pruning import Small, distil, prune
 from foedus.algorithms.ridge import RidgeFedAvg, RidgeFedProx
 from foedus.algorithms.scaffold import Scaffold
 
@@ -48,6 +49,9 @@ __all__ = [
     "RidgeFedAvg",
     "RidgeFedProx",
     "Scaffold",
+    "Small",
     "diagnose",
+    "distil",
+    "prune",
     "regret",
 ]

@@ -25,7 +25,7 @@ from foedus.errors import ConfigError, ModelError, ReplyError, positive, whole_n
 from foedus.models.base import Model, model_of
 from foedus.models.losses import Squared
 from foedus.models.training import Training, descend
-from foedus.models.trees import check_trees, fit_trees, predict_trees
+from foedus.models.trees import check_trees, fit_trees, predict_trees, some_trees
 from foedus.models.trees import join as join_trees
 
 
@@ -58,6 +58,10 @@ class Oracle:
 
     def size(self, functions: Tree) -> int:
         """How many functions are joined here."""
+        raise NotImplementedError
+
+    def pick(self, functions: Tree, j: int) -> Tree:
+        """The j-th of joined functions, joined alone."""
         raise NotImplementedError
 
 
@@ -104,6 +108,9 @@ class Forest(Oracle):
 
     def size(self, functions: Trees) -> int:
         return len(functions.roots) // self.trees
+
+    def pick(self, functions: Trees, j: int) -> Trees:
+        return some_trees(functions, j * self.trees, (j + 1) * self.trees)
 
 
 @dataclass(frozen=True)
@@ -156,6 +163,9 @@ class Net(Oracle):
 
     def size(self, functions: Tree) -> int:
         return len(next(iter(functions.values())))
+
+    def pick(self, functions: Tree, j: int) -> Tree:
+        return tree.map(lambda v: v[j : j + 1], functions)
 
 
 @dataclass(frozen=True)
@@ -305,6 +315,9 @@ class Sklearn(Oracle):
 
     def size(self, functions: Tree) -> int:
         return len(functions["archives"])
+
+    def pick(self, functions: Tree, j: int) -> Tree:
+        return {"archives": [functions["archives"][j]]}
 
 
 def lipschitz_constant(x: Tensor, y: Tensor) -> float:

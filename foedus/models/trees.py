@@ -66,6 +66,16 @@ def join(parts: list[Trees]) -> Trees:
     return Trees(rest["feature"], rest["threshold"], moved["left"], moved["right"], rest["value"], roots, parts[0].features)
 
 
+def some_trees(trees: Trees, first: int, last: int) -> Trees:
+    """Trees first .. last - 1 of a flat structure that `join` made: their nodes lie side by side."""
+    begin = int(trees.roots[first])
+    end = int(trees.roots[last]) if last < len(trees.roots) else len(trees.feature)
+    part = slice(begin, end)
+    left, right = (torch.where(getattr(trees, k)[part] >= 0, getattr(trees, k)[part] - begin, -1) for k in ("left", "right"))
+    rest = (trees.value[part], trees.roots[first:last] - begin, trees.features)
+    return Trees(trees.feature[part], trees.threshold[part], left, right, *rest)
+
+
 def check_trees(trees: Trees, features: int, outputs: int, count: int | None = None) -> None:
     """Refuse trees that do not fit the data, or whose nodes point anywhere but forwards."""
     if problem := trees.fault():
