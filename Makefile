@@ -46,6 +46,12 @@ papers: $(VENV)/.report
 	for protocol in described published; do \
 		for table in table1 table2 table3; do $(VENV)/bin/python -m foedus.papers.fedfw $$table --protocol $$protocol || exit 1; done; \
 	done
+	for item in figure3 figure4 figure5 classifiers; do $(VENV)/bin/python -m foedus.papers.fedboost $$item || exit 1; done
+	for item in figure1 figure2 delay clients "clients --delay 20" "clients --delay 80"; do \
+		$(VENV)/bin/python -m foedus.papers.fedres $$item --keep results/fedres.json || exit 1; \
+	done
+	for item in appendix_c theorem2 bandit example2; do $(VENV)/bin/python -m foedus.papers.fedres $$item || exit 1; done
+	$(VENV)/bin/python -m foedus.papers.ffgb tabular --keep results/ffgb.json
 
 clean:
 	rm -rf $(VENV)

@@ -73,6 +73,8 @@ def _networks(count: int) -> list[torch.nn.Module]:
 
 PREDICTORS = fd.Classifiers(_networks(4), classes=10)
 DENSITIES = fd.Densities(0.9 * torch.eye(10)[:7] + 0.01, torch.full((10,), 0.1), 0.1)
+_PUBLIC = torch.linspace(-1, 1, 30 * 64).view(30, 64).sin().numpy()
+_FEW_EPOCHS = fd.Training(lr=0.01, optimizer="adam", epochs=2, batch_size=16)
 FEATURES = fd.RandomFourier(50, bandwidth=4.0)  # some clients have fewer rows, and solve in the dual
 
 ALGORITHMS: dict[str, fd.Algorithm] = {
@@ -124,6 +126,13 @@ ALGORITHMS: dict[str, fd.Algorithm] = {
     "FedRes, central": fd.FedRes(local_model=None, rule="misaligned"),
     "FedResERM": fd.FedResERM(shared=range(6), private=range(6, 12), radius=1.0),
     "FictitiousPlay": fd.FictitiousPlay(shared=range(6), private=range(6, 12), bias=False, batch_size=2),
+    "FFGB": fd.FFGB(fd.Forest(trees=2, depth=3)),
+    "FFGB, two steps, theorem's step": fd.FFGB(
+        fd.Forest(trees=1, depth=4), local_steps=2, mu=0.1, step="theorem4.3", weights="rows"
+    ),
+    "FFGB, networks": fd.FFGB(fd.Net(fd.MLP(4), _FEW_EPOCHS), step=1.0),
+    "FFGBDistill": fd.FFGBDistill(fd.MLP(5), _PUBLIC, oracle=_FEW_EPOCHS, student=_FEW_EPOCHS, local_steps=2),
+    "FedAvgDistill": fd.FedAvgDistill(model=fd.MLP(5), public=_PUBLIC, student=_FEW_EPOCHS, lr=0.05, batch_size=16),
     "Everything the contract allows": Everything(),
     "Central": fd.Central(fd.Linear(), lr=0.1, momentum=0.9, batch_size=16),
     "KRR": fd.KRR(FEATURES, reg=0.1),

@@ -60,14 +60,15 @@ class Delayed:
 
     def open(self, algorithm: Algorithm, fed: Federation, seed_key: Tensor) -> DelayedSession:
         """Draw the delays, and open the engine inside."""
-        if not algorithm.delayable:
-            raise ConfigError(
-                f"{type(algorithm).__name__} cannot run with delays: its replies only make sense next to the broadcast of their own round"
-            )
         inner = self.engine.open(algorithm, fed, seed_key)
         if algorithm.pooled:  # all rows are in one place: nothing is sent that could be late
             return inner
-        return DelayedSession(inner, torch.from_numpy(np.sort(fed.ids)), *self.delays(len(fed)))
+        up, down = self.delays(len(fed))
+        if not algorithm.delayable and bool((up + down).any()):
+            raise ConfigError(
+                f"{type(algorithm).__name__} cannot run with delays: its replies only make sense next to the broadcast of their own round"
+            )
+        return DelayedSession(inner, torch.from_numpy(np.sort(fed.ids)), up, down)
 
     def delays(self, clients: int) -> tuple[Tensor, Tensor]:
         """up and down of so many clients, in order of id."""
