@@ -6,6 +6,7 @@ The server turns what clients sent into one model again, by training on rows tha
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, ClassVar
 
 import numpy as np
@@ -95,7 +96,7 @@ class FFGBDistill(Algorithm):
         object.__setattr__(self, "public", as_public(self.public))
         whole_number("local_steps", self.local_steps)
         positive("step", self.step)
-        if isinstance(self.mu, bool) or not isinstance(self.mu, int | float) or not 0 <= self.mu < float("inf"):
+        if isinstance(self.mu, bool) or not isinstance(self.mu, Real) or not 0 <= self.mu < float("inf"):
             raise ConfigError(f"mu={self.mu!r} must be a number that is not negative")
         for name in ("oracle", "student"):
             if not isinstance(getattr(self, name), Training):

@@ -211,6 +211,8 @@ class FFGB(Algorithm):
         def forward(x: Tensor) -> Tensor:
             return self.oracle.values(functions, weights, x, spec) if len(weights) else torch.zeros(len(x), spec.outputs)
 
+        if self.loss == "logistic":  # every class against the rest: sigmoids, brought to sum 1
+            return Predictor(forward, spec, lambda f: torch.nn.functional.logsigmoid(f).softmax(-1))
         return Predictor(forward, spec)
 
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:

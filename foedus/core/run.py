@@ -27,6 +27,7 @@ from foedus.core.progress import Interrupts, RoundProgress
 from foedus.core.spec import Spec
 from foedus.core.states import States
 from foedus.core.tree import State, Tree
+from foedus.core.tree import leaves as tree_leaves
 from foedus.errors import CheckpointError, ConfigError, DivergenceError, FoedusError
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def run(
 
         engine = Local()
     loop = _Loop(algorithm, fed, rounds, seed, engine, participation, evaluate_every, target, quantise)
+    loop.first = None if start is None else _model_of(start)
     path = checkpoint_file(checkpoint)
     try:
         if resume and path.exists():
@@ -100,7 +102,7 @@ def run(
         else:
             if path:
                 refuse_to_overwrite(path)
-            loop.start(None if start is None else _model_of(start))
+            loop.start()
             if path:
                 loop.save(path)
         with (
@@ -140,6 +142,7 @@ class _Loop:
         self.session = engine.open(self.algorithm, fed, self.key)
         self.ledger, self.history, self.seconds = Ledger(), History(), 0.0
         self.state: State | None = None
+        self.first: Tree = None  # the model of another run to start from
         self.done = 0
         self.reached = False
         self.only_last: list[str] = []
@@ -164,12 +167,12 @@ class _Loop:
             free=self.algorithm.pooled,
         )
 
-    def start(self, w: Tree = None) -> None:
+    def start(self) -> None:
         began = time.perf_counter()
         clients = self.clients(0, torch.arange(len(self.ids)))
         self.state = self.algorithm.start(clients)
-        if w is not None:
-            self.state = self.algorithm.begin_at(self.state, w)
+        if self.first is not None:
+            self.state = self.algorithm.begin_at(self.state, self.first)
         self.seconds += time.perf_counter() - began
         self._record(clients)
 
@@ -260,6 +263,7 @@ class _Loop:
             "participation": to_config(self.participation),
             "evaluate_every": self.evaluate_every,
             "quantise": self.quantise,
+            "start": None if self.first is None else _crc(self.first),
         }
 
     @cached_property
@@ -393,7 +397,7 @@ class Run:
     def load(cls, path: str | os.PathLike, algorithm: Algorithm | None = None) -> Run:
         """Read a saved run. Pass the algorithm if it holds what text cannot describe (a `torch.nn.Module`)."""
         from foedus.geometry import Domain, ModelDomain
-        from foedus.models import FeatureMap, Model
+        from foedus.models import FeatureMap, Model, Oracle, Training
 
         importlib.import_module("foedus.algorithms")  # so that our own classes are known
         trees, meta = files.read(path)
@@ -401,9 +405,8 @@ class Run:
             raise CheckpointError(f"{path} is a checkpoint, not a saved run: continue it with fd.run(..., resume=True)")
         if algorithm is None:
             try:
-                algorithm = from_config(
-                    meta["settings"]["algorithm"], subclasses(Algorithm, Domain, FeatureMap, Model, ModelDomain), "algorithm"
-                )
+                known = {**subclasses(Algorithm, Domain, FeatureMap, Model, ModelDomain, Oracle), "Training": Training}
+                algorithm = from_config(meta["settings"]["algorithm"], known, "algorithm")
             except ConfigError as error:
                 raise CheckpointError(f"{path}: {error}; pass the algorithm: fd.Run.load(path, algorithm=...)") from error
         elif type(algorithm) is not Algorithm and (
@@ -419,6 +422,10 @@ class Run:
         values = ", ".join(f"{c} {self.records.last(c):.4f}" for c in shown)
         megabytes = (self.records.last("bytes_up") + self.records.last("bytes_down")) / 1e6
         return f"<Run {type(self.algorithm).__name__}: {len(self.records) - 1} rounds, {megabytes:.2f} MB, {values}>"
+
+
+def _crc(w: Tree) -> int:
+    return reduce(lambda c, t: zlib.crc32(np.ascontiguousarray(t.detach().cpu().numpy()), c), tree_leaves(w), 0)
 
 
 def _model_of(run: Run) -> Tree:

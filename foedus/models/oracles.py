@@ -296,6 +296,14 @@ class Sklearn(Oracle):
         archive = function.get("archive") if isinstance(function, dict) else None
         if not isinstance(archive, Tensor) or archive.dtype != torch.uint8 or archive.dim() != 1:
             raise ReplyError("a reply holds no archive of an estimator")
+        import skops.io
+
+        try:
+            types = set(skops.io.get_untrusted_types(data=archive.numpy().tobytes())) - set(self.trusted)
+        except Exception as error:  # whatever a stranger's bytes make of the reader
+            raise ReplyError(f"a reply's archive cannot be read: {error!r}") from error
+        if types:
+            raise ReplyError(f"a reply's archive holds types that are not trusted: {', '.join(sorted(types))}")
 
     def join(self, functions: list[Tree]) -> Tree:
         flat = []

@@ -177,7 +177,7 @@ def _schedule(how: Training, index: Tensor, weight: Tensor, key: Tensor) -> tupl
     steps = torch.full_like(per_epoch, how.steps) if how.steps else per_epoch * how.epochs
     batches, epochs = int(per_epoch.max()), int(torch.div(steps + per_epoch - 1, per_epoch, rounding_mode="floor").max())
     full = int(rows.min()) == n and bool((weight == 1).all())
-    if batches == 1:
+    if batches == 1 and not how.augment:  # (augmented, a row's place in its batch must not depend on who else is there)
         table, table_weight = index.view(1, clients, 1, n), weight.view(1, clients, 1, n)
     else:
         keys = key.unsqueeze(0)

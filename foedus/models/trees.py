@@ -55,15 +55,15 @@ def join(parts: list[Trees]) -> Trees:
         return parts[0]
     sizes = [len(p.feature) for p in parts]
     base = np.cumsum([0, *sizes[:-1]]).tolist()
-    moved = {
-        name: torch.cat(
-            [torch.where(getattr(p, name) >= 0, getattr(p, name) + b, -1) for p, b in zip(parts, base, strict=True)]
-        )
-        for name in ("left", "right")
-    }
-    roots = torch.cat([p.roots + b for p, b in zip(parts, base, strict=True)])
-    rest = {name: torch.cat([getattr(p, name) for p in parts]) for name in ("feature", "threshold", "value")}
-    return Trees(rest["feature"], rest["threshold"], moved["left"], moved["right"], rest["value"], roots, parts[0].features)
+    kind = torch.int32 if sum(sizes) < 2**31 else torch.int64  # what was sent may be narrower than the sums need
+
+    def moved(name: str) -> Tensor:
+        numbers = ((getattr(p, name).to(kind), b) for p, b in zip(parts, base, strict=True))
+        return torch.cat([torch.where(v >= 0, v + b, -1) for v, b in numbers])
+
+    feature = torch.cat([p.feature.to(torch.int32) for p in parts])
+    threshold, value = (torch.cat([getattr(p, name) for p in parts]) for name in ("threshold", "value"))
+    return Trees(feature, threshold, moved("left"), moved("right"), value, moved("roots"), parts[0].features)
 
 
 def some_trees(trees: Trees, first: int, last: int) -> Trees:
@@ -87,11 +87,15 @@ def check_trees(trees: Trees, features: int, outputs: int, count: int | None = N
         )
     if count is not None and len(trees.roots) != count:
         raise ReplyError(f"{len(trees.roots)} trees were sent where {count} were due")
+    roots = trees.roots.long()
+    if not len(roots) or int(roots[0]) != 0 or not bool((roots[1:] > roots[:-1]).all()) or int(roots[-1]) >= n:
+        raise ReplyError("the roots of trees must rise from node 0, each at a node of its own")
     at, inner = torch.arange(n), trees.feature >= 0
+    end = torch.cat((roots[1:], torch.tensor([n])))[torch.searchsorted(roots, at, right=True) - 1]  # where a node's tree ends
     inside = (trees.feature >= -1) & (trees.feature < features)
-    forward = ~inner | ((trees.left > at) & (trees.left < n) & (trees.right > at) & (trees.right < n))
-    if not bool((inside & forward).all()) or not bool(((trees.roots >= 0) & (trees.roots < n)).all()):
-        raise ReplyError("a tree's node points to a feature or a node that does not exist, or backwards")
+    forward = ~inner | ((trees.left > at) & (trees.left < end) & (trees.right > at) & (trees.right < end))
+    if not bool((inside & forward).all()):
+        raise ReplyError("a tree's node points to a feature that does not exist, backwards, or out of its tree")
     if not bool(torch.isfinite(trees.value).all()) or not bool(torch.isfinite(trees.threshold).all()):
         raise ReplyError("a tree holds numbers that are not finite")
 
@@ -123,8 +127,9 @@ def _compiled(trees: Trees) -> list[Any]:
         nodes["right_child"] = np.where(leaf[part], -1, right[part] - begin)
         nodes["feature"] = np.where(leaf[part], -2, feature[part])
         nodes["threshold"] = threshold[part]
-        if (nodes["left_child"] >= len(nodes)).any() or (nodes["right_child"] >= len(nodes)).any():
-            raise ReplyError("a tree's nodes must lie side by side, from its root on")
+        for name in ("left_child", "right_child"):
+            if not len(nodes) or (nodes[name] >= len(nodes)).any() or (nodes[name] < -1).any():
+                raise ReplyError("a tree's nodes must lie side by side, from its root on")
         tree = Tree(trees.features, np.ones(values.shape[1], np.intp), values.shape[1])
         tree.__setstate__(
             {"max_depth": len(nodes), "node_count": len(nodes), "nodes": nodes, "values": values[part][:, :, None].copy()}

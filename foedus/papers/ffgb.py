@@ -194,7 +194,7 @@ def table2(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Models sent (rounds) until a target accuracy is reached, and the accuracies after each round."""
     rounds = rounds or {"FFGB-Distill": 6, "FedAvg-Distill": 6, "FedDyn": 30, "FedAvg": 30}
-    model = model or fd.MLP(120, 84)
+    model = model or fd.MLP((120, 84))
     curves, table = [], []
     for s in shares:
         fed, public = image_pair(name, clients, s, rows, public_rows)
@@ -226,7 +226,7 @@ def figure1(
 ) -> pd.DataFrame:
     """Baselines from one round of FFGB-Distill ("-d") and from their own start ("-r")."""
     fed, public = image_pair(name, clients, s, rows, public_rows)
-    methods = contenders(model or fd.MLP(120, 84), public, epochs, distil, local)
+    methods = contenders(model or fd.MLP((120, 84)), public, epochs, distil, local)
     warm = fd.run(methods["FFGB-Distill"], fed, 1)
     curves = []
     for method in ("FedAvg", "FedDyn"):
