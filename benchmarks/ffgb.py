@@ -78,11 +78,11 @@ def ffgb(repeats: int) -> None:
 
 def plain(algorithm: fd.FFGBDistill, fed: fd.Federation) -> None:
     """The weak learners of a round as one would write them: torch.nn, torch.optim, one client after the other."""
-    how = algorithm.oracle
+    how, first = algorithm.oracle, algorithm.model.init(fed.spec, torch.tensor([0, 0]))
     for i in range(len(fed)):
         rows = fed.client_rows(i)
         x, y = torch.from_numpy(fed.data.x_train[rows]), torch.from_numpy(fed.data.y_train[rows])
-        params = {k: v.requires_grad_() for k, v in algorithm.model.init(fed.spec, torch.tensor([i, 0])).items()}
+        params = {k: v.clone().requires_grad_() for k, v in first.items()}
         optimiser = torch.optim.Adam(params.values(), lr=how.lr)
         target = torch.full((len(rows), 10), 0.1) - torch.nn.functional.one_hot(y, 10)
         for _ in range(how.epochs):

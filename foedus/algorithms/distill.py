@@ -117,8 +117,8 @@ class FFGBDistill(Algorithm):
         for model in (self.model, self.weak):
             model.check(spec)
 
-    def boost(self, client: Client, w: Params) -> tuple[Tree, None]:
-        """Algorithm 2 with networks."""
+    def boost(self, client: Client, w: Params, t: int) -> tuple[Tree, None]:
+        """Algorithm 2 with networks; all clients' start from the same draw, another in every round."""
         data, spec = client.data, client.spec
         x, y, loss = data.x, data.y, loss_for(self.loss, spec.classes)
         g = self.model.apply(w, x)
@@ -126,7 +126,7 @@ class FFGBDistill(Algorithm):
         for k in range(1, self.local_steps + 1):
             key = random.fold(client.key, k)
             target = delta + loss.slope(g, y, torch.ones_like(data.weight))
-            start = self.weak.init(spec, random.fold(key, 0))
+            start = self.weak.init(spec, random.fold(client.shared, t, k))
             h = descend_to(self.oracle, self.weak, Squared(), start, data, target, random.fold(key, 1))
             said = self.weak.apply(h, x)
             g = g - self.step * (said + self.mu * g)
@@ -139,7 +139,7 @@ class FFGBDistill(Algorithm):
         return State(w=self.model.init(clients.spec, clients.shared), spec=clients.spec)
 
     def round(self, clients: Clients, state: State) -> State:
-        replies = clients.gather(self.boost, weights=self.weights, w=state.w)
+        replies = clients.gather(self.boost, weights=self.weights, w=state.w, t=clients.round)
         functions, share = replies.stack()["functions"], replies.weights.float()
         shrink, pulls = 1.0, []
         for _ in range(self.local_steps):

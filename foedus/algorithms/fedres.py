@@ -334,8 +334,10 @@ def act(
     table_x, table_y, spec = tables
     state, w, index, b = args["state"], args["w"], args["index"], algorithm.batch_size
     t = state["t"]
-    count = args["count"] if "count" in args else (args["weight"] > 0).sum(1)
-    rows = stream(t, index, count, b)
+    if "rows" in args:
+        rows = args["rows"]
+    else:
+        rows = stream(t, index, args["count"] if "count" in args else (args["weight"] > 0).sum(1), b)
     x, y = take(table_x, rows).float(), take(table_y, rows)
     target = targets(y, spec)
     z, reply, new = torch.zeros_like(target), {}, {**state, "t": t + 1}
@@ -347,7 +349,8 @@ def act(
         z_l, pull_l = forward(model, state["local"], part(x, columns, 2))
         z = z + z_l
     new["loss"] = state["loss"] + value(algorithm.loss, z, target).mean(1)
-    s = slope(algorithm.loss, z, target) / b
+    s = slope(algorithm.loss, z, target)
+    s = s / b if b > 1 else s
     if algorithm.global_model is not None:
         if algorithm.send == "gradient":
             reply = pull_g(s)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foedus.algorithms.fedres import FedRes, act, forward, part, part_spec, stream
+from foedus.algorithms.fedres import FedRes, act, forward, part, part_spec, stream, targets
 from foedus.core import random, tree
 from foedus.core.progress import RoundProgress
 from foedus.core.rows import take
@@ -98,22 +98,27 @@ class _Study:
         wide, narrow = _width(first, feds[0])
         # Every federation's columns in one order: those of the global model, then those of the local one.
         self.algorithm = replace(first, shared=tuple(range(wide)), private=tuple(range(wide, wide + narrow)))
-        self.spec = Spec((wide + narrow,), spec.classes, spec.outputs)
+        outputs = part_spec(spec, None).outputs
+        self.spec, self.classes = Spec((wide + narrow,), None, outputs), spec.classes
         self.columns = [
             np.concatenate([_all(c, f) for c in (a.shared, a.private)]) for a, f in zip(algorithms, feds, strict=True)
         ]
         if first.local_model is None:
             self.columns = [c[:wide] for c in self.columns]
             self.algorithm = replace(self.algorithm, private=None)
-            self.spec = Spec((wide,), spec.classes, spec.outputs)
+            self.spec = Spec((wide,), None, outputs)
         elif first.global_model is None:
             self.columns = [c[wide:] for c in self.columns]
             self.algorithm = replace(self.algorithm, shared=None, private=None)
-            self.spec = Spec((narrow,), spec.classes, spec.outputs)
+            self.spec = Spec((narrow,), None, outputs)
         self.x = torch.cat([torch.from_numpy(f.data.x_train.reshape(len(f.data.x_train), -1)[:, c]) for f, c in self._pairs()])
-        self.y = torch.cat([torch.from_numpy(f.data.y_train) for f in feds])
+        y = torch.cat([torch.from_numpy(f.data.y_train) for f in feds])
+        self.y = targets(y.unsqueeze(0), spec)[0]  # made once: from here on they are real targets
         self.index, weight = _index([(f.rows, f.offsets, f.ids) for f in feds], [len(f.data.x_train) for f in feds])
         self.count = (weight > 0).sum(1)
+        # Where all clients have as many rows, whose turn it is need not be looked up.
+        alike = first.batch_size == 1 and bool((self.count == self.count[0]).all())
+        self.turns = self.index.T.contiguous().unsqueeze(2) if alike else None
         self.up, self.down = up.repeat(self.rollouts), down.repeat(self.rollouts)
         self.lag, self.longest = self.up + self.down, int((up + down).max())
         self.whose = torch.arange(self.rollouts).repeat_interleave(self.clients)
@@ -148,6 +153,8 @@ class _Study:
                     past[:, t % (self.longest + 1)] = self.w[k]
             seen = self._version((t - self.down).clamp(min=1))
         args = {"state": self.state, "w": seen, "index": self.index, "count": self.count, "lag": self.lag}
+        if self.turns is not None:
+            args["rows"] = self.turns[(t - 1) % len(self.turns)]
         found = act(a, a.local_model, a.private, args, (self.x, self.y, self.spec), own=True)
         self.state = found["state"]
         if self.w is not None:
@@ -191,7 +198,7 @@ class _Study:
 
     def scores(self) -> dict[str, Any]:
         """Each rollout's pairs on their clients' own test rows."""
-        a, classes = self.algorithm, self.spec.classes
+        a, classes = self.algorithm, self.classes
         parts = [(f.test_rows, f.test_offsets, f.ids) for f in self.feds]
         result: dict[str, list[float]] = {}
         for r, (fed, columns) in enumerate(self._pairs()):

@@ -331,6 +331,14 @@ def _update(how: Training, params: Params, grads: Params, memory: dict[str, Any]
     if how.optimizer == "adam":
         memory["steps"][:a] += 1
         t = memory["steps"][:a]
+        if bool((t == t[0]).all()):  # one pass over all numbers, instead of one for each operation
+            names, many = list(grads), [t[:1].float().clone().squeeze(0) for _ in grads]
+            mean, square = ([memory[m][k][:a] for k in names] for m in ("mean", "square"))
+            torch._fused_adam_(
+                [params[k] for k in names], [grads[k].contiguous() for k in names], mean, square, [], many, lr=how.lr,
+                beta1=_BETA1, beta2=_BETA2, weight_decay=0.0, eps=_EPSILON, amsgrad=False, maximize=False,
+            )  # fmt: skip
+            return
         for k, g in grads.items():
             shape = (-1, *[1] * (g.dim() - 1))
             mean, square = memory["mean"][k][:a], memory["square"][k][:a]

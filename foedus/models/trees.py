@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from foedus.core.arrays import Trees
 from foedus.errors import ReplyError
@@ -109,52 +110,64 @@ def _node_type() -> np.dtype:
 
 
 def _compiled(trees: Trees) -> list[Any]:
-    """scikit-learn's trees from arrays that have been checked; one for each root, its nodes from the root on."""
+    """scikit-learn's trees from arrays that have been checked; one for each root, its nodes from the root on. Made once for a structure.
+
+    They only say where a row ends: the values of leaves stay where they are.
+    """
+    if hasattr(trees, "_compiled"):
+        return trees._compiled
     from sklearn.tree._tree import Tree
 
-    roots = trees.roots.numpy().astype(np.int64)
-    order = np.argsort(roots, kind="stable")
-    ends = np.append(roots[order][1:], len(trees.feature))
-    feature, left, right = (getattr(trees, k).numpy().astype(np.int64) for k in ("feature", "left", "right"))
-    threshold, values = trees.threshold.numpy().astype(np.float64), trees.value.numpy().astype(np.float64)
-    leaf = feature < 0
-    made: list[Any] = [None] * len(roots)
-    for k, end in zip(order, ends, strict=True):
-        begin = int(roots[k])
-        part = slice(begin, int(end))
-        nodes = np.zeros(end - begin, _node_type())
-        nodes["left_child"] = np.where(leaf[part], -1, left[part] - begin)
-        nodes["right_child"] = np.where(leaf[part], -1, right[part] - begin)
-        nodes["feature"] = np.where(leaf[part], -2, feature[part])
-        nodes["threshold"] = threshold[part]
-        for name in ("left_child", "right_child"):
+    roots = trees.roots.long().tolist()
+    feature, left, right, threshold = (getattr(trees, k).numpy() for k in ("feature", "left", "right", "threshold"))
+    made: list[Any] = []
+    for begin, end in zip(roots, [*roots[1:], len(feature)], strict=True):
+        part = slice(begin, end)
+        leaf = feature[part] < 0
+        nodes = np.zeros(max(end - begin, 0), _node_type())
+        for name, child in (("left_child", left), ("right_child", right)):
+            nodes[name] = np.where(leaf, -1, child[part].astype(np.int64) - begin)
             if not len(nodes) or (nodes[name] >= len(nodes)).any() or (nodes[name] < -1).any():
                 raise ReplyError("a tree's nodes must lie side by side, from its root on")
-        tree = Tree(trees.features, np.ones(values.shape[1], np.intp), values.shape[1])
+        nodes["feature"] = np.where(leaf, -2, feature[part])
+        nodes["threshold"] = threshold[part]
+        tree = Tree(trees.features, np.ones(1, np.intp), 1)
         tree.__setstate__(
-            {"max_depth": len(nodes), "node_count": len(nodes), "nodes": nodes, "values": values[part][:, :, None].copy()}
+            {"max_depth": len(nodes), "node_count": len(nodes), "nodes": nodes, "values": np.zeros((len(nodes), 1, 1))}
         )
-        made[k] = tree
+        made.append(tree)
+    object.__setattr__(trees, "_compiled", made)
     return made
 
 
+_BLOCK_TREES, _BLOCK_ROWS = 256, 4096
+
+
 def predict_trees(trees: Trees, x: Tensor, weights: Tensor | None = None, threads: int | None = None) -> Tensor:
-    """sum_j weights_j tree_j(x) of rows (n, d): (n, k). The trees must have been checked (`check_trees`)."""
+    """sum_j weights_j tree_j(x) of rows (n, d): (n, k). The trees must have been checked (`check_trees`).
+
+    Compiled code finds the leaf of each row in each tree; the weighted sum over the leaves of a row is one pass (an embedding bag).
+    """
     rows = np.ascontiguousarray(x.numpy().reshape(len(x), -1), np.float32)
-    compiled = _compiled(trees)
-    weights_ = np.ones(len(compiled)) if weights is None else weights.double().numpy()
+    compiled, roots = _compiled(trees), trees.roots.long().tolist()
+    share = (torch.ones(len(compiled)) if weights is None else weights).float()
+    if not len(rows):
+        return torch.zeros(0, trees.value.shape[-1])
 
-    def total(part: slice) -> np.ndarray:
-        out = np.zeros((len(rows), trees.value.shape[-1]))
-        for tree, weight in zip(compiled[part], weights_[part], strict=True):
-            # predict() gives (n, k, 1) in double precision: one compiled pass over the rows.
-            out += weight * tree.predict(rows).reshape(out.shape)
-        return out
+    def total(part: np.ndarray) -> Tensor:
+        out = torch.zeros(len(part), trees.value.shape[-1], dtype=torch.float64)
+        for first in range(0, len(compiled), _BLOCK_TREES):
+            some = range(first, min(first + _BLOCK_TREES, len(compiled)))
+            leaf = torch.from_numpy(np.stack([compiled[j].apply(part) + roots[j] for j in some], 1))
+            factor = share[some.start : some.stop].expand(leaf.shape).contiguous()
+            out += F.embedding_bag(leaf, trees.value, per_sample_weights=factor, mode="sum")
+        return out.float()
 
+    blocks = [rows[i : i + _BLOCK_ROWS] for i in range(0, len(rows), _BLOCK_ROWS)]
     workers = threads or torch.get_num_threads()
-    if workers == 1 or len(rows) * len(compiled) < _THREADS_FROM or len(compiled) < 2 * workers:
-        return torch.from_numpy(total(slice(None))).float()
-    step = -(-len(compiled) // workers)
+    if workers == 1 or len(rows) * len(compiled) < _THREADS_FROM:
+        return torch.cat([total(b) for b in blocks])
+    if len(blocks) < workers:
+        blocks = np.array_split(rows, workers)
     with ThreadPoolExecutor(workers) as pool:
-        parts = list(pool.map(total, [slice(i, i + step) for i in range(0, len(compiled), step)]))
-    return torch.from_numpy(sum(parts)).float()
+        return torch.cat(list(pool.map(total, blocks)))

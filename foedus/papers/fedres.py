@@ -16,6 +16,7 @@ The paper prints no numbers, only pictures. It uses Vowpal Wabbit's linear regre
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -110,16 +111,16 @@ def study(
 
     rows = []
     for name in sets:
-        data = load(name)
+        data = functools.cache(functools.partial(load, name))  # not needed where all cells are finished
         for clients, delay in points:
             steps = {}
             for s in names:
                 late = 0 if s == "Independent" else delay
-                steps[s] = once(f"step {name} {s} {late}", lambda s=s, late=late, d=data: tuned(d, [s], late)[s])
+                steps[s] = once(f"step {name} {s} {late}", lambda s=s, late=late, d=data: tuned(d(), [s], late)[s])
                 key = f"accuracy {name} {s} {clients} {late} {rollouts}"
                 try:
                     mean, error = once(
-                        key, lambda s=s, c=clients, late=late, d=data, k=steps: accuracy(d, [s], c, late, k, rollouts)[s]
+                        key, lambda s=s, c=clients, late=late, d=data, k=steps: accuracy(d(), [s], c, late, k, rollouts)[s]
                     )
                 except fd.SplitError:  # more clients than the set has rows for
                     mean, error = np.nan, np.nan
@@ -390,6 +391,8 @@ def main() -> None:
             print(f"{name}: average loss {curve['loss'][-1]:.4f}, w^g {curve['w'][-1].round(3).tolist()}")
     elif options.item == "example2":
         print(markdown(example2(), 4))
+    elif options.item == "draw":
+        draw(options.out, options.keep, options.rollouts)
     else:
         table = theorem2() if options.item == "theorem2" else bandit()
         keys = [c for c in table.columns if c not in ("T", "regret")]

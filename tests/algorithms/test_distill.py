@@ -107,7 +107,7 @@ def test_the_teacher_from_the_replies():
     start = fd.run(algorithm, fed, 1, evaluate_every=0)
     first = fd.MLP(24).init(fed.spec, random.fold(random.key(0), 0))
     session = fd.Local(batch=False).open(algorithm, fed, random.key(0))
-    replies = list(session.exchange(Ask("boost", {"w": first}, torch.tensor([0, 1]), random.key(0), 1, 0)))
+    replies = list(session.exchange(Ask("boost", {"w": first, "t": 1}, torch.tensor([0, 1]), random.key(0), 1, 0)))
     f = (1 - eta * mu) ** 2 * forward(first, PUBLIC)
     for share, (_, reply, _) in zip((10 / 25, 15 / 25), replies, strict=True):
         h1, h2 = (forward(h, PUBLIC) for h in reply["functions"])

@@ -150,12 +150,12 @@ def test_joins_of_joins():
     assert join([a]) is a
 
 
-def test_roots_in_any_order_keep_their_weights():
+def test_roots_in_another_order_are_refused():
     both = join([by_hand(), by_hand(value=torch.tensor([[0.0], [2], [0], [20], [200]]))])
-    swapped = replace(both, roots=both.roots.flip(0))
     weights, x = torch.tensor([1.0, 0.0]), torch.tensor([[0.0, 0.0], [1.0, 3.0]])
     assert predict_trees(both, x, weights)[:, 0].tolist() == [1, 100]
-    assert predict_trees(swapped, x, weights)[:, 0].tolist() == [2, 200]
+    with pytest.raises(fd.ReplyError, match="roots of trees must rise"):
+        check_trees(replace(both, roots=both.roots.flip(0)), 2, 1)
 
 
 def test_one_thread_and_two_give_the_same():
