@@ -327,6 +327,7 @@ def _concrete(base: type) -> dict[str, type]:
         name: cls
         for name, cls in sorted(found.items())
         if not name.startswith("_")
+        and cls.__module__.startswith("foedus.")
         and not any(typing.get_type_hints(cls).get(f.name) is torch.nn.Module for f in dataclasses.fields(cls))
     }
 

@@ -33,7 +33,7 @@ from foedus.models.linear import Linear
 
 
 @dataclass(frozen=True)
-class Actionwise(Model):
+class _Actionwise(Model):
     """One model of an action's context, applied to the contexts (K, d) of all actions of a row."""
 
     model: Model
@@ -136,7 +136,7 @@ class FedResBandit(FedRes):
         shape = spec.shape if columns is None else (*spec.shape[:-1], len(columns))
         if not self.actionwise(spec):
             return model, Spec(shape, None, spec.outputs)
-        return (None if model is None else Actionwise(model)), Spec(shape, None, spec.outputs)
+        return (None if model is None else _Actionwise(model)), Spec(shape, None, spec.outputs)
 
     def period(self, clients: int, actions: int) -> int:
         """B."""
@@ -329,7 +329,7 @@ def _play(args: dict[str, Tree], shared: tuple) -> Tree:
 
 
 def _forward(model: Model, params: Params, x: Tensor) -> tuple[Tensor, Pull]:
-    return model.pullback(params, x) if isinstance(model, Actionwise) and model.closed_form else forward(model, params, x)
+    return model.pullback(params, x) if isinstance(model, _Actionwise) and model.closed_form else forward(model, params, x)
 
 
 def contexts(x: Tensor, columns: Columns) -> Tensor:

@@ -66,11 +66,11 @@ def from_config(config: Any, known: dict[str, type], where: str = "config") -> A
 
 
 def subclasses(*bases: type) -> dict[str, type]:
-    """All classes derived from the bases that can be built, by name."""
+    """All classes derived from the bases that can be built, by name; those with an underscore are not for users."""
     found: dict[str, type] = {}
     for base in bases:
         for cls in base.__subclasses__():
-            if dataclasses.is_dataclass(cls):
+            if dataclasses.is_dataclass(cls) and not cls.__name__.startswith("_"):
                 found[cls.__name__] = cls
             found.update(subclasses(cls))
     return found
