@@ -207,12 +207,7 @@ class FedResBandit(FedRes):
         model, spec = self.view(self.global_model, self.shared, clients.spec)
         if model is not None:
             w = model.init(spec, clients.shared)
-            state = state.replace(w=w)
-            if self.schedule == "adagrad":
-                state = state.replace(squares=tree.zeros_like(w))
-            if self.keeps(clients.longest):
-                past = tree.map(lambda p: p.expand(clients.longest + 1, *p.shape).clone(), w)
-                state = state.replace(past=past, when=torch.zeros(clients.longest + 1, dtype=torch.int64), broadcasts=0)
+            state = self.with_model(state, w, clients.longest)
         return state
 
     def round(self, clients: Clients, state: State) -> State:

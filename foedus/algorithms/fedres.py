@@ -221,12 +221,17 @@ class FedRes(Algorithm):
             self.check_ids(clients.ids.tolist())
         if self.global_model is not None:
             w = self.global_model.init(part_spec(clients.spec, self.shared), clients.shared)
-            state = state.replace(w=w)
-            if self.schedule == "adagrad":
-                state = state.replace(squares=tree.zeros_like(w))
-            if self.keeps(clients.longest):
-                past = tree.map(lambda p: p.expand(clients.longest + 1, *p.shape).clone(), w)
-                state = state.replace(past=past, when=torch.zeros(clients.longest + 1, dtype=torch.int64), broadcasts=0)
+            state = self.with_model(state, w, clients.longest)
+        return state
+
+    def with_model(self, state: State, w: Params, longest: int) -> State:
+        """The first state with a global model, and what goes with it."""
+        state = state.replace(w=w)
+        if self.schedule == "adagrad":
+            state = state.replace(squares=tree.zeros_like(w))
+        if self.keeps(longest):
+            past = tree.map(lambda p: p.expand(longest + 1, *p.shape).clone(), w)
+            state = state.replace(past=past, when=torch.zeros(longest + 1, dtype=torch.int64), broadcasts=0)
         return state
 
     def keeps(self, longest: int) -> bool:
