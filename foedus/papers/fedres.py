@@ -3,6 +3,7 @@
 python -m foedus.papers.fedres figure1                     # P = 50, eight sets, 50 rollouts; figure2: P = 10
 python -m foedus.papers.fedres clients --delay 20          # Figures 3, 4, 8 (delay 0), 11 (20), 12 (80)
 python -m foedus.papers.fedres delay                       # Figures 5, 9, 10
+python -m foedus.papers.fedres least_squares               # what the models of Figure 1 reach without steps
 python -m foedus.papers.fedres appendix_c                  # Figures 6 and 7
 python -m foedus.papers.fedres theorem2
 python -m foedus.papers.fedres bandit
@@ -139,6 +140,42 @@ def figure1(clients: int = 50, sets: Sequence[str] = SETS, keep: Path | None = N
     table["FedRes - better"] = table["FedRes"] - better
     table["all - better"] = table["FedRes, all"] - better
     return table
+
+
+def least_squares(
+    sets: Sequence[str] = ("letter", "pendigits"), clients: int = 50, rollouts: int = 5, ridge: float = 0.03
+) -> pd.DataFrame:
+    """What the models of Independent and FedRes reach without any steps: ridge regression on all rows, accuracy in percent.
+
+    ridge: on the weights that a client learns alone; the global model has next to none.
+    """
+    rows = []
+    for name in sets:
+        hits = {"Independent": 0, "FedRes": 0}
+        count = 0
+        for fed in tasks(load(name), clients, rollouts, first=1000):
+            data = fed.data
+            x, x_test = (np.c_[v.reshape(len(v), -1), np.ones(len(v))].astype(float) for v in (data.x_train, data.x_test))
+            y, y_test = 2.0 * data.y_train - 1, 2.0 * data.y_test - 1
+            g, own = (np.append(fed.settings[k], x.shape[1] - 1) for k in ("global_features", "local_features"))
+            matrix, right, parts = 1e-6 * np.eye(len(g)), 0.0, []
+            for i in range(clients):
+                r = fed.client_rows(i)
+                xg, xl, n = x[r][:, g], x[r][:, own], len(r)
+                inverse, cross = np.linalg.inv(xl.T @ xl / n + ridge * np.eye(len(own))), xg.T @ xl / n
+                matrix = matrix + xg.T @ xg / n - cross @ inverse @ cross.T
+                right = right + xg.T @ y[r] / n - cross @ inverse @ (xl.T @ y[r] / n)
+                parts.append((r, xl, inverse, cross))
+            w = np.linalg.solve(matrix, right)
+            for i, (r, xl, inverse, cross) in enumerate(parts):
+                t = fed.test_rows[fed.test_offsets[i] : fed.test_offsets[i + 1]]
+                alone_ = np.linalg.solve(x[r].T @ x[r] / len(r) + ridge * np.eye(x.shape[1]), x[r].T @ y[r] / len(r))
+                local = inverse @ (xl.T @ y[r] / len(r) - cross.T @ w)
+                hits["Independent"] += (np.sign(x_test[t] @ alone_) == y_test[t]).sum()
+                hits["FedRes"] += (np.sign(x_test[t][:, g] @ w + x_test[t][:, own] @ local) == y_test[t]).sum()
+                count += len(t)
+        rows.append({"set": name, **{k: 100 * v / count for k, v in hits.items()}})
+    return pd.DataFrame(rows)
 
 
 # Appendix C
@@ -363,7 +400,7 @@ def draw(out: Path, keep: Path | None, rollouts: int) -> None:
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(prog="python -m foedus.papers.fedres", description=__doc__.splitlines()[0])
-    items = ("figure1", "figure2", "clients", "delay", "appendix_c", "theorem2", "bandit", "example2", "draw")
+    items = ("figure1", "figure2", "least_squares", "clients", "delay", "appendix_c", "theorem2", "bandit", "example2", "draw")
     parser.add_argument("item", choices=items)
     parser.add_argument("--sets", nargs="+", default=list(SETS), metavar="SET")
     parser.add_argument("--delay", type=int, default=0, help="of the item 'clients'")
@@ -391,6 +428,8 @@ def main() -> None:
             print(f"{name}: average loss {curve['loss'][-1]:.4f}, w^g {curve['w'][-1].round(3).tolist()}")
     elif options.item == "example2":
         print(markdown(example2(), 4))
+    elif options.item == "least_squares":
+        print(markdown(least_squares(), 1))
     elif options.item == "draw":
         draw(options.out, options.keep, options.rollouts)
     else:

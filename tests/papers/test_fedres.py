@@ -59,3 +59,11 @@ def test_a_study_goes_on_from_finished_cells(tmp_path, monkeypatch):
 
     monkeypatch.setattr(fedres, "accuracy", fail)
     assert fedres.study(("Independent", "FedRes"), ["digits"], [(5, 0), (5, 4)], keep, rollouts=2).equals(first)
+
+
+def test_least_squares_without_steps(monkeypatch):
+    """Both are far above chance on tasks of digits."""
+    data = fd.load("digits")
+    monkeypatch.setattr(fedres, "load", lambda name: data)
+    table = fedres.least_squares(["digits"], clients=5, rollouts=2).iloc[0]
+    assert 85 < table.FedRes <= 100 and 85 < table.Independent <= 100
