@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foedus.algorithms.ffgb import step_weights
 from foedus.algorithms.training import LocalTraining
 from foedus.core import random, tree
 from foedus.core.algorithm import Algorithm, Client, Predictor
@@ -141,14 +142,9 @@ class FFGBDistill(Algorithm):
     def round(self, clients: Clients, state: State) -> State:
         replies = clients.gather(self.boost, weights=self.weights, w=state.w, t=clients.round)
         functions, share = replies.stack()["functions"], replies.weights.float()
-        shrink, pulls = 1.0, []
-        for _ in range(self.local_steps):
-            pulls.append(self.step * shrink)
-            shrink *= 1 - self.step * self.mu
+        shrink, pulls = step_weights([self.step] * self.local_steps, self.mu)
         rows = self.public.rows(clients.key)
-        teacher = torch.cat(
-            [self._teacher(block, state.w, functions, pulls[::-1], share, shrink) for block in rows.split(1024)]
-        )
+        teacher = torch.cat([self._teacher(block, state.w, functions, pulls, share, shrink) for block in rows.split(1024)])
         data = Rows(rows, teacher, torch.arange(len(rows)), torch.ones(len(rows)), state.spec)
         w = descend(self.student, self.model, Squared(), state.w, data, random.fold(clients.key, 1))["params"]
         return state.replace(w=w)

@@ -7,6 +7,7 @@ What is learnt is a sum of functions; every client adds to it what it can find a
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, ClassVar
@@ -74,7 +75,7 @@ class FFGB(Algorithm):
         if isinstance(self.step, str):
             if self.step not in STEPS:
                 raise ConfigError(unknown("step", self.step, [*STEPS, "a number"]))
-            if not self.mu:
+            if not self.decay:
                 raise ConfigError(f"step={self.step!r} is c / (mu (t K + k + 1)): it needs mu above 0")
         elif isinstance(self.step, bool) or not isinstance(self.step, Real) or not 0 < self.step < float("inf"):
             raise ConfigError(f"step={self.step!r} must be a positive number, or one of {', '.join(STEPS)}")
@@ -93,12 +94,12 @@ class FFGB(Algorithm):
     def eta(self, t: int, k: int) -> float:
         """eta^{k,t} for rounds t = 0, 1, ... and k = 1 .. K."""
         if isinstance(self.step, str):
-            return STEPS[self.step] / (self.mu * (t * self.local_steps + k + 1))
+            return STEPS[self.step] / (self.decay * (t * self.local_steps + k + 1))
         return float(self.step)
 
     @property
     def decay(self) -> float:
-        """What a step takes off what is there: g <- (1 - eta decay) g + ..."""
+        """What a step takes off what is there, g <- (1 - eta decay) g + ...; the strong convexity that steps of the theorems go by."""
         return self.mu
 
     # -- clients -----------------------------------------------------------------------------------------------------
@@ -147,8 +148,6 @@ class FFGB(Algorithm):
     def _classes(self, clients: Clients) -> None:
         held = clients.watched(clients.ids).sum(self.labels)["counts"]
         if bool((held == 0).any()):
-            import warnings
-
             missing = torch.nonzero(held == 0).flatten().tolist()
             warnings.warn(f"classes {missing[:10]} appear at no client: their scores can only fall", stacklevel=2)
 
@@ -158,11 +157,8 @@ class FFGB(Algorithm):
         known, replies, whose = state.known[place], {}, clients.sizes.tolist()
         for v in known.unique().tolist():
             some = clients.some(known == v)
-            keep, weights = 1.0, []
-            for factor, weight in zip(reversed(state.keeps[v:]), reversed(state.weights[v:]), strict=True):
-                weights.append(weight * keep)
-                keep *= factor
-            sent = {"new": state.parts[v:], "factors": weights[::-1], "keep": keep, "scale": state.scale, "t": t}
+            keep, factors = since(state, v)
+            sent = {"new": state.parts[v:], "factors": factors, "keep": keep, "scale": state.scale, "t": t}
             for i, reply in zip(some.ids.tolist(), some.gather(self.boost, **sent), strict=True):
                 replies[i] = reply
         order = sorted(replies)
@@ -170,12 +166,7 @@ class FFGB(Algorithm):
         share = {
             i: (n / total if self.weights == "rows" else 1 / total) for i, n in zip(clients.ids.tolist(), whose, strict=True)
         }
-        # g_{K+1} = prod_k (1 - eta_k mu) f - sum_k eta_k prod_{j > k} (1 - eta_j mu) h_k
-        shrink, pulls = 1.0, []
-        for k in range(self.local_steps, 0, -1):
-            pulls.append(self.eta(t, k) * shrink)
-            shrink *= 1 - self.eta(t, k) * self.decay
-        pulls = pulls[::-1]
+        shrink, pulls = step_weights([self.eta(t, k) for k in range(1, self.local_steps + 1)], self.decay)
         functions, weights = [], []
         for i in order:
             found = replies[i].get("functions") if isinstance(replies[i], dict) else None
@@ -197,11 +188,8 @@ class FFGB(Algorithm):
 
     def ensemble(self, state: State) -> tuple[Tree, Tensor]:
         """f as one structure: all functions joined, and the weight of each."""
-        keep, weights = state.scale, []
-        for factor, weight in zip(reversed(state.keeps), reversed(state.weights), strict=True):
-            weights.append(weight * keep)
-            keep *= factor
-        flat = torch.cat(weights[::-1]) if weights else torch.zeros(0)
+        _, factors = since(state, 0)
+        flat = state.scale * torch.cat(factors) if factors else torch.zeros(0)
         return self.oracle.concat(state.parts) if state.parts else None, flat
 
     def predictor(self, state: State) -> Predictor:
@@ -218,6 +206,24 @@ class FFGB(Algorithm):
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         classes = outputs.shape[-1] if not y.is_floating_point() else None
         return (loss_for(self.loss, classes) if isinstance(self.loss, str) else self.loss).value(outputs, y)
+
+
+def since(state: State, v: int) -> tuple[float, list[Tensor]]:
+    """What has become of f, over the scale, since its first v parts: the factor that these now have, and the weights of the others."""
+    keep, weights = 1.0, []
+    for factor, weight in zip(reversed(state.keeps[v:]), reversed(state.weights[v:]), strict=True):
+        weights.append(weight * keep)
+        keep *= factor
+    return keep, weights[::-1]
+
+
+def step_weights(etas: list[float], decay: float) -> tuple[float, list[float]]:
+    """g_{K+1} = prod_k (1 - eta_k decay) f -+ sum_k eta_k prod_{j > k} (1 - eta_j decay) h_k: the factor of f, and those of the h_k."""
+    shrink, pulls = 1.0, []
+    for eta in reversed(etas):
+        pulls.append(eta * shrink)
+        shrink *= 1 - eta * decay
+    return shrink, pulls[::-1]
 
 
 @dataclass(frozen=True)
@@ -247,19 +253,11 @@ class FFGBLipschitz(FFGB):
             raise ConfigError(f"loss={self.loss!r}: Algorithm 3 is for the squared loss")
         if self.constant is not None:
             positive("constant", self.constant)
-        if isinstance(self.step, str) and self.step in STEPS and not self.mu:
-            FFGB.__post_init__(replace_step(self))
-            return
         super().__post_init__()
 
     @property
     def decay(self) -> float:
         return 1.0 + self.mu
-
-    def eta(self, t: int, k: int) -> float:
-        if isinstance(self.step, str):
-            return STEPS[self.step] / (self.decay * (t * self.local_steps + k + 1))
-        return float(self.step)
 
     def check(self, spec: Spec) -> None:
         if spec.classes:
@@ -283,10 +281,3 @@ class FFGBLipschitz(FFGB):
 
             found.append(self.oracle.fit_function(x, phi, random.fold(client.key, k), spec))
         return {"functions": found}, {"sum": total}
-
-
-def replace_step(algorithm: FFGBLipschitz) -> FFGBLipschitz:
-    """The same settings with a step that needs no mu, to be checked by the base class."""
-    copy = object.__new__(type(algorithm))
-    copy.__dict__.update(algorithm.__dict__, step=1.0)
-    return copy

@@ -228,9 +228,9 @@ class Clients:
 
     def sum(self, step: Callable, /, **payload: Tree) -> Tree:
         """Run `step(client, **payload)` at every client and add up the replies."""
-        return self._total(step, "sum", payload)
+        return self._total(step, None, payload)
 
-    def _total(self, step: Callable, weights: str, payload: dict[str, Tree]) -> Tree:
+    def _total(self, step: Callable, weights: str | None, payload: dict[str, Tree]) -> Tree:
         whole, batches = self._ask(step, payload)
         self.came = whole
         share = self._share_of(weights, whole)
@@ -286,14 +286,14 @@ class Clients:
         self._share_of(weights, sizes)
         return len(sizes) / self.total if weights == "uniform" else float(sizes.sum()) / self.total_rows
 
-    def _share_of(self, weights: str, whole: Tensor) -> Callable[[Tensor], Tensor]:
+    def _share_of(self, weights: str | None, whole: Tensor) -> Callable[[Tensor], Tensor]:
         """From numbers of rows to weights, where `whole` are the rows of all that reply."""
         if weights == "rows":
             total = whole.sum()
             return lambda sizes: sizes.double() / total
         if weights == "uniform":
             return lambda sizes: torch.full((len(sizes),), 1.0 / len(whole), dtype=torch.float64)
-        if weights == "sum":
+        if weights is None:  # a plain sum
             return lambda sizes: torch.ones(len(sizes), dtype=torch.float64)
         raise ConfigError(unknown("weights", weights, ["rows", "uniform"]))
 

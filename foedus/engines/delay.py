@@ -1,4 +1,6 @@
-"""Delays in the network, around any engine and any algorithm that can take it (`Algorithm.delayable`): clients act on old broadcasts, and their replies come late.
+"""Delays in the network, around any engine: clients act on old broadcasts, and their replies come late.
+
+For algorithms that can take it (`Algorithm.delayable`).
 
 In round t client i acts on the broadcast of round t - down_i (the first one, until that has come), and the server has its reply in
 round t + up_i. A round in which no reply has arrived leaves the server as it is. `start` is before time begins: nothing is late

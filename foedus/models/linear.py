@@ -16,7 +16,7 @@ from foedus.models.base import Model, Params, Pull, product, total, uniform_init
 def affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x W^T + b with a leading client dimension."""
     if (
-        x.shape[-2] == 1 and weight.shape[-2] == 1
+        x.shape[-2] == weight.shape[-2] == 1
     ):  # one row, one output: inner products, for which bmm takes up to three times as long
         outputs = (x * weight).sum(-1, keepdim=True)
         return outputs if bias is None else outputs + bias.unsqueeze(-2)
