@@ -171,8 +171,21 @@ def peak(clients: int, rounds: int) -> None:
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
 
 
+STUDIES: dict[str, Callable[[int], None]] = {
+    "batching": batching,
+    "overhead": overhead,
+    "memory": lambda repeats: memory(),
+    "fednewton": fednewton,
+    "fedfw": fedfw,
+    "lowrank": lowrank,
+    "fedboost": fedboost,
+    "fedres": fedres,
+    "ffgb": ffgb,
+}
+
+
 def main() -> None:
-    items = [*WORKLOADS, "batching", "overhead", "memory", "fednewton", "fedfw", "lowrank", "fedboost", "fedres", "ffgb"]
+    items = [*WORKLOADS, *STUDIES]
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Speed of foedus, as ratios in one run.")
     parser.add_argument("items", nargs="*", help=f"some of: {' '.join(items)} (all)")
     parser.add_argument("--repeats", type=int, default=5)
@@ -189,24 +202,9 @@ def main() -> None:
     )
     if any(w in chosen for w in WORKLOADS):
         workloads([w for w in WORKLOADS if w in chosen], options.repeats)
-    if "batching" in chosen:
-        batching(options.repeats)
-    if "overhead" in chosen:
-        overhead(options.repeats)
-    if "memory" in chosen:
-        memory()
-    if "fednewton" in chosen:
-        fednewton(options.repeats)
-    if "fedfw" in chosen:
-        fedfw(options.repeats)
-    if "lowrank" in chosen:
-        lowrank(options.repeats)
-    if "fedboost" in chosen:
-        fedboost(options.repeats)
-    if "fedres" in chosen:
-        fedres(options.repeats)
-    if "ffgb" in chosen:
-        ffgb(options.repeats)
+    for name, measure_it in STUDIES.items():
+        if name in chosen:
+            measure_it(options.repeats)
     return None
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from foedus.algorithms.fedres import Columns, FedRes, check_fits, forward, late, log_tally, stream
+from foedus.algorithms.fedres import Columns, FedRes, forward, late, log_tally, part, stream
 from foedus.core import random, tree
 from foedus.core.algorithm import Client, Predictor
 from foedus.core.batching import batched
@@ -28,7 +28,7 @@ from foedus.core.rows import take
 from foedus.core.spec import Spec
 from foedus.core.tree import State, Tree
 from foedus.errors import ConfigError, DataError, positive, unknown, whole_number
-from foedus.models.base import Model, Params, Pull
+from foedus.models.base import Model, Params, Pull, check_fits
 from foedus.models.linear import Linear
 
 
@@ -155,11 +155,7 @@ class FedResBandit(FedRes):
             state["seen"] = model.init(spec, client.shared)
         model, spec = self.view(self.local_model, self.private, client.spec)
         if model is not None:
-            state["local"] = model.init(spec, random.fold(client.key, 1))
-            if self.schedule == "adagrad":
-                state["squares"] = tree.zeros_like(state["local"])
-            if self.waits(client.longest):
-                state["waiting"] = tree.map(lambda p: torch.zeros(client.longest + 1, *p.shape), state["local"])
+            state |= self.with_local(model.init(spec, random.fold(client.key, 1)), client.longest)
         return state
 
     def learn(self, client: Client, w: Params | None = None, every: int = 1) -> tuple[Tree, Tree]:
@@ -191,7 +187,7 @@ class FedResBandit(FedRes):
             (self.local_model, self.private, client.state.get("local")),
         ):
             model, _ = self.view(model, columns, client.spec)
-            z = z if model is None else z + model.apply(params, contexts(x, columns))
+            z = z if model is None else z + model.apply(params, part(x, columns, x.dim() - 1))
         return z
 
     # -- server ------------------------------------------------------------------------------------------------------
@@ -258,7 +254,7 @@ class FedResBandit(FedRes):
         if self.global_model is None:
             return None
         model, _ = self.view(self.global_model, self.shared, state.spec)
-        return Predictor(lambda x: model.apply(state.w, contexts(x, self.shared)), state.spec)
+        return Predictor(lambda x: model.apply(state.w, part(x, self.shared, x.dim() - 1)), state.spec)
 
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         return (outputs - y).square().mean(-1)
@@ -283,7 +279,7 @@ def _play(args: dict[str, Tree], shared: tuple) -> Tree:
     ):
         if model is not None:
             view, _ = algorithm.view(model, columns, spec)
-            own = contexts(x, columns)
+            own = part(x, columns, x.dim() - 1)
             said, pull = _forward(view, params, own)
             parts[name], z = (said[:, 0], pull, own), z + said[:, 0]
     draws = random.uniform(args["key"], 2, torch.float64)
@@ -325,11 +321,6 @@ def _play(args: dict[str, Tree], shared: tuple) -> Tree:
 
 def _forward(model: Model, params: Params, x: Tensor) -> tuple[Tensor, Pull]:
     return model.pullback(params, x) if isinstance(model, _Actionwise) and model.closed_form else forward(model, params, x)
-
-
-def contexts(x: Tensor, columns: Columns) -> Tensor:
-    """Some features of contexts."""
-    return x if columns is None else x.index_select(-1, torch.tensor(columns))
 
 
 def _choose(how: str, z: Tensor, draw: Tensor, gamma: float, n: Tensor) -> Tensor:
@@ -383,13 +374,13 @@ def exploration_period(
     return max(2, math.floor(min(rules)))
 
 
-def alone(algorithm: FedResBandit, part: str) -> FedResBandit:
+def alone(algorithm: FedResBandit, which: str) -> FedResBandit:
     """The bandit with only its "global" or its "local" model, on all columns that the two have."""
     both = (
         None
         if algorithm.shared is None or algorithm.private is None
         else tuple(sorted({*algorithm.shared, *algorithm.private}))
     )
-    if part == "local":
+    if which == "local":
         return replace(algorithm, global_model=None, private=both)
     return replace(algorithm, local_model=None, shared=both)

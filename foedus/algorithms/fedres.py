@@ -29,8 +29,8 @@ from foedus.core.clients import Clients, NothingArrived
 from foedus.core.rows import take
 from foedus.core.spec import Spec
 from foedus.core.tree import State, Tree
-from foedus.errors import ConfigError, DataError, ModelError, ReplyError, positive, unknown, whole_number
-from foedus.models.base import Model, Params, Pull, model_of
+from foedus.errors import ConfigError, DataError, ReplyError, positive, unknown, whole_number
+from foedus.models.base import Model, Params, Pull, check_fits, model_of
 from foedus.models.linear import Linear
 
 LOSSES = ("squared", "logistic")
@@ -179,12 +179,16 @@ class FedRes(Algorithm):
             state["seen"] = self.global_model.init(part_spec(client.spec, self.shared), client.shared)
         model, columns = self.local(client)
         if model is not None:
-            local = model.init(part_spec(client.spec, columns), random.fold(client.key, 1))
-            state["local"] = local
-            if self.schedule == "adagrad":
-                state["squares"] = tree.zeros_like(local)
-            if self.waits(client.longest):
-                state["waiting"] = tree.map(lambda p: torch.zeros(client.longest + 1, *p.shape), local)
+            state |= self.with_local(model.init(part_spec(client.spec, columns), random.fold(client.key, 1)), client.longest)
+        return state
+
+    def with_local(self, local: Params, longest: int) -> dict[str, Tree]:
+        """A first local model, and what goes with it."""
+        state: dict[str, Tree] = {"local": local}
+        if self.schedule == "adagrad":
+            state["squares"] = tree.zeros_like(local)
+        if self.waits(longest):
+            state["waiting"] = tree.map(lambda p: torch.zeros(longest + 1, *p.shape), local)
         return state
 
     def waits(self, longest: int) -> bool:
@@ -467,18 +471,6 @@ def _place(columns: tuple[int, ...]) -> slice | Tensor:
 def part_spec(spec: Spec, columns: Columns) -> Spec:
     """The form of some features, with an output for each that is learnt."""
     return Spec(spec.shape if columns is None else (len(columns),), None, 1 if spec.classes == 2 else spec.outputs)
-
-
-def check_fits(name: str, model: Model, spec: Spec) -> None:
-    """Refuse a model that does not take such rows, or returns another number of outputs."""
-    try:
-        model.check(spec)
-        with torch.no_grad():
-            found = tuple(model.apply(model.init(spec, random.key(0)), torch.zeros(2, *spec.shape)).shape)
-    except ModelError as error:
-        raise ModelError(f"{name}: {error}") from error
-    if found != (2, spec.outputs):
-        raise ModelError(f"{name} returns shape {found} for two rows; it must return {spec.outputs} a row: (2, {spec.outputs})")
 
 
 def _each(name: str, given: Any, f: Callable) -> Any:

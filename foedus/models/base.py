@@ -48,6 +48,18 @@ class Model:
         raise NotImplementedError
 
 
+def check_fits(name: str, model: Model, spec: Spec) -> None:
+    """Refuse a model that does not take such rows, or returns another number of outputs."""
+    try:
+        model.check(spec)
+        with torch.no_grad():
+            found = tuple(model.apply(model.init(spec, random.key(0)), torch.zeros(2, *spec.shape)).shape)
+    except ModelError as error:
+        raise ModelError(f"{name}: {error}") from error
+    if found != (2, spec.outputs):
+        raise ModelError(f"{name} returns shape {found} for two rows; it must return {spec.outputs} a row: (2, {spec.outputs})")
+
+
 def product(slope: Tensor, x: Tensor, weight: Tensor, alpha: float | None, beta: float) -> Tensor:
     """slope^T x, the gradient in a weight matrix; or the step weight <- beta weight + alpha slope^T x, in place."""
     if alpha is None and x.shape[-2] == 1:  # one row: an outer product, for which bmm takes ten times as long

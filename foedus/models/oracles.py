@@ -22,7 +22,7 @@ from foedus.core.rows import Rows
 from foedus.core.spec import Spec
 from foedus.core.tree import Tree
 from foedus.errors import ConfigError, ModelError, ReplyError, positive, whole_number
-from foedus.models.base import Model, model_of
+from foedus.models.base import Model, check_fits, model_of
 from foedus.models.losses import Squared
 from foedus.models.training import Training, descend
 from foedus.models.trees import check_trees, fit_trees, predict_trees, some_trees
@@ -54,10 +54,6 @@ class Oracle:
 
     def values(self, functions: Tree, weights: Tensor, x: Tensor, spec: Spec) -> Tensor:
         """sum_j weights_j h_j(x) of joined functions: (n, k)."""
-        raise NotImplementedError
-
-    def size(self, functions: Tree) -> int:
-        """How many functions are joined here."""
         raise NotImplementedError
 
     def pick(self, functions: Tree, j: int) -> Tree:
@@ -106,9 +102,6 @@ class Forest(Oracle):
         each = weights.double().repeat_interleave(self.trees) / self.trees
         return predict_trees(functions, x, each)
 
-    def size(self, functions: Trees) -> int:
-        return len(functions.roots) // self.trees
-
     def pick(self, functions: Trees, j: int) -> Trees:
         return some_trees(functions, j * self.trees, (j + 1) * self.trees)
 
@@ -129,11 +122,7 @@ class Net(Oracle):
             raise ConfigError(f"training={self.training!r} must be a fd.Training")
 
     def check(self, spec: Spec) -> None:
-        self.model.check(spec)
-        with torch.no_grad():
-            found = tuple(self.model.apply(self.model.init(spec, random.key(0)), torch.zeros(2, *spec.shape)).shape)
-        if found != (2, spec.outputs):
-            raise ModelError(f"the oracle's model returns shape {found} for two rows; it must return {spec.outputs} a row")
+        check_fits("the oracle's model", self.model, spec)
 
     def fit(self, x: Tensor, target: Tensor, key: Tensor, spec: Spec) -> Tree:
         rows = Rows(x, target, torch.arange(len(x)), torch.ones(len(x)), spec)
@@ -160,9 +149,6 @@ class Net(Oracle):
             for j, weight in enumerate(weights.tolist()):
                 out += weight * self.model.apply({k: v[j] for k, v in functions.items()}, x)
         return out
-
-    def size(self, functions: Tree) -> int:
-        return len(next(iter(functions.values())))
 
     def pick(self, functions: Tree, j: int) -> Tree:
         return tree.map(lambda v: v[j : j + 1], functions)
@@ -320,9 +306,6 @@ class Sklearn(Oracle):
             model = skops.io.loads(archive.numpy().tobytes(), trusted=list(self.trusted))
             out += weight * torch.from_numpy(np.asarray(model.predict(rows), float).reshape(len(x), -1))
         return out.float()
-
-    def size(self, functions: Tree) -> int:
-        return len(functions["archives"])
 
     def pick(self, functions: Tree, j: int) -> Tree:
         return {"archives": [functions["archives"][j]]}

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ import torch
 import foedus as fd
 from foedus.algorithms.bandit import alone
 from foedus.data.datasets import locate
+from foedus.papers.cells import Cells
 from foedus.papers.fednewton import markdown
 
 CENTRAL_BETTER = ("mnist", "satimage", "sensorless", "usps")
@@ -100,15 +100,7 @@ def study(
     names: Sequence[str], sets: Sequence[str], points: Sequence[tuple[int, int]], keep: Path | None, rollouts: int
 ) -> pd.DataFrame:
     """Accuracies for (clients, delay) at all `points`. `keep`: a file of finished cells, to go on from."""
-    cells: dict[str, Any] = json.loads(keep.read_text()) if keep and keep.exists() else {}
-
-    def once(key: str, make: Any) -> Any:
-        if key not in cells:
-            cells[key] = make()
-            if keep:
-                keep.parent.mkdir(parents=True, exist_ok=True)
-                keep.write_text(json.dumps(cells, indent=1))
-        return cells[key]
+    once = Cells(keep).once
 
     rows = []
     for name in sets:

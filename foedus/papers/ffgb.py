@@ -11,7 +11,6 @@ The tables print what ran: on a CPU, image sets are cut down and training is sho
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from foedus.core import random
 from foedus.data.datasets import locate
 from foedus.models.oracles import Oracle
 from foedus.models.trees import fit_trees, predict_trees
+from foedus.papers.cells import Cells
 from foedus.papers.fednewton import markdown
 
 SETS = ("digits", "letter", "pendigits", "satimage", "covtype60k", "heart_disease_4sites")
@@ -111,15 +111,8 @@ def alone(fed: fd.Federation, trees: int = 100) -> float:
 
 def tabular(sets: Sequence[str] = SETS, rounds: int = 20, clients: int = 10, keep: Path | None = None) -> pd.DataFrame:
     """Test accuracy of FFGB with its default settings, and of what people would use instead; as many trees in FFGB as in bagging."""
-    cells: dict[str, Any] = json.loads(keep.read_text()) if keep and keep.exists() else {}
+    once = Cells(keep).once
     rows = []
-
-    def once(key: str, make: Any) -> Any:
-        if key not in cells:
-            cells[key] = make()
-            if keep:
-                keep.write_text(json.dumps(cells, indent=1))
-        return cells[key]
 
     for name in sets:
         data = tabular_data(name)
@@ -255,9 +248,6 @@ class Weak(Oracle):
 
     def values(self, functions: dict, weights: torch.Tensor, x: torch.Tensor, spec: fd.Spec) -> torch.Tensor:
         return torch.einsum("j,jnk->nk", weights.float(), functions["values"])[: len(x)]
-
-    def size(self, functions: dict) -> int:
-        return len(functions["values"])
 
 
 def theorem43(horizons: Sequence[int] = (4, 16, 64, 256), mu: float = 1.0, seed: int = 0) -> pd.DataFrame:
