@@ -21,6 +21,18 @@ def test_algorithm(algorithm, engine, check, fed):
     check(algorithm, fed, engine)
 
 
+LATE = {"up": [0, 1, 2, 0, 3], "down": [1, 0, 2, 2, 0]}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=list(ALGORITHMS))
+def test_late_messages(algorithm, fed):
+    """With late messages, too, neither batches leave a trace, nor the order of clients, nor encoding, nor a stop with replies on their way."""
+    looped, batched = (fd.run(algorithm, fed, 6, engine=fd.Delayed(fd.Local(batch=batch), **LATE)) for batch in (False, True))
+    testing._close(looped, batched, "late messages: looped and batched differ")
+    for check in (testing.check_client_order, testing.check_seeds, testing.check_resume, testing.check_wire):
+        check(algorithm, fed, fd.Delayed(fd.Local(), **LATE))
+
+
 def test_regression_data(values):
     testing.check_algorithm(fd.FedAvg(fd.Linear(), lr=0.05, batch_size=8), values)
 

@@ -9,6 +9,7 @@ Each round it sends a few predictors, drawn at random, and clients send back as 
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from foedus.core import random
 from foedus.core.algorithm import Algorithm, Client, Predictor
-from foedus.core.clients import Clients
+from foedus.core.clients import Clients, NothingArrived, Replies
 from foedus.core.rows import Rows
 from foedus.core.spec import Spec
 from foedus.core.tree import State, Tree
@@ -64,6 +65,8 @@ class FedBoost(Algorithm):
     each is sent to a client only once; the simulation keeps one copy of each for all of them.
     start_weights: alpha before the first round (uniform unless given). measure_every: log the loss over all clients' rows with
     all predictors (`objective`, of the result so far; `objective_last`, of the last alpha) every so many rounds, uncharged.
+    Where messages are late, each reply counts for the predictors and probabilities of its own round, which the server keeps as
+    long as replies to it may come.
 
     Example:
         >>> fd.run(fd.FedBoost(fd.Classifiers(fitted, classes=10), budget=3), fed, rounds=100)
@@ -87,7 +90,6 @@ class FedBoost(Algorithm):
     measure_every: int = 1
 
     remedy = "try a smaller step"
-    delayable = False  # a reply has an entry for each predictor of its own round
 
     def __post_init__(self) -> None:
         if not isinstance(self.predictors, Predictors):
@@ -206,21 +208,28 @@ class FedBoost(Algorithm):
         which, gamma = self.draw(clients, state.alpha)
         state = state.replace(total=state.total + state.alpha, rounds=state.rounds + 1)
         if len(which):
-            state, found = self.ask(clients, state, which, self.payload(state.alpha, gamma, which))
-            state = self.move(state, self.whole(found["slope"], which, gamma))
+            sent = self.payload(state.alpha, gamma, which)
+            state, models = self.send(clients, state, which)
+            if clients.longest:
+                state = self.remember(clients, state, which, gamma)
+            drawn = state.drawn if clients.longest else [[clients.round, which, gamma]]
+            with contextlib.suppress(NothingArrived):
+                state, g = self.ask(clients, state, drawn, which=which.to(torch.int32), models=models, **sent)
+                state = self.move(state, g)
         clients.log(sent=len(which))
         if self.measure_every and clients.round % self.measure_every == 0:
             self.log(clients, state)
         return state
 
-    def ask(self, clients: Clients, state: State, which: Tensor, payload: dict[str, Tensor]) -> tuple[State, Tree]:
-        """Lines 3 and 4: send the predictors, in `repeats` exchanges, and average what comes back."""
-        parts, numbers = [p for p in which.tensor_split(self.repeats) if len(p)], which.to(torch.int32)
+    def send(self, clients: Clients, state: State, which: Tensor) -> tuple[State, Tree]:
+        """Line 3: the predictors, in `repeats` exchanges. If one is enough, they are returned, to go with the weights."""
+        parts = [p for p in which.tensor_split(self.repeats) if len(p)]
         if not self.cache:
-            models = self.predictors.message(which) if len(parts) == 1 else None
-            for part in parts if models is None else ():  # clients keep what these say of their rows
+            if len(parts) == 1:
+                return state, self.predictors.message(which)
+            for part in parts:  # clients keep what these say of their rows
                 clients.gather(self.receive, which=part.to(torch.int32), models=self.predictors.message(part))
-            return state, self.collect(clients, which=numbers, models=models, **payload)
+            return state, None
         at = torch.searchsorted(state.ids, clients.ids)
         for part in parts:
             lacking = ~state.have[at][:, part]
@@ -230,11 +239,29 @@ class FedBoost(Algorithm):
                     some.gather(self.receive, which=new.to(torch.int32), models=self.predictors.message(new))
         have = state.have.clone()
         have[at.unsqueeze(1), which] = True
-        return state.replace(have=have), self.collect(clients, which=numbers, models=None, **payload)
+        return state.replace(have=have), None
 
-    def collect(self, clients: Clients, **payload: Any) -> Tree:
-        """The average over rows."""
-        return clients.mean(self.slope, **payload)
+    def remember(self, clients: Clients, state: State, which: Tensor, gamma: Tensor) -> State:
+        """What was drawn, for as long as replies to it may come: a reply is at most `longest` exchanges behind."""
+        drawn = [*state.get("drawn", []), [clients.round, which, gamma]]
+        return state.replace(drawn=drawn[-1 - clients.longest :])
+
+    def ask(self, clients: Clients, state: State, drawn: list, **sent: Any) -> tuple[State, Tensor]:
+        """Lines 3 and 4: the average over rows of the gradients that come back."""
+        if not clients.longest:
+            (_, which, gamma), slope = drawn[-1], clients.mean(self.slope, **sent)["slope"]
+            return state, self.whole(slope, which, gamma)
+        replies = clients.gather(self.slope, **sent)
+        return state, self.total(replies, replies.weights, drawn)
+
+    def total(self, replies: Replies, weights: Tensor, drawn: list) -> Tensor:
+        """sum_j weights_j g_j, each gradient for what was drawn in the round that it answers."""
+        known = {when: (which, gamma) for when, which, gamma in drawn}
+        total = torch.zeros(len(self.predictors), dtype=torch.float64)
+        for when in replies.versions.unique().tolist():
+            own = (replies.versions == when).nonzero().flatten()
+            total += self.whole(weights[own] @ column(replies, "slope", own).double(), *known[when])
+        return total
 
     def whole(self, slope: Tensor, which: Tensor, gamma: Tensor) -> Tensor:
         """The gradient in all q weights, from that in the weights of what was sent."""
@@ -264,6 +291,13 @@ class FedBoost(Algorithm):
         if self.loss == "log":
             return -(outputs.gather(-1, y.unsqueeze(-1)).squeeze(-1) + self.floor).log()
         return outputs.square().sum(-1) - 2 * outputs.gather(-1, y.unsqueeze(-1)).squeeze(-1) + 1
+
+
+def column(replies: Replies, name: str, some: Tensor) -> Tensor:
+    """One entry of some of the replies, stacked."""
+    if replies.separate is None:
+        return replies.stacked[name][some]
+    return torch.stack([replies[i][name] for i in some.tolist()])
 
 
 def _as_they_are(outputs: Tensor) -> Tensor:
@@ -361,11 +395,12 @@ class AFLBoost(FedBoost):
             self.log_worst(clients, state)
         return state
 
-    def shares(self, clients: Clients, state: State) -> Tensor:
+    def shares(self, clients: Clients, state: State, came: Tensor) -> Tensor:
         """What each client who came adds to each domain's loss: (domains, clients)."""
-        at = torch.searchsorted(state.ids, clients.ids)
+        at = torch.searchsorted(state.ids, came)
         rows = torch.zeros(len(state.lam), dtype=torch.float64).index_add(0, state.domain, state.sizes.double())
-        share = clients.sizes.double() / rows[state.domain[at]] / clients.participation
+        _, which, times = came.unique(return_inverse=True, return_counts=True)  # late replies may come two at a time
+        share = state.sizes[at].double() / times[which] / rows[state.domain[at]] / clients.participation
         return torch.zeros(len(state.lam), len(at), dtype=torch.float64).index_put(
             (state.domain[at], torch.arange(len(at))), share
         )
@@ -377,20 +412,17 @@ class AFLBoost(FedBoost):
             self.log_worst(clients, state)
         return state
 
-    def ask(self, clients: Clients, state: State, which: Tensor, payload: dict[str, Tensor]) -> tuple[State, Tree]:
+    def ask(self, clients: Clients, state: State, drawn: list, **sent: Any) -> tuple[State, Tensor]:
         """Lines 3 to 5 of Figure 2, and 7: lambda moves at once, alpha by the mixture as it was."""
-        state, found = super().ask(clients, state, which, payload)
-        share = self.shares(clients, state)
-        losses = share @ found["loss"].double()
-        slope = (state.lam @ share) @ found["slope"].double()
+        replies = clients.gather(self.slope, **sent)
+        share = self.shares(clients, state, replies.ids)
+        losses = share @ column(replies, "loss", torch.arange(len(replies))).double()
+        g = self.total(replies, state.lam @ share, drawn)
         eta, steepest, squares = pace(
             self.mirror_domains, self.step_domains or self.step, self.horizon, losses, state.lam_steepest, state.lam_squares
         )
         lam = self.mirror_domains.step(state.lam, -losses, eta, self.low, self.high) if eta else state.lam
-        return state.replace(lam=lam, lam_steepest=steepest, lam_squares=squares), {"slope": slope}
-
-    def collect(self, clients: Clients, **payload: Any) -> Tree:
-        return clients.gather(self.slope, **payload).stack()
+        return state.replace(lam=lam, lam_steepest=steepest, lam_squares=squares), g
 
     def log_worst(self, clients: Clients, state: State) -> None:
         """The agnostic loss of the result: the largest of all domains'."""

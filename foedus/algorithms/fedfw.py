@@ -8,6 +8,7 @@ grows, and a client moves towards the extreme point of D that its penalised grad
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from torch import Tensor
 from foedus.core import random, tree, wire
 from foedus.core.algorithm import Algorithm, Client, Predictor
 from foedus.core.arrays import LowRank, Sparse
-from foedus.core.clients import Clients
+from foedus.core.clients import Clients, NothingArrived, Replies
 from foedus.core.rows import Rows
 from foedus.core.spec import Spec
 from foedus.core.tree import State
@@ -162,7 +163,8 @@ class FedFW(ConstrainedTraining):
 
     Both directions are short. Up goes the extreme point in its own form (one entry, one sign each, rank one). Down goes what
     turns the last centre into this one, sparse or of low rank where that is shorter, and the dense centre only to a client
-    that has missed a round, or where nothing is shorter.
+    that has missed a round, or where nothing is shorter. Where messages are late, the dense centre is sent, and the server's x_i are what
+    the points that have arrived make of them, each by the eta of the round that it answers.
 
     Example:
         >>> fd.run(fd.FedFW(fd.Linear(), fd.L1Ball(30.0)), fed, rounds=300)
@@ -176,8 +178,6 @@ class FedFW(ConstrainedTraining):
     noise: float = 0.0
     supersets: tuple[tuple[int, Domain | ModelDomain], ...] = ()
     measure_every: int = 1
-
-    delayable = False  # center and points are sent as changes since the round before
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -288,8 +288,8 @@ class FedFW(ConstrainedTraining):
             self.log(clients, clients.ids, center)
         state = State(center=center, spec=clients.spec, penalty=float(penalty), ids=clients.ids)
         state = state.replace(keep=1.0, add=short(tree.zeros_like(center)), changed=0, have=torch.zeros_like(clients.ids))
-        if clients.participation < 1:
-            # Who stays away keeps x_i, so the average moves by s_i - x_i: the server has to know the x_i.
+        if clients.participation < 1 or clients.longest:
+            # Who stays away (or is late) keeps x_i, so the average moves by s_i - x_i: the server has to know the x_i.
             state = state.replace(x=tree.map(lambda c: c.expand(clients.total, *c.shape).clone(), center))
         return state
 
@@ -301,24 +301,29 @@ class FedFW(ConstrainedTraining):
         center, n = state.center, clients.total
         news = {"add": state.add, "keep": state.keep}
         long = wire.nbytes(news) >= wire.nbytes({"center": center})
-        behind = (state.have[at] != state.changed) | (long & (state.changed > 0))
+        behind = (state.have[at] != state.changed) | (long & (state.changed > 0)) | (clients.longest > 0)
         kinds = self.kinds(clients.ids)
-        total, points = tree.zeros_like(center), {}
+        total, points = tree.zeros_like(center), []
         for outer in kinds.unique().tolist():
             for late in (False, True):
                 chosen = (kinds == outer) & (behind == late)
                 if not bool(chosen.any()):
                     continue
-                some = clients.some(chosen)
-                asked = (self.step, {"center": center}) if late else (self.follow, news)
-                mean, each = self.ask(some, self.set_of(outer), center, "x" in state, *asked, pace=pace, outer=outer)
+                some, domain = clients.some(chosen, f"set {outer}"), self.set_of(outer)
+                step, sent = (self.step, {"center": center}) if late else (self.follow, news)
+                sent = {**sent, "pace": pace, "outer": outer}
+                if "x" in state:
+                    with contextlib.suppress(NothingArrived):
+                        points.append((some.gather(step, weights="uniform", **sent), domain))
+                    continue
+                mean, each = self.average(some, domain, center, step, sent)
                 total = tree.add(total, mean, len(some) / n)
-                points[outer, late] = (chosen, each)
+                points.append(each)
         if "x" in state:
-            return self.partly(clients, state, at, eta, points)
+            return self.partly(clients, state, at, points)
         add = tree.scale(total, eta)
         moved = tree.map(lambda c, a: (1 - eta) * c + a, center, add)
-        ranks = next(iter(points.values()))[1] if len(points) == 1 else None
+        ranks = points[0] if len(points) == 1 else None
         state = state.replace(center=moved, keep=1 - eta, add=short(add, ranks, eta), changed=clients.round)
         return self.finish(clients, state, at)
 
@@ -333,15 +338,11 @@ class FedFW(ConstrainedTraining):
         """The set of the clients of a kind."""
         return self.set if kind < 0 else domain_of(self.supersets[kind][1])
 
-    def ask(self, some: Clients, domain: ModelDomain, like: Params, all_of_them: bool, step: Any, news: dict, **payload: Any):
-        """The average of some clients' extreme points; and every one of them, where they are needed or of low rank."""
-        factors = any(getattr(d, "matrix", False) for d in _sets(domain, like))
-        if not (all_of_them or factors):
-            return domain.dense(some.mean(step, weights="uniform", **news, **payload), like), None
-        points = some.gather(step, weights="uniform", **news, **payload).stack()
-        if all_of_them:
-            each = domain.dense(points, like)
-            return tree.map(lambda s: s.mean(0), each), each
+    def average(self, some: Clients, domain: ModelDomain, like: Params, step: Any, sent: dict[str, Any]) -> tuple[Params, Any]:
+        """The average of some clients' extreme points; and every one of them, where they are of low rank."""
+        if not any(getattr(d, "matrix", False) for d in _sets(domain, like)):
+            return domain.dense(some.mean(step, weights="uniform", **sent), like), None
+        points = some.gather(step, weights="uniform", **sent).stack()
         even = torch.full((len(some),), 1 / len(some))
         whole = tree.pytree.tree_map(
             lambda p: p.weighted_sum(even) if hasattr(p, "weighted_sum") else p.mean(0),
@@ -350,14 +351,17 @@ class FedFW(ConstrainedTraining):
         )
         return domain.dense(whole, like), points
 
-    def partly(self, clients: Clients, state: State, at: Tensor, eta: float, points: dict) -> State:
-        """Section 4.2: the x_i of those who came move, and the centre with them."""
+    def partly(self, clients: Clients, state: State, at: Tensor, points: list[tuple[Replies, ModelDomain]]) -> State:
+        """Section 4.2: the x_i of those whose points came move, and the centre with them."""
         x, center = tree.map(torch.clone, state.x), state.center
         add = tree.zeros_like(center)
-        for chosen, each in points.values():
-            for k, s in each.items():
-                move = eta * (s - x[k][at[chosen]])
-                x[k][at[chosen]] += move
+        for replies, domain in points:
+            whose = torch.searchsorted(state.ids, replies.ids)
+            rounds, made = replies.versions.unique(return_inverse=True)
+            eta = torch.tensor([self.steps(t, clients.participation)[0] for t in rounds.tolist()])[made]
+            for k, s in domain.dense(replies.stack(), center).items():
+                move = eta.view(-1, *[1] * (s.dim() - 1)) * (s - x[k][whose])
+                x[k][whose] += move
                 add[k] += move.sum(0) / clients.total
         moved = tree.add(center, add)
         state = state.replace(center=moved, x=x, keep=1.0, add=short(add), changed=clients.round)

@@ -165,7 +165,9 @@ class FedNewton(FeatureRegression):
     Partial participation: the averages are over those who take part. For "newton" that is a step towards the solution of
     their rows only, so that w keeps moving about the solution of all rows. For "cg", conjugacy means nothing from one system to
     another: when the cohort changes, its own gradient is asked for (a third exchange in that round) and the directions start
-    anew; each round is then an exact line search on the cohort's objective, and the history has `cohort_residual`.
+    anew; each round is then an exact line search on the cohort's objective, and the history has `cohort_residual`. It is the same
+    where messages are late (`fd.Delayed`), since conjugacy needs replies of one round; "newton" then takes full steps on late
+    gradients, which overshoot: a delay of one round puts even a perfect preconditioner at the limit of stability.
 
     Other losses (Remark 4), "newton" only: "logistic" (one class against the rest), "cross_entropy" (softmax) and "huber"
     (residuals beyond `delta` count linearly; its curvature is that of reweighted least squares). They start at 0, Hessians are
@@ -334,11 +336,12 @@ class FedNewton(FeatureRegression):
 
     def _conjugate(self, clients: Clients, state: State) -> State:
         w, r, p, rz = state.w.clone(), state.r, state.p, state.rz
-        if not torch.equal(clients.ids, state.cohort) or (clients.quantise and clients.round % 5 == 0):
-            r, p, rz = -clients.mean(self.gradient, w=w), torch.zeros_like(p), torch.zeros_like(rz)
+        late = clients.longest > 0
+        if late or not torch.equal(clients.ids, state.cohort) or (clients.quantise and clients.round % 5 == 0):
+            r, p, rz = -clients.mean(self.gradient, w=state.w), torch.zeros_like(p), torch.zeros_like(rz)
         r, p, rz = r.clone(), p.clone(), rz.clone()
         tol = max(self.tol, 4 * torch.finfo(r.dtype).eps)
-        open_ = torch.nonzero(r.norm(dim=0) > tol * state.scale).flatten()
+        open_ = torch.nonzero((r.norm(dim=0) > tol * state.scale) | late).flatten()
         if len(open_):
             z = clients.mean(self.direction, g=r[:, open_])
             new = (r[:, open_] * z).sum(0)

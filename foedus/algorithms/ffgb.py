@@ -40,7 +40,9 @@ class FFGB(Algorithm):
 
     and f^{t+1} is the average of the clients' g_{K+1}. Since g is known but for the h_k, a client sends the K functions h_k and nothing
     else, and the server keeps f as a list of functions with weights and one scale, prod (1 - eta mu), for all that was there before. A
-    client keeps the values of f on its rows; it is sent the functions that are new to it.
+    client keeps the values of f on its rows; it is sent the functions that are new to it. Where messages are late, f shrinks and grows by the steps
+    that the functions which arrive were made with; and where, besides, only some of the clients take part, all functions are sent every time, since what a client
+    has by then is not known.
 
     oracle: what fits h (`fd.Forest()`, `fd.Net(model)`, ...). loss: "auto" (cross-entropy or squared), "logistic", "huber", or any object with `value`
     and `slope` of a convex loss. step: eta, or "theorem4.1", 4 / (mu (t K + k + 1)), or "theorem4.3", 2 / (mu (t K + k + 1)). residual: False leaves
@@ -63,7 +65,6 @@ class FFGB(Algorithm):
 
     remedy: ClassVar[str] = "try a smaller step"
     batchable: ClassVar[bool] = False
-    delayable: ClassVar[bool] = False  # clients are sent what is new to them
     alike: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -152,30 +153,32 @@ class FFGB(Algorithm):
             warnings.warn(f"classes {missing[:10]} appear at no client: their scores can only fall", stacklevel=2)
 
     def round(self, clients: Clients, state: State) -> State:
-        t = clients.round - 1
         place = torch.searchsorted(state.ids, clients.ids)
-        known, replies, whose = state.known[place], {}, clients.sizes.tolist()
+        known = state.known[place]
+        if clients.longest and clients.participation < 1:
+            known = torch.zeros_like(known)
+        replies = []
         for v in known.unique().tolist():
             some = clients.some(known == v)
             keep, factors = since(state, v)
-            sent = {"new": state.parts[v:], "factors": factors, "keep": keep, "scale": state.scale, "t": t}
-            for i, reply in zip(some.ids.tolist(), some.gather(self.boost, **sent), strict=True):
-                replies[i] = reply
-        order = sorted(replies)
-        total = sum(whose) if self.weights == "rows" else len(order)
-        share = {
-            i: (n / total if self.weights == "rows" else 1 / total) for i, n in zip(clients.ids.tolist(), whose, strict=True)
-        }
-        shrink, pulls = step_weights([self.eta(t, k) for k in range(1, self.local_steps + 1)], self.decay)
-        functions, weights = [], []
-        for i in order:
-            found = replies[i].get("functions") if isinstance(replies[i], dict) else None
-            if not isinstance(found, list) or len(found) != self.local_steps:
+            keep = keep if v else 0.0  # all that there is: whatever the client has is replaced
+            sent = {"new": state.parts[v:], "factors": factors, "keep": keep, "scale": state.scale, "t": clients.round - 1}
+            found = some.gather(self.boost, weights=self.weights, **sent)
+            part = some.share(self.weights)
+            replies += zip(found.ids.tolist(), found, (part * found.weights).tolist(), found.versions.tolist(), strict=True)
+        replies.sort(key=lambda r: r[0])
+        total = sum(share for _, _, share, _ in replies)
+        functions, weights, shrink = [], [], 0.0
+        for i, reply, share, version in replies:
+            made = reply.get("functions") if isinstance(reply, dict) else None
+            if not isinstance(made, list) or len(made) != self.local_steps:
                 raise ReplyError(f"round {clients.round}: client {i} must send {self.local_steps} functions")
-            for h, pull in zip(found, pulls, strict=True):
+            factor, pulls = step_weights([self.eta(version - 1, k) for k in range(1, self.local_steps + 1)], self.decay)
+            shrink += share / total * factor
+            for h, pull in zip(made, pulls, strict=True):
                 self.oracle.accept(h, state.spec)
                 functions.append(h)
-                weights.append(self.sign * pull * share[i])
+                weights.append(self.sign * pull * share / total)
         scale, keep = state.scale * shrink, 1.0
         if abs(scale) < 1e-6:  # too little is left to divide by: the sum so far takes it up
             scale, keep = 1.0, scale

@@ -79,9 +79,6 @@ class Algorithm:
     """Clients share a padded batch while the largest has at most this many times the rows of the smallest. Infinite where
     steps read rows only through mini-batch loops, which waste nothing on unequal clients."""
 
-    delayable: ClassVar[bool] = True
-    """Whether replies may come late (`fd.Delayed`): not where they only make sense next to the broadcast of their own round."""
-
     remedy: ClassVar[str] = "try a smaller lr, or clip=1.0"
     """What to do about numbers that are not finite."""
 

@@ -63,6 +63,12 @@ def _tensors(f: Callable, first: Tree, *rest: Tree) -> Tree:
     return tree.map(lambda t, *ts: f(t, *ts) if isinstance(t, Tensor) else t, first, *rest)
 
 
+def _form(reply: Tree) -> tuple:
+    """What stacked replies must have in common to be joined."""
+    leaves, form = tree.flatten(reply)
+    return form, [t.shape[1:] if isinstance(t, Tensor) else t for t in leaves]
+
+
 class Accumulator:
     """A weighted sum of replies, added up in a stream: stacked batches or single replies, structured arrays included."""
 
@@ -156,7 +162,8 @@ class Session(Protocol):
 class Ask:
     """One exchange: which step, what is sent, to whom, and the key from which each client's key is folded.
 
-    A free one is not sent in earnest (a measurement, or a reference with all rows in one place).
+    A free one is not sent in earnest (a measurement, or a reference with all rows in one place). `group` tells apart exchanges of
+    a round that ask different clients for the same step.
     """
 
     step: str
@@ -167,6 +174,7 @@ class Ask:
     exchange: int
     quantise: str | None = None
     free: bool = False
+    group: str = ""
 
 
 @dataclass(eq=False)
@@ -193,6 +201,7 @@ class Clients:
     free: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
     came: Tensor | None = None
+    group: str = ""
     exchanges: Iterator[int] = field(default_factory=itertools.count)
 
     _SERVER = 0xFFFFFFFF
@@ -256,7 +265,7 @@ class Clients:
         order = torch.argsort(ids, stable=True)
         weight = share(torch.cat([p.sizes for p in parts]))[order]
         versions = torch.cat([torch.full_like(p.ids, p.version) for p in parts])[order]
-        if all(p.stacked for p in parts):
+        if all(p.stacked and _form(p.reply) == _form(parts[0].reply) for p in parts):
             reply = parts[0].reply if len(parts) == 1 else _tensors(lambda *ts: torch.cat(ts), *(p.reply for p in parts))
             if bool((order[1:] < order[:-1]).any()):
                 reply = _tensors(lambda t: t[order], reply)
@@ -276,9 +285,12 @@ class Clients:
         sizes = torch.ones_like(ids) if sizes is None else sizes
         return replace(self, ids=ids, sizes=sizes, free=True, quantise=None)
 
-    def some(self, chosen: Tensor) -> Clients:
-        """Those of the clients where `chosen` (booleans in order of id) is true, to ask them something else than the others."""
-        return replace(self, ids=self.ids[chosen], sizes=self.sizes[chosen])
+    def some(self, chosen: Tensor, group: str = "") -> Clients:
+        """Those of the clients where `chosen` (booleans in order of id) is true, to ask them something else than the others.
+
+        group: a name for them, where others are asked for the same step in the same round, so that late broadcasts find them.
+        """
+        return replace(self, ids=self.ids[chosen], sizes=self.sizes[chosen], group=group)
 
     def share(self, weights: str = "rows") -> float:
         """How much of the whole federation's weight replied to the last exchange (or takes part): |S| / N, or their part of the rows."""
@@ -305,7 +317,17 @@ class Clients:
             raise ReplyError(f"round {self.round}: no client takes part, so {step.__name__} has nobody to ask")
         if not self.free:
             self.ledger.bytes_down += len(self) * wire.nbytes(payload)
-        ask = Ask(step.__name__, payload, self.ids, self.seed_key, self.round, next(self.exchanges), self.quantise, self.free)
+        ask = Ask(
+            step.__name__,
+            payload,
+            self.ids,
+            self.seed_key,
+            self.round,
+            next(self.exchanges),
+            self.quantise,
+            self.free,
+            self.group,
+        )
         late = getattr(self.session, "late", None)
         if late is None or not late.concerns(ask):
             return self.sizes, self._stream(ask)

@@ -1,10 +1,8 @@
 """Delays in the network, around any engine: clients act on old broadcasts, and their replies come late.
 
-For algorithms that can take it (`Algorithm.delayable`).
-
 In round t client i acts on the broadcast of round t - down_i (the first one, until that has come), and the server has its reply in
 round t + up_i. A round in which no reply has arrived leaves the server as it is. `start` is before time begins: nothing is late
-there. Bytes are charged when they are sent.
+there, and a reply with nothing in it does not travel. Bytes are charged when they are sent.
 """
 
 from __future__ import annotations
@@ -66,10 +64,6 @@ class Delayed:
         if algorithm.pooled:  # all rows are in one place: nothing is sent that could be late
             return inner
         up, down = self.delays(len(fed))
-        if not algorithm.delayable and bool((up + down).any()):
-            raise ConfigError(
-                f"{type(algorithm).__name__} cannot run with delays: its replies only make sense next to the broadcast of their own round"
-            )
         return DelayedSession(inner, torch.from_numpy(np.sort(fed.ids)), up, down)
 
     def delays(self, clients: int) -> tuple[Tensor, Tensor]:
@@ -114,8 +108,8 @@ class DelayedSession:
         return ask.round > 0 and not ask.free
 
     def _slot(self, ask: Ask) -> str:
-        """Which broadcast of a round this is: the same step may be asked for more than once."""
-        return f"{ask.step} {self.calls[ask.step]}"
+        """Which broadcast of a round this is: the same step may be asked for more than once, or of several groups."""
+        return f"{ask.step} {ask.group} {self.calls[ask.step, ask.group]}"
 
     def exchange(self, ask: Ask) -> Iterator[tuple[Tensor, Tree, bool]]:
         if not self.concerns(ask):
@@ -123,7 +117,7 @@ class DelayedSession:
             return
         if ask.round != self.round:
             self.round, self.calls = ask.round, {}
-        self.calls[ask.step] = self.calls.get(ask.step, -1) + 1
+        self.calls[ask.step, ask.group] = self.calls.get((ask.step, ask.group), -1) + 1
         past = self.sent.setdefault(self._slot(ask), [])
         past.append((ask.round, ask.payload))
         oldest = ask.round - int(self.down.max())
@@ -143,7 +137,7 @@ class DelayedSession:
     def post(self, ask: Ask, batch: Batch) -> None:
         """Replies on their way to the server."""
         box = self.mail.setdefault(self._slot(ask), [])
-        arrives = ask.round + self.up[torch.searchsorted(self.ids, batch.ids)]
+        arrives = ask.round + self.up[torch.searchsorted(self.ids, batch.ids)] * bool(tree.leaves(batch.reply))
         version = self._versions(ask, batch.ids)
         for at, v in torch.stack((arrives, version)).unique(dim=1).T.tolist():
             some = torch.nonzero((arrives == at) & (version == v)).flatten()

@@ -207,12 +207,6 @@ def test_shares_are_of_those_who_arrive():
     torch.testing.assert_close(one.state.c["weight"], control / 4)
 
 
-@pytest.mark.parametrize("algorithm", [fd.FedFW(fd.Linear(), fd.L2Ball(1.0)), fd.FFGB()], ids=["FedFW", "FFGB"])
-def test_what_cannot_be_late_is_refused(algorithm):
-    with pytest.raises(fd.ConfigError, match="cannot run with delays"):
-        fd.run(algorithm, fd.split(fd.load("digits"), "iid", clients=2), 1, engine=Delayed(up=1))
-
-
 def test_all_rows_in_one_place_are_never_late():
     fed = fd.split(fd.load("digits"), "iid", clients=3)
     algorithm = fd.Central(fd.Linear(), lr=0.1)
