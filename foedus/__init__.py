@@ -74,6 +74,7 @@ _HOMES = {
     ),
     "foedus.data.heterogeneity": ("Heterogeneity", "heterogeneity"),
     "foedus.engines.delay": ("Delayed",),
+    "foedus.engines.flower": ("Flower",),
     "foedus.engines.local": ("Local",),
     "foedus.engines.rollouts": ("rollouts",),
     "foedus.errors": (
@@ -84,6 +85,7 @@ _HOMES = {
         "FoedusError",
         "ModelError",
         "ReplyError",
+        "TooFewClients",
         "SplitError",
         "WireError",
     ),

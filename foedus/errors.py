@@ -48,6 +48,10 @@ class DivergenceError(FoedusError, ArithmeticError):
         self.clients = tuple(clients)
 
 
+class TooFewClients(FoedusError):  # noqa: N818 - says it all
+    """Fewer sites answered than must; with a checkpoint, the run can go on when they are back."""
+
+
 class CheckpointError(FoedusError, ValueError):
     """A checkpoint or saved run that is missing, damaged, or belongs to another run."""
 

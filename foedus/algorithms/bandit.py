@@ -193,11 +193,8 @@ class FedResBandit(FedRes):
     # -- server ------------------------------------------------------------------------------------------------------
 
     def start(self, clients: Clients) -> State:
-        found = clients.watched(clients.ids).gather(self.extremes).stack()
-        if float(found["least"].min()) < 0 or float(found["most"].max()) > 1:
-            raise DataError(
-                f"rewards are from {float(found['least'].min()):.4g} to {float(found['most'].max()):.4g}; they must be in [0, 1]: scale them"
-            )
+        if clients.measures:
+            self._check_rewards(clients)
         period = self.period(clients.total, clients.spec.outputs)
         state = State(ids=clients.ids, spec=clients.spec, period=period)
         model, spec = self.view(self.global_model, self.shared, clients.spec)
@@ -205,6 +202,13 @@ class FedResBandit(FedRes):
             w = model.init(spec, clients.shared)
             state = self.with_model(state, w, clients.longest)
         return state
+
+    def _check_rewards(self, clients: Clients) -> None:
+        found = clients.watched(clients.ids).gather(self.extremes).stack()
+        if float(found["least"].min()) < 0 or float(found["most"].max()) > 1:
+            raise DataError(
+                f"rewards are from {float(found['least'].min()):.4g} to {float(found['most'].max()):.4g}; they must be in [0, 1]: scale them"
+            )
 
     def round(self, clients: Clients, state: State) -> State:
         n, rest = divmod(clients.round, state.period)

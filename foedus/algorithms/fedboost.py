@@ -279,6 +279,8 @@ class FedBoost(Algorithm):
         return state.total / state.rounds if self.average and state.rounds else state.alpha
 
     def log(self, clients: Clients, state: State) -> None:
+        if not clients.measures:
+            return
         both = torch.stack((self.result(state), state.alpha)).float()
         seen = clients.watched(state.ids, state.sizes).mean(self.look, weight=both)["loss"]
         clients.log(objective=seen[0], objective_last=seen[1])
@@ -426,6 +428,8 @@ class AFLBoost(FedBoost):
 
     def log_worst(self, clients: Clients, state: State) -> None:
         """The agnostic loss of the result: the largest of all domains'."""
+        if not clients.measures:
+            return
         weight = self.result(state).float().unsqueeze(0)
         each = clients.watched(state.ids).gather(self.look, weight=weight).stack()["loss"].squeeze(1).double()
         rows = torch.zeros(len(state.lam), dtype=torch.float64).index_add(0, state.domain, state.sizes.double())

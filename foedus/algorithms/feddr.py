@@ -101,7 +101,7 @@ class ProjectedFedAvg(FedAvg):
     def round(self, clients: Clients, state: State) -> State:
         state = super().round(clients, state)
         state = state.replace(w=domain_of(self.domain).project(state.w))
-        if self.measure_every and clients.round % self.measure_every == 0:
+        if self.measure_every and clients.measures and clients.round % self.measure_every == 0:
             seen: dict[str, Tensor] = clients.watched(state.ids, state.sizes).mean(self.look, weights=self.weights, w=state.w)
             clients.log(objective=seen["objective"], fw_gap=gap(domain_of(self.domain), seen["slope"], state.w))
         return state

@@ -104,6 +104,8 @@ class ConstrainedTraining(Algorithm):
 
     def log(self, clients: Clients, ids: Tensor, center: Params, consensus: bool = True) -> None:
         """The objective, the gap of equation 11 and the consensus, over all clients; measured, not sent."""
+        if not clients.measures:
+            return
         seen = clients.watched(ids).mean(self.look, weights="uniform", center=center)
         clients.log(objective=seen["objective"], fw_gap=gap(self.set, seen["slope"], center))
         if consensus:
@@ -298,12 +300,12 @@ class FedFW(ConstrainedTraining):
         pull = state.penalty * factor
         pace = torch.tensor([eta, pull, state.penalty, rho, 1 / clients.total], dtype=torch.float64)
         at = torch.searchsorted(state.ids, clients.ids)
-        center, n = state.center, clients.total
+        center = state.center
         news = {"add": state.add, "keep": state.keep}
         long = wire.nbytes(news) >= wire.nbytes({"center": center})
         behind = (state.have[at] != state.changed) | (long & (state.changed > 0)) | (clients.longest > 0)
         kinds = self.kinds(clients.ids)
-        total, points = tree.zeros_like(center), []
+        means, points = [], []
         for outer in kinds.unique().tolist():
             for late in (False, True):
                 chosen = (kinds == outer) & (behind == late)
@@ -317,15 +319,19 @@ class FedFW(ConstrainedTraining):
                         points.append((some.gather(step, weights="uniform", **sent), domain))
                     continue
                 mean, each = self.average(some, domain, center, step, sent)
-                total = tree.add(total, mean, len(some) / n)
+                means.append((mean, some.who))
                 points.append(each)
         if "x" in state:
-            return self.partly(clients, state, at, points)
+            return self.partly(clients, state, points)
+        who = torch.cat([who for _, who in means]).sort().values
+        total = tree.zeros_like(center)
+        for mean, some in means:
+            total = tree.add(total, mean, len(some) / len(who))
         add = tree.scale(total, eta)
         moved = tree.map(lambda c, a: (1 - eta) * c + a, center, add)
         ranks = points[0] if len(points) == 1 else None
         state = state.replace(center=moved, keep=1 - eta, add=short(add, ranks, eta), changed=clients.round)
-        return self.finish(clients, state, at)
+        return self.finish(clients, state, who)
 
     def kinds(self, ids: Tensor) -> Tensor:
         """Which of the supersets a client has, -1 for the domain itself."""
@@ -351,8 +357,10 @@ class FedFW(ConstrainedTraining):
         )
         return domain.dense(whole, like), points
 
-    def partly(self, clients: Clients, state: State, at: Tensor, points: list[tuple[Replies, ModelDomain]]) -> State:
+    def partly(self, clients: Clients, state: State, points: list[tuple[Replies, ModelDomain]]) -> State:
         """Section 4.2: the x_i of those whose points came move, and the centre with them."""
+        if not points:
+            raise NothingArrived(f"round {clients.round}: no extreme point has arrived yet")
         x, center = tree.map(torch.clone, state.x), state.center
         add = tree.zeros_like(center)
         for replies, domain in points:
@@ -365,14 +373,20 @@ class FedFW(ConstrainedTraining):
                 add[k] += move.sum(0) / clients.total
         moved = tree.add(center, add)
         state = state.replace(center=moved, x=x, keep=1.0, add=short(add), changed=clients.round)
-        return self.finish(clients, state, at)
+        return self.finish(clients, state, torch.cat([replies.ids for replies, _ in points]))
 
-    def finish(self, clients: Clients, state: State, at: Tensor) -> State:
+    def finish(self, clients: Clients, state: State, who: Tensor) -> State:
         have = state.have.clone()
-        have[at] = state.changed  # they have been sent the centre of this round, and will be sent the difference to the next
+        have[torch.searchsorted(state.ids, who)] = (
+            state.changed
+        )  # they have been sent the centre of this round, and will be sent the difference to the next
         if self.measure_every and clients.round % self.measure_every == 0:
             self.log(clients, state.ids, state.center)
         return state.replace(have=have)
+
+    def readmit(self, state: State, ids: Tensor) -> State:
+        """They begin at x^1 again, and are sent the centre itself; what x_i was fades from the centre as it does from every x_i."""
+        return state.replace(have=state.have.index_fill(0, torch.searchsorted(state.ids, ids), -1))
 
 
 def _supersets(given: Any) -> tuple[tuple[int, Domain | ModelDomain], ...]:

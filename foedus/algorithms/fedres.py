@@ -251,6 +251,10 @@ class FedRes(Algorithm):
         when = state.when.index_copy(0, place, torch.tensor([clients.round]))
         return state.replace(past=past, when=when, broadcasts=state.broadcasts + 1)
 
+    def readmit(self, state: State, ids: Tensor) -> State:
+        """Their local models begin anew."""
+        return state
+
     def recall(self, clients: Clients, state: State, versions: Tensor) -> Params:
         """The models that replies refer to, with a leading client dimension."""
         if not self.keeps(clients.longest):
@@ -328,7 +332,7 @@ class FedRes(Algorithm):
 
 def log_tally(algorithm: Any, clients: Clients, state: State, **names: str) -> None:
     """Log what clients have added up over their rounds so far (`tally`), as averages over all rounds of all of them."""
-    if algorithm.measure_every and clients.round % algorithm.measure_every == 0:
+    if algorithm.measure_every and clients.measures and clients.round % algorithm.measure_every == 0:
         found = clients.watched(state.ids).mean(algorithm.tally, weights="uniform")
         clients.log(**{name: found[key] / found["t"] for key, name in names.items()})
 

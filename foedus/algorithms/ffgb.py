@@ -136,7 +136,7 @@ class FFGB(Algorithm):
     # -- server ------------------------------------------------------------------------------------------------------
 
     def start(self, clients: Clients) -> State:
-        if clients.spec.classes:
+        if clients.spec.classes and clients.measures:
             self._classes(clients)
         known = torch.zeros(clients.total, dtype=torch.int64)
         return State(parts=[], weights=[], keeps=[], scale=1.0, known=known, ids=clients.ids, spec=clients.spec)
@@ -183,11 +183,16 @@ class FFGB(Algorithm):
         if abs(scale) < 1e-6:  # too little is left to divide by: the sum so far takes it up
             scale, keep = 1.0, scale
         weight = torch.tensor(weights, dtype=torch.float64) / scale
-        seen = state.known.index_fill(0, place, len(state.parts))
+        came = clients.ids if clients.longest else torch.tensor([i for i, *_ in replies])
+        seen = state.known.index_fill(0, torch.searchsorted(state.ids, came), len(state.parts))
         return state.replace(
             parts=[*state.parts, self.oracle.join(functions)], weights=[*state.weights, weight], keeps=[*state.keeps, keep],
             scale=scale, known=seen,
         )  # fmt: skip
+
+    def readmit(self, state: State, ids: Tensor) -> State:
+        """They are sent all functions."""
+        return state.replace(known=state.known.index_fill(0, torch.searchsorted(state.ids, ids), 0))
 
     def ensemble(self, state: State) -> tuple[Tree, Tensor]:
         """f as one structure: all functions joined, and the weight of each."""

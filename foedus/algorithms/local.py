@@ -43,6 +43,10 @@ class Independent(LocalTraining):
         clients.mean(self.train)
         return state
 
+    def readmit(self, state: State, ids: Tensor) -> State:
+        """They begin anew."""
+        return state
+
     def predictor(self, state: State) -> None:
         return None
 

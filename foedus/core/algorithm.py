@@ -120,6 +120,10 @@ class Algorithm:
     def round(self, clients: Clients, state: State) -> State:
         raise NotImplementedError(f"{type(self).__name__} does not define round")
 
+    def readmit(self, state: State, ids: Tensor) -> State | None:
+        """The server's state with clients who have lost theirs as newcomers; `None`: they cannot come back."""
+        return None
+
     def begin_at(self, state: State, w: Tree) -> State:
         """The first state, with the model w of another run in place of its own."""
         own = state.get("w")

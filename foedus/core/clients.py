@@ -152,7 +152,8 @@ class Session(Protocol):
     """What an engine offers for one run: see `foedus.engines.local.Local` for the reference.
 
     One that delays messages also has `late`, which takes what was sent and says what arrives, and `longest`, the longest round
-    trip: see `foedus.engines.delay`.
+    trip: see `foedus.engines.delay`. One whose clients may fail to answer has `unsure = True`, and `faults`, {client: why}, of the last
+    exchange; one that must not send what is only measured has `measures = False`: see `foedus.flower.session`.
     """
 
     def exchange(self, ask: Ask) -> Iterator[tuple[Tensor, Tree, bool]]: ...
@@ -183,7 +184,8 @@ class Clients:
 
     `mean` returns only the weighted average of the replies, `gather` every reply. `ids` are theirs, `sizes` their numbers of
     rows, `total` and `total_rows` count all clients there are; `participation` is the part of them expected in a round; `key`
-    is for the server's own random draws in this round; `came` are the numbers of rows of those whose replies the last exchange brought.
+    is for the server's own random draws in this round; `came` are the numbers of rows of those whose replies the last exchange brought,
+    and `who` are their ids.
     """
 
     session: Session
@@ -199,8 +201,9 @@ class Clients:
     participation: float = 1.0
     quantise: str | None = None
     free: bool = False
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float | str] = field(default_factory=dict)
     came: Tensor | None = None
+    who: Tensor | None = None
     group: str = ""
     exchanges: Iterator[int] = field(default_factory=itertools.count)
 
@@ -227,6 +230,11 @@ class Clients:
     def longest(self) -> int:
         """The longest round trip of a message, in rounds: 0 unless the engine delays messages."""
         return getattr(self.session, "longest", 0)
+
+    @property
+    def measures(self) -> bool:
+        """Whether what is only measured (`watched`) may be asked for: in a simulation, not between real sites."""
+        return getattr(self.session, "measures", True)
 
     def mean(self, step: Callable, /, *, weights: str = "rows", **payload: Tree) -> Tree:
         """Run `step(client, **payload)` at every client and average the replies.
@@ -329,14 +337,26 @@ class Clients:
             self.group,
         )
         late = getattr(self.session, "late", None)
-        if late is None or not late.concerns(ask):
+        if late is not None and late.concerns(ask):
+            for batch in self._stream(ask):
+                late.post(ask, batch)
+            arrived = late.collect(ask)
+            if not arrived:
+                raise NothingArrived(f"round {self.round}: no reply to {step.__name__} has arrived yet")
+        elif getattr(self.session, "unsure", False):
+            arrived = list(self._stream(ask))
+            self._left_out(self.session.faults)
+        else:
+            self.who = self.ids
             return self.sizes, self._stream(ask)
-        for batch in self._stream(ask):
-            late.post(ask, batch)
-        arrived = late.collect(ask)
-        if not arrived:
-            raise NothingArrived(f"round {self.round}: no reply to {step.__name__} has arrived yet")
+        self.who = torch.cat([b.ids for b in arrived])
         return torch.cat([b.sizes for b in arrived]), arrived
+
+    def _left_out(self, faults: dict[int, str]) -> None:
+        """Name in the history who did not answer in this round, and why."""
+        if faults:
+            before = [self.metrics["left_out"]] if "left_out" in self.metrics else []
+            self.metrics["left_out"] = "; ".join([*before, *(f"{i}: {why}" for i, why in sorted(faults.items()))])
 
     def _stream(self, ask: Ask) -> Iterator[Batch]:
         for ids, reply, stacked in self.session.exchange(ask):

@@ -35,7 +35,7 @@ class History:
 
     def last(self, column: str) -> float:
         """The latest value of a column (NaN if there is none)."""
-        return next((v for v in reversed(self.values(column)) if not math.isnan(v)), math.nan)
+        return next((v for v in reversed(self.values(column)) if isinstance(v, str) or not math.isnan(v)), math.nan)
 
     def frame(self) -> pd.DataFrame:
         import pandas as pd

@@ -182,6 +182,11 @@ class _Loop:
         clients = self.clients(round, positions)
         began = time.perf_counter()
         before = self.state
+        if lost := getattr(self.session, "lost", None):
+            ids = torch.tensor(sorted(lost))
+            state = self.algorithm.readmit(self.state, ids)
+            self.session.readmit(ids.tolist(), state is not None)
+            self.state = self.state if state is None else state
         if len(positions):
             with contextlib.suppress(NothingArrived):
                 self.state = self.algorithm.round(clients, self.state)
@@ -396,17 +401,12 @@ class Run:
     @classmethod
     def load(cls, path: str | os.PathLike, algorithm: Algorithm | None = None) -> Run:
         """Read a saved run. Pass the algorithm if it holds what text cannot describe (a `torch.nn.Module`)."""
-        from foedus.geometry import Domain, ModelDomain
-        from foedus.models import FeatureMap, Model, Oracle, Training
-
-        importlib.import_module("foedus.algorithms")  # so that our own classes are known
         trees, meta = files.read(path)
         if meta.get("kind") != "run":
             raise CheckpointError(f"{path} is a checkpoint, not a saved run: continue it with fd.run(..., resume=True)")
         if algorithm is None:
             try:
-                known = {**subclasses(Algorithm, Domain, FeatureMap, Model, ModelDomain, Oracle), "Training": Training}
-                algorithm = from_config(meta["settings"]["algorithm"], known, "algorithm")
+                algorithm = known_algorithm(meta["settings"]["algorithm"])
             except ConfigError as error:
                 raise CheckpointError(f"{path}: {error}; pass the algorithm: fd.Run.load(path, algorithm=...)") from error
         elif type(algorithm) is not Algorithm and (
@@ -422,6 +422,19 @@ class Run:
         values = ", ".join(f"{c} {self.records.last(c):.4f}" for c in shown)
         megabytes = (self.records.last("bytes_up") + self.records.last("bytes_down")) / 1e6
         return f"<Run {type(self.algorithm).__name__}: {len(self.records) - 1} rounds, {megabytes:.2f} MB, {values}>"
+
+
+def known_algorithm(config: Any) -> Algorithm:
+    """The algorithm that `to_config` described, if text can describe it."""
+    from foedus.geometry import Domain, Mirror, ModelDomain
+    from foedus.models import FeatureMap, Model, Oracle, Training
+
+    importlib.import_module("foedus.algorithms")  # so that our own classes are known
+    known = {**subclasses(Algorithm, Domain, FeatureMap, Mirror, Model, ModelDomain, Oracle), "Training": Training}
+    algorithm = from_config(config, known, "algorithm")
+    if not isinstance(algorithm, Algorithm):
+        raise ConfigError(f"algorithm: {str(config)[:80]!r} describes no algorithm")
+    return algorithm
 
 
 def _crc(w: Tree) -> int:

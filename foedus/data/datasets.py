@@ -94,7 +94,7 @@ def load(
     if test is not None and not isinstance(test, (int, float)):
         raw = _joined(raw, _shaped(formats.read(test, format=format, label=label, group=group)), test)
     elif test is not None or raw.x_test is None:
-        raw = _hold_out(_pooled(raw), _HELD_OUT if test is None else float(test), seed, regression)
+        raw = hold_out(_pooled(raw), _HELD_OUT if test is None else float(test), seed, regression)
     return _finish(name, raw, scale, impute, regression)
 
 
@@ -295,7 +295,7 @@ def _file(name: str) -> str:
 
 def _write_arrays(name: str, raw: Raw, path: Path) -> None:
     if raw.x_test is None:
-        raw = _hold_out(raw, _HELD_OUT, 0, None)
+        raw = hold_out(raw, _HELD_OUT, 0, None)
     y_train, y_test, _, names_ = _encode(raw, None, name)
     arrays = {"x_train": raw.x_train, "y_train": y_train, "x_test": raw.x_test, "y_test": y_test, **raw.extra}
     if names_ is not None:
@@ -612,7 +612,7 @@ def _fraction(test: object) -> float:
     return float(test)
 
 
-def _hold_out(raw: Raw, part: float, seed: int, regression: bool | None) -> Raw:
+def hold_out(raw: Raw, part: float, seed: int, regression: bool | None) -> Raw:
     """Move a random part of the rows to the test part: that part of each group, or of each label."""
     n = len(raw.y_train)
     rng = np.random.default_rng(seed)

@@ -383,6 +383,17 @@ class LocalSession:
             raise CheckpointError("the checkpoint was made with messages on their way: use the same fd.Delayed(...) engine")
         self.states.load(saved)
 
+    def save_prepared(self) -> Tree:
+        """What `prepare` has made so far, as a tree, for an engine that keeps it elsewhere."""
+        groups = [{"positions": g.positions, "prepared": g.prepared, "width": g.width} for g in self._everyone or []]
+        return {"groups": groups, "each": [[p, prepared] for p, prepared in self._prepared.items()]}
+
+    def load_prepared(self, saved: Tree) -> None:
+        """Take up what `save_prepared` gave."""
+        groups = [Group(g["positions"], None, g["prepared"], g["width"]) for g in saved["groups"]]
+        self._everyone = groups or None
+        self._prepared = {p: prepared for p, prepared in saved["each"]}
+
     def close(self) -> None:
         """Nothing to release."""
 

@@ -1,0 +1,128 @@
+"""All that touches the inside of flwr: what its public interface does not offer. Everything else goes through `flwr.app`,
+`flwr.clientapp`, `flwr.serverapp` and its commands.
+
+Four things: this process as the ServerApp of a run (so that `fd.run` in a notebook can be the server), an executor that forks
+(so that a client message does not pay for importing torch), a SuperNode that looks for messages more often, and several commands of
+`flwr` in one process.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import types
+from typing import Any
+
+
+def become_server(address: str, certificate: bytes, patience: float = 60.0) -> Any:
+    """Take up the ServerApp task that waits at a SuperLink (with `--isolation process`), and return its Grid."""
+    from flwr.common.serde import run_from_proto
+    from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest
+    from flwr.supercore.constant import TaskType
+    from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+    from flwr.supercore.retry import make_simple_http_retry_invoker
+    from flwr.supercore.runtime import RuntimeHttpClient
+    from flwr.supercore.task_identity import TaskIdentity
+    from flwr.superlink.grid.http_grid import HttpGrid
+
+    from foedus.errors import FoedusError
+
+    client = RuntimeHttpClient.from_server_address(
+        server_address=address, insecure=False, root_certificates=certificate,
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec")],
+        retry_invoker=make_simple_http_retry_invoker(),
+    )  # fmt: skip
+    began, token = time.monotonic(), ""
+    while not token:
+        found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
+        token = found.token if found.HasField("task") else ""
+        if not token and time.monotonic() - began > patience:
+            raise FoedusError(f"Flower's SuperLink has not started the run within {patience:g} s")
+        time.sleep(0.05)
+    client.close()
+    grid = HttpGrid(runtime_api_address=address, insecure=False, root_certificates=certificate, token=token)
+    task = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
+    grid.set_run(run_from_proto(task.run))
+    beat = HeartbeatSender(make_task_heartbeat_fn_http(grid._runtime_client))
+    beat.start()
+    grid.beat = beat
+
+    def speak() -> None:
+        """Messages take the run that they belong to from a global: set it before making some."""
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = task.task_id, task.run.run_id, task.context.node_id
+
+    grid.speak = speak
+    return grid
+
+
+def forking_executor() -> None:
+    """`flower-superexec`, but client processes are forked from this one, in which everything is imported already."""
+    import torch
+    from flwr.supercore.cli.flower_superexec import flower_superexec
+    from flwr.supercore.superexec import run_superexec
+    from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
+    from flwr.supercore.superexec.executor.types import LaunchResult
+    from flwr.supercore.tls import validate_and_resolve_root_certificates
+    from flwr.supernode.runtime.run_clientapp import run_clientapp
+
+    import foedus.algorithms
+    import foedus.engines.local
+    import foedus.flower.client  # noqa: F401 - for the children
+
+    torch.set_num_threads(1)
+
+    class Forking(SubprocessExecutor):
+        def launch(self, spec: Any) -> Any:
+            if os.fork() == 0:
+                code = 1
+                try:
+                    certificates = validate_and_resolve_root_certificates(spec.root_certificates_path, spec.insecure)
+                    run_clientapp(spec.runtime_api_address, spec.token, spec.insecure, certificates)
+                    code = 0
+                finally:
+                    sys.stdout.flush()
+                    os._exit(code)
+            return LaunchResult.accepted()
+
+        def reconcile(self) -> None:
+            """Collect the children that have ended."""
+            try:
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            except ChildProcessError:
+                pass
+
+    run_superexec.get_executor = lambda *args, **kwargs: Forking()
+    flower_superexec()
+
+
+def eager_supernode(pause: float = 0.1) -> None:
+    """`flower-supernode`, but it waits `pause` seconds at most before it looks again, where Flower waits three."""
+    from flwr.supernode import start_client_internal
+    from flwr.supernode.cli.flower_supernode import flower_supernode
+
+    quick = types.ModuleType("time")
+    quick.__dict__.update(time.__dict__)
+    quick.sleep = lambda seconds: time.sleep(min(seconds, pause))
+    start_client_internal.time = quick
+    flower_supernode()
+
+
+def commands() -> None:
+    """Several `flwr` commands, separated by `--then`: importing flwr takes longer than most of them."""
+    from flwr.cli.app import app
+
+    command: list[str] = []
+    for word in [*sys.argv[1:], "--then"]:
+        if word != "--then":
+            command.append(word)
+            continue
+        app(command, standalone_mode=False)
+        command = []
+
+
+if __name__ == "__main__":
+    role = sys.argv.pop(1)
+    {"executor": forking_executor, "supernode": eager_supernode, "flwr": commands}[role]()

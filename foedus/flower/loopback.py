@@ -1,0 +1,189 @@
+"""A whole federation on one machine: a SuperLink and SuperNodes as processes of their own, with TLS and keys, on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from foedus.errors import FoedusError
+from foedus.flower.keys import certificates, expired, node_key
+
+SETTINGS = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+"""No telemetry, no question for updates, nothing installed at run time."""
+
+APP = """[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "{name}"
+version = "1.0.0"
+description = "A federation with foedus"
+license = "Apache-2.0"
+dependencies = ["foedus[flower]"]
+
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+
+[tool.flwr.app]
+publisher = "foedus"
+
+[tool.flwr.app.components]
+serverapp = "{name}.server:app"
+clientapp = "{name}.client:app"
+
+[tool.flwr.app.config]
+{config}
+"""
+
+
+def write_app(folder: Path, name: str, server: str, config: dict[str, str], client: str = "") -> Path:
+    """A Flower app folder whose ClientApp is foedus' own, and whose ServerApp is made by the line `server`."""
+    package = folder / name
+    package.mkdir(parents=True, exist_ok=True)
+    settings = "\n".join(f'{k} = "{v}"' for k, v in config.items())
+    (folder / "pyproject.toml").write_text(APP.format(name=name, config=settings))
+    (package / "__init__.py").write_text("")
+    (package / "server.py").write_text(f'"""The server."""\n\n{server}\n')
+    (package / "client.py").write_text(client or '"""The sites."""\n\nfrom foedus.flower import client\n\napp = client.app\n')
+    return folder
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class Loopback:
+    """Processes of a federation under one folder: `link`, and one SuperNode for each node config.
+
+    supervised: the SuperLink starts ServerApps itself; otherwise this process can become the server (`inside.become_server`).
+    """
+
+    def __init__(self, folder: Path, supervised: bool = False, tls: Path | None = None):
+        self.folder, self.supervised = folder, supervised
+        self.address = f"127.0.0.1:{free_port()}"
+        self.processes: list[subprocess.Popen] = []
+        self.nodes: list[list[subprocess.Popen]] = []
+        self.keys = 0
+        folder.mkdir(parents=True, exist_ok=True)
+        self.tls = (
+            {n: tls / f for n, f in (("ca", "ca.pem"), ("certificate", "server.pem"), ("key", "server.key"))}
+            if tls
+            else (certificates(folder / "tls"))
+        )
+        if end := expired(self.tls["certificate"]):
+            raise FoedusError(
+                f"the certificate {self.tls['certificate'].name} expired on {end:%Y-%m-%d %H:%M} UTC; make a new one"
+            )
+        self.environment = {
+            **os.environ, **SETTINGS, "FLWR_HOME": str(folder / "flwr"), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        }  # fmt: skip
+        (folder / "flwr").mkdir(exist_ok=True)
+        (folder / "flwr" / "config.toml").write_text(
+            f'[superlink]\ndefault = "loopback"\n\n[superlink.loopback]\naddress = "{self.address}"\n'
+            f'root-certificates = "{self.tls["ca"].resolve()}"\n'
+        )
+
+    def start_link(self) -> None:
+        """Start the SuperLink and wait until it answers."""
+        host, port = self.address.split(":")
+        tls = ["--ssl-certfile", self.tls["certificate"], "--ssl-keyfile", self.tls["key"], "--ssl-ca-certfile", self.tls["ca"]]
+        how = ["--isolation", "subprocess" if self.supervised else "process"]
+        link = self._start("link", ["flower-superlink", *tls, "--enable-supernode-auth", "--host", host, "--port", port, *how])
+        context = ssl.create_default_context(cafile=str(self.tls["ca"]))
+        for _ in range(600):
+            if link.poll() is not None:
+                raise FoedusError(f"the SuperLink has ended: {self.log('link')[-500:]}")
+            with contextlib.suppress(OSError):
+                with socket.create_connection((host, int(port)), timeout=1) as raw:
+                    context.wrap_socket(raw, server_hostname=host).close()
+                return
+            time.sleep(0.1)
+        raise FoedusError("the SuperLink does not answer")
+
+    def register(self, count: int) -> list[Path]:
+        """Make key pairs for so many nodes and tell the SuperLink of them; returns the private keys."""
+        made = [node_key(self.folder / "keys" / f"node{self.keys + k}") for k in range(count)]
+        self.keys += count
+        words: list[Any] = []
+        for _, public in made:
+            words += ["--then"] * bool(words) + ["supernode", "register", public, "loopback"]
+        self.flwr(*words)
+        return [private for private, _ in made]
+
+    def start_node(self, key: Path, config: str, eager: bool = True) -> int:
+        """Start a SuperNode with a node config; returns its number. eager: forks its client processes, and waits less."""
+        number, port = len(self.nodes), free_port()
+        name = f"node{number}"
+        python = [sys.executable, "-m", "foedus.flower.inside"]
+        words = ["--root-certificates", self.tls["ca"], "--superlink", self.address, "--auth-supernode-private-key", key]
+        words += ["--node-config", config, "--port", port]
+        if eager:
+            started = [self._start(name, [*python, "supernode", *words, "--isolation", "process"])]
+            executor = [*python, "executor", "--insecure", "--runtime-api-address", f"127.0.0.1:{port}"]
+            started.append(self._start(f"{name}.executor", executor))
+        else:
+            started = [self._start(name, ["flower-supernode", *words])]
+        self.nodes.append(started)
+        return number
+
+    def flwr(self, *words: Any) -> str:
+        """Run `flwr` commands (several, separated by "--then") against this SuperLink."""
+        command = [sys.executable, "-m", "foedus.flower.inside", "flwr", *map(str, words)]
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, cwd=self.folder)
+        if done.returncode:
+            raise FoedusError(f"flwr {' '.join(map(str, words[:3]))} failed: {(done.stderr or done.stdout)[-500:]}")
+        return done.stdout
+
+    def _start(self, name: str, command: list[Any]) -> subprocess.Popen:
+        with open(self.folder / f"{name}.log", "ab") as log:
+            process = subprocess.Popen(
+                [str(c) for c in command], stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=self.environment,
+                cwd=self.folder, start_new_session=True,
+            )  # fmt: skip
+        self.processes.append(process)
+        return process
+
+    def log(self, name: str) -> str:
+        """What a process has printed."""
+        path = self.folder / f"{name}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def stop_node(self, number: int) -> None:
+        """End a SuperNode at once, as a power cut would."""
+        stop(self.nodes[number], signal.SIGKILL)
+
+    def close(self) -> None:
+        """End all processes that were started here, and theirs."""
+        stop(list(reversed(self.processes)), signal.SIGTERM)
+
+
+def stop(processes: list[subprocess.Popen], how: int) -> None:
+    """End processes with all of their group, gently first unless told otherwise."""
+    for kind in (how, signal.SIGKILL):
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, kind)
+        if kind == how and how != signal.SIGKILL:
+            end = time.monotonic() + 3
+            while time.monotonic() < end and any(p.poll() is None for p in processes):
+                time.sleep(0.05)
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(5)

@@ -1,0 +1,63 @@
+"""What travels through Flower: a header of plain values, and a body in the wire form of foedus.
+
+The body of a question is the payload, encoded once for all; that of an answer is one message a client, one after the other. Only
+bodies are counted as bytes sent. Headers say which round and which exchange a message belongs to.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+
+from foedus.errors import ReplyError
+
+HEADER, BODY = "foedus", "wire"
+_ARRAY = "foedus"
+
+
+def content(header: dict[str, Any], body: bytes = b"") -> RecordDict:
+    """The content of a Flower message."""
+    records: dict[str, Any] = {HEADER: ConfigRecord({"json": json.dumps(header)})}
+    if body:
+        records[BODY] = ArrayRecord({"0": Array("uint8", (len(body),), _ARRAY, body)})
+    return RecordDict(records)
+
+
+def header(message: Message) -> dict[str, Any]:
+    """The header of a message from a peer."""
+    try:
+        found = json.loads(message.content[HEADER]["json"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ReplyError(f"the message has no readable header: {error!r}") from None
+    if not isinstance(found, dict):
+        raise ReplyError("the header of the message is no table")
+    return found
+
+
+def body(message: Message) -> bytes:
+    """The body of a message from a peer."""
+    if BODY not in message.content:
+        return b""
+    try:
+        return bytes(message.content[BODY]["0"].data)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ReplyError(f"the body of the message cannot be read: {error!r}") from None
+
+
+def cut(joined: bytes, lengths: Any) -> list[bytes]:
+    """The messages that were joined, by their lengths."""
+    if not isinstance(lengths, list) or not all(type(n) is int and n >= 0 for n in lengths) or sum(lengths) != len(joined):
+        raise ReplyError(f"the lengths of its parts do not sum to the {len(joined)} bytes of the body")
+    ends = _sums(lengths)
+    return [joined[end - n : end] for n, end in zip(lengths, ends, strict=True)]
+
+
+def _sums(lengths: Sequence[int]) -> list[int]:
+    total, ends = 0, []
+    for n in lengths:
+        total += n
+        ends.append(total)
+    return ends

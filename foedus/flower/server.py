@@ -1,0 +1,255 @@
+"""The side of the server: a Flower ServerApp that greets the sites, checks them, runs the algorithms of a file, and brings the model home.
+
+The file is TOML, in the form of `foedus.config_file` as far as the two have keys in common:
+
+    [algorithm]                       # or several, run one after the other: [algorithms.FedNewton], [algorithms.FedFW], ...
+    type = "FedAvg"
+
+    [data]                            # what the rows of every site must look like
+    columns = ["age", "sex"]
+    classes = ["0", "1"]              # leave out to predict numbers
+    scale = "standard"                # or "none"
+
+    [run]
+    rounds = 20
+    seed = 0
+
+    [federation]
+    clients = 4                       # wait for so many sites, at most `patience` seconds
+    min_clients = 3                   # go on while so many answer
+    timeout = 120                     # seconds that a site may take for an answer
+    patience = 60
+
+    [output]
+    folder = "results"
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import types
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from flwr.serverapp import ServerApp
+
+from foedus.config_file import Number, _Reader
+from foedus.core.algorithm import Algorithm
+from foedus.core.config import to_config
+from foedus.core.run import Run, run
+from foedus.core.spec import Spec
+from foedus.errors import ConfigError, FoedusError, TooFewClients, unknown
+from foedus.flower import messages
+from foedus.flower.session import Line, SitesEngine
+from foedus.version import __version__
+
+_DATA = {"columns": tuple[str, ...], "classes": tuple[str, ...], "scale": Literal["standard", "none"]}
+_RUN = {"rounds": int, "seed": int, "participation": Number | dict, "quantise": Literal["float16", "bfloat16", "int8"]}
+_FEDERATION = {"clients": int, "min_clients": int, "timeout": Number, "patience": Number}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a file asks for."""
+
+    algorithms: dict[str, Algorithm]
+    columns: tuple[str, ...]
+    classes: tuple[str, ...] | None
+    scale: str
+    rounds: int
+    options: dict[str, Any]
+    clients: int
+    min_clients: int
+    timeout: float
+    patience: float
+    folder: Path
+
+    @property
+    def spec(self) -> Spec:
+        outputs = 1 if self.classes is None else len(self.classes)
+        return Spec((len(self.columns),), None if self.classes is None else len(self.classes), outputs)
+
+
+def read_plan(path: Path) -> Plan:
+    """Read and check a file."""
+    reader = _Reader(path, "compare" if "algorithms" in _Reader(path, "run").table else "run")
+    known = ("algorithm", "algorithms", "data", "run", "federation", "output")
+    for name in reader.table:
+        if name not in known:
+            reader.fail(name, unknown("section", name, known))
+    data = reader.settings("data", reader.section("data"), _DATA, required=["columns"])
+    options = reader.settings("run", reader.section("run"), _RUN, required=["rounds"])
+    rounds = options.pop("rounds")
+    reader.check_run(rounds, options)
+    found = reader.settings("federation", reader.section("federation", needed=False), _FEDERATION)
+    clients = found.get("clients", 2)
+    least = found.get("min_clients", clients)
+    if not 1 <= least <= clients:
+        reader.fail("federation.min_clients", f"{least} must be from 1 to the {clients} clients")
+    folder = reader.settings("output", reader.section("output", needed=False), {"folder": str}).get("folder", "results")
+    plan = Plan(
+        {k or type(a).__name__: a for k, a in reader.algorithms().items()},
+        tuple(data["columns"]), data.get("classes"), data.get("scale", "standard"), rounds, options, clients, least,
+        float(found.get("timeout", 300)), float(found.get("patience", 60)), Path(folder),
+    )  # fmt: skip
+    for name, algorithm in plan.algorithms.items():
+        if algorithm.pooled:
+            reader.fail(f"algorithms.{name}", f"{type(algorithm).__name__} needs all rows in one place; sites keep theirs")
+        reader.attempt(f"algorithms.{name}", lambda a=algorithm: a.check(plan.spec))
+    return plan
+
+
+@dataclass(eq=False)
+class Sites:
+    """What the server knows of a federation of sites, in the place of a `Federation`: who they are and how many rows they have."""
+
+    ids: np.ndarray
+    sizes: np.ndarray
+    spec: Spec
+    checksums: np.ndarray
+    scheme: str = "sites"
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def offsets(self) -> np.ndarray:
+        return np.concatenate(([0], np.cumsum(self.sizes)))
+
+    rows = property(lambda self: self.sizes)
+
+    @property
+    def data(self) -> Any:
+        """No rows, but what a run asks of them; checksums stand for the rows that are elsewhere."""
+        nothing = np.zeros((0, *self.spec.shape), np.float32)
+        return types.SimpleNamespace(
+            name="sites", classes=self.spec.classes, x_train=self.checksums, y_train=self.sizes, x_test=nothing, y_test=nothing
+        )
+
+
+def wait_for(grid: Any, clients: int, least: int, patience: float) -> list[int]:
+    """The nodes that are there once `clients` are, or after `patience` seconds."""
+    began = time.monotonic()
+    while len(nodes := sorted(grid.get_node_ids())) < clients and time.monotonic() - began < patience:
+        time.sleep(0.1)
+    if not nodes:
+        raise TooFewClients(f"no SuperNode has connected within {patience:g} s; start them first, with this server's address")
+    if len(nodes) < least:
+        raise TooFewClients(f"{len(nodes)} SuperNodes have connected within {patience:g} s, at least {least} must")
+    return nodes
+
+
+def greet(line: Line, nodes: list[int], question: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """Ask every node who it is; those with errors are named and left aside. Returns what the others said, by node."""
+    answers = line.post("query.hello", dict.fromkeys(nodes, question))
+    good: dict[int, dict[str, Any]] = {}
+    whose: dict[int, str] = {}
+    for node in nodes:
+        answer = answers[node]
+        try:
+            said = {"error": answer} if isinstance(answer, str) else messages.header(answer)
+        except FoedusError as error:
+            said = {"error": str(error)}
+        if "error" in said:
+            warnings.warn(f"node {node} does not take part: {said['error']}", stacklevel=2)
+            continue
+        for client in said["clients"]:
+            if client in whose:
+                raise ConfigError(
+                    f"two sites are client {client}: {whose[client]} and {said['name']!r} (node {node}); give each a number of its own"
+                )
+            whose[client] = f"{said['name']!r} (node {node})"
+            line.nodes[client] = node
+            line.names[client] = said["name"]
+        good[node] = said
+    return good
+
+
+def scaling(said: list[dict[str, Any]], how: str, columns: tuple[str, ...]) -> tuple[list[float], list[float]]:
+    """Centre and scale of every column over the rows of all sites, from their sums; missing values do not count."""
+    count, total, squares = (np.sum([s["sums"][k] for s in said], axis=0) for k in ("count", "sum", "squares"))
+    if (count == 0).any():
+        raise ConfigError(f"column {columns[int(np.argmax(count == 0))]!r} has no value at any site; leave it out")
+    mean = total / count
+    if how == "none":
+        return mean.tolist(), np.ones_like(mean).tolist()
+    spread = np.sqrt(np.maximum(squares / count - mean**2, 0))
+    return mean.tolist(), np.where(spread > 1e-12 * np.maximum(1, np.abs(mean)), spread, 1.0).tolist()
+
+
+def train(grid: Any, plan: Plan, folder: Path) -> dict[str, Run]:
+    """Greet the sites, run every algorithm of the plan, and write what comes out of it."""
+    line = Line(grid, {}, timeout=plan.timeout, min_clients=plan.min_clients)
+    nodes = wait_for(grid, plan.clients, plan.min_clients, plan.patience)
+    schema = {"columns": list(plan.columns), "classes": None if plan.classes is None else list(plan.classes)}
+    seed = plan.options.get("seed", 0)
+    first = next(iter(plan.algorithms.values()))
+    question = {"schema": schema, "algorithm": to_config(first), "seed": seed, "foedus": __version__, "session": ""}
+    said = greet(line, nodes, question)
+    if len(line.nodes) < plan.min_clients:
+        raise TooFewClients(f"{len(line.nodes)} sites can take part, at least {plan.min_clients} must; see the warnings above")
+    center, scale = scaling(list(said.values()), plan.scale, plan.columns)
+    line.common = {"schema": schema, "center": center, "scale": scale, "foedus": __version__}
+    ids = np.array(sorted(line.nodes))
+    rows = {c: n for s in said.values() for c, n in zip(s["clients"], s["rows"], strict=True)}
+    sums = {c: s["checksum"] for s in said.values() for c in s["clients"]}
+    names = {str(i): line.names[i] for i in ids.tolist()}
+    sites = Sites(ids, np.array([rows[i] for i in ids]), plan.spec, np.array([sums[i] for i in ids]), settings=names)
+    folder.mkdir(parents=True, exist_ok=True)
+    runs = {}
+    for name, algorithm in plan.algorithms.items():
+        label = name.replace("/", "-")
+        result = run(
+            algorithm, sites, plan.rounds, engine=SitesEngine(line), checkpoint=folder / f"{label}.checkpoint.safetensors",
+            resume=True, progress=False, **plan.options,
+        )  # fmt: skip
+        result.save(folder / f"{label}.safetensors")
+        result.history.to_csv(folder / f"{label}.csv", index=False)
+        table = try_model(line, result, folder / f"{label}.safetensors", algorithm, seed)
+        (folder / f"{label}.sites.json").write_text(json.dumps(table, indent=1))
+        print(f"{name}: {_shown(table)}", flush=True)
+        runs[name] = result
+    return runs
+
+
+def try_model(line: Line, result: Run, path: Path, algorithm: Algorithm, seed: int) -> list[dict[str, Any]]:
+    """Send the final model to every site, and ask how it does on the site's test rows."""
+    if algorithm.personal and algorithm.predictor(result.state) is None:
+        return []
+    question = {**line.common, "algorithm": to_config(algorithm), "seed": seed, "session": ""}
+    answers = line.post("evaluate.model", dict.fromkeys(set(line.nodes.values()), question), path.read_bytes())
+    table = []
+    for client, node in sorted(line.nodes.items()):
+        answer = answers[node]
+        said = {"error": answer} if isinstance(answer, str) else messages.header(answer)
+        entry: dict[str, Any] = {"client": client, "site": line.names[client]}
+        if "error" in said:
+            entry["error"] = said["error"]
+        elif said["rows"]:
+            score = {"accuracy": said["hits"] / said["rows"]} if "hits" in said else {"mse": said["error"] / said["rows"]}
+            entry |= {"test_rows": said["rows"], **score}
+        table.append(entry)
+    return table
+
+
+def _shown(table: list[dict[str, Any]]) -> str:
+    words = [f"{e['site']} {e.get('accuracy', e.get('mse')):.4f}" for e in table if "accuracy" in e or "mse" in e]
+    return ", ".join(words) or "no test rows"
+
+
+def server_app(plan: str | Path) -> ServerApp:
+    """The ServerApp of a file: in an app folder, `app = server_app(Path(__file__).parent / "federation.toml")`."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Any, context: Any) -> None:
+        read = read_plan(Path(plan))
+        folder = Path(str(context.run_config.get("output", "") or read.folder))
+        train(grid, read, folder)
+
+    return app

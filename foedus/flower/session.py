@@ -1,0 +1,283 @@
+"""The side of the server: exchanges with sites through Flower's Grid.
+
+A site that does not answer in time, or whose answer is no good (it cannot be decoded, is not finite, has another shape than the others', or
+belongs to another round), is left out of the rest of the round and named in the history; the round goes on with the others, as long as
+enough of them are left.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from flwr.app import Message
+from torch import Tensor
+
+from foedus.core import tree, wire
+from foedus.core.algorithm import Algorithm
+from foedus.core.clients import Ask
+from foedus.core.config import to_config
+from foedus.core.tree import Tree
+from foedus.errors import CheckpointError, FoedusError, ReplyError, TooFewClients
+from foedus.flower import messages
+
+_POLL = 0.02
+
+
+@dataclass(eq=False)
+class Line:
+    """The connection to all sites: Flower's Grid, who is where, how long to wait, and how many must answer."""
+
+    grid: Any
+    nodes: dict[int, int]
+    """The node of each client."""
+    names: dict[int, str] = field(default_factory=dict)
+    """The names of clients, for people."""
+    timeout: float = 300.0
+    min_clients: int = 1
+    common: dict[str, Any] = field(default_factory=dict)
+    """What every header says: schema and scaling, or the shard."""
+    seconds: list[float] = field(default_factory=list)
+    """How long each exchange took."""
+    sent: int = 0
+    received: int = 0
+    """Bytes of bodies that went through Flower."""
+
+    def post(self, kind: str, headers: dict[int, dict[str, Any]], body: bytes = b"") -> dict[int, Message | str]:
+        """Send one message to each of these nodes and wait for the answers: a message, or why there is none.
+
+        Only ids that are still outstanding are asked for: Flower answers for one that was fetched before with an error.
+        """
+        began = time.monotonic()
+        getattr(self.grid, "speak", lambda: None)()
+        here = set(self.grid.get_node_ids())
+        answers: dict[int, Message | str] = {n: "it is not connected" for n in headers if n not in here}
+        asked = [n for n in headers if n in here]
+        group = str(next((h["round"] for h in headers.values() if "round" in h), ""))
+        letters = [
+            Message(messages.content(headers[n], body), dst_node_id=n, message_type=kind, ttl=self.timeout + 30, group_id=group)
+            for n in asked
+        ]
+        waiting: dict[str, int] = {}
+        for n, id_ in zip(asked, self.grid.push_messages(letters), strict=False):
+            if id_:
+                waiting[id_] = n
+                self.sent += len(body)
+        for n in asked:
+            if n not in waiting.values():
+                answers[n] = "the message could not be sent to it"
+        while waiting and time.monotonic() - began < self.timeout:
+            for reply in self.grid.pull_messages(list(waiting)):
+                n = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if n is not None:
+                    answers[n] = f"Flower reports: {reply.error.reason}" if reply.has_error() else reply
+            if waiting:
+                time.sleep(_POLL)
+        self.seconds.append(time.monotonic() - began)
+        return answers | dict.fromkeys(waiting.values(), f"no answer within {self.timeout:g} s")
+
+    def name(self, client: int) -> str:
+        return f"{client} ({self.names[client]})" if client in self.names else str(client)
+
+
+@dataclass(frozen=True, eq=False)
+class SitesEngine:
+    """An engine for `fd.run` whose clients are at the other end of a line."""
+
+    line: Line
+
+    def open(self, algorithm: Algorithm, fed: Any, seed_key: Tensor) -> FlowerSession:
+        low, high = seed_key.tolist()
+        return FlowerSession(self.line, algorithm, low | high << 32)
+
+
+class FlowerSession:
+    """One run of one algorithm with the clients of a line."""
+
+    unsure, measures, longest, delays = True, False, 0, None
+
+    def __init__(self, line: Line, algorithm: Algorithm, seed: int):
+        self.line, self.algorithm = line, algorithm
+        self.ids = torch.tensor(sorted(line.nodes))
+        self.common = {**line.common, "session": uuid.uuid4().hex, "algorithm": to_config(algorithm), "seed": seed}
+        self.remembers = type(algorithm).init is not Algorithm.init
+        self.seen: dict[int, int] = {}  # the version of the last answer of each client
+        self.lost: set[int] = set()  # those whose state is gone
+        self.excluded: set[int] = set()  # those who cannot come back
+        self.faults: dict[int, str] = {}
+        self.forms: dict[str, Any] = {}
+        self.round, self.out = 0, set()
+
+    # -- exchanges ---------------------------------------------------------------------------------------------------
+
+    def exchange(self, ask: Ask) -> Iterator[tuple[Tensor, Tree, bool]]:
+        """Ask, and give the answers that are good, in order of client id."""
+        if ask.round != self.round:
+            self.round, self.out = ask.round, set()
+        self.faults = {}
+        asked = [i for i in ask.ids.tolist() if i not in self.out]
+        for i in asked:
+            if i in self.excluded:
+                self._leave_out(i, "it has lost its state and cannot come back")
+        asked = [i for i in asked if i not in self.out]
+        version = (ask.round << 16) + ask.exchange + 1
+        more = {"round": ask.round, "exchange": ask.exchange, "version": version, "quantise": ask.quantise}
+        answers = self.line.post(f"train.{ask.step}", self._headers(asked, more), wire.encode(ask.payload))
+        replies: dict[int, Tree] = {}
+        for node, answer in answers.items():
+            mine = [i for i in asked if self.line.nodes[i] == node]
+            try:
+                replies |= self._read(answer, mine, more)
+            except FoedusError as error:
+                for i in mine:
+                    self._leave_out(i, str(error))
+        if self.algorithm.alike and replies:
+            self._same_form(ask.step, replies)
+        for i in replies:
+            self.seen[i] = version
+        self._enough(ask, replies)
+        for i in sorted(replies):
+            yield torch.tensor([i]), replies[i], False
+
+    def _headers(self, asked: list[int], more: dict[str, Any]) -> dict[int, dict[str, Any]]:
+        by_node: dict[int, list[int]] = {}
+        for i in asked:
+            by_node.setdefault(self.line.nodes[i], []).append(i)
+        return {
+            node: {**self.common, **more, "ids": ids, "seen": [self.seen.get(i, 0) for i in ids]}
+            for node, ids in by_node.items()
+        }
+
+    def _read(self, answer: Message | str, mine: list[int], more: dict[str, Any]) -> dict[int, Tree]:
+        """The replies in an answer that may be used; those who are not in it are left out."""
+        if isinstance(answer, str):
+            raise ReplyError(answer)
+        said = messages.header(answer)
+        if "error" in said:
+            raise ReplyError(str(said["error"]))
+        for name in ("round", "exchange"):
+            if said.get(name) != more[name]:
+                raise ReplyError(f"its answer is for {name} {said.get(name)!r}, not {more[name]}")
+        body = messages.body(answer)
+        self.line.received += len(body)
+        ids, parts = said.get("ids"), messages.cut(body, said.get("lengths"))
+        if not isinstance(ids, list) or len(ids) != len(parts) or not set(map(str, ids)) <= set(map(str, mine)):
+            raise ReplyError("its answer names clients that it was not asked for")
+        replies = {}
+        for i, part in zip(ids, parts, strict=True):
+            try:
+                reply = wire.decode(part)
+                if not tree.all_finite(reply):
+                    raise ReplyError("its reply is not finite (NaN or infinity)")
+                replies[i] = reply
+            except FoedusError as error:
+                self._leave_out(i, str(error))
+        for i in mine:
+            if i in (said.get("lost") or []):
+                self.lost.add(i)
+                self._leave_out(i, "it has lost its state")
+            elif i not in replies and i not in self.faults:
+                self._leave_out(i, "it was not in the answer of its node")
+        return replies
+
+    def _same_form(self, step: str, replies: dict[int, Tree]) -> None:
+        """Leave out replies of another structure, shape or type than this step's replies have had, or than most have."""
+        forms = {i: _form(reply) for i, reply in replies.items()}
+        usual = self.forms.get(step)
+        if usual is None or usual not in forms.values():
+            usual = Counter(forms.values()).most_common(1)[0][0]
+        self.forms[step] = usual
+        for i, form in forms.items():
+            if form != usual:
+                del replies[i]
+                self._leave_out(i, f"its reply has the form {_shown(form)}, not {_shown(usual)} as the others'")
+
+    def _leave_out(self, client: int, why: str) -> None:
+        self.out.add(client)
+        self.faults[client] = why
+        warnings.warn(f"round {self.round}: client {self.line.name(client)} is left out: {why}", stacklevel=2)
+
+    def _enough(self, ask: Ask, replies: dict[int, Tree]) -> None:
+        need = min(self.line.min_clients, len(ask.ids))
+        if len(replies) < need:
+            faults = "; ".join(f"client {self.line.name(i)}: {why}" for i, why in sorted(self.faults.items()))
+            raise TooFewClients(
+                f"round {ask.round}: {len(replies)} of {len(ask.ids)} clients answered {ask.step!r}, at least {need} must ({faults})"
+            )
+
+    def readmit(self, ids: list[int], allowed: bool) -> None:
+        """Take clients who have lost their state back as newcomers, or exclude them."""
+        self.lost -= set(ids)
+        for i in ids:
+            self.seen.pop(i, None)
+            if not allowed:
+                self.excluded.add(i)
+                warnings.warn(
+                    f"client {self.line.name(i)} has lost its state and is excluded: {type(self.algorithm).__name__} has no rule for "
+                    "coming back",
+                    stacklevel=2,
+                )
+
+    # -- evaluation --------------------------------------------------------------------------------------------------
+
+    def evaluate_own(self) -> dict[str, Tensor]:
+        """Each client's own model on its own test rows: sums by client; none for those who do not answer."""
+        ids = self.ids.tolist()
+        place = {i: p for p, i in enumerate(ids)}
+        answers = self.line.post("evaluate.own", self._headers([i for i in ids if i not in self.excluded], {}))
+        sums: dict[str, Tensor] = {"rows": torch.zeros(len(ids), dtype=torch.float64)}
+        for answer in answers.values():
+            said = {"error": answer} if isinstance(answer, str) else messages.header(answer)
+            if "error" in said:
+                warnings.warn(f"a site does not evaluate: {said['error']}", stacklevel=2)
+                continue
+            for name, values in said["sums"].items():
+                column = sums.setdefault(name, torch.zeros(len(ids), dtype=torch.float64))
+                for i, v in zip(said["ids"], values, strict=True):
+                    if i in place:
+                        column[place[i]] = float(v)
+        return sums
+
+    def evaluate_global(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Common test rows are not sent to sites."""
+        return {"rows": torch.zeros(len(self.ids), dtype=torch.float64)}
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def save(self) -> Tree:
+        """Which answers the server has seen; what clients remember stays with them."""
+        return {
+            "sites": {
+                "session": self.common["session"],
+                "seen": {str(i): v for i, v in self.seen.items()},
+                "excluded": sorted(self.excluded),
+            }
+        }
+
+    def load(self, saved: Tree) -> None:
+        if "sites" not in saved:
+            raise CheckpointError(
+                "the checkpoint holds the states of simulated clients; a federation of sites cannot go on from it"
+            )
+        self.common["session"] = saved["sites"]["session"]
+        self.seen = {int(i): v for i, v in saved["sites"]["seen"].items()}
+        self.excluded = set(saved["sites"]["excluded"])
+
+    def close(self) -> None:
+        """The line stays open: others may use it."""
+
+
+def _form(reply: Tree) -> tuple:
+    """Structure, shapes and types of a reply."""
+    leaves, form = tree.flatten(reply)
+    return str(form), tuple((tuple(t.shape), str(t.dtype)) if isinstance(t, Tensor) else (type(t).__name__,) for t in leaves)
+
+
+def _shown(form: tuple) -> str:
+    return ", ".join(f"{leaf[1].removeprefix('torch.')} {list(leaf[0])}" if len(leaf) == 2 else leaf[0] for leaf in form[1][:4])
