@@ -52,6 +52,7 @@ class Flower:
             return
         try:
             from foedus.flower import inside, loopback
+            from foedus.flower import keys as keys_
         except ImportError as error:
             raise FoedusError(f"fd.Flower needs flwr: pip install 'foedus[flower]' ({error})") from None
         self.temporary = tempfile.TemporaryDirectory(prefix="foedus-flower-")
@@ -60,7 +61,9 @@ class Flower:
         self._end = weakref.finalize(self, _close, self.loopback, self.temporary)
         atexit.register(self._end)
         self.loopback.start_link()
-        for number, key in enumerate(self.loopback.register(self.count)):
+        keys = [keys_.node_key(folder / "keys" / f"node{number}") for number in range(self.count)]
+        self.loopback.register([public for _, public in keys])
+        for number, (key, _) in enumerate(keys):
             shards = folder / "shards" / str(number)
             shards.mkdir(parents=True)
             self.loopback.start_node(key, f'shards="{shards}"')

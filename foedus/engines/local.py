@@ -392,7 +392,7 @@ class LocalSession:
         """Take up what `save_prepared` gave."""
         groups = [Group(g["positions"], None, g["prepared"], g["width"]) for g in saved["groups"]]
         self._everyone = groups or None
-        self._prepared = {p: prepared for p, prepared in saved["each"]}
+        self._prepared = dict(saved["each"])
 
     def close(self) -> None:
         """Nothing to release."""

@@ -10,11 +10,12 @@ import ssl
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from foedus.errors import FoedusError
-from foedus.flower.keys import certificates, expired, node_key
+from foedus.flower.keys import certificates, expired
 
 SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -68,17 +69,17 @@ def free_port() -> int:
 
 
 class Loopback:
-    """Processes of a federation under one folder: `link`, and one SuperNode for each node config.
+    """Processes of a federation that keep their files under one folder: a SuperLink, and one SuperNode for each node config.
 
     supervised: the SuperLink starts ServerApps itself; otherwise this process can become the server (`inside.become_server`).
+    tls: a folder of certificates; without it, new ones are made. cwd: where the processes run.
     """
 
-    def __init__(self, folder: Path, supervised: bool = False, tls: Path | None = None):
-        self.folder, self.supervised = folder, supervised
+    def __init__(self, folder: Path, supervised: bool = False, tls: Path | None = None, cwd: Path | None = None):
+        self.folder, self.supervised, self.cwd = folder, supervised, cwd or folder
         self.address = f"127.0.0.1:{free_port()}"
         self.processes: list[subprocess.Popen] = []
         self.nodes: list[list[subprocess.Popen]] = []
-        self.keys = 0
         folder.mkdir(parents=True, exist_ok=True)
         self.tls = (
             {n: tls / f for n, f in (("ca", "ca.pem"), ("certificate", "server.pem"), ("key", "server.key"))}
@@ -103,7 +104,10 @@ class Loopback:
     def start_link(self) -> None:
         """Start the SuperLink and wait until it answers."""
         host, port = self.address.split(":")
-        tls = ["--ssl-certfile", self.tls["certificate"], "--ssl-keyfile", self.tls["key"], "--ssl-ca-certfile", self.tls["ca"]]
+        tls = [
+            f"--ssl-{n}={self.tls[k].resolve()}"
+            for n, k in (("certfile", "certificate"), ("keyfile", "key"), ("ca-certfile", "ca"))
+        ]
         how = ["--isolation", "subprocess" if self.supervised else "process"]
         link = self._start("link", ["flower-superlink", *tls, "--enable-supernode-auth", "--host", host, "--port", port, *how])
         context = ssl.create_default_context(cafile=str(self.tls["ca"]))
@@ -117,22 +121,26 @@ class Loopback:
             time.sleep(0.1)
         raise FoedusError("the SuperLink does not answer")
 
-    def register(self, count: int) -> list[Path]:
-        """Make key pairs for so many nodes and tell the SuperLink of them; returns the private keys."""
-        made = [node_key(self.folder / "keys" / f"node{self.keys + k}") for k in range(count)]
-        self.keys += count
+    def register(self, keys: list[Path]) -> None:
+        """Tell the SuperLink of the public keys of nodes that may connect."""
         words: list[Any] = []
-        for _, public in made:
-            words += ["--then"] * bool(words) + ["supernode", "register", public, "loopback"]
+        for key in keys:
+            words += ["--then"] * bool(words) + ["supernode", "register", key.resolve(), "loopback"]
         self.flwr(*words)
-        return [private for private, _ in made]
 
     def start_node(self, key: Path, config: str, eager: bool = True) -> int:
         """Start a SuperNode with a node config; returns its number. eager: forks its client processes, and waits less."""
         number, port = len(self.nodes), free_port()
         name = f"node{number}"
         python = [sys.executable, "-m", "foedus.flower.inside"]
-        words = ["--root-certificates", self.tls["ca"], "--superlink", self.address, "--auth-supernode-private-key", key]
+        words = [
+            "--root-certificates",
+            self.tls["ca"].resolve(),
+            "--superlink",
+            self.address,
+            "--auth-supernode-private-key",
+            key.resolve(),
+        ]
         words += ["--node-config", config, "--port", port]
         if eager:
             started = [self._start(name, [*python, "supernode", *words, "--isolation", "process"])]
@@ -146,16 +154,26 @@ class Loopback:
     def flwr(self, *words: Any) -> str:
         """Run `flwr` commands (several, separated by "--then") against this SuperLink."""
         command = [sys.executable, "-m", "foedus.flower.inside", "flwr", *map(str, words)]
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, cwd=self.folder)
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, cwd=self.cwd)
         if done.returncode:
             raise FoedusError(f"flwr {' '.join(map(str, words[:3]))} failed: {(done.stderr or done.stdout)[-500:]}")
         return done.stdout
+
+    def stream(self, *words: Any) -> Iterator[str]:
+        """The same, line by line as they come."""
+        command = [sys.executable, "-m", "foedus.flower.inside", "flwr", *map(str, words)]
+        with subprocess.Popen(
+            command, env=self.environment, cwd=self.cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process:
+            self.processes.append(process)
+            for line in process.stdout:
+                yield line.rstrip()
 
     def _start(self, name: str, command: list[Any]) -> subprocess.Popen:
         with open(self.folder / f"{name}.log", "ab") as log:
             process = subprocess.Popen(
                 [str(c) for c in command], stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=self.environment,
-                cwd=self.folder, start_new_session=True,
+                cwd=self.cwd, start_new_session=True,
             )  # fmt: skip
         self.processes.append(process)
         return process
