@@ -6,11 +6,12 @@ ARGS ?=
 # By path, not by import hook: in the folder that holds the clone, a hook would lose to the clone's own folder.
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --config-settings editable_mode=compat
 
-.PHONY: help demo test lint bench papers clean
+.PHONY: help demo test test-slow lint bench papers clean
 
 help:
 	@echo "make demo    compare the algorithms on bundled data and write a page (under two minutes after installation)"
 	@echo "make test    all tests, on two cores; real data sets are used where FOEDUS_DATA points to them"
+	@echo "make test-slow  the tests that take minutes: real federations for every family"
 	@echo "make lint    ruff"
 	@echo "make bench   speed, as ratios measured in one run (ARGS='w1 w3' for some of them)"
 	@echo "make papers  reproduce the papers"
@@ -30,7 +31,10 @@ demo: $(VENV)/.report
 	$(BIN)/foedus demo $(ARGS)
 
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
+
+test-slow: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

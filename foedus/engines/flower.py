@@ -97,8 +97,9 @@ class Flower:
             "foedus": __version__,
             "session": "",
         }
-        self.line = Line(self.grid, {}, timeout=self.timeout, min_clients=self.min_clients, common={"shard": name})
-        said = greet(self.line, nodes, question)
+        self.line = Line(self.grid, {}, timeout=max(self.timeout, 60.0), min_clients=self.min_clients, common={"shard": name})
+        said = greet(self.line, nodes, question)  # the first message waits until the nodes have imported what they need
+        self.line.timeout = self.timeout
         missing = sorted(set(fed.ids.tolist()) - set(self.line.nodes))
         if missing:
             raise FoedusError(f"no node has client {missing[0]}; {len(said)} of {self.count} nodes answered (see the warnings)")
