@@ -98,7 +98,7 @@ def forking_executor() -> None:
     flower_superexec()
 
 
-def eager_supernode(pause: float = 0.1) -> None:
+def eager_supernode(pause: float = 0.3) -> None:
     """`flower-supernode`, but it waits `pause` seconds at most before it looks again, where Flower waits three."""
     from flwr.supernode import start_client_internal
     from flwr.supernode.cli.flower_supernode import flower_supernode

@@ -27,7 +27,7 @@ from foedus.core.tree import Tree
 from foedus.errors import CheckpointError, FoedusError, ReplyError, TooFewClients
 from foedus.flower import messages
 
-_POLL = 0.02
+_POLL = 0.1
 
 
 @dataclass(eq=False)
