@@ -116,13 +116,13 @@ class FFGB(Algorithm):
         g, delta, found = scale * total, torch.zeros_like(total), []
         for k in range(1, self.local_steps + 1):
             target = delta + loss.slope(g, y, ones)
-            h = self.oracle.fit(x, target, random.fold(client.key, k), spec)
-            said = self.oracle.values(self.oracle.join([h]), torch.ones(1), x, spec)
-            eta = self.eta(t, k)
-            g = g - eta * (said + self.mu * g)
+            found.append(self.oracle.fit(x, target, random.fold(client.key, k), spec))
+            if k == self.local_steps:
+                break  # g_{K+1} is the server's to make
+            said = self.oracle.values(self.oracle.join(found[-1:]), torch.ones(1), x, spec)
+            g = g - self.eta(t, k) * (said + self.mu * g)
             if self.residual:
                 delta = target - said
-            found.append(h)
         return {"functions": found}, {"sum": total}
 
     def _caught_up(self, client: Client, new: list, factors: list, keep: float) -> Tensor:

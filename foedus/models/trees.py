@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from foedus.core import tree
 from foedus.core.arrays import Trees
 from foedus.errors import ReplyError
 
@@ -23,48 +24,63 @@ _THREADS_FROM = 1 << 16
 
 
 def fit_trees(x: np.ndarray, y: np.ndarray, count: int, seed: int, **options: Any) -> Trees:
-    """`count` regression trees of y (n, k) on x (n, d), one after the other from seeds of their own.
+    """`count` regression trees of y (n, k) on x (n, d), one after the other from one generator: no other thread has a part in its draws.
 
     options: as of scikit-learn's `DecisionTreeRegressor` (`splitter="random"` for extremely randomised trees).
     """
+    from sklearn import config_context
     from sklearn.tree import DecisionTreeRegressor
 
     # One generator for all: scikit-learn hashes a seed slowly.
-    state = np.random.RandomState(seed & 0xFFFFFFFF)
-    fitted = [DecisionTreeRegressor(random_state=state, **options).fit(x, y, check_input=False).tree_ for _ in range(count)]
-    return join([from_sklearn(t) for t in fitted])
+    model = DecisionTreeRegressor(random_state=np.random.RandomState(seed & 0xFFFFFFFF), **options)
+    fitted = [model.fit(x, y, check_input=False).tree_]
+    with config_context(skip_parameter_validation=True):  # the options have been looked at; that is Python, for which threads wait
+        fitted += [model.fit(x, y, check_input=False).tree_ for _ in range(count - 1)]
+    found = from_sklearn(*fitted)
+    _compiled(found)  # all clients will apply them: done here, it is done once, and in the thread of one client
+    return found
 
 
-def from_sklearn(tree: Any) -> Trees:
-    """One of scikit-learn's trees (`estimator.tree_`) as arrays; rows of float32 go the same way in both."""
-    value = tree.value[:, :, 0] if tree.value.ndim == 3 else tree.value
-    threshold = tree.threshold.astype(np.float32)
+def from_sklearn(*trees: Any) -> Trees:
+    """scikit-learn's trees (`estimator.tree_`) as arrays, one after the other; rows of float32 go the same way in both."""
+    sizes = [t.node_count for t in trees]
+    roots = np.cumsum([0, *sizes[:-1]]).astype(np.int32)
+    nodes = np.concatenate([t.__getstate__()["nodes"] for t in trees])
+    leaf, base = nodes["left_child"] < 0, np.repeat(roots, sizes)
+    threshold = nodes["threshold"].astype(np.float32)
     # Thresholds lie between two values of float32: rounded up, one might reach the larger of them.
-    threshold = np.where(threshold > tree.threshold, np.nextafter(threshold, np.float32(-np.inf)), threshold)
-    leaf = tree.children_left < 0
-    numbers = [np.where(leaf, -1, a).astype(np.int32) for a in (tree.feature, tree.children_left, tree.children_right)]
-    feature, left, right = (torch.from_numpy(a) for a in numbers)
-    threshold = torch.from_numpy(np.where(leaf, 0, threshold).astype(np.float32))
+    threshold = np.where(threshold > nodes["threshold"], np.nextafter(threshold, np.float32(-np.inf)), threshold)
     # Only leaves speak; zeros elsewhere are shorter where messages are compressed.
-    value = torch.from_numpy(np.where(leaf[:, None], value, 0).astype(np.float32))
-    return Trees(feature, threshold, left, right, value, torch.zeros(1, dtype=torch.int32), tree.n_features)
+    value = np.concatenate([t.value[:, :, 0] for t in trees])
+    numbers = (
+        np.where(leaf, -1, nodes["feature"]).astype(np.int32),
+        np.where(leaf, 0, threshold).astype(np.float32),
+        *(np.where(leaf, -1, nodes[side] + base).astype(np.int32) for side in ("left_child", "right_child")),
+        np.where(leaf[:, None], value, 0).astype(np.float32),
+        roots,
+    )
+    return Trees(*map(torch.from_numpy, numbers), trees[0].n_features)
 
 
 def join(parts: list[Trees]) -> Trees:
     """Many flat structures as one."""
     if len(parts) == 1:
         return parts[0]
-    sizes = [len(p.feature) for p in parts]
-    base = np.cumsum([0, *sizes[:-1]]).tolist()
-    kind = torch.int32 if sum(sizes) < 2**31 else torch.int64  # what was sent may be narrower than the sums need
+    sizes = torch.tensor([len(p.feature) for p in parts])
+    begin = sizes.cumsum(0) - sizes
+    kind = torch.int32 if int(sizes.sum()) < 2**31 else torch.int64  # what was sent may be narrower than the sums need
 
     def moved(name: str) -> Tensor:
-        numbers = ((getattr(p, name).to(kind), b) for p, b in zip(parts, base, strict=True))
-        return torch.cat([torch.where(v >= 0, v + b, -1) for v, b in numbers])
+        numbers = [getattr(p, name).to(kind) for p in parts]
+        flat, base = torch.cat(numbers), begin.to(kind).repeat_interleave(torch.tensor([len(v) for v in numbers]))
+        return torch.where(flat >= 0, flat + base, -1)
 
     feature = torch.cat([p.feature.to(torch.int32) for p in parts])
     threshold, value = (torch.cat([getattr(p, name) for p in parts]) for name in ("threshold", "value"))
-    return Trees(feature, threshold, moved("left"), moved("right"), value, moved("roots"), parts[0].features)
+    joined = Trees(feature, threshold, moved("left"), moved("right"), value, moved("roots"), parts[0].features)
+    if all(hasattr(p, "_compiled") for p in parts):
+        object.__setattr__(joined, "_compiled", [tree for p in parts for tree in p._compiled])
+    return joined
 
 
 def some_trees(trees: Trees, first: int, last: int) -> Trees:
@@ -91,13 +107,13 @@ def check_trees(trees: Trees, features: int, outputs: int, count: int | None = N
     roots = trees.roots.long()
     if not len(roots) or int(roots[0]) != 0 or not bool((roots[1:] > roots[:-1]).all()) or int(roots[-1]) >= n:
         raise ReplyError("the roots of trees must rise from node 0, each at a node of its own")
-    at, inner = torch.arange(n), trees.feature >= 0
-    end = torch.cat((roots[1:], torch.tensor([n])))[torch.searchsorted(roots, at, right=True) - 1]  # where a node's tree ends
+    at, inner, ends = torch.arange(n), trees.feature >= 0, torch.cat((roots[1:], torch.tensor([n])))
+    end = ends.repeat_interleave(ends - roots)  # where a node's tree ends
     inside = (trees.feature >= -1) & (trees.feature < features)
     forward = ~inner | ((trees.left > at) & (trees.left < end) & (trees.right > at) & (trees.right < end))
     if not bool((inside & forward).all()):
         raise ReplyError("a tree's node points to a feature that does not exist, backwards, or out of its tree")
-    if not bool(torch.isfinite(trees.value).all()) or not bool(torch.isfinite(trees.threshold).all()):
+    if not tree.all_finite((trees.value, trees.threshold)):
         raise ReplyError("a tree holds numbers that are not finite")
 
 
@@ -118,24 +134,27 @@ def _compiled(trees: Trees) -> list[Any]:
         return trees._compiled
     from sklearn.tree._tree import Tree
 
-    roots = trees.roots.long().tolist()
-    feature, left, right, threshold = (getattr(trees, k).numpy() for k in ("feature", "left", "right", "threshold"))
-    made: list[Any] = []
-    for begin, end in zip(roots, [*roots[1:], len(feature)], strict=True):
-        part = slice(begin, end)
-        leaf = feature[part] < 0
-        nodes = np.zeros(max(end - begin, 0), _node_type())
-        for name, child in (("left_child", left), ("right_child", right)):
-            nodes[name] = np.where(leaf, -1, child[part].astype(np.int64) - begin)
-            if not len(nodes) or (nodes[name] >= len(nodes)).any() or (nodes[name] < -1).any():
-                raise ReplyError("a tree's nodes must lie side by side, from its root on")
-        nodes["feature"] = np.where(leaf, -2, feature[part])
-        nodes["threshold"] = threshold[part]
-        tree = Tree(trees.features, np.ones(1, np.intp), 1)
-        tree.__setstate__(
-            {"max_depth": len(nodes), "node_count": len(nodes), "nodes": nodes, "values": np.zeros((len(nodes), 1, 1))}
-        )
-        made.append(tree)
+    feature, left, right, threshold, roots = (
+        getattr(trees, k).numpy() for k in ("feature", "left", "right", "threshold", "roots")
+    )
+    begin = roots.astype(np.int64)
+    sizes = np.diff(begin, append=len(feature))
+    if not len(begin) or begin[0] != 0 or (sizes < 1).any():
+        raise ReplyError("a tree's nodes must lie side by side, from its root on")
+    base, size = np.repeat(begin, sizes), np.repeat(sizes, sizes)
+    leaf, nodes = feature < 0, np.zeros(len(feature), _node_type())
+    for name, child in (("left_child", left), ("right_child", right)):
+        place = np.where(leaf, -1, child - base)
+        if (place >= size).any() or (place < -1).any():
+            raise ReplyError("a tree's nodes must lie side by side, from its root on")
+        nodes[name] = place
+    nodes["feature"] = np.where(leaf, -2, feature)
+    nodes["threshold"] = threshold
+    made, silent, one = [], np.zeros((int(sizes.max()), 1, 1)), np.ones(1, np.intp)
+    for first, n in zip(begin.tolist(), sizes.tolist(), strict=True):
+        made.append(Tree(trees.features, one, 1))
+        parts = {"nodes": nodes[first : first + n], "values": silent[:n]}
+        made[-1].__setstate__({"max_depth": n, "node_count": n, **parts})
     object.__setattr__(trees, "_compiled", made)
     return made
 
