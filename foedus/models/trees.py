@@ -34,7 +34,9 @@ def fit_trees(x: np.ndarray, y: np.ndarray, count: int, seed: int, **options: An
     # One generator for all: scikit-learn hashes a seed slowly.
     model = DecisionTreeRegressor(random_state=np.random.RandomState(seed & 0xFFFFFFFF), **options)
     fitted = [model.fit(x, y, check_input=False).tree_]
-    with config_context(skip_parameter_validation=True):  # the options have been looked at; that is Python, for which threads wait
+    with config_context(
+        skip_parameter_validation=True
+    ):  # the options have been looked at; that is Python, for which threads wait
         fitted += [model.fit(x, y, check_input=False).tree_ for _ in range(count - 1)]
     found = from_sklearn(*fitted)
     _compiled(found)  # all clients will apply them: done here, it is done once, and in the thread of one client
@@ -50,13 +52,12 @@ def from_sklearn(*trees: Any) -> Trees:
     threshold = nodes["threshold"].astype(np.float32)
     # Thresholds lie between two values of float32: rounded up, one might reach the larger of them.
     threshold = np.where(threshold > nodes["threshold"], np.nextafter(threshold, np.float32(-np.inf)), threshold)
-    # Only leaves speak; zeros elsewhere are shorter where messages are compressed.
     value = np.concatenate([t.value[:, :, 0] for t in trees])
     numbers = (
         np.where(leaf, -1, nodes["feature"]).astype(np.int32),
         np.where(leaf, 0, threshold).astype(np.float32),
         *(np.where(leaf, -1, nodes[side] + base).astype(np.int32) for side in ("left_child", "right_child")),
-        np.where(leaf[:, None], value, 0).astype(np.float32),
+        value[leaf].astype(np.float32),
         roots,
     )
     return Trees(*map(torch.from_numpy, numbers), trees[0].n_features)
@@ -66,18 +67,20 @@ def join(parts: list[Trees]) -> Trees:
     """Many flat structures as one."""
     if len(parts) == 1:
         return parts[0]
-    sizes = torch.tensor([len(p.feature) for p in parts])
-    begin = sizes.cumsum(0) - sizes
-    kind = torch.int32 if int(sizes.sum()) < 2**31 else torch.int64  # what was sent may be narrower than the sums need
+    sizes = np.array([len(p.feature) for p in parts])
+    begin = np.cumsum(sizes) - sizes
+    kind = np.int32 if sizes.sum() < 2**31 else np.int64  # what was sent may be narrower than the sums need
 
-    def moved(name: str) -> Tensor:
-        numbers = [getattr(p, name).to(kind) for p in parts]
-        flat, base = torch.cat(numbers), begin.to(kind).repeat_interleave(torch.tensor([len(v) for v in numbers]))
-        return torch.where(flat >= 0, flat + base, -1)
+    def together(name: str) -> np.ndarray:
+        return np.concatenate([getattr(p, name).numpy() for p in parts])
 
-    feature = torch.cat([p.feature.to(torch.int32) for p in parts])
-    threshold, value = (torch.cat([getattr(p, name) for p in parts]) for name in ("threshold", "value"))
-    joined = Trees(feature, threshold, moved("left"), moved("right"), value, moved("roots"), parts[0].features)
+    def moved(name: str) -> np.ndarray:
+        numbers, base = together(name).astype(kind), np.repeat(begin, [len(getattr(p, name)) for p in parts]).astype(kind)
+        return np.where(numbers >= 0, numbers + base, kind(-1))
+
+    feature, threshold, value = together("feature").astype(np.int32), together("threshold"), together("value")
+    arrays = (feature, threshold, moved("left"), moved("right"), value, moved("roots"))
+    joined = Trees(*map(torch.from_numpy, arrays), parts[0].features)
     if all(hasattr(p, "_compiled") for p in parts):
         object.__setattr__(joined, "_compiled", [tree for p in parts for tree in p._compiled])
     return joined
@@ -89,7 +92,8 @@ def some_trees(trees: Trees, first: int, last: int) -> Trees:
     end = int(trees.roots[last]) if last < len(trees.roots) else len(trees.feature)
     part = slice(begin, end)
     left, right = (torch.where(getattr(trees, k)[part] >= 0, getattr(trees, k)[part] - begin, -1) for k in ("left", "right"))
-    rest = (trees.value[part], trees.roots[first:last] - begin, trees.features)
+    leaves = slice(*(int((trees.feature[:n] < 0).sum()) for n in (begin, end)))
+    rest = (trees.value[leaves], trees.roots[first:last] - begin, trees.features)
     return Trees(trees.feature[part], trees.threshold[part], left, right, *rest)
 
 
@@ -104,15 +108,17 @@ def check_trees(trees: Trees, features: int, outputs: int, count: int | None = N
         )
     if count is not None and len(trees.roots) != count:
         raise ReplyError(f"{len(trees.roots)} trees were sent where {count} were due")
-    roots = trees.roots.long()
-    if not len(roots) or int(roots[0]) != 0 or not bool((roots[1:] > roots[:-1]).all()) or int(roots[-1]) >= n:
+    feature, left, right, roots = (getattr(trees, k).numpy() for k in ("feature", "left", "right", "roots"))
+    if not len(roots) or roots[0] != 0 or (roots[1:] <= roots[:-1]).any() or roots[-1] >= n:
         raise ReplyError("the roots of trees must rise from node 0, each at a node of its own")
-    at, inner, ends = torch.arange(n), trees.feature >= 0, torch.cat((roots[1:], torch.tensor([n])))
-    end = ends.repeat_interleave(ends - roots)  # where a node's tree ends
-    inside = (trees.feature >= -1) & (trees.feature < features)
-    forward = ~inner | ((trees.left > at) & (trees.left < end) & (trees.right > at) & (trees.right < end))
-    if not bool((inside & forward).all()):
+    at, leaf, ends = np.arange(n), feature < 0, np.append(roots[1:].astype(np.int64), n)
+    end = np.repeat(ends, ends - roots)  # where a node's tree ends
+    inside = (feature >= -1) & (feature < features)
+    forward = leaf | ((left > at) & (left < end) & (right > at) & (right < end))
+    if not (inside & forward).all():
         raise ReplyError("a tree's node points to a feature that does not exist, backwards, or out of its tree")
+    if leaf.sum() != len(trees.value):
+        raise ReplyError(f"{len(trees.value)} values were sent for {leaf.sum()} leaves")
     if not tree.all_finite((trees.value, trees.threshold)):
         raise ReplyError("a tree holds numbers that are not finite")
 
@@ -148,6 +154,8 @@ def _compiled(trees: Trees) -> list[Any]:
         if (place >= size).any() or (place < -1).any():
             raise ReplyError("a tree's nodes must lie side by side, from its root on")
         nodes[name] = place
+    if leaf.sum() != len(trees.value):
+        raise ReplyError(f"trees with {leaf.sum()} leaves have {len(trees.value)} rows of values")
     nodes["feature"] = np.where(leaf, -2, feature)
     nodes["threshold"] = threshold
     made, silent, one = [], np.zeros((int(sizes.max()), 1, 1)), np.ones(1, np.intp)
@@ -168,7 +176,8 @@ def predict_trees(trees: Trees, x: Tensor, weights: Tensor | None = None, thread
     Compiled code finds the leaf of each row in each tree; the weighted sum over the leaves of a row is one pass (an embedding bag).
     """
     rows = np.ascontiguousarray(x.numpy().reshape(len(x), -1), np.float32)
-    compiled, roots = _compiled(trees), trees.roots.long().tolist()
+    compiled, roots = _compiled(trees), trees.roots.tolist()
+    number = np.cumsum(trees.feature.numpy() < 0, dtype=np.int32) - 1  # of a leaf among the leaves, by its node
     share = (torch.ones(len(compiled)) if weights is None else weights).float()
     if not len(rows):
         return torch.zeros(0, trees.value.shape[-1])
@@ -177,7 +186,7 @@ def predict_trees(trees: Trees, x: Tensor, weights: Tensor | None = None, thread
         out = torch.zeros(len(part), trees.value.shape[-1], dtype=torch.float64)
         for first in range(0, len(compiled), _BLOCK_TREES):
             some = range(first, min(first + _BLOCK_TREES, len(compiled)))
-            leaf = torch.from_numpy(np.stack([compiled[j].apply(part) + roots[j] for j in some], 1))
+            leaf = torch.from_numpy(np.stack([number[roots[j] :].take(compiled[j].apply(part)) for j in some], 1))
             factor = share[some.start : some.stop].expand(leaf.shape).contiguous()
             out += F.embedding_bag(leaf, trees.value, per_sample_weights=factor, mode="sum")
         return out.float()

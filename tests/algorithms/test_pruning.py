@@ -27,13 +27,13 @@ def contributions(run: fd.Run, x: np.ndarray) -> np.ndarray:
     """What each of the 16 functions adds, row by row through its own nodes."""
     trees, weights = run.algorithm.ensemble(run.state)
     feature, left, right = (getattr(trees, k).numpy() for k in ("feature", "left", "right"))
-    out = np.zeros((len(weights), len(x), 10))
+    out, number = np.zeros((len(weights), len(x), 10)), np.cumsum(feature < 0) - 1
     for j, root in enumerate(trees.roots.tolist()):
         for i, row in enumerate(x):
             node = root
             while feature[node] >= 0:
                 node = left[node] if row[feature[node]] <= float(trees.threshold[node]) else right[node]
-            out[j // 2, i] += float(weights[j // 2]) / 2 * trees.value[node].numpy()
+            out[j // 2, i] += float(weights[j // 2]) / 2 * trees.value[number[node]].numpy()
     return out
 
 
