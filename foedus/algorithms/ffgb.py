@@ -8,6 +8,7 @@ What is learnt is a sum of functions; every client adds to it what it can find a
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, ClassVar
@@ -173,7 +174,10 @@ class FFGB(Algorithm):
             if not isinstance(found, list) or len(found) != self.local_steps:
                 raise ReplyError(f"round {clients.round}: client {i} must send {self.local_steps} functions")
             for h, pull in zip(found, pulls, strict=True):
-                self.oracle.accept(h, state.spec)
+                try:
+                    self.oracle.accept(h, state.spec)
+                except ReplyError as error:
+                    raise ReplyError(f"round {clients.round}: client {i}: {error}") from error
                 functions.append(h)
                 weights.append(self.sign * pull * share[i])
         scale, keep = state.scale * shrink, 1.0
@@ -199,6 +203,10 @@ class FFGB(Algorithm):
         def forward(x: Tensor) -> Tensor:
             return self.oracle.values(functions, weights, x, spec) if len(weights) else torch.zeros(len(x), spec.outputs)
 
+        return self.speaks(forward, spec)
+
+    def speaks(self, forward: Callable[[Tensor], Tensor], spec: Spec) -> Predictor:
+        """A model from what it says of rows, with the probabilities that belong to the loss."""
         if self.loss == "logistic":  # every class against the rest: sigmoids, brought to sum 1
             return Predictor(forward, spec, lambda f: torch.nn.functional.logsigmoid(f).softmax(-1))
         return Predictor(forward, spec)

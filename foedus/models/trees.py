@@ -97,8 +97,11 @@ def some_trees(trees: Trees, first: int, last: int) -> Trees:
     return Trees(trees.feature[part], trees.threshold[part], left, right, *rest)
 
 
-def check_trees(trees: Trees, features: int, outputs: int, count: int | None = None) -> None:
-    """Refuse trees that do not fit the data, or whose nodes point anywhere but forwards."""
+def check_trees(trees: Trees, features: int, outputs: int, count: int | None = None, depth: int | None = None) -> None:
+    """Refuse trees that do not fit the data, whose nodes point anywhere but forwards, or that are deeper than asked for.
+
+    A chain of nodes would cost those who apply it as many steps for each row as it has bytes.
+    """
     if problem := trees.fault():
         raise ReplyError(f"these are no trees: {problem}")
     n = len(trees.feature)
@@ -117,6 +120,16 @@ def check_trees(trees: Trees, features: int, outputs: int, count: int | None = N
     forward = leaf | ((left > at) & (left < end) & (right > at) & (right < end))
     if not (inside & forward).all():
         raise ReplyError("a tree's node points to a feature that does not exist, backwards, or out of its tree")
+    inner = np.flatnonzero(~leaf)
+    parents = np.bincount(np.concatenate((left[inner], right[inner], roots)), minlength=n)
+    if (parents != 1).any():
+        raise ReplyError("every node of a tree but its root must be the child of one other")
+    level = roots
+    for _ in range(depth or 0):
+        level = level[~leaf[level]]
+        level = np.concatenate((left[level], right[level]))
+    if depth is not None and not leaf[level].all():
+        raise ReplyError(f"a tree is deeper than the {depth} levels that were asked for")
     if leaf.sum() != len(trees.value):
         raise ReplyError(f"{len(trees.value)} values were sent for {leaf.sum()} leaves")
     if not tree.all_finite((trees.value, trees.threshold)):

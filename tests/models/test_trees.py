@@ -221,6 +221,30 @@ def test_hostile_arrays_are_refused(changes):
         check_trees(by_hand(**changes), 2, 1, 1)
 
 
+def test_trees_deeper_than_asked_for_are_refused():
+    """The tree by hand has two levels below its root; a chain has as many as half its nodes."""
+    check_trees(by_hand(), 2, 1, 1, depth=2)
+    with pytest.raises(fd.ReplyError, match="deeper than the 1 levels"):
+        check_trees(by_hand(), 2, 1, 1, depth=1)
+    n, at = 401, torch.arange(401, dtype=torch.int32)
+    inner = (at % 2 == 0) & (at < n - 1)
+    children = [torch.where(inner, at + step, -1) for step in (1, 2)]
+    chain = Trees(torch.where(inner, 0, -1), torch.zeros(n), *children, torch.zeros(201, 1), ints(0), 1)
+    check_trees(chain, 1, 1, 1, depth=200)
+    with pytest.raises(fd.ReplyError, match="deeper than the 12 levels"):
+        check_trees(chain, 1, 1, 1, depth=12)
+    with pytest.raises(fd.ReplyError, match="deeper"):
+        fd.Forest(trees=1).accept(
+            replace(chain, features=2), fd.Federation.from_clients([(np.zeros((2, 2)), np.zeros(2))]).spec
+        )
+
+
+@pytest.mark.parametrize("changes", [{"right": ints(2, -1, 3, -1, -1)}, {"left": ints(2, -1, 3, -1, -1)}])
+def test_nodes_with_two_parents_or_none_are_refused(changes):
+    with pytest.raises(fd.ReplyError, match="the child of one other"):
+        check_trees(by_hand(**changes), 2, 1, 1)
+
+
 def test_any_number_of_trees_where_none_was_said():
     check_trees(join([by_hand()] * 3), 2, 1)
     check_trees(join([by_hand()] * 3), 2, 1, 3)
