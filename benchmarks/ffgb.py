@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import statistics
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -12,42 +14,68 @@ from sklearn.tree import DecisionTreeRegressor
 
 import foedus as fd
 from benchmarks.fedfw import seconds
+from foedus.core import random
+from foedus.core.arrays import Trees
+from foedus.core.spec import Spec
 from foedus.data.datasets import locate
-from foedus.models.trees import check_trees, from_sklearn, join, predict_trees
+from foedus.models.trees import check_trees, from_sklearn, predict_trees
+
+
+@dataclass(frozen=True)
+class Noted(fd.Forest):
+    """A forest that writes down what it fits: rows, targets and the seed."""
+
+    asked: ClassVar[list[tuple[np.ndarray, np.ndarray, int]]] = []
+
+    def fit(self, x: torch.Tensor, target: torch.Tensor, key: torch.Tensor, spec: Spec) -> Trees:
+        self.asked.append((x.numpy(), target.double().numpy(), int(random.words(key, 1)[0])))
+        return super().fit(x, target, key, spec)
 
 
 def ffgb(repeats: int) -> None:
     """letter (or digits), ten clients; nets on images of 28 x 28."""
     data = fd.load("letter" if locate("letter") is not None else "digits")
     fed, rounds, oracle = fd.split(data, "homogeneity", clients=10, s=0.3), 5, fd.Forest()
-    workers = torch.get_num_threads()
+    workers, options = (
+        torch.get_num_threads(),
+        {"splitter": "random", "max_depth": oracle.depth, "max_features": oracle.features},
+    )
+    parts = fd.run(fd.FFGB(Noted()), fed, rounds, evaluate_every=0).state.parts
 
-    def bare() -> None:
-        """The same number of trees, with the same options, on the same rows: in as many threads."""
+    def bare(check: bool = True) -> list[int]:
+        """The very same trees by scikit-learn alone, a client's one after the other, in as many threads: nodes of each round."""
 
-        def one(i: int) -> None:
-            rows = fed.client_rows(i)
-            x, y = data.x_train[rows], np.eye(data.classes)[data.y_train[rows]] - 1 / data.classes
-            for k in range(oracle.trees):
-                options = {"splitter": "random", "max_depth": oracle.depth, "max_features": oracle.features, "random_state": k}
-                DecisionTreeRegressor(**options).fit(x, y)
+        def one(asked: tuple[np.ndarray, np.ndarray, int]) -> int:
+            x, y, seed = asked
+            state = np.random.RandomState(seed)
+            fits = (
+                DecisionTreeRegressor(random_state=state, **options).fit(x, y, check_input=check) for _ in range(oracle.trees)
+            )
+            return sum(model.tree_.node_count for model in fits)
 
         with ThreadPoolExecutor(workers) as pool:
-            list(pool.map(one, range(len(fed))))
+            return [sum(pool.map(one, Noted.asked[t * len(fed) : (t + 1) * len(fed)])) for t in range(rounds)]
 
+    assert bare() == [len(part.feature) for part in parts]
     print(f"\nFFGB on {data.name}: {len(fed)} clients, {oracle.trees} trees each a round, {workers} threads")
-    ours, theirs = [], []
+    ways = {
+        "FFGB": lambda: fd.run(fd.FFGB(oracle), fed, rounds, evaluate_every=0),
+        "bare": bare,
+        "unchecked": lambda: bare(check=False),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(repeats):
-        whole = seconds(lambda: fd.run(fd.FFGB(oracle), fed, rounds, evaluate_every=0))
-        ours.append(whole / rounds)
-        theirs.append(seconds(bare))
-    a, b = statistics.median(ours), statistics.median(theirs)
-    print("\n| a round of FFGB, s | bare fits, s | FFGB / bare |\n|---|---|---|")
-    print(f"| {a:.3f} | {b:.3f} | {a / b:.2f} |", flush=True)
+        for name, way in ways.items():
+            taken[name].append(seconds(way) / rounds)
+    a, b, c = (statistics.median(t) for t in taken.values())
+    print(
+        "\n| a round of FFGB, s | bare fits, s | with check_input=False, s | FFGB / bare | FFGB / unchecked |\n|---|---|---|---|---|"
+    )
+    print(f"| {a:.3f} | {b:.3f} | {c:.3f} | {a / b:.2f} | {a / c:.2f} |", flush=True)
 
     x, y = data.x_train[:5000], np.eye(data.classes)[data.y_train[:5000]]
     forest = ExtraTreesRegressor(200, max_depth=12, random_state=0, n_jobs=workers).fit(x, y)
-    trees = join([from_sklearn(e.tree_) for e in forest.estimators_])
+    trees = from_sklearn(*(e.tree_ for e in forest.estimators_))
     check_trees(trees, x.shape[1], data.classes)
     rows, weights = torch.from_numpy(data.x_test), torch.full((200,), 1 / 200)
     assert np.allclose(predict_trees(trees, rows, weights), forest.predict(data.x_test), atol=1e-5)

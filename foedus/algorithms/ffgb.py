@@ -8,6 +8,7 @@ What is learnt is a sum of functions; every client adds to it what it can find a
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, ClassVar
@@ -117,13 +118,13 @@ class FFGB(Algorithm):
         g, delta, found = scale * total, torch.zeros_like(total), []
         for k in range(1, self.local_steps + 1):
             target = delta + loss.slope(g, y, ones)
-            h = self.oracle.fit(x, target, random.fold(client.key, k), spec)
-            said = self.oracle.values(self.oracle.join([h]), torch.ones(1), x, spec)
-            eta = self.eta(t, k)
-            g = g - eta * (said + self.mu * g)
+            found.append(self.oracle.fit(x, target, random.fold(client.key, k), spec))
+            if k == self.local_steps:
+                break  # g_{K+1} is the server's to make
+            said = self.oracle.values(self.oracle.join(found[-1:]), torch.ones(1), x, spec)
+            g = g - self.eta(t, k) * (said + self.mu * g)
             if self.residual:
                 delta = target - said
-            found.append(h)
         return {"functions": found}, {"sum": total}
 
     def _caught_up(self, client: Client, new: list, factors: list, keep: float) -> Tensor:
@@ -166,29 +167,38 @@ class FFGB(Algorithm):
             found = some.gather(self.boost, weights=self.weights, **sent)
             part = some.share(self.weights)
             replies += zip(found.ids.tolist(), found, (part * found.weights).tolist(), found.versions.tolist(), strict=True)
-        replies.sort(key=lambda r: r[0])
-        total = sum(share for _, _, share, _ in replies)
+        good = []
+        for i, reply, share, version in sorted(replies, key=lambda r: r[0]):
+            try:
+                good.append((i, self._functions(reply, state.spec), share, version))
+            except ReplyError as error:
+                clients.refuse(i, str(error))
+        total = sum(share for _, _, share, _ in good)
         functions, weights, shrink = [], [], 0.0
-        for i, reply, share, version in replies:
-            made = reply.get("functions") if isinstance(reply, dict) else None
-            if not isinstance(made, list) or len(made) != self.local_steps:
-                raise ReplyError(f"round {clients.round}: client {i} must send {self.local_steps} functions")
+        for _, made, share, version in good:
             factor, pulls = step_weights([self.eta(version - 1, k) for k in range(1, self.local_steps + 1)], self.decay)
             shrink += share / total * factor
-            for h, pull in zip(made, pulls, strict=True):
-                self.oracle.accept(h, state.spec)
-                functions.append(h)
-                weights.append(self.sign * pull * share / total)
+            functions += made
+            weights += [self.sign * pull * share / total for pull in pulls]
         scale, keep = state.scale * shrink, 1.0
         if abs(scale) < 1e-6:  # too little is left to divide by: the sum so far takes it up
             scale, keep = 1.0, scale
         weight = torch.tensor(weights, dtype=torch.float64) / scale
-        came = clients.ids if clients.longest else torch.tensor([i for i, *_ in replies])
+        came = clients.ids if clients.longest else torch.tensor([i for i, *_ in good])
         seen = state.known.index_fill(0, torch.searchsorted(state.ids, came), len(state.parts))
         return state.replace(
             parts=[*state.parts, self.oracle.join(functions)], weights=[*state.weights, weight], keeps=[*state.keeps, keep],
             scale=scale, known=seen,
         )  # fmt: skip
+
+    def _functions(self, reply: Tree, spec: Spec) -> list[Tree]:
+        """The functions of a reply, if they may be used."""
+        made = reply.get("functions") if isinstance(reply, dict) else None
+        if not isinstance(made, list) or len(made) != self.local_steps:
+            raise ReplyError(f"a client must send {self.local_steps} functions")
+        for h in made:
+            self.oracle.accept(h, spec)
+        return made
 
     def readmit(self, state: State, ids: Tensor) -> State:
         """They are sent all functions."""
@@ -207,6 +217,10 @@ class FFGB(Algorithm):
         def forward(x: Tensor) -> Tensor:
             return self.oracle.values(functions, weights, x, spec) if len(weights) else torch.zeros(len(x), spec.outputs)
 
+        return self.speaks(forward, spec)
+
+    def speaks(self, forward: Callable[[Tensor], Tensor], spec: Spec) -> Predictor:
+        """A model from what it says of rows, with the probabilities that belong to the loss."""
         if self.loss == "logistic":  # every class against the rest: sigmoids, brought to sum 1
             return Predictor(forward, spec, lambda f: torch.nn.functional.logsigmoid(f).softmax(-1))
         return Predictor(forward, spec)

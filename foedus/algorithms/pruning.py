@@ -41,7 +41,7 @@ def prune(run: Run, x: Any, y: Any, tolerance: float = 0.01, refit: bool = True)
     algorithm, functions, weights, rows = _whole(run, x)
     if not 0 <= tolerance < float("inf"):
         raise ConfigError(f"tolerance={tolerance!r} must be a part of the loss, 0 or more")
-    labels = torch.as_tensor(np.asarray(y))
+    labels = torch.as_tensor(np.asarray(y, np.int64 if run.spec.classes else np.float32))
     if len(labels) != len(rows):
         raise DataError(f"x has {len(rows)} rows and y {len(labels)}")
     oracle, spec = algorithm.oracle, run.spec
@@ -93,5 +93,5 @@ def _whole(run: Run, x: Any) -> tuple[FFGB, Tree, Tensor, Tensor]:
 
 def _small(oracle: Oracle, functions: Tree, weights: Tensor, run: Run) -> Small:
     spec = run.spec
-    model = Predictor(lambda z: oracle.values(functions, weights, z, spec), spec)
+    model = run.algorithm.speaks(lambda z: oracle.values(functions, weights, z, spec), spec)
     return Small(model, functions, weights, wire.nbytes({"functions": functions, "weights": weights}))

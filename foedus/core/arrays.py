@@ -185,7 +185,8 @@ class Trees:
 
     feature: signed integers `[..., nodes]`, -1 at a leaf; threshold: float32 `[..., nodes]`; left, right: signed integers
     `[..., nodes]`, above the node's own index (at a leaf they are not looked at: any of -1 .. nodes - 1); value: float32
-    `[..., nodes, outputs]`; roots: signed integers `[..., trees]`; features: how many features a row has.
+    `[..., leaves, outputs]`, what the leaves say, in the order of their nodes; roots: signed integers `[..., trees]`; features:
+    how many features a row has.
     """
 
     feature: Tensor
@@ -206,8 +207,8 @@ class Trees:
         shape = self.feature.shape
         if not (len(shape) >= 1 and shape == self.threshold.shape == self.left.shape == self.right.shape):
             return "feature, threshold, left and right must have one shape [..., nodes]"
-        if self.value.dim() != len(shape) + 1 or self.value.shape[:-1] != shape:
-            return f"value must be [..., nodes, outputs] for nodes {list(shape)}, not {list(self.value.shape)}"
+        if self.value.dim() != len(shape) + 1 or self.value.shape[:-2] != shape[:-1]:
+            return f"value must be [..., leaves, outputs] for nodes {list(shape)}, not {list(self.value.shape)}"
         if self.roots.dim() != len(shape) or self.roots.shape[:-1] != shape[:-1]:
             return f"roots must be [..., trees] for nodes {list(shape)}, not {list(self.roots.shape)}"
         return None

@@ -352,6 +352,16 @@ class Clients:
         self.who = torch.cat([b.ids for b in arrived])
         return torch.cat([b.sizes for b in arrived]), arrived
 
+    def refuse(self, client: int, why: str) -> None:
+        """A reply that the algorithm must not use: an error, or, where clients may fail, one more that is left out of the round.
+
+        The caller goes on without it.
+        """
+        if not getattr(self.session, "unsure", False):
+            raise ReplyError(f"round {self.round}: client {client}: {why}")
+        self.session.refuse(client, why)
+        self._left_out({client: why})
+
     def _left_out(self, faults: dict[int, str]) -> None:
         """Name in the history who did not answer in this round, and why."""
         if faults:

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -118,7 +119,14 @@ def scale(tree: Tree, factor: float | Tensor) -> Tree:
 
 def all_finite(tree: Tree) -> bool:
     """Whether no floating tensor in the tree holds a NaN or an infinity."""
-    return all(bool(torch.isfinite(t).all()) for t in leaves(tree) if isinstance(t, Tensor) and t.is_floating_point())
+    return all(_finite(t) for t in leaves(tree) if isinstance(t, Tensor) and t.is_floating_point())
+
+
+def _finite(t: Tensor) -> bool:
+    """NumPy looks at numbers many times faster than torch, and without threads that get into the way of clients at work."""
+    if t.device.type == "cpu" and t.dtype in (torch.float32, torch.float64):
+        return bool(np.isfinite(t.detach().numpy()).all())
+    return bool(torch.isfinite(t).all())
 
 
 def dissolve(tree: Tree) -> tuple[Any, dict[str, Tensor]]:

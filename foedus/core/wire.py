@@ -265,23 +265,26 @@ class _Writer:
             self.dense(t.codes, skip)
         else:
             lead, nodes = tuple(t.feature.shape)[skip:-1], t.feature.shape[-1]
-            outputs, trees, batch = t.value.shape[-1], t.roots.shape[-1], math.prod(lead)
+            (leaves, outputs), trees, batch = t.value.shape[-2:], t.roots.shape[-1], math.prod(lead)
             if self.keep and (problem := _disorder(t)):
                 raise WireError(problem)
-            self.put(bytes((TREES,)) + _dims(lead) + b"".join(_dims((d,))[1:] for d in (t.features, nodes, outputs, trees)))
+            sizes = (t.features, nodes, leaves, outputs, trees)
+            self.put(bytes((TREES,)) + _dims(lead) + b"".join(_dims((d,))[1:] for d in sizes))
             self.narrow(t.feature, batch * nodes, -1, t.features, "feature")
             self.narrow(t.left, batch * nodes, -1, nodes, "left")
             self.narrow(t.right, batch * nodes, -1, nodes, "right")
             self.narrow(t.roots, batch * trees, 0, nodes, "roots")
             self.raw(t.threshold, 4 * batch * nodes)
-            self.raw(t.value, 4 * batch * nodes * outputs)
+            self.raw(t.value, 4 * batch * leaves * outputs)
 
 
 def _disorder(t: Trees) -> str | None:
-    """Children of inner nodes come after their parent, so that no walk down a tree goes in circles."""
+    """Children of inner nodes come after their parent, so that no walk down a tree goes in circles; each leaf has its values."""
     own = torch.arange(t.feature.shape[-1], device=t.feature.device)
     if bool(((t.feature >= 0) & ((t.left <= own) | (t.right <= own))).any()):
         return "the children of every node of Trees must have a higher index than the node itself"
+    if bool(((t.feature < 0).sum(-1) != t.value.shape[-2]).any()):
+        return f"Trees with {t.value.shape[-2]} rows of values must have as many leaves"
     return None
 
 
@@ -431,15 +434,16 @@ class _Reader:
             dtype, scale = self.dtype(), self.dense(self.byte("a scale"))
             return Quantised(self.dense(self.byte("codes")), scale, str(dtype).removeprefix("torch."))
         start, lead = self.at, self.dims()
-        features, nodes, outputs, trees = (self.varint(f"the number of {w}") for w in ("features", "nodes", "outputs", "trees"))
-        for shape in ((features,), (*lead, nodes, outputs), (*lead, trees)):
+        names = ("features", "nodes", "leaves", "outputs", "trees")
+        features, nodes, leaves, outputs, trees = (self.varint(f"the number of {name}") for name in names)
+        for shape in ((features,), (*lead, nodes), (*lead, leaves, outputs), (*lead, trees)):
             if problem := _excess(shape):
                 raise self.fail(problem + ",", start)
         feature = self.narrow((*lead, nodes), -1, features, "features")
         left, right = (self.narrow((*lead, nodes), -1, nodes, "children") for _ in range(2))
         roots = self.narrow((*lead, trees), 0, nodes, "roots")
         threshold = self.raw(torch.float32, (*lead, nodes))
-        return Trees(feature, threshold, left, right, self.raw(torch.float32, (*lead, nodes, outputs)), roots, features)
+        return Trees(feature, threshold, left, right, self.raw(torch.float32, (*lead, leaves, outputs)), roots, features)
 
 
 def validate_like(tree: Tree, expected: Tree, what: str) -> None:

@@ -115,6 +115,8 @@ class FlowerSession:
         self.faults: dict[int, str] = {}
         self.forms: dict[str, Any] = {}
         self.round, self.out = 0, set()
+        self.before: dict[int, int] = {}
+        self.asked: list[int] = []
 
     # -- exchanges ---------------------------------------------------------------------------------------------------
 
@@ -141,6 +143,7 @@ class FlowerSession:
                     self._leave_out(i, str(error))
         if self.algorithm.alike and not getattr(getattr(self.algorithm, ask.step), "looped", False) and replies:
             self._same_form(ask.step, replies)
+        self.before, self.asked = dict(self.seen), asked
         for i in replies:
             self.seen[i] = version
         self._enough(ask, replies)
@@ -204,6 +207,15 @@ class FlowerSession:
         self.out.add(client)
         self.faults[client] = why
         warnings.warn(f"round {self.round}: client {self.line.name(client)} is left out: {why}", stacklevel=2)
+
+    def refuse(self, client: int, why: str) -> None:
+        """An answer that turned out to be no good: the client's state is to be as before it."""
+        self.seen[client] = self.before.get(client, 0)
+        self._leave_out(client, why)
+        if sum(i not in self.out for i in self.asked) < min(self.line.min_clients, len(self.asked)):
+            raise TooFewClients(
+                f"round {self.round}: too few good answers are left (the last: client {self.line.name(client)}: {why})"
+            )
 
     def _enough(self, ask: Ask, replies: dict[int, Tree]) -> None:
         need = min(self.line.min_clients, len(ask.ids))

@@ -93,7 +93,7 @@ class Forest(Oracle):
     def accept(self, function: Tree, spec: Spec) -> None:
         if not isinstance(function, Trees):
             raise ReplyError(f"a reply holds a {type(function).__name__} where trees were due")
-        check_trees(function, spec.features, spec.outputs, self.trees)
+        check_trees(function, spec.features, spec.outputs, self.trees, self.depth)
 
     def join(self, functions: list[Trees]) -> Trees:
         return join_trees(functions)
@@ -175,8 +175,12 @@ class MaxNet(Net):
         if not self.sharpness >= 1:
             raise ConfigError(f"sharpness={self.sharpness!r} must be at least 1")
 
+    def _scale(self, target: Tensor) -> Tensor:
+        """The largest |phi|^2; where phi is 0, enough that Adam's squares of what is divided by it stay finite."""
+        return target.square().sum(-1).max().clamp(min=1e-12)
+
     def fit(self, x: Tensor, target: Tensor, key: Tensor, spec: Spec) -> Tree:
-        scale = target.square().sum(-1).max().clamp(min=1e-30)
+        scale = self._scale(target)
 
         def loss(params: dict[str, Tensor], s: int) -> Tensor:
             error = (self.model.apply(params, x) - target).square().sum(-1)
@@ -207,7 +211,7 @@ class SobolevNet(MaxNet):
         """A function for phi, which is known everywhere and can be differentiated."""
         with torch.no_grad():
             target = phi(x)
-        scale, low, high = target.square().sum(-1).max().clamp(min=1e-30), x.amin(0), x.amax(0)
+        scale, low, high = self._scale(target), x.amin(0), x.amax(0)
         draws = low + (high - low) * random.uniform(random.fold(key, 2), (self.steps * self.points, *spec.shape))
 
         def slope_of(f: Callable[[Tensor], Tensor], at: Tensor, graph: bool) -> Tensor:
@@ -290,6 +294,12 @@ class Sklearn(Oracle):
             raise ReplyError(f"a reply's archive cannot be read: {error!r}") from error
         if types:
             raise ReplyError(f"a reply's archive holds types that are not trusted: {', '.join(sorted(types))}")
+        try:
+            said = self.values(self.join([function]), torch.ones(1), torch.zeros(1, spec.features), spec)
+        except Exception as error:  # whatever an object does that is no fitted regressor for these rows
+            raise ReplyError(f"a reply's archive holds no regressor of {spec.features} features: {error!r}") from error
+        if said.shape[1] != spec.outputs or not bool(torch.isfinite(said).all()):
+            raise ReplyError(f"a reply's archive holds no regressor that says {spec.outputs} finite numbers a row")
 
     def join(self, functions: list[Tree]) -> Tree:
         flat = []
@@ -314,7 +324,8 @@ class Sklearn(Oracle):
 def lipschitz_constant(x: Tensor, y: Tensor) -> float:
     """The largest slope between two rows: the least L for which (13) goes through the data."""
     rows, target = x.flatten(1).double(), y.double().reshape(len(x), -1)
-    apart, rise = torch.cdist(rows, rows), torch.cdist(target, target)
+    # By differences: by products, as is the default for more than 25 rows, neighbours far from 0 lose all digits of their distance.
+    apart, rise = (torch.cdist(v, v, compute_mode="donot_use_mm_for_euclid_dist") for v in (rows, target))
     slopes = torch.where(apart > 0, rise / apart.clamp(min=1e-30), 0)
     return float(slopes.max()) if len(slopes) else 0.0
 

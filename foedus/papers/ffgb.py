@@ -71,7 +71,7 @@ def bagging(fed: fd.Federation, rounds: int, depth: int = 6, rate: float = 0.3, 
             g, h = p - np.eye(k)[data.y_train[own]], p * (1 - p)
             tree = fit_trees(x["train"][own].numpy(), -g, 1, seed + t * len(rows) + i, max_depth=depth)
             leaf = _leaves(tree, x["train"][own])
-            sums = [np.stack([np.bincount(leaf, v[:, c], len(tree.feature)) for c in range(k)], 1) for v in (g, h)]
+            sums = [np.stack([np.bincount(leaf, v[:, c], len(tree.value)) for c in range(k)], 1) for v in (g, h)]
             grown = replace(tree, value=torch.from_numpy((-sums[0] / (sums[1] + reg)).astype(np.float32)))
             for part in add:
                 add[part] += rate / len(rows) * predict_trees(grown, x[part]).numpy()
@@ -80,8 +80,8 @@ def bagging(fed: fd.Federation, rounds: int, depth: int = 6, rate: float = 0.3, 
 
 
 def _leaves(tree: Any, x: torch.Tensor) -> np.ndarray:
-    """The node where each row ends."""
-    numbered = replace(tree, value=torch.arange(len(tree.feature), dtype=torch.float32).unsqueeze(1))
+    """The leaf where each row ends, by its number among the leaves."""
+    numbered = replace(tree, value=torch.arange(len(tree.value), dtype=torch.float32).unsqueeze(1))
     return predict_trees(numbered, x).numpy()[:, 0].round().astype(int)
 
 

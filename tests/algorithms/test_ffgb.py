@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+import skops.io
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -586,6 +587,21 @@ def test_lipschitz_constant_by_hand():
     assert lipschitz_constant(torch.tensor([[0.0], [1.0], [1.0]]), torch.tensor([[0.0, 0], [3, 4], [3, 4]])) == pytest.approx(5)
 
 
+def test_lipschitz_constant_of_many_rows_far_from_0():
+    """A slope of 1/2 between 40 rows from 1000 to 1000.01."""
+    x = torch.linspace(1000, 1000.01, 40, dtype=torch.float64).unsqueeze(1)
+    assert lipschitz_constant(x, 1000 + x / 2) == pytest.approx(1 / 2, rel=1e-6)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-18])
+def test_a_network_for_the_maximum_of_next_to_nothing(size):
+    """Where phi is 0 the network must come to be so, too, and not stay where it was drawn."""
+    x, oracle = torch.linspace(-1, 1, 21).unsqueeze(1), fd.MaxNet(fd.MLP(8), steps=300)
+    first = oracle.model.apply(oracle.model.init(spec(), random.fold(random.key(0), 0)), x).abs().max()
+    h = oracle.fit(x, torch.full((21, 1), size), random.key(0), spec())
+    assert oracle.model.apply(h, x).abs().max() < 0.1 * first
+
+
 def test_lipschitz_extension_by_hand():
     """Rows 0 -> 1 and 2 -> 2, L = 3: u(1) = min(4, 5), u(-1) = min(4, 11), u(1.8) = min(6.4, 2.6)."""
     got = lipschitz_extension(
@@ -745,6 +761,22 @@ class OneOutput(Ridge):
 def test_a_regressor_of_one_output_is_refused_where_two_are_due():
     with pytest.raises(fd.ModelError, match="returns 1 outputs; the data needs 2"):
         ends(fd.FFGB(fd.Sklearn(OneOutput())), unequal(outputs=2), 1)
+
+
+def archive(thing) -> dict:
+    return {"archive": torch.from_numpy(np.frombuffer(skops.io.dumps(thing), np.uint8).copy())}
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [{"a": 1}, Ridge(), Ridge().fit(np.eye(4), np.ones(4)), Ridge().fit(np.eye(3), np.ones((3, 2)))],
+    ids=["no regressor", "one that is not fitted", "one for four features", "one of two outputs"],
+)
+def test_archives_of_anything_else_are_refused(thing):
+    """When they come, and not when somebody applies them."""
+    RIDGE.accept(archive(Ridge().fit(np.eye(3), np.ones(3))), spec(3))
+    with pytest.raises(fd.ReplyError, match="holds no regressor"):
+        RIDGE.accept(archive(thing), spec(3))
 
 
 def test_a_regressor_draws_from_the_clients_key():

@@ -27,13 +27,13 @@ def contributions(run: fd.Run, x: np.ndarray) -> np.ndarray:
     """What each of the 16 functions adds, row by row through its own nodes."""
     trees, weights = run.algorithm.ensemble(run.state)
     feature, left, right = (getattr(trees, k).numpy() for k in ("feature", "left", "right"))
-    out = np.zeros((len(weights), len(x), 10))
+    out, number = np.zeros((len(weights), len(x), 10)), np.cumsum(feature < 0) - 1
     for j, root in enumerate(trees.roots.tolist()):
         for i, row in enumerate(x):
             node = root
             while feature[node] >= 0:
                 node = left[node] if row[feature[node]] <= float(trees.threshold[node]) else right[node]
-            out[j // 2, i] += float(weights[j // 2]) / 2 * trees.value[node].numpy()
+            out[j // 2, i] += float(weights[j // 2]) / 2 * trees.value[number[node]].numpy()
     return out
 
 
@@ -72,6 +72,24 @@ def test_functions_without_weight_are_left_out(run, rows):
     small = fd.prune(thin, x, y, 0.0)
     assert len(small) <= 8
     np.testing.assert_allclose(small.model.outputs(x), thin.model.outputs(x), atol=1e-4)
+
+
+def test_probabilities_are_those_of_the_loss():
+    data = fd.load("digits")
+    run = fd.run(fd.FFGB(fd.Forest(trees=2), loss="logistic"), fd.split(data, "iid", clients=2), 2, evaluate_every=0)
+    x, want = data.x_test[:100], run.model.predict_proba(data.x_test[:100])
+    small = fd.prune(run, x, data.y_test[:100], tolerance=0.0, refit=False)
+    f = small.model.outputs(x).double().numpy()
+    sigmoid = 1 / (1 + np.exp(-f))
+    np.testing.assert_allclose(small.model.predict_proba(x), sigmoid / sigmoid.sum(1, keepdims=True), atol=1e-5)
+    if len(small) == 4:
+        np.testing.assert_allclose(small.model.predict_proba(x), want, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.float64])
+def test_labels_of_any_dtype(run, rows, dtype):
+    """Data sets often have labels of uint8, and files of floats; they are classes all the same."""
+    assert len(fd.prune(run, rows[0], rows[1].astype(dtype))) == len(fd.prune(run, *rows))
 
 
 def test_a_part_of_the_trees(run, rows):

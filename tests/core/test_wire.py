@@ -84,11 +84,12 @@ def quantised(draw, lead=leads):
 def forests(draw, lead=leads):
     lead, nodes, outputs, trees = draw(lead), draw(st.integers(1, 6)), draw(st.integers(0, 3)), draw(st.integers(0, 3))
     features = draw(st.sampled_from([0, 1, 254, 255, 256, 70_000]))
-    feature = whole(draw, (*lead, nodes), -1, features)
-    feature[..., -1] = -1  # the last node has no room for children
+    leaf = whole(draw, (nodes,), 0, 2 if features else 1) == 0
+    leaf[-1] = True  # the last node has no room for children
+    feature = torch.where(leaf, -1, whole(draw, (*lead, nodes), 0, max(features, 1)))
     children = [whole(draw, (*lead, nodes), torch.arange(nodes).clamp(max=nodes - 2) + 1, nodes) for _ in range(2)]
     children = [torch.where(feature >= 0, c, whole(draw, (*lead, nodes), -1, nodes)) for c in children]
-    threshold, value = (draw(tensors((torch.float32,), (*lead, nodes, *more))) for more in ((), (outputs,)))
+    threshold, value = (draw(tensors((torch.float32,), (*lead, *more))) for more in ((nodes,), (int(leaf.sum()), outputs)))
     return Trees(feature, threshold, *children, value, whole(draw, (*lead, trees), 0, nodes), features)
 
 
@@ -241,7 +242,7 @@ def forest(**changes):
         "threshold": torch.zeros(3),
         "left": torch.tensor([1, -1, -1]),
         "right": torch.tensor([2, -1, -1]),
-        "value": torch.ones(3, 2),
+        "value": torch.ones(2, 2),
         "roots": torch.tensor([0]),
         "features": 4,
     }
@@ -273,7 +274,9 @@ def forest(**changes):
         (forest(feature=torch.tensor([4, -1, -1])), r"feature in -1 \.\. 3, got -1 \.\. 4"),
         (forest(right=torch.tensor([3, -1, -1])), r"right in -1 \.\. 2"),
         (forest(roots=torch.tensor([3])), r"roots in 0 \.\. 2"),
-        (forest(value=torch.ones(3)), "value must be"),
+        (forest(value=torch.ones(2)), "value must be"),
+        (forest(value=torch.ones(3, 2)), "3 rows of values must have as many leaves"),
+        (forest(value=torch.ones(1, 2)), "1 rows of values must have as many leaves"),
         (forest(threshold=torch.zeros(3).double()), "float32"),
     ],
 )
@@ -368,7 +371,7 @@ def test_damage_is_noticed_by_the_checksum():
             decode(data[:at] + bytes([data[at] ^ 0x20]) + data[at + 1 :])
 
 
-TREES_HEAD = b"\x14\x00\x04\x03\x00\x01"  # no batch; 4 features, 3 nodes, 0 outputs, 1 tree
+TREES_HEAD = b"\x14\x00\x04\x03\x02\x00\x01"  # no batch; 4 features, 3 nodes, 2 leaves, 0 outputs, 1 tree
 
 
 @pytest.mark.parametrize(
@@ -405,6 +408,9 @@ TREES_HEAD = b"\x14\x00\x04\x03\x00\x01"  # no batch; 4 features, 3 nodes, 0 out
         (seal(TREES_HEAD + b"\x05\x01\x00\x00\x05\x04\x00\x00"), r"children in -1 \.\. 2, got 3"),
         (seal(TREES_HEAD + b"\x05\x01\x00\x00\x05\x01\x00\x00\x05\x02\x00\x00\x05\x00" + bytes(12)), "higher index"),
         (seal(TREES_HEAD + b"\x05\x01\x00\x00\x05\x02\x00\x00\x05\x03\x00\x00\x05\x03" + bytes(12)), r"roots in 0 \.\. 2"),
+        (seal(TREES_HEAD + b"\x05\x00\x00\x00\x05\x00\x00\x00\x05\x00\x00\x00\x05\x00" + bytes(12)), "as many leaves"),
+        (seal(b"\x14\x00\x04\x03\xff\xff\xff\xff\x0f\x00\x01"), "a shape within"),
+        (seal(b"\x14\x00\x04\x01\x7f\x7f\x01\x05\x00\x05\x00\x05\x00\x05\x00" + bytes(4)), "64516 bytes of torch.float32"),
         (seal(b"\x0a\x06Sparse"), "registered node, got 'Sparse', at byte 4"),
         (seal(b"\x0a\x03int"), "registered node, got 'int'"),
     ],

@@ -26,7 +26,7 @@ def by_hand(**changes) -> Trees:
     """x0 <= 0.5: 1; else x1 <= 2: 10, else 100."""
     made = Trees(
         ints(0, -1, 1, -1, -1), torch.tensor([0.5, 0, 2, 0, 0]), ints(1, -1, 3, -1, -1), ints(2, -1, 4, -1, -1),
-        torch.tensor([[0.0], [1], [0], [10], [100]]), ints(0), 2,
+        torch.tensor([[1.0], [10], [100]]), ints(0), 2,
     )  # fmt: skip
     return replace(made, **changes)
 
@@ -37,7 +37,7 @@ def walk(tree: Trees, root: int, row: np.ndarray) -> np.ndarray:
     while tree.feature[at] >= 0:
         yes = row[int(tree.feature[at])] <= float(tree.threshold[at])
         at = int(tree.left[at] if yes else tree.right[at])
-    return tree.value[at].double().numpy()
+    return tree.value[int((tree.feature[:at] < 0).sum())].double().numpy()
 
 
 def neighbours(thresholds: np.ndarray) -> np.ndarray:
@@ -111,7 +111,8 @@ def test_a_tree_by_hand():
 def test_only_leaves_speak():
     arrays = from_sklearn(DecisionTreeRegressor(max_depth=2).fit(np.arange(8.0)[:, None], np.arange(8.0) ** 2).tree_)
     inner = arrays.feature >= 0
-    assert inner.sum() == 3 and (arrays.value[inner] == 0).all() and (arrays.threshold[~inner] == 0).all()
+    assert inner.sum() == 3 and (arrays.threshold[~inner] == 0).all()
+    np.testing.assert_allclose(arrays.value[:, 0], [5 / 3, 25 / 2, 61 / 2, 49], rtol=1e-6)  # 0 1 4, 9 16, 25 36 and 49
     assert (arrays.left[~inner] == -1).all() and (arrays.right[~inner] == -1).all() and (arrays.feature[~inner] == -1).all()
 
 
@@ -151,7 +152,7 @@ def test_joins_of_joins():
 
 
 def test_roots_in_another_order_are_refused():
-    both = join([by_hand(), by_hand(value=torch.tensor([[0.0], [2], [0], [20], [200]]))])
+    both = join([by_hand(), by_hand(value=torch.tensor([[2.0], [20], [200]]))])
     weights, x = torch.tensor([1.0, 0.0]), torch.tensor([[0.0, 0.0], [1.0, 3.0]])
     assert predict_trees(both, x, weights)[:, 0].tolist() == [1, 100]
     with pytest.raises(fd.ReplyError, match="roots of trees must rise"):
@@ -191,22 +192,24 @@ HOSTILE = {
     "a negative child of an inner node": {"left": ints(-1, -1, 3, -1, -1)},
     "a feature out of range": {"feature": ints(0, -1, 2, -1, -1)},
     "a feature below -1": {"feature": ints(0, -2, 1, -1, -1)},
-    "a value that is NaN": {"value": torch.tensor([[0.0], [1], [0], [float("nan")], [100]])},
-    "an infinite value": {"value": torch.tensor([[0.0], [1], [0], [float("inf")], [100]])},
+    "a value that is NaN": {"value": torch.tensor([[1], [float("nan")], [100]])},
+    "an infinite value": {"value": torch.tensor([[1], [float("inf")], [100]])},
     "a threshold that is NaN": {"threshold": torch.tensor([float("nan"), 0, 2, 0, 0])},
-    "two outputs": {"value": torch.zeros(5, 2)},
+    "two outputs": {"value": torch.zeros(3, 2)},
     "other features": {"features": 3},
     "two trees": {"roots": ints(0, 2)},
     "no trees": {"roots": ints(dtype=torch.int32)},
     "a root out of range": {"roots": ints(5)},
     "a negative root": {"roots": ints(-1)},
     "children of another length": {"left": ints(1, -1, 3, -1)},
-    "values of another length": {"value": torch.zeros(4, 1)},
+    "a value too many": {"value": torch.zeros(4, 1)},
+    "a value too few": {"value": torch.zeros(2, 1)},
+    "values without rows": {"value": torch.zeros(3)},
     "thresholds of double precision": {"threshold": torch.zeros(5, dtype=torch.float64)},
     "features that are not whole": {"feature": torch.zeros(5)},
     "a batch of trees": {
         "feature": ints(0, -1, 1, -1, -1)[None], "threshold": torch.zeros(1, 5), "left": ints(1, -1, 3, -1, -1)[None],
-        "right": ints(2, -1, 4, -1, -1)[None], "value": torch.zeros(1, 5, 1), "roots": ints(0)[None],
+        "right": ints(2, -1, 4, -1, -1)[None], "value": torch.zeros(1, 3, 1), "roots": ints(0)[None],
     },
 }  # fmt: skip
 
@@ -215,6 +218,30 @@ HOSTILE = {
 def test_hostile_arrays_are_refused(changes):
     check_trees(by_hand(), 2, 1, 1)
     with pytest.raises(fd.ReplyError):
+        check_trees(by_hand(**changes), 2, 1, 1)
+
+
+def test_trees_deeper_than_asked_for_are_refused():
+    """The tree by hand has two levels below its root; a chain has as many as half its nodes."""
+    check_trees(by_hand(), 2, 1, 1, depth=2)
+    with pytest.raises(fd.ReplyError, match="deeper than the 1 levels"):
+        check_trees(by_hand(), 2, 1, 1, depth=1)
+    n, at = 401, torch.arange(401, dtype=torch.int32)
+    inner = (at % 2 == 0) & (at < n - 1)
+    children = [torch.where(inner, at + step, -1) for step in (1, 2)]
+    chain = Trees(torch.where(inner, 0, -1), torch.zeros(n), *children, torch.zeros(201, 1), ints(0), 1)
+    check_trees(chain, 1, 1, 1, depth=200)
+    with pytest.raises(fd.ReplyError, match="deeper than the 12 levels"):
+        check_trees(chain, 1, 1, 1, depth=12)
+    with pytest.raises(fd.ReplyError, match="deeper"):
+        fd.Forest(trees=1).accept(
+            replace(chain, features=2), fd.Federation.from_clients([(np.zeros((2, 2)), np.zeros(2))]).spec
+        )
+
+
+@pytest.mark.parametrize("changes", [{"right": ints(2, -1, 3, -1, -1)}, {"left": ints(2, -1, 3, -1, -1)}])
+def test_nodes_with_two_parents_or_none_are_refused(changes):
+    with pytest.raises(fd.ReplyError, match="the child of one other"):
         check_trees(by_hand(**changes), 2, 1, 1)
 
 
