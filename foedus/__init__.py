@@ -75,6 +75,7 @@ _HOMES = {
     "foedus.data.heterogeneity": ("Heterogeneity", "heterogeneity"),
     "foedus.engines.delay": ("Delayed",),
     "foedus.engines.local": ("Local",),
+    "foedus.engines.ray": ("Ray",),
     "foedus.engines.rollouts": ("rollouts",),
     "foedus.errors": (
         "CheckpointError",

@@ -47,6 +47,10 @@ class DivergenceError(FoedusError, ArithmeticError):
         self.round = round
         self.clients = tuple(clients)
 
+    def __reduce__(self) -> tuple:
+        """It may come from another process, and must come whole."""
+        return type(self), (str(self), self.round, self.clients), vars(self)
+
 
 class CheckpointError(FoedusError, ValueError):
     """A checkpoint or saved run that is missing, damaged, or belongs to another run."""

@@ -62,14 +62,14 @@ class Delayed:
 
     def open(self, algorithm: Algorithm, fed: Federation, seed_key: Tensor) -> DelayedSession:
         """Draw the delays, and open the engine inside."""
-        inner = self.engine.open(algorithm, fed, seed_key)
         if algorithm.pooled:  # all rows are in one place: nothing is sent that could be late
-            return inner
+            return self.engine.open(algorithm, fed, seed_key)
         up, down = self.delays(len(fed))
         if not algorithm.delayable and bool((up + down).any()):
             raise ConfigError(
                 f"{type(algorithm).__name__} cannot run with delays: its replies only make sense next to the broadcast of their own round"
             )
+        inner = self.engine.open(algorithm, fed, seed_key)
         return DelayedSession(inner, torch.from_numpy(np.sort(fed.ids)), up, down)
 
     def delays(self, clients: int) -> tuple[Tensor, Tensor]:

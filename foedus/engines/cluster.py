@@ -1,0 +1,148 @@
+"""A connection to Ray, and the worker processes that it gives us."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+from foedus.engines.worker import Worker
+from foedus.errors import ConfigError
+
+PATIENCE = 60.0
+"""Seconds to wait for workers that the cluster has room for."""
+
+_connections = 0
+"""How many of ours use the connection that the first of them made; the last one out closes it."""
+
+
+def load_ray() -> Any:
+    """The ray module, imported only when it is needed."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray would warn about otherwise
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError(f"fd.Ray needs Ray, which is not there ({error}): pip install 'foedus[ray]'") from error
+    return ray
+
+
+class Cluster:
+    """Ray, started here or attached to; closing it ends the workers, and of Ray itself only what was started here."""
+
+    def __init__(self, address: str | None, workers: int | None, resources: dict[str, float] | None):
+        self.ray = load_ray()
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        own = address is None and not self.ray.is_initialized()
+        # On a machine of our own the workers share its cores; on a cluster a worker takes one, unless told otherwise.
+        share = max(1, cores // (workers or cores)) if own else 1
+        self.resources = {"CPU": share, **(resources or {})}
+        self.threads = max(1, int(self.resources["CPU"]))
+        self.idle: list[Any] = []
+        self.connected = self._connect(address, (workers or cores) * self.resources["CPU"] if own else None)
+        try:
+            self.workers = self._room(workers)
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self, address: str | None, cpus: float | None) -> bool:
+        """Connect, unless that is done; returns whether the connection is ours."""
+        global _connections
+        ray = self.ray
+        if ray.is_initialized():
+            if address not in (None, "auto", ray.get_runtime_context().gcs_address):
+                there = ray.get_runtime_context().gcs_address
+                raise ConfigError(f"address={address!r}: this process is connected to the Ray cluster at {there} already")
+        else:
+            quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+            try:
+                if address is None:
+                    ray.init("local", num_cpus=max(1, round(cpus)), include_dashboard=False, **quiet)
+                else:
+                    _reach(address)
+                    ray.init(address, **quiet)
+            except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+                raise ConfigError(f"address={address!r}: cannot connect to Ray: {brief(error)}") from error
+            _connections = 0
+        if _connections == 0 and cpus is None and address is None:
+            return False  # somebody else's, who will close it
+        _connections += 1
+        return True
+
+    def _room(self, workers: int | None) -> int:
+        """How many workers to have; an error if the cluster has no room for them, busy or not."""
+        need = {k: v for k, v in self.resources.items() if v}
+        nodes = [n["Resources"] for n in self.ray.nodes() if n["Alive"]]
+        room = sum(min(int(n.get(k, 0) / v + 1e-9) for k, v in need.items()) if need else 1 << 20 for n in nodes)
+        if room < (workers or 1):
+            has = "; ".join(", ".join(f"{k} {n[k]:g}" for k in sorted(n) if ":" not in k and "memory" not in k) for n in nodes)
+            raise ConfigError(
+                f"workers={workers!r} with resources={need} each: the Ray cluster has room for {room}; its nodes have {has}"
+            )
+        return workers or room
+
+    def hire(self, count: int) -> list[Any]:
+        """So many workers, ready to work."""
+        ray, found = self.ray, [self.idle.pop() for _ in range(min(count, len(self.idle)))]
+        other = {k: v for k, v in self.resources.items() if k not in ("CPU", "GPU", "memory")}
+        options = {
+            "num_cpus": self.resources["CPU"],
+            "num_gpus": self.resources.get("GPU", 0),
+            "memory": self.resources.get("memory"),
+            "resources": other,
+            "scheduling_strategy": "SPREAD",
+        }
+        new = [ray.remote(Worker).options(**options).remote() for _ in range(count - len(found))]
+        if not new:
+            return found
+        calls = [w.__ray_ready__.remote() for w in new]
+        done, waiting = ray.wait(calls, num_returns=len(calls), timeout=PATIENCE)
+        try:
+            ray.get(done)
+        except ray.exceptions.RayError as error:
+            self.dismiss(new)
+            raise ConfigError(f"a Ray worker cannot start: {brief(error)}") from error
+        if waiting:
+            self.dismiss(new)
+            raise ConfigError(
+                f"resources={self.resources}: the Ray cluster gave {len(found) + len(done)} of {count} workers within "
+                f"{PATIENCE:g} seconds; wait until others are done, or ask for less"
+            )
+        return found + new
+
+    def dismiss(self, workers: list[Any]) -> None:
+        """End workers."""
+        for worker in workers:
+            self.ray.kill(worker)
+
+    def close(self) -> None:
+        """End the workers that are kept, and the connection if it is ours and nobody else of ours uses it."""
+        global _connections
+        if self.ray.is_initialized():
+            self.dismiss(self.idle)
+        self.idle = []
+        if self.connected:
+            self.connected = False
+            _connections -= 1
+            if _connections == 0:
+                self.ray.shutdown()
+
+
+def _reach(address: str) -> None:
+    """Refuse at once an address at which nobody listens: Ray itself would try for a long time."""
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "/" in address:
+        raise ConfigError(f"address={address!r} must be 'HOST:PORT' of a running Ray cluster, or 'auto'")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError as error:
+        raise ConfigError(f"address={address!r}: nobody answers there ({error}); is the Ray cluster running?") from error
+
+
+def brief(error: BaseException) -> str:
+    """What Ray says, without the trace."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
