@@ -1,16 +1,24 @@
-"""A connection to Ray, and the worker processes that it gives us."""
+"""A connection to Ray, the worker processes that it gives us, and what it takes to replace one that is lost."""
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from foedus.engines.worker import Worker
-from foedus.errors import ConfigError
+import numpy as np
+
+from foedus.core.tree import Tree
+from foedus.engines.worker import Answer, Worker
+from foedus.errors import CheckpointError, ConfigError, FoedusError
 
 PATIENCE = 60.0
 """Seconds to wait for workers that the cluster has room for."""
+
+TRIES = 3
+"""A worker may be lost so many times in one exchange: what kills it every time is no accident."""
 
 _connections = 0
 """How many of ours use the connection that the first of them made; the last one out closes it."""
@@ -127,6 +135,108 @@ class Cluster:
             _connections -= 1
             if _connections == 0:
                 self.ray.shutdown()
+
+
+@dataclass(eq=False)
+class Call:
+    """Something asked of a worker; `before` counts what had been asked of it since the last copy of its states."""
+
+    method: str
+    args: tuple
+    before: int
+    answer: Any
+
+
+class Shard:
+    """Some clients on a worker, and all it takes to have them on another one if that is lost."""
+
+    def __init__(self, cluster: Cluster, worker: Any, ids: np.ndarray, opening: tuple, remembers: bool):
+        self.cluster, self.ray, self.worker = cluster, cluster.ray, worker
+        self.ids, self.opening, self.remembers = ids, opening, remembers
+        self.clients = f"client {ids[0]}" if len(ids) == 1 else f"clients {ids[0]} to {ids[-1]}"
+        self.delays: tuple | None = None
+        self.copies: list[Any] = []  # of the states: all of them, then what has changed
+        self.asked = 0  # clients that may have changed since all were copied
+        self.since: list[tuple[str, tuple]] = []  # what has changed states since the last copy
+        self.lost = (
+            self.ray.exceptions.RayActorError,
+            self.ray.exceptions.ObjectLostError,
+            self.ray.exceptions.NodeDiedError,
+            self.ray.exceptions.WorkerCrashedError,
+        )
+
+    def start(self, method: str, *args: Any, repeat: tuple[str, tuple] | None = None) -> Call:
+        """Ask the worker; `repeat` is how to get the states that come of it once more."""
+        call = Call(method, args, len(self.since), self._send(method, args))
+        if repeat is not None and self.remembers:
+            self.since.append(repeat)
+        return call
+
+    def _send(self, method: str, args: tuple) -> Any:
+        bound = getattr(self.worker, method)
+        return bound.options(num_returns="streaming").remote(*args) if method == "exchange" else bound.remote(*args)
+
+    def finish(self, call: Call) -> Answer:
+        """The worker's answer."""
+        return next(self._persist(call, lambda answer: iter([self.ray.get(answer)])))
+
+    def stream(self, call: Call) -> Iterator[Answer]:
+        """The worker's answers as they come."""
+        return self._persist(call, lambda answers: (self.ray.get(a) for a in answers))
+
+    def _persist(self, call: Call, read: Any) -> Iterator[Answer]:
+        """All answers to a call, each once, from as many workers as it takes."""
+        seen, reason = 0, None
+        for _ in range(TRIES):
+            try:
+                if reason is not None:
+                    self._replace()
+                    for method, args in self.since[: call.before]:
+                        self._send(method, args)
+                    call.answer = self._send(call.method, call.args)
+                for i, answer in enumerate(read(call.answer)):
+                    if i >= seen:
+                        seen += 1
+                        yield answer
+                return
+            except self.lost as error:
+                reason = error
+            except self.ray.exceptions.RayTaskError as error:
+                raise ConfigError(f"a Ray worker cannot use what it was sent: {brief(error)}") from error
+        raise FoedusError(
+            f"the worker of {self.clients} was lost {TRIES} times in a row in one exchange ({brief(reason)}); a step that takes "
+            "more memory than there is, or that crashes its process, would do that"
+        ) from reason
+
+    def _replace(self) -> None:
+        """Another worker for the same clients, with their states as they were at the last copy."""
+        self.cluster.dismiss([self.worker])
+        [self.worker] = self.cluster.hire(1)
+        self.ray.get(self._send("open", self.opening))
+        if self.delays is not None:
+            self._send("delay", self.delays)
+        if not self.copies:
+            return
+        try:
+            done, error = self.ray.get(self._send("restore", tuple(self.copies)))
+        except self.ray.exceptions.RayActorError:
+            raise  # lost again
+        except self.ray.exceptions.RayError as lost:
+            done, error = False, brief(lost)
+        if not done:
+            raise CheckpointError(
+                f"the worker of {self.clients} was lost, and the states of these clients cannot be restored: their last copy is "
+                f"lost too ({error}); fd.run(..., checkpoint=PATH, resume=True) goes on from what is on disk"
+            )
+
+    def copied(self, call: Call, whole: bool) -> Tree:
+        """A copy has come: what came before it is no longer needed to get the states back."""
+        done, found = self.finish(call)
+        if not done:
+            raise found
+        self.copies = [call.answer] if whole else [*self.copies, call.answer]
+        self.asked, self.since = 0 if whole else self.asked, []
+        return found
 
 
 def _reach(address: str) -> None:
