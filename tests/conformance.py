@@ -138,4 +138,4 @@ ALGORITHMS: dict[str, fd.Algorithm] = {
     "KRR": fd.KRR(FEATURES, reg=0.1),
 }
 
-ENGINES = {"Local": fd.Local(), "Delayed by nothing": fd.Delayed(fd.Local())}
+ENGINES = {"Local": fd.Local(), "Delayed by nothing": fd.Delayed(fd.Local()), "Ray": fd.Ray(workers=2)}

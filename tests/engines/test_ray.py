@@ -290,9 +290,9 @@ class FragileFedFW(fd.FedFW):
         burn(self.fuse)
         return super().follow(client, **payload)
 
-    def step(self, client, **payload):
+    def step(self, client, *args, **payload):
         burn(self.fuse)
-        return super().step(client, **payload)
+        return super().step(client, *args, **payload)
 
     def round(self, clients, state):
         arm(self.fuse, self.rounds, clients.round)
@@ -311,7 +311,7 @@ class FragileLoop(FragileScaffold):
     def round(self, clients, state):
         arm(self.fuse, self.rounds, clients.round)
         replies = clients.gather(self.train, x=state.w, c=state.c)
-        return state.replace(w=tree.add(state.w, tree.map(lambda *d: sum(d) / len(d), *(r["w"] for r in replies))))
+        return state.replace(w=tree.add(state.w, tree.map(lambda *d: sum(d) / len(d), *(r["move"] for r in replies))))
 
 
 @dataclass(frozen=True)
@@ -503,7 +503,7 @@ class Wrong(fd.Algorithm):
         ("config", fd.ConfigError, "^not with me$"),
         ("bug", RuntimeError, "size"),
         ("shape", fd.ReplyError, "another structure"),
-        ("local class", RuntimeError, "^OddError: this and that$"),
+        ("local class", RuntimeError, "^OddError: this and that\n"),
         ("text", fd.ReplyError, "holds a str"),
     ],
 )
