@@ -139,3 +139,17 @@ ALGORITHMS: dict[str, fd.Algorithm] = {
 }
 
 ENGINES = {"Local": fd.Local(), "Delayed by nothing": fd.Delayed(fd.Local()), "Ray": fd.Ray(workers=2)}
+
+# On Ray every algorithm is compared with Local; these, one a family, pass every check there.
+ALL_CHECKS_ON_RAY = (
+    "FedAvg, MLP, server momentum",
+    "Scaffold",
+    "Independent",
+    "FedNewton, cg",
+    "FedFW, augmented, signs",
+    "FedBoost, cache",
+    "FedRes, a network and different local models",
+    "FFGB, networks",
+    "Everything the contract allows",
+    "Central",
+)

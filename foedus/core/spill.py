@@ -6,6 +6,7 @@ import math
 import os
 import tempfile
 from collections.abc import Iterator, MutableMapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,46 +28,52 @@ def nbytes(t: Tree) -> int:
     return sum(v.numel() * v.element_size() for v in tree.leaves(t) if isinstance(v, Tensor))
 
 
+class _Place(NamedTuple):
+    """Where in the file a tree is, its bytes, and how many there is room for."""
+
+    at: int
+    size: int
+    room: int
+
+
 class Pile(MutableMapping[int, Tree]):
     """Trees by number: in memory while all of them take at most `memory` bytes, those that come later encoded in a file."""
 
     def __init__(self, memory: int):
-        self.memory, self.held = memory, 0
-        self.near: dict[int, Tree] = {}
-        self.far: dict[int, tuple[int, int, int]] = {}
-        """Where in the file, how many bytes, and how many there is room for."""
-        self.file, self.end = tempfile.TemporaryFile(prefix="foedus-"), 0  # noqa: SIM115 - open as long as the pile is
+        self.memory, self.taken, self.end = memory, 0, 0
+        self.held: dict[int, Tree | _Place] = {}
+        self.file = tempfile.TemporaryFile(prefix="foedus-")  # noqa: SIM115 - open as long as the pile is
 
     def __getitem__(self, number: int) -> Tree:
-        if number in self.near:
-            return self.near[number]
-        at, size, _ = self.far[number]
-        return wire.decode(os.pread(self.file.fileno(), size, at), max_bytes=size)[0]
+        held = self.held[number]
+        if not isinstance(held, _Place):
+            return held
+        return wire.decode(os.pread(self.file.fileno(), held.size, held.at), max_bytes=held.size)[0]
 
     def __setitem__(self, number: int, value: Tree) -> None:
-        if number in self.near:
-            self.held -= nbytes(self.near.pop(number))
-        if number not in self.far and self.held + nbytes(value) <= self.memory:
-            self.held += nbytes(value)
-            self.near[number] = value
-            return
+        old = self.held.get(number)
+        far, size = isinstance(old, _Place), nbytes(value)
+        if not far:
+            self.taken -= nbytes(old)
+            if self.taken + size <= self.memory:
+                self.taken += size
+                self.held[number] = value
+                return
         message = wire.encode([value])
-        at, _, room = self.far.get(number, (0, 0, -1))
-        if len(message) > room:
-            at, room = self.end, len(message)
-            self.end += room
-        os.pwrite(self.file.fileno(), message, at)
-        self.far[number] = at, len(message), room
+        if far and len(message) <= old.room:
+            place = old._replace(size=len(message))
+        else:
+            place = _Place(self.end, len(message), len(message))
+            self.end += len(message)
+        os.pwrite(self.file.fileno(), message, place.at)
+        self.held[number] = place
 
     def __delitem__(self, number: int) -> None:
-        if number in self.near:
-            self.held -= nbytes(self.near.pop(number))
-        else:
-            del self.far[number]
+        old = self.held.pop(number)
+        self.taken -= 0 if isinstance(old, _Place) else nbytes(old)
 
     def __iter__(self) -> Iterator[int]:
-        yield from self.near
-        yield from self.far
+        return iter(self.held)
 
     def __len__(self) -> int:
-        return len(self.near) + len(self.far)
+        return len(self.held)

@@ -59,23 +59,25 @@ class Cluster:
         global _connections
         ray = self.ray
         if ray.is_initialized():
-            if address not in (None, "auto", ray.get_runtime_context().gcs_address):
-                there = ray.get_runtime_context().gcs_address
+            there = ray.get_runtime_context().gcs_address
+            if address not in (None, "auto", there):
                 raise ConfigError(f"address={address!r}: this process is connected to the Ray cluster at {there} already")
-        else:
-            quiet = {"log_to_driver": False, "logging_level": "ERROR"}
-            try:
-                if address is None:
-                    ray.init("local", num_cpus=max(1, round(cpus)), include_dashboard=False, **quiet)
-                else:
-                    _reach(address)
-                    ray.init(address, **quiet)
-            except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-                raise ConfigError(f"address={address!r}: cannot connect to Ray: {brief(error)}") from error
-            _connections = 0
-        if _connections == 0 and cpus is None and address is None:
-            return False  # somebody else's, who will close it
-        _connections += 1
+            if _connections == 0:
+                return False  # somebody else's, who will close it
+            _connections += 1
+            return True
+        quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+        try:
+            if address is None:
+                ray.init("local", num_cpus=max(1, round(cpus)), include_dashboard=False, **quiet)
+            else:
+                _reach(address)
+                ray.init(address, **quiet)
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"address={address!r}: cannot connect to Ray: {brief(error)}") from error
+        _connections = 1
         return True
 
     def _room(self, workers: int | None) -> int:

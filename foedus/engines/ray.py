@@ -96,7 +96,9 @@ class RaySession:
         try:
             shared = self.ray.put(algorithm)
         except TypeError as error:
-            raise ConfigError(f"{type(algorithm).__name__} cannot be sent to Ray workers: {error}") from error
+            raise ConfigError(
+                f"{type(algorithm).__name__} cannot be sent to Ray workers: {error.__cause__ or error}"
+            ) from error
         parts = cut(fed, cluster.workers)
         self.shards: list[Shard] = []
         for worker, positions in zip(cluster.hire(len(parts)), parts, strict=True):
