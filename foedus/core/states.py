@@ -29,6 +29,7 @@ class States:
         self.tensors: list[Tensor] | None = None
         self.separate: MutableMapping[int, Tree] = {} if memory is None else Pile(memory)
         self.spilled = False  # whether `tensors` lie on disk
+        self.lent = False  # whether somebody else may hold `tensors`: a reply may be the very state that a client keeps
 
     def known(self, positions: Tensor) -> Tensor:
         """Which of these clients have a state."""
@@ -40,7 +41,9 @@ class States:
             return None
         if self.tensors is None:
             return self.separate[position]
-        return tree.unflatten([t[self.slot[position]] for t in self.tensors], self.form)
+        rows = [t[self.slot[position]] for t in self.tensors]
+        self.lent = not self.spilled
+        return tree.unflatten([t.clone() for t in rows] if self.spilled else rows, self.form)
 
     def put(self, position: int, state: Tree) -> None:
         """Keep one client's state."""
@@ -63,6 +66,7 @@ class States:
         slots = self.slot[positions]
         # What is on disk is written in place, so it is never given away itself.
         same = not self.spilled and self._all(slots, self.tensors[0]) if self.tensors else True
+        self.lent |= same
         return tree.unflatten([t if same else t.index_select(0, slots) for t in self.tensors], self.form)
 
     def put_many(self, positions: Tensor, stacked: Tree) -> None:
@@ -90,8 +94,12 @@ class States:
                 self.tensors[i] = mapped((len(self.slot), *t.shape[1:]), t.dtype)
                 self.tensors[i][: len(t)] = t
             self.spilled = True
+        whole = not self.spilled and self.used == len(slots) and torch.equal(slots, torch.arange(self.used))
+        if self.lent and not whole and not self.spilled:
+            self.tensors = [t.clone() for t in self.tensors]
+        self.lent = whole
         for i, t in enumerate(leaves):
-            if not self.spilled and self.used == len(slots) and torch.equal(slots, torch.arange(self.used)):
+            if whole:
                 self.tensors[i] = t  # everybody, in order: no copy
                 continue
             if len(self.tensors[i]) < self.used:
@@ -130,6 +138,7 @@ class States:
         self.used = int((self.slot >= 0).sum())
         if "states" in saved:
             self.tensors, self.form = tree.flatten(saved["states"])
+            self.lent = True
         else:
             self.separate.update({int(p): s for p, s in saved["separate"].items()})
 

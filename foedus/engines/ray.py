@@ -90,7 +90,7 @@ class RaySession:
     def __init__(self, engine: Ray, cluster: Cluster, algorithm: Algorithm, fed: Federation, seed_key: Tensor):
         self.engine, self.cluster, self.algorithm, self.ray = engine, cluster, algorithm, cluster.ray
         self.ids = torch.from_numpy(np.sort(fed.ids))
-        self.longest, self._delays, self._rows = 0, None, (None, None)
+        self.longest, self._delays, self._rows = 0, None, None
         remembers = type(algorithm).init is not Algorithm.init
         nodes = [n for n in tree.NODES.values() if not n.__module__.startswith("foedus.")]
         try:
@@ -199,10 +199,10 @@ class RaySession:
 
     def evaluate_global(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Where the algorithm is personal: each client's model on the same rows, which are sent once for all rounds."""
-        place = (x.data_ptr(), y.data_ptr(), x.shape)
-        if self._rows[0] != place:
-            self._rows = place, self.ray.put(pack((x, y)))
-        return self._evaluated("evaluate_global", self._rows[1])
+        kept = self._rows
+        if kept is None or kept[0].data_ptr() != x.data_ptr() or kept[1].data_ptr() != y.data_ptr() or len(kept[0]) != len(x):
+            self._rows = kept = x, y, self.ray.put(pack((x, y)))
+        return self._evaluated("evaluate_global", kept[2])
 
     def _evaluated(self, method: str, *args: Any) -> dict[str, Tensor]:
         calls = [(s, s.start(method, *args, repeat=(method, args))) for s in self.shards]
