@@ -61,7 +61,6 @@ def ray(repeats: int) -> None:
         "1 worker, 1 thread": {"workers": 1, "resources": {"CPU": 1}},
         "2 workers, 1 thread each": {"workers": 2, "resources": {"CPU": 1}},
     }
-    taken: dict[tuple[str, str], list[float]] = {}
     with ExitStack() as stack:  # one Ray for all of them, so that their turns can alternate
         module = load_ray()
         stack.callback(module.shutdown)
@@ -72,15 +71,17 @@ def ray(repeats: int) -> None:
         began = time.perf_counter()
         fd.run(Nothing(), idle, 0, engine=engines["1 worker"])
         print(f"Ray started in {started:.1f} s, a worker in {time.perf_counter() - began:.1f} s", flush=True)
+        print("\n| seconds a round | " + " | ".join(engines) + " | 1 worker / Local | 1 thread / 2 workers |")
+        print("|---|" + "---|" * (len(engines) + 2), flush=True)
         for what, algorithm, fed, participation, rounds in cases:
+            taken: dict[str, list[float]] = {name: [] for name in engines}
             for repeat in range(repeats + 1):
                 for name, engine in engines.items():
                     options = {"engine": engine, "participation": participation, "evaluate_every": 0}
                     clock = fd.run(algorithm, fed, rounds if repeat else 1, **options).history.seconds
                     if repeat:
-                        taken.setdefault((what, name), []).append((clock.iloc[-1] - clock.iloc[0]) / rounds)
-    print("\n| seconds a round | " + " | ".join(engines) + " | 1 worker / Local | 1 thread / 2 workers |")
-    print("|---|" + "---|" * (len(engines) + 2))
-    for what, *_ in cases:
-        t = [statistics.median(taken[what, name]) for name in engines]
-        print(f"| {what} | " + " | ".join(f"{s:.4f}" for s in t) + f" | {t[1] / t[0]:.2f} | {t[2] / t[3]:.2f} |", flush=True)
+                        taken[name].append((clock.iloc[-1] - clock.iloc[0]) / rounds)
+            t = [statistics.median(times) for times in taken.values()]
+            print(
+                f"| {what} | " + " | ".join(f"{s:.4f}" for s in t) + f" | {t[1] / t[0]:.2f} | {t[2] / t[3]:.2f} |", flush=True
+            )
