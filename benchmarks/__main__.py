@@ -1,4 +1,4 @@
-"""Speed, as ratios measured in one run: `python -m benchmarks [w1 w2 w3 w4 batching overhead memory fednewton fedfw lowrank fedboost fedres ffgb]`."""
+"""Speed, as ratios measured in one run: `python -m benchmarks [w1 w2 w3 w4 batching overhead memory fednewton fedfw lowrank fedboost fedres ffgb ray]`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,7 @@ from benchmarks.fedfw import fedfw, lowrank
 from benchmarks.fednewton import fednewton
 from benchmarks.fedres import fedres
 from benchmarks.ffgb import ffgb
+from benchmarks.ray import Nothing, ray
 from benchmarks.workloads import WORKLOADS, Limit, PlainLoop, Workload, foedus_rounds
 
 
@@ -107,21 +107,6 @@ def batching(repeats: int) -> None:
         print(f"| {name} | {size:,} | {batched:.4f} | {looped:.4f} | {looped / batched:.2f} | {auto} |", flush=True)
 
 
-@dataclass(frozen=True)
-class Nothing(fd.Algorithm):
-    """A step that does nothing: what is left is the engine."""
-
-    def idle(self, client: fd.Client) -> tuple[torch.Tensor, None]:
-        return torch.zeros(()), None
-
-    def start(self, clients) -> fd.State:
-        return fd.State()
-
-    def round(self, clients, state: fd.State) -> fd.State:
-        clients.mean(self.idle)
-        return state
-
-
 def overhead(repeats: int) -> None:
     print("\n| clients in the round | overhead a round, ms | a client, us |")
     print("|---|---|---|")
@@ -181,6 +166,7 @@ STUDIES: dict[str, Callable[[int], None]] = {
     "fedboost": fedboost,
     "fedres": fedres,
     "ffgb": ffgb,
+    "ray": ray,
 }
 
 

@@ -76,6 +76,7 @@ _HOMES = {
     "foedus.engines.delay": ("Delayed",),
     "foedus.engines.flower": ("Flower",),
     "foedus.engines.local": ("Local",),
+    "foedus.engines.ray": ("Ray",),
     "foedus.engines.rollouts": ("rollouts",),
     "foedus.errors": (
         "CheckpointError",

@@ -47,6 +47,10 @@ class DivergenceError(FoedusError, ArithmeticError):
         self.round = round
         self.clients = tuple(clients)
 
+    def __reduce__(self) -> tuple:
+        """It may come from another process, and must come whole."""
+        return type(self), (str(self), self.round, self.clients), vars(self)
+
 
 class TooFewClients(FoedusError):  # noqa: N818 - says it all
     """Fewer sites answered than must; with a checkpoint, the run can go on when they are back."""

@@ -129,6 +129,8 @@ CHECKS: tuple[Callable[[Algorithm, Federation, Any], None], ...] = (
 class Encoding:
     """An engine around an engine: every message really is encoded and decoded, and its length added up."""
 
+    reduce = None  # no engine may add up replies before they have come through here
+
     def __init__(self, engine: Any, watch: bool = False):
         self.engine, self.watch = engine, watch
         self.up = self.down = self.messages = 0

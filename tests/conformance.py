@@ -138,4 +138,18 @@ ALGORITHMS: dict[str, fd.Algorithm] = {
     "KRR": fd.KRR(FEATURES, reg=0.1),
 }
 
-ENGINES = {"Local": fd.Local(), "Delayed by nothing": fd.Delayed(fd.Local())}
+ENGINES = {"Local": fd.Local(), "Delayed by nothing": fd.Delayed(fd.Local()), "Ray": fd.Ray(workers=2)}
+
+# On Ray every algorithm is compared with Local; these, one a family, pass every check there.
+ALL_CHECKS_ON_RAY = (
+    "FedAvg, MLP, server momentum",
+    "Scaffold",
+    "Independent",
+    "FedNewton, cg",
+    "FedFW, augmented, signs",
+    "FedBoost, cache",
+    "FedRes, a network and different local models",
+    "FFGB, networks",
+    "Everything the contract allows",
+    "Central",
+)

@@ -53,3 +53,13 @@ def two() -> fd.Federation:
     a = (np.array([[1.0]], np.float32), np.array([2.0], np.float32))
     b = (np.array([[2.0], [2.0]], np.float32), np.array([1.0, 1.0], np.float32))
     return fd.Federation.from_clients([a, b])
+
+
+@pytest.fixture(scope="session")
+def ray_engine():
+    """Two Ray workers for all tests of a process. There is room for more: some tests have workers of their own."""
+    ray = pytest.importorskip("ray")
+    ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    with fd.Ray(workers=2) as engine:
+        yield engine
+    ray.shutdown()

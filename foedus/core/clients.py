@@ -28,6 +28,12 @@ class Ledger:
     bytes_down: int = 0
     messages_up: int = 0
 
+    def charge(self, reply: Tree, stacked: bool, clients: int) -> None:
+        """So many clients send a reply of this form."""
+        each = wire.nbytes(reply, batched=stacked)
+        self.bytes_up += clients * each
+        self.messages_up += clients * bool(each)
+
 
 @dataclass(frozen=True, eq=False)
 class Replies:
@@ -70,11 +76,16 @@ def _form(reply: Tree) -> tuple:
 
 
 class Accumulator:
-    """A weighted sum of replies, added up in a stream: stacked batches or single replies, structured arrays included."""
+    """A weighted sum of replies, added up in a stream: stacked batches or single replies, structured arrays included.
+
+    Sums are carried in twice the precision of the replies (`rest` is what doubles leave over), so that how clients were
+    batched, or spread over workers that add up their own, leaves next to no trace.
+    """
 
     def __init__(self, remedy: str = Algorithm.remedy) -> None:
         self.remedy = remedy
         self.total: list[Tensor] | None = None
+        self.rest: list[Tensor | None] = []
         self.dtypes: list[torch.dtype] = []
         self.form = None
 
@@ -84,18 +95,31 @@ class Accumulator:
         parts = [_weighted_sum(leaf, weights) for leaf in leaves]
         if not all(bool(torch.isfinite(p).all()) for p in parts):
             raise not_finite(leaves, round, ids, remedy=self.remedy)
+        batch = Accumulator(self.remedy)
+        batch.total, batch.form = [p.double() if p.is_floating_point() else p for p in parts], form
+        batch.rest = [torch.zeros_like(p) if p.dtype == torch.float64 else None for p in parts]
+        batch.dtypes = [p.dtype for p in parts]
+        self.merge(batch, round, ids)
+
+    def merge(self, other: Accumulator, round: int, ids: Tensor) -> None:
+        """Add another sum, of the clients `ids`."""
         if self.total is None:
-            # Batches are added in double precision, so that how clients were batched leaves next to no trace.
-            self.total, self.form = [p.double() if p.is_floating_point() else p for p in parts], form
-            self.dtypes = [p.dtype for p in parts]
-        else:
-            if form != self.form or [p.shape for p in parts] != [t.shape for t in self.total]:
-                raise ReplyError(f"round {round}: clients {ids.tolist()[:5]} replied with another structure than those before")
-            for t, p in zip(self.total, parts, strict=True):
+            self.total, self.rest, self.dtypes, self.form = other.total, other.rest, other.dtypes, other.form
+            return
+        if other.form != self.form or [p.shape for p in other.total] != [t.shape for t in self.total]:
+            raise ReplyError(f"round {round}: clients {ids.tolist()[:5]} replied with another structure than those before")
+        for i, (t, p) in enumerate(zip(self.total, other.total, strict=True)):
+            if self.rest[i] is None or other.rest[i] is None:
                 t.add_(p)
+                continue
+            total = t + p  # and what rounding took from it, exactly (Knuth's two-sum)
+            grown = total - t
+            self.rest[i] += (t - (total - grown)) + (p - grown) + other.rest[i]
+            self.total[i] = total
 
     def result(self) -> Tree:
-        return tree.unflatten([t.to(d) for t, d in zip(self.total, self.dtypes, strict=True)], self.form)
+        sums = (t if r is None else t + r for t, r in zip(self.total, self.rest, strict=True))
+        return tree.unflatten([t.to(d) for t, d in zip(sums, self.dtypes, strict=True)], self.form)
 
 
 def _weighted_sum(leaf: Tree, weights: Tensor) -> Tensor:
@@ -124,13 +148,19 @@ def not_finite(
     for leaf in tree.leaves(leaves):
         if isinstance(leaf, Tensor) and leaf.is_floating_point():
             bad |= ~torch.isfinite(leaf.reshape(len(ids), -1)).all(1)
-    clients = ids[bad].tolist() or ids.tolist()
+    return diverged(what, round, ids[bad].tolist() or ids.tolist(), remedy)
+
+
+def diverged(what: str, round: int, clients: list[int], remedy: str) -> DivergenceError:
+    """The error for clients whose `what` is not finite, which it keeps: a session may find some here and some there."""
     shown = ", ".join(map(str, clients[:10])) + (f" and {len(clients) - 10} more" if len(clients) > 10 else "")
-    return DivergenceError(
+    error = DivergenceError(
         f"round {round}: the {what} of client{'s' * (len(clients) > 1)} {shown} is not finite (NaN or infinity); {remedy}",
         round,
         clients,
     )
+    error.what = what
+    return error
 
 
 class NothingArrived(Exception):  # noqa: N818 - a signal, no error
@@ -152,11 +182,22 @@ class Session(Protocol):
     """What an engine offers for one run: see `foedus.engines.local.Local` for the reference.
 
     One that delays messages also has `late`, which takes what was sent and says what arrives, and `longest`, the longest round
-    trip: see `foedus.engines.delay`. One whose clients may fail to answer has `unsure = True`, and `faults`, {client: why}, of the last
-    exchange; one that must not send what is only measured has `measures = False`: see `foedus.flower.session`.
+    trip: see `foedus.engines.delay`. One whose clients are on other machines may have `reduce(ask, weights)`, which adds up
+    their replies where they are and returns a `Reduced`: see `foedus.engines.ray`. One whose clients may fail to answer has
+    `unsure = True`, and `faults`, {client: why}, of the last exchange; one that must not send what is only measured has
+    `measures = False`: see `foedus.flower.session`.
     """
 
     def exchange(self, ask: Ask) -> Iterator[tuple[Tensor, Tree, bool]]: ...
+
+
+@dataclass(eq=False)
+class Reduced:
+    """Replies that a session has added up: their weighted sum, how many clients replied, and what they sent."""
+
+    total: Accumulator
+    clients: int = 0
+    sent: Ledger = field(default_factory=Ledger)
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,27 +289,32 @@ class Clients:
         return self._total(step, None, payload)
 
     def _total(self, step: Callable, weights: str | None, payload: dict[str, Tree]) -> Tree:
-        whole, batches = self._ask(step, payload)
-        self.came = whole
-        share = self._share_of(weights, whole)
-        total, count = Accumulator(self.algorithm.remedy), 0
-        for batch in batches:
-            reply = batch.reply if batch.stacked else _tensors(lambda t: t.unsqueeze(0), batch.reply)
-            total.add(reply, share(batch.sizes), self.round, batch.ids)
-            count += len(batch.ids)
-        if count != len(whole):
-            raise ReplyError(f"round {self.round}: {count} of {len(whole)} clients replied to {step.__name__}")
+        ask = self._asked(step, payload)
+        if getattr(self.session, "reduce", None) is not None and not self._late(ask):
+            self.came, self.who = self.sizes, self.ids
+            reduced = self.session.reduce(ask, self._share_of(weights, self.sizes)(self.sizes))
+            self.ledger.bytes_up += reduced.sent.bytes_up
+            self.ledger.messages_up += reduced.sent.messages_up
+            total, count = reduced.total, reduced.clients
+        else:
+            self.came, batches = self._replies(ask)
+            share, total, count = self._share_of(weights, self.came), Accumulator(self.algorithm.remedy), 0
+            for batch in batches:
+                total.add(_stacked(batch.reply, batch.stacked), share(batch.sizes), self.round, batch.ids)
+                count += len(batch.ids)
+        if count != len(self.came):
+            raise ReplyError(f"round {self.round}: {count} of {len(self.came)} clients replied to {ask.step}")
         return total.result()
 
     def gather(self, step: Callable, /, *, weights: str = "rows", **payload: Tree) -> Replies:
         """Run `step(client, **payload)` at every client and return every reply, in order of client id."""
-        whole, batches = self._ask(step, payload)
-        self.came = whole
-        share, parts = self._share_of(weights, whole), list(batches)
-        for part in parts:
-            if not tree.all_finite(part.reply):
-                reply = part.reply if part.stacked else _tensors(lambda t: t.unsqueeze(0), part.reply)
-                raise not_finite([reply], self.round, part.ids, remedy=self.algorithm.remedy)
+        self.came, batches = self._replies(self._asked(step, payload))
+        share, parts = self._share_of(weights, self.came), list(batches)
+        bad = [p for p in parts if not tree.all_finite(p.reply)]
+        if bad:
+            each = [not_finite([_stacked(p.reply, p.stacked)], self.round, p.ids) for p in bad]
+            clients = sorted(i for error in each for i in error.clients)
+            raise diverged("reply", self.round, clients, self.algorithm.remedy)
         ids = torch.cat([p.ids for p in parts])
         order = torch.argsort(ids, stable=True)
         weight = share(torch.cat([p.sizes for p in parts]))[order]
@@ -317,32 +363,30 @@ class Clients:
             return lambda sizes: torch.ones(len(sizes), dtype=torch.float64)
         raise ConfigError(unknown("weights", weights, ["rows", "uniform"]))
 
-    def _ask(self, step: Callable, payload: dict[str, Tree]) -> tuple[Tensor, Iterable[Batch]]:
-        """Ask, and charge what was sent: the numbers of rows of all that reply, and their replies, a batch at a time."""
+    def _asked(self, step: Callable, payload: dict[str, Tree]) -> Ask:
+        """What to ask, after charging for it."""
         if getattr(step, "__self__", None) is not self.algorithm:
             raise ReplyError(f"{step!r} is not a client step: it must be a method of {type(self.algorithm).__name__} itself")
         if len(self) == 0:
             raise ReplyError(f"round {self.round}: no client takes part, so {step.__name__} has nobody to ask")
         if not self.free:
             self.ledger.bytes_down += len(self) * wire.nbytes(payload)
-        ask = Ask(
-            step.__name__,
-            payload,
-            self.ids,
-            self.seed_key,
-            self.round,
-            next(self.exchanges),
-            self.quantise,
-            self.free,
-            self.group,
-        )
+        exchange = next(self.exchanges)
+        return Ask(step.__name__, payload, self.ids, self.seed_key, self.round, exchange, self.quantise, self.free, self.group)
+
+    def _late(self, ask: Ask) -> bool:
         late = getattr(self.session, "late", None)
-        if late is not None and late.concerns(ask):
+        return late is not None and late.concerns(ask)
+
+    def _replies(self, ask: Ask) -> tuple[Tensor, Iterable[Batch]]:
+        """The numbers of rows of all that reply, and their replies, a batch at a time; what is sent is charged."""
+        if self._late(ask):
+            late = self.session.late
             for batch in self._stream(ask):
                 late.post(ask, batch)
             arrived = late.collect(ask)
             if not arrived:
-                raise NothingArrived(f"round {self.round}: no reply to {step.__name__} has arrived yet")
+                raise NothingArrived(f"round {self.round}: no reply to {ask.step} has arrived yet")
         elif getattr(self.session, "unsure", False):
             arrived = list(self._stream(ask))
             self._left_out(self.session.faults)
@@ -369,13 +413,31 @@ class Clients:
             self.metrics["left_out"] = "; ".join([*before, *(f"{i}: {why}" for i, why in sorted(faults.items()))])
 
     def _stream(self, ask: Ask) -> Iterator[Batch]:
-        for ids, reply, stacked in self.session.exchange(ask):
-            if not self.free:
-                each = wire.nbytes(reply, batched=stacked)
-                self.ledger.bytes_up += len(ids) * each
-                self.ledger.messages_up += len(ids) * bool(each)
-            sizes = self.sizes[torch.searchsorted(self.ids, ids)]
-            yield Batch(ids, sizes, wire.dequantise(reply) if self.quantise else reply, stacked, self.round)
+        for ids, reply, stacked in _read(self.session, ask, self.ledger):
+            yield Batch(ids, self.sizes[torch.searchsorted(self.ids, ids)], reply, stacked, self.round)
+
+
+def _read(session: Session, ask: Ask, ledger: Ledger) -> Iterator[tuple[Tensor, Tree, bool]]:
+    """The replies as the server reads them, batch by batch; the ledger is charged with what they are on the wire."""
+    for ids, reply, stacked in session.exchange(ask):
+        if not ask.free:
+            ledger.charge(reply, stacked, len(ids))
+        yield ids, wire.dequantise(reply) if ask.quantise else reply, stacked
+
+
+def add_up(session: Session, ask: Ask, weights: Tensor, remedy: str) -> Reduced:
+    """What `Session.reduce` does, for sessions that are near their clients; weights are those of `ask.ids`."""
+    reduced = Reduced(Accumulator(remedy))
+    for ids, reply, stacked in _read(session, ask, reduced.sent):
+        share = weights[torch.searchsorted(ask.ids, ids)]
+        reduced.total.add(_stacked(reply, stacked), share, ask.round, ids)
+        reduced.clients += len(ids)
+    return reduced
+
+
+def _stacked(reply: Tree, stacked: bool) -> Tree:
+    """A reply with its leading client dimension."""
+    return reply if stacked else _tensors(lambda t: t.unsqueeze(0), reply)
 
 
 def cohort(participation: float | Poisson, total: int, key: Tensor) -> Tensor:

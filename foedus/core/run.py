@@ -119,6 +119,7 @@ def run(
                 interrupts.raise_if_asked(
                     f"stopped after round {loop.done}; go on with resume=True and checkpoint={str(path)!r}"
                 )
+        return loop.result()
     except DivergenceError as error:
         error.run = loop.result()
         if path and path.exists():
@@ -126,7 +127,6 @@ def run(
         raise
     finally:
         loop.session.close()
-    return loop.result()
 
 
 class _Loop:

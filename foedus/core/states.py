@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from foedus.core import tree
+from foedus.core.spill import Pile, mapped, nbytes
 from foedus.core.tree import Tree
 from foedus.errors import CheckpointError, ReplyError
 
@@ -15,15 +17,19 @@ from foedus.errors import CheckpointError, ReplyError
 class States:
     """Client states by position: one tensor for all clients where their states have one shape, separate trees otherwise.
 
-    Memory grows with the clients that have taken part, not with those there are.
+    Memory grows with the clients that have taken part, not with those there are. What takes more than `memory` bytes (where
+    that is given) lies on disk.
     """
 
-    def __init__(self, clients: int):
+    def __init__(self, clients: int, memory: int | None = None):
+        self.memory = memory
         self.slot = torch.full((clients,), -1, dtype=torch.int64)
         self.used = 0
         self.form = None
         self.tensors: list[Tensor] | None = None
-        self.separate: dict[int, Tree] = {}
+        self.separate: MutableMapping[int, Tree] = {} if memory is None else Pile(memory)
+        self.spilled = False  # whether `tensors` lie on disk
+        self.lent = False  # whether somebody else may hold `tensors`: a reply may be the very state that a client keeps
 
     def known(self, positions: Tensor) -> Tensor:
         """Which of these clients have a state."""
@@ -35,7 +41,9 @@ class States:
             return None
         if self.tensors is None:
             return self.separate[position]
-        return tree.unflatten([t[self.slot[position]] for t in self.tensors], self.form)
+        rows = [t[self.slot[position]] for t in self.tensors]
+        self.lent = not self.spilled
+        return tree.unflatten([t.clone() for t in rows] if self.spilled else rows, self.form)
 
     def put(self, position: int, state: Tree) -> None:
         """Keep one client's state."""
@@ -56,7 +64,10 @@ class States:
             columns = zip(*(_in_form(s, form) for s in states), strict=True)
             return tree.unflatten([torch.stack(c) if isinstance(c[0], Tensor) else c[0] for c in columns], form)
         slots = self.slot[positions]
-        return tree.unflatten([t if self._all(slots, t) else t.index_select(0, slots) for t in self.tensors], self.form)
+        # What is on disk is written in place, so it is never given away itself.
+        same = not self.spilled and self._all(slots, self.tensors[0]) if self.tensors else True
+        self.lent |= same
+        return tree.unflatten([t if same else t.index_select(0, slots) for t in self.tensors], self.form)
 
     def put_many(self, positions: Tensor, stacked: Tree) -> None:
         """Keep the states of some clients, given stacked."""
@@ -76,8 +87,19 @@ class States:
             leaves = _in_form(stacked, self.form)
         if self.tensors is None:
             self.tensors = [t.new_empty((0, *t.shape[1:])) for t in leaves]
+        if self.memory is not None and not self.spilled and self.used * nbytes(leaves) > self.memory * len(slots):
+            for i, t in enumerate(
+                self.tensors
+            ):  # once, with room for all clients there are: a file is no larger than what is in it
+                self.tensors[i] = mapped((len(self.slot), *t.shape[1:]), t.dtype)
+                self.tensors[i][: len(t)] = t
+            self.spilled = True
+        whole = not self.spilled and self.used == len(slots) and torch.equal(slots, torch.arange(self.used))
+        if self.lent and not whole and not self.spilled:
+            self.tensors = [t.clone() for t in self.tensors]
+        self.lent = whole
         for i, t in enumerate(leaves):
-            if self.used == len(slots) and torch.equal(slots, torch.arange(self.used)):
+            if whole:
                 self.tensors[i] = t  # everybody, in order: no copy
                 continue
             if len(self.tensors[i]) < self.used:
@@ -94,9 +116,9 @@ class States:
 
     def _scatter(self) -> None:
         """From one tensor for all to separate trees."""
-        where = torch.nonzero(self.slot >= 0).flatten().tolist()
-        self.separate = {p: tree.map(torch.clone, self.get(p)) for p in where}
-        self.tensors, self.form = None, None
+        for p in torch.nonzero(self.slot >= 0).flatten().tolist():
+            self.separate[p] = tree.map(torch.clone, self.get(p))
+        self.tensors, self.form, self.spilled = None, None, False
 
     def save(self) -> Tree:
         """Everything, as a tree."""
@@ -108,12 +130,17 @@ class States:
         """Take up what `save` gave."""
         if saved["slot"].shape != self.slot.shape:
             raise CheckpointError(f"the checkpoint has {len(saved['slot'])} clients, the federation {len(self.slot)}")
+        if "states" in saved and self.memory is not None:
+            known = torch.nonzero(saved["slot"] >= 0).flatten()
+            self.put_many(known[saved["slot"][known].argsort()], saved["states"])
+            return
         self.slot = saved["slot"].clone()
         self.used = int((self.slot >= 0).sum())
         if "states" in saved:
             self.tensors, self.form = tree.flatten(saved["states"])
+            self.lent = True
         else:
-            self.separate = {int(p): s for p, s in saved["separate"].items()}
+            self.separate.update({int(p): s for p, s in saved["separate"].items()})
 
 
 def _in_form(state: Tree, form: Any) -> list:

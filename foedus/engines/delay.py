@@ -60,10 +60,10 @@ class Delayed:
 
     def open(self, algorithm: Algorithm, fed: Federation, seed_key: Tensor) -> DelayedSession:
         """Draw the delays, and open the engine inside."""
-        inner = self.engine.open(algorithm, fed, seed_key)
         if algorithm.pooled:  # all rows are in one place: nothing is sent that could be late
-            return inner
+            return self.engine.open(algorithm, fed, seed_key)
         up, down = self.delays(len(fed))
+        inner = self.engine.open(algorithm, fed, seed_key)
         return DelayedSession(inner, torch.from_numpy(np.sort(fed.ids)), up, down)
 
     def delays(self, clients: int) -> tuple[Tensor, Tensor]:

@@ -377,3 +377,34 @@ def test_one_large_client_does_not_blow_up_the_batch_of_the_small_ones(options):
         passes = algorithm.steps * 32 / least if algorithm.steps else algorithm.epochs
         padded = len(group.positions) * n * (16 * passes + (session.train.row_bytes if algorithm.batch_size is None else 0))
         assert len(group.positions) == 1 or padded <= 64 << 20
+
+
+@dataclass(frozen=True)
+class Echo(fd.Algorithm):
+    """The reply is the state itself."""
+
+    def init(self, client):
+        return {"x": torch.zeros(2)}
+
+    def count(self, client):
+        new = client.state["x"] + 1
+        return {"x": new}, {"x": new}
+
+    def tell(self, client):
+        return {"x": client.state["x"]}, None
+
+    def start(self, clients):
+        return fd.State()
+
+    def round(self, clients, state):
+        first, told = (clients.gather(step).stack()["x"] for step in (self.count, self.tell))
+        before = first.clone()
+        for part in (0, 1):
+            clients.some(torch.arange(len(clients)) % 2 == part).gather(self.count)
+        assert torch.equal(first, before) and torch.equal(told, before)
+        return state
+
+
+@pytest.mark.parametrize("batch", [True, False])
+def test_a_reply_stays_what_it_was_when_the_state_goes_on(batch, fed):
+    fd.run(Echo(), fed, 3, engine=fd.Local(batch=batch), evaluate_every=0)
