@@ -22,6 +22,7 @@ from benchmarks.fedfw import fedfw, lowrank
 from benchmarks.fednewton import fednewton
 from benchmarks.fedres import fedres
 from benchmarks.ffgb import ffgb
+from benchmarks.flower import flower
 from benchmarks.ray import Nothing, ray
 from benchmarks.workloads import WORKLOADS, Limit, PlainLoop, Workload, foedus_rounds
 
@@ -167,6 +168,7 @@ STUDIES: dict[str, Callable[[int], None]] = {
     "fedres": fedres,
     "ffgb": ffgb,
     "ray": ray,
+    "flower": flower,
 }
 
 

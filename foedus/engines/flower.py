@@ -32,6 +32,8 @@ class Flower:
         ...     fd.run(fd.FedAvg(fd.Linear()), fed, rounds=5, engine=engine)
     """
 
+    eager = True  # nodes that fork their client processes and ask more often than Flower's command
+
     def __init__(self, nodes: int = 2, *, timeout: float = 120.0, min_clients: int = 1, code: str | None = None):
         whole_number("nodes", nodes)
         positive("timeout", timeout)
@@ -66,7 +68,7 @@ class Flower:
         for number, (key, _) in enumerate(keys):
             shards = folder / "shards" / str(number)
             shards.mkdir(parents=True)
-            self.loopback.start_node(key, f'shards="{shards}"')
+            self.loopback.start_node(key, f'shards="{shards}"', self.eager)
         config = {"code": self.code} if self.code else {}
         app = loopback.write_app(folder / "app", "loopbackapp", "app = None  # fd.run is the server", config)
         self.loopback.flwr("run", app, "loopback")

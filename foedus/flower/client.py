@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import json
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +40,14 @@ class SiteApp(ClientApp):
     """Answers every message of the server; errors go back to it in words."""
 
     def __call__(self, message: Message, context: Context) -> Message:
+        began = time.perf_counter()
         try:
             header, body = answer(message, context)
         except FoedusError as error:
             header, body = {"error": str(error)}, b""
         except Exception as error:
             header, body = {"error": f"{type(error).__name__}: {error}"}, b""
-        return Message(messages.content(header, body), reply_to=message)
+        return Message(messages.content({**header, "seconds": time.perf_counter() - began}, body), reply_to=message)
 
 
 def answer(message: Message, context: Context) -> tuple[dict[str, Any], bytes]:

@@ -7,6 +7,7 @@ enough of them are left.
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 import warnings
@@ -45,6 +46,8 @@ class Line:
     """What every header says: schema and scaling, or the shard."""
     seconds: list[float] = field(default_factory=list)
     """How long each exchange took."""
+    working: list[float] = field(default_factory=list)
+    """How long the slowest site worked on its answer."""
     sent: int = 0
     received: int = 0
     """Bytes of bodies that went through Flower."""
@@ -82,6 +85,7 @@ class Line:
             if waiting:
                 time.sleep(_POLL)
         self.seconds.append(time.monotonic() - began)
+        self.working.append(max((_seconds(a) for a in answers.values()), default=0.0))
         return answers | dict.fromkeys(waiting.values(), f"no answer within {self.timeout:g} s")
 
     def name(self, client: int) -> str:
@@ -285,6 +289,13 @@ class FlowerSession:
 
     def close(self) -> None:
         """The line stays open: others may use it."""
+
+
+def _seconds(answer: Message | str) -> float:
+    """How long a site says that it has worked."""
+    with contextlib.suppress(FoedusError, AttributeError, KeyError, TypeError, ValueError):
+        return float(messages.header(answer)["seconds"])
+    return 0.0
 
 
 def _form(reply: Tree) -> tuple:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -292,3 +294,23 @@ def test_quantised_replies(fed, engine):
     local = fd.run(AVERAGE, fed, 2, quantise="int8")
     torch.testing.assert_close(here.state.w, local.state.w)
     assert here.records.last("bytes_up") == local.records.last("bytes_up") == engine.line.received
+
+
+def test_functions_that_must_not_be_used_are_left_out(fed, engine):
+    """FFGB checks what it is sent itself: one function too many, and a tree for three classes in the place of ten."""
+
+    def twice(sent):
+        reply = wire.decode(sent)
+        return wire.encode({"functions": reply["functions"] * 2})
+
+    def broken(sent):
+        trees = wire.decode(sent)["functions"][0]
+        return wire.encode({"functions": [dataclasses.replace(trees, value=trees.value[..., :3].contiguous())]})
+
+    for spoil, why in ((twice, "must send 1 functions"), (broken, "outputs")):
+        engine.grid.spoil = only(1, 2, rewritten(body=spoil))
+        with pytest.warns(UserWarning, match="client 0 .* is left out"):
+            run = fd.run(STATEFUL["FFGB"], fed, 3, engine=engine)
+        assert run.history.left_out.notna().tolist() == [False, False, True, False]
+        assert why in run.history.left_out[2]
+        assert len(run.state.weights[1]) == 4
