@@ -359,14 +359,13 @@ LINEAR = {"model": fd.Linear(), "lr": 0.1, "batch_size": 16}
 @pytest.mark.parametrize(
     ("algorithm", "participation", "copy_every"),
     [
-        (FragileFedAvg(**LINEAR), 1.0, 8),
-        (FragileScaffold(**LINEAR), 0.5, 8),
-        (FragileScaffold(**LINEAR), 0.5, 1),
-        (FragileFedFW(fd.Linear(), fd.L2Ball(5.0)), 1.0, 3),
-        (FragileLoop(fd.MLP(600), lr=0.1, batch_size=16), 1.0, 4),
-        (FragileEverything(), 0.5, 4),
+        pytest.param(FragileFedAvg(**LINEAR), 1.0, 8, id="stateless"),
+        pytest.param(FragileScaffold(**LINEAR), 0.5, 8, id="Scaffold"),
+        pytest.param(FragileScaffold(**LINEAR), 0.5, 1, id="Scaffold, copied always", marks=pytest.mark.slow),
+        pytest.param(FragileFedFW(fd.Linear(), fd.L2Ball(5.0)), 1.0, 3, id="FedFW", marks=pytest.mark.slow),
+        pytest.param(FragileLoop(fd.MLP(600), lr=0.1, batch_size=16), 1.0, 4, id="gathered one by one", marks=pytest.mark.slow),
+        pytest.param(FragileEverything(), 0.5, 4, id="personal", marks=pytest.mark.slow),
     ],
-    ids=["stateless", "Scaffold", "Scaffold, copied always", "FedFW", "gathered one by one", "personal"],
 )
 def test_a_worker_killed_at_work_changes_nothing(algorithm, participation, copy_every, many, ray_engine, tmp_path, monkeypatch):
     monkeypatch.setattr(engine_module, "COPY_EVERY", copy_every)
@@ -378,6 +377,7 @@ def test_a_worker_killed_at_work_changes_nothing(algorithm, participation, copy_
     testing._same(undisturbed, disturbed, "the loss of a worker left a trace")
 
 
+@pytest.mark.slow
 def test_a_worker_killed_between_runs_and_between_rounds(many, ray_engine):
     def kill(at: int) -> None:
         pid = ray.get(session.shards[at].worker.__ray_call__.remote(lambda self: os.getpid()))
@@ -435,6 +435,7 @@ class Deadly(fd.FedAvg):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_step_that_kills_every_worker_is_given_up(many, ray_engine):
     with pytest.raises(fd.FoedusError, match=r"clients 100 to .* was lost 3 times in a row"):
         fd.run(Deadly(**LINEAR), many, 1, engine=ray_engine)
@@ -576,6 +577,7 @@ def test_spilled_states_have_the_same_numbers(many, ray_engine):
             testing._same(plain, spilled, "states on disk gave other numbers")
 
 
+@pytest.mark.slow
 def test_a_worker_that_spills_is_replaced(many, ray_engine, tmp_path, monkeypatch):
     monkeypatch.setattr(engine_module, "COPY_EVERY", 3)
     undisturbed = fd.run(SCAFFOLD, many, 9, engine=ray_engine)
@@ -611,6 +613,7 @@ class Hoard(fd.Algorithm):
         return fd.State(sums=torch.cat((state.sums, sums)), taken=torch.cat((state.taken, taken)))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's account of memory")
 def test_spilled_states_take_no_memory(ray_engine, monkeypatch):
     monkeypatch.setattr(engine_module, "COPY_EVERY", 10_000)
@@ -733,17 +736,16 @@ def test_an_address_at_which_nobody_listens():
         port = s.getsockname()[1]
     outside(f"""
         for address, message in (("127.0.0.1:{port}", "nobody answers"), ("somewhere", "HOST:PORT"), ("ray://a:1", "HOST:PORT")):
-            began = time.perf_counter()
             try:
                 fd.run(fedavg, fed, 1, engine=fd.Ray(address))
             except fd.ConfigError as error:
                 assert repr(address) in str(error) and message in str(error), error
             else:
                 raise AssertionError(address)
-            assert time.perf_counter() - began < 20, address
     """)
 
 
+@pytest.mark.slow
 def test_a_ray_of_its_own_is_started_and_ended():
     """Nothing is printed, nothing is left running; a worker has its share of the cores."""
     said = outside("""
@@ -769,6 +771,7 @@ def test_a_ray_of_its_own_is_started_and_ended():
     assert said == "alive: []\n"
 
 
+@pytest.mark.slow
 def test_two_nodes_joined_by_address():
     """Workers on both; then one node is lost in mid-run, and its clients go on where there is room."""
     outside("""
