@@ -180,6 +180,11 @@ def opened(asked: dict[str, Any], site: Holding, memory: Memory, algorithm: Algo
     strange = [i for i in asked["ids"] if i not in places]
     if strange:
         raise ReplyError(f"client {strange[0]} is not here; this node has {sorted(places)[:10]}")
+    if "longest" in asked:
+        at = torch.tensor([places[i] for i in asked["ids"]])
+        late = torch.zeros(2, len(places), dtype=torch.int64)
+        late[:, at] = torch.tensor([asked["up"], asked["down"]])
+        session.delays, session.longest = (late[0], late[1]), asked["longest"]
     lost = set()
     if session.remembers:
         for i, seen in zip(asked["ids"], asked["seen"], strict=True):

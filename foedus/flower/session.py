@@ -106,7 +106,7 @@ class SitesEngine:
 class FlowerSession:
     """One run of one algorithm with the clients of a line."""
 
-    unsure, measures, longest, delays = True, False, 0, None
+    unsure, measures = True, False
 
     def __init__(self, line: Line, algorithm: Algorithm, seed: int):
         self.line, self.algorithm = line, algorithm
@@ -117,6 +117,8 @@ class FlowerSession:
         self.lost: set[int] = set()  # those whose state is gone
         self.excluded: set[int] = set()  # those who cannot come back
         self.faults: dict[int, str] = {}
+        self.delays: tuple[Tensor, Tensor] | None = None  # by client, where messages are late (engines/delay.py)
+        self.longest = 0
         self.forms: dict[str, Any] = {}
         self.round, self.out = 0, set()
         self.before: dict[int, int] = {}
@@ -159,9 +161,16 @@ class FlowerSession:
         for i in asked:
             by_node.setdefault(self.line.nodes[i], []).append(i)
         return {
-            node: {**self.common, **more, "ids": ids, "seen": [self.seen.get(i, 0) for i in ids]}
+            node: {**self.common, **more, **self._late(ids), "ids": ids, "seen": [self.seen.get(i, 0) for i in ids]}
             for node, ids in by_node.items()
         }
+
+    def _late(self, ids: list[int]) -> dict[str, Any]:
+        """What clients must know of delays."""
+        if self.delays is None:
+            return {}
+        place = torch.searchsorted(self.ids, torch.tensor(ids))
+        return {"up": self.delays[0][place].tolist(), "down": self.delays[1][place].tolist(), "longest": self.longest}
 
     def _read(self, answer: Message | str, mine: list[int], more: dict[str, Any]) -> dict[int, Tree]:
         """The replies in an answer that may be used; those who are not in it are left out."""

@@ -314,3 +314,14 @@ def test_functions_that_must_not_be_used_are_left_out(fed, engine):
         assert run.history.left_out.notna().tolist() == [False, False, True, False]
         assert why in run.history.left_out[2]
         assert len(run.state.weights[1]) == 4
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "Scaffold", "FedRes", "FFGB", "FedFW, one entry", "FedBoost"])
+def test_late_messages(name, fed, tmp_path):
+    """Delays go around this engine as around the others, and clients know of them."""
+    late = {"up": [0, 1, 2, 0, 1], "down": [1, 0, 2, 0, 0]}
+    engine = fd.Delayed(Here(tmp_path, nodes=5, code="tests.conformance:ALGORITHMS"), **late)
+    here, local = (fd.run(ALGORITHMS[name], fed, 5, engine=e) for e in (engine, fd.Delayed(fd.Local(batch=False), **late)))
+    for x, y in zip(fd.core.tree.leaves(here.state), fd.core.tree.leaves(local.state), strict=True):
+        if isinstance(x, torch.Tensor):
+            torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
