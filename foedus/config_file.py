@@ -21,7 +21,7 @@
     type = "FedProx"                      # needed where the name is not that of the class
     mu = 1.0
 
-    [engine]                              # settings of fd.Local
+    [engine]                              # settings of fd.Local; or type = "Ray", and those of fd.Ray
     [output]                              # run = FILE, runs = FOLDER, report = PAGE
 
 "none" stands for Python's None. Paths are relative to the current folder.
@@ -48,6 +48,7 @@ from foedus.core.config import subclasses
 from foedus.data import datasets, partition
 from foedus.data.federation import Federation
 from foedus.engines.local import Local
+from foedus.engines.ray import Ray
 from foedus.errors import ConfigError, DataError, FoedusError, SplitError, unknown
 
 Number = int | float
@@ -135,7 +136,7 @@ class _Reader:
                 self.fail(f"output.{name}", f"foedus {self.command} does not write this (allowed: {', '.join(allowed)})")
         engine = self.section("engine", needed=False)
         if engine:
-            options["engine"] = self.build({"type": "Local", **engine}, {"Local": Local}, "engine")
+            options["engine"] = self.build({"type": "Local", **engine}, {"Local": Local, "Ray": Ray}, "engine")
         return Experiment(self.path, data, split, rounds, seeds, target, options, algorithms, output)
 
     # -- sections ----------------------------------------------------------------------------------------------------
@@ -303,8 +304,8 @@ class _Reader:
         if hint in (int, float):
             number = isinstance(value, int if hint is int else int | float) and not isinstance(value, bool)
             return number, hint(value) if number else None
-        if hint in (bool, str, dict):
-            return isinstance(value, hint), value
+        if hint in (bool, str, dict) or origin is dict:
+            return isinstance(value, origin or hint), value
         known = _concrete(hint) if isinstance(hint, type) else {}
         if known and isinstance(value, str):
             value = {"type": value}

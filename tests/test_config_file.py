@@ -97,6 +97,8 @@ def test_options_reach_load_and_split(tmp_path):
         ({"run": 'rounds = 1\nquantise = "int4"'}, "run.quantise", ["float16, bfloat16, int8"]),
         ({"run": "rounds = 1\nseeds = 2"}, "run.seeds", ["foedus compare"]),
         ({"run": "rounds = 1\nresume = true"}, "run.resume", ["run.checkpoint"]),
+        ({"engine": 'type = "Ry"'}, "engine.type", ["did you mean 'Ray'"]),
+        ({"engine": 'type = "Ray"\nworkers = 0'}, "engine.workers", ["whole number"]),
         ({"engine": "bach = true"}, "engine.bach", ["did you mean 'batch'"]),
         ({"engine": 'batch = "always"'}, "engine.batch", ["True, False or 'auto'"]),
         ({"algorithm": None}, "algorithm", ["section [algorithm] is missing"]),

@@ -354,7 +354,8 @@ class FedNewton(FeatureRegression):
             r[:, open_] -= alpha * q
             rz[open_] = new
         clients.log(**{"residual" if len(clients) == clients.total else "cohort_residual": _largest(r, state.scale)})
-        return state.replace(w=w, r=r, p=p, rz=rz, cohort=clients.ids)
+        # Where somebody has failed to answer, the next round starts anew as well.
+        return state.replace(w=w, r=r, p=p, rz=rz, cohort=clients.ids if clients.who is None else clients.who)
 
 
 def _largest(r: Tensor, scale: Tensor) -> float:

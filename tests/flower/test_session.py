@@ -325,3 +325,13 @@ def test_late_messages(name, fed, tmp_path):
     for x, y in zip(fd.core.tree.leaves(here.state), fd.core.tree.leaves(local.state), strict=True):
         if isinstance(x, torch.Tensor):
             torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
+
+
+def test_conjugate_gradients_start_anew_after_a_failure(fed, engine):
+    """A round without one client belongs to another system of equations; the run still ends at the solution of all rows."""
+    algorithm = fd.FedNewton(fd.RandomFourier(20, bandwidth=4.0), reg=0.1, solver="cg")
+    engine.grid.spoil = only(2, 2, lambda asked, answer: None)
+    with pytest.warns(UserWarning, match="no answer"):
+        run = fd.run(algorithm, fed, 25, engine=engine, evaluate_every=25)
+    solution = fd.run(fd.KRR(fd.RandomFourier(20, bandwidth=4.0), reg=0.1), fed, 1)
+    torch.testing.assert_close(run.state.w, solution.state.w, rtol=1e-5, atol=1e-6)
