@@ -318,9 +318,10 @@ class FedFW(ConstrainedTraining):
                     with contextlib.suppress(NothingArrived):
                         points.append((some.gather(step, weights="uniform", **sent), domain))
                     continue
-                mean, each = self.average(some, domain, center, step, sent)
-                means.append((mean, some.who))
-                points.append(each)
+                with contextlib.suppress(NothingArrived):  # of this group
+                    mean, each = self.average(some, domain, center, step, sent)
+                    means.append((mean, some.who))
+                    points.append(each)
         if "x" in state:
             return self.partly(clients, state, points)
         who = torch.cat([who for _, who in means]).sort().values
@@ -348,8 +349,8 @@ class FedFW(ConstrainedTraining):
         """The average of some clients' extreme points; and every one of them, where they are of low rank."""
         if not any(getattr(d, "matrix", False) for d in _sets(domain, like)):
             return domain.dense(some.mean(step, weights="uniform", **sent), like), None
-        points = some.gather(step, weights="uniform", **sent).stack()
-        even = torch.full((len(some),), 1 / len(some))
+        replies = some.gather(step, weights="uniform", **sent)
+        points, even = replies.stack(), replies.weights.float()
         whole = tree.pytree.tree_map(
             lambda p: p.weighted_sum(even) if hasattr(p, "weighted_sum") else p.mean(0),
             points,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from foedus.core import random
 from foedus.core.algorithm import Algorithm, Client, Predictor
-from foedus.core.clients import Clients
+from foedus.core.clients import Clients, NothingArrived
 from foedus.core.spec import Spec
 from foedus.core.tree import State, Tree
 from foedus.errors import ConfigError, ReplyError, positive, unknown, whole_number
@@ -164,9 +164,14 @@ class FFGB(Algorithm):
             keep, factors = since(state, v)
             keep = keep if v else 0.0  # all that there is: whatever the client has is replaced
             sent = {"new": state.parts[v:], "factors": factors, "keep": keep, "scale": state.scale, "t": clients.round - 1}
-            found = some.gather(self.boost, weights=self.weights, **sent)
+            try:
+                found = some.gather(self.boost, weights=self.weights, **sent)
+            except NothingArrived:  # of this group
+                continue
             part = some.share(self.weights)
             replies += zip(found.ids.tolist(), found, (part * found.weights).tolist(), found.versions.tolist(), strict=True)
+        if not replies:
+            raise NothingArrived(f"round {clients.round}: no function has arrived yet")
         good = []
         for i, reply, share, version in sorted(replies, key=lambda r: r[0]):
             try:
@@ -184,7 +189,8 @@ class FFGB(Algorithm):
         if abs(scale) < 1e-6:  # too little is left to divide by: the sum so far takes it up
             scale, keep = 1.0, scale
         weight = torch.tensor(weights, dtype=torch.float64) / scale
-        came = clients.ids if clients.longest else torch.tensor([i for i, *_ in good])
+        there = torch.tensor([i not in clients.faults for i in clients.ids.tolist()])
+        came = clients.ids[there] if clients.longest else torch.tensor([i for i, *_ in good])
         seen = state.known.index_fill(0, torch.searchsorted(state.ids, came), len(state.parts))
         return state.replace(
             parts=[*state.parts, self.oracle.join(functions)], weights=[*state.weights, weight], keeps=[*state.keeps, keep],

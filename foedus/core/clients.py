@@ -205,7 +205,7 @@ class Ask:
     """One exchange: which step, what is sent, to whom, and the key from which each client's key is folded.
 
     A free one is not sent in earnest (a measurement, or a reference with all rows in one place). `group` tells apart exchanges of
-    a round that ask different clients for the same step.
+    a round that ask different clients for the same step; `taking` is how many clients take part in the round.
     """
 
     step: str
@@ -217,6 +217,7 @@ class Ask:
     quantise: str | None = None
     free: bool = False
     group: str = ""
+    taking: int = 0
 
 
 @dataclass(eq=False)
@@ -246,6 +247,7 @@ class Clients:
     came: Tensor | None = None
     who: Tensor | None = None
     group: str = ""
+    taking: int = 0
     exchanges: Iterator[int] = field(default_factory=itertools.count)
 
     _SERVER = 0xFFFFFFFF
@@ -372,7 +374,8 @@ class Clients:
         if not self.free:
             self.ledger.bytes_down += len(self) * wire.nbytes(payload)
         exchange = next(self.exchanges)
-        return Ask(step.__name__, payload, self.ids, self.seed_key, self.round, exchange, self.quantise, self.free, self.group)
+        more = (self.quantise, self.free, self.group, self.taking or len(self))
+        return Ask(step.__name__, payload, self.ids, self.seed_key, self.round, exchange, *more)
 
     def _late(self, ask: Ask) -> bool:
         late = getattr(self.session, "late", None)
@@ -385,16 +388,22 @@ class Clients:
             for batch in self._stream(ask):
                 late.post(ask, batch)
             arrived = late.collect(ask)
-            if not arrived:
-                raise NothingArrived(f"round {self.round}: no reply to {ask.step} has arrived yet")
+            self._left_out(self.faults)
         elif getattr(self.session, "unsure", False):
             arrived = list(self._stream(ask))
-            self._left_out(self.session.faults)
+            self._left_out(self.faults)
         else:
             self.who = self.ids
             return self.sizes, self._stream(ask)
+        if not arrived:
+            raise NothingArrived(f"round {self.round}: no reply to {ask.step} has arrived yet")
         self.who = torch.cat([b.ids for b in arrived])
         return torch.cat([b.sizes for b in arrived]), arrived
+
+    @property
+    def faults(self) -> dict[int, str]:
+        """Those who failed to answer the last exchange, and why."""
+        return getattr(self.session, "faults", {})
 
     def refuse(self, client: int, why: str) -> None:
         """A reply that the algorithm must not use: an error, or, where clients may fail, one more that is left out of the round.

@@ -28,7 +28,7 @@ from foedus.core.spec import Spec
 from foedus.core.states import States
 from foedus.core.tree import State, Tree
 from foedus.core.tree import leaves as tree_leaves
-from foedus.errors import CheckpointError, ConfigError, DivergenceError, FoedusError
+from foedus.errors import CheckpointError, ConfigError, DivergenceError, FoedusError, TooFewClients
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -165,6 +165,7 @@ class _Loop:
             participation=expected(self.participation, len(self.ids)),
             quantise=self.quantise,
             free=self.algorithm.pooled,
+            taking=len(ids),
         )
 
     def start(self) -> None:
@@ -182,14 +183,17 @@ class _Loop:
         clients = self.clients(round, positions)
         began = time.perf_counter()
         before = self.state
-        if lost := getattr(self.session, "lost", None):
-            ids = torch.tensor(sorted(lost))
-            state = self.algorithm.readmit(self.state, ids)
-            self.session.readmit(ids.tolist(), state is not None)
-            self.state = self.state if state is None else state
+        self._readmit()
         if len(positions):
             with contextlib.suppress(NothingArrived):
-                self.state = self.algorithm.round(clients, self.state)
+                try:
+                    self.state = self.algorithm.round(clients, self.state)
+                except TooFewClients:
+                    if not self._readmit():
+                        raise
+                    clients = self.clients(round, positions)  # once more, with those who begin anew
+                    self.session.again()
+                    self.state = self.algorithm.round(clients, self.state)
         self.seconds += time.perf_counter() - began
         self.done = round
         try:
@@ -197,6 +201,17 @@ class _Loop:
         except DivergenceError:
             self.state, self.done = before, round - 1
             raise
+
+    def _readmit(self) -> bool:
+        """Take back clients who have lost their states, where the algorithm has a rule for it; whether there are any."""
+        lost = getattr(self.session, "lost", None)
+        if not lost:
+            return False
+        ids = torch.tensor(sorted(lost))
+        state = self.algorithm.readmit(self.state, ids)
+        self.session.readmit(ids.tolist(), state is not None)
+        self.state = self.state if state is None else state
+        return state is not None
 
     def _record(self, clients: Clients) -> None:
         row = {
@@ -222,7 +237,7 @@ class _Loop:
         if self.algorithm.personal:
             sums = self.session.evaluate_own()
             metrics |= {f"own_{k}": v for k, v in _averages(sums, data.classes).items()}
-            bad = self.ids[~torch.isfinite(sums["loss"])].tolist()
+            bad = self.ids[~torch.isfinite(sums["loss"])].tolist() if "loss" in sums else []
             if bad:
                 names = ", ".join(map(str, bad[:10]))
                 raise DivergenceError(

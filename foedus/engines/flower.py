@@ -53,6 +53,13 @@ class Flower:
         if self.loopback is not None:
             return
         try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> None:
+        try:
             from foedus.flower import inside, loopback
             from foedus.flower import keys as keys_
         except ImportError as error:

@@ -80,7 +80,7 @@ def algorithm_of(asked: dict[str, Any], config: dict[str, Any]) -> Algorithm:
         return known_algorithm(given).seeded(asked["seed"])
     except ConfigError as error:
         versions = f"the server has foedus {asked.get('foedus')}, this site {__version__}"
-        raise ConfigError(f"the algorithm of this run is not known here: {error} ({versions})") from None
+        raise ConfigError(f"the algorithm of this run is not known here ({versions}): {error}") from None
 
 
 class Holding:
@@ -136,7 +136,7 @@ class Holding:
         predicted = run.model.predict(x)
         if fed.data.classes:
             return {"rows": len(y), "hits": int((predicted == y).sum())}
-        return {"rows": len(y), "error": float(((predicted - y) ** 2).mean(tuple(range(1, y.ndim))).sum())}
+        return {"rows": len(y), "squares": float(((predicted - y) ** 2).mean(tuple(range(1, y.ndim))).sum())}
 
 
 def exchange(
@@ -156,7 +156,9 @@ def exchange(
                 replies[i] = wire.encode(Replies(some, some, stacked=reply)[n] if stacked else reply)
         if session.remembers:
             places = {int(i): p for p, i in enumerate(session.ids)}
-            memory.keep({i: session.states.get(places[i]) for i in ids}, asked["version"])
+            seen = dict(zip(asked["ids"], asked["seen"], strict=True))
+            for i in ids:
+                memory.keep(i, session.states.get(places[i]), asked["version"], seen[i])
     keep_prepared(session, site, asked)
     order = sorted(replies)
     about = {"round": asked["round"], "exchange": asked["exchange"], "ids": order, "lost": sorted(lost)}
@@ -244,21 +246,24 @@ class Memory:
             return None
         return wire.decode(record["states"][record["versions"].index(version)])
 
-    def keep(self, states: dict[int, Any], version: int) -> None:
-        """Keep new states under the version of the exchange that made them."""
-        for client, state in states.items():
-            old = self._record(client)
-            pairs = [(v, s) for v, s in zip(old["versions"], old["states"], strict=True) if v < version]
-            before = [v for v, _ in pairs if v >> 16 < version >> 16]
-            pairs = [(v, s) for v, s in pairs if v >= max(before, default=0)] + [(version, wire.encode(state))]
-            record = {"session": self.session, "versions": [v for v, _ in pairs], "states": [s for _, s in pairs]}
-            self.records[f"client-{client}"] = ConfigRecord(record)
-            if self.folder:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                as_tensors = [torch.from_numpy(np.frombuffer(s, np.uint8).copy()) for s in record["states"]]
-                temporary = self.folder / f".{client}.new"
-                temporary.write_bytes(wire.encode({**record, "states": as_tensors}))
-                temporary.replace(self.folder / f"{client}.bin")
+    def keep(self, client: int, state: Any, version: int, seen: int) -> None:
+        """Keep a new state under the version of the exchange that made it.
+
+        Of the rounds before, the one that the server has seen is kept (`seen`), and no other; of this round, all that came before.
+        """
+        old = self._record(client)
+        pairs = [(v, s) for v, s in zip(old["versions"], old["states"], strict=True) if v < version]
+        if seen >> 16 < version >> 16:
+            pairs = [(v, s) for v, s in pairs if v == seen]
+        pairs.append((version, wire.encode(state)))
+        record = {"session": self.session, "versions": [v for v, _ in pairs], "states": [s for _, s in pairs]}
+        self.records[f"client-{client}"] = ConfigRecord(record)
+        if self.folder:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            as_tensors = [torch.from_numpy(np.frombuffer(s, np.uint8).copy()) for s in record["states"]]
+            temporary = self.folder / f".{client}.new"
+            temporary.write_bytes(wire.encode({**record, "states": as_tensors}))
+            temporary.replace(self.folder / f"{client}.bin")
 
 
 app = SiteApp()

@@ -77,8 +77,8 @@ Then start a SuperNode:
 
 {sites}
 
-`client` is the number of the site, another for each. Further settings of `--node-config`: `name="..."`, `test=0.25` (part of the rows that is
-only for testing), `cache="/folder"` (where states and models are kept, so that they outlive the SuperNode).
+`client` is the number of the site, another for each. `cache` is a folder where states and models are kept: with it, a training goes on after the
+server or the SuperNode was started again. `test=0.25` is the part of the rows that is only for testing.
 
 ## All on one machine, for a trial
 
@@ -123,7 +123,7 @@ def init(
         commands.append(
             f"**{name}**\n\n    flower-supernode --root-certificates ca.pem --superlink {host}:{port} \\\n"
             f"        --auth-supernode-private-key {name} \\\n"
-            f'        --node-config \'data="/path/to/{name}.csv" label="{label}" client={number} name="{name}"\'\n'
+            f'        --node-config \'data="/path/to/{name}.csv" label="{label}" client={number} name="{name}" cache="/folder/of/{name}"\'\n'
         )
     (folder / "sites.toml").write_text("# Where each site's rows are, for a trial on one machine.\n\n" + "\n".join(entries))
     readme = README.format(
@@ -163,7 +163,7 @@ def up(folder: Path, say: Callable[[str], None] = print) -> Path:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{config}: not valid TOML: {error}") from None
     plan = read_plan(folder / "app" / "federation" / "federation.toml")
-    began = time.monotonic()
+    began, started = time.monotonic(), time.time() - 1
     loopback = Loopback(folder.resolve() / "loopback", supervised=True, tls=folder / "tls", cwd=folder)
     try:
         say(f"SuperLink at {loopback.address}, with TLS")
@@ -179,7 +179,8 @@ def up(folder: Path, say: Callable[[str], None] = print) -> Path:
     finally:
         loopback.close()
     results = folder / plan.folder
-    done = [name for name in plan.algorithms if (results / f"{name}.sites.json").exists()]
+    files = {name: results / f"{name.replace('/', '-')}.sites.json" for name in plan.algorithms}
+    done = [name for name, path in files.items() if path.exists() and path.stat().st_mtime >= started]
     if len(done) < len(plan.algorithms):
         raise ConfigError(
             f"the run did not finish ({len(done)} of {len(plan.algorithms)} algorithms); see {folder}/loopback/link.log"

@@ -163,7 +163,13 @@ class Loopback:
         """The same, line by line as they come."""
         command = [sys.executable, "-m", "foedus.flower.inside", "flwr", *map(str, words)]
         with subprocess.Popen(
-            command, env=self.environment, cwd=self.cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            env=self.environment,
+            cwd=self.cwd,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
         ) as process:
             self.processes.append(process)
             for line in process.stdout:

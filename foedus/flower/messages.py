@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from foedus.errors import ReplyError
 
 HEADER, BODY = "foedus", "wire"
-_ARRAY = "foedus"
+_ARRAY, _LONGEST = "foedus", 1 << 24
 
 
 def content(header: dict[str, Any], body: bytes = b"") -> RecordDict:
@@ -29,8 +29,13 @@ def content(header: dict[str, Any], body: bytes = b"") -> RecordDict:
 def header(message: Message) -> dict[str, Any]:
     """The header of a message from a peer."""
     try:
-        found = json.loads(message.content[HEADER]["json"])
-    except (KeyError, TypeError, ValueError) as error:
+        text = message.content[HEADER]["json"]
+        if len(text) > _LONGEST:
+            raise ReplyError(f"the header of the message has {len(text)} characters; at most {_LONGEST} are read")
+        found = json.loads(text)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, ReplyError):
+            raise
         raise ReplyError(f"the message has no readable header: {error!r}") from None
     if not isinstance(found, dict):
         raise ReplyError("the header of the message is no table")

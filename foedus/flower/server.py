@@ -26,7 +26,9 @@ The file is TOML, in the form of `foedus.config_file` as far as the two have key
 
 from __future__ import annotations
 
+import importlib
 import json
+import math
 import time
 import types
 import warnings
@@ -74,8 +76,8 @@ class Plan:
         return Spec((len(self.columns),), None if self.classes is None else len(self.classes), outputs)
 
 
-def read_plan(path: Path) -> Plan:
-    """Read and check a file."""
+def read_plan(path: Path, code: str = "") -> Plan:
+    """Read and check a file. code: "module:name" of algorithms that text cannot describe, in the place of the file's own."""
     reader = _Reader(path, "compare" if "algorithms" in _Reader(path, "run").table else "run")
     known = ("algorithm", "algorithms", "data", "run", "federation", "output")
     for name in reader.table:
@@ -92,7 +94,7 @@ def read_plan(path: Path) -> Plan:
         reader.fail("federation.min_clients", f"{least} must be from 1 to the {clients} clients")
     folder = reader.settings("output", reader.section("output", needed=False), {"folder": str}).get("folder", "results")
     plan = Plan(
-        {k or type(a).__name__: a for k, a in reader.algorithms().items()},
+        _imported(code) if code else {k or type(a).__name__: a for k, a in reader.algorithms().items()},
         tuple(data["columns"]), data.get("classes"), data.get("scale", "standard"), rounds, options, clients, least,
         float(found.get("timeout", 300)), float(found.get("patience", 60)), Path(folder),
     )  # fmt: skip
@@ -101,6 +103,18 @@ def read_plan(path: Path) -> Plan:
             reader.fail(f"algorithms.{name}", f"{type(algorithm).__name__} needs all rows in one place; sites keep theirs")
         reader.attempt(f"algorithms.{name}", lambda a=algorithm: a.check(plan.spec))
     return plan
+
+
+def _imported(code: str) -> dict[str, Algorithm]:
+    module, _, name = code.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"code={code!r}: {error}") from error
+    found = found if isinstance(found, dict) else {type(found).__name__: found}
+    if not found or not all(isinstance(a, Algorithm) for a in found.values()):
+        raise ConfigError(f"code={code!r} must be an algorithm, or a dictionary of algorithms")
+    return found
 
 
 @dataclass(eq=False)
@@ -144,7 +158,35 @@ def wait_for(grid: Any, clients: int, least: int, patience: float) -> list[int]:
     return nodes
 
 
-def greet(line: Line, nodes: list[int], question: dict[str, Any]) -> dict[int, dict[str, Any]]:
+def _wrong(said: dict[str, Any], columns: int | None) -> str | None:
+    """What is wrong with a greeting, if anything: it comes from a stranger, and all sites' scaling depends on it."""
+
+    def whole(v: Any, least: int, most: int) -> bool:
+        return type(v) is int and least <= v <= most
+
+    clients, rows = said.get("clients"), said.get("rows")
+    if not isinstance(clients, list) or not clients or not all(whole(c, 0, 2**32 - 1) for c in clients):
+        return "no numbers of clients"
+    if not isinstance(rows, list) or len(rows) != len(clients) or not all(whole(n, 1, 2**40) for n in rows):
+        return "no numbers of rows"
+    if not isinstance(said.get("name"), str) or len(said["name"]) > 100:
+        return "no name, or one that is too long"
+    if columns is None:  # a shard of a simulation
+        return None
+    if len(clients) != 1 or not whole(said.get("checksum"), 0, 2**32 - 1):
+        return "no checksum, or several clients"
+    sums = said.get("sums")
+    values = [sums.get(k) for k in ("count", "sum", "squares")] if isinstance(sums, dict) else []
+    if len(values) != 3 or not all(isinstance(v, list) and len(v) == columns for v in values):
+        return f"no sums of {columns} columns"
+    if not all(type(v) in (int, float) and math.isfinite(v) for column in values for v in column):
+        return "sums that are not finite"
+    if not all(0 <= n <= rows[0] for n in values[0]) or not all(v >= 0 for v in values[2]):
+        return "sums that cannot be"
+    return None
+
+
+def greet(line: Line, nodes: list[int], question: dict[str, Any], columns: int | None = None) -> dict[int, dict[str, Any]]:
     """Ask every node who it is; those with errors are named and left aside. Returns what the others said, by node."""
     answers = line.post("query.hello", dict.fromkeys(nodes, question))
     good: dict[int, dict[str, Any]] = {}
@@ -155,8 +197,10 @@ def greet(line: Line, nodes: list[int], question: dict[str, Any]) -> dict[int, d
             said = {"error": answer} if isinstance(answer, str) else messages.header(answer)
         except FoedusError as error:
             said = {"error": str(error)}
+        if "error" not in said and (wrong := _wrong(said, columns)):
+            said = {"error": f"its greeting has {wrong}"}
         if "error" in said:
-            warnings.warn(f"node {node} does not take part: {said['error']}", stacklevel=2)
+            warnings.warn(f"node {node} does not take part: {str(said['error'])[:300]}", stacklevel=2)
             continue
         for client in said["clients"]:
             if client in whose:
@@ -182,6 +226,32 @@ def scaling(said: list[dict[str, Any]], how: str, columns: tuple[str, ...]) -> t
     return mean.tolist(), np.where(spread > 1e-12 * np.maximum(1, np.abs(mean)), spread, 1.0).tolist()
 
 
+def _roster(folder: Path, line: Line, said: dict[int, dict[str, Any]], plan: Plan) -> dict[str, Any]:
+    """Who takes part, with which rows and which scaling: as it was, where a training goes on; sites that are not there now may come back."""
+    path = folder / "roster.json"
+    own = {s["clients"][0]: s for s in said.values()}
+    if not (path.exists() and any(folder.glob("*.checkpoint.safetensors"))):
+        center, scale = scaling(list(said.values()), plan.scale, plan.columns)
+        ids = sorted(own)
+        roster = {
+            "ids": ids, "rows": [own[i]["rows"][0] for i in ids], "checksums": [own[i]["checksum"] for i in ids],
+            "names": {str(i): own[i]["name"] for i in ids}, "center": center, "scale": scale,
+        }  # fmt: skip
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(roster))
+        return roster
+    roster = json.loads(path.read_text())
+    for i, checksum in zip(roster["ids"], roster["checksums"], strict=True):
+        if i in own and own[i]["checksum"] != checksum:
+            raise ConfigError(f"the rows of client {line.name(i)} have changed since {path}; remove the folder to begin anew")
+        line.names.setdefault(i, roster["names"][str(i)])
+        line.nodes.setdefault(i, -1)  # nobody has this number: it is not connected
+    for i in sorted(set(own) - set(roster["ids"])):
+        warnings.warn(f"client {line.name(i)} was not there when the training began, and does not take part", stacklevel=2)
+        del line.nodes[i]
+    return roster
+
+
 def train(grid: Any, plan: Plan, folder: Path) -> dict[str, Run]:
     """Greet the sites, run every algorithm of the plan, and write what comes out of it."""
     line = Line(grid, {}, timeout=plan.timeout, min_clients=plan.min_clients)
@@ -190,16 +260,14 @@ def train(grid: Any, plan: Plan, folder: Path) -> dict[str, Run]:
     seed = plan.options.get("seed", 0)
     first = next(iter(plan.algorithms.values()))
     question = {"schema": schema, "algorithm": to_config(first), "seed": seed, "foedus": __version__, "session": ""}
-    said = greet(line, nodes, question)
+    said = greet(line, nodes, question, len(plan.columns))
     if len(line.nodes) < plan.min_clients:
         raise TooFewClients(f"{len(line.nodes)} sites can take part, at least {plan.min_clients} must; see the warnings above")
-    center, scale = scaling(list(said.values()), plan.scale, plan.columns)
-    line.common = {"schema": schema, "center": center, "scale": scale, "foedus": __version__}
-    ids = np.array(sorted(line.nodes))
-    rows = {c: n for s in said.values() for c, n in zip(s["clients"], s["rows"], strict=True)}
-    sums = {c: s["checksum"] for s in said.values() for c in s["clients"]}
-    names = {str(i): line.names[i] for i in ids.tolist()}
-    sites = Sites(ids, np.array([rows[i] for i in ids]), plan.spec, np.array([sums[i] for i in ids]), settings=names)
+    roster = _roster(folder, line, said, plan)
+    line.common = {"schema": schema, "center": roster["center"], "scale": roster["scale"], "foedus": __version__}
+    sites = Sites(
+        np.array(roster["ids"]), np.array(roster["rows"]), plan.spec, np.array(roster["checksums"]), settings=roster["names"]
+    )
     folder.mkdir(parents=True, exist_ok=True)
     runs = {}
     for name, algorithm in plan.algorithms.items():
@@ -225,14 +293,17 @@ def try_model(line: Line, result: Run, path: Path, algorithm: Algorithm, seed: i
     answers = line.post("evaluate.model", dict.fromkeys(set(line.nodes.values()), question), path.read_bytes())
     table = []
     for client, node in sorted(line.nodes.items()):
-        answer = answers[node]
-        said = {"error": answer} if isinstance(answer, str) else messages.header(answer)
         entry: dict[str, Any] = {"client": client, "site": line.names[client]}
-        if "error" in said:
-            entry["error"] = said["error"]
-        elif said["rows"]:
-            score = {"accuracy": said["hits"] / said["rows"]} if "hits" in said else {"mse": said["error"] / said["rows"]}
-            entry |= {"test_rows": said["rows"], **score}
+        try:
+            answer = answers[node]
+            said = {"error": answer} if isinstance(answer, str) else messages.header(answer)
+            if "error" in said:
+                entry["error"] = str(said["error"])[:300]
+            elif said["rows"]:
+                score, name = (said["hits"], "accuracy") if "hits" in said else (said["squares"], "mse")
+                entry |= {"test_rows": int(said["rows"]), name: float(score) / int(said["rows"])}
+        except Exception as error:  # whatever a stranger has sent
+            entry["error"] = f"its answer cannot be read: {error!r}"[:300]
         table.append(entry)
     return table
 
@@ -248,7 +319,7 @@ def server_app(plan: str | Path) -> ServerApp:
 
     @app.main()
     def main(grid: Any, context: Any) -> None:
-        read = read_plan(Path(plan))
+        read = read_plan(Path(plan), str(context.run_config.get("code", "")))
         folder = Path(str(context.run_config.get("output", "") or read.folder))
         train(grid, read, folder)
 

@@ -121,16 +121,19 @@ class FlowerSession:
         self.longest = 0
         self.forms: dict[str, Any] = {}
         self.round, self.out = 0, set()
-        self.before: dict[int, int] = {}
-        self.asked: list[int] = []
+        self.before: dict[int, int] = {}  # the version before the last answer
+        self.at_start: dict[int, int] = {}  # the versions before this round
+        self.last = (-1, -1)
+        self.taking = 0
 
     # -- exchanges ---------------------------------------------------------------------------------------------------
 
     def exchange(self, ask: Ask) -> Iterator[tuple[Tensor, Tree, bool]]:
         """Ask, and give the answers that are good, in order of client id."""
         if ask.round != self.round:
-            self.round, self.out = ask.round, set()
-        self.faults = {}
+            self.round, self.out, self.at_start = ask.round, set(), dict(self.seen)
+        if self.last != (ask.round, ask.exchange):  # late broadcasts make several of one exchange
+            self.last, self.faults = (ask.round, ask.exchange), {}
         asked = [i for i in ask.ids.tolist() if i not in self.out]
         for i in asked:
             if i in self.excluded:
@@ -144,15 +147,18 @@ class FlowerSession:
             mine = [i for i in asked if self.line.nodes[i] == node]
             try:
                 replies |= self._read(answer, mine, more)
-            except FoedusError as error:
+            except Exception as error:  # whatever a stranger has sent
                 for i in mine:
-                    self._leave_out(i, str(error))
+                    self._leave_out(
+                        i, str(error) if isinstance(error, FoedusError) else f"its answer cannot be read: {error!r}"
+                    )
         if self.algorithm.alike and not getattr(getattr(self.algorithm, ask.step), "looped", False) and replies:
             self._same_form(ask.step, replies)
-        self.before, self.asked = dict(self.seen), asked
         for i in replies:
+            self.before[i] = self.seen.get(i, 0)
             self.seen[i] = version
-        self._enough(ask, replies)
+        self.taking = ask.taking
+        self._enough(ask.taking)
         for i in sorted(replies):
             yield torch.tensor([i]), replies[i], False
 
@@ -184,20 +190,21 @@ class FlowerSession:
                 raise ReplyError(f"its answer is for {name} {said.get(name)!r}, not {more[name]}")
         body = messages.body(answer)
         self.line.received += len(body)
-        ids, parts = said.get("ids"), messages.cut(body, said.get("lengths"))
-        if not isinstance(ids, list) or len(ids) != len(parts) or not set(map(str, ids)) <= set(map(str, mine)):
+        ids, lost, parts = said.get("ids"), said.get("lost", []), messages.cut(body, said.get("lengths"))
+        whole = [*ids, *lost] if isinstance(ids, list) and isinstance(lost, list) else [None]
+        if not all(type(i) is int and i in mine for i in whole) or len(set(whole)) < len(whole) or len(ids) != len(parts):
             raise ReplyError("its answer names clients that it was not asked for")
         replies = {}
         for i, part in zip(ids, parts, strict=True):
             try:
                 reply = wire.decode(part)
-                if not tree.all_finite(reply):
+                if not tree.all_finite(wire.densify(wire.dequantise(reply))):
                     raise ReplyError("its reply is not finite (NaN or infinity)")
                 replies[i] = reply
             except FoedusError as error:
                 self._leave_out(i, str(error))
         for i in mine:
-            if i in (said.get("lost") or []):
+            if i in lost:
                 self.lost.add(i)
                 self._leave_out(i, "it has lost its state")
             elif i not in replies and i not in self.faults:
@@ -217,6 +224,7 @@ class FlowerSession:
                 self._leave_out(i, f"its reply has the form {_shown(form)}, not {_shown(usual)} as the others'")
 
     def _leave_out(self, client: int, why: str) -> None:
+        why = why if len(why) <= 300 else f"{why[:300]} ..."
         self.out.add(client)
         self.faults[client] = why
         warnings.warn(f"round {self.round}: client {self.line.name(client)} is left out: {why}", stacklevel=2)
@@ -225,18 +233,19 @@ class FlowerSession:
         """An answer that turned out to be no good: the client's state is to be as before it."""
         self.seen[client] = self.before.get(client, 0)
         self._leave_out(client, why)
-        if sum(i not in self.out for i in self.asked) < min(self.line.min_clients, len(self.asked)):
-            raise TooFewClients(
-                f"round {self.round}: too few good answers are left (the last: client {self.line.name(client)}: {why})"
-            )
+        self._enough(self.taking)
 
-    def _enough(self, ask: Ask, replies: dict[int, Tree]) -> None:
-        need = min(self.line.min_clients, len(ask.ids))
-        if len(replies) < need:
+    def _enough(self, taking: int) -> None:
+        """Stop where fewer clients of the round are left than must be."""
+        left, need = taking - len(self.out), min(self.line.min_clients, taking)
+        if left < need:
             faults = "; ".join(f"client {self.line.name(i)}: {why}" for i, why in sorted(self.faults.items()))
-            raise TooFewClients(
-                f"round {ask.round}: {len(replies)} of {len(ask.ids)} clients answered {ask.step!r}, at least {need} must ({faults})"
-            )
+            raise TooFewClients(f"round {self.round}: {left} of {taking} clients are left, at least {need} must be ({faults})")
+
+    def again(self) -> None:
+        """The round is about to be repeated: all clients are to be as they were before it."""
+        self.seen = {i: v for i, v in self.at_start.items() if i in self.seen}
+        self.round, self.last = -1, (-1, -1)
 
     def readmit(self, ids: list[int], allowed: bool) -> None:
         """Take clients who have lost their state back as newcomers, or exclude them."""
@@ -259,16 +268,24 @@ class FlowerSession:
         place = {i: p for p, i in enumerate(ids)}
         answers = self.line.post("evaluate.own", self._headers([i for i in ids if i not in self.excluded], {}))
         sums: dict[str, Tensor] = {"rows": torch.zeros(len(ids), dtype=torch.float64)}
-        for answer in answers.values():
-            said = {"error": answer} if isinstance(answer, str) else messages.header(answer)
-            if "error" in said:
-                warnings.warn(f"a site does not evaluate: {said['error']}", stacklevel=2)
-                continue
-            for name, values in said["sums"].items():
-                column = sums.setdefault(name, torch.zeros(len(ids), dtype=torch.float64))
-                for i, v in zip(said["ids"], values, strict=True):
-                    if i in place:
-                        column[place[i]] = float(v)
+        for node, answer in answers.items():
+            mine = {i for i in ids if self.line.nodes[i] == node}
+            try:
+                said = {"error": answer} if isinstance(answer, str) else messages.header(answer)
+                if "error" in said:
+                    raise ReplyError(str(said["error"])[:300])
+                values = torch.tensor([[float(v) for v in column] for column in said["sums"].values()], dtype=torch.float64)
+                if (
+                    not set(said["ids"]) <= mine
+                    or values.shape[1] != len(said["ids"])
+                    or not bool(torch.isfinite(values).all())
+                ):
+                    raise ReplyError("its sums are not finite, or not of its own clients")
+                at = [place[i] for i in said["ids"]]
+                for name, column in zip(said["sums"], values, strict=True):
+                    sums.setdefault(str(name), torch.zeros(len(ids), dtype=torch.float64))[at] = column
+            except Exception as error:  # whatever a stranger has sent
+                warnings.warn(f"the clients {sorted(mine)[:10]} are not evaluated: {error}", stacklevel=2)
         return sums
 
     def evaluate_global(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -302,7 +319,7 @@ class FlowerSession:
 
 def _seconds(answer: Message | str) -> float:
     """How long a site says that it has worked."""
-    with contextlib.suppress(FoedusError, AttributeError, KeyError, TypeError, ValueError):
+    with contextlib.suppress(FoedusError, AttributeError, KeyError, OverflowError, TypeError, ValueError):
         return float(messages.header(answer)["seconds"])
     return 0.0
 
