@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 
 import pytest
 import torch
@@ -209,7 +210,6 @@ def test_a_server_that_was_killed_goes_on_to_the_same_numbers(algorithm, fed, tm
 
 def _lose(engine, node: int, round: int, folder):
     """A SuperNode that starts again without its state, before a round."""
-    import shutil
 
     def spoil(asked, answer):
         if messages.header(asked).get("round") == round and asked.metadata.dst_node_id == max(engine.grid.contexts):
@@ -336,3 +336,88 @@ def test_conjugate_gradients_start_anew_after_a_failure(fed, engine):
         run = fd.run(algorithm, fed, 25, engine=engine, evaluate_every=25)
     solution = fd.run(fd.KRR(fd.RandomFourier(20, bandwidth=4.0), reg=0.1), fed, 1)
     torch.testing.assert_close(run.state.w, solution.state.w, rtol=1e-5, atol=1e-6)
+
+
+def silent(node: int, *rounds: int):
+    """A node whose answers in some rounds do not arrive."""
+    return lambda asked, answer: (
+        None if asked.metadata.dst_node_id == node and messages.header(asked).get("round") in rounds else answer
+    )
+
+
+@pytest.mark.parametrize("algorithm", STATEFUL.values(), ids=list(STATEFUL))
+def test_a_site_may_be_away_for_several_rounds(algorithm, fed, tmp_path):
+    """Two lost answers in a row: its state is that of the last answer that was seen, and it is alone in a group when it is asked again."""
+    engine = Here(tmp_path, nodes=5, min_clients=3)
+    engine.grid.spoil = silent(1, 2, 3)
+    with pytest.warns(UserWarning, match="no answer"):
+        run = fd.run(algorithm, fed, 5, engine=engine)
+    assert run.history.left_out.notna().tolist() == [False, False, True, True, False, False]
+
+
+def test_low_rank_points_of_those_who_came(fed, tmp_path):
+    engine = Here(tmp_path, nodes=5)
+    engine.grid.spoil = silent(1, 2)
+    algorithm = fd.FedFW(fd.Linear(bias=False), fd.NuclearBall(5.0), measure_every=0)
+    with pytest.warns(UserWarning, match="no answer"):
+        run = fd.run(algorithm, fed, 3, engine=engine)
+    assert bool(fd.NuclearBall(5.0).contains(run.state.center["weight"]))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"ids": ["0"]},
+        {"ids": [0.0]},
+        {"ids": [True]},
+        {"lost": 5},
+        {"lost": "abc"},
+        {"lost": [0]},
+        {"seconds": 10**400},
+        {"lengths": [-1, 1]},
+    ],
+    ids=str,
+)
+def test_headers_of_strangers(header, fed, engine):
+    engine.grid.spoil = only(1, 2, rewritten(header))
+    run = fd.run(AVERAGE, fed, 3, engine=engine)
+    assert run.history.get("left_out") is None or "0: " in run.history.left_out[2]
+
+
+def test_all_states_gone_at_once(fed, tmp_path):
+    """Where there is a rule, everybody begins anew and the round is done again; where there is none, the run stops."""
+    for name in ("FedFW", "Scaffold"):
+        engine = Here(tmp_path / name, nodes=5, min_clients=4)
+
+        def lose(asked, answer, engine=engine, name=name):
+            if messages.header(asked).get("round") == 1 and asked.metadata.dst_node_id == 5:
+                for node in range(1, 6):
+                    engine.grid.restart(node)
+                    shutil.rmtree(tmp_path / name / str(node - 1) / "cache" / "states", ignore_errors=True)
+            return answer
+
+        engine.grid.spoil = lose
+        with pytest.warns(UserWarning, match="lost its state"):  # noqa: PT031 - one or the other
+            if name == "FedFW":
+                assert len(fd.run(STATEFUL[name], fed, 3, engine=engine).history) == 4
+            else:
+                with pytest.raises(fd.TooFewClients, match="lost its state"):
+                    fd.run(STATEFUL[name], fed, 3, engine=engine)
+
+
+def test_a_refused_answer_is_undone_in_any_group(fed, engine):
+    """FFGB in two groups: the answer of the first is refused after the second was asked."""
+    engine.grid.spoil = lambda asked, answer: silent(1, 1)(
+        asked, only(2, 2, rewritten(body=lambda sent: wire.encode({"functions": []})))(asked, answer)
+    )
+    session = {}
+    opened = engine.open
+
+    def remember(*args):
+        session["it"] = opened(*args)
+        return session["it"]
+
+    engine.open = remember
+    with pytest.warns(UserWarning, match="left out"):
+        fd.run(STATEFUL["FFGB"], fed, 2, engine=engine)
+    assert session["it"].seen[1] >> 16 == 1  # not the second round's

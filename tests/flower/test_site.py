@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import stat
 
@@ -10,9 +11,10 @@ import pandas as pd
 import pytest
 import torch
 from cryptography import x509
+from flwr.app import Message
 
 import foedus as fd
-from foedus.flower import deploy, keys, server
+from foedus.flower import deploy, keys, messages, server
 from foedus.flower.site import Schema, read_site
 from tests.flower.grid import HereGrid
 
@@ -264,3 +266,85 @@ def test_an_expired_certificate_is_refused_before_anything_starts(tmp_path):
     assert keys.expired(tmp_path / "trial" / "tls" / "server.pem")
     with pytest.raises(fd.FoedusError, match=r"certificate server\.pem expired on"):
         deploy.up(tmp_path / "trial")
+
+
+GREETINGS = {
+    "not a number": {"sums": {"count": [1, 1, 1], "sum": [float("nan"), 0, 0], "squares": [1, 1, 1]}},
+    "too few columns": {"sums": {"count": [1], "sum": [1], "squares": [1]}},
+    "negative rows": {"rows": [-44]},
+    "rows in words": {"rows": ["many"]},
+    "a fraction of a client": {"clients": [1.5]},
+    "a negative client": {"clients": [-1]},
+    "no clients": {"clients": []},
+    "a strange checksum": {"checksum": 2**70},
+    "a long name": {"name": "x" * 1000},
+}
+
+
+@pytest.mark.parametrize("change", GREETINGS.values(), ids=list(GREETINGS))
+def test_greetings_of_strangers(change, plan, grid, tmp_path):
+    """They do not take part, and leave no trace in the scaling of the others."""
+
+    def spoil(asked, answer):
+        if asked.metadata.message_type == "query.hello" and asked.metadata.dst_node_id == 3:
+            return Message(messages.content({**messages.header(answer), **change}), reply_to=asked)
+        return answer
+
+    grid.spoil = spoil
+    with pytest.warns(UserWarning, match="node 3 does not take part: its greeting has"):
+        runs = server.train(grid, plan, tmp_path / "results")
+    assert runs["FedAvg"].history.clients.tolist()[1:] == [2, 2, 2]
+    assert all(np.isfinite(json.loads((tmp_path / "results" / "roster.json").read_text())["center"]))
+
+
+def test_a_restart_without_one_of_the_sites(plan, grid, tmp_path):
+    """The training goes on with the scaling and the roster that it had; the site is left out until it is back."""
+    whole = server.train(grid, plan, tmp_path / "whole")
+    few = dataclasses.replace(plan, rounds=1, algorithms={"FedAvg": plan.algorithms["FedAvg"]})
+    server.train(grid, few, tmp_path / "results")
+    gone = grid.contexts.pop(3)
+    with pytest.warns(UserWarning, match=r"client 2 \(west\) is left out: it is not connected"):
+        runs = server.train(grid, dataclasses.replace(few, rounds=2), tmp_path / "results")
+    assert runs["FedAvg"].history.left_out[2] == "2: it is not connected"
+    grid.contexts[3] = gone
+    again = server.train(grid, dataclasses.replace(few, rounds=3), tmp_path / "results")
+    assert again["FedAvg"].history.left_out.notna().tolist() == [False, False, True, False]
+    assert whole["FedAvg"].history.bytes_up[3] > again["FedAvg"].history.bytes_up[3]
+    written(tmp_path / "data", "west", table(9))
+    with pytest.raises(fd.ConfigError, match=r"the rows of client 2 \(west\) have changed"):
+        server.train(grid, dataclasses.replace(few, rounds=4), tmp_path / "results")
+
+
+def test_numbers_are_predicted_too(grid, tmp_path):
+    for name in ("north", "south", "west"):
+        frame = pd.read_csv(tmp_path / "data" / f"{name}.csv")
+        written(tmp_path / "data", name, frame.assign(outcome=frame.age * 0.1 + frame.score))
+    path = tmp_path / "numbers.toml"
+    path.write_text(
+        PLAN.replace('classes = ["ill", "well"]\n', "").split("[algorithms.Trees]")[0]
+        + "[data]"
+        + PLAN.split("[data]")[1].replace('classes = ["ill", "well"]\n', "")
+    )
+    server.train(grid, server.read_plan(path), tmp_path / "results")
+    said = json.loads((tmp_path / "results" / "FedAvg.sites.json").read_text())
+    assert all(0 < e["mse"] < 10 and "error" not in e for e in said)
+
+
+def test_a_bad_answer_about_the_final_model_stops_nothing(plan, grid, tmp_path):
+    grid.spoil = lambda asked, answer: (
+        Message(messages.content({"rows": "x"}), reply_to=asked)
+        if asked.metadata.message_type == "evaluate.model" and asked.metadata.dst_node_id == 1
+        else answer
+    )
+    server.train(grid, plan, tmp_path / "results")
+    said = json.loads((tmp_path / "results" / "Trees.sites.json").read_text())
+    assert "cannot be read" in said[0]["error"] and said[1]["accuracy"] > 0.4
+
+
+def test_algorithms_of_the_app_itself(tmp_path):
+    path = tmp_path / "federation.toml"
+    path.write_text(PLAN)
+    plan = server.read_plan(path, "tests.flower.test_session:STATEFUL")
+    assert list(plan.algorithms) == ["Scaffold", "FedRes", "FFGB", "FedFW"]
+    with pytest.raises(fd.ConfigError, match="code='nowhere:x'"):
+        server.read_plan(path, "nowhere:x")
