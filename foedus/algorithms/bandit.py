@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from foedus.algorithms.fedres import Columns, FedRes, forward, late, log_tally, part, stream
+from foedus.algorithms.fedres import Columns, FedRes, forward, in_range, late, log_tally, part, stream
 from foedus.core import random, tree
 from foedus.core.algorithm import Client, Predictor
 from foedus.core.batching import batched
@@ -238,7 +238,8 @@ class FedResBandit(FedRes):
         return state.replace(w=w, **({} if squares is None else {"squares": squares}))
 
     def _gradient(self, clients: Clients, state: State, payload: dict[str, Any]) -> Params:
-        replies = clients.gather(self.learn, **payload)
+        accept = None if self.actionwise(state.spec) else lambda reply: in_range(reply, "action", state.spec.outputs)
+        replies = clients.gather(self.learn, accept=accept, **payload)
         sent, count = replies.stack(), len(replies)
         w = self.recall(clients, state, replies.versions)
         model, _ = self.view(self.global_model, self.shared, state.spec)

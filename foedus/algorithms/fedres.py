@@ -281,7 +281,7 @@ class FedRes(Algorithm):
 
     def gradient(self, clients: Clients, state: State) -> Params:
         """Algorithm 4: the gradient of each row that has arrived, at the version that its client had."""
-        replies = clients.gather(self.act, w=state.w)
+        replies = clients.gather(self.act, w=state.w, accept=lambda reply: in_range(reply, "y", state.spec.classes))
         w = self.recall(clients, state, replies.versions)
         return {k: g.sum(0) for k, g in self.global_gradient(w, replies.stack(), state.spec).items()}
 
@@ -470,6 +470,15 @@ def _place(columns: tuple[int, ...]) -> slice | Tensor:
     """Where columns are: neighbours need not be copied."""
     side_by_side = columns == tuple(range(columns[0], columns[0] + len(columns)))
     return slice(columns[0], columns[0] + len(columns)) if side_by_side else torch.tensor(columns)
+
+
+def in_range(reply: Tree, name: str, most: int | None) -> None:
+    """Refuse a reply whose whole numbers of this name are not all below `most`."""
+    values = reply.get(name) if isinstance(reply, dict) else None
+    if not isinstance(values, Tensor):
+        raise ReplyError(f"its reply has no {name}")
+    if most is not None and (values.is_floating_point() or bool(((values < 0) | (values >= most)).any())):
+        raise ReplyError(f"its {name} must be whole numbers from 0 to {most - 1}")
 
 
 def part_spec(spec: Spec, columns: Columns) -> Spec:

@@ -13,7 +13,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from foedus.algorithms.fedres import Columns, columns_of, log_tally, logits, part, part_spec, row_loss, stream, targets, value
+from foedus.algorithms.fedres import (
+    Columns,
+    columns_of,
+    in_range,
+    log_tally,
+    logits,
+    part,
+    part_spec,
+    row_loss,
+    stream,
+    targets,
+    value,
+)
 from foedus.core import tree
 from foedus.core.algorithm import Algorithm, Client, Predictor
 from foedus.core.batching import batched
@@ -153,7 +165,7 @@ class FedResERM(Algorithm):
 
     def round(self, clients: Clients, state: State) -> State:
         try:
-            replies = clients.gather(self.act, w=state.w)
+            replies = clients.gather(self.act, w=state.w, accept=lambda reply: in_range(reply, "y", state.spec.classes))
         except NothingArrived:
             replies = None
         if replies is not None:

@@ -308,10 +308,21 @@ class Clients:
             raise ReplyError(f"round {self.round}: {count} of {len(self.came)} clients replied to {ask.step}")
         return total.result()
 
-    def gather(self, step: Callable, /, *, weights: str = "rows", **payload: Tree) -> Replies:
-        """Run `step(client, **payload)` at every client and return every reply, in order of client id."""
+    def gather(
+        self, step: Callable, /, *, weights: str = "rows", accept: Callable[[Tree], None] | None = None, **payload: Tree
+    ) -> Replies:
+        """Run `step(client, **payload)` at every client and return every reply, in order of client id.
+
+        accept: raises `ReplyError` for a reply that must not be used; asked where clients are strangers (see `refuse`).
+        """
         self.came, batches = self._replies(self._asked(step, payload))
-        share, parts = self._share_of(weights, self.came), list(batches)
+        parts = list(batches)
+        if accept is not None and getattr(self.session, "unsure", False):
+            parts = [part for part in parts if self._accepted(part, accept)]
+            if not parts:
+                raise NothingArrived(f"round {self.round}: no reply to {step.__name__} can be used")
+            self.came, self.who = (torch.cat([getattr(p, name) for p in parts]) for name in ("sizes", "ids"))
+        share = self._share_of(weights, self.came)
         bad = [p for p in parts if not tree.all_finite(p.reply)]
         if bad:
             each = [not_finite([_stacked(p.reply, p.stacked)], self.round, p.ids) for p in bad]
@@ -414,6 +425,15 @@ class Clients:
             raise ReplyError(f"round {self.round}: client {client}: {why}")
         self.session.refuse(client, why)
         self._left_out({client: why})
+
+    def _accepted(self, part: Batch, accept: Callable[[Tree], None]) -> bool:
+        try:
+            for i in range(len(part.ids)):
+                accept(_tensors(lambda t, i=i: t[i], part.reply) if part.stacked else part.reply)
+        except ReplyError as error:
+            self.refuse(int(part.ids[i]), str(error))
+            return False
+        return True
 
     def _left_out(self, faults: dict[int, str]) -> None:
         """Name in the history who did not answer in this round, and why."""

@@ -421,3 +421,17 @@ def test_a_refused_answer_is_undone_in_any_group(fed, engine):
     with pytest.warns(UserWarning, match="left out"):
         fd.run(STATEFUL["FFGB"], fed, 2, engine=engine)
     assert session["it"].seen[1] >> 16 == 1  # not the second round's
+
+
+@pytest.mark.parametrize(
+    "algorithm", [fd.FedRes(step=0.05), fd.FedResERM(shared=range(6), private=range(6, 12))], ids=["FedRes", "FedResERM"]
+)
+def test_labels_that_cannot_be_are_left_out(algorithm, fed, engine):
+    def wrong(sent):
+        reply = wire.decode(sent)
+        return wire.encode({**reply, "y": torch.full_like(reply["y"], 99)})
+
+    engine.grid.spoil = only(1, 2, rewritten(body=wrong))
+    with pytest.warns(UserWarning, match="its y must be whole numbers from 0 to 9"):
+        run = fd.run(algorithm, fed, 3, engine=engine)
+    assert run.history.left_out.notna().tolist() == [False, False, True, False]
