@@ -8,7 +8,7 @@ from foedus import testing
 from tests.conformance import ALGORITHMS, ALL_CHECKS_ON_RAY
 
 CASES = [
-    (name, check)
+    pytest.param(name, check, marks=[] if name in ALL_CHECKS_ON_RAY else pytest.mark.slow)
     for name in ALGORITHMS
     for check in testing.CHECKS
     if name in ALL_CHECKS_ON_RAY or check is testing.check_batched_equals_looped

@@ -41,6 +41,7 @@ def test_the_same_numbers_and_bytes_as_in_the_simulator(algorithm, engine, pair)
     assert (engine.line.received, engine.line.sent) == (local.records.last("bytes_up"), local.records.last("bytes_down"))
 
 
+@pytest.mark.slow
 def test_several_clients_on_a_node_and_a_resumed_run(engine, fed, tmp_path):
     algorithm, path = fd.Scaffold(fd.Linear(), lr=0.1, batch_size=16), tmp_path / "run.safetensors"
     fd.run(algorithm, fed, 1, engine=engine, checkpoint=path)
@@ -66,6 +67,7 @@ def test_nobody_gets_in_without_a_key_that_is_known(engine):
     engine.loopback.stop_node(number)
 
 
+@pytest.mark.slow
 def test_a_node_that_dies_is_left_out_and_the_run_goes_on(pair):
     class Dying(fd.Flower):
         def open(self, algorithm, fed, seed_key):

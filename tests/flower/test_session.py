@@ -21,10 +21,22 @@ from tests.flower.grid import Here
 
 # Measurements are not sent through Flower: these columns are for simulations.
 MEASURED = ("objective", "objective_last", "fw_gap", "consensus", "worst", "online_loss", "regret", "reward", "penalty")
+QUICK = (
+    "FedAvg",
+    "Scaffold",
+    "FedNewton",
+    "FedNewton, softmax",
+    "FedFW, one entry",
+    "FedFW, stochastic, rank one",
+    "FedBoost, cache",
+)
+QUICK += ("AFLBoost", "FedRes", "FedResERM", "FFGB, two steps, theorem's step", "FFGBDistill", "Everything the contract allows")
 DESCRIBED = {k: a for k, a in ALGORITHMS.items() if not a.pooled}
 
 
-@pytest.mark.parametrize("algorithm", DESCRIBED.values(), ids=list(DESCRIBED))
+@pytest.mark.parametrize(
+    "algorithm", [pytest.param(a, id=k, marks=[] if k in QUICK else pytest.mark.slow) for k, a in DESCRIBED.items()]
+)
 def test_the_same_numbers_as_in_the_simulator(algorithm, fed, tmp_path):
     engine = Here(tmp_path, nodes=5, code="tests.conformance:ALGORITHMS")
     here = fd.run(algorithm, fed, 3, engine=engine)
