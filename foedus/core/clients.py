@@ -227,7 +227,7 @@ class Clients:
     `mean` returns only the weighted average of the replies, `gather` every reply. `ids` are theirs, `sizes` their numbers of
     rows, `total` and `total_rows` count all clients there are; `participation` is the part of them expected in a round; `key`
     is for the server's own random draws in this round; `came` are the numbers of rows of those whose replies the last exchange brought,
-    and `who` are their ids.
+    and `who` are their ids, in order.
     """
 
     session: Session
@@ -321,7 +321,7 @@ class Clients:
             parts = [part for part in parts if self._accepted(part, accept)]
             if not parts:
                 raise NothingArrived(f"round {self.round}: no reply to {step.__name__} can be used")
-            self.came, self.who = (torch.cat([getattr(p, name) for p in parts]) for name in ("sizes", "ids"))
+            self.came, self.who = torch.cat([p.sizes for p in parts]), torch.cat([p.ids for p in parts]).sort().values
         share = self._share_of(weights, self.came)
         bad = [p for p in parts if not tree.all_finite(p.reply)]
         if bad:
@@ -408,7 +408,7 @@ class Clients:
             return self.sizes, self._stream(ask)
         if not arrived:
             raise NothingArrived(f"round {self.round}: no reply to {ask.step} has arrived yet")
-        self.who = torch.cat([b.ids for b in arrived])
+        self.who = torch.cat([b.ids for b in arrived]).sort().values
         return torch.cat([b.sizes for b in arrived]), arrived
 
     @property
