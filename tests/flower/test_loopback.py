@@ -6,7 +6,6 @@ import time
 
 import numpy as np
 import pytest
-import torch
 
 import foedus as fd
 from foedus import testing
@@ -127,7 +126,3 @@ def test_families_have_the_numbers_of_the_simulator(name, engine, fed, tmp_path)
     same(fd.run(algorithm, fed, 3, engine=engine), local)
     fd.run(algorithm, fed, 2, engine=engine, checkpoint=path)
     same(fd.run(algorithm, fed, 3, engine=engine, checkpoint=path, resume=True), local)
-
-
-def test_threads_are_left_as_they_were(engine):
-    assert torch.get_num_threads() >= 1 and "Flower(nodes=2)" in repr(engine)
