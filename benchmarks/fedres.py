@@ -11,7 +11,7 @@ import torch
 import foedus as fd
 from benchmarks.fedfw import seconds
 from foedus.data.datasets import locate
-from foedus.papers.fedres import scheme, tasks
+from foedus.papers.fedres import make, tasks
 
 STEP = 0.1
 
@@ -69,7 +69,7 @@ def fedres(repeats: int) -> None:
     ours, theirs = [], []
     for _ in range(repeats):
         found: list = []
-        ours.append(seconds(lambda f=found: f.append(fd.rollouts({n: scheme(n, STEP) for n in names}, feds, rounds))))
+        ours.append(seconds(lambda f=found: f.append(fd.rollouts({n: make(n, STEP) for n in names}, feds, rounds))))
         scores: dict[str, list[float]] = {n: [] for n in names}
         theirs.append(
             seconds(lambda s=scores: [s[n].append(loop(f, n, rounds)) for n in names for f in feds[:few]]) * many / few
@@ -85,7 +85,7 @@ def fedres(repeats: int) -> None:
     print("\n| T | delay | ms a round | MB |\n|---|---|---|---|")
     for horizon, delay in ((250, 0), (1000, 0), (4000, 0), (1000, 20), (1000, 100), (1000, 200)):
         begin = time.perf_counter()
-        fd.rollouts({"FedRes": scheme("FedRes", STEP)}, feds, horizon, up=delay - delay // 2, down=delay // 2)
+        fd.rollouts({"FedRes": make("FedRes", STEP)}, feds, horizon, up=delay - delay // 2, down=delay // 2)
         each = (time.perf_counter() - begin) / horizon * 1e3
         width = len(feds[0].settings["local_features"]) + 1
         state = many * clients * (delay + 1 if delay else 0) * width * 4 / 1e6

@@ -47,6 +47,8 @@ tbody th.named { padding-left: 42px; min-width: 9rem; }
 figure { margin: 0; min-width: 0; }
 figure svg { display: block; width: 100%; max-width: 560px; height: auto; }
 figcaption { margin-top: 4px; max-width: 560px; }
+figure.wide svg, figure.wide figcaption { max-width: none; }
+.remark.wide { max-width: 44rem; }
 pre { margin: 0; padding: 10px 12px; background: var(--wash); border-radius: 6px; overflow-x: auto; font-size: .8125rem; }
 details { margin: 12px 0; }
 summary { cursor: pointer; }
@@ -70,11 +72,16 @@ def render(comparison: Comparison, title: str | None = None) -> str:
         _section("Every run", _every_run(comparison)),
         _section("Made with", _versions()),
     ]
+    return document(title, comparison.title(), "".join(sections))
+
+
+def document(title: str, subtitle: str, body: str) -> str:
+    """A whole page that needs nothing else; the body is HTML."""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<title>{_text(title)}</title>\n<link rel="icon" href="data:,">\n<style>{_CSS}</style>\n</head>\n<body>\n<main>\n'
-        f'<h1>{_text(title)}</h1>\n<p class="soft">{_text(comparison.title())}</p>\n{"".join(sections)}</main>\n</body>\n</html>\n'
+        f'<h1>{_text(title)}</h1>\n<p class="soft">{_text(subtitle)}</p>\n{body}</main>\n</body>\n</html>\n'
     )
 
 

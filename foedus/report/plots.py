@@ -85,14 +85,14 @@ def curves(
     limits: tuple[float, float] | None = None,
 ) -> str:
     """The metric against "rounds", "megabytes" or "seconds": mean over seeds, with a band from the least to the largest."""
-    with _drawing():
+    with drawing():
         columns = max(1, min(3, len(series), 60 // (8 + max(len(_label(c, against)) for c in series))))
         figure, ax = _figure(3.5 + 0.19 * math.ceil(len(series) / columns))
         log = against == "megabytes" and _decades(series) > 1.5
         for i, curve in enumerate(series):
             _draw(ax, curve, i, against, style[curve.name], log)
         if log:
-            _log_axis(ax)
+            log_axis(ax)
         elif against == "rounds":
             ax.xaxis.get_major_locator().set_params(integer=True)
         if target is not None:
@@ -114,7 +114,7 @@ def curves(
             columnspacing=1.2, handletextpad=0.5, borderaxespad=0.2,
         )  # fmt: skip
         what = "close-up of " if limits else ""
-        return _svg(figure, f"{what}{words(metric)} against {against}" + ("-close" if limits else ""))
+        return inline(figure, f"{what}{words(metric)} against {against}" + ("-close" if limits else ""))
 
 
 def _draw(ax: Axes, curve: Curve, i: int, against: str, style: Style, log: bool) -> None:
@@ -137,12 +137,12 @@ def _draw(ax: Axes, curve: Curve, i: int, against: str, style: Style, log: bool)
 
 def partition(fed: Federation) -> str:
     """Who holds what."""
-    with _drawing():
+    with drawing():
         figure, ax = _figure(4.0)
         fed.plot(ax)
         ax.set_title("")
         ax.grid(False)
-        return _svg(figure, "which client holds which labels" if fed.data.classes else "targets of each client")
+        return inline(figure, "which client holds which labels" if fed.data.classes else "targets of each client")
 
 
 def sample(style: Style) -> str:
@@ -160,15 +160,16 @@ def _decades(series: Sequence[Curve]) -> float:
     return math.log10(max(sent) / min(sent)) if sent else 0.0
 
 
-def _log_axis(ax: Axes) -> None:
+def log_axis(ax: Axes, which: str = "x") -> None:
     """A logarithmic axis with plain numbers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    ax.set_xscale("log")
-    low, high = (math.log10(v) for v in ax.get_xlim())
-    ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high - low < 2.5 else (1.0,)))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-    ax.xaxis.set_minor_formatter(NullFormatter())
+    (ax.set_xscale if which == "x" else ax.set_yscale)("log")
+    low, high = (math.log10(v) for v in (ax.get_xlim() if which == "x" else ax.get_ylim()))
+    axis = ax.xaxis if which == "x" else ax.yaxis
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high - low < 2.5 else (1.0,)))
+    axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _label(curve: Curve, against: str) -> str:
@@ -189,7 +190,8 @@ def require_matplotlib() -> None:
         raise FoedusError("the report needs matplotlib: pip install 'foedus[report]'") from error
 
 
-def _drawing() -> Any:
+def drawing() -> Any:
+    """The style of all figures, for as long as the context lasts."""
     require_matplotlib()
     import matplotlib
 
@@ -203,7 +205,7 @@ def _figure(height: float) -> tuple[Figure, Axes]:
     return figure, figure.add_subplot()
 
 
-def _svg(figure: Figure, label: str) -> str:
+def inline(figure: Figure, label: str) -> str:
     """Inline SVG: without prolog and metadata, and with ids that stay apart from those of the page's other figures."""
     out = io.StringIO()
     figure.savefig(out, format="svg", transparent=True)

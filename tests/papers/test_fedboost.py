@@ -14,29 +14,36 @@ def test_point_masses_follow_the_power_law():
     assert np.array_equal(fed.label_counts(), np.diag(fed.sizes))
 
 
+def end(sampling, budget, corrected=False, domains=20, rounds=200):
+    rows = paper.losses(0, domains, sampling, budget, rounds, corrected, measured=1)
+    assert [r["round"] for r in rows] == [0, rounds]
+    return rows[-1]["loss value"]
+
+
 def test_weighted_sampling_is_below_uniform_and_both_reach_all():
-    """Figure 4 with 20 domains; the last row sends everything. With the correction the bias of uniform sampling goes away."""
-    plain, corrected = (paper.figure4(20, rounds=200, corrected=c) for c in (False, True))
-    few = plain[plain["C"].between(3, 19)]
-    assert (few["weighted"] < few["uniform"]).all()
-    assert plain["uniform"].iloc[-1] == pytest.approx(plain["all"].iloc[-1], abs=1e-6)
-    assert (plain["all"] >= plain["best"] - 1e-6).all()
-    half = corrected[corrected["C"] >= 6]
-    assert (half[["uniform", "weighted"]].sub(half["all"], axis=0).abs() < 3e-3).all().all()
-    assert (corrected["uniform"].iloc[:-1] < plain["uniform"].iloc[:-1]).all()
+    """Figure 4 with 20 domains. With the correction the bias of uniform sampling goes away."""
+    everything, best = end("all", 20), paper.losses(0, 20, "all", 20, 2)[0]["best"]
+    sizes = np.round(20_000 * (1 / np.arange(1, 21)) / (1 / np.arange(1, 21)).sum())
+    assert best == pytest.approx(1 - ((sizes / sizes.sum()) ** 2).sum(), abs=1e-12)
+    assert everything >= best - 1e-6
+    assert end("uniform", 20) == pytest.approx(everything, abs=1e-6)
+    for budget in (3, 6, 12):
+        assert end("weighted", budget) < end("uniform", budget)
+        assert end("uniform", budget, corrected=True) < end("uniform", budget)
+    assert abs(end("uniform", 6, corrected=True) - everything) < 3e-3 > abs(end("weighted", 6, corrected=True) - everything)
 
 
 def test_curves_start_together():
-    curves = paper.figure3(20, budget=6, rounds=50)
-    assert {c["objective"].iloc[0] for c in curves.values()} == {curves["all"]["objective"].iloc[0]}
-    assert all(c["objective"].iloc[-1] < c["objective"].iloc[0] for c in curves.values())
+    curves = {s: paper.losses(0, 20, s, 6, 50) for s in paper.SAMPLINGS}
+    assert len({c[0]["loss value"] for c in curves.values()}) == 1
+    assert all(c[-1]["loss value"] < c[0]["loss value"] for c in curves.values())
 
 
 @pytest.mark.skipif(locate("satimage") is None, reason="needs satimage: set FOEDUS_DATA to the folder of data sets")
 def test_learnt_weights_beat_the_uniform_average_and_aflboost_the_worst_domain():
-    table = paper.classifiers("satimage", rounds=60).set_index("method")
-    assert table.loc["FedBoost, all sent", "loss"] < table.loc["uniform average", "loss"]
-    assert table.loc["AFLBoost, all sent", "worst domain"] < table.loc["FedBoost, all sent", "worst domain"]
+    table = {r["method"]: r for r in paper.classifiers(0, "satimage", 12, 60)}
+    assert table["FedBoost, all sent"]["loss"] < table["uniform average"]["loss"]
+    assert table["AFLBoost, all sent"]["worst domain"] < table["FedBoost, all sent"]["worst domain"]
 
 
 @pytest.mark.skipif(locate("shakespeare") is None, reason="needs shakespeare: set FOEDUS_DATA to the folder of data sets")

@@ -94,35 +94,53 @@ def test_published_feddr_step_by_step(ball):
 @pytest.mark.parametrize("protocol", ["described", "published"])
 @pytest.mark.parametrize("which", ["table1", "table2", "table3"])
 def test_a_cell_has_every_method_with_its_published_number(protocol, which):
-    rows = paper.run_cell(paper.Cell(which, "synthetic", "l2", "non-iid"), protocol, seed=0, rounds=2)
+    rows = paper.accuracies(0, which, protocol, "l2", "synthetic", "non-iid", rounds=2)
     names = [r["method"] for r in rows]
     assert names[0] == "FedDR" and set(names[1:]) <= {"FedFW", "FedFW+", "FedFW-sto"}
     assert ("FedFW+" in names) == (protocol == "described" and which != "table3")  # that branch of theirs never runs
     for row in rows:
         assert 0 <= row["last"] <= row["best"] <= 100
     known = {("table1", "FedFW"): 94.81, ("table2", "FedFW"): 96.13, ("table3", "FedFW-sto"): 87.32}
-    assert rows[1]["paper"] == known[which, names[1]]
+    assert paper.published_numbers(which)["l2", "synthetic", "non-iid", names[1]] == known[which, names[1]]
 
 
 def test_published_synthetic_has_three_classes_and_described_three_labels_a_client():
-    cell = paper.Cell("table1", "synthetic", "l1", "non-iid")
-    three = paper.federation(cell, "published", 0)
+    setup = paper.Setup("table1", "synthetic", "l1", "non-iid")
+    three = paper.federation(setup, "published", 0)
     assert three.data.classes == 3
-    ten = paper.federation(cell, "described", 0)
+    ten = paper.federation(setup, "described", 0)
     assert ten.data.classes == 10
     assert ((ten.label_counts() > 0).sum(1) <= 3).all()
 
 
-def test_a_table_goes_on_where_it_stopped(tmp_path):
-    options = {"sets": ["synthetic"], "balls": ["l2"], "splits": ["iid"], "rounds": 2, "out": tmp_path / "cells.csv"}
-    first = paper.table("table1", "described", **options)
-    assert list(first.columns) == ["ball", "data", "split", "method", "paper", "last", "+-", "best"]
-    stamp = (tmp_path / "cells.csv").stat().st_mtime_ns
-    assert paper.table("table1", "described", **options).equals(first)
-    assert (tmp_path / "cells.csv").stat().st_mtime_ns == stamp
+def test_the_counter_example_stays_where_it_is():
+    stays = paper.counter_example(0, "averaged Frank-Wolfe", 50, 1.0)
+    moves = paper.counter_example(0, "FedFW", 400, 1.0)
+    assert {r["x"] for r in stays} == {0.0}
+    assert moves[-1]["distance"] < 0.15 < moves[0]["distance"]
+
+
+def test_participation_and_penalties_return_curves():
+    for variant in ("convex", "penalty", "augmented"):
+        rows = paper.participation(0, variant, 1e-3, 0.5, 4)
+        assert [r["round"] for r in rows] == [0, 1, 2, 3, 4]
+    rows = paper.penalties(0, "d", 1e-3, 3, 0)
+    assert [r["round"] for r in rows] == [1, 2, 3] and all(r["gap"] > 0 for r in rows)
 
 
 def test_traffic_of_the_l1_ball_is_one_entry():
-    found = paper.traffic("digits", rounds=4).set_index("method")
-    assert found.loc["FedFW, L1Ball", "up"] < 30 < 2500 < found.loc["FedAvg", "up"]
-    assert found.loc["FedFW, L1Ball", "down"] < found.loc["FedAvg", "down"] / 10
+    found = {r["method"]: r for r in paper.traffic(0, "digits", 10, 4)}
+    assert found["FedFW, L1Ball"]["up"] < 30 < 2500 < found["FedAvg"]["up"]
+    assert found["FedFW, L1Ball"]["FedAvg / down"] > 10
+    assert found["FedAvg"]["FedAvg / up"] == 1
+
+
+def test_what_a_message_gives_away():
+    rows = paper.leakage(0, "digits", 3, 40, 1.0)
+    end = {r["message"]: r["end"] for r in rows if "end" in r}
+    gradient, l1 = end["gradient"], next(v for k, v in end.items() if "L1" in k)
+    assert gradient > l1 + 10
+    pictures = {r["message"]: np.asarray(r["picture"]) for r in rows if "picture" in r}
+    assert all(p.shape == (8, 8, 1) and p.min() >= 0 and p.max() <= 255 for p in pictures.values())
+    error = [np.square(pictures[m] / 255.0 - pictures["original"] / 255.0).mean() for m in ("gradient",)]
+    assert -10 * np.log10(error[0] + 1e-12) > 20  # the picture that is stored is the one that was measured

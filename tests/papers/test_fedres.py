@@ -9,61 +9,64 @@ import foedus as fd
 from foedus.papers import fedres
 
 
+def ends(name, rounds, rollouts):
+    rows = fedres.appendix_c(0, name, rounds, rollouts, 1.0, "adagrad")
+    last = [r for r in rows if r["round"] == rounds]
+    return last[0]["average loss"], [next(r["w"] for r in last if r["component"] == k) for k in ("first", "second")]
+
+
 def test_appendix_c():
-    curves = fedres.appendix_c(rounds=1500, rollouts=5)
+    found = {name: ends(name, 1500, 5) for name in ("FedRes.SGD", "FedRes.ERM", "fictitious play")}
     for name in ("FedRes.SGD", "FedRes.ERM"):
-        np.testing.assert_allclose(curves[name]["w"][-1], [0, 1], atol=0.05)
-    assert np.abs(curves["fictitious play"]["w"][-1] - [0, 1]).max() > 0.3
-    assert curves["fictitious play"]["loss"][-1] > max(curves[n]["loss"][-1] for n in ("FedRes.SGD", "FedRes.ERM"))
+        np.testing.assert_allclose(found[name][1], [0, 1], atol=0.05)
+    assert np.abs(np.subtract(found["fictitious play"][1], [0, 1])).max() > 0.3
+    assert found["fictitious play"][0] > max(found[n][0] for n in ("FedRes.SGD", "FedRes.ERM"))
 
 
 def test_the_batched_least_squares_play_is_a_run_of_the_algorithm():
     rounds = 60
     feds = fedres.locked(rounds, 2)
-    curves = fedres.appendix_c(rounds, 2)
     for name, kind in (("FedRes.ERM", fd.FedResERM), ("fictitious play", fd.FictitiousPlay)):
         algorithm = kind((0, 1), (2, 3), bias=False, start_global=(1, 0), start_local=(1, 0))
         losses = [fd.run(algorithm, fed, rounds, evaluate_every=0).history.online_loss.iloc[-1] for fed in feds]
-        assert curves[name]["loss"][-1] == pytest.approx(np.mean(losses), rel=1e-4)
+        assert ends(name, rounds, 2)[0] == pytest.approx(np.mean(losses), rel=1e-4)
 
 
 def test_example_2():
-    table = fedres.example2(rounds=800)
-    left, v2 = table.set_index("method")["loss in the last tenth"], table["E (v.x)^2"].iloc[0]
-    assert left["global model alone"] == pytest.approx(v2, rel=0.15)
-    assert left["FedRes"] < 0.01 * v2
+    (alone,), (both,) = (fedres.example2(0, m, 10, 800, 5) for m in ("global model alone", "FedRes"))
+    v2 = alone["E (v.x)^2"]
+    assert alone["loss in the last tenth"] == pytest.approx(v2, rel=0.15)
+    assert both["loss in the last tenth"] < 0.01 * v2
 
 
 def test_delay_is_in_a_lower_order_term():
-    table = fedres.theorem2(horizons=(800, 3200), delay=8, rollouts=2, scales=(1.0,), rules=("aligned",))
-    slope = fedres.slopes(table, last=2)
-    assert slope[("aligned", 0)] == pytest.approx(slope[("aligned", 8)], abs=0.1)
-    assert -0.8 < slope[("aligned", 0)] < -0.4  # T^(-1/2) in theory
-    last = table[table["T"] == 3200].set_index(["rule", "delay"]).regret
-    assert last[("aligned", 0)] < last[("aligned", 8)] < 1.5 * last[("aligned", 0)]
+    regret = {(T, d): fedres.theorem2(0, T, "aligned", d, 2, 0.5)[0]["regret"] for T in (800, 3200) for d in (0, 8)}
+    slope = {d: np.log(regret[3200, d] / regret[800, d]) / np.log(4) for d in (0, 8)}
+    assert slope[0] == pytest.approx(slope[8], abs=0.1)
+    assert -0.8 < slope[0] < -0.4  # T^(-1/2) in theory
+    assert regret[3200, 0] < regret[3200, 8] < 1.5 * regret[3200, 0]
 
 
-def test_a_study_goes_on_from_finished_cells(tmp_path, monkeypatch):
-    monkeypatch.setattr(fedres, "STEPS", (0.1,))
-    monkeypatch.setattr(fedres, "TUNING", 1)
-    monkeypatch.setattr(fedres, "load", lambda name: fd.load("digits"))
-    keep = tmp_path / "cells.json"
-    monkeypatch.setattr(fedres, "tuned", lambda data, names, late: dict.fromkeys(names, 0.1))
-    first = fedres.study(("Independent", "FedRes"), ["digits"], [(5, 0), (5, 4)], keep, rollouts=2)
-    assert first.accuracy.between(60, 100).all()
-    alone = first[first.scheme == "Independent"].accuracy
-    assert alone.iloc[0] == alone.iloc[1]  # never delayed
-
-    def fail(*_):
-        raise AssertionError("a finished cell was run again")
-
-    monkeypatch.setattr(fedres, "accuracy", fail)
-    assert fedres.study(("Independent", "FedRes"), ["digits"], [(5, 0), (5, 4)], keep, rollouts=2).equals(first)
-
-
-def test_least_squares_without_steps(monkeypatch):
-    """Both are far above chance on tasks of digits."""
+@pytest.fixture
+def digits(monkeypatch):
     data = fd.load("digits")
     monkeypatch.setattr(fedres, "load", lambda name: data)
-    table = fedres.least_squares(["digits"], clients=5, rollouts=2).iloc[0]
-    assert 85 < table.FedRes <= 100 and 85 < table.Independent <= 100
+
+
+def test_accuracies_and_steps(digits):
+    (row,) = fedres.accuracy(0, "digits", "FedRes", 5, 4, 0.1, rounds=100, rollouts=2)
+    assert 60 < row["accuracy"] <= 100 and row["accuracy spread"] >= 0
+    grid = fedres.steps(0, "digits", "Independent", 0, rounds=50, rollouts=2, clients=5, grid=[1e-4, 0.1])
+    assert grid[1]["accuracy"] > grid[0]["accuracy"]
+    assert fedres.accuracy(0, "digits", "FedRes", 10_000, 0, 0.1, rounds=1, rollouts=1) == []  # more clients than rows
+
+
+def test_least_squares_without_steps(digits):
+    """Both are far above chance on tasks of digits."""
+    found = {r["scheme"]: r["accuracy"] for r in fedres.least_squares(0, "digits", clients=5, rollouts=2, ridge=0.03)}
+    assert 85 < found["FedRes"] <= 100 and 85 < found["Independent"] <= 100
+
+
+def test_a_bandit_cell():
+    (row,) = fedres.bandit(0, 60, "squarecb", "both", 3)
+    assert row["case"] == "squarecb, both" and 0 < row["regret"] < 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import foedus as fd
@@ -10,9 +11,9 @@ from foedus.papers import ffgb
 
 
 def test_theorem_4_3():
-    table = ffgb.theorem43(horizons=(4, 36)).set_index("T")
-    assert table["with residual"]["36"] < 0.1 * table["with residual"]["4"]
-    assert table["without"]["36"] > 5 * table["with residual"]["36"]
+    error = {(T, r): ffgb.theorem43(0, T, r, 1.0, 0.3)[0]["error"] for T in (4, 36) for r in (True, False)}
+    assert error[36, True] < 0.1 * error[4, True]
+    assert error[36, False] > 5 * error[36, True]
 
 
 def test_bagging_is_boosting_where_there_is_one_client():
@@ -22,33 +23,45 @@ def test_bagging_is_boosting_where_there_is_one_client():
     y = (x[:, 0] > 0.3).astype(int)
     data = fd.Data.from_arrays(x, y, x, y, classes=2)
     fed = fd.split(data, "iid", clients=1)
-    assert ffgb.bagging(fed, rounds=1, depth=1) == 1.0
+    assert ffgb.bagging(fed, rounds=1, seed=0, depth=1) == 1.0
 
 
-def test_tabular_study(tmp_path, monkeypatch):
-    monkeypatch.setattr(ffgb, "SHARES", (0.3,))
-    monkeypatch.setattr(ffgb, "pooled", lambda data: 0.97)
-    monkeypatch.setattr(ffgb, "alone", lambda fed: 0.5)
-    monkeypatch.setattr(ffgb, "bagging", lambda fed, rounds: 0.9)
-    table = ffgb.tabular(["digits"], rounds=2, clients=4, keep=tmp_path / "cells.json")
-    assert table.FFGB.iloc[0] > 0.85 and table["FFGB, MB up"].iloc[0] > 0
-    monkeypatch.setattr(fd, "run", None)  # finished cells are not run again
-    assert ffgb.tabular(["digits"], rounds=2, clients=4, keep=tmp_path / "cells.json").equals(table)
+def test_trees_of_every_method(monkeypatch):
+    monkeypatch.setattr(fd, "Forest", lambda: type("Few", (), {"trees": 1})())
+    found = {m: ffgb.trees(0, "digits", 0.3, m, 2, 4)[0] for m in ("bagging",)}
+    assert 0.3 < found["bagging"]["accuracy"] < 1
+    monkeypatch.undo()
+    (row,) = ffgb.trees(0, "digits", 0.3, "FFGB", 2, 4)
+    assert row["accuracy"] > 0.85 and row["MB up"] > 0
 
 
 def test_images(monkeypatch):
     data = fd.load("digits")
+    monkeypatch.setattr(ffgb, "model_for", lambda name: fd.MLP(16))
     monkeypatch.setattr(
         ffgb,
         "image_pair",
-        lambda name, clients, s, rows, public: (fd.split(data, "homogeneity", clients=4, s=s), data.x_test[:100]),
+        lambda name, clients, s, rows, public, seed: (fd.split(data, "homogeneity", clients=4, s=s), data.x_test[:100]),
     )
-    rounds = {"FFGB-Distill": 1, "FedAvg-Distill": 1, "FedDyn": 1, "FedAvg": 1}
-    table, curves = ffgb.table2(shares=(0.3,), rounds=rounds, epochs=3, distil=5, local=1, model=fd.MLP(16))
-    assert len(table) == 2 and set(curves.method) == set(rounds)
-    warm = ffgb.figure1(s=0.3, rounds=1, epochs=3, distil=5, local=1, model=fd.MLP(16))
-    start = warm[warm["round"] == 0].set_index("method").accuracy
-    assert start["FedAvg-d"] == start["FedDyn-d"] > start["FedAvg-r"]
+    size = {"clients": 4, "rows": 0, "public_rows": 0, "epochs": 3, "distil": 5, "local": 1}
+    curves = {m: ffgb.curve(0, "digits", 0.3, m, 1, **size) for m in ffgb.METHODS}
+    assert all([r["round"] for r in c] == [0, 1] for c in curves.values())
+    start = {w: ffgb.curve(0, "digits", 0.3, "FedAvg", 1, **size, warm=w)[0]["accuracy"] for w in (True, False)}
+    assert start[True] == curves["FFGB-Distill"][1]["accuracy"] > start[False]
+
+
+def test_models_sent_until_a_target():
+    """FFGB-Distill is at 0.5, then 0.7: targets 0.5 and 0.7. FedAvg reaches the first in round 3, the second never."""
+    curves = {"FFGB-Distill": [0.1, 0.505, 0.7], "FedAvg": [0.1, 0.2, 0.4, 0.5, 0.69]}
+    rows = [
+        {"data": "d", "s": 0.1, "seed": 0, "method": m, "round": r, "accuracy": a}
+        for m, c in curves.items()
+        for r, a in enumerate(c)
+    ]
+    sent = ffgb.models_sent(pd.DataFrame(rows)).set_index(["target", "method"])["models"]
+    assert sent.to_dict() == {
+        ("first round", "FFGB-Distill"): 1, ("first round", "FedAvg"): 3, ("best", "FFGB-Distill"): 2, ("best", "FedAvg"): np.inf,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["heart_disease_4sites"])
