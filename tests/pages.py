@@ -18,6 +18,7 @@ import re
 import socket
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,7 +169,9 @@ def compare_output(printed: str, shown: str, where: str, varies: str | None = No
 def run_page(page: Page, folder: Path, monkeypatch: pytest.MonkeyPatch, slow: bool = False) -> dict[str, Any]:
     """Run the blocks of a page in a folder, in one namespace and without a network, and compare what they print; the namespace."""
     monkeypatch.chdir(folder)
-    scope: dict[str, Any] = {"__name__": "__page__"}
+    module = types.ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)  # where a dataclass looks for the names in its annotations
+    scope = vars(module)
     with no_network():
         for block in page.blocks:
             if not block.is_run(slow):
@@ -179,7 +182,7 @@ def run_page(page: Page, folder: Path, monkeypatch: pytest.MonkeyPatch, slow: bo
                 continue
             out = io.StringIO()
             # As many empty lines before it as the page has: a traceback then names the line of the page.
-            code = compile("\n" * block.line + block.text, page.name, "exec")
+            code = compile("\n" * block.line + block.text, page.name, "exec", dont_inherit=True)
             with contextlib.redirect_stdout(out):
                 exec(code, scope)
             printed = out.getvalue()
@@ -209,7 +212,7 @@ def no_network() -> Iterator[None]:
 
     def local_only(self: socket.socket, address: Any) -> None:
         if isinstance(address, tuple) and str(address[0]) not in ("127.0.0.1", "::1", "localhost"):
-            raise AssertionError(f"a page connects to {address[0]}: its blocks must run without a network")
+            raise ConnectionRefusedError(f"a page connects to {address[0]}: its blocks must run without a network")
         connect(self, address)
 
     with pytest.MonkeyPatch.context() as patch:
