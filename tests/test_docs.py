@@ -291,7 +291,33 @@ def test_a_network_is_refused(tmp_path, monkeypatch):
         run_page(page_of(tmp_path, text), tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize("words", [["fly"], ["deploy", "down"], ["run", "x.toml", "--fast"]])
-def test_an_unknown_command_is_noticed(words):
+@pytest.mark.parametrize(
+    ("text", "check"),
+    [
+        ("[a](nothing.md)", test_links_lead_somewhere),
+        ("[a](docs/wire.md#nothing)", test_links_lead_somewhere),
+        ("`fd.Nothing`", test_names_exist),
+        ("`fd.Run.nothing`", test_names_exist),
+        ("`foedus.core.nothing`", test_names_exist),
+        ("`fd.FFGB(lr=1)`", test_keywords_in_the_text_exist),
+        ("`foedus fly`", test_commands_exist),
+        ("`foedus deploy down`", test_commands_exist),
+        ("`foedus run x.toml --fast`", test_commands_exist),
+        ("`make tea`", test_commands_exist),
+        ("`make bench ARGS=tea`", test_commands_exist),
+        ("`python -m foedus.papers.nothing`", test_commands_exist),
+    ],
+)
+def test_what_does_not_exist_is_noticed(text, check, tmp_path, monkeypatch):
+    page = page_of(tmp_path, text + "\n")
+    if check is test_names_exist:  # it reads the file
+        page = read_page(tmp_path / "page.md")
+    monkeypatch.setitem(PAGES, "page.md", page)
+    with pytest.raises((AssertionError, AttributeError, ModuleNotFoundError)):
+        check("page.md")
+
+
+@pytest.mark.parametrize("row", [["`reg`", "`1e-3`"], ["`rag`", "`1e-4`"], ["`reg`", "required"]])
+def test_a_wrong_default_is_noticed(row):
     with pytest.raises(AssertionError):
-        check_foedus(words)
+        test_settings_have_the_defaults_that_are_shown("page.md", "`fd.FedNewton`", [["setting", "default"], row])
