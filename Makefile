@@ -14,7 +14,7 @@ help:
 	@echo "make test-slow  the tests that take minutes: real federations for every family"
 	@echo "make lint    ruff"
 	@echo "make bench   speed, as ratios measured in one run (ARGS='w1 w3' for some of them)"
-	@echo "make papers  reproduce the papers"
+	@echo "make papers  every table and figure of the papers at --quick, and their pages"
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -44,18 +44,8 @@ bench: $(VENV)/.report
 	$(BIN)/python -m benchmarks $(ARGS)
 
 papers: $(VENV)/.report
-	$(VENV)/bin/python -m foedus.papers.fednewton figures --out docs/figures
-	$(VENV)/bin/python -m foedus.papers.fednewton table3 $(ARGS)
-	$(VENV)/bin/python -m foedus.papers.fedfw figures --out docs/figures
-	for protocol in described published; do \
-		for table in table1 table2 table3; do $(VENV)/bin/python -m foedus.papers.fedfw $$table --protocol $$protocol || exit 1; done; \
-	done
-	for item in figure3 figure4 figure5 classifiers; do $(VENV)/bin/python -m foedus.papers.fedboost $$item || exit 1; done
-	for item in figure1 figure2 delay clients "clients --delay 20" "clients --delay 80"; do \
-		$(VENV)/bin/python -m foedus.papers.fedres $$item --keep results/fedres.json || exit 1; \
-	done
-	for item in appendix_c theorem2 bandit example2; do $(VENV)/bin/python -m foedus.papers.fedres $$item || exit 1; done
-	$(VENV)/bin/python -m foedus.papers.ffgb tabular --keep results/ffgb.json
+	$(BIN)/foedus paper all all --quick $(ARGS)
+	$(BIN)/foedus paper --docs docs
 
 clean:
 	rm -rf $(VENV)
