@@ -112,6 +112,7 @@ def demo(
         foedus demo --alpha 10 --seeds 5 --out equal-clients
     """
     import foedus as fd
+    from foedus.core.threads import one_thread
     from foedus.report.compare import compare
     from foedus.report.plots import require_matplotlib
 
@@ -130,7 +131,7 @@ def demo(
     least = max(1, min(10, len(data.x_train) // clients))  # a client with one row says little
     fed = fd.split(data, "dirichlet", clients=clients, alpha=alpha, min_rows=least, seed=0)
     typer.echo(fed.describe() + "\n")
-    with _one_thread():
+    with one_thread():
         comparison = compare(algorithms, fed, rounds, seeds=seeds, participation=0.5)
     _show(comparison, out / "report.html", "foedus demo: digits, divided unequally")
 
@@ -411,6 +412,7 @@ def audit_leakage_command(
 
         foedus audit leakage mnist --image 7 --noise 0.1 --out seven.png
     """
+    from foedus.core.threads import one_thread
     from foedus.errors import unknown
     from foedus.geometry import L1Ball, L2Ball, LInfBall
     from foedus.privacy.leakage import audit_leakage, check_picture
@@ -425,7 +427,7 @@ def audit_leakage_command(
     check_picture(out)
     _require_plots()
     _writable(out, "--out")
-    with _one_thread():
+    with one_thread():
         found = audit_leakage(data, image, messages=sets, iterations=iterations, restarts=restarts, noise=noise, seed=seed)
     typer.echo(f"{found.data}: training image {found.index}, label {found.label}")
     rows = []
@@ -487,24 +489,6 @@ def _flower(module: str) -> Any:
 
 
 # -- output ------------------------------------------------------------------------------------------------------------
-
-
-def _one_thread() -> Any:
-    """Models as small as the demo's gain nothing from a second thread and lose much where the machine is busy."""
-    import contextlib
-
-    import torch
-
-    @contextlib.contextmanager
-    def limited() -> Any:
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
-
-    return limited()
 
 
 def _require_plots() -> None:
