@@ -1,4 +1,4 @@
-"""The command line: `foedus demo`, `run`, `compare`, `data`, `report`, `audit`, `deploy`."""
+"""The command line: `foedus demo`, `run`, `compare`, `tune`, `data`, `report`, `audit`, `deploy`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from foedus.errors import ConfigError, DivergenceError, FoedusError
+from foedus.errors import ConfigError, DivergenceError, FoedusError, SplitError
 from foedus.version import __version__
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ app.add_typer(audit_app, name="audit")
 deploy_app = typer.Typer(no_args_is_help=True, help="A federation of real sites, on Flower.")
 app.add_typer(deploy_app, name="deploy")
 
-Config = Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The experiment; see examples/ for two.")]
+Config = Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The experiment; see examples/ for some.")]
 
 
 def _writable(path: Path, key: str) -> None:
@@ -238,6 +238,48 @@ def compare_command(
     if folder := experiment.output.get("runs"):
         typer.echo(f"runs: {len(comparison.save(folder))} files in {folder}")
     _show(comparison, page)
+
+
+@app.command("tune")
+def tune_command(config: Config) -> None:
+    """Choose settings of an algorithm on rows that clients hold out of their training rows; print what to put into the file.
+
+    The file is one for `foedus run` that also says what to try. The field of a field has a dot in its name:
+
+    \b
+        data      = { name = "digits" }
+        split     = { scheme = "dirichlet", clients = 10, alpha = 0.3 }
+        run       = { rounds = 30, participation = 0.5 }
+        algorithm = { type = "FedAvg", epochs = 5, model = "MLP" }
+        tune      = { lr = [0.01, 0.1, 1.0], model.hidden = [[32], [128]] }
+
+    Instead of a list, { loguniform = [1e-4, 1.0] } draws from a range. \\[tune.options] has trials (so many combinations, drawn at
+    random; needed with ranges), seeds, validation (0.2), halving (3, or "none"), metric and workers, as help(fd.tune) explains.
+
+    Example:
+
+        foedus tune examples/fednewton.toml
+    """
+    from foedus.config_file import algorithm_section, read_config
+    from foedus.tuning import tune
+
+    experiment = read_config(config, "tune")
+    (algorithm,) = experiment.algorithms.values()
+    fed = experiment.federation()
+    typer.echo(fed.describe() + "\n")
+    options = {k: v for k, v in experiment.options.items() if k in ("engine", "participation", "quantise")}
+    options = {"seeds": experiment.seeds, **options, **experiment.tune_options}
+    try:
+        found = tune(algorithm, fed, experiment.rounds, grid=experiment.grid, **options)
+    except (ConfigError, SplitError) as error:
+        raise ConfigError(f"{config}: tune: {error}") from error
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        Console().print(found)
+    else:
+        typer.echo(str(found))
+    typer.echo(f"\n{algorithm_section(found.best, found.values)}")
 
 
 @app.command("diagnose")

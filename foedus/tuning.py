@@ -31,7 +31,7 @@ from foedus.core.run import run
 from foedus.core.threads import one_thread
 from foedus.engines.delay import Delayed
 from foedus.engines.local import Local
-from foedus.errors import ConfigError, DivergenceError, FoedusError, unknown, whole_number
+from foedus.errors import ConfigError, DivergenceError, FoedusError, positive, unknown, whole_number
 from foedus.report.text import bar, count, plain, rich_table
 
 if TYPE_CHECKING:
@@ -45,27 +45,29 @@ _RESULTS = ("score", "spread", "rounds", "seconds", "failed")
 _SHOWN = 10
 """Cells that are printed; all of them are in the table."""
 
-
 _PATIENCE = 4.0
 """Seconds: about what it takes to start a process that has PyTorch."""
 
 
 @dataclass(frozen=True)
 class loguniform:  # noqa: N801 - written where a list of values could be
-    """A range to draw from, uniformly in the logarithm; draws are rounded to three digits."""
+    """A range to draw from, uniformly in the logarithm; draws are rounded to three digits.
+
+    Example:
+        >>> fd.tune(fd.FedAvg(fd.Linear()), fed, rounds=20, grid={"lr": fd.loguniform(1e-3, 10)}, trials=12)
+    """
 
     low: float
     high: float
 
     def __post_init__(self) -> None:
-        for name in ("low", "high"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:
-                raise ConfigError(f"{name}={value!r} must be a positive number")
+        positive("low", self.low)
+        positive("high", self.high)
         if self.low >= self.high:
             raise ConfigError(f"low={self.low!r} must be less than high={self.high!r}")
 
     def draw(self, rng: np.random.Generator) -> float:
+        """One value."""
         value = float(f"{math.exp(rng.uniform(math.log(self.low), math.log(self.high))):.3g}")
         return min(max(value, self.low), self.high)
 
@@ -102,7 +104,7 @@ def tune(
     halving: as long as more than so many combinations are left, only the best 1/halving of them go on after 1/halving of
     the rounds; None runs all of them to the end.
     metric: "accuracy" or "mse", or "loss"; where clients end up with models of their own, by default "own_accuracy" or
-    "own_mse", that on their own validation rows. Of equals, the first in the grid is chosen.
+    "own_mse", that on their own validation rows. Of equal accuracies, that with the smaller loss is better.
     engine, participation, quantise: as in `fd.run`. workers: processes that share the work (1: none but this one); by default
     one for each core, once it has taken longer than they take to start. Every run computes with one thread, and the result
     does not depend on where.
@@ -196,6 +198,7 @@ class _Outcome(NamedTuple):
     """Where a run has come to."""
 
     score: float
+    loss: float
     rounds: int
     seconds: float
     failed: str = ""
@@ -219,6 +222,10 @@ class _Cell:
     @property
     def score(self) -> float:
         return math.nan if self.failure else statistics.fmean(r.score for r in self.runs)
+
+    @property
+    def loss(self) -> float:
+        return statistics.fmean(r.loss for r in self.runs)
 
     @property
     def rounds(self) -> int:
@@ -275,10 +282,10 @@ class _Search:
             advance(f"{_settings(cell.values)}: round {rounds}", 1)
 
     def ranked(self, cells: list[_Cell]) -> list[_Cell]:
-        """Those that did not fail, the best first: of those that ran longest, the best score, then the first in the grid."""
+        """Those that did not fail: the longest first, then the best score. Accuracies of few rows are often equal, so then the loss."""
         sign = -1 if self.metric.endswith("accuracy") else 1
         fine = [cell for cell in cells if not cell.failure]
-        return sorted(fine, key=lambda cell: (-cell.rounds, sign * cell.score, cell.number))
+        return sorted(fine, key=lambda cell: (-cell.rounds, sign * cell.score, cell.loss, cell.number))
 
     def table(self, cells: list[_Cell]) -> pd.DataFrame:
         import pandas as pd
@@ -299,15 +306,15 @@ def _advance(
         except (DivergenceError, ConfigError) as error:  # of the second kind is a system that is singular, for example
             at = getattr(error, "round", 0)
             seconds = error.run.records.last("seconds") if hasattr(error, "run") else math.nan
-            return _Outcome(math.nan, max(at - 1, 0), 0.0 if math.isnan(seconds) else seconds, str(error), at)
+            return _Outcome(math.nan, math.nan, max(at - 1, 0), 0.0 if math.isnan(seconds) else seconds, str(error), at)
     if metric not in records.columns:
         name = type(algorithm).__name__
         raise ConfigError(
             f"metric={metric!r} is not measured: {name} makes no model that could be evaluated on validation rows"
         )
-    score = records.last(metric)
+    score, loss = records.last(metric), records.last(metric.replace("accuracy", "loss").replace("mse", "loss"))
     failed = "" if math.isfinite(score) else f"round {rounds}: the {metric} on the validation rows is {score}"
-    return _Outcome(score, rounds, records.last("seconds"), failed, rounds)
+    return _Outcome(score, loss, rounds, records.last("seconds"), failed, rounds)
 
 
 def _all_failed(cells: list[_Cell]) -> DivergenceError:
@@ -375,8 +382,9 @@ def _pool(workers: int, patience: float = 0.0) -> Iterator[_Work]:
         try:
             yield work
         except pickle.PicklingError as error:
+            why = str(error.__cause__ or error).strip('"\n').splitlines()[-1]  # of a whole traceback
             raise ConfigError(
-                f"workers={workers}: the algorithm cannot be sent to another process ({error.__cause__ or error}); use workers=1"
+                f"workers={workers}: the algorithm cannot be sent to another process ({why}); use workers=1"
             ) from error
 
 
