@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/fednewton.md", "docs/fedfw.md", "docs/fedboost.md", "docs/fedres.md", "docs/ffgb.md"]
+    "page",
+    ["README.md", "docs/fednewton.md", "docs/fedfw.md", "docs/fedboost.md", "docs/fedres.md", "docs/ffgb.md", "docs/tuning.md"],
 )
 def test_the_example_prints_what_it_says(page, tmp_path, monkeypatch, capsys):
     example, shown = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", (ROOT / page).read_text(), re.S).groups()
