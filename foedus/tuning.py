@@ -253,7 +253,7 @@ class _Search:
     rungs: list[int]
     halving: int | None
 
-    def race(self, cells: list[_Cell], work: Any, progress: bool | None) -> None:
+    def race(self, cells: list[_Cell], work: contextlib.AbstractContextManager[_Work], progress: bool | None) -> None:
         """Run all cells to the first rung, the best of them to the next, and so on."""
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="foedus-tune-")))
@@ -271,7 +271,7 @@ class _Search:
                 keep = len(racing) if rung == self.rungs[-1] else math.ceil(len(racing) / self.halving)
                 racing, behind = order[:keep], order[keep:] + behind
 
-    def run(self, cells: list[_Cell], rounds: int, folder: Path, pool: Callable, advance: Callable) -> None:
+    def run(self, cells: list[_Cell], rounds: int, folder: Path, pool: _Work, advance: Callable) -> None:
         file = lambda cell, seed: folder / f"{cell.number}-{seed}.safetensors" if len(self.rungs) > 1 else None  # noqa: E731
         runs = [(cell, seed) for cell in cells for seed in self.held]
         jobs = [(c.algorithm, self.held[s], rounds, s, self.metric, file(c, s), self.options) for c, s in runs]
@@ -282,7 +282,7 @@ class _Search:
             advance(f"{_settings(cell.values)}: round {rounds}", 1)
 
     def ranked(self, cells: list[_Cell]) -> list[_Cell]:
-        """Those that did not fail: the longest first, then the best score. Accuracies of few rows are often equal, so then the loss."""
+        """Those that did not fail: the longest first, then by score, then by loss (accuracies on few rows are often equal)."""
         sign = -1 if self.metric.endswith("accuracy") else 1
         fine = [cell for cell in cells if not cell.failure]
         return sorted(fine, key=lambda cell: (-cell.rounds, sign * cell.score, cell.loss, cell.number))
@@ -292,7 +292,11 @@ class _Search:
 
         order = self.ranked(cells) + [cell for cell in cells if cell.failure]
         index = pd.Index([cell.number for cell in order], name="cell")
-        return pd.DataFrame([cell.row() for cell in order], index=index)
+        table = pd.DataFrame([cell.row() for cell in order], index=index)
+        for name in cells[0].values:  # None beside numbers would become NaN
+            if any(cell.values[name] is None for cell in cells):
+                table[name] = pd.Series([cell.values[name] for cell in order], index, dtype=object)
+        return table
 
 
 def _advance(
@@ -324,7 +328,7 @@ def _all_failed(cells: list[_Cell]) -> DivergenceError:
 
 
 def _rungs(cells: int, rounds: int, halving: int | None) -> list[int]:
-    """After how many rounds cells are compared. The last comparison is between at most `halving` cells, where rounds allow it."""
+    """After how many rounds cells are compared; at the end at most `halving` of them, if there are rounds enough."""
     rungs = [rounds]
     while halving is not None and cells > halving and rungs[0] > 1:
         rungs.insert(0, math.ceil(rungs[0] / halving))

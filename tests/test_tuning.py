@@ -177,16 +177,31 @@ def test_scores_are_the_toys_own():
     assert found.table.index.tolist() == [1, 2, 0, 3]
 
 
+@dataclass(frozen=True)
+class Sides(Toy):
+    """Says of x that it is of the class x > 0, with the logit side * scale * x."""
+
+    side: int = 1
+    scale: float = 1.0
+
+    def predictor(self, state):
+        return fd.Predictor(lambda x: torch.cat((torch.zeros_like(x), self.side * self.scale * x), 1), state.spec)
+
+    def row_loss(self, outputs, y):
+        return torch.nn.functional.cross_entropy(outputs, y, reduction="none")
+
+
 def test_accuracy_is_to_be_high_and_equals_are_told_by_their_loss():
-    """Two clients, labels by the sign of x: from some lr on every row is right, and only the loss still falls."""
-    x = np.array([[-2.0], [-1.0], [1.0], [2.0]] * 10, np.float32)
+    x = np.array([[-1.0], [1.0]] * 10, np.float32)
     fed = fd.split(fd.Data.from_arrays(x, (x[:, 0] > 0).astype(int)), "iid", clients=2)
-    model = fd.FedAvg(fd.Linear(), batch_size=None)
-    found = fd.tune(model, fed, 3, grid={"lr": [1e-9, 0.1, 10.0, 1.0]}, workers=1, halving=None)
+    grid = {"side": [-1, 1], "scale": [1.0, 3.0, 2.0]}
+    found = fd.tune(Sides(), fed, 0, grid=grid, workers=1)
     assert found.metric == "accuracy"
-    assert found.table.score.tolist()[:3] == [1.0, 1.0, 1.0]
-    assert found.table.lr.tolist()[:3] == [10.0, 1.0, 0.1]
-    assert fd.tune(model, fed, 3, grid={"lr": [0.1, 10.0]}, metric="loss", workers=1).values == {"lr": 10.0}
+    assert found.table.score.tolist() == [1.0] * 3 + [0.0] * 3
+    assert list(zip(found.table.side, found.table.scale, strict=True)) == [(1, 3), (1, 2), (1, 1), (-1, 1), (-1, 2), (-1, 3)]
+    by_loss = fd.tune(Sides(), fed, 0, grid=grid, metric="loss", workers=1)
+    assert by_loss.values == {"side": 1, "scale": 3.0}
+    assert by_loss.table.score.iloc[-1] == pytest.approx(np.log(1 + np.exp(3)))
 
 
 def test_personal_models_are_judged_on_their_own_clients_rows(fed):
@@ -246,6 +261,14 @@ def test_halving_continues_and_finds_what_the_whole_grid_finds():
     assert halved.table.lr.tolist()[:3] == whole.table.lr.tolist()[:3]
     assert halved.table.score.tolist()[:3] == whole.table.score.tolist()[:3]
     assert halved.table.score.tolist()[3:] == pytest.approx([(1 - lr) ** 6 for lr in halved.table.lr[3:]])
+
+
+def test_a_score_counts_after_as_many_rounds_only():
+    """Errors that grow with the rounds: those that were left behind have smaller ones, but after fewer rounds."""
+    found = fd.tune(Toy(), ones(), 6, grid={"lr": [2.35, 2.3, 2.25, 2.2]}, halving=2, workers=1)
+    assert found.values == {"lr": 2.2}
+    assert found.table.lr.tolist() == [2.2, 2.25, 2.3, 2.35]
+    assert found.table.score.tolist() == pytest.approx([1.2**12, 1.25**12, 1.3**6, 1.35**6])
 
 
 @pytest.mark.parametrize(
@@ -375,6 +398,13 @@ def test_what_is_printed():
         "lr = 0.65 is at the end of its list: better values may lie beyond",
         "3 more in .table",
     ]
+
+
+def test_none_stays_none():
+    found = fd.tune(Toy(), ones(), 1, grid={"extra": [None, 0.25], "lr": [0.5, 1.0]}, workers=1)
+    assert found.values["extra"] is None
+    assert found.table.extra.tolist() == [None, 0.25, None, 0.25]
+    assert re.search(r"^None +1 +0 +1$", str(found), re.MULTILINE)
 
 
 ERRORS = [
