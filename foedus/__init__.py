@@ -129,6 +129,7 @@ _HOMES = {
     ),
     "foedus.privacy": ("Leakage", "audit_leakage"),
     "foedus.report.compare": ("Comparison", "compare"),
+    "foedus.tuning": ("Tuning", "loguniform", "tune"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -1,4 +1,4 @@
-"""The command line: `foedus demo`, `run`, `compare`, `paper`, `data`, `report`, `audit`, `deploy`."""
+"""The command line: `foedus demo`, `run`, `compare`, `tune`, `paper`, `data`, `report`, `audit`, `deploy`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from foedus.errors import ConfigError, DivergenceError, FoedusError
+from foedus.errors import ConfigError, DivergenceError, FoedusError, SplitError
 from foedus.version import __version__
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ app.add_typer(audit_app, name="audit")
 deploy_app = typer.Typer(no_args_is_help=True, help="A federation of real sites, on Flower.")
 app.add_typer(deploy_app, name="deploy")
 
-Config = Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The experiment; see examples/ for two.")]
+Config = Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The experiment; see examples/ for some.")]
 
 
 def _writable(path: Path, key: str) -> None:
@@ -114,6 +114,7 @@ def demo(
         foedus demo --alpha 10 --seeds 5 --out equal-clients
     """
     import foedus as fd
+    from foedus.core.threads import one_thread
     from foedus.report.compare import compare
     from foedus.report.plots import require_matplotlib
 
@@ -132,7 +133,7 @@ def demo(
     least = max(1, min(10, len(data.x_train) // clients))  # a client with one row says little
     fed = fd.split(data, "dirichlet", clients=clients, alpha=alpha, min_rows=least, seed=0)
     typer.echo(fed.describe() + "\n")
-    with _one_thread():
+    with one_thread():
         comparison = compare(algorithms, fed, rounds, seeds=seeds, participation=0.5)
     _show(comparison, out / "report.html", "foedus demo: digits, divided unequally")
 
@@ -239,6 +240,49 @@ def compare_command(
     if folder := experiment.output.get("runs"):
         typer.echo(f"runs: {len(comparison.save(folder))} files in {folder}")
     _show(comparison, page)
+
+
+@app.command("tune")
+def tune_command(config: Config) -> None:
+    """Choose settings of an algorithm on rows that clients hold out of their training rows; print what to put into the file.
+
+    The file is one for `foedus run` that also says what to try. The field of a field has a dot in its name:
+
+    \b
+        data      = { name = "digits" }
+        split     = { scheme = "dirichlet", clients = 10, alpha = 0.3 }
+        run       = { rounds = 30, participation = 0.5 }
+        algorithm = { type = "FedAvg", epochs = 5, model = "MLP" }
+        tune      = { lr = [0.01, 0.1, 1.0], model.hidden = [[32], [128]] }
+
+    Instead of a list, { loguniform = [1e-4, 1.0] } draws from a range. \\[tune.options] has trials (so many combinations, drawn
+    at random; needed with ranges), seeds, validation (0.2), halving (3, or "none"), metric and workers, as help(fd.tune)
+    explains.
+
+    Example:
+
+        foedus tune examples/fednewton.toml
+    """
+    from foedus.config_file import algorithm_section, read_config
+    from foedus.tuning import tune
+
+    experiment = read_config(config, "tune")
+    (algorithm,) = experiment.algorithms.values()
+    fed = experiment.federation()
+    typer.echo(fed.describe() + "\n")
+    options = {k: v for k, v in experiment.options.items() if k in ("engine", "participation", "quantise")}
+    options = {"seeds": experiment.seeds, **options, **experiment.tune_options}
+    try:
+        found = tune(algorithm, fed, experiment.rounds, grid=experiment.grid, **options)
+    except (ConfigError, SplitError) as error:
+        raise ConfigError(f"{config}: tune: {error}") from error
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        Console().print(found)
+    else:
+        typer.echo(str(found))
+    typer.echo(f"\n{algorithm_section(found.best, found.values)}")
 
 
 @app.command("diagnose")
@@ -533,6 +577,7 @@ def audit_leakage_command(
 
         foedus audit leakage mnist --image 7 --noise 0.1 --out seven.png
     """
+    from foedus.core.threads import one_thread
     from foedus.errors import unknown
     from foedus.geometry import L1Ball, L2Ball, LInfBall
     from foedus.privacy.leakage import audit_leakage, check_picture
@@ -547,7 +592,7 @@ def audit_leakage_command(
     check_picture(out)
     _require_plots()
     _writable(out, "--out")
-    with _one_thread():
+    with one_thread():
         found = audit_leakage(data, image, messages=sets, iterations=iterations, restarts=restarts, noise=noise, seed=seed)
     typer.echo(f"{found.data}: training image {found.index}, label {found.label}")
     rows = []
@@ -609,24 +654,6 @@ def _flower(module: str) -> Any:
 
 
 # -- output ------------------------------------------------------------------------------------------------------------
-
-
-def _one_thread() -> Any:
-    """Models as small as the demo's gain nothing from a second thread and lose much where the machine is busy."""
-    import contextlib
-
-    import torch
-
-    @contextlib.contextmanager
-    def limited() -> Any:
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
-
-    return limited()
 
 
 def _require_plots() -> None:

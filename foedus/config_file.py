@@ -21,6 +21,14 @@
     type = "FedProx"                      # needed where the name is not that of the class
     mu = 1.0
 
+    [tune]                                # for `foedus tune`, with [algorithm]: lists of values of its settings
+    lr = [0.01, 0.1, 1.0]
+    model.hidden = [[32], [64]]
+    weight_decay = { loguniform = [1e-5, 1e-1] }
+
+    [tune.options]                        # those of fd.tune
+    trials = 8
+
     [engine]                              # settings of fd.Local; or type = "Ray", and those of fd.Ray
     [output]                              # run = FILE, runs = FOLDER, report = PAGE
 
@@ -32,13 +40,14 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import json
 import os
 import re
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,6 +59,7 @@ from foedus.data.federation import Federation
 from foedus.engines.local import Local
 from foedus.engines.ray import Ray
 from foedus.errors import ConfigError, DataError, FoedusError, SplitError, unknown
+from foedus.tuning import loguniform, setting_names
 
 Number = int | float
 
@@ -66,12 +76,24 @@ _RUN_KEYS: dict[str, Any] = {
     "resume": bool,
 }
 _OUTPUT_KEYS: dict[str, Any] = {"run": str, "runs": str, "report": str}
-_SECTIONS = ("data", "split", "run", "engine", "algorithm", "algorithms", "output")
+_SECTIONS = ("data", "split", "run", "engine", "algorithm", "algorithms", "tune", "output")
+_TUNE_KEYS: dict[str, Any] = {
+    "trials": int,
+    "seed": int,
+    "seeds": int | tuple[int, ...],
+    "validation": Number,
+    "halving": int | None,
+    "metric": str,
+    "workers": int,
+}
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """What a file asks for. `options` are keyword arguments of `fd.run`; `output` says where results go."""
+    """What a file asks for. `options` are keyword arguments of `fd.run`; `output` says where results go.
+
+    For `foedus tune`, `grid` and `tune_options` are arguments of `fd.tune`.
+    """
 
     path: Path
     data: dict[str, Any]
@@ -82,6 +104,8 @@ class Experiment:
     options: dict[str, Any]
     algorithms: dict[str, Algorithm]
     output: dict[str, str]
+    grid: dict[str, Any] = field(default_factory=dict)
+    tune_options: dict[str, Any] = field(default_factory=dict)
 
     def federation(self) -> Federation:
         """Load the data and divide it; errors name the file, and the key where one is to blame."""
@@ -98,8 +122,39 @@ class Experiment:
 
 
 def read_config(path: str | os.PathLike, command: str = "compare") -> Experiment:
-    """Read and check a file for `foedus run` or `foedus compare`."""
+    """Read and check a file for `foedus run`, `foedus compare` or `foedus tune`."""
     return _Reader(Path(path), command).experiment()
+
+
+def algorithm_section(algorithm: Algorithm, named: Iterable[str] = ()) -> str:
+    """The section [algorithm] of a file that describes this algorithm.
+
+    Settings at their defaults are left out, unless they are among `named` (with dots, those of its parts).
+    """
+    return "\n".join(["[algorithm]", *(f"{k} = {v}" for k, v in _entries(algorithm, list(named)).items())])
+
+
+def _entries(value: Any, named: list[str]) -> dict[str, str]:
+    found = {"type": _toml(type(value).__name__)}
+    for f in dataclasses.fields(value):
+        inside = [name.partition(".")[2] for name in named if name.partition(".")[0] == f.name]
+        default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+        own = getattr(value, f.name)
+        if f.init and (inside or _is_required(f) or own != default):
+            found[f.name] = _toml(own, inside)
+    return found
+
+
+def _toml(value: Any, named: Sequence[str] = ()) -> str:
+    """A value as it stands in a file."""
+    if dataclasses.is_dataclass(value) or isinstance(value, dict):
+        items = {_quoted(k): _toml(v) for k, v in value.items()} if isinstance(value, dict) else _entries(value, list(named))
+        return "{ " + ", ".join(f"{k} = {v}" for k, v in items.items()) + " }"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    if value is None or isinstance(value, str):
+        return json.dumps("none" if value is None else value, ensure_ascii=False)
+    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 class _Reader:
@@ -131,13 +186,14 @@ class _Reader:
         self.check_run(rounds, options)
         output = self.settings("output", self.section("output", needed=False), _OUTPUT_KEYS)
         for name in output:
-            if name == ("runs" if self.command == "run" else "run"):
+            if name == {"run": "runs", "compare": "run"}.get(self.command):
                 allowed = [k for k in _OUTPUT_KEYS if k != name]
                 self.fail(f"output.{name}", f"foedus {self.command} does not write this (allowed: {', '.join(allowed)})")
         engine = self.section("engine", needed=False)
         if engine:
             options["engine"] = self.build({"type": "Local", **engine}, {"Local": Local, "Ray": Ray}, "engine")
-        return Experiment(self.path, data, split, rounds, seeds, target, options, algorithms, output)
+        grid, tune_options = self.tune(algorithms[""]) if self.command == "tune" else ({}, {})
+        return Experiment(self.path, data, split, rounds, seeds, target, options, algorithms, output, grid, tune_options)
 
     # -- sections ----------------------------------------------------------------------------------------------------
 
@@ -192,8 +248,8 @@ class _Reader:
             return [0 if one is None else one]
         if one is not None:
             self.fail("run.seeds", "give either seed or seeds, not both")
-        if self.command == "run":
-            self.fail("run.seeds", "foedus run takes one seed: seed = 0; foedus compare takes several")
+        if self.command != "compare":
+            self.fail("run.seeds", f"foedus {self.command} takes one seed: seed = 0; foedus compare takes several")
         seeds = list(range(several)) if isinstance(several, int) else list(several)
         if not seeds or len(set(seeds)) < len(seeds):
             self.fail("run.seeds", f"{several!r} must be a number of seeds, at least 1, or a list of different seeds")
@@ -218,7 +274,7 @@ class _Reader:
 
     def algorithms(self) -> dict[str, Algorithm]:
         known = {n: c for n, c in _concrete(Algorithm).items() if c.round is not Algorithm.round}
-        if self.command == "run":
+        if self.command != "compare":
             if "algorithm" not in self.table and "algorithms" in self.table:
                 self.fail(
                     "algorithm", "the section [algorithm] is missing; for the [algorithms] of this file use foedus compare"
@@ -237,6 +293,37 @@ class _Reader:
                 "algorithms", f"holds no algorithm: add sections such as [algorithms.FedAvg] (allowed: {', '.join(known)})"
             )
         return found
+
+    def tune(self, algorithm: Algorithm) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The grid, by dotted names of settings, and the options of the search."""
+        section = dict(self.section("tune"))
+        options = self.settings("tune.options", self.options(section), _TUNE_KEYS)
+        grid = {}
+        for name, values in _leaves(section):
+            at = f"tune.{name}"
+            if name not in (known := setting_names(algorithm)):
+                self.fail(at, unknown(f"{type(algorithm).__name__} setting", name, [*known, "options"]))
+            if isinstance(values, dict):
+                ends = self.value(values["loguniform"], tuple[float, ...], f"{at}.loguniform")
+                if len(ends) != 2:
+                    self.fail(f"{at}.loguniform", f"{values['loguniform']!r} must be two numbers: [low, high]")
+                grid[name] = self.attempt(f"{at}.loguniform", lambda ends=ends: loguniform(*ends))
+            elif isinstance(values, list):
+                hint = _hint(algorithm, name)
+                grid[name] = [self.value(v, hint, f"{at}[{i}]") for i, v in enumerate(values)]
+            else:
+                self.fail(
+                    at, f"{values!r} is {_named(values)}, but must be a list of values, or {{ loguniform = [low, high] }}"
+                )
+        if not grid:
+            self.fail("tune", "has nothing to try: add a list of values, such as lr = [0.01, 0.1]")
+        return grid, options
+
+    def options(self, section: dict[str, Any]) -> dict[str, Any]:
+        options = section.pop("options", {})
+        if not isinstance(options, dict):
+            self.fail("tune.options", f"must be a section [tune.options], not {_named(options)}")
+        return options
 
     # -- values ------------------------------------------------------------------------------------------------------
 
@@ -331,6 +418,23 @@ def _concrete(base: type) -> dict[str, type]:
         and cls.__module__.startswith("foedus.")
         and not any(typing.get_type_hints(cls).get(f.name) is torch.nn.Module for f in dataclasses.fields(cls))
     }
+
+
+def _leaves(section: dict[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
+    """Entries by dotted names; a table is one more level, unless it describes values."""
+    for name, value in section.items():
+        if isinstance(value, dict) and set(value) != {"loguniform"}:
+            yield from _leaves(value, f"{at}{name}.")
+        else:
+            yield f"{at}{name}", value
+
+
+def _hint(owner: Any, name: str) -> Any:
+    """The type of a setting with dots in its name."""
+    *parts, last = name.split(".")
+    for part in parts:
+        owner = getattr(owner, part)
+    return typing.get_type_hints(type(owner))[last]
 
 
 def _is_required(field: dataclasses.Field) -> bool:

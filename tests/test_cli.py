@@ -37,7 +37,9 @@ def test_version(cli):
     assert cli("--version").output.strip() == f"foedus {__version__}"
 
 
-@pytest.mark.parametrize("command", ["demo", "run", "compare", "diagnose", "report", "data list", "data get", "data show"])
+@pytest.mark.parametrize(
+    "command", ["demo", "run", "compare", "tune", "diagnose", "report", "data list", "data get", "data show"]
+)
 def test_help_has_an_example(cli, command):
     text = cli(*command.split(), "--help").output
     assert "Example" in text
@@ -46,7 +48,7 @@ def test_help_has_an_example(cli, command):
 
 def test_help_lists_the_commands(cli):
     text = cli("--help").output
-    for command in ("demo", "run", "compare", "report", "data"):
+    for command in ("demo", "run", "compare", "tune", "report", "data"):
         assert re.search(rf"\b{command}\b", text)
 
 
@@ -90,7 +92,7 @@ def test_compare_and_report_on_its_folder(cli, tmp_path):
 
 
 def test_the_configs_in_the_help_work(cli, tmp_path):
-    for command in ("run", "compare"):
+    for command in ("run", "compare", "tune"):
         text = cli(command, "--help").output
         lines = [line.strip() for line in text.splitlines() if re.match(r"\s+[\w.]+\s*= \{", line)]
         config = "\n".join(lines).replace("rounds = 30", "rounds = 1").replace("seeds = 3", "seeds = 1")

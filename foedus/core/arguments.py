@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,18 @@ def check_arguments(
         raise ConfigError(f"target={target!r} is an accuracy, so it must be between 0 and 1")
     if not evaluate_every or not len(fed.data.x_test):
         raise ConfigError(f"target={target!r} needs evaluation: test rows, and evaluate_every of at least 1")
+
+
+def seed_list(seeds: int | Sequence[int]) -> list[int]:
+    """The seeds of several runs: those listed, or 0 .. n - 1."""
+    if isinstance(seeds, int) and not isinstance(seeds, bool):
+        if seeds < 1:
+            raise ConfigError(f"seeds={seeds!r} must be at least 1 (n stands for the seeds 0 .. n - 1), or a list of seeds")
+        return list(range(seeds))
+    listed = list(seeds) if isinstance(seeds, Sequence) and not isinstance(seeds, str) else []
+    if not listed or len(set(listed)) < len(listed) or any(isinstance(s, bool) or not isinstance(s, int) for s in listed):
+        raise ConfigError(f"seeds={seeds!r} must be a number of seeds, or a list of different whole numbers")
+    return listed
 
 
 def refuse_to_overwrite(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import zlib
 from functools import reduce
 from typing import Any
@@ -23,8 +24,9 @@ def to_config(value: Any) -> Any:
         return [to_config(v) for v in value]
     if isinstance(value, dict):
         return {str(k): to_config(v) for k, v in value.items()}
-    # Cannot be built again from text, but shows what it was (a torch.nn.Module, a callable).
-    return {"opaque": repr(value), **_checksum(value)}
+    # Cannot be built again from text, but shows what it was (a torch.nn.Module, a callable). An address is another one in
+    # every process, so it is no part of that: otherwise no other process could resume the run.
+    return {"opaque": re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value)), **_checksum(value)}
 
 
 def _checksum(value: Any) -> dict[str, int]:

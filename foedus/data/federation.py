@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -170,6 +171,41 @@ class Federation:
             [0], "pool", dict(self.settings),
         )  # fmt: skip
 
+    def holdout(self, fraction: float = 0.2, seed: int = 0) -> Federation:
+        """The same clients, each with part of its training rows held out as its test rows: validation, to choose settings by.
+
+        A client gives round(fraction * rows) of them, drawn at random: at least one, and never its last (the only row of a
+        client stays where it is). What is drawn depends on the seed and on the client's own rows alone. The test rows of
+        this federation are not in the new one at all.
+
+        Example:
+            >>> fd.run(fd.FedAvg(fd.Linear()), fed.holdout(0.2), rounds=20).history.accuracy
+        """
+        if isinstance(fraction, bool) or not isinstance(fraction, Real) or not 0 < fraction < 1:
+            raise SplitError(f"fraction={fraction!r} must be more than 0 and less than 1, such as 0.2")
+        if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
+            raise SplitError(f"seed={seed!r} must be a whole number of at least 0")
+        data, sizes = self.data, self.sizes
+        counts = np.minimum(np.maximum(np.rint(fraction * sizes).astype(np.int64), 1), sizes - 1)
+        if not counts.any():
+            raise SplitError(
+                f"no row of {data.name!r} can be held out: each of the {len(self)} clients has a single training row; "
+                "divide the data among fewer clients"
+            )
+        # A number for each row of the data, so that neither the order of clients nor who else there is matters.
+        lot = np.random.default_rng(seed).random(len(data.x_train))[self.rows]
+        order = np.lexsort((lot, self.owners()))
+        drawn = np.zeros(len(self.rows), bool)
+        drawn[order[np.arange(len(order)) - np.repeat(self.offsets[:-1], sizes) < np.repeat(counts, sizes)]] = True
+        held = np.sort(self.rows[drawn])
+        groups = None if data.groups_train is None else data.groups_train[held]
+        validation = replace(data, x_test=data.x_train[held], y_test=data.y_train[held], groups_test=groups)
+        settings = {k: v for k, v in self.settings.items() if k != "source_test_rows"}  # those of the test rows left behind
+        return Federation(
+            validation, self.rows[~drawn], _ends(sizes - counts), np.searchsorted(held, self.rows[drawn]), _ends(counts),
+            self.ids, self.scheme, {**settings, "validation": float(fraction), "validation_seed": int(seed)},
+        )  # fmt: skip
+
     def owners(self) -> np.ndarray:
         """Position of the client of each entry of `rows`."""
         return np.repeat(np.arange(len(self)), self.sizes)
@@ -298,9 +334,13 @@ class Federation:
 def _take(rows: np.ndarray, offsets: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The segments at `positions`, one after the other, without a loop over clients."""
     sizes = np.diff(offsets)[positions]
-    ends = np.zeros(len(positions) + 1, np.int64)
-    np.cumsum(sizes, out=ends[1:])
+    ends = _ends(sizes)
     return rows[np.repeat(offsets[positions] - ends[:-1], sizes) + np.arange(ends[-1])], ends
+
+
+def _ends(sizes: np.ndarray) -> np.ndarray:
+    """The offsets of segments of these sizes."""
+    return np.concatenate(([0], np.cumsum(sizes)))
 
 
 def _concatenate(parts: Sequence[tuple[Any, Any]], what: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

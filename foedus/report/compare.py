@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import json
 import math
 import os
 import re
 import statistics
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from foedus.core.algorithm import Algorithm
+from foedus.core.arguments import seed_list
 from foedus.core.run import Run, run
 from foedus.errors import CheckpointError, ConfigError, DivergenceError, unknown
+from foedus.report.text import bar, count, digits, mean_and_spread, number, plain, rich_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,11 +55,11 @@ def compare(
         >>> cmp.report("report.html")
     """
     algorithms = _checked(algorithms, fed, run_options)
-    seeds = _seeds(seeds)
+    seeds = seed_list(seeds)
     folder = run_options.pop("checkpoint", None)
     runs: dict[str, list[Run]] = {name: [] for name in algorithms}
     diverged: dict[str, dict[int, str]] = {}
-    with _bar(len(algorithms) * len(seeds), progress) as advance:
+    with bar(len(algorithms) * len(seeds), progress) as advance:
         for name, algorithm in algorithms.items():
             for seed in seeds:
                 advance(f"{name}, seed {seed}", 0)
@@ -232,7 +232,7 @@ class Comparison:
                 if self.higher_is_better
                 else f" (the best / {_NEAR_BEST})"
             )
-        return f"target: {words(self.metric)} {sign} {_digits(self.target, self.target)}{why}"
+        return f"target: {words(self.metric)} {sign} {digits(self.target, self.target)}{why}"
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """The table as text: headings (with line breaks) and rows, the name first."""
@@ -249,44 +249,27 @@ class Comparison:
         ]
         rows = []
         for name, row in zip(table.index, table.to_dict("records"), strict=True):
-            means = [_mean_and_spread(row[m], row[f"{m}_std"]) for m in metrics]
-            costs = [_number(row[c]) for c in ("rounds_to_target", "mb_to_target", "mb", "seconds")]
+            means = [mean_and_spread(row[m], row[f"{m}_std"]) for m in metrics]
+            costs = [number(row[c]) for c in ("rounds_to_target", "mb_to_target", "mb", "seconds")]
             rows.append([str(name), *means, *costs, row["remark"]])
         if not any(row[-1] for row in rows):
             headings, rows = headings[:-1], [row[:-1] for row in rows]
         return headings, rows
 
     def __rich__(self) -> Any:
-        from rich import box
-        from rich.table import Table
-        from rich.text import Text
-
         headings, rows = self.cells()
         notes = [self.describe_target()]
         if headings[-1] == "remark":  # below the table, which then fits 80 columns
             notes += [f"{row[0]}: {row[-1]}" for row in rows if row[-1]]
             headings, rows = headings[:-1], [row[:-1] for row in rows]
-        table = Table(
-            box=box.SIMPLE_HEAD,
-            padding=(0, 1, 0, 0),
-            show_edge=False,
-            title=Text(self.title(), style="bold"),
-            caption=Text("\n".join(notes)),
-            title_justify="left",
-            caption_justify="left",
-        )
-        for i, heading in enumerate(headings):
-            table.add_column(Text(heading), justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
-        for row in rows:
-            table.add_row(*map(Text, row))
-        return table
+        return rich_table(self.title(), headings, rows, notes)
 
     def title(self) -> str:
         """One line: on what, for how long, how often."""
         most = max(len(r.records) - 1 for runs in self.runs.values() for r in runs)
         seeds = max(len(runs) for runs in self.runs.values())
         data = self.federation_settings().get("data", "")
-        return f"{data}: {_count(len(self.runs), 'algorithm')}, {_count(most, 'round')}, {_count(seeds, 'seed')}".lstrip(": ")
+        return f"{data}: {count(len(self.runs), 'algorithm')}, {count(most, 'round')}, {count(seeds, 'seed')}".lstrip(": ")
 
     def federation_settings(self) -> dict[str, Any]:
         """How the data was divided, as the runs recorded it (that of a run on pooled data only where there is no other)."""
@@ -294,13 +277,7 @@ class Comparison:
         return self.runs[names[0]][0].settings.get("federation", {})
 
     def __repr__(self) -> str:
-        import io
-
-        from rich.console import Console
-
-        out = Console(file=io.StringIO(), width=160, color_system=None, legacy_windows=False)
-        out.print(self.__rich__())
-        return "\n".join(line.rstrip() for line in out.file.getvalue().splitlines()).strip("\n")
+        return plain(self.__rich__())
 
     # -- files -------------------------------------------------------------------------------------------------------
 
@@ -373,17 +350,6 @@ def _checked(algorithms: Mapping[str, Algorithm], fed: Federation, options: dict
     return {str(name): algorithm for name, algorithm in algorithms.items()}
 
 
-def _seeds(seeds: int | Sequence[int]) -> list[int]:
-    if isinstance(seeds, int) and not isinstance(seeds, bool):
-        if seeds < 1:
-            raise ConfigError(f"seeds={seeds!r} must be at least 1 (n stands for the seeds 0 .. n - 1), or a list of seeds")
-        return list(range(seeds))
-    listed = list(seeds) if isinstance(seeds, Sequence) and not isinstance(seeds, str) else []
-    if not listed or len(set(listed)) < len(listed) or any(isinstance(s, bool) or not isinstance(s, int) for s in listed):
-        raise ConfigError(f"seeds={seeds!r} must be a number of seeds, or a list of different whole numbers")
-    return listed
-
-
 # Saved runs
 
 
@@ -451,42 +417,3 @@ def _metrics(runs: list[Run]) -> tuple[str, str | None]:
 
 def _megabytes(row: dict[str, float]) -> float:
     return (row["bytes_up"] + row["bytes_down"]) / 1e6
-
-
-def _mean_and_spread(mean: float, spread: float) -> str:
-    if math.isnan(mean):
-        return "–"
-    return _digits(mean, mean) if math.isnan(spread) else f"{_digits(mean, mean)} ± {_digits(spread, mean)}"
-
-
-def _digits(value: float, size: float) -> str:
-    """Four decimals for what is as small as an accuracy, fewer for numbers of a larger size."""
-    return f"{value:.{max(0, 4 - int(math.log10(max(abs(size), 1))))}f}"
-
-
-def _number(value: float) -> str:
-    if math.isnan(value):
-        return "–"
-    if value == 0 or value >= 99.95:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}" if value >= 0.0095 else f"{value:.2g}"
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n} {noun}{'' if n == 1 else 's'}"
-
-
-@contextlib.contextmanager
-def _bar(total: int, show: bool | None) -> Iterator[Any]:
-    """Yields advance(description, steps); silent when there is no terminal."""
-    if not (sys.stderr.isatty() if show is None else show):
-        yield lambda description, steps: None
-        return
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda description, steps: progress.update(task, description=escape(description), advance=steps)
