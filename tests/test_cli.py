@@ -244,3 +244,35 @@ def test_the_fednewton_example_runs(cli):
     output = cli("run", EXAMPLES / "fednewton.toml").output
     assert "<Run FedNewton: 8 rounds" in output
     assert Path("fednewton.safetensors").exists()
+
+
+def test_papers_are_listed_with_their_durations(cli):
+    output = cli("paper").output
+    assert "theorem43" in output and "--quick" in output and "Table 1: softmax regression" in output
+
+
+def test_an_item_of_a_paper(cli):
+    first = cli("paper", "ffgb", "theorem43", "--quick", "--only", "T=4", "--workers", 1)
+    assert "with residual" in first.output and "not measured" not in first.output.split("does not hold")[0]
+    assert Path("results/quick/ffgb-theorem43.json").exists() and Path("results/index.html").exists()
+    assert list(Path("results/quick/figures").glob("ffgb-theorem43*.svg"))
+    again = cli("paper", "ffgb", "theorem43", "--show", "--quick")
+    assert "with residual" in again.output
+    cli("paper", "--docs", "docs")
+    assert "theorem43" in Path("docs/reproduction.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("fedx", "table1"), "NAME='fedx' is no paper here"),
+        (("fedfw", "table9"), "ITEM='table9' is not of fedfw"),
+        (("fedfw", "table1", "--quick", "--full"), "exclude each other"),
+        (("fedfw", "table1", "--only", "data"), "must be SETTING=VALUE"),
+        (("fedfw", "table1", "--only", "data=mars"), "data is one of mnist, synthetic, cifar10"),
+        (("fedfw", "table1", "--show"), "nothing of fedfw table1 is stored"),
+    ],
+)
+def test_bad_input_to_paper(cli, arguments, words):
+    result = cli("paper", *arguments, code=2)
+    assert words in " ".join(result.output.split())

@@ -612,7 +612,7 @@ def counter_example(seed: int, method: str, rounds: int, penalty: float) -> list
     fed = fd.Federation.from_clients([(one, np.array([3.0], np.float32)), (one, np.array([-1.0], np.float32))])
     scalar, domain, rows = fd.Linear(bias=False), fd.Box(-1.0, 1.0), []
     naive = method == "averaged Frank-Wolfe"
-    shown = [int(t) for t in np.unique(np.geomspace(1, rounds, 25).astype(int))]
+    shown = [int(t) for t in np.unique(np.geomspace(1, rounds, 12).astype(int))]
     for t in shown:
         algorithm = fd.NaiveFW(scalar, domain) if naive else fd.FedFW(scalar, domain, penalty=penalty, measure_every=0)
         center = float(fd.run(algorithm, fed, t, evaluate_every=0, seed=seed).state.center["weight"])

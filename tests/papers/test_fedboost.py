@@ -14,7 +14,7 @@ def test_point_masses_follow_the_power_law():
     assert np.array_equal(fed.label_counts(), np.diag(fed.sizes))
 
 
-def end(sampling, budget, corrected=False, domains=20, rounds=200):
+def end(sampling, budget, corrected=False, domains=20, rounds=100):
     rows = paper.losses(0, domains, sampling, budget, rounds, corrected, measured=1)
     assert [r["round"] for r in rows] == [0, rounds]
     return rows[-1]["loss value"]
@@ -27,7 +27,7 @@ def test_weighted_sampling_is_below_uniform_and_both_reach_all():
     assert best == pytest.approx(1 - ((sizes / sizes.sum()) ** 2).sum(), abs=1e-12)
     assert everything >= best - 1e-6
     assert end("uniform", 20) == pytest.approx(everything, abs=1e-6)
-    for budget in (3, 6, 12):
+    for budget in (3, 12):
         assert end("weighted", budget) < end("uniform", budget)
         assert end("uniform", budget, corrected=True) < end("uniform", budget)
     assert abs(end("uniform", 6, corrected=True) - everything) < 3e-3 > abs(end("weighted", 6, corrected=True) - everything)

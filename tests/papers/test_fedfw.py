@@ -114,8 +114,8 @@ def test_published_synthetic_has_three_classes_and_described_three_labels_a_clie
 
 
 def test_the_counter_example_stays_where_it_is():
-    stays = paper.counter_example(0, "averaged Frank-Wolfe", 50, 1.0)
-    moves = paper.counter_example(0, "FedFW", 400, 1.0)
+    stays = paper.counter_example(0, "averaged Frank-Wolfe", 10, 1.0)
+    moves = paper.counter_example(0, "FedFW", 200, 1.0)
     assert {r["x"] for r in stays} == {0.0}
     assert moves[-1]["distance"] < 0.15 < moves[0]["distance"]
 
