@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+_QUICK = "Scale: quick. Fewer rows, rounds and seeds, as the settings say."
+
+
 @dataclass(frozen=True)
 class Result:
     """An item, the scale it ran at, and what was found."""
@@ -46,7 +49,7 @@ class Result:
         """What was cut down, and why ours may differ."""
         scale = {
             "usual": self.item.scale and f"Scale: {self.item.scale}",
-            "quick": "Scale: quick. Fewer rows, rounds and seeds, as the settings say.",
+            "quick": _QUICK,
         }
         return [text for text in (scale.get(self.scale), self.item.notes) if text]
 
@@ -349,26 +352,37 @@ def _images(view: Images, frame: pd.DataFrame) -> Figure:
     return figure
 
 
-def pictures(result: Result) -> list[tuple[str, Figure]]:
-    """The pictures of an item, each with its caption."""
+def pictures(result: Result) -> list[tuple[View, Figure]]:
+    """The pictures of an item, each with what it is of."""
     from foedus.report.plots import drawing
 
     with drawing():
-        drawn = [(v.caption or result.item.title, figure_of(v, result.found)) for v in result.item.views]
-    return [(caption, f) for caption, f in drawn if f is not None]
+        drawn = [(view, figure_of(view, result.found)) for view in _drawn(result)]
+    return [(view, figure) for view, figure in drawn if figure is not None]
 
 
-def write_pictures(result: Result, folder: Path) -> list[Path]:
-    """As SVG files: fedfw-figure2.svg, fedfw-figure2-2.svg, ..."""
+def _drawn(result: Result) -> list[View]:
+    return [
+        v
+        for v in result.item.views
+        if not isinstance(v, Table)
+        and not (v.select(result.found.frame) if isinstance(v, Lines | Bars) else result.found.frame).empty
+    ]
+
+
+def _file(result: Result, number: int) -> str:
+    """fedfw-figure2.svg, fedfw-figure2-2.svg, ..."""
+    return f"{result.name}-{result.key}{f'-{number}' if number > 1 else ''}.svg"
+
+
+def write_pictures(result: Result, folder: Path) -> None:
+    """As SVG files."""
     from foedus.report.plots import drawing
 
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
     with drawing():
         for number, (_, figure) in enumerate(pictures(result), start=1):
-            paths.append(folder / f"{result.name}-{result.key}{f'-{number}' if number > 1 else ''}.svg")
-            figure.savefig(paths[-1], metadata={"Date": None})
-    return paths
+            figure.savefig(folder / _file(result, number), metadata={"Date": None})
 
 
 # -- in words ------------------------------------------------------------------------------------------------------------------
@@ -416,8 +430,8 @@ def in_words(counts: dict[str, int]) -> str:
 # -- Markdown ------------------------------------------------------------------------------------------------------------------
 
 
-def write_docs(folder: Path, docs: Path) -> list[Path]:
-    """docs/reproduction.md and a page for each paper, with its pictures, from what is stored."""
+def write_docs(folder: Path, docs: Path, draw: bool = True) -> list[Path]:
+    """docs/reproduction.md and a page for each paper, with its pictures, from what is stored. draw: write the pictures, too."""
     target = docs / "papers"
     target.mkdir(parents=True, exist_ok=True)
     written, lines, totals = [], [], {"holds": 0, "does not hold": 0, "not measured": 0}
@@ -426,8 +440,10 @@ def write_docs(folder: Path, docs: Path) -> list[Path]:
         if not results:
             continue
         page = target / f"{name}.md"
-        page.write_text(_paper_markdown(name, results, target))
+        page.write_text(_paper_markdown(name, results))
         written.append(page)
+        for result in results if draw else ():
+            write_pictures(result, target)
         lines.append(f"\n## {paper(name).family}: {paper(name).title}\n\n[All numbers and pictures](papers/{name}.md)\n")
         rows, notes = [], []
         for r in results:
@@ -436,7 +452,7 @@ def write_docs(folder: Path, docs: Path) -> list[Path]:
             rows.append(
                 [
                     f"[{r.key}](papers/{name}.md#{_anchor(r)})",
-                    r.item.title,
+                    r.item.title + (" (ours)" if r.item.extra else ""),
                     r.scale,
                     str(r.seeds),
                     _minutes(r),
@@ -446,8 +462,9 @@ def write_docs(folder: Path, docs: Path) -> list[Path]:
             for text, verdict, numbers in r.verdicts:
                 if verdict == "does not hold":
                     notes.append(f"- **{r.key}**: {text}. *Does not hold*: {numbers}.")
-            if r.remarks:
-                notes.append(f"- **{r.key}**, why ours may differ: {' '.join(r.remarks)}")
+            why = [text for text in r.remarks if text != _QUICK]
+            if why:
+                notes.append(f"- **{r.key}**, why ours may differ: {' '.join(why)}")
         lines.append(markdown(["item", "what it is", "scale", "seeds", "minutes", "claims"], rows))
         lines.append("\n" + "\n".join(notes) if notes else "")
     head = _HEAD.format(holds=totals["holds"], measured=totals["holds"] + totals["does not hold"], rest=totals["not measured"])
@@ -476,7 +493,7 @@ def _minutes(result: Result) -> str:
     return f"{seconds / 60:.1f}" if seconds else "–"
 
 
-def _paper_markdown(name: str, results: list[Result], folder: Path) -> str:
+def _paper_markdown(name: str, results: list[Result]) -> str:
     lines = [
         f"# {paper(name).family}: {paper(name).title}\n",
         "Written by `foedus paper --docs docs`; see [the summary](../reproduction.md).\n",
@@ -484,11 +501,11 @@ def _paper_markdown(name: str, results: list[Result], folder: Path) -> str:
     for r in results:
         lines += [f"## {r.item.title}\n", f"`{r.command}`" + (" (ours, not in the paper)" if r.item.extra else "") + "\n"]
         lines += [text + "\n" for text in r.remarks]
-        files = iter(write_pictures(r, folder))
+        drawn = _drawn(r)
         for view in r.item.views:
             table = table_of(view, r.found)
-            if not isinstance(view, Table) and (path := next(files, None)) is not None:
-                lines.append(f"![{view.caption or r.item.title}]({path.name})\n")
+            if view in drawn:
+                lines.append(f"![{view.caption or r.item.title}]({_file(r, drawn.index(view) + 1)})\n")
             if view.caption:
                 lines.append(f"{view.caption}\n")
             if table and (isinstance(view, Table) or not any(isinstance(v, Table) for v in r.item.views)):
@@ -559,11 +576,11 @@ def _item_html(r: Result) -> str:
 
     parts = [f'<section id="{r.key}">\n<h2>{html.escape(r.item.title)}</h2>', f"<pre>{html.escape(r.command)}</pre>"]
     parts += [f"<p>{html.escape(text)}</p>" for text in r.remarks]
-    pictures_ = iter(pictures(r))
+    drawn = pictures(r)
     with drawing():
         for number, view in enumerate(r.item.views):
-            if not isinstance(view, Table) and (drawn := next(pictures_, None)) is not None:
-                caption, figure = drawn
+            if (figure := next((f for v, f in drawn if v is view), None)) is not None:
+                caption = view.caption or r.item.title
                 svg = inline(figure, f"{r.name} {r.key} {number}")
                 width = figure.get_figwidth() * 100
                 parts.append(
