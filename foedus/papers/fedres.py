@@ -67,11 +67,12 @@ def accuracy(
 def steps(
     seed: int, data: str, scheme: str, delay: int, rounds: int, rollouts: int, clients: int, grid: list[float]
 ) -> list[dict[str, Any]]:
-    """Accuracy of each step, over other rollouts than the figures'."""
+    """Accuracy of each step, over other rollouts than the figures', and which is chosen."""
     feds = tasks(load(data), clients, rollouts, first=1_000_000 * (seed + 1))
     schemes = {str(step): make(scheme, step) for step in grid}
     mean = fd.rollouts(schemes, feds, rounds, up=delay - delay // 2, down=delay // 2).groupby("scheme").own_accuracy.mean()
-    return [{"step": step, "accuracy": 100 * float(mean[str(step)])} for step in grid]
+    best = max(grid, key=lambda step: mean[str(step)])
+    return [{"step": step, "accuracy": 100 * float(mean[str(step)]), "chosen": int(step == best)} for step in grid]
 
 
 def _late(scheme: str, delay: int) -> int:
@@ -119,14 +120,13 @@ def _points(
         late = tuple(d for d in delays if d in (0, 20, 80, 100)) if quick else delays
         found = []
         for point in product(data=_sets(scale, sets), scheme=schemes, clients=many, delay=late):
+            late_ = _late(point["scheme"], point["delay"])
             try:
-                best = chosen.line(
-                    "step", "accuracy", data=point["data"], scheme=point["scheme"], delay=_late(point["scheme"], point["delay"])
-                )
-            except Missing:  # of a set that was not asked for
-                continue
-            if point["scheme"] != "Independent" or point["delay"] == late[0]:
-                found.append({**point, "delay": _late(point["scheme"], point["delay"]), "step": float(best.idxmax()), **size})
+                best = chosen.where(data=point["data"], scheme=point["scheme"], delay=late_, chosen=1).values("step")
+            except Missing:
+                best = []
+            if best and (point["scheme"] != "Independent" or point["delay"] == late[0]):  # none of a set that was not asked for
+                found.append({**point, "delay": late_, "step": float(best[0]), **size})
         return found
 
     return cells

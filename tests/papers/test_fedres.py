@@ -57,7 +57,7 @@ def test_accuracies_and_steps(digits):
     (row,) = fedres.accuracy(0, "digits", "FedRes", 5, 4, 0.1, rounds=100, rollouts=2)
     assert 60 < row["accuracy"] <= 100 and row["accuracy spread"] >= 0
     grid = fedres.steps(0, "digits", "Independent", 0, rounds=50, rollouts=2, clients=5, grid=[1e-4, 0.1])
-    assert grid[1]["accuracy"] > grid[0]["accuracy"]
+    assert grid[1]["accuracy"] > grid[0]["accuracy"] and [r["chosen"] for r in grid] == [0, 1]
     assert fedres.accuracy(0, "digits", "FedRes", 10_000, 0, 0.1, rounds=1, rollouts=1) == []  # more clients than rows
 
 
