@@ -372,6 +372,8 @@ def paper_command(
     pairs = [o.partition("=") for o in only or []]
     if wrong := [o for o, (key, sign, value) in zip(only or [], pairs, strict=True) if not (key and sign and value)]:
         raise ConfigError(f"--only {wrong[0]} must be SETTING=VALUE, such as data=mnist")
+    if len({key for key, _, _ in pairs}) < len(pairs):
+        raise ConfigError(f"--only {' --only '.join(only or [])}: give each setting once")
     chosen = [(p, i) for p in papers for i in (runner.paper(p).items if item == "all" else (item,))]
     for p, i in chosen:
         runner.item_of(p, i)
@@ -391,7 +393,7 @@ def paper_command(
             except KeyboardInterrupt:
                 typer.echo(f"stopped; finished cells are kept in {out}: the same command goes on from there", err=True)
                 raise typer.Exit(130) from None
-            result = Result(p, i, runner.item_of(p, i), scale, tuple(cells), runner.found_in(cells))
+            result = Result(p, i, runner.item_of(p, i), scale, tuple(cells), len(cells), runner.found_in(cells))
             write_pictures(result, out / "figures" if scale == "usual" else out / scale / "figures")
         _show_item(result)
     typer.echo(f"pages: {_where(write_pages(out)[-1])}")

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import foedus as fd
-from foedus.papers.study import Claim, Found, Item, Lines, Paper, Table, product
+from foedus.papers.study import Claim, Found, Item, Lines, Missing, Paper, Table, product
 
 SAMPLINGS = ("all", "uniform", "weighted")
 BUDGETS = (4, 8, 16, 32, 64, 100)
@@ -85,15 +85,19 @@ def _below(value: str, **where: Any) -> Callable[[Found], tuple[bool, str]]:
 
 
 def _as_all(share: float, within: float, **where: Any) -> Callable[[Found], tuple[bool, str]]:
-    """At C = share of q, both samplings as good as sending all."""
+    """From C = share of q on, both samplings as good as sending all; the worst budget counts."""
 
     def test(found: Found) -> tuple[bool, str]:
         found = found.where(round=_last(found), **where)
-        budgets = [
-            c for c in found.values("budget") if share * found.frame["domains"].max() <= c < found.frame["domains"].max()
-        ]
+        q = found.frame["domains"].max()
+        if share * q not in found.values("budget"):
+            raise Missing(f"C = {share * q:g}")
+        budgets = [c for c in found.values("budget") if share * q <= c < q]
         everything = found.mean("loss value", sampling="all")
-        gaps = {s: found.mean("loss value", sampling=s, budget=min(budgets)) - everything for s in ("uniform", "weighted")}
+        gaps = {
+            s: max(found.mean("loss value", sampling=s, budget=c) for c in budgets) - everything
+            for s in ("uniform", "weighted")
+        }
         return max(gaps.values()) <= within, ", ".join(f"{s} {g:+.5f}" for s, g in gaps.items())
 
     return test
@@ -147,7 +151,7 @@ def _budget_item(domains: int, title: str, minutes: dict[str, float], extra: dic
         ),
         claims=(
             Claim("weighted sampling is below uniform at every C below q", _below("loss value", corrected=False)),
-            Claim("at C = 0.64 q both are as good as sending all, to 0.001", _as_all(0.64, 1e-3, corrected=False)),
+            Claim("from C = 0.64 q on both are as good as sending all, to 0.001", _as_all(0.64, 1e-3, corrected=False)),
             Claim(
                 "with the unbiased gradient both are as good as sending all from C = 0.32 q on, to 0.0001",
                 _as_all(0.32, 1e-4, corrected=True),
@@ -161,8 +165,8 @@ def _budget_item(domains: int, title: str, minutes: dict[str, float], extra: dic
 FIGURE4 = _budget_item(
     100,
     "Figure 4: loss against the budget C, p = 100",
-    {"quick": 0.5, "usual": 5, "full": 5},
-    {"seeds": {"quick": 1, "usual": 5, "full": 5}},
+    {"quick": 0.5, "usual": 4, "full": 10},
+    {"seeds": {"quick": 1, "usual": 2, "full": 5}},
 )
 P1000 = _budget_item(
     1000,
@@ -244,7 +248,7 @@ FIGURE5 = Item(
     seeds={"quick": 1, "usual": 2, "full": 5},
     minutes={"quick": 0.5, "usual": 6, "full": 15},
     scale="700 characters with at least 150 words; the paper has 715, of another edition.",
-    notes="With this step, 200 rounds gain a few thousandths of a nat from the uniform mixture, in the paper's figure as here.",
+    notes="With the paper's step 200 rounds gain a few thousandths of a nat from the uniform mixture.",
 )
 
 

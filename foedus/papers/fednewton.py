@@ -218,7 +218,7 @@ def _newton_best(split: str) -> Any:
 
 def _worse_dirichlet(found: Found) -> tuple[bool, str]:
     drops = {(d, m): found.mean("accuracy", data=d, split="dirichlet", method=m) - found.mean("accuracy", data=d, split="iid", method=m)
-             for d in found.values("data") for m in (*PLAIN, *NEWTON[:3])}  # fmt: skip
+             for d in found.values("data") for m in (*PLAIN, *NEWTON)}  # fmt: skip
     bad = [f"{d} {m} {v:+.2f}" for (d, m), v in drops.items() if v > 0]
     return not bad, f"{len(drops) - len(bad)} of {len(drops)} pairs" + (f"; not: {', '.join(bad)}" if bad else "")
 
@@ -262,16 +262,16 @@ TABLE3 = Item(
             "Dirichlet: FedNewton at its best round is at or above DKRR, FedAvg and FedProx on most sets",
             _newton_best("dirichlet"),
         ),
-        Claim("every method is worse on the Dirichlet split than on the IID one", _worse_dirichlet),
-        Claim("Dirichlet: 8 rounds are worse than FedNewton's best round on most sets", _more_hurts),
+        Claim("every method of the paper is worse on the Dirichlet split than on the IID one, or equal", _worse_dirichlet),
+        Claim("Dirichlet: 8 rounds are more than 0.05 points worse than FedNewton's best round on most sets", _more_hurts),
         Claim("the best of ours, IID, reaches the best of the paper on every set", _reaches),
         Claim("conjugate gradients are within 0.3 points of KRR after 8 rounds, on both splits", _cg_is_krr),
     ),
     seeds={"quick": 1, "usual": 3, "full": 10},
     minutes={"quick": 0.5, "usual": 30, "full": 90},
     scale="Three seeds; the paper has ten trials.",
-    notes="reg of the paper's methods is chosen for each split, as FedNewton diverges on the Dirichlet splits with that of KRR; our letter is "
-    "13 to 18 points above the paper's, whose bandwidth does not suit it.",
+    notes="reg of the paper's methods is chosen for each split, as FedNewton diverges on the Dirichlet splits with that of KRR. The paper's bandwidth does not suit "
+    "letter: ours is far above.",
 )
 
 # -- Figure 2 ------------------------------------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ FIGURE2 = Item(
     cell=partition,
     cells=lambda scale: product(data="dna", split=("iid", "dirichlet"), clients=10, alpha=1.0),
     views=(Circles("client", "label", "rows", "split"),),
-    claims=(Claim("labels and numbers of rows are very unequal after the Dirichlet split", _uneven),),
+    claims=(Claim("numbers of rows are very unequal after the Dirichlet split", _uneven),),
     seeds={"quick": 1, "usual": 1, "full": 1},
     minutes={"quick": 0.05, "usual": 0.05, "full": 0.05},
 )
@@ -311,13 +311,13 @@ SYNTHETIC = fd.RandomFourier(200, bandwidth=0.1**-0.5)
 """Table 2: M = 200, sigma^2 = 0.1, read as the variance of Omega (as 1 / that, KRR would learn nothing: its error is 10)."""
 
 
-def _methods(features: fd.RandomFourier, reg: float) -> dict[str, fd.Algorithm]:
-    """What Figures 3 to 5 compare; lambda_prox is 0.7 lambda in Table 2."""
+def _methods(features: fd.RandomFourier, reg: float, prox: float) -> dict[str, fd.Algorithm]:
+    """What Figures 3 to 5 compare. prox: lambda_prox / lambda of Table 2, 0.7 for the synthetic set and 0.07 for MNIST."""
     return {
         "Newton": fd.FedNewton(features, reg),
         "cg": fd.FedNewton(features, reg, solver="cg"),
         "FedAvg": fd.RidgeFedAvg(features, reg, lr=1.0),
-        "FedProx": fd.RidgeFedProx(features, reg, mu=0.7 * reg),
+        "FedProx": fd.RidgeFedProx(features, reg, mu=prox * reg),
     }
 
 
@@ -326,7 +326,7 @@ def _errors(
 ) -> list[dict[str, Any]]:
     """Error of every method: mean squared, or percent of the test rows that are misclassified."""
     percent, found = bool(fed.data.classes), {}
-    for name, algorithm in _methods(features, reg).items():
+    for name, algorithm in _methods(features, reg, 0.07 if percent else 0.7).items():
         values = _series(algorithm, fed, seed, rounds)
         values = [100 - v for v in values] if percent else values
         found["DKRR"] = values[0]
@@ -363,6 +363,8 @@ def _close_to_krr(frame: pd.DataFrame) -> tuple[float, float]:
 def _threshold(data: str, reg: float) -> Any:
     def test(found: Found) -> tuple[bool, str]:
         newton, dkrr = (found.line("rows a client", "error", data=data, reg=reg, method=m) for m in ("Newton 8", "DKRR"))
+        if len(dkrr) < 2:
+            raise Missing("a second number of rows")
         better = newton.reindex(dkrr.index).fillna(np.inf) < dkrr
         good, bad = [int(n) for n in dkrr.index[better]], [int(n) for n in dkrr.index[~better]]
         return bool(
@@ -420,7 +422,7 @@ FIGURE3 = Item(
     seeds={"quick": 1, "usual": _trials, "full": 10},
     minutes={"quick": 0.3, "usual": 20, "full": 60},
     scale="Ten trials on the synthetic set as in the paper, one on MNIST.",
-    notes="With Table 2's reg plain Newton needs some 1,000 rows a client; with 1e-4 the threshold is where the paper saw it.",
+    notes="With Table 2's reg plain Newton needs far more rows a client than the paper saw; with 1e-4 the threshold is near the paper's.",
 )
 
 
@@ -454,7 +456,10 @@ def _helps_then_hurts(found: Found) -> tuple[bool, str]:
 
 
 def _all_alike(found: Found) -> tuple[bool, str]:
-    ends = {m: found.line("amount", "error", shift="model", reg=1e-4, method=m) for m in ("DKRR", "cg 8", "FedProx 8", "KRR")}
+    ends = {
+        m: found.line("amount", "error", shift="model", reg=1e-4, method=m)
+        for m in ("DKRR", "cg 8", "FedProx 8", "FedAvg 8", "Newton 8", "KRR")
+    }
     last, first = ([v.iloc[k] for v in ends.values()] for k in (-1, 0))
     return min(last) > max(first) and max(last) < 1.05 * min(
         last
@@ -497,7 +502,7 @@ def by_round(seed: int, data: str, rounds: int, reg: float, alpha: float, featur
     else:
         fed, phi = _split(fd.load(data), "dirichlet", 10, alpha, seed), fd.RandomFourier(features, MNIST_BANDWIDTH)
     percent, rows = bool(fed.data.classes), []
-    for name, algorithm in {**_methods(phi, reg), "KRR": fd.KRR(phi, reg)}.items():
+    for name, algorithm in {**_methods(phi, reg, 0.07 if percent else 0.7), "KRR": fd.KRR(phi, reg)}.items():
         values = _series(algorithm, fed, seed, 0 if name == "KRR" else rounds)
         values = values * (rounds + 1) if name == "KRR" else values
         rows += [{"method": name, "round": t, "error": 100 - v if percent else v} for t, v in enumerate(values)]

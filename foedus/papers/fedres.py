@@ -147,13 +147,7 @@ def _near(scheme: str, within: float) -> Callable[[Found], tuple[bool, str]]:
 
 def _order(better: str, worse: str, sets: tuple[str, ...]) -> Callable[[Found], tuple[bool, str]]:
     def test(found: Found) -> tuple[bool, str]:
-        gaps = {
-            d: found.mean("accuracy", data=d, scheme=better) - found.mean("accuracy", data=d, scheme=worse)
-            for d in found.values("data")
-            if d in sets
-        }
-        if not gaps:
-            raise Missing(", ".join(sets))
+        gaps = {d: found.mean("accuracy", data=d, scheme=better) - found.mean("accuracy", data=d, scheme=worse) for d in sets}
         return min(gaps.values()) > 0, ", ".join(f"{d} {g:+.1f}" for d, g in gaps.items())
 
     return test
@@ -161,7 +155,7 @@ def _order(better: str, worse: str, sets: tuple[str, ...]) -> Callable[[Found], 
 
 _NOTES = (
     "Where FedRes is further from the better baseline (letter, pendigits), it is the models and not the steps: a client that may use only half of the features "
-    'for itself cannot make up for the rest by a model that it shares with clients of other tasks ("least-squares" shows it without any steps). "FedRes, all", '
+    'for itself cannot make up for the rest by a model that it shares with clients of other tasks (the item "least-squares" looks at the models without any steps). "FedRes, all", '
     "with all features in the local model, is not in the paper. Independent's step is tuned here like the others'; in the paper Central beats it on four sets."
 )
 
@@ -197,11 +191,9 @@ def _grows(sets: tuple[str, ...], least: float, most: float) -> Callable[[Found]
 
     def test(found: Found) -> tuple[bool, str]:
         gains = {}
-        for d in [d for d in found.values("data") if d in sets]:
+        for d in sets:
             line = found.line("clients", "accuracy", data=d, scheme="FedRes")
             gains[d] = float(line.iloc[-1] - line.iloc[0])
-        if not gains:
-            raise Missing(", ".join(sets))
         return all(least <= g <= most for g in gains.values()), ", ".join(f"{d} {g:+.1f}" for d, g in gains.items())
 
     return test
@@ -245,12 +237,22 @@ def _below_alone(sets: tuple[str, ...]) -> Callable[[Found], tuple[bool, str]]:
     def test(found: Found) -> tuple[bool, str]:
         gaps = {
             d: found.mean("accuracy", data=d, scheme="FedRes", delay=100) - found.mean("accuracy", data=d, scheme="Independent")
-            for d in found.values("data")
-            if d in sets
+            for d in sets
         }
-        if not gaps:
-            raise Missing(", ".join(sets))
         return max(gaps.values()) < 0, ", ".join(f"{d} {g:+.1f}" for d, g in gaps.items())
+
+    return test
+
+
+def _outperforms(sets: tuple[str, ...]) -> Callable[[Found], tuple[bool, str]]:
+    """The least gain over all delays."""
+
+    def test(found: Found) -> tuple[bool, str]:
+        gains = {}
+        for d in sets:
+            ours, central = (found.line("delay", "accuracy", data=d, scheme=s) for s in ("FedRes", "Central"))
+            gains[d] = float((ours - central.clip(lower=found.mean("accuracy", data=d, scheme="Independent"))).min())
+        return min(gains.values()) > 0, ", ".join(f"{d} {g:+.1f}" for d, g in gains.items())
 
     return test
 
@@ -260,6 +262,9 @@ def _delays(number: int, sets: tuple[str, ...], minutes: float) -> Item:
         Claim("a delay of 20 costs FedRes at most 2 points", _degrades(20, 2.0)),
         Claim("a delay of 100 costs FedRes at most 5 points", _degrades(100, 5.0)),
     ]
+    if number == 9:
+        names = ("mnist", "satimage", "usps")
+        claims.append(Claim("FedRes is above both baselines at every delay on mnist, satimage and usps", _outperforms(names)))
     if number == 10:
         claims.append(
             Claim(

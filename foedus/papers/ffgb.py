@@ -21,6 +21,8 @@ from foedus.models.oracles import Oracle
 from foedus.models.trees import fit_trees, predict_trees
 from foedus.papers.study import Claim, Found, Item, Lines, Missing, Paper, Table, product
 
+WHOLE = 1_000_000
+"""So many rows mean the published sets, not the subsets at hand."""
 SETS = ("digits", "letter", "pendigits", "satimage", "covtype60k", "heart_disease_4sites")
 
 
@@ -35,6 +37,9 @@ def image_pair(name: str, clients: int, s: float, rows: int, public_rows: int, s
         "digits": ("emnist_digits10k", "nist_az_letters"),
         "letters": ("nist_az_letters", "emnist_digits10k"),
     }
+    if rows >= WHOLE:
+        pairs |= {"cifar10": ("cifar10", "cifar100"), "cifar100": ("cifar100", "cifar10")}
+        pairs |= {"digits": ("emnist_digits", "emnist_letters"), "letters": ("emnist_letters", "emnist_digits")}
     own, other = (fd.load(n) for n in pairs[name])
     rng = np.random.default_rng(seed)
     pick = rng.permutation(len(own.x_train))[:rows]
@@ -43,9 +48,11 @@ def image_pair(name: str, clients: int, s: float, rows: int, public_rows: int, s
     return fd.split(data, "homogeneity", clients=clients, s=s, seed=seed), public
 
 
-def model_for(data: str) -> Any:
-    """The paper's CNN for CIFAR; a small net for the letters and digits, where a CPU must do."""
-    return fd.CNN() if data.startswith("cifar") else fd.MLP((120, 84))
+def model_for(data: str, whole: bool) -> Any:
+    """The paper's CNNs; a small net for the letters and digits, where a CPU must do. whole: at the paper's scale."""
+    if data.startswith("cifar"):
+        return fd.CNN()
+    return fd.CNN(hidden=(120, 84)) if whole else fd.MLP((120, 84))
 
 
 def contenders(model: Any, public: np.ndarray, epochs: int, distil: int, local: int) -> dict[str, fd.Algorithm]:
@@ -81,7 +88,7 @@ def curve(
 ) -> list[dict[str, Any]]:
     """Test accuracy after each round. warm: from one round of FFGB-Distill."""
     fed, public = image_pair(data, clients, s, rows, public_rows, seed)
-    methods = contenders(model_for(data), public, epochs, distil, local)
+    methods = contenders(model_for(data, rows >= WHOLE), public, epochs, distil, local)
     start = fd.run(methods["FFGB-Distill"], fed, 1, seed=seed) if warm else None
     history = fd.run(methods[method], fed, rounds, seed=seed, start=start).history
     return [{"round": int(r), "accuracy": float(a)} for r, a in zip(history["round"], history["accuracy"], strict=True)]
@@ -90,7 +97,7 @@ def curve(
 def _size(data: str, scale: str) -> dict[str, int]:
     """How much of the paper's 100 clients, all rows and 100 epochs."""
     if scale == "full":
-        return {"clients": 100, "rows": 1_000_000, "public_rows": 1_000_000, "epochs": 100, "distil": 100, "local": 10}
+        return {"clients": 100, "rows": WHOLE, "public_rows": WHOLE, "epochs": 100, "distil": 100, "local": 10}
     if scale == "quick":
         return {"clients": 10, "rows": 1000, "public_rows": 500, "epochs": 10, "distil": 10, "local": 5}
     if data.startswith("cifar"):
@@ -105,8 +112,10 @@ def _rounds(data: str, scale: str) -> dict[str, int]:
 
 def _table2(scale: str) -> list[dict[str, Any]]:
     cells = []
-    for s in (0.1,) if scale == "quick" else (0.1, 0.3, 0.2):
+    for s in (0.1,) if scale == "quick" else (0.1, 0.2, 0.3):
         for data in ("digits",) if scale == "quick" else ("digits", "letters", "cifar10", "cifar100"):
+            if scale == "usual" and data.startswith("cifar") and s > 0.1:
+                continue  # half an hour each
             cells += [
                 {"data": data, "s": s, "method": m, "rounds": r, **_size(data, scale)} for m, r in _rounds(data, scale).items()
             ]
@@ -116,7 +125,7 @@ def _table2(scale: str) -> list[dict[str, Any]]:
 def models_sent(frame: pd.DataFrame) -> pd.DataFrame:
     """Models sent until a target is reached: what FFGB-Distill has after its first round, and its best; infinite if never.
 
-    The paper's targets are of the same kind: those of its first lines are reached in the first round.
+    The paper's targets are of the same kind: those of its first lines are mostly reached in the first round.
     """
     rows = []
     for (data, s, seed), part in frame.groupby(["data", "s", "seed"], sort=False):
@@ -140,6 +149,11 @@ def models_sent(frame: pd.DataFrame) -> pd.DataFrame:
                     }
                 )
     return pd.DataFrame(rows)
+
+
+def _targets(frame: pd.DataFrame) -> pd.DataFrame:
+    sent = models_sent(frame)
+    return sent[sent["method"] == "FFGB-Distill"] if len(sent) else sent
 
 
 _N = np.inf
@@ -199,10 +213,11 @@ TABLE2 = Item(
             columns=("method",),
             published=_PUBLISHED,
             digits=0,
+            never=("not reached", "> 100"),
             select=models_sent,
             caption="In brackets the paper's number, to its own target of that kind. Our targets are what FFGB-Distill has after its first round, and at its best.",
         ),
-        Table(("data", "s", "target"), ("accuracy",), digits=2, select=models_sent, caption="The targets."),
+        Table(("data", "s", "target"), ("accuracy",), digits=2, select=_targets, caption="The targets."),
         Lines(
             "round",
             "accuracy",
@@ -219,8 +234,8 @@ TABLE2 = Item(
     ),
     seeds={"quick": 1, "usual": 1, "full": 3},
     minutes={"quick": 1, "usual": 120, "full": 10_000},
-    scale="Letters and digits: 4,000 training rows, 20 clients, an MLP, 30 epochs for weak learners and students; the capitals are NIST's, not EMNIST's. CIFAR: 2,000 rows, "
-    "10 clients, the paper's CNN, 10 epochs. The paper has 100 clients, all rows, CNNs throughout and 100 epochs: --full.",
+    scale="Letters and digits: 4,000 training rows, 20 clients, an MLP, 30 epochs for weak learners and students; the capitals are NIST's, not EMNIST's. CIFAR, s = 0.1 only: 2,000 rows, "
+    "10 clients, the paper's CNN, 10 epochs, no augmentation. FedAvg and FedDyn make 5 local epochs (CIFAR: 2; the paper 10) with a step of 0.05, which the paper searches for. The paper has 100 clients, all rows, CNNs throughout and 100 epochs: --full.",
     notes="Our targets are lower than the paper's, since everything is smaller; the order of the methods is what can be compared.",
 )
 

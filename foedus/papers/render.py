@@ -14,7 +14,7 @@ import pandas as pd
 
 from foedus.papers.runner import PAPERS, paper, wanted
 from foedus.papers.store import Cell, Store, found_in
-from foedus.papers.study import Bars, Circles, Found, Images, Item, Lines, Scale, Table, View
+from foedus.papers.study import SCALES, Bars, Circles, Found, Images, Item, Lines, Scale, Table, View
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,6 +32,7 @@ class Result:
     item: Item
     scale: Scale
     cells: tuple[Cell, ...]
+    asked: int
     found: Found
 
     @property
@@ -42,16 +43,21 @@ class Result:
     @property
     def verdicts(self) -> list[tuple[str, str, str]]:
         """(claim, "holds" | "does not hold" | "not measured", numbers)."""
-        return [(c.text, *c.judge(self.found)) for c in self.item.claims]
+        found = [(c.text, *c.judge(self.found)) for c in self.item.claims]
+        if self.complete:
+            return found
+        return [(t, v, n if v == "not measured" else f"{n} (of {len(self.cells)} of {self.asked} cells)") for t, v, n in found]
+
+    @property
+    def complete(self) -> bool:
+        return len(self.cells) >= self.asked
 
     @property
     def remarks(self) -> list[str]:
         """What was cut down, and why ours may differ."""
-        scale = {
-            "usual": self.item.scale and f"Scale: {self.item.scale}",
-            "quick": _QUICK,
-        }
-        return [text for text in (scale.get(self.scale), self.item.notes) if text]
+        scale = {"usual": self.item.scale and f"Scale: {self.item.scale}", "quick": _QUICK}
+        part = "" if self.complete else f"Only {len(self.cells)} of {self.asked} cells have run."
+        return [text for text in (scale.get(self.scale), part, self.item.notes) if text]
 
     @property
     def seeds(self) -> int:
@@ -72,15 +78,23 @@ class Result:
 
 
 def stored(folder: Path, name: str, key: str, scales: Sequence[Scale] = ("full", "usual", "quick")) -> Result | None:
-    """What is kept of an item, at the largest scale that there is."""
-    for scale in scales:
-        store = Store(folder, name, key, scale)
-        if store.cells:
-            asked = wanted(name, key, scale, folder, seeds=max(c.seed for c in store.cells.values()) + 1)
-            cells = [store.cells[c.key] for c in asked if c.key in store.cells]  # not those of settings that have changed since
-            if any(c.rows for c in cells):
-                return Result(name, key, paper(name).items[key], scale, tuple(cells), found_in(cells))
-    return None
+    """What is kept of an item: at the largest scale that is complete, or else at the largest of which there is something."""
+    found = [r for scale in scales if (r := _stored(folder, name, key, scale)) is not None]
+    return next((r for r in found if r.complete), found[0] if found else None)
+
+
+def _stored(folder: Path, name: str, key: str, scale: Scale) -> Result | None:
+    store = Store(folder, name, key, scale)
+    if not store.cells:
+        return None
+    usual = wanted(name, key, scale, folder)
+    more = wanted(name, key, scale, folder, seeds=max(c.seed for c in store.cells.values()) + 1)
+    asked = {c.key: c for c in (*usual, *more)}
+    cells = [store.cells[k] for k in asked if k in store.cells]  # not those of settings that have changed since
+    if not any(c.rows for c in cells):
+        return None
+    missing = sum(c.key not in store.cells for c in usual)
+    return Result(name, key, paper(name).items[key], scale, tuple(cells), len(cells) + missing, found_in(cells))
 
 
 # -- tables --------------------------------------------------------------------------------------------------------------------
@@ -118,16 +132,16 @@ def _averages(view: Table, frame: pd.DataFrame) -> tuple[list[str], list[list[st
     body = []
     for row in rows:
         known = view.published.get(row)
-        line = [*map(_plain, row), *([_number(known, view.digits)] if by_row else [])]
+        line = [*map(_plain, row), *([_number(known, max(2, view.digits), view.never[1])] if by_row else [])]
         for column in columns:
             group = groups.get((*row, *column))
             for value in values:
-                text, mean = _mean(group, value, view.digits)
+                text, mean = _mean(group, value, view.digits, view.never[0])
                 beside = view.published.get((*row, *column)) if view.columns else None
                 if mean is not None and known is not None and (not view.compared or value in view.compared):
                     text += f" ({mean - float(known):+.{min(view.digits, 2)}f})" if view.digits < 7 else ""
-                elif mean is not None and beside is not None:
-                    text += f" ({_number(beside, view.digits)})"
+                elif beside is not None and text != "–":
+                    text += f" ({_number(beside, view.digits, view.never[1])})"
                 line.append(text)
         body.append(line)
     return headings, body
@@ -147,18 +161,23 @@ def _grouped(frame: pd.DataFrame, names: Sequence[str]) -> Iterable[tuple[tuple,
     return [(key, frame.loc[index]) for key, index in keys.groupby(keys, sort=False).groups.items()]
 
 
-def _mean(group: pd.DataFrame | None, value: str, digits: int) -> tuple[str, float | None]:
-    """Mean and standard deviation: over seeds, or within the only cell where it says so."""
+def _mean(group: pd.DataFrame | None, value: str, digits: int, never: str) -> tuple[str, float | None]:
+    """Mean and standard deviation: over seeds, or within the only cell where it says so. Seeds that diverged are counted."""
     if group is None or group[value].dropna().empty:
         return "–", None
     numbers = group[value].dropna().to_numpy(float)
     mean = float(numbers.mean())
     if not math.isfinite(mean):
-        return _number(mean, digits), None
+        return _number(mean, digits, never), None
+    lost = (
+        f" ({len(numbers)} of {len(group)} seeds)"
+        if len(numbers) < len(group) and group["seed"].nunique() == len(group)
+        else ""
+    )
     inside = f"{value} spread"
     spread = float(group[inside].mean()) if inside in group and len(numbers) == 1 else float(numbers.std())
     several = len(numbers) > 1 or inside in group
-    return _number(mean, digits) + (f" ± {_number(spread, digits)}" if several and digits < 7 else ""), mean
+    return _number(mean, digits) + (f" ± {_number(spread, digits)}" if several and digits < 7 else "") + lost, mean
 
 
 def _points(view: Lines, frame: pd.DataFrame, most: int = 7) -> tuple[list[str], list[list[str]]] | None:
@@ -187,18 +206,18 @@ def _plain(value: Any) -> str:
     return str(value)
 
 
-def _number(value: Any, digits: int) -> str:
+def _number(value: Any, digits: int, never: str = "not reached") -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
     if isinstance(value, str):
         return value
     if math.isinf(value):
-        return "not reached"
+        return never
     return f"{value:.7g}" if digits >= 7 else f"{value:,.{digits}f}"
 
 
 def _significant(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:.1f}" if abs(value) >= 10 else f"{value:.4g}"
+    return "–" if math.isnan(value) else f"{value:.1f}" if 10 <= abs(value) < 1e5 else f"{value:.4g}"
 
 
 def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -242,7 +261,9 @@ def _names(frame: pd.DataFrame, column: str) -> list[Any]:
 
 
 def _label(column: str, value: Any) -> str:
-    return f"{column} = {_plain(value)}" if isinstance(value, int | float) and not isinstance(value, bool) else _plain(value)
+    if isinstance(value, bool | np.bool_):
+        return f"{column}: {_plain(value)}"
+    return f"{column} = {_plain(value)}" if isinstance(value, int | float | np.number) else _plain(value)
 
 
 def _lines(view: Lines, frame: pd.DataFrame) -> Figure:
@@ -261,6 +282,11 @@ def _lines(view: Lines, frame: pd.DataFrame) -> Figure:
                 continue
             grouped = own.groupby(view.x)[view.y]
             mean, style = grouped.mean(), look[str(line)]
+            if len(mean) == 1 and part[view.x].nunique() > 1:  # it does not depend on x
+                place.axhline(
+                    mean.iloc[0], color=style.colour, linestyle=style.dash, linewidth=1.4, label=_label(view.line, line)
+                )
+                continue
             marker = {"marker": style.marker, "markersize": 3.5} if len(mean) <= 12 else {}
             place.plot(
                 mean.index,
@@ -434,7 +460,7 @@ def write_docs(folder: Path, docs: Path, draw: bool = True) -> list[Path]:
     """docs/reproduction.md and a page for each paper, with its pictures, from what is stored. draw: write the pictures, too."""
     target = docs / "papers"
     target.mkdir(parents=True, exist_ok=True)
-    written, lines, totals = [], [], {"holds": 0, "does not hold": 0, "not measured": 0}
+    written, lines, totals = [], [], {scale: {"holds": 0, "does not hold": 0, "not measured": 0} for scale in SCALES}
     for name in PAPERS:
         results = [r for key in paper(name).items if (r := stored(folder, name, key)) is not None]
         if not results:
@@ -448,7 +474,7 @@ def write_docs(folder: Path, docs: Path, draw: bool = True) -> list[Path]:
         rows, notes = [], []
         for r in results:
             counts = count(r.verdicts)
-            totals = {k: v + counts[k] for k, v in totals.items()}
+            totals[r.scale] = {k: v + counts[k] for k, v in totals[r.scale].items()}
             rows.append(
                 [
                     f"[{r.key}](papers/{name}.md#{_anchor(r)})",
@@ -467,7 +493,7 @@ def write_docs(folder: Path, docs: Path, draw: bool = True) -> list[Path]:
                 notes.append(f"- **{r.key}**, why ours may differ: {' '.join(why)}")
         lines.append(markdown(["item", "what it is", "scale", "seeds", "minutes", "claims"], rows))
         lines.append("\n" + "\n".join(notes) if notes else "")
-    head = _HEAD.format(holds=totals["holds"], measured=totals["holds"] + totals["does not hold"], rest=totals["not measured"])
+    head = _HEAD.format("; ".join(f"at {scale} scale {in_words(c)}" for scale, c in totals.items() if sum(c.values())))
     (docs / "reproduction.md").write_text(head + "\n".join(lines).rstrip() + "\n")
     return [docs / "reproduction.md", *written]
 
@@ -475,11 +501,12 @@ def write_docs(folder: Path, docs: Path, draw: bool = True) -> list[Path]:
 _HEAD = """# The papers, reproduced
 
 Every table and figure of the five papers is one command, `foedus paper NAME ITEM`; `foedus paper` lists them. This page and those behind
-its links are written by `foedus paper --docs docs` from the numbers in `results/`, which hold every cell with its settings, seed, versions
-and seconds. Claims are checked by code on our numbers. Of those that were measured **{holds} of {measured} hold**; {rest} need cells that were not run.
+its links are written by `foedus paper --docs docs` from the numbers in `results/`, which hold every cell with its settings, seed and versions, and
+the seconds that it took where they were taken. Claims are checked by code on our numbers: **{}**. Many stand for one sentence of a paper, tested
+on each set, split and protocol.
 
 *Scale*: "usual" is the paper's, as far as the data at hand and two cores allow (what was cut down is said below); "quick" takes about a
-minute; `--full` is the paper's own. *Minutes* are those of one core.
+minute; `--full` is the paper's own, where the whole sets are at hand. *Minutes* are those of one core that was shared with other work.
 """
 
 
@@ -506,7 +533,7 @@ def _paper_markdown(name: str, results: list[Result]) -> str:
             table = table_of(view, r.found)
             if view in drawn:
                 lines.append(f"![{view.caption or r.item.title}]({_file(r, drawn.index(view) + 1)})\n")
-            if view.caption:
+            if view.caption and (table or view in drawn):
                 lines.append(f"{view.caption}\n")
             if table and (isinstance(view, Table) or not any(isinstance(v, Table) for v in r.item.views)):
                 lines.append(markdown(*table) + "\n")
@@ -564,7 +591,7 @@ _COLOURS = {"holds": "#1a7f37", "does not hold": "#b3261e", "not measured": "#57
 def _badges(result: Result) -> str:
     counts = count(result.verdicts)
     parts = [
-        f'<span style="color:{_COLOURS[k]}">{n} {"hold" if k == "holds" and n != 1 else k}</span>'
+        f'<span style="color:{_COLOURS[k]}">{n} {k if n == 1 else {"holds": "hold", "does not hold": "do not hold"}.get(k, k)}</span>'
         for k, n in counts.items()
         if n
     ]
@@ -574,7 +601,10 @@ def _badges(result: Result) -> str:
 def _item_html(r: Result) -> str:
     from foedus.report.plots import drawing, inline
 
-    parts = [f'<section id="{r.key}">\n<h2>{html.escape(r.item.title)}</h2>', f"<pre>{html.escape(r.command)}</pre>"]
+    parts = [
+        f'<section id="{r.key}">\n<h2>{html.escape(r.item.title)}{" (ours)" if r.item.extra else ""}</h2>',
+        f"<pre>{html.escape(r.command)}</pre>",
+    ]
     parts += [f"<p>{html.escape(text)}</p>" for text in r.remarks]
     drawn = pictures(r)
     with drawing():

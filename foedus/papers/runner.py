@@ -17,7 +17,7 @@ import torch
 
 from foedus.errors import ConfigError, FoedusError
 from foedus.papers.store import Cell, Store, found_in, versions
-from foedus.papers.study import SCALES, Item, Paper, Scale
+from foedus.papers.study import SCALES, Found, Item, Paper, Scale
 
 PAPERS = ("ffgb", "fedres", "fedfw", "fedboost", "fednewton")
 
@@ -46,7 +46,7 @@ def wanted(
     study = item_of(name, item)
     if seeds is not None and seeds < 1:
         raise ConfigError(f"seeds={seeds} must be at least 1")
-    needed = [found_in(Store(folder, name, other, scale).cells.values()) for other in study.needs]
+    needed = [_needed(name, other, scale, folder) for other in study.needs]
     settings = list(study.cells(scale, *needed))
     for key, value in (only or {}).items():
         known = list(dict.fromkeys(str(s[key]) for s in settings if key in s))
@@ -59,6 +59,12 @@ def wanted(
     count = study.seeds[scale] if seeds is None else seeds
     counts = [count(s) if callable(count) else count for s in settings]
     return [Cell(s, seed) for seed in range(max(counts, default=0)) for s, n in zip(settings, counts, strict=True) if seed < n]
+
+
+def _needed(name: str, item: str, scale: Scale, folder: Path) -> Found:
+    """What another item found with the settings of today, with its first seed."""
+    store = Store(folder, name, item, scale)
+    return found_in(store.cells[c.key] for c in wanted(name, item, scale, folder, seeds=1) if c.key in store.cells)
 
 
 def run_item(
@@ -75,12 +81,12 @@ def run_item(
 ) -> list[Cell]:
     """Run an item, and before it what it needs; returns its cells.
 
-    folder: where finished cells are kept. workers: processes (one for each core, if not given). fresh: run finished cells again.
+    folder: where finished cells are kept. workers: processes (one for each core, if not given). fresh: run its finished cells again.
     """
     for other in item_of(name, item).needs:
-        keys = {k for s in item_of(name, other).cells(scale) for k in s}
-        part = {k: v for k, v in (only or {}).items() if k in keys}
-        run_item(name, other, scale, folder=folder, only=part, workers=workers, fresh=fresh, progress=progress)
+        settings = [c.settings for c in wanted(name, other, scale, folder)]
+        part = {k: v for k, v in (only or {}).items() if any(str(s.get(k)) == v for s in settings)}
+        run_item(name, other, scale, folder=folder, only=part, workers=workers, progress=progress)
     store = Store(folder, name, item, scale)
     cells = wanted(name, item, scale, folder, seeds, only)
     todo = [c for c in cells if fresh or c.key not in store.cells]
@@ -110,7 +116,9 @@ def _run_all(name: str, item: str, todo: list[Cell], workers: int, store: Store,
             if not running:
                 break
             done, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
+            for future in sorted(
+                done, key=lambda f: f.exception() is not None
+            ):  # what is finished is kept before an error is raised
                 cell = future.result()
                 store.add(cell)
                 advance(_words(cell))

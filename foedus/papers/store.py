@@ -40,24 +40,24 @@ class Store:
     def __init__(self, folder: Path, paper: str, item: str, scale: Scale):
         self.paper, self.item, self.scale = paper, item, scale
         self.path = (folder if scale == "usual" else folder / scale) / f"{paper}-{item}.json"
-        self.cells: dict[str, Cell] = {}
-        if self.path.exists():
-            try:
-                raw = json.loads(self.path.read_text())
-                cells = [Cell(**c) for c in raw["cells"]]
-            except (ValueError, TypeError, KeyError) as error:
-                raise FoedusError(
-                    f"{self.path} is not a file of results ({error}); move it away to run its cells again"
-                ) from error
-            self.cells = {c.key: c for c in cells}
+        self.cells = self._read()
+
+    def _read(self) -> dict[str, Cell]:
+        if not self.path.exists():
+            return {}
+        try:
+            cells = [Cell(**c) for c in json.loads(self.path.read_text())["cells"]]
+        except (ValueError, TypeError, KeyError) as error:
+            raise FoedusError(f"{self.path} is not a file of results ({error}); move it away to run its cells again") from error
+        return {c.key: c for c in cells}
 
     def add(self, cell: Cell) -> None:
-        """Keep a finished cell; the file is whole at every moment."""
-        self.cells[cell.key] = cell
+        """Keep a finished cell, beside those that another process has added; the file is whole at every moment."""
+        self.cells |= self._read() | {cell.key: cell}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         head = json.dumps({"paper": self.paper, "item": self.item, "scale": self.scale})
         body = ",\n".join(_line(c) for c in self.cells.values())
-        new = self.path.with_suffix(".new")
+        new = self.path.with_suffix(f".{os.getpid()}.new")
         new.write_text(f'{head[:-1]}, "cells": [\n{body}\n]}}\n')
         os.replace(new, self.path)
 

@@ -26,12 +26,14 @@ class Found:
     frame: pd.DataFrame
 
     def where(self, **values: Any) -> Found:
-        """The rows with these values; a list means any of its values."""
+        """The rows with these values, at least one; a list means any of its values."""
         frame = self.frame
         for name, value in values.items():
             if name not in frame:
                 raise Missing(f"no {name}")
             frame = frame[frame[name].isin(value if isinstance(value, list | tuple) else [value])]
+        if frame.empty:
+            raise Missing(", ".join(f"{k} {v}" for k, v in values.items()))
         return Found(frame)
 
     def mean(self, value: str, **values: Any) -> float:
@@ -78,7 +80,8 @@ class Table:
     """Averages over seeds: a row for each combination of `rows`, a column for each of `columns` and each of `values`.
 
     published: the paper's number for a row (by its values of `rows`, or of `rows` and `columns`); it stands beside ours, and
-    the difference in brackets behind those of ours that `compared` names (of `values`; all, if empty).
+    the difference in brackets behind those of ours that `compared` names (of `values`; all, if empty). never: what an infinite
+    number of ours, and of the paper's, is called.
     """
 
     rows: tuple[str, ...]
@@ -87,6 +90,7 @@ class Table:
     published: Mapping[tuple, float | str] = field(default_factory=dict)
     compared: tuple[str, ...] = ()
     digits: int = 2
+    never: tuple[str, str] = ("not reached", "not reached")
     select: Callable[[pd.DataFrame], pd.DataFrame] = _whole
     caption: str = ""
 
@@ -186,4 +190,6 @@ def product(**axes: Iterable[Any] | Any) -> list[dict[str, Any]]:
 def slope(line: pd.Series, last: int = 4) -> float:
     """Of log y against log x over the last few points."""
     line = line.tail(last)
+    if len(line) < 2:
+        raise Missing("a second point")
     return float(np.polyfit(np.log(line.index.to_numpy(float)), np.log(line.to_numpy(float)), 1)[0])

@@ -37,7 +37,7 @@ def test_trees_of_every_method(monkeypatch):
 
 def test_images(monkeypatch):
     data = fd.load("digits")
-    monkeypatch.setattr(ffgb, "model_for", lambda name: fd.MLP(16))
+    monkeypatch.setattr(ffgb, "model_for", lambda name, whole: fd.MLP(16))
     monkeypatch.setattr(
         ffgb,
         "image_pair",

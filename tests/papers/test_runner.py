@@ -24,7 +24,7 @@ def square(seed, x, method):
 
 
 def needs(seed, x):
-    return [{"value": x}]
+    return [{"value": x + 10 * seed}]
 
 
 ITEMS = {
@@ -160,6 +160,29 @@ def test_claims_hold_or_do_not_or_were_not_measured(tmp_path):
     assert render.in_words(render.count(result.verdicts)) == "1 of 2 hold, 1 not measured"
 
 
+def test_a_larger_scale_is_shown_once_it_is_complete(tmp_path):
+    runner.run_item("toy", "table", "usual", folder=tmp_path, workers=1, only={"x": "1"})
+    part = render.stored(tmp_path, "toy", "table")
+    assert not part.complete and "Only 3 of 9 cells have run." in part.remarks
+    runner.run_item("toy", "table", "usual", folder=tmp_path, workers=1, only={"x": "2"})
+    assert [n for _, v, n in render.stored(tmp_path, "toy", "table").verdicts if v == "holds"] == ["4 > 1 (of 6 of 9 cells)"]
+    runner.run_item("toy", "table", "quick", folder=tmp_path, workers=1)
+    assert render.stored(tmp_path, "toy", "table").scale == "quick"
+
+
+def test_two_processes_may_add_to_one_store(tmp_path):
+    one, two = (Store(tmp_path, "toy", "table", "usual") for _ in range(2))
+    one.add(Cell({"x": 1}, 0, [{"value": 1.0}]))
+    two.add(Cell({"x": 2}, 0, [{"value": 2.0}]))
+    assert len(Store(tmp_path, "toy", "table", "usual").cells) == 2
+
+
+def test_only_the_first_seed_of_what_is_needed_counts(tmp_path):
+    runner.run_item("toy", "base", "usual", folder=tmp_path, workers=1, seeds=2)
+    Store(tmp_path, "toy", "base", "usual").add(Cell({"x": 9}, 0, [{"value": 9.0}]))  # of settings that have changed since
+    assert [c.settings["x"] for c in runner.wanted("toy", "after", "usual", tmp_path)] == [1, 2]
+
+
 def test_the_larger_scale_is_shown(tmp_path):
     runner.run_item("toy", "table", "quick", folder=tmp_path, workers=1)
     runner.run_item("toy", "table", "usual", folder=tmp_path, workers=1)
@@ -193,8 +216,10 @@ def test_a_table_has_the_paper_beside_ours():
 
 def test_a_table_with_a_number_of_the_paper_for_every_column():
     frame = pd.DataFrame([{"x": None, "method": "a", "seed": 0, "n": 3.0}, {"x": None, "method": "b", "seed": 0, "n": np.inf}])
-    view = Table(("x",), ("n",), columns=("method",), published={(None, "a"): 4, (None, "b"): np.inf}, digits=0)
-    assert render.table_of(view, Found(frame)) == (["x", "a", "b"], [["–", "3 (4)", "not reached"]])
+    view = Table(
+        ("x",), ("n",), columns=("method",), published={(None, "a"): 4, (None, "b"): np.inf}, digits=0, never=("never", "> 100")
+    )
+    assert render.table_of(view, Found(frame)) == (["x", "a", "b"], [["–", "3 (4)", "never (> 100)"]])
 
 
 def test_spread_within_a_cell():
@@ -212,6 +237,11 @@ def test_points_of_curves():
 def test_found():
     found = Found(pd.DataFrame([{"a": 1, "v": 2.0}, {"a": 1, "v": 4.0}, {"a": 2, "v": None}]))
     assert found.mean("v", a=1) == 3.0 and found.values("a") == [1, 2]
+    assert (
+        Claim("", lambda f: (f.where(a=3).frame["v"].eq(0).all(), "")).judge(found)[0] == "not measured"
+    )  # nothing is not zero
+    with pytest.raises(Missing):
+        slope(pd.Series([1.0], index=[1]))
     for where in ({"a": 2}, {"a": 3}, {"b": 1}):
         with pytest.raises(Missing):
             found.mean("v", **where)
@@ -236,4 +266,4 @@ def test_pages_and_documents(tmp_path):
     assert "| x | paper | a | b |" in text and "(toy-table.svg)" in text
     assert (tmp_path / "docs" / "papers" / "toy-table.svg").exists()
     summary = (tmp_path / "docs" / "reproduction.md").read_text()
-    assert "**2 of 3 hold**" in summary and "they fall. *Does not hold*" in summary
+    assert "at usual scale 2 of 3 hold" in summary and "they fall. *Does not hold*" in summary
