@@ -55,6 +55,7 @@ _HOMES = {
         "regret",
     ),
     "foedus.core.algorithm": ("Algorithm", "Client", "Predictor", "looped"),
+    "foedus.core.callbacks": ("Callback", "CallbackWarning"),
     "foedus.core.clients": ("Poisson",),
     "foedus.core.run": ("Run", "run"),
     "foedus.core.spec": ("Spec",),
@@ -129,6 +130,7 @@ _HOMES = {
     ),
     "foedus.privacy": ("Leakage", "audit_leakage"),
     "foedus.report.compare": ("Comparison", "compare"),
+    "foedus.trackers": ("MLflow", "TensorBoard"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -23,6 +23,7 @@
 
     [engine]                              # settings of fd.Local; or type = "Ray", and those of fd.Ray
     [output]                              # run = FILE, runs = FOLDER, report = PAGE
+    [track]                               # tensorboard = FOLDER, mlflow = { experiment = NAME, uri = ADDRESS }
 
 "none" stands for Python's None. Paths are relative to the current folder.
 """
@@ -43,6 +44,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from foedus.core.algorithm import Algorithm
+from foedus.core.callbacks import Callback
 from foedus.core.clients import Poisson
 from foedus.core.config import subclasses
 from foedus.data import datasets, partition
@@ -50,6 +52,7 @@ from foedus.data.federation import Federation
 from foedus.engines.local import Local
 from foedus.engines.ray import Ray
 from foedus.errors import ConfigError, DataError, FoedusError, SplitError, unknown
+from foedus.trackers import MLflow, TensorBoard
 
 Number = int | float
 
@@ -66,7 +69,7 @@ _RUN_KEYS: dict[str, Any] = {
     "resume": bool,
 }
 _OUTPUT_KEYS: dict[str, Any] = {"run": str, "runs": str, "report": str}
-_SECTIONS = ("data", "split", "run", "engine", "algorithm", "algorithms", "output")
+_SECTIONS = ("data", "split", "run", "engine", "algorithm", "algorithms", "output", "track")
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,8 @@ class _Reader:
         engine = self.section("engine", needed=False)
         if engine:
             options["engine"] = self.build({"type": "Local", **engine}, {"Local": Local, "Ray": Ray}, "engine")
+        if callbacks := self.trackers():
+            options["callbacks"] = callbacks
         return Experiment(self.path, data, split, rounds, seeds, target, options, algorithms, output)
 
     # -- sections ----------------------------------------------------------------------------------------------------
@@ -237,6 +242,12 @@ class _Reader:
                 "algorithms", f"holds no algorithm: add sections such as [algorithms.FedAvg] (allowed: {', '.join(known)})"
             )
         return found
+
+    def trackers(self) -> list[Callback]:
+        section = self.settings("track", self.section("track", needed=False), {"tensorboard": str, "mlflow": dict})
+        known = {"tensorboard": TensorBoard, "mlflow": MLflow}
+        settings = {key: {"folder": value} if key == "tensorboard" else value for key, value in section.items()}
+        return [self.build({"type": key, **value}, known, f"track.{key}") for key, value in settings.items()]
 
     # -- values ------------------------------------------------------------------------------------------------------
 

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from foedus.core.config import flatten
 from foedus.report import plots
-from foedus.report.compare import Comparison, Curve, flatten, words
+from foedus.report.compare import Comparison, Curve, words
 from foedus.version import __version__
 
 if TYPE_CHECKING:
