@@ -74,6 +74,7 @@ _HOMES = {
         "word_federation",
     ),
     "foedus.data.heterogeneity": ("Heterogeneity", "heterogeneity"),
+    "foedus.data.sharing": ("Sharing", "sharing"),
     "foedus.engines.delay": ("Delayed",),
     "foedus.engines.flower": ("Flower",),
     "foedus.engines.local": ("Local",),
@@ -130,6 +131,7 @@ _HOMES = {
     ),
     "foedus.privacy": ("Leakage", "audit_leakage"),
     "foedus.report.compare": ("Comparison", "compare"),
+    "foedus.report.survey": ("Survey", "survey"),
     "foedus.trackers": ("MLflow", "TensorBoard"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
