@@ -28,9 +28,16 @@ def few(name: str, rows: int, test: int = 2000) -> fd.Data:
     )
 
 
+def scaled(name: str) -> fd.Data:
+    """A regression set whose y has variance 1."""
+    data = fd.load(name)
+    mean, deviation = data.y_train.mean(), data.y_train.std()
+    return dataclasses.replace(data, y_train=(data.y_train - mean) / deviation, y_test=(data.y_test - mean) / deviation)
+
+
 FEDERATIONS: dict[str, Callable[[int], fd.Federation]] = {
     "pendigits, iid": lambda s: fd.split(fd.load("pendigits"), "iid", clients=10, seed=s),
-    "diabetes, iid": lambda s: fd.split(fd.load("diabetes"), "iid", clients=5, seed=s),
+    "diabetes, iid": lambda s: fd.split(scaled("diabetes"), "iid", clients=5, seed=s),
     "mnist, iid, 6 rows each": lambda s: fd.split(few("mnist", 3000), "iid", clients=500, seed=s),
     "digits, dirichlet 0.1": lambda s: fd.split(fd.load("digits"), "dirichlet", clients=10, alpha=0.1, seed=s),
     "letter, dirichlet 0.1": lambda s: fd.split(fd.load("letter"), "dirichlet", clients=10, alpha=0.1, seed=s),
@@ -99,7 +106,10 @@ def main() -> None:
             if runs:
                 advised, plain = (statistics.fmean(r[k] for r in runs) for k in (1, 2))
                 # Advice may differ between seeds: then every algorithm is named.
-                who, better = ", ".join(dict.fromkeys(r[0] for r in runs)), sum(r[1] >= r[2] for r in runs)
+                who, better = (
+                    ", ".join(dict.fromkeys(r[0] for r in runs)),
+                    sum((r[1] <= r[2]) if "diabetes" in name else (r[1] >= r[2]) for r in runs),
+                )
                 lines.append(f"| {name} | {aim} | {who} | {advised:.3f} | {plain:.3f} | {better} of {len(runs)} |")
     print("\n| federation | aim | advised | it reaches | FedAvg | at least as good |\n|---|---|---|---|---|---|")
     print("\n".join(lines))

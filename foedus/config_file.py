@@ -101,7 +101,7 @@ class Experiment:
 
 
 def read_config(path: str | os.PathLike, command: str = "compare") -> Experiment:
-    """Read and check a file for `foedus run` or `foedus compare`."""
+    """Read and check a file for `foedus run`, `foedus compare` or `foedus diagnose`, to which data and split are enough."""
     return _Reader(Path(path), command).experiment()
 
 
@@ -128,19 +128,20 @@ class _Reader:
                 self.fail(name, unknown("section", name, _SECTIONS))
         algorithms = self.algorithms()
         data, split = self.data(), self.split()
-        options = self.settings("run", self.section("run"), _RUN_KEYS, required=["rounds"])
-        rounds, target = options.pop("rounds"), options.pop("target", None)
+        needed = self.command != "diagnose"
+        options = self.settings("run", self.section("run", needed), _RUN_KEYS, required=["rounds"] if needed else [])
+        rounds, target = options.pop("rounds", 0), options.pop("target", None)
         seeds = self.seeds(options)
         self.check_run(rounds, options)
         output = self.settings("output", self.section("output", needed=False), _OUTPUT_KEYS)
         for name in output:
-            if name == ("runs" if self.command == "run" else "run"):
+            if name == {"run": "runs", "compare": "run"}.get(self.command):
                 allowed = [k for k in _OUTPUT_KEYS if k != name]
                 self.fail(f"output.{name}", f"foedus {self.command} does not write this (allowed: {', '.join(allowed)})")
         engine = self.section("engine", needed=False)
         if engine:
             options["engine"] = self.build({"type": "Local", **engine}, {"Local": Local, "Ray": Ray}, "engine")
-        if callbacks := self.trackers():
+        if self.command != "diagnose" and (callbacks := self.trackers()):
             options["callbacks"] = callbacks
         return Experiment(self.path, data, split, rounds, seeds, target, options, algorithms, output)
 
@@ -223,13 +224,16 @@ class _Reader:
 
     def algorithms(self) -> dict[str, Algorithm]:
         known = {n: c for n, c in _concrete(Algorithm).items() if c.round is not Algorithm.round}
-        if self.command == "run":
-            if "algorithm" not in self.table and "algorithms" in self.table:
+        one, several = "algorithm" in self.table, "algorithms" in self.table
+        if self.command == "diagnose" and not one and not several:
+            return {}
+        if self.command == "run" or (self.command == "diagnose" and one):
+            if several and not one:
                 self.fail(
                     "algorithm", "the section [algorithm] is missing; for the [algorithms] of this file use foedus compare"
                 )
             return {"": self.build(self.section("algorithm"), known, "algorithm")}
-        if "algorithms" not in self.table and "algorithm" in self.table:
+        if one and not several:
             self.fail("algorithms", "sections [algorithms.NAME] are missing; for the [algorithm] of this file use foedus run")
         found = {}
         for name, entry in self.section("algorithms").items():

@@ -132,7 +132,9 @@ class MLflow(Callback):
 
         if row["round"] not in self.logged:
             now = int(time.time() * 1000)
-            self.client.log_batch(self.run_id, [Metric(name, value, now, row["round"]) for name, value in _numbers(row).items()])
+            self.client.log_batch(
+                self.run_id, [Metric(name, value, now, row["round"]) for name, value in _numbers(row).items()]
+            )
 
     def end(self, run: Run | None, error: BaseException | None) -> None:
         stopped = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
@@ -156,7 +158,9 @@ def _fingerprint(settings: dict[str, Any]) -> str:
 
 def _parameters(settings: dict[str, Any]) -> dict[str, Any]:
     """What was chosen, by dotted name: the algorithm's settings, and those of the run. Lists and None become text."""
-    chosen = flatten(settings["algorithm"]) | flatten({k: v for k, v in settings.items() if k not in ("algorithm", "federation")})
+    chosen = flatten(settings["algorithm"]) | flatten(
+        {k: v for k, v in settings.items() if k not in ("algorithm", "federation")}
+    )
     return {k: v if isinstance(v, bool | int | float | str) else str(v).lower() for k, v in chosen.items()}
 
 

@@ -6,6 +6,7 @@ which pays where tasks differ and have something in common. Here linear models a
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -174,7 +175,7 @@ class _Sums:
         cell = owner * _FOLDS + fold
         order = np.argsort(cell, kind="stable")
         ends = np.searchsorted(cell[order], np.arange(clients * _FOLDS + 1))
-        self.parts = {divmod(k, _FOLDS): order[a:b] for k, (a, b) in enumerate(zip(ends, ends[1:], strict=False)) if b > a}
+        self.parts = {divmod(k, _FOLDS): order[a:b] for k, (a, b) in enumerate(itertools.pairwise(ends)) if b > a}
         gram, moment = np.zeros((_FOLDS, clients, x.shape[1], x.shape[1])), np.zeros((_FOLDS, clients, x.shape[1], y.shape[1]))
         for (i, f), rows in self.parts.items():
             gram[f, i], moment[f, i] = x[rows].T @ x[rows], x[rows].T @ y[rows]

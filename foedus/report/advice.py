@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import textwrap
 from collections.abc import Callable
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from foedus.algorithms import FFGB, FedAvg, FedDyn, FedFW, FedNewton, FedRes, Independent
 from foedus.core.algorithm import Algorithm
+from foedus.errors import ModelError
 from foedus.geometry import L1Ball
-from foedus.models import CNN, MLP, Linear
+from foedus.models import CNN, MLP, Linear, Model
 
 if TYPE_CHECKING:
     from foedus.report.survey import Survey
@@ -39,8 +41,13 @@ class Advice:
     algorithm: Algorithm | None
     text: str
 
+    @property
+    def code(self) -> str:
+        """The algorithm as one would write it."""
+        return code(self.algorithm)
+
     def __str__(self) -> str:
-        head = [f"{self.aim}:"] if self.algorithm is None else [f"{self.aim}: {code(self.algorithm)}"]
+        head = [f"{self.aim}:" + ("" if self.algorithm is None else f" {self.code}")]
         return "\n".join(head + textwrap.wrap(self.text, 110, initial_indent="    ", subsequent_indent="    "))
 
 
@@ -63,8 +70,12 @@ def _tasks_differ(m: dict[str, Any]) -> bool:
     return m["explained_private"] >= m["explained_shared"] + 0.02
 
 
-def _net(s: Survey) -> Any:
-    return MLP((64,)) if s.facts["tabular"] else CNN()
+def _net(s: Survey) -> Model:
+    if not s.facts["tabular"]:
+        with contextlib.suppress(ModelError):  # images too small for its convolutions
+            CNN().check(s.fed.spec)
+            return CNN()
+    return MLP((64,))
 
 
 def _step(s: Survey) -> dict[str, Any]:
@@ -76,7 +87,7 @@ def _newton(solver: str) -> Callable[[Survey], Algorithm]:
 
 
 _NEWTON = (
-    " It ends where all rows in one place would: about {fit_newton:.3f} on held-out rows. A client sends {newton_kb:.3g} kB a "
+    " It ends where all rows in one place would: about {fit_features:.3f} on held-out rows. A client sends {newton_kb:.3g} kB a "
     "round (a linear model: {linear_kb:.3g} kB)."
 )
 
@@ -99,7 +110,7 @@ RULES = (
     Rule(
         ONE,
         lambda m: _trees_fit(m) and not _skewed(m),
-        lambda s: FFGB(),
+        lambda s: FFGB() if s.fed.data.classes else FFGB(step=1.0),  # ten is for cross-entropy, whose slopes are below 1
         "Trees predict held-out rows best ({fit_trees:.3f}; FedNewton's features {fit_features:.3f}). Messages are large: a forest "
         "of every client in every round.",
     ),
@@ -115,7 +126,8 @@ RULES = (
         ONE,
         lambda m: m["radius"] < 0.9,
         _newton("newton"),
-        "The spectral radius is {radius:.2g}: plain Newton converges, and gains a digit every {rounds_a_digit:.1f} rounds." + _NEWTON,
+        "The spectral radius is {radius:.2g}: plain Newton converges, and gains a digit every {rounds_a_digit:.1f} rounds."
+        + _NEWTON,
     ),
     Rule(
         ONE,
@@ -184,6 +196,13 @@ RULES = (
         lambda s: None,
         "Half of the clients have no more than {rows_median:g} rows. Distances between them are mostly chance, and what a client "
         "fits to its own rows is noise: let many take part in a round, and make few local steps.",
+    ),
+    Rule(
+        BEWARE,
+        lambda m: not m["classes"] and not 0.1 <= m["spread_y"] <= 10,
+        lambda s: None,
+        "The standard deviation of y is {spread_y:.3g}. Steps of gradient methods are for numbers of about 1, and diverge or "
+        "crawl here: divide y by it first (FedNewton does not mind).",
     ),
     Rule(
         BEWARE,

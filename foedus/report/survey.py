@@ -17,10 +17,12 @@ from foedus.data.federation import Federation
 from foedus.data.heterogeneity import Heterogeneity, heterogeneity
 from foedus.data.sharing import Sharing, sharing
 from foedus.errors import ConfigError, positive, whole_number
-from foedus.models.features import FeatureMap, Identity, RandomFourier, features_of
+from foedus.models.features import FeatureMap, features_of
 from foedus.report.fits import fits
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from foedus.report.advice import Advice
 
 _CLIENTS, _ROWS = 100, 20_000
@@ -59,6 +61,7 @@ def survey(
         features = features_of(features)
         features.check(fed.spec)
     rng = np.random.default_rng(seed)
+    fed = fed.select(np.argsort(fed.ids))  # the order of clients decides nothing
     part = _sample(fed, rng)
     scores, features, reg = fits(fed, features, reg, rng, seed)
     return Survey(
@@ -112,6 +115,7 @@ class Survey:
             "rows_median": float(np.median(fed.sizes)),
             "classes": fed.data.classes or 0,
             "tabular": len(spec.shape) == 1,
+            "spread_y": 0.0 if labelled else float(fed.data.y_train[fed.rows].std()),
             "labels_held": float(np.median((fed.label_counts() > 0).sum(1))) if labelled else math.inf,
             "label_tv": float(self.labels.mean()) if labelled else 0.0,
             "label_tv_max": float(self.labels.max()) if labelled else 0.0,
@@ -134,7 +138,6 @@ class Survey:
             "gain_noise": self.sharing.gain[1],
             "alike": self.sharing.alike,
             "itself": self.sharing.itself,
-            "fit_newton": self.fits["linear" if isinstance(self.features, Identity) else "features"],
             "newton_kb": 2 * 8 * self.features.size(spec) * spec.outputs / 1e3,
             "linear_kb": 4 * (spec.features + 1) * spec.outputs / 1e3,
         }
@@ -165,36 +168,53 @@ class Survey:
             ("Delta_f", f"{m['model_shift']:.4g}", f"largest {m['model_shift_max']:.4g}"),
             ("FedNewton's spectral radius", f"{m['radius']:.4g}", f"{code(self.features)}, reg={m['reg']:g}"),
         ]
-        kinds = {"linear": "a linear model", "features": "random features", "trees": "trees"}
-        if not isinstance(self.features, RandomFourier | Identity):
-            kinds["features"] = "the features given"
+        kinds = {"linear": "a linear model", "features": "FedNewton's features", "trees": "trees"}
         found += [(f"{score}, {kinds[k]}", f"{v:.3f}", "held-out rows, all rows in one place") for k, v in self.fits.items()]
         shares = self.sharing.accuracy or self.sharing.explained
         kinds = {"labels": "own average of y", "shared": "one linear model", "private": "own linear models", "both": "both"}
         found += [(f"{score}, {kinds[k]}", f"{shares[k]:.3f}", "held-out rows of the same client") for k in kinds]
-        note = f"of a client's two halves: {m['itself']:.2f}"
-        return [*found, ("task similarity of two clients", f"{m['alike']:.2f}", note)]
+        alike, itself = ("–" if math.isnan(m[k]) else f"{m[k]:.2f}" for k in ("alike", "itself"))
+        return [*found, ("task similarity of two clients", alike, f"of a client's two halves: {itself}")]
+
+    @property
+    def sampled(self) -> str:
+        """What was measured, where that is not everything."""
+        if len(self.part.rows) == len(self.fed.rows):
+            return ""
+        return f"distances, shifts and shares were measured on {len(self.part)} clients with {len(self.part.rows)} rows, drawn at random"
 
     def __str__(self) -> str:
-        lines = [self.fed.describe(), ""]
-        if len(self.part.rows) < len(self.fed.rows):
-            lines += [f"measured on {len(self.part)} clients with {len(self.part.rows)} rows, drawn at random", ""]
+        lines = [self.fed.describe(), *([self.sampled] if self.sampled else []), ""]
         found = self.measures()
         width, wide = (max(len(entry[k]) for entry in found) for k in (0, 1))
         lines += [f"{name:<{width}}  {value:>{wide}}  {note}" for name, value, note in found]
         return "\n".join([*lines, "", *map(str, self.advice)])
 
-    def plot(self, path: str | os.PathLike) -> Path:
-        """Draw who holds what, the distances, the similarities and the shares as one picture, .svg or .png."""
-        from foedus.report.survey_page import picture
+    def per_client(self) -> pd.DataFrame:
+        """One row a client of `part`: its rows, its distances, and what linear models explain there."""
+        import pandas as pd
 
-        return picture(self, path)
+        columns = {"client": self.part.ids, "rows": self.part.sizes}
+        if len(self.labels):
+            by_id = dict(zip(self.fed.ids.tolist(), self.labels, strict=True))
+            columns["label_TV"] = [by_id[i] for i in self.part.ids.tolist()]
+        columns["W1"] = self.distances.per_client["w1"]
+        columns |= {"Delta_D": self.newton.columns["data_shift"], "Delta_f": self.newton.columns["model_shift"]}
+        shares = self.sharing.per_client
+        return pd.DataFrame(columns | {model: shares[model] for model in ("shared", "private", "both")})
+
+    def plot(self, path: str | os.PathLike) -> Path:
+        """Draw who holds what, the distances, the similarities and the scores as one picture, .svg or .png."""
+        from foedus.report.plots import survey_picture
+
+        survey_picture(self, Path(path))
+        return Path(path)
 
     def report(self, path: str | os.PathLike) -> Path:
-        """Write one self-contained HTML page: measures, advice with its reasons, pictures. Needs matplotlib."""
-        from foedus.report.survey_page import render
+        """Write one self-contained HTML page: advice with its reasons, pictures, measures. Needs matplotlib."""
+        from foedus.report.page import render_survey
 
-        text = render(self)
+        text = render_survey(self)
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -202,8 +222,7 @@ class Survey:
 
 
 def _sample(fed: Federation, rng: np.random.Generator) -> Federation:
-    """At most so many clients and rows, whatever the order of clients; the largest leave rows out first."""
-    fed = fed.select(np.argsort(fed.ids))
+    """At most so many clients and rows; the largest leave rows out first."""
     if len(fed) > _CLIENTS:
         fed = fed.select(np.sort(rng.permutation(len(fed))[:_CLIENTS]))
     if len(fed.rows) <= _ROWS:
