@@ -202,7 +202,7 @@ def test_settings_are_checked(monkeypatch, tmp_path):
         from_file(tmp_path, 'track = { tensorbord = "runs" }')
     with pytest.raises(fd.ConfigError, match=r"track.mlflow.url: key 'url' is unknown; did you mean 'uri'"):
         from_file(tmp_path, 'track = { mlflow = { url = "http://host" } }')
-    with pytest.raises(fd.ConfigError, match="track.tensorboard: 3 is a whole number, but must be text"):
+    with pytest.raises(fd.ConfigError, match=r"track.tensorboard: 3 is a whole number, but must be text"):
         from_file(tmp_path, "track = { tensorboard = 3 }")
 
 

@@ -70,12 +70,23 @@ def _tasks_differ(m: dict[str, Any]) -> bool:
     return m["explained_private"] >= m["explained_shared"] + 0.02
 
 
+def _curves_do_it(m: dict[str, Any]) -> bool:
+    """One model that is not linear tells apart what linear ones need a model a client for."""
+    return m["fit_best"] >= m["both"] + 0.01
+
+
 def _net(s: Survey) -> Model:
     if not s.facts["tabular"]:
         with contextlib.suppress(ModelError):  # images too small for its convolutions
             CNN().check(s.fed.spec)
             return CNN()
     return MLP((64,))
+
+
+def _feddyn(s: Survey) -> FedDyn:
+    """alpha so that its pull over all local steps of a round, lr K alpha, is about a third; more stalls large clients."""
+    steps = _NET["epochs"] * max(1.0, s.facts["rows_median"] / FedDyn.batch_size)
+    return FedDyn(_net(s), alpha=float(f"{min(1.0, 0.3 / (_NET['lr'] * steps)):.1g}"), **_NET)
 
 
 def _step(s: Survey) -> dict[str, Any]:
@@ -102,7 +113,7 @@ RULES = (
     Rule(
         ONE,
         lambda m: not m["tabular"] and _skewed(m),
-        lambda s: FedDyn(_net(s), alpha=0.1, **_step(s)),
+        _feddyn,
         "Rows are images, for which features without convolutions are a weak model, and clients hold different labels (label TV "
         "{label_tv:.2f}, by chance {label_tv_by_chance:.2f}): networks trained locally drift apart, which FedDyn corrects at the "
         "cost of FedAvg's messages.",
@@ -139,7 +150,7 @@ RULES = (
     Rule(
         ONE,
         lambda m: m["tabular"] and _skewed(m),
-        lambda s: FedDyn(_net(s), alpha=0.1, **_step(s)),
+        _feddyn,
         "If it is to be a network: label TV is {label_tv:.2f} (by chance {label_tv_by_chance:.2f}), so locally trained networks "
         "drift apart. FedDyn corrects that at the cost of FedAvg's messages; Scaffold sends twice as much.",
     ),
@@ -158,14 +169,14 @@ RULES = (
     ),
     Rule(
         OWN,
-        _adds_up,
+        lambda m: _adds_up(m) and not _curves_do_it(m),
         lambda s: FedRes(step=0.05, batch_size=10, loss="logistic" if s.fed.data.classes else "squared"),
         "Tasks differ and have something in common: linear models reach {shared:.3f} shared, {private:.3f} private and {both:.3f} "
         "added up (similarity of two clients {alike:.2f}, of one client's halves {itself:.2f}).",
     ),
     Rule(
         OWN,
-        lambda m: not _adds_up(m) and _tasks_differ(m),
+        lambda m: not _adds_up(m) and _tasks_differ(m) and not _curves_do_it(m),
         lambda s: Independent(Linear(), **_step(s)),
         "A client's own linear model reaches {private:.3f} on its rows, one for all {shared:.3f}, both together {both:.3f}: for its "
         "own rows a client needs nobody else. Elsewhere such a model is worth little.",
@@ -175,6 +186,13 @@ RULES = (
         lambda m: not _adds_up(m) and not _tasks_differ(m),
         lambda s: None,
         "Not needed: one linear model for all reaches {shared:.3f}, own ones {private:.3f}, both together {both:.3f}.",
+    ),
+    Rule(
+        OWN,
+        lambda m: (_adds_up(m) or _tasks_differ(m)) and _curves_do_it(m),
+        lambda s: None,
+        "Not needed: one model for all that is not linear reaches {fit_best:.3f} on held-out rows, linear ones of the clients' own "
+        "{private:.3f} on theirs, and together with a shared one {both:.3f}.",
     ),
     Rule(
         UNKNOWN,

@@ -11,7 +11,7 @@ from foedus.data.federation import Federation
 from foedus.models.features import FeatureMap, Identity, RandomFourier
 
 _ROWS = 8000  # to fit, and as many at most to try on
-_FEATURES = 500
+_FEATURES, _MANY, _WIDE = 500, 1000, 100  # random ones; so many for rows of at least so many features
 _BANDWIDTHS = (0.35, 0.7, 1.4)  # times the median distance between rows
 _REGS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 _LINEAR = 1000  # with more features the system of a linear model is too large for a quick look
@@ -41,8 +41,8 @@ def fits(
     if features is not None:
         best = trial.ridge(features, reg)
     else:
-        near = trial.distance(rng)
-        maps = [RandomFourier(_FEATURES, bandwidth=float(f"{near * times:.3g}")) for times in _BANDWIDTHS]
+        near, size = trial.distance(rng), _MANY if fed.spec.features >= _WIDE else _FEATURES
+        maps = [RandomFourier(size, bandwidth=float(f"{near * times:.3g}")) for times in _BANDWIDTHS]
         best = min((trial.ridge(m, reg) for m in maps), key=lambda f: f.error)
     if features is None and linear and linear.error <= best.error + best.noise:
         best = linear if reg is None else trial.ridge(linear.features, reg)

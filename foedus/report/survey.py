@@ -132,6 +132,7 @@ class Survey:
             "radius": radius,
             "rounds_a_digit": math.inf if radius >= 1 else math.log(10) / -math.log(radius) if radius > 0 else 1.0,
             **{f"fit_{kind}": score for kind, score in self.fits.items()},
+            "fit_best": max(self.fits.values()),
             **(self.sharing.accuracy or self.sharing.explained),
             **{f"explained_{model}": share for model, share in self.sharing.explained.items()},
             "gain": self.sharing.gain[0],

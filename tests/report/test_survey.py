@@ -66,20 +66,27 @@ def related():
     return fd.Federation.from_clients(made)
 
 
+def windows():
+    """Each client sees another piece of one curve, nearly straight: own lines do well, and one curve for all does better."""
+    x = [rng(i).uniform(2 * i, 2 * i + 2, size=(40, 1)).astype(np.float32) - 8 for i in range(8)]
+    return fd.Federation.from_clients([(v, np.sin(v[:, 0])) for v in x])
+
+
 # For each rule, in their order: a federation for which it is made, and what it then says.
 CASES = [
     (images, ONE, "fd.FedAvg(epochs=5, model=fd.CNN())"),
-    (lambda: images(scheme="labels", per_client=1), ONE, "fd.FedDyn(epochs=5, model=fd.CNN(), alpha=0.1)"),
+    (lambda: images(scheme="labels", per_client=1), ONE, "fd.FedDyn(epochs=5, model=fd.CNN(), alpha=0.6)"),
     (boxes, ONE, "fd.FFGB()"),
     (lambda: boxes(scheme="dirichlet", alpha=0.3), ONE, "fd.FFGB(step=3.0)"),
     (lambda: linear(200, 3), ONE, "fd.FedNewton(fd.Identity(intercept=True), reg=0.01)"),
     (lambda: linear(4, 6, features=10), ONE, "solver='cg')"),
-    (lambda: blobs(skewed=True), ONE, "fd.FedDyn(epochs=5, model=fd.MLP(hidden=(64,)), alpha=0.1)"),
+    (lambda: blobs(skewed=True), ONE, "fd.FedDyn(epochs=5, model=fd.MLP(hidden=(64,)), alpha=0.3)"),
     (blobs, ONE, "fd.FedAvg(epochs=5, model=fd.MLP(hidden=(64,)))"),
     (lambda: linear(40, 3), ONE, "fd.FedAvg(lr=0.01, epochs=5, model=fd.MLP(hidden=(64,)))"),
     (related, OWN, "fd.FedRes(step=0.05, batch_size=10)"),
     (lambda: linear(60, 2, signs=(1, -1)), OWN, "fd.Independent(lr=0.01, epochs=5)"),
-    (lambda: linear(60, 3), OWN, "Not needed"),
+    (lambda: linear(60, 3), OWN, "Not needed: one linear model"),
+    (windows, OWN, "Not needed: one model for all that is not linear"),
     (lambda: blobs(features=100), UNKNOWN, "fd.FedFW(domain=fd.L1Ball(30.0))"),
     (lambda: linear(40, 3), UNKNOWN, "fd.FedBoost(predictors)"),
     (lambda: blobs(rows=5), BEWARE, "no more than 5 rows"),
