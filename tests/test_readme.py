@@ -12,9 +12,21 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/fednewton.md", "docs/fedfw.md", "docs/fedboost.md", "docs/fedres.md", "docs/ffgb.md"]
+    "page",
+    [
+        "README.md",
+        "docs/diagnose.md",
+        "docs/fednewton.md",
+        "docs/fedfw.md",
+        "docs/fedboost.md",
+        "docs/fedres.md",
+        "docs/ffgb.md",
+        "docs/trackers.md",
+    ],
 )
 def test_the_example_prints_what_it_says(page, tmp_path, monkeypatch, capsys):
+    if page == "docs/trackers.md":
+        pytest.importorskip("tensorboard", reason="tensorboard is not installed: pip install 'foedus[tensorboard]'")
     example, shown = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", (ROOT / page).read_text(), re.S).groups()
     monkeypatch.chdir(tmp_path)
     exec(compile(example, page, "exec"), {})

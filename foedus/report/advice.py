@@ -72,7 +72,7 @@ def _tasks_differ(m: dict[str, Any]) -> bool:
 
 def _curves_do_it(m: dict[str, Any]) -> bool:
     """One model that is not linear tells apart what linear ones need a model a client for."""
-    return m["fit_best"] >= m["both"] + 0.01
+    return m["fit_best"] >= m["both"]
 
 
 def _net(s: Survey) -> Model:
