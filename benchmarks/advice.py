@@ -58,6 +58,7 @@ FEDERATIONS: dict[str, Callable[[int], fd.Federation]] = {
     "pendigits, tasks": lambda s: fd.split(fd.load("pendigits"), "tasks", clients=10, seed=s),
     "mnist, tasks": lambda s: fd.split(few("mnist", 20000, 10000), "tasks", clients=50, seed=s),
     "covtype, tasks": lambda s: fd.split(fd.load("covtype60k"), "tasks", clients=50, seed=s),
+    "leaf(1, 1)": lambda s: fd.synthetic_leaf(1.0, 1.0, seed=s),
     # No rule was adjusted on what follows.
     "ocr, iid": lambda s: fd.split(few("ocr_letters", 8000), "iid", clients=20, seed=s),
     "dna, dirichlet 0.1": lambda s: fd.split(fd.load("dna"), "dirichlet", clients=10, alpha=0.1, seed=s),
@@ -65,7 +66,6 @@ FEDERATIONS: dict[str, Callable[[int], fd.Federation]] = {
     "fashion, homogeneity 0.3": lambda s: fd.split(few("fashion_mnist_sub", 5000), "homogeneity", clients=10, s=0.3, seed=s),
     "sensorless, labels 3": lambda s: fd.split(few("sensorless", 8000), "labels", clients=10, per_client=3, seed=s),
     "usps, tasks": lambda s: fd.split(fd.load("usps"), "tasks", clients=50, seed=s),
-    "leaf(1, 1)": lambda s: fd.synthetic_leaf(1.0, 1.0, seed=s),
 }
 
 

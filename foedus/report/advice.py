@@ -85,7 +85,7 @@ def _net(s: Survey) -> Model:
 
 def _feddyn(s: Survey) -> FedDyn:
     """alpha so that its pull over all local steps of a round, lr K alpha, is about a third; more stalls large clients."""
-    steps = _NET["epochs"] * max(1.0, s.facts["rows_median"] / FedDyn.batch_size)
+    steps = _NET["epochs"] * max(1.0, s.facts["rows_typical"] / FedDyn.batch_size)
     return FedDyn(_net(s), alpha=float(f"{min(1.0, 0.3 / (_NET['lr'] * steps)):.1g}"), **_NET)
 
 

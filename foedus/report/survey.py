@@ -113,6 +113,7 @@ class Survey:
             "clients": len(fed),
             "rows": len(fed.rows),
             "rows_median": float(np.median(fed.sizes)),
+            "rows_typical": float(np.square(fed.sizes).sum() / fed.sizes.sum()),  # of the client that a row is with
             "classes": fed.data.classes or 0,
             "tabular": len(spec.shape) == 1,
             "spread_y": 0.0 if labelled else float(fed.data.y_train[fed.rows].std()),
