@@ -203,7 +203,7 @@ RULES = (
     ),
     Rule(
         UNKNOWN,
-        lambda m: True,
+        lambda m: m["classes"] > 0,
         lambda s: None,
         "If you have predictors already, from public data or from other sites: fd.FedBoost(predictors) learns only how to mix "
         "them. If you have unlabelled public rows: fd.FFGBDistill(model, public) starts a network from what all clients know.",

@@ -182,16 +182,18 @@ def _panels(found: Survey) -> list[tuple[str, str, Callable[[Axes], None]]]:
     what = "Training rows of each client, by label." if labelled else "Targets of the training rows of each client."
     panels: list[tuple[str, str, Callable[[Axes], None]]] = [("who holds what", what, lambda ax: _holdings(ax, fed))]
     if not labelled or len(fed) > _BARS:
-        panels.append(("rows of a client", "Rows of each client, the smallest first.", lambda ax: _sizes(ax, fed.sizes)))
+        panels.append(("sizes", "Training rows of each client.", lambda ax: _bars(ax, fed.ids, fed.sizes, "training rows")))
     if labelled:
         caption = "Total variation distance between each client's labels and those of all rows. The line is their mean with rows dealt out at random."
-        panels.append(("label TV", caption, lambda ax: _bars(ax, fed.ids, found.labels, found.facts["label_tv_by_chance"])))
+        panels.append(
+            ("label TV", caption, lambda ax: _bars(ax, fed.ids, found.labels, "distance", found.facts["label_tv_by_chance"]))
+        )
     w1 = found.distances.per_client
     caption = "Wasserstein-1 distance between each client's features and those of all. The line is their mean with rows dealt out at random."
     if not found.distances.exact:
         caption += " Sliced: a lower bound."
     panels.append(
-        ("omega_W1", caption, lambda ax: _bars(ax, w1["client"], w1["w1"].to_numpy(), found.facts["omega_w1_by_chance"]))
+        ("omega_W1", caption, lambda ax: _bars(ax, w1["client"], w1["w1"], "distance", found.facts["omega_w1_by_chance"]))
     )
     if len(found.part) > 1:
         caption = (
@@ -210,25 +212,20 @@ def _holdings(ax: Axes, fed: Federation) -> None:
     ax.grid(False)
 
 
-def _sizes(ax: Axes, sizes: Any) -> None:
-    ordered = sorted(sizes.tolist())
-    ax.step(range(len(ordered)), ordered, where="mid", color=_COLOURS[0])
-    ax.set_ylim(bottom=0)
-    ax.set(xlabel="clients, by their rows", ylabel="training rows")
-
-
-def _bars(ax: Axes, ids: Any, values: Any, by_chance: float) -> None:
+def _bars(ax: Axes, ids: Any, values: Any, ylabel: str, by_chance: float | None = None) -> None:
+    """A bar a client, or where they are many a line of the values in rising order."""
     if len(values) <= _BARS:
         ax.bar(range(len(values)), values, color=_COLOURS[0], width=0.8)
         ax.set_xticks(range(len(values)), [str(i) for i in ids], fontsize=9 if len(values) <= 20 else 6)
         ax.set_xlabel("client")
     else:
         ax.step(range(len(values)), sorted(values), where="mid", color=_COLOURS[0])
-        ax.set_xlabel("clients, by their distance")
-    ax.axhline(by_chance, color=_COLOURS[1], linestyle=_DASHES[1], linewidth=1.4, label="by chance")
-    ax.set_ylabel("distance")
-    ax.set_ylim(bottom=0)
-    ax.legend(frameon=False, loc="upper right", bbox_to_anchor=(1.0, 1.12))
+        ax.set_xlabel("clients, in rising order")
+    if by_chance is not None:
+        ax.axhline(by_chance, color=_COLOURS[1], linestyle=_DASHES[1], linewidth=1.4, label="by chance")
+        ax.legend(frameon=False, loc="upper right", bbox_to_anchor=(1.0, 1.12))
+    ax.set_ylabel(ylabel)
+    ax.set_ylim(0, 1.05 * max(*values, by_chance or 0.0, 1e-9))
 
 
 def _similarity(ax: Axes, found: Survey) -> None:

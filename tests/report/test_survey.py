@@ -88,7 +88,7 @@ CASES = [
     (lambda: linear(60, 3), OWN, "Not needed: one linear model"),
     (windows, OWN, "Not needed: one model for all that is not linear"),
     (lambda: blobs(features=100), UNKNOWN, "fd.FedFW(domain=fd.L1Ball(30.0))"),
-    (lambda: linear(40, 3), UNKNOWN, "fd.FedBoost(predictors)"),
+    (blobs, UNKNOWN, "fd.FedBoost(predictors)"),
     (lambda: blobs(rows=5), BEWARE, "no more than 5 rows"),
     (lambda: linear(40, 3, scale=1000.0), BEWARE, "divide y by it first"),
     (lambda: blobs(shift=4.0), BEWARE, "units and scaling at the sites"),
