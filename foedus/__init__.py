@@ -55,6 +55,7 @@ _HOMES = {
         "regret",
     ),
     "foedus.core.algorithm": ("Algorithm", "Client", "Predictor", "looped"),
+    "foedus.core.callbacks": ("Callback", "CallbackWarning"),
     "foedus.core.clients": ("Poisson",),
     "foedus.core.run": ("Run", "run"),
     "foedus.core.spec": ("Spec",),
@@ -73,6 +74,7 @@ _HOMES = {
         "word_federation",
     ),
     "foedus.data.heterogeneity": ("Heterogeneity", "heterogeneity"),
+    "foedus.data.sharing": ("Sharing", "sharing"),
     "foedus.engines.delay": ("Delayed",),
     "foedus.engines.flower": ("Flower",),
     "foedus.engines.local": ("Local",),
@@ -129,6 +131,8 @@ _HOMES = {
     ),
     "foedus.privacy": ("Leakage", "audit_leakage"),
     "foedus.report.compare": ("Comparison", "compare"),
+    "foedus.report.survey": ("Survey", "survey"),
+    "foedus.trackers": ("MLflow", "TensorBoard"),
     "foedus.tuning": ("Tuning", "loguniform", "tune"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

@@ -1,4 +1,4 @@
-"""The command line: `foedus demo`, `run`, `compare`, `tune`, `paper`, `data`, `report`, `audit`, `deploy`."""
+"""The command line: `foedus demo`, `run`, `compare`, `tune`, `diagnose`, `paper`, `data`, `report`, `audit`, `deploy`."""
 
 from __future__ import annotations
 
@@ -287,41 +287,54 @@ def tune_command(config: Config) -> None:
 
 @app.command("diagnose")
 def diagnose_command(
-    config: Config,
-    iterations: Annotated[int, typer.Option(min=1, help="Rounds of federated power iterations.")] = 30,
+    config: Annotated[Path, typer.Argument(metavar="FED.toml", help="A file with data and split; see above.")],
+    out: Annotated[Path | None, typer.Option(help="Also write a page with pictures, .html.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Also write the pictures alone, .svg or .png.")] = None,
+    iterations: Annotated[int, typer.Option(min=1, help="Rounds of power iterations for FedNewton's measures.")] = 30,
 ) -> None:
-    """Tell how heterogeneous a federation is, and whether plain FedNewton will converge on it.
+    """Tell how unlike the clients of a federation are, and which algorithms to try on it first.
 
-    The file is one for `foedus run` whose algorithm works on features (FedNewton, DKRR, KRR):
+    It measures distances between the clients' labels and features, the shifts and the spectral radius that decide about
+    FedNewton, which kinds of models predict held-out rows, and whether clients share a task.
+
+    The file is one for `foedus run` or `foedus compare`; data and split are enough. Where an algorithm in it works on
+    features (FedNewton), they are the ones that are looked at:
 
     \b
-        data      = { name = "digits" }
-        split     = { scheme = "dirichlet", clients = 10, alpha = 0.3 }
-        run       = { rounds = 8 }
-        algorithm = { type = "FedNewton", features = { type = "RandomFourier", dim = 300, bandwidth = 4.0 } }
+        data  = { name = "digits" }
+        split = { scheme = "dirichlet", clients = 10, alpha = 0.1 }
 
-    Example:
+    Examples:
 
-        foedus diagnose examples/fednewton.toml
+        foedus diagnose examples/run.toml
+
+        foedus diagnose examples/fednewton.toml --out page.html
     """
-    from foedus.algorithms.diagnosis import diagnose
     from foedus.algorithms.fednewton import FeatureRegression
     from foedus.config_file import read_config
+    from foedus.report.plots import check_picture
+    from foedus.report.survey import survey
 
-    experiment = read_config(config, "run")
-    (algorithm,) = experiment.algorithms.values()
-    if not isinstance(algorithm, FeatureRegression):
-        raise ConfigError(
-            f"{config}: algorithm.type: {type(algorithm).__name__} does not work on features, and has nothing to diagnose; "
-            "use FedNewton, DKRR or KRR"
-        )
-    if getattr(algorithm, "loss", "squared") != "squared":
-        raise ConfigError(f"{config}: algorithm.loss: a diagnosis is of the squared loss, not of {algorithm.loss!r}")
+    experiment = read_config(config, "diagnose")
+    if plot:
+        check_picture(plot)
+    for target, key in ((out, "--out"), (plot, "--plot")):
+        if target:
+            _require_plots()
+            _writable(target, key)
     fed = experiment.federation()
-    typer.echo(fed.describe() + "\n")
+    on_features = [
+        a
+        for a in experiment.algorithms.values()
+        if isinstance(a, FeatureRegression) and getattr(a, "loss", "squared") == "squared"
+    ]
+    given = {"features": on_features[0].features, "reg": on_features[0].reg} if on_features else {}
     engine = experiment.options.get("engine")
-    found = diagnose(fed, algorithm.features, algorithm.reg, iterations=iterations, seed=experiment.seeds[0], engine=engine)
+    found = survey(fed, **given, iterations=iterations, seed=experiment.seeds[0], engine=engine)
     typer.echo(str(found))
+    for name, target, write in (("page", out, found.report), ("picture", plot, found.plot)):
+        if target:
+            typer.echo(f"{name}: {_where(write(target))}")
 
 
 @app.command("paper")
@@ -582,7 +595,8 @@ def audit_leakage_command(
     from foedus.core.threads import one_thread
     from foedus.errors import unknown
     from foedus.geometry import L1Ball, L2Ball, LInfBall
-    from foedus.privacy.leakage import audit_leakage, check_picture
+    from foedus.privacy.leakage import audit_leakage
+    from foedus.report.plots import check_picture
 
     balls = {"gradient": None, "l2": L2Ball, "l1": L1Ball, "linf": LInfBall}
     for name in message or ():

@@ -31,6 +31,7 @@
 
     [engine]                              # settings of fd.Local; or type = "Ray", and those of fd.Ray
     [output]                              # run = FILE, runs = FOLDER, report = PAGE
+    [track]                               # tensorboard = FOLDER, mlflow = { experiment = NAME, uri = ADDRESS }
 
 "none" stands for Python's None. Paths are relative to the current folder.
 """
@@ -52,6 +53,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from foedus.core.algorithm import Algorithm
+from foedus.core.callbacks import Callback
 from foedus.core.clients import Poisson
 from foedus.core.config import subclasses
 from foedus.data import datasets, partition
@@ -59,6 +61,7 @@ from foedus.data.federation import Federation
 from foedus.engines.local import Local
 from foedus.engines.ray import Ray
 from foedus.errors import ConfigError, DataError, FoedusError, SplitError, unknown
+from foedus.trackers import MLflow, TensorBoard
 from foedus.tuning import loguniform, setting_names
 
 Number = int | float
@@ -76,7 +79,7 @@ _RUN_KEYS: dict[str, Any] = {
     "resume": bool,
 }
 _OUTPUT_KEYS: dict[str, Any] = {"run": str, "runs": str, "report": str}
-_SECTIONS = ("data", "split", "run", "engine", "algorithm", "algorithms", "tune", "output")
+_SECTIONS = ("data", "split", "run", "engine", "algorithm", "algorithms", "tune", "output", "track")
 _TUNE_KEYS: dict[str, Any] = {
     "trials": int,
     "seed": int,
@@ -122,7 +125,7 @@ class Experiment:
 
 
 def read_config(path: str | os.PathLike, command: str = "compare") -> Experiment:
-    """Read and check a file for `foedus run`, `foedus compare` or `foedus tune`."""
+    """Read and check a file for `foedus run`, `compare`, `tune` or `diagnose`, to which data and split are enough."""
     return _Reader(Path(path), command).experiment()
 
 
@@ -180,8 +183,9 @@ class _Reader:
                 self.fail(name, unknown("section", name, _SECTIONS))
         algorithms = self.algorithms()
         data, split = self.data(), self.split()
-        options = self.settings("run", self.section("run"), _RUN_KEYS, required=["rounds"])
-        rounds, target = options.pop("rounds"), options.pop("target", None)
+        needed = self.command != "diagnose"
+        options = self.settings("run", self.section("run", needed), _RUN_KEYS, required=["rounds"] if needed else [])
+        rounds, target = options.pop("rounds", 0), options.pop("target", None)
         seeds = self.seeds(options)
         self.check_run(rounds, options)
         output = self.settings("output", self.section("output", needed=False), _OUTPUT_KEYS)
@@ -192,6 +196,8 @@ class _Reader:
         engine = self.section("engine", needed=False)
         if engine:
             options["engine"] = self.build({"type": "Local", **engine}, {"Local": Local, "Ray": Ray}, "engine")
+        if self.command != "diagnose" and (callbacks := self.trackers()):
+            options["callbacks"] = callbacks
         grid, tune_options = self.tune(algorithms[""]) if self.command == "tune" else ({}, {})
         return Experiment(self.path, data, split, rounds, seeds, target, options, algorithms, output, grid, tune_options)
 
@@ -274,13 +280,16 @@ class _Reader:
 
     def algorithms(self) -> dict[str, Algorithm]:
         known = {n: c for n, c in _concrete(Algorithm).items() if c.round is not Algorithm.round}
-        if self.command != "compare":
-            if "algorithm" not in self.table and "algorithms" in self.table:
+        one, several = "algorithm" in self.table, "algorithms" in self.table
+        if self.command == "diagnose" and not one and not several:
+            return {}
+        if self.command in ("run", "tune") or (self.command == "diagnose" and one):
+            if several and not one:
                 self.fail(
                     "algorithm", "the section [algorithm] is missing; for the [algorithms] of this file use foedus compare"
                 )
             return {"": self.build(self.section("algorithm"), known, "algorithm")}
-        if "algorithms" not in self.table and "algorithm" in self.table:
+        if one and not several:
             self.fail("algorithms", "sections [algorithms.NAME] are missing; for the [algorithm] of this file use foedus run")
         found = {}
         for name, entry in self.section("algorithms").items():
@@ -324,6 +333,12 @@ class _Reader:
         if not isinstance(options, dict):
             self.fail("tune.options", f"must be a section [tune.options], not {_named(options)}")
         return options
+
+    def trackers(self) -> list[Callback]:
+        section = self.settings("track", self.section("track", needed=False), {"tensorboard": str, "mlflow": dict})
+        known = {"tensorboard": TensorBoard, "mlflow": MLflow}
+        settings = {key: {"folder": value} if key == "tensorboard" else value for key, value in section.items()}
+        return [self.build({"type": key, **value}, known, f"track.{key}") for key, value in settings.items()]
 
     # -- values ------------------------------------------------------------------------------------------------------
 

@@ -228,16 +228,43 @@ def test_resume_from_the_command_line(tmp_path):
 # -- diagnose ----------------------------------------------------------------------------------------------------------
 
 
-def test_diagnose_says_whether_newton_converges(cli):
+FEDERATION = """
+data  = { name = "wine" }
+split = { scheme = "labels", clients = 4, per_client = 2 }
+"""
+
+
+def test_diagnose_measures_and_advises(cli, tmp_path):
+    (tmp_path / "f.toml").write_text(FEDERATION)
+    output = cli("diagnose", "f.toml", "--iterations", 8, "--out", "d/p.html", "--plot", "p.svg").output
+    assert "wine: 4 clients, labels per_client=2" in output
+    for measure in ("label TV", "omega_TV", "omega_W1", "Delta_D", "Delta_f", "spectral radius", "task similarity"):
+        assert re.search(rf"^.*{measure}.*  -?[\d.]+  \S", output, re.M), measure
+    found = fd.survey(fd.split(fd.load("wine"), "labels", clients=4, per_client=2), iterations=8)
+    assert str(found) in output
+    assert "<h1>The federation wine</h1>" in (tmp_path / "d" / "p.html").read_text(encoding="utf-8")
+    assert (tmp_path / "p.svg").read_text().startswith("<?xml")
+
+
+def test_diagnose_looks_at_the_features_of_the_file(cli):
     output = cli("diagnose", EXAMPLES / "fednewton.toml", "--iterations", 8).output
-    assert "10 clients" in output
-    assert re.search(r"spectral radius at reg=0.0001: [\d.]+, not below 1: .*use solver='cg'", output)
-    assert output.count("\n") > 12
+    assert re.search(r"spectral radius +[\d.]+  fd.RandomFourier\(500, bandwidth=4.0\), reg=0.0001", output)
+    assert re.search(r"one model for all: fd.FedNewton\(.*solver='cg'\)", output)
 
 
-def test_diagnose_needs_features(cli):
-    result = cli("diagnose", EXAMPLES / "run.toml", code=2)
-    assert "algorithm.type: FedProx does not work on features" in result.output
+@pytest.mark.parametrize("example", ["run.toml", "compare.toml"])
+def test_diagnose_takes_the_files_of_the_other_commands(cli, example):
+    assert "label TV" in cli("diagnose", EXAMPLES / example, "--iterations", 2).output
+
+
+def test_diagnose_errors(cli, tmp_path):
+    (tmp_path / "f.toml").write_text(FEDERATION)
+    assert "a picture must be named .svg or .png, not 'p.gif'" in cli("diagnose", "f.toml", "--plot", "p.gif", code=2).stderr
+    assert "--out: cannot write" in cli("diagnose", "f.toml", "--out", tmp_path, code=2).stderr
+    (tmp_path / "f.toml").write_text(FEDERATION.replace("labels", "label"))
+    assert "split.scheme: scheme 'label' is unknown; did you mean 'labels'" in cli("diagnose", "f.toml", code=2).stderr
+    (tmp_path / "f.toml").write_text('data = { name = "wine" }')
+    assert "the section [split] is missing" in cli("diagnose", "f.toml", code=2).stderr
 
 
 def test_the_fednewton_example_runs(cli):

@@ -11,6 +11,7 @@ from typing import Any
 
 from foedus.core import checkpoint as files
 from foedus.core.algorithm import Algorithm
+from foedus.core.callbacks import check_callbacks
 from foedus.core.clients import Poisson
 from foedus.errors import CheckpointError, ConfigError
 
@@ -29,6 +30,7 @@ def check_arguments(
     checkpoint: Any,
     checkpoint_every: Any,
     resume: bool,
+    callbacks: Any,
 ) -> None:
     """Refuse, by name, value and remedy, what a run could not be made of."""
     if not isinstance(algorithm, Algorithm):
@@ -53,6 +55,7 @@ def check_arguments(
         raise ConfigError(f"seed={seed!r} must be a whole number from 0 to 2^63 - 1")
     if engine is not None and (isinstance(engine, type) or not hasattr(engine, "open")):
         raise ConfigError(f"engine={engine!r} must be an engine such as fd.Local()")
+    check_callbacks(callbacks)
     if target is None:
         return
     if isinstance(target, bool) or not isinstance(target, Real) or not math.isfinite(target):

@@ -76,3 +76,10 @@ def subclasses(*bases: type) -> dict[str, type]:
                 found[cls.__name__] = cls
             found.update(subclasses(cls))
     return found
+
+
+def flatten(settings: Any, at: str = "") -> dict[str, Any]:
+    """Nested settings as {dotted key: value}."""
+    if isinstance(settings, dict) and settings:
+        return {k: v for key, value in settings.items() for k, v in flatten(value, f"{at}.{key}".lstrip(".")).items()}
+    return {at: settings}

@@ -8,6 +8,7 @@ import math
 import os
 import time
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from pathlib import Path
@@ -20,6 +21,7 @@ from foedus.core import checkpoint as files
 from foedus.core import random
 from foedus.core.algorithm import Algorithm, Client, Predictor, row_scores
 from foedus.core.arguments import check_arguments, checkpoint_file, differences, refuse_to_overwrite
+from foedus.core.callbacks import Callback, Callbacks
 from foedus.core.clients import Clients, Ledger, NothingArrived, Poisson, cohort, expected
 from foedus.core.config import from_config, subclasses, to_config
 from foedus.core.history import History
@@ -53,6 +55,7 @@ def run(
     checkpoint_every: int = 1,
     resume: bool = False,
     start: Run | None = None,
+    callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
 ) -> Run:
     """Run an algorithm on a federation.
@@ -65,6 +68,7 @@ def run(
     checkpoint: a file, written atomically after every `checkpoint_every` rounds; `resume=True` goes on from it, to the
     numbers of an uninterrupted run. Ctrl-C finishes the round, writes the checkpoint and stops.
     start: a finished run whose global model this one starts from (a warm start); what that run sent is not counted here.
+    callbacks: told of the start, of every row of the history and of the end: `[fd.TensorBoard("runs")]`; see `fd.Callback`.
     progress: show a bar; by default only on a terminal.
 
     Example:
@@ -84,6 +88,7 @@ def run(
         checkpoint=checkpoint,
         checkpoint_every=checkpoint_every,
         resume=resume,
+        callbacks=callbacks,
     )
     rounds, seed = int(rounds), int(seed)
     algorithm.check(fed.spec)
@@ -95,16 +100,19 @@ def run(
         engine = Local()
     loop = _Loop(algorithm, fed, rounds, seed, engine, participation, evaluate_every, target, quantise)
     loop.first = None if start is None else _model_of(start)
-    path = checkpoint_file(checkpoint)
+    path, told, name = checkpoint_file(checkpoint), Callbacks(callbacks), f"{type(algorithm).__name__}-seed{seed}"
     try:
         if resume and path.exists():
             loop.resume(path)
+            told.start(name, loop.settings, loop.history.rows)
         else:
             if path:
                 refuse_to_overwrite(path)
+            told.start(name, loop.settings, [])
             loop.start()
             if path:
                 loop.save(path)
+            told.row(loop.history.rows[-1])
         with (
             RoundProgress(type(algorithm).__name__, rounds, progress) as bar,
             Interrupts(enabled=path is not None) as interrupts,
@@ -116,14 +124,21 @@ def run(
                 finished = loop.done == rounds or loop.reached
                 if path and (interrupts.asked or finished or loop.done % checkpoint_every == 0):
                     loop.save(path)
+                told.row(loop.history.rows[-1])
                 interrupts.raise_if_asked(
                     f"stopped after round {loop.done}; go on with resume=True and checkpoint={str(path)!r}"
                 )
-        return loop.result()
+        result = loop.result()
+        told.end(result, None)
+        return result
     except DivergenceError as error:
         error.run = loop.result()
         if path and path.exists():
             error.add_note(f"The last good state is in {path}; error.run holds the rounds before.")
+        told.end(error.run, error)
+        raise
+    except BaseException as error:
+        told.end(None, error)
         raise
     finally:
         loop.session.close()

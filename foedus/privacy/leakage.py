@@ -290,10 +290,10 @@ class Leakage:
 
     def picture(self, path: str | os.PathLike) -> Path:
         """Write the original, guesses over iterations and PSNR curves as SVG or PNG. Needs matplotlib."""
+        from foedus.report.plots import check_picture, require_matplotlib, styles
+
         path = Path(path)
         check_picture(path)
-        from foedus.report.plots import require_matplotlib, styles
-
         require_matplotlib()
         import matplotlib
         from matplotlib.figure import Figure
@@ -325,12 +325,6 @@ class Leakage:
             svg = path.suffix.lower() == ".svg"
             figure.savefig(path, dpi=150, metadata={"Date": None} if svg else None)
         return path
-
-
-def check_picture(path: Path) -> None:
-    """Refuse a name of a picture that is neither SVG nor PNG."""
-    if path.suffix.lower() not in (".svg", ".png"):
-        raise ConfigError(f"a picture must be named .svg or .png, not {str(path)!r}")
 
 
 # -- the audit ---------------------------------------------------------------------------------------------------------

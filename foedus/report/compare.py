@@ -16,6 +16,8 @@ from urllib.parse import quote, unquote
 
 from foedus.core.algorithm import Algorithm
 from foedus.core.arguments import seed_list
+from foedus.core.callbacks import Named, check_callbacks
+from foedus.core.config import flatten
 from foedus.core.run import Run, run
 from foedus.errors import CheckpointError, ConfigError, DivergenceError, unknown
 from foedus.report.text import bar, count, digits, mean_and_spread, number, plain, rich_table
@@ -56,7 +58,8 @@ def compare(
     """
     algorithms = _checked(algorithms, fed, run_options)
     seeds = seed_list(seeds)
-    folder = run_options.pop("checkpoint", None)
+    folder, callbacks = run_options.pop("checkpoint", None), run_options.pop("callbacks", ())
+    check_callbacks(callbacks)
     runs: dict[str, list[Run]] = {name: [] for name in algorithms}
     diverged: dict[str, dict[int, str]] = {}
     with bar(len(algorithms) * len(seeds), progress) as advance:
@@ -65,7 +68,10 @@ def compare(
                 advance(f"{name}, seed {seed}", 0)
                 file = None if folder is None else Path(folder) / _file_name(name, seed)
                 try:
-                    result = run(algorithm, fed, rounds, seed=seed, checkpoint=file, progress=False, **run_options)
+                    told = [Named(c, f"{name}-seed{seed}") for c in callbacks]
+                    result = run(
+                        algorithm, fed, rounds, seed=seed, checkpoint=file, callbacks=told, progress=False, **run_options
+                    )
                 except DivergenceError as error:
                     diverged.setdefault(name, {})[len(runs[name])] = str(error)
                     result = error.run
@@ -391,13 +397,6 @@ def _labels(settings: dict[str, dict[str, Any]], names: dict[str, str | None]) -
         label = f"{name} ({detail})" if detail else name
         labels[key] = label if label not in labels.values() else f"{label} #{len(labels) + 1}"
     return labels
-
-
-def flatten(settings: Any, at: str = "") -> dict[str, Any]:
-    """Nested settings as {dotted key: value}."""
-    if isinstance(settings, dict) and settings:
-        return {k: v for key, value in settings.items() for k, v in flatten(value, f"{at}.{key}".lstrip(".")).items()}
-    return {at: settings}
 
 
 # Numbers

@@ -1,4 +1,4 @@
-"""The page of a comparison: one HTML file that needs nothing else, on a desk and on a phone."""
+"""The pages of a comparison and of a survey: one HTML file that needs nothing else, on a desk and on a phone."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from collections.abc import Iterable, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from foedus.core.config import flatten
 from foedus.report import plots
-from foedus.report.compare import Comparison, Curve, flatten, words
+from foedus.report.compare import Comparison, Curve, words
 from foedus.version import __version__
 
 if TYPE_CHECKING:
     from foedus.report.plots import Style
+    from foedus.report.survey import Survey
 
 _CSS = """
 :root { color-scheme: light; --ink: #1b1f24; --soft: #57606a; --line: #d8dee4; --paper: #ffffff; --wash: #f6f8fa; }
@@ -49,6 +51,9 @@ figure svg { display: block; width: 100%; max-width: 560px; height: auto; }
 figcaption { margin-top: 4px; max-width: 560px; }
 figure.wide svg, figure.wide figcaption { max-width: none; }
 .remark.wide { max-width: 44rem; }
+h3 { font-size: 1rem; margin: 20px 0 8px; }
+.advice { margin: 0 0 16px; }
+.advice p { margin-top: 6px; }
 pre { margin: 0; padding: 10px 12px; background: var(--wash); border-radius: 6px; overflow-x: auto; font-size: .8125rem; }
 details { margin: 12px 0; }
 summary { cursor: pointer; }
@@ -73,6 +78,19 @@ def render(comparison: Comparison, title: str | None = None) -> str:
         _section("Made with", _versions()),
     ]
     return document(title, comparison.title(), "".join(sections))
+
+
+def render_survey(survey: Survey) -> str:
+    """The page of a survey as text."""
+    drawn = [_figure(svg, caption) for svg, caption in plots.survey(survey)]
+    sections = [
+        _section("What to try", _advice(survey)),
+        _section("Pictures", f'<div class="figures">{"".join(drawn)}</div>'),
+        _section("Measures", _measures(survey)),
+        _section("Every client", _every_client(survey)),
+        _section("Made with", _versions()),
+    ]
+    return document(f"The federation {survey.fed.data.name}", survey.fed.describe().splitlines()[0], "".join(sections))
 
 
 def document(title: str, subtitle: str, body: str) -> str:
@@ -210,6 +228,52 @@ def _federation(comparison: Comparison) -> str:
         summary = f"<details><summary>In words</summary><pre>{_text(fed.describe())}</pre></details>"
     parts.append(f"<div>{table}{summary}</div>")
     return f'<div class="figures">{"".join(parts)}</div>'
+
+
+# Surveys
+
+
+def _advice(survey: Survey) -> str:
+    parts = []
+    for aim in dict.fromkeys(a.aim for a in survey.advice):
+        parts.append(f"<h3>{_text(_capital(aim))}</h3>")
+        for advice in survey.advice:
+            if advice.aim == aim:
+                call = "" if advice.algorithm is None else f"<pre>{_text(advice.code)}</pre>"
+                parts.append(f'<div class="advice">{call}<p>{_text(advice.text)}</p></div>')
+    return "\n".join(parts)
+
+
+def _measures(survey: Survey) -> str:
+    rows = [
+        f'<tr><th scope="row">{_text(name)}</th><td class="number">{_text(value)}</td><td class="remark">{_text(note)}</td></tr>'
+        for name, value, note in survey.measures()
+    ]
+    notes = [f"<pre>{_text(survey.fed.describe())}</pre>"]
+    if survey.sampled:
+        notes.append(f'<p class="soft">{_text(_capital(survey.sampled))}.</p>')
+    return f"{''.join(notes)}<p></p>{_table([_head('measure'), _head('value', True), _head('to hold it against')], rows)}"
+
+
+def _every_client(survey: Survey) -> str:
+    frame = survey.per_client()
+    rows = []
+    for row in frame.to_dict("records"):
+        cells = "".join(f'<td class="number">{_text(_cell(v))}</td>' for v in list(row.values())[1:])
+        rows.append(f'<tr><th scope="row">{_text(row["client"])}</th>{cells}</tr>')
+    table = _table([_head(c.replace("_", " "), i > 0) for i, c in enumerate(frame.columns)], rows)
+    note = (
+        "Label TV, W1 and Delta_D: distances of the client's labels and features from those of all; Delta_f: how far its own model is from that of all; "
+        "shared, private, both: share of the variance of y there that linear models explain on held-out rows."
+    )
+    body = f'{table}<p class="soft">{_text(note)}</p>'
+    return f"<details><summary>{len(rows)} clients, one by one</summary>{body}</details>" if len(rows) > 20 else body
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return "–" if math.isnan(value) else f"{value:.3g}"
+    return str(value)
 
 
 # Settings

@@ -59,7 +59,7 @@ def check(page: str) -> Checker:
     assert parser.problems == []
     assert parser.stack == []
     assert len(set(parser.ids)) == len(parser.ids)
-    assert all(a.startswith("#") or a == "data:," for a in parser.addresses), parser.addresses
+    assert all(a.startswith(("#", "data:")) for a in parser.addresses), parser.addresses
     assert {a[1:] for a in parser.addresses if a.startswith("#")} <= set(parser.ids)
     assert "script" not in parser.tags
     assert not re.search(r"@import|url\(\s*['\"]?(?!#)", page)
