@@ -254,7 +254,7 @@ class _Reader:
             return [0 if one is None else one]
         if one is not None:
             self.fail("run.seeds", "give either seed or seeds, not both")
-        if self.command != "compare":
+        if self.command in ("run", "tune"):
             self.fail("run.seeds", f"foedus {self.command} takes one seed: seed = 0; foedus compare takes several")
         seeds = list(range(several)) if isinstance(several, int) else list(several)
         if not seeds or len(set(seeds)) < len(seeds):
