@@ -33,46 +33,17 @@ class Noted(fd.Forest):
 
 
 def ffgb(repeats: int) -> None:
-    """letter (or digits), ten clients; nets on images of 28 x 28."""
+    """Trees on the tabular sets at hand, ten clients; nets on images of 28 x 28."""
+    workers = torch.get_num_threads()
+    print(f"\nFFGB, 10 clients, {fd.Forest().trees} trees each a round, {workers} threads")
+    head = ("set", "a round of FFGB, s", "bare fits, s", "with check_input=False, s", "FFGB / bare", "FFGB / unchecked")
+    print(f"\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
+    for name in [n for n in ("letter", "pendigits", "satimage", "covtype60k") if locate(n) is not None] or ["digits"]:
+        data = fd.load(name)
+        a, b, c = rounds_and_fits(data, workers, repeats)
+        print(f"| {name} | {a:.3f} | {b:.3f} | {c:.3f} | {a / b:.2f} | {a / c:.2f} |", flush=True)
+
     data = fd.load("letter" if locate("letter") is not None else "digits")
-    fed, rounds, oracle = fd.split(data, "homogeneity", clients=10, s=0.3), 5, fd.Forest()
-    workers, options = (
-        torch.get_num_threads(),
-        {"splitter": "random", "max_depth": oracle.depth, "max_features": oracle.features},
-    )
-    parts = fd.run(fd.FFGB(Noted()), fed, rounds, evaluate_every=0).state.parts
-
-    def bare(check: bool = True) -> list[int]:
-        """The very same trees by scikit-learn alone, a client's one after the other, in as many threads: nodes of each round."""
-
-        def one(asked: tuple[np.ndarray, np.ndarray, int]) -> int:
-            x, y, seed = asked
-            state = np.random.RandomState(seed)
-            fits = (
-                DecisionTreeRegressor(random_state=state, **options).fit(x, y, check_input=check) for _ in range(oracle.trees)
-            )
-            return sum(model.tree_.node_count for model in fits)
-
-        with ThreadPoolExecutor(workers) as pool:
-            return [sum(pool.map(one, Noted.asked[t * len(fed) : (t + 1) * len(fed)])) for t in range(rounds)]
-
-    assert bare() == [len(part.feature) for part in parts]
-    print(f"\nFFGB on {data.name}: {len(fed)} clients, {oracle.trees} trees each a round, {workers} threads")
-    ways = {
-        "FFGB": lambda: fd.run(fd.FFGB(oracle), fed, rounds, evaluate_every=0),
-        "bare": bare,
-        "unchecked": lambda: bare(check=False),
-    }
-    taken: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(repeats):
-        for name, way in ways.items():
-            taken[name].append(seconds(way) / rounds)
-    a, b, c = (statistics.median(t) for t in taken.values())
-    print(
-        "\n| a round of FFGB, s | bare fits, s | with check_input=False, s | FFGB / bare | FFGB / unchecked |\n|---|---|---|---|---|"
-    )
-    print(f"| {a:.3f} | {b:.3f} | {c:.3f} | {a / b:.2f} | {a / c:.2f} |", flush=True)
-
     x, y = data.x_train[:5000], np.eye(data.classes)[data.y_train[:5000]]
     forest = ExtraTreesRegressor(200, max_depth=12, random_state=0, n_jobs=workers).fit(x, y)
     trees = from_sklearn(*(e.tree_ for e in forest.estimators_))
@@ -102,6 +73,40 @@ def ffgb(repeats: int) -> None:
             ways["loop"].append(seconds(lambda a=algorithm: plain(a, crowd)))
         a, b = statistics.median(ways["auto"]), statistics.median(ways["loop"])
         print(f"| {name} | {a:.2f} | {b:.2f} | {b / a:.2f} |", flush=True)
+
+
+def rounds_and_fits(data: fd.Data, workers: int, repeats: int) -> list[float]:
+    """Seconds of a round of FFGB, of scikit-learn's fits of the very same trees, and of these without its check of the rows."""
+    fed, rounds, oracle = fd.split(data, "homogeneity", clients=10, s=0.3), 5, fd.Forest()
+    options = {"splitter": "random", "max_depth": oracle.depth, "max_features": oracle.features}
+    Noted.asked.clear()
+    parts = fd.run(fd.FFGB(Noted()), fed, rounds, evaluate_every=0).state.parts
+
+    def bare(check: bool = True) -> list[int]:
+        """A client's trees one after the other, in as many threads: nodes of each round."""
+
+        def one(asked: tuple[np.ndarray, np.ndarray, int]) -> int:
+            x, y, seed = asked
+            state = np.random.RandomState(seed)
+            fits = (
+                DecisionTreeRegressor(random_state=state, **options).fit(x, y, check_input=check) for _ in range(oracle.trees)
+            )
+            return sum(model.tree_.node_count for model in fits)
+
+        with ThreadPoolExecutor(workers) as pool:
+            return [sum(pool.map(one, Noted.asked[t * len(fed) : (t + 1) * len(fed)])) for t in range(rounds)]
+
+    assert bare() == [len(part.feature) for part in parts]
+    ways = {
+        "FFGB": lambda: fd.run(fd.FFGB(oracle), fed, rounds, evaluate_every=0),
+        "bare": bare,
+        "unchecked": lambda: bare(check=False),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(repeats):
+        for name, way in ways.items():
+            taken[name].append(seconds(way) / rounds)
+    return [statistics.median(t) for t in taken.values()]
 
 
 def plain(algorithm: fd.FFGBDistill, fed: fd.Federation) -> None:

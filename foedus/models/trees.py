@@ -47,17 +47,21 @@ def from_sklearn(*trees: Any) -> Trees:
     """scikit-learn's trees (`estimator.tree_`) as arrays, one after the other; rows of float32 go the same way in both."""
     sizes = [t.node_count for t in trees]
     roots = np.cumsum([0, *sizes[:-1]]).astype(np.int32)
-    nodes = np.concatenate([t.__getstate__()["nodes"] for t in trees])
-    leaf, base = nodes["left_child"] < 0, np.repeat(roots, sizes)
-    threshold = nodes["threshold"].astype(np.float32)
+    columns = {
+        name: np.concatenate([getattr(t, name) for t in trees])
+        for name in ("feature", "children_left", "children_right", "threshold")
+    }
+    leaf, base = columns["children_left"] < 0, np.repeat(roots, sizes)
+    threshold = columns["threshold"].astype(np.float32)
     # Thresholds lie between two values of float32: rounded up, one might reach the larger of them.
-    threshold = np.where(threshold > nodes["threshold"], np.nextafter(threshold, np.float32(-np.inf)), threshold)
-    value = np.concatenate([t.value[:, :, 0] for t in trees])
+    up = threshold > columns["threshold"]
+    threshold[up] = np.nextafter(threshold[up], np.float32(-np.inf))
+    threshold[leaf], columns["feature"][leaf] = 0, -1
     numbers = (
-        np.where(leaf, -1, nodes["feature"]).astype(np.int32),
-        np.where(leaf, 0, threshold).astype(np.float32),
-        *(np.where(leaf, -1, nodes[side] + base).astype(np.int32) for side in ("left_child", "right_child")),
-        value[leaf].astype(np.float32),
+        columns["feature"].astype(np.int32),
+        threshold,
+        *(np.where(leaf, -1, columns[side] + base).astype(np.int32) for side in ("children_left", "children_right")),
+        np.concatenate([t.value[t.children_left < 0, :, 0].astype(np.float32) for t in trees]),
         roots,
     )
     return Trees(*map(torch.from_numpy, numbers), trees[0].n_features)

@@ -114,8 +114,6 @@ def _table2(scale: str) -> list[dict[str, Any]]:
     cells = []
     for s in (0.1,) if scale == "quick" else (0.1, 0.2, 0.3):
         for data in ("digits",) if scale == "quick" else ("digits", "letters", "cifar10", "cifar100"):
-            if scale == "usual" and data.startswith("cifar") and s > 0.1:
-                continue  # half an hour each
             cells += [
                 {"data": data, "s": s, "method": m, "rounds": r, **_size(data, scale)} for m, r in _rounds(data, scale).items()
             ]
