@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -352,6 +353,7 @@ def paper_command(
     out: Annotated[Path, typer.Option(help="Folder of results, pictures and pages.")] = Path("results"),
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core, if not given.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run finished cells again.")] = False,
+    device: Annotated[str, typer.Option(help="Where networks are trained: `--full --device cuda`.")] = "cpu",
     show: Annotated[bool, typer.Option("--show", help="Run nothing, show what is stored.")] = False,
     docs: Annotated[Path | None, typer.Option(help="Run nothing, write Markdown of all that is stored to this folder.")] = None,
 ) -> None:
@@ -392,6 +394,7 @@ def paper_command(
         runner.item_of(p, i)
     _require_plots()
     scale = "quick" if quick else "full" if full else "usual"
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended or interrupted, workers are not left behind
     from foedus.papers.render import Result, stored, write_pages, write_pictures
 
     for p, i in chosen:
@@ -402,7 +405,9 @@ def paper_command(
         else:
             where = {key: value for key, _, value in pairs}
             try:
-                cells = runner.run_item(p, i, scale, folder=out, seeds=seeds, only=where, workers=workers, fresh=fresh)
+                cells = runner.run_item(
+                    p, i, scale, folder=out, seeds=seeds, only=where, workers=workers, fresh=fresh, device=device
+                )
             except KeyboardInterrupt:
                 typer.echo(f"stopped; finished cells are kept in {out}: the same command goes on from there", err=True)
                 raise typer.Exit(130) from None

@@ -24,7 +24,7 @@ from foedus.core.tree import State, Tree
 from foedus.errors import ConfigError, DataError, positive, whole_number
 from foedus.models.base import Model, Params, model_of
 from foedus.models.losses import SoftLabels, Squared, loss_for
-from foedus.models.training import Training, crop_flip, descend, descend_to
+from foedus.models.training import Training, crop_flip, descend, descend_to, to
 
 ADAM = Training(lr=1e-3, optimizer="adam", epochs=100, batch_size=64, clip=5.0)
 STUDENT = Training(lr=1e-3, optimizer="adam", epochs=20, batch_size=64, clip=5.0, weight_decay=1e-3)
@@ -143,7 +143,7 @@ class FFGBDistill(Algorithm):
         replies = clients.gather(self.boost, weights=self.weights, w=state.w, t=clients.round)
         functions, share = replies.stack()["functions"], replies.weights.float()
         shrink, pulls = step_weights([self.step] * self.local_steps, self.mu)
-        rows = self.public.rows(clients.key)
+        rows = self.public.rows(clients.key).to(clients.device)
         teacher = torch.cat([self._teacher(block, state.w, functions, pulls, share, shrink) for block in rows.split(1024)])
         data = Rows(rows, teacher, torch.arange(len(rows)), torch.ones(len(rows)), state.spec)
         w = descend(self.student, self.model, Squared(), state.w, data, random.fold(clients.key, 1))["params"]
@@ -152,7 +152,7 @@ class FFGBDistill(Algorithm):
     def _teacher(self, x: Tensor, w: Params, functions: list, pulls: list[float], share: Tensor, shrink: float) -> Tensor:
         """f of the new ensemble on public rows."""
         with torch.no_grad():
-            f = shrink * self.model.apply(w, x)
+            f = shrink * self.model.apply(to(x.device, w), x)
             for stacked, pull in zip(functions, pulls, strict=True):
                 f = f - pull * weighted_outputs(self.weak, stacked, share, x)
         return f
@@ -194,7 +194,7 @@ class FedAvgDistill(LocalTraining):
         replies = clients.gather(self.train, weights=self.weights, w=state.w)
         stacked, share = replies.stack(), replies.weights
         start = tree.map(lambda v: (v.double() * share.view(-1, *[1] * (v.dim() - 1))).sum(0).to(v.dtype), stacked)
-        rows, even = self.public.rows(clients.key), torch.full((len(share),), 1 / len(share))
+        rows, even = self.public.rows(clients.key).to(clients.device), torch.full((len(share),), 1 / len(share))
         with torch.no_grad():
             teacher = torch.cat([weighted_outputs(self.model, stacked, even, block) for block in rows.split(1024)])
         loss: Any = Squared()
@@ -214,5 +214,5 @@ def weighted_outputs(model: Model, stacked: Params, share: Tensor, x: Tensor) ->
     """sum_i share_i f_i(x) of models with a leading client dimension."""
     total = 0.0
     for i, weight in enumerate(share.tolist()):
-        total = total + weight * model.apply({k: v[i] for k, v in stacked.items()}, x)
+        total = total + weight * model.apply({k: v[i].to(x.device) for k, v in stacked.items()}, x)
     return total

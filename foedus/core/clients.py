@@ -275,6 +275,11 @@ class Clients:
         return getattr(self.session, "longest", 0)
 
     @property
+    def device(self) -> torch.device:
+        """Where the server should train networks: where the engine has its clients train theirs."""
+        return getattr(self.session, "device", torch.device("cpu"))
+
+    @property
     def measures(self) -> bool:
         """Whether what is only measured (`watched`) may be asked for: in a simulation, not between real sites."""
         return getattr(self.session, "measures", True)

@@ -17,6 +17,7 @@ class Rows:
     The rows of all clients lie in one table; `index` says which are this client's. Reading `x` and `y` collects them
     (or gives a view, where the engine keeps the batch stacked); a mini-batch loop takes what it needs by `index`, once.
     `spec` is the form of the data (classes, outputs): what `Algorithm.prepare` needs besides the rows.
+    The table may lie on another device than `index` and `weight`: rows come to the index, and training goes to the table.
     """
 
     table_x: Tensor
@@ -29,12 +30,19 @@ class Rows:
     @property
     def x(self) -> Tensor:
         """Features, (n, *shape)."""
-        return self.stacked[0] if self.stacked else take(self.table_x, self.index)
+        return self.stacked[0].to(self.index.device) if self.stacked else take(self.table_x, self.index)
 
     @property
     def y(self) -> Tensor:
         """Labels (n,) as int64, or targets as floats."""
-        return self.stacked[1] if self.stacked else take(self.table_y, self.index)
+        return self.stacked[1].to(self.index.device) if self.stacked else take(self.table_y, self.index)
+
+    @property
+    def there(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Features, labels and weights on the table's device."""
+        device = self.table_x.device
+        x, y = self.stacked or (take(t, self.index.to(device)) for t in (self.table_x, self.table_y))
+        return x, y, self.weight.to(device)
 
     @property
     def count(self) -> Tensor:
@@ -43,5 +51,6 @@ class Rows:
 
 
 def take(table: Tensor, index: Tensor) -> Tensor:
-    """Rows of a table at an index of any shape, copied once."""
-    return torch.index_select(table, 0, index.reshape(-1)).reshape(*index.shape, *table.shape[1:])
+    """Rows of a table at an index of any shape, copied once, to the index's device."""
+    rows = torch.index_select(table, 0, index.reshape(-1).to(table.device))
+    return rows.reshape(*index.shape, *table.shape[1:]).to(index.device)

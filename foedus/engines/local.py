@@ -40,16 +40,25 @@ class Local:
 
     batch: True batches clients, False takes them one after the other, "auto" asks the algorithm and its model.
     memory: bytes that one batch may take, roughly; more clients are done in several batches.
+    device: where networks are trained and distilled ("cuda", "cuda:1", "mps"): the clients' rows are kept there. All else, the
+    algorithms' own arithmetic and their random draws included, stays on the CPU.
     """
 
     batch: bool | str = "auto"
     memory: int = 1 << 30
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         if self.batch not in (True, False, "auto"):
             raise ConfigError(f"batch={self.batch!r} must be True, False or 'auto'")
         if self.memory < 1:
             raise ConfigError(f"memory={self.memory!r} must be a positive number of bytes")
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError, TypeError) as error:
+            raise ConfigError(
+                f"device={self.device!r} cannot be used here ({str(error).splitlines()[0]}); try device='cpu'"
+            ) from error
 
     def open(self, algorithm: Algorithm, fed: Federation, seed_key: Tensor) -> LocalSession:
         """Place the data and get ready to answer."""
@@ -63,7 +72,16 @@ _KEPT, _KEPT_ROWS = 8, 1 << 23
 class Table:
     """Which rows of the data are whose, client after client; `order` says where the clients stand in the federation."""
 
-    def __init__(self, x: np.ndarray, y: np.ndarray, rows: np.ndarray, offsets: np.ndarray, order: np.ndarray, spec: Spec):
+    def __init__(
+        self,
+        x: np.ndarray,
+        y: np.ndarray,
+        rows: np.ndarray,
+        offsets: np.ndarray,
+        order: np.ndarray,
+        spec: Spec,
+        device: str = "cpu",
+    ):
         self.spec = spec
         sizes = np.diff(offsets)[order]
         if not np.array_equal(order, np.arange(len(order))):
@@ -71,7 +89,7 @@ class Table:
             rows = rows[starts + np.arange(sizes.sum())]
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nothing here writes into the data
-            self.x, self.y, self.rows = torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(rows)
+            self.x, self.y, self.rows = torch.from_numpy(x).to(device), torch.from_numpy(y).to(device), torch.from_numpy(rows)
         self.sizes = torch.from_numpy(np.ascontiguousarray(sizes))
         self.starts = torch.cumsum(self.sizes, 0) - self.sizes
         self.kept: dict[tuple[bytes, int], tuple[Tensor, Tensor]] = {}
@@ -106,7 +124,7 @@ class Table:
         if bool((flat[1:] == flat[:-1] + 1).all()) and bool(weight.all()):
             part = slice(int(flat[0]), int(flat[-1]) + 1)
             return tuple(t[part].view(*index.shape, *t.shape[1:]) for t in (self.x, self.y))
-        return take(self.x, index), take(self.y, index)
+        return tuple(take(t, index.to(t.device)) for t in (self.x, self.y))
 
     def one(self, position: int) -> Rows:
         """One client's rows, without padding."""
@@ -147,7 +165,8 @@ class LocalSession:
         self.engine, self.algorithm, self.spec, self.seed_key = engine, algorithm, fed.spec, seed_key
         order = np.argsort(fed.ids, kind="stable")
         self.ids = torch.from_numpy(np.ascontiguousarray(fed.ids[order]))
-        self.train = Table(fed.data.x_train, fed.data.y_train, fed.rows, fed.offsets, order, fed.spec)
+        self.train = Table(fed.data.x_train, fed.data.y_train, fed.rows, fed.offsets, order, fed.spec, engine.device)
+        self.device = torch.device(engine.device)
         self._test = lambda: Table(fed.data.x_test, fed.data.y_test, fed.test_rows, fed.test_offsets, order, fed.spec)
         self.states = States(len(self.ids))
         self.shared = random.fold(seed_key, 0)

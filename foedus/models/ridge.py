@@ -109,7 +109,7 @@ def _prepare(args: dict[str, Tensor], shared: tuple) -> Ridge:
     features, reg, pull, dtype, table_x, table_y, outputs = shared
     index, weight = args["index"], args["weight"]
     clients, n = index.shape
-    size = features(table_x[:1], dtype).shape[1]
+    size = features(table_x[:1].cpu(), dtype).shape[1]
     count = weight.sum(1).to(dtype).view(-1, 1, 1)
     if n >= size:
         hessian = torch.zeros(clients, size, size, dtype=dtype)

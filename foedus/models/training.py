@@ -26,6 +26,9 @@ from foedus.models.losses import Loss
 _BLOCK_BYTES = 1 << 22
 """Rows are collected for several steps at once, in blocks of about this size, so that they are still in cache when used."""
 
+_TRAINED = ("params", "correction", "memory")
+"""Of the arguments of a training, those that are on the device of the rows while it goes on."""
+
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
 
 
@@ -102,14 +105,27 @@ def descend(
 
 def gradient(model: Model, loss: Loss, params: Params, data: Rows) -> Params:
     """Gradient of the mean loss over all of a client's rows, at `params`."""
-    weight = data.weight / data.weight.sum(-1, keepdim=True)
-    return _gradient({"params": params, "x": data.x, "y": data.y, "weight": weight}, (model, loss))
+    return _home(_gradient(_whole(params, data), (model, loss)), data)
 
 
 def value_and_gradient(model: Model, loss: Loss, params: Params, data: Rows) -> tuple[Tensor, Params]:
     """The mean loss over all of a client's rows, and its gradient, at `params`: one pass for both."""
-    weight = data.weight / data.weight.sum(-1, keepdim=True)
-    return _value_and_gradient({"params": params, "x": data.x, "y": data.y, "weight": weight}, (model, loss))
+    return _home(_value_and_gradient(_whole(params, data), (model, loss)), data)
+
+
+def _whole(params: Params, data: Rows) -> dict[str, Any]:
+    """All rows of a client, where the table lies, with weights that sum to 1."""
+    x, y, weight = data.there
+    return {"params": to(x.device, params), "x": x, "y": y, "weight": weight / weight.sum(-1, keepdim=True)}
+
+
+def _home(found: Any, data: Rows) -> Any:
+    return to(data.index.device, found)
+
+
+def to(device: torch.device, values: Any) -> Any:
+    """Tensors of a tree on a device; those that are there already are not copied."""
+    return tree.map(lambda v: v.to(device) if isinstance(v, Tensor) else v, values)
 
 
 @batched
@@ -165,6 +181,17 @@ def gradient_of(model: Model, loss: Loss, clients: int) -> Callable[[Params, Ten
     return single
 
 
+def batch_gradient(
+    model: Model, loss: Loss, params: Params, index: Tensor, weight: Tensor, table_x: Tensor, table_y: Tensor
+) -> Params:
+    """Gradients of several clients, each on the rows (c, b) of its index with weights that sum to 1; made where the table lies."""
+    home, device = index.device, table_x.device
+    index = index.to(device)
+    x, y = take(table_x, index), take(table_y, index)
+    x = x.flatten(2) if model.closed_form else x
+    return to(home, gradient_of(model, loss, len(index))(to(device, params), x, y, weight.to(device)))
+
+
 def _schedule(how: Training, index: Tensor, weight: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Which rows each client uses in each step: (row numbers (T, c, b), weights (T, c, b) summing to 1, steps (c,)).
 
@@ -211,8 +238,8 @@ def _descend_to(args: dict[str, Any], shared: tuple) -> Params:
     """Every row is one client's, so the targets of all clients fit into one table."""
     how, model, loss, table_x = shared
     target, real = args.pop("target"), args["weight"] > 0
-    table_y = target.new_zeros(len(table_x), target.shape[-1])
-    table_y[args["index"][real]] = target[real]
+    table_y = target.new_zeros(len(table_x), target.shape[-1], device=table_x.device)
+    table_y[args["index"][real].to(table_x.device)] = target[real].to(table_x.device)
     return _descend.__wrapped__(args, (how, model, loss, table_x, table_y, 0.0))["params"]
 
 
@@ -224,11 +251,18 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
     moved = bool((steps[1:] > steps[:-1]).any())
     if moved:
         used, weight = used[:, order], weight[:, order]
-        args = {**args, **tree.map(lambda v: v[order], {k: args[k] for k in ("params", "correction", "memory") if k in args})}
+        args = {**args, **tree.map(lambda v: v[order], {k: args[k] for k in _TRAINED if k in args})}
+    device, home = table_x.device, used.device
+    used, weight, args = (
+        to(device, used),
+        to(device, weight),
+        {**args, **to(device, {k: args[k] for k in _TRAINED if k in args})},
+    )
     start = args["params"]
     params = {k: v.clone(memory_format=torch.contiguous_format) for k, v in start.items()}
     clients, total = len(steps), len(used)
     memory = args.get("memory") or fresh_memory(how, params, (clients,))
+    even = "memory" not in args or "steps" not in memory or bool((memory["steps"] == memory["steps"][0]).all())
     memory = tree.map(lambda v: v.clone(memory_format=torch.contiguous_format), memory)
     decay = prox + how.weight_decay
     constant = dict(args.get("correction") or {})
@@ -277,8 +311,8 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
                     g.add_(constant[k][:a])
                 if decay:
                     g.add_(now[k], alpha=decay)
-            _update(how, now, grads, memory, a)
-    result = {"params": params, "memory": memory, "steps": steps[order] if moved else steps}
+            _update(how, now, grads, memory, a, even)
+    result = to(home, {"params": params, "memory": memory, "steps": steps[order] if moved else steps})
     if moved:
         back = torch.argsort(order)
         result = tree.map(lambda v: v[back], result)
@@ -288,14 +322,14 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
 def crop_flip(x: Tensor, key: Tensor, pad: int = 4) -> Tensor:
     """Images (..., b, channels, height, width), each cropped at random after padding by `pad`, and flipped or not; keys (..., 2)."""
     b, channels, height, width = x.shape[-4:]
-    draws = random.uniform(key, (b, 3)).reshape(-1, 3)
+    draws = random.uniform(key, (b, 3)).reshape(-1, 3).to(x.device)
     top, left = (draws[:, :2] * (2 * pad + 1)).long().unbind(1)
     flip = draws[:, 2:] < 0.5
     images = torch.nn.functional.pad(x.reshape(-1, channels, height, width), (pad,) * 4)
-    rows = top.unsqueeze(1) + torch.arange(height)
-    columns = left.unsqueeze(1) + torch.where(flip, torch.arange(width - 1, -1, -1), torch.arange(width))
-    n = torch.arange(len(images)).view(-1, 1, 1, 1)
-    c = torch.arange(channels).view(1, -1, 1, 1)
+    across, n, c = (torch.arange(size, device=x.device) for size in (width, len(images), channels))
+    rows = top.unsqueeze(1) + torch.arange(height, device=x.device)
+    columns = left.unsqueeze(1) + torch.where(flip, across.flip(0), across)
+    n, c = n.view(-1, 1, 1, 1), c.view(1, -1, 1, 1)
     return images[n, c, rows.view(-1, 1, height, 1), columns.view(-1, 1, 1, width)].reshape(x.shape)
 
 
@@ -314,7 +348,11 @@ def _buffer(rows: int, like: Tensor) -> Tensor:
 def fresh_memory(how: Training, params: Params, batch: tuple[int, ...] = ()) -> dict[str, Any]:
     """The optimizer's running averages before its first step, for parameters with leading dimensions `batch`."""
     if how.optimizer == "adam":
-        return {"mean": tree.zeros_like(params), "square": tree.zeros_like(params), "steps": torch.zeros(batch)}
+        return {
+            "mean": tree.zeros_like(params),
+            "square": tree.zeros_like(params),
+            "steps": torch.zeros(batch, device=next(iter(params.values())).device),
+        }
     return {"velocity": tree.zeros_like(params)} if how.momentum else {}
 
 
@@ -326,12 +364,12 @@ def _clip(grads: Params, limit: float) -> None:
         g.mul_(factor.view(-1, *[1] * (g.dim() - 1)))
 
 
-def _update(how: Training, params: Params, grads: Params, memory: dict[str, Any], a: int) -> None:
-    """One optimizer step, in place, on the first `a` clients."""
+def _update(how: Training, params: Params, grads: Params, memory: dict[str, Any], a: int, even: bool) -> None:
+    """One optimizer step, in place, on the first `a` clients. even: they have made as many steps as each other."""
     if how.optimizer == "adam":
         memory["steps"][:a] += 1
         t = memory["steps"][:a]
-        if bool((t == t[0]).all()):  # one pass over all numbers, instead of one for each operation
+        if even:  # one pass over all numbers, instead of one for each operation
             names, many = list(grads), [t[:1].float().clone().squeeze(0) for _ in grads]
             mean, square = ([memory[m][k][:a] for k in names] for m in ("mean", "square"))
             torch._fused_adam_(

@@ -36,12 +36,11 @@ from foedus.core import tree
 from foedus.core.algorithm import Client
 from foedus.core.batching import batched
 from foedus.core.clients import Clients
-from foedus.core.rows import take
 from foedus.core.tree import State
 from foedus.geometry import domain_of
 from foedus.models.base import Params
 from foedus.models.losses import loss_for
-from foedus.models.training import gradient_of
+from foedus.models.training import batch_gradient
 from foedus.papers.study import Claim, Found, Images, Item, Lines, Missing, Paper, Table, product
 
 RADIUS, BATCH, CLIENTS = 10.0, 64, 10
@@ -79,13 +78,11 @@ class PublishedFedFW(ConstrainedTraining):
 def _sweep(args: dict[str, Any], shared: tuple) -> tuple[Params, dict[str, Any]]:
     how, loss, table_x, table_y, share = shared
     center, index, weight, made, d = (args[k] for k in ("x", "index", "weight", "made", "d"))
-    x, domain, slope = center, domain_of(how.domain), gradient_of(how.model, loss, len(made))
+    x, domain = center, domain_of(how.domain)
     for rows, real in zip(index.split(how.batch_size, 1), weight.split(how.batch_size, 1), strict=True):
         count = real.sum(1, keepdim=True)
         going = (count > 0).to(made.dtype).squeeze(1)
-        inputs = take(table_x, rows)
-        inputs = inputs.flatten(2) if how.model.closed_form else inputs
-        g = slope(x, inputs, take(table_y, rows), real / count.clamp(min=1))
+        g = batch_gradient(how.model, loss, x, rows, real / count.clamp(min=1), table_x, table_y)
         made = made + going
         if how.averaged:
             eta, pull, rho = 9 / (made + 8), how.penalty * (made + 8).sqrt(), 4 / (made + 7) ** (2 / 3)
@@ -141,10 +138,8 @@ class PublishedFedDR(FedDR):
 @batched
 def _slope(args: dict[str, Any], shared: tuple) -> Params:
     model, loss, table_x, table_y = shared
-    x = take(table_x, args["index"])
-    x = x.flatten(2) if model.closed_form else x
     even = torch.full(args["index"].shape, 1 / args["index"].shape[1])
-    return gradient_of(model, loss, len(x))(args["params"], x, take(table_y, args["index"]), even)
+    return batch_gradient(model, loss, args["params"], args["index"], even, table_x, table_y)
 
 
 # -- the tables ----------------------------------------------------------------------------------------------------------------
@@ -266,6 +261,7 @@ def accuracies(
     rounds: int,
     rows: int | None = None,
     whole: bool = False,
+    device: str = "cpu",
 ) -> list[dict[str, Any]]:
     """Last and best accuracy, in percent, of every method."""
     setup = Setup(table, data, ball, split)
@@ -274,7 +270,7 @@ def accuracies(
     found = []
     for name, algorithm in methods.items():
         try:
-            history = fd.run(algorithm, fed, rounds, seed=seed).history
+            history = fd.run(algorithm, fed, rounds, seed=seed, engine=fd.Local(device=device)).history
         except fd.DivergenceError as error:  # the last numbers that it had
             history = error.run.history
         accuracy = 100 * history["accuracy"].iloc[1:]
@@ -384,7 +380,7 @@ def _tables() -> dict[str, Item]:
     scales = {
         "table1": "CIFAR-10 is a subset of 15,000 training rows. Three seeds as described, one as published (MNIST with the L1 ball: 300 rounds of 1,000); the paper does not say how many it has.",
         "table2": "The CNN has 600 training rows of MNIST and 100 rounds in both protocols: 1% of the paper's rows, so that its numbers are out of reach "
-        "and the convolutions are a smoke test. --full has all rows.",
+        "and the convolutions are a smoke test. --full has all rows (--device cuda for a GPU).",
         "table3": "EMNIST-10 has 8,000 training rows, CIFAR-10 15,000; EMNIST-62 is not at hand.",
     }
     minutes = {

@@ -506,7 +506,7 @@ the seconds that it took where they were taken. Claims are checked by code on ou
 on each set, split and protocol.
 
 *Scale*: "usual" is the paper's, as far as the data at hand and two cores allow (what was cut down is said below); "quick" takes about a
-minute; `--full` is the paper's own, where the whole sets are at hand. *Minutes* are those of one core that was shared with other work.
+minute; `--full` is the paper's own, where the whole sets are at hand; there, `--device cuda` trains the networks on a GPU. *Minutes* are those of one core that was shared with other work.
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import multiprocessing
 import os
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 
+from foedus.engines.local import Local
 from foedus.errors import ConfigError, FoedusError
 from foedus.papers.store import Cell, Store, found_in, versions
 from foedus.papers.study import SCALES, Found, Item, Paper, Scale
@@ -77,12 +79,21 @@ def run_item(
     only: dict[str, str] | None = None,
     workers: int | None = None,
     fresh: bool = False,
+    device: str = "cpu",
     progress: bool | None = None,
 ) -> list[Cell]:
     """Run an item, and before it what it needs; returns its cells.
 
     folder: where finished cells are kept. workers: processes (one for each core, if not given). fresh: run its finished cells again.
+    device: where its networks are trained ("cuda"); by one worker, unless told.
     """
+    if device != "cpu":
+        Local(device=device)  # an error now, not in a worker
+        if "device" not in inspect.signature(item_of(name, item).cell).parameters:
+            raise ConfigError(
+                f"--device {device}: {name} {item} trains no large network and runs on the CPU; leave --device out"
+            )
+        workers = workers or 1
     for other in item_of(name, item).needs:
         settings = [c.settings for c in wanted(name, other, scale, folder)]
         part = {k: v for k, v in (only or {}).items() if any(str(s.get(k)) == v for s in settings)}
@@ -93,15 +104,17 @@ def run_item(
     workers = min(workers or os.cpu_count() or 1, max(1, len(todo)))
     if todo:
         with _bar(f"{name} {item}", len(cells), len(cells) - len(todo), progress) as advance:
-            _run_all(name, item, todo, workers, store, advance)
+            _run_all(name, item, todo, workers, store, advance, {"device": device} if device != "cpu" else {})
     return [store.cells[c.key] for c in cells]
 
 
-def _run_all(name: str, item: str, todo: list[Cell], workers: int, store: Store, advance: Callable[[str], None]) -> None:
+def _run_all(
+    name: str, item: str, todo: list[Cell], workers: int, store: Store, advance: Callable[[str], None], more: dict[str, str]
+) -> None:
     if workers == 1:
         with _threads(1):
             for cell in todo:
-                store.add(_run_cell(name, item, cell))
+                store.add(_run_cell(name, item, cell, more))
                 advance(_words(cell))
         return
     # Not forked: a child of a process whose threads hold locks may never return.
@@ -112,7 +125,7 @@ def _run_all(name: str, item: str, todo: list[Cell], workers: int, store: Store,
         queue = iter(todo)
         while True:
             while len(running) < workers and (cell := next(queue, None)) is not None:
-                running.add(pool.submit(_run_cell, name, item, cell))
+                running.add(pool.submit(_run_cell, name, item, cell, more))
             if not running:
                 break
             done, running = wait(running, return_when=FIRST_COMPLETED)
@@ -130,9 +143,9 @@ def _run_all(name: str, item: str, todo: list[Cell], workers: int, store: Store,
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _run_cell(name: str, item: str, cell: Cell) -> Cell:
+def _run_cell(name: str, item: str, cell: Cell, more: dict[str, str]) -> Cell:
     start = time.perf_counter()
-    rows = item_of(name, item).cell(seed=cell.seed, **cell.settings)
+    rows = item_of(name, item).cell(seed=cell.seed, **cell.settings, **more)
     return Cell(cell.settings, cell.seed, rows, time.perf_counter() - start, versions())
 
 

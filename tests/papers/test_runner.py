@@ -99,6 +99,24 @@ def test_what_was_stopped_goes_on(tmp_path, monkeypatch):
     assert [c["x"] for c in CALLS] == [1, 1, 2, 2]
 
 
+def test_a_device_is_handed_to_cells_that_can_use_it(tmp_path, monkeypatch):
+    with pytest.raises(fd.ConfigError, match="toy table trains no large network"):
+        runner.run_item("toy", "table", "quick", folder=tmp_path, device="meta")
+    with pytest.raises(fd.ConfigError, match="device='cudo' cannot be used"):
+        runner.run_item("toy", "table", "quick", folder=tmp_path, device="cudo")
+    said = []
+
+    def cell(seed, x, method, device="cpu"):
+        said.append(device)
+        return [{"value": x}]
+
+    monkeypatch.setitem(ITEMS, "table", Item(title="", cell=cell, cells=ITEMS["table"].cells, views=()))
+    cells = runner.run_item("toy", "table", "quick", folder=tmp_path, device="meta")
+    assert said == ["meta"] * 4 and "device" not in cells[0].settings
+    runner.run_item("toy", "table", "quick", folder=tmp_path)
+    assert len(said) == 4  # where it ran is no part of what it is
+
+
 def test_seeds_may_depend_on_settings(tmp_path):
     found = found_in(runner.run_item("toy", "table", "usual", folder=tmp_path, workers=1))
     assert found.frame.groupby("method").seed.nunique().to_dict() == {"a": 2, "b": 1}
