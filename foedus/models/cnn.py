@@ -19,10 +19,12 @@ from foedus.models.base import Model, Params, image_shape, uniform_init
 class CNN(Model):
     """Convolutions (each followed by ReLU and 2x2 max pooling), then fully connected layers.
 
-    `padding="valid"` shrinks the image at each convolution, `"same"` keeps its size. The networks of the papers:
+    `padding="valid"` shrinks the image at each convolution, `"same"` keeps its size; `leak` is the slope of ReLU
+    below zero. The networks of the papers:
 
-    - `CNN.cifar()`: two 5x5 convolutions of 64 filters, fully connected 394 and 192 (FFGB; Acar et al. use 384);
-    - `CNN.emnist()`: the same convolutions, fully connected 120 and 84 (FFGB);
+    - `CNN.cifar()`: two 5x5 convolutions of 64 filters, fully connected 384 and 192 (FFGB, whose text has 394; Acar et al. and the
+      authors' code have 384), leaky ReLU;
+    - `CNN.emnist()`: the same convolutions, fully connected 120 and 84 (FFGB), leaky ReLU;
     - `CNN.mnist()`: 32 and 64 filters of 5x5, fully connected 512 (McMahan et al. 2017).
     """
 
@@ -30,6 +32,7 @@ class CNN(Model):
     kernel: int = 5
     hidden: tuple[int, ...] = (512,)
     padding: str = "valid"
+    leak: float = 0.0
 
     # A batch of clients would hold the activations of all of them, and gain little: see `foedus.models.module`.
     batchable = False
@@ -45,16 +48,18 @@ class CNN(Model):
             raise ModelError(f"kernel={self.kernel!r} must be a positive whole number, and odd with padding='same'")
         if self.padding not in ("valid", "same"):
             raise ModelError(f"padding={self.padding!r} must be 'valid' or 'same'")
+        if not 0 <= self.leak < 1:
+            raise ModelError(f"leak={self.leak!r} must be at least 0 and below 1")
 
     @classmethod
     def cifar(cls) -> CNN:
         """The CIFAR network of the FFGB paper."""
-        return cls(channels=(64, 64), hidden=(394, 192))
+        return cls(channels=(64, 64), hidden=(384, 192), leak=0.01)
 
     @classmethod
     def emnist(cls) -> CNN:
         """The EMNIST network of the FFGB paper."""
-        return cls(channels=(64, 64), hidden=(120, 84))
+        return cls(channels=(64, 64), hidden=(120, 84), leak=0.01)
 
     @classmethod
     def mnist(cls) -> CNN:
@@ -99,10 +104,11 @@ class CNN(Model):
             x = x.reshape(len(x), channels, *(x.shape[1:] if x.dim() == 3 else (side, side)))
         pad = self.kernel // 2 if self.padding == "same" else 0
         x = x.to(params["conv0"].dtype)
+        bend = (lambda z: F.leaky_relu(z, self.leak)) if self.leak else torch.relu
         for i in range(len(self.channels)):
-            x = F.max_pool2d(torch.relu(F.conv2d(x, params[f"conv{i}"], params[f"conv_bias{i}"], padding=pad)), 2)
+            x = F.max_pool2d(bend(F.conv2d(x, params[f"conv{i}"], params[f"conv_bias{i}"], padding=pad)), 2)
         x = x.flatten(1)
         for i in range(len(self.hidden)):
-            x = torch.relu(F.linear(x, params[f"weight{i}"], params[f"bias{i}"]))
+            x = bend(F.linear(x, params[f"weight{i}"], params[f"bias{i}"]))
         last = len(self.hidden)
         return F.linear(x, params[f"weight{last}"], params[f"bias{last}"])

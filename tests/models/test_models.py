@@ -87,11 +87,21 @@ def shapes(model, spec):
 
 
 def test_cnn_of_the_papers():
+    x, leaky = torch.full((1, 1, 2, 2), -2.0), CNN((1,), kernel=1, hidden=(), leak=0.1)
+    params = {
+        "conv0": torch.ones(1, 1, 1, 1),
+        "conv_bias0": torch.zeros(1),
+        "weight0": torch.ones(1, 1),
+        "bias0": torch.zeros(1),
+    }
+    assert leaky.apply(params, x).item() == pytest.approx(-0.2)
+    with pytest.raises(fd.ModelError, match="leak=1"):
+        CNN(leak=1)
     cifar = shapes(CNN.cifar(), Spec((3, 32, 32), 10, 10))
     assert cifar["conv0"] == (64, 3, 5, 5)
     assert cifar["conv1"] == (64, 64, 5, 5)
-    assert cifar["weight0"] == (394, 64 * 5 * 5)
-    assert cifar["weight1"] == (192, 394)
+    assert cifar["weight0"] == (384, 64 * 5 * 5)
+    assert cifar["weight1"] == (192, 384)
     assert cifar["weight2"] == (10, 192)
     emnist = shapes(CNN.emnist(), Spec((784,), 26, 26))
     assert emnist["conv0"] == (64, 1, 5, 5)

@@ -37,17 +37,32 @@ def test_trees_of_every_method(monkeypatch):
 
 def test_images(monkeypatch):
     data = fd.load("digits")
-    monkeypatch.setattr(ffgb, "model_for", lambda name, whole: fd.MLP(16))
+    monkeypatch.setitem(ffgb.NETS, "MLP 120-84", fd.MLP(16))
     monkeypatch.setattr(
         ffgb,
         "image_pair",
-        lambda name, clients, s, rows, public, seed: (fd.split(data, "homogeneity", clients=4, s=s), data.x_test[:100]),
+        lambda name, clients, s, rows, public, seed, test: (fd.split(data, "homogeneity", clients=4, s=s), data.x_test[:100]),
     )
     size = {"clients": 4, "rows": 0, "public_rows": 0, "epochs": 3, "distil": 5, "local": 1}
     curves = {m: ffgb.curve(0, "digits", 0.3, m, 1, **size) for m in ffgb.METHODS}
     assert all([r["round"] for r in c] == [0, 1] for c in curves.values())
     start = {w: ffgb.curve(0, "digits", 0.3, "FedAvg", 1, **size, warm=w)[0]["accuracy"] for w in (True, False)}
     assert start[True] == curves["FFGB-Distill"][1]["accuracy"] > start[False]
+
+
+def test_the_networks_of_section_6():
+    """Two 5x5 convolutions of 64 filters; 384 (the text's 394 is a slip) and 192 neurons for CIFAR, 120 and 84 for EMNIST."""
+    for data, fully in (("cifar10", (384, 192)), ("cifar100", (384, 192)), ("letters", (120, 84))):
+        net = ffgb.NETS[ffgb._size(data, "full")["model"]]
+        assert (net.channels, net.kernel, net.hidden, net.leak) == ((64, 64), 5, fully, 0.01)
+    usual = ffgb.NETS[ffgb._size("cifar10", "usual")["model"]]
+    assert usual == ffgb.NETS[ffgb._size("cifar10", "full")["model"]]
+    methods = ffgb.contenders(usual, np.zeros((4, 3, 32, 32), np.float32), 10, 10, 2, views=2)
+    boost, average = methods["FFGB-Distill"], methods["FedAvg"]
+    assert (boost.step, boost.mu, boost.local_steps, boost.public.views) == (10.0, 5e-3, 1, 2)
+    assert boost.oracle == fd.Training(lr=1e-3, optimizer="adam", epochs=10, batch_size=64, clip=5.0, augment="crop_flip")
+    assert boost.student.weight_decay == 1e-3 and boost.student.augment is None
+    assert (average.augment, average.clip, average.batch_size) == ("crop_flip", 5.0, 64)
 
 
 def test_models_sent_until_a_target():
