@@ -57,16 +57,20 @@ class Found:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement about our numbers. `test` returns whether it holds and the numbers that say so; Missing means not run."""
+    """A statement about our numbers. `test` returns whether it holds and the numbers that say so; Missing means not run.
+
+    ours: it is not in the paper.
+    """
 
     text: str
     test: Callable[[Found], tuple[bool, str]]
+    ours: bool = False
 
     def judge(self, found: Found) -> tuple[str, str]:
         """("holds" | "does not hold" | "not measured", the numbers)."""
         try:
             holds, why = self.test(found)
-        except (Missing, KeyError, IndexError, ValueError) as missing:  # a claim about cells of which some were not run
+        except Missing as missing:  # a claim about cells of which some were not run
             return "not measured", str(missing)
         return ("holds" if holds else "does not hold"), why
 
@@ -152,7 +156,8 @@ class Item:
 
     cell: runs one cell, `cell(seed=..., **settings)`, and returns rows (a dict each) of numbers and names. cells: the settings of
     all cells of a scale, each a dict of plain values; after it, the rows of the items that it needs, for each of `needs`.
-    seeds: how many at each scale, or a function of a cell's settings. minutes: about how long it takes on two cores.
+    fixed: settings that all cells share and that are no argument of `cell`, in words: shown beside the others, and stored: cells that
+    ran with others are run again. seeds: how many at each scale, or a function of a cell's settings. minutes: about how long it takes on two cores.
     scale: in words, what was cut down here and what the paper has. notes: why ours may differ.
     """
 
@@ -166,6 +171,7 @@ class Item:
     )
     minutes: Mapping[str, float] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
+    fixed: Mapping[str, str] = field(default_factory=dict)
     scale: str = ""
     notes: str = ""
     extra: bool = False
