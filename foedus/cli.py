@@ -442,7 +442,7 @@ def _show_item(result: Any) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from foedus.papers.render import table_of
+    from foedus.papers.render import settings_of, table_of
     from foedus.papers.study import Table
 
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160, highlight=False)
@@ -458,6 +458,9 @@ def _show_item(result: Any) -> None:
         console.print(Text.assemble((verdict, colour), f": {text}  ", (numbers, "dim")))
     for text in result.remarks:
         console.print(Text(text, "dim"))
+    console.print(Text("; ".join(f"{name}: {value}" for name, value in settings_of(result)), "dim"))
+    ran = f"{len(result.cells)} cells" + (f", {result.seconds / 60:.1f} minutes of one core" if result.seconds else "")
+    console.print(Text(f"{ran}; {', '.join(f'{k} {v}' for k, v in result.versions.items())}", "dim"))
 
 
 def _looks_numeric(column: list[str]) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from foedus.papers.runner import PAPERS, paper, wanted
+from foedus.papers.runner import PAPERS, item_of, paper, wanted
 from foedus.papers.store import Cell, Store, found_in
 from foedus.papers.study import SCALES, Bars, Circles, Found, Images, Item, Lines, Scale, Table, View
 
@@ -43,7 +43,7 @@ class Result:
     @property
     def verdicts(self) -> list[tuple[str, str, str]]:
         """(claim, "holds" | "does not hold" | "not measured", numbers)."""
-        found = [(c.text, *c.judge(self.found)) for c in self.item.claims]
+        found = [(c.text + " (ours)" * c.ours, *c.judge(self.found, self.complete)) for c in self.item.claims]
         if self.complete:
             return found
         return [(t, v, n if v == "not measured" else f"{n} (of {len(self.cells)} of {self.asked} cells)") for t, v, n in found]
@@ -84,7 +84,7 @@ def stored(folder: Path, name: str, key: str, scales: Sequence[Scale] = ("full",
 
 
 def _stored(folder: Path, name: str, key: str, scale: Scale) -> Result | None:
-    store = Store(folder, name, key, scale)
+    store = Store(folder, name, key, scale, item_of(name, key).fixed)
     if not store.cells:
         return None
     usual = wanted(name, key, scale, folder)
@@ -430,7 +430,7 @@ def settings_of(result: Result) -> list[tuple[str, str]]:
         for name, value in cell.settings.items():
             found.setdefault(name, {})[_value(value)] = None
     rows = [(name, ", ".join(values)) for name, values in found.items()]
-    return [*rows, ("seeds", ", ".join(str(s) for s in result.found.values("seed")))]
+    return [*rows, *result.item.fixed.items(), ("seeds", ", ".join(str(s) for s in result.found.values("seed")))]
 
 
 def _value(value: Any) -> str:
@@ -460,7 +460,7 @@ def write_docs(folder: Path, docs: Path, draw: bool = True) -> list[Path]:
     """docs/reproduction.md and a page for each paper, with its pictures, from what is stored. draw: write the pictures, too."""
     target = docs / "papers"
     target.mkdir(parents=True, exist_ok=True)
-    written, lines, totals = [], [], {scale: {"holds": 0, "does not hold": 0, "not measured": 0} for scale in SCALES}
+    written, lines, totals = [], [], {(whose, scale): count(()) for whose in ("the papers'", "ours") for scale in SCALES}
     for name in PAPERS:
         results = [r for key in paper(name).items if (r := stored(folder, name, key)) is not None]
         if not results:
@@ -474,7 +474,8 @@ def write_docs(folder: Path, docs: Path, draw: bool = True) -> list[Path]:
         rows, notes = [], []
         for r in results:
             counts = count(r.verdicts)
-            totals[r.scale] = {k: v + counts[k] for k, v in totals[r.scale].items()}
+            for claim, (_, verdict, _) in zip(r.item.claims, r.verdicts, strict=True):
+                totals["ours" if claim.ours else "the papers'", r.scale][verdict] += 1
             rows.append(
                 [
                     f"[{r.key}](papers/{name}.md#{_anchor(r)})",
@@ -493,7 +494,8 @@ def write_docs(folder: Path, docs: Path, draw: bool = True) -> list[Path]:
                 notes.append(f"- **{r.key}**, why ours may differ: {' '.join(why)}")
         lines.append(markdown(["item", "what it is", "scale", "seeds", "minutes", "claims"], rows))
         lines.append("\n" + "\n".join(notes) if notes else "")
-    head = _HEAD.format("; ".join(f"at {scale} scale {in_words(c)}" for scale, c in totals.items() if sum(c.values())))
+    said = (f"of {whose}, at {scale} scale {in_words(c)}" for (whose, scale), c in totals.items() if sum(c.values()))
+    head = _HEAD.format("; ".join(said))
     (docs / "reproduction.md").write_text(head + "\n".join(lines).rstrip() + "\n")
     return [docs / "reproduction.md", *written]
 
@@ -503,7 +505,7 @@ _HEAD = """# The papers, reproduced
 Every table and figure of the five papers is one command, `foedus paper NAME ITEM`; `foedus paper` lists them. This page and those behind
 its links are written by `foedus paper --docs docs` from the numbers in `results/`, which hold every cell with its settings, seed and versions, and
 the seconds that it took where they were taken. Claims are checked by code on our numbers: **{}**. Many stand for one sentence of a paper, tested
-on each set, split and protocol.
+on each set, split and protocol; "(ours)" stands behind those that no paper makes.
 
 *Scale*: "usual" is the paper's, as far as the data at hand and two cores allow (what was cut down is said below); "quick" takes about a
 minute; `--full` is the paper's own, where the whole sets are at hand; there, `--device cuda` trains the networks on a GPU. *Minutes* are those of one core that was shared with other work.

@@ -65,7 +65,7 @@ def wanted(
 
 def _needed(name: str, item: str, scale: Scale, folder: Path) -> Found:
     """What another item found with the settings of today, with its first seed."""
-    store = Store(folder, name, item, scale)
+    store = Store(folder, name, item, scale, item_of(name, item).fixed)
     return found_in(store.cells[c.key] for c in wanted(name, item, scale, folder, seeds=1) if c.key in store.cells)
 
 
@@ -98,7 +98,7 @@ def run_item(
         settings = [c.settings for c in wanted(name, other, scale, folder)]
         part = {k: v for k, v in (only or {}).items() if any(str(s.get(k)) == v for s in settings)}
         run_item(name, other, scale, folder=folder, only=part, workers=workers, progress=progress)
-    store = Store(folder, name, item, scale)
+    store = Store(folder, name, item, scale, item_of(name, item).fixed)
     cells = wanted(name, item, scale, folder, seeds, only)
     todo = [c for c in cells if fresh or c.key not in store.cells]
     workers = min(workers or os.cpu_count() or 1, max(1, len(todo)))
@@ -146,7 +146,7 @@ def _run_all(
 def _run_cell(name: str, item: str, cell: Cell, more: dict[str, str]) -> Cell:
     start = time.perf_counter()
     rows = item_of(name, item).cell(seed=cell.seed, **cell.settings, **more)
-    return Cell(cell.settings, cell.seed, rows, time.perf_counter() - start, versions())
+    return Cell(cell.settings, cell.seed, rows, time.perf_counter() - start, versions() | more)
 
 
 @contextlib.contextmanager

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import platform
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,13 @@ class Cell:
 
 
 class Store:
-    """The cells of one item at one scale: results/fedfw-table1.json, results/quick/fedfw-table1.json."""
+    """The cells of one item at one scale: results/fedfw-table1.json, results/quick/fedfw-table1.json.
 
-    def __init__(self, folder: Path, paper: str, item: str, scale: Scale):
-        self.paper, self.item, self.scale = paper, item, scale
+    fixed: `Item.fixed`. Cells that were stored with another are not found.
+    """
+
+    def __init__(self, folder: Path, paper: str, item: str, scale: Scale, fixed: Mapping[str, str] | None = None):
+        self.paper, self.item, self.scale, self.fixed = paper, item, scale, dict(fixed or {})
         self.path = (folder if scale == "usual" else folder / scale) / f"{paper}-{item}.json"
         self.cells = self._read()
 
@@ -46,20 +50,39 @@ class Store:
         if not self.path.exists():
             return {}
         try:
-            cells = [Cell(**c) for c in json.loads(self.path.read_text())["cells"]]
+            kept = json.loads(self.path.read_text())
+            cells = [Cell(**c) for c in kept["cells"] if kept.get("fixed", self.fixed) == self.fixed]
         except (ValueError, TypeError, KeyError) as error:
             raise FoedusError(f"{self.path} is not a file of results ({error}); move it away to run its cells again") from error
         return {c.key: c for c in cells}
 
     def add(self, cell: Cell) -> None:
         """Keep a finished cell, beside those that another process has added; the file is whole at every moment."""
-        self.cells |= self._read() | {cell.key: cell}
+        cell = replace(cell, rows=_plain(cell.rows))  # as it will be read
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        head = json.dumps({"paper": self.paper, "item": self.item, "scale": self.scale})
-        body = ",\n".join(_line(c) for c in self.cells.values())
-        new = self.path.with_suffix(f".{os.getpid()}.new")
-        new.write_text(f'{head[:-1]}, "cells": [\n{body}\n]}}\n')
-        os.replace(new, self.path)
+        with _alone(self.path.parent):
+            self.cells |= self._read() | {cell.key: cell}
+            head = json.dumps({"paper": self.paper, "item": self.item, "scale": self.scale, "fixed": self.fixed})
+            body = ",\n".join(_line(c) for c in self.cells.values())
+            new = self.path.with_suffix(f".{os.getpid()}.new")
+            new.write_text(f'{head[:-1]}, "cells": [\n{body}\n]}}\n')
+            os.replace(new, self.path)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """No other process reads and then writes in this folder meanwhile (where the system knows such locks)."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def found_in(cells: Iterable[Cell]) -> Found:

@@ -66,11 +66,11 @@ class Claim:
     test: Callable[[Found], tuple[bool, str]]
     ours: bool = False
 
-    def judge(self, found: Found) -> tuple[str, str]:
-        """("holds" | "does not hold" | "not measured", the numbers)."""
+    def judge(self, found: Found, whole: bool = True) -> tuple[str, str]:
+        """("holds" | "does not hold" | "not measured", the numbers). whole: all cells have run, so that nothing it looks for may be missing."""
         try:
             holds, why = self.test(found)
-        except Missing as missing:  # a claim about cells of which some were not run
+        except (Missing,) if whole else (Missing, LookupError, ValueError) as missing:
             return "not measured", str(missing)
         return ("holds" if holds else "does not hold"), why
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import types
@@ -285,3 +286,31 @@ def test_pages_and_documents(tmp_path):
     assert (tmp_path / "docs" / "papers" / "toy-table.svg").exists()
     summary = (tmp_path / "docs" / "reproduction.md").read_text()
     assert "at usual scale 2 of 3 hold" in summary and "they fall. *Does not hold*" in summary
+
+
+def test_cells_of_other_common_settings_are_run_again(tmp_path, monkeypatch):
+    runner.run_item("toy", "table", "quick", folder=tmp_path, workers=1)
+    whole = ITEMS["table"]
+    monkeypatch.setitem(ITEMS, "table", dataclasses.replace(whole, fixed={"lr": "0.1"}))
+    runner.run_item("toy", "table", "quick", folder=tmp_path, workers=1)
+    assert len(CALLS) == 8
+    runner.run_item("toy", "table", "quick", folder=tmp_path, workers=1)
+    assert len(CALLS) == 8
+    result = render.stored(tmp_path, "toy", "table")
+    assert ("lr", "0.1") in render.settings_of(result)
+
+
+def test_claims_of_ours_are_counted_apart(tmp_path, monkeypatch):
+    whole = ITEMS["table"]
+    grow, _, fall = whole.claims
+    monkeypatch.setitem(ITEMS, "table", dataclasses.replace(whole, claims=(grow, dataclasses.replace(fall, ours=True))))
+    runner.run_item("toy", "table", "quick", folder=tmp_path, workers=1)
+    render.write_docs(tmp_path, tmp_path / "docs", draw=False)
+    text = (tmp_path / "docs" / "reproduction.md").read_text()
+    assert "of the papers', at quick scale 1 of 1 hold; of ours, at quick scale 0 of 1 hold" in text
+    assert "they fall (ours). *Does not hold*" in text
+
+
+def test_a_mistake_in_a_claim_is_not_taken_for_a_missing_cell():
+    with pytest.raises(KeyError):
+        Claim("wrong", lambda f: (f.frame["no such column"].mean() > 0, "")).judge(Found(pd.DataFrame({"x": [1]})))
