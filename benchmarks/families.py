@@ -253,13 +253,12 @@ def families(names: list[str], repeats: int) -> None:
         family = FAMILIES[name]()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", fd.DivergenceWarning)
-            found: list[object] = []
             taken: dict[str, list[float]] = {"reference": [], "foedus": [], "bare": []}
             family.check(family.foedus(), family.reference())  # the first calls are not counted
             family.bare()
             for _ in range(repeats):
                 for way in taken:
-                    taken[way].append(seconds(lambda way=way: found.append(getattr(family, way)())))
+                    taken[way].append(seconds(getattr(family, way)))
         reference, ours, bare = (statistics.median(t) for t in taken.values())
         reference /= family.share
         print(

@@ -68,9 +68,10 @@ class Claim:
 
     def judge(self, found: Found, whole: bool = True) -> tuple[str, str]:
         """("holds" | "does not hold" | "not measured", the numbers). whole: all cells have run, so that nothing it looks for may be missing."""
+        expected = (Missing,) if whole else (Missing, LookupError, ValueError)
         try:
             holds, why = self.test(found)
-        except (Missing,) if whole else (Missing, LookupError, ValueError) as missing:
+        except expected as missing:
             return "not measured", str(missing)
         return ("holds" if holds else "does not hold"), why
 
