@@ -43,6 +43,8 @@ class FixedPoint:
 
     def __post_init__(self) -> None:
         positive("range", self.range)
+        if not 1e-100 <= self.range <= 1e100:
+            raise ConfigError(f"range={self.range!r} must be between 1e-100 and 1e100; scale what clients send")
         whole_number("bits", self.bits, 2)
         whole_number("headroom", self.headroom, 0)
         if self.bits > 40:
@@ -103,7 +105,7 @@ class FixedPoint:
         worst = float(x[np.abs(x).argmax()])
         return ReplyError(
             f"{where} holds {worst:g}, outside -{self.range:g} .. {self.range:g}; nothing was sent. Use "
-            f"SecureAggregation(range={2.0 ** math.ceil(math.log2(abs(worst))):g}) or more, or clip at the client"
+            f"SecureAggregation(range={1.1 * abs(worst):.2g}) or more, or clip at the client"
         )
 
     def _rounded(self, x: np.ndarray, entropy: Entropy) -> np.ndarray:
