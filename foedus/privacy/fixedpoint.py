@@ -104,7 +104,7 @@ class FixedPoint:
             return DivergenceError(f"{why}. Lower the learning rate, or clip", round, (client,))
         worst = float(x[np.abs(x).argmax()])
         return ReplyError(
-            f"{where} holds {worst:g}, outside -{self.range:g} .. {self.range:g}; nothing was sent. Use "
+            f"{where} holds {worst!r}, outside -{self.range:g} .. {self.range:g}; nothing was sent. Use "
             f"SecureAggregation(range={1.1 * abs(worst):.2g}) or more, or clip at the client"
         )
 

@@ -22,23 +22,26 @@ session, round, exchange, number of clients, weights and settings; and to sender
 Weights are public: whole numbers (rows, or 1) that the server knows anyway. A client multiplies by its own, which it does not take
 from the server, so that the server cannot make one reply stand out.
 
-What is protected, against whom
--------------------------------
-An honest-but-curious server, together with fewer than t clients of any neighbourhood, learns sums over the survivors of the round,
-who took part, their weights and the shapes of replies. On the random graph this holds but for a probability of 2^-40, if at most a
-tenth of the clients collude, and the order of the ring is drawn at random by the server.
+What is protected, against whom. An honest-but-curious server, together with fewer than t clients of any neighbourhood, learns the sum
+over the survivors, who took part, their weights and the shapes of replies. On the random graph this holds but for a probability
+of 2^-40, if at most a tenth of the clients collude; the server draws the graph, and is trusted to draw it at random.
 
-Of a server that deviates, clients refuse: another tag (a replay of another session, round or exchange, or other settings); a key
-list without their own keys as they are, with a key or a client twice, or with too few or too many clients; boxes that
-were altered or come from elsewhere; an unmask request that names a client as both survivor and dropped out, that names others
-than those whose masks were used or leaves some out, that calls the client itself dropped out, that leaves fewer than t
-survivors, or that comes a second time. Telling some clients that u survived and others that it dropped out yields both secrets of u
-only with 2 t - m or more colluding clients among its m holders: with threshold 2/3, a third of them.
+Of a server that deviates, clients refuse: another tag (a replay from another session, round or exchange, or other settings); a key
+list without their own keys as they are, with a key or a client twice, or with too few or too many clients; boxes that were altered
+or come from elsewhere; an unmask request that names a client as both survivor and dropped out, that names others than those whose
+masks were used or leaves some out, that calls the client itself dropped out, that leaves fewer than t survivors, or that comes a
+second time. To be told by some that u survived and by others that it dropped out, and so to get both secrets of u, takes
+2 t - m or more colluding clients among u's m holders: with threshold 2/3, a third of them.
 
-Not protected: the sum itself (with two survivors, each knows the other's reply; differential privacy is for that); sums of two
-rounds, or of one round run twice, whose clients differ by one; correctness against clients who send wrong numbers; a server
-that invents clients or keys. For the last, give `sign` and `verify` (Ed25519: `primitives.verifier`): then keys must be signed by the clients they are said
-to belong to. Messages themselves should go through TLS. What it costs: replies are dense, of 4 or 8 bytes a number.
+What is not protected. The sum itself: with two survivors, each knows the other's reply, and two rounds (or one that is run twice)
+whose clients differ by one show that one's reply; differential privacy is for that. The result, against clients who send wrong
+numbers or wrong shares: they can spoil a round. A reply, against a server that invents clients or their keys: for that, give `sign`
+and `verify` (for Ed25519, `foedus.privacy.primitives.verifier`), and keys must be signed by those to whom they are said to belong. A reply,
+against a server that tells every client another story of who has shared keys and who dropped out, together with about an eighth
+of a neighbourhood (threshold 2/3): the signatures by which survivors agree on one story in the variant of Bonawitz et al.
+against active adversaries are not part of this. Nor is secrecy on the way: use TLS.
+
+What it costs: replies are dense, of 4 or 8 bytes a number, and every client does two key agreements a neighbour.
 """
 
 from __future__ import annotations

@@ -141,6 +141,8 @@ class SecureClient:
 
     def _check_list(self, offer: Offer, tag: bytes, ids: np.ndarray, keys: np.ndarray, signatures: Tree) -> None:
         """Refuse a list of keys that was tampered with."""
+        if len(keys) != len(ids):
+            raise SecureError(f"the key list must have as many keys as clients, got {len(keys)} for {len(ids)}")
         distinct(ids, "the key list")
         if len({key.tobytes() for key in keys.reshape(-1, 32)}) < 2 * len(ids):
             raise SecureError("the key list has a key twice")
