@@ -74,13 +74,14 @@ class SecureServer:
             raise ConfigError(f"secure aggregation needs at least 2 clients, got {len(weights)}: the sum would be the reply")
         if not any(weights.values()):
             raise ConfigError("weights must not all be 0")
-        self.config, self.weights, self.verify, self.entropy = config, dict(weights), verify, entropy
-        unit = math.gcd(*weights.values())
-        self.asked = Offer(session, round, exchange, len(weights), sum(weights.values()) // unit, unit)
+        self.config, self.verify, self.entropy = config, verify, entropy
+        self.weights = {int(i): int(weight) for i, weight in weights.items()}
+        unit = math.gcd(*self.weights.values())
+        self.asked = Offer(session, int(round), int(exchange), len(weights), sum(self.weights.values()) // unit, unit)
         self.tag, self.minimum = self.asked.tag(config), config.needed(len(weights))
         self.width = config.fixed_point.width(self.asked.weight, self.asked.clients)
         self.faults: dict[int, str] = {}
-        self.alive = sorted(weights)
+        self.alive = sorted(self.weights)
         self.sums: dict[tuple, _Sum] = {}
 
     def offer(self) -> Tree:
@@ -209,6 +210,8 @@ class SecureServer:
             if i not in there:
                 self.faults.setdefault(i, "mask: it did not answer")
         self._enough("mask", there)
+        if not any(self.weights[i] for i in there):
+            raise TooFewClients(f"round {self.asked.round}: those who are left have weight 0; nothing was unmasked")
         self.masked = forms[0]
         self.there = np.isin(self.ids, there)
         self._hold(self.there, "mask")

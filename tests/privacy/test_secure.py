@@ -27,7 +27,7 @@ from foedus.core.tree import State
 from foedus.errors import ConfigError, DivergenceError, FoedusError, ReplyError, SecureError, TooFewClients
 from foedus.privacy import graph, shamir
 from foedus.privacy.fixedpoint import FixedPoint
-from foedus.privacy.primitives import add_mask, agree, derive, load, pair_key, public_key, self_key, verifier
+from foedus.privacy.primitives import add_mask, agree, box_key, derive, load, pair_key, public_key, self_key, verifier
 from foedus.privacy.protocol import Offer
 from foedus.privacy.secure import PHASES, SECRETS, SecureAggregation, SecureClient, SecureServer, aggregate
 
@@ -435,7 +435,10 @@ def test_keys_depend_on_all_they_are_bound_to():
         derive(a, b"xy", b"z"),
         derive(a, b"x", b"yz"),
     ]
-    assert len({one, *others}) == 9
+    others += [
+        box_key(*args) for args in ((b"t" * 32, a, 1, 2), (b"t" * 32, a, 2, 1), (b"u" * 32, a, 1, 2), (b"t" * 32, b, 1, 2))
+    ]
+    assert len({one, *others}) == 13
 
 
 def test_the_tag_tells_exchanges_and_settings_apart():
@@ -761,6 +764,21 @@ def test_a_box_for_somebody_else_is_refused():
         e.clients[0].mask(changed(m, boxes=put(0, for_3)), numbers(4)[0])
 
 
+def test_shares_that_are_no_field_elements_are_refused(monkeypatch):
+    """Else the server would blame the one who passes them on."""
+    split = shamir.split
+    for i, value in ((1, shamir.P), (2, -1)):
+        e = Exchange(numbers(4)).up_to("share")
+        with monkeypatch.context() as patch:
+            patch.setattr(shamir, "split", lambda *a, v=value: np.full_like(split(*a), v))
+            bad = e.call("share", i, e.questions["share"][i])
+        del e.questions["share"][i]
+        e.ask("share").answers["share"][i] = bad
+        e.then()
+        with pytest.raises(SecureError, match=f"the shares from client {i} are out of range"):
+            e.call("mask", 0, e.questions["mask"][0])
+
+
 REQUESTS = {
     "both secrets of one": (lambda m: changed(m, dropped=lambda t: torch.tensor([2])), "asks for both secrets of client 2"),
     "a client twice": (lambda m: changed(m, survivors=lambda t: torch.tensor([0, 1, 2, 3, 3])), "names a client twice"),
@@ -843,7 +861,7 @@ def test_senseless_offers_are_refused(offer):
     assert client.state == {"id": 0, "phase": "advertise"}
 
 
-@pytest.mark.parametrize("weight", [3, 9, -1, 1.5])
+@pytest.mark.parametrize("weight", [3, 10, -2, 1.5])
 def test_a_weight_that_was_not_offered_is_refused(weight):
     """The weights are 2, 2, 4: units of 2, four in all."""
     e = Exchange(numbers(3), weights=[2, 2, 4]).up_to("mask")
@@ -1008,6 +1026,15 @@ def test_a_client_of_weight_zero_changes_nothing():
     total = Exchange(x, weights=[2, 0, 6]).run()
     assert total.weight == 8
     assert torch.allclose(total.mean(), (x[0] + 3 * x[2]) / 4, atol=1e-5)
+    with pytest.raises(TooFewClients, match="weight 0; nothing was unmasked"):
+        Exchange(x, weights=[0, 0, 6]).run({"mask": [2]})
+
+
+def test_numbers_of_numpy_do_as_ids_and_weights():
+    ids, rows = torch.tensor([4, 9]), np.array([3, 6])
+    server = SecureServer(CONFIG, dict(zip(ids.numpy(), rows, strict=True)), session="s", round=np.int64(2))
+    offer = {"session": "s", "round": 2, "exchange": 0, "clients": 2, "weight": 3, "unit": 3}
+    assert wire.decode(wire.encode(server.offer())) == offer
 
 
 # -- signatures --------------------------------------------------------------------------------------------------------
