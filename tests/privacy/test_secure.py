@@ -282,6 +282,22 @@ def test_stochastic_rounding_has_mean_zero_error():
     assert points.encode(torch.tensor([8.0, -8.0]), 1, 64, entropy=lambda n: b"\xff" * n).astype(np.int64).tolist() == [8, -8]
 
 
+def test_stochastic_rounding_stays_within_the_range():
+    """Also where range / step comes out a hair above 2^39."""
+    candidates = np.random.default_rng(0).uniform(1, 2, 1000)
+    range_ = next(r for r in candidates.tolist() if r * (1 / FixedPoint(r, 40).step) > 2.0**39)
+    points, edges = FixedPoint(range_, 40, "stochastic"), torch.tensor([range_, -range_], dtype=torch.float64)
+    for byte in (b"\xff", b"\x00"):
+        q = points.encode(edges, 1, 64, entropy=lambda n, b=byte: b * n).astype(np.int64)
+        assert np.abs(q).max() == 2**39
+
+
+def test_needed_is_not_one_more_by_rounding():
+    assert 0.55 * 100 > 55
+    assert SecureAggregation(threshold=0.55).needed(100) == 55
+    assert [SecureAggregation().needed(n) for n in (2, 3, 4, 9, 10, 125)] == [2, 2, 3, 6, 7, 84]
+
+
 @pytest.mark.parametrize(
     ("reply", "error", "message"),
     [
