@@ -114,8 +114,7 @@ class FixedPoint:
             return np.rint(scaled, out=scaled)
         scaled += np.frombuffer(entropy(4 * len(x)), np.uint32) * 2.0**-32
         np.floor(scaled, out=scaled)
-        largest = 2.0 ** (self.bits - 1)
-        return np.clip(scaled, -largest, largest, out=scaled)  # x / step at the edge may be a hair beyond
+        return np.minimum(scaled, 2.0 ** (self.bits - 1), out=scaled)  # with many bits, just below 1 may have become 1
 
     def _noise(self, noise: Noise, size: int) -> np.ndarray:
         drawn = np.asarray(noise(size))

@@ -283,10 +283,9 @@ def test_stochastic_rounding_has_mean_zero_error():
 
 
 def test_stochastic_rounding_stays_within_the_range():
-    """Also where range / step comes out a hair above 2^39."""
-    candidates = np.random.default_rng(0).uniform(1, 2, 1000)
-    range_ = next(r for r in candidates.tolist() if r * (1 / FixedPoint(r, 40).step) > 2.0**39)
-    points, edges = FixedPoint(range_, 40, "stochastic"), torch.tensor([range_, -range_], dtype=torch.float64)
+    """Also where the number that is added, just below 1, becomes 1 by rounding."""
+    assert math.floor(2.0**39 + (1 - 2.0**-32)) == 2**39 + 1
+    points, edges = FixedPoint(8.0, 40, "stochastic"), torch.tensor([8.0, -8.0])
     for byte in (b"\xff", b"\x00"):
         q = points.encode(edges, 1, 64, entropy=lambda n, b=byte: b * n).astype(np.int64)
         assert np.abs(q).max() == 2**39
