@@ -1,4 +1,4 @@
-"""Speed, as ratios measured in one run: `python -m benchmarks [w1 w2 w3 w4 batching overhead memory fednewton fedfw lowrank fedboost fedres ffgb ray]`."""
+"""Speed, as ratios measured in one run: `python -m benchmarks [w1 w2 w3 w4 batching overhead memory fednewton fedfw lowrank fedboost fedres ffgb ray secure]`."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from benchmarks.fedres import fedres
 from benchmarks.ffgb import ffgb
 from benchmarks.flower import flower
 from benchmarks.ray import Nothing, ray
+from benchmarks.secure import secure
 from benchmarks.workloads import WORKLOADS, Limit, PlainLoop, Workload, foedus_rounds
 
 
@@ -169,6 +170,7 @@ STUDIES: dict[str, Callable[[int], None]] = {
     "ffgb": ffgb,
     "ray": ray,
     "flower": flower,
+    "secure": secure,
 }
 
 

@@ -56,6 +56,10 @@ class TooFewClients(FoedusError):  # noqa: N818 - says it all
     """Fewer sites answered than must; with a checkpoint, the run can go on when they are back."""
 
 
+class SecureError(FoedusError):
+    """A message of secure aggregation that is refused: altered, repeated, of another round, or asking for too much."""
+
+
 class CheckpointError(FoedusError, ValueError):
     """A checkpoint or saved run that is missing, damaged, or belongs to another run."""
 

@@ -173,7 +173,8 @@ class _Writer:
         if self.keep:
             if t.layout != torch.strided:
                 raise WireError(f"expected a strided tensor, got {t.layout}")
-            self.chunks.append(t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+            if size:  # an empty tensor from NumPy may have a stride of 0, which has no view as bytes
+                self.chunks.append(t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
 
     def narrow(self, t: Tensor, count: int, low: int, high: int, what: str) -> None:
         """A dtype and integers in `low .. high - 1`, each minus `low` and in as few bytes as that range needs."""

@@ -161,6 +161,13 @@ def test_empty_tree_is_the_empty_message(t):
     assert decode(encode({"a": {}, "b": None})) == {"a": {}, "b": None}
 
 
+def test_empty_tensors_that_numpy_has_made():
+    """Taking nothing by an index gives a stride of 0, which has no view as bytes."""
+    nothing = torch.from_numpy(np.arange(3)[np.array([], np.int64)])
+    assert decode(encode([nothing]))[0].shape == (0,)
+    assert len(encode([nothing])) == nbytes([nothing])
+
+
 def stacked(clients):
     lead = st.just((clients,))
     leaf = st.one_of(tensors(shape=shapes.map(lambda s: (clients, *s))), *(f(lead=lead) for f in LEADING), scalars)
