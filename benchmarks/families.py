@@ -52,6 +52,7 @@ def w6() -> Family:
 
     chosen = [fed.client_rows(i) for i in range(clients)]
     x, hot = torch.from_numpy(part.x_train), np.eye(10)[part.y_train]
+
     def reference() -> np.ndarray:
         """Algorithm 1 of the paper: every client makes its features and its Hessian, and solves with it in every round."""
         phis = [features(x[r], torch.float64).numpy() for r in chosen]

@@ -31,7 +31,9 @@ def federation(clients: int, features: int, folder: str | None = None) -> fd.Fed
     return fd.split(data, "iid", clients=clients)
 
 
-def one(clients: int, features: int, cohort: int, rounds: int, hidden: int = 0, mapped: bool = False, stateful: bool = False) -> None:
+def one(
+    clients: int, features: int, cohort: int, rounds: int, hidden: int = 0, mapped: bool = False, stateful: bool = False
+) -> None:
     """A case: prints seconds a round and peak bytes beyond what an empty process has, as JSON."""
     small = federation(4, features)
     model = fd.MLP(hidden) if hidden else fd.Linear()
@@ -61,7 +63,9 @@ def case(**options: Any) -> dict[str, float]:
 
 def scaling(repeats: int) -> None:
     """Clients 10^2 to 10^6, parameters 10^3 to 10^7, rounds 10 to 1,000."""
-    print("\nClients of 20 rows x 20 features, softmax regression, batches of 10 (2 steps a client); all clients in every round")
+    print(
+        "\nClients of 20 rows x 20 features, softmax regression, batches of 10 (2 steps a client); all clients in every round"
+    )
     head = ("clients", "a round, s", "a client-step, us", "data, MB", "peak memory, MB", "peak / data")
     print(f"\n| algorithm | {' | '.join(head)} |\n|{'---|' * (len(head) + 1)}")
     for stateful in (False, True):
@@ -70,7 +74,12 @@ def scaling(repeats: int) -> None:
                 continue
             mapped = clients == 1_000_000
             found = case(
-                clients=clients, features=20, cohort=clients, rounds=max(2, min(50, 100_000 // clients)), mapped=mapped, stateful=stateful
+                clients=clients,
+                features=20,
+                cohort=clients,
+                rounds=max(2, min(50, 100_000 // clients)),
+                mapped=mapped,
+                stateful=stateful,
             )
             data = clients * ROWS * (20 * 4 + 8) / 1e6
             name = ("Scaffold" if stateful else "FedAvg") + (", rows in a mapped file" if mapped else "")
@@ -80,7 +89,9 @@ def scaling(repeats: int) -> None:
                 flush=True,
             )
     print("\n10 clients of 20 rows x 100 features, one hidden layer, batches of 10; the model grows")
-    print("\n| parameters | a round, s | a client-step, ms | ns a parameter | peak memory, MB | bytes a parameter |\n|---|---|---|---|---|---|")
+    print(
+        "\n| parameters | a round, s | a client-step, ms | ns a parameter | peak memory, MB | bytes a parameter |\n|---|---|---|---|---|---|"
+    )
     for hidden in (9, 90, 900, 9_000, 90_000):
         found = case(clients=10, features=100, cohort=10, rounds=20 if hidden <= 9_000 else 3, hidden=hidden)
         step, size = found["seconds"] / 20, found["parameters"]

@@ -40,14 +40,23 @@ def kept(name: str, repeats: int) -> Iterator[None]:
     with contextlib.redirect_stdout(tee):
         yield
     FOLDER.mkdir(exist_ok=True)
-    found = {"text": tee.kept.getvalue().strip(), "repeats": repeats, "seconds": round(time.perf_counter() - began, 1), **where()}
+    found = {
+        "text": tee.kept.getvalue().strip(),
+        "repeats": repeats,
+        "seconds": round(time.perf_counter() - began, 1),
+        **where(),
+    }
     (FOLDER / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 def where() -> dict[str, Any]:
     """The machine, in the words that its numbers need."""
     versions = {p: metadata.version(p) for p in ("torch", "numpy", "scikit-learn")}
-    return {"machine": f"{_processor()}, {torch.get_num_threads()} threads", "python": platform.python_version(), "versions": versions}
+    return {
+        "machine": f"{_processor()}, {torch.get_num_threads()} threads",
+        "python": platform.python_version(),
+        "versions": versions,
+    }
 
 
 def _processor() -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from foedus.core import checkpoint as files
+from foedus.core.aggregation import check_aggregation
 from foedus.core.algorithm import Algorithm
 from foedus.core.callbacks import check_callbacks
 from foedus.core.clients import Poisson
@@ -27,6 +28,7 @@ def check_arguments(
     evaluate_every: Any,
     target: Any,
     quantise: Any,
+    aggregation: Any,
     checkpoint: Any,
     checkpoint_every: Any,
     resume: bool,
@@ -55,6 +57,7 @@ def check_arguments(
         raise ConfigError(f"seed={seed!r} must be a whole number from 0 to 2^63 - 1")
     if engine is not None and (isinstance(engine, type) or not hasattr(engine, "open")):
         raise ConfigError(f"engine={engine!r} must be an engine such as fd.Local()")
+    check_aggregation(aggregation)
     check_callbacks(callbacks)
     if target is None:
         return

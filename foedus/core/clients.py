@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from foedus.core import random, tree, wire
+from foedus.core.aggregation import Aggregator
 from foedus.core.algorithm import Algorithm
 from foedus.core.spec import Spec
 from foedus.core.tree import Tree
@@ -248,6 +249,7 @@ class Clients:
     who: Tensor | None = None
     group: str = ""
     taking: int = 0
+    aggregator: Aggregator | None = None
     exchanges: Iterator[int] = field(default_factory=itertools.count)
 
     _SERVER = 0xFFFFFFFF
@@ -297,6 +299,12 @@ class Clients:
 
     def _total(self, step: Callable, weights: str | None, payload: dict[str, Tree]) -> Tree:
         ask = self._asked(step, payload)
+        if self.aggregator is None or self.free:
+            return self.reduce(ask, weights)
+        return self.aggregator.total(self, ask, weights)
+
+    def reduce(self, ask: Ask, weights: str | None) -> Tree:
+        """The weighted average of the replies to an exchange (their sum, if weights is None), added up in a stream."""
         if getattr(self.session, "reduce", None) is not None and not self._late(ask):
             self.came, self.who = self.sizes, self.ids
             reduced = self.session.reduce(ask, self._share_of(weights, self.sizes)(self.sizes))
@@ -320,12 +328,20 @@ class Clients:
 
         accept: raises `ReplyError` for a reply that must not be used; asked where clients are strangers (see `refuse`).
         """
-        self.came, batches = self._replies(self._asked(step, payload))
+        ask = self._asked(step, payload)
+        replies = self.collect(ask, weights, accept)
+        if self.aggregator is not None and not self.free:
+            self.aggregator.gathered(self, ask, replies)
+        return replies
+
+    def collect(self, ask: Ask, weights: str | None = "rows", accept: Callable[[Tree], None] | None = None) -> Replies:
+        """Every reply to an exchange, in order of client id, with their weights: see `gather`."""
+        self.came, batches = self._replies(ask)
         parts = list(batches)
         if accept is not None and getattr(self.session, "unsure", False):
             parts = [part for part in parts if self._accepted(part, accept)]
             if not parts:
-                raise NothingArrived(f"round {self.round}: no reply to {step.__name__} can be used")
+                raise NothingArrived(f"round {self.round}: no reply to {ask.step} can be used")
             self.came, self.who = torch.cat([p.sizes for p in parts]), torch.cat([p.ids for p in parts]).sort().values
         share = self._share_of(weights, self.came)
         bad = [p for p in parts if not tree.all_finite(p.reply)]

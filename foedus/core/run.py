@@ -19,6 +19,7 @@ import torch
 
 from foedus.core import checkpoint as files
 from foedus.core import random
+from foedus.core.aggregation import Aggregation, Setting
 from foedus.core.algorithm import Algorithm, Client, Predictor, row_scores
 from foedus.core.arguments import check_arguments, checkpoint_file, differences, refuse_to_overwrite
 from foedus.core.callbacks import Callback, Callbacks
@@ -51,6 +52,7 @@ def run(
     evaluate_every: int = 1,
     target: float | None = None,
     quantise: str | None = None,
+    aggregation: Aggregation | None = None,
     checkpoint: str | os.PathLike | None = None,
     checkpoint_every: int = 1,
     resume: bool = False,
@@ -65,6 +67,7 @@ def run(
     evaluate_every: evaluate after every so many rounds, and after the last (0: never).
     target: stop once the accuracy reaches it (or the mean squared error falls to it).
     quantise: send replies as "float16", "bfloat16" or "int8", rounded stochastically without bias.
+    aggregation: how replies are averaged, if not by adding them up; see `foedus.core.aggregation`.
     checkpoint: a file, written atomically after every `checkpoint_every` rounds; `resume=True` goes on from it, to the
     numbers of an uninterrupted run. Ctrl-C finishes the round, writes the checkpoint and stops.
     start: a finished run whose global model this one starts from (a warm start); what that run sent is not counted here.
@@ -85,6 +88,7 @@ def run(
         evaluate_every=evaluate_every,
         target=target,
         quantise=quantise,
+        aggregation=aggregation,
         checkpoint=checkpoint,
         checkpoint_every=checkpoint_every,
         resume=resume,
@@ -93,12 +97,12 @@ def run(
     rounds, seed = int(rounds), int(seed)
     algorithm.check(fed.spec)
     if algorithm.pooled:
-        fed, participation, quantise = fed.pool(), 1.0, None
+        fed, participation, quantise, aggregation = fed.pool(), 1.0, None, None
     if engine is None:
         from foedus.engines.local import Local  # the default, loaded only when it is needed
 
         engine = Local()
-    loop = _Loop(algorithm, fed, rounds, seed, engine, participation, evaluate_every, target, quantise)
+    loop = _Loop(algorithm, fed, rounds, seed, engine, participation, evaluate_every, target, quantise, aggregation)
     loop.first = None if start is None else _model_of(start)
     path, told, name = checkpoint_file(checkpoint), Callbacks(callbacks), f"{type(algorithm).__name__}-seed{seed}"
     try:
@@ -118,10 +122,10 @@ def run(
             Interrupts(enabled=path is not None) as interrupts,
         ):
             bar.update(loop.done, loop.history)
-            while loop.done < rounds and not loop.reached:
+            while loop.done < rounds and not loop.stopped:
                 loop.step()
                 bar.update(loop.done, loop.history)
-                finished = loop.done == rounds or loop.reached
+                finished = loop.done == rounds or loop.stopped
                 if path and (interrupts.asked or finished or loop.done % checkpoint_every == 0):
                     loop.save(path)
                 told.row(loop.history.rows[-1])
@@ -147,7 +151,7 @@ def run(
 class _Loop:
     """The state of a run between two rounds, and the step from one round to the next."""
 
-    def __init__(self, algorithm, fed, rounds, seed, engine, participation, evaluate_every, target, quantise):
+    def __init__(self, algorithm, fed, rounds, seed, engine, participation, evaluate_every, target, quantise, aggregation):
         self.given, self.algorithm = algorithm, algorithm.seeded(seed)
         self.fed, self.rounds, self.engine = fed, rounds, engine
         self.participation, self.evaluate_every, self.target, self.quantise = participation, evaluate_every, target, quantise
@@ -155,6 +159,10 @@ class _Loop:
         self.ids, order = np.unique(fed.ids, return_index=True)
         self.ids, self.sizes = torch.from_numpy(self.ids), torch.from_numpy(fed.sizes[order])
         self.session = engine.open(self.algorithm, fed, self.key)
+        self.aggregation, self.aggregator = aggregation, None
+        if aggregation is not None:
+            about = (self.algorithm, self.session, self.ids, self.sizes, participation, rounds, seed, quantise)
+            self.aggregator = aggregation.open(Setting(*about))
         self.ledger, self.history, self.seconds = Ledger(), History(), 0.0
         self.state: State | None = None
         self.first: Tree = None  # the model of another run to start from
@@ -163,6 +171,11 @@ class _Loop:
         self.only_last: list[str] = []
 
     # -- rounds ------------------------------------------------------------------------------------------------------
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run ends here, whatever rounds are left."""
+        return self.reached or (self.aggregator is not None and self.aggregator.spent is not None)
 
     def clients(self, round: int, positions: torch.Tensor) -> Clients:
         ids, sizes = self.ids[positions], self.sizes[positions]
@@ -181,6 +194,7 @@ class _Loop:
             quantise=self.quantise,
             free=self.algorithm.pooled,
             taking=len(ids),
+            aggregator=self.aggregator,
         )
 
     def start(self) -> None:
@@ -237,6 +251,7 @@ class _Loop:
             "messages_up": self.ledger.messages_up,
             "clients": len(clients) if clients.round else 0,
             **clients.metrics,
+            **(self.aggregator.row() if self.aggregator else {}),
         }
         due = self.evaluate_every and self.done % self.evaluate_every == 0
         self.only_last = []
@@ -298,6 +313,7 @@ class _Loop:
             "participation": to_config(self.participation),
             "evaluate_every": self.evaluate_every,
             "quantise": self.quantise,
+            "aggregation": to_config(self.aggregation),
             "start": None if self.first is None else _crc(self.first),
         }
 
@@ -318,6 +334,7 @@ class _Loop:
             "ledger": ledger,
             "history": self.history.to_json(),
             "only_last": self.only_last,
+            "aggregator": self.aggregator.save() if self.aggregator else {},
             "fingerprint": self.fingerprint,
         }
         files.write(path, {"state": self.state, "clients": self.session.save()}, meta)
@@ -334,6 +351,8 @@ class _Loop:
             self.state, self.done, self.seconds = trees["state"], int(meta["rounds_done"]), float(meta["seconds"])
             self.ledger, self.history = Ledger(**meta["ledger"]), History(meta["history"])
             self.session.load(trees["clients"])
+            if self.aggregator:
+                self.aggregator.load(meta["aggregator"])
             if self.done > self.rounds:
                 raise CheckpointError(f"{path} is at round {self.done} already; rounds={self.rounds} must not be less")
             if self.done < self.rounds:  # what was evaluated only because the run ended there

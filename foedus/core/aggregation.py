@@ -1,0 +1,74 @@
+"""How replies become one: `clients.mean` and `clients.sum` add them up, unless a run is told otherwise.
+
+`fd.run(..., aggregation=...)` takes settings (an `Aggregation`): robust means that a few hostile clients cannot move, differential
+privacy, secure aggregation. `open` gives the `Aggregator` of one run; where there is one, every exchange that is averaged or added up
+goes through its `total`, and every exchange whose single replies the server wants to see asks its `gathered`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from foedus.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from foedus.core.algorithm import Algorithm
+    from foedus.core.clients import Ask, Clients, Poisson, Replies, Session
+    from foedus.core.tree import Tree
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """What an aggregation may depend on: the run that it is for."""
+
+    algorithm: Algorithm
+    session: Session
+    ids: Tensor
+    sizes: Tensor
+    participation: float | Poisson
+    rounds: int
+    seed: int
+    quantise: str | None = None
+
+
+class Aggregation:
+    """Settings of how replies are put together; a frozen dataclass."""
+
+    def open(self, setting: Setting) -> Aggregator:
+        """Get ready for one run; refuse, before any work, what does not go together."""
+        raise NotImplementedError(f"{type(self).__name__} does not define open")
+
+
+class Aggregator:
+    """Puts the replies of one run together."""
+
+    spent: str | None = None
+    """Why the run must stop after this round, if it must."""
+
+    def total(self, clients: Clients, ask: Ask, weights: str | None) -> Tree:
+        """Ask, and return the average by `weights` ("rows", "uniform"), or with None the sum, in place of `Clients.reduce`."""
+        raise NotImplementedError(f"{type(self).__name__} does not define total")
+
+    def gathered(self, clients: Clients, ask: Ask, replies: Replies) -> None:
+        """Single replies are about to be handed to the algorithm; raise an error where it must not see them."""
+
+    def row(self) -> dict[str, float | str]:
+        """What this round's row of the history says of it."""
+        return {}
+
+    def save(self) -> dict[str, Any]:
+        """What must survive in a checkpoint, as JSON has it."""
+        return {}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Take up what `save` gave."""
+
+
+def check_aggregation(aggregation: Any) -> None:
+    """Refuse what is no aggregation."""
+    if aggregation is not None and not isinstance(aggregation, Aggregation):
+        hint = " (the class: add parentheses)" if isinstance(aggregation, type) else ""
+        raise ConfigError(f"aggregation={aggregation!r}{hint} must be None or settings such as fd.Median()")
