@@ -84,11 +84,8 @@ class Forest(Oracle):
             raise ConfigError(f"features={self.features!r} must be a part of the features, above 0 and at most 1")
 
     def fit(self, x: Tensor, target: Tensor, key: Tensor, spec: Spec) -> Trees:
-        options = {"max_depth": self.depth, "min_samples_leaf": self.leaf, "max_features": self.features}
-        rows = np.ascontiguousarray(x.numpy().reshape(len(x), -1), np.float32)
-        seed = int(random.words(key, 1)[0])
-        y = np.ascontiguousarray(target.numpy(), np.float64)
-        return fit_trees(rows, y, self.trees, seed, splitter="random" if self.extra else "best", **options)
+        options = {"depth": self.depth, "leaf": self.leaf, "extra": self.extra, "features": self.features}
+        return fit_trees(x.numpy().reshape(len(x), -1), target.numpy(), self.trees, int(random.words(key, 1)[0]), **options)
 
     def accept(self, function: Tree, spec: Spec) -> None:
         if not isinstance(function, Trees):

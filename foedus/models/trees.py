@@ -23,22 +23,30 @@ _THREADS_FROM = 1 << 16
 """Rows times trees from which several threads pay."""
 
 
-def fit_trees(x: np.ndarray, y: np.ndarray, count: int, seed: int, **options: Any) -> Trees:
+def fit_trees(
+    x: np.ndarray, y: np.ndarray, count: int, seed: int, *, depth: int | None = None, leaf: int = 1, extra: bool = False,
+    features: float = 1.0,
+) -> Trees:  # fmt: skip
     """`count` regression trees of y (n, k) on x (n, d), one after the other from one generator: no other thread has a part in its draws.
 
-    options: as of scikit-learn's `DecisionTreeRegressor` (`splitter="random"` for extremely randomised trees).
+    The same trees as `DecisionTreeRegressor(max_depth=depth, min_samples_leaf=leaf, max_features=features, random_state=...)` grows, with
+    splitter "random" where `extra`; by scikit-learn's own compiled builder. Around it, its estimators take as long in Python as small
+    trees take to grow, and threads must wait for each other meanwhile.
     """
-    from sklearn import config_context
-    from sklearn.tree import DecisionTreeRegressor
+    from sklearn.tree._criterion import MSE
+    from sklearn.tree._splitter import BestSplitter, RandomSplitter
+    from sklearn.tree._tree import DepthFirstTreeBuilder, Tree
 
-    # One generator for all: scikit-learn hashes a seed slowly.
-    model = DecisionTreeRegressor(random_state=np.random.RandomState(seed & 0xFFFFFFFF), **options)
-    fitted = [model.fit(x, y, check_input=False).tree_]
-    with config_context(
-        skip_parameter_validation=True
-    ):  # the options have been looked at; that is Python, for which threads wait
-        fitted += [model.fit(x, y, check_input=False).tree_ for _ in range(count - 1)]
-    found = from_sklearn(*fitted)
+    (rows, columns), outputs = x.shape, y.shape[1]
+    draws, look_at = np.random.RandomState(seed & 0xFFFFFFFF), max(1, int(features * columns))
+    splitter = (RandomSplitter if extra else BestSplitter)(MSE(outputs, rows), look_at, leaf, 0.0, draws, None)
+    deepest = np.iinfo(np.int32).max if depth is None else depth
+    builder, ones = DepthFirstTreeBuilder(splitter, max(2, 2 * leaf), leaf, 0.0, deepest, 0.0), np.ones(outputs, np.intp)
+    x, y = np.ascontiguousarray(x, np.float32), np.ascontiguousarray(y, np.float64)
+    grown = [Tree(columns, ones, outputs) for _ in range(count)]
+    for one in grown:
+        builder.build(one, x, y, None, None)
+    found = from_sklearn(*grown)
     _compiled(found)  # all clients will apply them: done here, it is done once, and in the thread of one client
     return found
 

@@ -383,7 +383,7 @@ def bagging(fed: fd.Federation, rounds: int, seed: int, depth: int = 6, rate: fl
             p = np.exp(margins["train"][own] - margins["train"][own].max(1, keepdims=True))
             p /= p.sum(1, keepdims=True)
             g, h = p - np.eye(k)[data.y_train[own]], p * (1 - p)
-            tree = fit_trees(x["train"][own].numpy(), -g, 1, seed + t * len(rows) + i, max_depth=depth)
+            tree = fit_trees(x["train"][own].numpy(), -g, 1, seed + t * len(rows) + i, depth=depth)
             leaf = _leaves(tree, x["train"][own])
             sums = [np.stack([np.bincount(leaf, v[:, c], len(tree.value)) for c in range(k)], 1) for v in (g, h)]
             grown = replace(tree, value=torch.from_numpy((-sums[0] / (sums[1] + reg)).astype(np.float32)))

@@ -118,21 +118,29 @@ def test_only_leaves_speak():
 
 def forest(seed: int, count: int = 3, outputs: int = 2) -> Trees:
     rng = np.random.default_rng(seed)
-    return fit_trees(
-        rng.normal(size=(50, 4)).astype(np.float32), rng.normal(size=(50, outputs)), count, seed, max_depth=4, splitter="random"
-    )
+    x, y = rng.normal(size=(50, 4)).astype(np.float32), rng.normal(size=(50, outputs))
+    return fit_trees(x, y, count, seed, depth=4, extra=True)
 
 
-def test_trees_are_fitted_one_after_the_other_from_one_generator():
+@pytest.mark.parametrize("extra", [True, False])
+@pytest.mark.parametrize("depth", [4, None])
+@pytest.mark.parametrize(("leaf", "features"), [(1, 0.5), (5, 1.0), (1, 0.01)])
+def test_trees_are_those_of_scikit_learn_one_after_the_other_from_one_generator(extra, depth, leaf, features):
     rng = np.random.default_rng(1)
     x, y = rng.normal(size=(50, 4)).astype(np.float32), rng.normal(size=(50, 2))
-    options = {"max_depth": 4, "splitter": "random", "max_features": 0.5}
-    generator = np.random.RandomState(7)
-    want = sum(w * DecisionTreeRegressor(random_state=generator, **options).fit(x, y).predict(x) for w in (1.0, 2.0, -1.0))
-    got = predict_trees(fit_trees(x, y, 3, 7, **options), torch.from_numpy(x), torch.tensor([1.0, 2.0, -1.0]))
-    np.testing.assert_allclose(got, want, atol=1e-5)
-    high = fit_trees(x, y, 1, (1 << 32) + 7, **options)  # a seed of more than 32 bits
-    assert len(high.roots) == 1
+    options = {"max_depth": depth, "min_samples_leaf": leaf, "max_features": features}
+    generator, splitter = np.random.RandomState(7), "random" if extra else "best"
+    fits = [DecisionTreeRegressor(random_state=generator, splitter=splitter, **options).fit(x, y) for _ in range(3)]
+    got = fit_trees(x, y, 3, 7, depth=depth, leaf=leaf, extra=extra, features=features)
+    want = from_sklearn(*(fit.tree_ for fit in fits))
+    for name in ("feature", "threshold", "left", "right", "value", "roots"):
+        assert torch.equal(getattr(got, name), getattr(want, name))
+    total = sum(w * fit.predict(x) for w, fit in zip((1.0, 2.0, -1.0), fits, strict=True))
+    np.testing.assert_allclose(predict_trees(got, torch.from_numpy(x), torch.tensor([1.0, 2.0, -1.0])), total, atol=1e-5)
+
+
+def test_a_seed_may_have_more_than_32_bits():
+    assert len(forest((1 << 32) + 7, count=1).roots) == 1
 
 
 def test_joins_of_joins():
