@@ -123,6 +123,12 @@ def test_cnn_equals_the_same_layers_in_torch():
     net.load_state_dict(dict(zip(names, p.values(), strict=True)))
     x = draw(0, 6, 2, 12, 12)
     torch.testing.assert_close(model.apply(p, x), net(x))
+    net(x).square().sum().backward()
+    theirs = dict(zip(p, (v.grad for v in net.parameters()), strict=True))
+    slope = torch.func.grad(lambda p, x: model.apply(p, x).square().sum())
+    torch.testing.assert_close(slope(p, x), theirs, rtol=1e-4, atol=1e-5)
+    rows = torch.func.vmap(slope, in_dims=(None, 0))(p, x.unsqueeze(1))  # each row alone, side by side
+    torch.testing.assert_close({k: v.sum(0) for k, v in rows.items()}, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_cnn_takes_flat_and_square_rows():
