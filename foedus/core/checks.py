@@ -1,14 +1,13 @@
 """What is looked at before a stranger's reply is used: its form, its size once dense, and whether it is finite.
 
-Round and sender are the business of the engine that brings a reply (`foedus.flower.session`); what a reply may say is that of the
-algorithm (`accept` of `Clients.mean` and `gather`).
+Round, sender and form are the business of the engine that brings a reply (`foedus.flower.session`). `foedus.core.clients` then looks at
+the numbers, and asks the algorithm what a reply may say (`accept` of `Clients.mean` and `gather`).
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -35,10 +34,17 @@ def shown(form: Form) -> str:
     return ", ".join(f"{leaf[1].removeprefix('torch.')} {list(leaf[0])}" if len(leaf) == 2 else leaf[0] for leaf in form[1][:4])
 
 
-def usual(forms: Sequence[Form]) -> Form | None:
-    """The form that more than half have; without such a one nobody can be believed."""
-    form, count = Counter(forms).most_common(1)[0]
-    return form if 2 * count > len(forms) else None
+def misfits(replies: dict[int, Tree], right: Form | None) -> dict[int, str]:
+    """Which clients' replies have another form than the right one, and why they must go.
+
+    Where the right form is not known, it is that of more than half of the clients; without such a one nobody can be believed.
+    """
+    forms = {i: form_of(reply) for i, reply in replies.items()}
+    if right is None and forms:
+        right, count = Counter(forms.values()).most_common(1)[0]
+        if 2 * count <= len(forms):
+            return dict.fromkeys(forms, "the replies have several forms, none of them more than half")
+    return {i: f"its reply has the form {shown(f)}, not {shown(right)}" for i, f in forms.items() if f != right}
 
 
 def dense_size(reply: Tree) -> int:

@@ -198,9 +198,9 @@ class Session(Protocol):
     One that delays messages also has `late`, which takes what was sent and says what arrives, and `longest`, the longest round
     trip: see `foedus.engines.delay`. One whose clients are on other machines may have `reduce(ask, weights)`, which adds up
     their replies where they are and returns a `Reduced`: see `foedus.engines.ray`. One whose clients may fail to answer has
-    `unsure = True`, `faults`, {client: why}, of the last exchange, `refuse(client, why)` for answers that turn out to be no good, and may
-    have `form(ask)`, the form that replies to an exchange must have; one that must not send what is only measured has
-    `measures = False`: see `foedus.flower.session`.
+    `unsure = True`, `faults`, {client: why}, of the last exchange, and `refuse(client, why)` for answers that turn out to be no
+    good: replies from strangers must be of the right round, sender and form when it yields them. One that must not send what is only
+    measured has `measures = False`: see `foedus.flower.session`.
     """
 
     def exchange(self, ask: Ask) -> Iterator[tuple[Tensor, Tree, bool]]: ...
@@ -440,7 +440,7 @@ class Clients:
         if wary:
             arrived = list(arrived)
             self._left_out(self.faults)
-            arrived = self._checked(ask, arrived)
+            arrived = self._checked(arrived)
         if late:
             for batch in arrived:
                 self.session.late.post(ask, batch)
@@ -470,36 +470,13 @@ class Clients:
             self.session.refuse(client, why)
         self._left_out({client: why})
 
-    def _checked(self, ask: Ask, batches: list[Batch]) -> list[Batch]:
-        """The replies of the right form that are finite; the others are refused.
-
-        The right form is what the session says that this step's replies have, if it can, or else what most of them have.
-        """
-        step = getattr(self.algorithm, ask.step)
-        right = None
-        if batches and self.algorithm.alike and not getattr(step, "looped", False):
-            forms = [checks.form_of(b.reply, b.stacked) for b in batches for _ in b.ids.tolist()]
-            known = getattr(self.session, "form", None)
-            right = (known and known(ask)) or checks.usual(forms)
-            if right is None:
-                return self._without(batches, "the replies have several forms, and no form more than half of them")
+    def _checked(self, batches: list[Batch]) -> list[Batch]:
+        """The replies that are finite; the others are refused."""
         good = []
         for batch in batches:
-            form = checks.form_of(batch.reply, batch.stacked)
-            if right is not None and form != right:
-                self._without([batch], f"its reply has the form {checks.shown(form)}, not {checks.shown(right)}")
-            elif right is None and checks.dense_size(batch.reply) > checks.MOST:
-                self._without([batch], f"its reply stands for more than {checks.MOST} numbers")
-            else:
-                fine = checks.finite(_stacked(batch.reply, batch.stacked), len(batch.ids))
-                good += self._kept(batch, dict.fromkeys(torch.nonzero(~fine).flatten().tolist(), NOT_FINITE))
+            fine = checks.finite(_stacked(batch.reply, batch.stacked), len(batch.ids))
+            good += self._kept(batch, dict.fromkeys(torch.nonzero(~fine).flatten().tolist(), NOT_FINITE))
         return good
-
-    def _without(self, batches: list[Batch], why: str) -> list[Batch]:
-        """Refuse all of these."""
-        for batch in batches:
-            self._kept(batch, dict.fromkeys(range(len(batch.ids)), why))
-        return []
 
     def _accepted(self, batch: Batch, accept: Accept) -> list[Batch]:
         """What the algorithm lets pass."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -13,10 +14,11 @@ from foedus.core.algorithm import Algorithm
 from foedus.core.checks import Form, form_of
 from foedus.core.clients import Ask
 from foedus.core.spec import Spec
+from foedus.core.states import States
 from foedus.core.tree import leaves
 from foedus.data.dataset import Data
 from foedus.data.federation import Federation
-from foedus.engines.local import Local
+from foedus.engines.local import Local, LocalSession
 
 
 class Forms:
@@ -35,16 +37,18 @@ class Forms:
         sort = (ask.step, ask.quantise, form_of(ask.payload), choices)
         if sort not in self.known:
             try:
-                session = Local(batch=False).open(self.algorithm, self._federation(), self.seed_key)
-                ((_, reply, stacked),) = session.exchange(replace(ask, ids=torch.tensor([0])))
+                self.session.states = States(1)  # it takes part for the first time
+                ((_, reply, stacked),) = self.session.exchange(replace(ask, ids=torch.tensor([0])))
                 self.known[sort] = form_of(wire.dequantise(reply) if ask.quantise else reply, stacked)
             except Exception:  # a step may need more than this row; then the others' replies have to do
                 self.known[sort] = None
         return self.known[sort]
 
-    def _federation(self) -> Federation:
+    @cached_property
+    def session(self) -> LocalSession:
         spec, one = self.spec, np.array([0, 1])
         x = np.zeros((1, *spec.shape), np.float32)
         target = np.zeros((1, spec.outputs) if spec.outputs > 1 else 1, np.float32)
         data = Data.from_arrays(x, np.zeros(1, np.int64) if spec.classes else target, classes=spec.classes)
-        return Federation(data, np.array([0]), one, np.array([], np.int64), np.array([0, 0]), np.array([0]))
+        fed = Federation(data, np.array([0]), one, np.array([], np.int64), np.array([0, 0]), np.array([0]))
+        return Local(batch=False).open(self.algorithm, fed, self.seed_key)

@@ -1,8 +1,8 @@
 """The side of the server: exchanges with sites through Flower's Grid.
 
-A site that does not answer in time, or whose answer is no good (it cannot be decoded, or belongs to another round or to somebody else;
-the form and the numbers are checked by `foedus.core.clients`, for every engine alike), is left out of the rest of the round and named in
-the history; the round goes on with the others, as long as enough of them are left.
+A site that does not answer in time, or whose answer is no good (it cannot be decoded, has another form than was asked for, or belongs
+to another round or client; its numbers are looked at by `foedus.core.clients`), is left out of the rest of the round and named in the
+history; the round goes on with the others, as long as enough of them are left.
 """
 
 from __future__ import annotations
@@ -153,6 +153,9 @@ class FlowerSession:
                     self._leave_out(
                         i, str(error) if isinstance(error, FoedusError) else f"its answer cannot be read: {error!r}"
                     )
+        for i, why in self._misfits(ask, replies).items():
+            del replies[i]
+            self._leave_out(i, why)
         for i in replies:
             self.before[i] = self.seen.get(i, 0)
             self.seen[i] = version
@@ -207,9 +210,13 @@ class FlowerSession:
                 self._leave_out(i, "it was not in the answer of its node")
         return replies
 
-    def form(self, ask: Ask) -> checks.Form | None:
-        """The form that replies to an exchange must have."""
-        return self.forms.of(ask)
+    def _misfits(self, ask: Ask, replies: dict[int, Tree]) -> dict[int, str]:
+        """Replies that cannot be what was asked for: of another form, or too large once dense where the form is free."""
+        if self.algorithm.alike and not getattr(getattr(self.algorithm, ask.step), "looped", False):
+            plain = {i: wire.dequantise(r) for i, r in replies.items()} if ask.quantise else replies
+            return checks.misfits(plain, self.forms.of(ask))
+        large = [i for i, r in replies.items() if checks.dense_size(r) > checks.MOST]
+        return dict.fromkeys(large, f"its reply stands for more than {checks.MOST} numbers")
 
     def _leave_out(self, client: int, why: str) -> None:
         why = why if len(why) <= 300 else f"{why[:300]} ..."

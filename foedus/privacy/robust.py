@@ -46,8 +46,11 @@ class Robust(Aggregation):
     def check(self, clients: float) -> None:
         """Refuse settings that so many clients a round cannot satisfy."""
 
-    def combine(self, x: Tensor, weights: Tensor) -> Tensor:
-        """One vector from x (clients, numbers) and the clients' weights, float64 that sum to 1."""
+    def combine(self, x: Tensor, weights: Tensor, dropped: int = 0) -> Tensor:
+        """One vector from x (clients, numbers) and the clients' weights, float64 that sum to 1.
+
+        dropped: how many clients of the round were left out already.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not define combine")
 
 
@@ -65,7 +68,8 @@ class RobustAggregator(Aggregator):
         x, apart = _joined(checks.dense(replies.stack()))
         if x is None:
             return replies.stack()
-        mean = self.settings.combine(x, replies.weights if self.settings.weighted else even)
+        share = replies.weights if self.settings.weighted else even
+        mean = self.settings.combine(x, share, len(clients.dropped))
         return apart(mean if weights else mean * len(replies))
 
     def gathered(self, clients: Clients, ask: Ask, replies: Replies) -> None:
@@ -153,7 +157,7 @@ class NormBound(Robust):
                 raise ConfigError(f"bound={self.bound!r} must be a positive number, or 'median'")
             positive("bound", self.bound)
 
-    def combine(self, x: Tensor, weights: Tensor) -> Tensor:
+    def combine(self, x: Tensor, weights: Tensor, dropped: int = 0) -> Tensor:
         norms = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
         bound = norms.median() if self.bound == "median" else self.bound  # of an even number, the lower of the two
         return _mix(x, weights * torch.where(norms > bound, bound / norms, 1.0))
@@ -173,7 +177,7 @@ class TrimmedMean(Robust):
         if isinstance(self.part, bool) or not isinstance(self.part, Real) or not 0 < self.part < 0.5:
             raise ConfigError(f"part={self.part!r} must be above 0 and below 0.5: what is cut off at each end")
 
-    def combine(self, x: Tensor, weights: Tensor) -> Tensor:
+    def combine(self, x: Tensor, weights: Tensor, dropped: int = 0) -> Tensor:
         def trimmed(part: Tensor) -> Tensor:
             ordered, ends = _ranked(part, weights)
             starts = torch.cat((torch.zeros_like(ends[:1]), ends[:-1]))
@@ -192,7 +196,7 @@ class Median(Robust):
     clients. Not for replies that are mostly zero (FedFW's points of one entry): their median is zero.
     """
 
-    def combine(self, x: Tensor, weights: Tensor) -> Tensor:
+    def combine(self, x: Tensor, weights: Tensor, dropped: int = 0) -> Tensor:
         return _median(x, weights)
 
 
@@ -215,7 +219,7 @@ class GeometricMedian(Robust):
         positive("tolerance", self.tolerance)
         whole_number("steps", self.steps)
 
-    def combine(self, x: Tensor, weights: Tensor) -> Tensor:
+    def combine(self, x: Tensor, weights: Tensor, dropped: int = 0) -> Tensor:
         center = _median(x, weights)
         products = _products(x, center)
         squares = products.diagonal()
@@ -240,9 +244,10 @@ class Krum(Robust):
 
         score_i = sum of |x_i - x_j|^2 over the n - hostile - 2 closest j;   the mean of the `select` replies of least score
 
-    hostile: how many of the n clients of a round may be, with n >= 2 hostile + 3; fewer replies are an error (`fd.TooFewClients`). Clients
-    count the same in the scores, and by weight in the mean of those selected. Costs clients^2 x numbers. What most clients know is
-    not heard: with select=1 the model follows one client a round.
+    hostile: how many of the n clients of a round may be, with n >= 2 hostile + 3. Where fewer replies are left, those that were dropped are
+    taken for hostile ones (or else one client could stop a run by sending nonsense); if that is not enough, `fd.TooFewClients` is raised.
+    Clients count the same in the scores, and by weight in the mean of those selected. Costs clients^2 x numbers. What most clients know
+    is not heard: with select=1 the model follows one client a round.
     """
 
     hostile: int
@@ -252,28 +257,28 @@ class Krum(Robust):
         whole_number("hostile", self.hostile, 0)
         whole_number("select", self.select)
 
-    @property
-    def least(self) -> int:
-        """How many replies it takes."""
-        return max(2 * self.hostile + 3, self.hostile + self.select)
-
     def check(self, clients: float) -> None:
-        if clients < self.least:
+        least = max(2 * self.hostile + 3, self.hostile + self.select)
+        if clients < least:
             raise ConfigError(
-                f"hostile={self.hostile} and select={self.select} need at least {self.least} clients a round; there are {clients:g}"
+                f"hostile={self.hostile} and select={self.select} need at least {least} clients a round; there are {clients:g}"
             )
 
-    def combine(self, x: Tensor, weights: Tensor) -> Tensor:
-        if len(x) < self.least:
-            raise TooFewClients(f"{self} needs {self.least} replies that can be used; {len(x)} came")
+    def combine(self, x: Tensor, weights: Tensor, dropped: int = 0) -> Tensor:
+        n, hostile = len(x), self.hostile
+        if n < 2 * hostile + 3:
+            hostile = max(0, hostile - dropped)
+        if n < 2 * hostile + 3:
+            raise TooFewClients(f"{self} needs {2 * hostile + 3} replies that can be used; {n} came")
         chosen = torch.zeros_like(weights)
-        chosen[self.scores(x).argsort(stable=True)[: self.select]] = 1.0
+        chosen[self.scores(x, hostile).argsort(stable=True)[: min(self.select, n - hostile)]] = 1.0
         return _mix(x, chosen * weights / (chosen @ weights))
 
-    def scores(self, x: Tensor) -> Tensor:
+    @staticmethod
+    def scores(x: Tensor, hostile: int) -> Tensor:
         """The score of each row."""
         products = _products(x, _median(x, torch.full((len(x),), 1 / len(x), dtype=torch.float64)))
         squares = products.diagonal()
         apart = (squares.unsqueeze(0) + squares.unsqueeze(1) - 2 * products).clamp(min=0)
         apart.fill_diagonal_(torch.inf)  # oneself is no neighbour
-        return apart.sort(1).values[:, : len(x) - self.hostile - 2].sum(1)
+        return apart.sort(1).values[:, : len(x) - hostile - 2].sum(1)

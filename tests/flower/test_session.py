@@ -299,7 +299,7 @@ def test_what_was_prepared_is_prepared_once(fed, tmp_path, monkeypatch):
     prepare = type(algorithm).prepare
     monkeypatch.setattr(type(algorithm), "prepare", lambda self, data: count.append(1) or prepare(self, data))
     fd.run(algorithm, fed, 3, engine=Here(tmp_path, nodes=5))
-    assert len(count) == 5  # one for each node, in seven exchanges
+    assert len(count) == 6  # one for each node, in seven exchanges; and the server's, who looks what replies must look like
 
 
 def test_quantised_replies(fed, engine):
