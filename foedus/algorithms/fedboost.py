@@ -394,7 +394,7 @@ class AFLBoost(FedBoost):
         lam = self.mirror_domains.project(self.mirror_domains.start(len(groups), torch.float64), self.low, self.high)
         state = super().start(clients)
         state = state.replace(lam=lam, lam_total=torch.zeros_like(lam), lam_steepest=0.0, lam_squares=0.0, domain=domain)
-        state = state.replace(latest=torch.full_like(lam, torch.nan))
+        state = state.replace(latest=torch.full_like(lam, torch.inf))  # no loss yet
         if self.measure_every:
             self.log_worst(clients, state)
         return state

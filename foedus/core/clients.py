@@ -244,7 +244,7 @@ class Clients:
     `mean` returns only the weighted average of the replies, `gather` every reply. `ids` are theirs, `sizes` their numbers of
     rows, `total` and `total_rows` count all clients there are; `participation` is the part of them expected in a round; `key`
     is for the server's own random draws in this round; `came` are the numbers of rows of those whose replies the last exchange brought,
-    and `who` are their ids, in order. `dropped` are those who were left out of an exchange of this round.
+    and `who` are their ids, in order. `dropped` are those who were left out of an exchange of this round, and why.
     """
 
     session: Session
@@ -266,7 +266,7 @@ class Clients:
     group: str = ""
     taking: int = 0
     aggregator: Aggregator | None = None
-    dropped: set[int] = field(default_factory=set)
+    dropped: dict[int, list[str]] = field(default_factory=dict)
     exchanges: Iterator[int] = field(default_factory=itertools.count)
 
     _SERVER = 0xFFFFFFFF
@@ -497,11 +497,12 @@ class Clients:
 
     def _left_out(self, faults: dict[int, str]) -> None:
         """Name in the history who did not answer in this round, or whose answer was refused, and why; and count them."""
-        if faults:
-            before = [self.metrics["left_out"]] if "left_out" in self.metrics else []
-            self.metrics["left_out"] = "; ".join([*before, *(f"{i}: {why}" for i, why in sorted(faults.items()))])
-            self.dropped.update(faults)
-        if faults or self.wary:
+        for i, why in faults.items():
+            if why not in self.dropped.setdefault(i, []):
+                self.dropped[i].append(why)
+        if self.dropped:
+            self.metrics["left_out"] = "; ".join(f"{i}: {' and '.join(self.dropped[i])}" for i in sorted(self.dropped))
+        if self.dropped or self.wary:
             self.metrics["dropped"] = len(self.dropped)
 
     def _stream(self, ask: Ask) -> Iterator[Batch]:
