@@ -60,14 +60,14 @@ def test_structured_replies_are_multiplied_too(fed, domain):
 
     def points(engine):
         session = engine.open(algorithm, fed, random.key(0))
-        ((_, reply, _),) = session.exchange(Ask("step", sent, torch.arange(6), random.key(0), 1, 0))
-        return algorithm.set.dense(reply, like)
+        batches = list(session.exchange(Ask("step", sent, torch.arange(6), random.key(0), 1, 0)))
+        return [(ids, algorithm.set.dense(reply, like)) for ids, reply, _ in batches]
 
-    whole = fd.Local(batch=True, memory=1 << 40)
-    honest, spoilt = points(whole), points(fd.Hostile(whole, clients=[2], attack="scale", strength=7.0))
-    factor = torch.where(torch.arange(6) == 2, 7.0, 1.0)
-    for k in honest:
-        torch.testing.assert_close(spoilt[k], honest[k] * factor.view(-1, *[1] * (honest[k].dim() - 1)))
+    spoilt = points(fd.Hostile(fd.Local(batch=True), clients=[2], attack="scale", strength=7.0))
+    for (ids, honest), (_, other) in zip(points(fd.Local(batch=True)), spoilt, strict=True):
+        factor = torch.where(ids == 2, 7.0, 1.0)
+        for k in honest:
+            torch.testing.assert_close(other[k], honest[k] * factor.view(-1, *[1] * (honest[k].dim() - 1)))
 
 
 def test_garbage_cannot_be_read_and_nan_is_not_finite(fed):
