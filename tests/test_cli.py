@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -303,3 +306,26 @@ def test_an_item_of_a_paper(cli):
 def test_bad_input_to_paper(cli, arguments, words):
     result = cli("paper", *arguments, code=2)
     assert words in " ".join(result.output.split())
+
+
+def test_a_closed_pipe_ends_a_command_quietly():
+    """`foedus data list | head`: the reader is gone before anything is written."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "foedus.cli", "data", "list"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert done.stderr == ""
+
+
+def test_audit_hostile(cli, monkeypatch):
+    from foedus.report import hostile
+
+    some = {k: v for k, v in hostile.methods(6, quick=True).items() if k in ("FedAvg, mean", "FedAvg, median", "FedFW")}
+    monkeypatch.setattr(hostile, "methods", lambda clients, quick: some)
+    out = cli("audit", "hostile", "--quick", "--attack", "scale", "--attack", "nan", "--clients", "6").stdout
+    lines = [line.split() for line in out.splitlines() if line.strip().startswith(("scale", "nan"))]
+    assert len(lines) == 6
+    found = {(line[0], " ".join(line[1:-3])): [float(v) for v in line[-3:]] for line in lines}
+    assert found["scale", "FedAvg, median"][-1] > found["scale", "FedAvg, mean"][-1]
+    assert "is unknown" in cli("audit", "hostile", "--attack", "flip", code=2).stderr

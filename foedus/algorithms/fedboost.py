@@ -339,8 +339,9 @@ class AFLBoost(FedBoost):
     domains: groups of client ids that together are all clients ({name: ids} or a list of lists), or None: every client is one.
     low, high: Lambda = {lambda in the simplex: low <= lambda <= high}. mirror_domains, step_domains: as mirror and step, for
     lambda; by default the same. With some of the clients, a domain's loss is estimated by those who came, each in inverse
-    proportion to its chance. Clients send their own loss and gradient, C + 1 numbers. The history has `worst`, the largest
-    domain loss of the result.
+    proportion to its chance. Where sites fail to answer, the others of their domain stand for them; a domain of which nobody answers keeps
+    its last loss (it must neither win nor lose weight by silence) and is left out of the gradient, which the others fill up to the
+    weight of all. Clients send their own loss and gradient, C + 1 numbers. The history has `worst`, the largest domain loss of the result.
     """
 
     domains: tuple[tuple[int, ...], ...] | None = None
@@ -393,19 +394,34 @@ class AFLBoost(FedBoost):
         lam = self.mirror_domains.project(self.mirror_domains.start(len(groups), torch.float64), self.low, self.high)
         state = super().start(clients)
         state = state.replace(lam=lam, lam_total=torch.zeros_like(lam), lam_steepest=0.0, lam_squares=0.0, domain=domain)
+        state = state.replace(latest=torch.full_like(lam, torch.inf))  # no loss yet
         if self.measure_every:
             self.log_worst(clients, state)
         return state
 
+    def rows(self, state: State, ids: Tensor) -> Tensor:
+        """How many rows these clients hold of each domain."""
+        at = torch.searchsorted(state.ids, ids)
+        return torch.zeros(len(state.lam), dtype=torch.float64).index_add(0, state.domain[at], state.sizes[at].double())
+
     def shares(self, clients: Clients, state: State, came: Tensor) -> Tensor:
         """What each client who came adds to each domain's loss: (domains, clients)."""
         at = torch.searchsorted(state.ids, came)
-        rows = torch.zeros(len(state.lam), dtype=torch.float64).index_add(0, state.domain, state.sizes.double())
         _, which, times = came.unique(return_inverse=True, return_counts=True)  # late replies may come two at a time
-        share = state.sizes[at].double() / times[which] / rows[state.domain[at]] / clients.participation
+        share = state.sizes[at].double() / times[which] / self.rows(state, state.ids)[state.domain[at]] / clients.participation
+        if not clients.longest:  # those who were asked and failed to answer are stood for by the others of their domain
+            asked, there = self.rows(state, clients.ids), self.rows(state, came)
+            share = share * (asked / there)[state.domain[at]]
         return torch.zeros(len(state.lam), len(at), dtype=torch.float64).index_put(
             (state.domain[at], torch.arange(len(at))), share
         )
+
+    def absent(self, clients: Clients, state: State, came: Tensor) -> Tensor:
+        """The part of each domain that was asked where nobody answered: (domains,), 0 where somebody did."""
+        if clients.longest:
+            return torch.zeros_like(state.lam)
+        asked, there = self.rows(state, clients.ids), self.rows(state, came)
+        return torch.where(there > 0, 0.0, asked / self.rows(state, state.ids) / clients.participation)
 
     def round(self, clients: Clients, state: State) -> State:
         state = state.replace(lam_total=state.lam_total + state.lam)
@@ -417,14 +433,20 @@ class AFLBoost(FedBoost):
     def ask(self, clients: Clients, state: State, drawn: list, **sent: Any) -> tuple[State, Tensor]:
         """Lines 3 to 5 of Figure 2, and 7: lambda moves at once, alpha by the mixture as it was."""
         replies = clients.gather(self.slope, **sent)
-        share = self.shares(clients, state, replies.ids)
+        share, absent = self.shares(clients, state, replies.ids), self.absent(clients, state, replies.ids)
+        parts = share.sum(1)  # of each domain that is there
         losses = share @ column(replies, "loss", torch.arange(len(replies))).double()
-        g = self.total(replies, state.lam @ share, drawn)
+        latest = torch.where(parts > 0, losses / parts, state.latest)
+        # A domain that does not answer keeps its last loss; before it has had one, the mean of the others'. It has no gradient: the mixture
+        # of those that have one is scaled up to the weight of all.
+        known = latest.isfinite()
+        losses = losses + absent * torch.where(known, latest, losses.sum() / parts.sum())
+        g = self.total(replies, state.lam @ share, drawn) * (1 + (state.lam @ absent) / (state.lam @ parts))
         eta, steepest, squares = pace(
             self.mirror_domains, self.step_domains or self.step, self.horizon, losses, state.lam_steepest, state.lam_squares
         )
         lam = self.mirror_domains.step(state.lam, -losses, eta, self.low, self.high) if eta else state.lam
-        return state.replace(lam=lam, lam_steepest=steepest, lam_squares=squares), g
+        return state.replace(lam=lam, lam_steepest=steepest, lam_squares=squares, latest=latest), g
 
     def log_worst(self, clients: Clients, state: State) -> None:
         """The agnostic loss of the result: the largest of all domains'."""
@@ -432,6 +454,6 @@ class AFLBoost(FedBoost):
             return
         weight = self.result(state).float().unsqueeze(0)
         each = clients.watched(state.ids).gather(self.look, weight=weight).stack()["loss"].squeeze(1).double()
-        rows = torch.zeros(len(state.lam), dtype=torch.float64).index_add(0, state.domain, state.sizes.double())
-        losses = torch.zeros_like(rows).index_add(0, state.domain, state.sizes.double() * each) / rows
+        losses = torch.zeros_like(state.lam).index_add(0, state.domain, state.sizes.double() * each)
+        losses = losses / self.rows(state, state.ids)
         clients.log(worst=losses.max())

@@ -35,6 +35,8 @@ from foedus.models.training import gradient, value_and_gradient
 VARIANTS = ("penalty", "augmented", "stochastic")
 SCHEDULES = ("convex", "nonconvex", "stochastic")
 BEGINNINGS = ("model", "projected", "domain")
+MEMBER = 1e-4
+"""How far, relative to the size of the set, a point may be outside of it by rounding: float32 with millions of entries needs less."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,9 @@ class FedFW(ConstrainedTraining):
     turns the last centre into this one, sparse or of low rank where that is shorter, and the dense centre only to a client
     that has missed a round, or where nothing is shorter. Where messages are late, the dense centre is sent, and the server's x_i are what
     the points that have arrived make of them, each by the eta of the round that it answers.
+
+    Where clients are strangers (real sites, `fd.Hostile`), a point outside of the set is provably not honest: it is left out of the round,
+    and its client named. A hostile point inside moves the centre by eta / n times the diameter at most.
 
     Example:
         >>> fd.run(fd.FedFW(fd.Linear(), fd.L1Ball(30.0)), fed, rounds=300)
@@ -313,7 +318,8 @@ class FedFW(ConstrainedTraining):
                     continue
                 some, domain = clients.some(chosen, f"set {outer}"), self.set_of(outer)
                 step, sent = (self.step, {"center": center}) if late else (self.follow, news)
-                sent = {**sent, "pace": pace, "outer": outer}
+                accept = lambda points, domain=domain: self.outside(points, domain, center)  # noqa: E731
+                sent = {**sent, "pace": pace, "outer": outer, "accept": accept}
                 if "x" in state:
                     with contextlib.suppress(NothingArrived):
                         points.append((some.gather(step, weights="uniform", **sent), domain))
@@ -333,6 +339,11 @@ class FedFW(ConstrainedTraining):
         ranks = points[0] if len(points) == 1 else None
         state = state.replace(center=moved, keep=1 - eta, add=short(add, ranks, eta), changed=clients.round)
         return self.finish(clients, state, who)
+
+    def outside(self, points: Any, domain: ModelDomain, like: Params) -> dict[int, str]:
+        """Which of some clients' points are not in their set: no oracle gives such a point, so they are hostile, or broken."""
+        found = ~domain.contains(domain.dense(points, like), MEMBER, batch=1)
+        return dict.fromkeys(torch.nonzero(found).flatten().tolist(), "its point lies outside of the set")
 
     def kinds(self, ids: Tensor) -> Tensor:
         """Which of the supersets a client has, -1 for the domain itself."""

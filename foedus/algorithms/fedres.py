@@ -472,13 +472,15 @@ def _place(columns: tuple[int, ...]) -> slice | Tensor:
     return slice(columns[0], columns[0] + len(columns)) if side_by_side else torch.tensor(columns)
 
 
-def in_range(reply: Tree, name: str, most: int | None) -> None:
-    """Refuse a reply whose whole numbers of this name are not all below `most`."""
-    values = reply.get(name) if isinstance(reply, dict) else None
-    if not isinstance(values, Tensor):
-        raise ReplyError(f"its reply has no {name}")
-    if most is not None and (values.is_floating_point() or bool(((values < 0) | (values >= most)).any())):
-        raise ReplyError(f"its {name} must be whole numbers from 0 to {most - 1}")
+def in_range(replies: Tree, name: str, most: int | None) -> dict[int, str]:
+    """Which of some stacked replies have whole numbers of this name that are not all below `most`."""
+    values = replies.get(name) if isinstance(replies, dict) else None
+    if not isinstance(values, Tensor) or (most is not None and values.is_floating_point()):
+        raise ReplyError(f"its reply has no {name}, or one that is not of whole numbers")
+    if most is None:
+        return {}
+    bad = ((values < 0) | (values >= most)).reshape(len(values), -1).any(1)
+    return dict.fromkeys(torch.nonzero(bad).flatten().tolist(), f"its {name} must be whole numbers from 0 to {most - 1}")
 
 
 def part_spec(spec: Spec, columns: Columns) -> Spec:

@@ -178,6 +178,8 @@ class FFGB(Algorithm):
                 good.append((i, self._functions(reply, state.spec), share, version))
             except ReplyError as error:
                 clients.refuse(i, str(error))
+        if not good:
+            raise NothingArrived(f"round {clients.round}: no function can be used")
         total = sum(share for _, _, share, _ in good)
         functions, weights, shrink = [], [], 0.0
         for _, made, share, version in good:

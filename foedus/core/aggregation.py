@@ -48,6 +48,9 @@ class Aggregator:
     spent: str | None = None
     """Why the run must stop after this round, if it must."""
 
+    wary: bool = False
+    """Whether clients are taken for strangers: a reply that must not be used is then left out of the round, and no error."""
+
     def total(self, clients: Clients, ask: Ask, weights: str | None) -> Tree:
         """Ask, and return the average by `weights` ("rows", "uniform"), or with None the sum, in place of `Clients.reduce`."""
         raise NotImplementedError(f"{type(self).__name__} does not define total")

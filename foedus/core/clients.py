@@ -11,12 +11,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from foedus.core import random, tree, wire
+from foedus.core import checks, random, tree, wire
 from foedus.core.aggregation import Aggregator
 from foedus.core.algorithm import Algorithm
 from foedus.core.spec import Spec
 from foedus.core.tree import Tree
 from foedus.errors import ConfigError, DivergenceError, ReplyError, unknown
+
+Accept = Callable[[Tree], dict[int, str]]
+"""Of stacked replies: the places of those that must not be used, and why."""
+
+NOT_FINITE = "its reply is not finite (NaN or infinity)"
 
 _SMALL, _SHORT = 1 << 16, 64
 
@@ -179,14 +184,23 @@ class Batch:
     version: int
 
 
+def _some(batch: Batch, places: list[int]) -> Batch:
+    """Some of the replies of a batch."""
+    if not batch.stacked:
+        return batch
+    at = torch.tensor(places)
+    return Batch(batch.ids[at], batch.sizes[at], _tensors(lambda t: t[at], batch.reply), True, batch.version)
+
+
 class Session(Protocol):
     """What an engine offers for one run: see `foedus.engines.local.Local` for the reference.
 
     One that delays messages also has `late`, which takes what was sent and says what arrives, and `longest`, the longest round
     trip: see `foedus.engines.delay`. One whose clients are on other machines may have `reduce(ask, weights)`, which adds up
     their replies where they are and returns a `Reduced`: see `foedus.engines.ray`. One whose clients may fail to answer has
-    `unsure = True`, and `faults`, {client: why}, of the last exchange; one that must not send what is only measured has
-    `measures = False`: see `foedus.flower.session`.
+    `unsure = True`, `faults`, {client: why}, of the last exchange, and `refuse(client, why)` for answers that turn out to be no
+    good: replies from strangers must be of the right round, sender and form when it yields them. One that must not send what is only
+    measured has `measures = False`: see `foedus.flower.session`.
     """
 
     def exchange(self, ask: Ask) -> Iterator[tuple[Tensor, Tree, bool]]: ...
@@ -206,7 +220,8 @@ class Ask:
     """One exchange: which step, what is sent, to whom, and the key from which each client's key is folded.
 
     A free one is not sent in earnest (a measurement, or a reference with all rows in one place). `group` tells apart exchanges of
-    a round that ask different clients for the same step; `taking` is how many clients take part in the round.
+    a round that ask different clients for the same step; `taking` is how many clients take part in the round. `accept` says which
+    replies the algorithm must not use: it stays at the server.
     """
 
     step: str
@@ -219,6 +234,7 @@ class Ask:
     free: bool = False
     group: str = ""
     taking: int = 0
+    accept: Accept | None = None
 
 
 @dataclass(eq=False)
@@ -228,7 +244,7 @@ class Clients:
     `mean` returns only the weighted average of the replies, `gather` every reply. `ids` are theirs, `sizes` their numbers of
     rows, `total` and `total_rows` count all clients there are; `participation` is the part of them expected in a round; `key`
     is for the server's own random draws in this round; `came` are the numbers of rows of those whose replies the last exchange brought,
-    and `who` are their ids, in order.
+    and `who` are their ids, in order. `dropped` are those who were left out of an exchange of this round, and why.
     """
 
     session: Session
@@ -250,6 +266,7 @@ class Clients:
     group: str = ""
     taking: int = 0
     aggregator: Aggregator | None = None
+    dropped: dict[int, list[str]] = field(default_factory=dict)
     exchanges: Iterator[int] = field(default_factory=itertools.count)
 
     _SERVER = 0xFFFFFFFF
@@ -286,26 +303,33 @@ class Clients:
         """Whether what is only measured (`watched`) may be asked for: in a simulation, not between real sites."""
         return getattr(self.session, "measures", True)
 
-    def mean(self, step: Callable, /, *, weights: str = "rows", **payload: Tree) -> Tree:
+    @property
+    def wary(self) -> bool:
+        """Whether clients are strangers, or a run expects hostile ones: replies are then checked, and bad ones left out."""
+        expected = self.aggregator is not None and self.aggregator.wary and not self.free
+        return expected or getattr(self.session, "unsure", False)
+
+    def mean(self, step: Callable, /, *, weights: str = "rows", accept: Accept | None = None, **payload: Tree) -> Tree:
         """Run `step(client, **payload)` at every client and average the replies.
 
         weights: "rows" (by a client's number of rows) or "uniform". Structured replies average to dense tensors.
+        accept: see `gather`; nobody is asked where single replies are not seen (secure aggregation).
         """
-        return self._total(step, weights, payload)
+        return self._total(step, weights, payload, accept)
 
     def sum(self, step: Callable, /, **payload: Tree) -> Tree:
         """Run `step(client, **payload)` at every client and add up the replies."""
         return self._total(step, None, payload)
 
-    def _total(self, step: Callable, weights: str | None, payload: dict[str, Tree]) -> Tree:
-        ask = self._asked(step, payload)
+    def _total(self, step: Callable, weights: str | None, payload: dict[str, Tree], accept: Accept | None = None) -> Tree:
+        ask = self._asked(step, payload, accept)
         if self.aggregator is None or self.free:
             return self.reduce(ask, weights)
         return self.aggregator.total(self, ask, weights)
 
     def reduce(self, ask: Ask, weights: str | None) -> Tree:
         """The weighted average of the replies to an exchange (their sum, if weights is None), added up in a stream."""
-        if getattr(self.session, "reduce", None) is not None and not self._late(ask):
+        if getattr(self.session, "reduce", None) is not None and not self._late(ask) and not self.wary:
             self.came, self.who = self.sizes, self.ids
             reduced = self.session.reduce(ask, self._share_of(weights, self.sizes)(self.sizes))
             self.ledger.bytes_up += reduced.sent.bytes_up
@@ -321,28 +345,21 @@ class Clients:
             raise ReplyError(f"round {self.round}: {count} of {len(self.came)} clients replied to {ask.step}")
         return total.result()
 
-    def gather(
-        self, step: Callable, /, *, weights: str = "rows", accept: Callable[[Tree], None] | None = None, **payload: Tree
-    ) -> Replies:
+    def gather(self, step: Callable, /, *, weights: str = "rows", accept: Accept | None = None, **payload: Tree) -> Replies:
         """Run `step(client, **payload)` at every client and return every reply, in order of client id.
 
-        accept: raises `ReplyError` for a reply that must not be used; asked where clients are strangers (see `refuse`).
+        accept: says of replies, stacked, which must not be used, and why; asked where clients are strangers (`wary`).
         """
-        ask = self._asked(step, payload)
-        replies = self.collect(ask, weights, accept)
+        ask = self._asked(step, payload, accept)
+        replies = self.collect(ask, weights)
         if self.aggregator is not None and not self.free:
             self.aggregator.gathered(self, ask, replies)
         return replies
 
-    def collect(self, ask: Ask, weights: str | None = "rows", accept: Callable[[Tree], None] | None = None) -> Replies:
+    def collect(self, ask: Ask, weights: str | None = "rows") -> Replies:
         """Every reply to an exchange, in order of client id, with their weights: see `gather`."""
         self.came, batches = self._replies(ask)
         parts = list(batches)
-        if accept is not None and getattr(self.session, "unsure", False):
-            parts = [part for part in parts if self._accepted(part, accept)]
-            if not parts:
-                raise NothingArrived(f"round {self.round}: no reply to {ask.step} can be used")
-            self.came, self.who = torch.cat([p.sizes for p in parts]), torch.cat([p.ids for p in parts]).sort().values
         share = self._share_of(weights, self.came)
         bad = [p for p in parts if not tree.all_finite(p.reply)]
         if bad:
@@ -397,7 +414,7 @@ class Clients:
             return lambda sizes: torch.ones(len(sizes), dtype=torch.float64)
         raise ConfigError(unknown("weights", weights, ["rows", "uniform"]))
 
-    def _asked(self, step: Callable, payload: dict[str, Tree]) -> Ask:
+    def _asked(self, step: Callable, payload: dict[str, Tree], accept: Accept | None = None) -> Ask:
         """What to ask, after charging for it."""
         if getattr(step, "__self__", None) is not self.algorithm:
             raise ReplyError(f"{step!r} is not a client step: it must be a method of {type(self.algorithm).__name__} itself")
@@ -406,7 +423,7 @@ class Clients:
         if not self.free:
             self.ledger.bytes_down += len(self) * wire.nbytes(payload)
         exchange = next(self.exchanges)
-        more = (self.quantise, self.free, self.group, self.taking or len(self))
+        more = (self.quantise, self.free, self.group, self.taking or len(self), accept)
         return Ask(step.__name__, payload, self.ids, self.seed_key, self.round, exchange, *more)
 
     def _late(self, ask: Ask) -> bool:
@@ -415,22 +432,27 @@ class Clients:
 
     def _replies(self, ask: Ask) -> tuple[Tensor, Iterable[Batch]]:
         """The numbers of rows of all that reply, and their replies, a batch at a time; what is sent is charged."""
-        if self._late(ask):
-            late = self.session.late
-            for batch in self._stream(ask):
-                late.post(ask, batch)
-            arrived = late.collect(ask)
-            self._left_out(self.faults)
-        elif getattr(self.session, "unsure", False):
-            arrived = list(self._stream(ask))
-            self._left_out(self.faults)
-        else:
+        wary, late = self.wary, self._late(ask)
+        if not wary and not late:
             self.who = self.ids
             return self.sizes, self._stream(ask)
+        arrived: Iterable[Batch] = self._stream(ask)
+        if wary:
+            arrived = list(arrived)
+            self._left_out(self.faults)
+            arrived = self._checked(arrived)
+        if late:
+            for batch in arrived:
+                self.session.late.post(ask, batch)
+            arrived = self.session.late.collect(ask)
+        if wary and ask.accept is not None:
+            arrived = [part for batch in arrived for part in self._accepted(batch, ask.accept)]
         if not arrived:
-            raise NothingArrived(f"round {self.round}: no reply to {ask.step} has arrived yet")
+            raise NothingArrived(f"round {self.round}: no reply to {ask.step} has arrived that can be used")
         self.who = torch.cat([b.ids for b in arrived]).sort().values
         return torch.cat([b.sizes for b in arrived]), arrived
+
+    # -- strangers ---------------------------------------------------------------------------------------------------
 
     @property
     def faults(self) -> dict[int, str]:
@@ -442,25 +464,46 @@ class Clients:
 
         The caller goes on without it.
         """
-        if not getattr(self.session, "unsure", False):
+        if not self.wary:
             raise ReplyError(f"round {self.round}: client {client}: {why}")
-        self.session.refuse(client, why)
+        if getattr(self.session, "unsure", False):
+            self.session.refuse(client, why)
         self._left_out({client: why})
 
-    def _accepted(self, part: Batch, accept: Callable[[Tree], None]) -> bool:
+    def _checked(self, batches: list[Batch]) -> list[Batch]:
+        """The replies that are finite; the others are refused."""
+        good = []
+        for batch in batches:
+            fine = checks.finite(_stacked(batch.reply, batch.stacked), len(batch.ids))
+            good += self._kept(batch, dict.fromkeys(torch.nonzero(~fine).flatten().tolist(), NOT_FINITE))
+        return good
+
+    def _accepted(self, batch: Batch, accept: Accept) -> list[Batch]:
+        """What the algorithm lets pass."""
         try:
-            for i in range(len(part.ids)):
-                accept(_tensors(lambda t, i=i: t[i], part.reply) if part.stacked else part.reply)
-        except ReplyError as error:
-            self.refuse(int(part.ids[i]), str(error))
-            return False
-        return True
+            bad = accept(_stacked(batch.reply, batch.stacked))
+        except Exception as error:  # whatever a stranger has sent
+            if len(batch.ids) > 1:
+                return [part for i in range(len(batch.ids)) for part in self._accepted(_some(batch, [i]), accept)]
+            bad = {0: str(error) if isinstance(error, ReplyError) else f"its reply cannot be used: {error!r}"}
+        return self._kept(batch, bad)
+
+    def _kept(self, batch: Batch, bad: dict[int, str]) -> list[Batch]:
+        """A batch without those of its replies that are bad, which are refused; none, if nothing is left."""
+        for i, why in bad.items():
+            self.refuse(int(batch.ids[i]), why)
+        left = [i for i in range(len(batch.ids)) if i not in bad]
+        return [batch] if not bad else [_some(batch, left)] if left else []
 
     def _left_out(self, faults: dict[int, str]) -> None:
-        """Name in the history who did not answer in this round, and why."""
-        if faults:
-            before = [self.metrics["left_out"]] if "left_out" in self.metrics else []
-            self.metrics["left_out"] = "; ".join([*before, *(f"{i}: {why}" for i, why in sorted(faults.items()))])
+        """Name in the history who did not answer in this round, or whose answer was refused, and why; and count them."""
+        for i, why in faults.items():
+            if why not in self.dropped.setdefault(i, []):
+                self.dropped[i].append(why)
+        if self.dropped:
+            self.metrics["left_out"] = "; ".join(f"{i}: {' and '.join(self.dropped[i])}" for i in sorted(self.dropped))
+        if self.dropped or self.wary:
+            self.metrics["dropped"] = len(self.dropped)
 
     def _stream(self, ask: Ask) -> Iterator[Batch]:
         for ids, reply, stacked in _read(self.session, ask, self.ledger):

@@ -200,7 +200,10 @@ class _Loop:
     def start(self) -> None:
         began = time.perf_counter()
         clients = self.clients(0, torch.arange(len(self.ids)))
-        self.state = self.algorithm.start(clients)
+        try:
+            self.state = self.algorithm.start(clients)
+        except NothingArrived as error:
+            raise TooFewClients(f"{error}: there is nothing to start from") from None
         if self.first is not None:
             self.state = self.algorithm.begin_at(self.state, self.first)
         self.seconds += time.perf_counter() - began

@@ -127,7 +127,8 @@ class RaySession:
         calls = []
         for k in holder.unique().tolist():
             mine = holder == k
-            some = {f.name: getattr(ask, f.name) for f in fields(ask) if f.name != "payload"} | {"ids": ask.ids[mine]}
+            some = {f.name: getattr(ask, f.name) for f in fields(ask) if f.name not in ("payload", "accept")}
+            some["ids"] = ask.ids[mine]
             args, shard = (pack(some), payload), self.shards[k]
             call = shard.start(method, *args, *(pack(t[mine]) for t in more), repeat=("repeat", args))
             shard.asked += int(mine.sum())

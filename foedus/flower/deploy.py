@@ -11,7 +11,7 @@ from typing import Any
 from foedus.data import formats
 from foedus.errors import ConfigError, DataError
 from foedus.flower.keys import certificates, node_key
-from foedus.flower.loopback import SETTINGS, Loopback, write_app
+from foedus.flower.loopback import SETTINGS, Loopback, ended_gently, write_app
 from foedus.flower.server import read_plan
 from foedus.flower.site import _text
 
@@ -164,20 +164,21 @@ def up(folder: Path, say: Callable[[str], None] = print) -> Path:
         raise ConfigError(f"{config}: not valid TOML: {error}") from None
     plan = read_plan(folder / "app" / "federation" / "federation.toml")
     began, started = time.monotonic(), time.time() - 1
-    loopback = Loopback(folder.resolve() / "loopback", supervised=True, tls=folder / "tls", cwd=folder)
-    try:
-        say(f"SuperLink at {loopback.address}, with TLS")
-        loopback.start_link()
-        loopback.register([folder / "keys" / f"{name}.pub" for name in sites])
-        for name, entry in sites.items():
-            settings = {"name": name, "cache": str((folder / "cache" / name).resolve()), **entry}
-            words = " ".join(f'{k}="{v}"' if isinstance(v, str) else f"{k}={v}" for k, v in settings.items())
-            loopback.start_node(folder / "keys" / name, words)
-            say(f"SuperNode of {name}: {entry.get('data')}")
-        for line in loopback.stream("run", (folder / "app").resolve(), "loopback", "--stream"):
-            say(line)
-    finally:
-        loopback.close()
+    with ended_gently():
+        loopback = Loopback(folder.resolve() / "loopback", supervised=True, tls=folder / "tls", cwd=folder)
+        try:
+            say(f"SuperLink at {loopback.address}, with TLS")
+            loopback.start_link()
+            loopback.register([folder / "keys" / f"{name}.pub" for name in sites])
+            for name, entry in sites.items():
+                settings = {"name": name, "cache": str((folder / "cache" / name).resolve()), **entry}
+                words = " ".join(f'{k}="{v}"' if isinstance(v, str) else f"{k}={v}" for k, v in settings.items())
+                loopback.start_node(folder / "keys" / name, words)
+                say(f"SuperNode of {name}: {entry.get('data')}")
+            for line in loopback.stream("run", (folder / "app").resolve(), "loopback", "--stream"):
+                say(line)
+        finally:
+            loopback.close()
     results = folder / plan.folder
     files = {name: results / f"{name.replace('/', '-')}.sites.json" for name in plan.algorithms}
     done = [name for name, path in files.items() if path.exists() and path.stat().st_mtime >= started]

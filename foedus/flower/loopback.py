@@ -9,6 +9,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -196,6 +197,24 @@ class Loopback:
     def close(self) -> None:
         """End all processes that were started here, and theirs."""
         stop(list(reversed(self.processes)), signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def ended_gently() -> Iterator[None]:
+    """SIGTERM ends what is inside as Ctrl-C does, so that processes that were started are ended, too; once is enough."""
+    if threading.current_thread() is not threading.main_thread():  # signals are not for this thread
+        yield
+        return
+
+    def end(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def stop(processes: list[subprocess.Popen], how: int) -> None:

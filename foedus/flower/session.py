@@ -1,8 +1,8 @@
 """The side of the server: exchanges with sites through Flower's Grid.
 
-A site that does not answer in time, or whose answer is no good (it cannot be decoded, is not finite, has another shape than the others', or
-belongs to another round), is left out of the rest of the round and named in the history; the round goes on with the others, as long as
-enough of them are left.
+A site that does not answer in time, or whose answer is no good (it cannot be decoded, has another form than was asked for, or belongs
+to another round or client; its numbers are looked at by `foedus.core.clients`), is left out of the rest of the round and named in the
+history; the round goes on with the others, as long as enough of them are left.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import time
 import uuid
 import warnings
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,11 +19,13 @@ import torch
 from flwr.app import Message
 from torch import Tensor
 
-from foedus.core import tree, wire
+from foedus.core import checks, random, wire
 from foedus.core.algorithm import Algorithm
 from foedus.core.clients import Ask
 from foedus.core.config import to_config
+from foedus.core.spec import Spec
 from foedus.core.tree import Tree
+from foedus.engines.forms import Forms
 from foedus.errors import CheckpointError, FoedusError, ReplyError, TooFewClients
 from foedus.flower import messages
 
@@ -100,7 +101,7 @@ class SitesEngine:
 
     def open(self, algorithm: Algorithm, fed: Any, seed_key: Tensor) -> FlowerSession:
         low, high = seed_key.tolist()
-        return FlowerSession(self.line, algorithm, low | high << 32)
+        return FlowerSession(self.line, algorithm, low | high << 32, fed.spec)
 
 
 class FlowerSession:
@@ -108,7 +109,7 @@ class FlowerSession:
 
     unsure, measures = True, False
 
-    def __init__(self, line: Line, algorithm: Algorithm, seed: int):
+    def __init__(self, line: Line, algorithm: Algorithm, seed: int, spec: Spec):
         self.line, self.algorithm = line, algorithm
         self.ids = torch.tensor(sorted(line.nodes))
         self.common = {**line.common, "session": uuid.uuid4().hex, "algorithm": to_config(algorithm), "seed": seed}
@@ -119,7 +120,7 @@ class FlowerSession:
         self.faults: dict[int, str] = {}
         self.delays: tuple[Tensor, Tensor] | None = None  # by client, where messages are late (engines/delay.py)
         self.longest = 0
-        self.forms: dict[str, Any] = {}
+        self.forms = Forms(algorithm, spec, random.key(seed))
         self.round, self.out = 0, set()
         self.before: dict[int, int] = {}  # the version before the last answer
         self.at_start: dict[int, int] = {}  # the versions before this round
@@ -152,8 +153,9 @@ class FlowerSession:
                     self._leave_out(
                         i, str(error) if isinstance(error, FoedusError) else f"its answer cannot be read: {error!r}"
                     )
-        if self.algorithm.alike and not getattr(getattr(self.algorithm, ask.step), "looped", False) and replies:
-            self._same_form(ask.step, replies)
+        for i, why in self._misfits(ask, replies).items():
+            del replies[i]
+            self._leave_out(i, why)
         for i in replies:
             self.before[i] = self.seen.get(i, 0)
             self.seen[i] = version
@@ -197,10 +199,7 @@ class FlowerSession:
         replies = {}
         for i, part in zip(ids, parts, strict=True):
             try:
-                reply = wire.decode(part)
-                if not tree.all_finite(wire.densify(wire.dequantise(reply))):
-                    raise ReplyError("its reply is not finite (NaN or infinity)")
-                replies[i] = reply
+                replies[i] = wire.decode(part)
             except FoedusError as error:
                 self._leave_out(i, str(error))
         for i in mine:
@@ -211,17 +210,13 @@ class FlowerSession:
                 self._leave_out(i, "it was not in the answer of its node")
         return replies
 
-    def _same_form(self, step: str, replies: dict[int, Tree]) -> None:
-        """Leave out replies of another structure, shape or type than this step's replies have had, or than most have."""
-        forms = {i: _form(reply) for i, reply in replies.items()}
-        usual = self.forms.get(step)
-        if usual is None or usual not in forms.values():
-            usual = Counter(forms.values()).most_common(1)[0][0]
-        self.forms[step] = usual
-        for i, form in forms.items():
-            if form != usual:
-                del replies[i]
-                self._leave_out(i, f"its reply has the form {_shown(form)}, not {_shown(usual)} as the others'")
+    def _misfits(self, ask: Ask, replies: dict[int, Tree]) -> dict[int, str]:
+        """Replies that cannot be what was asked for: of another form, or too large once dense where the form is free."""
+        if self.algorithm.alike and not getattr(getattr(self.algorithm, ask.step), "looped", False):
+            plain = {i: wire.dequantise(r) for i, r in replies.items()} if ask.quantise else replies
+            return checks.misfits(plain, self.forms.of(ask))
+        large = [i for i, r in replies.items() if checks.dense_size(r) > checks.MOST]
+        return dict.fromkeys(large, f"its reply stands for more than {checks.MOST} numbers")
 
     def _leave_out(self, client: int, why: str) -> None:
         why = why if len(why) <= 300 else f"{why[:300]} ..."
@@ -322,13 +317,3 @@ def _seconds(answer: Message | str) -> float:
     with contextlib.suppress(FoedusError, AttributeError, KeyError, OverflowError, TypeError, ValueError):
         return float(messages.header(answer)["seconds"])
     return 0.0
-
-
-def _form(reply: Tree) -> tuple:
-    """Structure, shapes and types of a reply."""
-    leaves, form = tree.flatten(reply)
-    return str(form), tuple((tuple(t.shape), str(t.dtype)) if isinstance(t, Tensor) else (type(t).__name__,) for t in leaves)
-
-
-def _shown(form: tuple) -> str:
-    return ", ".join(f"{leaf[1].removeprefix('torch.')} {list(leaf[0])}" if len(leaf) == 2 else leaf[0] for leaf in form[1][:4])

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -56,8 +56,10 @@ class Corner:
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """`sum_c weights[c] * dense[c]`."""
-        middle, half = (self.hi + self.lo) / 2, (self.hi - self.lo) / 2
-        return half * self.signs.weighted_sum(weights) + middle * weights.sum().to(self.signs.scale.dtype)
+        middle, half, scale = (self.hi + self.lo) / 2, (self.hi - self.lo) / 2, self.signs.scale
+        # A stranger's scale may be any number; only its sign means something, here as in `dense`.
+        even = torch.where(scale > 0, 1, torch.where(scale < 0, -1, scale)).to(scale.dtype)
+        return half * replace(self.signs, scale=even).weighted_sum(weights) + middle * weights.sum().to(scale.dtype)
 
 
 Point = Tensor | Sparse | Signs | LowRank | Corner

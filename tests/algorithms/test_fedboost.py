@@ -417,3 +417,45 @@ def test_bad_collections_and_domains():
         fd.run(fd.AFLBoost(TWO, budget=1, domains=[[0]]), labels([1, 2], [2, 1]), 1)
     with pytest.raises(fd.ConfigError, match="leave no mixture of 2 domains"):
         fd.run(fd.AFLBoost(TWO, budget=1, high=0.4), labels([1, 2], [2, 1]), 1)
+
+
+# -- domains that do not answer --------------------------------------------------------------------------------------------
+
+
+class SilentFrom(fd.Hostile):
+    """Some clients send what cannot be read, from the second round on."""
+
+    def open(self, algorithm, fed, seed_key):
+        session = super().open(algorithm, fed, seed_key)
+        spoilt = session.exchange
+        session.exchange = lambda ask: spoilt(ask) if ask.round > 1 else session.inner.exchange(ask)
+        return session
+
+
+def test_a_domain_that_falls_silent_keeps_its_last_loss():
+    fed, algorithm = labels([6, 2], [1, 9]), fd.AFLBoost(TWO, sampling="all", step=0.5, step_domains=0.2)
+    one, two = ends(algorithm, fed, 1), ends(algorithm, fed, 2)
+    quiet = fd.run(algorithm, fed, 2, evaluate_every=0, engine=SilentFrom(clients=[1], attack="garbage")).state
+    losses = torch.stack((two.latest[0], one.latest[1]))  # its own of this round, and the last one of the silent domain
+    moved = one.lam * torch.exp(0.2 * losses)
+    torch.testing.assert_close(quiet.lam, moved / moved.sum())
+    torch.testing.assert_close(quiet.latest, losses)
+    alone = ends(fd.FedBoost(TWO, sampling="all", step=0.5, start_weights=tuple(one.alpha.tolist())), fed.select([0]), 1)
+    torch.testing.assert_close(quiet.alpha, alone.alpha)  # the gradient of those who answered, with the weight of all
+
+
+def test_a_domain_that_was_never_heard_neither_wins_nor_loses():
+    fed, algorithm = labels([6, 2], [1, 9]), fd.AFLBoost(TWO, sampling="all", step=0.5, step_domains=0.2)
+    state = fd.run(algorithm, fed, 3, evaluate_every=0, engine=fd.Hostile(clients=[1], attack="garbage")).state
+    torch.testing.assert_close(state.lam, torch.tensor([0.5, 0.5], dtype=torch.float64))
+
+
+def test_others_of_a_domain_stand_for_those_who_do_not_answer():
+    fed = labels([6, 2], [3, 1], [1, 9])  # the second says what the first says
+    algorithm = fd.AFLBoost(TWO, sampling="all", step=0.5, domains=[[0, 1], [2]])
+    whole, quiet = (
+        fd.run(algorithm, fed, 3, evaluate_every=0, engine=e).state
+        for e in (fd.Local(), fd.Hostile(clients=[1], attack="garbage"))
+    )
+    torch.testing.assert_close(quiet.lam, whole.lam)
+    torch.testing.assert_close(quiet.alpha, whole.alpha)

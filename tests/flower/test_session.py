@@ -299,7 +299,7 @@ def test_what_was_prepared_is_prepared_once(fed, tmp_path, monkeypatch):
     prepare = type(algorithm).prepare
     monkeypatch.setattr(type(algorithm), "prepare", lambda self, data: count.append(1) or prepare(self, data))
     fd.run(algorithm, fed, 3, engine=Here(tmp_path, nodes=5))
-    assert len(count) == 5  # one for each node, in seven exchanges
+    assert len(count) == 6  # one for each node, in seven exchanges; and the server's, who looks what replies must look like
 
 
 def test_quantised_replies(fed, engine):
@@ -447,3 +447,49 @@ def test_labels_that_cannot_be_are_left_out(algorithm, fed, engine):
     with pytest.warns(UserWarning, match="its y must be whole numbers from 0 to 9"):
         run = fd.run(algorithm, fed, 3, engine=engine)
     assert run.history.left_out.notna().tolist() == [False, False, True, False]
+
+
+@pytest.mark.parametrize("wrong", [2, 3, 5])
+def test_the_server_knows_the_form_whatever_most_send(wrong, fed, engine):
+    """Half of the sites, most of them or all send models of one other form: they are refused, and nobody else."""
+
+    def spoil(asked, answer):
+        bad = asked.metadata.dst_node_id <= wrong and messages.header(asked).get("round") == 2
+        return rewritten(body=_other((3, 3), 1.0))(asked, answer) if bad else answer
+
+    engine.grid.spoil = spoil
+    if wrong == 5:
+        with pytest.warns(UserWarning, match="form float32"), pytest.raises(fd.TooFewClients):
+            fd.run(AVERAGE, fed, 3, engine=engine)
+        return
+    with pytest.warns(UserWarning, match=r"form float32 \[3, 3\], float32 \[3, 3\], not float32 \[10, 64\]"):
+        run = fd.run(AVERAGE, fed, 3, engine=engine)
+    assert run.history.dropped.tolist()[1:] == [0, wrong, 0]
+    assert [entry.split(":")[0] for entry in run.history.left_out[2].split("; ")] == [str(i) for i in range(wrong)]
+
+
+def test_where_nobody_knows_the_form_more_than_half_must_agree():
+    from foedus.core import checks
+
+    a, b = {"x": torch.zeros(2)}, {"x": torch.zeros(3)}
+    assert list(checks.misfits({0: a, 1: a, 2: b}, None)) == [2]
+    assert list(checks.misfits({0: a, 1: b}, None)) == [0, 1]
+    assert list(checks.misfits({0: a, 1: a, 2: b}, checks.form_of(b))) == [0, 1]
+    assert checks.misfits({}, None) == {}
+
+
+def test_a_few_bytes_for_a_huge_tensor_are_refused(fed, engine):
+    """FFGB's replies have no form of their own; one that would be dense in terabytes is not made dense."""
+    huge = wire.encode({"functions": [wire.Sparse(torch.tensor([0]), torch.ones(1), (1 << 20, 1 << 20))]})
+    engine.grid.spoil = only(1, 2, rewritten(body=lambda sent: huge))
+    with pytest.warns(UserWarning, match="stands for more than"):
+        run = fd.run(fd.FFGB(fd.Forest(trees=1, depth=2)), fed, 2, engine=engine)
+    assert run.history.dropped.tolist()[1:] == [0, 1]
+
+
+def test_robust_means_between_sites(fed, engine):
+    engine.grid.spoil = only(1, 2, rewritten(body=lambda sent: wire.encode({k: v * 1e6 for k, v in wire.decode(sent).items()})))
+    here = fd.run(AVERAGE, fed, 2, engine=engine, aggregation=fd.Median())
+    local = fd.run(AVERAGE, fed, 2, aggregation=fd.Median())
+    plain = fd.run(AVERAGE, fed, 2, engine=engine)
+    assert here.state.w["weight"].norm() < 2 * local.state.w["weight"].norm() < 1e-2 * plain.state.w["weight"].norm()

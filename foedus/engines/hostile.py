@@ -1,0 +1,210 @@
+"""Hostile clients, simulated: around an engine, some of its clients send something else than they were asked for.
+
+The session says that its clients are strangers (`unsure`), as one with real sites does: a reply that fails a check is left out of the
+round, named and counted, and the run goes on. The server itself does not know who is hostile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foedus.core import random, tree, wire
+from foedus.core.algorithm import Algorithm
+from foedus.core.arrays import STRUCTURED, LowRank, Quantised, Signs, Sparse, Trees
+from foedus.core.checks import form_of
+from foedus.core.clients import Ask
+from foedus.core.tree import Tree
+from foedus.data.federation import Federation
+from foedus.data.poison import poison
+from foedus.engines.delay import Delayed
+from foedus.engines.local import Local
+from foedus.errors import CheckpointError, ConfigError, WireError, positive, unknown
+
+ATTACKS = ("sign_flip", "scale", "nan", "stale", "garbage", "label_flip")
+_DRAW, _GARBAGE = 0xFFFFFFFB, 0xFFFFFFFA
+
+
+@dataclass(frozen=True)
+class Hostile:
+    """An engine some of whose clients are hostile.
+
+    clients: their ids, or which part of all clients, drawn by the seed of the run. attack: what they send:
+
+        "sign_flip"   -strength times the honest reply (strength 1 unless given)
+        "scale"       strength times the honest reply (10 unless given)
+        "nan"         numbers that are not finite
+        "stale"       what they sent when they were first asked, again and again
+        "garbage"     random bytes in the place of a message
+        "label_flip"  honest replies from flipped labels (`fd.poison`)
+
+    What is only measured for the history is not attacked. Delays go around it: `fd.Delayed(fd.Hostile(...), up=2)`.
+
+    Example:
+        >>> fd.run(fd.FedAvg(fd.Linear()), fed, 20, engine=fd.Hostile(clients=0.3, attack="scale"), aggregation=fd.Median())
+    """
+
+    engine: Any = Local()  # noqa: RUF009 - frozen
+    clients: float | Sequence[int] = 0.2
+    attack: str = "sign_flip"
+    strength: float | None = None
+
+    def __post_init__(self) -> None:
+        if not hasattr(self.engine, "open") or isinstance(self.engine, type | Delayed | Hostile):
+            raise ConfigError(
+                f"engine={self.engine!r} must be fd.Local() or fd.Ray(); delays go around: fd.Delayed(fd.Hostile(...))"
+            )
+        if self.attack not in ATTACKS:
+            raise ConfigError(unknown("attack", self.attack, ATTACKS))
+        if self.strength is not None:
+            positive("strength", self.strength)
+        part = isinstance(self.clients, Real) and not isinstance(self.clients, bool) and 0 <= self.clients <= 1
+        if not part:
+            listed = list(self.clients) if isinstance(self.clients, Sequence) and not isinstance(self.clients, str) else [None]
+            if any(isinstance(i, bool) or not isinstance(i, Integral) for i in listed):
+                raise ConfigError(f"clients={self.clients!r} must be a part from 0 to 1, or a list of client ids")
+            object.__setattr__(self, "clients", tuple(sorted({int(i) for i in listed})))
+
+    def open(self, algorithm: Algorithm, fed: Federation, seed_key: Tensor) -> HostileSession:
+        """Say who is hostile, and open the engine inside."""
+        if algorithm.pooled:  # all rows are in one place: nothing is sent
+            return self.engine.open(algorithm, fed, seed_key)
+        hostile = self.who(torch.from_numpy(fed.ids).sort().values, seed_key)
+        flipped = poison(fed, hostile.tolist())  # also refuses those whom there is not
+        inner = self.engine.open(algorithm, flipped if self.attack == "label_flip" else fed, seed_key)
+        if getattr(inner, "unsure", False):
+            inner.close()
+            raise ConfigError(f"engine={self.engine!r}: hostile clients are simulated with fd.Local() or fd.Ray()")
+        return HostileSession(inner, self, hostile)
+
+    def who(self, ids: Tensor, seed_key: Tensor) -> Tensor:
+        """The ids of the hostile clients, of all of these."""
+        if isinstance(self.clients, tuple):
+            return torch.tensor(self.clients, dtype=torch.int64)
+        count = int(self.clients * len(ids) + 0.5)
+        return ids[random.permutation(random.fold(seed_key, _DRAW), len(ids))[:count]].sort().values
+
+
+class HostileSession:
+    """A session some of whose replies are spoilt."""
+
+    unsure, reduce = True, None
+
+    def __init__(self, inner: Any, settings: Hostile, hostile: Tensor):
+        self.inner, self.settings, self.hostile = inner, settings, hostile
+        self.faults: dict[int, str] = {}
+        self.last = (-1, -1)
+        self.first: dict[str, dict[str, Tree]] = {}  # what each hostile client sent at first, by step
+
+    def exchange(self, ask: Ask) -> Iterator[tuple[Tensor, Tree, bool]]:
+        """The replies, some of them spoilt; messages that cannot be read are left out."""
+        if self.last != (ask.round, ask.exchange):  # late broadcasts make several of one exchange
+            self.last, self.faults = (ask.round, ask.exchange), {}
+        attack, strength = self.settings.attack, self.settings.strength
+        factors = {"sign_flip": -(strength or 1.0), "scale": strength or 10.0, "nan": torch.nan}
+        for ids, reply, stacked in self.inner.exchange(ask):
+            bad = torch.isin(ids, self.hostile)
+            if ask.free or attack == "label_flip" or not bool(bad.any()):
+                yield ids, reply, stacked
+            elif attack in factors:
+                factor = torch.where(bad, factors[attack], 1.0)
+                yield ids, _times(reply, factor if stacked else factor[0]), stacked
+            else:
+                yield from self._replaced(ask, ids, reply, stacked, bad)
+
+    def _replaced(self, ask: Ask, ids: Tensor, reply: Tree, stacked: bool, bad: Tensor) -> Iterator[tuple[Tensor, Tree, bool]]:
+        """Replies with others in the place of the hostile ones: those of these that can be read, of the form that was asked for."""
+        one = (lambda i: _pick(reply, i)) if stacked else (lambda i: reply)
+        others: dict[int, Tree] = {}
+        for i in torch.nonzero(bad).flatten().tolist():
+            client, honest = int(ids[i]), one(i)
+            if self.settings.attack == "garbage":
+                try:
+                    others[i] = wire.decode(_garbage(ask, client, wire.nbytes(honest)))
+                except WireError as error:
+                    self.refuse(client, str(error))
+                continue
+            sent = self.first.setdefault(f"{ask.step} {ask.group}", {}).setdefault(str(client), honest)
+            if form_of(sent) == form_of(honest):
+                others[i] = sent
+            else:
+                self.refuse(client, "its reply has the form of an earlier exchange")
+        keep = [i for i in range(len(ids)) if not bad[i] or i in others]
+        if not stacked:
+            yield from ((ids, others.get(0, reply), False) for _ in keep)
+        elif keep:
+            pieces = [others[i] if i in others else one(i) for i in keep]
+            joined = tree.map(lambda t, *ts: torch.stack((t, *ts)) if isinstance(t, Tensor) else t, *pieces)
+            yield ids[keep], joined, True
+
+    def refuse(self, client: int, why: str) -> None:
+        """A reply that is left out."""
+        self.faults[client] = why
+
+    @property
+    def delays(self) -> Any:
+        """Rounds that messages take (`foedus.engines.delay`): the engine inside tells its clients."""
+        return self.inner.delays
+
+    @delays.setter
+    def delays(self, delays: Any) -> None:
+        self.inner.delays = delays
+
+    @property
+    def longest(self) -> int:
+        """The longest round trip of a message."""
+        return self.inner.longest
+
+    @longest.setter
+    def longest(self, longest: int) -> None:
+        self.inner.longest = longest
+
+    def save(self) -> Tree:
+        """The client states, and what hostile clients keep."""
+        return {**self.inner.save(), "hostile": {"ids": self.hostile, "first": self.first}}
+
+    def load(self, saved: Tree) -> None:
+        """Take up what a checkpoint has."""
+        kept = saved.get("hostile")
+        if kept is None or not torch.equal(kept["ids"], self.hostile):
+            raise CheckpointError("the checkpoint was made with other hostile clients: use the same clients= of fd.Hostile")
+        self.first = kept["first"]
+        self.inner.load({k: v for k, v in saved.items() if k != "hostile"})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def _pick(reply: Tree, i: int) -> Tree:
+    return tree.map(lambda t: t[i].clone() if isinstance(t, Tensor) else t, reply)
+
+
+def _garbage(ask: Ask, client: int, size: int) -> bytes:
+    """Random bytes, as many as the message would have had."""
+    drawn = random.words(random.fold(random.fold(ask.key, ask.round, ask.exchange, client), _GARBAGE), max(1, -(-size // 4)))
+    return drawn.to(torch.int32).numpy().tobytes()[: max(1, size)]
+
+
+def _times(reply: Tree, factor: Tensor) -> Tree:
+    """Replies times a factor, one for each client where there are several; whole numbers, which only count or name, stay."""
+
+    def times(t: Tensor) -> Tensor:
+        return t * factor.to(t.dtype).reshape(-1, *[1] * (t.dim() - 1)) if factor.dim() else t * factor.to(t.dtype)
+
+    def one(t: Tree) -> Tree:
+        if isinstance(t, Sparse):
+            return replace(t, values=times(t.values))
+        if isinstance(t, LowRank):
+            return replace(t, left=times(t.left))
+        if isinstance(t, Signs | Quantised):
+            return replace(t, scale=times(t.scale))
+        if isinstance(t, Trees):
+            return replace(t, value=times(t.value))
+        return times(t) if isinstance(t, Tensor) and t.is_floating_point() else t
+
+    return tree.pytree.tree_map(one, reply, is_leaf=lambda t: isinstance(t, STRUCTURED))

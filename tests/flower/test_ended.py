@@ -1,0 +1,53 @@
+"""A trial federation that is told to end takes its processes with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from foedus.flower import deploy
+from tests.flower.test_site import table, written
+
+SCRIPT = """
+import sys, time
+from pathlib import Path
+from foedus.flower import deploy
+from foedus.flower.loopback import Loopback
+
+def start(self):
+    print(self._start("link", ["sleep", "600"]).pid, flush=True)
+
+Loopback.start_link = start
+Loopback.register = lambda self, keys: time.sleep(600)
+deploy.up(Path(sys.argv[1]), lambda line: None)
+"""
+
+
+def _there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_sigterm_ends_what_was_started(tmp_path):
+    deploy.init(tmp_path / "trial", {"north": written(tmp_path, "north", table(0))}, "outcome")
+    environment = {**os.environ, "PYTHONPATH": str(Path(deploy.__file__).parents[2])}
+    up = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "trial")], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    pid = int(up.stdout.readline())
+    assert _there(pid)
+    up.send_signal(signal.SIGTERM)
+    assert up.wait(60) != 0
+    for _ in range(100):
+        if not _there(pid):
+            return
+        time.sleep(0.1)
+    os.kill(pid, signal.SIGKILL)
+    raise AssertionError("the process that it had started is still there")
