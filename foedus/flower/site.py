@@ -21,7 +21,7 @@ from foedus.data.datasets import hold_out
 from foedus.data.federation import Federation
 from foedus.errors import DataError, unknown
 
-KEYS = ("data", "label", "client", "name", "test", "seed", "cache", "shards")
+KEYS = ("data", "label", "client", "name", "test", "seed", "cache", "shards", "secure", "secure_clients", "secure_threshold")
 
 
 @dataclass(frozen=True)
