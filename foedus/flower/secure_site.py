@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tomllib
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -96,6 +97,29 @@ _DEMANDED = (
 )
 
 
+def signatures(config: dict[str, Any]) -> dict[str, Any]:
+    """By which a client signs its keys (`signing_key`, a file), and checks those of others (`peers`, a file of their public keys by number)."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    from foedus.privacy.primitives import verifier
+
+    hooks: dict[str, Any] = {}
+    try:
+        if "signing_key" in config:
+            key = load_pem_private_key(Path(str(config["signing_key"])).read_bytes(), None)
+            if not isinstance(key, Ed25519PrivateKey):
+                raise ValueError("it is no Ed25519 key")
+            hooks["sign"] = key.sign
+        if "peers" in config:
+            keys = tomllib.loads(Path(str(config["peers"])).read_text())
+            hooks["verify"] = verifier({int(i): bytes.fromhex(key) for i, key in keys.items()})
+    except (OSError, TypeError, ValueError) as error:
+        name = "peers" if "sign" in hooks or "signing_key" not in config else "signing_key"
+        raise DataError(f"--node-config: {name}: {error}") from None
+    return hooks
+
+
 class Secrets:
     """What clients keep between the messages of a secure exchange: at most one state each, the newest."""
 
@@ -155,7 +179,7 @@ def phase(
     demands, name = Demands.of(config), asked["phase"]
     if name not in PHASES:
         raise SecureError(f"{str(name)[:40]!r} is no phase of secure aggregation")
-    settings, secrets, hooks = demands.settings(asked["secure"]), Secrets(cache), {}
+    settings, secrets, hooks = demands.settings(asked.get("secure")), Secrets(cache), signatures(config)
     if len(parts) != len(asked["ids"]):
         raise SecureError(f"there are {len(parts)} questions for {len(asked['ids'])} clients")
     answers: dict[int, bytes] = {}

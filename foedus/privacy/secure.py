@@ -86,7 +86,7 @@ class Phase:
 
 @dataclass(eq=False)
 class Outcome:
-    """The sum, what it cost by phase, the seconds of all clients together and of the server, and who was left out, and why."""
+    """The sum, what it cost by phase, the seconds (of computing) of all clients together and of the server, and who was left out, and why."""
 
     total: Total
     phases: dict[str, Phase]
@@ -131,7 +131,7 @@ def counted(ask: Ask, phases: dict[str, Phase]) -> Ask:
 
 
 class Simulated:
-    """Clients in this process, each of which does its work in earnest; `seconds` is how long, all together.
+    """Clients in this process, each of which does its work in earnest; `seconds` is how long all of them have computed.
 
     replies: gives the replies of those who are asked for them, in any order. absent: who does not answer from a phase on.
     """
@@ -153,10 +153,10 @@ class Simulated:
             self.clients.pop(i, None)
         here = [i for i in questions if i in self.clients]
         for i, *reply in self.replies(here) if phase == "mask" else zip(here):
-            began = time.perf_counter()
+            began = time.process_time()
             more = (*reply, self.weights[i], self.noise) if phase == "mask" else ()
             answer = getattr(self.clients[i], phase)(questions[i], *more)
-            self.seconds += time.perf_counter() - began
+            self.seconds += time.process_time() - began
             yield i, answer
 
 
@@ -182,10 +182,10 @@ def aggregate(
     if wrong := set(dropouts) - set(PHASES):
         raise ConfigError(f"dropouts: {sorted(wrong)[0]!r} is no phase; use {', '.join(PHASES)}")
     weight = dict(zip(replies, [1] * len(replies) if weights is None else weights, strict=True))
-    began, phases = time.perf_counter(), {}
+    began, phases = time.process_time(), {}
     server = SecureServer(config, weight, session=session, round=round, exchange=exchange)
     given = lambda ids: ((i, replies[i]) for i in ids)  # noqa: E731
     clients = Simulated(config, weight, given, noise, lambda phase: dropouts.get(phase, ()))
     total = conduct(server, counted(clients.ask, phases))
-    seconds = {"clients": clients.seconds, "server": time.perf_counter() - began - clients.seconds}
+    seconds = {"clients": clients.seconds, "server": time.process_time() - began - clients.seconds}
     return Outcome(total, phases, seconds, server.faults)
