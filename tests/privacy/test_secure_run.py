@@ -28,6 +28,7 @@ ALGORITHMS = {
     "FedBoost": fd.FedBoost(PREDICTORS, budget=2.5, measure_every=0),
     "FedBoost, cache": fd.FedBoost(PREDICTORS, budget=2, cache=True, repeats=2, measure_every=0),
     "Scaffold": fd.Scaffold(fd.Linear(), lr=0.1, batch_size=16),
+    "FedRes": fd.FedRes(step=0.05, send="gradient"),
 }
 WHOLE = [k for k in ALGORITHMS if k.startswith("FedFW")]
 """With some of the clients, the server must see every reply."""
@@ -227,7 +228,9 @@ def test_one_client_alone_is_an_error(fed):
     [
         (fd.FFGB(fd.Forest(trees=1)), 1.0, "FFGB asks for every client's own reply to boost"),
         (fd.FedFW(fd.Linear(), fd.L2Ball(5.0)), 0.5, r"FedFW asks .* reply to follow.*participation=1\.0 for FedFW"),
+        (fd.FedFW(fd.Linear(bias=False), fd.NuclearBall(5.0)), 1.0, "FedFW asks .* reply to follow"),
         (fd.FedRes(step=0.05), 1.0, "FedRes asks .* reply to act"),
+        (fd.AFLBoost(PREDICTORS, budget=2), 1.0, "AFLBoost asks .* reply to slope"),
     ],
 )
 def test_single_replies_are_refused(algorithm, part, step, fed):
