@@ -12,6 +12,7 @@ import contextlib
 import os
 import tomllib
 import uuid
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 from foedus.core import wire
 from foedus.core.config import from_config
 from foedus.core.tree import Tree
-from foedus.errors import ConfigError, DataError, FoedusError, SecureError
+from foedus.errors import ConfigError, DataError, DivergenceError, FoedusError, ReplyError, SecureError
 from foedus.flower import messages
 from foedus.privacy import graph
 from foedus.privacy.protocol import PHASES, Offer, SecureAggregation
@@ -156,8 +157,12 @@ class Secrets:
         """The client in its present state; what becomes of it is written before anything is answered."""
         from foedus.privacy.secure_client import SecureClient
 
-        found = SecureClient(client, settings, **hooks) if phase == "advertise" else None
-        found = found or SecureClient.restore(self.take(client), settings, **hooks)
+        if phase == "advertise":
+            for left in self.folder.glob(f".{client}.*"):  # by a process that was killed
+                left.unlink(missing_ok=True)
+            found = SecureClient(client, settings, **hooks)
+        else:
+            found = SecureClient.restore(self.take(client), settings, **hooks)
         try:
             yield found
         finally:
@@ -192,6 +197,10 @@ def phase(
             with secrets.client(i, name, settings, **hooks) as client:
                 answer = getattr(client, name)(question, *more(i))
             answers[i] = wire.encode(answer)
+        except (DivergenceError, ReplyError) as error:  # its words may quote the reply
+            warnings.warn(str(error), stacklevel=2)
+            within = f"-{settings.range:g} .. {settings.range:g}"
+            errors[str(i)] = f"its reply does not fit into {within}, so nothing was sent; the log of the site says more"
         except FoedusError as error:
             errors[str(i)] = str(error)
     about = {"round": asked["round"], "exchange": asked["exchange"], "phase": name, "ids": list(answers), "errors": errors}

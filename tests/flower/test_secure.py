@@ -321,6 +321,26 @@ def test_the_server_never_sees_a_reply(fed, engine):
     assert seen[0].dtype == torch.int64 and not bool((seen[0] == seen[1]).any())
 
 
+def test_an_error_does_not_quote_the_reply(fed, engine):
+    """A server that asks for a tiny range would otherwise be told the largest number of every reply."""
+    with (
+        pytest.warns(UserWarning, match=r"weight holds -?0\.\d+, outside -0\.001 \.\. 0\.001"),  # in the log of the site
+        pytest.raises(
+            fd.TooFewClients, match=r"mask: its reply does not fit into -0\.001 \.\. 0\.001, so nothing was sent"
+        ) as error,
+    ):
+        fd.run(AVERAGE, fed, 1, engine=engine, aggregation=SecureAggregation(range=1e-3))
+    assert "holds" not in str(error.value)
+
+
+def test_what_a_killed_process_left_is_removed(fed, engine, tmp_path):
+    left = tmp_path / "0" / "cache" / "secure" / ".0.left"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"secret")
+    fd.run(AVERAGE, fed, 1, engine=engine, aggregation=SECURE)
+    assert not left.exists()
+
+
 # -- in the clear ------------------------------------------------------------------------------------------------------
 
 
