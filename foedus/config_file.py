@@ -29,6 +29,9 @@
     [tune.options]                        # those of fd.tune
     trials = 8
 
+    [aggregation]                         # how replies are averaged, if not by adding them up
+    type = "SecureAggregation"            # further keys are its settings
+
     [engine]                              # settings of fd.Local; or type = "Ray", and those of fd.Ray
     [output]                              # run = FILE, runs = FOLDER, report = PAGE
     [track]                               # tensorboard = FOLDER, mlflow = { experiment = NAME, uri = ADDRESS }
@@ -52,6 +55,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from foedus.core.aggregation import Aggregation
 from foedus.core.algorithm import Algorithm
 from foedus.core.callbacks import Callback
 from foedus.core.clients import Poisson
@@ -79,7 +83,7 @@ _RUN_KEYS: dict[str, Any] = {
     "resume": bool,
 }
 _OUTPUT_KEYS: dict[str, Any] = {"run": str, "runs": str, "report": str}
-_SECTIONS = ("data", "split", "run", "engine", "algorithm", "algorithms", "tune", "output", "track")
+_SECTIONS = ("data", "split", "run", "aggregation", "engine", "algorithm", "algorithms", "tune", "output", "track")
 _TUNE_KEYS: dict[str, Any] = {
     "trials": int,
     "seed": int,
@@ -193,6 +197,10 @@ class _Reader:
             if name == {"run": "runs", "compare": "run"}.get(self.command):
                 allowed = [k for k in _OUTPUT_KEYS if k != name]
                 self.fail(f"output.{name}", f"foedus {self.command} does not write this (allowed: {', '.join(allowed)})")
+        if "aggregation" in self.table:
+            if self.command == "tune":
+                self.fail("aggregation", "foedus tune does not take this section; leave it to the run with what was chosen")
+            options["aggregation"] = self.aggregation()
         engine = self.section("engine", needed=False)
         if engine:
             options["engine"] = self.build({"type": "Local", **engine}, {"Local": Local, "Ray": Ray}, "engine")
@@ -247,6 +255,9 @@ class _Reader:
         if scheme != "natural":
             needed.append("clients")
         return self.settings("split", section, {"scheme": str, "clients": int, "seed": int, **options}, required=needed)
+
+    def aggregation(self) -> Aggregation:
+        return self.build(self.section("aggregation"), _concrete(Aggregation), "aggregation")
 
     def seeds(self, options: dict[str, Any]) -> list[int]:
         one, several = options.pop("seed", None), options.pop("seeds", None)
@@ -420,7 +431,12 @@ def _concrete(base: type) -> dict[str, type]:
     """The classes of a kind that can be built from text."""
     import torch
 
-    for package in ("foedus.algorithms", "foedus.geometry", "foedus.models"):  # classes are known once they are loaded
+    for package in (
+        "foedus.algorithms",
+        "foedus.geometry",
+        "foedus.models",
+        "foedus.privacy",
+    ):  # classes are known once they are loaded
         importlib.import_module(package)
 
     found = subclasses(base)

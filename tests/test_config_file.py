@@ -47,6 +47,13 @@ def test_a_run(tmp_path):
     assert fed.data.name == "wine"
 
 
+def test_how_replies_are_averaged(tmp_path):
+    section = 'type = "SecureAggregation"\nthreshold = 0.8\nrange = 4'
+    for command, change in (("run", {}), ("compare", {"algorithm": None, "algorithms__FedAvg": ""})):
+        experiment = read_config(write(tmp_path, aggregation=section, **change), command)
+        assert experiment.options["aggregation"] == fd.SecureAggregation(threshold=0.8, range=4.0)
+
+
 def test_a_comparison(tmp_path):
     sections = {"algorithm": None, "algorithms__FedAvg": "", 'algorithms__"tuned, 1"': 'type = "FedAvg"\nmodel = "MLP"'}
     path = write(tmp_path, run="rounds = 3\nseeds = 2", **sections)
@@ -97,6 +104,10 @@ def test_options_reach_load_and_split(tmp_path):
         ({"run": 'rounds = 1\nquantise = "int4"'}, "run.quantise", ["float16, bfloat16, int8"]),
         ({"run": "rounds = 1\nseeds = 2"}, "run.seeds", ["foedus compare"]),
         ({"run": "rounds = 1\nresume = true"}, "run.resume", ["run.checkpoint"]),
+        ({"aggregation": 'type = "SecureAgregation"'}, "aggregation.type", ["did you mean 'SecureAggregation'"]),
+        ({"aggregation": "range = 4"}, "aggregation.type", ["is missing", "SecureAggregation"]),
+        ({"aggregation": 'type = "SecureAggregation"\nthreshold = 0.4'}, "aggregation.threshold", ["above 1/2"]),
+        ({"aggregation": 'type = "SecureAggregation"\nbits = "many"'}, "aggregation.bits", ["whole number"]),
         ({"engine": 'type = "Ry"'}, "engine.type", ["did you mean 'Ray'"]),
         ({"engine": 'type = "Ray"\nworkers = 0'}, "engine.workers", ["whole number"]),
         ({"engine": "bach = true"}, "engine.bach", ["did you mean 'batch'"]),

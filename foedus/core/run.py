@@ -162,7 +162,11 @@ class _Loop:
         self.aggregation, self.aggregator = aggregation, None
         if aggregation is not None:
             about = (self.algorithm, self.session, self.ids, self.sizes, participation, rounds, seed, quantise)
-            self.aggregator = aggregation.open(Setting(*about))
+            try:
+                self.aggregator = aggregation.open(Setting(*about))
+            except BaseException:
+                self.session.close()
+                raise
         self.ledger, self.history, self.seconds = Ledger(), History(), 0.0
         self.state: State | None = None
         self.first: Tree = None  # the model of another run to start from

@@ -23,15 +23,17 @@ from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
 from foedus.core import checkpoint as files
-from foedus.core import random, wire
+from foedus.core import random, tree, wire
 from foedus.core.algorithm import Algorithm
 from foedus.core.clients import Ask, Replies
 from foedus.core.config import to_config
 from foedus.core.run import Run, known_algorithm
+from foedus.core.tree import Tree
 from foedus.data.federation import Federation
 from foedus.engines.local import Local, LocalSession
-from foedus.errors import CheckpointError, ConfigError, FoedusError, ReplyError
+from foedus.errors import CheckpointError, ConfigError, FoedusError, ReplyError, SecureError
 from foedus.flower import messages
+from foedus.flower.secure_site import Demands, Plain, phase, questions
 from foedus.flower.site import Schema, Site, read_shard, read_site
 from foedus.version import __version__
 
@@ -43,6 +45,8 @@ class SiteApp(ClientApp):
         began = time.perf_counter()
         try:
             header, body = answer(message, context)
+        except Plain as error:
+            header, body = {"error": str(error), "refused": "plain"}, b""
         except FoedusError as error:
             header, body = {"error": str(error)}, b""
         except Exception as error:
@@ -54,11 +58,16 @@ def answer(message: Message, context: Context) -> tuple[dict[str, Any], bytes]:
     """Header and body of the reply."""
     asked, kind = messages.header(message), message.metadata.message_type
     site, config = Holding(asked, dict(context.node_config)), context.run_config
+    demands = Demands.of(site.config)
     if kind == "query.hello":
         algorithm_of(asked, config)
+        if "secure" in asked:
+            demands.greeting(asked["secure"])
         return site.hello(), b""
     if kind == "evaluate.model":
         return site.try_model(messages.body(message), algorithm_of(asked, config)), b""
+    if kind == "query.secure":
+        return phase(asked, questions(asked, messages.body(message)), site.config, site.cache)
     memory = Memory(context, asked["session"], site.cache)
     if kind == "evaluate.own":
         return evaluate_own(asked, site, memory, algorithm_of(asked, config)), b""
@@ -142,27 +151,41 @@ class Holding:
 def exchange(
     asked: dict[str, Any], body: bytes, site: Holding, memory: Memory, algorithm: Algorithm, step: str
 ) -> tuple[dict[str, Any], bytes]:
-    """Run a client step for the clients asked; those whose state is gone are named as lost."""
+    """Run a client step for the clients asked; those whose state is gone are named as lost. In secure aggregation, replies are masked."""
     if step.startswith("_") or hasattr(Algorithm, step) or not callable(getattr(type(algorithm), step, None)):
         raise ReplyError(f"{step!r} is no client step of {type(algorithm).__name__}")
+    masked = "phase" in asked
+    if masked and asked["phase"] != "mask":
+        raise SecureError(f"a step is asked for in phase {str(asked['phase'])[:40]!r}, not mask")
+    payload, *parts = questions(asked, body) if masked else [body]
     session, lost = opened(asked, site, memory, algorithm)
+    places = {int(i): p for p, i in enumerate(session.ids)}
     ids = [i for i in asked["ids"] if i not in lost]
-    replies: dict[int, bytes] = {}
+    replies: dict[int, Tree] = {}
     if ids:
         key = random.key(asked["seed"])
-        ask = Ask(step, wire.decode(body), torch.tensor(ids), key, asked["round"], asked["exchange"], asked["quantise"])
+        ask = Ask(step, wire.decode(payload), torch.tensor(ids), key, asked["round"], asked["exchange"], asked["quantise"])
         for some, reply, stacked in session.exchange(ask):
             for n, i in enumerate(some.tolist()):
-                replies[i] = wire.encode(Replies(some, some, stacked=reply)[n] if stacked else reply)
+                replies[i] = Replies(some, some, stacked=reply)[n] if stacked else reply
+        demands = Demands.of(site.config)
+        if not masked and any(tree.leaves(reply) for reply in replies.values()):
+            demands.plain(step, "secure" in asked)
         if session.remembers:
-            places = {int(i): p for p, i in enumerate(session.ids)}
             seen = dict(zip(asked["ids"], asked["seen"], strict=True))
             for i in ids:
                 memory.keep(i, session.states.get(places[i]), asked["version"], seen[i])
     keep_prepared(session, site, asked)
+    if masked:
+        weigh = asked["weights"] == "rows"  # the site's own number, not one that the server gives
+        more = lambda i: (replies[i], int(session.train.sizes[places[i]]) if weigh else 1)  # noqa: E731
+        kept = [(i, part) for i, part in zip(asked["ids"], parts, strict=True) if i not in lost]
+        header, sent = phase({**asked, "ids": [i for i, _ in kept]}, [p for _, p in kept], site.config, site.cache, more)
+        return {**header, "lost": sorted(lost)}, sent
     order = sorted(replies)
+    messages_ = [wire.encode(replies[i]) for i in order]
     about = {"round": asked["round"], "exchange": asked["exchange"], "ids": order, "lost": sorted(lost)}
-    return {**about, "lengths": [len(replies[i]) for i in order]}, b"".join(replies[i] for i in order)
+    return {**about, "lengths": [len(m) for m in messages_]}, b"".join(messages_)
 
 
 def evaluate_own(asked: dict[str, Any], site: Holding, memory: Memory, algorithm: Algorithm) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from foedus.data import formats
 from foedus.errors import ConfigError, DataError
-from foedus.flower.keys import certificates, node_key
+from foedus.flower.keys import certificates, node_key, signing_key
 from foedus.flower.loopback import SETTINGS, Loopback, ended_gently, write_app
 from foedus.flower.server import read_plan
 from foedus.flower.site import _text
@@ -38,6 +38,9 @@ scale = "standard"
 rounds = 20
 seed = 0
 
+# [aggregation]                       # with this, the server sees averages and sums of replies, and no single reply
+# type = "SecureAggregation"
+
 [federation]
 clients = {clients}
 min_clients = {least}
@@ -51,7 +54,8 @@ folder = "results"
 README = """# A federation of {count} sites
 
 Server: `{address}`. Files: `app/` (what is run; edit `app/federation/federation.toml`), `tls/` (certificates, valid for {days:g} days: for a
-trial; a certificate authority of your own is better), `keys/` (one pair a site), `sites.toml` (for a trial of everything on one machine).
+trial; a certificate authority of your own is better), `keys/` (one pair a site, and one key for signing; `peers.toml` has the public parts of those),
+`sites.toml` (for a trial of everything on one machine).
 
 Everywhere: Python 3.11 or newer, `pip install 'foedus[flower]'`, and
 
@@ -72,13 +76,16 @@ When the sites have connected, run it; results go to `results/` in the folder wh
 
 ## At each site
 
-Bring `tls/ca.pem` and the site's own key (`keys/NAME`, which nobody else needs) to the site. Its rows stay there, in a CSV file with a header.
+Bring `tls/ca.pem`, `keys/peers.toml` and the site's own keys (`keys/NAME` and `keys/NAME.sign`, which nobody else needs) to the site. Its rows stay there, in a CSV
+file with a header.
 Then start a SuperNode:
 
 {sites}
 
 `client` is the number of the site, another for each. `cache` is a folder where states and models are kept: with it, a training goes on after the
-server or the SuperNode was started again. `test=0.25` is the part of the rows that is only for testing.
+server or the SuperNode was started again. `test=0.25` is the part of the rows that is only for testing. `secure="required"` makes a site answer under secure aggregation alone
+(`[aggregation]` in the plan). There, sites sign their keys with `signing_key`, and check those of the others with `peers`: then no server can put in keys of its own, if it does not
+have the signing keys. So for more than a trial let every site make its own, and hand the public parts round without the server.
 
 ## All on one machine, for a trial
 
@@ -114,17 +121,25 @@ def init(
         f'[superlink]\ndefault = "server"\n\n[superlink.server]\naddress = "{host}:{port}"\n'
         f'root-certificates = "{(folder / "tls" / "ca.pem").resolve()}"\n'
     )
-    entries, commands, admit = [], [], []
+    entries, commands, admit, public = [], [], [], []
+    peers = (folder / "keys" / "peers.toml").resolve()
     for number, (name, path) in enumerate(sites.items()):
         node_key(folder / "keys" / name)
+        signing, known = signing_key(folder / "keys" / f"{name}.sign")
+        public.append(f'{number} = "{known}"\n')
         where = str(path.resolve()) if path else f"/path/to/{name}.csv"
-        entries.append(f'[{name}]\nclient = {number}\ndata = "{where}"\nlabel = "{label}"\n')
+        entries.append(
+            f'[{name}]\nclient = {number}\ndata = "{where}"\nlabel = "{label}"\n'
+            f'signing_key = "{signing.resolve()}"\npeers = "{peers}"\n'
+        )
         admit.append(f"    flwr supernode register keys/{name}.pub server --name {name}")
         commands.append(
             f"**{name}**\n\n    flower-supernode --root-certificates ca.pem --superlink {host}:{port} \\\n"
             f"        --auth-supernode-private-key {name} \\\n"
-            f'        --node-config \'data="/path/to/{name}.csv" label="{label}" client={number} name="{name}" cache="/folder/of/{name}"\'\n'
+            f'        --node-config \'data="/path/to/{name}.csv" label="{label}" client={number} name="{name}" cache="/folder/of/{name}" '
+            f'signing_key="/path/to/{name}.sign" peers="/path/to/peers.toml"\'\n'
         )
+    peers.write_text("# By which each site signs, by its number.\n\n" + "".join(public))
     (folder / "sites.toml").write_text("# Where each site's rows are, for a trial on one machine.\n\n" + "\n".join(entries))
     readme = README.format(
         count=len(sites), address=f"{host}:{port}", port=port, days=days, folder=folder.name, sites="\n".join(commands),

@@ -1,4 +1,4 @@
-"""Certificates and keys for a federation: a certificate authority of its own, a certificate of the server, a key pair a site.
+"""Certificates and keys for a federation: a certificate authority of its own, a certificate of the server, two keys a site.
 
 They are meant for trials and for federations that trust one operator; where there is a certificate authority, use its certificates.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 CURVE = ec.SECP384R1()
@@ -76,6 +76,13 @@ def node_key(path: Path) -> tuple[Path, Path]:
     private = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     return _write(path, private, secret=True), _write(path.with_name(path.name + ".pub"), public)
+
+
+def signing_key(path: Path) -> tuple[Path, str]:
+    """Make the Ed25519 key by which a site signs what it sends in secure aggregation; its public part in hexadecimal."""
+    key = ed25519.Ed25519PrivateKey.generate()
+    raw = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    return _write(path, key.private_bytes(*raw), secret=True), key.public_key().public_bytes_raw().hex()
 
 
 def expired(certificate: Path) -> datetime.datetime | None:

@@ -14,6 +14,9 @@ The file is TOML, in the form of `foedus.config_file` as far as the two have key
     rounds = 20
     seed = 0
 
+    [aggregation]                     # how replies are averaged, if not by adding them up
+    type = "SecureAggregation"        # the server sees averages and sums alone; further keys are its settings
+
     [federation]
     clients = 4                       # wait for so many sites, at most `patience` seconds
     min_clients = 3                   # go on while so many answer
@@ -47,6 +50,7 @@ from foedus.core.spec import Spec
 from foedus.errors import ConfigError, FoedusError, TooFewClients, unknown
 from foedus.flower import messages
 from foedus.flower.session import Line, SitesEngine
+from foedus.privacy.protocol import SecureAggregation
 from foedus.version import __version__
 
 _DATA = {"columns": tuple[str, ...], "classes": tuple[str, ...], "scale": Literal["standard", "none"]}
@@ -79,7 +83,7 @@ class Plan:
 def read_plan(path: Path, code: str = "") -> Plan:
     """Read and check a file. code: "module:name" of algorithms that text cannot describe, in the place of the file's own."""
     reader = _Reader(path, "compare" if "algorithms" in _Reader(path, "run").table else "run")
-    known = ("algorithm", "algorithms", "data", "run", "federation", "output")
+    known = ("algorithm", "algorithms", "data", "run", "aggregation", "federation", "output")
     for name in reader.table:
         if name not in known:
             reader.fail(name, unknown("section", name, known))
@@ -87,6 +91,8 @@ def read_plan(path: Path, code: str = "") -> Plan:
     options = reader.settings("run", reader.section("run"), _RUN, required=["rounds"])
     rounds = options.pop("rounds")
     reader.check_run(rounds, options)
+    if "aggregation" in reader.table:
+        options["aggregation"] = reader.aggregation()
     found = reader.settings("federation", reader.section("federation", needed=False), _FEDERATION)
     clients = found.get("clients", 2)
     least = found.get("min_clients", clients)
@@ -260,6 +266,8 @@ def train(grid: Any, plan: Plan, folder: Path) -> dict[str, Run]:
     seed = plan.options.get("seed", 0)
     first = next(iter(plan.algorithms.values()))
     question = {"schema": schema, "algorithm": to_config(first), "seed": seed, "foedus": __version__, "session": ""}
+    aggregation = plan.options.get("aggregation")
+    question["secure"] = to_config(aggregation) if isinstance(aggregation, SecureAggregation) else None
     said = greet(line, nodes, question, len(plan.columns))
     if len(line.nodes) < plan.min_clients:
         raise TooFewClients(f"{len(line.nodes)} sites can take part, at least {plan.min_clients} must; see the warnings above")

@@ -11,7 +11,7 @@ import contextlib
 import time
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,15 +19,16 @@ import torch
 from flwr.app import Message
 from torch import Tensor
 
-from foedus.core import checks, random, wire
+from foedus.core import checks, random, tree, wire
 from foedus.core.algorithm import Algorithm
 from foedus.core.clients import Ask
 from foedus.core.config import to_config
 from foedus.core.spec import Spec
 from foedus.core.tree import Tree
 from foedus.engines.forms import Forms
-from foedus.errors import CheckpointError, FoedusError, ReplyError, TooFewClients
+from foedus.errors import CheckpointError, FoedusError, ReplyError, SecureError, TooFewClients
 from foedus.flower import messages
+from foedus.privacy.protocol import SecureAggregation, single_replies
 
 _POLL = 0.1
 
@@ -53,8 +54,12 @@ class Line:
     received: int = 0
     """Bytes of bodies that went through Flower."""
 
-    def post(self, kind: str, headers: dict[int, dict[str, Any]], body: bytes = b"") -> dict[int, Message | str]:
+    def post(
+        self, kind: str, headers: dict[int, dict[str, Any]], body: bytes | dict[int, bytes] = b""
+    ) -> dict[int, Message | str]:
         """Send one message to each of these nodes and wait for the answers: a message, or why there is none.
+
+        body: for all of them, or for each its own.
 
         Only ids that are still outstanding are asked for: Flower answers for one that was fetched before with an error.
         """
@@ -63,16 +68,19 @@ class Line:
         here = set(self.grid.get_node_ids())
         answers: dict[int, Message | str] = {n: "it is not connected" for n in headers if n not in here}
         asked = [n for n in headers if n in here]
+        bodies = body if isinstance(body, dict) else dict.fromkeys(headers, body)
         group = str(next((h["round"] for h in headers.values() if "round" in h), ""))
         letters = [
-            Message(messages.content(headers[n], body), dst_node_id=n, message_type=kind, ttl=self.timeout + 30, group_id=group)
+            Message(
+                messages.content(headers[n], bodies[n]), dst_node_id=n, message_type=kind, ttl=self.timeout + 30, group_id=group
+            )
             for n in asked
         ]
         waiting: dict[str, int] = {}
         for n, id_ in zip(asked, self.grid.push_messages(letters), strict=False):
             if id_:
                 waiting[id_] = n
-                self.sent += len(body)
+                self.sent += len(bodies[n])
         for n in asked:
             if n not in waiting.values():
                 answers[n] = "the message could not be sent to it"
@@ -126,11 +134,31 @@ class FlowerSession:
         self.at_start: dict[int, int] = {}  # the versions before this round
         self.last = (-1, -1)
         self.taking = 0
+        self.secured = False
+        self.plain: set[int] = set()  # those who refuse to send what the last exchange asked for in the clear
 
     # -- exchanges ---------------------------------------------------------------------------------------------------
 
     def exchange(self, ask: Ask) -> Iterator[tuple[Tensor, Tree, bool]]:
         """Ask, and give the answers that are good, in order of client id."""
+        asked, more = self.present(ask), self._about(ask)
+        answers = self.line.post(f"train.{ask.step}", self._headers(asked, more), wire.encode(ask.payload))
+        replies, faults = self._sorted(answers, asked, more)
+        if self.secured and faults and not replies and self.plain >= set(asked):
+            raise single_replies(self.algorithm, ask.step)
+        for i in [i for i in replies if self.secured and tree.leaves(replies[i])]:
+            del replies[i]
+            faults[i] = "it sent a reply in the clear, in a run under secure aggregation"
+        misfits = self._misfits(ask, replies)
+        replies = {i: reply for i, reply in replies.items() if i not in misfits}
+        self.leave(faults | misfits)
+        self.settle(ask, replies)
+        self.enough(ask)
+        for i in sorted(replies):
+            yield torch.tensor([i]), replies[i], False
+
+    def present(self, ask: Ask) -> list[int]:
+        """An exchange begins: those who can be asked."""
         if ask.round != self.round:
             self.round, self.out, self.at_start = ask.round, set(), dict(self.seen)
         if self.last != (ask.round, ask.exchange):  # late broadcasts make several of one exchange
@@ -139,30 +167,53 @@ class FlowerSession:
         for i in asked:
             if i in self.excluded:
                 self._leave_out(i, "it has lost its state and cannot come back")
-        asked = [i for i in asked if i not in self.out]
+        return [i for i in asked if i not in self.out]
+
+    def _about(self, ask: Ask) -> dict[str, Any]:
         version = (ask.round << 16) + ask.exchange + 1
-        more = {"round": ask.round, "exchange": ask.exchange, "version": version, "quantise": ask.quantise}
-        answers = self.line.post(f"train.{ask.step}", self._headers(asked, more), wire.encode(ask.payload))
+        return {"round": ask.round, "exchange": ask.exchange, "version": version, "quantise": ask.quantise}
+
+    def _sorted(
+        self, answers: dict[int, Message | str], asked: list[int], more: dict[str, Any]
+    ) -> tuple[dict[int, Tree], dict[int, str]]:
+        """The replies that can be used, and why there is none, by client."""
         replies: dict[int, Tree] = {}
+        faults: dict[int, str] = {}
+        self.plain = set()
         for node, answer in answers.items():
             mine = [i for i in asked if self.line.nodes[i] == node]
             try:
-                replies |= self._read(answer, mine, more)
+                good, bad = self._read(answer, mine, more)
+                replies |= good
+                faults |= bad
             except Exception as error:  # whatever a stranger has sent
-                for i in mine:
-                    self._leave_out(
-                        i, str(error) if isinstance(error, FoedusError) else f"its answer cannot be read: {error!r}"
-                    )
-        for i, why in self._misfits(ask, replies).items():
-            del replies[i]
-            self._leave_out(i, why)
-        for i in replies:
+                why = str(error) if isinstance(error, FoedusError) else f"its answer cannot be read: {error!r}"
+                faults |= dict.fromkeys(mine, why)
+        return replies, faults
+
+    def settle(self, ask: Ask, ids: Iterable[int]) -> None:
+        """The answers of these clients count: they are to go on from the states after it."""
+        for i in ids:
             self.before[i] = self.seen.get(i, 0)
-            self.seen[i] = version
-        self.taking = ask.taking
-        self._enough(ask.taking)
-        for i in sorted(replies):
-            yield torch.tensor([i]), replies[i], False
+            self.seen[i] = self._about(ask)["version"]
+
+    # -- secure aggregation (`foedus.privacy.secure_run`) ------------------------------------------------------------
+
+    def secure(self, config: SecureAggregation) -> None:
+        """From now on sites are told that nothing but empty replies may be sent in the clear."""
+        self.secured, self.common["secure"] = True, to_config(config)
+
+    def phase(self, ask: Ask, phase: str, questions: dict[int, Tree], weights: str | None) -> dict[int, Tree | SecureError]:
+        """Put the questions of a phase to clients; what a step is asked with goes with `mask`. Answers, or why there is none."""
+        asked, more = sorted(questions), {**self._about(ask), "phase": phase, "weights": weights}
+        first = [wire.encode(ask.payload)] if phase == "mask" else []
+        headers, bodies = self._headers(asked, more), {}
+        for node, header in headers.items():
+            parts = [*first, *(wire.encode(questions[i]) for i in header["ids"])]
+            header["lengths"], bodies[node] = [len(part) for part in parts], b"".join(parts)
+        answers = self.line.post(f"train.{ask.step}" if phase == "mask" else "query.secure", headers, bodies)
+        replies, faults = self._sorted(answers, asked, more)
+        return {**replies, **{i: SecureError(why) for i, why in faults.items()}}
 
     def _headers(self, asked: list[int], more: dict[str, Any]) -> dict[int, dict[str, Any]]:
         by_node: dict[int, list[int]] = {}
@@ -180,35 +231,38 @@ class FlowerSession:
         place = torch.searchsorted(self.ids, torch.tensor(ids))
         return {"up": self.delays[0][place].tolist(), "down": self.delays[1][place].tolist(), "longest": self.longest}
 
-    def _read(self, answer: Message | str, mine: list[int], more: dict[str, Any]) -> dict[int, Tree]:
-        """The replies in an answer that may be used; those who are not in it are left out."""
+    def _read(self, answer: Message | str, mine: list[int], more: dict[str, Any]) -> tuple[dict[int, Tree], dict[int, str]]:
+        """The replies in an answer that may be used, and what is wrong with the others."""
         if isinstance(answer, str):
             raise ReplyError(answer)
         said = messages.header(answer)
+        if said.get("refused") == "plain":
+            self.plain |= set(mine)
         if "error" in said:
             raise ReplyError(str(said["error"]))
-        for name in ("round", "exchange"):
-            if said.get(name) != more[name]:
-                raise ReplyError(f"its answer is for {name} {said.get(name)!r}, not {more[name]}")
+        for name in ("round", "exchange", "phase"):
+            if said.get(name) != more.get(name):
+                raise ReplyError(f"its answer is for {name} {said.get(name)!r}, not {more.get(name)}")
         body = messages.body(answer)
         self.line.received += len(body)
         ids, lost, parts = said.get("ids"), said.get("lost", []), messages.cut(body, said.get("lengths"))
         whole = [*ids, *lost] if isinstance(ids, list) and isinstance(lost, list) else [None]
         if not all(type(i) is int and i in mine for i in whole) or len(set(whole)) < len(whole) or len(ids) != len(parts):
             raise ReplyError("its answer names clients that it was not asked for")
-        replies = {}
+        errors = said["errors"] if isinstance(said.get("errors"), dict) else {}
+        replies, faults = {}, {}
         for i, part in zip(ids, parts, strict=True):
             try:
                 replies[i] = wire.decode(part)
             except FoedusError as error:
-                self._leave_out(i, str(error))
+                faults[i] = str(error)
         for i in mine:
             if i in lost:
                 self.lost.add(i)
-                self._leave_out(i, "it has lost its state")
-            elif i not in replies and i not in self.faults:
-                self._leave_out(i, "it was not in the answer of its node")
-        return replies
+                faults[i] = "it has lost its state"
+            elif i not in replies and i not in faults:
+                faults[i] = str(errors.get(str(i), "it was not in the answer of its node"))
+        return replies, faults
 
     def _misfits(self, ask: Ask, replies: dict[int, Tree]) -> dict[int, str]:
         """Replies that cannot be what was asked for: of another form, or too large once dense where the form is free."""
@@ -224,14 +278,24 @@ class FlowerSession:
         self.faults[client] = why
         warnings.warn(f"round {self.round}: client {self.line.name(client)} is left out: {why}", stacklevel=2)
 
+    def leave(self, faults: dict[int, str]) -> None:
+        """Leave these clients out of the rest of the round, if they are not yet."""
+        for i, why in faults.items():
+            if i not in self.out:
+                self._leave_out(i, why)
+
     def refuse(self, client: int, why: str) -> None:
         """An answer that turned out to be no good: the client's state is to be as before it."""
         self.seen[client] = self.before.get(client, 0)
         self._leave_out(client, why)
         self._enough(self.taking)
 
-    def _enough(self, taking: int) -> None:
+    def enough(self, ask: Ask) -> None:
         """Stop where fewer clients of the round are left than must be."""
+        self.taking = ask.taking
+        self._enough(ask.taking)
+
+    def _enough(self, taking: int) -> None:
         left, need = taking - len(self.out), min(self.line.min_clients, taking)
         if left < need:
             faults = "; ".join(f"client {self.line.name(i)}: {why}" for i, why in sorted(self.faults.items()))

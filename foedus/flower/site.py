@@ -2,7 +2,8 @@
 
 A site is told where its rows are by Flower's `--node-config`:
 
-    data="/path/to/site.csv" label="target" client=2 name="Hungarian"     one client; optional: test=0.25, seed=0, cache="/path"
+    data="/path/to/site.csv" label="target" client=2 name="Hungarian"     one client; optional: test=0.25, seed=0, cache="/path",
+                                                                          and what secure aggregation has (`foedus.flower.secure_site`)
     shards="/folder"                                                      loopback: clients of a simulation, written by fd.Flower
 """
 
@@ -22,6 +23,7 @@ from foedus.data.federation import Federation
 from foedus.errors import DataError, unknown
 
 KEYS = ("data", "label", "client", "name", "test", "seed", "cache", "shards")
+SECURE_KEYS = ("secure", "secure_clients", "secure_threshold", "signing_key", "peers")
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,8 @@ class Site:
 def read_site(config: dict[str, Any], schema: Schema) -> Site:
     """Read and check the rows of a site, as its node config says."""
     for key in config:
-        if key not in KEYS:
-            raise DataError(f"--node-config: {unknown('key', key, list(KEYS))}")
+        if key not in (*KEYS, *SECURE_KEYS):
+            raise DataError(f"--node-config: {unknown('key', key, [*KEYS, *SECURE_KEYS])}")
     for key in ("data", "client"):
         if key not in config:
             raise DataError(f'--node-config: {key} is missing; such as: data="/path/site.csv" label="target" client=0')

@@ -1,5 +1,6 @@
-"""What messages tell about the rows they were made from."""
+"""What messages tell about the rows they were made from, and how they tell less."""
 
 from foedus.privacy.leakage import Leakage, Reconstruction, audit_leakage
+from foedus.privacy.protocol import SecureAggregation
 
-__all__ = ["Leakage", "Reconstruction", "audit_leakage"]
+__all__ = ["Leakage", "Reconstruction", "SecureAggregation", "audit_leakage"]

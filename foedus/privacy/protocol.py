@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from foedus.core import wire
+from foedus.core.aggregation import Aggregation, Aggregator, Setting
 from foedus.core.tree import Tree
 from foedus.errors import ConfigError, SecureError
 from foedus.privacy import graph
@@ -27,8 +28,10 @@ Verify = Callable[[int, bytes, bytes], bool]
 
 
 @dataclass(frozen=True)
-class SecureAggregation:
-    """Settings of secure aggregation.
+class SecureAggregation(Aggregation):
+    """Secure aggregation (`foedus.privacy.secure`): the server learns averages and sums of replies, and no single reply.
+
+        >>> fd.run(fd.FedAvg(fd.Linear()), fed, rounds=10, aggregation=fd.SecureAggregation())
 
     threshold: the part of the clients that must stay to the end, and of a neighbourhood's shares that rebuild a secret; above 1/2.
     neighbours: with how many others a client shares masks (an even number), or "auto": see `foedus.privacy.graph`.
@@ -52,6 +55,12 @@ class SecureAggregation:
         if k != "auto" and (isinstance(k, bool) or not isinstance(k, int) or k < 2 or k % 2):
             raise ConfigError(f"neighbours={k!r} must be 'auto' or an even number of at least 2")
         self.fixed_point  # noqa: B018 - checks the others
+
+    def open(self, setting: Setting) -> Aggregator:
+        """The aggregator of one run."""
+        from foedus.privacy.secure_run import SecureAggregator  # and with it cryptography
+
+        return SecureAggregator(self, setting)
 
     @property
     def fixed_point(self) -> FixedPoint:
@@ -126,3 +135,11 @@ def distinct(ids: np.ndarray, what: str) -> None:
 def to_bytes(t: Tensor) -> bytes:
     """The bytes of a tensor."""
     return t.numpy().tobytes()
+
+
+def single_replies(algorithm: object, step: str) -> ConfigError:
+    """The error for an algorithm whose server wants to see every reply."""
+    return ConfigError(
+        f"{type(algorithm).__name__} asks for every client's own reply to {step}, and under secure aggregation the server sees sums alone. "
+        "Use settings with which it only averages (participation=1.0 for FedFW), another algorithm, or no secure aggregation"
+    )

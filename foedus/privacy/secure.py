@@ -47,13 +47,12 @@ What it costs: replies are dense, of 4 or 8 bytes a number, and every client doe
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from foedus.core import wire
 from foedus.core.tree import Tree
-from foedus.errors import ConfigError
+from foedus.errors import ConfigError, FoedusError
 from foedus.privacy.fixedpoint import FixedPoint, Noise
 from foedus.privacy.protocol import PHASES, SecureAggregation
 from foedus.privacy.secure_client import SECRETS, SecureClient
@@ -68,8 +67,11 @@ __all__ = [
     "SecureAggregation",
     "SecureClient",
     "SecureServer",
+    "Simulated",
     "Total",
     "aggregate",
+    "conduct",
+    "counted",
 ]
 
 
@@ -84,7 +86,7 @@ class Phase:
 
 @dataclass(eq=False)
 class Outcome:
-    """The sum, what it cost by phase, the seconds of all clients together and of the server, and who was left out, and why."""
+    """The sum, what it cost by phase, the seconds (of computing) of all clients together and of the server, and who was left out, and why."""
 
     total: Total
     phases: dict[str, Phase]
@@ -100,6 +102,64 @@ class Outcome:
         return sum(p.down for p in self.phases.values())
 
 
+Ask = Callable[[str, dict[int, Tree]], Iterable[tuple[int, Tree]]]
+"""Puts the questions of a phase to clients, and gives their answers as they come; an error in the place of one says why there is none."""
+
+
+def conduct(server: SecureServer, ask: Ask) -> Total:
+    """All phases, from the side of the server."""
+    adverts = dict(ask("advertise", dict.fromkeys(server.alive, server.offer())))
+    shares = dict(ask("share", server.keys(adverts)))
+    for client, masked in ask("mask", server.boxes(shares)):
+        server.add(client, masked)
+    return server.total(dict(ask("unmask", server.request())))
+
+
+def counted(ask: Ask, phases: dict[str, Phase]) -> Ask:
+    """The same, and `phases` says what is sent."""
+
+    def asking(phase: str, questions: dict[int, Tree]) -> Iterator[tuple[int, Tree]]:
+        cost = phases.setdefault(phase, Phase())
+        cost.down += sum(map(wire.nbytes, questions.values()))
+        for client, answer in ask(phase, questions):
+            if not isinstance(answer, FoedusError):
+                cost.up += wire.nbytes(answer)
+                cost.messages += 1
+            yield client, answer
+
+    return asking
+
+
+class Simulated:
+    """Clients in this process, each of which does its work in earnest; `seconds` is how long all of them have computed.
+
+    replies: gives the replies of those who are asked for them, in any order. absent: who does not answer from a phase on.
+    """
+
+    def __init__(
+        self,
+        config: SecureAggregation,
+        weights: Mapping[int, int],
+        replies: Callable[[list[int]], Iterable[tuple[int, Tree]]],
+        noise: Noise | None = None,
+        absent: Callable[[str], Iterable[int]] = lambda phase: (),
+    ):
+        self.clients = {i: SecureClient(i, config) for i in weights}
+        self.weights, self.replies, self.noise, self.absent = weights, replies, noise, absent
+        self.seconds = 0.0
+
+    def ask(self, phase: str, questions: dict[int, Tree]) -> Iterator[tuple[int, Tree]]:
+        for i in self.absent(phase):
+            self.clients.pop(i, None)
+        here = [i for i in questions if i in self.clients]
+        for i, *reply in self.replies(here) if phase == "mask" else zip(here):
+            began = time.process_time()
+            more = (*reply, self.weights[i], self.noise) if phase == "mask" else ()
+            answer = getattr(self.clients[i], phase)(questions[i], *more)
+            self.seconds += time.process_time() - began
+            yield i, answer
+
+
 def aggregate(
     replies: Sequence[Tree] | Mapping[int, Tree],
     weights: Sequence[int] | None = None,
@@ -111,7 +171,7 @@ def aggregate(
     exchange: int = 0,
     noise: Noise | None = None,
 ) -> Outcome:
-    """All phases in this process, with every client's work done in earnest: for simulation.
+    """All phases in this process: to see what they cost, and what comes out.
 
     replies: of clients 0, 1, ..., or by id. weights: theirs, in the same order; 1 by default.
     dropouts: {phase: ids} of those who do not answer from that phase on.
@@ -122,35 +182,10 @@ def aggregate(
     if wrong := set(dropouts) - set(PHASES):
         raise ConfigError(f"dropouts: {sorted(wrong)[0]!r} is no phase; use {', '.join(PHASES)}")
     weight = dict(zip(replies, [1] * len(replies) if weights is None else weights, strict=True))
-    clients = {i: SecureClient(i, config) for i in replies}
-    phases, seconds = {name: Phase() for name in PHASES}, {"clients": 0.0, "server": 0.0}
-
-    def timed(who: str, f: Callable, *arguments: Any) -> Any:
-        began = time.perf_counter()
-        result = f(*arguments)
-        seconds[who] += time.perf_counter() - began
-        return result
-
-    def ask(name: str, questions: dict[int, Tree], answer: Callable[[SecureClient, Tree], Tree], take: Callable) -> None:
-        for i in dropouts.get(name, ()):
-            clients.pop(i, None)
-        for i, question in questions.items():
-            phases[name].down += wire.nbytes(question)
-            if i in clients:
-                reply = timed("clients", answer, clients[i], question)
-                phases[name].up += wire.nbytes(reply)
-                phases[name].messages += 1
-                take(i, reply)
-
-    def asked(name: str, questions: dict[int, Tree], answer: Callable[[SecureClient, Tree], Tree]) -> dict[int, Tree]:
-        answers: dict[int, Tree] = {}
-        ask(name, questions, answer, answers.__setitem__)
-        return answers
-
+    began, phases = time.process_time(), {}
     server = SecureServer(config, weight, session=session, round=round, exchange=exchange)
-    adverts = asked("advertise", dict.fromkeys(replies, server.offer()), SecureClient.advertise)
-    shares = asked("share", timed("server", server.keys, adverts), SecureClient.share)
-    masked = lambda c, m: c.mask(m, replies[c.id], weight[c.id], noise)  # noqa: E731
-    ask("mask", timed("server", server.boxes, shares), masked, lambda i, m: timed("server", server.add, i, m))
-    answers = asked("unmask", timed("server", server.request), SecureClient.unmask)
-    return Outcome(timed("server", server.total, answers), phases, seconds, server.faults)
+    given = lambda ids: ((i, replies[i]) for i in ids)  # noqa: E731
+    clients = Simulated(config, weight, given, noise, lambda phase: dropouts.get(phase, ()))
+    total = conduct(server, counted(clients.ask, phases))
+    seconds = {"clients": clients.seconds, "server": time.process_time() - began - clients.seconds}
+    return Outcome(total, phases, seconds, server.faults)

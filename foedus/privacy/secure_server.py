@@ -32,9 +32,15 @@ class Total:
 
     def mean(self) -> Tree:
         """The weighted mean, in the types of the replies."""
+        return self.cast(self.weight)
+
+    def cast(self, divisor: int = 1) -> Tree:
+        """The weighted sum over a divisor, in the types of the replies."""
         leaves, structure = tree.flatten(self.sum)
-        means = [(t / self.weight).to(wire.NAMES[d]) for t, d in zip(leaves, self.dtypes, strict=True)]
-        return tree.unflatten(means, structure)
+        return tree.unflatten([(t / divisor).to(wire.NAMES[d]) for t, d in zip(leaves, self.dtypes, strict=True)], structure)
+
+
+_SILENT = "it did not answer"
 
 
 @dataclass
@@ -51,8 +57,8 @@ class _Sum:
 class SecureServer:
     """The server in one exchange: `offer`, `keys`, `boxes`, `add` for each masked reply, `request`, `total`, in this order.
 
-    Messages to clients come as {id: message}; answers are taken as {id: answer}. Those who do not answer, or not well, are left out
-    and named in `faults`; too few are an error (`TooFewClients`), and nothing is unmasked.
+    Messages to clients come as {id: message}; answers are taken as {id: answer}, where an error says why there is none. Those who do
+    not answer, or not well, are left out and named in `faults`; too few are an error (`TooFewClients`), and nothing is unmasked.
 
     weights: of the clients that are asked, whole numbers. Their greatest common divisor is taken out, to keep the modulus small.
     """
@@ -93,9 +99,10 @@ class SecureServer:
         good = {}
         for i in self.alive:
             try:
-                if i not in answers:
-                    raise SecureError("it did not answer")
-                good[i] = read(i, answers[i])
+                answer = answers[i] if i in answers else SecureError(_SILENT)
+                if isinstance(answer, FoedusError):
+                    raise answer
+                good[i] = read(i, answer)
             except FoedusError as error:
                 self.faults[i] = f"{phase}: {error}"
         self._enough(phase, good)
@@ -173,6 +180,8 @@ class SecureServer:
     def add(self, client: int, message: Tree) -> None:
         """Add one masked reply to the sum; one that cannot be used is left out."""
         try:
+            if isinstance(message, FoedusError):
+                raise message
             if client not in self.commitments or any(client in s.ids for s in self.sums.values()):
                 raise SecureError("it was not asked for a masked reply, or has sent one")
             if not isinstance(message, dict) or set(message) != {"tag", "reply", "dtypes"}:
@@ -208,7 +217,7 @@ class SecureServer:
         there = sorted(forms[0].ids) if forms else []
         for i in self.alive:
             if i not in there:
-                self.faults.setdefault(i, "mask: it did not answer")
+                self.faults.setdefault(i, f"mask: {_SILENT}")
         self._enough("mask", there)
         if not any(self.weights[i] for i in there):
             raise TooFewClients(f"round {self.asked.round}: those who are left have weight 0; nothing was unmasked")

@@ -67,6 +67,18 @@ def test_nobody_gets_in_without_a_key_that_is_known(engine):
 
 
 @pytest.mark.slow
+def test_secure_aggregation(engine, fed):
+    """Every phase of every exchange is a process of its own, and what it leaves at the site is taken up by the next."""
+    secure = fd.SecureAggregation()
+    for algorithm in (AVERAGE, fd.Scaffold(fd.Linear(), lr=0.1, batch_size=16)):
+        real, local = (fd.run(algorithm, fed, 2, engine=e, aggregation=secure) for e in (engine, fd.Local(batch=False)))
+        same(real, local)
+        assert engine.line.received == local.records.last("bytes_up")
+    folder = engine.loopback.folder / "shards"
+    assert list(folder.glob("*/cache/secure")) and not list(folder.glob("*/cache/secure/*"))
+
+
+@pytest.mark.slow
 def test_a_node_that_dies_is_left_out_and_the_run_goes_on(pair):
     class Dying(fd.Flower):
         def open(self, algorithm, fed, seed_key):
