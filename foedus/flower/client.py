@@ -126,8 +126,7 @@ class Holding:
             path.write_bytes(file)
             run = Run.load(path, algorithm)
         if self.cache:
-            self.cache.mkdir(parents=True, exist_ok=True)
-            (self.cache / "model.safetensors").write_bytes(file)
+            files.replace(self.cache / "model.safetensors", [file])
         x, y = fed.data.x_test, fed.data.y_test
         if not len(y):
             return {"rows": 0}
@@ -198,8 +197,10 @@ def opened(asked: dict[str, Any], site: Holding, memory: Memory, algorithm: Algo
             else:
                 session.states.put(places[i], state)
     if session.prepares and (path := prepared_file(site, asked)) and path.is_file():
-        with contextlib.suppress(CheckpointError):
+        try:
             session.load_prepared(files.read(path)[0]["prepared"])
+        except CheckpointError:
+            path.unlink(missing_ok=True)  # it is made anew
     return session, lost
 
 
@@ -215,7 +216,8 @@ def keep_prepared(session: LocalSession, site: Holding, asked: dict[str, Any]) -
     """Write what was prepared, once."""
     path = prepared_file(site, asked)
     if session.prepares and path is not None and not path.is_file():
-        files.write(path, {"prepared": session.save_prepared()}, {})
+        with contextlib.suppress(CheckpointError):  # a full disk: it is only a cache
+            files.write(path, {"prepared": session.save_prepared()}, {})
 
 
 class Memory:
@@ -261,9 +263,7 @@ class Memory:
         if self.folder:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             as_tensors = [torch.from_numpy(np.frombuffer(s, np.uint8).copy()) for s in record["states"]]
-            temporary = self.folder / f".{client}.new"
-            temporary.write_bytes(wire.encode({**record, "states": as_tensors}))
-            temporary.replace(self.folder / f"{client}.bin")
+            files.replace(self.folder / f"{client}.bin", [wire.encode({**record, "states": as_tensors})])
 
 
 app = SiteApp()
