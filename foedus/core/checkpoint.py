@@ -27,7 +27,7 @@ _FIELD, _DIGITS = b'"crc32":"', b"00000000"  # quotes within names and texts are
 _UNFINISHED = ".part"
 
 
-class Damaged(CheckpointError):
+class Damaged(CheckpointError):  # noqa: N818 - says it all
     """A file that is missing or not whole."""
 
 
@@ -44,7 +44,10 @@ def write(path: str | os.PathLike, trees: dict[str, tree.Tree], meta: dict[str, 
         forms[name] = form
         # safetensors refuses tensors that share memory, and keeps only contiguous ones.
         tensors.update({f"{name}/{k}": v.detach().contiguous().clone() for k, v in flat.items()})
-    header = {"foedus": json.dumps({"version": VERSION, "forms": forms, "meta": meta}, allow_nan=True), "crc32": _DIGITS.decode()}
+    header = {
+        "foedus": json.dumps({"version": VERSION, "forms": forms, "meta": meta}, allow_nan=True),
+        "crc32": _DIGITS.decode(),
+    }
     data = save(tensors or {"empty": torch.zeros(0)}, metadata=header)
     at, view = _place(data), memoryview(data)
     replace(path, (view[:at], b"%08x" % zlib.crc32(data), view[at + len(_DIGITS) :]), previous)
@@ -174,10 +177,14 @@ def newest(path: Path) -> tuple[Path, dict[str, tree.Tree], dict[str, Any], str 
         try:
             trees, meta = read(previous)
         except CheckpointError as second:
-            raise CheckpointError(f"{error}; nor can the one before it be used: {second}; remove both to begin again") from second
+            raise CheckpointError(
+                f"{error}; nor can the one before it be used: {second}; remove both to begin again"
+            ) from second
         aside = ""
         if path.exists():
             os.replace(path, path.with_name(f"{path.name}.damaged"))
             aside = f" (now {path.name}.damaged)"
-        note = f"{error}{aside}; the run goes on from the checkpoint before it, {previous.name} of round {meta.get('rounds_done')}"
+        note = (
+            f"{error}{aside}; the run goes on from the checkpoint before it, {previous.name} of round {meta.get('rounds_done')}"
+        )
         return previous, trees, meta, note

@@ -473,6 +473,13 @@ class Run:
     def load(cls, path: str | os.PathLike, algorithm: Algorithm | None = None) -> Run:
         """Read a saved run. Pass the algorithm if it holds what text cannot describe (a `torch.nn.Module`)."""
         trees, meta = files.read(path)
+        try:
+            return cls._of(path, trees, meta, algorithm)
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            raise CheckpointError(f"{path} is damaged: {error!r}") from error
+
+    @classmethod
+    def _of(cls, path: str | os.PathLike, trees: dict[str, Tree], meta: dict[str, Any], algorithm: Algorithm | None) -> Run:
         if meta.get("kind") != "run":
             raise CheckpointError(f"{path} is a checkpoint, not a saved run: continue it with fd.run(..., resume=True)")
         if algorithm is None:
@@ -487,9 +494,7 @@ class Run:
         algorithm = algorithm.seeded(meta["settings"]["seed"])
         spec = Spec(tuple(meta["spec"]["shape"]), meta["spec"]["classes"], meta["spec"]["outputs"])
         notes = list(meta.get("notes", []))
-        return cls(
-            algorithm, spec, trees["state"], History(meta["history"]), meta["settings"], trees["clients"], notes=notes
-        )
+        return cls(algorithm, spec, trees["state"], History(meta["history"]), meta["settings"], trees["clients"], notes=notes)
 
     def __repr__(self) -> str:
         shown = [c for c in ("loss", "accuracy", "mse", "own_accuracy", "own_mse") if c in self.records.columns]
