@@ -111,10 +111,10 @@ def secure_target() -> Target:
         client = SecureClient.restore(said[phase][2], config)
         more = ({"w": torch.ones(3)},) if phase == "mask" else ()
         with contextlib.suppress(SecureError):
-            getattr(client, phase)(message, *more)
-        with contextlib.suppress(SecureError):
             Offer.read(message)
-        fields(message, "it", bytes(32), keys=(torch.uint8, None, 32))
+        with contextlib.suppress(SecureError):
+            fields(message, "it", bytes(32), keys=(torch.uint8, None, 32))
+        getattr(client, phase)(message, *more)
 
     return Target(make, feed, 0.03)
 

@@ -66,6 +66,7 @@ from foedus.trackers import MLflow, TensorBoard
 from foedus.tuning import loguniform, setting_names
 
 Number = int | float
+_MOST_SEEDS = 1 << 20
 _hints = functools.cache(typing.get_type_hints)  # of every field of every class, time and again
 
 _RUN_KEYS: dict[str, Any] = {
@@ -261,6 +262,8 @@ class _Reader:
             self.fail("run.seeds", "give either seed or seeds, not both")
         if self.command in ("run", "tune"):
             self.fail("run.seeds", f"foedus {self.command} takes one seed: seed = 0; foedus compare takes several")
+        if isinstance(several, int) and several > _MOST_SEEDS:
+            self.fail("run.seeds", f"{several!r} seeds are too many; at most {_MOST_SEEDS}")
         seeds = list(range(several)) if isinstance(several, int) else list(several)
         if not seeds or len(set(seeds)) < len(seeds):
             self.fail("run.seeds", f"{several!r} must be a number of seeds, at least 1, or a list of different seeds")
@@ -410,6 +413,8 @@ class _Reader:
             return True, tuple(self.value(v, kind, f"{at}[{i}]") for i, v in enumerate(value))
         if hint in (int, float):
             number = isinstance(value, int if hint is int else int | float) and not isinstance(value, bool)
+            if number and isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+                self.fail(at, f"{str(value)[:20]}... is too large: a whole number has at most 64 bits")
             return number, hint(value) if number else None
         if hint in (bool, str, dict) or origin is dict:
             return isinstance(value, origin or hint), value
