@@ -175,10 +175,7 @@ def full_disk(tally: Tally, subjects: list[Subject], runs: int, rng: Random) -> 
         room = int(rng.uniform(0.3, 2.9) * size)
         with small_disk(at, room) as mounted:
             tally.notes["tmpfs" if mounted else "RLIMIT_FSIZE in the place of a full disk"] += 1
-            if mounted:
-                pid = subject.start(at)
-            else:
-                pid = _limited(subject, at, rng.randint(1000, size))
+            pid = subject.start(at) if mounted else _limited(subject, at, rng.randint(1000, size))
             tally.injected += 1
             code = wait(pid)
             # The file that says why is on the same disk; without room for it, the process could only say it in its code.

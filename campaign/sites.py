@@ -102,7 +102,14 @@ def ray(tally: Tally, folder: Path, kills: int, rng: Random) -> None:
                 while True:
                     try:
                         run = fd.run(
-                            algorithm, fed, rounds, engine=engine, participation=0.5, checkpoint=path, resume=True, progress=False
+                            algorithm,
+                            fed,
+                            rounds,
+                            engine=engine,
+                            participation=0.5,
+                            checkpoint=path,
+                            resume=True,
+                            progress=False,
                         )
                         break
                     except fd.FoedusError:
@@ -309,7 +316,16 @@ def _main() -> None:
     tally = Tally("clock")
     try:
         print("started", flush=True)
-        until_done(tally, found.algorithm, found.fed, 20, found.engine, folder / "c.safetensors", fd.run(found.algorithm, found.fed, 20), 1e-6)
+        until_done(
+            tally,
+            found.algorithm,
+            found.fed,
+            20,
+            found.engine,
+            folder / "c.safetensors",
+            fd.run(found.algorithm, found.fed, 20),
+            1e-6,
+        )
     finally:
         found.close()
     print(f"wrong: {tally.wrong}" if tally.wrong else f"fine: {dict(tally.outcomes)}", flush=True)

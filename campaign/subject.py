@@ -42,7 +42,9 @@ def difference(a: fd.Run, b: fd.Run, rtol: float = 0.0) -> str | None:
     for n, (x, y) in enumerate(zip(*rows, strict=True)):
         for k in x | y:
             u, v = x.get(k), y.get(k)
-            if u != v and not (isinstance(u, float) and isinstance(v, float) and np.isclose(u, v, rtol=rtol, atol=0, equal_nan=True)):
+            if u != v and not (
+                isinstance(u, float) and isinstance(v, float) and np.isclose(u, v, rtol=rtol, atol=0, equal_nan=True)
+            ):
                 return f"row {n}: {k} is {u!r}, not {v!r}"
     leaves = [[t for t in tree.leaves(r.state) if isinstance(t, torch.Tensor)] for r in (a, b)]
     for x, y in zip(*leaves, strict=True):
@@ -140,4 +142,6 @@ class Tally:
         return f"| {' | '.join(map(str, cells))} | {self.seconds:.0f} |"
 
 
-HEAD = f"| fault | injected | runs | {SAME} | {RESUMED} | {ERROR} | anything else | seconds |\n|---|---|---|---|---|---|---|---|"
+HEAD = (
+    f"| fault | injected | runs | {SAME} | {RESUMED} | {ERROR} | anything else | seconds |\n|---|---|---|---|---|---|---|---|"
+)
