@@ -221,7 +221,7 @@ def keep_prepared(session: LocalSession, site: Holding, asked: dict[str, Any]) -
 
 
 class Memory:
-    """What clients remember, by version: of this round all versions, and the last one before it."""
+    """What clients remember, by version: of this round all versions, and the last of each of two rounds before it."""
 
     def __init__(self, context: Context, session: str, cache: Path | None):
         self.records, self.session = context.state.config_records, session
@@ -251,12 +251,14 @@ class Memory:
     def keep(self, client: int, state: Any, version: int, seen: int) -> None:
         """Keep a new state under the version of the exchange that made it.
 
-        Of the rounds before, the one that the server has seen is kept (`seen`), and no other; of this round, all that came before.
+        Of the rounds before, the one that the server has seen (`seen`) is kept, and that of a round before it, for a server that has to
+        go back to its checkpoint before the last; of this round, all that came before.
         """
         old = self._record(client)
         pairs = [(v, s) for v, s in zip(old["versions"], old["states"], strict=True) if v < version]
         if seen >> 16 < version >> 16:
-            pairs = [(v, s) for v, s in pairs if v == seen]
+            further = max((v for v, _ in pairs if v >> 16 < seen >> 16), default=seen)
+            pairs = [(v, s) for v, s in pairs if v in (seen, further)]
         pairs.append((version, wire.encode(state)))
         record = {"session": self.session, "versions": [v for v, _ in pairs], "states": [s for _, s in pairs]}
         self.records[f"client-{client}"] = ConfigRecord(record)
