@@ -55,10 +55,12 @@ def campaign(counts: dict[str, int], seed: int, folder: Path, say: Callable[[str
         if not counts.get(kind):
             return
         tally, began = Tally(KINDS[kind]), time.monotonic()
-        work(tally, *about, Random(f"{seed} {kind}"))
-        tally.seconds = time.monotonic() - began
-        tallies.append(tally)
-        say(tally.row())
+        try:
+            work(tally, *about, Random(f"{seed} {kind}"))
+        finally:  # Ctrl-C shows what there is
+            tally.seconds = time.monotonic() - began
+            tallies.append(tally)
+            say(tally.row())
 
     def many(kind: str, work: Callable[..., None], what: Any) -> None:
         do(kind, lambda tally, rng: work(tally, what, counts[kind], rng))
