@@ -6,7 +6,7 @@ ARGS ?=
 # By path, not by import hook: in the folder that holds the clone, a hook would lose to the clone's own folder.
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --config-settings editable_mode=compat
 
-.PHONY: help demo test test-slow lint bench papers clean
+.PHONY: help demo test test-slow lint bench papers faults fuzz clean
 
 help:
 	@echo "make demo    compare the algorithms on bundled data and write a page (under two minutes after installation)"
@@ -14,6 +14,8 @@ help:
 	@echo "make test-slow  the tests that take minutes: real federations for every family"
 	@echo "make lint    ruff"
 	@echo "make bench   speed, as ratios measured in one run (ARGS='w1 w3' for some of them)"
+	@echo "make faults  processes killed, disks full, checkpoints damaged: every run ends well or in words (ARGS=--quick: seconds)"
+	@echo "make fuzz    a million mutated messages, and files"
 	@echo "make papers  every table and figure of the papers at --quick, and their pages"
 
 $(VENV)/bin/python:
@@ -42,6 +44,12 @@ lint: $(VENV)/.dev
 
 bench: $(VENV)/.report
 	$(BIN)/python -m benchmarks $(ARGS)
+
+faults: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m campaign.faults $(ARGS)
+
+fuzz: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m campaign.fuzz $(ARGS)
 
 papers: $(VENV)/.report
 	$(BIN)/foedus paper all all --quick $(ARGS)

@@ -42,6 +42,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import inspect
 import json
@@ -69,6 +70,8 @@ from foedus.trackers import MLflow, TensorBoard
 from foedus.tuning import loguniform, setting_names
 
 Number = int | float
+_MOST_SEEDS = 1 << 20
+_hints = functools.cache(typing.get_type_hints)  # of every field of every class, time and again
 
 _RUN_KEYS: dict[str, Any] = {
     "rounds": int,
@@ -171,10 +174,13 @@ class _Reader:
         self.path, self.command = path, command
         try:
             self.table = tomllib.loads(path.read_text(encoding="utf-8"))
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{path}: not valid TOML: {error}") from None
         except UnicodeDecodeError as error:
             raise ConfigError(f"{path}: not a text file in UTF-8: {error}") from None
+        except (
+            ValueError,
+            RecursionError,
+        ) as error:  # of TOML; numbers of thousands of digits and deep nesting have no error of its own
+            raise ConfigError(f"{path}: not valid TOML: {error}") from None
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
 
@@ -223,7 +229,7 @@ class _Reader:
 
     def data(self) -> dict[str, Any]:
         section = self.section("data")
-        hints = typing.get_type_hints(datasets.load)
+        hints = _hints(datasets.load)
         keys = {k: hints[k] for k in inspect.signature(datasets.load).parameters if k != "name_or_path"}
         values = self.settings("data", section, {"name": str, "path": str, **keys})
         if ("name" in values) == ("path" in values):
@@ -249,7 +255,7 @@ class _Reader:
         scheme = self.value(section["scheme"], str, "split.scheme")
         if scheme not in schemes:
             self.fail("split.scheme", unknown("scheme", scheme, schemes))
-        hints = typing.get_type_hints(schemes[scheme])
+        hints = _hints(schemes[scheme])
         options = {p.name: hints.get(p.name, Any) for p in partition.scheme_options(schemes[scheme])}
         needed = [p.name for p in partition.scheme_options(schemes[scheme]) if p.default is inspect.Parameter.empty]
         if scheme != "natural":
@@ -267,6 +273,8 @@ class _Reader:
             self.fail("run.seeds", "give either seed or seeds, not both")
         if self.command in ("run", "tune"):
             self.fail("run.seeds", f"foedus {self.command} takes one seed: seed = 0; foedus compare takes several")
+        if isinstance(several, int) and several > _MOST_SEEDS:
+            self.fail("run.seeds", f"{several!r} seeds are too many; at most {_MOST_SEEDS}")
         seeds = list(range(several)) if isinstance(several, int) else list(several)
         if not seeds or len(set(seeds)) < len(seeds):
             self.fail("run.seeds", f"{several!r} must be a number of seeds, at least 1, or a list of different seeds")
@@ -368,10 +376,10 @@ class _Reader:
         if "type" not in config:
             self.fail(f"{at}.type", f"is missing (allowed: {', '.join(known)})")
         name = config["type"]
-        if name not in known:
+        if not isinstance(name, str) or name not in known:
             self.fail(f"{at}.type", unknown("type", name, known))
         cls = known[name]
-        hints = typing.get_type_hints(cls)
+        hints = _hints(cls)
         fields = {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
         required = [f.name for f in dataclasses.fields(cls) if f.init and _is_required(f)]
         values = self.settings(at, {k: v for k, v in config.items() if k != "type"}, fields, required)
@@ -416,6 +424,8 @@ class _Reader:
             return True, tuple(self.value(v, kind, f"{at}[{i}]") for i, v in enumerate(value))
         if hint in (int, float):
             number = isinstance(value, int if hint is int else int | float) and not isinstance(value, bool)
+            if number and isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+                self.fail(at, f"{str(value)[:20]}... is too large: a whole number has at most 64 bits")
             return number, hint(value) if number else None
         if hint in (bool, str, dict) or origin is dict:
             return isinstance(value, origin or hint), value
@@ -447,7 +457,7 @@ def _concrete(base: type) -> dict[str, type]:
         for name, cls in sorted(found.items())
         if not name.startswith("_")
         and cls.__module__.startswith("foedus.")
-        and not any(typing.get_type_hints(cls).get(f.name) is torch.nn.Module for f in dataclasses.fields(cls))
+        and not any(_hints(cls).get(f.name) is torch.nn.Module for f in dataclasses.fields(cls))
     }
 
 
@@ -465,7 +475,7 @@ def _hint(owner: Any, name: str) -> Any:
     *parts, last = name.split(".")
     for part in parts:
         owner = getattr(owner, part)
-    return typing.get_type_hints(type(owner))[last]
+    return _hints(type(owner))[last]
 
 
 def _is_required(field: dataclasses.Field) -> bool:

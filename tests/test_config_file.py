@@ -167,6 +167,27 @@ def test_the_other_command_is_named(tmp_path):
         read_config(write(tmp_path, algorithm=None, algorithms__FedAvg=""), "run")
 
 
+@pytest.mark.parametrize(
+    ("section", "value", "why"),
+    [
+        ("algorithm", "type = [1]", r"algorithm\.type: type \[1\] is unknown"),
+        ("algorithm", f'type = "FedAvg"\nlr = {"9" * 400}', r"algorithm\.lr: 9{20}\.\.\. is too large"),
+        ("run", f"rounds = {1 << 65}", r"run\.rounds: \d+\.\.\. is too large"),
+        ("run", f"rounds = {'9' * 5000}", "not valid TOML"),
+        ("run", f"rounds = {'[' * 3000}{']' * 3000}", "not valid TOML"),
+    ],
+    ids=["a list as type", "float", "whole number", "digits", "nesting"],
+)
+def test_what_mutated_files_have_found(tmp_path, section, value, why):
+    with pytest.raises(fd.ConfigError, match=why):
+        read_config(write(tmp_path, **{section: value}), "run")
+
+
+def test_seeds_without_end(tmp_path):
+    with pytest.raises(fd.ConfigError, match=r"run\.seeds: 1000000000000 seeds are too many"):
+        read_config(write(tmp_path, run="rounds = 1\nseeds = 1000000000000", algorithm=None, algorithms__FedAvg=""), "compare")
+
+
 def test_syntax_errors_have_their_line(tmp_path):
     with pytest.raises(fd.ConfigError, match=r"exp\.toml: not valid TOML: .*line 2"):
         read_config(write(tmp_path, "[data]\nname = \n"), "run")

@@ -225,7 +225,7 @@ def test_commands_exist(name):
             check_make(words)
         elif words[1] == "benchmarks":
             check_benchmarks(words[2:])
-        elif words[1].startswith("foedus."):
+        elif words[1].startswith(("campaign.", "foedus.")):
             assert importlib.util.find_spec(words[1]), f"{name}: there is no module {words[1]}"
 
 

@@ -83,12 +83,16 @@ def seed_list(seeds: int | Sequence[int]) -> list[int]:
 
 def refuse_to_overwrite(path: Path) -> None:
     """A new run must not silently take the place of an old one, still less of some other file."""
-    if not path.exists():
+    if not files.exists(path):
         return
+    path = path if path.exists() else files.previous_of(path)
     try:
         _, meta = files.read(path)
     except CheckpointError as error:
-        raise CheckpointError(f"checkpoint={str(path)!r} exists and is no foedus file; choose another name") from error
+        before = "; resume=True goes on from the one before it" if files.previous_of(path).is_file() else ""
+        raise CheckpointError(
+            f"checkpoint={str(path)!r} exists and is no foedus file, or it is damaged; choose another name{before}"
+        ) from error
     done = meta.get("rounds_done", len(meta.get("history", [])) - 1)
     raise CheckpointError(f"{path} holds a run at round {done}; pass resume=True to go on, or remove it to begin again")
 

@@ -7,9 +7,10 @@ import importlib
 import math
 import os
 import time
+import warnings
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,7 +70,8 @@ def run(
     quantise: send replies as "float16", "bfloat16" or "int8", rounded stochastically without bias.
     aggregation: how replies are averaged, if not by adding them up; see `foedus.core.aggregation`.
     checkpoint: a file, written atomically after every `checkpoint_every` rounds; `resume=True` goes on from it, to the
-    numbers of an uninterrupted run. Ctrl-C finishes the round, writes the checkpoint and stops.
+    numbers of an uninterrupted run. The one before it is kept as PATH.previous, and is used where the newest is damaged;
+    `run.notes` says so. Ctrl-C finishes the round, writes the checkpoint and stops.
     start: a finished run whose global model this one starts from (a warm start); what that run sent is not counted here.
     callbacks: told of the start, of every row of the history and of the end: `[fd.TensorBoard("runs")]`; see `fd.Callback`.
     progress: show a bar; by default only on a terminal.
@@ -106,7 +108,9 @@ def run(
     loop.first = None if start is None else _model_of(start)
     path, told, name = checkpoint_file(checkpoint), Callbacks(callbacks), f"{type(algorithm).__name__}-seed{seed}"
     try:
-        if resume and path.exists():
+        if path:
+            files.sweep(path)
+        if resume and files.exists(path):
             loop.resume(path)
             told.start(name, loop.settings, loop.history.rows)
         else:
@@ -173,6 +177,8 @@ class _Loop:
         self.done = 0
         self.reached = False
         self.only_last: list[str] = []
+        self.notes: list[str] = []
+        self.saved: int | None = None  # the round of the last checkpoint
 
     # -- rounds ------------------------------------------------------------------------------------------------------
 
@@ -343,11 +349,18 @@ class _Loop:
             "only_last": self.only_last,
             "aggregator": self.aggregator.save() if self.aggregator else {},
             "fingerprint": self.fingerprint,
+            "notes": self.notes,
         }
-        files.write(path, {"state": self.state, "clients": self.session.save()}, meta)
+        try:
+            files.write(path, {"state": self.state, "clients": self.session.save()}, meta, files.previous_of(path))
+        except CheckpointError as error:
+            if self.saved is not None:
+                error.add_note(f"The checkpoint of round {self.saved} is still good: resume=True goes on from it.")
+            raise
+        self.saved = self.done
 
     def resume(self, path: Path) -> None:
-        trees, meta = files.read(path)
+        path, trees, meta, note = files.newest(path)
         if meta.get("kind") != "checkpoint":
             raise CheckpointError(f"{path} is not a checkpoint of a run")
         try:
@@ -356,7 +369,8 @@ class _Loop:
             if differ:
                 raise CheckpointError(f"{path} belongs to another run: {'; '.join(differ)}. Remove it, or use its settings")
             self.state, self.done, self.seconds = trees["state"], int(meta["rounds_done"]), float(meta["seconds"])
-            self.ledger, self.history = Ledger(**meta["ledger"]), History(meta["history"])
+            self.ledger, self.history, self.saved = Ledger(**meta["ledger"]), History(meta["history"]), self.done
+            self.notes = [*meta.get("notes", []), *([note] if note else [])]
             self.session.load(trees["clients"])
             if self.aggregator:
                 self.aggregator.load(meta["aggregator"])
@@ -367,18 +381,24 @@ class _Loop:
                     self.history.rows[-1].pop(name, None)
         except (KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path} is damaged: {error!r}") from error
+        if note:
+            warnings.warn(note, stacklevel=3)
         if self.target is not None:
             last = self.history.last("accuracy" if self.fed.data.classes else "mse")
             self.reached = last >= self.target if self.fed.data.classes else last <= self.target
 
     def result(self) -> Run:
         clients = {"ids": self.ids, "states": self.session.save()}
-        return Run(self.algorithm, self.fed.spec, self.state, self.history, self.settings, clients, self.fed, self.engine)
+        about = (self.settings, clients, self.fed, self.engine, self.notes)
+        return Run(self.algorithm, self.fed.spec, self.state, self.history, *about)
 
 
 @dataclass(eq=False)
 class Run:
-    """What a run gives: `history` (one row a round), `model` (numpy in, numpy out), `state`, `settings`."""
+    """What a run gives: `history` (one row a round), `model` (numpy in, numpy out), `state`, `settings`.
+
+    notes: what happened to the run that its numbers do not show, such as a damaged checkpoint.
+    """
 
     algorithm: Algorithm
     spec: Spec
@@ -388,6 +408,7 @@ class Run:
     clients: Tree = None
     fed: Federation | None = None
     engine: Any = None
+    notes: list[str] = field(default_factory=list)
 
     @cached_property
     def history(self) -> pd.DataFrame:
@@ -449,6 +470,7 @@ class Run:
             "kind": "run",
             "settings": self.settings,
             "history": self.records.to_json(),
+            "notes": self.notes,
             "spec": {"shape": list(self.spec.shape), "classes": self.spec.classes, "outputs": self.spec.outputs},
         }
         clients = self.clients if self.algorithm.personal else None
@@ -458,6 +480,13 @@ class Run:
     def load(cls, path: str | os.PathLike, algorithm: Algorithm | None = None) -> Run:
         """Read a saved run. Pass the algorithm if it holds what text cannot describe (a `torch.nn.Module`)."""
         trees, meta = files.read(path)
+        try:
+            return cls._of(path, trees, meta, algorithm)
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            raise CheckpointError(f"{path} is damaged: {error!r}") from error
+
+    @classmethod
+    def _of(cls, path: str | os.PathLike, trees: dict[str, Tree], meta: dict[str, Any], algorithm: Algorithm | None) -> Run:
         if meta.get("kind") != "run":
             raise CheckpointError(f"{path} is a checkpoint, not a saved run: continue it with fd.run(..., resume=True)")
         if algorithm is None:
@@ -471,7 +500,8 @@ class Run:
             raise CheckpointError(f"{path} was made by another algorithm than the one passed: {'; '.join(differ)}")
         algorithm = algorithm.seeded(meta["settings"]["seed"])
         spec = Spec(tuple(meta["spec"]["shape"]), meta["spec"]["classes"], meta["spec"]["outputs"])
-        return cls(algorithm, spec, trees["state"], History(meta["history"]), meta["settings"], trees["clients"])
+        notes = list(meta.get("notes", []))
+        return cls(algorithm, spec, trees["state"], History(meta["history"]), meta["settings"], trees["clients"], notes=notes)
 
     def __repr__(self) -> str:
         shown = [c for c in ("loss", "accuracy", "mse", "own_accuracy", "own_mse") if c in self.records.columns]

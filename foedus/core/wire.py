@@ -30,6 +30,7 @@ if sys.byteorder != "little":  # tensors are copied to the wire as they lie in m
 MAGIC, VERSION = b"fd", 1
 HEADER, TRAILER = 3, 4
 MAX_DEPTH, MAX_NDIM, MAX_DIM, MAX_SIZE = 64, 32, 1 << 31, 1 << 48
+MAX_VALUES = 1 << 20  # the smallest takes a byte of the message, but an object of its own in memory
 
 NONE, FALSE, TRUE, INT, FLOAT, STR, LIST, TUPLE, DICT, STATE, NODE = range(11)
 SPARSE, LOW_RANK, SIGNS, QUANTISED, TREES = range(0x10, 0x15)
@@ -162,6 +163,7 @@ class _Writer:
         self.chunks: list = [MAGIC + bytes([VERSION])]
         self.size = HEADER
         self.path: list[str | int] = []
+        self.values = 0
 
     def put(self, data: bytes) -> None:
         self.size += len(data)
@@ -200,6 +202,9 @@ class _Writer:
 
     def value(self, t: Tree, skip: int, depth: int) -> None:
         """Any tree; `skip` leading dimensions of each tensor are not part of the message."""
+        self.values += 1
+        if self.values > MAX_VALUES:
+            raise WireError(f"expected at most {MAX_VALUES} values in a message")
         if isinstance(t, Tensor):
             self.dense(t, skip)
         elif t is None or isinstance(t, bool):
@@ -281,9 +286,10 @@ class _Writer:
 
 def _disorder(t: Trees) -> str | None:
     """Children of inner nodes come after their parent, so that no walk down a tree goes in circles; each leaf has its values."""
-    own = torch.arange(t.feature.shape[-1], device=t.feature.device)
-    if bool(((t.feature >= 0) & ((t.left <= own) | (t.right <= own))).any()):
-        return "the children of every node of Trees must have a higher index than the node itself"
+    if t.feature.numel():  # of no trees, the nodes may be any number
+        own = torch.arange(t.feature.shape[-1], device=t.feature.device)
+        if bool(((t.feature >= 0) & ((t.left <= own) | (t.right <= own))).any()):
+            return "the children of every node of Trees must have a higher index than the node itself"
     if bool(((t.feature < 0).sum(-1) != t.value.shape[-2]).any()):
         return f"Trees with {t.value.shape[-2]} rows of values must have as many leaves"
     return None
@@ -295,6 +301,7 @@ class _Reader:
     def __init__(self, data: memoryview):
         self.data = data
         self.at = HEADER
+        self.values = 0
 
     def fail(self, expected: str, at: int | None = None) -> WireError:
         return WireError(f"expected {expected} at byte {self.at if at is None else at} of the message")
@@ -330,8 +337,10 @@ class _Reader:
         return n
 
     def dims(self) -> tuple[int, ...]:
-        start = self.at
-        shape = tuple(self.varint("a dimension") for _ in range(self.count("dimensions", 1)))
+        start, count = self.at, self.count("dimensions", 1)
+        if count > MAX_NDIM:
+            raise self.fail(f"at most {MAX_NDIM} dimensions, got {count},", start)
+        shape = tuple(self.varint("a dimension") for _ in range(count))
         if problem := _excess(shape):
             raise self.fail(problem + ",", start)
         return shape
@@ -379,6 +388,9 @@ class _Reader:
 
     def value(self, depth: int) -> Tree:
         start, tag = self.at, self.byte("a value")
+        self.values += 1
+        if self.values > MAX_VALUES:
+            raise self.fail(f"at most {MAX_VALUES} values", start)
         if tag in (NONE, FALSE, TRUE):
             return (None, False, True)[tag]
         if tag == INT:

@@ -73,7 +73,7 @@ class Cluster:
             else:
                 _reach(address)
                 ray.init(address, **quiet)
-        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        except Exception as error:  # Ray has bare ones, such as that of a machine too busy to start it in time
             if isinstance(error, ConfigError):
                 raise
             raise ConfigError(f"address={address!r}: cannot connect to Ray: {brief(error)}") from error

@@ -135,8 +135,7 @@ class Holding:
             path.write_bytes(file)
             run = Run.load(path, algorithm)
         if self.cache:
-            self.cache.mkdir(parents=True, exist_ok=True)
-            (self.cache / "model.safetensors").write_bytes(file)
+            files.replace(self.cache / "model.safetensors", [file])
         x, y = fed.data.x_test, fed.data.y_test
         if not len(y):
             return {"rows": 0}
@@ -221,8 +220,10 @@ def opened(asked: dict[str, Any], site: Holding, memory: Memory, algorithm: Algo
             else:
                 session.states.put(places[i], state)
     if session.prepares and (path := prepared_file(site, asked)) and path.is_file():
-        with contextlib.suppress(CheckpointError):
+        try:
             session.load_prepared(files.read(path)[0]["prepared"])
+        except CheckpointError:
+            path.unlink(missing_ok=True)  # it is made anew
     return session, lost
 
 
@@ -238,11 +239,12 @@ def keep_prepared(session: LocalSession, site: Holding, asked: dict[str, Any]) -
     """Write what was prepared, once."""
     path = prepared_file(site, asked)
     if session.prepares and path is not None and not path.is_file():
-        files.write(path, {"prepared": session.save_prepared()}, {})
+        with contextlib.suppress(CheckpointError):  # a full disk: it is only a cache
+            files.write(path, {"prepared": session.save_prepared()}, {})
 
 
 class Memory:
-    """What clients remember, by version: of this round all versions, and the last one before it."""
+    """What clients remember, by version: of this round all versions, and the last of each of two rounds before it."""
 
     def __init__(self, context: Context, session: str, cache: Path | None):
         self.records, self.session = context.state.config_records, session
@@ -272,21 +274,21 @@ class Memory:
     def keep(self, client: int, state: Any, version: int, seen: int) -> None:
         """Keep a new state under the version of the exchange that made it.
 
-        Of the rounds before, the one that the server has seen is kept (`seen`), and no other; of this round, all that came before.
+        Of the rounds before, the one that the server has seen (`seen`) is kept, and that of a round before it, for a server that has to
+        go back to its checkpoint before the last; of this round, all that came before.
         """
         old = self._record(client)
         pairs = [(v, s) for v, s in zip(old["versions"], old["states"], strict=True) if v < version]
         if seen >> 16 < version >> 16:
-            pairs = [(v, s) for v, s in pairs if v == seen]
+            further = max((v for v, _ in pairs if v >> 16 < seen >> 16), default=seen)
+            pairs = [(v, s) for v, s in pairs if v in (seen, further)]
         pairs.append((version, wire.encode(state)))
         record = {"session": self.session, "versions": [v for v, _ in pairs], "states": [s for _, s in pairs]}
         self.records[f"client-{client}"] = ConfigRecord(record)
         if self.folder:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             as_tensors = [torch.from_numpy(np.frombuffer(s, np.uint8).copy()) for s in record["states"]]
-            temporary = self.folder / f".{client}.new"
-            temporary.write_bytes(wire.encode({**record, "states": as_tensors}))
-            temporary.replace(self.folder / f"{client}.bin")
+            files.replace(self.folder / f"{client}.bin", [wire.encode({**record, "states": as_tensors})])
 
 
 app = SiteApp()

@@ -168,6 +168,14 @@ def _look(files: dict[str, Path], label: str) -> tuple[list[str], list[str] | No
     return columns, sorted(labels) if whole else None
 
 
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file is there: a new one takes the place of another, whatever the clock says."""
+    if not path.exists():
+        return None
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns
+
+
 def up(folder: Path, say: Callable[[str], None] = print) -> Path:
     """Run the federation of a folder with all sites on this machine; returns the folder of results."""
     config = folder / "sites.toml"
@@ -178,7 +186,9 @@ def up(folder: Path, say: Callable[[str], None] = print) -> Path:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{config}: not valid TOML: {error}") from None
     plan = read_plan(folder / "app" / "federation" / "federation.toml")
-    began, started = time.monotonic(), time.time() - 1
+    results = folder / plan.folder
+    files = {name: results / f"{name.replace('/', '-')}.sites.json" for name in plan.algorithms}
+    began, before = time.monotonic(), {name: _identity(path) for name, path in files.items()}
     with ended_gently():
         loopback = Loopback(folder.resolve() / "loopback", supervised=True, tls=folder / "tls", cwd=folder)
         try:
@@ -194,9 +204,7 @@ def up(folder: Path, say: Callable[[str], None] = print) -> Path:
                 say(line)
         finally:
             loopback.close()
-    results = folder / plan.folder
-    files = {name: results / f"{name.replace('/', '-')}.sites.json" for name in plan.algorithms}
-    done = [name for name, path in files.items() if path.exists() and path.stat().st_mtime >= started]
+    done = [name for name, path in files.items() if _identity(path) not in (None, before[name])]
     if len(done) < len(plan.algorithms):
         raise ConfigError(
             f"the run did not finish ({len(done)} of {len(plan.algorithms)} algorithms); see {folder}/loopback/link.log"

@@ -43,6 +43,7 @@ import numpy as np
 from flwr.serverapp import ServerApp
 
 from foedus.config_file import Number, _Reader
+from foedus.core import checkpoint as files
 from foedus.core.algorithm import Algorithm
 from foedus.core.config import to_config
 from foedus.core.run import Run, run
@@ -236,17 +237,19 @@ def _roster(folder: Path, line: Line, said: dict[int, dict[str, Any]], plan: Pla
     """Who takes part, with which rows and which scaling: as it was, where a training goes on; sites that are not there now may come back."""
     path = folder / "roster.json"
     own = {s["clients"][0]: s for s in said.values()}
-    if not (path.exists() and any(folder.glob("*.checkpoint.safetensors"))):
+    if not (path.exists() and any(folder.glob("*.checkpoint.safetensors*"))):
         center, scale = scaling(list(said.values()), plan.scale, plan.columns)
         ids = sorted(own)
         roster = {
             "ids": ids, "rows": [own[i]["rows"][0] for i in ids], "checksums": [own[i]["checksum"] for i in ids],
             "names": {str(i): own[i]["name"] for i in ids}, "center": center, "scale": scale,
         }  # fmt: skip
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(roster))
+        files.replace(path, [json.dumps(roster).encode()])
         return roster
-    roster = json.loads(path.read_text())
+    try:
+        roster = json.loads(path.read_text())
+    except ValueError as error:
+        raise ConfigError(f"{path} is damaged: {error}; remove the folder to begin anew") from error
     for i, checksum in zip(roster["ids"], roster["checksums"], strict=True):
         if i in own and own[i]["checksum"] != checksum:
             raise ConfigError(f"the rows of client {line.name(i)} have changed since {path}; remove the folder to begin anew")
@@ -287,7 +290,7 @@ def train(grid: Any, plan: Plan, folder: Path) -> dict[str, Run]:
         result.save(folder / f"{label}.safetensors")
         result.history.to_csv(folder / f"{label}.csv", index=False)
         table = try_model(line, result, folder / f"{label}.safetensors", algorithm, seed)
-        (folder / f"{label}.sites.json").write_text(json.dumps(table, indent=1))
+        files.replace(folder / f"{label}.sites.json", [json.dumps(table, indent=1).encode()])
         print(f"{name}: {_shown(table)}", flush=True)
         runs[name] = result
     return runs

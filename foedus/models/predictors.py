@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import copy
 import math
+import zipfile
 from collections.abc import Sequence
 from functools import cached_property
+from io import BytesIO
 from numbers import Integral, Real
 from typing import Any, Self
 
@@ -28,6 +30,8 @@ from foedus.core.tree import Tree
 from foedus.errors import ConfigError, DataError, ModelError
 
 LOSSES = ("log", "squared")
+_SWELL = 8
+"""How many times its size an archive of skops may unpack to."""
 
 
 class Predictors:
@@ -391,13 +395,24 @@ def unpack(archive: Tensor, trusted: Sequence[str] = ()) -> Any:
     """The estimator in a skops archive. One that needs a type which neither skops nor the caller trusts is refused."""
     io = _skops()
     data = archive.numpy().tobytes()
-    strange = [name for name in io.get_untrusted_types(data=data) if name not in trusted]
-    if strange:
-        raise ModelError(
-            f"a predictor was sent that needs untrusted types ({', '.join(strange[:3])}); it is not loaded. "
-            "If the sender may have a hold on this process, pass them as trusted=[...]"
-        )
-    return io.loads(data, trusted=list(trusted))
+    try:
+        with zipfile.ZipFile(BytesIO(data)) as files:
+            size = sum(f.file_size for f in files.infolist())
+        if size > _SWELL * len(data):  # skops does not compress, so whoever did means harm
+            raise ModelError(
+                f"a predictor was sent as an archive of {len(data)} bytes that unpacks to {size}; it is not loaded"
+            )
+        strange = [name for name in io.get_untrusted_types(data=data) if name not in trusted]
+        if not strange:
+            return io.loads(data, trusted=list(trusted))
+    except ModelError:
+        raise
+    except Exception as error:  # what a stranger has sent can go wrong in any way
+        raise ModelError(f"a predictor was sent that is no readable skops archive: {error!r}") from error
+    raise ModelError(
+        f"a predictor was sent that needs untrusted types ({', '.join(strange[:3])}); it is not loaded. "
+        "If the sender may have a hold on this process, pass them as trusted=[...]"
+    )
 
 
 class NGrams(_Evaluated):

@@ -15,6 +15,7 @@ from typing import Any
 
 import pandas as pd
 
+from foedus.core.checkpoint import replace as replace_file
 from foedus.errors import FoedusError
 from foedus.papers.study import Found, Scale
 from foedus.version import __version__
@@ -52,7 +53,7 @@ class Store:
         try:
             kept = json.loads(self.path.read_text())
             cells = [Cell(**c) for c in kept["cells"] if kept.get("fixed", self.fixed) == self.fixed]
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise FoedusError(f"{self.path} is not a file of results ({error}); move it away to run its cells again") from error
         return {c.key: c for c in cells}
 
@@ -64,9 +65,7 @@ class Store:
             self.cells |= self._read() | {cell.key: cell}
             head = json.dumps({"paper": self.paper, "item": self.item, "scale": self.scale, "fixed": self.fixed})
             body = ",\n".join(_line(c) for c in self.cells.values())
-            new = self.path.with_suffix(f".{os.getpid()}.new")
-            new.write_text(f'{head[:-1]}, "cells": [\n{body}\n]}}\n')
-            os.replace(new, self.path)
+            replace_file(self.path, [f'{head[:-1]}, "cells": [\n{body}\n]}}\n'.encode()])
 
 
 @contextlib.contextmanager

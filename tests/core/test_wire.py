@@ -420,11 +420,40 @@ TREES_HEAD = b"\x14\x00\x04\x03\x02\x00\x01"  # no batch; 4 features, 3 nodes, 2
         (seal(b"\x14\x00\x04\x01\x7f\x7f\x01\x05\x00\x05\x00\x05\x00\x05\x00" + bytes(4)), "64516 bytes of torch.float32"),
         (seal(b"\x0a\x06Sparse"), "registered node, got 'Sparse', at byte 4"),
         (seal(b"\x0a\x03int"), "registered node, got 'int'"),
+        (seal(b"\x28\x21" + b"\x01" * 33 + bytes(4)), "at most 32 dimensions, got 33, at byte 4"),
     ],
 )
 def test_malformed_messages_say_what_was_expected_and_where(data, message):
     with pytest.raises(WireError, match=message):
         decode(data)
+
+
+def test_a_message_has_so_many_values_at_most(monkeypatch):
+    """Each is an object in memory, however few bytes it has."""
+    monkeypatch.setattr(wire, "MAX_VALUES", 5)
+    assert decode(encode([1, [2, 3]])) == [1, [2, 3]]  # two lists, three numbers
+    with pytest.raises(WireError, match="at most 5 values"):
+        encode([1, [2, 3], 4])
+    monkeypatch.undo()
+    data = encode([1, [2, 3], 4])
+    monkeypatch.setattr(wire, "MAX_VALUES", 5)
+    with pytest.raises(WireError, match="at most 5 values"):
+        decode(data)
+
+
+def test_no_trees_of_many_nodes_take_no_memory():
+    """A leading dimension of 0 makes any number of nodes fit into no bytes: nothing of that size may be made of it."""
+    nodes = b"\x80\x80\x80\x80\x08"  # 2^31
+    body = b"\x14\x01\x00\x04" + nodes + b"\x01\x01\x01" + b"\x05" * 4
+    before = torch.arange
+
+    def guarded(n, **options):
+        assert n < 1000
+        return before(n, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "arange", guarded)
+        assert decode(seal(body)).feature.shape == (0, 1 << 31)
 
 
 def test_oversized_messages_are_refused():

@@ -220,6 +220,33 @@ def test_a_server_that_was_killed_goes_on_to_the_same_numbers(algorithm, fed, tm
     testing._same(_without_clients(whole), _without_clients(resumed), "the resumed run differs")
 
 
+def test_sites_follow_a_server_to_the_checkpoint_before_its_last(fed, tmp_path):
+    """Killed in round 4, its checkpoint of round 3 damaged: it goes on from round 2, and sites from what they were after it."""
+    algorithm, path = STATEFUL["Scaffold"], tmp_path / "run.safetensors"
+    whole = fd.run(algorithm, fed, 5, engine=Here(tmp_path / "whole", nodes=5))
+    engine = Here(tmp_path / "nodes", nodes=5)
+
+    class Killed(BaseException):
+        pass
+
+    def die(asked, answer):
+        if asked.metadata.dst_node_id == 5 and messages.header(asked).get("round") == 4:
+            raise Killed
+        return answer
+
+    engine.grid.spoil = die
+    with pytest.raises(Killed):
+        fd.run(algorithm, fed, 5, engine=engine, checkpoint=path)
+    engine.grid.spoil = lambda asked, answer: answer
+    path.write_bytes(path.read_bytes()[:-1])
+    for node in engine.grid.contexts:
+        engine.grid.restart(node)
+    with pytest.warns(UserWarning, match="previous of round 2"):
+        resumed = fd.run(algorithm, fed, 5, engine=engine, checkpoint=path, resume=True)
+    testing._same(_without_clients(whole), _without_clients(resumed), "the resumed run differs")
+    assert len(resumed.notes) == 1
+
+
 def _lose(engine, node: int, round: int, folder):
     """A SuperNode that starts again without its state, before a round."""
 

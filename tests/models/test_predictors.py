@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import io
 import math
 import re
+import zipfile
 
 import numpy as np
 import pytest
@@ -370,6 +372,22 @@ def test_an_archive_with_a_function_is_not_loaded():
     archive = torch.frombuffer(bytearray(skops.io.dumps({"f": double})), dtype=torch.uint8)
     with pytest.raises(fd.ModelError, match="double"):
         predictors.unpack(archive)
+
+
+def test_what_is_no_archive_is_refused_in_words():
+    whole = skops.io.dumps(LogisticRegression().fit(X, Y))
+    for bad in (b"", b"garbage", whole[:-30], whole.replace(b"schema", b"schemb")):
+        with pytest.raises(fd.ModelError, match="no readable skops archive"):
+            predictors.unpack(torch.tensor(list(bad), dtype=torch.uint8))
+
+
+def test_an_archive_that_swells_is_not_unpacked():
+    """A megabyte of zeros in a kilobyte: no memory is given to it."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("schema.json", bytes(1 << 20))
+    with pytest.raises(fd.ModelError, match=r"unpacks to 1048576; it is not loaded"):
+        predictors.unpack(torch.tensor(list(file.getvalue()), dtype=torch.uint8))
 
 
 def test_nothing_is_pickled():
