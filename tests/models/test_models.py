@@ -13,7 +13,6 @@ from torch import nn
 
 import foedus as fd
 from foedus.core import random
-from foedus.models.module import Module
 from foedus.core.rows import Rows
 from foedus.core.spec import Spec
 from foedus.models import CNN, MLP, CrossEntropy, Linear, Module, Squared
