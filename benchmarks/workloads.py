@@ -73,7 +73,16 @@ WORKLOADS = {
         Workload("w2", "MLP 784-200-10, 100 x 600 rows, cohort 10", 100, 600, 10, fd.MLP(200), "mlp", 10, hidden=200),
         Workload("w3", "softmax regression, 1,000 x 60 rows, cohort 100", 1000, 60, 100, fd.Linear(), "softmax regression", 20),
         Workload(
-            "w4", "CNN 32/64, fc 512, 100 x 600 rows, cohort 10", 100, 600, 10, fd.CNN.mnist(), "mnist cnn", 1, limit=False
+            "w4",
+            "CNN 32/64, fc 512, 100 x 600 rows, cohort 10",
+            100,
+            600,
+            10,
+            fd.CNN.mnist(),
+            "mnist cnn",
+            1,
+            limit=False,
+            signal=12.0,
         ),
         Workload(
             "w5",
@@ -87,6 +96,7 @@ WORKLOADS = {
             limit=False,
             batch=10,
             shape=(3, 32, 32),
+            signal=40.0,
         ),
     )
 }

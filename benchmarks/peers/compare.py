@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -30,8 +31,8 @@ LIMIT = 900  # seconds for one process, after which it is given up
 
 
 def peers(repeats: int) -> None:
-    """Seconds a round of every tool on W1 to W5, at least three repeats in turns."""
-    compare(WORKLOADS.values(), max(3, repeats if repeats < 5 else 3))
+    """Seconds a round of every tool on W1 to W5, in turns: three repeats, which take minutes, unless more than the usual are asked."""
+    compare(WORKLOADS.values(), repeats if repeats > 5 else 3)
 
 
 def compare(works: Iterable[Workload], repeats: int) -> None:
@@ -45,19 +46,22 @@ def compare(works: Iterable[Workload], repeats: int) -> None:
     print("\n| workload | tool | s a round | tool / foedus | accuracy | one step of all clients, largest difference |")
     print("|---|---|---|---|---|---|")
     versions: dict[str, dict[str, str]] = {}
+    wrong: list[str] = []
     for work in works:
         with tempfile.TemporaryDirectory() as folder:
-            _workload(work, Path(folder), pythons, repeats, versions)
+            wrong += _workload(work, Path(folder), pythons, repeats, versions)
     for name, found in versions.items():
         print(f"\n{_tool(name).title}: " + ", ".join(f"{p} {v}" for p, v in found.items()), end="")
     print(flush=True)
+    if wrong:
+        raise AssertionError("; ".join(wrong))
 
 
 def _tool(name: str) -> Peer:
     return PEERS.get(name, OURS)
 
 
-def _workload(work: Workload, folder: Path, pythons: dict[str, Path], repeats: int, versions: dict) -> None:
+def _workload(work: Workload, folder: Path, pythons: dict[str, Path], repeats: int, versions: dict) -> list[str]:
     fed = work.data()
     held = fed.data.x_test, fed.data.y_test
     rows = fed.rows.reshape(work.clients, work.rows)
@@ -99,17 +103,18 @@ def _workload(work: Workload, folder: Path, pythons: dict[str, Path], repeats: i
             f"| {t / statistics.median(taken['foedus']):.1f} | {accuracy[name]:.3f} | {apart[name]:.0e} |",
             flush=True,
         )
-    for name in taken:
-        agree(work, _tool(name).title, accuracy[name] - accuracy["foedus"], apart[name])
+    found = (disagreement(work, _tool(name).title, accuracy[name] - accuracy["foedus"], apart[name]) for name in taken)
+    return [text for text in found if text]
 
 
-def agree(work: Workload, title: str, accuracy: float, apart: float) -> None:
-    """Tools that do not learn the same are not compared."""
-    if abs(accuracy) > TOLERANCE or not apart <= EXACT:
-        raise AssertionError(
-            f"{title} does not do the same as foedus on {work.name.upper()}: accuracy differs by {accuracy:+.3f} (at most "
-            f"{TOLERANCE}), weights after one step of all clients by {apart:.1e} (at most {EXACT})"
-        )
+def disagreement(work: Workload, title: str, accuracy: float, apart: float) -> str:
+    """Why times of a tool are not to be compared with those of foedus, if that is so."""
+    if abs(accuracy) <= TOLERANCE and apart <= EXACT:
+        return ""
+    return (
+        f"{title} does not do the same as foedus on {work.name.upper()}: accuracy differs by {accuracy:+.3f} (at most "
+        f"{TOLERANCE}), weights after one step of all clients by {apart:.1e} (at most {EXACT})"
+    )
 
 
 def accuracy_of(work: Workload, weights: Weights, x: np.ndarray, y: np.ndarray) -> float:
@@ -130,13 +135,23 @@ def run(python: Path, tool: Peer, variant: str, job: Job) -> dict:
         environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={torch.get_num_threads()}"
     if tool is OURS:
         environment["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")
+    # A session of its own, so that what a tool starts ends with it.
+    process = subprocess.Popen(
+        [str(python), *command],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     try:
-        ran = subprocess.run(
-            [str(python), *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT, check=True
-        )
-        return json.loads(next(line for line in reversed(ran.stdout.splitlines()) if line.startswith('{"seconds"')))
+        out, err = process.communicate(timeout=LIMIT)
     except subprocess.TimeoutExpired as error:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
         raise UnavailableError(f"not finished after {LIMIT} s") from error
-    except (subprocess.CalledProcessError, StopIteration) as error:
-        said = (getattr(error, "stderr", "") or ran.stderr).strip().splitlines()
-        raise UnavailableError(said[-1] if said else "it ended without a result") from error
+    found = [line for line in out.splitlines() if line.startswith('{"seconds"')]
+    if process.returncode or not found:
+        raise UnavailableError((err.strip().splitlines() or ["it ended without a result"])[-1])
+    return json.loads(found[-1])
