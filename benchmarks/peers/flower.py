@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
+import traceback
 from functools import cache
 
 import torch
@@ -88,4 +90,10 @@ if __name__ == "__main__":
     # By its own name, so that Ray's workers import this module instead of unpickling its functions with every message.
     from benchmarks.peers import flower
 
-    flower.main()
+    try:
+        flower.main()
+    except BaseException:
+        # Where Ray does not come up, the server's thread would wait an hour for replies, and the process for the thread.
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)

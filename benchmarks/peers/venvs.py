@@ -31,7 +31,11 @@ PEERS = {
         ("flwr[simulation]==1.41.0", TORCH),
         {"2 actors": ("-m", "benchmarks.peers.flower")},
         passes=1,
-        environment={"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"},
+        environment={
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "RAY_USAGE_STATS_ENABLED": "0",
+        },
     ),
     "pfl": Peer(
         "pfl-research",
