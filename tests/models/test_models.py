@@ -279,4 +279,4 @@ def test_modules_called_in_two_threads_keep_to_their_own_parameters():
     with ThreadPoolExecutor(2) as pool:
         calls = [pool.submit(model.apply, {"weight": torch.full((1, 1), w)}, torch.ones(1, 1)) for w in (2.0, 3.0)]
         assert [float(c.result()) for c in calls] == [2.0, 3.0]
-    assert float(model.module.weight) == 0.0
+    assert float(model.module.weight.detach()) == 0.0
