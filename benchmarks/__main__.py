@@ -1,4 +1,4 @@
-"""Speed, as ratios measured in one run: `python -m benchmarks [w1 w2 w3 w4 batching overhead memory fednewton fedfw lowrank fedboost fedres ffgb ray secure]`."""
+"""Speed, as ratios measured in one run: `python -m benchmarks [w1 w2 w3 w4 w5 batching overhead memory fednewton fedfw lowrank fedboost fedres ffgb ray secure peers]`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from benchmarks.fednewton import fednewton
 from benchmarks.fedres import fedres
 from benchmarks.ffgb import ffgb
 from benchmarks.flower import flower
+from benchmarks.peers.compare import peers
 from benchmarks.ray import Nothing, ray
 from benchmarks.secure import secure
 from benchmarks.workloads import WORKLOADS, Limit, PlainLoop, Workload, foedus_rounds
@@ -171,13 +172,14 @@ STUDIES: dict[str, Callable[[int], None]] = {
     "ray": ray,
     "flower": flower,
     "secure": secure,
+    "peers": peers,
 }
 
 
 def main() -> None:
     items = [*WORKLOADS, *STUDIES]
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Speed of foedus, as ratios in one run.")
-    parser.add_argument("items", nargs="*", help=f"some of: {' '.join(items)} (all)")
+    parser.add_argument("items", nargs="*", help=f"some of: {' '.join(items)} (all but peers)")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--peak", nargs=2, type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -186,7 +188,7 @@ def main() -> None:
     unknown = set(options.items) - set(items)
     if unknown:
         parser.error(f"unknown item {', '.join(sorted(unknown))}; choose from {', '.join(items)}")
-    chosen = options.items or items
+    chosen = options.items or [i for i in items if i != "peers"]  # those install venvs: on request
     print(
         f"{platform.machine()}, {torch.get_num_threads()} threads, Python {platform.python_version()}, torch {torch.__version__}"
     )

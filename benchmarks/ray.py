@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 import foedus as fd
-from benchmarks.workloads import BATCH, LR, WORKLOADS
+from benchmarks.workloads import WORKLOADS
 from foedus.engines.cluster import load_ray
 
 
@@ -51,7 +51,7 @@ def ray(repeats: int) -> None:
     ]
     for name in ("w2", "w4"):
         work = WORKLOADS[name]
-        fed, algorithm = work.data(), fd.FedAvg(work.model, lr=LR, batch_size=BATCH)
+        fed, algorithm = work.data(), work.algorithm
         cases.append((f"{name.upper()}: {work.title}", algorithm, fed, work.cohort / work.clients, 2 * work.rounds))
         if name == "w2":
             cases.append(("W2 with all 100 clients in a round", algorithm, fed, 1.0, work.rounds))

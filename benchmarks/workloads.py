@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,69 +11,92 @@ import torch
 from torch import Tensor, nn
 
 import foedus as fd
+from benchmarks.nets import CLASSES, FEATURES, NETS
 
-LR, BATCH, FEATURES, CLASSES = 0.1, 32, 784, 10
+LR, BATCH = 0.1, 32
 
 
 @dataclass(frozen=True)
 class Workload:
-    """clients x rows each, `cohort` of them in a round, one epoch of batches of 32."""
+    """clients x rows each, `cohort` of them in a round, one epoch of batches. net: the model as a module, of `benchmarks.nets`."""
 
     name: str
     title: str
     clients: int
     rows: int
     cohort: int
-    model: fd.Model
-    module: Callable[[], nn.Module]
+    model: fd.Model | nn.Module
+    net: str
     rounds: int
     hidden: int | None = None
     limit: bool = True
+    batch: int = BATCH
+    shape: tuple[int, ...] = (FEATURES,)
+    signal: float = 4.0  # length of a pattern; the noise has length 1 in every direction
 
     def data(self) -> fd.Federation:
-        """Random rows, the same for everybody: timing does not depend on their values."""
+        """Ten coarse patterns under noise, so that every model learns something in a few rounds; the last 2,000 rows are held out."""
         rng = np.random.default_rng(0)
         n = self.clients * self.rows
-        x = rng.standard_normal((n, FEATURES), dtype=np.float32)
-        y = (x[:, :CLASSES] + rng.standard_normal((n, CLASSES))).argmax(1)
-        return fd.split(fd.Data.from_arrays(x, y, classes=CLASSES), "iid", clients=self.clients)
+        size = int(np.prod(self.shape))
+        side = int((size // self.channels) ** 0.5)
+        coarse = rng.standard_normal((CLASSES, self.channels, side // 4, side // 4), dtype=np.float32)
+        patterns = np.kron(coarse, np.ones((4, 4), np.float32)).reshape(CLASSES, *self.shape)
+        y = rng.integers(CLASSES, size=n + 2000)
+        x = rng.standard_normal((n + 2000, *self.shape), dtype=np.float32)
+        x += (self.signal / size**0.5) * patterns[y]
+        return fd.split(fd.Data.from_arrays(x[:n], y[:n], x[n:], y[n:], classes=CLASSES), "iid", clients=self.clients)
+
+    @property
+    def channels(self) -> int:
+        return self.shape[0] if len(self.shape) == 3 else 1
+
+    def module(self) -> nn.Module:
+        return NETS[self.net]()
+
+    @property
+    def algorithm(self) -> fd.FedAvg:
+        return fd.FedAvg(self.model, lr=LR, batch_size=self.batch)
 
 
-class McMahanCNN(nn.Module):
-    """The same network as `fd.CNN.mnist()`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.features = nn.Sequential(
-            nn.Conv2d(1, 32, 5, padding=2),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, 5, padding=2),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-        )
-        self.head = nn.Sequential(nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, CLASSES))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x.view(-1, 1, 28, 28)))
-
-
-def softmax_regression() -> nn.Module:
-    return nn.Linear(FEATURES, CLASSES)
-
-
-def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(FEATURES, 200), nn.ReLU(), nn.Linear(200, CLASSES))
+def seeded(net: str) -> nn.Module:
+    """A network whose first weights are the same in every process."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return NETS[net]()
 
 
 WORKLOADS = {
     w.name: w
     for w in (
-        Workload("w1", "softmax regression, 100 x 600 rows, cohort 10", 100, 600, 10, fd.Linear(), softmax_regression, 20),
-        Workload("w2", "MLP 784-200-10, 100 x 600 rows, cohort 10", 100, 600, 10, fd.MLP(200), mlp, 10, hidden=200),
-        Workload("w3", "softmax regression, 1,000 x 60 rows, cohort 100", 1000, 60, 100, fd.Linear(), softmax_regression, 20),
+        Workload("w1", "softmax regression, 100 x 600 rows, cohort 10", 100, 600, 10, fd.Linear(), "softmax regression", 20),
+        Workload("w2", "MLP 784-200-10, 100 x 600 rows, cohort 10", 100, 600, 10, fd.MLP(200), "mlp", 10, hidden=200),
+        Workload("w3", "softmax regression, 1,000 x 60 rows, cohort 100", 1000, 60, 100, fd.Linear(), "softmax regression", 20),
         Workload(
-            "w4", "CNN 32/64, fc 512, 100 x 600 rows, cohort 10", 100, 600, 10, fd.CNN.mnist(), McMahanCNN, 1, limit=False
+            "w4",
+            "CNN 32/64, fc 512, 100 x 600 rows, cohort 10",
+            100,
+            600,
+            10,
+            fd.CNN.mnist(),
+            "mnist cnn",
+            1,
+            limit=False,
+            signal=12.0,
+        ),
+        Workload(
+            "w5",
+            "CNN for CIFAR, 1,000 x 50 rows, cohort 50, batches of 10",
+            1000,
+            50,
+            50,
+            seeded("cifar cnn"),
+            "cifar cnn",
+            2,
+            limit=False,
+            batch=10,
+            shape=(3, 32, 32),
+            signal=40.0,
         ),
     )
 }
@@ -82,8 +104,7 @@ WORKLOADS = {
 
 def foedus_rounds(work: Workload, fed: fd.Federation, rounds: int) -> Tensor:
     """`fd.run`, evaluation off; returns one of the learnt tensors, for comparison."""
-    algorithm = fd.FedAvg(work.model, lr=LR, batch_size=BATCH)
-    run = fd.run(algorithm, fed, rounds, participation=work.cohort / work.clients, evaluate_every=0)
+    run = fd.run(work.algorithm, fed, rounds, participation=work.cohort / work.clients, evaluate_every=0)
     return next(iter(run.state.w.values()))
 
 
@@ -92,7 +113,7 @@ class PlainLoop:
 
     def __init__(self, work: Workload, fed: fd.Federation):
         self.work = work
-        self.x = torch.from_numpy(fed.data.x_train)[fed.rows].view(work.clients, work.rows, FEATURES)
+        self.x = torch.from_numpy(fed.data.x_train)[fed.rows].view(work.clients, work.rows, *work.shape)
         self.y = torch.from_numpy(fed.data.y_train)[fed.rows].view(work.clients, work.rows)
         self.rng = np.random.default_rng(0)
         self.model = work.module()
@@ -106,7 +127,7 @@ class PlainLoop:
             self.local.load_state_dict(self.model.state_dict())
             optimizer = torch.optim.SGD(self.local.parameters(), lr=LR)
             order = torch.from_numpy(self.rng.permutation(self.work.rows))
-            for part in order.split(BATCH):
+            for part in order.split(self.work.batch):
                 optimizer.zero_grad()
                 loss_of(self.local(self.x[c][part]), self.y[c][part]).backward()
                 optimizer.step()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -257,3 +260,29 @@ def test_loss_must_fit_the_data(fed, values):
 def test_mlp_layers_must_make_sense(hidden):
     with pytest.raises(fd.ModelError, match="hidden="):
         MLP(hidden)
+
+
+_MEETING = threading.Barrier(2)
+
+
+class _Meeting(nn.Module):
+    """A layer in which two calls are always inside at the same time."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1, 1))
+
+    def forward(self, x):
+        _MEETING.wait(timeout=20)
+        out = x @ self.weight
+        _MEETING.wait(timeout=20)
+        return out
+
+
+def test_modules_called_in_two_threads_keep_to_their_own_parameters():
+    """`Local` trains convolutions of several clients at once: `functional_call` on one module would mix their weights up."""
+    model = Module(_Meeting())
+    with ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(model.apply, {"weight": torch.full((1, 1), w)}, torch.ones(1, 1)) for w in (2.0, 3.0)]
+        assert [float(c.result()) for c in calls] == [2.0, 3.0]
+    assert float(model.module.weight.detach()) == 0.0
