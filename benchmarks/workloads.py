@@ -18,7 +18,7 @@ LR, BATCH, FEATURES, CLASSES = 0.1, 32, 784, 10
 
 @dataclass(frozen=True)
 class Workload:
-    """clients x rows each, `cohort` of them in a round, one epoch of batches of 32."""
+    """clients x rows each, `cohort` of them in a round, one epoch of mini-batches."""
 
     name: str
     title: str
@@ -30,12 +30,14 @@ class Workload:
     rounds: int
     hidden: int | None = None
     limit: bool = True
+    features: int = FEATURES
+    batch: int = BATCH
 
     def data(self) -> fd.Federation:
         """Random rows, the same for everybody: timing does not depend on their values."""
         rng = np.random.default_rng(0)
         n = self.clients * self.rows
-        x = rng.standard_normal((n, FEATURES), dtype=np.float32)
+        x = rng.standard_normal((n, self.features), dtype=np.float32)
         y = (x[:, :CLASSES] + rng.standard_normal((n, CLASSES))).argmax(1)
         return fd.split(fd.Data.from_arrays(x, y, classes=CLASSES), "iid", clients=self.clients)
 
@@ -80,9 +82,23 @@ WORKLOADS = {
 }
 
 
+CROWD = Workload(
+    "crowd",
+    "Softmax regression, 100,000 clients x 20 rows x 100 features, cohort 1,000, batches of 10",
+    100_000,
+    20,
+    1000,
+    fd.Linear(),
+    lambda: nn.Linear(100, CLASSES),
+    20,
+    features=100,
+    batch=10,
+)
+
+
 def foedus_rounds(work: Workload, fed: fd.Federation, rounds: int) -> Tensor:
     """`fd.run`, evaluation off; returns one of the learnt tensors, for comparison."""
-    algorithm = fd.FedAvg(work.model, lr=LR, batch_size=BATCH)
+    algorithm = fd.FedAvg(work.model, lr=LR, batch_size=work.batch)
     run = fd.run(algorithm, fed, rounds, participation=work.cohort / work.clients, evaluate_every=0)
     return next(iter(run.state.w.values()))
 
@@ -92,7 +108,7 @@ class PlainLoop:
 
     def __init__(self, work: Workload, fed: fd.Federation):
         self.work = work
-        self.x = torch.from_numpy(fed.data.x_train)[fed.rows].view(work.clients, work.rows, FEATURES)
+        self.x = torch.from_numpy(fed.data.x_train)[fed.rows].view(work.clients, work.rows, work.features)
         self.y = torch.from_numpy(fed.data.y_train)[fed.rows].view(work.clients, work.rows)
         self.rng = np.random.default_rng(0)
         self.model = work.module()
@@ -106,7 +122,7 @@ class PlainLoop:
             self.local.load_state_dict(self.model.state_dict())
             optimizer = torch.optim.SGD(self.local.parameters(), lr=LR)
             order = torch.from_numpy(self.rng.permutation(self.work.rows))
-            for part in order.split(BATCH):
+            for part in order.split(self.work.batch):
                 optimizer.zero_grad()
                 loss_of(self.local(self.x[c][part]), self.y[c][part]).backward()
                 optimizer.step()
@@ -126,7 +142,7 @@ class Limit:
         self.x = torch.from_numpy(fed.data.x_train)[fed.rows]
         self.y = torch.from_numpy(fed.data.y_train)[fed.rows]
         self.rng = np.random.default_rng(0)
-        sizes = (FEATURES, CLASSES) if work.hidden is None else (FEATURES, work.hidden, CLASSES)
+        sizes = (work.features, CLASSES) if work.hidden is None else (work.features, work.hidden, CLASSES)
         scale = 0.0 if work.hidden is None else 0.03
         self.weights = [scale * torch.randn(b, a) for a, b in itertools.pairwise(sizes)]
         self.biases = [torch.zeros(b) for b in sizes[1:]]
@@ -141,8 +157,8 @@ class Limit:
         y = self.y.index_select(0, index).view(c, work.rows, 1)
         weights = [w.expand(c, -1, -1).clone() for w in self.weights]
         biases = [b.expand(c, 1, -1).clone() for b in self.biases]
-        for first in range(0, work.rows, BATCH):
-            a, target = x[:, first : first + BATCH], y[:, first : first + BATCH]
+        for first in range(0, work.rows, work.batch):
+            a, target = x[:, first : first + work.batch], y[:, first : first + work.batch]
             step = -LR / a.shape[1]
             if work.hidden is None:
                 slope = torch.baddbmm(biases[0], a, weights[0].mT).softmax(-1)
