@@ -496,7 +496,7 @@ def cohort(participation: float | Poisson, total: int, key: Tensor) -> Tensor:
         return torch.nonzero(random.uniform(key, total, torch.float64) < participation.probability).flatten()
     if participation == 1:
         return torch.arange(total)
-    return random.permutation(key, total)[: _size(participation, total)].sort().values
+    return random.subset(key, total, _size(participation, total))
 
 
 def _size(participation: float, total: int) -> int:
