@@ -131,7 +131,10 @@ def fold(key: Tensor, *values: int | Tensor) -> Tensor:
         if key.dim() == 1 and not torch._C._are_functorch_transforms_active():
             return torch.tensor(_one_block(numbers, key.tolist()))
         counter = torch.tensor(numbers, device=key.device)
-    elif len(shapes := {v.shape for v in values if isinstance(v, Tensor)}) == 1 and not torch._C._are_functorch_transforms_active():
+    elif (
+        len(shapes := {v.shape for v in values if isinstance(v, Tensor)}) == 1
+        and not torch._C._are_functorch_transforms_active()
+    ):
         counter = torch.empty(*shapes.pop(), 4, dtype=torch.int64)
         for i, v in enumerate((*values, *[0] * (3 - len(values)), len(values))):
             counter[..., i] = v
