@@ -259,9 +259,9 @@ def family(name: str, repeats: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fd.DivergenceWarning)
         one.check(one.foedus(), one.reference())
-        ways = {way: lambda way=way: seconds(getattr(one, way)) for way in ("foedus", "bare")}
-        taken = in_turns(ways | {"reference": lambda: seconds(one.reference) / one.share}, repeats)
         sums = flops(one.bare)
+        ways = {way: lambda way=way: seconds(getattr(one, way)) for way in ("foedus", "bare")}
+        taken = in_turns(ways | {"reference": lambda: seconds(one.reference) / one.share}, repeats, warm=False)
     reached = f"{100 * sums / peak_flops(one.dtype) / statistics.median(taken['foedus']):.0f}%" if sums else "-"
     print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
     print(

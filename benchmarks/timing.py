@@ -16,9 +16,9 @@ def seconds(f: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def in_turns(ways: Mapping[str, Callable[[], float]], repeats: int) -> Times:
-    """What each way says it took, so many times; a first turn is not counted."""
-    for way in ways.values():
+def in_turns(ways: Mapping[str, Callable[[], float]], repeats: int, warm: bool = True) -> Times:
+    """What each way says it took, so many times; to warm up, a first turn is not counted."""
+    for way in ways.values() if warm else ():
         way()
     taken: Times = {name: [] for name in ways}
     for _ in range(repeats):
