@@ -13,7 +13,7 @@ help:
 	@echo "make test    all tests, on two cores; real data sets are used where FOEDUS_DATA points to them"
 	@echo "make test-slow  the tests that take minutes: real federations for every family"
 	@echo "make lint    ruff"
-	@echo "make bench   speed, as ratios measured in one run (ARGS='w1 w3' for some of them)"
+	@echo "make bench   speed, as ratios measured in one run (ARGS='w1 w3' for some of them; ARGS=--docs writes docs/performance.md)"
 	@echo "make faults  processes killed, disks full, checkpoints damaged: every run ends well or in words (ARGS=--quick: seconds)"
 	@echo "make fuzz    a million mutated messages, and files"
 	@echo "make papers  every table and figure of the papers at --quick, and their pages"

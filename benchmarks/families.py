@@ -20,7 +20,8 @@ from benchmarks.fedboost import bare as mixtures
 from benchmarks.fedfw import bare as gradients
 from benchmarks.fednewton import data as digits_data
 from benchmarks.fedres import STEP, loop
-from benchmarks.machine import seconds
+from benchmarks.machine import flops, peak_flops
+from benchmarks.timing import in_turns, ratio, seconds, shown
 from foedus.data.datasets import locate
 from foedus.papers.fedboost import point_masses
 from foedus.papers.fedres import make, tasks
@@ -36,6 +37,7 @@ class Family:
     bare: Callable[[], object]
     check: Callable[[object, object], None]
     share: float = 1.0
+    dtype: torch.dtype = torch.float32
 
 
 def w6() -> Family:
@@ -74,7 +76,8 @@ def w6() -> Family:
     def check(a: object, b: object) -> None:
         assert np.allclose(a, b, atol=1e-6 * np.abs(b).max()), np.abs(a - b).max()
 
-    return Family("W6: FedNewton, 10 clients, 20,000 rows, M = 1,000, 4 rounds", ours, reference, bare, check)
+    title = "W6: FedNewton, 10 clients, 20,000 rows, M = 1,000, 4 rounds"
+    return Family(title, ours, reference, bare, check, dtype=torch.float64)
 
 
 def w7() -> Family:
@@ -247,22 +250,22 @@ def w10() -> Family:
 FAMILIES = {"w6": w6, "w7": w7, "w8": w8, "w9": w9, "w10": w10}
 
 
-def families(names: list[str], repeats: int) -> None:
-    """Seconds of a whole run, medians of interleaved repeats."""
-    print("\n| workload | reference, s | foedus, s | bare, s | reference / foedus | foedus / bare |\n|---|---|---|---|---|---|")
-    for name in names:
-        family = FAMILIES[name]()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", fd.DivergenceWarning)
-            taken: dict[str, list[float]] = {"reference": [], "foedus": [], "bare": []}
-            family.check(family.foedus(), family.reference())  # the first calls are not counted
-            family.bare()
-            for _ in range(repeats):
-                for way in taken:
-                    taken[way].append(seconds(getattr(family, way)))
-        reference, ours, bare = (statistics.median(t) for t in taken.values())
-        reference /= family.share
-        print(
-            f"| {family.title} | {reference:.2f} | {ours:.3f} | {bare:.3f} | {reference / ours:.1f}x | {ours / bare:.2f} |",
-            flush=True,
-        )
+HEAD = ("workload", "reference, s", "foedus, s", "bare, s", "reference / foedus", "foedus / bare", "of the machine's peak")
+
+
+def family(name: str, repeats: int) -> None:
+    """One row of the table: seconds of a whole run, medians of interleaved repeats."""
+    one = FAMILIES[name]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fd.DivergenceWarning)
+        one.check(one.foedus(), one.reference())
+        sums = flops(one.bare)
+        ways = {way: lambda way=way: seconds(getattr(one, way)) for way in ("foedus", "bare")}
+        taken = in_turns(ways | {"reference": lambda: seconds(one.reference) / one.share}, repeats, warm=False)
+    reached = f"{100 * sums / peak_flops(one.dtype) / statistics.median(taken['foedus']):.0f}%" if sums else "-"
+    print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
+    print(
+        f"| {one.title} | {shown(taken['reference'])} | {shown(taken['foedus'])} | {shown(taken['bare'])} "
+        f"| {ratio(taken, 'reference', 'foedus'):.1f}x | {ratio(taken, 'foedus', 'bare'):.2f} | {reached} |",
+        flush=True,
+    )

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 import foedus as fd
-from benchmarks.fedfw import seconds
+from benchmarks.timing import seconds
 from foedus.data.datasets import locate
 from foedus.papers.fedboost import point_masses, shakespeare
 

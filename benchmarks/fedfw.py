@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -13,17 +11,12 @@ from torch.nn import functional as F
 
 import foedus as fd
 from benchmarks.fednewton import data
+from benchmarks.timing import seconds
 from foedus.core import wire
 
 SIDES = (64, 128, 256, 512, 1024, 2048)
 RANK = 5
 SLOW = 1024  # from this side on, no more than three repeats
-
-
-def seconds(f: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    f()
-    return time.perf_counter() - began
 
 
 def gradients(kind: str, side: int, seed: int) -> tuple[Tensor, Tensor]:

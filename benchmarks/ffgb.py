@@ -13,7 +13,7 @@ from sklearn.ensemble import ExtraTreesRegressor
 from sklearn.tree import DecisionTreeRegressor
 
 import foedus as fd
-from benchmarks.fedfw import seconds
+from benchmarks.timing import seconds
 from foedus.core import random
 from foedus.core.arrays import Trees
 from foedus.core.spec import Spec

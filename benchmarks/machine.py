@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from functools import cache
 
@@ -11,12 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-
-def seconds(f: Callable[[], object]) -> float:
-    """How long a call takes."""
-    began = time.perf_counter()
-    f()
-    return time.perf_counter() - began
+from benchmarks.timing import seconds
 
 
 def best(f: Callable[[], object], repeats: int = 7) -> float:
@@ -26,10 +20,9 @@ def best(f: Callable[[], object], repeats: int = 7) -> float:
 
 
 @cache
-def peak_flops(side: int = 2048) -> float:
-    """Floating point operations a second of a product of large float32 matrices, on all threads."""
-    a, b = torch.rand(side, side), torch.rand(side, side)
-    out = torch.empty(side, side)
+def peak_flops(dtype: torch.dtype = torch.float32, side: int = 2048) -> float:
+    """Floating point operations a second of a product of large matrices, on all threads."""
+    a, b, out = (torch.rand(side, side, dtype=dtype) for _ in range(3))
     return 2 * side**3 / best(lambda: torch.mm(a, b, out=out))
 
 
@@ -55,8 +48,9 @@ def row_flops(module: torch.nn.Module, x: Tensor, y: Tensor) -> float:
 
 def machine(repeats: int) -> None:
     """The peaks that fractions on this page are of."""
-    print("\n| what | |\n|---|---|")
-    print(f"| product of float32 matrices, 2048 x 2048 | {peak_flops() / 1e9:.0f} GFLOP/s |")
+    print("| what | at most |\n|---|---|")
+    for dtype in (torch.float32, torch.float64):
+        print(f"| product of {str(dtype)[6:]} matrices, 2048 x 2048 | {peak_flops(dtype) / 1e9:.0f} GFLOP/s |")
     print(f"| copy of 256 MB, read and written | {peak_bytes() / 1e9:.1f} GB/s |")
     x = torch.rand(64, 100)
     calls = 2000

@@ -53,6 +53,7 @@ def cifar_cnn() -> nn.Module:
 
 NETS: dict[str, Callable[[], nn.Module]] = {
     "softmax regression": softmax_regression,
+    "softmax 100": lambda: nn.Linear(100, CLASSES),
     "mlp": mlp,
     "mnist cnn": McMahanCNN,
     "cifar cnn": cifar_cnn,

@@ -8,7 +8,7 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -67,14 +67,37 @@ def _processor() -> str:
     return platform.machine()
 
 
-def write_docs(page: Path, order: dict[str, str]) -> None:
-    """The page of all studies that are stored. order: their names, in turn, and what stands above each."""
+def joined(texts: list[str]) -> str:
+    """Tables one below the other; those with one head become one table."""
+    whole: list[str] = []
+    head: list[str] | None = None
+    for text in texts:
+        lines = text.splitlines()
+        if head is not None and lines[:2] == head:
+            whole += lines[2:]
+        else:
+            whole += ["", *lines] if whole else lines
+        head = lines[:2] if lines[0].startswith("|") else None
+    return "\n".join(whole)
+
+
+def page(sections: Mapping[str, Iterable[str]]) -> str:
+    """The page of all studies that are stored. sections: their titles, and the names of what stands in each."""
     parts = [(Path(__file__).parent / "performance.md").read_text().rstrip()]
-    for name, title in order.items():
-        file = FOLDER / f"{name}.json"
-        if not file.exists():
+    for title, names in sections.items():
+        found = {name: json.loads(file.read_text()) for name in names if (file := FOLDER / f"{name}.json").exists()}
+        if not found:
             continue
-        found = json.loads(file.read_text())
-        how = f"`make bench ARGS={name}`: {found['machine']}, torch {found['versions']['torch']}, {found['repeats']} repeats, {found['seconds'] / 60:.0f} min."
-        parts.append(f"## {title}\n\n{how}\n\n{found['text']}")
-    page.write_text("\n\n".join(parts) + "\n")
+        whose = dict.fromkeys(f"{f['machine']}, torch {f['versions']['torch']}, {f['repeats']} repeats" for f in found.values())
+        minutes = sum(f["seconds"] for f in found.values()) / 60
+        arguments = next(iter(found)) if len(found) == 1 else f"'{' '.join(found)}'"
+        how = f"`make bench ARGS={arguments}` ({'; '.join(whose)}; {minutes:.1f} min)"
+        parts.append(f"## {title}\n\n{how}\n\n{joined([f['text'] for f in found.values()])}")
+    return "\n\n".join(parts) + "\n"
+
+
+def write_docs(sections: Mapping[str, Iterable[str]]) -> Path:
+    """Write docs/performance.md."""
+    path = ROOT / "docs" / "performance.md"
+    path.write_text(page(sections))
+    return path

@@ -38,14 +38,19 @@ class Workload:
         """Ten coarse patterns under noise, so that every model learns something in a few rounds; the last 2,000 rows are held out."""
         rng = np.random.default_rng(0)
         n = self.clients * self.rows
-        size = int(np.prod(self.shape))
+        size = self.features
         side = int((size // self.channels) ** 0.5)
-        coarse = rng.standard_normal((CLASSES, self.channels, side // 4, side // 4), dtype=np.float32)
-        patterns = np.kron(coarse, np.ones((4, 4), np.float32)).reshape(CLASSES, *self.shape)
+        blocks = -(-side // 4)
+        coarse = rng.standard_normal((CLASSES, self.channels, blocks, blocks), dtype=np.float32)
+        patterns = np.kron(coarse, np.ones((4, 4), np.float32))[..., :side, :side].reshape(CLASSES, *self.shape)
         y = rng.integers(CLASSES, size=n + 2000)
         x = rng.standard_normal((n + 2000, *self.shape), dtype=np.float32)
         x += (self.signal / size**0.5) * patterns[y]
         return fd.split(fd.Data.from_arrays(x[:n], y[:n], x[n:], y[n:], classes=CLASSES), "iid", clients=self.clients)
+
+    @property
+    def features(self) -> int:
+        return int(np.prod(self.shape))
 
     @property
     def channels(self) -> int:
@@ -102,6 +107,20 @@ WORKLOADS = {
 }
 
 
+CROWD = Workload(
+    "crowd",
+    "Softmax regression, 100,000 clients x 20 rows x 100 features, cohort 1,000, batches of 10",
+    100_000,
+    20,
+    1000,
+    fd.Linear(),
+    "softmax 100",
+    20,
+    batch=10,
+    shape=(100,),
+)
+
+
 def foedus_rounds(work: Workload, fed: fd.Federation, rounds: int) -> Tensor:
     """`fd.run`, evaluation off; returns one of the learnt tensors, for comparison."""
     run = fd.run(work.algorithm, fed, rounds, participation=work.cohort / work.clients, evaluate_every=0)
@@ -147,7 +166,7 @@ class Limit:
         self.x = torch.from_numpy(fed.data.x_train)[fed.rows]
         self.y = torch.from_numpy(fed.data.y_train)[fed.rows]
         self.rng = np.random.default_rng(0)
-        sizes = (FEATURES, CLASSES) if work.hidden is None else (FEATURES, work.hidden, CLASSES)
+        sizes = (work.features, CLASSES) if work.hidden is None else (work.features, work.hidden, CLASSES)
         scale = 0.0 if work.hidden is None else 0.03
         self.weights = [scale * torch.randn(b, a) for a, b in itertools.pairwise(sizes)]
         self.biases = [torch.zeros(b) for b in sizes[1:]]
@@ -162,8 +181,8 @@ class Limit:
         y = self.y.index_select(0, index).view(c, work.rows, 1)
         weights = [w.expand(c, -1, -1).clone() for w in self.weights]
         biases = [b.expand(c, 1, -1).clone() for b in self.biases]
-        for first in range(0, work.rows, BATCH):
-            a, target = x[:, first : first + BATCH], y[:, first : first + BATCH]
+        for first in range(0, work.rows, work.batch):
+            a, target = x[:, first : first + work.batch], y[:, first : first + work.batch]
             step = -LR / a.shape[1]
             if work.hidden is None:
                 slope = torch.baddbmm(biases[0], a, weights[0].mT).softmax(-1)

@@ -219,7 +219,7 @@ STRUCTURED = (Sparse, LowRank, Signs, Quantised, Trees)
 
 def _map(f, message: Tree) -> Tree:
     """Apply `f(number, leaf)` to the leaves, a structured array being one leaf."""
-    leaves, structure = tree.pytree.tree_flatten(message, is_leaf=lambda t: isinstance(t, STRUCTURED))
+    leaves, structure = tree.flatten(message, is_leaf=lambda t: isinstance(t, STRUCTURED))
     return tree.unflatten([f(i, leaf) for i, leaf in enumerate(leaves)], structure)
 
 

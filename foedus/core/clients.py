@@ -97,7 +97,7 @@ class Accumulator:
 
     def add(self, reply: Tree, weights: Tensor, round: int, ids: Tensor) -> None:
         """Add sum_c weights[c] * reply[c]; a sum that is not finite is traced to its clients and refused."""
-        leaves, form = tree.pytree.tree_flatten(reply, is_leaf=lambda t: hasattr(t, "weighted_sum"))
+        leaves, form = tree.flatten(reply, is_leaf=lambda t: hasattr(t, "weighted_sum"))
         parts = [_weighted_sum(leaf, weights) for leaf in leaves]
         if not all(bool(torch.isfinite(p).all()) for p in parts):
             raise not_finite(leaves, round, ids, remedy=self.remedy)
@@ -539,7 +539,7 @@ def cohort(participation: float | Poisson, total: int, key: Tensor) -> Tensor:
         return torch.nonzero(random.uniform(key, total, torch.float64) < participation.probability).flatten()
     if participation == 1:
         return torch.arange(total)
-    return random.permutation(key, total)[: _size(participation, total)].sort().values
+    return random.subset(key, total, _size(participation, total))
 
 
 def _size(participation: float, total: int) -> int:

@@ -146,6 +146,6 @@ class States:
 def _in_form(state: Tree, form: Any) -> list:
     """The leaves of a state in the order of another's: the same dictionary may have been built in another order."""
     try:
-        return form.flatten_up_to(state)
+        return tree.in_places(state, form)
     except ValueError as error:
         raise ReplyError(f"a client step returned a state of another structure than the states before: {error}") from None

@@ -7,7 +7,7 @@ trees. Payloads, replies, client state and server state are all trees, so one se
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -77,24 +77,88 @@ def node(cls: type | None = None, *, static: tuple[str, ...] = ()) -> Any:
     return register if cls is None else register(cls)
 
 
+_KINDS: dict[type, Any] = {}
+"""How PyTorch takes a type apart and puts it together; None for leaves. Its own functions look this up anew for every node."""
+
+Form = tuple | None
+"""Of a tree: (type, what its type needs besides its parts, the parts' forms); None for a leaf."""
+
+
+def _kind(cls: type) -> Any:
+    known = _KINDS.get(cls, _KINDS)
+    if known is _KINDS:
+        of = pytree.namedtuple if pytree.is_namedtuple_class(cls) else cls
+        known = _KINDS[cls] = pytree.SUPPORTED_NODES.get(of)
+    return known
+
+
 def map(f: Callable, tree: Tree, *rest: Tree) -> Tree:
-    """Apply `f` to every leaf (and to the leaves in the same places of `rest`)."""
-    return pytree.tree_map(f, tree, *rest)
+    """Apply `f` to every leaf (and to what is in the same places of `rest`)."""
+    values, form = flatten(tree)
+    if not rest:
+        return unflatten([f(v) for v in values], form)
+    columns = (values, *(in_places(other, form) for other in rest))
+    return unflatten([f(*row) for row in zip(*columns, strict=True)], form)
 
 
 def leaves(tree: Tree) -> list:
     """The leaves, in a fixed order."""
-    return pytree.tree_leaves(tree)
+    return flatten(tree)[0]
 
 
-def flatten(tree: Tree) -> tuple[list, Any]:
-    """The leaves and the structure; `unflatten` is the inverse."""
-    return pytree.tree_flatten(tree)
+def flatten(tree: Tree, is_leaf: Callable[[Tree], bool] | None = None) -> tuple[list, Form]:
+    """The leaves and the form; `unflatten` is the inverse. is_leaf: which nodes are to be taken as leaves."""
+    values: list = []
+    return values, _take_apart(tree, values, is_leaf)
 
 
-def unflatten(values: list, structure: Any) -> Tree:
-    """Put leaves back into a structure made by `flatten`."""
-    return pytree.tree_unflatten(values, structure)
+def _take_apart(t: Tree, values: list, is_leaf: Callable[[Tree], bool] | None) -> Form:
+    kind = _kind(type(t))
+    if kind is None or (is_leaf is not None and is_leaf(t)):
+        values.append(t)
+        return None
+    parts, needs = kind.flatten_fn(t)
+    return type(t), needs, [_take_apart(part, values, is_leaf) for part in parts]
+
+
+def in_places(tree: Tree, form: Form) -> list:
+    """What a tree holds in the places of the leaves of a form; dictionaries meet by name. Raises ValueError where they differ."""
+    values: list = []
+    _along(tree, form, values)
+    return values
+
+
+def _along(t: Tree, form: Form, values: list) -> None:
+    if form is None:
+        values.append(t)
+        return
+    cls, needs, forms = form
+    parts, own = kind.flatten_fn(t) if (kind := _kind(type(t))) is not None else ([], None)
+    if own != needs and isinstance(t, dict) and issubclass(cls, dict) and set(own) == set(needs):
+        parts, own = [t[k] for k in needs], needs
+    alike = type(t) is cls or (isinstance(t, dict) and issubclass(cls, dict))
+    if not alike or own != needs or len(parts) != len(forms):
+        raise ValueError(
+            f"trees differ: a {type(t).__name__} of {own or len(parts)}, not a {cls.__name__} of {needs or len(forms)}"
+        )
+    for part, inner in zip(parts, forms, strict=True):
+        _along(part, inner, values)
+
+
+def unflatten(values: Iterable, form: Form) -> Tree:
+    """Put leaves back into a form made by `flatten`."""
+    left = iter(values)
+    whole = _put_together(left, form)
+    if next(left, left) is not left:
+        raise ValueError("more leaves than the form of the tree has places")
+    return whole
+
+
+def _put_together(values: Iterator, form: Form) -> Tree:
+    if form is None:
+        return next(values)
+    cls, needs, forms = form
+    return _kind(cls).unflatten_fn([_put_together(values, inner) for inner in forms], needs)
 
 
 def zeros_like(tree: Tree) -> Tree:

@@ -26,6 +26,9 @@ from foedus.models.losses import Loss
 _BLOCK_BYTES = 1 << 22
 """Rows are collected for several steps at once, in blocks of about this size, so that they are still in cache when used."""
 
+_STEP_BYTES, _FEWEST = 1 << 20, 8
+"""Clients are trained so many at a time that one step's rows have about this size, and no fewer than this."""
+
 _TRAINED = ("params", "correction", "memory")
 """Of the arguments of a training, those that are on the device of the rows while it goes on."""
 
@@ -269,7 +272,6 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
     if prox:
         constant = {k: torch.add(constant[k], v, alpha=-prox) if k in constant else v * -prox for k, v in start.items()}
 
-    slope_at = gradient_of(model, loss, clients)
     in_place = model.closed_form and how.optimizer == "sgd" and not how.momentum and how.clip is None
     still = (steps.unsqueeze(0) > torch.arange(total).unsqueeze(1)).sum(1).tolist()
     shape = table_x.shape[1:]
@@ -281,37 +283,59 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
     if model.closed_form:
         table_x = table_x.flatten(1)
     row_bytes = table_x[:1].numel() * table_x.element_size()
-    block = max(1, _BLOCK_BYTES // max(1, used[0].numel() * row_bytes))
-    buffer = _buffer(min(block, total) * used[0].numel(), table_x)
-    for first in range(0, total, block):
-        a = still[first]
-        picked = used[first : first + block, :a]
-        flat = picked.reshape(-1)
-        x = torch.index_select(table_x, 0, flat, out=buffer[: len(flat)]).view(*picked.shape, *table_x.shape[1:])
-        y = take(table_y, picked)
-        if noise is not None:
-            steps_here = torch.arange(first, first + len(picked)).unsqueeze(1)
-            x = crop_flip(x.view(*picked.shape, *shape), random.fold(noise[:a], steps_here)).view(x.shape)
-        for t in range(first, min(first + block, total)):
-            if still[t] < a:
-                a = still[t]
-                x, y = x[:, :a], y[:, :a]
-            now = params if a == clients else {k: v[:a] for k, v in params.items()}
-            if in_place:
-                outputs, pull = model.pullback(now, x[t - first])
-                pull(loss.slope(outputs, y[t - first], weight[t, :a]), -how.lr, 1 - how.lr * decay)
-                for k, v in constant.items():
-                    now[k].add_(v[:a], alpha=-how.lr)
-                continue
-            grads = slope_at(now, x[t - first], y[t - first], weight[t, :a])
-            if how.clip is not None:
-                _clip(grads, how.clip)
-            for k, g in grads.items():
-                if constant:
-                    g.add_(constant[k][:a])
-                if decay:
-                    g.add_(now[k], alpha=decay)
-            _update(how, now, grads, memory, a, even)
+    # Networks under autograd pay for every call; closed forms are faster on as many clients as the cache holds.
+    many = max(_FEWEST, _STEP_BYTES // max(1, used.shape[2] * row_bytes)) if model.closed_form else clients
+    many = -(-clients // -(-clients // many))
+
+    def train(low: int, high: int) -> None:
+        """All steps of some of the clients."""
+        own, own_memory, own_constant = (
+            (
+                {k: v[low:high] for k, v in params.items()},
+                tree.map(lambda v: v[low:high], memory),
+                {k: v[low:high] for k, v in constant.items()},
+            )
+            if (low, high) != (0, clients)
+            else (params, memory, constant)
+        )
+        slope_at = gradient_of(model, loss, high - low)
+        left = [min(a, high) - low for a in still if a > low]
+        each = (high - low) * used.shape[2]
+        block = max(1, _BLOCK_BYTES // max(1, each * row_bytes))
+        buffer = _buffer(min(block, len(left)) * each, table_x)
+        for first in range(0, len(left), block):
+            a = left[first]
+            picked = used[first : min(first + block, len(left)), low : low + a]
+            flat = picked.reshape(-1)
+            x = torch.index_select(table_x, 0, flat, out=buffer[: len(flat)]).view(*picked.shape, *table_x.shape[1:])
+            y = take(table_y, picked)
+            if noise is not None:
+                steps_here = torch.arange(first, first + len(picked)).unsqueeze(1)
+                x = crop_flip(x.view(*picked.shape, *shape), random.fold(noise[low : low + a], steps_here)).view(x.shape)
+            for t in range(first, first + len(picked)):
+                if left[t] < a:
+                    a = left[t]
+                    x, y = x[:, :a], y[:, :a]
+                now = own if a == high - low else {k: v[:a] for k, v in own.items()}
+                here, labels, share = x[t - first], y[t - first], weight[t, low : low + a]
+                if in_place:
+                    outputs, pull = model.pullback(now, here)
+                    pull(loss.slope(outputs, labels, share), -how.lr, 1 - how.lr * decay)
+                    for k, v in own_constant.items():
+                        now[k].add_(v[:a], alpha=-how.lr)
+                    continue
+                grads = slope_at(now, here, labels, share)
+                if how.clip is not None:
+                    _clip(grads, how.clip)
+                for k, g in grads.items():
+                    if constant:
+                        g.add_(own_constant[k][:a])
+                    if decay:
+                        g.add_(now[k], alpha=decay)
+                _update(how, now, grads, own_memory, a, even)
+
+    for low in range(0, clients, many):
+        train(low, min(low + many, clients))
     result = to(home, {"params": params, "memory": memory, "steps": steps[order] if moved else steps})
     if moved:
         back = torch.argsort(order)

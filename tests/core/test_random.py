@@ -82,6 +82,18 @@ def test_permutation_does_not_depend_on_padding():
             assert order[11:].tolist() == list(range(11, padded))
 
 
+@pytest.mark.parametrize(("n", "size"), [(1, 1), (7, 3), (1000, 40), (1000, 999), (50, 50)])
+def test_a_subset_is_the_first_of_a_permutation(n, size):
+    for seed in range(3):
+        expected = random.permutation(random.key(seed), n)[:size].sort().values
+        assert torch.equal(random.subset(random.key(seed), n, size), expected)
+
+
+def test_permutation_sorts_the_words():
+    words = random.words(KEYS, 33)
+    assert torch.equal(random.permutation(KEYS, 33), torch.argsort(words, dim=-1, stable=True))
+
+
 def test_permutation_valid_may_be_batched():
     valid = torch.arange(9) < torch.arange(2, 9).unsqueeze(1)
     looped = torch.stack([random.permutation(k, 9, v) for k, v in zip(KEYS, valid, strict=True)])

@@ -44,6 +44,30 @@ def test_leaves_and_map_see_every_container():
     assert tree.unflatten(values, structure).b[0] == 1.0
 
 
+def test_forms_tell_trees_apart():
+    form = lambda t: tree.flatten(t)[1]  # noqa: E731
+    assert form({"a": 1, "b": [2]}) == form({"a": 5, "b": [6]})
+    different = [{"a": 1, "b": [2, 3]}, {"a": 1, "c": [2]}, {"a": 1, "b": (2,)}, State(a=1, b=[2]), [1, [2]], 1]
+    assert all(form(t) != form({"a": 1, "b": [2]}) for t in different)
+    assert form(Poly(torch.ones(1), 2)) != form(Poly(torch.ones(1), 3))
+
+
+def test_map_meets_other_trees_by_name_and_refuses_other_forms():
+    assert tree.map(lambda a, b: a - b, {"x": 5, "y": [7]}, {"y": [1], "x": 2}) == {"x": 3, "y": [6]}
+    assert tree.map(lambda a, b: (a, b), [1], [{"deep": 2}]) == [(1, {"deep": 2})]
+    for other in ({"x": 1}, {"x": 1, "z": [2]}, {"x": 1, "y": [2, 3]}, {"x": 1, "y": (2,)}, 4, [1, [2]]):
+        with pytest.raises(ValueError, match="trees differ"):
+            tree.map(lambda a, b: a, {"x": 5, "y": [7]}, other)
+
+
+def test_flatten_stops_where_told_and_unflatten_wants_every_leaf():
+    values, form = tree.flatten([Poly(torch.ones(3), 2), 4], is_leaf=lambda t: isinstance(t, Poly))
+    assert isinstance(values[0], Poly)
+    assert tree.unflatten(["p", "q"], form) == ["p", "q"]
+    with pytest.raises(ValueError, match="more leaves"):
+        tree.unflatten([1, 2, 3], form)
+
+
 def test_nodes_go_through_vmap():
     stacked = Poly(torch.arange(6.0).reshape(2, 3), 2)
     out = vmap(lambda p: State(p=Poly(p.coefficients * 2, p.degree)))(stacked)

@@ -9,7 +9,8 @@ import foedus as fd
 from foedus.core import random, tree
 from foedus.core.rows import Rows, take
 from foedus.core.spec import Spec
-from foedus.models import training
+from foedus.models import linear, training
+from foedus.models.linear import affine
 from foedus.models.losses import CrossEntropy, Squared
 
 SPEC = Spec((3, 8, 8), 4, 4)
@@ -85,3 +86,39 @@ def test_rows_come_to_the_index_and_the_index_goes_to_the_rows():
 def test_a_device_that_is_not_there_is_an_error_at_once(device):
     with pytest.raises(fd.ConfigError, match=f"device='{device}' cannot be used here"):
         fd.Local(device=device)
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("model", ["MLP", "Linear"])
+def test_how_many_clients_are_trained_at_a_time_changes_nothing(model, how, monkeypatch):
+    """Seven clients of 3 to 10 rows, with a correction each and a pull to the start: three at a time as all at once."""
+    x = random.normal(random.key(3), (70, 3, 8, 8))
+    params = {k: v + random.normal(random.key(5), (7, *v.shape)) for k, v in MODELS[model].init(SPEC, random.key(0)).items()}
+    args = {
+        "params": params,
+        "correction": tree.map(lambda v: 0.1 * torch.ones_like(v), params),
+        "index": torch.arange(70).view(7, 10),
+        "weight": (torch.arange(10) < torch.tensor([4, 10, 3, 9, 10, 6, 5]).unsqueeze(1)).float(),
+        "key": random.fold(random.key(1), torch.arange(7)),
+    }
+    shared = (HOWS[how], MODELS[model], CrossEntropy(), x, torch.arange(70) % 4, 0.1)
+    whole = training._descend.__wrapped__(args, shared)
+    monkeypatch.setattr(training, "_STEP_BYTES", 1)
+    monkeypatch.setattr(training, "_FEWEST", 3)
+    parts = training._descend.__wrapped__(args, shared)
+    for a, b in zip(tree.leaves(whole), tree.leaves(parts), strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+    assert not torch.allclose(
+        whole["params"]["bias" if model == "Linear" else "bias0"], params["bias" if model == "Linear" else "bias0"]
+    )
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_both_products_of_an_affine_map_are_one(bias):
+    x, weight = random.normal(random.key(1), (3, 40, 150)), random.normal(random.key(2), (3, 10, 150))
+    add = random.normal(random.key(3), (3, 10)) if bias else None
+    expected = torch.einsum("cnd,ckd->cnk", x.double(), weight.double()) + (0 if add is None else add.double().unsqueeze(1))
+    found = affine(x, weight, add)
+    assert x.numel() * 10 >= linear._LARGE and found.is_contiguous()
+    assert torch.allclose(found.double(), expected, atol=1e-4)
+    assert torch.allclose(affine(x[:, :5], weight, add), found[:, :5], atol=1e-4)

@@ -1,0 +1,40 @@
+"""How things are timed: in turns, so that what else the machine does meets all of them alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+Times = dict[str, list[float]]
+
+
+def seconds(f: Callable[[], object]) -> float:
+    """How long a call takes."""
+    began = time.perf_counter()
+    f()
+    return time.perf_counter() - began
+
+
+def in_turns(ways: Mapping[str, Callable[[], float]], repeats: int, warm: bool = True) -> Times:
+    """What each way says it took, so many times; to warm up, a first turn is not counted."""
+    for way in ways.values() if warm else ():
+        way()
+    taken: Times = {name: [] for name in ways}
+    for _ in range(repeats):
+        for name, way in ways.items():
+            taken[name].append(way())
+    return taken
+
+
+def shown(times: list[float]) -> str:
+    """The median, and half of the distance between the quartiles."""
+    median = statistics.median(times)
+    quarter, _, rest = statistics.quantiles(times, method="inclusive") if len(times) > 1 else (median, median, median)
+    digits = 4 if median < 1 else 2
+    return f"{median:.{digits}f} ± {(rest - quarter) / 2:.{digits}f}"
+
+
+def ratio(times: Times, a: str, b: str) -> float:
+    """The median of a over that of b."""
+    return statistics.median(times[a]) / statistics.median(times[b])
