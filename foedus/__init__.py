@@ -129,7 +129,7 @@ _HOMES = {
         "SobolevNet",
         "Training",
     ),
-    "foedus.privacy": ("Leakage", "audit_leakage"),
+    "foedus.privacy": ("DifferentialPrivacy", "Leakage", "audit_leakage", "noise_for"),
     "foedus.report.compare": ("Comparison", "compare"),
     "foedus.report.survey": ("Survey", "survey"),
     "foedus.trackers": ("MLflow", "TensorBoard"),
