@@ -148,7 +148,8 @@ class PrivateAggregator(Aggregator):
                     f"{self.journal.path} is the privacy account of an earlier run with this checkpoint; pass resume=True to go on, or remove both"
                 )
             self.rounds = self.journal.read()
-        self._affordable(self._with(self.probability, 1), "one round")
+        if not self.rounds:
+            self._affordable(self._with(self.probability, 1), "one round")
 
     # -- what is released --------------------------------------------------------------------------------------------
 

@@ -93,7 +93,7 @@ def test_the_divisor_is_the_expected_number(monkeypatch):
     assert run.history["messages_up"].tolist() == [4, 6]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.integers(1, 300),
     st.integers(0, 10**6),
@@ -110,7 +110,7 @@ def test_one_client_changes_the_sum_by_at_most_clip(size, seed, clip, noise, sca
     assert math.sqrt(sum(v * v for v in change)) * step <= clip
     longest = torch.linalg.vector_norm(rows / max(scale, 1e-300), dim=1) * scale
     for row, before, norm in zip(whole, rows, longest.tolist(), strict=True):  # and it is the reply, but for clipping and the grid
-        torch.testing.assert_close(row * step, before * min(1.0, clip / norm) if norm else before, atol=2.1e-3 * clip, rtol=0)
+        torch.testing.assert_close(row.double() * step, before * min(1.0, clip / norm) if norm else before, atol=2.1e-3 * clip, rtol=0)
 
 
 def test_noise_has_the_variance_that_is_accounted():
@@ -140,7 +140,7 @@ def test_a_round_of_nobody_is_like_any_other(monkeypatch):
     assert run.history["epsilon"].iloc[-1] == epsilon({(0.1, 1.0, 1): 1}, 1e-3, "rdp") > 0
 
 
-@pytest.mark.parametrize("algorithm", [fd.FedAvg(fd.Linear()), fd.Scaffold(fd.Linear()), fd.FedFW(fd.Linear(), fd.NuclearBall(5.0), penalty=1e-3)])
+@pytest.mark.parametrize("algorithm", [fd.FedAvg(fd.Linear()), fd.Scaffold(fd.Linear()), fd.FedFW(fd.Linear(bias=False), fd.NuclearBall(5.0), penalty=1e-3)])
 def test_nobody_for_real_algorithms(algorithm, monkeypatch):
     monkeypatch.setattr(dp.sampling, "bernoulli", lambda p, size, entropy: np.zeros(size, bool))
     fed = fd.split(fd.load("digits"), "iid", clients=4, seed=0)
@@ -322,7 +322,12 @@ def test_a_clip_for_each_step():
     assert config.clip_of("row") == 2.0 and config == private(clip=(("single", 1.0), ("row", 2.0)), entropy=config.entropy)
 
 
+@dataclass(frozen=True)
+class Breaks(Sends):
+    def row(self, client):
+        return {"a": 1 / client.data.x[0]}, None
+
+
 def test_a_reply_that_is_not_finite_names_its_client():
-    fed = fed_of([[1.0, 2.0], [math.nan, 0.0], [0.0, 0.0]])
     with pytest.raises(fd.DivergenceError, match="client 1"):
-        launch(fed)
+        launch(fed_of([[1.0, 2.0], [1.0, 0.0], [3.0, 1.0]]), Breaks())
