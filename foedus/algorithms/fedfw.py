@@ -310,7 +310,9 @@ class FedFW(ConstrainedTraining):
         news = {"add": state.add, "keep": state.keep}
         long = wire.nbytes(news) >= wire.nbytes({"center": center})
         partly = clients.participation < 1
-        behind = (state.have[at] != state.changed) | (long & (state.changed > 0)) | (clients.longest > 0) | (clients.hidden & partly)
+        behind = (
+            (state.have[at] != state.changed) | (long & (state.changed > 0)) | (clients.longest > 0) | (clients.hidden & partly)
+        )
         kinds = self.kinds(clients.ids)
         means, points = [], []
         for outer in kinds.unique().tolist():

@@ -174,7 +174,16 @@ class _Loop:
         """Get ready to put replies together otherwise than by adding them up."""
         self.aggregation = aggregation
         if aggregation is not None:
-            about = (self.algorithm, self.session, self.ids, self.sizes, self.participation, self.rounds, self.seed, self.quantise)
+            about = (
+                self.algorithm,
+                self.session,
+                self.ids,
+                self.sizes,
+                self.participation,
+                self.rounds,
+                self.seed,
+                self.quantise,
+            )
             self.aggregator = aggregation.open(Setting(*about, path, resume))
 
     # -- rounds ------------------------------------------------------------------------------------------------------

@@ -68,6 +68,10 @@ def _epsilon(rounds: tuple[tuple[tuple[float, float], int], ...], delta: float, 
 
         together = sum(times * _renyi(probability, noise) for (probability, noise), times in rounds)
         return float(compute_epsilon(ORDERS, together, delta)[0])
+    if len(rounds) == 1 and rounds[0][0][0] == 1:  # a Gaussian mechanism and no more: Balle and Wang 2018
+        from dp_accounting import get_epsilon_gaussian
+
+        return float(get_epsilon_gaussian(rounds[0][0][1] / math.sqrt(rounds[0][1]), delta))
     # Coarser where the loss is large: the error is always to the safe side.
     step = 1e-3 * max(1.0, *(noise**-2 for (_, noise), _ in rounds))
     parts = [_losses(probability, noise, step, times) for (probability, noise), times in rounds]
@@ -105,11 +109,20 @@ def _loss(probability: float, noise: float, step: float) -> Any:
     """The privacy loss distribution of one round."""
     from dp_accounting.pld import privacy_loss_distribution
 
-    return privacy_loss_distribution.from_gaussian_mechanism(noise, sampling_prob=probability, value_discretization_interval=step)
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        noise, sampling_prob=probability, value_discretization_interval=step
+    )
 
 
 def noise_for(
-    target: float, delta: float, rounds: int, *, probability: float = 1.0, exchanges: int = 1, start: int = 0, accountant: str = "pld"
+    target: float,
+    delta: float,
+    rounds: int,
+    *,
+    probability: float = 1.0,
+    exchanges: int = 1,
+    start: int = 0,
+    accountant: str = "pld",
 ) -> float:
     """The smallest noise multiplier, to a thousandth, with which so many rounds cost at most an epsilon of `target`.
 

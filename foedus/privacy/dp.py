@@ -86,10 +86,14 @@ class DifferentialPrivacy(Aggregation):
             positive("clip", self.clip)
         positive("noise", self.noise)
         if self.noise < 0.01:
-            raise ConfigError(f"noise={self.noise!r} protects nobody; give a standard deviation, in units of clip, of 0.01 or more")
+            raise ConfigError(
+                f"noise={self.noise!r} protects nobody; give a standard deviation, in units of clip, of 0.01 or more"
+            )
         positive("delta", self.delta)
         if self.delta >= 1:
-            raise ConfigError(f"delta={self.delta!r} is a probability that privacy fails; it must be well below 1 / clients, such as 1e-5")
+            raise ConfigError(
+                f"delta={self.delta!r} is a probability that privacy fails; it must be well below 1 / clients, such as 1e-5"
+            )
         if self.budget is not None:
             positive("budget", self.budget)
         if self.accountant not in ACCOUNTANTS:
@@ -101,7 +105,9 @@ class DifferentialPrivacy(Aggregation):
             return self.clip
         clips = dict(self.clip)
         if step not in clips:
-            raise ConfigError(f"clip has no norm for {step!r}; it names {', '.join(map(repr, clips)) or 'nothing'}: add one, or give one number")
+            raise ConfigError(
+                f"clip has no norm for {step!r}; it names {', '.join(map(repr, clips)) or 'nothing'}: add one, or give one number"
+            )
         return clips[step]
 
     def open(self, setting: Setting) -> Aggregator:
@@ -180,7 +186,9 @@ class PrivateAggregator(Aggregator):
                 form, step = (shape, [t.shape[1:] for t in leaves], [_dtype(t) for t in leaves]), self.step(clip, flat.shape[1])
                 total = torch.zeros(flat.shape[1], dtype=torch.int64)
             elif (shape, [t.shape[1:] for t in leaves]) != form[:2]:
-                raise ReplyError(f"round {ask.round}: clients {ids.tolist()[:5]} replied with another structure than those before")
+                raise ReplyError(
+                    f"round {ask.round}: clients {ids.tolist()[:5]} replied with another structure than those before"
+                )
             if ids is not None:
                 if not bool(torch.isfinite(flat).all()):
                     raise not_finite(leaves, ask.round, ids, remedy=clients.algorithm.remedy)
@@ -292,7 +300,11 @@ def clipped(flat: Tensor, clip: float, step: float) -> Tensor:
     """Rows of at most the norm `clip`, as multiples of `step`: scaled down where they are longer, then rounded."""
     limit = (clip - step * math.sqrt(flat.shape[1]) / 2) * _HAIR  # rounding adds at most half a step to every entry
     # In two steps: what is finite may have a square that is not.
-    size = flat.abs().amax(1, keepdim=True).clamp(min=torch.finfo(flat.dtype).tiny) if flat.shape[1] else flat.new_ones(len(flat), 1)
+    size = (
+        flat.abs().amax(1, keepdim=True).clamp(min=torch.finfo(flat.dtype).tiny)
+        if flat.shape[1]
+        else flat.new_ones(len(flat), 1)
+    )
     norm = torch.linalg.vector_norm(flat / size, dim=1, keepdim=True)
     factor = torch.where(norm * size > limit, limit / norm, size)
     return (flat / size * (factor / step)).round().long()

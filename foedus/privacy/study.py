@@ -1,9 +1,9 @@
 """What differential privacy costs and what it buys, measured: `foedus audit privacy`.
 
-    utility       test accuracy of FedAvg, FedFW, FedBoost and FedNewton against epsilon
-    membership    canaries, clients with a row of noise and a label of chance, are in the federation or not; who has the model guesses
-                  which, by the loss on their rows
-    leakage       how much of an image the deep leakage attack rebuilds from a message with noise on it
+utility       test accuracy of FedAvg, FedFW, FedBoost and FedNewton against epsilon
+membership    canaries, clients with a row of noise and a label of chance, are in the federation or not; who has the model guesses
+              which, by the loss on their rows
+leakage       how much of an image the deep leakage attack rebuilds from a message with noise on it
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ def trials(data: Data, public: Data) -> dict[str, Trial]:
         "FedAvg": Trial(FedAvg(Linear(), lr=4.0, steps=3, batch_size=None), 10, 4.0),
         "FedFW": Trial(FedFW(Linear(), L2Ball(10.0), penalty=1e-5, measure_every=0), 20, 10.0),
         "FedBoost": Trial(FedBoost(Classifiers(trees, data.classes), sampling="all", measure_every=0), 10, 5.0),
-        "FedNewton": Trial(FedNewton(RandomFourier(100, bandwidth=2.0, unbiased=True), reg=0.1), 2, clips, exchanges=2, start=1),
+        "FedNewton": Trial(
+            FedNewton(RandomFourier(100, bandwidth=2.0, unbiased=True), reg=0.1), 2, clips, exchanges=2, start=1
+        ),
     }
 
 
@@ -79,7 +81,9 @@ def utility(
     whole = load(data)
     own = np.random.default_rng(seed).permutation(len(whole.x_train)) < len(whole.x_train) // 12
     private, public = (
-        Data.from_arrays(whole.x_train[rows], whole.y_train[rows], whole.x_test, whole.y_test, classes=whole.classes, name=whole.name)
+        Data.from_arrays(
+            whole.x_train[rows], whole.y_train[rows], whole.x_test, whole.y_test, classes=whole.classes, name=whole.name
+        )
         for rows in (~own, own)
     )
     fed = split(private, "iid", clients=min(clients, len(private.x_train)), seed=seed)
@@ -89,14 +93,22 @@ def utility(
         for epsilon in epsilons:
             aggregation = trial.private(epsilon)
             count = repeats if aggregation else 1
-            runs = [run(trial.algorithm, fed, trial.rounds, seed=s, aggregation=aggregation, evaluate_every=trial.rounds) for s in range(count)]
+            runs = [
+                run(trial.algorithm, fed, trial.rounds, seed=s, aggregation=aggregation, evaluate_every=trial.rounds)
+                for s in range(count)
+            ]
             row[_column(epsilon)] = float(np.mean([r.records.last("accuracy") for r in runs]))
         rows.append(row)
     return pd.DataFrame(rows)
 
 
 def membership(
-    data: str = "digits", clients: int = 100, canaries: int = 100, epsilons: Iterable[float] = EPSILONS, repeats: int = 4, seed: int = 0
+    data: str = "digits",
+    clients: int = 100,
+    canaries: int = 100,
+    epsilons: Iterable[float] = EPSILONS,
+    repeats: int = 4,
+    seed: int = 0,
 ) -> pd.DataFrame:
     """How well a threshold on the loss tells canaries that took part from those that did not, by epsilon.
 
@@ -116,7 +128,15 @@ def membership(
         aggregation = trial.private(epsilon, 0.5)
         inside, losses, accuracy = [], [], []
         for fed, x, y, member in _with_canaries(whole, clients, canaries, repeats, seed):
-            trained = run(trial.algorithm, fed, trial.rounds, participation=Poisson(0.5), seed=seed, aggregation=aggregation, evaluate_every=trial.rounds)
+            trained = run(
+                trial.algorithm,
+                fed,
+                trial.rounds,
+                participation=Poisson(0.5),
+                seed=seed,
+                aggregation=aggregation,
+                evaluate_every=trial.rounds,
+            )
             shares = trained.model.predict_proba(x)[np.arange(len(y)), y]
             inside.append(member)
             losses.append(-np.log(shares + 1e-30))
@@ -155,7 +175,11 @@ def _with_canaries(
 
 
 def leakage(
-    data: str = "digits", image: int = 0, noises: Iterable[float] = (0.0, 0.003, 0.03, 0.3), iterations: int = 150, seed: int = 0
+    data: str = "digits",
+    image: int = 0,
+    noises: Iterable[float] = (0.0, 0.003, 0.03, 0.3),
+    iterations: int = 150,
+    seed: int = 0,
 ) -> pd.DataFrame:
     """PSNR of what is rebuilt from a gradient, and from FedFW's extreme points of an L2 and an L1 ball, by the noise on the message.
 
@@ -165,8 +189,12 @@ def leakage(
 
     rows = []
     for noise in noises:
-        found = audit_leakage(data, image, message_noise=noise, iterations=iterations, restarts=1, others=0, seed=seed, progress=False)
-        rows.append({"noise": noise, **{name: r.psnr[-1] for name, r in found.messages.items()}, "average image": found.average})
+        found = audit_leakage(
+            data, image, message_noise=noise, iterations=iterations, restarts=1, others=0, seed=seed, progress=False
+        )
+        rows.append(
+            {"noise": noise, **{name: r.psnr[-1] for name, r in found.messages.items()}, "average image": found.average}
+        )
     return pd.DataFrame(rows)
 
 
@@ -175,6 +203,11 @@ def _column(epsilon: float) -> str:
 
 
 STUDIES = {"utility": utility, "membership": membership, "leakage": leakage}
+TITLES = {
+    "utility": f"utility: test accuracy by epsilon, at delta = {DELTA:g}",
+    "membership": f"membership: guesses of who took part, by epsilon at delta = {DELTA:g}",
+    "leakage": "leakage: PSNR (dB) of what is rebuilt from a message, by the noise on it",
+}
 QUICK: dict[str, dict] = {
     "utility": {"clients": 500, "epsilons": (math.inf, 1.0), "repeats": 1},
     "membership": {"epsilons": (math.inf, 1.0), "repeats": 1},

@@ -51,7 +51,9 @@ class Sends(fd.Algorithm):
 
 
 def fed_of(rows) -> fd.Federation:
-    return fd.Federation.from_clients([(np.atleast_2d(np.asarray(r, np.float32)), np.zeros(len(np.atleast_2d(r)), np.float32)) for r in rows])
+    return fd.Federation.from_clients(
+        [(np.atleast_2d(np.asarray(r, np.float32)), np.zeros(len(np.atleast_2d(r)), np.float32)) for r in rows]
+    )
 
 
 def flat(got) -> torch.Tensor:
@@ -59,7 +61,9 @@ def flat(got) -> torch.Tensor:
 
 
 def private(**more) -> fd.DifferentialPrivacy:
-    return fd.DifferentialPrivacy(**{"clip": 1.0, "noise": 1.0, "delta": 1e-3, "accountant": "rdp", "entropy": Counted(b"dp"), **more})
+    return fd.DifferentialPrivacy(
+        **{"clip": 1.0, "noise": 1.0, "delta": 1e-3, "accountant": "rdp", "entropy": Counted(b"dp"), **more}
+    )
 
 
 def launch(fed, algorithm=None, rounds=1, **more):
@@ -109,8 +113,12 @@ def test_one_client_changes_the_sum_by_at_most_clip(size, seed, clip, noise, sca
     change = (whole.sum(0) - whole[1:].sum(0)).tolist()
     assert math.sqrt(sum(v * v for v in change)) * step <= clip
     longest = torch.linalg.vector_norm(rows / max(scale, 1e-300), dim=1) * scale
-    for row, before, norm in zip(whole, rows, longest.tolist(), strict=True):  # and it is the reply, but for clipping and the grid
-        torch.testing.assert_close(row.double() * step, before * min(1.0, clip / norm) if norm else before, atol=2.1e-3 * clip, rtol=0)
+    for row, before, norm in zip(
+        whole, rows, longest.tolist(), strict=True
+    ):  # and it is the reply, but for clipping and the grid
+        torch.testing.assert_close(
+            row.double() * step, before * min(1.0, clip / norm) if norm else before, atol=2.1e-3 * clip, rtol=0
+        )
 
 
 def test_noise_has_the_variance_that_is_accounted():
@@ -140,7 +148,10 @@ def test_a_round_of_nobody_is_like_any_other(monkeypatch):
     assert run.history["epsilon"].iloc[-1] == epsilon({(0.1, 1.0, 1): 1}, 1e-3, "rdp") > 0
 
 
-@pytest.mark.parametrize("algorithm", [fd.FedAvg(fd.Linear()), fd.Scaffold(fd.Linear()), fd.FedFW(fd.Linear(bias=False), fd.NuclearBall(5.0), penalty=1e-3)])
+@pytest.mark.parametrize(
+    "algorithm",
+    [fd.FedAvg(fd.Linear()), fd.Scaffold(fd.Linear()), fd.FedFW(fd.Linear(bias=False), fd.NuclearBall(5.0), penalty=1e-3)],
+)
 def test_nobody_for_real_algorithms(algorithm, monkeypatch):
     monkeypatch.setattr(dp.sampling, "bernoulli", lambda p, size, entropy: np.zeros(size, bool))
     fed = fd.split(fd.load("digits"), "iid", clients=4, seed=0)

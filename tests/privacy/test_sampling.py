@@ -88,7 +88,9 @@ def test_an_exponential_is_compared_with_as_many_digits_as_it_takes():
         whole, rest = int(mpmath.floor(edge)), int(mpmath.floor(mpmath.ldexp(edge - mpmath.floor(edge), 64)))
     for more, below in ((rest - 1, True), (rest + 1, False)):
         feed = iter([whole.to_bytes(8, "little"), more.to_bytes(8, "little")])
-        assert sampling._bernoulli_exp(np.array([2 / 3]), lambda i: Fraction(2, 3), lambda n, feed=feed: next(feed)).tolist() == [below]
+        assert sampling._bernoulli_exp(
+            np.array([2 / 3]), lambda i: Fraction(2, 3), lambda n, feed=feed: next(feed)
+        ).tolist() == [below]
 
 
 def test_who_takes_part():
