@@ -342,3 +342,19 @@ class Breaks(Sends):
 def test_a_reply_that_is_not_finite_names_its_client():
     with pytest.raises(fd.DivergenceError, match="client 1"):
         launch(fed_of([[1.0, 2.0], [1.0, 0.0], [3.0, 1.0]]), Breaks())
+
+
+# -- algorithms --------------------------------------------------------------------------------------------------------
+
+
+def test_the_centre_of_fedfw_where_only_averages_are_seen(monkeypatch):
+    """f_i = (x - y_i)^2 / 2 on [-1, 1]: y of 1, 1, -1, -1 give points 1, 1, -1, -1 from 0. Clients 0, 1 and 2 come, and two are expected:
+    the mean of the points is (1 + 1 - 1) / 2, and with q = 1/2 and eta = 1 the centre goes from 0 to 1/4. So does (s_i - x_i) / 4, added up."""
+    monkeypatch.setattr(dp.sampling, "rounded_gaussian", lambda size, bits, entropy: np.zeros(size, np.int64))
+    monkeypatch.setattr(dp.sampling, "bernoulli", lambda p, size, entropy: np.array([True, True, True, False]))
+    one = lambda y: (np.array([[1.0]], np.float32), np.array([y], np.float32))  # noqa: E731
+    fed = fd.Federation.from_clients([one(y) for y in (1.0, 1.0, -1.0, -1.0)])
+    algorithm = fd.FedFW(fd.Linear(bias=False), fd.L2Ball(1.0), penalty=1e-3, measure_every=0)
+    run = fd.run(algorithm, fed, 1, participation=fd.Poisson(0.5), aggregation=private(), evaluate_every=0)
+    assert float(run.state.center["weight"]) == pytest.approx(0.25, abs=2e-3)
+    assert "x" not in run.state
