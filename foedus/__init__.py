@@ -132,7 +132,7 @@ _HOMES = {
         "SobolevNet",
         "Training",
     ),
-    "foedus.privacy": ("Leakage", "SecureAggregation", "audit_leakage"),
+    "foedus.privacy": ("DifferentialPrivacy", "Leakage", "SecureAggregation", "audit_leakage", "noise_for"),
     "foedus.privacy.robust": ("GeometricMedian", "Krum", "Median", "NormBound", "TrimmedMean"),
     "foedus.report.compare": ("Comparison", "compare"),
     "foedus.report.survey": ("Survey", "survey"),

@@ -155,6 +155,12 @@ class FedFW(ConstrainedTraining):
 
     and rho = 4 / (tau + 7)^(2/3) for the stochastic variant, whatever its schedule (Theorem 3; p < 1 is ours). With some of the clients, those who stay away keep x_i, and the centre, which is the average of
     all x_i, moves by eta/n sum (s_i - x_i) over those who came; the server knows their x_i from the points they have sent.
+    Where it sees only averages of points (differential privacy), their x_i count as the centre:
+
+        centre <- (1 - p eta_t) centre + p eta_t mean of s_i over those who came
+
+    Over who comes, this has the same expectation, p eta_t / n sum_i (s_i - x_i). What it misses by, and the noise in the mean, is forgotten at the rate
+    p eta_t, as the x_i themselves forget; summed up as s_i - x_i, noise would stay in the centre for ever.
 
     penalty: lambda_0, or "auto": the mean over clients of the Frank-Wolfe gap of f_i / n at the start, over the squared
     diameter of D, so that gradient and penalty pull alike whatever the scale of either (one more number up, once).
@@ -295,7 +301,7 @@ class FedFW(ConstrainedTraining):
             self.log(clients, clients.ids, center)
         state = State(center=center, spec=clients.spec, penalty=float(penalty), ids=clients.ids)
         state = state.replace(keep=1.0, add=short(tree.zeros_like(center)), changed=0, have=torch.zeros_like(clients.ids))
-        if clients.participation < 1 or clients.longest:
+        if (clients.participation < 1 and not clients.hidden) or clients.longest:
             # Who stays away (or is late) keeps x_i, so the average moves by s_i - x_i: the server has to know the x_i.
             state = state.replace(x=tree.map(lambda c: c.expand(clients.total, *c.shape).clone(), center))
         return state
@@ -308,7 +314,10 @@ class FedFW(ConstrainedTraining):
         center = state.center
         news = {"add": state.add, "keep": state.keep}
         long = wire.nbytes(news) >= wire.nbytes({"center": center})
-        behind = (state.have[at] != state.changed) | (long & (state.changed > 0)) | (clients.longest > 0)
+        partly = clients.participation < 1
+        behind = (
+            (state.have[at] != state.changed) | (long & (state.changed > 0)) | (clients.longest > 0) | (clients.hidden & partly)
+        )
         if clients.aggregator is not None and bool(behind.any()):
             behind = torch.ones_like(behind)  # all together: a few alone are no sum that hides them, and no majority
         kinds = self.kinds(clients.ids)
@@ -336,10 +345,11 @@ class FedFW(ConstrainedTraining):
         total = tree.zeros_like(center)
         for mean, some in means:
             total = tree.add(total, mean, len(some) / len(who))
-        add = tree.scale(total, eta)
-        moved = tree.map(lambda c, a: (1 - eta) * c + a, center, add)
+        rate = eta * clients.participation
+        add = tree.scale(total, rate)
+        moved = tree.map(lambda c, a: (1 - rate) * c + a, center, add)
         ranks = points[0] if len(points) == 1 else None
-        state = state.replace(center=moved, keep=1 - eta, add=short(add, ranks, eta), changed=clients.round)
+        state = state.replace(center=moved, keep=1 - rate, add=short(add, ranks, rate), changed=clients.round)
         return self.finish(clients, state, who)
 
     def outside(self, points: Any, domain: ModelDomain, like: Params) -> dict[int, str]:
@@ -360,7 +370,7 @@ class FedFW(ConstrainedTraining):
 
     def average(self, some: Clients, domain: ModelDomain, like: Params, step: Any, sent: dict[str, Any]) -> tuple[Params, Any]:
         """The average of some clients' extreme points; and every one of them, where they are of low rank."""
-        if not any(getattr(d, "matrix", False) for d in _sets(domain, like)):
+        if some.hidden or not any(getattr(d, "matrix", False) for d in _sets(domain, like)):
             return domain.dense(some.mean(step, weights="uniform", **sent), like), None
         replies = some.gather(step, weights="uniform", **sent)
         points, even = replies.stack(), replies.weights.float()

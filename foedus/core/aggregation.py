@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from foedus.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
     from foedus.core.algorithm import Algorithm
@@ -32,6 +34,12 @@ class Setting:
     rounds: int
     seed: int
     quantise: str | None = None
+    checkpoint: Path | None = None
+    resume: bool = False
+
+
+class BudgetSpent(ConfigError):  # noqa: N818 - says it all
+    """An exchange that must not be: a round in which it comes up is not made, and the run ends before it."""
 
 
 class Aggregation:
@@ -50,6 +58,16 @@ class Aggregator:
 
     wary: bool = False
     """Whether clients are taken for strangers: a reply that must not be used is then left out of the round, and no error."""
+
+    hides: bool = False
+    """Single replies are seen by nobody: an algorithm that has the choice should ask for an average (see `Clients.hidden`)."""
+
+    draws: bool = False
+    """Who takes part is drawn by `among`, and is for nobody to know: the algorithm is shown all clients, in every round."""
+
+    def among(self, clients: Clients) -> Clients:
+        """Those of the clients who are asked."""
+        return clients
 
     def total(self, clients: Clients, ask: Ask, weights: str | None) -> Tree:
         """Ask, and return the average by `weights` ("rows", "uniform"), or with None the sum, in place of `Clients.reduce`."""

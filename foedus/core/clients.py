@@ -322,10 +322,17 @@ class Clients:
         return self._total(step, None, payload)
 
     def _total(self, step: Callable, weights: str | None, payload: dict[str, Tree], accept: Accept | None = None) -> Tree:
-        ask = self._asked(step, payload, accept)
         if self.aggregator is None or self.free:
-            return self.reduce(ask, weights)
-        return self.aggregator.total(self, ask, weights)
+            return self.reduce(self._asked(step, payload, accept), weights)
+        some = self.aggregator.among(self)
+        total = self.aggregator.total(some, some._asked(step, payload, accept), weights)
+        self.came, self.who = (self.sizes, self.ids) if self.aggregator.draws else (some.came, some.who)
+        return total
+
+    @property
+    def hidden(self) -> bool:
+        """Whether single replies are seen by nobody, so that only averages and sums may be asked for."""
+        return self.aggregator is not None and self.aggregator.hides
 
     def reduce(self, ask: Ask, weights: str | None) -> Tree:
         """The weighted average of the replies to an exchange (their sum, if weights is None), added up in a stream."""
@@ -382,6 +389,11 @@ class Clients:
         ]
         return Replies(ids[order], weight, separate=[single[i] for i in order.tolist()], versions=versions)
 
+    def stream(self, ask: Ask) -> Iterator[tuple[Tensor, Tree]]:
+        """The replies to an exchange batch by batch, with their ids and a leading client dimension; nothing is kept."""
+        self.came, batches = self._replies(ask)
+        return ((batch.ids, _stacked(batch.reply, batch.stacked)) for batch in batches)
+
     def watched(self, ids: Tensor, sizes: Tensor | None = None) -> Clients:
         """The clients `ids` to be measured for the history only (a gap, a distance): never sent in earnest, so nothing is charged.
 
@@ -401,6 +413,8 @@ class Clients:
         """How much of the whole federation's weight replied to the last exchange (or takes part): |S| / N, or their part of the rows."""
         sizes = self.sizes if self.came is None else self.came
         self._share_of(weights, sizes)
+        if self.aggregator is not None and self.aggregator.draws:  # what is expected: what came is for nobody to know
+            return self.participation * len(self) / self.total
         return len(sizes) / self.total if weights == "uniform" else float(sizes.sum()) / self.total_rows
 
     def _share_of(self, weights: str | None, whole: Tensor) -> Callable[[Tensor], Tensor]:
@@ -418,7 +432,7 @@ class Clients:
         """What to ask, after charging for it."""
         if getattr(step, "__self__", None) is not self.algorithm:
             raise ReplyError(f"{step!r} is not a client step: it must be a method of {type(self.algorithm).__name__} itself")
-        if len(self) == 0:
+        if len(self) == 0 and not (self.aggregator is not None and self.aggregator.draws):
             raise ReplyError(f"round {self.round}: no client takes part, so {step.__name__} has nobody to ask")
         if not self.free:
             self.ledger.bytes_down += len(self) * wire.nbytes(payload)

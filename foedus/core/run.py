@@ -20,7 +20,7 @@ import torch
 
 from foedus.core import checkpoint as files
 from foedus.core import random
-from foedus.core.aggregation import Aggregation, Setting
+from foedus.core.aggregation import Aggregation, Aggregator, BudgetSpent, Setting
 from foedus.core.algorithm import Algorithm, Client, Predictor, row_scores
 from foedus.core.arguments import check_arguments, checkpoint_file, differences, refuse_to_overwrite
 from foedus.core.callbacks import Callback, Callbacks
@@ -104,10 +104,11 @@ def run(
         from foedus.engines.local import Local  # the default, loaded only when it is needed
 
         engine = Local()
-    loop = _Loop(algorithm, fed, rounds, seed, engine, participation, evaluate_every, target, quantise, aggregation)
-    loop.first = None if start is None else _model_of(start)
     path, told, name = checkpoint_file(checkpoint), Callbacks(callbacks), f"{type(algorithm).__name__}-seed{seed}"
+    loop = _Loop(algorithm, fed, rounds, seed, engine, participation, evaluate_every, target, quantise)
+    loop.first = None if start is None else _model_of(start)
     try:
+        loop.open(aggregation, path, resume)
         if path:
             files.sweep(path)
         if resume and files.exists(path):
@@ -127,12 +128,13 @@ def run(
         ):
             bar.update(loop.done, loop.history)
             while loop.done < rounds and not loop.stopped:
-                loop.step()
+                made = loop.step()
                 bar.update(loop.done, loop.history)
                 finished = loop.done == rounds or loop.stopped
                 if path and (interrupts.asked or finished or loop.done % checkpoint_every == 0):
                     loop.save(path)
-                told.row(loop.history.rows[-1])
+                if made:
+                    told.row(loop.history.rows[-1])
                 interrupts.raise_if_asked(
                     f"stopped after round {loop.done}; go on with resume=True and checkpoint={str(path)!r}"
                 )
@@ -155,7 +157,7 @@ def run(
 class _Loop:
     """The state of a run between two rounds, and the step from one round to the next."""
 
-    def __init__(self, algorithm, fed, rounds, seed, engine, participation, evaluate_every, target, quantise, aggregation):
+    def __init__(self, algorithm, fed, rounds, seed, engine, participation, evaluate_every, target, quantise):
         self.given, self.algorithm = algorithm, algorithm.seeded(seed)
         self.fed, self.rounds, self.engine = fed, rounds, engine
         self.participation, self.evaluate_every, self.target, self.quantise = participation, evaluate_every, target, quantise
@@ -163,14 +165,8 @@ class _Loop:
         self.ids, order = np.unique(fed.ids, return_index=True)
         self.ids, self.sizes = torch.from_numpy(self.ids), torch.from_numpy(fed.sizes[order])
         self.session = engine.open(self.algorithm, fed, self.key)
-        self.aggregation, self.aggregator = aggregation, None
-        if aggregation is not None:
-            about = (self.algorithm, self.session, self.ids, self.sizes, participation, rounds, seed, quantise)
-            try:
-                self.aggregator = aggregation.open(Setting(*about))
-            except BaseException:
-                self.session.close()
-                raise
+        self.aggregation: Aggregation | None = None
+        self.aggregator: Aggregator | None = None
         self.ledger, self.history, self.seconds = Ledger(), History(), 0.0
         self.state: State | None = None
         self.first: Tree = None  # the model of another run to start from
@@ -179,6 +175,22 @@ class _Loop:
         self.only_last: list[str] = []
         self.notes: list[str] = []
         self.saved: int | None = None  # the round of the last checkpoint
+
+    def open(self, aggregation: Aggregation | None, path: Path | None, resume: bool) -> None:
+        """Get ready to put replies together otherwise than by adding them up."""
+        self.aggregation = aggregation
+        if aggregation is not None:
+            about = (
+                self.algorithm,
+                self.session,
+                self.ids,
+                self.sizes,
+                self.participation,
+                self.rounds,
+                self.seed,
+                self.quantise,
+            )
+            self.aggregator = aggregation.open(Setting(*about, path, resume))
 
     # -- rounds ------------------------------------------------------------------------------------------------------
 
@@ -219,23 +231,23 @@ class _Loop:
         self.seconds += time.perf_counter() - began
         self._record(clients)
 
-    def step(self) -> None:
+    def step(self) -> bool:
+        """Make a round; whether it was made, for the aggregator may end the run before it."""
         round = self.done + 1
-        positions = cohort(self.participation, len(self.ids), random.fold(self.key, round, _COHORT))
+        if self.aggregator is not None and self.aggregator.draws:
+            positions = torch.arange(len(self.ids))
+        else:
+            positions = cohort(self.participation, len(self.ids), random.fold(self.key, round, _COHORT))
         clients = self.clients(round, positions)
         began = time.perf_counter()
         before = self.state
         self._readmit()
-        if len(positions):
-            with contextlib.suppress(NothingArrived):
-                try:
-                    self.state = self.algorithm.round(clients, self.state)
-                except TooFewClients:
-                    if not self._readmit():
-                        raise
-                    clients = self.clients(round, positions)  # once more, with those who begin anew
-                    self.session.again()
-                    self.state = self.algorithm.round(clients, self.state)
+        try:
+            if len(positions):
+                clients = self._round(clients, positions)
+        except BudgetSpent as error:
+            self.state, self.aggregator.spent = before, str(error)
+            return False
         self.seconds += time.perf_counter() - began
         self.done = round
         try:
@@ -243,6 +255,20 @@ class _Loop:
         except DivergenceError:
             self.state, self.done = before, round - 1
             raise
+        return True
+
+    def _round(self, clients: Clients, positions: torch.Tensor) -> Clients:
+        """The algorithm's round; the clients that it was made with."""
+        with contextlib.suppress(NothingArrived):
+            try:
+                self.state = self.algorithm.round(clients, self.state)
+            except TooFewClients:
+                if not self._readmit():
+                    raise
+                clients = self.clients(clients.round, positions)  # once more, with those who begin anew
+                self.session.again()
+                self.state = self.algorithm.round(clients, self.state)
+        return clients
 
     def _readmit(self) -> bool:
         """Take back clients who have lost their states, where the algorithm has a rule for it; whether there are any."""
@@ -268,7 +294,7 @@ class _Loop:
         }
         due = self.evaluate_every and self.done % self.evaluate_every == 0
         self.only_last = []
-        if due or (self.evaluate_every and self.done == self.rounds):
+        if due or (self.evaluate_every and (self.done == self.rounds or self.stopped)):
             metrics = self._evaluate(clients)
             row.update(metrics)
             self.only_last = [] if due else list(metrics)

@@ -120,6 +120,14 @@ def opened(sent: Any, domain: ModelDomain | None, like: Params) -> Params:
     return {name: t.double() for name, t in parts.items()}
 
 
+def blurred(seen: Params, noise: float, key: Tensor) -> Params:
+    """A message with normal noise of `noise` times its norm on every number."""
+    if not noise:
+        return seen
+    deviation = noise * math.sqrt(sum(float(t.square().sum()) for t in seen.values()))
+    return {k: t + deviation * random.normal(random.fold(key, i), t.shape).double() for i, (k, t) in enumerate(seen.items())}
+
+
 def mismatch(seen: Params, domain: ModelDomain | None) -> Callable[[Params], Tensor]:
     """How badly a gradient explains a message (as `opened` gives it): at least 0, up to the message's rounding."""
     if domain is None:
@@ -340,6 +348,7 @@ def audit_leakage(
     iterations: int = 300,
     restarts: int = 2,
     noise: float = 0.0,
+    message_noise: float = 0.0,
     label: str = "infer",
     others: int = 1000,
     seed: int = 0,
@@ -350,7 +359,9 @@ def audit_leakage(
     data: a name or file of images with labels, or a `Data` whose pixels were not scaled one by one. image: the training row.
     messages: {name: set}, None for the gradient itself; by default the gradient and the L2 and L1 balls of `radius`. model:
     smooth ones serve the observer best, the default is DLG's LeNet with sigmoids. noise: added to the gradient before a message
-    is made of it, relative to its root mean square, as in `FedFW`. label: "infer" reads it from the last layer where that shows
+    is made of it, relative to its root mean square, as in `FedFW`. message_noise: the standard deviation of normal noise on every
+    number of the message, relative to its norm: what `fd.DifferentialPrivacy` of this `noise` releases of a client who is alone (what is
+    `explained`, and `twins`, are of the message without it). label: "infer" reads it from the last layer where that shows
     it, "optimise" looks for it together with the image, as DLG does. restarts: random starts, fewer if one explains the message.
     others: training images among which to look for some that send the same message. progress: show a bar; by default only on a
     terminal.
@@ -362,8 +373,9 @@ def audit_leakage(
     whole_number("restarts", restarts)
     if label not in ("infer", "optimise"):
         raise ConfigError(unknown("label", label, ["infer", "optimise"]))
-    if isinstance(noise, bool) or not isinstance(noise, Real) or not 0 <= noise < math.inf:
-        raise ConfigError(f"noise={noise!r} must be a number that is not negative")
+    for name, value in (("noise", noise), ("message_noise", message_noise)):
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < math.inf:
+            raise ConfigError(f"{name}={value!r} must be a number that is not negative")
     for name, value in (("seed", seed), ("others", others)):
         if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= value < 2**63:
             raise ConfigError(f"{name}={value!r} must be a whole number from 0 to 2^63 - 1")
@@ -396,8 +408,8 @@ def audit_leakage(
     precise = {name: p.double() for name, p in params.items()}
     found = {}
     with _bar(len(sets) * restarts * iterations, progress) as advance:
-        for kind, domain in sets.items():
-            seen = opened(sent[kind], domain, params)
+        for number, (kind, domain) in enumerate(sets.items()):
+            seen = blurred(opened(sent[kind], domain, params), message_noise, random.fold(key, 4, number))
             shown = label_shown(seen, domain, classes) if label == "infer" else None
             distance = mismatch(seen, domain)
 
@@ -422,7 +434,7 @@ def audit_leakage(
                 model, params, best.guess.image[None], torch.tensor([best.guess.label]), {kind: sent[kind]}, {kind: domain}
             )
             found[kind] = Reconstruction(
-                bytes=wire.nbytes(sent[kind]),
+                bytes=wire.nbytes({k: t.float() for k, t in seen.items()} if message_noise else sent[kind]),
                 psnr=best.psnr,
                 loss=best.loss,
                 image=best.guess.image,
