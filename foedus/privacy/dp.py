@@ -181,6 +181,8 @@ class PrivateAggregator(Aggregator):
         for ids, reply in self._replies(clients, ask):
             reply = dense(reply)
             leaves, shape = tree.flatten(reply)
+            if not leaves:  # Independent's clients send nothing
+                continue
             flat = torch.cat([t.reshape(len(t), -1).double() for t in leaves], 1)
             if total is None:
                 form, step = (shape, [t.shape[1:] for t in leaves], [_dtype(t) for t in leaves]), self.step(clip, flat.shape[1])
@@ -193,6 +195,9 @@ class PrivateAggregator(Aggregator):
                 if not bool(torch.isfinite(flat).all()):
                     raise not_finite(leaves, ask.round, ids, remedy=clients.algorithm.remedy)
                 total += clipped(flat, clip, step).sum(0)
+        if total is None:  # so nothing is released, and nothing spent
+            self.open_round = (self.open_round[0], self.open_round[1] - 1)
+            return reply
         bits = round(math.log2(self.config.noise * clip / step))
         noise = torch.from_numpy(sampling.rounded_gaussian(len(total), bits, self.entropy))
         released = ((total + noise).double() + 0.5) * step  # the noise was rounded down

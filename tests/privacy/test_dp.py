@@ -297,6 +297,12 @@ class Looks(Sends):
         return state
 
 
+def test_where_nothing_is_sent_nothing_is_spent():
+    fed = fed_of(np.random.default_rng(0).normal(size=(5, 2)))
+    run = launch(fed, fd.Independent(fd.Linear()), rounds=2)
+    assert run.history["epsilon"].tolist() == [0, 0, 0] and run.history["bytes_up"].iloc[-1] == 0
+
+
 def test_single_replies_are_refused():
     with pytest.raises(fd.ConfigError, match=r"Looks looks at single replies \(single\).*FedAvg"):
         launch(fed_of(np.zeros((5, 2))), Looks())
