@@ -126,7 +126,7 @@ def tune(
     for cell in cells:
         check_arguments(
             cell.algorithm, fed, rounds, seed=max(seeds), engine=engine, participation=participation, evaluate_every=1,
-            target=None, quantise=quantise, checkpoint=None, checkpoint_every=1, resume=False, callbacks=(),
+            target=None, quantise=quantise, aggregation=None, checkpoint=None, checkpoint_every=1, resume=False, callbacks=(),
         )  # fmt: skip
         cell.algorithm.check(fed.spec)
     metric = _metric(metric, fed, all(cell.algorithm.personal for cell in cells))

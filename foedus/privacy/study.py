@@ -137,9 +137,9 @@ def membership(
                 aggregation=aggregation,
                 evaluate_every=trial.rounds,
             )
-            shares = trained.model.predict_proba(x)[np.arange(len(y)), y]
+            logs = trained.model.outputs(x).double().log_softmax(-1).numpy()  # probabilities would underflow, and tie
             inside.append(member)
-            losses.append(-np.log(shares + 1e-30))
+            losses.append(-logs[np.arange(len(y)), y])
             accuracy.append(trained.records.last("accuracy"))
         member, loss = np.concatenate(inside), np.concatenate(losses)
         best = lambda score, member=member: float(np.max(np.subtract(*roc_curve(member, score)[1::-1])))  # noqa: E731
