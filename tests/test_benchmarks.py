@@ -73,7 +73,7 @@ def test_by_hand_is_the_same_computation(hidden):
     import foedus as fd
 
     model = fd.Linear() if hidden is None else fd.MLP(hidden)
-    work = Workload("t", "", 4, 12, 4, model, torch.nn.Identity, 3, hidden=hidden, features=15, batch=12)
+    work = Workload("t", "", 4, 12, 4, model, "none", 3, hidden=hidden, shape=(16,), batch=12)
     fed = work.data()
     limit = Limit(work, fed)
     run = fd.run(fd.FedAvg(model, lr=0.1, batch_size=12), fed, 0, evaluate_every=0)

@@ -79,20 +79,20 @@ def join(parts: list[Trees]) -> Trees:
     """Many flat structures as one."""
     if len(parts) == 1:
         return parts[0]
-    sizes = np.array([len(p.feature) for p in parts])
-    begin = np.cumsum(sizes) - sizes
-    kind = np.int32 if sizes.sum() < 2**31 else np.int64  # what was sent may be narrower than the sums need
+    sizes = torch.tensor([len(p.feature) for p in parts])
+    begin = sizes.cumsum(0) - sizes
+    kind = torch.int32 if int(sizes.sum()) < 2**31 else torch.int64  # what was sent may be narrower than the sums need
 
-    def together(name: str) -> np.ndarray:
-        return np.concatenate([getattr(p, name).numpy() for p in parts])
+    def together(name: str) -> Tensor:  # by PyTorch, all of whose threads make room for them
+        return torch.cat([getattr(p, name) for p in parts])
 
-    def moved(name: str) -> np.ndarray:
-        numbers, base = together(name).astype(kind), np.repeat(begin, [len(getattr(p, name)) for p in parts]).astype(kind)
-        return np.where(numbers >= 0, numbers + base, kind(-1))
+    def moved(name: str) -> Tensor:
+        base = begin.to(kind).repeat_interleave(torch.tensor([len(getattr(p, name)) for p in parts]))
+        numbers = together(name).to(kind)
+        return torch.where(numbers >= 0, numbers + base, -1)
 
-    feature, threshold, value = together("feature").astype(np.int32), together("threshold"), together("value")
-    arrays = (feature, threshold, moved("left"), moved("right"), value, moved("roots"))
-    joined = Trees(*map(torch.from_numpy, arrays), parts[0].features)
+    arrays = (together("feature").int(), together("threshold"), moved("left"), moved("right"), together("value"), moved("roots"))
+    joined = Trees(*arrays, parts[0].features)
     if all(hasattr(p, "_compiled") for p in parts):
         object.__setattr__(joined, "_compiled", [tree for p in parts for tree in p._compiled])
     return joined

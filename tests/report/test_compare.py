@@ -174,10 +174,8 @@ def test_a_run_that_diverges_does_not_spoil_the_others(fed):
 def test_checkpoints_of_a_comparison_are_one_file_a_run(fed, tmp_path):
     algorithms = {"a/../b": fd.FedAvg()}
     first = compare(algorithms, fed, 3, seeds=2, checkpoint=tmp_path / "c")
-    assert sorted(f.name for f in (tmp_path / "c").iterdir()) == [
-        "a%2F..%2Fb-seed0.safetensors",
-        "a%2F..%2Fb-seed1.safetensors",
-    ]
+    names = [f"a%2F..%2Fb-seed{seed}.safetensors" for seed in (0, 1)]  # and the one before, of each
+    assert sorted(f.name for f in (tmp_path / "c").iterdir()) == [n + end for n in names for end in ("", ".previous")]
     again = compare(algorithms, fed, 5, seeds=2, checkpoint=tmp_path / "c", resume=True)
     assert again.runs["a/../b"][1].records.rows[:4] == first.runs["a/../b"][1].records.rows
 
