@@ -91,7 +91,14 @@ def join(parts: list[Trees]) -> Trees:
         numbers = together(name).to(kind)
         return torch.where(numbers >= 0, numbers + base, -1)
 
-    arrays = (together("feature").int(), together("threshold"), moved("left"), moved("right"), together("value"), moved("roots"))
+    arrays = (
+        together("feature").int(),
+        together("threshold"),
+        moved("left"),
+        moved("right"),
+        together("value"),
+        moved("roots"),
+    )
     joined = Trees(*arrays, parts[0].features)
     if all(hasattr(p, "_compiled") for p in parts):
         object.__setattr__(joined, "_compiled", [tree for p in parts for tree in p._compiled])
