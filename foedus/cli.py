@@ -646,7 +646,7 @@ def audit_hostile_command(
 ) -> None:
     """Train with 0 to 40% hostile clients, by plain and robust means: FedAvg, and FedFW with and without its membership check.
 
-    Numbers are accuracies after the last round. 20 clients, Dirichlet(1.0); a linear model. It takes some five minutes on one core.
+    Numbers are accuracies after the last round. 20 clients, Dirichlet(1.0); a linear model. It takes about a minute on one core.
 
     Examples:
 

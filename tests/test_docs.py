@@ -206,7 +206,7 @@ def check_make(words: list[str]) -> None:
     targets = set(re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M).group(1).split())
     assert words[0] in targets, f"make {words[0]}: no such target"
     if words[0] == "bench":
-        check_benchmarks([w.removeprefix("ARGS=") for w in words[1:] if not w.startswith("ARGS='")])
+        check_benchmarks(" ".join(words[1:]).removeprefix("ARGS=").strip("'").split())
 
 
 def check_benchmarks(items: list[str]) -> None:
