@@ -52,6 +52,8 @@ def test_how_replies_are_averaged(tmp_path):
     for command, change in (("run", {}), ("compare", {"algorithm": None, "algorithms__FedAvg": ""})):
         experiment = read_config(write(tmp_path, aggregation=section, **change), command)
         assert experiment.options["aggregation"] == fd.SecureAggregation(threshold=0.8, range=4.0)
+    robust = read_config(write(tmp_path, aggregation='type = "TrimmedMean"\npart = 0.1'), "run")
+    assert robust.options["aggregation"] == fd.TrimmedMean(0.1)
 
 
 def test_a_comparison(tmp_path):
