@@ -47,31 +47,44 @@ def fit_trees(
     for one in grown:
         builder.build(one, x, y, None, None)
     found = from_sklearn(*grown)
-    _compiled(found)  # all clients will apply them: done here, it is done once, and in the thread of one client
+    # All clients will apply them: they are kept as they were grown, but for the values of leaves. This says, too, that they are sound.
+    silent = np.zeros((max(one.node_count for one in grown), 1, 1))
+    object.__setattr__(found, "_compiled", [_silent(one.__getstate__()["nodes"], columns, silent) for one in grown])
     return found
+
+
+def _silent(nodes: np.ndarray, features: int, values: np.ndarray) -> Any:
+    """scikit-learn's tree of these nodes, to say in which of them a row ends; `values`, zeros, enough for all of them."""
+    from sklearn.tree._tree import Tree
+
+    one = Tree(features, np.ones(1, np.intp), 1)
+    one.__setstate__({"max_depth": len(nodes), "node_count": len(nodes), "nodes": nodes, "values": values[: len(nodes)]})
+    return one
 
 
 def from_sklearn(*trees: Any) -> Trees:
     """scikit-learn's trees (`estimator.tree_`) as arrays, one after the other; rows of float32 go the same way in both."""
     sizes = [t.node_count for t in trees]
     roots = np.cumsum([0, *sizes[:-1]]).astype(np.int32)
-    columns = {
-        name: np.concatenate([getattr(t, name) for t in trees])
-        for name in ("feature", "children_left", "children_right", "threshold")
-    }
-    leaf, base = columns["children_left"] < 0, np.repeat(roots, sizes)
-    threshold = columns["threshold"].astype(np.float32)
+    nodes = [t.__getstate__()["nodes"] for t in trees]
+
+    def column(name: str, kind: type) -> np.ndarray:
+        return np.concatenate([n[name] for n in nodes], dtype=kind, casting="unsafe")
+
+    feature, left, right = (column(name, np.int32) for name in ("feature", "left_child", "right_child"))
+    exact, leaf, base = column("threshold", np.float64), left < 0, np.repeat(roots, sizes)
+    base[leaf] = 0
+    left += base
+    right += base
+    threshold = exact.astype(np.float32)
     # Thresholds lie between two values of float32: rounded up, one might reach the larger of them.
-    up = threshold > columns["threshold"]
-    threshold[up] = np.nextafter(threshold[up], np.float32(-np.inf))
-    threshold[leaf], columns["feature"][leaf] = 0, -1
-    numbers = (
-        columns["feature"].astype(np.int32),
-        threshold,
-        *(np.where(leaf, -1, columns[side] + base).astype(np.int32) for side in ("children_left", "children_right")),
-        np.concatenate([t.value[t.children_left < 0, :, 0].astype(np.float32) for t in trees]),
-        roots,
+    np.nextafter(threshold, np.float32(-np.inf), out=threshold, where=threshold > exact)
+    threshold[leaf] = 0
+    ends = [np.flatnonzero(n["left_child"] < 0) for n in nodes]
+    value = np.concatenate(
+        [t.value[:, :, 0].take(end, 0) for t, end in zip(trees, ends, strict=True)], dtype=np.float32, casting="unsafe"
     )
+    numbers = (np.maximum(feature, -1), threshold, left, right, value, roots)
     return Trees(*map(torch.from_numpy, numbers), trees[0].n_features)
 
 
@@ -79,27 +92,27 @@ def join(parts: list[Trees]) -> Trees:
     """Many flat structures as one."""
     if len(parts) == 1:
         return parts[0]
-    sizes = torch.tensor([len(p.feature) for p in parts])
-    begin = sizes.cumsum(0) - sizes
-    kind = torch.int32 if int(sizes.sum()) < 2**31 else torch.int64  # what was sent may be narrower than the sums need
+    sizes = np.array([len(p.feature) for p in parts])
+    begin = np.cumsum(sizes) - sizes
+    kind = np.int32 if sizes.sum() < 2**31 else np.int64  # what was sent may be narrower than the sums need
 
-    def together(name: str) -> Tensor:  # by PyTorch, all of whose threads make room for them
-        return torch.cat([getattr(p, name) for p in parts])
+    def together(name: str) -> np.ndarray:  # by NumPy: to wake PyTorch's threads takes longer than this
+        return np.concatenate([getattr(p, name).numpy() for p in parts])
 
-    def moved(name: str) -> Tensor:
-        base = begin.to(kind).repeat_interleave(torch.tensor([len(getattr(p, name)) for p in parts]))
-        numbers = together(name).to(kind)
-        return torch.where(numbers >= 0, numbers + base, -1)
+    def moved(name: str) -> np.ndarray:
+        numbers = together(name).astype(kind, copy=False)
+        base = np.repeat(begin.astype(kind), [len(getattr(p, name)) for p in parts])
+        return np.where(numbers >= 0, numbers + base, -1).astype(kind, copy=False)
 
     arrays = (
-        together("feature").int(),
+        together("feature").astype(np.int32, copy=False),
         together("threshold"),
         moved("left"),
         moved("right"),
         together("value"),
         moved("roots"),
     )
-    joined = Trees(*arrays, parts[0].features)
+    joined = Trees(*map(torch.from_numpy, arrays), parts[0].features)
     if all(hasattr(p, "_compiled") for p in parts):
         object.__setattr__(joined, "_compiled", [tree for p in parts for tree in p._compiled])
     return joined
@@ -130,6 +143,8 @@ def check_trees(trees: Trees, features: int, outputs: int, count: int | None = N
         )
     if count is not None and len(trees.roots) != count:
         raise ReplyError(f"{len(trees.roots)} trees were sent where {count} were due")
+    if hasattr(trees, "_compiled"):  # grown in this process, or checked before: never read from a message
+        return
     feature, left, right, roots = (getattr(trees, k).numpy() for k in ("feature", "left", "right", "roots"))
     if not len(roots) or roots[0] != 0 or (roots[1:] <= roots[:-1]).any() or roots[-1] >= n:
         raise ReplyError("the roots of trees must rise from node 0, each at a node of its own")
@@ -170,8 +185,6 @@ def _compiled(trees: Trees) -> list[Any]:
     """
     if hasattr(trees, "_compiled"):
         return trees._compiled
-    from sklearn.tree._tree import Tree
-
     feature, left, right, threshold, roots = (
         getattr(trees, k).numpy() for k in ("feature", "left", "right", "threshold", "roots")
     )
@@ -190,11 +203,8 @@ def _compiled(trees: Trees) -> list[Any]:
         raise ReplyError(f"trees with {leaf.sum()} leaves have {len(trees.value)} rows of values")
     nodes["feature"] = np.where(leaf, -2, feature)
     nodes["threshold"] = threshold
-    made, silent, one = [], np.zeros((int(sizes.max()), 1, 1)), np.ones(1, np.intp)
-    for first, n in zip(begin.tolist(), sizes.tolist(), strict=True):
-        made.append(Tree(trees.features, one, 1))
-        parts = {"nodes": nodes[first : first + n], "values": silent[:n]}
-        made[-1].__setstate__({"max_depth": n, "node_count": n, **parts})
+    silent = np.zeros((int(sizes.max()), 1, 1))
+    made = [_silent(nodes[i : i + n], trees.features, silent) for i, n in zip(begin.tolist(), sizes.tolist(), strict=True)]
     object.__setattr__(trees, "_compiled", made)
     return made
 
@@ -211,7 +221,9 @@ def predict_trees(trees: Trees, x: Tensor, weights: Tensor | None = None, thread
     """
     rows = np.ascontiguousarray(x.numpy().reshape(len(x), -1), np.float32)
     compiled, roots = _compiled(trees), trees.roots.tolist()
-    number = np.cumsum(trees.feature.numpy() < 0, dtype=np.int32) - 1  # of a leaf among the leaves, by its node
+    if not hasattr(trees, "_number"):
+        object.__setattr__(trees, "_number", np.cumsum(trees.feature.numpy() < 0, dtype=np.int32) - 1)
+    number = trees._number  # of a leaf among the leaves, by its node
     share = (torch.ones(len(compiled)) if weights is None else weights).float()
     if not len(rows):
         return torch.zeros(0, trees.value.shape[-1])
