@@ -23,10 +23,10 @@ from foedus.errors import ConfigError, unknown
 from foedus.models.base import Model, Params
 from foedus.models.losses import Loss
 
-_BLOCK_BYTES = 1 << 22
+_BLOCK_BYTES = 1 << 21
 """Rows are collected for several steps at once, in blocks of about this size, so that they are still in cache when used."""
 
-_STEP_BYTES, _FEWEST = 1 << 20, 8
+_STEP_BYTES, _FEWEST = 1 << 22, 8
 """Clients are trained so many at a time that one step's rows have about this size, and no fewer than this."""
 
 _TRAINED = ("params", "correction", "memory")
