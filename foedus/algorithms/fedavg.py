@@ -38,7 +38,8 @@ class FedAvg(LocalTraining):
             raise ConfigError(f"server_momentum={self.server_momentum!r} must be in [0, 1)")
 
     def train(self, client: Client, w: Params) -> tuple[Params, None]:
-        return tree.sub(self.descend(client, w)["params"], w), client.state
+        learnt = self.descend(client, w)["params"]  # nobody else's: what it has moved by can be written over it
+        return tree.map(lambda a, b: a.sub_(b), learnt, w), client.state
 
     def round(self, clients: Clients, state: State) -> State:
         move = clients.mean(self.train, weights=self.weights, w=state.w)

@@ -70,7 +70,9 @@ def product(slope: Tensor, x: Tensor, weight: Tensor, alpha: float | None, beta:
 def total(slope: Tensor, bias: Tensor, alpha: float | None, beta: float) -> Tensor:
     """The gradient in a bias; or the step on it, in place."""
     sums = slope.sum(-2)
-    return sums if alpha is None else bias.mul_(beta).add_(sums, alpha=alpha)
+    if alpha is None:
+        return sums
+    return (bias if beta == 1 else bias.mul_(beta)).add_(sums, alpha=alpha)
 
 
 def uniform_init(key: Tensor, number: int, shape: Sequence[int], fan_in: int) -> Tensor:
