@@ -1,8 +1,8 @@
 """Speed, as ratios measured in one run: `python -m benchmarks [ITEM ...] [--repeats 5] [--docs]`.
 
-Without items, those of docs/performance.md: machine w1 w2 w3 w4 w6 w7 w8 w9 w10 crowd overhead memory scaling start profile. Results are kept in
-benchmarks/results; --docs writes the page from them. Further studies, by name: batching fednewton fedfw lowrank fedboost fedres ffgb ray
-flower secure peers (the last installs other tools).
+Without items, those of docs/performance.md but for peers, which installs other tools: machine w1 .. w10 crowd overhead memory scaling start
+profile. Results are kept in benchmarks/results; --docs writes the page from them. Further studies, by name: batching fednewton fedfw lowrank
+fedboost fedres ffgb ray flower secure.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ Study = Callable[[int], None]
 PAGE: dict[str, dict[str, Study]] = {
     "The machine": {"machine": machine},
     "Rounds of FedAvg": {name: partial(workload, name) for name in WORKLOADS},
+    "Other tools": {"peers": peers},
     "The five families": {name: partial(family, name) for name in FAMILIES},
     "100,000 clients": {"crowd": crowd},
     "The engine alone": {"overhead": overhead},
@@ -56,7 +57,6 @@ STUDIES: dict[str, Study] = {
     "ray": ray,
     "flower": flower,
     "secure": secure,
-    "peers": peers,
 }
 """What other pages speak of."""
 
@@ -74,7 +74,7 @@ def main() -> None:
     unknown = set(options.items) - set(items)
     if unknown:
         parser.error(f"unknown item {', '.join(sorted(unknown))}; choose from {', '.join(items)}")
-    chosen = options.items or ([] if options.docs else list(on_the_page))
+    chosen = options.items or ([] if options.docs else [name for name in on_the_page if name != "peers"])
     for name in chosen:
         print(f"\n{name}, {store.where()['machine']}\n", flush=True)
         if name in on_the_page:
