@@ -20,6 +20,11 @@ from foedus.privacy.shamir import Entropy
 Noise = Callable[[int], np.ndarray]
 """So many whole numbers (int64) to be added before masking, in units of the step."""
 
+FINE = 1024
+"""For differential privacy: steps of the grid in a reply of the largest norm whose entries are all alike, for each entry."""
+
+_HAIR = 1 - 1e-9  # covers the rounding of a norm
+
 
 @dataclass(frozen=True)
 class FixedPoint:
@@ -128,6 +133,20 @@ class FixedPoint:
     def decode(self, total: np.ndarray) -> np.ndarray:
         """A sum of encoded numbers as real ones."""
         return total.view(np.dtype(f"i{total.itemsize}")).astype(np.float64) * self.step
+
+
+def clipped(flat: Tensor, clip: float, step: float) -> Tensor:
+    """Rows of at most the norm `clip`, as multiples of `step`: scaled down where they are longer, then rounded."""
+    limit = (clip - step * math.sqrt(flat.shape[1]) / 2) * _HAIR  # rounding adds at most half a step to every entry
+    # In two steps: what is finite may have a square that is not.
+    size = (
+        flat.abs().amax(1, keepdim=True).clamp(min=torch.finfo(flat.dtype).tiny)
+        if flat.shape[1]
+        else flat.new_ones(len(flat), 1)
+    )
+    norm = torch.linalg.vector_norm(flat / size, dim=1, keepdim=True)
+    factor = torch.where(norm * size > limit, limit / norm, size)
+    return (flat / size * (factor / step)).round().long()
 
 
 def dense(reply: Tree) -> Tree:

@@ -108,7 +108,7 @@ def test_the_divisor_is_the_expected_number(monkeypatch):
 def test_one_client_changes_the_sum_by_at_most_clip(size, seed, clip, noise, scale):
     """In whole steps of the grid, exactly: the sum of squares is a whole number."""
     rows = torch.from_numpy(np.random.default_rng(seed).standard_normal((4, size))) * scale
-    step = dp.PrivateAggregator.step(type("A", (), {"config": private(noise=noise)}), clip, size)
+    step = dp.grid(noise, clip, size)
     whole = dp.clipped(rows, clip, step)
     change = (whole.sum(0) - whole[1:].sum(0)).tolist()
     assert math.sqrt(sum(v * v for v in change)) * step <= clip
