@@ -221,7 +221,10 @@ def phase(
     settings, secrets, hooks = demands.settings(asked.get("secure")), Secrets(cache), signatures(config)
     if len(parts) != len(asked["ids"]):
         raise SecureError(f"there are {len(parts)} questions for {len(asked['ids'])} clients")
-    share = lambda offer: Share(settings, str(asked.get("step")), Offer.read(offer).clients)  # noqa: E731
+
+    def share(offer: Tree) -> Share:
+        return Share(settings, settings.privacy.clip_of(str(asked.get("step"))), Offer.read(offer).clients)
+
     of = (lambda offer: settings) if settings.privacy is None else (lambda offer: share(offer).settings)
     answers: dict[int, bytes] = {}
     errors: dict[str, str] = {}

@@ -55,15 +55,15 @@ _LEAST = 25
 
 
 class Share:
-    """What a client does in one exchange: `clip` is the largest norm of its reply, `variance` that of its noise, in steps.
+    """What each of so many clients does in one exchange: `clip` is the largest norm of its reply, `variance` that of its noise, in steps.
 
     `settings` are those of the exchange: its range is `clip`, and it has room for the noise.
     """
 
-    def __init__(self, config: SecureAggregation, step: str, clients: int):
+    def __init__(self, config: SecureAggregation, clip: float, clients: int):
         privacy = config.privacy
         self.bits, self.multiplier, self.needed = config.bits, Fraction(privacy.noise), config.needed(clients)
-        self.clip, self.entropy = privacy.clip_of(step), privacy.entropy or os.urandom
+        self.clip, self.entropy = clip, privacy.entropy or os.urandom
         self.variance = math.ceil(self.multiplier**2 * 4 ** (self.bits - 1) / self.needed)
         self.headroom = math.isqrt(TAIL**2 * self.variance) + 1
         self.settings = replace(config, range=self.clip, headroom=self.headroom, privacy=None)

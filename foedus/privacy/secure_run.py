@@ -162,8 +162,9 @@ class PrivateSecureAggregator(Accounted, SecureAggregator):
         SecureAggregator.__init__(self, config, setting)
         if self.remote and config.privacy.entropy is not None:
             raise ConfigError("entropy is for tests in this process: sites draw their noise themselves; leave entropy out")
+        everybody = len(setting.ids)
+        Share(config, 1.0, everybody).settings.fixed_point.width(everybody, everybody)  # refuses what has no room
         self.member: torch.Tensor | None = None  # of clients in this process
-        self.share: Share | None = None
 
     def among(self, clients: Clients) -> Clients:
         """All of them: who takes part is for nobody to know."""
@@ -181,9 +182,9 @@ class PrivateSecureAggregator(Accounted, SecureAggregator):
         return total.cast(1.0 if weights is None else self.open_round[0] * len(total.ids))
 
     def settings(self, ask: Ask, clients: int) -> SecureAggregation:
-        self.share = Share(self.config, ask.step, clients)
-        self.noise, self.clip = self.share.noise, self.share.clip
-        return self.share.settings
+        share = Share(self.config, self.privacy.clip_of(ask.step), clients)
+        self.noise, self.clip = share.noise, share.clip
+        return share.settings
 
     def told(self, ask: Ask) -> dict[str, Any]:
         return {"step": ask.step, "cohort": self.cohort, "probability": self.open_round[0]}
