@@ -13,6 +13,8 @@ Adding or removing one client changes the sum by at most c: `foedus.privacy.acco
 who took part. So the server draws S itself, from the operating system's generator: sites know the seed of a run, and could redo what is
 drawn from it. And the algorithm is shown all clients, not S: a round in which nobody takes part releases noise like every other.
 
+Under secure aggregation clients do all this themselves: see `foedus.privacy.distributed`.
+
 Noise is exact: replies are rounded to a grid, and what is added is a normal number rounded down to the same grid (`foedus.privacy.sampling`).
 """
 

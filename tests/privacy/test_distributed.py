@@ -225,9 +225,10 @@ def test_who_does_not_take_part_stays_as_it_is(monkeypatch):
         fd.FedAvg(fd.Linear()),
         fd.Scaffold(fd.Linear()),
         fd.FedFW(fd.Linear(bias=False), fd.L2Ball(5.0), penalty=1e-3, measure_every=0),
+        fd.FedFW(fd.Linear(bias=False), fd.NuclearBall(5.0), penalty=1e-3, measure_every=0),
         fd.FedNewton(fd.RandomFourier(10, bandwidth=4.0), reg=0.1),
     ],
-    ids=["FedAvg", "Scaffold", "FedFW", "FedNewton"],
+    ids=["FedAvg", "Scaffold", "FedFW", "FedFW, rank one", "FedNewton"],
 )
 def test_algorithms_that_only_average(algorithm):
     fed = fd.split(fd.load("digits"), "iid", clients=5, seed=0)
@@ -367,7 +368,7 @@ def test_a_grid_that_is_too_coarse_is_refused_and_the_remedy_works():
     share = Share(joined(bits=20, noise=0.01), 1.0, 3)
     with pytest.raises(fd.ConfigError, match=r"bits=20.*SecureAggregation\(bits=25\)"):
         share.noise(1000)
-    size, steps = 10**6, 2.0**23
+    size, steps = 10**7, 2.0**23
     assert 1.01 * (size + 2 * math.sqrt(150 * size) + 300) / (24 * steps**2) <= distributed.APART
     assert Share(joined(), 1.0, 3)._fine(size, 24) and not Share(joined(), 1.0, 3)._fine(2**28, 24)
 
