@@ -19,7 +19,7 @@ Neighbours are federations of the same n clients in which one has rows or has no
 
 The account is for normal noise. How far from it is a sum of t discrete Gaussians, of variance s^2 = t v, in d entries?
 
-1. The probability of x is within exp(+-tau) of that under N_Z(0, s^2), tau = 10 sum_{k<t} exp(-2 pi^2 v k / (k + 1)) (their Theorem 9); and that
+1. The probability of x is within exp(+-tau) of that under N_Z(0, s^2), tau = 10 sum_{k<t} exp(-2 pi^2 v k / (k + 1)) (their bound); and that
    is the normal density f(x) over 1 + 2 sum_k exp(-2 pi^2 s^2 k^2). With v >= 25 these factors are 1 to a hundred digits.
 2. A normal number rounded to the nearest whole one has the probabilities r(x) = f(x) E[exp(-(2 x u + u^2) / (2 s^2))], u uniform in [-1/2, 1/2].
    By Jensen's inequality, f(x) <= r(x) exp(1 / (24 s^2)) for every x. As sinh(a) <= a exp(a^2 / 6), r(x) <= f(x) exp(x^2 / (24 s^4)).
