@@ -32,6 +32,12 @@
     [aggregation]                         # how replies are averaged, if not by adding them up
     type = "SecureAggregation"            # further keys are its settings
 
+    [aggregation.privacy]                 # for SecureAggregation: noise as well
+    type = "DifferentialPrivacy"
+    clip = 1.0
+    noise = 1.0
+    delta = 1e-5
+
     [engine]                              # settings of fd.Local; or type = "Ray", and those of fd.Ray
     [output]                              # run = FILE, runs = FOLDER, report = PAGE
     [track]                               # tensorboard = FOLDER, mlflow = { experiment = NAME, uri = ADDRESS }

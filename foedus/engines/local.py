@@ -333,6 +333,10 @@ class LocalSession:
             self.states.put(position, state)
         return Client(id_, table.one(position), prepared, state, key, self.shared, self.spec, *late, self.longest)
 
+    def state_of(self, position: int) -> Tree:
+        """What one client remembers; its first state, if it has not taken part yet."""
+        return self._client(self.train, position, self.seed_key).state if self.remembers else None
+
     def _states(self, group: Group) -> Tree:
         """The states of a batch, stacked; clients that take part for the first time get their first one."""
         if not self.remembers:

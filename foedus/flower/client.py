@@ -33,8 +33,9 @@ from foedus.data.federation import Federation
 from foedus.engines.local import Local, LocalSession
 from foedus.errors import CheckpointError, ConfigError, FoedusError, ReplyError, SecureError
 from foedus.flower import messages
-from foedus.flower.secure_site import Demands, Plain, phase, questions
+from foedus.flower.secure_site import Demands, Plain, absent, phase, questions
 from foedus.flower.site import Schema, Site, read_shard, read_site
+from foedus.privacy.fixedpoint import dense
 from foedus.version import __version__
 
 
@@ -163,10 +164,16 @@ def exchange(
     replies: dict[int, Tree] = {}
     if ids:
         key = random.key(asked["seed"])
+        away = absent(asked, step, ids, site.config, site.cache) if masked else []
+        before = {i: session.state_of(places[i]) for i in away}
         ask = Ask(step, wire.decode(payload), torch.tensor(ids), key, asked["round"], asked["exchange"], asked["quantise"])
         for some, reply, stacked in session.exchange(ask):
             for n, i in enumerate(some.tolist()):
                 replies[i] = Replies(some, some, stacked=reply)[n] if stacked else reply
+        for i in away:  # after the step all the same: how long an answer takes must not tell who takes part
+            replies[i] = tree.map(torch.zeros_like, dense(replies[i]))
+            if session.remembers:
+                session.states.put(places[i], before[i])
         demands = Demands.of(site.config)
         if not masked and any(tree.leaves(reply) for reply in replies.values()):
             demands.plain(step, "secure" in asked)

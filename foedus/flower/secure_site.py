@@ -9,6 +9,8 @@ it answers. After the last phase it is gone.
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import os
 import tomllib
 import uuid
@@ -18,12 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from foedus.core import checkpoint as files
 from foedus.core import wire
 from foedus.core.config import from_config
 from foedus.core.tree import Tree
 from foedus.errors import ConfigError, DataError, DivergenceError, FoedusError, ReplyError, SecureError
 from foedus.flower import messages
-from foedus.privacy import graph
+from foedus.privacy import graph, sampling
+from foedus.privacy.distributed import Share
+from foedus.privacy.dp import DifferentialPrivacy
 from foedus.privacy.protocol import PHASES, Offer, SecureAggregation
 
 
@@ -38,11 +43,13 @@ class Demands:
     secure="required"          nothing but empty replies in the clear; neighbours as many as "auto" gives
     secure_clients=3           the fewest clients in a sum
     secure_threshold=0.6       the lowest threshold; with secure="required" 2/3 unless given
+    secure_noise=1.0           the least noise of differential privacy; nothing is sent without, as with secure="required"
     """
 
     required: bool = False
     clients: int = 2
     threshold: float = 0.5
+    noise: float = 0.0
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> Demands:
@@ -52,10 +59,14 @@ class Demands:
         clients = config.get("secure_clients", 2)
         if type(clients) is not int or clients < 2:
             raise DataError(f"--node-config: secure_clients={clients!r} must be a whole number of at least 2")
-        threshold = config.get("secure_threshold", 2 / 3 if said == "required" else 0.5)
+        noise = config.get("secure_noise", 0.0)
+        if type(noise) not in (int, float) or not 0 <= noise < math.inf:
+            raise DataError(f"--node-config: secure_noise={noise!r} must be a number that is not negative, such as 1.0")
+        required = said == "required" or noise > 0
+        threshold = config.get("secure_threshold", 2 / 3 if required else 0.5)
         if type(threshold) not in (int, float) or not 0.5 <= threshold <= 1:
             raise DataError(f"--node-config: secure_threshold={threshold!r} must be from 0.5 to 1")
-        return cls(said == "required", clients, float(threshold))
+        return cls(required, clients, float(threshold), float(noise))
 
     def greeting(self, secure: Any) -> None:
         """Refuse, before any training, a run that this site would not answer; `secure` are its settings, or None."""
@@ -72,13 +83,18 @@ class Demands:
 
     def settings(self, config: Any) -> SecureAggregation:
         """The settings of a run, if they are good enough for this site."""
-        settings = from_config(config, {"SecureAggregation": SecureAggregation}, "secure")
+        known = {"SecureAggregation": SecureAggregation, "DifferentialPrivacy": DifferentialPrivacy}
+        settings = from_config(config, known, "secure")
         if not isinstance(settings, SecureAggregation):
             raise ConfigError(f"secure: {str(config)[:80]!r} are no settings of secure aggregation")
         if settings.threshold < self.threshold - 1e-9:
             raise SecureError(
                 f"threshold={settings.threshold:.3g} is less than the {self.threshold:.3g} that this site demands"
             )
+        given = 0.0 if settings.privacy is None else settings.privacy.noise
+        if given < self.noise:
+            said = f"noise={given:.3g} is less than" if given else "the run has no differential privacy, with"
+            raise SecureError(f"{said} the noise of {self.noise:.3g} that this site demands (secure_noise in its node config)")
         return settings
 
     def offer(self, settings: SecureAggregation, asked: dict[str, Any], message: Tree) -> None:
@@ -146,6 +162,17 @@ class Secrets:
         finally:
             mine.unlink()
 
+    def takes_part(self, client: int, cohort: str, probability: float) -> bool:
+        """Whether a client takes part in a round: drawn once for a cohort, and kept, as all exchanges of a round are of one sample."""
+        path = self.folder / f"{client}.cohort"
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            known, takes = json.loads(path.read_text())
+            if known == cohort:
+                return takes
+        takes = bool(sampling.bernoulli(probability, 1)[0])
+        files.replace(path, [json.dumps([cohort, takes]).encode()])
+        return takes
+
     def put(self, client: int, state: Tree) -> None:
         new = self.folder / f".{client}.{uuid.uuid4().hex}"
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -153,16 +180,22 @@ class Secrets:
         new.replace(self.folder / f"{client}.bin")
 
     @contextlib.contextmanager
-    def client(self, client: int, phase: str, settings: SecureAggregation, **hooks: Any) -> Iterator[Any]:
-        """The client in its present state; what becomes of it is written before anything is answered."""
+    def client(
+        self, client: int, phase: str, offer: Tree, settings: Callable[[Tree], SecureAggregation], **hooks: Any
+    ) -> Iterator[Any]:
+        """The client in its present state; what becomes of it is written before anything is answered.
+
+        offer: in the first phase. settings: of an exchange, by its offer.
+        """
         from foedus.privacy.secure_client import SecureClient
 
         if phase == "advertise":
             for left in self.folder.glob(f".{client}.*"):  # by a process that was killed
                 left.unlink(missing_ok=True)
-            found = SecureClient(client, settings, **hooks)
+            found = SecureClient(client, settings(offer), **hooks)
         else:
-            found = SecureClient.restore(self.take(client), settings, **hooks)
+            state = self.take(client)
+            found = SecureClient.restore(state, settings(state["offer"]), **hooks)
         try:
             yield found
         finally:
@@ -179,7 +212,8 @@ def phase(
 ) -> tuple[dict[str, Any], bytes]:
     """Header and body of the answer of these clients to one phase; the errors of each are its own.
 
-    parts: the question of each client asked. more: what `mask` needs of a client besides: its reply and its weight.
+    parts: the question of each client asked. more: what `mask` needs of a client besides: its reply and its weight. Under differential
+    privacy all weigh the same, whatever the server says, and replies are clipped and get noise.
     """
     demands, name = Demands.of(config), asked["phase"]
     if name not in PHASES:
@@ -187,6 +221,11 @@ def phase(
     settings, secrets, hooks = demands.settings(asked.get("secure")), Secrets(cache), signatures(config)
     if len(parts) != len(asked["ids"]):
         raise SecureError(f"there are {len(parts)} questions for {len(asked['ids'])} clients")
+
+    def share(offer: Tree) -> Share:
+        return Share(settings, settings.privacy.clip_of(str(asked.get("step"))), Offer.read(offer).clients)
+
+    of = (lambda offer: settings) if settings.privacy is None else (lambda offer: share(offer).settings)
     answers: dict[int, bytes] = {}
     errors: dict[str, str] = {}
     for i, part in zip(asked["ids"], parts, strict=True):
@@ -194,17 +233,38 @@ def phase(
             question = wire.decode(part)
             if name == "advertise":
                 demands.offer(settings, asked, question)
-            with secrets.client(i, name, settings, **hooks) as client:
-                answer = getattr(client, name)(question, *more(i))
+            with secrets.client(i, name, question, of, **hooks) as client:
+                extra = more(i)
+                if name == "mask" and settings.privacy is not None:
+                    mine = share(client.state.offer)
+                    extra = (extra[0], 1, mine.noise, mine.clip)
+                answer = getattr(client, name)(question, *extra)
             answers[i] = wire.encode(answer)
         except (DivergenceError, ReplyError) as error:  # its words may quote the reply
             warnings.warn(str(error), stacklevel=2)
-            within = f"-{settings.range:g} .. {settings.range:g}"
-            errors[str(i)] = f"its reply does not fit into {within}, so nothing was sent; the log of the site says more"
+            within = (
+                f"does not fit into -{settings.range:g} .. {settings.range:g}" if settings.privacy is None else "is not finite"
+            )
+            errors[str(i)] = f"its reply {within}, so nothing was sent; the log of the site says more"
         except FoedusError as error:
             errors[str(i)] = str(error)
     about = {"round": asked["round"], "exchange": asked["exchange"], "phase": name, "ids": list(answers), "errors": errors}
     return {**about, "lengths": [len(a) for a in answers.values()]}, b"".join(answers.values())
+
+
+def absent(asked: dict[str, Any], step: str, ids: list[int], config: dict[str, Any], cache: Path | None) -> list[int]:
+    """Those of the clients who do not take part in this round, though they answer: nobody without differential privacy."""
+    if Demands.of(config).settings(asked.get("secure")).privacy is None:
+        return []
+    cohort, probability = asked.get("cohort"), asked.get("probability")
+    if not isinstance(cohort, str) or not 0 < len(cohort) <= 64:
+        raise SecureError("cohort must be a text of at most 64 characters")
+    if type(probability) not in (int, float) or not 0 < probability <= 1:
+        raise SecureError(f"probability={str(probability)[:40]} must be above 0 and at most 1")
+    if asked.get("step") != step:
+        raise SecureError(f"keys were made for {str(asked.get('step'))[:40]!r}, not for {step}")
+    secrets = Secrets(cache)
+    return [i for i in ids if not secrets.takes_part(i, cohort, float(probability))]
 
 
 def questions(asked: dict[str, Any], body: bytes) -> list[bytes]:

@@ -203,9 +203,14 @@ class FlowerSession:
         """From now on sites are told that nothing but empty replies may be sent in the clear."""
         self.secured, self.common["secure"] = True, to_config(config)
 
-    def phase(self, ask: Ask, phase: str, questions: dict[int, Tree], weights: str | None) -> dict[int, Tree | SecureError]:
-        """Put the questions of a phase to clients; what a step is asked with goes with `mask`. Answers, or why there is none."""
-        asked, more = sorted(questions), {**self._about(ask), "phase": phase, "weights": weights}
+    def phase(
+        self, ask: Ask, phase: str, questions: dict[int, Tree], weights: str | None, told: dict[str, Any]
+    ) -> dict[int, Tree | SecureError]:
+        """Put the questions of a phase to clients; what a step is asked with goes with `mask`. Answers, or why there is none.
+
+        told: what sites must know besides.
+        """
+        asked, more = sorted(questions), {**self._about(ask), "phase": phase, "weights": weights, **told}
         first = [wire.encode(ask.payload)] if phase == "mask" else []
         headers, bodies = self._headers(asked, more), {}
         for node, header in headers.items():

@@ -23,7 +23,7 @@ from foedus.data.federation import Federation
 from foedus.errors import DataError, unknown
 
 KEYS = ("data", "label", "client", "name", "test", "seed", "cache", "shards")
-SECURE_KEYS = ("secure", "secure_clients", "secure_threshold", "signing_key", "peers")
+SECURE_KEYS = ("secure", "secure_clients", "secure_threshold", "secure_noise", "signing_key", "peers")
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,13 @@ def _library() -> None:
         raise FoedusError("differential privacy needs dp-accounting: pip install 'foedus[private]'") from None
 
 
-def epsilon(spent: Spent, delta: float, accountant: str = "pld") -> float:
-    """The epsilon, at this delta, of all that was released."""
+def epsilon(spent: Spent, delta: float, accountant: str = "pld", apart: float = 0.0) -> float:
+    """The epsilon, at this delta, of all that was released.
+
+    apart: for noise that is not quite normal (`foedus.privacy.distributed`). What k exchanges release, with this noise or with normal noise,
+    has probabilities within factors of exp(+-h), h = k apart, of each other, but for events that are together less likely than h delta exp(-e - h) / 2.
+    So what is (e, delta exp(-2 h)) with normal noise is (e + 2 h, delta) with this one.
+    """
     if accountant not in ACCOUNTANTS:
         raise ConfigError(unknown("accountant", accountant, list(ACCOUNTANTS)))
     together: Counter[tuple[float, float]] = Counter()
@@ -55,7 +60,8 @@ def epsilon(spent: Spent, delta: float, accountant: str = "pld") -> float:
             together[probability, noise / math.sqrt(exchanges)] += times
     if certain:
         together[1.0, 1 / math.sqrt(certain)] += 1
-    return _epsilon(tuple(sorted(together.items())), float(delta), accountant)
+    off = apart * sum(times * exchanges for (_, _, exchanges), times in spent.items())
+    return _epsilon(tuple(sorted(together.items())), delta * math.exp(-2 * off), accountant) + 2 * off
 
 
 @functools.lru_cache(maxsize=4096)

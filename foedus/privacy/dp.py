@@ -13,6 +13,8 @@ Adding or removing one client changes the sum by at most c: `foedus.privacy.acco
 who took part. So the server draws S itself, from the operating system's generator: sites know the seed of a run, and could redo what is
 drawn from it. And the algorithm is shown all clients, not S: a round in which nobody takes part releases noise like every other.
 
+Under secure aggregation clients do all this themselves: see `foedus.privacy.distributed`.
+
 Noise is exact: replies are rounded to a grid, and what is added is a normal number rounded down to the same grid (`foedus.privacy.sampling`).
 """
 
@@ -40,16 +42,11 @@ from foedus.core.tree import Tree
 from foedus.errors import CheckpointError, ConfigError, ReplyError, positive, unknown
 from foedus.privacy import sampling
 from foedus.privacy.accounting import ACCOUNTANTS, Spent, epsilon
-from foedus.privacy.fixedpoint import dense
+from foedus.privacy.fixedpoint import FINE, clipped, dense
 from foedus.privacy.shamir import Entropy
 
 if TYPE_CHECKING:
     from foedus.core.clients import Ask, Clients, Replies
-
-FINE = 1024
-"""Steps of the grid in a reply of norm `clip` whose entries are all alike, for each entry."""
-
-_HAIR = 1 - 1e-9  # covers the rounding of a norm
 
 
 @dataclass(frozen=True)
@@ -114,14 +111,17 @@ class DifferentialPrivacy(Aggregation):
         return PrivateAggregator(self, setting)
 
 
-class PrivateAggregator(Aggregator):
-    """Draws who takes part, clips, adds noise, and keeps account."""
+class Accounted(Aggregator):
+    """An aggregator that releases noisy sums: keeps account of them, and ends the run where the budget does."""
 
     hides = draws = True
 
-    def __init__(self, config: DifferentialPrivacy, setting: Setting):
-        self.config, self.ids = config, setting.ids
-        self.entropy = config.entropy or os.urandom
+    apart = 0.0
+    """By how much the noise of an exchange may be off the normal one: see `foedus.privacy.accounting.epsilon`."""
+
+    def __init__(self, privacy: DifferentialPrivacy, setting: Setting):
+        self.privacy, self.ids = privacy, setting.ids
+        self.entropy = privacy.entropy or os.urandom
         part = setting.participation
         if not isinstance(part, Poisson) and part != 1:
             raise ConfigError(
@@ -134,19 +134,18 @@ class PrivateAggregator(Aggregator):
                 "fd.Delayed and differential privacy do not go together: two late replies of one client may come in one round, and "
                 "would count twice; use the engine without delays"
             )
-        if config.delta >= 1 / len(self.ids):
+        if privacy.delta >= 1 / len(self.ids):
             raise ConfigError(
-                f"delta={config.delta!r} allows to give away one of the {len(self.ids)} clients altogether; it must be well below "
+                f"delta={privacy.delta!r} allows to give away one of the {len(self.ids)} clients altogether; it must be well below "
                 f"1 / clients, such as {0.01 / len(self.ids):.0e}"
             )
-        for step, _ in config.clip if isinstance(config.clip, tuple) else ():
+        for step, _ in privacy.clip if isinstance(privacy.clip, tuple) else ():
             if not callable(getattr(setting.algorithm, step, None)):
                 raise ConfigError(f"clip names {step!r}, which is no step of {type(setting.algorithm).__name__}")
         self.rounds: Counter[tuple[float, float, int]] = Counter()
         self.open_round: tuple[float, int] | None = None  # probability and exchanges so far of the round that is going on
         self.usual = 1  # exchanges in a round
-        self.round, self.cohort, self.expected = -1, "", 0.0
-        self.member = torch.ones(len(self.ids), dtype=torch.bool)
+        self.round, self.cohort = -1, ""
         self.journal = None if setting.checkpoint is None else Journal(setting.checkpoint)
         if self.journal is not None and self.journal.path.exists():
             if not setting.resume:
@@ -157,64 +156,18 @@ class PrivateAggregator(Aggregator):
         if not self.rounds:
             self._affordable(self._with(self.probability, 1), "one round")
 
-    # -- what is released --------------------------------------------------------------------------------------------
+    def _begin(self, clients: Clients) -> bool:
+        """Whether this is the first exchange of a round, whose cohort is to be drawn: each with `open_round[0]`, all before the first."""
+        if self.round == clients.round:
+            return False
+        self._close()
+        self.round, self.cohort = clients.round, os.urandom(8).hex()
+        self.open_round = (self.probability if clients.round else 1.0, 0)
+        return True
 
-    def among(self, clients: Clients) -> Clients:
-        """Those of the clients who take part: drawn once a round; all of them before the first."""
-        if self.round != clients.round:
-            self._close()
-            self.round, self.cohort = clients.round, os.urandom(8).hex()
-            chance = self.probability if clients.round else 1.0
-            self.open_round = (chance, 0)
-            self.member = torch.from_numpy(sampling.bernoulli(chance, len(self.ids), self.entropy))
-        self.expected = self.open_round[0] * len(clients)
-        chosen = self.member[torch.searchsorted(self.ids, clients.ids)]
-        return replace(clients, ids=clients.ids[chosen], sizes=clients.sizes[chosen], taking=int(self.member.sum()))
-
-    def total(self, clients: Clients, ask: Ask, weights: str | None) -> Tree:
-        """The noisy sum of clipped replies; over the expected number of clients, where an average was asked for."""
-        if weights not in (None, "rows", "uniform"):
-            raise ConfigError(unknown("weights", weights, ["rows", "uniform"]))
-        clip = self.config.clip_of(ask.step)
-        self._charge(ask)
-        form = total = step = None
-        for ids, reply in self._replies(clients, ask):
-            reply = dense(reply)
-            leaves, shape = tree.flatten(reply)
-            if not leaves:  # Independent's clients send nothing
-                continue
-            flat = torch.cat([t.reshape(len(t), -1).double() for t in leaves], 1)
-            if total is None:
-                form, step = (shape, [t.shape[1:] for t in leaves], [_dtype(t) for t in leaves]), self.step(clip, flat.shape[1])
-                total = torch.zeros(flat.shape[1], dtype=torch.int64)
-            elif (shape, [t.shape[1:] for t in leaves]) != form[:2]:
-                raise ReplyError(
-                    f"round {ask.round}: clients {ids.tolist()[:5]} replied with another structure than those before"
-                )
-            if ids is not None:
-                if not bool(torch.isfinite(flat).all()):
-                    raise not_finite(leaves, ask.round, ids, remedy=clients.algorithm.remedy)
-                total += clipped(flat, clip, step).sum(0)
-        if total is None:  # so nothing is released, and nothing spent
-            self.open_round = (self.open_round[0], self.open_round[1] - 1)
-            return reply
-        bits = round(math.log2(self.config.noise * clip / step))
-        noise = torch.from_numpy(sampling.rounded_gaussian(len(total), bits, self.entropy))
-        released = ((total + noise).double() + 0.5) * step  # the noise was rounded down
-        released = released if weights is None else released / self.expected
-        parts = released.split([math.prod(s) for s in form[1]])
-        return tree.unflatten([p.view(s).to(d) for p, s, d in zip(parts, form[1], form[2], strict=True)], form[0])
-
-    def _replies(self, clients: Clients, ask: Ask) -> Iterable[tuple[Tensor | None, Tree]]:
-        """The replies, batch by batch; where there are none, one of nobody, whose form alone counts."""
-        if len(clients):
-            with contextlib.suppress(NothingArrived):
-                return clients.stream(ask)
-        return [(None, blank(clients, ask))]
-
-    def step(self, clip: float, size: int) -> float:
-        """The grid of replies of so many numbers: the noise is 2^bits of its steps."""
-        return self.config.noise * clip / 2 ** max(10, math.ceil(math.log2(FINE * self.config.noise * math.sqrt(max(size, 1)))))
+    def _draw(self) -> Tensor:
+        """Who of all clients takes part in the round that is going on."""
+        return torch.from_numpy(sampling.bernoulli(self.open_round[0], len(self.ids), self.entropy))
 
     def gathered(self, clients: Clients, ask: Ask, replies: Replies) -> None:
         if any(tree.leaves(reply) for reply in ([replies.stacked] if replies.separate is None else replies.separate)):
@@ -223,21 +176,19 @@ class PrivateAggregator(Aggregator):
                 "only averages and sums get noise. Use an algorithm that asks for averages, such as FedAvg, FedFW, FedBoost or FedNewton"
             )
 
-    # -- the account -------------------------------------------------------------------------------------------------
-
     def _with(self, probability: float, exchanges: int) -> Spent:
         """What was released, and a round more."""
-        return self.rounds + Counter({(probability, float(self.config.noise), exchanges): 1})
+        return self.rounds + Counter({(probability, float(self.privacy.noise), exchanges): 1})
 
     def _epsilon(self, spent: Spent) -> float:
-        return epsilon(spent, self.config.delta, self.config.accountant)
+        return epsilon(spent, self.privacy.delta, self.privacy.accountant, self.apart)
 
     def _affordable(self, spent: Spent, what: str) -> None:
-        if self.config.budget is None or (cost := self._epsilon(spent)) <= self.config.budget:
+        if self.privacy.budget is None or (cost := self._epsilon(spent)) <= self.privacy.budget:
             return
         before = f", after {self._epsilon(self.rounds):.4g} so far" if self.rounds else ""
         raise BudgetSpent(
-            f"budget={self.config.budget!r}: {what} would make epsilon {cost:.4g}{before}; use more noise than {self.config.noise!r}, or a larger budget"
+            f"budget={self.privacy.budget!r}: {what} would make epsilon {cost:.4g}{before}; use more noise than {self.privacy.noise!r}, or a larger budget"
         )
 
     def _charge(self, ask: Ask) -> None:
@@ -246,7 +197,11 @@ class PrivateAggregator(Aggregator):
         self._affordable(self._with(probability, exchanges + 1), f"round {ask.round} ({ask.step})")
         self.open_round = (probability, exchanges + 1)
         if self.journal is not None:
-            self.journal.add(self.cohort, probability, float(self.config.noise))
+            self.journal.add(self.cohort, probability, float(self.privacy.noise))
+
+    def _nothing(self) -> None:
+        """Replies turned out to be empty: nothing was released, and nothing spent."""
+        self.open_round = (self.open_round[0], self.open_round[1] - 1)
 
     def _close(self) -> None:
         """The round is over."""
@@ -278,6 +233,67 @@ class PrivateAggregator(Aggregator):
         self._look_ahead()
 
 
+class PrivateAggregator(Accounted):
+    """The server draws who takes part, clips, and adds noise."""
+
+    def __init__(self, config: DifferentialPrivacy, setting: Setting):
+        super().__init__(config, setting)
+        self.expected = 0.0
+        self.member = torch.ones(len(self.ids), dtype=torch.bool)
+
+    def among(self, clients: Clients) -> Clients:
+        """Those of the clients who take part: drawn once a round; all of them before the first."""
+        if self._begin(clients):
+            self.member = self._draw()
+        self.expected = self.open_round[0] * len(clients)
+        chosen = self.member[torch.searchsorted(self.ids, clients.ids)]
+        return replace(clients, ids=clients.ids[chosen], sizes=clients.sizes[chosen], taking=int(self.member.sum()))
+
+    def total(self, clients: Clients, ask: Ask, weights: str | None) -> Tree:
+        """The noisy sum of clipped replies; over the expected number of clients, where an average was asked for."""
+        if weights not in (None, "rows", "uniform"):
+            raise ConfigError(unknown("weights", weights, ["rows", "uniform"]))
+        clip = self.privacy.clip_of(ask.step)
+        self._charge(ask)
+        form = total = step = None
+        for ids, reply in self._replies(clients, ask):
+            reply = dense(reply)
+            leaves, shape = tree.flatten(reply)
+            if not leaves:  # Independent's clients send nothing
+                continue
+            flat = torch.cat([t.reshape(len(t), -1).double() for t in leaves], 1)
+            if total is None:
+                form, step = (
+                    (shape, [t.shape[1:] for t in leaves], [_dtype(t) for t in leaves]),
+                    grid(self.privacy.noise, clip, flat.shape[1]),
+                )
+                total = torch.zeros(flat.shape[1], dtype=torch.int64)
+            elif (shape, [t.shape[1:] for t in leaves]) != form[:2]:
+                raise ReplyError(
+                    f"round {ask.round}: clients {ids.tolist()[:5]} replied with another structure than those before"
+                )
+            if ids is not None:
+                if not bool(torch.isfinite(flat).all()):
+                    raise not_finite(leaves, ask.round, ids, remedy=clients.algorithm.remedy)
+                total += clipped(flat, clip, step).sum(0)
+        if total is None:
+            self._nothing()
+            return reply
+        bits = round(math.log2(self.privacy.noise * clip / step))
+        noise = torch.from_numpy(sampling.rounded_gaussian(len(total), bits, self.entropy))
+        released = ((total + noise).double() + 0.5) * step  # the noise was rounded down
+        released = released if weights is None else released / self.expected
+        parts = released.split([math.prod(s) for s in form[1]])
+        return tree.unflatten([p.view(s).to(d) for p, s, d in zip(parts, form[1], form[2], strict=True)], form[0])
+
+    def _replies(self, clients: Clients, ask: Ask) -> Iterable[tuple[Tensor | None, Tree]]:
+        """The replies, batch by batch; where there are none, one of nobody, whose form alone counts."""
+        if len(clients):
+            with contextlib.suppress(NothingArrived):
+                return clients.stream(ask)
+        return [(None, blank(clients, ask))]
+
+
 class Journal:
     """Every exchange, written beside the checkpoint before its result is released: rounds that a crash undoes were released all the same."""
 
@@ -301,18 +317,9 @@ class Journal:
             raise CheckpointError(f"{self.path} is damaged, so what was spent is not known: {error!r}") from error
 
 
-def clipped(flat: Tensor, clip: float, step: float) -> Tensor:
-    """Rows of at most the norm `clip`, as multiples of `step`: scaled down where they are longer, then rounded."""
-    limit = (clip - step * math.sqrt(flat.shape[1]) / 2) * _HAIR  # rounding adds at most half a step to every entry
-    # In two steps: what is finite may have a square that is not.
-    size = (
-        flat.abs().amax(1, keepdim=True).clamp(min=torch.finfo(flat.dtype).tiny)
-        if flat.shape[1]
-        else flat.new_ones(len(flat), 1)
-    )
-    norm = torch.linalg.vector_norm(flat / size, dim=1, keepdim=True)
-    factor = torch.where(norm * size > limit, limit / norm, size)
-    return (flat / size * (factor / step)).round().long()
+def grid(noise: float, clip: float, size: int) -> float:
+    """The step of the grid for replies of so many numbers: the noise is 2^bits of its steps."""
+    return noise * clip / 2 ** max(10, math.ceil(math.log2(FINE * noise * math.sqrt(max(size, 1)))))
 
 
 def blank(clients: Clients, ask: Ask) -> Tree:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,11 @@ from foedus.privacy.shamir import Entropy
 
 Noise = Callable[[int], np.ndarray]
 """So many whole numbers (int64) to be added before masking, in units of the step."""
+
+FINE = 1024
+"""For differential privacy: steps of the grid in a reply of the largest norm whose entries are all alike, for each entry."""
+
+_HAIR = 1 - 1e-9  # covers the rounding of a norm
 
 
 @dataclass(frozen=True)
@@ -74,26 +80,39 @@ class FixedPoint:
         width: int,
         *,
         noise: Noise | None = None,
+        clip: float | None = None,
         entropy: Entropy = os.urandom,
         round: int = 0,
         client: int = 0,
     ) -> np.ndarray:
-        """The numbers of a reply, one tensor after the other, as unsigned ones of `width` bits; one that does not fit is an error."""
-        tensors = tree.leaves(reply)
-        flat = np.empty(sum(t.numel() for t in tensors), np.dtype(f"u{width // 8}"))
+        """The numbers of a reply, one tensor after the other, as unsigned ones of `width` bits; one that does not fit is an error.
+
+        clip: the largest norm of all of them together; longer replies are scaled down, and so none is out of range.
+        """
+        flat = np.empty(sum(t.numel() for t in tree.leaves(reply)), np.dtype(f"u{width // 8}"))
         extra = None if noise is None else self._noise(noise, len(flat))
         at = 0
-        for number, t in enumerate(tensors):
-            x = t.detach().cpu().reshape(-1).double().numpy()
-            if not np.abs(x).max(initial=0.0) <= self.range:  # true for NaN as well
-                raise self._refused(reply, number, x, round, client)
-            q = self._rounded(x, entropy).astype(np.int64)
+        for q in self._steps(reply, clip, entropy, round, client):
             q *= weight
             if extra is not None:
-                q += extra[at : at + len(x)]
-            flat[at : at + len(x)] = q.astype(flat.dtype)  # two's complement
-            at += len(x)
+                q += extra[at : at + len(q)]
+            flat[at : at + len(q)] = q.astype(flat.dtype)  # two's complement
+            at += len(q)
         return flat
+
+    def _steps(self, reply: Tree, clip: float | None, entropy: Entropy, round: int, client: int) -> Iterator[np.ndarray]:
+        """The numbers of a reply in steps: tensor by tensor, or clipped, all at once."""
+        largest, whole = self.range if clip is None else sys.float_info.max, []
+        for number, t in enumerate(tree.leaves(reply)):
+            x = t.detach().cpu().reshape(-1).double().numpy()
+            if not np.abs(x).max(initial=0.0) <= largest:  # true for NaN as well
+                raise self._refused(reply, number, x, round, client)
+            if clip is None:
+                yield self._rounded(x, entropy).astype(np.int64)
+            else:
+                whole.append(x)
+        if whole:
+            yield clipped(torch.from_numpy(np.concatenate(whole))[None], clip, self.step)[0].numpy()
 
     def _refused(self, reply: Tree, number: int, x: np.ndarray, round: int, client: int) -> ReplyError | DivergenceError:
         """The error for tensor `number` of a reply, with the numbers x."""
@@ -128,6 +147,20 @@ class FixedPoint:
     def decode(self, total: np.ndarray) -> np.ndarray:
         """A sum of encoded numbers as real ones."""
         return total.view(np.dtype(f"i{total.itemsize}")).astype(np.float64) * self.step
+
+
+def clipped(flat: Tensor, clip: float, step: float) -> Tensor:
+    """Rows of at most the norm `clip`, as multiples of `step`: scaled down where they are longer, then rounded."""
+    limit = (clip - step * math.sqrt(flat.shape[1]) / 2) * _HAIR  # rounding adds at most half a step to every entry
+    # In two steps: what is finite may have a square that is not.
+    size = (
+        flat.abs().amax(1, keepdim=True).clamp(min=torch.finfo(flat.dtype).tiny)
+        if flat.shape[1]
+        else flat.new_ones(len(flat), 1)
+    )
+    norm = torch.linalg.vector_norm(flat / size, dim=1, keepdim=True)
+    factor = torch.where(norm * size > limit, limit / norm, size)
+    return (flat / size * (factor / step)).round().long()
 
 
 def dense(reply: Tree) -> Tree:

@@ -15,6 +15,7 @@ from foedus.core.aggregation import Aggregation, Aggregator, Setting
 from foedus.core.tree import Tree
 from foedus.errors import ConfigError, SecureError
 from foedus.privacy import graph
+from foedus.privacy.dp import DifferentialPrivacy
 from foedus.privacy.fixedpoint import FixedPoint
 from foedus.privacy.shamir import LIMBS
 
@@ -37,6 +38,10 @@ class SecureAggregation(Aggregation):
     neighbours: with how many others a client shares masks (an even number), or "auto": see `foedus.privacy.graph`.
     range, bits, rounding, headroom: of the fixed-point numbers, see `foedus.privacy.fixedpoint.FixedPoint`. The step is
         range / 2^(bits - 1); a number beyond the range is an error at the client.
+    privacy: differential privacy as well (`foedus.privacy.distributed`): clients clip their replies and add noise before they mask them. Then
+        the range is `privacy.clip`, headroom is what the noise needs, and all clients are asked in every round.
+
+        >>> fd.SecureAggregation(privacy=fd.DifferentialPrivacy(clip=1.0, noise=1.0, delta=1e-5))
     """
 
     threshold: float = 2 / 3
@@ -45,6 +50,7 @@ class SecureAggregation(Aggregation):
     bits: int = 24
     rounding: str = "nearest"
     headroom: int = 0
+    privacy: DifferentialPrivacy | None = None
 
     def __post_init__(self) -> None:
         t, k = self.threshold, self.neighbours
@@ -55,12 +61,24 @@ class SecureAggregation(Aggregation):
         if k != "auto" and (isinstance(k, bool) or not isinstance(k, int) or k < 2 or k % 2):
             raise ConfigError(f"neighbours={k!r} must be 'auto' or an even number of at least 2")
         self.fixed_point  # noqa: B018 - checks the others
+        if self.privacy is None:
+            return
+        if not isinstance(self.privacy, DifferentialPrivacy):
+            raise ConfigError(f"privacy={self.privacy!r} must be None or fd.DifferentialPrivacy(...)")
+        if self.range != 16.0:
+            raise ConfigError(f"range={self.range!r} does not go with privacy, where clip is the range; leave range out")
+        if self.headroom:
+            raise ConfigError(f"headroom={self.headroom!r} does not go with privacy, which knows its noise; leave headroom out")
+        if self.rounding != "nearest":
+            raise ConfigError(
+                f"rounding={self.rounding!r} does not go with privacy: it could make a reply longer than clip; use rounding='nearest'"
+            )
 
     def open(self, setting: Setting) -> Aggregator:
         """The aggregator of one run."""
-        from foedus.privacy.secure_run import SecureAggregator  # and with it cryptography
+        from foedus.privacy.secure_run import PrivateSecureAggregator, SecureAggregator  # and with it cryptography
 
-        return SecureAggregator(self, setting)
+        return (SecureAggregator if self.privacy is None else PrivateSecureAggregator)(self, setting)
 
     @property
     def fixed_point(self) -> FixedPoint:

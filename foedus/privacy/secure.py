@@ -34,7 +34,8 @@ second time. To be told by some that u survived and by others that it dropped ou
 2 t - m or more colluding clients among u's m holders: with threshold 2/3, a third of them.
 
 What is not protected. The sum itself: with two survivors, each knows the other's reply, and two rounds (or one that is run twice)
-whose clients differ by one show that one's reply; differential privacy is for that. The result, against clients who send wrong
+whose clients differ by one show that one's reply; differential privacy is for that
+(`foedus.privacy.distributed`). The result, against clients who send wrong
 numbers or wrong shares: they can spoil a round. A reply, against a server that invents clients or their keys: for that, give `sign`
 and `verify` (for Ed25519, `foedus.privacy.primitives.verifier`), and keys must be signed by those to whom they are said to belong. A reply,
 against a server that tells every client another story of who has shared keys and who dropped out, together with about an eighth
@@ -143,9 +144,10 @@ class Simulated:
         replies: Callable[[list[int]], Iterable[tuple[int, Tree]]],
         noise: Noise | None = None,
         absent: Callable[[str], Iterable[int]] = lambda phase: (),
+        clip: float | None = None,
     ):
         self.clients = {i: SecureClient(i, config) for i in weights}
-        self.weights, self.replies, self.noise, self.absent = weights, replies, noise, absent
+        self.weights, self.replies, self.noise, self.absent, self.clip = weights, replies, noise, absent, clip
         self.seconds = 0.0
 
     def ask(self, phase: str, questions: dict[int, Tree]) -> Iterator[tuple[int, Tree]]:
@@ -154,7 +156,7 @@ class Simulated:
         here = [i for i in questions if i in self.clients]
         for i, *reply in self.replies(here) if phase == "mask" else zip(here):
             began = time.process_time()
-            more = (*reply, self.weights[i], self.noise) if phase == "mask" else ()
+            more = (*reply, self.weights[i], self.noise, self.clip) if phase == "mask" else ()
             answer = getattr(self.clients[i], phase)(questions[i], *more)
             self.seconds += time.process_time() - began
             yield i, answer

@@ -164,10 +164,10 @@ class SecureClient:
             if not self.verify(other, bound(b"keys", tag, other) + keys[i].tobytes(), to_bytes(signatures[i])):
                 raise SecureError(f"the keys in the key list of client {other} are not signed by it")
 
-    def mask(self, message: Tree, reply: Tree, weight: int = 1, noise: Noise | None = None) -> Tree:
+    def mask(self, message: Tree, reply: Tree, weight: int = 1, noise: Noise | None = None, clip: float | None = None) -> Tree:
         """The masked reply: a tree in the form of the reply, of whole numbers that look random.
 
-        weight: this client's, by which the reply is multiplied. noise: gives whole numbers to add before masking.
+        weight: this client's, by which the reply is multiplied. noise: gives whole numbers to add before masking. clip: the largest norm of the reply.
         """
         s, offer, tag = self._at("mask")
         sources, boxes = fields(message, "the boxes", tag, ids=(torch.int64, None), boxes=(torch.uint8, None, BOX))
@@ -189,7 +189,7 @@ class SecureClient:
             if not 0 <= share.min() <= share.max() < shamir.P:
                 raise SecureError(f"the shares from client {other} are out of range")
             shares.append((other, share))
-        numbers = self._numbers(offer, reply := dense(reply), weight, noise)
+        numbers = self._numbers(offer, reply := dense(reply), weight, noise, clip)
         secret, own = load(to_bytes(s.mask_key)), keys[place[self.id]].tobytes()
         add_mask(numbers, self_key(tag, to_bytes(s.seed), self.id))
         for other in sources.tolist():
@@ -202,22 +202,26 @@ class SecureClient:
             offer=s.offer,
             ids=torch.tensor([i for i, _ in shares]),
             shares=torch.from_numpy(np.stack([share for _, share in shares])),
-            needed=self.config.needed(len(ids)),
+            # Where all are neighbours, these are all survivors: no sum of fewer than the server must have, some of whose noise is missing.
+            needed=self.config.needed(max(len(ids), offer.clients if self._complete(offer) else 0)),
         )
         leaves, structure = tree.flatten(reply)
         parts = torch.from_numpy(numbers.view(np.dtype(f"i{numbers.itemsize}"))).split([t.numel() for t in leaves])
         masked = [part.view(t.shape) for part, t in zip(parts, leaves, strict=True)]
         return {"tag": to_tensor(tag), "reply": tree.unflatten(masked, structure), "dtypes": [dtype_of(t) for t in leaves]}
 
-    def _numbers(self, offer: Offer, reply: Tree, weight: int, noise: Noise | None) -> np.ndarray:
+    def _numbers(self, offer: Offer, reply: Tree, weight: int, noise: Noise | None, clip: float | None) -> np.ndarray:
         whole_number("weight", weight, 0)
         if weight % offer.unit or weight // offer.unit > offer.weight:
             raise SecureError(
                 f"weight={weight} is not {offer.unit} times a whole number of at most {offer.weight}, as was offered"
             )
         points, width = self.config.fixed_point, self.config.fixed_point.width(offer.weight, offer.clients)
-        about = {"noise": noise, "entropy": self.entropy, "round": offer.round, "client": self.id}
+        about = {"noise": noise, "clip": clip, "entropy": self.entropy, "round": offer.round, "client": self.id}
         return points.encode(reply, weight // offer.unit, width, **about)
+
+    def _complete(self, offer: Offer) -> bool:
+        return self.config.degree(offer.clients) == offer.clients - 1
 
     def unmask(self, message: Tree) -> Tree:
         """Shares of the seeds of those who survived and of the mask keys of those who dropped out: never both of one client."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 import uuid
 from collections.abc import Collection, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from foedus.core import tree, wire
 from foedus.core.aggregation import Aggregator, Setting
 from foedus.core.clients import Batch, Poisson, _size, _stacked, not_finite
-from foedus.errors import ConfigError, TooFewClients
-from foedus.privacy.fixedpoint import Noise
+from foedus.errors import ConfigError, TooFewClients, unknown
+from foedus.privacy.distributed import APART, Share
+from foedus.privacy.dp import Accounted, blank
+from foedus.privacy.fixedpoint import Noise, dense
 from foedus.privacy.protocol import SecureAggregation, single_replies
 from foedus.privacy.secure import Phase, Simulated, conduct, counted
 from foedus.privacy.secure_server import SecureServer, Total
@@ -32,6 +34,9 @@ class SecureAggregator(Aggregator):
 
     noise: gives whole numbers that each client adds to its fixed-point numbers, within `headroom`; in this process only.
     """
+
+    clip: float | None = None
+    """The largest norm of a reply, to which clients in this process scale longer ones down."""
 
     def __init__(self, config: SecureAggregation, setting: Setting, noise: Noise | None = None):
         self.config, self.setting, self.noise = config, setting, noise
@@ -57,6 +62,11 @@ class SecureAggregator(Aggregator):
             setting.session.secure(config)
 
     def total(self, clients: Clients, ask: Ask, weights: str | None) -> Tree:
+        total = self._summed(clients, ask, weights)
+        return total.cast() if weights is None else total.mean()
+
+    def _summed(self, clients: Clients, ask: Ask, weights: str | None) -> Total:
+        """The weighted sum, and whose replies are in it."""
         session, sizes = clients.session, dict(zip(clients.ids.tolist(), clients.sizes.tolist(), strict=True))
         here = session.present(ask) if self.remote else list(sizes)
         if len(here) < 2:
@@ -67,7 +77,7 @@ class SecureAggregator(Aggregator):
         clients._share_of(weights, clients.sizes)  # refuses what is no kind of weights
         own = {i: sizes[i] if weights == "rows" else 1 for i in here}
         name = session.common["session"] if self.remote else uuid.uuid4().hex
-        server = SecureServer(self.config, own, session=name, round=ask.round, exchange=ask.exchange)
+        server = SecureServer(self.settings(ask, len(here)), own, session=name, round=ask.round, exchange=ask.exchange)
         try:
             total = self._conduct(clients, ask, weights, server)
         finally:
@@ -78,7 +88,11 @@ class SecureAggregator(Aggregator):
             session.settle(ask, total.ids)
         clients.who = torch.tensor(total.ids)
         clients.came = clients.sizes[torch.searchsorted(clients.ids, clients.who)]
-        return total.cast() if weights is None else total.mean()
+        return total
+
+    def settings(self, ask: Ask, clients: int) -> SecureAggregation:
+        """Those of one exchange, with so many clients."""
+        return self.config
 
     def _conduct(self, clients: Clients, ask: Ask, weights: str | None, server: SecureServer) -> Total:
         """All phases, charged to the ledger."""
@@ -88,11 +102,11 @@ class SecureAggregator(Aggregator):
             def inner(phase: str, questions: dict[int, Tree]) -> Iterator[tuple[int, Tree]]:
                 clients.session.leave(server.faults)
                 clients.session.enough(ask)
-                yield from clients.session.phase(ask, phase, questions, weights).items()
+                yield from clients.session.phase(ask, phase, questions, weights, self.told(ask)).items()
         else:
             absent = lambda phase: self.absent(phase, ask)  # noqa: E731
             replies = lambda ids: self._replies(clients, replace(ask, ids=torch.tensor(ids)))  # noqa: E731
-            inner = Simulated(self.config, server.weights, replies, self.noise, absent).ask
+            inner = Simulated(server.config, server.weights, replies, self.noise, absent, self.clip).ask
 
         def asking(phase: str, questions: dict[int, Tree]) -> Iterator[tuple[int, Tree]]:
             if phase == "mask":
@@ -117,6 +131,10 @@ class SecureAggregator(Aggregator):
             for n, i in enumerate(ids.tolist()):
                 yield i, tree.map(lambda t, n=n: t[n] if isinstance(t, torch.Tensor) else t, reply)
 
+    def told(self, ask: Ask) -> dict[str, Any]:
+        """What sites must know of an exchange besides."""
+        return {}
+
     def sent(self, batch: Batch) -> Tree:
         """What clients in this process make of their replies (stacked) before they encode them: to clip them, say."""
         return batch.reply
@@ -128,3 +146,57 @@ class SecureAggregator(Aggregator):
     def gathered(self, clients: Clients, ask: Ask, replies: Replies) -> None:
         if any(tree.leaves(reply) for reply in ([replies.stacked] if replies.separate is None else replies.separate)):
             raise single_replies(clients.algorithm, ask.step)
+
+
+class PrivateSecureAggregator(Accounted, SecureAggregator):
+    """Clients clip, and add their shares of the noise, before they mask: see `foedus.privacy.distributed`.
+
+    All clients are asked in every round. Each draws for itself whether it takes part, and sends noise alone if it does not. An average is the
+    sum over the number that is expected to take part of those whose messages are in it.
+    """
+
+    apart = APART
+
+    def __init__(self, config: SecureAggregation, setting: Setting):
+        Accounted.__init__(self, config.privacy, setting)
+        SecureAggregator.__init__(self, config, setting)
+        if self.remote and config.privacy.entropy is not None:
+            raise ConfigError("entropy is for tests in this process: sites draw their noise themselves; leave entropy out")
+        everybody = len(setting.ids)
+        Share(config, 1.0, everybody).settings.fixed_point.width(everybody, everybody)  # refuses what has no room
+        self.member: torch.Tensor | None = None  # of clients in this process
+
+    def among(self, clients: Clients) -> Clients:
+        """All of them: who takes part is for nobody to know."""
+        if self._begin(clients) and not self.remote:
+            self.member = self._draw()
+        return clients
+
+    def total(self, clients: Clients, ask: Ask, weights: str | None) -> Tree:
+        if weights not in (None, "rows", "uniform"):
+            raise ConfigError(unknown("weights", weights, ["rows", "uniform"]))
+        self._charge(ask)
+        total = self._summed(clients, ask, "uniform")  # whatever their numbers of rows
+        if not tree.leaves(total.sum):
+            self._nothing()
+        return total.cast(1.0 if weights is None else self.open_round[0] * len(total.ids))
+
+    def settings(self, ask: Ask, clients: int) -> SecureAggregation:
+        share = Share(self.config, self.privacy.clip_of(ask.step), clients)
+        self.noise, self.clip = share.noise, share.clip
+        return share.settings
+
+    def told(self, ask: Ask) -> dict[str, Any]:
+        return {"step": ask.step, "cohort": self.cohort, "probability": self.open_round[0]}
+
+    def _replies(self, clients: Clients, ask: Ask) -> Iterator[tuple[int, Tree]]:
+        """The replies of those who take part, and zeros of the others."""
+        taking = self.member[torch.searchsorted(self.ids, ask.ids)]
+        form = None
+        for i, reply in super()._replies(clients, replace(ask, ids=ask.ids[taking])):
+            yield i, reply
+            form = reply
+        if form is None:
+            form = tree.map(lambda t: t[0] if isinstance(t, torch.Tensor) else t, blank(clients, ask))
+        zeros = tree.map(torch.zeros_like, dense(form))
+        yield from ((i, zeros) for i in ask.ids[~taking].tolist())

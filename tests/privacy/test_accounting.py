@@ -83,3 +83,12 @@ def test_the_noise_for_an_epsilon():
 def test_an_unknown_accountant():
     with pytest.raises(ConfigError, match="accountant"):
         epsilon({(1.0, 1.0, 1): 1}, 1e-5, "moments")
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_noise_that_is_not_quite_normal(accountant):
+    """Two rounds of three exchanges and one of all clients, each off by 0.01: h = 0.07."""
+    spent = {(0.5, 2.0, 3): 2, (1.0, 2.0, 1): 1}
+    expected = epsilon(spent, 1e-5 * math.exp(-0.14), accountant) + 0.14
+    assert epsilon(spent, 1e-5, accountant, apart=0.01) == pytest.approx(expected, rel=1e-12)
+    assert epsilon({}, 1e-5, accountant, apart=0.01) == 0

@@ -108,7 +108,7 @@ def test_the_divisor_is_the_expected_number(monkeypatch):
 def test_one_client_changes_the_sum_by_at_most_clip(size, seed, clip, noise, scale):
     """In whole steps of the grid, exactly: the sum of squares is a whole number."""
     rows = torch.from_numpy(np.random.default_rng(seed).standard_normal((4, size))) * scale
-    step = dp.PrivateAggregator.step(type("A", (), {"config": private(noise=noise)}), clip, size)
+    step = dp.grid(noise, clip, size)
     whole = dp.clipped(rows, clip, step)
     change = (whole.sum(0) - whole[1:].sum(0)).tolist()
     assert math.sqrt(sum(v * v for v in change)) * step <= clip
@@ -365,3 +365,21 @@ def test_the_centre_of_fedfw_where_only_averages_are_seen(monkeypatch):
     run = fd.run(algorithm, fed, 1, participation=fd.Poisson(0.5), aggregation=private(), evaluate_every=0)
     assert float(run.state.center["weight"]) == pytest.approx(0.25, abs=2e-3)
     assert "x" not in run.state
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", [1.0, fd.Poisson(0.5)], ids=["all", "some"])
+@pytest.mark.parametrize(
+    "algorithm", [fd.FedAvg(fd.Linear(), lr=0.1), fd.Scaffold(fd.Linear(), lr=0.1)], ids=["FedAvg", "Scaffold"]
+)
+def test_on_ray(algorithm, part, fed, ray_engine):
+    """The noise of known bytes gives the simulator's numbers, and the same account."""
+    ray, local = (
+        fd.run(algorithm, fed, 4, engine=e, participation=part, aggregation=private(entropy=Counted(b"ray")))
+        for e in (ray_engine, fd.Local())
+    )
+    for a, b in zip(fd.core.tree.leaves(ray.state), fd.core.tree.leaves(local.state), strict=True):
+        if isinstance(a, torch.Tensor):
+            torch.testing.assert_close(a, b, rtol=0, atol=2e-3)  # the grid
+    for column in ("epsilon", "bytes_up", "bytes_down", "messages_up"):
+        assert ray.records.values(column) == local.records.values(column)
