@@ -84,7 +84,7 @@ Then start a SuperNode:
 
 `client` is the number of the site, another for each. `cache` is a folder where states and models are kept: with it, a training goes on after the
 server or the SuperNode was started again. `test=0.25` is the part of the rows that is only for testing. `secure="required"` makes a site answer under secure aggregation alone
-(`[aggregation]` in the plan). There, sites sign their keys with `signing_key`, and check those of the others with `peers`: then no server can put in keys of its own, if it does not
+(`[aggregation]` in the plan), `secure_noise=1.0` only with at least that noise of differential privacy (`[aggregation.privacy]`). There, sites sign their keys with `signing_key`, and check those of the others with `peers`: then no server can put in keys of its own, if it does not
 have the signing keys. So for more than a trial let every site make its own, and hand the public parts round without the server.
 
 ## All on one machine, for a trial
