@@ -1,18 +1,23 @@
 """All that touches the inside of flwr: what its public interface does not offer. Everything else goes through `flwr.app`,
 `flwr.clientapp`, `flwr.serverapp` and its commands.
 
-Four things: this process as the ServerApp of a run (so that `fd.run` in a notebook can be the server), an executor that forks
-(so that a client message does not pay for importing torch), a SuperNode that looks for messages more often, and several commands of
-`flwr` in one process.
+Five things: this process as the ServerApp of a run (so that `fd.run` in a notebook can be the server), an executor that forks
+(so that a client message does not pay for importing torch), a SuperNode that looks for messages more often, several commands of
+`flwr` in one process, and processes that do not outlive the one that started them.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import time
 import types
 from typing import Any
+
+PARENT = "FOEDUS_PARENT"
+"""The environment's variable with the process to end with."""
 
 
 def become_server(address: str, certificate: bytes, patience: float = 60.0) -> Any:
@@ -98,10 +103,16 @@ def forking_executor() -> None:
     flower_superexec()
 
 
-def eager_supernode(pause: float = 0.3) -> None:
-    """`flower-supernode`, but it waits `pause` seconds at most before it looks again, where Flower waits three."""
-    from flwr.supernode import start_client_internal
+def eager_supernode(pause: float = 0.3, beat: int = 10) -> None:
+    """`flower-supernode`, but it waits `pause` seconds at most before it looks again, where Flower waits three.
+
+    It says every `beat` seconds that it is there, not every 30: only after two such times without a word does a SuperLink take
+    a node for gone, and let one that was killed come back.
+    """
+    from flwr.supernode import fleet_http_connection, start_client_internal
     from flwr.supernode.cli.flower_supernode import flower_supernode
+
+    fleet_http_connection.HEARTBEAT_DEFAULT_INTERVAL = beat
 
     quick = types.ModuleType("time")
     quick.__dict__.update(time.__dict__)
@@ -123,6 +134,41 @@ def commands() -> None:
         command = []
 
 
+def superlink() -> None:
+    from flwr.superlink.cli import flower_superlink
+
+    flower_superlink()
+
+
+def plain_supernode() -> None:
+    from flwr.supernode.cli import flower_supernode
+
+    flower_supernode()
+
+
+def end_with(parent: int, every: float = 0.5) -> None:
+    """End this process, and what it has started, soon after its parent, which may be killed before it can do so itself."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(every)
+        if os.getpgrp() == os.getpid():
+            os.killpg(os.getpid(), signal.SIGKILL)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+ROLES = {
+    "superlink": superlink,
+    "supernode": eager_supernode,
+    "plain-supernode": plain_supernode,
+    "executor": forking_executor,
+    "flwr": commands,
+}
+
 if __name__ == "__main__":
     role = sys.argv.pop(1)
-    {"executor": forking_executor, "supernode": eager_supernode, "flwr": commands}[role]()
+    if PARENT in os.environ:
+        end_with(int(os.environ.pop(PARENT)))
+    ROLES[role]()
