@@ -1,13 +1,14 @@
 """All that touches the inside of flwr: what its public interface does not offer. Everything else goes through `flwr.app`,
 `flwr.clientapp`, `flwr.serverapp` and its commands.
 
-Five things: this process as the ServerApp of a run (so that `fd.run` in a notebook can be the server), an executor that forks
+Six things: this process as the ServerApp of a run (so that `fd.run` in a notebook can be the server), an executor that forks
 (so that a client message does not pay for importing torch), a SuperNode that looks for messages more often, several commands of
-`flwr` in one process, and processes that do not outlive the one that started them.
+`flwr` in one process, processes that do not outlive the one that started them, and an answer for client processes that were killed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -18,6 +19,8 @@ from typing import Any
 
 PARENT = "FOEDUS_PARENT"
 """The environment's variable with the process to end with."""
+
+KILLED = "the client process was killed"
 
 
 def become_server(address: str, certificate: bytes, patience: float = 60.0) -> Any:
@@ -65,22 +68,29 @@ def become_server(address: str, certificate: bytes, patience: float = 60.0) -> A
 def forking_executor() -> None:
     """`flower-superexec`, but client processes are forked from this one, in which everything is imported already."""
     import torch
+    from flwr.common.constant import SubStatus
     from flwr.supercore.cli.flower_superexec import flower_superexec
+    from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
+    from flwr.supercore.retry import make_simple_http_retry_invoker
+    from flwr.supercore.runtime import RuntimeHttpClient
     from flwr.supercore.superexec import run_superexec
     from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
     from flwr.supercore.superexec.executor.types import LaunchResult
     from flwr.supercore.tls import validate_and_resolve_root_certificates
-    from flwr.supernode.runtime.run_clientapp import run_clientapp
+    from flwr.supernode.runtime.run_clientapp import push_task_output, run_clientapp
 
     import foedus.algorithms
     import foedus.engines.local
     import foedus.flower.client  # noqa: F401 - for the children
 
     torch.set_num_threads(1)
+    working: dict[int, Any] = {}
 
     class Forking(SubprocessExecutor):
         def launch(self, spec: Any) -> Any:
-            if os.fork() == 0:
+            pid = os.fork()
+            working[pid] = spec
+            if pid == 0:
                 code = 1
                 try:
                     certificates = validate_and_resolve_root_certificates(spec.root_certificates_path, spec.insecure)
@@ -92,12 +102,24 @@ def forking_executor() -> None:
             return LaunchResult.accepted()
 
         def reconcile(self) -> None:
-            """Collect the children that have ended."""
-            try:
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
-            except ChildProcessError:
-                pass
+            """Collect the children that have ended, and tell of those that were killed."""
+            with contextlib.suppress(ChildProcessError):
+                while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                    spec = working.pop(found[0], None)
+                    if spec is not None and os.WIFSIGNALED(found[1]):
+                        tell(spec)
+
+    def tell(spec: Any) -> None:
+        """In the name of a child that cannot any more, tell the SuperNode that it has failed."""
+        certificates = validate_and_resolve_root_certificates(spec.root_certificates_path, spec.insecure)
+        about = [RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), RuntimeTokenHttpInterceptor(spec.token)]
+        client = RuntimeHttpClient.from_server_address(
+            server_address=spec.runtime_api_address, insecure=spec.insecure, root_certificates=certificates, interceptors=about,
+            retry_invoker=make_simple_http_retry_invoker(),
+        )  # fmt: skip
+        with contextlib.suppress(Exception):  # it had finished, or the SuperNode is gone, too
+            push_task_output(client, None, SubStatus.FAILED, KILLED)
+        client.close()
 
     run_superexec.get_executor = lambda *args, **kwargs: Forking()
     flower_superexec()
@@ -113,12 +135,39 @@ def eager_supernode(pause: float = 0.3, beat: int = 10) -> None:
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
     fleet_http_connection.HEARTBEAT_DEFAULT_INTERVAL = beat
+    answer_for_the_killed()
 
     quick = types.ModuleType("time")
     quick.__dict__.update(time.__dict__)
     quick.sleep = lambda seconds: time.sleep(min(seconds, pause))
     start_client_internal.time = quick
     flower_supernode()
+
+
+def answer_for_the_killed() -> None:
+    """Have a SuperNode answer with an error when a client process was killed; Flower's own waits for its answer for ever."""
+    from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+    from flwr.supernode.nodestate.in_memory_nodestate import CLIENT_APP_CRASHED_ERROR, InMemoryNodeState
+
+    finish = InMemoryNodeState.finish_task
+
+    def finish_task(self: Any, task_id: int, sub_status: str, details: str) -> bool:
+        finished = finish(self, task_id, sub_status, details)
+        if finished and details == KILLED:
+            with self.lock_msg_store:
+                for name, entry in list(self.msg_store.items()):
+                    if not entry.message.metadata.reply_to_message_id:
+                        entry.is_retrieved = True  # nobody will, and only what was retrieved is answered
+                        continue
+                    parts = iterate_object_tree(self.object_store.get_object_tree(name))
+                    if any(self.object_store.get(part.object_id) == b"" for part in parts):  # killed while it was sending this
+                        if not entry.is_retrieved:
+                            del self.msg_store[name]
+                        self.object_store.delete(name)
+            self._store_error_replies({t.run_id for t in self.get_tasks(task_ids=[task_id])}, CLIENT_APP_CRASHED_ERROR)
+        return finished
+
+    InMemoryNodeState.finish_task = finish_task
 
 
 def commands() -> None:
