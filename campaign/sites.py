@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from campaign.alone import JUMPS, jumping
 from campaign.subject import ALGORITHMS, RESUMED, SAME, Tally, children, difference, federation
 
 TIMEOUT = 15.0
+RESULTS = "results"
 
 
 class Doer(threading.Thread):
@@ -44,7 +44,15 @@ class Doer(threading.Thread):
 
 
 def until_done(
-    tally: Tally, algorithm: fd.Algorithm, fed: fd.Federation, rounds: int, engine: Any, path: Path, whole: fd.Run, rtol: float
+    tally: Tally,
+    algorithm: fd.Algorithm,
+    fed: fd.Federation,
+    rounds: int,
+    engine: Any,
+    path: Path,
+    whole: fd.Run,
+    rtol: float,
+    **options: Any,
 ) -> None:
     """Run with a checkpoint, and go on from it after every clear error; then compare."""
     errors = 0
@@ -52,7 +60,7 @@ def until_done(
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                run = fd.run(algorithm, fed, rounds, engine=engine, checkpoint=path, resume=True, progress=False)
+                run = fd.run(algorithm, fed, rounds, engine=engine, checkpoint=path, resume=True, progress=False, **options)
             break
         except fd.FoedusError as error:
             errors += 1
@@ -96,27 +104,10 @@ def ray(tally: Tally, folder: Path, kills: int, rng: Random) -> None:
         number = 0
         while tally.kills < kills:
             # A worker that was lost takes seconds to replace; what is lost three times in one exchange is given up.
-            with Doer(shoot, lambda: rng.uniform(0.1, 1.0) + 4 * (tally.kills > 0), kills - tally.kills):
+            with Doer(shoot, lambda: rng.uniform(0.1, 3), kills - tally.kills):
+                number += 1
                 path = folder / f"ray{number}.safetensors"
-                errors, number = 0, number + 1
-                while True:
-                    try:
-                        run = fd.run(
-                            algorithm,
-                            fed,
-                            rounds,
-                            engine=engine,
-                            participation=0.5,
-                            checkpoint=path,
-                            resume=True,
-                            progress=False,
-                        )
-                        break
-                    except fd.FoedusError:
-                        errors += 1
-                        if errors > 20:
-                            raise
-            tally.end(RESUMED if errors else SAME, difference(run, whole))
+                until_done(tally, algorithm, fed, rounds, engine, path, whole, 0.0, participation=0.5)
 
 
 # -- Flower -------------------------------------------------------------------------------------------------------------------
@@ -149,9 +140,17 @@ class Federation:
         return self.loopback.nodes[self.current[node]]
 
     def restart(self, node: int) -> None:
+        """Start a SuperNode until it stays, as a supervisor would: Flower refuses one that it does not yet take for gone."""
         base = Path(self.engine.temporary.name)
         config = f'shards="{base / "shards" / str(node)}"'
-        self.current[node] = self.loopback.start_node(base / "keys" / f"node{node}", config, self.engine.eager)
+        while True:
+            self.loopback.stop_node(self.current[node])
+            self.current[node] = self.loopback.start_node(base / "keys" / f"node{node}", config, self.engine.eager)
+            while self.processes(node)[0].poll() is None:
+                if "SuperNode ID" in self.loopback.log(f"node{self.current[node]}"):
+                    return
+                time.sleep(0.1)
+            time.sleep(1)
 
     def close(self) -> None:
         self.engine.close()
@@ -181,14 +180,16 @@ def client_apps(tally: Tally, federation: Federation, kills: int, rng: Random) -
 
 
 def super_nodes(tally: Tally, federation: Federation, kills: int, rng: Random) -> None:
-    """kill -9 of a SuperNode with all its processes, which is started again after a while."""
+    """kill -9 of a SuperNode with all its processes, or of both, which are started again after a while."""
 
     def shoot() -> bool:
-        node = rng.randrange(2)
-        federation.loopback.stop_node(federation.current[node])
-        tally.kills += 1
+        nodes = rng.choice(([0], [1], [0, 1]))
+        for node in nodes:
+            federation.loopback.stop_node(federation.current[node])
+            tally.kills += 1
         time.sleep(rng.uniform(0, 3))
-        federation.restart(node)
+        for node in nodes:
+            federation.restart(node)
         return True
 
     while tally.kills < kills:
@@ -277,35 +278,59 @@ def _trial(folder: Path) -> Path:
 
 
 def server_apps(tally: Tally, folder: Path, kills: int, rng: Random) -> None:
-    """`foedus deploy up`, with kill -9 of the ServerApp at random moments; the command is given again each time."""
+    """`foedus deploy up`, with kill -9 of the ServerApp, or of the command itself, in turn; the command is given again each time."""
     whole = _trial(folder / "undisturbed")
     with _up(whole) as process:
         process.wait(400)
-    disturbed = _trial(folder / "deployed")
-    result, rounds = disturbed / "results" / "Scaffold.safetensors", disturbed / "results" / "Scaffold.checkpoint.safetensors"
-    for _ in range(20):
-        with _up(disturbed) as process:
-            shot = False
-            while process.poll() is None and not shot:
-                time.sleep(0.05)
-                # From the first checkpoint on: what comes before is the start of Flower itself.
-                if tally.kills < kills and rounds.exists():
-                    time.sleep(rng.uniform(0, 4))
-                    for pid in children(process.pid):
-                        with contextlib.suppress(OSError):
-                            if "flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_text():
-                                os.kill(pid, signal.SIGKILL)
-                                shot = True
-            tally.kills += shot
-            tally.injected += shot
+    expected = fd.Run.load(whole / RESULTS / "Scaffold.safetensors")
+    number = 0
+    while tally.kills < kills:
+        number += 1
+        before, trial = tally.kills, _trial(folder / f"deployed{number}")
+        result, rounds = (trial / RESULTS / f"Scaffold.{kind}" for kind in ("safetensors", "checkpoint.safetensors"))
+        for _ in range(12):
+            with _up(trial) as process:
+                shot = False
+                while process.poll() is None and not shot:
+                    time.sleep(0.05)
+                    # From the first checkpoint on: what comes before is the start of Flower itself.
+                    if tally.kills < min(kills, before + 3) and rounds.exists():
+                        time.sleep(rng.uniform(0, 4))
+                        shot = _shoot(process, tally.kills % 2 == 1)
+                        tally.kills += shot
+                        tally.injected += shot
+            if result.exists():
+                break
         if result.exists():
-            break
-    if not result.exists():
-        tally.end(RESUMED, "the deployed run did not come to an end")
-        return
-    a, b = (fd.Run.load(f / "results" / "Scaffold.safetensors") for f in (disturbed, whole))
-    tally.end(RESUMED, difference(a, b))
-    shutil.rmtree(disturbed)
+            tally.end(RESUMED if tally.kills > before else SAME, difference(fd.Run.load(result), expected))
+        else:
+            tally.end(RESUMED, "the deployed run did not come to an end")
+            return
+
+
+def _shoot(up: subprocess.Popen, whole: bool) -> bool:
+    """kill -9 of the command, whose processes are to end with it, or of its ServerApp alone."""
+    under = children(up.pid)
+    if whole:
+        up.kill()
+        up.wait()
+        end = time.monotonic() + 15
+        while any(map(_alive, under)) and time.monotonic() < end:
+            time.sleep(0.1)
+        return True
+    for pid in under:
+        with contextlib.suppress(OSError):
+            if "flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_text():
+                os.kill(pid, signal.SIGKILL)
+                return True
+    return False
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def _main() -> None:

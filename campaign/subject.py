@@ -128,17 +128,26 @@ class Tally:
     wrong: list[str] = field(default_factory=list)
     notes: Counter = field(default_factory=Counter)
     seconds: float = 0.0
+    shown: float = field(default_factory=time.monotonic)
 
     def end(self, kind: str, wrong: str | None = None) -> None:
-        """A run has come to its end."""
+        """A run has come to its end; every ten seconds one is told of."""
         if wrong is None:
             self.outcomes[kind] += 1
         else:
             self.wrong.append(wrong)
+        if wrong is not None or time.monotonic() - self.shown > 10:
+            self.shown = time.monotonic()
+            print(
+                f"  {self.fault}: {self.injected} so far, {self.runs} runs {wrong or ''}".rstrip(), file=sys.stderr, flush=True
+            )
+
+    @property
+    def runs(self) -> int:
+        return sum(self.outcomes.values()) + len(self.wrong)
 
     def row(self) -> str:
-        runs = sum(self.outcomes.values()) + len(self.wrong)
-        cells = [self.fault, self.injected, runs, *(self.outcomes[k] for k in (SAME, RESUMED, ERROR)), len(self.wrong)]
+        cells = [self.fault, self.injected, self.runs, *(self.outcomes[k] for k in (SAME, RESUMED, ERROR)), len(self.wrong)]
         return f"| {' | '.join(map(str, cells))} | {self.seconds:.0f} |"
 
 
