@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 import foedus as fd
-from campaign.alone import JUMPS, jumping
+from campaign.alone import JUMPS, Clock
 from campaign.subject import ALGORITHMS, RESUMED, SAME, Tally, children, difference, federation
 
 TIMEOUT = 15.0
@@ -226,23 +226,22 @@ def flapping(tally: Tally, federation: Federation, runs: int, rng: Random) -> No
         federation.run(tally, flap, lambda: rng.uniform(0.2, 1), 1000)
 
 
-def clock(tally: Tally, folder: Path, rng: Random) -> None:
+def clocks(tally: Tally, folder: Path, runs: int, rng: Random) -> None:
     """The wall clock of all processes of a federation jumps during the run."""
-    path, said = folder / "clock.rc", folder / "clock.txt"
-    path.write_text("+0\n")
-    with open(said, "wb") as out:
-        words = [sys.executable, "-m", "campaign.sites", str(folder / "clock")]
-        process = subprocess.Popen(words, env=jumping(path), stdout=out, stderr=out)
-        while process.poll() is None:
-            time.sleep(rng.uniform(1, 4))
-            if "started" in said.read_text():
-                new = path.with_suffix(".new")
-                new.write_text(f"{rng.choice(JUMPS)}\n")
-                new.replace(path)
-                tally.injected += 1
-    lines = said.read_text().splitlines()
-    last = lines[-1] if lines else ""
-    tally.end(RESUMED if "error" in last else SAME, None if last.startswith("fine") else said.read_text()[-800:])
+    for number in range(runs):
+        at = folder / f"clocks{number}"
+        clock, said = Clock(at / "clock"), at / "said.txt"
+        with open(said, "wb") as out:
+            words = [sys.executable, "-m", "campaign.sites", str(at / "run")]
+            process = subprocess.Popen(words, env=clock.environment, stdout=out, stderr=out)
+            while process.poll() is None:
+                time.sleep(rng.uniform(1, 4))
+                if "started" in said.read_text():
+                    clock.jump(rng.choice(JUMPS))
+                    tally.injected += 1
+        lines = said.read_text().splitlines()
+        last = lines[-1] if lines else ""
+        tally.end(RESUMED if "error" in last else SAME, None if last.startswith("fine") else said.read_text()[-800:])
 
 
 # -- a deployed server --------------------------------------------------------------------------------------------------------

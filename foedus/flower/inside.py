@@ -145,29 +145,42 @@ def eager_supernode(pause: float = 0.3, beat: int = 10) -> None:
 
 
 def answer_for_the_killed() -> None:
-    """Have a SuperNode answer with an error when a client process was killed; Flower's own waits for its answer for ever."""
+    """Have a SuperNode answer at once, with an error, for a client process that was killed.
+
+    Flower's own waits for a minute, or for ever if the process had not yet taken up its message, or had sent a part of its answer.
+    """
     from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
     from flwr.supernode.nodestate.in_memory_nodestate import CLIENT_APP_CRASHED_ERROR, InMemoryNodeState
 
-    finish = InMemoryNodeState.finish_task
+    finish, get = InMemoryNodeState.finish_task, InMemoryNodeState.get_messages_legacy
+
+    def partial(self: Any) -> list[str]:
+        """Answers of which something is still to come."""
+        replies = [name for name, entry in self.msg_store.items() if entry.message.metadata.reply_to_message_id]
+        trees = {name: iterate_object_tree(self.object_store.get_object_tree(name)) for name in replies}
+        return [name for name, tree in trees.items() if any(self.object_store.get(o.object_id) == b"" for o in tree)]
+
+    def get_messages(self: Any, *, is_reply: bool | None = None, **more: Any) -> Any:
+        """Give out answers when they are whole: there is one at a time."""
+        with self._lock_object_push_sessions, self.lock_msg_store:
+            if is_reply and partial(self):
+                return []
+        return get(self, is_reply=is_reply, **more)
 
     def finish_task(self: Any, task_id: int, sub_status: str, details: str) -> bool:
         finished = finish(self, task_id, sub_status, details)
         if finished and details == KILLED:
-            with self.lock_msg_store:
-                for name, entry in list(self.msg_store.items()):
+            with self._lock_object_push_sessions, self.lock_msg_store:
+                for name in partial(self):
+                    del self.msg_store[name]
+                    self.object_store.delete(name)
+                for entry in self.msg_store.values():
                     if not entry.message.metadata.reply_to_message_id:
-                        entry.is_retrieved = True  # nobody will, and only what was retrieved is answered
-                        continue
-                    parts = iterate_object_tree(self.object_store.get_object_tree(name))
-                    if any(self.object_store.get(part.object_id) == b"" for part in parts):  # killed while it was sending this
-                        if not entry.is_retrieved:
-                            del self.msg_store[name]
-                        self.object_store.delete(name)
+                        entry.is_retrieved = True  # or it would not be answered
             self._store_error_replies({t.run_id for t in self.get_tasks(task_ids=[task_id])}, CLIENT_APP_CRASHED_ERROR)
         return finished
 
-    InMemoryNodeState.finish_task = finish_task
+    InMemoryNodeState.finish_task, InMemoryNodeState.get_messages_legacy = finish_task, get_messages
 
 
 def commands() -> None:

@@ -105,7 +105,7 @@ def test_a_node_that_dies_is_left_out_and_the_run_goes_on(pair):
 
 @pytest.mark.slow
 def test_a_client_process_that_is_killed_is_an_error_of_one_round(pair):
-    """Flower's own SuperNode would wait for its answer for ever, and take up no other message."""
+    """Flower's own SuperNode would wait for its answer for a minute, or for ever, and take up no other message."""
 
     class Deadly(fd.Flower):
         def open(self, algorithm, fed, seed_key):
