@@ -39,8 +39,8 @@ KINDS = {
     "server": "kill -9 of a deployed server",
 }
 FULL = {
-    "kill": 60, "damage": 2000, "resume": 30, "disk": 10, "clock": 3, "ray": 18, "client": 16, "node": 8, "slow": 3, "flap": 2,
-    "clocks": 1, "server": 6,
+    "kill": 70, "damage": 2000, "resume": 20, "disk": 8, "clock": 3, "ray": 16, "client": 12, "node": 6, "slow": 3, "flap": 1,
+    "clocks": 1, "server": 4,
 }  # fmt: skip
 QUICK = {"kill": 4, "damage": 200, "resume": 5, "disk": 2}
 

@@ -51,7 +51,6 @@ def until_done(
     engine: Any,
     path: Path,
     whole: fd.Run,
-    rtol: float,
     **options: Any,
 ) -> None:
     """Run with a checkpoint, and go on from it after every clear error; then compare."""
@@ -68,7 +67,7 @@ def until_done(
                 tally.end(RESUMED, f"does not come to an end: {error}")
                 return
             time.sleep(1)
-    tally.end(RESUMED if errors else SAME, difference(run, whole, rtol))
+    tally.end(RESUMED if errors else SAME, difference(run, whole))
 
 
 # -- Ray ----------------------------------------------------------------------------------------------------------------------
@@ -107,7 +106,7 @@ def ray(tally: Tally, folder: Path, kills: int, rng: Random) -> None:
             with Doer(shoot, lambda: rng.uniform(0.1, 3), kills - tally.kills):
                 number += 1
                 path = folder / f"ray{number}.safetensors"
-                until_done(tally, algorithm, fed, rounds, engine, path, whole, 0.0, participation=0.5)
+                until_done(tally, algorithm, fed, rounds, engine, path, whole, participation=0.5)
 
 
 # -- Flower -------------------------------------------------------------------------------------------------------------------
@@ -116,12 +115,11 @@ def ray(tally: Tally, folder: Path, kills: int, rng: Random) -> None:
 class Federation:
     """A real federation on loopback of two nodes, whose processes can be disturbed one by one."""
 
-    def __init__(self, folder: Path):
-        self.fed, self.algorithm, self.rounds = federation().select([0, 1]), ALGORITHMS["Scaffold"], 6
+    def __init__(self, folder: Path, rounds: int = 6):
+        self.fed, self.algorithm, self.rounds = federation().select([0, 1]), ALGORITHMS["Scaffold"], rounds
         self.folder, self.runs = folder, 0
-        self.whole = fd.run(self.algorithm, self.fed, self.rounds, progress=False)
         self.engine = fd.Flower(nodes=2, timeout=TIMEOUT, min_clients=2)
-        self.engine.start()
+        self.whole = fd.run(self.algorithm, self.fed, rounds, engine=self.engine, progress=False)
         self.current = [0, 1]  # of each node, its number at the loopback: one that is started again has a new one
 
     @property
@@ -132,7 +130,7 @@ class Federation:
         self.runs += 1
         with Doer(what, pauses, most) as doer:
             path = self.folder / f"flower{self.runs}.safetensors"
-            until_done(tally, self.algorithm, self.fed, self.rounds, self.engine, path, self.whole, 1e-6)
+            until_done(tally, self.algorithm, self.fed, self.rounds, self.engine, path, self.whole)
         tally.injected += doer.done
 
     def processes(self, node: int) -> list[subprocess.Popen]:
@@ -336,20 +334,11 @@ def _main() -> None:
     """A federation in this process and its children, for `clock`."""
     folder = Path(sys.argv[1])
     folder.mkdir()
-    found = Federation(folder)
+    found = Federation(folder, rounds=12)
     tally = Tally("clock")
     try:
         print("started", flush=True)
-        until_done(
-            tally,
-            found.algorithm,
-            found.fed,
-            20,
-            found.engine,
-            folder / "c.safetensors",
-            fd.run(found.algorithm, found.fed, 20),
-            1e-6,
-        )
+        until_done(tally, found.algorithm, found.fed, found.rounds, found.engine, folder / "c.safetensors", found.whole)
     finally:
         found.close()
     print(f"wrong: {tally.wrong}" if tally.wrong else f"fine: {dict(tally.outcomes)}", flush=True)
