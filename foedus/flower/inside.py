@@ -128,13 +128,14 @@ def forking_executor() -> None:
 def eager_supernode(pause: float = 0.3, beat: int = 10) -> None:
     """`flower-supernode`, but it waits `pause` seconds at most before it looks again, where Flower waits three.
 
-    It says every `beat` seconds that it is there, not every 30: only after two such times without a word does a SuperLink take
-    a node for gone, and let one that was killed come back.
+    It says at least every `beat` seconds that it is there, not every 30: only after two such times without a word does a SuperLink
+    take a node for gone, and let one that was killed come back.
     """
+    from flwr.supercore import heartbeat
     from flwr.supernode import fleet_http_connection, start_client_internal
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
-    fleet_http_connection.HEARTBEAT_DEFAULT_INTERVAL = beat
+    heartbeat.HEARTBEAT_DEFAULT_INTERVAL = fleet_http_connection.HEARTBEAT_DEFAULT_INTERVAL = beat
     answer_for_the_killed()
 
     quick = types.ModuleType("time")
