@@ -137,7 +137,9 @@ class Tally:
         if wrong is not None or time.monotonic() - self.shown > 10:
             self.shown = time.monotonic()
             print(
-                f"  {self.fault}: {self.injected} so far, {self.runs} runs {wrong or ''}".rstrip(), file=sys.stderr, flush=True
+                f"  {self.fault}: {max(self.injected, self.kills)} so far, {self.runs} runs {wrong or ''}".rstrip(),
+                file=sys.stderr,
+                flush=True,
             )
 
     @property
