@@ -150,6 +150,13 @@ class Federation:
                 time.sleep(0.1)
             time.sleep(1)
 
+    def revive(self) -> bool:
+        """Start the SuperNodes again that have ended, as a supervisor would; whether there were any."""
+        ended = [node for node in (0, 1) if self.processes(node)[0].poll() is not None]
+        for node in ended:
+            self.restart(node)
+        return bool(ended)
+
     def close(self) -> None:
         self.engine.close()
 
@@ -265,7 +272,7 @@ def _trial(folder: Path) -> Path:
     rng, sites = np.random.default_rng(0), {}
     for name in ("north", "south"):
         x = rng.normal(size=(80, 3))
-        rows = [",".join(map(str, [*r, int(r.sum() > 0)])) for r in x.tolist()]
+        rows = [",".join(map(str, [*r, int(sum(r) > 0)])) for r in x.tolist()]
         sites[name] = folder.parent / f"{folder.name}-{name}.csv"
         sites[name].write_text("\n".join(["a,b,c,outcome", *rows]) + "\n")
     deploy.init(folder, sites, "outcome")
@@ -338,7 +345,9 @@ def _main() -> None:
     tally = Tally("clock")
     try:
         print("started", flush=True)
-        until_done(tally, found.algorithm, found.fed, found.rounds, found.engine, folder / "c.safetensors", found.whole)
+        with Doer(found.revive, lambda: 1.0, 1000):
+            path = folder / "c.safetensors"
+            until_done(tally, found.algorithm, found.fed, found.rounds, found.engine, path, found.whole)
     finally:
         found.close()
     print(f"wrong: {tally.wrong}" if tally.wrong else f"fine: {dict(tally.outcomes)}", flush=True)

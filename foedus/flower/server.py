@@ -50,7 +50,7 @@ from foedus.core.run import Run, run
 from foedus.core.spec import Spec
 from foedus.errors import ConfigError, FoedusError, TooFewClients, unknown
 from foedus.flower import messages
-from foedus.flower.session import Line, SitesEngine
+from foedus.flower.session import Line, SitesEngine, linked
 from foedus.privacy.protocol import SecureAggregation
 from foedus.version import __version__
 
@@ -156,8 +156,9 @@ class Sites:
 def wait_for(grid: Any, clients: int, least: int, patience: float) -> list[int]:
     """The nodes that are there once `clients` are, or after `patience` seconds."""
     began = time.monotonic()
-    while len(nodes := sorted(grid.get_node_ids())) < clients and time.monotonic() - began < patience:
-        time.sleep(0.1)
+    with linked():
+        while len(nodes := sorted(grid.get_node_ids())) < clients and time.monotonic() - began < patience:
+            time.sleep(0.1)
     if not nodes:
         raise TooFewClients(f"no SuperNode has connected within {patience:g} s; start them first, with this server's address")
     if len(nodes) < least:

@@ -52,6 +52,21 @@ def test_several_clients_on_a_node_and_a_resumed_run(engine, fed, tmp_path):
     same(fd.run(algorithm, fed, 2, engine=engine, checkpoint=path, resume=True), fd.run(algorithm, fed, 2))
 
 
+@pytest.mark.slow
+def test_a_run_that_flower_has_ended_goes_on(engine, pair, tmp_path):
+    """An error in words, and a new run of Flower's for what is left."""
+    algorithm, path = fd.Scaffold(fd.Linear(), lr=0.1, batch_size=16), tmp_path / "c.safetensors"
+
+    class Stop(fd.Callback):
+        def row(self, row):
+            if row["round"] == 1:
+                engine.loopback.flwr("stop", engine.grid._run.run_id, "loopback")
+
+    with pytest.raises(fd.FoedusError, match="does not let this server go on"):
+        fd.run(algorithm, pair, 3, engine=engine, checkpoint=path, callbacks=[Stop()])
+    same(fd.run(algorithm, pair, 3, engine=engine, checkpoint=path, resume=True), fd.run(algorithm, pair, 3))
+
+
 def test_nobody_gets_in_without_a_key_that_is_known(engine):
     before = set(engine.grid.get_node_ids())
     private, public = keys.node_key(engine.loopback.folder / "keys" / "stranger")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 
+import httpx
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -17,7 +18,7 @@ from foedus.flower import messages
 from foedus.flower.server import greet
 from foedus.flower.session import Line
 from tests.conformance import ALGORITHMS
-from tests.flower.grid import Here
+from tests.flower.grid import Here, HereGrid
 
 # Measurements are not sent through Flower: these columns are for simulations.
 MEASURED = ("objective", "objective_last", "fw_gap", "consensus", "worst", "online_loss", "regret", "reward", "penalty")
@@ -145,6 +146,25 @@ def test_too_few_answers_stop_the_run(fed, tmp_path):
         pytest.raises(fd.TooFewClients, match=r"round 1: 3 of 5 clients are left, at least 4 must be \(client 0"),
     ):
         fd.run(AVERAGE, fed, 3, engine=engine)
+
+
+def test_a_superlink_that_ends_the_run_is_an_error_in_words(fed, tmp_path):
+    """As it does when its clock jumps by more than a minute; the run can go on with a new one."""
+    engine, path = Here(tmp_path, nodes=2), tmp_path / "c.safetensors"
+    pull = HereGrid.pull_messages
+
+    def refuse(ids):
+        if engine.grid.asked[-1].metadata.group_id == "2":
+            request = httpx.Request("POST", "https://127.0.0.1/v1/runtime/pull-messages")
+            raise httpx.HTTPStatusError("401 Unauthorized", request=request, response=httpx.Response(401, request=request))
+        return pull(engine.grid, ids)
+
+    engine.grid.pull_messages = refuse
+    with pytest.raises(fd.FoedusError, match="does not let this server go on with its run: 401 Unauthorized"):
+        fd.run(AVERAGE, fed, 3, engine=engine, checkpoint=path)
+    del engine.grid.pull_messages
+    again = fd.run(AVERAGE, fed, 3, engine=engine, checkpoint=path, resume=True)
+    assert again.history.accuracy.equals(fd.run(AVERAGE, fed, 3, engine=fd.Local(batch=False)).history.accuracy)
 
 
 def test_a_disconnected_site_costs_no_waiting(fed, engine):
