@@ -83,10 +83,12 @@ class Flower:
     def _serve(self) -> None:
         """Start a run of Flower's, and become its server."""
         from foedus.flower import inside
+        from foedus.flower.session import linked
 
         self._leave()
         self.loopback.flwr("run", Path(self.temporary.name) / "app", "loopback")
-        self.grid = inside.become_server(self.loopback.address, self.loopback.tls["ca"].read_bytes())
+        with linked():
+            self.grid = inside.become_server(self.loopback.address, self.loopback.tls["ca"].read_bytes())
 
     def _leave(self) -> None:
         """Be the server no longer, if this is one."""
