@@ -98,7 +98,7 @@ def ray(tally: Tally, folder: Path, kills: int, rng: Random) -> None:
             return True
         return False
 
-    with fd.Ray(workers=2) as engine:
+    with contextlib.redirect_stdout(sys.stderr), fd.Ray(workers=2) as engine:  # Ray tells of every worker that died
         whole = fd.run(algorithm, fed, rounds, engine=engine, participation=0.5, progress=False)
         number = 0
         while tally.kills < kills:
