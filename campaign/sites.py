@@ -63,7 +63,7 @@ def until_done(
             break
         except fd.FoedusError as error:
             errors += 1
-            if errors > 20:
+            if errors > 40:
                 tally.end(RESUMED, f"does not come to an end: {error}")
                 return
             time.sleep(1)
@@ -240,7 +240,7 @@ def clocks(tally: Tally, folder: Path, runs: int, rng: Random) -> None:
             words = [sys.executable, "-m", "campaign.sites", str(at / "run")]
             process = subprocess.Popen(words, env=clock.environment, stdout=out, stderr=out)
             while process.poll() is None:
-                time.sleep(rng.uniform(1, 4))
+                time.sleep(rng.uniform(2, 8))
                 if "started" in said.read_text():
                     clock.jump(rng.choice(JUMPS))
                     tally.injected += 1
@@ -260,7 +260,7 @@ def _up(folder: Path) -> Iterator[subprocess.Popen]:
         yield process
     finally:
         if process.poll() is None:
-            process.send_signal(signal.SIGINT)
+            process.terminate()
             process.wait(60)
 
 

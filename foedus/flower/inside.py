@@ -28,7 +28,7 @@ def become_server(address: str, certificate: bytes, patience: float = 60.0) -> A
     from flwr.common.serde import run_from_proto
     from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest
     from flwr.supercore.constant import TaskType
-    from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+    from flwr.supercore.heartbeat import HeartbeatSender
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
     from flwr.supercore.retry import make_simple_http_retry_invoker
     from flwr.supercore.runtime import RuntimeHttpClient
@@ -53,7 +53,7 @@ def become_server(address: str, certificate: bytes, patience: float = 60.0) -> A
     grid = HttpGrid(runtime_api_address=address, insecure=False, root_certificates=certificate, token=token)
     task = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
     grid.set_run(run_from_proto(task.run))
-    beat = HeartbeatSender(make_task_heartbeat_fn_http(grid._runtime_client))
+    beat = HeartbeatSender(lambda: say_alive(grid._runtime_client))
     beat.start()
     grid.beat = beat
 
@@ -63,6 +63,24 @@ def become_server(address: str, certificate: bytes, patience: float = 60.0) -> A
 
     grid.speak = speak
     return grid
+
+
+def say_alive(client: Any) -> bool:
+    """Tell the SuperLink that this server is there; whether that is settled.
+
+    Flower's own sends SIGINT to this process when the SuperLink has ended the run, as if somebody had pressed Ctrl-C. Here that is
+    found out with the next message (`foedus.flower.session.LinkLost`).
+    """
+    import httpx
+    from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
+
+    try:
+        client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+    except httpx.TransportError:
+        return False
+    except httpx.HTTPStatusError as error:
+        return error.response.status_code not in (503, 504)  # it is busy, and may be asked again
+    return True
 
 
 def forking_executor() -> None:

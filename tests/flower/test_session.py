@@ -9,12 +9,13 @@ import httpx
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.proto.runtime_pb2 import SendTaskHeartbeatResponse
 
 import foedus as fd
 from foedus import testing
 from foedus.core import random, wire
 from foedus.core.clients import Ask
-from foedus.flower import messages
+from foedus.flower import inside, messages
 from foedus.flower.server import greet
 from foedus.flower.session import Line
 from tests.conformance import ALGORITHMS
@@ -165,6 +166,16 @@ def test_a_superlink_that_ends_the_run_is_an_error_in_words(fed, tmp_path):
     del engine.grid.pull_messages
     again = fd.run(AVERAGE, fed, 3, engine=engine, checkpoint=path, resume=True)
     assert again.history.accuracy.equals(fd.run(AVERAGE, fed, 3, engine=fd.Local(batch=False)).history.accuracy)
+
+
+def test_a_run_that_flower_has_ended_does_not_interrupt_this_process():
+    """Flower's own heartbeat raises SIGINT there."""
+
+    class Client:
+        def SendTaskHeartbeat(self, request):
+            return SendTaskHeartbeatResponse(success=False)
+
+    assert inside.say_alive(Client())
 
 
 def test_a_disconnected_site_costs_no_waiting(fed, engine):
