@@ -103,7 +103,7 @@ def ray(tally: Tally, folder: Path, kills: int, rng: Random) -> None:
         number = 0
         while tally.kills < kills:
             # A worker that was lost takes seconds to replace; what is lost three times in one exchange is given up.
-            with Doer(shoot, lambda: rng.uniform(0.1, 3), kills - tally.kills):
+            with Doer(shoot, lambda: rng.uniform(0.1, 6), min(4, kills - tally.kills)):
                 number += 1
                 path = folder / f"ray{number}.safetensors"
                 until_done(tally, algorithm, fed, rounds, engine, path, whole, participation=0.5)
