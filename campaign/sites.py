@@ -24,9 +24,9 @@ RESULTS = "results"
 
 
 class Doer(threading.Thread):
-    """Does something at random moments while a run goes on, until it is told to end."""
+    """Does something at random moments while a run goes on, until it is told to end; `what` says how many it has done."""
 
-    def __init__(self, what: Callable[[], bool], pauses: Callable[[], float], most: int):
+    def __init__(self, what: Callable[[], int], pauses: Callable[[], float], most: int):
         super().__init__(daemon=True)
         self.what, self.pauses, self.most, self.done, self.over = what, pauses, most, 0, threading.Event()
 
@@ -126,7 +126,7 @@ class Federation:
     def loopback(self) -> Any:
         return self.engine.loopback
 
-    def run(self, tally: Tally, what: Callable[[], bool], pauses: Callable[[], float], most: int = 1) -> None:
+    def run(self, tally: Tally, what: Callable[[], int], pauses: Callable[[], float], most: int = 1) -> None:
         self.runs += 1
         with Doer(what, pauses, most) as doer:
             path = self.folder / f"flower{self.runs}.safetensors"
@@ -187,7 +187,7 @@ def client_apps(tally: Tally, federation: Federation, kills: int, rng: Random) -
 def super_nodes(tally: Tally, federation: Federation, kills: int, rng: Random) -> None:
     """kill -9 of a SuperNode with all its processes, or of both, which are started again after a while."""
 
-    def shoot() -> bool:
+    def shoot() -> int:
         nodes = rng.choice(([0], [1], [0, 1]))
         for node in nodes:
             federation.loopback.stop_node(federation.current[node])
@@ -195,7 +195,7 @@ def super_nodes(tally: Tally, federation: Federation, kills: int, rng: Random) -
         time.sleep(rng.uniform(0, 3))
         for node in nodes:
             federation.restart(node)
-        return True
+        return len(nodes)
 
     while tally.kills < kills:
         federation.run(tally, shoot, lambda: rng.uniform(0.5, 4))
