@@ -31,7 +31,7 @@ from campaign.subject import (
 )
 from foedus.core import checkpoint
 
-ROUNDS = 40
+ROUNDS = 24
 OPTIONS = {"participation": 0.5, "progress": False}
 
 

@@ -39,7 +39,7 @@ KINDS = {
     "server": "kill -9 of a deployed server",
 }
 FULL = {
-    "kill": 70, "damage": 2000, "resume": 20, "disk": 8, "clock": 3, "ray": 16, "client": 12, "node": 6, "slow": 3, "flap": 1,
+    "kill": 70, "damage": 2000, "resume": 20, "disk": 8, "clock": 2, "ray": 16, "client": 12, "node": 6, "slow": 3, "flap": 1,
     "clocks": 1, "server": 4,
 }  # fmt: skip
 QUICK = {"kill": 4, "damage": 200, "resume": 5, "disk": 2}

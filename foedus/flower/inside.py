@@ -51,6 +51,8 @@ def become_server(address: str, certificate: bytes, patience: float = 60.0) -> A
         time.sleep(0.05)
     client.close()
     grid = HttpGrid(runtime_api_address=address, insecure=False, root_certificates=certificate, token=token)
+    give_up = grid._retry_invoker.should_giveup
+    grid._retry_invoker.should_giveup = lambda error: refused(error) or give_up(error)
     task = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
     grid.set_run(run_from_proto(task.run))
     beat = HeartbeatSender(lambda: say_alive(grid._runtime_client))
@@ -65,11 +67,16 @@ def become_server(address: str, certificate: bytes, patience: float = 60.0) -> A
     return grid
 
 
+def refused(error: Exception) -> bool:
+    """Whether the SuperLink has ended the run; Flower's own sends SIGINT to this process then, as if somebody had pressed Ctrl-C."""
+    return getattr(getattr(error, "response", None), "status_code", None) == 401
+
+
 def say_alive(client: Any) -> bool:
     """Tell the SuperLink that this server is there; whether that is settled.
 
-    Flower's own sends SIGINT to this process when the SuperLink has ended the run, as if somebody had pressed Ctrl-C. Here that is
-    found out with the next message (`foedus.flower.session.LinkLost`).
+    Flower's own sends SIGINT to this process when the SuperLink has ended the run. Here that is found out with the next message
+    (`foedus.flower.session.LinkLost`).
     """
     import httpx
     from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest

@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import torch
 from flwr.app import Message
+from flwr.supercore.run import RunNotRunningException
 from torch import Tensor
 
 from foedus.core import checks, random, tree, wire

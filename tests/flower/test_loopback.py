@@ -53,7 +53,7 @@ def test_several_clients_on_a_node_and_a_resumed_run(engine, fed, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_flower_has_ended_goes_on(engine, pair, tmp_path):
+def test_a_run_that_flower_has_ended_goes_on(engine, pair, tmp_path, capsys):
     """An error in words, and a new run of Flower's for what is left."""
     algorithm, path = fd.Scaffold(fd.Linear(), lr=0.1, batch_size=16), tmp_path / "c.safetensors"
 
@@ -64,6 +64,7 @@ def test_a_run_that_flower_has_ended_goes_on(engine, pair, tmp_path):
 
     with pytest.raises(fd.FoedusError, match="does not let this server go on"):
         fd.run(algorithm, pair, 3, engine=engine, checkpoint=path, callbacks=[Stop()])
+    assert "Ctrl-C" not in capsys.readouterr().err  # nobody has pressed it
     same(fd.run(algorithm, pair, 3, engine=engine, checkpoint=path, resume=True), fd.run(algorithm, pair, 3))
 
 
