@@ -67,6 +67,14 @@ def become_server(address: str, certificate: bytes, patience: float = 60.0) -> A
     return grid
 
 
+def link_errors() -> tuple[type[BaseException], ...]:
+    """What Flower's Grid raises when its SuperLink cannot be reached or has ended the run; one of them is no `Exception`."""
+    import httpx
+    from flwr.supercore.run import RunNotRunningException
+
+    return httpx.HTTPError, RunNotRunningException
+
+
 def refused(error: Exception) -> bool:
     """Whether the SuperLink has ended the run; Flower's own sends SIGINT to this process then, as if somebody had pressed Ctrl-C."""
     return getattr(getattr(error, "response", None), "status_code", None) == 401

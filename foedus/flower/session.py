@@ -15,10 +15,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
 import torch
 from flwr.app import Message
-from flwr.supercore.run import RunNotRunningException
 from torch import Tensor
 
 from foedus.core import checks, random, tree, wire
@@ -29,7 +27,7 @@ from foedus.core.spec import Spec
 from foedus.core.tree import Tree
 from foedus.engines.forms import Forms
 from foedus.errors import CheckpointError, FoedusError, ReplyError, SecureError, TooFewClients
-from foedus.flower import messages
+from foedus.flower import inside, messages
 from foedus.privacy.protocol import SecureAggregation, single_replies
 
 _POLL = 0.1
@@ -44,10 +42,9 @@ def linked() -> Iterator[None]:
     """What the SuperLink refuses, in words: it ends a run that somebody stops, or whose server it has not heard of for a minute."""
     try:
         yield
-    except httpx.HTTPError as error:
-        raise LinkLost(
-            f"Flower's SuperLink does not let this server go on with its run: {str(error).splitlines()[0]}"
-        ) from error
+    except inside.link_errors() as error:
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        raise LinkLost(f"Flower's SuperLink does not let this server go on with its run: {why}") from error
 
 
 @dataclass(eq=False)
