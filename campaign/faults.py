@@ -1,6 +1,6 @@
 """Faults on purpose: every run must end with the result of an undisturbed run, or with a clear error and a usable checkpoint.
 
-    python -m campaign.faults                     everything: at least 100 kills
+    python -m campaign.faults                     everything: at least 100 kills, about 20 minutes
     python -m campaign.faults --quick             some of each, without federations: seconds
     python -m campaign.faults --only kill disk    some kinds
 

@@ -146,9 +146,11 @@ def forking_executor() -> None:
         """In the name of a child that cannot any more, tell the SuperNode that it has failed."""
         certificates = validate_and_resolve_root_certificates(spec.root_certificates_path, spec.insecure)
         about = [RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), RuntimeTokenHttpInterceptor(spec.token)]
+        once = make_simple_http_retry_invoker()
+        once.should_giveup = lambda error: True  # it would end this process where a child had finished before it was killed
         client = RuntimeHttpClient.from_server_address(
             server_address=spec.runtime_api_address, insecure=spec.insecure, root_certificates=certificates, interceptors=about,
-            retry_invoker=make_simple_http_retry_invoker(),
+            retry_invoker=once,
         )  # fmt: skip
         with contextlib.suppress(Exception):  # it had finished, or the SuperNode is gone, too
             push_task_output(client, None, SubStatus.FAILED, KILLED)
