@@ -300,7 +300,7 @@ def server_apps(tally: Tally, folder: Path, kills: int, rng: Random) -> None:
                     # From the first checkpoint on: what comes before is the start of Flower itself.
                     if tally.kills < min(kills, before + 3) and rounds.exists():
                         time.sleep(rng.uniform(0, 4))
-                        shot = _shoot(process, tally.kills % 2 == 1)
+                        shot = _shoot(tally, process, tally.kills % 2 == 0)
                         tally.kills += shot
                         tally.injected += shot
             if result.exists():
@@ -312,14 +312,17 @@ def server_apps(tally: Tally, folder: Path, kills: int, rng: Random) -> None:
             return
 
 
-def _shoot(up: subprocess.Popen, whole: bool) -> bool:
+def _shoot(tally: Tally, up: subprocess.Popen, whole: bool) -> bool:
     """kill -9 of the command, whose processes are to end with it, or of its ServerApp alone."""
     under = children(up.pid)
     if whole:
         up.kill()
         up.wait()
         end = time.monotonic() + 15
-        while any(map(_alive, under)) and time.monotonic() < end:
+        while left := [pid for pid in under if _alive(pid)]:
+            if time.monotonic() > end:
+                tally.wrong.append(f"{len(left)} processes of a command that was killed are still there")
+                break
             time.sleep(0.1)
         return True
     for pid in under:

@@ -32,6 +32,8 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import os
+import sys
 import time
 import types
 import warnings
@@ -49,7 +51,7 @@ from foedus.core.config import to_config
 from foedus.core.run import Run, run
 from foedus.core.spec import Spec
 from foedus.errors import ConfigError, FoedusError, TooFewClients, unknown
-from foedus.flower import messages
+from foedus.flower import inside, messages
 from foedus.flower.session import Line, SitesEngine, linked
 from foedus.privacy.protocol import SecureAggregation
 from foedus.version import __version__
@@ -331,6 +333,8 @@ def server_app(plan: str | Path) -> ServerApp:
 
     @app.main()
     def main(grid: Any, context: Any) -> None:
+        if "--parent-pid" in sys.argv:  # Flower ends this process with that one, too, but in doing so it may wait for itself
+            inside.end_with(os.getppid(), every=3.0)
         read = read_plan(Path(plan), str(context.run_config.get("code", "")))
         folder = Path(str(context.run_config.get("output", "") or read.folder))
         train(grid, read, folder)
