@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,16 +16,17 @@ from random import Random
 from typing import Any
 
 import foedus as fd
-from campaign.alone import JUMPS, jumping
+from campaign.alone import JUMPS, Clock
 from campaign.subject import ALGORITHMS, RESUMED, SAME, Tally, children, difference, federation
 
 TIMEOUT = 15.0
+RESULTS = "results"
 
 
 class Doer(threading.Thread):
-    """Does something at random moments while a run goes on, until it is told to end."""
+    """Does something at random moments while a run goes on, until it is told to end; `what` says how many it has done."""
 
-    def __init__(self, what: Callable[[], bool], pauses: Callable[[], float], most: int):
+    def __init__(self, what: Callable[[], int], pauses: Callable[[], float], most: int):
         super().__init__(daemon=True)
         self.what, self.pauses, self.most, self.done, self.over = what, pauses, most, 0, threading.Event()
 
@@ -44,7 +44,14 @@ class Doer(threading.Thread):
 
 
 def until_done(
-    tally: Tally, algorithm: fd.Algorithm, fed: fd.Federation, rounds: int, engine: Any, path: Path, whole: fd.Run, rtol: float
+    tally: Tally,
+    algorithm: fd.Algorithm,
+    fed: fd.Federation,
+    rounds: int,
+    engine: Any,
+    path: Path,
+    whole: fd.Run,
+    **options: Any,
 ) -> None:
     """Run with a checkpoint, and go on from it after every clear error; then compare."""
     errors = 0
@@ -52,15 +59,15 @@ def until_done(
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                run = fd.run(algorithm, fed, rounds, engine=engine, checkpoint=path, resume=True, progress=False)
+                run = fd.run(algorithm, fed, rounds, engine=engine, checkpoint=path, resume=True, progress=False, **options)
             break
         except fd.FoedusError as error:
             errors += 1
-            if errors > 20:
+            if errors > 40:
                 tally.end(RESUMED, f"does not come to an end: {error}")
                 return
             time.sleep(1)
-    tally.end(RESUMED if errors else SAME, difference(run, whole, rtol))
+    tally.end(RESUMED if errors else SAME, difference(run, whole))
 
 
 # -- Ray ----------------------------------------------------------------------------------------------------------------------
@@ -91,32 +98,15 @@ def ray(tally: Tally, folder: Path, kills: int, rng: Random) -> None:
             return True
         return False
 
-    with fd.Ray(workers=2) as engine:
+    with contextlib.redirect_stdout(sys.stderr), fd.Ray(workers=2) as engine:  # Ray tells of every worker that died
         whole = fd.run(algorithm, fed, rounds, engine=engine, participation=0.5, progress=False)
         number = 0
         while tally.kills < kills:
             # A worker that was lost takes seconds to replace; what is lost three times in one exchange is given up.
-            with Doer(shoot, lambda: rng.uniform(0.1, 1.0) + 4 * (tally.kills > 0), kills - tally.kills):
+            with Doer(shoot, lambda: rng.uniform(0.1, 6), min(4, kills - tally.kills)):
+                number += 1
                 path = folder / f"ray{number}.safetensors"
-                errors, number = 0, number + 1
-                while True:
-                    try:
-                        run = fd.run(
-                            algorithm,
-                            fed,
-                            rounds,
-                            engine=engine,
-                            participation=0.5,
-                            checkpoint=path,
-                            resume=True,
-                            progress=False,
-                        )
-                        break
-                    except fd.FoedusError:
-                        errors += 1
-                        if errors > 20:
-                            raise
-            tally.end(RESUMED if errors else SAME, difference(run, whole))
+                until_done(tally, algorithm, fed, rounds, engine, path, whole, participation=0.5)
 
 
 # -- Flower -------------------------------------------------------------------------------------------------------------------
@@ -125,23 +115,22 @@ def ray(tally: Tally, folder: Path, kills: int, rng: Random) -> None:
 class Federation:
     """A real federation on loopback of two nodes, whose processes can be disturbed one by one."""
 
-    def __init__(self, folder: Path):
-        self.fed, self.algorithm, self.rounds = federation().select([0, 1]), ALGORITHMS["Scaffold"], 6
+    def __init__(self, folder: Path, rounds: int = 6):
+        self.fed, self.algorithm, self.rounds = federation().select([0, 1]), ALGORITHMS["Scaffold"], rounds
         self.folder, self.runs = folder, 0
-        self.whole = fd.run(self.algorithm, self.fed, self.rounds, progress=False)
         self.engine = fd.Flower(nodes=2, timeout=TIMEOUT, min_clients=2)
-        self.engine.start()
+        self.whole = fd.run(self.algorithm, self.fed, rounds, engine=self.engine, progress=False)
         self.current = [0, 1]  # of each node, its number at the loopback: one that is started again has a new one
 
     @property
     def loopback(self) -> Any:
         return self.engine.loopback
 
-    def run(self, tally: Tally, what: Callable[[], bool], pauses: Callable[[], float], most: int = 1) -> None:
+    def run(self, tally: Tally, what: Callable[[], int], pauses: Callable[[], float], most: int = 1) -> None:
         self.runs += 1
         with Doer(what, pauses, most) as doer:
             path = self.folder / f"flower{self.runs}.safetensors"
-            until_done(tally, self.algorithm, self.fed, self.rounds, self.engine, path, self.whole, 1e-6)
+            until_done(tally, self.algorithm, self.fed, self.rounds, self.engine, path, self.whole)
         tally.injected += doer.done
 
     def processes(self, node: int) -> list[subprocess.Popen]:
@@ -149,9 +138,24 @@ class Federation:
         return self.loopback.nodes[self.current[node]]
 
     def restart(self, node: int) -> None:
+        """Start a SuperNode until it stays, as a supervisor would: Flower refuses one that it does not yet take for gone."""
         base = Path(self.engine.temporary.name)
         config = f'shards="{base / "shards" / str(node)}"'
-        self.current[node] = self.loopback.start_node(base / "keys" / f"node{node}", config, self.engine.eager)
+        while True:
+            self.loopback.stop_node(self.current[node])
+            self.current[node] = self.loopback.start_node(base / "keys" / f"node{node}", config, self.engine.eager)
+            while self.processes(node)[0].poll() is None:
+                if "SuperNode ID" in self.loopback.log(f"node{self.current[node]}"):
+                    return
+                time.sleep(0.1)
+            time.sleep(1)
+
+    def revive(self) -> bool:
+        """Start the SuperNodes again that have ended, as a supervisor would; whether there were any."""
+        ended = [node for node in (0, 1) if self.processes(node)[0].poll() is not None]
+        for node in ended:
+            self.restart(node)
+        return bool(ended)
 
     def close(self) -> None:
         self.engine.close()
@@ -181,15 +185,17 @@ def client_apps(tally: Tally, federation: Federation, kills: int, rng: Random) -
 
 
 def super_nodes(tally: Tally, federation: Federation, kills: int, rng: Random) -> None:
-    """kill -9 of a SuperNode with all its processes, which is started again after a while."""
+    """kill -9 of a SuperNode with all its processes, or of both, which are started again after a while."""
 
-    def shoot() -> bool:
-        node = rng.randrange(2)
-        federation.loopback.stop_node(federation.current[node])
-        tally.kills += 1
+    def shoot() -> int:
+        nodes = rng.choice(([0], [1], [0, 1]))
+        for node in nodes:
+            federation.loopback.stop_node(federation.current[node])
+            tally.kills += 1
         time.sleep(rng.uniform(0, 3))
-        federation.restart(node)
-        return True
+        for node in nodes:
+            federation.restart(node)
+        return len(nodes)
 
     while tally.kills < kills:
         federation.run(tally, shoot, lambda: rng.uniform(0.5, 4))
@@ -225,23 +231,22 @@ def flapping(tally: Tally, federation: Federation, runs: int, rng: Random) -> No
         federation.run(tally, flap, lambda: rng.uniform(0.2, 1), 1000)
 
 
-def clock(tally: Tally, folder: Path, rng: Random) -> None:
+def clocks(tally: Tally, folder: Path, runs: int, rng: Random) -> None:
     """The wall clock of all processes of a federation jumps during the run."""
-    path, said = folder / "clock.rc", folder / "clock.txt"
-    path.write_text("+0\n")
-    with open(said, "wb") as out:
-        words = [sys.executable, "-m", "campaign.sites", str(folder / "clock")]
-        process = subprocess.Popen(words, env=jumping(path), stdout=out, stderr=out)
-        while process.poll() is None:
-            time.sleep(rng.uniform(1, 4))
-            if "started" in said.read_text():
-                new = path.with_suffix(".new")
-                new.write_text(f"{rng.choice(JUMPS)}\n")
-                new.replace(path)
-                tally.injected += 1
-    lines = said.read_text().splitlines()
-    last = lines[-1] if lines else ""
-    tally.end(RESUMED if "error" in last else SAME, None if last.startswith("fine") else said.read_text()[-800:])
+    for number in range(runs):
+        at = folder / f"clocks{number}"
+        clock, said = Clock(at / "clock"), at / "said.txt"
+        with open(said, "wb") as out:
+            words = [sys.executable, "-m", "campaign.sites", str(at / "run")]
+            process = subprocess.Popen(words, env=clock.environment, stdout=out, stderr=out)
+            while process.poll() is None:
+                time.sleep(rng.uniform(2, 8))
+                if "started" in said.read_text():
+                    clock.jump(rng.choice(JUMPS))
+                    tally.injected += 1
+        lines = said.read_text().splitlines()
+        last = lines[-1] if lines else ""
+        tally.end(RESUMED if "error" in last else SAME, None if last.startswith("fine") else said.read_text()[-800:])
 
 
 # -- a deployed server --------------------------------------------------------------------------------------------------------
@@ -255,7 +260,7 @@ def _up(folder: Path) -> Iterator[subprocess.Popen]:
         yield process
     finally:
         if process.poll() is None:
-            process.send_signal(signal.SIGINT)
+            process.terminate()
             process.wait(60)
 
 
@@ -267,7 +272,7 @@ def _trial(folder: Path) -> Path:
     rng, sites = np.random.default_rng(0), {}
     for name in ("north", "south"):
         x = rng.normal(size=(80, 3))
-        rows = [",".join(map(str, [*r, int(r.sum() > 0)])) for r in x.tolist()]
+        rows = [",".join(map(str, [*r, int(sum(r) > 0)])) for r in x.tolist()]
         sites[name] = folder.parent / f"{folder.name}-{name}.csv"
         sites[name].write_text("\n".join(["a,b,c,outcome", *rows]) + "\n")
     deploy.init(folder, sites, "outcome")
@@ -277,55 +282,75 @@ def _trial(folder: Path) -> Path:
 
 
 def server_apps(tally: Tally, folder: Path, kills: int, rng: Random) -> None:
-    """`foedus deploy up`, with kill -9 of the ServerApp at random moments; the command is given again each time."""
+    """`foedus deploy up`, with kill -9 of the ServerApp, or of the command itself, in turn; the command is given again each time."""
     whole = _trial(folder / "undisturbed")
     with _up(whole) as process:
         process.wait(400)
-    disturbed = _trial(folder / "deployed")
-    result, rounds = disturbed / "results" / "Scaffold.safetensors", disturbed / "results" / "Scaffold.checkpoint.safetensors"
-    for _ in range(20):
-        with _up(disturbed) as process:
-            shot = False
-            while process.poll() is None and not shot:
-                time.sleep(0.05)
-                # From the first checkpoint on: what comes before is the start of Flower itself.
-                if tally.kills < kills and rounds.exists():
-                    time.sleep(rng.uniform(0, 4))
-                    for pid in children(process.pid):
-                        with contextlib.suppress(OSError):
-                            if "flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_text():
-                                os.kill(pid, signal.SIGKILL)
-                                shot = True
-            tally.kills += shot
-            tally.injected += shot
+    expected = fd.Run.load(whole / RESULTS / "Scaffold.safetensors")
+    number = 0
+    while tally.kills < kills:
+        number += 1
+        before, trial = tally.kills, _trial(folder / f"deployed{number}")
+        result, rounds = (trial / RESULTS / f"Scaffold.{kind}" for kind in ("safetensors", "checkpoint.safetensors"))
+        for _ in range(12):
+            with _up(trial) as process:
+                shot = False
+                while process.poll() is None and not shot:
+                    time.sleep(0.05)
+                    # From the first checkpoint on: what comes before is the start of Flower itself.
+                    if tally.kills < min(kills, before + 3) and rounds.exists():
+                        time.sleep(rng.uniform(0, 4))
+                        shot = _shoot(tally, process, tally.kills % 2 == 0)
+                        tally.kills += shot
+                        tally.injected += shot
+            if result.exists():
+                break
         if result.exists():
-            break
-    if not result.exists():
-        tally.end(RESUMED, "the deployed run did not come to an end")
-        return
-    a, b = (fd.Run.load(f / "results" / "Scaffold.safetensors") for f in (disturbed, whole))
-    tally.end(RESUMED, difference(a, b))
-    shutil.rmtree(disturbed)
+            tally.end(RESUMED if tally.kills > before else SAME, difference(fd.Run.load(result), expected))
+        else:
+            tally.end(RESUMED, "the deployed run did not come to an end")
+            return
+
+
+def _shoot(tally: Tally, up: subprocess.Popen, whole: bool) -> bool:
+    """kill -9 of the command, whose processes are to end with it, or of its ServerApp alone."""
+    under = children(up.pid)
+    if whole:
+        up.kill()
+        up.wait()
+        end = time.monotonic() + 15
+        while left := [pid for pid in under if _alive(pid)]:
+            if time.monotonic() > end:
+                tally.wrong.append(f"{len(left)} processes of a command that was killed are still there")
+                break
+            time.sleep(0.1)
+        return True
+    for pid in under:
+        with contextlib.suppress(OSError):
+            if "flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_text():
+                os.kill(pid, signal.SIGKILL)
+                return True
+    return False
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def _main() -> None:
     """A federation in this process and its children, for `clock`."""
     folder = Path(sys.argv[1])
     folder.mkdir()
-    found = Federation(folder)
+    found = Federation(folder, rounds=12)
     tally = Tally("clock")
     try:
         print("started", flush=True)
-        until_done(
-            tally,
-            found.algorithm,
-            found.fed,
-            20,
-            found.engine,
-            folder / "c.safetensors",
-            fd.run(found.algorithm, found.fed, 20),
-            1e-6,
-        )
+        with Doer(found.revive, lambda: 1.0, 1000):
+            path = folder / "c.safetensors"
+            until_done(tally, found.algorithm, found.fed, found.rounds, found.engine, path, found.whole)
     finally:
         found.close()
     print(f"wrong: {tally.wrong}" if tally.wrong else f"fine: {dict(tally.outcomes)}", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -13,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
 
 import foedus as fd
@@ -34,21 +34,19 @@ def federation(clients: int = 6) -> fd.Federation:
     return fd.split(small, "dirichlet", clients=clients, alpha=0.5, seed=0)
 
 
-def difference(a: fd.Run, b: fd.Run, rtol: float = 0.0) -> str | None:
-    """Where two runs differ: in the history but for measured times, or in the state. rtol=0: to the last bit."""
+def difference(a: fd.Run, b: fd.Run) -> str | None:
+    """Where two runs differ: in the history but for measured times, or in the state; to the last bit."""
     rows = [[{k: v for k, v in row.items() if k not in MEASURED} for row in r.records.rows] for r in (a, b)]
     if len(rows[0]) != len(rows[1]):
         return f"{len(rows[0])} rows of history, not {len(rows[1])}"
     for n, (x, y) in enumerate(zip(*rows, strict=True)):
         for k in x | y:
             u, v = x.get(k), y.get(k)
-            if u != v and not (
-                isinstance(u, float) and isinstance(v, float) and np.isclose(u, v, rtol=rtol, atol=0, equal_nan=True)
-            ):
+            if u != v and not (isinstance(u, float) and isinstance(v, float) and math.isnan(u) and math.isnan(v)):
                 return f"row {n}: {k} is {u!r}, not {v!r}"
     leaves = [[t for t in tree.leaves(r.state) if isinstance(t, torch.Tensor)] for r in (a, b)]
     for x, y in zip(*leaves, strict=True):
-        if not (torch.equal(x, y) if rtol == 0 else torch.allclose(x, y, rtol=rtol, atol=1e-6)):
+        if not torch.equal(x, y):
             return f"a tensor of the state differs by {(x - y).abs().max():g}"
     return None
 
@@ -128,17 +126,28 @@ class Tally:
     wrong: list[str] = field(default_factory=list)
     notes: Counter = field(default_factory=Counter)
     seconds: float = 0.0
+    shown: float = field(default_factory=time.monotonic)
 
     def end(self, kind: str, wrong: str | None = None) -> None:
-        """A run has come to its end."""
+        """A run has come to its end; every ten seconds one is told of."""
         if wrong is None:
             self.outcomes[kind] += 1
         else:
             self.wrong.append(wrong)
+        if wrong is not None or time.monotonic() - self.shown > 10:
+            self.shown = time.monotonic()
+            print(
+                f"  {self.fault}: {max(self.injected, self.kills)} so far, {self.runs} runs {wrong or ''}".rstrip(),
+                file=sys.stderr,
+                flush=True,
+            )
+
+    @property
+    def runs(self) -> int:
+        return sum(self.outcomes.values()) + len(self.wrong)
 
     def row(self) -> str:
-        runs = sum(self.outcomes.values()) + len(self.wrong)
-        cells = [self.fault, self.injected, runs, *(self.outcomes[k] for k in (SAME, RESUMED, ERROR)), len(self.wrong)]
+        cells = [self.fault, self.injected, self.runs, *(self.outcomes[k] for k in (SAME, RESUMED, ERROR)), len(self.wrong)]
         return f"| {' | '.join(map(str, cells))} | {self.seconds:.0f} |"
 
 

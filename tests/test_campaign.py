@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from random import Random
 
 import pytest
 
 import foedus as fd
-from campaign import fuzz
+from campaign import alone, fuzz
 from campaign.subject import Tally, difference
 
 ROOT = Path(__file__).parents[1]
@@ -44,6 +45,22 @@ def test_a_difference_is_found(fed):
     assert "a tensor of the state differs" in difference(changed, run)
     short = fd.run(fd.FedAvg(fd.Linear(), lr=0.1), fed, 0)
     assert "rows of history" in difference(short, run)
+
+
+@pytest.mark.skipif(alone.COMPILER is None or sys.platform != "linux", reason="needs a C compiler, and Linux")
+def test_a_clock_that_jumps(tmp_path):
+    """Other processes see another time; the clock by which waiting is measured goes on."""
+    clock = alone.Clock(tmp_path / "clock")
+    script = "import time\nprint(time.time(), time.monotonic(), flush=True)\ninput()\nprint(time.time(), time.monotonic())"
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], env=clock.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    wall, steady = map(float, process.stdout.readline().split())
+    assert abs(wall - time.time()) < 60
+    clock.jump(-30 * alone.DAY)
+    out, _ = process.communicate("\n", timeout=60)
+    later, steadily = map(float, out.split())
+    assert abs(later - wall + 30 * alone.DAY) < 60 and 0 < steadily - steady < 60
 
 
 def test_what_is_wrong_is_counted_apart():

@@ -60,8 +60,8 @@ class Flower:
 
     def _start(self) -> None:
         try:
-            from foedus.flower import inside, loopback
             from foedus.flower import keys as keys_
+            from foedus.flower import loopback
         except ImportError as error:
             raise FoedusError(f"fd.Flower needs flwr: pip install 'foedus[flower]' ({error})") from None
         self.temporary = tempfile.TemporaryDirectory(prefix="foedus-flower-")
@@ -77,9 +77,26 @@ class Flower:
             shards.mkdir(parents=True)
             self.loopback.start_node(key, f'shards="{shards}"', self.eager)
         config = {"code": self.code} if self.code else {}
-        app = loopback.write_app(folder / "app", "loopbackapp", "app = None  # fd.run is the server", config)
-        self.loopback.flwr("run", app, "loopback")
-        self.grid = inside.become_server(self.loopback.address, self.loopback.tls["ca"].read_bytes())
+        loopback.write_app(folder / "app", "loopbackapp", "app = None  # fd.run is the server", config)
+        self._serve()
+
+    def _serve(self) -> None:
+        """Start a run of Flower's, and become its server."""
+        from foedus.flower import inside
+        from foedus.flower.session import linked
+
+        self._leave()
+        self.loopback.flwr("run", Path(self.temporary.name) / "app", "loopback")
+        with linked():
+            self.grid = inside.become_server(self.loopback.address, self.loopback.tls["ca"].read_bytes())
+
+    def _leave(self) -> None:
+        """Be the server no longer, if this is one."""
+        if self.grid is not None:
+            if self.grid.beat.is_running:
+                self.grid.beat.stop()
+            self.grid.close()
+            self.grid = None
 
     def open(self, algorithm: Algorithm, fed: Federation, seed_key: Tensor) -> Any:
         """Deal the clients out, greet the nodes, and get ready to ask."""
@@ -87,11 +104,17 @@ class Flower:
             raise ConfigError(f"{type(algorithm).__name__} needs all rows in one place; in a federation, sites keep theirs")
         self.start()
         from foedus.flower.server import greet, wait_for
-        from foedus.flower.session import Line, SitesEngine
+        from foedus.flower.session import Line, LinkLost, SitesEngine
         from foedus.flower.site import write_shard
         from foedus.version import __version__
 
-        nodes = wait_for(self.grid, self.count, 1, 60.0)
+        try:
+            if self.grid is None:  # as after a renewal that failed
+                self._serve()
+            nodes = wait_for(self.grid, self.count, 1, 60.0)
+        except LinkLost:  # Flower has ended its run; its nodes are still there
+            self._serve()
+            nodes = wait_for(self.grid, self.count, 1, 60.0)
         name = uuid.uuid4().hex
         order = np.argsort(fed.ids, kind="stable")
         for number in range(self.count):
@@ -117,12 +140,10 @@ class Flower:
     def close(self) -> None:
         """End all processes that were started."""
         if self.loopback is not None:
-            if self.grid is not None:
-                self.grid.beat.stop()
-                self.grid.close()
+            self._leave()
             self._end()
             atexit.unregister(self._end)
-            self.loopback = self.grid = None
+            self.loopback = None
 
     def __enter__(self) -> Flower:
         return self

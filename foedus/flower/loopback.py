@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from foedus.errors import FoedusError
+from foedus.flower.inside import PARENT
 from foedus.flower.keys import certificates, expired
 
 SETTINGS = {
@@ -24,6 +25,8 @@ SETTINGS = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
 """No telemetry, no question for updates, nothing installed at run time."""
+
+INSIDE = [sys.executable, "-m", "foedus.flower.inside"]
 
 APP = """[build-system]
 requires = ["hatchling"]
@@ -72,6 +75,8 @@ def free_port() -> int:
 class Loopback:
     """Processes of a federation that keep their files under one folder: a SuperLink, and one SuperNode for each node config.
 
+    They end with `close()`, or soon after this process, even if it is killed.
+
     supervised: the SuperLink starts ServerApps itself; otherwise this process can become the server (`inside.become_server`).
     tls: a folder of certificates; without it, new ones are made. cwd: where the processes run.
     """
@@ -93,7 +98,7 @@ class Loopback:
             )
         self.environment = {
             **os.environ, **SETTINGS, "FLWR_HOME": str(folder / "flwr"), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05", PARENT: str(os.getpid()),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         }  # fmt: skip
         (folder / "flwr").mkdir(exist_ok=True)
@@ -110,7 +115,9 @@ class Loopback:
             for n, k in (("certfile", "certificate"), ("keyfile", "key"), ("ca-certfile", "ca"))
         ]
         how = ["--isolation", "subprocess" if self.supervised else "process"]
-        link = self._start("link", ["flower-superlink", *tls, "--enable-supernode-auth", "--host", host, "--port", port, *how])
+        link = self._start(
+            "link", [*INSIDE, "superlink", *tls, "--enable-supernode-auth", "--host", host, "--port", port, *how]
+        )
         context = ssl.create_default_context(cafile=str(self.tls["ca"]))
         for _ in range(600):
             if link.poll() is not None:
@@ -133,7 +140,6 @@ class Loopback:
         """Start a SuperNode with a node config; returns its number. eager: forks its client processes, and waits less."""
         number, port = len(self.nodes), free_port()
         name = f"node{number}"
-        python = [sys.executable, "-m", "foedus.flower.inside"]
         words = [
             "--root-certificates",
             self.tls["ca"].resolve(),
@@ -144,17 +150,17 @@ class Loopback:
         ]
         words += ["--node-config", config, "--port", port]
         if eager:
-            started = [self._start(name, [*python, "supernode", *words, "--isolation", "process"])]
-            executor = [*python, "executor", "--insecure", "--runtime-api-address", f"127.0.0.1:{port}"]
+            started = [self._start(name, [*INSIDE, "supernode", *words, "--isolation", "process"])]
+            executor = [*INSIDE, "executor", "--insecure", "--runtime-api-address", f"127.0.0.1:{port}"]
             started.append(self._start(f"{name}.executor", executor))
         else:
-            started = [self._start(name, ["flower-supernode", *words])]
+            started = [self._start(name, [*INSIDE, "plain-supernode", *words])]
         self.nodes.append(started)
         return number
 
     def flwr(self, *words: Any) -> str:
         """Run `flwr` commands (several, separated by "--then") against this SuperLink."""
-        command = [sys.executable, "-m", "foedus.flower.inside", "flwr", *map(str, words)]
+        command = [*INSIDE, "flwr", *map(str, words)]
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, cwd=self.cwd)
         if done.returncode:
             raise FoedusError(f"flwr {' '.join(map(str, words[:3]))} failed: {(done.stderr or done.stdout)[-500:]}")
@@ -162,7 +168,7 @@ class Loopback:
 
     def stream(self, *words: Any) -> Iterator[str]:
         """The same, line by line as they come."""
-        command = [sys.executable, "-m", "foedus.flower.inside", "flwr", *map(str, words)]
+        command = [*INSIDE, "flwr", *map(str, words)]
         with subprocess.Popen(
             command,
             env=self.environment,

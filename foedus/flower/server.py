@@ -32,6 +32,8 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import os
+import sys
 import time
 import types
 import warnings
@@ -49,8 +51,8 @@ from foedus.core.config import to_config
 from foedus.core.run import Run, run
 from foedus.core.spec import Spec
 from foedus.errors import ConfigError, FoedusError, TooFewClients, unknown
-from foedus.flower import messages
-from foedus.flower.session import Line, SitesEngine
+from foedus.flower import inside, messages
+from foedus.flower.session import Line, SitesEngine, linked
 from foedus.privacy.protocol import SecureAggregation
 from foedus.version import __version__
 
@@ -156,8 +158,9 @@ class Sites:
 def wait_for(grid: Any, clients: int, least: int, patience: float) -> list[int]:
     """The nodes that are there once `clients` are, or after `patience` seconds."""
     began = time.monotonic()
-    while len(nodes := sorted(grid.get_node_ids())) < clients and time.monotonic() - began < patience:
-        time.sleep(0.1)
+    with linked():
+        while len(nodes := sorted(grid.get_node_ids())) < clients and time.monotonic() - began < patience:
+            time.sleep(0.1)
     if not nodes:
         raise TooFewClients(f"no SuperNode has connected within {patience:g} s; start them first, with this server's address")
     if len(nodes) < least:
@@ -330,6 +333,8 @@ def server_app(plan: str | Path) -> ServerApp:
 
     @app.main()
     def main(grid: Any, context: Any) -> None:
+        if "--parent-pid" in sys.argv:  # Flower ends this process with that one, too, but in doing so it may wait for itself
+            inside.end_with(os.getppid(), every=3.0)
         read = read_plan(Path(plan), str(context.run_config.get("code", "")))
         folder = Path(str(context.run_config.get("output", "") or read.folder))
         train(grid, read, folder)

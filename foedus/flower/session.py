@@ -27,10 +27,24 @@ from foedus.core.spec import Spec
 from foedus.core.tree import Tree
 from foedus.engines.forms import Forms
 from foedus.errors import CheckpointError, FoedusError, ReplyError, SecureError, TooFewClients
-from foedus.flower import messages
+from foedus.flower import inside, messages
 from foedus.privacy.protocol import SecureAggregation, single_replies
 
 _POLL = 0.1
+
+
+class LinkLost(FoedusError):  # noqa: N818 - says it all
+    """The SuperLink no longer takes what this server sends; with a checkpoint, the run can go on."""
+
+
+@contextlib.contextmanager
+def linked() -> Iterator[None]:
+    """What the SuperLink refuses, in words: it ends a run that somebody stops, or whose server it has not heard of for a minute."""
+    try:
+        yield
+    except inside.link_errors() as error:
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        raise LinkLost(f"Flower's SuperLink does not let this server go on with its run: {why}") from error
 
 
 @dataclass(eq=False)
@@ -63,6 +77,10 @@ class Line:
 
         Only ids that are still outstanding are asked for: Flower answers for one that was fetched before with an error.
         """
+        with linked():
+            return self._post(kind, headers, body)
+
+    def _post(self, kind: str, headers: dict[int, dict[str, Any]], body: bytes | dict[int, bytes]) -> dict[int, Message | str]:
         began = time.monotonic()
         getattr(self.grid, "speak", lambda: None)()
         here = set(self.grid.get_node_ids())

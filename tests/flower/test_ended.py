@@ -1,9 +1,10 @@
-"""A trial federation that is told to end takes its processes with it."""
+"""A trial federation that is told to end, or killed, takes its processes with it."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -51,3 +52,31 @@ def test_sigterm_ends_what_was_started(tmp_path):
         time.sleep(0.1)
     os.kill(pid, signal.SIGKILL)
     raise AssertionError("the process that it had started is still there")
+
+
+LINK = """
+import sys, time
+from pathlib import Path
+from foedus.flower.loopback import Loopback
+
+loopback = Loopback(Path(sys.argv[1]))
+loopback.start_link()
+print(loopback.address, flush=True)
+time.sleep(600)
+"""
+
+
+def test_kill_9_ends_what_was_started(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(Path(deploy.__file__).parents[2])}
+    server = subprocess.Popen([sys.executable, "-c", LINK, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment)
+    host, port = server.stdout.readline().split(":")
+    server.kill()
+    server.wait()
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        try:
+            socket.create_connection((host, int(port)), timeout=1).close()
+        except ConnectionRefusedError:
+            return
+        time.sleep(0.1)
+    raise AssertionError("its SuperLink still listens")

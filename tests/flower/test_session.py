@@ -5,19 +5,22 @@ from __future__ import annotations
 import dataclasses
 import shutil
 
+import httpx
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.proto.runtime_pb2 import SendTaskHeartbeatResponse
+from flwr.supercore.run import RunNotRunningException
 
 import foedus as fd
 from foedus import testing
 from foedus.core import random, wire
 from foedus.core.clients import Ask
-from foedus.flower import messages
+from foedus.flower import inside, messages
 from foedus.flower.server import greet
 from foedus.flower.session import Line
 from tests.conformance import ALGORITHMS
-from tests.flower.grid import Here
+from tests.flower.grid import Here, HereGrid
 
 # Measurements are not sent through Flower: these columns are for simulations.
 MEASURED = ("objective", "objective_last", "fw_gap", "consensus", "worst", "online_loss", "regret", "reward", "penalty")
@@ -145,6 +148,42 @@ def test_too_few_answers_stop_the_run(fed, tmp_path):
         pytest.raises(fd.TooFewClients, match=r"round 1: 3 of 5 clients are left, at least 4 must be \(client 0"),
     ):
         fd.run(AVERAGE, fed, 3, engine=engine)
+
+
+REQUEST = httpx.Request("POST", "https://127.0.0.1/v1/runtime/pull-messages")
+UNAUTHORIZED = httpx.HTTPStatusError("401 Unauthorized", request=REQUEST, response=httpx.Response(401, request=REQUEST))
+
+
+@pytest.mark.parametrize(
+    ("error", "why"), [(UNAUTHORIZED, "401 Unauthorized"), (RunNotRunningException(), "RunNotRunningException")], ids=str
+)
+def test_a_superlink_that_ends_the_run_is_an_error_in_words(error, why, fed, tmp_path):
+    """As it does when its clock jumps by more than a minute; the run can go on with a new one."""
+    engine, path = Here(tmp_path, nodes=2), tmp_path / "c.safetensors"
+    pull = HereGrid.pull_messages
+
+    def refuse(ids):
+        if engine.grid.asked[-1].metadata.group_id == "2":
+            raise error
+        return pull(engine.grid, ids)
+
+    engine.grid.pull_messages = refuse
+    with pytest.raises(fd.FoedusError, match=f"does not let this server go on with its run: {why}"):
+        fd.run(AVERAGE, fed, 3, engine=engine, checkpoint=path)
+    del engine.grid.pull_messages
+    again = fd.run(AVERAGE, fed, 3, engine=engine, checkpoint=path, resume=True)
+    assert again.history.accuracy.equals(fd.run(AVERAGE, fed, 3, engine=fd.Local(batch=False)).history.accuracy)
+
+
+def test_a_run_that_flower_has_ended_does_not_interrupt_this_process():
+    """Flower's own heartbeat, and its way of trying again, send SIGINT there."""
+
+    class Client:
+        def SendTaskHeartbeat(self, request):
+            return SendTaskHeartbeatResponse(success=False)
+
+    assert inside.say_alive(Client())
+    assert inside.refused(UNAUTHORIZED) and not inside.refused(httpx.ConnectError("busy"))
 
 
 def test_a_disconnected_site_costs_no_waiting(fed, engine):
