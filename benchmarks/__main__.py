@@ -1,8 +1,8 @@
 """Speed, as ratios measured in one run: `python -m benchmarks [ITEM ...] [--repeats 5] [--docs]`.
 
-Without items, those of docs/performance.md but for peers, which installs other tools: machine w1 .. w10 crowd overhead memory scaling start
-profile. Results are kept in benchmarks/results; --docs writes the page from them. Further studies, by name: batching fednewton fedfw lowrank
-fedboost fedres ffgb ray flower secure.
+Without items, those of docs/performance.md: machine w1 w2 w3 w4 w5 w6 w7 w8 w9 w10 crowd overhead memory scaling start profile; but not those that
+install other tools, peers-w1 peers-w2 peers-w3 peers-w4 peers-w5, or peers for all five. Results are kept in benchmarks/results; --docs writes
+the page from them. Further studies, by name: batching fednewton fedfw lowrank fedboost fedres ffgb ray flower secure.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Study = Callable[[int], None]
 PAGE: dict[str, dict[str, Study]] = {
     "The machine": {"machine": machine},
     "Rounds of FedAvg": {name: partial(workload, name) for name in WORKLOADS},
-    "Other tools": {"peers": peers},
+    "Other tools": {f"peers-{name}": partial(peers, name) for name in WORKLOADS},
     "The five families": {name: partial(family, name) for name in FAMILIES},
     "100,000 clients": {"crowd": crowd},
     "The engine alone": {"overhead": overhead},
@@ -65,16 +65,20 @@ def main() -> None:
     on_the_page = {name: study for items in PAGE.values() for name, study in items.items()}
     items = on_the_page | STUDIES
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Speed of foedus, as ratios in one run.")
-    parser.add_argument("items", nargs="*", help=f"some of: {' '.join(items)} (those of docs/performance.md)")
+    parser.add_argument(
+        "items", nargs="*", help=f"some of: {' '.join(items)} (those of docs/performance.md); peers: all of them"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
         "--docs", action="store_true", help="write docs/performance.md from what is stored; alone, measure nothing"
     )
     options = parser.parse_args()
-    unknown = set(options.items) - set(items)
+    others = list(PAGE["Other tools"])
+    asked = [name for item in options.items for name in (others if item == "peers" else [item])]
+    unknown = set(asked) - set(items)
     if unknown:
         parser.error(f"unknown item {', '.join(sorted(unknown))}; choose from {', '.join(items)}")
-    chosen = options.items or ([] if options.docs else [name for name in on_the_page if name != "peers"])
+    chosen = asked or ([] if options.docs else [name for name in on_the_page if name not in others])
     for name in chosen:
         print(f"\n{name}, {store.where()['machine']}\n", flush=True)
         if name in on_the_page:

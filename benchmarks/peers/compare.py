@@ -10,7 +10,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -30,38 +29,39 @@ EXACT = 1e-4
 LIMIT = 900  # seconds for one process, after which it is given up
 
 
-def peers(repeats: int) -> None:
-    """Seconds a round of every tool on W1 to W5, in turns: three repeats, which take minutes, unless more than the usual are asked."""
-    compare(WORKLOADS.values(), repeats if repeats > 5 else 3)
+def peers(name: str, repeats: int) -> None:
+    """Seconds a round of every tool on one of W1 to W5, in turns: three repeats, which take minutes, unless more than the usual are asked."""
+    compare(WORKLOADS[name], repeats if repeats > 5 else 3)
 
 
-def compare(works: Iterable[Workload], repeats: int) -> None:
+def compare(work: Workload, repeats: int) -> None:
+    print(
+        "| workload | tool | s a round: median (smallest to largest) | tool / foedus | accuracy | largest difference after one step |"
+    )
+    print("|---|---|---|---|---|---|")
     pythons: dict[str, Path] = {"foedus": Path(sys.executable)}
     for name, peer in PEERS.items():
         try:
             pythons[name] = python_of(name)
         except UnavailableError as reason:
-            print(f"{peer.title} is left out: {reason}")
-    print(f"\nSeconds a round: median of {repeats} repeats in turns (smallest to largest); accuracy on 2,000 held-out rows")
-    print("\n| workload | tool | s a round | tool / foedus | accuracy | one step of all clients, largest difference |")
-    print("|---|---|---|---|---|---|")
-    versions: dict[str, dict[str, str]] = {}
-    wrong: list[str] = []
-    for work in works:
-        with tempfile.TemporaryDirectory() as folder:
-            wrong += _workload(work, Path(folder), pythons, repeats, versions)
-    for name, found in versions.items():
-        print(f"\n{_tool(name).title}: " + ", ".join(f"{p} {v}" for p, v in found.items()), end="")
-    print(flush=True)
+            _left_out(work, peer.title, reason)
+    with tempfile.TemporaryDirectory() as folder:
+        wrong = _workload(work, Path(folder), pythons, repeats)
     if wrong:
         raise AssertionError("; ".join(wrong))
+
+
+def _left_out(work: Workload, title: str, reason: Exception) -> None:
+    print(
+        f"| {work.name.upper()}: {work.title} | {title} | left out: {str(reason).replace('|', '/')} | - | - | - |", flush=True
+    )
 
 
 def _tool(name: str) -> Peer:
     return PEERS.get(name, OURS)
 
 
-def _workload(work: Workload, folder: Path, pythons: dict[str, Path], repeats: int, versions: dict) -> list[str]:
+def _workload(work: Workload, folder: Path, pythons: dict[str, Path], repeats: int) -> list[str]:
     fed = work.data()
     held = fed.data.x_test, fed.data.y_test
     rows = fed.rows.reshape(work.clients, work.rows)
@@ -74,6 +74,7 @@ def _workload(work: Workload, folder: Path, pythons: dict[str, Path], repeats: i
     accuracy: dict[str, float] = {}
     apart: dict[str, float] = {}
     chosen: dict[str, str] = {}
+    versions: dict[str, dict[str, str]] = {}
     expected: Weights = []
     for repeat in range(repeats):
         for name, python in pythons.items():
@@ -83,7 +84,7 @@ def _workload(work: Workload, folder: Path, pythons: dict[str, Path], repeats: i
                 try:
                     found = run(python, tool, variant, mine)
                 except UnavailableError as reason:
-                    print(f"{tool.title}, {variant}, is left out of {work.name.upper()}: {reason}", flush=True)
+                    _left_out(work, f"{tool.title}, {variant}", reason)
                     continue
                 median = statistics.median(found["seconds"])
                 if repeat:
@@ -98,6 +99,7 @@ def _workload(work: Workload, folder: Path, pythons: dict[str, Path], repeats: i
     for name, times in taken.items():
         t, tool = statistics.median(times), _tool(name)
         title = tool.title + (f", {chosen[name]}" if chosen[name] else "")
+        title += f" ({', '.join(f'{p} {v}' for p, v in versions[name].items())})"
         print(
             f"| {work.name.upper()}: {work.title} | {title} | {t:.4f} ({min(times):.4f} to {max(times):.4f}) "
             f"| {t / statistics.median(taken['foedus']):.1f} | {accuracy[name]:.3f} | {apart[name]:.0e} |",
