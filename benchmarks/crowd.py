@@ -14,7 +14,7 @@ import numpy as np
 
 import foedus as fd
 from benchmarks.ray import Nothing
-from benchmarks.timing import in_turns, ratio, seconds, shown
+from benchmarks.timing import in_turns, peak_memory, ratio, seconds, shown
 from benchmarks.workloads import CROWD, Limit, foedus_rounds
 
 
@@ -72,7 +72,7 @@ def peak(clients: int, rounds: int) -> None:
     x = np.random.default_rng(0).standard_normal((rows, 100), dtype=np.float32)
     fed = fd.split(fd.Data.from_arrays(x, np.arange(rows) % 10, classes=10), "iid", clients=clients)
     fd.run(algorithm, fed, rounds, participation=min(1.0, 1000 / clients), evaluate_every=0)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
+    print(peak_memory() - before)
 
 
 def start(repeats: int) -> None:

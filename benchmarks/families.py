@@ -46,7 +46,7 @@ def w6() -> Family:
     rows, size, reg, clients, rounds = 20_000, 1000, 1e-3, 10, 4
     part = fd.Data.from_arrays(full.x_train[:rows], full.y_train[:rows], classes=10)
     fed = fd.split(part, "iid", clients=clients)
-    features = fd.RandomFourier(size, bandwidth=5.0)
+    features = fd.RandomFourier(size, bandwidth=5.0, seed=0)
     algorithm = fd.FedNewton(features, reg=reg)
 
     def ours() -> np.ndarray:

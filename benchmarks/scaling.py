@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 import foedus as fd
+from benchmarks.timing import peak_memory
 
 ROWS, CLASSES = 20, 10
 
@@ -49,7 +50,7 @@ def one(
         run = fd.run(algorithm, fed, rounds, participation=share, evaluate_every=0)
         taken = (time.perf_counter() - began) / rounds
         size = sum(v.numel() for v in run.state.w.values())
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    peak = peak_memory() - before
     print(json.dumps({"seconds": taken, "peak": peak, "parameters": size}))
 
 

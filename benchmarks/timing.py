@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 Times = dict[str, list[float]]
 
@@ -38,3 +40,9 @@ def shown(times: list[float]) -> str:
 def ratio(times: Times, a: str, b: str) -> float:
     """The median of a over that of b."""
     return statistics.median(times[a]) / statistics.median(times[b])
+
+
+def peak_memory() -> int:
+    """Bytes that this program has taken at most. (`getrusage` also counts what the process was before it became this program.)"""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(found[1]) * 1024
