@@ -265,7 +265,7 @@ class FedFW(ConstrainedTraining):
         """One Frank-Wolfe step on the penalised objective, from a centre that is sent; the extreme point is sent back."""
         eta, pull, start_pull, rho, share = pace.float().unbind()
         x, state = client.state["x"], {**client.state, "center": center}
-        g = tree.scale(self.slope(client, x, self.batch(client)), share)
+        g = tree.map(lambda g: g.mul_(share), self.slope(client, x, self.batch(client)))  # in place: nobody else has it
         if self.variant == "stochastic":
             g = state["d"] = tree.map(lambda d, g: (1 - rho) * d + rho * g, client.state["d"], g)
         apart = tree.sub(x, center)
