@@ -1,4 +1,4 @@
-"""Flower's simulator with Ray, two actors: `python -m benchmarks.peers.flower JOB`, in a venv with flwr[simulation] and torch."""
+"""Flower's simulator with Ray, two actors: `python -m benchmarks.peers.flower JOB [SECONDS]`, in a venv with flwr[simulation] and torch."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def train(message: Message, context: Context) -> Message:
 def serve(grid: Grid, context: Context) -> None:
     job = Job.read()
     # It waits that long between two looks for replies; a tenth of a second, its default, is longer than most rounds.
-    grid.pull_interval = 0.005
+    if len(sys.argv) > 2:
+        grid.pull_interval = float(sys.argv[2])
     while len(list(grid.get_node_ids())) < job.clients:  # a strategy counts the nodes before it waits for them
         time.sleep(0.05)
 

@@ -15,27 +15,35 @@ TORCH = "torch==2.13.0"  # that of foedus' own constraints, so that tools differ
 
 @dataclass(frozen=True)
 class Peer:
-    """variants: command lines after `python` that are tried in the first repeat; the fastest is kept. passes: see `Job`."""
+    """variants: command lines after `python` that are tried in the first repeat; the fastest is kept. passes: see `Job`. venv: whose, if not its own."""
 
     title: str
     packages: tuple[str, ...]
     variants: dict[str, tuple[str, ...]]
     passes: int = 3
     environment: dict[str, str] | None = None
+    venv: str = ""
 
 
+_FLOWER_PACKAGES = ("flwr[simulation]==1.41.0", TORCH)
+_FLOWER_SETTINGS = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+_FLOWER = ("-m", "benchmarks.peers.flower", "{job}")
 _TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "benchmarks.peers.pfl")
 PEERS = {
     "flower": Peer(
         "Flower",
-        ("flwr[simulation]==1.41.0", TORCH),
-        {"2 actors": ("-m", "benchmarks.peers.flower")},
+        _FLOWER_PACKAGES,
+        {"2 actors": _FLOWER},
         passes=1,
-        environment={
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "RAY_USAGE_STATS_ENABLED": "0",
-        },
+        environment=_FLOWER_SETTINGS,
+    ),
+    "flower-often": Peer(
+        "Flower",
+        _FLOWER_PACKAGES,
+        {"2 actors, replies looked for every 5 ms": (*_FLOWER, "0.005")},
+        passes=1,
+        environment=_FLOWER_SETTINGS,
+        venv="flower",
     ),
     "pfl": Peer(
         "pfl-research",
@@ -59,7 +67,7 @@ class UnavailableError(Exception):
 
 def python_of(name: str) -> Path:
     """The interpreter of a tool's venv, which is installed if it is not there; `UnavailableError` if that cannot be done."""
-    packages, home = PEERS[name].packages, FOLDER / name
+    packages, home = PEERS[name].packages, FOLDER / (PEERS[name].venv or name)
     done, python = home / "installed.txt", home / "bin" / "python"
     if done.exists() and done.read_text().split() == list(packages):
         return python
