@@ -500,6 +500,7 @@ class Run:
             "spec": {"shape": list(self.spec.shape), "classes": self.spec.classes, "outputs": self.spec.outputs},
         }
         clients = self.clients if self.algorithm.personal else None
+        files.sweep(Path(path))
         files.write(path, {"state": self.state, "clients": clients}, meta)
 
     @classmethod

@@ -178,6 +178,14 @@ def test_what_a_killed_process_left_is_swept_away(fed, tmp_path):
     assert sorted(os.listdir(tmp_path)) == [NAME, f"{NAME}.previous", "other.part"]
 
 
+def test_what_a_process_killed_while_saving_left_is_swept_away(fed, tmp_path):
+    left, other = tmp_path / ".run.safetensors.abc.part", tmp_path / ".other.safetensors.abc.part"
+    for path in (left, other):
+        path.write_bytes(b"half")
+    fd.run(ALGORITHM, fed, 1).save(tmp_path / "run.safetensors")
+    assert not left.exists() and other.exists()
+
+
 def test_at_every_instant_there_is_a_checkpoint(tmp_path, monkeypatch):
     """Whichever of the system's calls is the last before a power cut."""
     path = tmp_path / NAME
