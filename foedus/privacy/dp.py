@@ -251,8 +251,7 @@ class PrivateAggregator(Accounted):
 
     def total(self, clients: Clients, ask: Ask, weights: str | None) -> Tree:
         """The noisy sum of clipped replies; over the expected number of clients, where an average was asked for."""
-        if weights not in (None, "rows", "uniform"):
-            raise ConfigError(unknown("weights", weights, ["rows", "uniform"]))
+        clients._share_of(weights, clients.sizes)  # refuses what is no kind of weights
         clip = self.privacy.clip_of(ask.step)
         self._charge(ask)
         form = total = step = None

@@ -12,7 +12,7 @@ import torch
 from foedus.core import tree, wire
 from foedus.core.aggregation import Aggregator, Setting
 from foedus.core.clients import Batch, Poisson, _size, _stacked, not_finite
-from foedus.errors import ConfigError, TooFewClients, unknown
+from foedus.errors import ConfigError, TooFewClients
 from foedus.privacy.distributed import APART, Share
 from foedus.privacy.dp import Accounted, blank
 from foedus.privacy.fixedpoint import Noise, dense
@@ -173,8 +173,7 @@ class PrivateSecureAggregator(Accounted, SecureAggregator):
         return clients
 
     def total(self, clients: Clients, ask: Ask, weights: str | None) -> Tree:
-        if weights not in (None, "rows", "uniform"):
-            raise ConfigError(unknown("weights", weights, ["rows", "uniform"]))
+        clients._share_of(weights, clients.sizes)  # refuses what is no kind of weights
         self._charge(ask)
         total = self._summed(clients, ask, "uniform")  # whatever their numbers of rows
         if not tree.leaves(total.sum):
