@@ -201,8 +201,24 @@ def permutation(key: Tensor, n: int, valid: Tensor | None = None) -> Tensor:
     return _call(_Order, words(key, n), valid if valid is not None else key.new_ones((), dtype=torch.bool), n)
 
 
+_MANY = 1 << 13
+"""From so many things on, a word for each takes longer than to draw a few of them one by one."""
+
+
 def subset(key: Tensor, n: int, size: int) -> Tensor:
-    """The first `size` of a `permutation` of 0 .. n - 1, in ascending order, without sorting all of it."""
+    """`size` different ones of 0 .. n - 1, every set as likely as any other, in ascending order.
+
+    A few of many are drawn one by one, and those that came before are passed over; else they are the first of a `permutation`,
+    without sorting all of it.
+    """
+    if n >= _MANY and 4 * size <= n:
+        count = size + size * size // n + 64
+        while True:
+            drawn = integers(key, count, n).numpy()
+            new = np.sort(np.unique(drawn, return_index=True)[1])
+            if len(new) >= size:
+                return torch.from_numpy(np.sort(drawn[new[:size]]))
+            count *= 2
     ranks = _ranks(words(key, n).numpy())
     chosen = ranks if size >= n else np.partition(ranks, size - 1)[:size]
     return torch.from_numpy(np.sort(chosen & _PLACE))

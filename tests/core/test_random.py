@@ -89,6 +89,24 @@ def test_a_subset_is_the_first_of_a_permutation(n, size):
         assert torch.equal(random.subset(random.key(seed), n, size), expected)
 
 
+@pytest.mark.parametrize(("n", "size"), [(8192, 1), (8192, 2048), (100_000, 1000), (2**31, 500)])
+def test_a_few_of_many_are_those_drawn_first(n, size):
+    found = random.subset(random.key(3), n, size)
+    seen: dict[int, None] = {}
+    for word in random.words(random.key(3), 4 * size + 64).tolist():
+        seen.setdefault(word * n >> 32)
+        if len(seen) == size:
+            break
+    assert found.tolist() == sorted(seen)
+
+
+def test_more_is_drawn_where_too_many_came_twice(monkeypatch):
+    counts = []
+    monkeypatch.setattr(random, "integers", lambda key, n, high: counts.append(n) or torch.arange(n) // 2)
+    assert random.subset(random.key(0), 10_000, 100).tolist() == list(range(100))
+    assert counts == [165, 330]
+
+
 def test_permutation_sorts_the_words():
     words = random.words(KEYS, 33)
     assert torch.equal(random.permutation(KEYS, 33), torch.argsort(words, dim=-1, stable=True))
