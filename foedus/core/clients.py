@@ -366,9 +366,12 @@ class Clients:
     def collect(self, ask: Ask, weights: str | None = "rows") -> Replies:
         """Every reply to an exchange, in order of client id, with their weights: see `gather`."""
         self.came, batches = self._replies(ask)
-        parts = list(batches)
+        parts, bad = [], []
+        for part in batches:  # each looked at while others are still at work
+            parts.append(part)
+            if not tree.all_finite(part.reply):
+                bad.append(part)
         share = self._share_of(weights, self.came)
-        bad = [p for p in parts if not tree.all_finite(p.reply)]
         if bad:
             each = [not_finite([_stacked(p.reply, p.stacked)], self.round, p.ids) for p in bad]
             clients = sorted(i for error in each for i in error.clients)

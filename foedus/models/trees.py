@@ -94,25 +94,35 @@ def join(parts: list[Trees]) -> Trees:
         return parts[0]
     sizes = np.array([len(p.feature) for p in parts])
     begin = np.cumsum(sizes) - sizes
-    kind = np.int32 if sizes.sum() < 2**31 else np.int64  # what was sent may be narrower than the sums need
+    kind = torch.int32 if sizes.sum() < 2**31 else torch.int64  # what was sent may be narrower than the sums need
 
-    def together(name: str) -> np.ndarray:  # by NumPy: to wake PyTorch's threads takes longer than this
-        return np.concatenate([getattr(p, name).numpy() for p in parts])
+    def together(name: str, kind: torch.dtype) -> Tensor:
+        """Copied by NumPy, since to wake PyTorch's threads takes longer than this; into memory of PyTorch's, since NumPy asks for huge
+        pages, which the system may take longer to find than all else here."""
+        pieces = [getattr(p, name).numpy() for p in parts]
+        whole = torch.empty(sum(map(len, pieces)), *pieces[0].shape[1:], dtype=kind)
+        np.concatenate(pieces, out=whole.numpy())
+        return whole
 
-    def moved(name: str) -> np.ndarray:
-        numbers = together(name).astype(kind, copy=False)
-        base = np.repeat(begin.astype(kind), [len(getattr(p, name)) for p in parts])
-        return np.where(numbers >= 0, numbers + base, -1).astype(kind, copy=False)
+    def moved(name: str) -> Tensor:
+        whole, end = together(name, kind), 0
+        for part, base in zip(parts, begin.tolist(), strict=True):
+            end, numbers = end + len(getattr(part, name)), whole[end : end + len(getattr(part, name))].numpy()
+            inner = numbers >= 0
+            numbers += base + 1
+            numbers *= inner
+            numbers -= 1  # -1 stays -1: a leaf has no children
+        return whole
 
     arrays = (
-        together("feature").astype(np.int32, copy=False),
-        together("threshold"),
+        together("feature", torch.int32),
+        together("threshold", torch.float32),
         moved("left"),
         moved("right"),
-        together("value"),
+        together("value", torch.float32),
         moved("roots"),
     )
-    joined = Trees(*map(torch.from_numpy, arrays), parts[0].features)
+    joined = Trees(*arrays, parts[0].features)
     if all(hasattr(p, "_compiled") for p in parts):
         object.__setattr__(joined, "_compiled", [tree for p in parts for tree in p._compiled])
     return joined
