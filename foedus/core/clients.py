@@ -139,10 +139,9 @@ def _weighted_sum(leaf: Tree, weights: Tensor) -> Tensor:
     if flat.numel() <= _SMALL or leaf.dtype == torch.float64:
         return torch.mv(flat.mT.double(), weights.double()).view(shape).to(leaf.dtype)
     # Single precision loses digits over thousands of clients, so only short sums are made in it.
-    total = torch.zeros(flat.shape[1], dtype=torch.float64)
-    weights = weights.to(leaf.dtype)
-    for part, share in zip(flat.split(_SHORT), weights.split(_SHORT), strict=True):
-        total += torch.mv(part.mT, share)
+    weights, whole = weights.to(leaf.dtype), len(flat) // _SHORT * _SHORT
+    parts = torch.bmm(weights[:whole].view(-1, 1, _SHORT), flat[:whole].view(-1, _SHORT, flat.shape[1]))
+    total = parts.sum((0, 1), dtype=torch.float64) + torch.mv(flat[whole:].mT, weights[whole:])
     return total.view(shape).to(leaf.dtype)
 
 
@@ -524,7 +523,8 @@ class Clients:
 
     def _stream(self, ask: Ask) -> Iterator[Batch]:
         for ids, reply, stacked in _read(self.session, ask, self.ledger):
-            yield Batch(ids, self.sizes[torch.searchsorted(self.ids, ids)], reply, stacked, self.round)
+            sizes = self.sizes if torch.equal(ids, self.ids) else self.sizes[torch.searchsorted(self.ids, ids)]
+            yield Batch(ids, sizes, reply, stacked, self.round)
 
 
 def _read(session: Session, ask: Ask, ledger: Ledger) -> Iterator[tuple[Tensor, Tree, bool]]:

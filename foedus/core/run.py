@@ -164,6 +164,7 @@ class _Loop:
         self.seed, self.key = seed, random.key(seed)
         self.ids, order = np.unique(fed.ids, return_index=True)
         self.ids, self.sizes = torch.from_numpy(self.ids), torch.from_numpy(fed.sizes[order])
+        self.rows = int(self.sizes.sum())
         self.session = engine.open(self.algorithm, fed, self.key)
         self.aggregation: Aggregation | None = None
         self.aggregator: Aggregator | None = None
@@ -207,7 +208,7 @@ class _Loop:
             ids=ids,
             sizes=sizes,
             total=len(self.ids),
-            total_rows=int(self.sizes.sum()),
+            total_rows=self.rows,
             spec=self.fed.spec,
             round=round,
             seed_key=self.key,

@@ -107,10 +107,14 @@ class Table:
         if key not in self.kept:
             sizes = self.sizes[positions]
             n = max(int(sizes.max()), width)
-            column = torch.arange(n)
-            real = column < sizes.unsqueeze(1)
-            found = self.rows[self.starts[positions].unsqueeze(1) + torch.where(real, column, 0)], real.float()
-            if real.numel() > _KEPT_ROWS:
+            at = self.starts[positions].unsqueeze(1)
+            if int(sizes.min()) == n:  # no padding
+                found = take(self.rows, at + torch.arange(n)), torch.ones(len(sizes), n)
+            else:
+                column = torch.arange(n)
+                real = column < sizes.unsqueeze(1)
+                found = take(self.rows, at + torch.where(real, column, 0)), real.float()
+            if found[0].numel() > _KEPT_ROWS:
                 return found
             if len(self.kept) == _KEPT:
                 del self.kept[next(iter(self.kept))]
@@ -134,6 +138,8 @@ class Table:
     def groups(self, positions: Tensor, spread: float, limit: Callable[[int], int]) -> list[Tensor]:
         """Cut clients into batches: sizes within a factor `spread`, at most `limit(rows)` clients of so many rows each."""
         sizes = self.sizes[positions]
+        if len(positions) and spread == float("inf") and len(positions) <= limit(max(int(sizes.max()), 1)):
+            return [positions.sort().values]
         order = torch.argsort(sizes, descending=True, stable=True)
         falling = -sizes[order]
         groups, at = [], 0
