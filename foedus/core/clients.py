@@ -23,7 +23,7 @@ Accept = Callable[[Tree], dict[int, str]]
 
 NOT_FINITE = "its reply is not finite (NaN or infinity)"
 
-_SMALL, _SHORT = 1 << 16, 64
+_SMALL, _SHORT, _BLOCK = 1 << 16, 64, 1 << 14
 
 
 @dataclass
@@ -98,14 +98,36 @@ class Accumulator:
     def add(self, reply: Tree, weights: Tensor, round: int, ids: Tensor) -> None:
         """Add sum_c weights[c] * reply[c]; a sum that is not finite is traced to its clients and refused."""
         leaves, form = tree.flatten(reply, is_leaf=lambda t: hasattr(t, "weighted_sum"))
-        parts = [_weighted_sum(leaf, weights) for leaf in leaves]
-        if not all(bool(torch.isfinite(p).all()) for p in parts):
-            raise not_finite(leaves, round, ids, remedy=self.remedy)
+        if len(weights) == 1 and self._fits(leaves, form):
+            if not tree.all_finite(leaves):
+                raise not_finite(leaves, round, ids, remedy=self.remedy)
+            # By blocks, which stay in cache while they change precision; so small that PyTorch does not wait for threads whose cores
+            # other clients are using.
+            for total, leaf in zip(self.total, leaves, strict=True):
+                for there, part in zip(total.view(-1).split(_BLOCK), leaf.reshape(-1).split(_BLOCK), strict=True):
+                    there.add_(part, alpha=float(weights[0]))
+            return
         batch = Accumulator(self.remedy)
-        batch.total, batch.form = [p.double() if p.is_floating_point() else p for p in parts], form
-        batch.rest = [torch.zeros_like(p) if p.dtype == torch.float64 else None for p in parts]
-        batch.dtypes = [p.dtype for p in parts]
+        sums = [_weighted_sum(leaf, weights) for leaf in leaves]
+        batch.total, batch.dtypes, batch.form = [total for total, _ in sums], [dtype for _, dtype in sums], form
+        if not tree.all_finite(batch.total):
+            raise not_finite(leaves, round, ids, remedy=self.remedy)
+        batch.rest = [torch.zeros_like(t) if d == torch.float64 else None for t, d in sums]
         self.merge(batch, round, ids)
+
+    def _fits(self, leaves: list[Tree], form: tree.Form) -> bool:
+        """Whether a single reply can be added where the sum lies: large models come one after the other."""
+        return (
+            self.total is not None
+            and form == self.form
+            and all(
+                isinstance(leaf, Tensor)
+                and leaf.dtype == dtype == torch.float32
+                and leaf.shape[1:] == total.shape
+                and total.is_contiguous()
+                for leaf, total, dtype in zip(leaves, self.total, self.dtypes, strict=True)
+            )
+        )
 
     def merge(self, other: Accumulator, round: int, ids: Tensor) -> None:
         """Add another sum, of the clients `ids`."""
@@ -128,21 +150,25 @@ class Accumulator:
         return tree.unflatten([t.to(d) for t, d in zip(sums, self.dtypes, strict=True)], self.form)
 
 
-def _weighted_sum(leaf: Tree, weights: Tensor) -> Tensor:
+def _weighted_sum(leaf: Tree, weights: Tensor) -> tuple[Tensor, torch.dtype]:
+    """The sum, in double precision, and the precision that the result should have."""
     if hasattr(leaf, "weighted_sum"):
-        return leaf.weighted_sum(weights)
+        found = leaf.weighted_sum(weights)
+        return (found.double() if found.is_floating_point() else found), found.dtype
     if not isinstance(leaf, Tensor):
         raise ReplyError(f"a reply to be averaged holds a {type(leaf).__name__}; only tensors have a mean")
     if not leaf.is_floating_point():
         leaf = leaf.float()
     flat, shape = leaf.reshape(len(leaf), -1), leaf.shape[1:]
+    if len(flat) == 1:
+        return flat[0].to(torch.float64, copy=True).mul_(weights[0]).view(shape), leaf.dtype
     if flat.numel() <= _SMALL or leaf.dtype == torch.float64:
-        return torch.mv(flat.mT.double(), weights.double()).view(shape).to(leaf.dtype)
+        return torch.mv(flat.mT.double(), weights.double()).view(shape), leaf.dtype
     # Single precision loses digits over thousands of clients, so only short sums are made in it.
     weights, whole = weights.to(leaf.dtype), len(flat) // _SHORT * _SHORT
     parts = torch.bmm(weights[:whole].view(-1, 1, _SHORT), flat[:whole].view(-1, _SHORT, flat.shape[1]))
     total = parts.sum((0, 1), dtype=torch.float64) + torch.mv(flat[whole:].mT, weights[whole:])
-    return total.view(shape).to(leaf.dtype)
+    return total.view(shape), leaf.dtype
 
 
 def not_finite(

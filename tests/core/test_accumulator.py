@@ -1,0 +1,83 @@
+"""Sums of replies, however they come."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foedus.core.clients import Accumulator
+from foedus.errors import DivergenceError, ReplyError
+
+
+def added(replies: torch.Tensor, weights: torch.Tensor, cuts: list[int]) -> torch.Tensor:
+    """The weighted sum of replies (c, ...) that come in batches of these sizes."""
+    total, first = Accumulator(), 0
+    for size in cuts:
+        part = slice(first, first + size)
+        total.add({"a": replies[part]}, weights[part], 1, torch.arange(first, first + size))
+        first += size
+    assert first == len(replies)
+    return total.result()["a"]
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    cuts=st.lists(st.integers(1, 150), min_size=1, max_size=6),
+    width=st.sampled_from([1, 7, 1000, 40_000]),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.float16]),
+)
+def test_a_sum_is_that_in_double_precision(cuts, width, dtype):
+    generator = torch.Generator().manual_seed(sum(cuts))
+    cuts = cuts if width < 40_000 else [min(c, 3) for c in cuts]
+    replies = torch.randn(sum(cuts), width, generator=generator, dtype=torch.float64).to(dtype)
+    weights = torch.rand(sum(cuts), generator=generator, dtype=torch.float64)
+    found = added(replies, weights, cuts)
+    assert found.dtype == dtype
+    exact = (weights.unsqueeze(1) * replies.double()).sum(0)
+    tolerance = {torch.float64: 1e-13, torch.float32: 3e-6, torch.float16: 1e-2}[dtype] * float(weights.sum())
+    torch.testing.assert_close(found.double(), exact, rtol=0, atol=tolerance)
+
+
+def test_single_replies_are_added_exactly_to_single_precision():
+    replies, weights = torch.full((1000, 3), 0.1), torch.full((1000,), 1e-3, dtype=torch.float64)
+    # In single precision a thousand additions would be off by far more than the last digit.
+    assert torch.equal(added(replies, weights, [1] * 1000), torch.full((3,), 0.1))
+
+
+def test_replies_that_are_kept_by_others_are_not_changed():
+    replies = torch.arange(6.0).view(2, 3)
+    before = replies.clone()
+    assert added(replies, torch.ones(2, dtype=torch.float64), [1, 1]).tolist() == [3.0, 5.0, 7.0]
+    assert torch.equal(replies, before)
+
+
+def test_a_single_reply_of_another_layout_is_the_same():
+    wide = torch.arange(24.0).view(2, 3, 4)
+    turned = wide.mT.contiguous().mT
+    weights = torch.tensor([0.25, 0.75], dtype=torch.float64)
+    found = added(turned, weights, [1, 1])
+    assert found.is_contiguous()
+    assert torch.equal(found, added(wide, weights, [2]))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_single_reply_that_is_not_finite_is_traced(bad):
+    total, one = Accumulator(), torch.ones(1, dtype=torch.float64)
+    total.add({"a": torch.zeros(1, 5)}, one, 4, torch.tensor([3]))
+    broken = torch.zeros(1, 5)
+    broken[0, 2] = bad
+    with pytest.raises(DivergenceError, match="round 4: the reply of client 8 is not finite"):
+        total.add({"a": broken}, one, 4, torch.tensor([8]))
+    assert torch.equal(total.result()["a"], torch.zeros(5))
+
+
+@pytest.mark.parametrize(
+    "other", [{"a": torch.zeros(1, 4)}, {"b": torch.zeros(1, 5)}, {"a": torch.zeros(1, 5), "b": torch.zeros(1, 5)}]
+)
+def test_a_single_reply_of_another_structure_is_refused(other):
+    total, one = Accumulator(), torch.ones(1, dtype=torch.float64)
+    total.add({"a": torch.zeros(1, 5)}, one, 1, torch.tensor([0]))
+    with pytest.raises(ReplyError, match=r"clients \[7\] replied with another structure"):
+        total.add(other, one, 1, torch.tensor([7]))
