@@ -101,7 +101,7 @@ WORKLOADS = {
             limit=False,
             batch=10,
             shape=(3, 32, 32),
-            signal=40.0,
+            signal=60.0,
         ),
     )
 }

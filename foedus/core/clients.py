@@ -166,6 +166,8 @@ def _weighted_sum(leaf: Tree, weights: Tensor) -> tuple[Tensor, torch.dtype]:
         return torch.mv(flat.mT.double(), weights.double()).view(shape), leaf.dtype
     # Single precision loses digits over thousands of clients, so only short sums are made in it.
     weights, whole = weights.to(leaf.dtype), len(flat) // _SHORT * _SHORT
+    if not whole:
+        return torch.mv(flat.mT, weights).double().view(shape), leaf.dtype
     parts = torch.bmm(weights[:whole].view(-1, 1, _SHORT), flat[:whole].view(-1, _SHORT, flat.shape[1]))
     total = parts.sum((0, 1), dtype=torch.float64) + torch.mv(flat[whole:].mT, weights[whole:])
     return total.view(shape), leaf.dtype
