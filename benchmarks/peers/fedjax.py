@@ -110,6 +110,8 @@ def main() -> None:
         state = algorithm.init(first)
         for _ in range(n):
             state, _ = algorithm.apply(state, sampler.sample())
+        if any(p.shape != w.shape for p, w in zip(state.params, first, strict=True)):  # then it has learnt something else
+            raise ValueError(f"parameters of shape {first[0].shape} come back in shape {state.params[0].shape}")
         return to_torch([np.asarray(p) for p in state.params], job.net)
 
     measure(job, rounds, lambda: rounds(1, everybody=True), ("fedjax", "jax", "jaxlib"))
