@@ -87,7 +87,7 @@ WORKLOADS = {
             "mnist cnn",
             1,
             limit=False,
-            signal=12.0,
+            signal=16.0,
         ),
         Workload(
             "w5",

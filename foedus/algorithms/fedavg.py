@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from foedus.algorithms.training import LocalTraining, positive
 from foedus.core import tree
-from foedus.core.algorithm import Client
+from foedus.core.algorithm import Client, stacked
 from foedus.core.clients import Clients
 from foedus.core.tree import State
 from foedus.errors import ConfigError
@@ -37,6 +37,7 @@ class FedAvg(LocalTraining):
         if not 0 <= self.server_momentum < 1:
             raise ConfigError(f"server_momentum={self.server_momentum!r} must be in [0, 1)")
 
+    @stacked
     def train(self, client: Client, w: Params) -> tuple[Params, None]:
         learnt = self.descend(client, w)["params"]  # nobody else's: what it has moved by can be written over it
         return tree.map(lambda a, b: a.sub_(b), learnt, w), client.state

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from foedus.algorithms.fedavg import FedAvg
 from foedus.core import tree
-from foedus.core.algorithm import Client
+from foedus.core.algorithm import Client, stacked
 from foedus.errors import ConfigError
 from foedus.models.base import Params
 
@@ -28,5 +28,6 @@ class FedProx(FedAvg):
         if not self.mu >= 0:
             raise ConfigError(f"mu={self.mu!r} must not be negative")
 
+    @stacked
     def train(self, client: Client, w: Params) -> tuple[Params, None]:
         return tree.sub(self.descend(client, w, prox=self.mu)["params"], w), client.state

@@ -163,6 +163,16 @@ def looped(step: Callable) -> Callable:
     return step
 
 
+def stacked(step: Callable) -> Callable:
+    """Decorator: a client step that may be given a whole batch of clients, all tensors of `client` with a leading dimension.
+
+    For steps that train (`descend` knows batches) and otherwise only do what broadcasts: they need no `vmap` around them, which takes longer
+    than small models take to train.
+    """
+    step.stacked = True
+    return step
+
+
 def _softmax(outputs: Tensor) -> Tensor:
     return outputs.softmax(-1)
 

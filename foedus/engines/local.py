@@ -211,10 +211,11 @@ class LocalSession:
                 self._check_states(ask.round, positions.new_tensor([position]), reply)
                 yield self.ids[position : position + 1], reply, False
             return
+        at_once = getattr(step, "stacked", False) and not ask.quantise and not self.remembers
         for group in self._groups(positions, wire.nbytes(ask.payload)):
             ids = self.ids[group.positions]
             keys = random.fold(ask.key, ask.round, ask.exchange, ids)
-            reply = self._many(run, self.train, group, keys)
+            reply = (self._stacked if at_once else self._many)(run, self.train, group, keys)
             self._check_states(ask.round, group.positions, reply)
             yield ids, reply, True
 
@@ -262,6 +263,14 @@ class LocalSession:
 
     def _no_keys(self, group: Group) -> Tensor:
         return torch.zeros(len(group.positions), 2, dtype=torch.int64)
+
+    def _stacked(self, run: Callable, table: Table, group: Group, keys: Tensor) -> Tree:
+        """`run` once, for all clients of a batch, where the step says that it can (`stacked`) and clients remember nothing."""
+        index, weight = table.index(group.positions, group.width)
+        late = (0, 0) if self.delays is None else tuple(d[group.positions] for d in self.delays)
+        rows = Rows(table.x, table.y, index, weight, self.spec, group.stacked)
+        ids = self.ids[group.positions]
+        return run(Client(ids, rows, group.prepared, None, keys, self.shared, self.spec, *late, self.longest))[0]
 
     def _many(self, run: Callable, table: Table, group: Group, keys: Tensor, stateless: bool = False) -> Tree:
         """`run` at all clients of a batch by one vmap; new client states are kept."""

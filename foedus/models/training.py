@@ -96,14 +96,20 @@ def descend(
 
         w <- w - lr * optimizer(g + correction + prox * (w - params) + weight_decay * w)
 
-    Returns `params`; `steps`, how many were made; and `memory`, the optimizer's, to go on with another time.
+    Returns `params`; `steps`, how many were made; and `memory`, the optimizer's, to go on with another time. Given the rows of a batch of
+    clients at once (see `foedus.core.algorithm.stacked`), what it returns has their dimension, too; `params` are those that all start from.
     """
     args = {"params": params, "index": data.index, "weight": data.weight, "key": key}
     if correction is not None:
         args["correction"] = correction
     if memory:
         args["memory"] = memory
-    return _descend(args, (how, model, loss, data.table_x, data.table_y, prox))
+    shared = (how, model, loss, data.table_x, data.table_y, prox)
+    if data.index.dim() == 2:
+        args["params"] = {k: v.expand(len(data.index), *v.shape) for k, v in params.items()}
+        with torch.no_grad():
+            return _descend.__wrapped__(args, shared)
+    return _descend(args, shared)
 
 
 def gradient(model: Model, loss: Loss, params: Params, data: Rows) -> Params:
@@ -303,36 +309,38 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
         each = (high - low) * used.shape[2]
         block = max(1, _BLOCK_BYTES // max(1, each * row_bytes))
         buffer = _buffer(min(block, len(left)) * each, table_x)
+        targets = take(table_y, used[: len(left), low:high])
         for first in range(0, len(left), block):
             a = left[first]
             picked = used[first : min(first + block, len(left)), low : low + a]
             flat = picked.reshape(-1)
             x = torch.index_select(table_x, 0, flat, out=buffer[: len(flat)]).view(*picked.shape, *table_x.shape[1:])
-            y = take(table_y, picked)
+            y = targets[first : first + len(picked), :a]
             if noise is not None:
                 steps_here = torch.arange(first, first + len(picked)).unsqueeze(1)
                 x = crop_flip(x.view(*picked.shape, *shape), random.fold(noise[low : low + a], steps_here)).view(x.shape)
-            for t in range(first, first + len(picked)):
+            shares = weight[first : first + len(picked), low : low + a]
+            for t, here, labels, share in zip(
+                range(first, first + len(picked)), x.unbind(), y.unbind(), shares.unbind(), strict=True
+            ):
                 if left[t] < a:
-                    a = left[t]
-                    x, y = x[:, :a], y[:, :a]
-                now = own if a == high - low else {k: v[:a] for k, v in own.items()}
-                here, labels, share = x[t - first], y[t - first], weight[t, low : low + a]
+                    here, labels, share = here[: left[t]], labels[: left[t]], share[: left[t]]
+                now = own if left[t] == high - low else {k: v[: left[t]] for k, v in own.items()}
                 if in_place:
                     outputs, pull = model.pullback(now, here)
                     pull(loss.slope(outputs, labels, share), -how.lr, 1 - how.lr * decay)
                     for k, v in own_constant.items():
-                        now[k].add_(v[:a], alpha=-how.lr)
+                        now[k].add_(v[: left[t]], alpha=-how.lr)
                     continue
                 grads = slope_at(now, here, labels, share)
                 if how.clip is not None:
                     _clip(grads, how.clip)
                 for k, g in grads.items():
                     if constant:
-                        g.add_(own_constant[k][:a])
+                        g.add_(own_constant[k][: left[t]])
                     if decay:
                         g.add_(now[k], alpha=decay)
-                _update(how, now, grads, own_memory, a, even)
+                _update(how, now, grads, own_memory, left[t], even)
 
     for low in range(0, clients, many):
         train(low, min(low + many, clients))
