@@ -54,7 +54,7 @@ _HOMES = {
         "prune",
         "regret",
     ),
-    "foedus.core.algorithm": ("Algorithm", "Client", "Predictor", "looped"),
+    "foedus.core.algorithm": ("Algorithm", "Client", "Predictor", "looped", "stacked"),
     "foedus.core.callbacks": ("Callback", "CallbackWarning"),
     "foedus.core.clients": ("Poisson",),
     "foedus.core.run": ("Run", "run"),

@@ -408,3 +408,49 @@ class Echo(fd.Algorithm):
 @pytest.mark.parametrize("batch", [True, False])
 def test_a_reply_stays_what_it_was_when_the_state_goes_on(batch, fed):
     fd.run(Echo(), fed, 3, engine=fd.Local(batch=batch), evaluate_every=0)
+
+
+@dataclass(frozen=True)
+class AveragedByVmap(fd.FedAvg):
+    """The same step, one client as `vmap` shows it."""
+
+    def train(self, client, w):
+        assert client.id.dim() == 0
+        return super().train(client, w)
+
+
+@dataclass(frozen=True)
+class NearByVmap(fd.FedProx):
+    def train(self, client, w):
+        assert client.id.dim() == 0
+        return super().train(client, w)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"steps": 3}, {"batch_size": None}, {"optimizer": "adam", "epochs": 2}, {"momentum": 0.5}]
+)
+@pytest.mark.parametrize(("at_once", "by_vmap"), [(fd.FedAvg, AveragedByVmap), (fd.FedProx, NearByVmap)])
+@pytest.mark.parametrize("sizes", [[20] * 7, [1, 2, 40, 7, 13]])
+@pytest.mark.parametrize("model", [fd.Linear(zero_start=False), fd.MLP(4)])
+def test_a_step_that_takes_a_batch_at_once_finds_what_vmap_finds(at_once, by_vmap, sizes, model, options):
+    options = {"lr": 0.05, "batch_size": 8} | options
+    one, other = (fd.run(kind(model, **options), federation(sizes), 2) for kind in (at_once, by_vmap))
+    assert all(torch.equal(a, b) for a, b in zip(one.state.w.values(), other.state.w.values(), strict=True))
+    assert one.history.bytes_up.tolist() == other.history.bytes_up.tolist()
+
+
+def test_a_batch_comes_at_once_only_where_the_step_says_so():
+    shapes = []
+
+    @dataclass(frozen=True)
+    class Noted(fd.FedAvg):
+        @fd.stacked
+        def train(self, client, w):
+            shapes.append(tuple(client.data.index.shape))
+            return super().train(client, w)
+
+    fed = federation([20] * 3)
+    fd.run(Noted(lr=0.1), fed, 1)
+    fd.run(Noted(lr=0.1), fed, 1, quantise="int8")  # each reply is rounded with its own client's key
+    fd.run(Noted(lr=0.1), fed, 1, engine=fd.Local(batch=False))
+    assert shapes == [(3, 20), (20,), (20,), (20,), (20,)]
