@@ -110,7 +110,7 @@ class Accumulator:
         batch = Accumulator(self.remedy)
         sums = [_weighted_sum(leaf, weights) for leaf in leaves]
         batch.total, batch.dtypes, batch.form = [total for total, _ in sums], [dtype for _, dtype in sums], form
-        if not tree.all_finite(batch.total):
+        if not tree.all_finite([t.to(d) for t, d in sums]):
             raise not_finite(leaves, round, ids, remedy=self.remedy)
         batch.rest = [torch.zeros_like(t) if d == torch.float64 else None for t, d in sums]
         self.merge(batch, round, ids)

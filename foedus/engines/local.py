@@ -270,7 +270,12 @@ class LocalSession:
         late = (0, 0) if self.delays is None else tuple(d[group.positions] for d in self.delays)
         rows = Rows(table.x, table.y, index, weight, self.spec, group.stacked)
         ids = self.ids[group.positions]
-        return run(Client(ids, rows, group.prepared, None, keys, self.shared, self.spec, *late, self.longest))[0]
+        reply, _ = run(Client(ids, rows, group.prepared, None, keys, self.shared, self.spec, *late, self.longest))
+        if any(isinstance(t, Tensor) and t.shape[:1] != ids.shape for t in tree.leaves(reply)):
+            raise ReplyError(
+                f"a stacked client step was asked for {len(ids)} replies at once; all tensors must begin with that dimension"
+            )
+        return reply
 
     def _many(self, run: Callable, table: Table, group: Group, keys: Tensor, stateless: bool = False) -> Tree:
         """`run` at all clients of a batch by one vmap; new client states are kept."""

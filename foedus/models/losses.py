@@ -6,7 +6,6 @@ in the outputs times a vector v. Where a loss is `separable`, outputs do not mee
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,11 +14,8 @@ from torch import Tensor
 
 from foedus.errors import ConfigError, unknown
 
-
-@functools.cache
-def _minus_one(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Made once: to make a number takes longer than to add it to a batch."""
-    return torch.tensor(-1.0, dtype=dtype, device=device)
+_MINUS_ONE = {dtype: torch.tensor(-1.0, dtype=dtype) for dtype in (torch.float32, torch.float64)}
+"""Made once: to make a number takes longer than to add it to a batch."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +31,8 @@ class CrossEntropy:
     def slope(self, outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """weight times the derivative in the outputs: (softmax(f) - onehot(y))."""
         p = outputs.softmax(-1)
-        p.scatter_add_(-1, y.unsqueeze(-1), _minus_one(p.dtype, p.device).expand(*y.shape, 1))
+        minus = _MINUS_ONE[p.dtype] if p.device.type == "cpu" and p.dtype in _MINUS_ONE else p.new_full((), -1.0)
+        p.scatter_add_(-1, y.unsqueeze(-1), minus.expand(*y.shape, 1))
         return p.mul_(weight.unsqueeze(-1))
 
     def bend(self, outputs: Tensor, y: Tensor, v: Tensor) -> Tensor:

@@ -97,7 +97,8 @@ def descend(
         w <- w - lr * optimizer(g + correction + prox * (w - params) + weight_decay * w)
 
     Returns `params`; `steps`, how many were made; and `memory`, the optimizer's, to go on with another time. Given the rows of a batch of
-    clients at once (see `foedus.core.algorithm.stacked`), what it returns has their dimension, too; `params` are those that all start from.
+    clients at once (see `foedus.core.algorithm.stacked`), what it returns has their dimension, too; `params` are those that all start from,
+    a `correction` may be one for all or have their dimension, and there is no `memory`.
     """
     args = {"params": params, "index": data.index, "weight": data.weight, "key": key}
     if correction is not None:
@@ -106,7 +107,13 @@ def descend(
         args["memory"] = memory
     shared = (how, model, loss, data.table_x, data.table_y, prox)
     if data.index.dim() == 2:
-        args["params"] = {k: v.expand(len(data.index), *v.shape) for k, v in params.items()}
+        if memory:
+            raise TypeError("a stacked step has no memory of its own: leave the decorator out")
+        clients = len(data.index)
+        args["params"] = {k: v.expand(clients, *v.shape) for k, v in params.items()}
+        if correction is not None:
+            own = {k: v.dim() > params[k].dim() for k, v in correction.items()}
+            args["correction"] = {k: v if own[k] else v.expand(clients, *v.shape) for k, v in correction.items()}
         with torch.no_grad():
             return _descend.__wrapped__(args, shared)
     return _descend(args, shared)
@@ -309,13 +316,15 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
         each = (high - low) * used.shape[2]
         block = max(1, _BLOCK_BYTES // max(1, each * row_bytes))
         buffer = _buffer(min(block, len(left)) * each, table_x)
-        targets = take(table_y, used[: len(left), low:high])
+        labels_of_all = (
+            take(table_y, used[: len(left), low:high]) if table_y.dim() == 1 else None
+        )  # vectors would take much memory
         for first in range(0, len(left), block):
             a = left[first]
             picked = used[first : min(first + block, len(left)), low : low + a]
             flat = picked.reshape(-1)
             x = torch.index_select(table_x, 0, flat, out=buffer[: len(flat)]).view(*picked.shape, *table_x.shape[1:])
-            y = targets[first : first + len(picked), :a]
+            y = take(table_y, picked) if labels_of_all is None else labels_of_all[first : first + len(picked), :a]
             if noise is not None:
                 steps_here = torch.arange(first, first + len(picked)).unsqueeze(1)
                 x = crop_flip(x.view(*picked.shape, *shape), random.fold(noise[low : low + a], steps_here)).view(x.shape)

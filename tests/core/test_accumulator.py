@@ -81,3 +81,8 @@ def test_a_single_reply_of_another_structure_is_refused(other):
     total.add({"a": torch.zeros(1, 5)}, one, 1, torch.tensor([0]))
     with pytest.raises(ReplyError, match=r"clients \[7\] replied with another structure"):
         total.add(other, one, 1, torch.tensor([7]))
+
+
+def test_a_sum_that_its_precision_cannot_hold_is_refused():
+    with pytest.raises(DivergenceError, match="not finite"):
+        added(torch.full((2, 3), 3e38), torch.ones(2, dtype=torch.float64), [2])

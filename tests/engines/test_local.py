@@ -454,3 +454,47 @@ def test_a_batch_comes_at_once_only_where_the_step_says_so():
     fd.run(Noted(lr=0.1), fed, 1, quantise="int8")  # each reply is rounded with its own client's key
     fd.run(Noted(lr=0.1), fed, 1, engine=fd.Local(batch=False))
     assert shapes == [(3, 20), (20,), (20,), (20,), (20,)]
+
+
+@dataclass(frozen=True)
+class Pulled(fd.FedAvg):
+    """With a correction that is the same for all clients."""
+
+    @fd.stacked
+    def train(self, client, w):
+        moved = self.descend(client, w, correction={k: 0.3 * torch.ones_like(v) for k, v in w.items()})["params"]
+        return {k: moved[k] - w[k] for k in w}, None
+
+
+@dataclass(frozen=True)
+class PulledByVmap(Pulled):
+    def train(self, client, w):
+        return super().train(client, w)
+
+
+@pytest.mark.parametrize("sizes", [[20], [20] * 4, [40, 33, 7], [1, 2, 40, 7, 13]])
+def test_a_correction_may_be_shared_by_a_batch(sizes):
+    one, other = (fd.run(kind(fd.MLP(4), lr=0.05, batch_size=8), federation(sizes), 2) for kind in (Pulled, PulledByVmap))
+    assert all(torch.equal(a, b) for a, b in zip(one.state.w.values(), other.state.w.values(), strict=True))
+
+
+def test_a_batch_at_once_must_send_a_reply_for_each():
+    @dataclass(frozen=True)
+    class Forgets(fd.FedAvg):
+        @fd.stacked
+        def train(self, client, w):
+            return w, None
+
+    with pytest.raises(fd.ReplyError, match="a stacked client step was asked for 3 replies at once"):
+        fd.run(Forgets(), federation([5] * 3), 1)
+
+
+def test_a_batch_at_once_has_no_memory():
+    @dataclass(frozen=True)
+    class Remembers(fd.FedAvg):
+        @fd.stacked
+        def train(self, client, w):
+            return self.descend(client, w, memory={"velocity": w})["params"], None
+
+    with pytest.raises(TypeError, match="no memory"):
+        fd.run(Remembers(momentum=0.5), federation([5] * 3), 1)

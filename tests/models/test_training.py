@@ -105,9 +105,11 @@ def test_how_many_clients_are_trained_at_a_time_changes_nothing(model, how, monk
     whole = training._descend.__wrapped__(args, shared)
     monkeypatch.setattr(training, "_STEP_BYTES", 1)
     monkeypatch.setattr(training, "_FEWEST", 3)
-    parts = training._descend.__wrapped__(args, shared)
-    for a, b in zip(tree.leaves(whole), tree.leaves(parts), strict=True):
-        assert torch.allclose(a, b, atol=1e-5)
+    for block in (training._BLOCK_BYTES, 1):  # rows of several steps collected at once, and of one
+        monkeypatch.setattr(training, "_BLOCK_BYTES", block)
+        parts = training._descend.__wrapped__(args, shared)
+        for a, b in zip(tree.leaves(whole), tree.leaves(parts), strict=True):
+            assert torch.allclose(a, b, atol=1e-5)
     assert not torch.allclose(
         whole["params"]["bias" if model == "Linear" else "bias0"], params["bias" if model == "Linear" else "bias0"]
     )
