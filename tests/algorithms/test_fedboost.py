@@ -177,8 +177,11 @@ def test_it_finds_the_optimum_that_scipy_finds(seed, loss, mirror):
         options={"ftol": 1e-12, "maxiter": 500},
     )
     algorithm = fd.FedBoost(fd.Densities(table), sampling="all", loss=loss, mirror=mirror, measure_every=0, floor=1e-9)
+    enough = 2e-3 * max(1e-3, value(np.full(4, 0.25)) - best.fun) + 1e-3
     state = ends(algorithm, labels(*counts), 800)
-    assert value(state.alpha.numpy()) - best.fun < 2e-3 * max(1e-3, value(np.full(4, 0.25)) - best.fun) + 1e-3
+    if value(state.alpha.numpy()) - best.fun >= enough:  # a few cases, such as seed 149, are slow
+        state = ends(algorithm, labels(*counts), 3200)
+    assert value(state.alpha.numpy()) - best.fun < enough
     assert float(state.alpha.sum()) == pytest.approx(1)
 
 
