@@ -24,6 +24,7 @@ Accept = Callable[[Tree], dict[int, str]]
 NOT_FINITE = "its reply is not finite (NaN or infinity)"
 
 _SMALL, _SHORT, _BLOCK = 1 << 16, 64, 1 << 14
+"""Numbers that are summed in double precision at once; clients in a sum of single precision; numbers of a reply that are added at a time."""
 
 
 @dataclass

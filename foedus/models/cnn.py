@@ -105,9 +105,8 @@ class CNN(Model):
         pad = self.kernel // 2 if self.padding == "same" else 0
         x = x.to(params["conv0"].dtype)
         bend = (lambda z: F.leaky_relu(z, self.leak)) if self.leak else torch.relu
-        lay = (
-            _channels_last if x.shape[1] > 1 else lambda t: t
-        )  # the kernels; without colours, that the image is laid out so suffices
+        # Without colours it suffices that the image is laid out so.
+        lay = _channels_last if x.shape[1] > 1 else lambda kernel: kernel
         x = _channels_last(x)
         for i in range(len(self.channels)):
             # Pooled first, a quarter of the numbers is left to bend: the largest stays the largest.

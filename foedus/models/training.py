@@ -316,15 +316,14 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
         each = (high - low) * used.shape[2]
         block = max(1, _BLOCK_BYTES // max(1, each * row_bytes))
         buffer = _buffer(min(block, len(left)) * each, table_x)
-        labels_of_all = (
-            take(table_y, used[: len(left), low:high]) if table_y.dim() == 1 else None
-        )  # vectors would take much memory
+        # Labels for all steps at once; vectors would take much memory.
+        every_y = take(table_y, used[: len(left), low:high]) if table_y.dim() == 1 else None
         for first in range(0, len(left), block):
             a = left[first]
             picked = used[first : min(first + block, len(left)), low : low + a]
             flat = picked.reshape(-1)
             x = torch.index_select(table_x, 0, flat, out=buffer[: len(flat)]).view(*picked.shape, *table_x.shape[1:])
-            y = take(table_y, picked) if labels_of_all is None else labels_of_all[first : first + len(picked), :a]
+            y = take(table_y, picked) if every_y is None else every_y[first : first + len(picked), :a]
             if noise is not None:
                 steps_here = torch.arange(first, first + len(picked)).unsqueeze(1)
                 x = crop_flip(x.view(*picked.shape, *shape), random.fold(noise[low : low + a], steps_here)).view(x.shape)

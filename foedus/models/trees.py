@@ -105,9 +105,9 @@ def join(parts: list[Trees]) -> Trees:
         return whole
 
     def moved(name: str) -> Tensor:
-        whole, end = together(name, kind), 0
-        for part, base in zip(parts, begin.tolist(), strict=True):
-            end, numbers = end + len(getattr(part, name)), whole[end : end + len(getattr(part, name))].numpy()
+        whole = together(name, kind)
+        ends = np.cumsum([len(getattr(p, name)) for p in parts])
+        for numbers, base in zip(np.split(whole.numpy(), ends[:-1]), begin.tolist(), strict=True):  # views of it
             inner = numbers >= 0
             numbers += base + 1
             numbers *= inner
