@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+BUILT_FROM := pyproject.toml constraints.txt foedus/kernels/compiled.c foedus/kernels/wide.h
 # By path, not by import hook: in the folder that holds the clone, a hook would lose to the clone's own folder.
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --config-settings editable_mode=compat
 
@@ -21,11 +22,11 @@ help:
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.report: $(VENV)/bin/python pyproject.toml constraints.txt
+$(VENV)/.report: $(VENV)/bin/python $(BUILT_FROM)
 	$(INSTALL) -e ".[report]"
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
+$(VENV)/.dev: $(VENV)/bin/python $(BUILT_FROM)
 	$(INSTALL) -e ".[dev]"
 	@touch $(VENV)/.report $@
 

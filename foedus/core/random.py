@@ -1,7 +1,8 @@
 """Random numbers as a function of a key: no global generator, the same on every engine, batch size and device.
 
-Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011), in NumPy's integer
-operations: most draws are small, and there NumPy costs a fraction of what tensor operations do. A *key* is an int64 tensor
+Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011), compiled where that was possible
+(`foedus.kernels`), else in NumPy's integer operations: most draws are small, and there NumPy costs a fraction of what tensor operations
+do. A *key* is an int64 tensor
 of two 32-bit words; word `i` of the stream of a key depends on the key and on `i` alone, so a longer draw begins with the
 shorter one and padding changes nothing. `fold` makes a new key from a key and integers: foedus keys every client step by
 (seed, round, exchange, client).
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foedus import kernels
 from foedus.errors import ConfigError
 
 _MASK = 0xFFFFFFFF
@@ -73,6 +75,8 @@ class _Words(torch.autograd.Function):
 
     @staticmethod
     def forward(key: Tensor, count: int) -> Tensor:
+        if kernels.ready:
+            return torch.from_numpy(kernels.words(key.numpy(), count))
         blocks = -(-count // 4)
         counter = np.zeros((4, blocks), np.int64)
         counter[0] = np.arange(blocks)
@@ -93,6 +97,8 @@ class _Fold(torch.autograd.Function):
 
     @staticmethod
     def forward(key: Tensor, values: Tensor) -> Tensor:
+        if kernels.ready:
+            return torch.from_numpy(kernels.fold(key.numpy(), values.numpy()))
         words = _philox(_first(values), _first(key))
         return torch.from_numpy(words[..., :2])
 
@@ -198,7 +204,8 @@ def permutation(key: Tensor, n: int, valid: Tensor | None = None) -> Tensor:
 
     The order of the valid positions does not depend on how many invalid ones follow them.
     """
-    return _call(_Order, words(key, n), valid if valid is not None else key.new_ones((), dtype=torch.bool), n)
+    _check_places(n)
+    return _call(_Order, key, valid if valid is not None else torch.ones((), dtype=torch.bool), n)
 
 
 _MANY = 1 << 13
@@ -219,6 +226,7 @@ def subset(key: Tensor, n: int, size: int) -> Tensor:
             if len(new) >= size:
                 return torch.from_numpy(np.sort(drawn[new[:size]]))
             count *= 2
+    _check_places(n)
     ranks = _ranks(words(key, n).numpy())
     chosen = ranks if size >= n else np.partition(ranks, size - 1)[:size]
     return torch.from_numpy(np.sort(chosen & _PLACE))
@@ -228,22 +236,27 @@ _PLACE_BITS = 30
 _PLACE = (1 << _PLACE_BITS) - 1
 
 
+def _check_places(n: int) -> None:
+    if n > _PLACE:
+        raise ConfigError(f"cannot permute {n} things; at most {_PLACE}")
+
+
 def _ranks(drawn: np.ndarray) -> np.ndarray:
     """Words with their places below them, in one integer: sorting it sorts the places, and several times faster than `argsort` does.
 
     Equal words, one pair in 2^32, keep their order: a bias far below what any number of draws could show.
     """
-    if drawn.shape[-1] > _PLACE:
-        raise ConfigError(f"cannot permute {drawn.shape[-1]} things; at most {_PLACE}")
     return (drawn << _PLACE_BITS) | np.arange(drawn.shape[-1])
 
 
 class _Order(torch.autograd.Function):
-    """The places 0 .. n - 1 in order of the words drawn for them, those that are not valid last."""
+    """The places 0 .. n - 1 in order of a key's words, those that are not valid last."""
 
     @staticmethod
-    def forward(drawn: Tensor, valid: Tensor, n: int) -> Tensor:
-        ranks = _ranks(drawn.numpy())
+    def forward(key: Tensor, valid: Tensor, n: int) -> Tensor:
+        if kernels.ready:
+            return torch.from_numpy(kernels.order(key.numpy(), n, valid.numpy() if valid.dim() else None))
+        ranks = _ranks(_Words.forward(key, n).numpy())
         if valid.dim():
             ranks = np.where(valid.numpy(), ranks, np.arange(1 << 62, (1 << 62) + n))
         ranks.sort(axis=-1)
@@ -255,9 +268,9 @@ class _Order(torch.autograd.Function):
         ctx.mark_non_differentiable(output)
 
     @staticmethod
-    def vmap(info, in_dims, drawn: Tensor, valid: Tensor, n: int):
-        drawn, valid = (t if d is None else t.movedim(d, 0) for t, d in zip((drawn, valid), in_dims[:2], strict=True))
+    def vmap(info, in_dims, key: Tensor, valid: Tensor, n: int):
+        key, valid = (t if d is None else t.movedim(d, 0) for t, d in zip((key, valid), in_dims[:2], strict=True))
         if in_dims[0] is not None and in_dims[1] is not None:  # a client's dimensions meet from the right, behind the clients'
-            rank = max(drawn.dim(), valid.dim())
-            drawn, valid = (t.reshape(len(t), *[1] * (rank - t.dim()), *t.shape[1:]) for t in (drawn, valid))
-        return _Order.apply(drawn, valid, n), 0
+            rank = max(key.dim(), valid.dim())
+            key, valid = (t.reshape(len(t), *[1] * (rank - t.dim()), *t.shape[1:]) for t in (key, valid))
+        return _Order.apply(key, valid, n), 0

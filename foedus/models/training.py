@@ -16,11 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foedus import kernels
 from foedus.core import random, tree
 from foedus.core.batching import batched
 from foedus.core.rows import Rows, take
 from foedus.errors import ConfigError, unknown
 from foedus.models.base import Model, Params
+from foedus.models.linear import Linear
 from foedus.models.losses import Loss
 
 _BLOCK_BYTES = 1 << 21
@@ -263,6 +265,16 @@ def _descend_to(args: dict[str, Any], shared: tuple) -> Params:
 def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
     how, model, loss, table_x, table_y, prox = shared
     used, weight, steps = _schedule(how, args["index"], args["weight"], args["key"])
+    decay = prox + how.weight_decay
+    in_place = model.closed_form and how.optimizer == "sgd" and not how.momentum and how.clip is None
+    if in_place and not how.augment and _knows(model, loss, table_x, table_y, args["params"]):
+        params = _own(args["params"])
+        constant = _constant(args, prox)
+        kernels.train_linear(
+            params, constant, table_x.flatten(1), table_y, used.contiguous(), weight.contiguous(), steps, loss=type(loss).__name__,
+            lr=how.lr, keep=1 - how.lr * decay, delta=getattr(loss, "delta", 1.0),
+        )  # fmt: skip
+        return {"params": params, "memory": {}, "steps": steps}
     order = torch.argsort(steps, descending=True, stable=True)
     moved = bool((steps[1:] > steps[:-1]).any())
     if moved:
@@ -274,18 +286,13 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
         to(device, weight),
         {**args, **to(device, {k: args[k] for k in _TRAINED if k in args})},
     )
-    start = args["params"]
-    params = {k: v.clone(memory_format=torch.contiguous_format) for k, v in start.items()}
+    params = _own(args["params"])
     clients, total = len(steps), len(used)
     memory = args.get("memory") or fresh_memory(how, params, (clients,))
     even = "memory" not in args or "steps" not in memory or bool((memory["steps"] == memory["steps"][0]).all())
-    memory = tree.map(lambda v: v.clone(memory_format=torch.contiguous_format), memory)
-    decay = prox + how.weight_decay
-    constant = dict(args.get("correction") or {})
-    if prox:
-        constant = {k: torch.add(constant[k], v, alpha=-prox) if k in constant else v * -prox for k, v in start.items()}
+    memory = _own(memory)
+    constant = _constant(args, prox)
 
-    in_place = model.closed_form and how.optimizer == "sgd" and not how.momentum and how.clip is None
     still = (steps.unsqueeze(0) > torch.arange(total).unsqueeze(1)).sum(1).tolist()
     shape = table_x.shape[1:]
     if how.augment and len(shape) != 3:
@@ -357,6 +364,30 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
         back = torch.argsort(order)
         result = tree.map(lambda v: v[back], result)
     return result
+
+
+def _own(values: Any) -> Any:
+    """Copies of a tree's tensors, to be written over."""
+    return tree.map(lambda v: v.clone(memory_format=torch.contiguous_format), values)
+
+
+def _constant(args: dict[str, Any], prox: float) -> Params:
+    """What is added to every gradient of a training: the correction, and the part of the pull towards the start that does not change."""
+    constant = dict(args.get("correction") or {})
+    if prox:
+        start = args["params"]
+        constant = {k: torch.add(constant[k], v, alpha=-prox) if k in constant else v * -prox for k, v in start.items()}
+    return {k: v.contiguous() for k, v in constant.items()}
+
+
+def _knows(model: Model, loss: Loss, x: Tensor, y: Tensor, params: Params) -> bool:
+    """Whether the compiled training is there, and for such a model, loss and data."""
+    if not kernels.ready or type(model) is not Linear or type(loss).__name__ not in kernels.LOSSES or x.device.type != "cpu":
+        return False
+    by_label = y.dtype == torch.int64 and y.dim() == 1
+    outputs = params["weight"].shape[-2]
+    targets = y.dtype == torch.float32 and y.numel() == len(y) * outputs and type(loss).__name__ != "CrossEntropy"
+    return x.dtype == torch.float32 and (by_label or targets) and all(v.dtype == torch.float32 for v in params.values())
 
 
 def crop_flip(x: Tensor, key: Tensor, pad: int = 4) -> Tensor:

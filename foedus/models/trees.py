@@ -1,4 +1,4 @@
-"""Regression trees as arrays: fitted by scikit-learn, sent as `wire.Trees`, applied by scikit-learn's own compiled code.
+"""Regression trees as arrays: fitted by scikit-learn, sent as `wire.Trees`, applied by compiled code of our own (`foedus.kernels`).
 
 A forest is one flat structure of nodes with a root for each tree. Nothing but arrays is ever sent or stored, and every index is
 checked before the compiled code sees it.
@@ -6,8 +6,6 @@ checked before the compiled code sees it.
 
 from __future__ import annotations
 
-import functools
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -15,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from foedus import kernels
 from foedus.core import tree
 from foedus.core.arrays import Trees
 from foedus.errors import ReplyError
@@ -46,20 +45,13 @@ def fit_trees(
     grown = [Tree(columns, ones, outputs) for _ in range(count)]
     for one in grown:
         builder.build(one, x, y, None, None)
-    found = from_sklearn(*grown)
-    # All clients will apply them: they are kept as they were grown, but for the values of leaves. This says, too, that they are sound.
-    silent = np.zeros((max(one.node_count for one in grown), 1, 1))
-    object.__setattr__(found, "_compiled", [_silent(one.__getstate__()["nodes"], columns, silent) for one in grown])
-    return found
+    return _sound(from_sklearn(*grown))
 
 
-def _silent(nodes: np.ndarray, features: int, values: np.ndarray) -> Any:
-    """scikit-learn's tree of these nodes, to say in which of them a row ends; `values`, zeros, enough for all of them."""
-    from sklearn.tree._tree import Tree
-
-    one = Tree(features, np.ones(1, np.intp), 1)
-    one.__setstate__({"max_depth": len(nodes), "node_count": len(nodes), "nodes": nodes, "values": values[: len(nodes)]})
-    return one
+def _sound(trees: Trees) -> Trees:
+    """The same, known to pass `check_trees`: grown in this process. Never said of what was read from a message."""
+    object.__setattr__(trees, "_checked", True)
+    return trees
 
 
 def from_sklearn(*trees: Any) -> Trees:
@@ -123,9 +115,7 @@ def join(parts: list[Trees]) -> Trees:
         moved("roots"),
     )
     joined = Trees(*arrays, parts[0].features)
-    if all(hasattr(p, "_compiled") for p in parts):
-        object.__setattr__(joined, "_compiled", [tree for p in parts for tree in p._compiled])
-    return joined
+    return _sound(joined) if all(hasattr(p, "_checked") for p in parts) else joined
 
 
 def some_trees(trees: Trees, first: int, last: int) -> Trees:
@@ -153,7 +143,7 @@ def check_trees(trees: Trees, features: int, outputs: int, count: int | None = N
         )
     if count is not None and len(trees.roots) != count:
         raise ReplyError(f"{len(trees.roots)} trees were sent where {count} were due")
-    if hasattr(trees, "_compiled"):  # grown in this process, or checked before: never read from a message
+    if hasattr(trees, "_checked"):
         return
     feature, left, right, roots = (getattr(trees, k).numpy() for k in ("feature", "left", "right", "roots"))
     if not len(roots) or roots[0] != 0 or (roots[1:] <= roots[:-1]).any() or roots[-1] >= n:
@@ -180,83 +170,61 @@ def check_trees(trees: Trees, features: int, outputs: int, count: int | None = N
         raise ReplyError("a tree holds numbers that are not finite")
 
 
-@functools.cache
-def _node_type() -> np.dtype:
-    """How this version of scikit-learn lays out a node."""
-    from sklearn.tree import DecisionTreeRegressor
-
-    return DecisionTreeRegressor(max_depth=1).fit([[0.0], [1.0]], [0.0, 1.0]).tree_.__getstate__()["nodes"].dtype
-
-
-def _compiled(trees: Trees) -> list[Any]:
-    """scikit-learn's trees from arrays that have been checked; one for each root, its nodes from the root on. Made once for a structure.
-
-    They only say where a row ends: the values of leaves stay where they are.
-    """
-    if hasattr(trees, "_compiled"):
-        return trees._compiled
-    feature, left, right, threshold, roots = (
-        getattr(trees, k).numpy() for k in ("feature", "left", "right", "threshold", "roots")
+def _nodes(trees: Trees) -> tuple[np.ndarray, ...]:
+    """The nodes as they are walked through, once for a structure: packed for compiled code, or the arrays themselves. Never out of bounds."""
+    if hasattr(trees, "_packed"):
+        return trees._packed
+    feature, left, right, roots = (
+        getattr(trees, k).numpy().astype(np.int32, copy=False) for k in ("feature", "left", "right", "roots")
     )
-    begin = roots.astype(np.int64)
-    sizes = np.diff(begin, append=len(feature))
-    if not len(begin) or begin[0] != 0 or (sizes < 1).any():
-        raise ReplyError("a tree's nodes must lie side by side, from its root on")
-    base, size = np.repeat(begin, sizes), np.repeat(sizes, sizes)
-    leaf, nodes = feature < 0, np.zeros(len(feature), _node_type())
-    for name, child in (("left_child", left), ("right_child", right)):
-        place = np.where(leaf, -1, child - base)
-        if (place >= size).any() or (place < -1).any():
-            raise ReplyError("a tree's nodes must lie side by side, from its root on")
-        nodes[name] = place
-    if leaf.sum() != len(trees.value):
-        raise ReplyError(f"trees with {leaf.sum()} leaves have {len(trees.value)} rows of values")
-    nodes["feature"] = np.where(leaf, -2, feature)
-    nodes["threshold"] = threshold
-    silent = np.zeros((int(sizes.max()), 1, 1))
-    made = [_silent(nodes[i : i + n], trees.features, silent) for i, n in zip(begin.tolist(), sizes.tolist(), strict=True)]
-    object.__setattr__(trees, "_compiled", made)
-    return made
+    threshold = trees.threshold.numpy()
+    packed = (kernels.pack_trees if kernels.ready else _plain)(feature, threshold, left, right, roots, trees.features)
+    if packed is None:
+        raise ReplyError("a tree's nodes must lie side by side, from its root on, and point forwards")
+    *nodes, leaves = packed
+    if leaves != len(trees.value):
+        raise ReplyError(f"trees with {leaves} leaves have {len(trees.value)} rows of values")
+    object.__setattr__(trees, "_packed", (*nodes, roots))
+    return trees._packed
 
 
-_BLOCK_TREES, _BLOCK_ROWS = 256, 4096
+def _plain(
+    feature: np.ndarray, threshold: np.ndarray, left: np.ndarray, right: np.ndarray, roots: np.ndarray, features: int
+) -> tuple | None:
+    """What `kernels.pack_trees` does, for `_walked`: besides the arrays, the numbers of leaves among themselves."""
+    n, leaf = len(feature), feature < 0
+    sizes = np.diff(roots, append=n)
+    if not len(roots) or roots[0] != 0 or (sizes < 1).any():
+        return None
+    at, end = np.arange(n), np.repeat(np.append(roots[1:], n), sizes)
+    fine = leaf | ((feature < features) & (left > at) & (left < end) & (right > at) & (right < end))
+    return (feature, threshold, left, right, np.cumsum(leaf, dtype=np.int32) - 1, leaf.sum()) if fine.all() else None
+
+
+def _walked(x: np.ndarray, nodes: tuple[np.ndarray, ...], shares: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """What `kernels.sum_trees` does, level by level, all trees at once."""
+    feature, threshold, left, right, number, roots = nodes
+    at, row = np.tile(roots, (len(x), 1)), np.arange(len(x))[:, None]
+    while (inner := feature[at] >= 0).any():
+        yes = x[row, np.maximum(feature[at], 0)] <= threshold[at]
+        at = np.where(inner, np.where(yes, left[at], right[at]), at)
+    factor = torch.from_numpy(shares).double().expand(at.shape).contiguous()
+    leaf = torch.from_numpy(number[at])
+    return F.embedding_bag(leaf, torch.from_numpy(values).double(), per_sample_weights=factor, mode="sum").float().numpy()
+
+
+_BLOCK_ROWS = 4096
 
 
 def predict_trees(trees: Trees, x: Tensor, weights: Tensor | None = None, threads: int | None = None) -> Tensor:
-    """sum_j weights_j tree_j(x) of rows (n, d): (n, k). The trees must have been checked (`check_trees`).
-
-    Compiled code finds the leaf of each row in each tree; the weighted sum over the leaves of a row is one pass (an embedding bag).
-    Rows go in the order of their leaves in the first tree: neighbours then turn alike in the other trees, too, which takes a
-    processor that guesses where they turn a tenth less time.
-    """
+    """sum_j weights_j tree_j(x) of rows (n, d): (n, k). The trees must have been checked (`check_trees`)."""
     rows = np.ascontiguousarray(x.numpy().reshape(len(x), -1), np.float32)
-    compiled, roots = _compiled(trees), trees.roots.tolist()
-    if not hasattr(trees, "_number"):
-        object.__setattr__(trees, "_number", np.cumsum(trees.feature.numpy() < 0, dtype=np.int32) - 1)
-    number = trees._number  # of a leaf among the leaves, by its node
-    share = (torch.ones(len(compiled)) if weights is None else weights).float()
-    if not len(rows):
-        return torch.zeros(0, trees.value.shape[-1])
-
-    def total(part: np.ndarray) -> Tensor:
-        order = np.argsort(compiled[0].apply(part))
-        part, out = part[order], torch.zeros(len(part), trees.value.shape[-1], dtype=torch.float64)
-        for first in range(0, len(compiled), _BLOCK_TREES):
-            some = range(first, min(first + _BLOCK_TREES, len(compiled)))
-            leaf = torch.from_numpy(np.stack([number[roots[j] :].take(compiled[j].apply(part)) for j in some], 1))
-            factor = share[some.start : some.stop].expand(leaf.shape).contiguous()
-            out += F.embedding_bag(leaf, trees.value, per_sample_weights=factor, mode="sum")
-        return torch.empty(out.shape).index_copy_(0, torch.from_numpy(order), out.float())
-
-    blocks = [rows[i : i + _BLOCK_ROWS] for i in range(0, len(rows), _BLOCK_ROWS)]
-    workers = threads or torch.get_num_threads()
-    if workers == 1 or len(rows) * len(compiled) < _THREADS_FROM:
-        return torch.cat([total(b) for b in blocks])
-    if len(blocks) < workers:
-        blocks = np.array_split(rows, workers)
-    before = torch.get_num_threads()
-    try:
-        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            return torch.cat(list(pool.map(total, blocks)))
-    finally:
-        torch.set_num_threads(before)
+    if rows.shape[1] != trees.features:
+        raise ReplyError(f"trees for {trees.features} features were asked about rows of {rows.shape[1]}")
+    nodes, values = _nodes(trees), trees.value.contiguous().numpy()
+    shares = (torch.ones(len(trees.roots)) if weights is None else weights).float().contiguous().numpy()
+    if kernels.ready:
+        few = len(rows) * len(shares) < _THREADS_FROM
+        return torch.from_numpy(kernels.sum_trees(rows, *nodes, shares, values, 1 if few else threads or torch.get_num_threads()))
+    blocks = range(0, max(1, len(rows)), _BLOCK_ROWS)
+    return torch.from_numpy(np.concatenate([_walked(rows[i : i + _BLOCK_ROWS], nodes, shares, values) for i in blocks]))

@@ -1,0 +1,93 @@
+"""The inner loops that decide how long a round takes, compiled from C where a compiler was at hand when foedus was installed.
+
+`ready` says whether they are there. Callers have the same in Python for where they are not: random words and orders of rows in
+`foedus.core.random`, training of linear models in `foedus.models.training`, sums of trees in `foedus.models.trees`. Integers are the
+same in both to the last bit, sums up to rounding. FOEDUS_COMPILED=0 in the environment leaves them out.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import torch
+
+try:
+    from foedus.kernels import _compiled
+except ImportError:  # no compiler was there
+    _compiled = None
+
+ready = _compiled is not None and os.environ.get("FOEDUS_COMPILED") != "0"
+
+LOSSES = ("CrossEntropy", "Squared", "Logistic", "Huber")
+"""The losses that `train_linear` knows, by the names of their classes."""
+
+_NONE = np.empty(0, np.float32)
+
+
+def words(keys: np.ndarray, count: int) -> np.ndarray:
+    """The first `count` words of the streams of keys (..., 2): (..., count), 32-bit words in int64."""
+    out = np.empty((*keys.shape[:-1], count), np.int64)
+    _compiled.words(out, np.ascontiguousarray(keys), keys.size // 2, count)
+    return out
+
+
+def fold(keys: np.ndarray, counters: np.ndarray) -> np.ndarray:
+    """New keys (..., 2): two words of the block that each counter (..., 4) gives under its key (..., 2), or under the only one."""
+    if keys.size != 2:
+        shape = np.broadcast_shapes(keys.shape[:-1], counters.shape[:-1])
+        keys, counters = np.broadcast_to(keys, (*shape, 2)), np.broadcast_to(counters, (*shape, 4))
+    out = np.empty((*counters.shape[:-1], 2), np.int64)
+    _compiled.fold(out, np.ascontiguousarray(keys), np.ascontiguousarray(counters), out.size // 2)
+    return out
+
+
+def order(keys: np.ndarray, n: int, valid: np.ndarray | None) -> np.ndarray:
+    """Permutations (..., n) of 0 .. n - 1 by the words of keys (..., 2), those that are not valid (..., n) last."""
+    batch = keys.shape[:-1]
+    if valid is not None and valid.shape != (*batch[len(batch) - valid.ndim + 1 :], n):
+        batch = np.broadcast_shapes(batch, valid.shape[:-1])
+        keys, valid = np.broadcast_to(keys, (*batch, 2)), np.broadcast_to(valid, (*batch, n))
+    out = np.empty((*batch, n), np.int64)
+    known = b"" if valid is None else np.ascontiguousarray(valid, bool)
+    rows = 0 if valid is None else valid.size // max(n, 1)
+    _compiled.order(out, np.ascontiguousarray(keys), known, keys.size // 2, n, rows, torch.get_num_threads())
+    return out
+
+
+def train_linear(
+    params: dict[str, torch.Tensor], more: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor, used: torch.Tensor,
+    shares: torch.Tensor, steps: torch.Tensor, *, loss: str, lr: float, keep: float, delta: float = 1.0,
+) -> None:  # fmt: skip
+    """All steps of a batch of clients, in place: w <- keep w - lr (the mini-batch's slope + more), with params w of (c, k, d) and, where there is
+    one, a bias of (c, k).
+
+    Step t of client i takes the rows used[t, i] of x (n, d) and y, with weights shares[t, i]; it makes steps[i] of them. y are labels (n,)
+    in int64, or targets (n, k).
+    """
+    most, clients, b = used.shape
+    _, k, d = params["weight"].shape
+    arrays = [params.get("weight"), params.get("bias"), more.get("weight"), more.get("bias"), x, y, used, shares, steps]
+    _compiled.train_linear(
+        *(_NONE if a is None else a.numpy() for a in arrays), (len(x), d, k, most, clients, b), y.dtype == torch.int64,
+        LOSSES.index(loss), lr, keep, delta, torch.get_num_threads(),
+    )  # fmt: skip
+
+
+def pack_trees(
+    feature: np.ndarray, threshold: np.ndarray, left: np.ndarray, right: np.ndarray, roots: np.ndarray, features: int
+) -> tuple[np.ndarray, int] | None:
+    """Nodes as `sum_trees` wants them, and the number of leaves; none where a node points to no feature, backwards or out of its tree."""
+    nodes = np.empty((len(feature), 4), np.int32)
+    leaves = _compiled.pack_trees(nodes, feature, threshold, left, right, roots, len(feature), len(roots), features)
+    return (nodes, leaves) if leaves >= 0 else None
+
+
+def sum_trees(
+    x: np.ndarray, nodes: np.ndarray, roots: np.ndarray, shares: np.ndarray, values: np.ndarray, threads: int
+) -> np.ndarray:
+    """sum_t shares[t] tree_t(x): (n, k), of rows x (n, d) and leaves' values (leaves, k), all in float32."""
+    out = np.empty((len(x), values.shape[1]), np.float32)
+    sizes = (len(x), x.shape[1], values.shape[1], len(roots), len(nodes), len(values))
+    _compiled.sum_trees(out, x, nodes, roots, shares, values, sizes, threads)
+    return out
