@@ -28,8 +28,9 @@ from foedus.models.losses import Loss
 _BLOCK_BYTES = 1 << 21
 """Rows are collected for several steps at once, in blocks of about this size, so that they are still in cache when used."""
 
-_STEP_BYTES, _FEWEST = 1 << 22, 8
-"""Clients are trained so many at a time that one step's rows have about this size, and no fewer than this."""
+_STEP_BYTES, _STATE_BYTES, _FEWEST = 1 << 22, 1 << 25, 4
+"""Clients are trained so many at a time that one step's rows, and their parameters with all that belongs to them, have about these sizes, and no
+fewer than this."""
 
 _TRAINED = ("params", "correction", "memory")
 """Of the arguments of a training, those that are on the device of the rows while it goes on."""
@@ -288,9 +289,8 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
     )
     params = _own(args["params"])
     clients, total = len(steps), len(used)
-    memory = args.get("memory") or fresh_memory(how, params, (clients,))
+    memory = _own(args["memory"]) if args.get("memory") else fresh_memory(how, params, (clients,))
     even = "memory" not in args or "steps" not in memory or bool((memory["steps"] == memory["steps"][0]).all())
-    memory = _own(memory)
     constant = _constant(args, prox)
 
     still = (steps.unsqueeze(0) > torch.arange(total).unsqueeze(1)).sum(1).tolist()
@@ -304,7 +304,12 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
         table_x = table_x.flatten(1)
     row_bytes = table_x[:1].numel() * table_x.element_size()
     # Networks under autograd pay for every call; closed forms are faster on as many clients as the cache holds.
-    many = max(_FEWEST, _STEP_BYTES // max(1, used.shape[2] * row_bytes)) if model.closed_form else clients
+    many = clients
+    if model.closed_form:
+        kept = sum(v[:1].nbytes for v in tree.leaves((params, memory))) + (
+            0 if in_place else sum(v[:1].nbytes for v in params.values())
+        )
+        many = max(_FEWEST, min(_STEP_BYTES // max(1, used.shape[2] * row_bytes), _STATE_BYTES // kept))
     many = -(-clients // -(-clients // many))
 
     def train(low: int, high: int) -> None:

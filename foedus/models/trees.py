@@ -225,6 +225,8 @@ def predict_trees(trees: Trees, x: Tensor, weights: Tensor | None = None, thread
     shares = (torch.ones(len(trees.roots)) if weights is None else weights).float().contiguous().numpy()
     if kernels.ready:
         few = len(rows) * len(shares) < _THREADS_FROM
-        return torch.from_numpy(kernels.sum_trees(rows, *nodes, shares, values, 1 if few else threads or torch.get_num_threads()))
+        return torch.from_numpy(
+            kernels.sum_trees(rows, *nodes, shares, values, 1 if few else threads or torch.get_num_threads())
+        )
     blocks = range(0, max(1, len(rows)), _BLOCK_ROWS)
     return torch.from_numpy(np.concatenate([_walked(rows[i : i + _BLOCK_ROWS], nodes, shares, values) for i in blocks]))
