@@ -1,8 +1,8 @@
 """The inner loops that decide how long a round takes, compiled from C where a compiler was at hand when foedus was installed.
 
 `ready` says whether they are there. Callers have the same in Python for where they are not: random words and orders of rows in
-`foedus.core.random`, training of linear models in `foedus.models.training`, sums of trees in `foedus.models.trees`. Integers are the
-same in both to the last bit, sums up to rounding. FOEDUS_COMPILED=0 in the environment leaves them out.
+`foedus.core.random`, training of linear models in `foedus.models.training`, sums of trees in `foedus.models.trees`. Integers and sums
+of trees are the same in both to the last bit, training is up to rounding. FOEDUS_COMPILED=0 in the environment leaves them out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def words(keys: np.ndarray, count: int) -> np.ndarray:
 
 def fold(keys: np.ndarray, counters: np.ndarray) -> np.ndarray:
     """New keys (..., 2): two words of the block that each counter (..., 4) gives under its key (..., 2), or under the only one."""
-    if keys.size != 2:
+    if keys.ndim > 1:
         shape = np.broadcast_shapes(keys.shape[:-1], counters.shape[:-1])
         keys, counters = np.broadcast_to(keys, (*shape, 2)), np.broadcast_to(counters, (*shape, 4))
     out = np.empty((*counters.shape[:-1], 2), np.int64)

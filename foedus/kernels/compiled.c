@@ -1,7 +1,7 @@
 /* The few inner loops that decide how long a round takes, in C: random words, orders of rows, training of linear models, sums of trees.
 
-   Everything here also exists in Python (foedus/kernels/__init__.py says where), which is used where this could not be compiled: integers are the
-   same to the last bit, sums up to rounding. What a client gets depends on its own rows alone, not on who shares its batch nor on threads.
+   Everything here also exists in Python (foedus/kernels/__init__.py says where), which is used where this could not be compiled: integers and sums
+   of trees are the same to the last bit, training is up to rounding. What a client gets depends on its own rows alone, not on who shares its batch nor on threads.
 
    Arguments are buffers of plain numbers, row after row, in the processor's own byte order. Sizes and indices are checked before use. */
 
@@ -294,7 +294,7 @@ typedef struct {
     atomic_int failed;
 } Forest;
 
-enum { ROWS = 128, ABREAST = 16, TREES = 64 };
+enum { ROWS = 128, ABREAST = 16 };
 
 #define WIDE(name) name##_plain
 #include "wide.h"
@@ -313,10 +313,24 @@ enum { ROWS = 128, ABREAST = 16, TREES = 64 };
 #pragma GCC pop_options
 #endif
 #undef WIDE
-#define BEST(name) (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? name##_eight : name##_plain)
+#define HAS_EIGHT (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+#define BEST(name) (eight ? name##_eight : name##_plain)
 #else
+#define HAS_EIGHT 0
 #define BEST(name) name##_plain
 #endif
+
+static int eight; /* whether to use vectors of eight */
+
+/* wide(whether) -> whether vectors of eight numbers are used from now on: they are unless told otherwise, where the processor has them. */
+static PyObject *wide(PyObject *self, PyObject *args)
+{
+    int whether;
+    if (!PyArg_ParseTuple(args, "p", &whether))
+        return NULL;
+    eight = whether && HAS_EIGHT;
+    return PyBool_FromLong(eight);
+}
 
 /* -- linear models -------------------------------------------------------------------------------------------------------------------- */
 
@@ -430,6 +444,7 @@ static PyObject *sum_trees(PyObject *self, PyObject *args)
 /* -- the module ----------------------------------------------------------------------------------------------------------------------- */
 
 static PyMethodDef methods[] = {
+    {"wide", wide, METH_VARARGS, NULL},
     {"words", words, METH_VARARGS, NULL},
     {"fold", fold, METH_VARARGS, NULL},
     {"order", order, METH_VARARGS, NULL},
@@ -443,6 +458,7 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_compiled", NULL, 0,
 
 PyMODINIT_FUNC PyInit__compiled(void)
 {
+    eight = HAS_EIGHT;
     *(void **)&by_pytorch = dlsym(RTLD_DEFAULT, "GOMP_parallel");
     return PyModuleDef_Init(&module);
 }

@@ -252,13 +252,14 @@ ALWAYS void WIDE(walk)(const Node *nodes, int32_t root, const float *x, size d, 
     } while (moved);
 }
 
+/* In double precision, where the products of single numbers are exact: the same bits however it is compiled. */
 static void WIDE(add_trees)(void *about, size first, size last)
 {
     Forest *f = about;
     size d = f->d, k = f->k;
-    float *sums = malloc((size_t)(ROWS * k) * sizeof *sums), *padded = malloc((size_t)(ABREAST * d) * sizeof *padded);
+    float *padded = malloc((size_t)(ABREAST * d) * sizeof *padded);
     double *totals = malloc((size_t)(ROWS * k) * sizeof *totals);
-    if (sums == NULL || totals == NULL || padded == NULL)
+    if (totals == NULL || padded == NULL)
         f->failed = NO_MEMORY;
     for (size block = first; block < last && !f->failed; block++) {
         size begin = block * ROWS, rows = f->n - begin < ROWS ? f->n - begin : ROWS, whole = rows - rows % ABREAST;
@@ -267,28 +268,22 @@ static void WIDE(add_trees)(void *about, size first, size last)
                 memcpy(padded + r * d, f->x + (begin + (whole + r < rows ? whole + r : rows - 1)) * d, (size_t)d * sizeof *padded);
         }
         memset(totals, 0, (size_t)(rows * k) * sizeof *totals);
-        for (size some = 0; some < f->trees; some += TREES) { /* single precision for a few trees, double for all */
-            memset(sums, 0, (size_t)(rows * k) * sizeof *sums);
-            for (size t = some; t < f->trees && t < some + TREES; t++) {
-                float share = f->shares[t];
-                for (size r = 0; r < rows; r += ABREAST) {
-                    int32_t at[ABREAST];
-                    WIDE(walk)(f->nodes, f->roots[t], r < whole ? f->x + (begin + r) * d : padded, d, at);
-                    for (size l = 0; l < ABREAST && r + l < rows; l++) {
-                        const float *value = f->values + (size)f->nodes[at[l]].leaf * k;
-                        float *sum = sums + (r + l) * k;
-                        for (size j = 0; j < k; j++)
-                            sum[j] += share * value[j];
-                    }
+        for (size t = 0; t < f->trees; t++) {
+            double share = f->shares[t];
+            for (size r = 0; r < rows; r += ABREAST) {
+                int32_t at[ABREAST];
+                WIDE(walk)(f->nodes, f->roots[t], r < whole ? f->x + (begin + r) * d : padded, d, at);
+                for (size l = 0; l < ABREAST && r + l < rows; l++) {
+                    const float *value = f->values + (size)f->nodes[at[l]].leaf * k;
+                    double *total = totals + (r + l) * k;
+                    for (size j = 0; j < k; j++)
+                        total[j] += share * value[j];
                 }
             }
-            for (size j = 0; j < rows * k; j++)
-                totals[j] += sums[j];
         }
         for (size j = 0; j < rows * k; j++)
             f->out[begin * k + j] = (float)totals[j];
     }
-    free(sums);
     free(totals);
     free(padded);
 }

@@ -218,7 +218,7 @@ _BLOCK_ROWS = 4096
 
 def predict_trees(trees: Trees, x: Tensor, weights: Tensor | None = None, threads: int | None = None) -> Tensor:
     """sum_j weights_j tree_j(x) of rows (n, d): (n, k). The trees must have been checked (`check_trees`)."""
-    rows = np.ascontiguousarray(x.numpy().reshape(len(x), -1), np.float32)
+    rows = np.ascontiguousarray(x.flatten(1).numpy(), np.float32)
     if rows.shape[1] != trees.features:
         raise ReplyError(f"trees for {trees.features} features were asked about rows of {rows.shape[1]}")
     nodes, values = _nodes(trees), trees.value.contiguous().numpy()

@@ -12,10 +12,21 @@ from hypothesis import strategies as st
 from sklearn.tree import DecisionTreeRegressor, ExtraTreeRegressor
 
 import foedus as fd
+from foedus import kernels
 from foedus.core import wire
 from foedus.core.arrays import Trees
 from foedus.models import trees as module
 from foedus.models.trees import check_trees, fit_trees, from_sklearn, join, predict_trees
+
+
+@pytest.fixture(scope="module", autouse=True, params=[True, False], ids=["compiled", "in Python"])
+def compiled(request):
+    """Everything with compiled loops and without."""
+    if request.param and not kernels.ready:
+        pytest.skip("foedus was installed without a compiler, or FOEDUS_COMPILED=0")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "ready", request.param)
+        yield
 
 
 def ints(*numbers, dtype=torch.int32):
@@ -176,6 +187,44 @@ def test_one_thread_and_two_give_the_same():
     np.testing.assert_allclose(five, alone, rtol=1e-6, atol=1e-6)
     few = x[:50]
     np.testing.assert_allclose(predict_trees(trees, few, weights, threads=1), alone[:50], atol=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 1000), st.integers(1, 300), st.integers(1, 30), st.integers(1, 70))
+def test_every_row_ends_where_it_goes_node_after_node(seed, rows, outputs, count):
+    """Blocks of rows that are not full, and trees of one leaf; compiled and not, to the same bits."""
+    rng = np.random.default_rng(seed)
+    x, y = rng.normal(size=(40, 3)).astype(np.float32), rng.normal(size=(40, outputs))
+    some = fit_trees(x, y, 4, seed, depth=int(rng.integers(1, 12)), extra=True)
+    alone = fit_trees(x[:1], y[:1], 1, seed)
+    trees = join([some] * (count // 4) + [alone] * (count % 4 + 1))
+    weights = rng.normal(size=len(trees.roots))
+    asked = rng.normal(size=(rows, 3)).astype(np.float32)
+    exact = sum(
+        w * np.stack([walk(trees, int(r), row) for row in asked[:20]]) for w, r in zip(weights, trees.roots, strict=True)
+    )
+    found = predict_trees(trees, torch.from_numpy(asked), torch.from_numpy(weights))
+    assert found.shape == (rows, outputs)
+    np.testing.assert_allclose(found[:20], exact, rtol=1e-4, atol=1e-4)
+    assert torch.equal(found, predict_trees(trees, torch.from_numpy(asked), torch.from_numpy(weights), threads=3))
+    if kernels.ready:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kernels, "ready", False)
+            assert torch.equal(found, predict_trees(replace(trees), torch.from_numpy(asked), torch.from_numpy(weights)))
+    torch.testing.assert_close(found[-1:], predict_trees(trees, torch.from_numpy(asked[-1:]), torch.from_numpy(weights)))
+
+
+def test_rows_with_other_features_are_refused():
+    with pytest.raises(fd.ReplyError, match="2 features were asked about rows of 3"):
+        predict_trees(by_hand(), torch.zeros(1, 3))
+
+
+def test_no_rows_no_predictions():
+    assert predict_trees(by_hand(), torch.zeros(0, 2)).shape == (0, 1)
+
+
+def test_a_number_that_is_none_goes_right():
+    assert predict_trees(by_hand(), torch.tensor([[float("nan"), 0.0]])).tolist() == [[10]]
 
 
 def test_over_the_wire_and_back():

@@ -1,0 +1,291 @@
+"""Compiled loops: known answers, the same by hand and in Python, and what they must refuse."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import foedus as fd
+from foedus import kernels
+from foedus.core import random
+from foedus.core.rows import Rows
+from foedus.core.spec import Spec
+from foedus.models.losses import CrossEntropy, Huber, Logistic, Squared
+from foedus.models.training import descend
+
+pytestmark = pytest.mark.skipif(not kernels.ready, reason="foedus was installed without a compiler, or FOEDUS_COMPILED=0")
+
+
+@pytest.fixture(scope="module", autouse=True, params=[True, False], ids=["vectors of eight", "plain"])
+def width(request):
+    if request.param and not kernels._compiled.wide(True):
+        pytest.skip("the processor has no vectors of eight")
+    kernels._compiled.wide(request.param)
+    yield
+    kernels._compiled.wide(True)
+
+
+@pytest.fixture
+def in_python(monkeypatch):
+    """Switches compiled loops off."""
+    return lambda: monkeypatch.setattr(kernels, "ready", False)
+
+
+def without(function, *args):
+    """What a function says without compiled loops."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "ready", False)
+        return function(*args)
+
+
+# -- random words and orders ---------------------------------------------------------------------------------------------
+
+
+def test_words_are_the_known_answers_of_random123():
+    zero, ones = np.zeros((1, 2), np.int64), np.full((1, 2), 0xFFFFFFFF)
+    assert kernels.words(zero, 4)[0].tolist() == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    assert kernels.fold(ones, np.full((1, 4), 0xFFFFFFFF))[0].tolist() == [0x408F276D, 0x41C83B0E]
+    pi = np.array([[0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344]])
+    assert kernels.fold(np.array([[0xA4093822, 0x299F31D0]]), pi)[0].tolist() == [0xD16CFE09, 0x94FDCCEB]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**64 - 1), st.integers(0, 40), st.integers(0, 50))
+def test_words_are_those_of_python(seed, clients, count):
+    keys = random.fold(random.key(seed), torch.arange(clients))
+    assert torch.equal(random.words(keys, count), without(random.words, keys, count))
+    assert torch.equal(keys, without(random.fold, random.key(seed), torch.arange(clients)))
+    assert torch.equal(random.fold(keys, 7, 8), without(random.fold, keys, 7, 8))
+
+
+def test_keys_and_counters_of_several_dimensions():
+    keys = random.fold(random.key(1), torch.arange(6)).view(2, 3, 2)
+    there = torch.arange(15).view(5, 1, 3)
+    for args in (
+        (keys[0], there),
+        (keys[:, :1], torch.arange(4)),
+        (keys[0, 0], there),
+        (keys[0, :1], 3),
+        (keys[:1, :1], there),
+    ):
+        found, expected = random.fold(*args), without(random.fold, *args)
+        assert found.shape == expected.shape and torch.equal(found, expected)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 5), st.integers(1, 4), st.integers(1, 700), st.data())
+def test_orders_are_those_of_python(seed, epochs, clients, n, data):
+    keys = random.fold(random.key(seed), torch.arange(epochs * clients)).view(epochs, clients, 2)
+    sizes = torch.tensor(data.draw(st.lists(st.integers(0, n), min_size=clients, max_size=clients)))
+    valid = torch.arange(n) < sizes.unsqueeze(1)
+    if data.draw(st.booleans()):
+        valid = valid.flip(1)
+    for some in (None, valid, valid[0], valid.expand(epochs, -1, -1), valid[:1].expand(epochs, 1, -1)):
+        found = random.permutation(keys, n, some)
+        assert torch.equal(found, without(random.permutation, keys, n, some))
+        assert torch.equal(found.sort(-1).values, torch.arange(n).expand_as(found))
+
+
+def test_valid_places_come_first_in_the_order_of_their_words():
+    keys = random.key(3).unsqueeze(0)
+    valid = torch.tensor([[True, False, True, True, False, True]])
+    words = random.words(keys, 6)[0].tolist()
+    first = sorted((i for i in range(6) if valid[0, i]), key=words.__getitem__)
+    assert random.permutation(keys, 6, valid)[0].tolist() == [*first, 1, 4]
+
+
+# -- linear models -------------------------------------------------------------------------------------------------------
+
+
+def train(x, y, used, shares, steps, weight, bias=None, more=None, **how):
+    params = {"weight": weight.clone()} | ({} if bias is None else {"bias": bias.clone()})
+    kernels.train_linear(
+        params, more or {}, x, y, used, shares, steps, **{"loss": "CrossEntropy", "lr": 0.5, "keep": 1.0} | how
+    )
+    return params
+
+
+def test_two_steps_of_softmax_regression_by_hand():
+    """One client, one feature, two classes, rows x = 1 (class 0) and x = 2 (class 1), one a step, from 0.
+
+    First p = (1/2, 1/2): slopes (-1/2, 1/2), W = (1/4, -1/4), b the same. Then outputs are (3/4, -3/4), p_0 = 1 / (1 + e^-1.5).
+    """
+    used, shares = torch.tensor([[[0]], [[1]]]), torch.ones(2, 1, 1)
+    x, y = torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1])
+    found = train(x, y, used, shares, torch.tensor([2]), torch.zeros(1, 2, 1), torch.zeros(1, 2))
+    p = 1 / (1 + np.exp(-1.5))
+    np.testing.assert_allclose(found["weight"][0, :, 0], [0.25 - p, -0.25 + p], rtol=1e-6)
+    np.testing.assert_allclose(found["bias"][0], [0.25 - p / 2, -0.25 + p / 2], rtol=1e-6)
+
+
+def test_terms_of_a_step_by_hand():
+    """Squared loss, f = 3 * 2 + 1 = 7, y = 5, slope 2 with weight 1/4: w <- 0.9 * 3 - 0.1 (0.5 * 2 + 10), b <- 0.9 * 1 - 0.1 (0.5 - 1)."""
+    more = {"weight": torch.full((1, 1, 1), 10.0), "bias": torch.full((1, 1), -1.0)}
+    found = train(
+        torch.tensor([[2.0]]), torch.tensor([5.0]), torch.tensor([[[0]]]), torch.full((1, 1, 1), 0.25), torch.tensor([1]),
+        torch.full((1, 1, 1), 3.0), torch.ones(1, 1), more, loss="Squared", lr=0.1, keep=0.9,
+    )  # fmt: skip
+    assert float(found["weight"]) == pytest.approx(2.7 - 0.1 * 11) and float(found["bias"]) == pytest.approx(0.9 + 0.05)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.sampled_from([CrossEntropy(), Squared(), Logistic(), Huber(0.3)]),
+    st.integers(1, 70),  # features: below one vector, whole vectors, and what is left over
+    st.integers(1, 14),
+    st.integers(1, 5),
+    st.integers(1, 300),
+    st.sampled_from([1, 4, 32, None]),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 1000),
+)
+def test_training_is_that_of_pytorch(loss, d, k, clients, n, batch, bias, labels, seed):
+    rng = torch.Generator().manual_seed(seed)
+    x = torch.randn(clients * n, d, generator=rng)
+    labels = labels or isinstance(loss, CrossEntropy)
+    y = torch.randint(k, (clients * n,), generator=rng) if labels else torch.randn(clients * n, k, generator=rng)
+    if not labels and k == 1 and seed % 2:
+        y = y.flatten()
+    sizes = torch.randint(1, n + 1, (clients, 1), generator=rng)
+    index, weight = torch.arange(clients * n).view(clients, n), (torch.arange(n) < sizes).float()
+    model = fd.Linear(bias=bias, zero_start=False)
+    spec = Spec((d,), k, k)
+    start = model.init(spec, random.key(seed))
+    how = fd.Training(lr=0.5 / d, batch_size=batch, epochs=2, weight_decay=0.01)
+    correction = {name: torch.randn(clients, *v.shape, generator=rng) for name, v in start.items()}
+    keys = random.fold(random.key(seed), torch.arange(clients))
+    rows = Rows(x, y, index, weight, spec)
+
+    def learnt():
+        return descend(how, model, loss, start, rows, keys, prox=0.1, correction=correction)
+
+    ours, theirs = learnt(), without(learnt)
+    assert torch.equal(ours["steps"], theirs["steps"])
+    for name in start:
+        torch.testing.assert_close(ours["params"][name], theirs["params"][name], rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("batch", [7, None])
+def test_a_client_alone_and_in_any_company_learns_the_same_bits(batch):
+    data, sizes = fd.load("digits"), [9, 40, 17, 33, 8]
+    x, y = (torch.from_numpy(v[: sum(sizes)]) for v in (data.x_train, data.y_train))
+    real = torch.arange(max(sizes)) < torch.tensor(sizes).unsqueeze(1)
+    index = torch.zeros(real.shape, dtype=torch.int64).masked_scatter(real, torch.arange(len(x)))
+    how, model, spec = fd.Training(batch_size=batch, epochs=3), fd.Linear(), Spec((64,), 10, 10)
+    start, keys = model.init(spec, random.key(0)), random.fold(random.key(0), torch.arange(5))
+
+    def learnt(clients: list[int], width: int) -> dict[str, torch.Tensor]:
+        rows = Rows(x, y, index[clients, :width], real[clients, :width].float(), spec)
+        return descend(how, model, CrossEntropy(), start, rows, keys[clients])["params"]
+
+    alone, threads = [learnt([i], n) for i, n in enumerate(sizes)], torch.get_num_threads()
+    try:
+        for number in (1, 2, 5):
+            torch.set_num_threads(number)
+            for company in ([0, 1, 2, 3, 4], [4, 1, 0], [3, 2]):
+                together = learnt(company, 40)
+                for place, i in enumerate(company):
+                    assert all(torch.equal(together[k][place], alone[i][k][0]) for k in start)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def slopes(outputs: torch.Tensor, loss: str, label: int = 0) -> torch.Tensor:
+    """-lr times the slope at these outputs: what one step adds to biases of 0, with outputs as weights of the only feature, 1."""
+    k = len(outputs)
+    one = torch.ones(1, 1, 1)
+    args = (torch.ones(1, 1), torch.tensor([label]), torch.zeros(1, 1, 1, dtype=torch.int64), one, torch.tensor([1]))
+    return train(*args, outputs.view(1, k, 1), torch.zeros(1, k), loss=loss, lr=1.0)["bias"][0]
+
+
+def test_exponentials_within_a_few_units_in_the_last_place():
+    z = torch.linspace(-60, 60, 100_001)
+    found = slopes(z, "Logistic", label=-1 % 100_001)[:-1].double()
+    exact = -torch.sigmoid(z.double())[:-1]
+    assert float(((found - exact) / exact).abs().max()) < 5e-7
+
+
+def test_outputs_far_apart_neither_overflow_nor_vanish_into_nan():
+    found = slopes(torch.tensor([3e38, -3e38, 0.0, 1e30]), "CrossEntropy", label=1)
+    np.testing.assert_allclose(found, [-1, 1, 0, 0], atol=1e-30)
+    found = slopes(torch.tensor([1e9, -1e9]), "Logistic", label=1)
+    np.testing.assert_allclose(found, [-1, 1], atol=1e-30)
+
+
+@pytest.mark.parametrize("loss", kernels.LOSSES)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_no_number_is_passed_on(loss, bad):
+    """A run must stop at it: it may not be turned into a number on the way."""
+    found = slopes(torch.tensor([0.0, bad, 1.0]), loss)
+    if loss in ("CrossEntropy", "Squared") or np.isnan(bad):
+        assert not torch.isfinite(found[1])
+
+
+def test_diverging_training_names_its_clients():
+    fed = fd.split(fd.load("diabetes"), "iid", clients=4)
+    with pytest.raises(fd.DivergenceError, match="not finite"):
+        fd.run(fd.FedAvg(fd.Linear(), lr=1e6, epochs=20), fed, 5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"used": torch.tensor([[[3]]])}, IndexError),
+        ({"used": torch.tensor([[[-1]]])}, IndexError),
+        ({"y": torch.tensor([0, 2, 0])}, IndexError),
+        ({"y": torch.tensor([0, -1, 0])}, IndexError),
+        ({"y": torch.tensor([0, 1])}, ValueError),
+        ({"y": torch.zeros(3, 2)}, ValueError),  # cross-entropy wants labels
+        ({"steps": torch.tensor([2])}, ValueError),
+        ({"steps": torch.tensor([0])}, ValueError),
+        ({"shares": torch.ones(1, 1, 2)}, ValueError),
+        ({"x": torch.zeros(3, 4)}, ValueError),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(changes, error):
+    args = {
+        "x": torch.zeros(3, 5), "y": torch.tensor([0, 1, 0]), "used": torch.tensor([[[1]]]), "shares": torch.ones(1, 1, 1),
+        "steps": torch.tensor([1]),
+    }  # fmt: skip
+    train(**args, weight=torch.zeros(1, 2, 5))
+    with pytest.raises(error):
+        train(**args | changes, weight=torch.zeros(1, 2, 5))
+
+
+# -- the whole ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        fd.FedAvg(fd.Linear(), epochs=2),
+        fd.FedProx(fd.Linear(), mu=0.1, weight_decay=0.01),
+        fd.Scaffold(fd.Linear(), batch_size=None),
+        fd.FedDyn(fd.Linear(bias=False)),
+        fd.FFGB(fd.Forest(trees=3)),
+    ],
+    ids=lambda a: type(a).__name__,
+)
+def test_runs_are_those_without_compiled_loops(algorithm, in_python):
+    fed = fd.split(fd.load("digits"), "dirichlet", clients=8, alpha=0.3)
+    runs = [fd.run(algorithm, fed, 3, participation=0.5)]
+    in_python()
+    runs.append(fd.run(algorithm, fed, 3, participation=0.5))
+    a, b = (r.history.drop(columns="seconds") for r in runs)
+    assert a[["bytes_up", "bytes_down", "messages_up"]].equals(b[["bytes_up", "bytes_down", "messages_up"]])
+    np.testing.assert_allclose(a["loss"], b["loss"], rtol=0 if isinstance(algorithm, fd.FFGB) else 1e-4)
+
+
+def test_they_can_be_left_out():
+    code = "from foedus import kernels; print(kernels.ready)"
+    there = {**os.environ, "FOEDUS_COMPILED": "0"}
+    said = subprocess.run([sys.executable, "-c", code], env=there, capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "False"
