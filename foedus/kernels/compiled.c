@@ -290,11 +290,11 @@ typedef struct {
     const float *x, *shares, *values;
     const Node *nodes;
     const int32_t *roots;
-    size n, d, k, trees;
+    size n, d, k, trees, block;
     atomic_int failed;
 } Forest;
 
-enum { ROWS = 128, ABREAST = 16 };
+enum { ROWS = 128, ABREAST = 10 };
 
 #define WIDE(name) name##_plain
 #include "wide.h"
@@ -432,8 +432,13 @@ static PyObject *sum_trees(PyObject *self, PyObject *args)
         PyErr_SetString(PyExc_ValueError, "a root that is no node, or rows without features");
         return release(b, 6), NULL;
     }
+    /* As many rows at a time as the cache holds beside a tree, so that each tree is fetched once for all of them; and some for every thread. */
+    f.block = (1 << 19) / (8 * f.k + 4 * f.d) + 1;
+    if (threads > 1 && f.block > f.n / (4 * threads) + 1)
+        f.block = f.n / (4 * threads) + 1;
+    f.block += ABREAST - 1 - (f.block - 1) % ABREAST;
     Py_BEGIN_ALLOW_THREADS
-    share(BEST(add_trees), &f, (f.n + ROWS - 1) / ROWS, 1, threads);
+    share(BEST(add_trees), &f, (f.n + f.block - 1) / f.block, 1, threads);
     Py_END_ALLOW_THREADS
     release(b, 6);
     if (f.failed)

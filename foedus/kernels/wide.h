@@ -235,7 +235,7 @@ static void WIDE(train_some)(void *about, size first, size last)
     free(z);
 }
 
-/* Sixteen rows abreast, without branches: while one waits for memory, others go on. */
+/* Several rows abreast, without branches: while one waits for memory, others go on. */
 ALWAYS void WIDE(walk)(const Node *nodes, int32_t root, const float *x, size d, int32_t at[ABREAST])
 {
     int32_t moved;
@@ -256,13 +256,13 @@ ALWAYS void WIDE(walk)(const Node *nodes, int32_t root, const float *x, size d, 
 static void WIDE(add_trees)(void *about, size first, size last)
 {
     Forest *f = about;
-    size d = f->d, k = f->k;
+    size d = f->d, k = f->k, block = f->block;
     float *padded = malloc((size_t)(ABREAST * d) * sizeof *padded);
-    double *totals = malloc((size_t)(ROWS * k) * sizeof *totals);
+    double *totals = malloc((size_t)(block * k) * sizeof *totals);
     if (totals == NULL || padded == NULL)
         f->failed = NO_MEMORY;
-    for (size block = first; block < last && !f->failed; block++) {
-        size begin = block * ROWS, rows = f->n - begin < ROWS ? f->n - begin : ROWS, whole = rows - rows % ABREAST;
+    for (size piece = first; piece < last && !f->failed; piece++) {
+        size begin = piece * block, rows = f->n - begin < block ? f->n - begin : block, whole = rows - rows % ABREAST;
         if (whole < rows) { /* the last few stand with copies of the last */
             for (size r = 0; r < ABREAST; r++)
                 memcpy(padded + r * d, f->x + (begin + (whole + r < rows ? whole + r : rows - 1)) * d, (size_t)d * sizeof *padded);
