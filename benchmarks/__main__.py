@@ -1,6 +1,6 @@
 """Speed, as ratios measured in one run: `python -m benchmarks [ITEM ...] [--repeats 5] [--docs]`.
 
-Without items, those of docs/performance.md: machine w1 w2 w3 w4 w5 w6 w7 w8 w9 w10 crowd overhead memory scaling start profile; but not those that
+Without items, those of docs/performance.md: machine w1 w2 w3 w4 w5 w6 w7 w8 w9 w10 crowd compiled overhead memory scaling start profile; but not those that
 install other tools, peers-w1 peers-w2 peers-w3 peers-w4 peers-w5, or peers for all five. Results are kept in benchmarks/results; --docs writes
 the page from them. Further studies, by name: batching fednewton fedfw lowrank fedboost fedres ffgb ray flower secure.
 """
@@ -13,6 +13,7 @@ from functools import partial
 
 from benchmarks import store
 from benchmarks.batching import batching
+from benchmarks.compiled import compiled
 from benchmarks.crowd import crowd, memory, overhead, start
 from benchmarks.families import FAMILIES, family
 from benchmarks.fedboost import fedboost
@@ -38,6 +39,7 @@ PAGE: dict[str, dict[str, Study]] = {
     "Other tools": {f"peers-{name}": partial(peers, name) for name in WORKLOADS},
     "The five families": {name: partial(family, name) for name in FAMILIES},
     "100,000 clients": {"crowd": crowd},
+    "Compiled loops": {"compiled": compiled},
     "The engine alone": {"overhead": overhead},
     "Memory": {"memory": memory},
     "How cost grows": {"scaling": scaling},
