@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-BUILT_FROM := pyproject.toml constraints.txt foedus/kernels/compiled.c foedus/kernels/wide.h
+BUILT_FROM := pyproject.toml constraints.txt $(wildcard foedus/kernels/*.[ch])
 # By path, not by import hook: in the folder that holds the clone, a hook would lose to the clone's own folder.
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --config-settings editable_mode=compat
 

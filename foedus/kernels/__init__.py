@@ -1,7 +1,8 @@
 """The inner loops that decide how long a round takes, compiled from C where a compiler was at hand when foedus was installed.
 
 `ready` says whether they are there. Callers have the same in Python for where they are not: random words and orders of rows in
-`foedus.core.random`, training of linear models in `foedus.models.training`, sums of trees in `foedus.models.trees`. Integers and sums
+`foedus.core.random`, training of
+linear models and fully connected networks in `foedus.models.training`, sums of trees in `foedus.models.trees`. Integers and sums
 of trees are the same in both to the last bit, training is up to rounding. FOEDUS_COMPILED=0 in the environment leaves them out.
 """
 
@@ -11,16 +12,23 @@ import os
 
 import numpy as np
 import torch
+from torch import Tensor
 
 try:
     from foedus.kernels import _compiled
 except ImportError:  # no compiler was there
     _compiled = None
 
-ready = _compiled is not None and os.environ.get("FOEDUS_COMPILED") != "0"
+_VERSION = 1
+"""Of the functions' arguments: an older build, left by an update of the sources alone, is not used."""
 
-LOSSES = ("CrossEntropy", "Squared", "Logistic", "Huber")
-"""The losses that `train_linear` knows, by the names of their classes."""
+ready = _compiled is not None and _compiled.version() == _VERSION and os.environ.get("FOEDUS_COMPILED") != "0"
+
+MOST_LAYERS = 32
+"""Of a network that `train` knows."""
+
+Layer = tuple[Tensor | None, Tensor | None]
+"""Weights and bias."""
 
 _NONE = np.empty(0, np.float32)
 
@@ -55,22 +63,26 @@ def order(keys: np.ndarray, n: int, valid: np.ndarray | None) -> np.ndarray:
     return out
 
 
-def train_linear(
-    params: dict[str, torch.Tensor], more: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor, used: torch.Tensor,
-    shares: torch.Tensor, steps: torch.Tensor, *, loss: str, lr: float, keep: float, delta: float = 1.0,
+def train(
+    layers: list[Layer], more: list[Layer], x: Tensor, y: Tensor, used: Tensor, shares: Tensor, steps: Tensor, *,
+    loss: int, lr: float, keep: float, delta: float = 1.0,
 ) -> None:  # fmt: skip
-    """All steps of a batch of clients, in place: w <- keep w - lr (the mini-batch's slope + more), with params w of (c, k, d) and, where there is
-    one, a bias of (c, k).
+    """All steps of a batch of clients, in place: w <- keep w - lr (the mini-batch's slope + more).
 
-    Step t of client i takes the rows used[t, i] of x (n, d) and y, with weights shares[t, i]; it makes steps[i] of them. y are labels (n,)
-    in int64, or targets (n, k).
+    layers: weights (c, out, in) and a bias (c, out), or none, of each layer, with ReLU between them; more: what is added to their slopes,
+    likewise. Step t of client i takes the rows used[t, i] of x (n, d) and y, with weights shares[t, i]; it makes steps[i] of them. y are
+    labels (n,) in int64, or targets (n, k). loss: cross-entropy (0), squared (1), logistic (2) or Huber's (3).
     """
     most, clients, b = used.shape
-    _, k, d = params["weight"].shape
-    arrays = [params.get("weight"), params.get("bias"), more.get("weight"), more.get("bias"), x, y, used, shares, steps]
-    _compiled.train_linear(
-        *(_NONE if a is None else a.numpy() for a in arrays), (len(x), d, k, most, clients, b), y.dtype == torch.int64,
-        LOSSES.index(loss), lr, keep, delta, torch.get_num_threads(),
+    sizes = (layers[0][0].shape[-1], *(weight.shape[-2] for weight, _ in layers))
+    parts = [
+        tuple(_NONE if part is None else part.numpy() for part in parts)
+        for pair in (layers, more)
+        for parts in zip(*pair, strict=True)
+    ]
+    _compiled.train(
+        *parts, sizes, *(a.numpy() for a in (x, y, used, shares, steps)), (len(x), most, clients, b), y.dtype == torch.int64,
+        loss, lr, keep, delta, torch.get_num_threads(),
     )  # fmt: skip
 
 

@@ -1,9 +1,11 @@
-/* The few inner loops that decide how long a round takes, in C: random words, orders of rows, training of linear models, sums of trees.
+/* The few inner loops that decide how long a round takes, in C: random words, orders of rows, training of linear models and of fully
+   connected networks, sums of trees.
 
    Everything here also exists in Python (foedus/kernels/__init__.py says where), which is used where this could not be compiled: integers and sums
    of trees are the same to the last bit, training is up to rounding. What a client gets depends on its own rows alone, not on who shares its batch nor on threads.
 
-   Arguments are buffers of plain numbers, row after row, in the processor's own byte order. Sizes and indices are checked before use. */
+   Arguments are buffers of plain numbers, row after row, in the processor's own byte order. Sizes, rows, labels and nodes are checked before use; the
+   nodes of `sum_trees` must be those that `pack_trees` has checked. */
 
 #define _GNU_SOURCE /* RTLD_DEFAULT */
 #define PY_SSIZE_T_CLEAN
@@ -52,22 +54,21 @@ static void *thread_on(void *given)
    would get no more than half of their cores. */
 static void (*by_pytorch)(void (*)(void *), void *, unsigned, unsigned);
 
+/* A process that was forked has none of them left, and would wait for them for ever. */
+static void without_pytorch(void) { by_pytorch = NULL; }
+
 /* run(about, first, last) for all of 0 .. n - 1, `grain` at a time, by so many threads; whoever is free takes the next. */
 static void share(void (*run)(void *, size, size), void *about, size n, size grain, int threads)
 {
     Work work = {run, about, n, grain > 0 ? grain : 1, 0};
+    size pieces = (n + work.grain - 1) / work.grain;
     pthread_t others[64];
     int started = 0;
-    size pieces = (n + work.grain - 1) / work.grain;
-    if (threads > 64)
-        threads = 64;
-    if (threads > pieces)
-        threads = (int)pieces;
-    if (threads > 1 && by_pytorch) {
-        by_pytorch(work_on, &work, (unsigned)threads, 0);
+    if (threads > 1 && pieces > 1 && by_pytorch) {
+        by_pytorch(work_on, &work, (unsigned)threads, 0); /* all that there are: OpenMP would end those that are left out */
         return;
     }
-    while (started < threads - 1 && pthread_create(&others[started], NULL, thread_on, &work) == 0)
+    while (started < threads - 1 && started < pieces - 1 && started < 64 && pthread_create(&others[started], NULL, thread_on, &work) == 0)
         started++;
     work_on(&work);
     while (started > 0)
@@ -76,11 +77,14 @@ static void share(void (*run)(void *, size, size), void *about, size n, size gra
 
 /* -- buffers -------------------------------------------------------------------------------------------------------------------------- */
 
-static int holds(const Py_buffer *buffer, size numbers, size each, const char *name)
+/* Whether a buffer holds a * b * c numbers of so many bytes. */
+static int holds(const Py_buffer *buffer, size a, size b, size c, size each, const char *name)
 {
-    if (numbers >= 0 && buffer->len == numbers * each)
+    size due;
+    if (a >= 0 && b >= 0 && c >= 0 && !__builtin_mul_overflow(a, b, &due) && !__builtin_mul_overflow(due, c, &due) &&
+        !__builtin_mul_overflow(due, each, &due) && due == buffer->len)
         return 1;
-    PyErr_Format(PyExc_ValueError, "%s has %zd bytes; %zd numbers of %zd bytes were due", name, buffer->len, numbers, each);
+    PyErr_Format(PyExc_ValueError, "%s has %zd bytes; %zd x %zd x %zd numbers of %zd bytes were due", name, buffer->len, a, b, c, each);
     return 0;
 }
 
@@ -113,7 +117,7 @@ static PyObject *words(PyObject *self, PyObject *args)
     size c, count;
     if (!PyArg_ParseTuple(args, "w*y*nn", &b[0], &b[1], &c, &count))
         return NULL;
-    if (!holds(&b[0], c * count, 8, "out") || !holds(&b[1], 2 * c, 8, "keys"))
+    if (!holds(&b[0], c, count, 1, 8, "out") || !holds(&b[1], c, 2, 1, 8, "keys"))
         return release(b, 2), NULL;
     int64_t *out = b[0].buf;
     const int64_t *keys = b[1].buf;
@@ -138,7 +142,7 @@ static PyObject *fold(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "w*y*y*n", &b[0], &b[1], &b[2], &n))
         return NULL;
     size many = b[1].len == 16 ? 0 : 1;
-    if (!holds(&b[0], 2 * n, 8, "out") || !holds(&b[1], many ? 2 * n : 2, 8, "keys") || !holds(&b[2], 4 * n, 8, "counters"))
+    if (!holds(&b[0], n, 2, 1, 8, "out") || !holds(&b[1], many ? n : 1, 2, 1, 8, "keys") || !holds(&b[2], n, 4, 1, 8, "counters"))
         return release(b, 3), NULL;
     int64_t *out = b[0].buf;
     const int64_t *keys = b[1].buf, *counters = b[2].buf;
@@ -240,16 +244,15 @@ static PyObject *order(PyObject *self, PyObject *args)
     int threads;
     if (!PyArg_ParseTuple(args, "w*y*y*nnni", &b[0], &b[1], &b[2], &c, &n, &rows, &threads))
         return NULL;
-    if (!holds(&b[0], c * n, 8, "out") || !holds(&b[1], 2 * c, 8, "keys") || !holds(&b[2], rows * n, 1, "valid"))
+    if (!holds(&b[0], c, n, 1, 8, "out") || !holds(&b[1], c, 2, 1, 8, "keys") || !holds(&b[2], rows, n, 1, 1, "valid"))
         return release(b, 3), NULL;
     if (n >= 1 << 30) {
         PyErr_Format(PyExc_ValueError, "cannot permute %zd things", n);
         return release(b, 3), NULL;
     }
     Order about = {b[0].buf, b[1].buf, rows ? b[2].buf : NULL, n, rows, 0};
-    size grain = 1 + 8192 / (n + 1);
     Py_BEGIN_ALLOW_THREADS
-    share(order_some, &about, c, grain, threads);
+    share(order_some, &about, c, 1 + 8192 / (n + 1), threads); /* so many that a thread is worth its waking */
     Py_END_ALLOW_THREADS
     release(b, 3);
     if (about.failed)
@@ -266,15 +269,62 @@ typedef int32_t Mask __attribute__((vector_size(32)));
 
 enum { CROSS_ENTROPY, SQUARED, LOGISTIC, HUBER };
 
+enum { MOST_LAYERS = 32, TILE = 16 };
+
+/* A layer of all clients: W (clients, out, in), a bias (clients, out) or none, and what is added to their slopes. */
 typedef struct {
-    const float *x, *targets, *shares, *more_weight, *more_bias;
-    const int64_t *labels, *used, *steps;
     float *weight, *bias;
+    const float *more_weight, *more_bias;
+    size in, out;
+} Layer;
+
+/* A layer of one client while it is trained: weights in tiles of sixteen outputs, what it says of the rows of a step, and the slope in that. */
+typedef struct {
+    float *weight, *more, *bias, *more_bias, *said, *slope;
+    const float **rows;
+    size tiles;
+} Sheet;
+
+typedef struct {
+    Layer layer[MOST_LAYERS];
+    int layers, loss;
+    const float *x, *targets, *shares;
+    const int64_t *labels, *used, *steps;
     size rows, d, k, most, clients, b;
-    int loss;
     float lr, keep, delta;
     atomic_int failed;
-} Linear;
+} Training;
+
+/* Room for the layers of one client, all zeros, to be freed; NULL if there is none. */
+static void *sheets_for(const Training *m, Sheet *sheets)
+{
+    size_t floats = 0;
+    for (int l = 0; l < m->layers; l++) {
+        size_t width = (size_t)(sheets[l].tiles = (m->layer[l].out + TILE - 1) / TILE) * TILE;
+        floats += width * ((size_t)m->layer[l].in * (m->layer[l].more_weight ? 2 : 1) + 2 + 2 * (size_t)m->b);
+    }
+    size_t pointers = (size_t)m->layers * (size_t)m->b;
+    char *room = NULL;
+    if (posix_memalign((void **)&room, 64, floats * sizeof(float) + pointers * sizeof(float *)) != 0)
+        return NULL;
+    memset(room, 0, floats * sizeof(float));
+    float *at = (float *)room;
+    const float **rows = (const float **)(room + floats * sizeof(float));
+    for (int l = 0; l < m->layers; l++) {
+        Sheet *sheet = &sheets[l];
+        size width = sheet->tiles * TILE;
+        sheet->weight = at, at += width * m->layer[l].in;
+        sheet->more = m->layer[l].more_weight ? at : NULL, at += m->layer[l].more_weight ? width * m->layer[l].in : 0;
+        sheet->bias = at, at += width;
+        sheet->more_bias = at, at += width;
+        sheet->said = at, at += width * m->b;
+        sheet->slope = at, at += width * m->b;
+        sheet->rows = rows + l * m->b;
+        for (size r = 0; r < m->b; r++)
+            sheet->rows[r] = sheet->said + r * width;
+    }
+    return room;
+}
 
 /* A row goes to child[0] if its feature is at most the threshold, else to child[1]; a leaf is its own child, twice, and knows its number instead. */
 typedef struct {
@@ -294,22 +344,28 @@ typedef struct {
     atomic_int failed;
 } Forest;
 
-enum { ROWS = 128, ABREAST = 10 };
+enum { ROWS = 128, ABREAST = 10, FEW = 1 << 17 };
+/* Rows that are added to weights at a time; rows that go down a tree together; multiplications that are not worth another thread. */
 
+/* What gains from wide vectors is compiled twice, for any processor and for those with vectors of eight numbers; WIDE(name) tells the two apart. (One
+   function for several processors would not do: vectors that some of them lack are taken apart first.) */
 #define WIDE(name) name##_plain
-#include "wide.h"
+#include "descent.h"
+#include "forest.h"
 #undef WIDE
 
 #if defined(__x86_64__)
 #define WIDE(name) name##_eight
 #ifdef __clang__
 #pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
-#include "wide.h"
+#include "descent.h"
+#include "forest.h"
 #pragma clang attribute pop
 #else
 #pragma GCC push_options
 #pragma GCC target("avx2,fma")
-#include "wide.h"
+#include "descent.h"
+#include "forest.h"
 #pragma GCC pop_options
 #endif
 #undef WIDE
@@ -322,57 +378,99 @@ enum { ROWS = 128, ABREAST = 10 };
 
 static int eight; /* whether to use vectors of eight */
 
-/* wide(whether) -> whether vectors of eight numbers are used from now on: they are unless told otherwise, where the processor has them. */
-static PyObject *wide(PyObject *self, PyObject *args)
+/* choose(whether to use vectors of eight, whether to use PyTorch's threads) -> what is used from now on. Both are, unless told otherwise, where they
+   are there. */
+static PyObject *choose(PyObject *self, PyObject *args)
 {
-    int whether;
-    if (!PyArg_ParseTuple(args, "p", &whether))
+    int wide, pytorch;
+    if (!PyArg_ParseTuple(args, "pp", &wide, &pytorch))
         return NULL;
-    eight = whether && HAS_EIGHT;
-    return PyBool_FromLong(eight);
+    eight = wide && HAS_EIGHT;
+    *(void **)&by_pytorch = pytorch ? dlsym(RTLD_DEFAULT, "GOMP_parallel") : NULL;
+    return Py_BuildValue("NN", PyBool_FromLong(eight), PyBool_FromLong(by_pytorch != NULL));
 }
 
-/* -- linear models -------------------------------------------------------------------------------------------------------------------- */
+/* -- training ------------------------------------------------------------------------------------------------------------------------- */
 
-/* train_linear(weight (c, k, d), bias (c, k) or none, more_weight, more_bias (like them, or none), x (rows, d), labels (rows) or targets (rows, k),
-   used (most, c, b), shares (most, c, b), steps (c), (rows, d, k, most, c, b), whether labels, loss, lr, keep, delta, threads): descent in place,
-   w <- keep w - lr (mean slope + more). */
-static PyObject *train_linear(PyObject *self, PyObject *args)
+/* The buffers of a tuple's objects; the number of them, or -1. */
+static int buffers_of(PyObject *tuple, Py_buffer *buffers, int flags)
 {
-    Py_buffer b[9];
-    Linear m = {0};
-    int by_label, threads, sound;
-    if (!PyArg_ParseTuple(args, "w*w*y*y*y*y*y*y*y*(nnnnnn)pifffi", &b[0], &b[1], &b[2], &b[3], &b[4], &b[5], &b[6], &b[7], &b[8], &m.rows, &m.d,
-                          &m.k, &m.most, &m.clients, &m.b, &by_label, &m.loss, &m.lr, &m.keep, &m.delta, &threads))
+    size count = PyTuple_Check(tuple) ? PyTuple_GET_SIZE(tuple) : MOST_LAYERS + 1;
+    if (count > MOST_LAYERS) {
+        PyErr_SetString(PyExc_ValueError, "layers must come in a tuple, and not too many");
+        return -1;
+    }
+    for (int i = 0; i < count; i++)
+        if (PyObject_GetBuffer(PyTuple_GET_ITEM(tuple, i), &buffers[i], flags) != 0)
+            return release(buffers, i), -1;
+    return (int)count;
+}
+
+/* train(weights ((c, out, in), ...), biases ((c, out) or none, ...), more_weights, more_biases (like them, or none), sizes (d, ..., k), x (rows, d),
+   labels (rows) or targets (rows, k), used (most, c, b), shares (most, c, b), steps (c), (rows, most, c, b), whether labels, loss, lr, keep, delta,
+   threads): descent in place, w <- keep w - lr (mean slope + more), with ReLU between layers. */
+static PyObject *train(PyObject *self, PyObject *args)
+{
+    Py_buffer b[5], layers[4][MOST_LAYERS];
+    PyObject *given[4], *sizes;
+    Training m = {0};
+    int by_label, threads, sound, taken = 0, counts[4] = {0};
+    PyObject *answer = NULL;
+    if (!PyArg_ParseTuple(args, "OOOOO!y*y*y*y*y*(nnnn)pifffi", &given[0], &given[1], &given[2], &given[3], &PyTuple_Type, &sizes, &b[0], &b[1], &b[2],
+                          &b[3], &b[4], &m.rows, &m.most, &m.clients, &m.b, &by_label, &m.loss, &m.lr, &m.keep, &m.delta, &threads))
         return NULL;
-    size c = m.clients, all = m.most * c * m.b;
-    if (!holds(&b[0], c * m.k * m.d, 4, "weight") || !holds(&b[1], b[1].len ? c * m.k : 0, 4, "bias") ||
-        !holds(&b[2], b[2].len ? c * m.k * m.d : 0, 4, "more_weight") || !holds(&b[3], b[3].len ? c * m.k : 0, 4, "more_bias") ||
-        !holds(&b[4], m.rows * m.d, 4, "x") || !holds(&b[5], by_label ? m.rows : m.rows * m.k, by_label ? 8 : 4, "y") ||
-        !holds(&b[6], all, 8, "used") || !holds(&b[7], all, 4, "shares") || !holds(&b[8], c, 8, "steps"))
-        return release(b, 9), NULL;
-    m.weight = b[0].buf, m.bias = b[1].len ? b[1].buf : NULL;
-    m.more_weight = b[2].len ? b[2].buf : NULL, m.more_bias = b[3].len ? b[3].buf : NULL;
-    m.x = b[4].buf, m.labels = by_label ? b[5].buf : NULL, m.targets = by_label ? NULL : b[5].buf;
-    m.used = b[6].buf, m.shares = b[7].buf, m.steps = b[8].buf;
-    sound = m.k > 0 && m.loss >= CROSS_ENTROPY && m.loss <= HUBER && (by_label || m.loss != CROSS_ENTROPY);
+    for (; taken < 4; taken++)
+        if ((counts[taken] = buffers_of(given[taken], layers[taken], taken < 2 ? PyBUF_WRITABLE : PyBUF_SIMPLE)) < 0)
+            goto done;
+    m.layers = counts[0];
+    if (m.layers < 1 || counts[1] != m.layers || counts[2] != m.layers || counts[3] != m.layers || PyTuple_GET_SIZE(sizes) != m.layers + 1) {
+        PyErr_SetString(PyExc_ValueError, "as many weights, biases and terms are due, and one more size");
+        goto done;
+    }
+    size c = m.clients;
+    for (int l = 0; l < m.layers; l++) {
+        Layer *layer = &m.layer[l];
+        layer->in = PyLong_AsSsize_t(PyTuple_GET_ITEM(sizes, l)), layer->out = PyLong_AsSsize_t(PyTuple_GET_ITEM(sizes, l + 1));
+        if (PyErr_Occurred() || !holds(&layers[0][l], c, layer->out, layer->in, 4, "weight"))
+            goto done;
+        if ((layers[1][l].len && !holds(&layers[1][l], c, layer->out, 1, 4, "bias")) ||
+            (layers[2][l].len && !holds(&layers[2][l], c, layer->out, layer->in, 4, "more_weight")) ||
+            (layers[3][l].len && !holds(&layers[3][l], c, layer->out, 1, 4, "more_bias")))
+            goto done;
+        layer->weight = layers[0][l].buf, layer->bias = layers[1][l].len ? layers[1][l].buf : NULL;
+        layer->more_weight = layers[2][l].len ? layers[2][l].buf : NULL, layer->more_bias = layers[3][l].len ? layers[3][l].buf : NULL;
+    }
+    m.d = m.layer[0].in, m.k = m.layer[m.layers - 1].out;
+    if (!holds(&b[0], m.rows, m.d, 1, 4, "x") || !holds(&b[1], m.rows, by_label ? 1 : m.k, 1, by_label ? 8 : 4, "y") ||
+        !holds(&b[2], m.most, c, m.b, 8, "used") || !holds(&b[3], m.most, c, m.b, 4, "shares") || !holds(&b[4], c, 1, 1, 8, "steps"))
+        goto done;
+    m.x = b[0].buf, m.labels = by_label ? b[1].buf : NULL, m.targets = by_label ? NULL : b[1].buf;
+    m.used = b[2].buf, m.shares = b[3].buf, m.steps = b[4].buf;
+    sound = m.loss >= CROSS_ENTROPY && m.loss <= HUBER && (by_label || m.loss != CROSS_ENTROPY);
+    for (int l = 0; l < m.layers; l++)
+        sound &= m.layer[l].out > 0;
     for (size i = 0; i < c; i++)
         sound &= m.steps[i] > 0 && m.steps[i] <= m.most;
     if (!sound) {
         PyErr_SetString(PyExc_ValueError, "a number of steps, of outputs or a loss that cannot be");
-        return release(b, 9), NULL;
+        goto done;
     }
     Py_BEGIN_ALLOW_THREADS
-    share(BEST(train_some), &m, c, c > 64 * threads ? 16 : 1, threads);
+    share(BEST(train_some), &m, c, c > 64 * threads ? 16 : 1, c * m.b * m.most * m.d * m.layer[0].out < FEW ? 1 : threads);
     Py_END_ALLOW_THREADS
-    release(b, 9);
-    if (m.failed == NO_SUCH_ROW) {
+    if (m.failed == NO_SUCH_ROW)
         PyErr_SetString(PyExc_IndexError, "a row or a label that there is not");
-        return NULL;
+    else if (m.failed)
+        PyErr_NoMemory();
+    else
+        answer = Py_NewRef(Py_None);
+done:
+    while (taken > 0) {
+        taken--;
+        release(layers[taken], counts[taken]);
     }
-    if (m.failed)
-        return PyErr_NoMemory();
-    Py_RETURN_NONE;
+    release(b, 5);
+    return answer;
 }
 
 /* -- trees ---------------------------------------------------------------------------------------------------------------------------- */
@@ -382,16 +480,16 @@ static PyObject *train_linear(PyObject *self, PyObject *args)
 static PyObject *pack_trees(PyObject *self, PyObject *args)
 {
     Py_buffer b[6];
-    size n, trees, features, leaves = 0, i = 0;
+    size n, trees, features, leaves = 0, i = 0, t = 0;
     if (!PyArg_ParseTuple(args, "w*y*y*y*y*y*nnn", &b[0], &b[1], &b[2], &b[3], &b[4], &b[5], &n, &trees, &features))
         return NULL;
-    if (!holds(&b[0], n, sizeof(Node), "nodes") || !holds(&b[1], n, 4, "feature") || !holds(&b[2], n, 4, "threshold") ||
-        !holds(&b[3], n, 4, "left") || !holds(&b[4], n, 4, "right") || !holds(&b[5], trees, 4, "roots"))
+    if (!holds(&b[0], n, 1, 1, sizeof(Node), "nodes") || !holds(&b[1], n, 1, 1, 4, "feature") || !holds(&b[2], n, 1, 1, 4, "threshold") ||
+        !holds(&b[3], n, 1, 1, 4, "left") || !holds(&b[4], n, 1, 1, 4, "right") || !holds(&b[5], trees, 1, 1, 4, "roots"))
         return release(b, 6), NULL;
     Node *nodes = b[0].buf;
     const int32_t *feature = b[1].buf, *left = b[3].buf, *right = b[4].buf, *roots = b[5].buf;
     const float *threshold = b[2].buf;
-    for (size t = 0; t < trees && n <= INT32_MAX; t++) {
+    for (; t < trees && n <= INT32_MAX; t++) {
         size end = t + 1 < trees ? roots[t + 1] : n;
         if (roots[t] != i || end <= i || end > n)
             break;
@@ -407,11 +505,11 @@ static PyObject *pack_trees(PyObject *self, PyObject *args)
     }
 done:
     release(b, 6);
-    return PyLong_FromSsize_t(n > 0 && i == n ? leaves : -1);
+    return PyLong_FromSsize_t(n > 0 && i == n && t == trees ? leaves : -1);
 }
 
 /* sum_trees(out (n, k), x (n, d), nodes, roots (trees), shares (trees), values (leaves, k), (n, d, k, trees, nodes, leaves), threads): the
-   weighted sum of what the trees of `pack_trees` say of rows. */
+   weighted sum of what trees say of rows; nodes and leaves are those of `pack_trees` for as many features. */
 static PyObject *sum_trees(PyObject *self, PyObject *args)
 {
     Py_buffer b[6];
@@ -421,8 +519,8 @@ static PyObject *sum_trees(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "w*y*y*y*y*y*(nnnnnn)i", &b[0], &b[1], &b[2], &b[3], &b[4], &b[5], &f.n, &f.d, &f.k, &f.trees, &nodes, &leaves,
                           &threads))
         return NULL;
-    if (!holds(&b[0], f.n * f.k, 4, "out") || !holds(&b[1], f.n * f.d, 4, "x") || !holds(&b[2], nodes, sizeof(Node), "nodes") ||
-        !holds(&b[3], f.trees, 4, "roots") || !holds(&b[4], f.trees, 4, "shares") || !holds(&b[5], leaves * f.k, 4, "values"))
+    if (!holds(&b[0], f.n, f.k, 1, 4, "out") || !holds(&b[1], f.n, f.d, 1, 4, "x") || !holds(&b[2], nodes, 1, 1, sizeof(Node), "nodes") ||
+        !holds(&b[3], f.trees, 1, 1, 4, "roots") || !holds(&b[4], f.trees, 1, 1, 4, "shares") || !holds(&b[5], leaves, f.k, 1, 4, "values"))
         return release(b, 6), NULL;
     f.out = b[0].buf, f.x = b[1].buf, f.nodes = b[2].buf, f.roots = b[3].buf, f.shares = b[4].buf, f.values = b[5].buf;
     sound = f.d > 0;
@@ -448,12 +546,16 @@ static PyObject *sum_trees(PyObject *self, PyObject *args)
 
 /* -- the module ----------------------------------------------------------------------------------------------------------------------- */
 
+/* version() -> that of the functions' arguments; foedus/kernels/__init__.py names the one that it knows. */
+static PyObject *version(PyObject *self, PyObject *args) { return PyLong_FromLong(1); }
+
 static PyMethodDef methods[] = {
-    {"wide", wide, METH_VARARGS, NULL},
+    {"version", version, METH_NOARGS, NULL},
+    {"choose", choose, METH_VARARGS, NULL},
     {"words", words, METH_VARARGS, NULL},
     {"fold", fold, METH_VARARGS, NULL},
     {"order", order, METH_VARARGS, NULL},
-    {"train_linear", train_linear, METH_VARARGS, NULL},
+    {"train", train, METH_VARARGS, NULL},
     {"pack_trees", pack_trees, METH_VARARGS, NULL},
     {"sum_trees", sum_trees, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
@@ -464,6 +566,7 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_compiled", NULL, 0,
 PyMODINIT_FUNC PyInit__compiled(void)
 {
     eight = HAS_EIGHT;
-    *(void **)&by_pytorch = dlsym(RTLD_DEFAULT, "GOMP_parallel");
+    if (pthread_atfork(NULL, NULL, without_pytorch) == 0)
+        *(void **)&by_pytorch = dlsym(RTLD_DEFAULT, "GOMP_parallel");
     return PyModuleDef_Init(&module);
 }

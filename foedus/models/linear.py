@@ -47,6 +47,10 @@ class Linear(Model):
         weight = torch.zeros(k, d) if self.zero_start else uniform_init(key, 0, (k, d), d)
         return {"weight": weight, "bias": torch.zeros(k)} if self.bias else {"weight": weight}
 
+    def layers(self, params: Params) -> list[tuple[Tensor | None, Tensor | None]]:
+        """Weights and bias of each layer, of those that are given: here there is one."""
+        return [(params.get("weight"), params.get("bias"))]
+
     def apply(self, params: Params, x: Tensor) -> Tensor:
         return F.linear(x.flatten(1).to(params["weight"].dtype), params["weight"], params.get("bias"))
 

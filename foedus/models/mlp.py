@@ -38,6 +38,10 @@ class MLP(Model):
             params[f"bias{i}"] = uniform_init(key, 2 * i + 1, (b,), a)
         return params
 
+    def layers(self, params: Params) -> list[tuple[Tensor | None, Tensor | None]]:
+        """Weights and bias of each layer, of those that are given."""
+        return [(params.get(f"weight{i}"), params.get(f"bias{i}")) for i in range(len(self.hidden) + 1)]
+
     def apply(self, params: Params, x: Tensor) -> Tensor:
         h = x.flatten(1).to(params["weight0"].dtype)
         last = len(self.hidden)

@@ -23,7 +23,8 @@ from foedus.core.rows import Rows, take
 from foedus.errors import ConfigError, unknown
 from foedus.models.base import Model, Params
 from foedus.models.linear import Linear
-from foedus.models.losses import Loss
+from foedus.models.losses import CrossEntropy, Huber, Logistic, Loss, Squared
+from foedus.models.mlp import MLP
 
 _BLOCK_BYTES = 1 << 21
 """Rows are collected for several steps at once, in blocks of about this size, so that they are still in cache when used."""
@@ -34,6 +35,9 @@ fewer than this."""
 
 _TRAINED = ("params", "correction", "memory")
 """Of the arguments of a training, those that are on the device of the rows while it goes on."""
+
+_LARGE_STEP = 1 << 22
+"""Multiplications of a step from which several threads do it faster than one."""
 
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
 
@@ -268,14 +272,14 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
     used, weight, steps = _schedule(how, args["index"], args["weight"], args["key"])
     decay = prox + how.weight_decay
     in_place = model.closed_form and how.optimizer == "sgd" and not how.momentum and how.clip is None
-    if in_place and not how.augment and _knows(model, loss, table_x, table_y, args["params"]):
+    if in_place and not how.augment and _knows(model, loss, table_x, table_y, args, used.shape[2]):
         params = _own(args["params"])
-        constant = _constant(args, prox)
-        kernels.train_linear(
-            params, constant, table_x.flatten(1), table_y, used.contiguous(), weight.contiguous(), steps, loss=type(loss).__name__,
-            lr=how.lr, keep=1 - how.lr * decay, delta=getattr(loss, "delta", 1.0),
+        layers = [model.layers({k: v.contiguous() for k, v in part.items()}) for part in (params, _constant(args, prox))]
+        kernels.train(
+            *layers, table_x.flatten(1), table_y, used.contiguous(), weight.contiguous(), steps, loss=_LOSSES.index(type(loss)), lr=how.lr,
+            keep=1 - how.lr * decay, delta=getattr(loss, "delta", 1.0),
         )  # fmt: skip
-        return {"params": params, "memory": {}, "steps": steps}
+        return {"params": params, "memory": args.get("memory") or {}, "steps": steps}
     order = torch.argsort(steps, descending=True, stable=True)
     moved = bool((steps[1:] > steps[:-1]).any())
     if moved:
@@ -309,7 +313,7 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
         kept = sum(v[:1].nbytes for v in tree.leaves((params, memory))) + (
             0 if in_place else sum(v[:1].nbytes for v in params.values())
         )
-        many = max(_FEWEST, min(_STEP_BYTES // max(1, used.shape[2] * row_bytes), _STATE_BYTES // kept))
+        many = max(_FEWEST, min(_STEP_BYTES // max(1, used.shape[2] * row_bytes), _STATE_BYTES // max(1, kept)))
     many = -(-clients // -(-clients // many))
 
     def train(low: int, high: int) -> None:
@@ -382,17 +386,32 @@ def _constant(args: dict[str, Any], prox: float) -> Params:
     if prox:
         start = args["params"]
         constant = {k: torch.add(constant[k], v, alpha=-prox) if k in constant else v * -prox for k, v in start.items()}
-    return {k: v.contiguous() for k, v in constant.items()}
+    return constant
 
 
-def _knows(model: Model, loss: Loss, x: Tensor, y: Tensor, params: Params) -> bool:
-    """Whether the compiled training is there, and for such a model, loss and data."""
-    if not kernels.ready or type(model) is not Linear or type(loss).__name__ not in kernels.LOSSES or x.device.type != "cpu":
+_LOSSES = (CrossEntropy, Squared, Logistic, Huber)
+"""Those that compiled code knows, by its numbers."""
+
+
+def _knows(model: Model, loss: Loss, x: Tensor, y: Tensor, args: dict[str, Any], batch: int) -> bool:
+    """Whether compiled training is there for such a model, loss and data, and the faster way: it gives every client to one thread."""
+    if not kernels.ready or type(model) not in (Linear, MLP) or type(loss) not in _LOSSES or x.device.type != "cpu":
         return False
-    by_label = y.dtype == torch.int64 and y.dim() == 1
-    outputs = params["weight"].shape[-2]
-    targets = y.dtype == torch.float32 and y.numel() == len(y) * outputs and type(loss).__name__ != "CrossEntropy"
-    return x.dtype == torch.float32 and (by_label or targets) and all(v.dtype == torch.float32 for v in params.values())
+    numbers = [x, args["weight"], *tree.leaves([args[k] for k in ("params", "correction") if k in args])]
+    if (
+        any(t.dtype != torch.float32 for t in numbers)
+        or any(t.requires_grad for t in (*numbers, y))
+        or not (x.is_contiguous() and y.is_contiguous())
+    ):
+        return False
+    weights = [weight for weight, _ in model.layers(args["params"])]
+    clients, outputs, threads = len(args["index"]), weights[-1].shape[-2], torch.get_num_threads()
+    if y.dtype == torch.int64 and y.dim() == 1:
+        fits = True
+    else:
+        fits = y.dtype == torch.float32 and y.numel() == len(y) * outputs and type(loss) is not CrossEntropy
+    busy = clients >= threads or batch * max(w[0].numel() for w in weights) < _LARGE_STEP
+    return fits and busy and len(weights) <= kernels.MOST_LAYERS
 
 
 def crop_flip(x: Tensor, key: Tensor, pad: int = 4) -> Tensor:

@@ -1,4 +1,4 @@
-"""Regression trees as arrays: fitted by scikit-learn, sent as `wire.Trees`, applied by compiled code of our own (`foedus.kernels`).
+"""Regression trees as arrays: fitted by scikit-learn, sent as `wire.Trees`, applied by compiled code where it is there (`foedus.kernels`).
 
 A forest is one flat structure of nodes with a root for each tree. Nothing but arrays is ever sent or stored, and every index is
 checked before the compiled code sees it.
@@ -49,7 +49,7 @@ def fit_trees(
 
 
 def _sound(trees: Trees) -> Trees:
-    """The same, known to pass `check_trees`: grown in this process. Never said of what was read from a message."""
+    """The same, grown in this process: `check_trees` need not look at its nodes. Never said of what was read from a message."""
     object.__setattr__(trees, "_checked", True)
     return trees
 
@@ -172,20 +172,23 @@ def check_trees(trees: Trees, features: int, outputs: int, count: int | None = N
 
 def _nodes(trees: Trees) -> tuple[np.ndarray, ...]:
     """The nodes as they are walked through, once for a structure: packed for compiled code, or the arrays themselves. Never out of bounds."""
-    if hasattr(trees, "_packed"):
-        return trees._packed
+    name = "_packed" if kernels.ready else "_arrays"
+    if hasattr(trees, name):
+        return getattr(trees, name)
+    if len(trees.feature) > np.iinfo(np.int32).max:
+        raise ReplyError(f"{len(trees.feature)} nodes are more than can be numbered")
     feature, left, right, roots = (
-        getattr(trees, k).numpy().astype(np.int32, copy=False) for k in ("feature", "left", "right", "roots")
+        np.ascontiguousarray(getattr(trees, k).numpy(), np.int32) for k in ("feature", "left", "right", "roots")
     )
-    threshold = trees.threshold.numpy()
+    threshold = np.ascontiguousarray(trees.threshold.numpy())
     packed = (kernels.pack_trees if kernels.ready else _plain)(feature, threshold, left, right, roots, trees.features)
     if packed is None:
         raise ReplyError("a tree's nodes must lie side by side, from its root on, and point forwards")
     *nodes, leaves = packed
     if leaves != len(trees.value):
         raise ReplyError(f"trees with {leaves} leaves have {len(trees.value)} rows of values")
-    object.__setattr__(trees, "_packed", (*nodes, roots))
-    return trees._packed
+    object.__setattr__(trees, name, (*nodes, roots))
+    return getattr(trees, name)
 
 
 def _plain(
@@ -213,11 +216,12 @@ def _walked(x: np.ndarray, nodes: tuple[np.ndarray, ...], shares: np.ndarray, va
     return F.embedding_bag(leaf, torch.from_numpy(values).double(), per_sample_weights=factor, mode="sum").float().numpy()
 
 
-_BLOCK_ROWS = 4096
+_BLOCK = 1 << 20
+"""Rows times trees that are walked through at a time in NumPy."""
 
 
 def predict_trees(trees: Trees, x: Tensor, weights: Tensor | None = None, threads: int | None = None) -> Tensor:
-    """sum_j weights_j tree_j(x) of rows (n, d): (n, k). The trees must have been checked (`check_trees`)."""
+    """sum_j weights_j tree_j(x) of rows (n, d): (n, k). The trees must have been checked (`check_trees`). threads: of compiled code."""
     rows = np.ascontiguousarray(x.flatten(1).numpy(), np.float32)
     if rows.shape[1] != trees.features:
         raise ReplyError(f"trees for {trees.features} features were asked about rows of {rows.shape[1]}")
@@ -228,5 +232,6 @@ def predict_trees(trees: Trees, x: Tensor, weights: Tensor | None = None, thread
         return torch.from_numpy(
             kernels.sum_trees(rows, *nodes, shares, values, 1 if few else threads or torch.get_num_threads())
         )
-    blocks = range(0, max(1, len(rows)), _BLOCK_ROWS)
-    return torch.from_numpy(np.concatenate([_walked(rows[i : i + _BLOCK_ROWS], nodes, shares, values) for i in blocks]))
+    step = max(1, _BLOCK // len(shares))
+    blocks = (rows[i : i + step] for i in range(0, max(1, len(rows)), step))
+    return torch.from_numpy(np.concatenate([_walked(block, nodes, shares, values) for block in blocks]))

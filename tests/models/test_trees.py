@@ -206,11 +206,13 @@ def test_every_row_ends_where_it_goes_node_after_node(seed, rows, outputs, count
     found = predict_trees(trees, torch.from_numpy(asked), torch.from_numpy(weights))
     assert found.shape == (rows, outputs)
     np.testing.assert_allclose(found[:20], exact, rtol=1e-4, atol=1e-4)
-    assert torch.equal(found, predict_trees(trees, torch.from_numpy(asked), torch.from_numpy(weights), threads=3))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_THREADS_FROM", 0)
+        assert torch.equal(found, predict_trees(trees, torch.from_numpy(asked), torch.from_numpy(weights), threads=3))
     if kernels.ready:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(kernels, "ready", False)
-            assert torch.equal(found, predict_trees(replace(trees), torch.from_numpy(asked), torch.from_numpy(weights)))
+            assert torch.equal(found, predict_trees(trees, torch.from_numpy(asked), torch.from_numpy(weights)))
     torch.testing.assert_close(found[-1:], predict_trees(trees, torch.from_numpy(asked[-1:]), torch.from_numpy(weights)))
 
 
@@ -276,6 +278,28 @@ def test_hostile_arrays_are_refused(changes):
     check_trees(by_hand(), 2, 1, 1)
     with pytest.raises(fd.ReplyError):
         check_trees(by_hand(**changes), 2, 1, 1)
+
+
+STRUCTURAL = [name for name in HOSTILE if "child " in name or "a feature out" in name or "root" in name or "value too" in name]
+
+
+@pytest.mark.parametrize("name", [*STRUCTURAL, "two trees", "no trees"])
+def test_hostile_nodes_are_never_walked_through(name):
+    """Whoever forgets the check gets an error, and no memory that is not a tree's."""
+    with pytest.raises(fd.ReplyError):
+        predict_trees(by_hand(**HOSTILE[name]), torch.ones(3, 2))
+
+
+def test_a_root_behind_the_last_node_is_refused():
+    with pytest.raises(fd.ReplyError, match="side by side"):
+        predict_trees(by_hand(roots=ints(0, 5)), torch.ones(3, 2))
+
+
+def test_arrays_of_any_layout_and_width():
+    wide = {k: getattr(by_hand(), k).long().repeat_interleave(2)[::2] for k in ("feature", "left", "right")}
+    strange = by_hand(**wide, threshold=by_hand().threshold.repeat_interleave(2)[::2])
+    x = torch.tensor([[0.0, 0.0], [1.0, 2.0], [1.0, 3.0]])
+    assert predict_trees(strange, x)[:, 0].tolist() == [1, 10, 100]
 
 
 def test_trees_deeper_than_asked_for_are_refused():
