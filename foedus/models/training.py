@@ -36,8 +36,8 @@ fewer than this."""
 _TRAINED = ("params", "correction", "memory")
 """Of the arguments of a training, those that are on the device of the rows while it goes on."""
 
-_LARGE_STEP = 1 << 22
-"""Multiplications of a step from which several threads do it faster than one."""
+_LARGE_STEP, _LARGE_NET = 1 << 22, 1 << 20
+"""Multiplications of a step from which several threads do it faster than one; weights of a network from which no core's cache holds them."""
 
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
 
@@ -411,7 +411,8 @@ def _knows(model: Model, loss: Loss, x: Tensor, y: Tensor, args: dict[str, Any],
     else:
         fits = y.dtype == torch.float32 and y.numel() == len(y) * outputs and type(loss) is not CrossEntropy
     busy = clients >= threads or batch * max(w[0].numel() for w in weights) < _LARGE_STEP
-    return fits and busy and len(weights) <= kernels.MOST_LAYERS
+    small = len(weights) == 1 or sum(w[0].numel() for w in weights) <= _LARGE_NET
+    return fits and busy and small and len(weights) <= kernels.MOST_LAYERS
 
 
 def crop_flip(x: Tensor, key: Tensor, pad: int = 4) -> Tensor:

@@ -276,6 +276,15 @@ def test_few_clients_with_large_steps_go_to_pytorch_whose_threads_share_them(cou
     assert counted == [1]
 
 
+def test_networks_that_no_cache_holds_go_to_pytorch(counted, monkeypatch):
+    fed = fd.split(fd.load("digits"), "iid", clients=3)
+    monkeypatch.setattr(training, "_LARGE_NET", 74 * 8)  # 64 x 8 and 8 x 10
+    fd.run(fd.FedAvg(fd.MLP(8)), fed, 1, evaluate_every=0)
+    assert counted == [1]
+    fd.run(fd.FedAvg(fd.MLP(9)), fed, 1, evaluate_every=0)
+    assert counted == [1]
+
+
 @pytest.mark.parametrize("batch", [7, None])
 @pytest.mark.parametrize("model", [fd.Linear(), fd.MLP(20)])
 def test_a_client_alone_and_in_any_company_learns_the_same_bits(model, batch):
