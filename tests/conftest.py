@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import foedus as fd
+from foedus import kernels
 
 # Tests run in two worker processes on two cores.
 torch.set_num_threads(1)
@@ -63,3 +64,13 @@ def ray_engine():
     with fd.Ray(workers=2) as engine:
         yield engine
     ray.shutdown()
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["compiled", "in Python"])
+def compiled_or_not(request):
+    """Everything with compiled loops and without."""
+    if request.param and not kernels.ready:
+        pytest.skip("foedus was installed without a compiler, or FOEDUS_COMPILED=0")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "ready", request.param)
+        yield

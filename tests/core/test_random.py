@@ -6,18 +6,9 @@ import scipy.stats
 import torch
 from torch.func import vmap
 
-from foedus import kernels
 from foedus.core import random
 
-
-@pytest.fixture(scope="module", autouse=True, params=[True, False], ids=["compiled", "in Python"])
-def compiled(request):
-    """Everything with compiled loops and without."""
-    if request.param and not kernels.ready:
-        pytest.skip("foedus was installed without a compiler, or FOEDUS_COMPILED=0")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "ready", request.param)
-        yield
+pytestmark = pytest.mark.usefixtures("compiled_or_not")
 
 
 KEYS = random.fold(random.key(2024), torch.arange(7))

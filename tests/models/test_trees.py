@@ -18,15 +18,7 @@ from foedus.core.arrays import Trees
 from foedus.models import trees as module
 from foedus.models.trees import check_trees, fit_trees, from_sklearn, join, predict_trees
 
-
-@pytest.fixture(scope="module", autouse=True, params=[True, False], ids=["compiled", "in Python"])
-def compiled(request):
-    """Everything with compiled loops and without."""
-    if request.param and not kernels.ready:
-        pytest.skip("foedus was installed without a compiler, or FOEDUS_COMPILED=0")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "ready", request.param)
-        yield
+pytestmark = pytest.mark.usefixtures("compiled_or_not")
 
 
 def ints(*numbers, dtype=torch.int32):
