@@ -47,10 +47,10 @@ bench: $(VENV)/.report
 	$(BIN)/python -m benchmarks $(ARGS)
 
 faults: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m campaign.faults $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.faults $(ARGS)
 
 fuzz: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m campaign.fuzz $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.fuzz $(ARGS)
 
 papers: $(VENV)/.report
 	$(BIN)/foedus paper all all --quick $(ARGS)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 import foedus as fd
-from foedus.report.advice import ONE, OWN, code
+from foedus.diagnosis.advice import ONE, OWN, code
 
 
 def few(name: str, rows: int, test: int = 2000) -> fd.Data:

@@ -9,7 +9,7 @@ import foedus as fd
 from benchmarks.timing import in_turns, ratio, seconds, shown
 from benchmarks.workloads import CROWD, WORKLOADS, foedus_rounds
 from foedus import kernels
-from foedus.data.datasets import locate
+from foedus.data.catalog import locate
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from benchmarks.fednewton import data as digits_data
 from benchmarks.fedres import STEP, loop
 from benchmarks.machine import flops, peak_flops
 from benchmarks.timing import in_turns, ratio, seconds, shown
-from foedus.data.datasets import locate
+from foedus.data.catalog import locate
 from foedus.papers.fedboost import point_masses
 from foedus.papers.fedres import make, tasks
 

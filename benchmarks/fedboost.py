@@ -10,7 +10,7 @@ import torch
 
 import foedus as fd
 from benchmarks.timing import seconds
-from foedus.data.datasets import locate
+from foedus.data.catalog import locate
 from foedus.papers.fedboost import point_masses, shakespeare
 
 

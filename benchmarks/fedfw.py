@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import foedus as fd
 from benchmarks.fednewton import data
 from benchmarks.timing import seconds
-from foedus.core import wire
+from foedus import wire
 
 SIDES = (64, 128, 256, 512, 1024, 2048)
 RANK = 5

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import foedus as fd
-from foedus.data.datasets import locate
+from foedus.data.catalog import locate
 
 ROWS, INPUTS, CLASSES, REG = 60_000, 784, 10, 1e-4
 

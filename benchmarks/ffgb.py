@@ -14,11 +14,11 @@ from sklearn.tree import DecisionTreeRegressor
 
 import foedus as fd
 from benchmarks.timing import in_turns, seconds
-from foedus.core import random
-from foedus.core.arrays import Trees
-from foedus.core.spec import Spec
-from foedus.data.datasets import locate
+from foedus.base import random
+from foedus.base.spec import Spec
+from foedus.data.catalog import locate
 from foedus.models.trees import check_trees, from_sklearn, predict_trees
+from foedus.wire.arrays import Trees
 
 
 @dataclass(frozen=True)

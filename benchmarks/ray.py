@@ -12,7 +12,7 @@ import torch
 
 import foedus as fd
 from benchmarks.workloads import WORKLOADS
-from foedus.engines.cluster import load_ray
+from foedus.engines.ray.cluster import load_ray
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ import time
 
 import torch
 
-from foedus.core import wire
-from foedus.core.clients import Accumulator
-from foedus.privacy.secure import Outcome, SecureAggregation, aggregate
+from foedus import wire
+from foedus.aggregation.secure.simulated import Outcome, SecureAggregation, aggregate
+from foedus.core.reduce import Accumulator
 
 CLIENTS = (10, 100, 1_000)
 NUMBERS = (10_000, 100_000, 1_000_000, 10_000_000)

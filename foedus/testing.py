@@ -23,11 +23,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foedus.core import tree, wire
+from foedus import wire
+from foedus.base import tree
+from foedus.base.tree import Tree
 from foedus.core.algorithm import Algorithm
-from foedus.core.clients import Ask, Replies
-from foedus.core.run import Run, run
-from foedus.core.tree import Tree
+from foedus.core.exchange import Ask, Replies
+from foedus.core.result import Run
+from foedus.core.run import run
 from foedus.data.federation import Federation
 from foedus.engines.local import Local
 from foedus.errors import SplitError

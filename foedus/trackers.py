@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from foedus.core.callbacks import Callback
-from foedus.core.config import flatten
+from foedus.core.describe import flatten
 from foedus.errors import ConfigError, FoedusError
 from foedus.version import __version__
 
 if TYPE_CHECKING:
-    from foedus.core.run import Run
+    from foedus.core.result import Run
 
 
 @dataclass(eq=False)

@@ -8,7 +8,8 @@ from typing import ClassVar
 import torch
 
 import foedus as fd
-from foedus.core import random, wire
+from foedus import wire
+from foedus.base import random
 
 
 @dataclass(frozen=True)

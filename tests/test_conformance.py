@@ -10,7 +10,7 @@ import torch
 
 import foedus as fd
 from foedus import testing
-from foedus.core import tree
+from foedus.base import tree
 from tests.conformance import ALGORITHMS, ENGINES
 
 

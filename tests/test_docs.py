@@ -17,7 +17,7 @@ import typer
 
 import foedus as fd
 from foedus import testing
-from foedus.cli import app
+from foedus.cli.app import app
 from tests.conformance import ENGINES
 from tests.pages import ROOT, Page, read_page, run_page
 
@@ -225,7 +225,7 @@ def test_commands_exist(name):
             check_make(words)
         elif words[1] == "benchmarks":
             check_benchmarks(words[2:])
-        elif words[1].startswith(("campaign.", "foedus.")):
+        elif words[1].startswith(("tests.faults.", "foedus.")):
             assert importlib.util.find_spec(words[1]), f"{name}: there is no module {words[1]}"
 
 
@@ -238,7 +238,7 @@ def test_toml_is_valid(name):
 
 def test_the_federation_file_is_one(tmp_path):
     pytest.importorskip("flwr")
-    from foedus.flower.server import read_plan
+    from foedus.engines.flower.server import read_plan
 
     (block,) = [b for b in PAGES["docs/flower.md"].blocks if b.language == "toml"]
     (tmp_path / "federation.toml").write_text(block.text)

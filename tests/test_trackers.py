@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 
 import foedus as fd
-from foedus.config_file import read_config
+from foedus.config.experiment import read_config
 
 ALGORITHM = fd.FedAvg(fd.Linear(), lr=0.1, batch_size=16)
 needs_tensorboard = pytest.mark.skipif(
@@ -210,7 +210,7 @@ def test_settings_are_checked(monkeypatch, tmp_path):
 def test_a_file_can_ask_for_tensorboard(tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
-    from foedus.cli import app
+    from foedus.cli.app import app
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c.toml").write_text(FILE + 'track = { tensorboard = "runs" }')

@@ -18,9 +18,9 @@ import pandas as pd
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
 
-from foedus.flower import deploy
-from foedus.flower.server import read_plan, scaling
-from foedus.flower.site import Schema, read_site
+from foedus.engines.flower import deploy
+from foedus.engines.flower.server import read_plan, scaling
+from foedus.engines.flower.site import Schema, read_site
 
 HERE = Path(__file__).parent
 

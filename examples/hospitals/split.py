@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from foedus.data.datasets import locate
+from foedus.data.catalog import locate
 
 
 def main(folder: Path) -> dict[str, Path]:

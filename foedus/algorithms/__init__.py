@@ -1,22 +1,26 @@
-"""The algorithms, one file a family."""
+"""The algorithms, one file each, a folder for a family of several."""
 
-from foedus.algorithms.bandit import FedResBandit
-from foedus.algorithms.diagnosis import Diagnosis, diagnose
-from foedus.algorithms.distill import FedAvgDistill, FFGBDistill, Public
 from foedus.algorithms.fedavg import FedAvg
-from foedus.algorithms.fedboost import AFLBoost, FedBoost
-from foedus.algorithms.feddr import FedDR, ProjectedFedAvg
+from foedus.algorithms.fedboost.aflboost import AFLBoost
+from foedus.algorithms.fedboost.fedboost import FedBoost
+from foedus.algorithms.feddr import FedDR
 from foedus.algorithms.feddyn import FedDyn
-from foedus.algorithms.fedfw import FedFW, NaiveFW
-from foedus.algorithms.fednewton import DKRR, KRR, DivergenceWarning, FedNewton
+from foedus.algorithms.fedfw.fedfw import FedFW
+from foedus.algorithms.fedfw.naive import NaiveFW
+from foedus.algorithms.fednewton.averaging import RidgeFedAvg, RidgeFedProx
+from foedus.algorithms.fednewton.newton import DivergenceWarning, FedNewton
+from foedus.algorithms.fednewton.regression import DKRR, KRR
 from foedus.algorithms.fedprox import FedProx
-from foedus.algorithms.fedres import FedRes
-from foedus.algorithms.fedres_erm import FedResERM, FictitiousPlay
-from foedus.algorithms.ffgb import FFGB, FFGBLipschitz
-from foedus.algorithms.hindsight import Regret, regret
-from foedus.algorithms.local import Central, Independent
-from foedus.algorithms.pruning import Small, distil, prune
-from foedus.algorithms.ridge import RidgeFedAvg, RidgeFedProx
+from foedus.algorithms.fedres.bandit import FedResBandit
+from foedus.algorithms.fedres.erm import FedResERM, FictitiousPlay
+from foedus.algorithms.fedres.regret import Regret, regret
+from foedus.algorithms.fedres.sgd import FedRes
+from foedus.algorithms.ffgb.boost import FFGB
+from foedus.algorithms.ffgb.distill import FedAvgDistill, FFGBDistill, Public
+from foedus.algorithms.ffgb.lipschitz import FFGBLipschitz
+from foedus.algorithms.ffgb.pruning import Small, distil, prune
+from foedus.algorithms.projected import ProjectedFedAvg
+from foedus.algorithms.references import Central, Independent
 from foedus.algorithms.scaffold import Scaffold
 
 __all__ = [
@@ -25,7 +29,6 @@ __all__ = [
     "KRR",
     "AFLBoost",
     "Central",
-    "Diagnosis",
     "DivergenceWarning",
     "FFGBDistill",
     "FFGBLipschitz",
@@ -50,7 +53,6 @@ __all__ = [
     "RidgeFedProx",
     "Scaffold",
     "Small",
-    "diagnose",
     "distil",
     "prune",
     "regret",

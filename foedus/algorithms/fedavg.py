@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foedus.algorithms.training import LocalTraining, positive
-from foedus.core import tree
+from foedus.algorithms.local_training import LocalTraining, positive
+from foedus.base import tree
+from foedus.base.tree import State
 from foedus.core.algorithm import Client, stacked
 from foedus.core.clients import Clients
-from foedus.core.tree import State
 from foedus.errors import ConfigError
 from foedus.models.base import Params
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from foedus.algorithms.fedavg import FedAvg
-from foedus.core import tree
+from foedus.base import tree
 from foedus.core.algorithm import Client, stacked
 from foedus.errors import ConfigError
 from foedus.models.base import Params

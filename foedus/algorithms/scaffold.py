@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from foedus.algorithms.training import LocalTraining, positive
-from foedus.core import tree
+from foedus.algorithms.local_training import LocalTraining, positive
+from foedus.base import tree
+from foedus.base.tree import State
 from foedus.core.algorithm import Client
 from foedus.core.clients import Clients
-from foedus.core.tree import State
 from foedus.errors import ConfigError
 from foedus.models.base import Params
 from foedus.models.losses import loss_for
-from foedus.models.training import gradient
+from foedus.models.training.gradients import gradient
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""The contract between algorithms and engines, and `fd.run`."""

@@ -17,9 +17,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from foedus.base.tree import Tree
     from foedus.core.algorithm import Algorithm
-    from foedus.core.clients import Ask, Clients, Poisson, Replies, Session
-    from foedus.core.tree import Tree
+    from foedus.core.clients import Clients
+    from foedus.core.exchange import Ask, Replies
+    from foedus.core.participation import Poisson
+    from foedus.core.session import Session
 
 
 @dataclass(frozen=True, eq=False)

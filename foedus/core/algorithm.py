@@ -18,20 +18,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from foedus.core import tree
-from foedus.core.rows import Rows
-from foedus.core.spec import Spec
-from foedus.core.tree import State, Tree
-from foedus.errors import ConfigError, DataError
+from foedus.base import tree
+from foedus.base.rows import Rows
+from foedus.base.spec import Spec
+from foedus.base.tree import State, Tree
+from foedus.errors import ConfigError
 
 if TYPE_CHECKING:
     from foedus.core.clients import Clients
+
+from foedus.core.predictor import Predictor
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,15 +148,6 @@ class Algorithm:
         raise NotImplementedError(f"{type(self).__name__} does not define row_loss")
 
 
-def row_scores(algorithm: Algorithm, outputs: Tensor, y: Tensor, classes: int | None) -> dict[str, Tensor]:
-    """What evaluation adds up over rows: the loss, and hits or squared errors."""
-    loss = algorithm.row_loss(outputs, y)
-    if classes:
-        return {"loss": loss, "hits": outputs.argmax(-1) == y}
-    target = y if y.dim() == outputs.dim() else y.unsqueeze(-1)
-    return {"loss": loss, "error": (outputs - target).square().mean(-1)}
-
-
 def looped(step: Callable) -> Callable:
     """Decorator for a client step that `vmap` cannot batch (it fits trees, say): clients then go one after the other."""
     step.looped = True
@@ -171,43 +162,3 @@ def stacked(step: Callable) -> Callable:
     """
     step.stacked = True
     return step
-
-
-def _softmax(outputs: Tensor) -> Tensor:
-    return outputs.softmax(-1)
-
-
-@dataclass(frozen=True, eq=False)
-class Predictor:
-    """A trained model: numpy in, numpy out."""
-
-    forward: Callable[[Tensor], Tensor]
-    spec: Spec
-    probabilities: Callable[[Tensor], Tensor] = _softmax
-    """From raw outputs, for classification."""
-
-    block: ClassVar[int] = 8192
-
-    def outputs(self, x: Any) -> Tensor:
-        """Raw outputs (logits or values), (n, outputs), in blocks of rows that bound memory."""
-        x = torch.as_tensor(np.array(x, np.float32) if not isinstance(x, Tensor) else x).float()
-        if tuple(x.shape[1:]) != self.spec.shape or x.dim() == 0:
-            one = "; for a single row pass x[None]" if tuple(x.shape) == self.spec.shape else ""
-            raise DataError(f"x has shape {tuple(x.shape)}, the model expects rows of shape {self.spec.shape}{one}")
-        with torch.no_grad():
-            if len(x) <= self.block:
-                return self.forward(x) if len(x) else torch.empty(0, self.spec.outputs)
-            return torch.cat([self.forward(b) for b in x.split(self.block)])
-
-    def predict(self, x: Any) -> np.ndarray:
-        """Class numbers, or values for regression ((n,) where there is one output)."""
-        out = self.outputs(x)
-        if self.spec.classes:
-            return out.argmax(-1).numpy()
-        return (out[:, 0] if self.spec.outputs == 1 else out).numpy()
-
-    def predict_proba(self, x: Any) -> np.ndarray:
-        """Class probabilities."""
-        if not self.spec.classes:
-            raise AttributeError("predict_proba is for classification; this model predicts values (use predict)")
-        return self.probabilities(self.outputs(x)).numpy()

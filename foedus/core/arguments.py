@@ -9,12 +9,12 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from foedus.core import checkpoint as files
 from foedus.core.aggregation import check_aggregation
 from foedus.core.algorithm import Algorithm
 from foedus.core.callbacks import check_callbacks
-from foedus.core.clients import Poisson
+from foedus.core.participation import Poisson
 from foedus.errors import CheckpointError, ConfigError
+from foedus.storage import checkpoint as files
 
 
 def check_arguments(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from foedus.errors import ConfigError
 
 if TYPE_CHECKING:
-    from foedus.core.run import Run
+    from foedus.core.result import Run
 
 
 class Callback:

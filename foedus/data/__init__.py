@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from foedus.data.bandits import class_bandit, linear_bandit, rewards_federation
 from foedus.data.dataset import Data
-from foedus.data.datasets import load, load_speeches
 from foedus.data.federation import Federation
+from foedus.data.loading import load, load_speeches
 from foedus.data.partition import split
 from foedus.data.synthetic import synthetic_leaf, synthetic_piecewise
 from foedus.data.text import word_federation

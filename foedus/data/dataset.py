@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foedus.core.spec import Spec
+from foedus.base.spec import Spec
 from foedus.errors import DataError
 
 # A client's identity is folded into random keys, whose words have 32 bits.

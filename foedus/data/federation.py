@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from foedus.core.spec import Spec
+from foedus.base.spec import Spec
 from foedus.data.dataset import Data
 from foedus.errors import DataError, SplitError
 

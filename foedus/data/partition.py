@@ -237,12 +237,12 @@ def deal_test_rows(data: Data, owner: np.ndarray, clients: int, rng: np.random.G
     for label in np.unique(y_test):
         weights = np.bincount(owner[y_train == label], minlength=clients)
         rows = rng.permutation(np.flatnonzero(y_test == label))
-        counts = _apportion(weights if weights.any() else sizes, len(rows), rng)
+        counts = apportion(weights if weights.any() else sizes, len(rows), rng)
         test_owner[rows] = np.repeat(np.arange(clients), counts)
     return test_owner
 
 
-def _apportion(weights: np.ndarray, total: int, rng: np.random.Generator) -> np.ndarray:
+def apportion(weights: np.ndarray, total: int, rng: np.random.Generator) -> np.ndarray:
     """Whole numbers in proportion to weights that sum to `total`: Hamilton's largest remainders, ties at random."""
     quota, remainder = np.divmod(weights.astype(np.int64) * total, int(weights.sum()))
     left = total - int(quota.sum())

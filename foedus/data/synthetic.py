@@ -8,7 +8,7 @@ import numpy as np
 
 from foedus.data.dataset import Data
 from foedus.data.federation import Federation
-from foedus.data.partition import _apportion, deal_test_rows, split
+from foedus.data.partition import apportion, deal_test_rows, split
 from foedus.errors import DataError
 
 
@@ -55,7 +55,7 @@ def synthetic_leaf(
     rng = np.random.default_rng(seed)
     sizes = rng.lognormal(4, 2, clients).astype(np.int64) + 50
     if rows is not None:
-        sizes = 2 + _apportion(sizes, rows - 2 * clients, rng)
+        sizes = 2 + apportion(sizes, rows - 2 * clients, rng)
     u, center = rng.normal(0, alpha, clients), rng.normal(0, beta, clients)
     deviation = np.arange(1, features + 1) ** -0.6  # the root of the variance j^-1.2
     shared = rng.standard_normal((features + 1, classes)) if iid else None

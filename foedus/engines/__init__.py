@@ -1,0 +1,1 @@
+"""Engines: what runs the clients of a federation."""

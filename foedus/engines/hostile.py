@@ -14,17 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foedus.core import random, tree, wire
+from foedus import wire
+from foedus.base import random, tree
+from foedus.base.tree import Tree
 from foedus.core.algorithm import Algorithm
-from foedus.core.arrays import STRUCTURED, LowRank, Quantised, Signs, Sparse, Trees
-from foedus.core.checks import form_of
-from foedus.core.clients import Ask
-from foedus.core.tree import Tree
+from foedus.core.exchange import Ask
 from foedus.data.federation import Federation
 from foedus.data.poison import poison
-from foedus.engines.delay import Delayed
+from foedus.engines.delayed import Delayed
 from foedus.engines.local import Local
 from foedus.errors import CheckpointError, ConfigError, WireError, positive, unknown
+from foedus.wire.arrays import STRUCTURED, LowRank, Quantised, Signs, Sparse, Trees
+from foedus.wire.checks import form_of
 
 ATTACKS = ("sign_flip", "scale", "nan", "stale", "garbage", "label_flip")
 _DRAW, _GARBAGE = 0xFFFFFFFB, 0xFFFFFFFA
@@ -148,7 +149,7 @@ class HostileSession:
 
     @property
     def delays(self) -> Any:
-        """Rounds that messages take (`foedus.engines.delay`): the engine inside tells its clients."""
+        """Rounds that messages take (`foedus.engines.delayed`): the engine inside tells its clients."""
         return self.inner.delays
 
     @delays.setter

@@ -8,7 +8,6 @@ side by side need not even be copied: their stack is a view.
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,15 +19,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foedus.core import random, tree, wire
-from foedus.core.algorithm import Algorithm, Client, row_scores
-from foedus.core.clients import Ask, not_finite
-from foedus.core.rows import Rows, take
-from foedus.core.spec import Spec
-from foedus.core.states import States
-from foedus.core.tree import Tree
+from foedus import wire
+from foedus.base import random, tree
+from foedus.base.rows import Rows
+from foedus.base.tree import Tree
+from foedus.core.algorithm import Algorithm, Client
+from foedus.core.evaluate import row_scores
+from foedus.core.exchange import Ask
+from foedus.core.reduce import not_finite
 from foedus.data.federation import Federation
+from foedus.engines.batches import Group, Table, members_of, slices_of
 from foedus.errors import CheckpointError, ConfigError, ReplyError
+from foedus.storage.states import States
 
 _INIT = 0xFFFFFFFD
 """First states draw from keys of their own, folded from this number and the client's id."""
@@ -65,105 +67,6 @@ class Local:
         return LocalSession(self, algorithm, fed, seed_key)
 
 
-_KEPT, _KEPT_ROWS = 8, 1 << 23
-"""Row numbers of so many batches, of at most so many rows each, are kept: with all clients, batches are the same in every round."""
-
-
-class Table:
-    """Which rows of the data are whose, client after client; `order` says where the clients stand in the federation."""
-
-    def __init__(
-        self,
-        x: np.ndarray,
-        y: np.ndarray,
-        rows: np.ndarray,
-        offsets: np.ndarray,
-        order: np.ndarray,
-        spec: Spec,
-        device: str = "cpu",
-    ):
-        self.spec = spec
-        sizes = np.diff(offsets)[order]
-        if not np.array_equal(order, np.arange(len(order))):
-            starts = np.repeat(offsets[:-1][order] - np.concatenate(([0], np.cumsum(sizes)[:-1])), sizes)
-            rows = rows[starts + np.arange(sizes.sum())]
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nothing here writes into the data
-            self.x, self.y, self.rows = torch.from_numpy(x).to(device), torch.from_numpy(y).to(device), torch.from_numpy(rows)
-        self.sizes = torch.from_numpy(np.ascontiguousarray(sizes))
-        self.starts = torch.cumsum(self.sizes, 0) - self.sizes
-        self.kept: dict[tuple[bytes, int], tuple[Tensor, Tensor]] = {}
-
-    @cached_property
-    def row_bytes(self) -> int:
-        return sum(t[:1].numel() * t.element_size() for t in (self.x, self.y)) + 16
-
-    def index(self, positions: Tensor, width: int = 0) -> tuple[Tensor, Tensor]:
-        """Row numbers (c, n) of some clients, padded with their own first row, and weights (1, or 0 for padding).
-
-        n is the largest client's number of rows, or `width` if that is more.
-        """
-        key = (positions.numpy().tobytes(), width)
-        if key not in self.kept:
-            sizes = self.sizes[positions]
-            n = max(int(sizes.max()), width)
-            at = self.starts[positions].unsqueeze(1)
-            if int(sizes.min()) == n:  # no padding
-                found = take(self.rows, at + torch.arange(n)), torch.ones(len(sizes), n)
-            else:
-                column = torch.arange(n)
-                real = column < sizes.unsqueeze(1)
-                found = take(self.rows, at + torch.where(real, column, 0)), real.float()
-            if found[0].numel() > _KEPT_ROWS:
-                return found
-            if len(self.kept) == _KEPT:
-                del self.kept[next(iter(self.kept))]
-            self.kept[key] = found
-        return self.kept[key]
-
-    def stack(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The clients' rows as (c, n, ...): a view if they have one size and lie side by side in the data, else a copy."""
-        index, weight = self.index(positions)
-        flat = index.flatten()
-        if bool((flat[1:] == flat[:-1] + 1).all()) and bool(weight.all()):
-            part = slice(int(flat[0]), int(flat[-1]) + 1)
-            return tuple(t[part].view(*index.shape, *t.shape[1:]) for t in (self.x, self.y))
-        return tuple(take(t, index.to(t.device)) for t in (self.x, self.y))
-
-    def one(self, position: int) -> Rows:
-        """One client's rows, without padding."""
-        start, size = int(self.starts[position]), int(self.sizes[position])
-        return Rows(self.x, self.y, self.rows[start : start + size], torch.ones(size), self.spec)
-
-    def groups(self, positions: Tensor, spread: float, limit: Callable[[int], int]) -> list[Tensor]:
-        """Cut clients into batches: sizes within a factor `spread`, at most `limit(rows)` clients of so many rows each."""
-        sizes = self.sizes[positions]
-        if len(positions) and spread == float("inf") and len(positions) <= limit(max(int(sizes.max()), 1)):
-            return [positions.sort().values]
-        order = torch.argsort(sizes, descending=True, stable=True)
-        falling = -sizes[order]
-        groups, at = [], 0
-        while at < len(order):
-            n = -int(falling[at])
-            last = int(torch.searchsorted(falling, -n / spread, right=True)) if spread != float("inf") else len(order)
-            stop = min(max(last, at + 1), at + limit(max(n, 1)))
-            # Back into order of position, so that neighbours of one size stay a view.
-            groups.append(positions[order[at:stop]].sort().values)
-            at = stop
-        return groups
-
-
-@dataclass(eq=False)
-class Group:
-    """A batch of clients, with what is kept of it between rounds."""
-
-    positions: Tensor
-    stacked: tuple[Tensor, Tensor] | None = None
-    prepared: Tree = None
-    width: int = 0
-    """Rows that what is kept is padded to; part of a batch keeps the padding of the whole."""
-
-
 class LocalSession:
     """One run of one algorithm on this engine."""
 
@@ -178,7 +81,7 @@ class LocalSession:
         self.shared = random.fold(seed_key, 0)
         self.prepares = type(algorithm).prepare is not Algorithm.prepare
         self.remembers = type(algorithm).init is not Algorithm.init
-        self.delays: tuple[Tensor, Tensor] | None = None  # up and down, by client, where messages are late (engines/delay.py)
+        self.delays: tuple[Tensor, Tensor] | None = None  # up and down, by client, where messages are late (engines/delayed.py)
         self.longest = 0
         self._everyone: list[Group] | None = None
         self._prepared: dict[int, Tree] = {}
@@ -247,9 +150,9 @@ class LocalSession:
             # Cut by rows alone: what is kept must not depend on which exchange came first.
             everyone = table.groups(torch.arange(len(self.ids)), spread, lambda rows: limit(rows, 0))
             self._everyone = [self._ready(Group(p)) for p in everyone]
-        groups = self._everyone if whole else [g for g in (_part(g, positions) for g in self._everyone) if g]
+        groups = self._everyone if whole else [g for g in (members_of(g, positions) for g in self._everyone) if g]
         sizes = [limit(int(table.sizes[g.positions].max()), payload) for g in groups]
-        return [p for g, n in zip(groups, sizes, strict=True) for p in ([g] if len(g.positions) <= n else _slices(g, n))]
+        return [p for g, n in zip(groups, sizes, strict=True) for p in ([g] if len(g.positions) <= n else slices_of(g, n))]
 
     def _ready(self, group: Group) -> Group:
         """Make, once, what a batch that comes again every round should keep."""
@@ -363,7 +266,7 @@ class LocalSession:
             return None
         known = self.states.known(group.positions)
         if not bool(known.all()):
-            new = _part(group, group.positions[~known])
+            new = members_of(group, group.positions[~known])
             keys = random.fold(self.seed_key, _INIT, self.ids[new.positions])
             init = lambda client: (self.algorithm.init(client), None)  # noqa: E731
             self.states.put_many(new.positions, self._many(init, self.train, new, keys, stateless=True))
@@ -439,26 +342,6 @@ class LocalSession:
 
     def close(self) -> None:
         """Nothing to release."""
-
-
-def _part(group: Group, positions: Tensor) -> Group | None:
-    """The members of a batch that are among `positions`, with their share of what is kept."""
-    present = torch.isin(group.positions, positions)
-    if bool(present.all()):
-        return group
-    at = torch.nonzero(present).flatten()
-    return _pick(group, lambda t: t.index_select(0, at)) if len(at) else None
-
-
-def _slices(group: Group, size: int) -> Iterator[Group]:
-    """A batch cut into smaller ones, without copying what is kept of it."""
-    for first in range(0, len(group.positions), size):
-        yield _pick(group, lambda t, first=first: t[first : first + size])
-
-
-def _pick(group: Group, f: Callable[[Tensor], Tensor]) -> Group:
-    kept = tree.map(lambda t: f(t) if isinstance(t, Tensor) else t, (group.stacked, group.prepared))
-    return Group(f(group.positions), *kept, group.width)
 
 
 def _pair(result: Any, step: str) -> tuple[Tree, Tree]:

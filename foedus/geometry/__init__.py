@@ -1,20 +1,13 @@
 """Convex sets with linear minimisation oracles and projections, and mirror maps."""
 
-from foedus.geometry.domains import (
-    Box,
-    Corner,
-    Domain,
-    GroupBall,
-    KSparse,
-    L1Ball,
-    L2Ball,
-    LInfBall,
-    Permutahedron,
-    Simplex,
-    dense,
-)
+from foedus.geometry.containment import inside
+from foedus.geometry.domain import Corner, Domain, dense
+from foedus.geometry.groups import GroupBall
+from foedus.geometry.layers import ModelDomain, PerLayer, Whole, domain_of
+from foedus.geometry.matrices import Birkhoff, NuclearBall
 from foedus.geometry.mirror import Entropy, Euclidean, Mirror, PNorm, best_step
-from foedus.geometry.models import Birkhoff, ModelDomain, NuclearBall, PerLayer, Whole, domain_of, inside
+from foedus.geometry.permutahedron import Permutahedron
+from foedus.geometry.vectors import Box, KSparse, L1Ball, L2Ball, LInfBall, Simplex
 
 __all__ = [
     "Birkhoff",

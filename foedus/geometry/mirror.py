@@ -21,9 +21,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from foedus.core.batching import batched
+from foedus.base.batching import batched
 from foedus.errors import ConfigError, positive, whole_number
-from foedus.geometry.domains import _short, scaled, simplex
+from foedus.geometry.domain import scaled, shortened, simplex
 
 Bound = float | Tensor | Sequence[float]
 
@@ -123,14 +123,14 @@ class Mirror:
         positive("radius", radius)
         lows, highs = _bound("low", low, z).clamp(min=self._least), _bound("high", high, z)
         if not lows.isfinite().all():
-            raise ConfigError(f"low={_short(low)} must be finite")
+            raise ConfigError(f"low={shortened(low)} must be finite")
         if not (lows <= highs).all():
             least = f" and at least {self._least:g}, where F begins" if math.isfinite(self._least) else ""
-            raise ConfigError(f"high={_short(high)} must be at least low={_short(low)}{least}: the set would be empty")
+            raise ConfigError(f"high={shortened(high)} must be at least low={shortened(low)}{least}: the set would be empty")
         if (lows.sum(-1) > radius * (1 + SLACK)).any():
-            raise ConfigError(f"low={_short(low)} sums to more than radius={radius!r}: lower it or give a larger radius")
+            raise ConfigError(f"low={shortened(low)} sums to more than radius={radius!r}: lower it or give a larger radius")
         if (highs.sum(-1) < radius * (1 - SLACK)).any():
-            raise ConfigError(f"high={_short(high)} sums to less than radius={radius!r}: raise it or give a smaller radius")
+            raise ConfigError(f"high={shortened(high)} sums to less than radius={radius!r}: raise it or give a smaller radius")
         return lows, highs
 
     def _solve(self, args: tuple[Tensor, Tensor, Tensor], radius: float) -> Tensor:
@@ -304,7 +304,7 @@ def _bound(name: str, value: Bound, z: Tensor) -> Tensor:
     try:
         return torch.as_tensor(value, dtype=torch.float64, device=z.device).broadcast_to(z.shape)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"{name}={_short(value)} must broadcast to the shape {tuple(z.shape)}: {error}") from None
+        raise ConfigError(f"{name}={shortened(value)} must broadcast to the shape {tuple(z.shape)}: {error}") from None
 
 
 def _same(x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The inner loops that decide how long a round takes, compiled from C where a compiler was at hand when foedus was installed.
 
 `ready` says whether they are there. Callers have the same in Python for where they are not: random words and orders of rows in
-`foedus.core.random`, training of linear models and fully connected networks in `foedus.models.training`, sums of trees in
+`foedus.base.random`, training of linear models and fully connected networks in `foedus.models.training`, sums of trees in
 `foedus.models.trees`. Integers and sums of trees are the same in both to the last bit, training is up to rounding. FOEDUS_COMPILED=0 in the environment leaves them out.
 """
 

@@ -8,8 +8,11 @@ from foedus.models.losses import CrossEntropy, Huber, Logistic, Squared, loss_fo
 from foedus.models.mlp import MLP
 from foedus.models.module import Module
 from foedus.models.oracles import Forest, MaxNet, Net, Oracle, Sklearn, SobolevNet
-from foedus.models.predictors import Classifiers, Densities, NGrams, Predictors
-from foedus.models.training import Training
+from foedus.models.predictors.base import Predictors
+from foedus.models.predictors.classifiers import Classifiers
+from foedus.models.predictors.densities import Densities
+from foedus.models.predictors.ngrams import NGrams
+from foedus.models.training.settings import Training
 
 __all__ = [
     "CNN",

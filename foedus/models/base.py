@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from foedus.core import random
-from foedus.core.spec import Spec
+from foedus.base import random
+from foedus.base.spec import Spec
 from foedus.errors import ModelError
 
 Params = dict[str, Tensor]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from foedus.core.spec import Spec
+from foedus.base.spec import Spec
 from foedus.errors import ModelError
 from foedus.models.base import Model, Params, image_shape, uniform_init
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from foedus.core.batching import batched
-from foedus.core.rows import Rows, take
+from foedus.base.batching import batched
+from foedus.base.rows import Rows, take
 from foedus.models.features import FeatureMap
+from foedus.models.least_squares import back_product, cholesky
 from foedus.models.losses import Loss
-from foedus.models.ridge import back_product, cholesky
 
 DIRECT = 512
 """Local systems of up to so many unknowns, and no more than the client has rows, are factorised; others solved inexactly."""

@@ -16,8 +16,8 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from foedus.core import random
-from foedus.core.spec import Spec
+from foedus.base import random
+from foedus.base.spec import Spec
 from foedus.errors import ConfigError, ModelError, whole_number
 
 _MOST = 1_000_000

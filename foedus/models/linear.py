@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from foedus.core.spec import Spec
+from foedus.base.spec import Spec
 from foedus.models.base import Model, Params, Pull, product, total, uniform_init
 
 _LARGE = 1 << 17

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from foedus.core.spec import Spec
+from foedus.base.spec import Spec
 from foedus.errors import ModelError
 from foedus.models.base import Model, Params
 

@@ -16,17 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foedus.core import random, tree
-from foedus.core.arrays import Trees
-from foedus.core.rows import Rows
-from foedus.core.spec import Spec
-from foedus.core.tree import Tree
+from foedus.base import random, tree
+from foedus.base.rows import Rows
+from foedus.base.spec import Spec
+from foedus.base.tree import Tree
 from foedus.errors import ConfigError, ModelError, ReplyError, positive, whole_number
 from foedus.models.base import Model, check_fits, model_of
 from foedus.models.losses import Squared
-from foedus.models.training import Training, descend
+from foedus.models.training.descend import descend
+from foedus.models.training.settings import Training
 from foedus.models.trees import check_trees, fit_trees, predict_trees, some_trees
 from foedus.models.trees import join as join_trees
+from foedus.wire.arrays import Trees
 
 
 class Oracle:
@@ -316,19 +317,3 @@ class Sklearn(Oracle):
 
     def pick(self, functions: Tree, j: int) -> Tree:
         return {"archives": [functions["archives"][j]]}
-
-
-def lipschitz_constant(x: Tensor, y: Tensor) -> float:
-    """The largest slope between two rows: the least L for which (13) goes through the data."""
-    rows, target = x.flatten(1).double(), y.double().reshape(len(x), -1)
-    # By differences: by products, as is the default for more than 25 rows, neighbours far from 0 lose all digits of their distance.
-    apart, rise = (torch.cdist(v, v, compute_mode="donot_use_mm_for_euclid_dist") for v in (rows, target))
-    slopes = torch.where(apart > 0, rise / apart.clamp(min=1e-30), 0)
-    return float(slopes.max()) if len(slopes) else 0.0
-
-
-def lipschitz_extension(points: Tensor, y: Tensor, constant: float, x: Tensor) -> Tensor:
-    """u(x) = min_j (y_j + L |x - x_j|), equation (13): an L-Lipschitz function through the data; each output on its own."""
-    positive("constant", constant)
-    apart = torch.linalg.vector_norm(x.flatten(1).unsqueeze(1) - points.flatten(1), dim=-1)
-    return (y.reshape(1, len(points), -1) + constant * apart.unsqueeze(-1)).amin(1)

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from foedus import kernels
-from foedus.core import tree
-from foedus.core.arrays import Trees
+from foedus.base import tree
 from foedus.errors import ReplyError
+from foedus.wire.arrays import Trees
 
 _THREADS_FROM = 1 << 16
 """Rows times trees from which several threads pay."""

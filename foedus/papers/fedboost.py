@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import foedus as fd
-from foedus.papers.study import Claim, Found, Item, Lines, Missing, Paper, Table, product
+from foedus.papers.item import Claim, Found, Item, Lines, Missing, Paper, Table, product
 
 SAMPLINGS = ("all", "uniform", "weighted")
 BUDGETS = (4, 8, 16, 32, 64, 100)

@@ -31,17 +31,17 @@ from torch import Tensor
 
 import foedus as fd
 from foedus.algorithms.feddr import FedDR
-from foedus.algorithms.fedfw import ConstrainedTraining
-from foedus.core import tree
+from foedus.algorithms.fedfw.constrained import ConstrainedTraining
+from foedus.base import tree
+from foedus.base.batching import batched
+from foedus.base.tree import State
 from foedus.core.algorithm import Client
-from foedus.core.batching import batched
 from foedus.core.clients import Clients
-from foedus.core.tree import State
 from foedus.geometry import domain_of
 from foedus.models.base import Params
 from foedus.models.losses import loss_for
-from foedus.models.training import batch_gradient
-from foedus.papers.study import Claim, Found, Images, Item, Lines, Missing, Paper, Table, product
+from foedus.models.training.gradients import batch_gradient
+from foedus.papers.item import Claim, Found, Images, Item, Lines, Missing, Paper, Table, product
 
 RADIUS, BATCH, CLIENTS = 10.0, 64, 10
 

@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 
 import foedus as fd
-from foedus.papers.study import Circles, Claim, Found, Item, Lines, Missing, Paper, Table, product
+from foedus.papers.item import Circles, Claim, Found, Item, Lines, Missing, Paper, Table, product
 
 SHOWN = (1, 2, 4, 8)
 SETS = ("dna", "letter", "pendigits", "satimage", "sensorless", "shuttle", "usps", "mnist")

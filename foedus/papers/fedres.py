@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 import foedus as fd
-from foedus.algorithms.bandit import alone
-from foedus.data.datasets import locate
-from foedus.papers.study import Bars, Claim, Found, Item, Lines, Missing, Paper, Table, product, slope
+from foedus.algorithms.fedres.bandit import alone
+from foedus.data.catalog import locate
+from foedus.papers.item import Bars, Claim, Found, Item, Lines, Missing, Paper, Table, product, slope
 
 CENTRAL_BETTER = ("mnist", "satimage", "sensorless", "usps")
 INDEPENDENT_BETTER = ("letter", "pendigits", "shuttle", "covtype")

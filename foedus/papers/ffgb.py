@@ -16,11 +16,11 @@ import pandas as pd
 import torch
 
 import foedus as fd
-from foedus.core import random
-from foedus.data.datasets import locate
+from foedus.base import random
+from foedus.data.catalog import locate
 from foedus.models.oracles import Oracle
 from foedus.models.trees import fit_trees, predict_trees
-from foedus.papers.study import Claim, Found, Item, Lines, Missing, Paper, Table, product
+from foedus.papers.item import Claim, Found, Item, Lines, Missing, Paper, Table, product
 
 WHOLE = 1_000_000
 """So many rows mean the published sets, not the subsets at hand."""

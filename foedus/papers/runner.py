@@ -18,8 +18,8 @@ import torch
 
 from foedus.engines.local import Local
 from foedus.errors import ConfigError, FoedusError
+from foedus.papers.item import SCALES, Found, Item, Paper, Scale
 from foedus.papers.store import Cell, Store, found_in, versions
-from foedus.papers.study import SCALES, Found, Item, Paper, Scale
 
 PAPERS = ("ffgb", "fedres", "fedfw", "fedboost", "fednewton")
 

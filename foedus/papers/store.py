@@ -15,9 +15,9 @@ from typing import Any
 
 import pandas as pd
 
-from foedus.core.checkpoint import replace as replace_file
 from foedus.errors import FoedusError
-from foedus.papers.study import Found, Scale
+from foedus.papers.item import Found, Scale
+from foedus.storage.checkpoint import replace as replace_file
 from foedus.version import __version__
 
 

@@ -17,8 +17,9 @@ from urllib.parse import quote, unquote
 from foedus.core.algorithm import Algorithm
 from foedus.core.arguments import seed_list
 from foedus.core.callbacks import Named, check_callbacks
-from foedus.core.config import flatten
-from foedus.core.run import Run, run
+from foedus.core.describe import flatten
+from foedus.core.result import Run
+from foedus.core.run import run
 from foedus.errors import CheckpointError, ConfigError, DivergenceError, unknown
 from foedus.report.text import bar, count, digits, mean_and_spread, number, plain, rich_table
 

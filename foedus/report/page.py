@@ -10,14 +10,14 @@ from collections.abc import Iterable, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from foedus.core.config import flatten
+from foedus.core.describe import flatten
 from foedus.report import plots
 from foedus.report.compare import Comparison, Curve, words
 from foedus.version import __version__
 
 if TYPE_CHECKING:
+    from foedus.diagnosis.survey import Survey
     from foedus.report.plots import Style
-    from foedus.report.survey import Survey
 
 _CSS = """
 :root { color-scheme: light; --ink: #1b1f24; --soft: #57606a; --line: #d8dee4; --paper: #ffffff; --wash: #f6f8fa; }

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from foedus.data.federation import Federation
-    from foedus.report.survey import Survey
+    from foedus.diagnosis.survey import Survey
 
 # Okabe and Ito's colours without yellow (too pale on white); the dashes and markers tell the lines apart in grey.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import foedus as fd
 from foedus import testing
-from foedus.algorithms.bandit import alone, exploration_period, inverse_gaps
-from foedus.core import random
+from foedus.algorithms.fedres.bandit import alone, exploration_period, inverse_gaps
+from foedus.base import random
 
 
 def small(rounds: int = 12, flat: bool = False, seed: int = 0) -> fd.Federation:

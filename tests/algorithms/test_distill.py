@@ -8,9 +8,9 @@ import torch
 
 import foedus as fd
 from foedus import testing
-from foedus.core import random
-from foedus.core.clients import Ask
-from foedus.models.training import crop_flip
+from foedus.base import random
+from foedus.core.exchange import Ask
+from foedus.models.training.augment import crop_flip
 
 QUICK = fd.Training(lr=1e-2, optimizer="adam", epochs=2, batch_size=16)
 STILL = fd.Training(lr=1e-30, steps=1, batch_size=None)

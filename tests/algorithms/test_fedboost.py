@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import foedus as fd
-from foedus.core import wire
-from foedus.core.rows import Rows
+from foedus import wire
+from foedus.base.rows import Rows
 
 TWO = fd.Densities([[0.8, 0.2], [0.3, 0.7]])
 

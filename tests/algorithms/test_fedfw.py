@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import foedus as fd
-from foedus.algorithms.fedfw import noisy
-from foedus.core import random
-from foedus.core.wire import Sparse, nbytes
+from foedus.algorithms.fedfw.fedfw import noisy
+from foedus.base import random
+from foedus.wire import Sparse
+from foedus.wire.encode import nbytes
 
 SCALAR = fd.Linear(bias=False)
 

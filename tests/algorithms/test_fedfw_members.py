@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import foedus as fd
-from foedus.algorithms.fedfw import MEMBER
+from foedus.algorithms.fedfw.fedfw import MEMBER
 from foedus.geometry import Corner, domain_of
 from tests.geometry.test_domains import SETS
 

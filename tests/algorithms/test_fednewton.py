@@ -14,7 +14,7 @@ from scipy.optimize import minimize
 from torch import nn
 
 import foedus as fd
-from foedus.core.wire import nbytes
+from foedus.wire.encode import nbytes
 
 
 def clients_of(sizes, features, outputs=1, seed=0, shift=0.0, uneven=1.0):

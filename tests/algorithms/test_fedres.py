@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import foedus as fd
-from foedus.algorithms.fedres_erm import least_squares
-from foedus.core import wire
+from foedus import wire
+from foedus.algorithms.fedres.erm import least_squares
 
 PLAIN = fd.Linear(bias=False)
 RULES = ("aligned", "asymmetric", "misaligned")

@@ -17,10 +17,11 @@ from sklearn.linear_model import Ridge
 from sklearn.tree import DecisionTreeRegressor
 
 import foedus as fd
-from foedus import testing
-from foedus.core import random, wire
-from foedus.core.clients import cohort
-from foedus.models.oracles import Oracle, gamma, lipschitz_constant, lipschitz_extension, smooth_maximum
+from foedus import testing, wire
+from foedus.base import random
+from foedus.core.participation import cohort
+from foedus.models.lipschitz import lipschitz_constant, lipschitz_extension
+from foedus.models.oracles import Oracle, gamma, smooth_maximum
 
 STUMP = fd.Forest(trees=1, depth=1, extra=False, features=1.0)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import foedus as fd
-from foedus.core import wire
+from foedus import wire
 from foedus.models.trees import some_trees
 
 

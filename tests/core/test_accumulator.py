@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foedus.core.clients import Accumulator
+from foedus.core.reduce import Accumulator
 from foedus.errors import DivergenceError, ReplyError
 
 

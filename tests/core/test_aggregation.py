@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import foedus as fd
-from foedus.core import tree
+from foedus.base import tree
 from foedus.core.aggregation import Aggregation, Aggregator, Setting
 
 

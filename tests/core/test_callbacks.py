@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import foedus as fd
-from foedus.core import checkpoint as files
+from foedus.storage import checkpoint as files
 
 ALGORITHM = fd.FedAvg(fd.Linear(), lr=0.1, batch_size=16)
 

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import foedus as fd
-from foedus.core import checkpoint, random
-from foedus.core.clients import cohort
+from foedus.base import random
+from foedus.core.participation import cohort
+from foedus.storage import checkpoint
 
 ALGORITHM = fd.FedAvg(fd.Linear(), lr=0.1, batch_size=16)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from foedus.core.spec import Spec
+from foedus.base.spec import Spec
 from foedus.data import Data
 from foedus.errors import DataError
 

@@ -16,8 +16,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from foedus.data import Data, datasets, load, split
-from foedus.data.datasets import Home, Source, cache_dir, info, load_speeches, locate, names
+from foedus.data import Data, catalog, load, split
+from foedus.data.catalog import Home, Source, cache_dir, info, locate, names
+from foedus.data.loading import load_speeches
 from foedus.errors import DataError
 from tests.data.test_speeches import EDITION, USERS
 
@@ -187,9 +188,9 @@ def server(tmp_path):
 
 
 def serve(monkeypatch, name: str, url: str, **changes):
-    home = datasets._HOMES[name]
+    home = catalog._HOMES[name]
     sources = tuple(replace(s, **{"url": url + s.url.rsplit("/", 1)[-1], "former": None, **changes}) for s in home.sources)
-    monkeypatch.setitem(datasets._HOMES, name, replace(home, sources=sources))
+    monkeypatch.setitem(catalog._HOMES, name, replace(home, sources=sources))
 
 
 def test_download_end_to_end(server, monkeypatch):
@@ -240,9 +241,9 @@ def test_published_checksum(server, monkeypatch):
         load("mnist")
     assert not list(cache_dir().glob("*.npz"))
     assert not list(cache_dir().glob(".download*"))
-    home = datasets._HOMES["mnist"]
+    home = catalog._HOMES["mnist"]
     own = tuple(replace(s, md5=hashlib.md5(files[s.url.rsplit("/", 1)[-1]]).hexdigest()) for s in home.sources)
-    monkeypatch.setitem(datasets._HOMES, "mnist", replace(home, sources=own))
+    monkeypatch.setitem(catalog._HOMES, "mnist", replace(home, sources=own))
     data = load("mnist")
     assert data.x_train.shape == (6, 784)
     assert data.x_train.max() == 1
@@ -309,7 +310,7 @@ def test_failed_download_says_what_to_do(server, monkeypatch, tmp_path):
     for word in ("covtype.bz2", "404", str(cache_dir()), "covtype60k", "Put covtype.npz", "$FOEDUS_DATA is not set"):
         assert word in str(error.value)
     monkeypatch.setitem(
-        datasets._HOMES, "gone", Home(1, 1, 1, 2, (Source((tmp_path / "none").as_uri()),), datasets._parse_libsvm)
+        catalog._HOMES, "gone", Home(1, 1, 1, 2, (Source((tmp_path / "none").as_uri()),), catalog._parse_libsvm)
     )
     with pytest.raises(DataError, match="failed"):
         load("gone")
@@ -366,8 +367,8 @@ def zipped(text: str, name: str = "100.txt") -> bytes:
 def serve_small_edition(monkeypatch, url: str, **changes):
     """The local home, and a parser that is content with the three plays of the sample."""
     serve(monkeypatch, "shakespeare", url, **changes)
-    parse = partial(datasets._parse_shakespeare, plays=3, speakers=len(USERS))
-    monkeypatch.setitem(datasets._HOMES, "shakespeare", replace(datasets._HOMES["shakespeare"], parse=parse))
+    parse = partial(catalog._parse_shakespeare, plays=3, speakers=len(USERS))
+    monkeypatch.setitem(catalog._HOMES, "shakespeare", replace(catalog._HOMES["shakespeare"], parse=parse))
 
 
 def test_shakespeare_is_downloaded_once(server, monkeypatch):

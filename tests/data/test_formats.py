@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foedus.data import load
-from foedus.data.formats import parse_cifar, parse_idx, read
+from foedus.data.formats.images import parse_cifar, parse_idx
+from foedus.data.formats.read import read
 from foedus.errors import DataError
 
 # LIBSVM

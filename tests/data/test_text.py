@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import foedus as fd
-from foedus.data.datasets import locate
+from foedus.data.catalog import locate
 from foedus.data.text import word_federation, words
 
 

@@ -10,8 +10,8 @@ import scipy.stats
 import torch
 
 import foedus as fd
-from foedus.core.clients import NothingArrived
-from foedus.engines.delay import Delayed
+from foedus.core.exchange import NothingArrived
+from foedus.engines.delayed import Delayed
 
 
 def federation(clients: int = 3) -> fd.Federation:

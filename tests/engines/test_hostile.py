@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import foedus as fd
-from foedus.core import random
-from foedus.core.clients import Ask
+from foedus.base import random
+from foedus.core.exchange import Ask
 from foedus.engines.hostile import ATTACKS
 from foedus.errors import WireError
 
@@ -199,7 +199,7 @@ def test_settings_that_are_refused(fed, options, message):
 
 
 def test_random_bytes_do_not_decode():
-    from foedus.core import wire
+    from foedus import wire
     from foedus.engines.hostile import _garbage
 
     for client in range(50):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import foedus as fd
-from foedus.core import random
+from foedus.base import random
 from tests.algorithms.test_ffgb import Table
 
 UP, DOWN = [0, 2, 1], [1, 0, 2]
@@ -109,8 +109,8 @@ def test_ffgb(participation):
 
 
 def _cohort(participation: float, t: int) -> list[int]:
-    from foedus.core.clients import cohort
-    from foedus.core.run import _COHORT
+    from foedus.core.loop import _COHORT
+    from foedus.core.participation import cohort
 
     return cohort(participation, 3, random.fold(random.key(0), t, _COHORT)).tolist()
 

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import foedus as fd
-from foedus.core import random, wire
-from foedus.core.spec import Spec
-from foedus.core.states import States
-from foedus.engines.local import Table
+from foedus import wire
+from foedus.base import random
+from foedus.base.spec import Spec
+from foedus.engines.batches import Table
+from foedus.storage.states import States
 
 
 def federation(sizes: list[int], seed: int = 0) -> fd.Federation:

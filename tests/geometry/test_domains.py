@@ -15,9 +15,10 @@ from scipy.optimize import linprog, minimize
 from torch import Tensor
 from torch.func import vmap
 
-from foedus.core import config, tree, wire
-from foedus.core.arrays import LowRank, Signs, Sparse
-from foedus.core.clients import Accumulator
+from foedus import wire
+from foedus.base import tree
+from foedus.core import describe as config
+from foedus.core.reduce import Accumulator
 from foedus.errors import ConfigError
 from foedus.geometry import (
     Birkhoff,
@@ -38,8 +39,9 @@ from foedus.geometry import (
     dense,
     domain_of,
     inside,
-    models,
 )
+from foedus.geometry import matrices as models
+from foedus.wire.arrays import LowRank, Signs, Sparse
 
 LABELS = (5, 0, 0, 5, 5, 2, 0, 5, 2, 5, 5, 0)  # groups of 6, 4 and 2 entries
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 import foedus as fd
 from foedus import kernels
-from foedus.core import random
-from foedus.core.rows import Rows
-from foedus.core.spec import Spec
+from foedus.base import random
+from foedus.base.rows import Rows
+from foedus.base.spec import Spec
 from foedus.models import training
 from foedus.models.losses import CrossEntropy, Huber, Logistic, Squared
-from foedus.models.training import descend
+from foedus.models.training.descend import descend
 
 pytestmark = pytest.mark.skipif(not kernels.ready, reason="foedus was installed without a compiler, or FOEDUS_COMPILED=0")
 

@@ -9,7 +9,7 @@ from sklearn.preprocessing import PolynomialFeatures
 from torch import nn
 
 import foedus as fd
-from foedus.core.spec import Spec
+from foedus.base.spec import Spec
 from foedus.models.features import ModuleFeatures, features_of
 
 

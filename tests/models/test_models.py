@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import foedus as fd
-from foedus.core import random
-from foedus.core.rows import Rows
-from foedus.core.spec import Spec
+from foedus.base import random
+from foedus.base.rows import Rows
+from foedus.base.spec import Spec
 from foedus.models import CNN, MLP, CrossEntropy, Linear, Module, Squared
-from foedus.models.training import gradient_of, value_and_gradient
+from foedus.models.training.gradients import gradient_of, value_and_gradient
 
 
 def draw(seed: int, *shape: int) -> torch.Tensor:

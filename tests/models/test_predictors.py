@@ -24,8 +24,8 @@ from sklearn.svm import SVC
 from sklearn.tree import DecisionTreeClassifier
 
 import foedus as fd
-from foedus.core import wire
-from foedus.core.rows import Rows
+from foedus import wire
+from foedus.base.rows import Rows
 from foedus.models import predictors
 
 RNG = np.random.default_rng(0)

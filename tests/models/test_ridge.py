@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import foedus as fd
-from foedus.core.rows import Rows
-from foedus.core.spec import Spec
+from foedus.base.rows import Rows
+from foedus.base.spec import Spec
 from foedus.models import curvature
+from foedus.models.least_squares import add_gram, mirror, prepare_ridge, product, ridge_bytes, solve
 from foedus.models.losses import CrossEntropy, Huber, Logistic, Squared
-from foedus.models.ridge import add_gram, mirror, prepare_ridge, product, ridge_bytes, solve
 
 
 def client(rows: int, size: int, outputs: int = 2, padding: int = 0, seed: int = 0) -> Rows:
@@ -83,7 +83,7 @@ def test_single_precision_is_refined(rows, size, monkeypatch):
 
     refined = error()
     assert refined < 1e-6
-    monkeypatch.setattr("foedus.models.ridge._REFINEMENTS", 0)
+    monkeypatch.setattr("foedus.models.least_squares._REFINEMENTS", 0)
     assert error() > 100 * refined
 
 
@@ -95,7 +95,7 @@ def test_local_solutions_in_single_precision(monkeypatch):
     error = lambda: np.linalg.norm(prepare_ridge(fd.Identity(), reg, torch.float32, data)["local"].double().numpy() - want)  # noqa: E731
     refined = error() / np.linalg.norm(want)
     assert refined < 1e-5
-    monkeypatch.setattr("foedus.models.ridge._REFINEMENTS", 0)
+    monkeypatch.setattr("foedus.models.least_squares._REFINEMENTS", 0)
     assert error() > 10 * refined * np.linalg.norm(want)
 
 
@@ -112,7 +112,7 @@ def test_large_grams_are_made_of_half_their_products():
 def test_large_clients_come_in_blocks(monkeypatch):
     data = client(50, 4)
     whole = prepare_ridge(fd.Identity(), 0.1, torch.float64, data)
-    monkeypatch.setattr("foedus.models.ridge._BLOCK_BYTES", 4 * 8 * 7)
+    monkeypatch.setattr("foedus.models.least_squares._BLOCK_BYTES", 4 * 8 * 7)
     parts = prepare_ridge(fd.Identity(), 0.1, torch.float64, data)
     for name in whole:
         torch.testing.assert_close(whole[name], parts[name])

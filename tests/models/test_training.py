@@ -7,9 +7,9 @@ import torch
 
 import foedus as fd
 from foedus import kernels
-from foedus.core import random, tree
-from foedus.core.rows import Rows, take
-from foedus.core.spec import Spec
+from foedus.base import random, tree
+from foedus.base.rows import Rows, take
+from foedus.base.spec import Spec
 from foedus.models import linear, training
 from foedus.models.linear import affine
 from foedus.models.losses import CrossEntropy, Squared

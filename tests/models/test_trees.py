@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from sklearn.tree import DecisionTreeRegressor, ExtraTreeRegressor
 
 import foedus as fd
-from foedus import kernels
-from foedus.core import wire
-from foedus.core.arrays import Trees
+from foedus import kernels, wire
 from foedus.models import trees as module
 from foedus.models.trees import check_trees, fit_trees, from_sklearn, join, predict_trees
+from foedus.wire.arrays import Trees
 
 pytestmark = pytest.mark.usefixtures("compiled_or_not")
 

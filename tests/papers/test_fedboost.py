@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import foedus as fd
-from foedus.data.datasets import locate
+from foedus.data.catalog import locate
 from foedus.papers import fedboost as paper
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import foedus as fd
 from foedus.papers import fednewton
-from foedus.papers.study import Found
+from foedus.papers.item import Found
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 import foedus as fd
 from foedus.papers import ffgb
-from foedus.papers.study import Found
+from foedus.papers.item import Found
 
 
 def test_theorem_4_3():

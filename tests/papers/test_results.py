@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from foedus.papers import render, runner
+from foedus.papers import results as render
+from foedus.papers import runner
 from tests.pages import ROOT
 
 RESULTS = ROOT / "results"

@@ -12,9 +12,10 @@ import pandas as pd
 import pytest
 
 import foedus as fd
-from foedus.papers import render, runner
+from foedus.papers import results as render
+from foedus.papers import runner
+from foedus.papers.item import Claim, Found, Item, Lines, Missing, Paper, Table, product, slope
 from foedus.papers.store import Cell, Store, found_in
-from foedus.papers.study import Claim, Found, Item, Lines, Missing, Paper, Table, product, slope
 
 CALLS: list[dict] = []
 

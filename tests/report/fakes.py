@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from foedus import Central, FedAvg, Independent
-from foedus.core.config import to_config
+from foedus.base.spec import Spec
+from foedus.base.tree import State
+from foedus.core.describe import to_config
 from foedus.core.history import History
-from foedus.core.run import Run
-from foedus.core.spec import Spec
-from foedus.core.tree import State
+from foedus.core.result import Run
 
 
 def fake_run(metric, *, algorithm=None, name="accuracy", up=1_000_000, down=500_000, seconds=0.5, seed=0, own=None):

@@ -1,0 +1,190 @@
+"""Differential privacy of whole clients, for everything that is averaged or added up: `fd.run(..., aggregation=fd.DifferentialPrivacy(...))`.
+
+McMahan, Ramage, Talwar and Zhang, "Learning differentially private recurrent language models", ICLR 2018, with exact noise. In a round every
+one of n clients takes part with probability q, independently; S is who does. In each exchange of the round, client i replies r_i, all tensors
+of it as one vector, and the server gives the algorithm
+
+    mean = ( sum_{i in S} r_i min(1, c / |r_i|)  +  z c N(0, I) ) / (q n)             c: clip,  z: noise
+
+in place of the average, and q n times that in place of a sum. The divisor is fixed. Were it the number of those who came, one client more
+would change every other one's share as well. For the same reason all clients weigh the same, whatever their numbers of rows.
+
+Adding or removing one client changes the sum by at most c: `foedus.aggregation.dp.accounting` makes (epsilon, delta) of that. It holds if nobody learns
+who took part. So the server draws S itself, from the operating system's generator: sites know the seed of a run, and could redo what is
+drawn from it. And the algorithm is shown all clients, not S: a round in which nobody takes part releases noise like every other.
+
+Under secure aggregation clients do all this themselves: see `foedus.aggregation.dp.distributed`.
+
+Noise is exact: replies are rounded to a grid, and what is added is a normal number rounded down to the same grid (`foedus.aggregation.dp.noise`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from foedus.aggregation.dp import noise as sampling
+from foedus.aggregation.dp.accounting import ACCOUNTANTS
+from foedus.aggregation.secure.fixedpoint import FINE, clipped, dense
+from foedus.aggregation.secure.shamir import Entropy
+from foedus.base import tree
+from foedus.base.rows import Rows
+from foedus.base.tree import Tree
+from foedus.core.aggregation import Aggregation, Aggregator, Setting
+from foedus.core.algorithm import Client
+from foedus.core.exchange import NothingArrived
+from foedus.core.reduce import not_finite
+from foedus.errors import ConfigError, ReplyError, positive, unknown
+
+if TYPE_CHECKING:
+    from foedus.core.clients import Clients
+    from foedus.core.exchange import Ask
+
+from foedus.aggregation.dp.accounted import Accounted
+
+
+@dataclass(frozen=True)
+class DifferentialPrivacy(Aggregation):
+    """Central differential privacy of clients: replies are clipped, and their sum gets Gaussian noise.
+
+    clip: c, the largest norm of a reply; or one for each step that is averaged, {"gradient": 0.1, "direction": 1.0}. noise: z, the
+    standard deviation of the noise over c; `foedus.aggregation.dp.accounting.noise_for` finds the one for a given epsilon. delta: at which
+    epsilon is given; well below 1 / clients. budget: the largest epsilon. The run ends before a round that would take it beyond.
+    accountant: "pld" or "rdp". entropy: for tests only.
+
+    Clients take part by `participation=fd.Poisson(q)`, or all in every round. What comes before the first round asks everybody. All
+    clients weigh the same, also where an algorithm asks for an average by rows. The history has `epsilon`, of all rounds so far.
+
+    Example:
+        >>> private = fd.DifferentialPrivacy(clip=1.0, noise=1.0, delta=1e-5, budget=4.0)
+        >>> fd.run(fd.FedAvg(fd.Linear()), fed, rounds=100, participation=fd.Poisson(0.1), aggregation=private)
+    """
+
+    clip: float | tuple[tuple[str, float], ...]
+    noise: float
+    delta: float
+    budget: float | None = None
+    accountant: str = "pld"
+    entropy: Entropy | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.clip, Mapping | tuple | list):
+            clips = dict(self.clip)
+            for step, value in clips.items():
+                positive(f"clip[{step!r}]", value)
+            object.__setattr__(self, "clip", tuple(sorted(clips.items())))
+        else:
+            positive("clip", self.clip)
+        positive("noise", self.noise)
+        if self.noise < 0.01:
+            raise ConfigError(
+                f"noise={self.noise!r} protects nobody; give a standard deviation, in units of clip, of 0.01 or more"
+            )
+        positive("delta", self.delta)
+        if self.delta >= 1:
+            raise ConfigError(
+                f"delta={self.delta!r} is a probability that privacy fails; it must be well below 1 / clients, such as 1e-5"
+            )
+        if self.budget is not None:
+            positive("budget", self.budget)
+        if self.accountant not in ACCOUNTANTS:
+            raise ConfigError(unknown("accountant", self.accountant, list(ACCOUNTANTS)))
+
+    def clip_of(self, step: str) -> float:
+        """The largest norm of a reply to this step."""
+        if not isinstance(self.clip, tuple):
+            return self.clip
+        clips = dict(self.clip)
+        if step not in clips:
+            raise ConfigError(
+                f"clip has no norm for {step!r}; it names {', '.join(map(repr, clips)) or 'nothing'}: add one, or give one number"
+            )
+        return clips[step]
+
+    def open(self, setting: Setting) -> Aggregator:
+        return PrivateAggregator(self, setting)
+
+
+class PrivateAggregator(Accounted):
+    """The server draws who takes part, clips, and adds noise."""
+
+    def __init__(self, config: DifferentialPrivacy, setting: Setting):
+        super().__init__(config, setting)
+        self.expected = 0.0
+        self.member = torch.ones(len(self.ids), dtype=torch.bool)
+
+    def among(self, clients: Clients) -> Clients:
+        """Those of the clients who take part: drawn once a round; all of them before the first."""
+        if self._begin(clients):
+            self.member = self._draw()
+        self.expected = self.open_round[0] * len(clients)
+        chosen = self.member[torch.searchsorted(self.ids, clients.ids)]
+        return replace(clients, ids=clients.ids[chosen], sizes=clients.sizes[chosen], taking=int(self.member.sum()))
+
+    def total(self, clients: Clients, ask: Ask, weights: str | None) -> Tree:
+        """The noisy sum of clipped replies; over the expected number of clients, where an average was asked for."""
+        clients._share_of(weights, clients.sizes)  # refuses what is no kind of weights
+        clip = self.privacy.clip_of(ask.step)
+        self._charge(ask)
+        form = total = step = None
+        for ids, reply in self._replies(clients, ask):
+            reply = dense(reply)
+            leaves, shape = tree.flatten(reply)
+            if not leaves:  # Independent's clients send nothing
+                continue
+            flat = torch.cat([t.reshape(len(t), -1).double() for t in leaves], 1)
+            if total is None:
+                form, step = (
+                    (shape, [t.shape[1:] for t in leaves], [_dtype(t) for t in leaves]),
+                    grid(self.privacy.noise, clip, flat.shape[1]),
+                )
+                total = torch.zeros(flat.shape[1], dtype=torch.int64)
+            elif (shape, [t.shape[1:] for t in leaves]) != form[:2]:
+                raise ReplyError(
+                    f"round {ask.round}: clients {ids.tolist()[:5]} replied with another structure than those before"
+                )
+            if ids is not None:
+                if not bool(torch.isfinite(flat).all()):
+                    raise not_finite(leaves, ask.round, ids, remedy=clients.algorithm.remedy)
+                total += clipped(flat, clip, step).sum(0)
+        if total is None:
+            self._nothing()
+            return reply
+        bits = round(math.log2(self.privacy.noise * clip / step))
+        noise = torch.from_numpy(sampling.rounded_gaussian(len(total), bits, self.entropy))
+        released = ((total + noise).double() + 0.5) * step  # the noise was rounded down
+        released = released if weights is None else released / self.expected
+        parts = released.split([math.prod(s) for s in form[1]])
+        return tree.unflatten([p.view(s).to(d) for p, s, d in zip(parts, form[1], form[2], strict=True)], form[0])
+
+    def _replies(self, clients: Clients, ask: Ask) -> Iterable[tuple[Tensor | None, Tree]]:
+        """The replies, batch by batch; where there are none, one of nobody, whose form alone counts."""
+        if len(clients):
+            with contextlib.suppress(NothingArrived):
+                return clients.stream(ask)
+        return [(None, blank(clients, ask))]
+
+
+def grid(noise: float, clip: float, size: int) -> float:
+    """The step of the grid for replies of so many numbers: the noise is 2^bits of its steps."""
+    return noise * clip / 2 ** max(10, math.ceil(math.log2(FINE * noise * math.sqrt(max(size, 1)))))
+
+
+def blank(clients: Clients, ask: Ask) -> Tree:
+    """What a client would reply, in form: a made-up one, with a row of zeros. Nobody's data are looked at."""
+    spec, algorithm = clients.spec, clients.algorithm
+    y = torch.zeros(1, dtype=torch.int64) if spec.classes else torch.zeros((1, spec.outputs)[: 1 + (spec.outputs > 1)])
+    rows = Rows(torch.zeros(1, *spec.shape), y, torch.zeros(1, dtype=torch.int64), torch.ones(1), spec)
+    client = Client(torch.tensor(0), rows, algorithm.prepare(rows), None, clients.key, clients.shared, spec)
+    reply, _ = getattr(algorithm, ask.step)(replace(client, state=algorithm.init(client)), **ask.payload)
+    return tree.map(lambda t: t.unsqueeze(0) if isinstance(t, Tensor) else t, reply)
+
+
+def _dtype(t: Tensor) -> torch.dtype:
+    return t.dtype if t.is_floating_point() else torch.float32

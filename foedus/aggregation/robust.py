@@ -1,0 +1,287 @@
+"""Means that a few hostile clients cannot move: `fd.run(..., aggregation=fd.Median())`.
+
+A client that lies moves a plain mean as far as it likes. These stand in for the mean (or, times the number of clients, for the sum) of an
+exchange. All of them need every reply at once: no sums in a stream or on Ray workers, memory for clients x numbers, and no secure
+aggregation, under which the server sees no single reply. None of them is differentially private: a robust mean of clipped replies
+has another sensitivity than a mean. They assume that honest clients say similar things: the more their rows differ, the more of what is
+honest is cut off, too. They are for exchanges whose average is asked for (`clients.mean`, `clients.sum`); an algorithm that looks at
+single replies itself (FFGB's functions, FedFW's matrices of rank one) refuses to run with them.
+
+Replies of another form, and those that are not finite, are dropped before anything is computed (`foedus.wire.checks`), named in the
+history (`left_out`) and counted (`dropped`).
+
+`weighted`: whether a client counts by its rows where the algorithm says so. A site says itself how many rows it has; with weighted=False
+every client counts the same, and the part of hostile clients that is survived is one of clients, not of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from numbers import Real
+
+import torch
+from torch import Tensor
+
+from foedus.base import tree
+from foedus.base.tree import Tree
+from foedus.core.aggregation import Aggregation, Aggregator, Setting
+from foedus.core.clients import Clients
+from foedus.core.exchange import Ask, Replies
+from foedus.core.participation import expected
+from foedus.errors import ConfigError, ReplyError, TooFewClients, positive, whole_number
+from foedus.wire import checks
+
+_CHUNK = 1 << 22  # numbers that are sorted, or converted to float64, at a time
+_ROUNDING = 1e-9  # shares of the weight that are nothing: sums of weights are not exact, and hostile numbers may be huge
+
+
+@dataclass(frozen=True)
+class Robust(Aggregation):
+    """Base of the robust means: `combine` puts rows together, one for each client."""
+
+    weighted: bool = field(default=True, kw_only=True)
+
+    def open(self, setting: Setting) -> RobustAggregator:
+        self.check(expected(setting.participation, len(setting.ids)) * len(setting.ids))
+        return RobustAggregator(self)
+
+    def check(self, clients: float) -> None:
+        """Refuse settings that so many clients a round cannot satisfy."""
+
+    def combine(self, x: Tensor, weights: Tensor, dropped: int = 0) -> Tensor:
+        """One vector from x (clients, numbers) and the clients' weights, float64 that sum to 1.
+
+        dropped: how many clients of the round were left out already.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define combine")
+
+
+class RobustAggregator(Aggregator):
+    """Collects every reply and has them combined."""
+
+    wary = True
+
+    def __init__(self, settings: Robust):
+        self.settings = settings
+
+    def total(self, clients: Clients, ask: Ask, weights: str | None) -> Tree:
+        replies = clients.collect(ask, weights or "uniform")
+        even = torch.full_like(replies.weights, 1 / len(replies))
+        x, apart = _joined(checks.dense(replies.stack()))
+        if x is None:
+            return replies.stack()
+        share = replies.weights if self.settings.weighted else even
+        mean = self.settings.combine(x, share, len(clients.dropped))
+        return apart(mean if weights else mean * len(replies))
+
+    def gathered(self, clients: Clients, ask: Ask, replies: Replies) -> None:
+        if tree.leaves(replies[0]):
+            raise ConfigError(
+                f"aggregation={self.settings}: {type(clients.algorithm).__name__} looks at every reply to {ask.step} itself, so that "
+                "another mean does not protect it; leave aggregation out (replies from strangers are checked in any case)"
+            )
+
+
+def _joined(reply: Tree) -> tuple[Tensor | None, Callable[[Tensor], Tree]]:
+    """Stacked replies as one matrix, a row for each client; and the way back from one row."""
+    leaves, form = tree.flatten(reply)
+    if not leaves:
+        return None, lambda row: reply
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor):
+            raise ReplyError(f"a reply to be averaged holds a {type(leaf).__name__}; only tensors have a mean")
+    kinds = [t.dtype if t.is_floating_point() else torch.float32 for t in leaves]
+    widest = torch.float64 if torch.float64 in kinds else torch.float32
+    flat = [t.reshape(len(t), -1).to(widest) for t in leaves]
+    x = flat[0] if len(flat) == 1 else torch.cat(flat, 1)
+
+    def apart(row: Tensor) -> Tree:
+        parts = row.split([f.shape[1] for f in flat])
+        shaped = [p.reshape(t.shape[1:]).to(k) for p, t, k in zip(parts, leaves, kinds, strict=True)]
+        return tree.unflatten(shaped, form)
+
+    return x, apart
+
+
+def _columns(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """`f` on some columns after the other, so that what it needs in between is bounded."""
+    return torch.cat([f(part) for part in x.split(max(1, _CHUNK // len(x)), 1)])
+
+
+def _mix(x: Tensor, weights: Tensor) -> Tensor:
+    """sum_i weights_i x_i, added in float64."""
+    return _columns(lambda part: (weights @ part.double()).to(x.dtype), x)
+
+
+def _ranked(part: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Each column in order, and the weight up to and with each entry."""
+    ordered, order = part.sort(0)
+    if bool((weights == weights[0]).all()):
+        return ordered, (torch.arange(1, len(part) + 1, dtype=torch.float64) / len(part)).unsqueeze(1)
+    return ordered, weights[order].cumsum(0)
+
+
+def _median(x: Tensor, weights: Tensor) -> Tensor:
+    """The median of each column: where two values halve the weight, the middle of them."""
+
+    def middle(part: Tensor) -> Tensor:
+        ordered, ends = _ranked(part, weights)
+        low, high = ((ends < 0.5 + off).sum(0).clamp(max=len(part) - 1) for off in (-_ROUNDING, _ROUNDING))
+        pair = [ordered.gather(0, at.expand(1, part.shape[1])).squeeze(0).double() for at in (low, high)]
+        return ((pair[0] + pair[1]) / 2).to(x.dtype)
+
+    return _columns(middle, x)
+
+
+def _products(x: Tensor, center: Tensor) -> Tensor:
+    """<x_i - center, x_j - center>, in float64. Around a robust centre, honest rows keep their digits whatever the others are."""
+    total, step = torch.zeros(len(x), len(x), dtype=torch.float64), max(1, _CHUNK // len(x))
+    for part, middle in zip(x.split(step, 1), center.split(step), strict=True):
+        part = part.double() - middle.double()
+        total += part @ part.mT
+    return total
+
+
+@dataclass(frozen=True)
+class NormBound(Robust):
+    """The mean of replies no longer than a bound: x_i min(1, bound / |x_i|) (Sun, Kairouz, Suresh and McMahan, 2019).
+
+    bound: a number, or "median": the median of the clients' norms in this exchange. The norm is the Euclidean one of the whole reply as it
+    is sent: for FedAvg, of what a client has learnt in the round. One hostile client moves the mean by at most weight x bound: it is slowed
+    down, not shut out. Costs one pass. With fewer than half of the clients hostile, "median" is at most the longest honest reply.
+    """
+
+    bound: float | str = "median"
+
+    def __post_init__(self) -> None:
+        if self.bound != "median":
+            if isinstance(self.bound, str):
+                raise ConfigError(f"bound={self.bound!r} must be a positive number, or 'median'")
+            positive("bound", self.bound)
+
+    def combine(self, x: Tensor, weights: Tensor, dropped: int = 0) -> Tensor:
+        norms = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
+        bound = norms.median() if self.bound == "median" else self.bound  # of an even number, the lower of the two
+        return _mix(x, weights * torch.where(norms > bound, bound / norms, 1.0))
+
+
+@dataclass(frozen=True)
+class TrimmedMean(Robust):
+    """The mean of each number without the largest and the smallest (Yin, Chen, Ramchandran and Bartlett, ICML 2018).
+
+    part: the part of the weight that is cut off at each end, above 0 and below 0.5; of a client at the edge, as much as it takes. With at
+    most this part hostile, every number of the result lies between honest clients'. Costs a sort of each number over the clients.
+    """
+
+    part: float = 0.2
+
+    def __post_init__(self) -> None:
+        if isinstance(self.part, bool) or not isinstance(self.part, Real) or not 0 < self.part < 0.5:
+            raise ConfigError(f"part={self.part!r} must be above 0 and below 0.5: what is cut off at each end")
+
+    def combine(self, x: Tensor, weights: Tensor, dropped: int = 0) -> Tensor:
+        def trimmed(part: Tensor) -> Tensor:
+            ordered, ends = _ranked(part, weights)
+            starts = torch.cat((torch.zeros_like(ends[:1]), ends[:-1]))
+            kept = ends.clamp(max=1 - self.part) - starts.clamp(min=self.part)
+            kept = torch.where(kept > _ROUNDING, kept, 0.0)  # a hostile number may be huge: next to nothing of it is too much
+            return ((kept * ordered).sum(0) / kept.sum(0)).to(x.dtype)
+
+        return _columns(trimmed, x)
+
+
+@dataclass(frozen=True)
+class Median(Robust):
+    """The median of each number (Yin, Chen, Ramchandran and Bartlett, ICML 2018).
+
+    With less than half of the weight hostile, every number of the result lies between honest clients'. Costs a sort of each number over the
+    clients. Not for replies that are mostly zero (FedFW's points of one entry): their median is zero.
+    """
+
+    def combine(self, x: Tensor, weights: Tensor, dropped: int = 0) -> Tensor:
+        return _median(x, weights)
+
+
+@dataclass(frozen=True)
+class GeometricMedian(Robust):
+    """argmin over v of sum_i w_i |v - x_i|, by Weiszfeld's steps, smoothed (Pillutla, Kakade and Harchaoui, 2022).
+
+        v <- sum_i b_i x_i / sum_i b_i,   b_i = w_i / max(nu, |v - x_i|)
+
+    from the median of each number, with nu = 1e-6 of the median distance from it, until the pulls of the clients cancel:
+    |sum_i b_i (v - x_i)| <= tolerance, where each client alone pulls with w_i; or until `steps`. With a part a < 1/2 of the weight hostile,
+    |v - c| <= 2 (1 - a) / (1 - 2 a) max |x_i - c| over the honest clients, for any c. Costs clients^2 x numbers once (products of the
+    replies), then clients^2 a step.
+    """
+
+    tolerance: float = 1e-5
+    steps: int = 1000
+
+    def __post_init__(self) -> None:
+        positive("tolerance", self.tolerance)
+        whole_number("steps", self.steps)
+
+    def combine(self, x: Tensor, weights: Tensor, dropped: int = 0) -> Tensor:
+        center = _median(x, weights)
+        products = _products(x, center)
+        squares = products.diagonal()
+        scale = _median(squares.sqrt().unsqueeze(1), weights)
+        if not scale:  # half of the weight is there
+            return center
+        mix, distances = torch.zeros_like(weights), squares.sqrt()  # v = center + sum_i mix_i (x_i - center)
+        for _ in range(self.steps):
+            pulls = weights / distances.clamp(min=1e-6 * scale)
+            new = pulls / pulls.sum()
+            moved, mix = new - mix, new
+            if pulls.sum() * (moved @ products @ moved).clamp(min=0).sqrt() <= self.tolerance:
+                break
+            side = products @ mix
+            distances = (squares - 2 * side + mix @ side).clamp(min=0).sqrt()
+        return _mix(x, mix)
+
+
+@dataclass(frozen=True)
+class Krum(Robust):
+    """The reply closest to its neighbours (Blanchard, El Mhamdi, Guerraoui and Stainer, NeurIPS 2017); with select > 1, multi-Krum.
+
+        score_i = sum of |x_i - x_j|^2 over the n - hostile - 2 closest j;   the mean of the `select` replies of least score
+
+    hostile: how many of the n clients of a round may be, with n >= 2 hostile + 3. Where fewer replies are left, those that were dropped are
+    taken for hostile ones (or else one client could stop a run by sending nonsense); if that is not enough, `fd.TooFewClients` is raised.
+    Clients count the same in the scores, and by weight in the mean of those selected. Costs clients^2 x numbers. What most clients know
+    is not heard: with select=1 the model follows one client a round.
+    """
+
+    hostile: int
+    select: int = 1
+
+    def __post_init__(self) -> None:
+        whole_number("hostile", self.hostile, 0)
+        whole_number("select", self.select)
+
+    def check(self, clients: float) -> None:
+        least = max(2 * self.hostile + 3, self.hostile + self.select)
+        if clients < least:
+            raise ConfigError(
+                f"hostile={self.hostile} and select={self.select} need at least {least} clients a round; there are {clients:g}"
+            )
+
+    def combine(self, x: Tensor, weights: Tensor, dropped: int = 0) -> Tensor:
+        n, hostile = len(x), self.hostile
+        if n < 2 * hostile + 3:
+            hostile = max(0, hostile - dropped)
+        if n < 2 * hostile + 3:
+            raise TooFewClients(f"{self} needs {2 * hostile + 3} replies that can be used; {n} came")
+        chosen = torch.zeros_like(weights)
+        chosen[self.scores(x, hostile).argsort(stable=True)[: min(self.select, n - hostile)]] = 1.0
+        return _mix(x, chosen * weights / (chosen @ weights))
+
+    @staticmethod
+    def scores(x: Tensor, hostile: int) -> Tensor:
+        """The score of each row."""
+        products = _products(x, _median(x, torch.full((len(x),), 1 / len(x), dtype=torch.float64)))
+        squares = products.diagonal()
+        apart = (squares.unsqueeze(0) + squares.unsqueeze(1) - 2 * products).clamp(min=0)
+        apart.fill_diagonal_(torch.inf)  # oneself is no neighbour
+        return apart.sort(1).values[:, : len(x) - hostile - 2].sum(1)

@@ -1,0 +1,1 @@
+"""Secure aggregation: the protocol, its two sides, and its arithmetic."""

@@ -1,0 +1,1 @@
+"""FedBoost and AFLBoost: mixtures of given predictors."""

@@ -1,0 +1,1 @@
+"""FedFW: projection-free learning on a convex set."""

@@ -1,0 +1,111 @@
+"""What the methods on a convex set share: a model, a loss, and the set that its parameters stay in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from foedus.base import random
+from foedus.base.rows import Rows
+from foedus.base.spec import Spec
+from foedus.base.tree import State
+from foedus.core.algorithm import Algorithm, Client
+from foedus.core.clients import Clients
+from foedus.core.predictor import Predictor
+from foedus.errors import ConfigError, unknown
+from foedus.geometry import Domain, L2Ball, ModelDomain, domain_of
+from foedus.models.base import Model, Params, model_of
+from foedus.models.linear import Linear
+from foedus.models.losses import loss_for
+from foedus.models.training.gradients import gradient, value_and_gradient
+
+BEGINNINGS = ("model", "projected", "domain")
+
+
+@dataclass(frozen=True)
+class ConstrainedTraining(Algorithm):
+    """What the methods on a convex set share: a model, a loss, and the set that the parameters stay in.
+
+    model: a foedus model or any `torch.nn.Module`. domain: one set over all parameters as one vector (`L1Ball(10.0)`), or
+    one for each tensor (`PerLayer(L1Ball(10.0))`). loss: "auto", "cross_entropy", "squared", "logistic" or "huber".
+    begin: where x starts: at the "model"'s own start (an error if that is outside), at the point of the set closest to it
+    ("projected"; for networks, which cannot leave zero), or at the canonical point of the "domain".
+    """
+
+    model: Model = Linear()  # noqa: RUF009 - frozen
+    domain: Domain | ModelDomain = L2Ball(10.0)  # noqa: RUF009 - frozen
+    loss: str = "auto"
+    begin: str = "model"
+
+    remedy = "scale the features: inside a bounded set, only they can make numbers this large"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "model", model_of(self.model))
+        domain_of(self.domain)
+        if self.begin not in BEGINNINGS:
+            raise ConfigError(unknown("begin", self.begin, list(BEGINNINGS)))
+
+    @property
+    def batchable(self) -> bool:
+        return self.model.batchable
+
+    @property
+    def set(self) -> ModelDomain:
+        """The domain, as one of parameter dicts."""
+        return domain_of(self.domain)
+
+    def check(self, spec: Spec) -> None:
+        loss_for(self.loss, spec.classes)
+        self.model.check(spec)
+        self.set.check(self.model.init(spec, random.key(0)))
+
+    def beginning(self, clients: Clients) -> Params:
+        """x^1, or an error if the model's own start is outside of the set."""
+        x = self.first(clients.spec, clients.shared)
+        if self.begin == "model" and not bool(self.set.contains(x)):
+            raise ConfigError(
+                f"the start of {type(self.model).__name__} lies outside of {self.domain}; "
+                "use begin='projected' to start at the closest point of the set, or a larger set"
+            )
+        return x
+
+    def first(self, spec: Spec, shared: Tensor) -> Params:
+        """x^1, the same everywhere."""
+        x = self.model.init(spec, shared)
+        if self.begin == "domain":
+            return self.set.start(x, next(iter(x.values())).dtype)
+        return self.set.project(x) if self.begin == "projected" else x
+
+    def slope(self, client: Client, x: Params, rows: Rows | None = None) -> Params:
+        """The gradient of f_i, the mean loss over the client's rows (or over some of them)."""
+        return gradient(self.model, loss_for(self.loss, client.spec.classes), x, rows or client.data)
+
+    def look(self, client: Client, center: Params) -> tuple[dict[str, Any], None]:
+        """For the history: objective and gradient at the centre, and the distance of the client's own x from it."""
+        x = (client.state or {}).get("x", center)
+        apart = sum((x[k] - center[k]).double().square().sum() for k in center)
+        value, slope = value_and_gradient(self.model, loss_for(self.loss, client.spec.classes), center, client.data)
+        return {"objective": value, "slope": slope, "apart": apart}, None
+
+    def log(self, clients: Clients, ids: Tensor, center: Params, consensus: bool = True) -> None:
+        """The objective, the gap of equation 11 and the consensus, over all clients; measured, not sent."""
+        if not clients.measures:
+            return
+        seen = clients.watched(ids).mean(self.look, weights="uniform", center=center)
+        clients.log(objective=seen["objective"], fw_gap=gap(self.set, seen["slope"], center))
+        if consensus:
+            clients.log(consensus=seen["apart"])
+
+    def predictor(self, state: State) -> Predictor:
+        return Predictor(lambda x: self.model.apply(state.center, x), state.spec)
+
+    def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return loss_for(self.loss, None if y.is_floating_point() else outputs.shape[-1]).value(outputs, y)
+
+
+def gap(domain: ModelDomain, slope: Params, x: Params) -> Tensor:
+    """max over u in D of <slope, x - u>: 0 exactly at stationary points of the constrained problem."""
+    best = domain.dense(domain.lmo(slope), x)
+    return sum((slope[k].double() * (x[k] - best[k]).double()).sum() for k in x)

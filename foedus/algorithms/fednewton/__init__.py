@@ -1,0 +1,1 @@
+"""FedNewton and ridge regression on features."""

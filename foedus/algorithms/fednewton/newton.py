@@ -1,0 +1,266 @@
+"""FedNewton: "Efficient Newton-type federated learning with non-IID data" (Algorithm 1), its start DKRR and its reference KRR.
+
+The objective is ridge regression on features phi, over all rows D of all clients (equation 1):
+
+    F(w) = sum_j p_j F_j(w),   F_j(w) = 1/(2 n_j) sum_{i in D_j} |phi(x_i)^T w - y_i|^2 + reg/2 |w|^2,   p_j = n_j / n
+
+with w of shape (M, k), one column an output: k targets, or k classes one against all (labels as 0 and 1). A client's gradient
+and Hessian are g_j = H_j w - b_j and H_j = Phi_j^T Phi_j + reg I (Phi_j: its features divided by sqrt(n_j)), and by Proposition 1
+the global ones are their averages, g = sum_j p_j g_j and H = sum_j p_j H_j.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from foedus.algorithms.fednewton.regression import FeatureRegression, positive, simplex_shares
+from foedus.base.rows import Rows
+from foedus.base.spec import Spec
+from foedus.base.tree import State
+from foedus.core.algorithm import Client
+from foedus.core.clients import Clients
+from foedus.core.predictor import Predictor
+from foedus.errors import ConfigError, unknown, whole_number
+from foedus.models import curvature
+from foedus.models.least_squares import DTYPES, product, solve
+from foedus.models.losses import Huber, Loss, loss_for
+
+
+class DivergenceWarning(UserWarning):
+    """The plain Newton iteration will not converge on this federation."""
+
+
+@dataclass(frozen=True)
+class FedNewton(FeatureRegression):
+    """Newton's method with the global gradient and local Hessians; two exchanges of M numbers an output in a round.
+
+    `solver="newton"` is Algorithm 1, line by line. (Equations 4 and 5 print the local gradient; the global one of lines 6 to 8
+    is right: only with it is the KRR solution a fixed point.)
+
+        server: w    client j: g_j = H_j w - b_j           line 5       server: g = sum_j p_j g_j          line 6
+        server: g    client j: d_j = H_j^-1 g              line 7       server: w <- w - sum_j p_j d_j     line 8
+
+    With P = sum_j p_j H_j^-1 the error is multiplied by I - P H every round. Inversion is operator-convex, so P >= H^-1 and
+    every eigenvalue of P H is at least 1: the iteration converges if and only if the largest is below 2, and its rate, the
+    spectral radius, is that eigenvalue minus 1. Few local rows or strong heterogeneity make it larger. A run that will
+    diverge says so (`DivergenceWarning`) as soon as the gradients it has seen anyway prove it, in its second round at the
+    earliest: the Rayleigh quotient d^T H d / g^T d of d = P g is a lower bound of that eigenvalue (minus 1: `radius` in the
+    history), and H d is the difference of two gradients. `fd.diagnose` tells beforehand.
+
+    `solver="cg"` does not diverge and asks as much of the clients in a round, one local solution and one product:
+    conjugate gradients on H w = b preconditioned by P, column by column. The H-norm of every column's error falls in every
+    round, and after at most M rounds it is 0 in exact arithmetic.
+
+        server: r    client j: H_j^-1 r    server: z = sum_j p_j H_j^-1 r,  beta = r^T z / (r^T z of before),  p <- z + beta p
+        server: p    client j: H_j p       server: q = sum_j p_j H_j p,  alpha = r^T z / p^T q,  w <- w + alpha p,  r <- r - alpha q
+
+    Its start also brings b (one more vector up) and H w (one down, one up). A column whose residual is at most
+    `tol` |b| is done and no longer sent. Where replies are quantised (`fd.run(quantise=)`), the residual would drift from the
+    truth: every fifth round then asks for the gradient (a third exchange) and starts anew.
+
+    Partial participation: the averages are over those who take part. For "newton" that is a step towards the solution of
+    their rows only, so that w keeps moving about the solution of all rows. For "cg", conjugacy means nothing from one system to
+    another: when the cohort changes, its own gradient is asked for (a third exchange in that round) and the directions start
+    anew; each round is then an exact line search on the cohort's objective, and the history has `cohort_residual`. It is the same
+    where messages are late (`fd.Delayed`), since conjugacy needs replies of one round; "newton" then takes full steps on late
+    gradients, which overshoot: a delay of one round puts even a perfect preconditioner at the limit of stability.
+
+    Other losses (Remark 4), "newton" only: "logistic" (one class against the rest), "cross_entropy" (softmax) and "huber"
+    (residuals beyond `delta` count linearly; its curvature is that of reweighted least squares). They start at 0, Hessians are
+    those at w, a local system of at most `curvature.DIRECT` unknowns, and no more than the client has rows, is factorised and a
+    larger one solved inexactly by `inner` steps of conjugate gradients without forming it. A third exchange evaluates the clients'
+    objectives at twelve steps along d, from 0 to 4 times the last one that was taken, and the best is taken: where everybody
+    takes part, the objective never rises.
+
+    Example:
+        >>> fd.run(fd.FedNewton(fd.RandomFourier(2000, bandwidth=4.0), reg=1e-5, solver="cg"), fed, rounds=8)
+    """
+
+    loss: str = "squared"
+    solver: str = "newton"
+    tol: float = 1e-12
+    delta: float = 1.0
+    inner: int = 50
+
+    remedy: ClassVar[str] = "use solver='cg' (for the squared loss), or a larger reg"
+
+    steps: ClassVar[tuple[float, ...]] = (0.0, *(2.0**-k for k in (-2, -1, 0, 1, 2, 4, 6, 9, 12, 16, 20)))
+    """Steps that are tried, relative to the last one taken."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.objective(1 if self.loss in ("squared", "huber") else 2)
+        if self.loss == "auto":
+            raise ConfigError(unknown("loss", self.loss, ["squared", "logistic", "cross_entropy", "huber"]))
+        if self.solver not in ("newton", "cg"):
+            raise ConfigError(unknown("solver", self.solver, ["newton", "cg"]))
+        if self.solver == "cg" and not self.quadratic:
+            raise ConfigError(
+                f"solver='cg' needs loss='squared', whose Hessian does not change; with {self.loss!r} use 'newton'"
+            )
+        positive(self, "tol", "delta")
+        whole_number("inner", self.inner)
+
+    @property
+    def quadratic(self) -> bool:
+        return self.loss == "squared"
+
+    def objective(self, classes: int | None) -> Loss:
+        """The loss by row."""
+        return Huber(self.delta) if self.loss == "huber" else loss_for(self.loss, classes)
+
+    def check(self, spec: Spec) -> None:
+        super().check(spec)
+        self.objective(spec.classes)
+
+    def footprint(self, rows: int, row_bytes: int) -> int:
+        if self.quadratic:
+            return super().footprint(rows, row_bytes)
+        size = self.features.rough_size(row_bytes // 4)
+        return 3 * rows * (row_bytes + 8 * size) + (32 * size**2 if size <= min(rows, curvature.DIRECT) else 0)
+
+    def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        y = y.to(outputs.dtype) if y.is_floating_point() else y
+        return self.objective(None if y.is_floating_point() else outputs.shape[-1]).value(outputs, y)
+
+    def predictor(self, state: State) -> Predictor:
+        shares = {
+            "logistic": lambda f: torch.nn.functional.logsigmoid(f).softmax(-1),
+            "cross_entropy": lambda f: f.softmax(-1),
+        }.get(self.loss, simplex_shares)
+        return Predictor(lambda x: self._outputs(x, state.w), state.spec, shares)
+
+    # -- clients -----------------------------------------------------------------------------------------------------
+
+    def prepare(self, data: Rows) -> dict[str, Tensor]:
+        if self.quadratic:
+            return super().prepare(data)
+        return curvature.prepare(self.features, DTYPES[self.dtype], data)
+
+    def init(self, client: Client) -> dict[str, Tensor]:
+        """Where the loss is not squared, a client remembers the round's w, so that it need be sent only once."""
+        if self.quadratic:
+            return {}
+        return {"w": torch.zeros(self.features.size(client.spec), client.spec.outputs, dtype=DTYPES[self.dtype])}
+
+    def begin(self, client: Client) -> tuple[dict[str, Tensor], None]:
+        """For conjugate gradients, the start of line 2 and the right-hand side of the system."""
+        return {"w": client.prepared["local"], "b": client.prepared["right"]}, None
+
+    def gradient(self, client: Client, w: Tensor) -> tuple[Tensor, Any]:
+        """Line 5."""
+        if self.quadratic:
+            return product(client.prepared, self.reg, w) - client.prepared["right"], None
+        loss = self.objective(client.spec.classes)
+        return curvature.gradient(client.prepared, loss, self.reg, w), {"w": w}
+
+    def direction(self, client: Client, g: Tensor) -> tuple[Tensor, None]:
+        """Line 7."""
+        if self.quadratic:
+            return solve(client.prepared, self.reg, g), None
+        loss = self.objective(client.spec.classes)
+        return curvature.solve(client.prepared, loss, self.reg, client.state["w"], g, self.inner), None
+
+    def product(self, client: Client, v: Tensor) -> tuple[Tensor, None]:
+        return product(client.prepared, self.reg, v), None
+
+    def search(self, client: Client, d: Tensor, last: float) -> tuple[Tensor, None]:
+        """The client's objective at w - s d for every step size s."""
+        loss = self.objective(client.spec.classes)
+        steps = [last * s for s in self.steps]
+        return curvature.along(client.prepared, loss, self.reg, client.state["w"], d, steps), None
+
+    # -- server ------------------------------------------------------------------------------------------------------
+
+    def start(self, clients: Clients) -> State:
+        if not self.quadratic:
+            size = self.features.size(clients.spec)
+            return State(w=torch.zeros(size, clients.spec.outputs, dtype=DTYPES[self.dtype]), spec=clients.spec, step=1.0)
+        if self.solver == "newton":
+            return super().start(clients)
+        first = clients.mean(self.begin)
+        r = first["b"] - clients.mean(self.product, v=first["w"])
+        # Residuals are measured against b; against the first of them where b is all but 0.
+        scale = torch.maximum(first["b"].norm(dim=0), r.norm(dim=0)).double()
+        clients.log(residual=_largest(r, scale))
+        zero = torch.zeros_like(r)
+        return State(w=first["w"], spec=clients.spec, r=r, p=zero, rz=zero[0], scale=scale, cohort=clients.ids)
+
+    def round(self, clients: Clients, state: State) -> State:
+        if self.solver == "cg":
+            return self._conjugate(clients, state)
+        g = clients.mean(self.gradient, w=state.w)  # lines 5, 6
+        d = clients.mean(self.direction, g=g)  # line 7
+        clients.log(gradient=g.norm())
+        if not self.quadratic:
+            objectives = clients.mean(self.search, d=d, last=state.step)
+            best = int(objectives.argmin())
+            if objectives[0] - objectives[best] <= 1e-12 * objectives[0].abs():  # no more than rounding
+                best = 0
+            step = state.step * self.steps[best]
+            clients.log(objective=objectives[best], step=step)
+            # Where none was any good, the next ones to be tried are smaller.
+            return state.replace(w=state.w - step * d, step=step or state.step * self.steps[-1])
+        warned = self._foresee(clients, state, g)
+        first = state.get("first", float(g.norm()))
+        return state.replace(w=state.w - d, g=g, d=d, cohort=clients.ids, warned=warned, first=first)  # line 8
+
+    def _foresee(self, clients: Clients, state: State, g: Tensor) -> bool:
+        """Warn, once, when the last two gradients prove that an eigenvalue of P H is above 2; whether it has been said."""
+        if "g" not in state or state.warned:
+            return state.get("warned", False)
+        proof = ""
+        if len(clients) == clients.total and not clients.quantise:
+            before, d = state.g.double(), state.d.double()
+            right = (before * d).sum(0)
+            quotient = ((d * (before - g.double())).sum(0)[right > 0] / right[right > 0]).max() if (right > 0).any() else 1.0
+            # Once it has converged, what is left of the gradients is rounding and proves nothing.
+            if d.norm() > math.sqrt(torch.finfo(g.dtype).eps) * state.w.norm():
+                clients.log(radius=max(float(quotient) - 1, 0.0))
+                if quotient > 2:
+                    proof = f"the spectral radius of its iteration is at least {float(quotient) - 1:.3g}, and must be below 1"
+        elif g.norm() > 1e3 * state.first:
+            proof = f"the gradient has grown {float(g.norm()) / state.first:.3g}-fold"
+        if proof:
+            warnings.warn(
+                f"round {clients.round}: FedNewton(solver='newton') diverges on this federation: {proof}. Use solver='cg', which "
+                f"converges at the same cost a round, or a larger reg than {self.reg:g}",
+                DivergenceWarning,
+                stacklevel=5,
+            )
+        return bool(proof)
+
+    def _conjugate(self, clients: Clients, state: State) -> State:
+        w, r, p, rz = state.w.clone(), state.r, state.p, state.rz
+        late = clients.longest > 0
+        if late or not torch.equal(clients.ids, state.cohort) or (clients.quantise and clients.round % 5 == 0):
+            r, p, rz = -clients.mean(self.gradient, w=state.w), torch.zeros_like(p), torch.zeros_like(rz)
+        r, p, rz = r.clone(), p.clone(), rz.clone()
+        tol = max(self.tol, 4 * torch.finfo(r.dtype).eps)
+        open_ = torch.nonzero((r.norm(dim=0) > tol * state.scale) | late).flatten()
+        if len(open_):
+            z = clients.mean(self.direction, g=r[:, open_])
+            new = (r[:, open_] * z).sum(0)
+            beta = torch.where(rz[open_] > 0, new / rz[open_], 0)
+            p[:, open_] = z + beta * p[:, open_]
+            q = clients.mean(self.product, v=p[:, open_])
+            curve = (p[:, open_] * q).sum(0)
+            alpha = torch.where(curve > 0, new / curve, 0)
+            w[:, open_] += alpha * p[:, open_]
+            r[:, open_] -= alpha * q
+            rz[open_] = new
+        clients.log(**{"residual" if len(clients) == clients.total else "cohort_residual": _largest(r, state.scale)})
+        # Where somebody has failed to answer, the next round starts anew as well.
+        return state.replace(w=w, r=r, p=p, rz=rz, cohort=clients.ids if clients.who is None else clients.who)
+
+
+def _largest(r: Tensor, scale: Tensor) -> float:
+    """The largest residual of a column, relative to its right-hand side."""
+    some = scale > 0
+    return float((r.norm(dim=0).double()[some] / scale[some]).max()) if bool(some.any()) else 0.0

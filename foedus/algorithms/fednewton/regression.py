@@ -1,0 +1,120 @@
+"""Ridge regression on features: the clients' factorized systems, DKRR and KRR."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from numbers import Real
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from foedus.base.rows import Rows
+from foedus.base.spec import Spec
+from foedus.base.tree import State
+from foedus.core.algorithm import Algorithm, Client
+from foedus.core.clients import Clients
+from foedus.core.predictor import Predictor
+from foedus.errors import ConfigError, unknown
+from foedus.geometry import Simplex
+from foedus.models.features import FeatureMap, features_of
+from foedus.models.least_squares import DTYPES, Ridge, prepare_ridge, ridge_bytes
+from foedus.models.losses import loss_for
+
+
+@dataclass(frozen=True)
+class FeatureRegression(Algorithm):
+    """What the methods on features share: the clients' factorised systems, and the closed-form start.
+
+    features: a foedus feature map, or any `torch.nn.Module`. reg: lambda of equation 1, above 0. dtype: "float64", or
+    "float32" for half the memory and messages; local solutions are then refined with residuals in double precision (those of a
+    client with more rows than features solve its system as it is kept, rounded to single precision). Rounded messages limit
+    the accuracy to about 1e-7 |b| / reg.
+    """
+
+    remedy: ClassVar[str] = "use a larger reg"
+
+    features: FeatureMap
+    reg: float = 1e-4
+    dtype: str = field(default="float64", kw_only=True)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "features", features_of(self.features))
+        positive(self, "reg")
+        if not isinstance(self.dtype, str) or self.dtype not in DTYPES:
+            raise ConfigError(unknown("dtype", self.dtype, list(DTYPES)))
+
+    def seeded(self, seed: int) -> Self:
+        return replace(self, features=self.features.seeded(seed))
+
+    def check(self, spec: Spec) -> None:
+        self.features.check(spec)
+
+    def footprint(self, rows: int, row_bytes: int) -> int:
+        size = self.features.rough_size(row_bytes // 4)
+        return 3 * rows * row_bytes + ridge_bytes(rows, size, DTYPES[self.dtype])
+
+    # -- clients -----------------------------------------------------------------------------------------------------
+
+    def prepare(self, data: Rows) -> Ridge:
+        """Line 1: features, the local Hessian and its factor, made once."""
+        return prepare_ridge(self.features, self.reg, DTYPES[self.dtype], data)
+
+    def solve(self, client: Client) -> tuple[Tensor, None]:
+        """Line 2: the client's own solution, H_j^-1 b_j."""
+        return client.prepared["local"], None
+
+    # -- server ------------------------------------------------------------------------------------------------------
+
+    def start(self, clients: Clients) -> State:
+        """Lines 2 and 3: the average of the clients' own solutions."""
+        return State(w=clients.mean(self.solve), spec=clients.spec)
+
+    def predictor(self, state: State) -> Predictor:
+        return Predictor(lambda x: self._outputs(x, state.w), state.spec, simplex_shares)
+
+    def _outputs(self, x: Tensor, w: Tensor) -> Tensor:
+        """phi(x)^T w, in blocks of rows whose features are at most 64 MB."""
+        block = max(1, (1 << 26) // (len(w) * w.element_size()))
+        return torch.cat([self.features(some, w.dtype) @ w for some in x.split(block)])
+
+    def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return loss_for("squared", None).value(outputs, y.to(outputs.dtype) if y.is_floating_point() else y)
+
+
+def positive(algorithm: Algorithm, *names: str) -> None:
+    """Refuse settings that are not positive numbers."""
+    for name in names:
+        value = getattr(algorithm, name)
+        if not isinstance(value, Real) or isinstance(value, bool) or not 0 < value < math.inf:
+            raise ConfigError(f"{name}={value!r} must be a positive number")
+
+
+@dataclass(frozen=True)
+class DKRR(FeatureRegression):
+    """Distributed kernel ridge regression: the average of the clients' own solutions, sum_j p_j H_j^-1 b_j. No rounds.
+
+    One message a client, and then nothing: later rounds leave it as it is. It is where FedNewton starts.
+    """
+
+    def round(self, clients: Clients, state: State) -> State:
+        return state
+
+
+@dataclass(frozen=True)
+class KRR(FeatureRegression):
+    """Kernel ridge regression on all rows in one place, H^-1 b (equation 2): the reference that FedNewton approaches.
+
+    It is no federated method: the cost of bringing the data together is not counted.
+    """
+
+    pooled: ClassVar[bool] = True
+
+    def round(self, clients: Clients, state: State) -> State:
+        return state
+
+
+def simplex_shares(outputs: Tensor) -> Tensor:
+    """Probabilities from one-against-all outputs, which estimate 0 and 1: the closest point of the probability simplex."""
+    return Simplex().project(outputs, batch=1)

@@ -1,0 +1,1 @@
+"""FedRes: a shared global model and private local models learn each other's residual."""

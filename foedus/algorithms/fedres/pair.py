@@ -1,0 +1,94 @@
+"""A pair of models, global and local: columns, targets, losses and gradients of their sum."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from foedus.base.spec import Spec
+from foedus.errors import ConfigError
+from foedus.models.base import Model, Params, Pull
+
+LOSSES = ("squared", "logistic")
+
+Columns = tuple[int, ...] | None
+
+
+def forward(model: Model, params: Params, x: Tensor) -> tuple[Tensor, Pull]:
+    """Outputs (c, b, m) of rows (c, b, ...) by parameters with a client dimension, and the pullback of their slope."""
+    if model.closed_form:
+        return model.pullback(params, x.flatten(2))
+    with torch.enable_grad():
+        z, pull = torch.func.vjp(lambda p: torch.func.vmap(model.apply)(p, x), params)
+    return z, lambda s: pull(s)[0]
+
+
+def value(loss: str, z: Tensor, y: Tensor) -> Tensor:
+    """The loss of each row."""
+    return ((z - y).square() if loss == "squared" else F.softplus(-y * z)).sum(-1)
+
+
+def row_loss(loss: str, outputs: Tensor, y: Tensor) -> Tensor:
+    """The loss of each row from `logits`, for evaluation."""
+    if outputs.shape[-1] == 2 and not y.is_floating_point():
+        outputs, y = outputs[..., 1:] - outputs[..., :1], (2 * y - 1).to(outputs.dtype).unsqueeze(-1)
+    elif not y.is_floating_point():
+        y = 2 * F.one_hot(y, outputs.shape[-1]).to(outputs.dtype) - 1
+    elif y.dim() < outputs.dim():
+        y = y.unsqueeze(-1)
+    return value(loss, outputs, y)
+
+
+def slope(loss: str, z: Tensor, y: Tensor) -> Tensor:
+    """Its derivative in the outputs."""
+    return 2 * (z - y) if loss == "squared" else -y * torch.sigmoid(-y * z)
+
+
+def targets(y: Tensor, spec: Spec) -> Tensor:
+    """What the outputs should be: +-1 for labels (one output for two classes), else the targets; (..., m)."""
+    if spec.classes == 2:
+        return (2 * y.float() - 1).unsqueeze(-1)
+    if spec.classes:
+        return 2 * F.one_hot(y.long(), spec.classes).float() - 1
+    return y.float().reshape(*y.shape[:2], spec.outputs)
+
+
+def logits(z: Tensor, spec: Spec) -> Tensor:
+    """One output for each class from what the models say."""
+    return torch.cat((-z / 2, z / 2), -1) if spec.classes == 2 else z
+
+
+def part(x: Tensor, columns: Columns, batch: int) -> Tensor:
+    """Some features of rows with `batch` leading dimensions."""
+    if columns is None:
+        return x
+    place = _place(columns)
+    return x.flatten(batch)[..., place] if isinstance(place, slice) else x.flatten(batch).index_select(-1, place)
+
+
+@functools.lru_cache(maxsize=256)
+def _place(columns: tuple[int, ...]) -> slice | Tensor:
+    """Where columns are: neighbours need not be copied."""
+    side_by_side = columns == tuple(range(columns[0], columns[0] + len(columns)))
+    return slice(columns[0], columns[0] + len(columns)) if side_by_side else torch.tensor(columns)
+
+
+def part_spec(spec: Spec, columns: Columns) -> Spec:
+    """The form of some features, with an output for each that is learnt."""
+    return Spec(spec.shape if columns is None else (len(columns),), None, 1 if spec.classes == 2 else spec.outputs)
+
+
+def columns_of(name: str, given: Any) -> tuple[int, ...]:
+    values = None if isinstance(given, str | Mapping) or np.ndim(given) != 1 else np.asarray(given)
+    if values is None or (len(values) and not np.issubdtype(values.dtype, np.integer)):
+        raise ConfigError(f"{name}={given!r} must be numbers of columns")
+    columns = tuple(values.tolist())
+    if not columns or min(columns) < 0 or len(set(columns)) != len(columns):
+        raise ConfigError(f"{name} must be different column numbers from 0 on, at least one")
+    return columns

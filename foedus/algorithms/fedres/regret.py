@@ -1,0 +1,122 @@
+"""The regret of an online run: against the best pair of a global model and local models in hindsight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foedus.algorithms.fedres.erm import FedResERM
+from foedus.algorithms.fedres.pair import part, targets, value
+from foedus.algorithms.fedres.sgd import FedRes
+from foedus.core.result import Run
+from foedus.errors import FoedusError
+from foedus.models.linear import Linear
+from foedus.storage.states import States
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, eq=False)
+class Regret:
+    """Equation (1): average loss of all predictions, that of the best pair, and the difference; and all of it by client."""
+
+    loss: float
+    best: float
+    regret: float
+    per_client: pd.DataFrame
+
+
+def regret(run: Run) -> Regret:
+    """The regret of a finished run of `fd.FedRes`, `fd.FedResERM` or `fd.FictitiousPlay` with linear models.
+
+    The best pair minimises the loss over the rows that the clients have seen, as often as they have; no ball is put around it, so that
+    with a `radius` the regret is at most this.
+    """
+    import pandas as pd
+
+    algorithm = run.algorithm
+    if run.fed is None or not (type(algorithm) is FedRes or isinstance(algorithm, FedResERM)):
+        raise FoedusError("regret needs a run of FedRes, FedResERM or FictitiousPlay, with its federation")
+    loss, bias = _linear(algorithm)
+    parts, online = [], []
+    states = States(len(run.clients["ids"]))
+    states.load(run.clients["states"])
+    order = np.argsort(run.fed.ids, kind="stable")
+    for position, i in enumerate(order):
+        state = states.get(position)
+        if state is None or int(state["t"]) == 0:
+            raise FoedusError(f"client {int(run.fed.ids[i])} has made no prediction")
+        seen, rows = int(state["t"]) * algorithm.batch_size, run.fed.client_rows(i)
+        times = np.full(len(rows), seen // len(rows))
+        times[: seen % len(rows)] += 1
+        x, y = (torch.from_numpy(np.asarray(t[rows])) for t in (run.fed.data.x_train, run.fed.data.y_train))
+        features = [_features(x, columns, b) for columns, b in zip((algorithm.shared, algorithm.private), bias, strict=True)]
+        target = targets(y.unsqueeze(0), run.fed.spec)[0].double()
+        parts.append((*features, target, torch.from_numpy(times).double() / seen))
+        online.append(float(state["loss"]) / int(state["t"]))
+    best = (_squared if loss == "squared" else _descended)(parts, loss)
+    frame = pd.DataFrame({"client": run.fed.ids[order], "loss": online, "best": best})
+    frame["regret"] = frame.loss - frame.best
+    return Regret(float(frame.loss.mean()), float(frame.best.mean()), float(frame.regret.mean()), frame)
+
+
+def _linear(algorithm: FedRes | FedResERM) -> tuple[str, list[bool | None]]:
+    """The loss, and whether the global and the local model have a bias (`None`: there is no such model)."""
+    if isinstance(algorithm, FedResERM):
+        return "squared", [algorithm.bias, algorithm.bias]
+    models = [algorithm.global_model, algorithm.local_model]
+    if not algorithm.alike or any(m is not None and not isinstance(m, Linear) for m in models):
+        raise FoedusError("the best pair in hindsight is known for linear models that are alike")
+    return algorithm.loss, [None if m is None else m.bias for m in models]
+
+
+def _features(x: Tensor, columns: tuple[int, ...] | None, bias: bool | None) -> Tensor:
+    if bias is None:
+        return torch.zeros(len(x), 0, dtype=torch.float64)
+    x = part(x.float(), columns, 1).flatten(1).double()
+    return torch.cat((x, torch.ones(len(x), 1, dtype=x.dtype)), 1) if bias else x
+
+
+def _squared(parts: list[tuple[Tensor, ...]], loss: str) -> list[float]:
+    """Least squares in all models at once; the local ones are eliminated first."""
+    matrix, right, solved = 0.0, 0.0, []
+    for g, own, y, weight in parts:
+        wg, wl = g * weight.unsqueeze(1), own * weight.unsqueeze(1)
+        inverse = torch.linalg.pinv(own.mT @ wl, hermitian=True)
+        cross = wg.mT @ own
+        matrix = matrix + wg.mT @ g - cross @ inverse @ cross.mT
+        right = right + wg.mT @ y - cross @ inverse @ (wl.mT @ y)
+        solved.append((inverse, cross))
+    w = torch.linalg.pinv(matrix, rtol=1e-12, hermitian=True) @ right
+    best = []
+    for (g, own, y, weight), (inverse, cross) in zip(parts, solved, strict=True):
+        local = inverse @ ((own * weight.unsqueeze(1)).mT @ y - cross.mT @ w)
+        best.append(float((weight * value("squared", g @ w + own @ local, y)).sum()))
+    return best
+
+
+def _descended(parts: list[tuple[Tensor, ...]], loss: str) -> list[float]:
+    """By quasi-Newton steps, from 0."""
+    outputs = parts[0][2].shape[1]
+    free = [
+        torch.zeros(p.shape[1], outputs, dtype=torch.float64, requires_grad=True) for p in (parts[0][0], *(q[1] for q in parts))
+    ]
+    optimiser = torch.optim.LBFGS(free, lr=1.0, max_iter=500, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
+
+    def each() -> list[Tensor]:
+        return [(k * value(loss, g @ free[0] + own @ w, y)).sum() for (g, own, y, k), w in zip(parts, free[1:], strict=True)]
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        total = torch.stack(each()).mean()
+        total.backward()
+        return total
+
+    with torch.enable_grad():
+        optimiser.step(closure)
+    return [float(v.detach()) for v in each()]

@@ -1,0 +1,1 @@
+"""FFGB: boosting with functions as messages."""

@@ -1,0 +1,222 @@
+"""Distillation on an unlabelled public set: FFGB-Distill (FFGB, Section 5) and ensemble distillation (FedDF, Lin et al. 2020).
+
+The server turns what clients sent into one model again, by training on rows that belong to nobody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foedus.algorithms.ffgb.boost import step_weights
+from foedus.algorithms.local_training import LocalTraining
+from foedus.base import random, tree
+from foedus.base.rows import Rows
+from foedus.base.spec import Spec
+from foedus.base.tree import State, Tree
+from foedus.core.algorithm import Algorithm, Client
+from foedus.core.clients import Clients
+from foedus.core.predictor import Predictor
+from foedus.errors import ConfigError, DataError, positive, whole_number
+from foedus.models.base import Model, Params, model_of
+from foedus.models.losses import SoftLabels, Squared, loss_for
+from foedus.models.training.augment import crop_flip
+from foedus.models.training.descend import descend, descend_to
+from foedus.models.training.gradients import to
+from foedus.models.training.settings import Training
+
+ADAM = Training(lr=1e-3, optimizer="adam", epochs=100, batch_size=64, clip=5.0)
+STUDENT = Training(lr=1e-3, optimizer="adam", epochs=20, batch_size=64, clip=5.0, weight_decay=1e-3)
+
+
+class Public:
+    """Unlabelled rows that the server may use. views: how many randomly cropped and flipped copies stand in for them (images)."""
+
+    def __init__(self, x: Any, views: int = 0):
+        whole_number("views", views, 0)
+        self.x = torch.from_numpy(np.ascontiguousarray(x, np.float32))
+        if self.x.dim() < 2 or not len(self.x) or not bool(torch.isfinite(self.x).all()):
+            raise DataError(f"public has shape {tuple(self.x.shape)}; it must be rows of finite numbers, at least one")
+        if views and self.x.dim() != 4:
+            raise DataError(f"views={views} needs images (rows, channels, height, width), not {tuple(self.x.shape)}")
+        self.views = views
+
+    def check(self, spec: Spec) -> None:
+        """Refuse rows of another form than the clients'."""
+        if tuple(self.x.shape[1:]) != spec.shape:
+            raise DataError(
+                f"the public rows have shape {tuple(self.x.shape[1:])}, the clients' {spec.shape}: "
+                "bring them to one form (size, channels, scaling) first"
+            )
+
+    def rows(self, key: Tensor) -> Tensor:
+        """The rows of a round: as they are, or views of them that are drawn once and for all."""
+        if not self.views:
+            return self.x
+        return torch.cat([crop_flip(self.x, random.fold(key, v)) for v in range(self.views)])
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"x": self.x}
+
+    def __repr__(self) -> str:
+        return f"Public({len(self.x)} rows of shape {tuple(self.x.shape[1:])}, views={self.views})"
+
+
+@dataclass(frozen=True)
+class FFGBDistill(Algorithm):
+    """FFGB whose ensemble is distilled into one model after every round (equation 17).
+
+    A round sends the model theta down and K networks up. Client i starts from g_1 = h_theta on its rows and makes the K steps of `fd.FFGB`
+    with networks fitted by least squares (Q^2, equation 6); the server then trains theta on the public rows towards
+
+        f(x) = prod_k (1 - eta mu) h_theta(x) - 1/|S| sum_i sum_k eta prod_{j > k} (1 - eta mu) h_{i,k}(x)
+
+    by squared error, from where it was. public: rows without labels (an array, or `fd.Public(x, views=...)`). oracle, student: how clients
+    fit and how the server distils (`fd.Training`). weak: the clients' model, if not the same. step, mu, residual, weights: as in `fd.FFGB`.
+    """
+
+    model: Model
+    public: Any = field(compare=False)
+    weak: Model | None = None
+    loss: str = "auto"
+    local_steps: int = 1
+    step: float = 10.0
+    mu: float = 5e-3
+    residual: bool = True
+    weights: str = "uniform"
+    oracle: Training = ADAM
+    student: Training = STUDENT
+
+    remedy: ClassVar[str] = "try a smaller step"
+    spread: ClassVar[float] = float("inf")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "model", model_of(self.model))
+        object.__setattr__(self, "weak", self.model if self.weak is None else model_of(self.weak))
+        object.__setattr__(self, "public", as_public(self.public))
+        whole_number("local_steps", self.local_steps)
+        positive("step", self.step)
+        if isinstance(self.mu, bool) or not isinstance(self.mu, Real) or not 0 <= self.mu < float("inf"):
+            raise ConfigError(f"mu={self.mu!r} must be a number that is not negative")
+        for name in ("oracle", "student"):
+            if not isinstance(getattr(self, name), Training):
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be a fd.Training")
+        if self.weights not in ("uniform", "rows"):
+            raise ConfigError(f"weights={self.weights!r} must be 'uniform' or 'rows'")
+
+    @property
+    def batchable(self) -> bool:
+        return self.weak.batchable and self.model.batchable
+
+    def footprint(self, rows: int, row_bytes: int) -> int:
+        return 64 * self.oracle.epochs * rows + 4 * rows * row_bytes
+
+    def check(self, spec: Spec) -> None:
+        loss_for(self.loss, spec.classes)
+        self.public.check(spec)
+        for model in (self.model, self.weak):
+            model.check(spec)
+
+    def boost(self, client: Client, w: Params, t: int) -> tuple[Tree, None]:
+        """Algorithm 2 with networks; all clients' start from the same draw, another in every round."""
+        data, spec = client.data, client.spec
+        x, y, loss = data.x, data.y, loss_for(self.loss, spec.classes)
+        g = self.model.apply(w, x)
+        delta, found = torch.zeros_like(g), []
+        for k in range(1, self.local_steps + 1):
+            key = random.fold(client.key, k)
+            target = delta + loss.slope(g, y, torch.ones_like(data.weight))
+            start = self.weak.init(spec, random.fold(client.shared, t, k))
+            h = descend_to(self.oracle, self.weak, Squared(), start, data, target, random.fold(key, 1))
+            said = self.weak.apply(h, x)
+            g = g - self.step * (said + self.mu * g)
+            if self.residual:
+                delta = target - said
+            found.append(h)
+        return {"functions": found}, None
+
+    def start(self, clients: Clients) -> State:
+        return State(w=self.model.init(clients.spec, clients.shared), spec=clients.spec)
+
+    def round(self, clients: Clients, state: State) -> State:
+        replies = clients.gather(self.boost, weights=self.weights, w=state.w, t=clients.round)
+        functions, share = replies.stack()["functions"], replies.weights.float()
+        shrink, pulls = step_weights([self.step] * self.local_steps, self.mu)
+        rows = self.public.rows(clients.key).to(clients.device)
+        teacher = torch.cat([self._teacher(block, state.w, functions, pulls, share, shrink) for block in rows.split(1024)])
+        data = Rows(rows, teacher, torch.arange(len(rows)), torch.ones(len(rows)), state.spec)
+        w = descend(self.student, self.model, Squared(), state.w, data, random.fold(clients.key, 1))["params"]
+        return state.replace(w=w)
+
+    def _teacher(self, x: Tensor, w: Params, functions: list, pulls: list[float], share: Tensor, shrink: float) -> Tensor:
+        """f of the new ensemble on public rows."""
+        with torch.no_grad():
+            f = shrink * self.model.apply(to(x.device, w), x)
+            for stacked, pull in zip(functions, pulls, strict=True):
+                f = f - pull * weighted_outputs(self.weak, stacked, share, x)
+        return f
+
+    def predictor(self, state: State) -> Predictor:
+        return Predictor(lambda x: self.model.apply(state.w, x), state.spec)
+
+    def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return loss_for(self.loss, None if y.is_floating_point() else outputs.shape[-1]).value(outputs, y)
+
+
+@dataclass(frozen=True)
+class FedAvgDistill(LocalTraining):
+    """FedAvg whose average is then distilled from the ensemble of the clients' models (FedDF, Lin et al. 2020, Algorithm 1).
+
+    The average of the clients' weights is where the student starts; the teacher is softmax(1/|S| sum_i f_i(x)) on the public rows, and the loss the
+    Kullback-Leibler divergence (squared error for values). student: how it is trained (`fd.Training`).
+    """
+
+    public: Any = field(default=None, compare=False)
+    student: Training = STUDENT
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.public is None:
+            raise ConfigError("public=None: ensemble distillation needs an unlabelled public set")
+        object.__setattr__(self, "public", as_public(self.public))
+        if not isinstance(self.student, Training):
+            raise ConfigError(f"student={self.student!r} must be a fd.Training")
+
+    def check(self, spec: Spec) -> None:
+        super().check(spec)
+        self.public.check(spec)
+
+    def train(self, client: Client, w: Params) -> tuple[Params, None]:
+        return self.descend(client, w)["params"], None
+
+    def round(self, clients: Clients, state: State) -> State:
+        replies = clients.gather(self.train, weights=self.weights, w=state.w)
+        stacked, share = replies.stack(), replies.weights
+        start = tree.map(lambda v: (v.double() * share.view(-1, *[1] * (v.dim() - 1))).sum(0).to(v.dtype), stacked)
+        rows, even = self.public.rows(clients.key).to(clients.device), torch.full((len(share),), 1 / len(share))
+        with torch.no_grad():
+            teacher = torch.cat([weighted_outputs(self.model, stacked, even, block) for block in rows.split(1024)])
+        loss: Any = Squared()
+        if state.spec.classes:
+            loss, teacher = SoftLabels(), teacher.softmax(-1)
+        data = Rows(rows, teacher, torch.arange(len(rows)), torch.ones(len(rows)), state.spec)
+        w = descend(self.student, self.model, loss, start, data, random.fold(clients.key, 1))["params"]
+        return state.replace(w=w)
+
+
+def as_public(given: Any) -> Public:
+    """A public set from what the user passed."""
+    return given if isinstance(given, Public) else Public(given)
+
+
+def weighted_outputs(model: Model, stacked: Params, share: Tensor, x: Tensor) -> Tensor:
+    """sum_i share_i f_i(x) of models with a leading client dimension."""
+    total = 0.0
+    for i, weight in enumerate(share.tolist()):
+        total = total + weight * model.apply({k: v[i].to(x.device) for k, v in stacked.items()}, x)
+    return total

@@ -1,0 +1,79 @@
+"""What the averaging methods share: a model, a loss, and local training by mini-batch descent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from foedus.base.spec import Spec
+from foedus.base.tree import State
+from foedus.core.algorithm import Algorithm, Client
+from foedus.core.clients import Clients
+from foedus.core.predictor import Predictor
+from foedus.errors import ConfigError, unknown
+from foedus.models.base import Model, Params, model_of
+from foedus.models.linear import Linear
+from foedus.models.losses import loss_for
+from foedus.models.training.descend import descend
+from foedus.models.training.settings import Training
+
+
+@dataclass(frozen=True)
+class LocalTraining(Training, Algorithm):
+    """Base of the methods whose clients train a model on their own rows.
+
+    model: a foedus model or any `torch.nn.Module`. loss: "auto" (cross-entropy for classes, squared for values),
+    "cross_entropy" or "squared". weights: how clients count in an average, "rows" or "uniform". The other settings are
+    those of `foedus.models.training.settings.Training`.
+    """
+
+    model: Model = Linear()  # noqa: RUF009 - frozen
+    loss: str = "auto"
+    weights: str = "rows"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "model", model_of(self.model))
+        if not isinstance(self.loss, str):
+            raise ConfigError(f"loss={self.loss!r} must be the name of a loss; a set is passed as domain=...")
+        if self.weights not in ("rows", "uniform"):
+            raise ConfigError(unknown("weights", self.weights, ["rows", "uniform"]))
+
+    @property
+    def spread(self) -> float:
+        return 1.5 if self.steps or self.batch_size is None else float("inf")
+
+    def footprint(self, rows: int, row_bytes: int) -> int:
+        schedule = 64 * (self.steps * (self.batch_size or rows) if self.steps else self.epochs * rows)
+        return schedule + 2 * min(rows, self.batch_size or rows) * row_bytes
+
+    @property
+    def batchable(self) -> bool:
+        return self.model.batchable
+
+    def check(self, spec: Spec) -> None:
+        loss_for(self.loss, spec.classes)
+        self.model.check(spec)
+
+    def start(self, clients: Clients) -> State:
+        return State(w=self.model.init(clients.spec, clients.shared), spec=clients.spec)
+
+    def predictor(self, state: State) -> Predictor:
+        return Predictor(lambda x: self.model.apply(state.w, x), state.spec)
+
+    def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return loss_for(self.loss, None if y.is_floating_point() else outputs.shape[-1]).value(outputs, y)
+
+    def descend(self, client: Client, w: Params, **terms: Any) -> dict[str, Any]:
+        """Local training from w; see `foedus.models.training.descend`."""
+        return descend(self, self.model, loss_for(self.loss, client.spec.classes), w, client.data, client.key, **terms)
+
+
+def positive(algorithm: Algorithm, *names: str) -> None:
+    """Refuse settings that are not positive numbers."""
+    for name in names:
+        value = getattr(algorithm, name)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+            raise ConfigError(f"{name}={value!r} must be a positive number")

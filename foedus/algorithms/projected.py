@@ -1,0 +1,54 @@
+"""FedAvg with a projection onto a convex set after every round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from foedus.algorithms.fedavg import FedAvg
+from foedus.algorithms.fedfw.constrained import gap
+from foedus.base import random
+from foedus.base.spec import Spec
+from foedus.base.tree import State
+from foedus.core.algorithm import Client
+from foedus.core.clients import Clients
+from foedus.errors import whole_number
+from foedus.geometry import Domain, L2Ball, ModelDomain, domain_of
+from foedus.models.base import Params
+from foedus.models.losses import loss_for
+from foedus.models.training.gradients import value_and_gradient
+
+
+@dataclass(frozen=True)
+class ProjectedFedAvg(FedAvg):
+    """FedAvg whose server projects the average onto `domain` in every round. The history has `fw_gap` and `objective`."""
+
+    domain: Domain | ModelDomain = L2Ball(10.0)  # noqa: RUF009 - frozen
+    measure_every: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        domain_of(self.domain)
+        whole_number("measure_every", self.measure_every, 0)
+
+    def check(self, spec: Spec) -> None:
+        super().check(spec)
+        domain_of(self.domain).check(self.model.init(spec, random.key(0)))
+
+    def look(self, client: Client, w: Params) -> tuple[dict[str, Any], None]:
+        value, slope = value_and_gradient(self.model, loss_for(self.loss, client.spec.classes), w, client.data)
+        return {"objective": value, "slope": slope}, None
+
+    def start(self, clients: Clients) -> State:
+        state = super().start(clients)
+        return state.replace(w=domain_of(self.domain).project(state.w), ids=clients.ids, sizes=clients.sizes)
+
+    def round(self, clients: Clients, state: State) -> State:
+        state = super().round(clients, state)
+        state = state.replace(w=domain_of(self.domain).project(state.w))
+        if self.measure_every and clients.measures and clients.round % self.measure_every == 0:
+            seen: dict[str, Tensor] = clients.watched(state.ids, state.sizes).mean(self.look, weights=self.weights, w=state.w)
+            clients.log(objective=seen["objective"], fw_gap=gap(domain_of(self.domain), seen["slope"], state.w))
+        return state

@@ -1,0 +1,71 @@
+"""The two ends of the scale: every client alone, and all data in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from foedus.algorithms.local_training import LocalTraining
+from foedus.base.tree import State
+from foedus.core.algorithm import Client
+from foedus.core.clients import Clients
+from foedus.models.base import Params
+from foedus.models.training.memory import fresh_memory
+
+
+@dataclass(frozen=True)
+class Independent(LocalTraining):
+    """Every client trains a model of its own on its own rows; nothing is ever sent.
+
+    What a client could do without the others. Its model is evaluated on the client's own test rows (`own_accuracy`), and
+    on the global test set (`accuracy`: the average over clients).
+    """
+
+    personal: ClassVar[bool] = True
+
+    def init(self, client: Client) -> dict[str, Any]:
+        w = self.model.init(client.spec, client.shared)
+        return {"w": w, "memory": fresh_memory(self, w)}
+
+    def train(self, client: Client) -> tuple[dict, dict[str, Any]]:
+        trained = self.descend(client, client.state["w"], memory=client.state["memory"])
+        return {}, {"w": trained["params"], "memory": trained["memory"]}
+
+    def outputs(self, client: Client, x: Tensor) -> Tensor:
+        return self.model.apply(client.state["w"], x)
+
+    def start(self, clients: Clients) -> State:
+        return State()
+
+    def round(self, clients: Clients, state: State) -> State:
+        clients.mean(self.train)
+        return state
+
+    def readmit(self, state: State, ids: Tensor) -> State:
+        """They begin anew."""
+        return state
+
+    def predictor(self, state: State) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Central(LocalTraining):
+    """One model trained on all rows in one place, `epochs` passes a round: the reference that federation is measured by.
+
+    It is no federated method: the cost of bringing the data together is not counted, and nothing else is sent.
+    """
+
+    pooled: ClassVar[bool] = True
+
+    def init(self, client: Client) -> dict[str, Any]:
+        return fresh_memory(self, self.model.init(client.spec, client.shared))
+
+    def train(self, client: Client, w: Params) -> tuple[Params, dict[str, Any]]:
+        trained = self.descend(client, w, memory=client.state)
+        return trained["params"], trained["memory"]
+
+    def round(self, clients: Clients, state: State) -> State:
+        return state.replace(w=clients.mean(self.train, w=state.w))

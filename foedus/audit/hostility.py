@@ -1,0 +1,110 @@
+"""`foedus audit hostile`: what hostile clients do to plain and robust means, measured."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from foedus.aggregation.robust import GeometricMedian, Krum, Median, NormBound, TrimmedMean
+from foedus.algorithms import FedAvg, FedFW
+from foedus.core.aggregation import Aggregation
+from foedus.core.algorithm import Algorithm
+from foedus.core.run import run
+from foedus.data import Data, load, split
+from foedus.engines.hostile import ATTACKS, Hostile
+from foedus.errors import ConfigError, FoedusError, unknown
+from foedus.geometry import L2Ball
+from foedus.models.linear import Linear
+
+PARTS, ROWS = (0.1, 0.2, 0.3, 0.4), 4000
+STRENGTH = {"scale": 100.0}
+
+
+@dataclass(frozen=True)
+class _Trusting(FedFW):
+    """FedFW that believes every point."""
+
+    def outside(self, points: Any, domain: Any, like: Any) -> dict[int, str]:
+        return {}
+
+
+@dataclass(frozen=True)
+class HostileAudit:
+    """Accuracies by (attack, part of hostile clients, method); None where a run did not end."""
+
+    data: str
+    rows: int
+    attacks: tuple[str, ...]
+    parts: tuple[float, ...]
+    methods: tuple[str, ...]
+    accuracy: dict[tuple[str, float, str], float | None]
+
+    @property
+    def headings(self) -> list[str]:
+        return ["attack", "method", *(f"{part:.0%}" for part in (0.0, *self.parts))]
+
+    def table(self) -> list[list[str]]:
+        """One row for each attack and method, a column for each part of hostile clients."""
+        return [
+            [attack, method, *(self._shown(attack, part, method) for part in (0.0, *self.parts))]
+            for attack, method in itertools.product(self.attacks, self.methods)
+        ]
+
+    def _shown(self, attack: str, part: float, method: str) -> str:
+        value = self.accuracy["" if part == 0 else attack, part, method]
+        return "stops" if value is None else f"{value:.3f}"
+
+
+def methods(clients: int, quick: bool = False) -> dict[str, tuple[Algorithm, int, Aggregation | None]]:
+    """What is compared: an algorithm, its rounds, and how replies are averaged."""
+    hostile = max(0, min(int(0.4 * clients), (clients - 3) // 2))
+    averaging, ball = FedAvg(Linear(), lr=0.1), L2Ball(10.0)
+    means = {
+        "mean": None, "norm bound": NormBound(), "trimmed mean": TrimmedMean(0.4), "median": Median(),
+        "geometric median": GeometricMedian(), "multi-Krum": Krum(hostile, select=clients - 2 * hostile),
+    }  # fmt: skip
+    rounds, longer = (8, 20) if quick else (15, 60)
+    found = {f"FedAvg, {name}": (averaging, rounds, mean) for name, mean in means.items()}
+    found["FedFW, every point believed"] = (_Trusting(Linear(), ball, penalty=1e-3, measure_every=0), longer, None)
+    checked = FedFW(Linear(), ball, penalty=1e-3, measure_every=0)
+    return found | {"FedFW": (checked, longer, None), "FedFW, geometric median": (checked, longer, GeometricMedian())}
+
+
+def _some(rows: Data, seed: int) -> Data:
+    """At most ROWS training rows, and as many test rows, at random."""
+    rng = np.random.default_rng(seed)
+    train, test = (rng.permutation(len(x))[:ROWS] for x in (rows.x_train, rows.x_test))
+    return Data.from_arrays(
+        rows.x_train[train], rows.y_train[train], rows.x_test[test], rows.y_test[test], classes=rows.classes, name=rows.name
+    )
+
+
+def audit_hostile(
+    data: str = "digits", *, attacks: Sequence[str] | None = None, clients: int = 20, seed: int = 0, quick: bool = False
+) -> HostileAudit:
+    """Train with every attack, part of hostile clients and method."""
+    attacks = tuple(dict.fromkeys(attacks or ATTACKS))
+    for attack in attacks:
+        if attack not in ATTACKS:
+            raise ConfigError(unknown("attack", attack, ATTACKS))
+    rows = load(data)
+    if rows.classes is None:
+        raise ConfigError(f"{data} has values, not classes: hostile clients are measured by accuracy")
+    fed = split(_some(rows, seed), "dirichlet", clients=clients, alpha=1.0, seed=seed)
+    parts, compared = PARTS[1::2] if quick else PARTS, methods(clients, quick)
+    cells = [("", 0.0), *itertools.product(attacks, parts)]
+    accuracy: dict[tuple[str, float, str], float | None] = {}
+    for (attack, part), (name, (algorithm, rounds, mean)) in itertools.product(cells, compared.items()):
+        engine = Hostile(clients=part, attack=attack or ATTACKS[0], strength=STRENGTH.get(attack))
+        try:
+            last = run(
+                algorithm, fed, rounds, seed=seed, engine=engine, aggregation=mean, evaluate_every=rounds, progress=False
+            )
+            accuracy[attack, part, name] = last.records.last("accuracy")
+        except FoedusError:  # it diverged, or too few replies were left
+            accuracy[attack, part, name] = None
+    return HostileAudit(rows.name, len(fed.rows), attacks, parts, tuple(compared), accuracy)

@@ -1,0 +1,23 @@
+"""What a model must know of the data: the shape of one row, and what is predicted."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from foedus.base import tree
+
+
+@tree.node(static=("shape", "classes", "outputs"))
+@dataclass(frozen=True)
+class Spec:
+    """Shape of one row of features, number of classes (`None` for regression) and number of outputs of a model."""
+
+    shape: tuple[int, ...]
+    classes: int | None
+    outputs: int
+
+    @property
+    def features(self) -> int:
+        """Numbers in one row."""
+        return math.prod(self.shape)

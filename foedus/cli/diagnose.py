@@ -1,0 +1,63 @@
+"""`foedus diagnose`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foedus.cli.app import app
+from foedus.cli.output import check_writable, link_to, require_plots
+
+
+@app.command("diagnose")
+def diagnose_command(
+    config: Annotated[Path, typer.Argument(metavar="FED.toml", help="A file with data and split; see above.")],
+    out: Annotated[Path | None, typer.Option(help="Also write a page with pictures, .html.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Also write the pictures alone, .svg or .png.")] = None,
+    iterations: Annotated[int, typer.Option(min=1, help="Rounds of power iterations for FedNewton's measures.")] = 30,
+) -> None:
+    """Tell how unlike the clients of a federation are, and which algorithms to try on it first.
+
+    It measures distances between the clients' labels and features, the shifts and the spectral radius that decide about
+    FedNewton, which kinds of models predict held-out rows, and whether clients share a task.
+
+    The file is one for `foedus run` or `foedus compare`; data and split are enough. Where an algorithm in it works on
+    features (FedNewton), they are the ones that are looked at:
+
+    \b
+        data  = { name = "digits" }
+        split = { scheme = "dirichlet", clients = 10, alpha = 0.1 }
+
+    Examples:
+
+        foedus diagnose examples/run.toml
+
+        foedus diagnose examples/fednewton.toml --out page.html
+    """
+    from foedus.algorithms.fednewton.regression import FeatureRegression
+    from foedus.config.experiment import read_config
+    from foedus.diagnosis.survey import survey
+    from foedus.report.plots import check_picture
+
+    experiment = read_config(config, "diagnose")
+    if plot:
+        check_picture(plot)
+    for target, key in ((out, "--out"), (plot, "--plot")):
+        if target:
+            require_plots()
+            check_writable(target, key)
+    fed = experiment.federation()
+    on_features = [
+        a
+        for a in experiment.algorithms.values()
+        if isinstance(a, FeatureRegression) and getattr(a, "loss", "squared") == "squared"
+    ]
+    given = {"features": on_features[0].features, "reg": on_features[0].reg} if on_features else {}
+    engine = experiment.options.get("engine")
+    found = survey(fed, **given, iterations=iterations, seed=experiment.seeds[0], engine=engine)
+    typer.echo(str(found))
+    for name, target, write in (("page", out, found.report), ("picture", plot, found.plot)):
+        if target:
+            typer.echo(f"{name}: {link_to(write(target))}")

@@ -1,0 +1,225 @@
+"""`foedus demo`, `run`, `compare`, `tune`, `report`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from foedus.cli.app import Config, app
+from foedus.cli.output import check_writable, link_to, print_history, require_plots, show_comparison
+from foedus.errors import ConfigError, DivergenceError, SplitError
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path("foedus-demo"),
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each run.")] = 30,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each algorithm.")] = 3,
+    clients: Annotated[int, typer.Option(min=1, help="Clients that hold the data.")] = 10,
+    alpha: Annotated[float, typer.Option(help="Dirichlet parameter: the smaller, the more unequal the clients.")] = 0.1,
+) -> None:
+    """Compare six algorithms on handwritten digits; takes well under a minute and needs no download.
+
+    FedAvg, FedProx, Scaffold and FedDyn train one network together; Independent lets every client train alone;
+    Central has all data in one place, as a reference. Half of the clients take part in each round.
+
+    Examples:
+
+        foedus demo
+
+        foedus demo --alpha 10 --seeds 5 --out equal-clients
+    """
+    import foedus as fd
+    from foedus.base.threads import one_thread
+    from foedus.report.compare import compare
+    from foedus.report.plots import require_matplotlib
+
+    require_matplotlib()
+    check_writable(out / "report.html", "--out")
+    training: dict[str, Any] = {"model": fd.MLP((64,)), "lr": 0.1, "epochs": 5}
+    algorithms = {
+        "FedAvg": fd.FedAvg(**training),
+        "FedProx": fd.FedProx(**training, mu=0.1),
+        "Scaffold": fd.Scaffold(**training),
+        "FedDyn": fd.FedDyn(**training, alpha=0.1),
+        "Independent": fd.Independent(**training),
+        "Central": fd.Central(**training),
+    }
+    data = fd.load("digits")
+    least = max(1, min(10, len(data.x_train) // clients))  # a client with one row says little
+    fed = fd.split(data, "dirichlet", clients=clients, alpha=alpha, min_rows=least, seed=0)
+    typer.echo(fed.describe() + "\n")
+    with one_thread():
+        comparison = compare(algorithms, fed, rounds, seeds=seeds, participation=0.5)
+    show_comparison(comparison, out / "report.html", "foedus demo: digits, divided unequally")
+
+
+@app.command("run")
+def run_command(
+    config: Config,
+    out: Annotated[Path | None, typer.Option(help="File for the run; the default is output.run of the file.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from run.checkpoint of the file.")] = False,
+) -> None:
+    """Run one algorithm as a TOML file says, print the last rounds and save the run.
+
+    The file, such as this one, is checked before any work starts:
+
+    \b
+        data      = { name = "digits" }
+        split     = { scheme = "dirichlet", clients = 10, alpha = 0.3 }
+        run       = { rounds = 30, seed = 0, participation = 0.5 }
+        algorithm = { type = "FedAvg", lr = 0.1, model = "Linear" }
+        output    = { run = "fedavg.safetensors", report = "page.html" }
+
+    Examples:
+
+        foedus run examples/run.toml
+
+        foedus run examples/run.toml --out fedprox.safetensors && foedus report fedprox.safetensors
+
+    With checkpoint = "FILE" under [run], Ctrl-C finishes the round and saves; --resume goes on from there.
+    """
+    from foedus.config.experiment import read_config
+    from foedus.core.run import run
+    from foedus.report.compare import Comparison
+
+    experiment = read_config(config, "run")
+    page, file = experiment.output.get("report"), out or experiment.output.get("run")
+    if page:
+        require_plots()
+    for target, key in ((page, "output.report"), (file, "--out" if out else "output.run")):
+        if target:
+            check_writable(Path(target), key)
+    options = experiment.options | ({"resume": True} if resume else {})
+    if resume and "checkpoint" not in options:
+        raise ConfigError(f"{config}: run.checkpoint is missing: --resume needs the file to go on from")
+    fed = experiment.federation()
+    typer.echo(fed.describe() + "\n")
+    (algorithm,) = experiment.algorithms.values()
+    try:
+        result = run(algorithm, fed, experiment.rounds, seed=experiment.seeds[0], target=experiment.target, **options)
+    except DivergenceError as error:
+        if len(error.run.records):
+            print_history(error.run)
+        raise
+    print_history(result)
+    if file:
+        result.save(file)
+        typer.echo(f"\nrun:  {file}")
+    if page:
+        comparison = Comparison({type(algorithm).__name__: [result]}, fed, experiment.target)
+        typer.echo(f"page: {link_to(comparison.report(page))}")
+
+
+@app.command("compare")
+def compare_command(
+    config: Config,
+    out: Annotated[
+        Path | None, typer.Option(help="The page; the default is output.report of the file, or report.html.")
+    ] = None,
+) -> None:
+    """Run several algorithms on the same data and seeds as a TOML file says; print the table and write the page.
+
+    The file, such as this one, is checked before any work starts:
+
+    \b
+        data   = { name = "digits" }
+        split  = { scheme = "dirichlet", clients = 10, alpha = 0.3 }
+        run    = { rounds = 30, seeds = 3, participation = 0.5 }
+        output = { report = "page.html", runs = "runs" }
+        algorithms.FedAvg   = { lr = 0.1, epochs = 5 }
+        algorithms.Scaffold = { lr = 0.1, epochs = 5 }
+
+    Examples:
+
+        foedus compare examples/compare.toml
+
+        foedus compare examples/compare.toml --out digits.html
+    """
+    from foedus.config.experiment import read_config
+    from foedus.report.compare import compare
+
+    experiment = read_config(config, "compare")
+    page = out or Path(experiment.output.get("report", "report.html"))
+    require_plots()
+    check_writable(page, "--out" if out else "output.report")
+    fed = experiment.federation()
+    typer.echo(fed.describe() + "\n")
+    comparison = compare(
+        experiment.algorithms,
+        fed,
+        experiment.rounds,
+        seeds=experiment.seeds,
+        target=experiment.target,
+        **experiment.options,
+    )
+    if folder := experiment.output.get("runs"):
+        typer.echo(f"runs: {len(comparison.save(folder))} files in {folder}")
+    show_comparison(comparison, page)
+
+
+@app.command("tune")
+def tune_command(config: Config) -> None:
+    """Choose settings of an algorithm on rows that clients hold out of their training rows; print what to put into the file.
+
+    The file is one for `foedus run` that also says what to try. The field of a field has a dot in its name:
+
+    \b
+        data      = { name = "digits" }
+        split     = { scheme = "dirichlet", clients = 10, alpha = 0.3 }
+        run       = { rounds = 30, participation = 0.5 }
+        algorithm = { type = "FedAvg", epochs = 5, model = "MLP" }
+        tune      = { lr = [0.01, 0.1, 1.0], model.hidden = [[32], [128]] }
+
+    Instead of a list, { loguniform = [1e-4, 1.0] } draws from a range. \\[tune.options] has trials (so many combinations, drawn
+    at random; needed with ranges), seeds, validation (0.2), halving (3, or "none"), metric and workers, as help(fd.tune)
+    explains.
+
+    Example:
+
+        foedus tune examples/fednewton.toml
+    """
+    from foedus.config.experiment import algorithm_section, read_config
+    from foedus.tuning.tune import tune
+
+    experiment = read_config(config, "tune")
+    (algorithm,) = experiment.algorithms.values()
+    fed = experiment.federation()
+    typer.echo(fed.describe() + "\n")
+    options = {k: v for k, v in experiment.options.items() if k in ("engine", "participation", "quantise")}
+    options = {"seeds": experiment.seeds, **options, **experiment.tune_options}
+    try:
+        found = tune(algorithm, fed, experiment.rounds, grid=experiment.grid, **options)
+    except (ConfigError, SplitError) as error:
+        raise ConfigError(f"{config}: tune: {error}") from error
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        Console().print(found)
+    else:
+        typer.echo(str(found))
+    typer.echo(f"\n{algorithm_section(found.best, found.values)}")
+
+
+@app.command("report")
+def report_command(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Saved runs, or folders of them.")],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    target: Annotated[float | None, typer.Option(help="State the cost of reaching this metric.")] = None,
+) -> None:
+    """Make a page from saved runs; runs that differ only in the seed count as one algorithm.
+
+    Examples:
+
+        foedus report fedavg.safetensors scaffold.safetensors --out page.html
+
+        foedus report runs/ --target 0.9
+    """
+    from foedus.report.compare import Comparison
+
+    require_plots()
+    check_writable(out, "--out")
+    show_comparison(Comparison.load(*runs, target=target), out)

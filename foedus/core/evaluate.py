@@ -1,0 +1,48 @@
+"""Scores of outputs on test rows: sums over rows, and their averages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from foedus.core.algorithm import Algorithm
+from foedus.core.predictor import Predictor
+
+if TYPE_CHECKING:
+    from foedus.data.dataset import Data
+
+
+def scored_rows(algorithm: Algorithm, predictor: Predictor, data: Data) -> dict[str, torch.Tensor]:
+    """In blocks of rows: the outputs of all rows at once may be more than memory holds (a vocabulary of classes)."""
+    blocks = zip(*(torch.from_numpy(t).split(predictor.block) for t in (data.x_test, data.y_test)), strict=True)
+    parts = [row_scores(algorithm, predictor.outputs(x), y, data.classes) for x, y in blocks]
+    return {k: torch.cat([p[k] for p in parts]).double() for k in parts[0]}
+
+
+def score(algorithm: Algorithm, predictor: Predictor, data: Data) -> dict[str, float]:
+    rows = scored_rows(algorithm, predictor, data)
+    metric = {"accuracy": rows["hits"]} if data.classes else {"mse": rows["error"]}
+    return {"loss": float(rows["loss"].mean()), **{k: float(v.mean()) for k, v in metric.items()}}
+
+
+def averages(sums: dict[str, torch.Tensor], classes: int | None) -> dict[str, float]:
+    """Averages over rows of what was summed by client, and the worst client's."""
+    count = sums["rows"].double()
+    total, some = count.sum(), count > 0
+    if total == 0:
+        return {}
+    name, key = ("accuracy", "hits") if classes else ("mse", "error")
+    each = sums[key][some] / count[some]
+    worst = each.min() if classes else each.max()
+    return {"loss": float(sums["loss"].sum() / total), name: float(sums[key].sum() / total), f"{name}_worst": float(worst)}
+
+
+def row_scores(algorithm: Algorithm, outputs: Tensor, y: Tensor, classes: int | None) -> dict[str, Tensor]:
+    """What evaluation adds up over rows: the loss, and hits or squared errors."""
+    loss = algorithm.row_loss(outputs, y)
+    if classes:
+        return {"loss": loss, "hits": outputs.argmax(-1) == y}
+    target = y if y.dim() == outputs.dim() else y.unsqueeze(-1)
+    return {"loss": loss, "error": (outputs - target).square().mean(-1)}

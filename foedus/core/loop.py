@@ -1,0 +1,298 @@
+"""The state of a run between two rounds, its checkpoints, and the step from one round to the next."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+import warnings
+import zlib
+from functools import cached_property, reduce
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from foedus.base import random
+from foedus.base.tree import State, Tree
+from foedus.core.aggregation import Aggregation, Aggregator, BudgetSpent, Setting
+from foedus.core.arguments import differences
+from foedus.core.clients import Clients
+from foedus.core.describe import to_config
+from foedus.core.evaluate import averages, score
+from foedus.core.exchange import NothingArrived
+from foedus.core.history import History
+from foedus.core.participation import cohort, expected
+from foedus.core.reduce import Ledger
+from foedus.core.result import Run, checksum
+from foedus.errors import CheckpointError, DivergenceError, TooFewClients
+from foedus.storage import checkpoint as files
+
+_COHORT = 0xFFFFFFFE
+
+
+class Loop:
+    """The state of a run between two rounds, and the step from one round to the next."""
+
+    def __init__(self, algorithm, fed, rounds, seed, engine, participation, evaluate_every, target, quantise):
+        self.given, self.algorithm = algorithm, algorithm.seeded(seed)
+        self.fed, self.rounds, self.engine = fed, rounds, engine
+        self.participation, self.evaluate_every, self.target, self.quantise = participation, evaluate_every, target, quantise
+        self.seed, self.key = seed, random.key(seed)
+        self.ids, order = np.unique(fed.ids, return_index=True)
+        self.ids, self.sizes = torch.from_numpy(self.ids), torch.from_numpy(fed.sizes[order])
+        self.rows = int(self.sizes.sum())
+        self.session = engine.open(self.algorithm, fed, self.key)
+        self.aggregation: Aggregation | None = None
+        self.aggregator: Aggregator | None = None
+        self.ledger, self.history, self.seconds = Ledger(), History(), 0.0
+        self.state: State | None = None
+        self.first: Tree = None  # the model of another run to start from
+        self.done = 0
+        self.reached = False
+        self.only_last: list[str] = []
+        self.notes: list[str] = []
+        self.saved: int | None = None  # the round of the last checkpoint
+
+    def open(self, aggregation: Aggregation | None, path: Path | None, resume: bool) -> None:
+        """Get ready to put replies together otherwise than by adding them up."""
+        self.aggregation = aggregation
+        if aggregation is not None:
+            about = (
+                self.algorithm,
+                self.session,
+                self.ids,
+                self.sizes,
+                self.participation,
+                self.rounds,
+                self.seed,
+                self.quantise,
+            )
+            self.aggregator = aggregation.open(Setting(*about, path, resume))
+
+    # -- rounds ------------------------------------------------------------------------------------------------------
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run ends here, whatever rounds are left."""
+        return self.reached or (self.aggregator is not None and self.aggregator.spent is not None)
+
+    def clients(self, round: int, positions: torch.Tensor) -> Clients:
+        ids, sizes = self.ids[positions], self.sizes[positions]
+        return Clients(
+            session=self.session,
+            algorithm=self.algorithm,
+            ids=ids,
+            sizes=sizes,
+            total=len(self.ids),
+            total_rows=self.rows,
+            spec=self.fed.spec,
+            round=round,
+            seed_key=self.key,
+            ledger=self.ledger,
+            participation=expected(self.participation, len(self.ids)),
+            quantise=self.quantise,
+            free=self.algorithm.pooled,
+            taking=len(ids),
+            aggregator=self.aggregator,
+        )
+
+    def start(self) -> None:
+        began = time.perf_counter()
+        clients = self.clients(0, torch.arange(len(self.ids)))
+        try:
+            self.state = self.algorithm.start(clients)
+        except NothingArrived as error:
+            raise TooFewClients(f"{error}: there is nothing to start from") from None
+        if self.first is not None:
+            self.state = self.algorithm.begin_at(self.state, self.first)
+        self.seconds += time.perf_counter() - began
+        self._record(clients)
+
+    def step(self) -> bool:
+        """Make a round; whether it was made, for the aggregator may end the run before it."""
+        round = self.done + 1
+        if self.aggregator is not None and self.aggregator.draws:
+            positions = torch.arange(len(self.ids))
+        else:
+            positions = cohort(self.participation, len(self.ids), random.fold(self.key, round, _COHORT))
+        clients = self.clients(round, positions)
+        began = time.perf_counter()
+        before = self.state
+        self._readmit()
+        try:
+            if len(positions):
+                clients = self._round(clients, positions)
+        except BudgetSpent as error:
+            self.state, self.aggregator.spent = before, str(error)
+            return False
+        self.seconds += time.perf_counter() - began
+        self.done = round
+        try:
+            self._record(clients)
+        except DivergenceError:
+            self.state, self.done = before, round - 1
+            raise
+        return True
+
+    def _round(self, clients: Clients, positions: torch.Tensor) -> Clients:
+        """The algorithm's round; the clients that it was made with."""
+        with contextlib.suppress(NothingArrived):
+            try:
+                self.state = self.algorithm.round(clients, self.state)
+            except TooFewClients:
+                if not self._readmit():
+                    raise
+                clients = self.clients(clients.round, positions)  # once more, with those who begin anew
+                self.session.again()
+                self.state = self.algorithm.round(clients, self.state)
+        return clients
+
+    def _readmit(self) -> bool:
+        """Take back clients who have lost their states, where the algorithm has a rule for it; whether there are any."""
+        lost = getattr(self.session, "lost", None)
+        if not lost:
+            return False
+        ids = torch.tensor(sorted(lost))
+        state = self.algorithm.readmit(self.state, ids)
+        self.session.readmit(ids.tolist(), state is not None)
+        self.state = self.state if state is None else state
+        return state is not None
+
+    def _record(self, clients: Clients) -> None:
+        row = {
+            "round": clients.round,
+            "seconds": self.seconds,
+            "bytes_up": self.ledger.bytes_up,
+            "bytes_down": self.ledger.bytes_down,
+            "messages_up": self.ledger.messages_up,
+            "clients": len(clients) if clients.round else 0,
+            **clients.metrics,
+            **(self.aggregator.row() if self.aggregator else {}),
+        }
+        due = self.evaluate_every and self.done % self.evaluate_every == 0
+        self.only_last = []
+        if due or (self.evaluate_every and (self.done == self.rounds or self.stopped)):
+            metrics = self._evaluate(clients)
+            row.update(metrics)
+            self.only_last = [] if due else list(metrics)
+        self.history.append(row)
+
+    def _evaluate(self, clients: Clients) -> dict[str, float]:
+        data, metrics = self.fed.data, {}
+        metric = "accuracy" if data.classes else "mse"
+        if self.algorithm.personal:
+            sums = self.session.evaluate_own()
+            metrics |= {f"own_{k}": v for k, v in averages(sums, data.classes).items()}
+            bad = self.ids[~torch.isfinite(sums["loss"])].tolist() if "loss" in sums else []
+            if bad:
+                names = ", ".join(map(str, bad[:10]))
+                raise DivergenceError(
+                    f"round {clients.round}: the loss of client {names} on its own test rows is not finite; "
+                    f"{self.algorithm.remedy}",
+                    clients.round,
+                    bad,
+                )
+        if len(data.x_test):
+            predictor = self.algorithm.predictor(self.state)
+            if predictor is not None:
+                metrics |= score(self.algorithm, predictor, data)
+            elif self.algorithm.personal:
+                everywhere = self.session.evaluate_global(torch.from_numpy(data.x_test), torch.from_numpy(data.y_test))
+                metrics |= averages(everywhere, data.classes)
+        if not math.isfinite(metrics.get("loss", 0.0)):
+            ids = clients.ids.tolist()
+            raise DivergenceError(
+                f"round {clients.round}: the loss on the test set is {metrics['loss']}; the clients of this round were "
+                f"{', '.join(map(str, ids[:10]))}{' ...' if len(ids) > 10 else ''}; {self.algorithm.remedy}",
+                clients.round,
+                ids,
+            )
+        if self.target is not None and metric in metrics:
+            self.reached = metrics[metric] >= self.target if data.classes else metrics[metric] <= self.target
+        return metrics
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that decides the numbers of a run."""
+        return {
+            "algorithm": to_config(self.given),
+            "federation": {
+                "data": self.fed.data.name,
+                "scheme": self.fed.scheme,
+                "settings": to_config({k: v for k, v in self.fed.settings.items() if not isinstance(v, np.ndarray)}),
+                "clients": len(self.fed),
+                "rows": int(self.fed.sizes.sum()),
+            },
+            "seed": self.seed,
+            "participation": to_config(self.participation),
+            "evaluate_every": self.evaluate_every,
+            "quantise": self.quantise,
+            "aggregation": to_config(self.aggregation),
+            "start": None if self.first is None else checksum(self.first),
+        }
+
+    @cached_property
+    def fingerprint(self) -> dict[str, int]:
+        """Checksums of who holds which rows, and of the rows themselves: a checkpoint belongs to one federation."""
+        fed, data = self.fed, self.fed.data
+        parts = {"clients": (fed.ids, fed.offsets, fed.rows), "data": (data.x_train, data.y_train)}
+        return {name: reduce(lambda c, a: zlib.crc32(np.ascontiguousarray(a), c), arrays, 0) for name, arrays in parts.items()}
+
+    def save(self, path: Path) -> None:
+        ledger = vars(self.ledger)
+        meta = {
+            "kind": "checkpoint",
+            "settings": self.settings,
+            "rounds_done": self.done,
+            "seconds": self.seconds,
+            "ledger": ledger,
+            "history": self.history.to_json(),
+            "only_last": self.only_last,
+            "aggregator": self.aggregator.save() if self.aggregator else {},
+            "fingerprint": self.fingerprint,
+            "notes": self.notes,
+        }
+        try:
+            files.write(path, {"state": self.state, "clients": self.session.save()}, meta, files.previous_of(path))
+        except CheckpointError as error:
+            if self.saved is not None:
+                error.add_note(f"The checkpoint of round {self.saved} is still good: resume=True goes on from it.")
+            raise
+        self.saved = self.done
+
+    def resume(self, path: Path) -> None:
+        path, trees, meta, note = files.newest(path)
+        if meta.get("kind") != "checkpoint":
+            raise CheckpointError(f"{path} is not a checkpoint of a run")
+        try:
+            differ = differences(meta["settings"], self.settings)
+            differ += [f"the {k} of the federation differ" for k, v in self.fingerprint.items() if meta["fingerprint"][k] != v]
+            if differ:
+                raise CheckpointError(f"{path} belongs to another run: {'; '.join(differ)}. Remove it, or use its settings")
+            self.state, self.done, self.seconds = trees["state"], int(meta["rounds_done"]), float(meta["seconds"])
+            self.ledger, self.history, self.saved = Ledger(**meta["ledger"]), History(meta["history"]), self.done
+            self.notes = [*meta.get("notes", []), *([note] if note else [])]
+            self.session.load(trees["clients"])
+            if self.aggregator:
+                self.aggregator.load(meta["aggregator"])
+            if self.done > self.rounds:
+                raise CheckpointError(f"{path} is at round {self.done} already; rounds={self.rounds} must not be less")
+            if self.done < self.rounds:  # what was evaluated only because the run ended there
+                for name in meta["only_last"]:
+                    self.history.rows[-1].pop(name, None)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{path} is damaged: {error!r}") from error
+        if note:
+            warnings.warn(note, stacklevel=3)
+        if self.target is not None:
+            last = self.history.last("accuracy" if self.fed.data.classes else "mse")
+            self.reached = last >= self.target if self.fed.data.classes else last <= self.target
+
+    def result(self) -> Run:
+        clients = {"ids": self.ids, "states": self.session.save()}
+        about = (self.settings, clients, self.fed, self.engine, self.notes)
+        return Run(self.algorithm, self.fed.spec, self.state, self.history, *about)

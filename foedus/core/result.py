@@ -1,0 +1,175 @@
+"""What a run gives: `Run`, with its history, its model, and its file."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import zlib
+from dataclasses import dataclass, field
+from functools import cached_property, reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from foedus.base import random
+from foedus.base.spec import Spec
+from foedus.base.tree import State, Tree
+from foedus.base.tree import leaves as tree_leaves
+from foedus.core.algorithm import Algorithm, Client
+from foedus.core.arguments import differences
+from foedus.core.describe import from_config, subclasses, to_config
+from foedus.core.history import History
+from foedus.core.predictor import Predictor
+from foedus.errors import CheckpointError, ConfigError, FoedusError
+from foedus.storage import checkpoint as files
+from foedus.storage.states import States
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from foedus.data.federation import Federation
+
+from foedus.core.evaluate import scored_rows
+
+
+@dataclass(eq=False)
+class Run:
+    """What a run gives: `history` (one row a round), `model` (numpy in, numpy out), `state`, `settings`.
+
+    notes: what happened to the run that its numbers do not show, such as a damaged checkpoint.
+    """
+
+    algorithm: Algorithm
+    spec: Spec
+    state: State
+    records: History
+    settings: dict[str, Any]
+    clients: Tree = None
+    fed: Federation | None = None
+    engine: Any = None
+    notes: list[str] = field(default_factory=list)
+
+    @cached_property
+    def history(self) -> pd.DataFrame:
+        """One row a round (row 0: after the start); see `foedus.core.history`."""
+        return self.records.frame()
+
+    @cached_property
+    def model(self) -> Predictor:
+        """The global model."""
+        predictor = self.algorithm.predictor(self.state)
+        if predictor is None:
+            name = type(self.algorithm).__name__
+            if self.algorithm.personal:
+                raise FoedusError(f"{name} has no global model; run.model_of(client) gives a client's own")
+            raise FoedusError(f"{name} makes no model (it defines no predictor); its result is run.state")
+        return predictor
+
+    def model_of(self, client: int) -> Predictor:
+        """The model that a client ends up with: its own where the algorithm is personal, else the global one."""
+        if not self.algorithm.personal:
+            return self.model
+        ids = self.clients["ids"].tolist()
+        if client not in ids:
+            raise FoedusError(f"there is no client {client!r}; clients are {', '.join(map(str, ids[:20]))}")
+        states = States(len(ids))
+        states.load(self.clients["states"])
+        state, key = states.get(ids.index(client)), torch.zeros(2, dtype=torch.int64)
+        if state is None:
+            raise FoedusError(f"client {client} has not taken part in any round, so it has no model of its own")
+        member = Client(torch.tensor(client), None, None, state, key, key, self.spec)
+        return Predictor(lambda x: self.algorithm.outputs(member, x), self.spec)
+
+    def per_client(self) -> pd.DataFrame:
+        """Each client's test rows, and loss and accuracy (or mse) on them of the model it ends up with."""
+        import pandas as pd
+
+        if self.fed is None:
+            raise FoedusError("per_client needs the federation, which is not part of a saved run")
+        fed, data = self.fed, self.fed.data
+        if self.algorithm.personal:
+            session = self.engine.open(self.algorithm, fed, random.key(self.settings["seed"]))
+            session.load(self.clients["states"])
+            sums = session.evaluate_own()
+            session.close()
+        else:
+            owner = np.repeat(np.arange(len(fed)), np.diff(fed.test_offsets))
+            rows = scored_rows(self.algorithm, self.model, data)
+            sums = {k: torch.from_numpy(np.bincount(owner, v.numpy()[fed.test_rows], len(fed))) for k, v in rows.items()}
+            order = torch.from_numpy(np.argsort(fed.ids, kind="stable"))
+            sums = {k: v[order] for k, v in (sums | {"rows": torch.from_numpy(np.diff(fed.test_offsets))}).items()}
+        count = sums["rows"].double()
+        table = {"client": self.clients["ids"], "test_rows": sums["rows"], "loss": sums["loss"] / count}
+        table |= {"accuracy": sums["hits"] / count} if data.classes else {"mse": sums["error"] / count}
+        return pd.DataFrame({k: v.numpy() for k, v in table.items()})
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the run to one file (safetensors, with JSON inside): state, client models if personal, history, settings."""
+        meta = {
+            "kind": "run",
+            "settings": self.settings,
+            "history": self.records.to_json(),
+            "notes": self.notes,
+            "spec": {"shape": list(self.spec.shape), "classes": self.spec.classes, "outputs": self.spec.outputs},
+        }
+        clients = self.clients if self.algorithm.personal else None
+        files.sweep(Path(path))
+        files.write(path, {"state": self.state, "clients": clients}, meta)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike, algorithm: Algorithm | None = None) -> Run:
+        """Read a saved run. Pass the algorithm if it holds what text cannot describe (a `torch.nn.Module`)."""
+        trees, meta = files.read(path)
+        try:
+            return cls._of(path, trees, meta, algorithm)
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            raise CheckpointError(f"{path} is damaged: {error!r}") from error
+
+    @classmethod
+    def _of(cls, path: str | os.PathLike, trees: dict[str, Tree], meta: dict[str, Any], algorithm: Algorithm | None) -> Run:
+        if meta.get("kind") != "run":
+            raise CheckpointError(f"{path} is a checkpoint, not a saved run: continue it with fd.run(..., resume=True)")
+        if algorithm is None:
+            try:
+                algorithm = known_algorithm(meta["settings"]["algorithm"])
+            except ConfigError as error:
+                raise CheckpointError(f"{path}: {error}; pass the algorithm: fd.Run.load(path, algorithm=...)") from error
+        elif type(algorithm) is not Algorithm and (
+            differ := differences(meta["settings"]["algorithm"], to_config(algorithm), "algorithm")
+        ):
+            raise CheckpointError(f"{path} was made by another algorithm than the one passed: {'; '.join(differ)}")
+        algorithm = algorithm.seeded(meta["settings"]["seed"])
+        spec = Spec(tuple(meta["spec"]["shape"]), meta["spec"]["classes"], meta["spec"]["outputs"])
+        notes = list(meta.get("notes", []))
+        return cls(algorithm, spec, trees["state"], History(meta["history"]), meta["settings"], trees["clients"], notes=notes)
+
+    def __repr__(self) -> str:
+        shown = [c for c in ("loss", "accuracy", "mse", "own_accuracy", "own_mse") if c in self.records.columns]
+        values = ", ".join(f"{c} {self.records.last(c):.4f}" for c in shown)
+        megabytes = (self.records.last("bytes_up") + self.records.last("bytes_down")) / 1e6
+        return f"<Run {type(self.algorithm).__name__}: {len(self.records) - 1} rounds, {megabytes:.2f} MB, {values}>"
+
+
+def known_algorithm(config: Any) -> Algorithm:
+    """The algorithm that `to_config` described, if text can describe it."""
+    from foedus.geometry import Domain, Mirror, ModelDomain
+    from foedus.models import FeatureMap, Model, Oracle, Training
+
+    importlib.import_module("foedus.algorithms")  # so that our own classes are known
+    known = {**subclasses(Algorithm, Domain, FeatureMap, Mirror, Model, ModelDomain, Oracle), "Training": Training}
+    algorithm = from_config(config, known, "algorithm")
+    if not isinstance(algorithm, Algorithm):
+        raise ConfigError(f"algorithm: {str(config)[:80]!r} describes no algorithm")
+    return algorithm
+
+
+def checksum(w: Tree) -> int:
+    return reduce(lambda c, t: zlib.crc32(np.ascontiguousarray(t.detach().cpu().numpy()), c), tree_leaves(w), 0)
+
+
+def start_model(run: Run) -> Tree:
+    if not isinstance(run, Run) or "w" not in run.state:
+        raise ConfigError(f"start={run!r} must be a finished run whose state has a global model w")
+    return run.state["w"]

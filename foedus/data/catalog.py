@@ -1,0 +1,316 @@
+"""Data sets known by name: where their files are, where they come from, and how to read them."""
+
+from __future__ import annotations
+
+import difflib
+import gzip
+import http.client
+import json
+import os
+import tempfile
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from foedus.data import formats, speeches
+from foedus.data.download import SPEECHES, Source, cache_dir, download, file_name, record_digest
+from foedus.data.formats.raw import Raw
+from foedus.data.holdout import HELD_OUT, encode_labels, hold_out, join_parts
+from foedus.errors import DataError, unknown
+
+_LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass/"
+_MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+_CIFAR = "https://www.cs.toronto.edu/~kriz/"
+_EMNIST = "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip"
+_GUTENBERG = "https://www.gutenberg.org/files/100/old/"
+
+
+def _folders() -> list[Path]:
+    own = os.environ.get("FOEDUS_DATA")
+    return [*([Path(own).expanduser()] if own else []), cache_dir()]
+
+
+def locate(name: str) -> Path | None:
+    """The file of a named set in `$FOEDUS_DATA` or the cache; `None` where it must be downloaded or needs no file."""
+    # A name is not a path: nothing outside the folders is found by name.
+    if not name or Path(name).name != name or name in BUNDLED:
+        return None
+    wanted = [SPEECHES, "shakespeare"] if name == "shakespeare" else [f"{name}.npz"]
+    return next((folder / file for folder in _folders() for file in wanted if (folder / file).exists()), None)
+
+
+def _at_hand() -> dict[str, Path]:
+    """Every set that lies in the folders, by name."""
+    found: dict[str, Path] = {}
+    for folder in _folders():
+        for path in sorted(folder.glob("*.npz")) if folder.is_dir() else []:
+            found.setdefault(path.stem, path)
+    if (speeches := locate("shakespeare")) is not None:
+        found["shakespeare"] = speeches
+    return found
+
+
+def known_names() -> list[str]:
+    return [*BUNDLED, *_HOMES, *(n for n in _at_hand() if n not in _HOMES)]
+
+
+@dataclass(frozen=True)
+class Info:
+    """One line of the list of sets. Numbers are `None` where they are not known without reading the set."""
+
+    name: str
+    rows: int | None
+    test_rows: int | None
+    features: int | None
+    classes: int | None
+    where: str
+    source: str
+
+
+def names() -> list[Info]:
+    """The sets that `load` knows: bundled, at hand, and to be downloaded."""
+    return [info(name) for name in known_names()]
+
+
+def info(name: str) -> Info:
+    """What is known of a set without loading it."""
+    if name not in known_names():
+        raise DataError(unknown("data set", name, known_names()))
+    if name in BUNDLED:
+        return Info(name, *_BUNDLED_SIZES[name], "bundled", "scikit-learn")
+    path, home = locate(name), _HOMES.get(name)
+    source = home.sources[0].url if home else "file"
+    if path is None:
+        return Info(name, home.rows, home.test_rows, home.features, home.classes, "to download", source)
+    if path.suffix != ".npz":
+        return Info(name, None, None, 80, None, str(path), source)
+    try:
+        shapes = formats.npz_shapes(path)
+        with np.load(path, allow_pickle=False) as file:
+            classes = int(file["y_train"].max()) + 1 if shapes["y_train"][1].kind in "iu" else None
+        x, x_test = shapes["x_train"][0], shapes["x_test"][0]
+    except (DataError, KeyError, OSError, ValueError, zipfile.BadZipFile):
+        return Info(name, None, None, None, None, str(path), "not readable")
+    return Info(name, x[0], x_test[0], int(np.prod(x[1:])), classes, str(path), source)
+
+
+def path_of(name_or_path: str | os.PathLike) -> Path | None:
+    """The file to read, after a download where that is needed; `None` for a bundled set."""
+    name = str(name_or_path)
+    if isinstance(name_or_path, str):
+        if name in BUNDLED:
+            return None
+        found = locate(name)
+        if found is not None:
+            return found
+        if name in _HOMES:
+            return _fetch(name)
+    path = Path(name_or_path).expanduser()
+    if path.exists():
+        return path
+    if not isinstance(name_or_path, str) or path.suffix or len(path.parts) > 1:
+        raise DataError(f"no file or folder {name!r}; check the path, or give one of the names {', '.join(known_names())}")
+    raise DataError(unknown("data set", name, known_names()) + f"; looked for {name}.npz in {_places()}")
+
+
+def _places() -> str:
+    own = "" if os.environ.get("FOEDUS_DATA") else " ($FOEDUS_DATA is not set)"
+    return " and ".join(str(folder) for folder in _folders()) + own
+
+
+def absent(name: str, reason: str) -> str:
+    """The sentence for a known set that is nowhere: where it was looked for, what is at hand, how to put it there."""
+    file = file_name(name)
+    likeness = {other: difflib.SequenceMatcher(None, name, other).ratio() for other in _at_hand() if other.startswith(name)}
+    close = sorted(likeness, key=likeness.get, reverse=True)
+    subset = f" At hand, with a similar name: {', '.join(close)}." if close else ""
+    content = (
+        "users with 'id' and 'speeches'; or LEAF's folder as shakespeare/"
+        if name == "shakespeare"
+        else "x_train, y_train, x_test, y_test"
+    )
+    return (
+        f"data set {name!r}: {reason}. Looked for {file} in {_places()}.{subset} "
+        f"Put {file} (holding {content}) into one of these folders, or load a file by its path."
+    )
+
+
+@dataclass(frozen=True)
+class Home:
+    """Where a set comes from, what it holds, and how its files become arrays or, for shakespeare, speaking characters."""
+
+    rows: int | None
+    test_rows: int | None
+    features: int
+    classes: int | None
+    sources: tuple[Source, ...]
+    parse: Callable[[list[Path]], Raw | list[dict]]
+
+
+def _fetch(name: str) -> Path:
+    """Download, check, parse, write the file of the set to the cache."""
+    home, cache = _HOMES[name], cache_dir()
+    target = cache / file_name(name)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache, prefix=".download-") as folder:
+            files, digests = zip(*(download(source, Path(folder)) for source in home.sources), strict=True)
+            parsed = home.parse(list(files))
+            # Not before it could be parsed: what answered may have been a login page.
+            for source, sha256 in zip(home.sources, digests, strict=True):
+                record_digest(source, sha256)
+            draft = Path(folder) / f"draft-{target.name}"
+            if isinstance(parsed, Raw):
+                _write_arrays(name, parsed, draft)
+            else:
+                _write_speeches(parsed, draft)
+            os.replace(draft, target)
+    except (OSError, http.client.HTTPException) as error:  # urllib's errors are OSErrors
+        reason = error if isinstance(error, urllib.error.HTTPError) else getattr(error, "reason", None) or error
+        raise DataError(absent(name, f"the download from {home.sources[0].url} failed ({reason})")) from error
+    return target
+
+
+def _write_arrays(name: str, raw: Raw, path: Path) -> None:
+    if raw.x_test is None:
+        raw = hold_out(raw, HELD_OUT, 0, None)
+    y_train, y_test, _, names_ = encode_labels(raw, None, name)
+    arrays = {"x_train": raw.x_train, "y_train": y_train, "x_test": raw.x_test, "y_test": y_test, **raw.extra}
+    if names_ is not None:
+        arrays["class_names"] = np.array(names_)
+    np.savez_compressed(path, **arrays)
+
+
+def _write_speeches(users: list[dict], path: Path) -> None:
+    content = {
+        "source": "Project Gutenberg, The Complete Works of William Shakespeare (ebook 100), edition of January 1994",
+        "format": "one entry per speaking character per play; speeches in order, lines separated by newline; "
+        "stage directions removed",
+        "users": users,
+    }
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        json.dump(content, file)
+
+
+# Homes
+
+
+def _parse_libsvm(paths: list[Path]) -> Raw:
+    train = formats.read(paths[0], format="libsvm")
+    return join_parts(train, formats.read(paths[1], format="libsvm"), paths[1]) if len(paths) > 1 else train
+
+
+def _parse_mnist(paths: list[Path]) -> Raw:
+    x, y, x_test, y_test = (formats.parse_idx(formats.read_bytes(path), path) for path in paths)
+    return Raw(x.reshape(len(x), -1), y, x_test.reshape(len(x_test), -1), y_test)
+
+
+def _parse_emnist(part: str) -> Callable[[list[Path]], Raw]:
+    def parse(paths: list[Path]) -> Raw:
+        with zipfile.ZipFile(paths[0]) as archive:
+
+            def member(ending: str) -> bytes:
+                return archive.read(f"gzip/emnist-{part}-{ending}")
+
+            def array(ending: str) -> np.ndarray:
+                return formats.parse_idx(gzip.decompress(member(ending)), f"{paths[0]}:{ending}")
+
+            def images(half: str) -> np.ndarray:  # the files hold columns where MNIST has rows
+                x = array(f"{half}-images-idx3-ubyte.gz")
+                return np.ascontiguousarray(x.transpose(0, 2, 1)).reshape(len(x), -1)
+
+            y, y_test = (array(f"{half}-labels-idx1-ubyte.gz").astype(np.int64) for half in ("train", "test"))
+            codes = [line.split() for line in member("mapping.txt").decode("ascii").splitlines() if line.strip()]
+            first = min(int(code[0]) for code in codes)  # the letters are numbered from 1
+            return Raw(images("train"), y - first, images("test"), y_test - first, [chr(int(code[1])) for code in codes])
+
+    return parse
+
+
+def _parse_shakespeare(paths: list[Path], *, plays: int = 30, speakers: int = 500) -> list[dict]:
+    try:
+        return speeches.read_plays(paths[0], plays=plays, speakers=speakers)
+    except DataError as error:
+        raise DataError(absent("shakespeare", str(error))) from None
+
+
+def _libsvm(rows: int, test_rows: int, features: int, classes: int, *files: str) -> Home:
+    return Home(rows, test_rows, features, classes, tuple(Source(_LIBSVM + file) for file in files), _parse_libsvm)
+
+
+def _emnist(part: str, rows: int, test_rows: int, classes: int) -> Home:
+    return Home(rows, test_rows, 784, classes, (Source(_EMNIST, keep=True),), _parse_emnist(part))
+
+
+def _parse_cifar(paths: list[Path]) -> Raw:
+    return formats.read(paths[0], format="cifar")
+
+
+def _parse_cifar100(paths: list[Path]) -> Raw:
+    fine, coarse = formats.read(paths[0], format="cifar"), formats.read(paths[0], format="cifar", label="coarse")
+    extra = {"y_train_coarse": coarse.y_train, "y_test_coarse": coarse.y_test}
+    if coarse.class_names is not None:
+        extra["coarse_names"] = np.array(coarse.class_names)
+    return replace(fine, extra=extra)
+
+
+def _cifar(classes: int, file: str, md5: str) -> Home:
+    return Home(50000, 10000, 3072, classes, (Source(_CIFAR + file, md5),), _parse_cifar if classes == 10 else _parse_cifar100)
+
+
+_HOMES: dict[str, Home] = {
+    "letter": _libsvm(15000, 5000, 16, 26, "letter.scale", "letter.scale.t"),
+    "pendigits": _libsvm(7494, 3498, 16, 10, "pendigits", "pendigits.t"),
+    "satimage": _libsvm(4435, 2000, 36, 6, "satimage.scale", "satimage.scale.t"),
+    "dna": _libsvm(2000, 1186, 180, 3, "dna.scale", "dna.scale.t"),
+    "usps": _libsvm(7291, 2007, 256, 10, "usps.bz2", "usps.t.bz2"),
+    "shuttle": _libsvm(43500, 14500, 9, 7, "shuttle.scale", "shuttle.scale.t"),
+    "sensorless": _libsvm(43882, 14627, 48, 11, "Sensorless"),
+    "covtype": _libsvm(435759, 145253, 54, 7, "covtype.bz2"),
+    "mnist": Home(
+        60000, 10000, 784, 10,
+        (
+            Source(_MNIST + "train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+            Source(_MNIST + "train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432"),
+            Source(_MNIST + "t10k-images-idx3-ubyte.gz", "9fb629c4189551a2d022fa330f9573f3"),
+            Source(_MNIST + "t10k-labels-idx1-ubyte.gz", "ec29112dd5afa0611ce80d1b7f02629c"),
+        ),
+        _parse_mnist,
+    ),
+    "emnist": _emnist("balanced", 112800, 18800, 47),
+    "emnist_letters": _emnist("letters", 124800, 20800, 26),
+    "emnist_digits": _emnist("digits", 240000, 40000, 10),
+    "emnist_byclass": _emnist("byclass", 697932, 116323, 62),
+    "cifar10": _cifar(10, "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
+    "cifar100": _cifar(100, "cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),
+    "shakespeare": Home(
+        None, None, 80, None,
+        (Source(_GUTENBERG + "old/1994-01-100.zip", former=_GUTENBERG + "1994-01-100.zip"),),
+        _parse_shakespeare,
+    ),
+}  # fmt: skip
+
+
+def _bundled(name: str) -> Callable[[], Raw]:
+    def read() -> Raw:
+        from sklearn import datasets
+
+        bunch = getattr(datasets, f"load_{name}")()
+        classes = [str(n) for n in bunch.target_names] if "target_names" in bunch else None
+        return Raw(bunch.data, bunch.target, class_names=classes)
+
+    return read
+
+
+BUNDLED: dict[str, Callable[[], Raw]] = {name: _bundled(name) for name in ("digits", "breast_cancer", "wine", "diabetes")}
+_BUNDLED_SIZES = {  # rows, test rows, features, classes
+    "digits": (1346, 451, 64, 10),
+    "breast_cancer": (427, 142, 30, 2),
+    "wine": (133, 45, 13, 3),
+    "diabetes": (331, 111, 10, None),
+}

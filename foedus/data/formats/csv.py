@@ -1,0 +1,80 @@
+"""CSV tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from foedus.data.formats.raw import Raw
+from foedus.errors import DataError, unknown
+
+# CSV
+
+
+def read_csv(path: Path, label: str | int | None = None, group: str | None = None) -> Raw:
+    """CSV with a header and a label column (`label`: its name or position; else a column named label, target, class or y).
+
+    All other columns are features and must hold numbers: encode categories first (for instance with pandas.get_dummies). Text
+    or whole-number labels mean classes, numbers with fractions regression. `group` names the column that says whose row it is.
+    """
+    import pandas as pd
+
+    try:
+        frame = pd.read_csv(path, skipinitialspace=True)
+    except (ValueError, pd.errors.ParserError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not a CSV file with a header ({str(error).strip()})") from None
+    columns = [str(c) for c in frame.columns]
+    frame.columns = columns
+    if len(set(columns)) < len(columns):
+        raise DataError(f"{path}, line 1: two columns have the same name; rename one")
+    label = _label_column(path, columns, label)
+    if group is not None and group not in columns:
+        raise DataError(f"{path}: {unknown('group', group, columns)}")
+    if len(frame) == 0:
+        raise DataError(f"{path}: no rows below the header")
+    y = frame.pop(label)
+    if y.isna().any():
+        line = int(np.flatnonzero(y.isna())[0]) + 2
+        raise DataError(
+            f"{path}, line {line}: column {label!r} (the label) is missing in {int(y.isna().sum())} rows; remove those rows"
+        )
+    groups = names = None
+    if group is not None and group != label:
+        names, groups = np.unique(frame.pop(group).astype(str).to_numpy(dtype=str), return_inverse=True)
+    for column in frame.columns:
+        if not (pd.api.types.is_numeric_dtype(frame[column]) or pd.api.types.is_bool_dtype(frame[column])):
+            values = pd.to_numeric(frame[column], errors="coerce")
+            wrong = np.flatnonzero(values.isna() & frame[column].notna())
+            at = int(wrong[0]) if len(wrong) else 0
+            raise DataError(
+                f"{path}, line {at + 2}: column {column!r} holds text ({str(frame[column].iloc[at])!r}); "
+                "encode it as numbers first, for instance with pandas.get_dummies"
+            )
+    if frame.shape[1] == 0:
+        raise DataError(f"{path}: no feature columns beside the label {label!r}")
+    whole = all(pd.api.types.is_integer_dtype(t) for t in frame.dtypes)
+    x = frame.to_numpy(np.int64 if whole else np.float64)
+    numeric = pd.api.types.is_numeric_dtype(y) or pd.api.types.is_bool_dtype(y)
+    return Raw(
+        x,
+        y.to_numpy() if numeric else y.to_numpy(dtype=str),
+        groups_train=groups,
+        group_names=names,
+        feature_names=list(frame.columns),
+    )
+
+
+def _label_column(path: Path, columns: list[str], label: str | int | None) -> str:
+    if isinstance(label, int) and not isinstance(label, bool):
+        if not -len(columns) <= label < len(columns):
+            raise DataError(f"{path}: label={label} is outside the {len(columns)} columns")
+        return columns[label]
+    if label is None:
+        found = [c for c in columns if c.lower() in ("label", "target", "class", "y")]
+        if len(found) != 1:
+            raise DataError(f"{path}: pass label=, the column to predict (columns: {', '.join(columns)})")
+        return found[0]
+    if label not in columns:
+        raise DataError(f"{path}: {unknown('label', label, columns)}")
+    return label

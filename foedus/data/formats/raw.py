@@ -1,0 +1,56 @@
+"""What every reader gives (`Raw`), and bounded reading of compressed files."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from foedus.errors import DataError
+
+# Deflate shrinks at most 1032-fold; a file that claims more is damaged or hostile.
+_RATIO = 1100
+SLACK = 1 << 20
+
+
+@dataclass
+class Raw:
+    """Arrays of a file: features, and labels as they are written (numbers or text); `None` where the file has no test part."""
+
+    x_train: np.ndarray
+    y_train: np.ndarray
+    x_test: np.ndarray | None = None
+    y_test: np.ndarray | None = None
+    class_names: Sequence[str] | None = None
+    groups_train: np.ndarray | None = None
+    groups_test: np.ndarray | None = None
+    group_names: Sequence[str] | None = None
+    feature_names: Sequence[str] | None = None
+    tokens: bool = False  # features are character ids, which must not be scaled
+    extra: dict[str, np.ndarray] = field(default_factory=dict)  # other labels of the same rows, for the cache
+
+
+def read_bytes(path: Path) -> bytes:
+    """Contents of a file, decompressed if its name ends in .gz, .bz2 or .xz, up to what such a file can justify."""
+    opener: Callable = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}.get(path.suffix.lower(), open)
+    limit = path.stat().st_size * _RATIO + SLACK
+    chunks, total = [], 0
+    with opener(path, "rb") as file:
+        while chunk := file.read(1 << 22):
+            chunks.append(chunk)
+            total += len(chunk)
+            if total > limit:
+                raise DataError(
+                    f"{path}: decompresses to more than {_RATIO} times its size; it is damaged or not meant to be read"
+                )
+    return b"".join(chunks)
+
+
+def shown_line(token: bytes) -> str:
+    text = token.decode("utf-8", "replace")
+    return repr(text if len(text) <= 40 else text[:40] + "...")

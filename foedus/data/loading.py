@@ -1,0 +1,166 @@
+"""Load a data set by name or from a file: find or fetch it, hold out a test part, fill in, scale.
+
+A named set is looked for as `NAME.npz` (the text of shakespeare as JSON) in `$FOEDUS_DATA`, then in the user's cache; absent
+there, it is downloaded from its canonical home, checked, parsed and written to the cache.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+
+from foedus.data import formats
+from foedus.data.catalog import BUNDLED, absent, known_names, path_of
+from foedus.data.dataset import Data
+from foedus.data.download import SPEECHES
+from foedus.data.formats.raw import Raw
+from foedus.data.holdout import HELD_OUT, encode_labels, hold_out, image_shaped, join_parts, pool_parts, test_fraction
+from foedus.data.preprocess import IMPUTES, SCALES, auto_scale, imputed, scaled
+from foedus.errors import DataError, unknown
+
+
+def load(
+    name_or_path: str | os.PathLike,
+    *,
+    scale: str | None = "auto",
+    impute: str | None = None,
+    label: str | int | None = None,
+    group: str | None = None,
+    test: float | str | os.PathLike | None = None,
+    seed: int = 0,
+    regression: bool | None = None,
+    format: str | None = None,
+    window: int = 80,
+    stride: int = 80,
+) -> Data:
+    """A data set by name (`foedus data list` shows them) or from a file or folder.
+
+    Files may be LIBSVM text (plain, .bz2, .xz), IDX (.gz), CIFAR's binary version, npz, CSV or LEAF JSON, see
+    `foedus.data.formats`. Labels become 0 .. classes - 1; text and other numbers are kept as `class_names`.
+
+    Args:
+        scale: "auto" divides images (whole numbers 0 .. 255 in at least 256 features, or in image shape) by 255, leaves
+            features alone that fill [-1, 1] or half of it, and standardises others; "standard" (mean 0, variance 1),
+            "minmax" ([0, 1]), "unit" (/ 255) or None. Fitted on training rows only; constant features are only shifted.
+        impute: what replaces missing features: "median" or "mean" of the training rows, or "zero".
+        label: the column to predict (CSV), or "coarse" for the twenty superclasses of CIFAR-100.
+        group: the column that says whose row it is (CSV), for the natural split.
+        test: a file with test rows, or the part of all rows to hold out (stratified by group or label, drawn with `seed`). By
+            default the set's own test part, or a quarter of the rows where it has none; 0 holds out nothing.
+        regression: whether to predict numbers; by default text and whole numbers are classes and other numbers are not.
+        format: the format of the file, where its name does not tell.
+        window, stride: for shakespeare, characters a row and between the beginnings of rows. Features are character ids, the
+            label is the next character, the group is the speaker; the last fifth of each speaker's text (or `test`) is for
+            testing. Speakers with too little text for one training row are left out.
+
+    >>> load("digits").classes
+    10
+    """
+    for name, value, allowed in (("scale", scale, SCALES), ("impute", impute, IMPUTES)):
+        if value is not None and value not in allowed:
+            raise DataError(unknown(name, value, [*allowed, None]))
+    if isinstance(test, (int, float)) and not 0 <= test < 1:
+        raise DataError(f"test={test!r} must be a part from 0 to below 1, or a file with test rows")
+    name = str(name_or_path)
+    path = path_of(name_or_path)
+    if name == "shakespeare" and path is not None and path.is_file() and path.name == SPEECHES:
+        raw = _speech_windows(load_speeches(path), window, stride, 0.2 if test is None else test_fraction(test))
+        test = None
+    elif path is None:
+        raw = BUNDLED[name]()
+    else:
+        raw = formats.read(path, format=format, label=label, group=group)
+        name = path.name.split(".")[0] if name not in known_names() else name
+    raw = image_shaped(raw)
+    if test is not None and not isinstance(test, (int, float)):
+        raw = join_parts(raw, image_shaped(formats.read(test, format=format, label=label, group=group)), test)
+    elif test is not None or raw.x_test is None:
+        raw = hold_out(pool_parts(raw), HELD_OUT if test is None else float(test), seed, regression)
+    return _finish(name, raw, scale, impute, regression)
+
+
+def load_speeches(path: str | os.PathLike | None = None) -> list[dict]:
+    """Shakespeare's speaking characters for language models: dictionaries with `id`, `play`, `speaker` and `speeches`."""
+    path = path_of("shakespeare" if path is None else Path(path))
+    if not path.is_file():
+        raise DataError(absent("shakespeare", "its speeches are not at hand"))
+    try:
+        users = json.loads(formats.read_bytes(path))["users"]
+        if (
+            not users
+            or not all(isinstance(s, str) for user in users for s in user["speeches"])
+            or not all("id" in u for u in users)
+        ):
+            raise TypeError
+    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+        raise DataError(
+            f"{path}: not a JSON file of speeches ({error}); expected users with 'id' and a list 'speeches'"
+        ) from None
+    return users
+
+
+def _finish(name: str, raw: Raw, scale: str | None, impute: str | None, regression: bool | None) -> Data:
+    y_train, y_test, classes, class_names = encode_labels(raw, regression, name)
+    for part, x in (("x_train", raw.x_train), ("x_test", raw.x_test)):
+        if x.dtype.kind not in "fiub":
+            raise DataError(f"{part} of {name!r} has dtype {x.dtype}; expected numbers")
+    if raw.x_train.size == 0:
+        raise DataError(f"x_train of {name!r} has no rows or no features")
+    if raw.x_train.shape[1:] != raw.x_test.shape[1:]:
+        raise DataError(
+            f"x_test of {name!r} has rows of shape {raw.x_test.shape[1:]}, x_train of shape {raw.x_train.shape[1:]}"
+        )
+    raw = imputed(raw, impute, name)
+    if raw.tokens and scale not in (None, "auto"):
+        raise DataError(f"scale={scale!r}: the features of {name!r} are character ids, which are not scaled; leave scale out")
+    if raw.tokens:
+        scale = None
+    elif scale == "auto":
+        scale = auto_scale(raw.x_train)
+    x_train, x_test = raw.x_train, raw.x_test
+    if scale is not None:
+        shift, divisor = SCALES[scale](x_train)
+        x_train, x_test = scaled(x_train, shift, divisor), scaled(x_test, shift, divisor)
+    return Data(
+        name, x_train, y_train, x_test, y_test, classes, class_names, raw.groups_train, raw.groups_test,
+        None if raw.group_names is None else tuple(str(n) for n in raw.group_names), scale,
+    )  # fmt: skip
+
+
+def _speech_windows(users: list[dict], window: int, stride: int, part: float) -> Raw:
+    """Rows of `window` characters and the next one, from each speaker's speeches; the last part of each text is for testing."""
+    for name, value in (("window", window), ("stride", stride)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise DataError(f"{name}={value!r} must be a whole number of at least 1")
+    texts = ["\n".join(user["speeches"]) for user in users]
+    alphabet = sorted(set().union(*texts))
+    known = np.array([ord(c) for c in alphabet], np.uint32)
+    rows: dict[str, list] = {"x_train": [], "y_train": [], "g_train": [], "x_test": [], "y_test": [], "g_test": []}
+    group_names: list[str] = []
+    for user, text in zip(users, texts, strict=True):
+        ids = np.searchsorted(known, np.frombuffer(text.encode("utf-32-le"), np.uint32))
+        cut = len(ids) - int(len(ids) * part)
+        if cut <= window:
+            continue
+        for half, piece in (("train", ids[:cut]), ("test", ids[cut:])):
+            if len(piece) <= window:
+                continue
+            starts = np.arange(0, len(piece) - window, stride)
+            rows[f"x_{half}"].append(np.lib.stride_tricks.sliding_window_view(piece, window)[starts].astype(np.float32))
+            rows[f"y_{half}"].append(piece[starts + window])
+            rows[f"g_{half}"].append(np.full(len(starts), len(group_names)))
+        group_names.append(str(user["id"]))
+    if not group_names:
+        raise DataError(f"window={window} is longer than every speaker's text; choose a shorter window")
+
+    def joined(key: str) -> np.ndarray:
+        empty = np.zeros((0, window), np.float32) if key[0] == "x" else np.zeros(0, np.int64)
+        return np.concatenate([empty, *rows[key]]).astype(empty.dtype)
+
+    return Raw(
+        joined("x_train"), joined("y_train"), joined("x_test"), joined("y_test"), alphabet, joined("g_train"), joined("g_test"),
+        group_names, tokens=True,
+    )  # fmt: skip

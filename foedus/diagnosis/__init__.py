@@ -1,0 +1,1 @@
+"""What a federation is like, and which algorithm fits it: `foedus diagnose`."""

@@ -1,0 +1,251 @@
+"""`fd.survey`: all that can be measured of a federation before anything is trained, and what to try first."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import nn
+
+from foedus.data.federation import Federation
+from foedus.diagnosis.fits import fits
+from foedus.diagnosis.heterogeneity import Heterogeneity, heterogeneity
+from foedus.diagnosis.newton import Diagnosis, diagnose
+from foedus.diagnosis.sharing import Sharing, sharing
+from foedus.errors import ConfigError, positive, whole_number
+from foedus.models.features import FeatureMap, features_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from foedus.diagnosis.advice import Advice
+
+_CLIENTS, _ROWS = 100, 20_000
+
+
+def survey(
+    fed: Federation,
+    features: FeatureMap | nn.Module | None = None,
+    reg: float | None = None,
+    *,
+    iterations: int = 30,
+    seed: int = 0,
+    engine: Any = None,
+) -> Survey:
+    """Measure how unlike the clients of a federation are, in every way that decides which algorithm does well on it.
+
+    features, reg: FedNewton's. By default those that do best on held-out rows, out of linear features and random Fourier
+    features of three bandwidths. iterations, engine: of `fd.diagnose`. seed: of all that is drawn at random.
+
+    Sizes and labels are those of all clients. Everything else is measured on at most 100 clients, drawn at random, and 20,000
+    rows: if there are more, the clients with most rows leave some out. Rows are looked at in one place, as a simulation can; of
+    a real federation's sites only `fd.diagnose` may be asked.
+
+    Example:
+        >>> found = fd.survey(fd.split(fd.load("digits"), "dirichlet", clients=10, alpha=0.1))
+        >>> print(found)
+        >>> fd.run(found.advice[0].algorithm, found.fed, rounds=20)
+        >>> found.report("page.html")
+    """
+    if not isinstance(fed, Federation):
+        raise ConfigError(f"fed is a {type(fed).__name__}; give a Federation, as fd.split returns")
+    whole_number("seed", seed, 0)
+    if reg is not None:
+        positive("reg", reg)
+    if features is not None:
+        features = features_of(features)
+        features.check(fed.spec)
+    rng = np.random.default_rng(seed)
+    fed = fed.select(np.argsort(fed.ids))  # the order of clients decides nothing
+    part = _sample(fed, rng)
+    scores, features, reg = fits(fed, features, reg, rng, seed)
+    return Survey(
+        fed=fed,
+        part=part,
+        distances=heterogeneity(part, seed=seed),
+        by_chance=heterogeneity(_dealt_again(part, rng), seed=seed),
+        labels=_label_distances(fed),
+        labels_by_chance=_label_distances(_dealt_again(fed, rng)),
+        newton=diagnose(part, features, reg, iterations=iterations, seed=seed, engine=engine),
+        features=features,
+        fits=scores,
+        sharing=sharing(part, seed=seed),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """What `survey` found; `print` shows it, with advice. `fed` is the federation, `part` what was measured of it.
+
+    - `distances`: `fd.Heterogeneity` of `part`; `by_chance`: the same after dealing its rows out again at random, to clients as
+      large as they are. What there is of a distance beyond that is heterogeneity.
+    - `labels`: of each client of `fed`, the total variation distance between its labels and those of all rows;
+      `labels_by_chance` as above. Empty for regression.
+    - `newton`: `fd.Diagnosis` of FedNewton with `features`: Delta_D, Delta_f and the spectral radius.
+    - `fits`: how well a "linear" model, one on the "features", and "trees" predict held-out rows with all other rows in one
+      place: accuracy, or for regression the share of the variance explained. It tells which kind of function is asked for.
+    - `sharing`: `fd.Sharing`, FedRes' question.
+    - `facts`: the numbers that advice goes by. `advice`: what to try; the first is the best guess.
+    """
+
+    fed: Federation
+    part: Federation
+    distances: Heterogeneity
+    by_chance: Heterogeneity
+    labels: np.ndarray = field(repr=False)
+    labels_by_chance: np.ndarray = field(repr=False)
+    newton: Diagnosis
+    features: FeatureMap
+    fits: dict[str, float]
+    sharing: Sharing
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """The measures by name, as the rules of `foedus.diagnosis.advice` use them."""
+        fed, spec, radius = self.fed, self.fed.spec, self.newton.radius
+        labelled = fed.data.classes is not None
+        return {
+            "clients": len(fed),
+            "rows": len(fed.rows),
+            "rows_median": float(np.median(fed.sizes)),
+            "rows_typical": float(np.square(fed.sizes).sum() / fed.sizes.sum()),  # of the client that a row is with
+            "classes": fed.data.classes or 0,
+            "tabular": len(spec.shape) == 1,
+            "spread_y": 0.0 if labelled else float(fed.data.y_train[fed.rows].std()),
+            "labels_held": float(np.median((fed.label_counts() > 0).sum(1))) if labelled else math.inf,
+            "label_tv": float(self.labels.mean()) if labelled else 0.0,
+            "label_tv_max": float(self.labels.max()) if labelled else 0.0,
+            "label_tv_by_chance": float(self.labels_by_chance.mean()) if labelled else 0.0,
+            "omega_tv": self.distances.omega_tv,
+            "omega_tv_by_chance": self.by_chance.omega_tv,
+            "omega_w1": self.distances.omega_w1,
+            "omega_w1_by_chance": self.by_chance.omega_w1,
+            "data_shift": float(np.mean(self.newton.columns["data_shift"])),
+            "data_shift_max": max(self.newton.columns["data_shift"]),
+            "model_shift": float(np.mean(self.newton.columns["model_shift"])),
+            "model_shift_max": max(self.newton.columns["model_shift"]),
+            "reg": self.newton.reg,
+            "radius": radius,
+            "rounds_a_digit": math.inf if radius >= 1 else math.log(10) / -math.log(radius) if radius > 0 else 1.0,
+            **{f"fit_{kind}": score for kind, score in self.fits.items()},
+            "fit_best": max(self.fits.values()),
+            **(self.sharing.accuracy or self.sharing.explained),
+            **{f"explained_{model}": share for model, share in self.sharing.explained.items()},
+            "gain": self.sharing.gain[0],
+            "gain_noise": self.sharing.gain[1],
+            "alike": self.sharing.alike,
+            "itself": self.sharing.itself,
+            "newton_kb": 2 * 8 * self.features.size(spec) * spec.outputs / 1e3,
+            "linear_kb": 4 * (spec.features + 1) * spec.outputs / 1e3,
+        }
+
+    @cached_property
+    def advice(self) -> list[Advice]:
+        """What to try, and why; `advice[0].algorithm` can be run."""
+        from foedus.diagnosis.advice import advise
+
+        return advise(self)
+
+    def measures(self) -> list[tuple[str, str, str]]:
+        """Name, value and what to hold it against."""
+        from foedus.diagnosis.advice import code
+
+        m, labelled = self.facts, self.fed.data.classes is not None
+        score = "accuracy" if labelled else "variance explained"
+        at_random = "rows dealt out at random: "
+        found = []
+        if labelled:
+            chance = f"largest {m['label_tv_max']:.3f}; {at_random}{m['label_tv_by_chance']:.3f}"
+            found.append(("label TV", f"{m['label_tv']:.3f}", chance))
+        exact = "" if self.distances.exact else "sliced; "
+        found += [
+            ("omega_TV", f"{m['omega_tv']:.3f}", f"{at_random}{m['omega_tv_by_chance']:.3f}"),
+            ("omega_W1", f"{m['omega_w1']:.4g}", f"{exact}{at_random}{m['omega_w1_by_chance']:.4g}"),
+            ("Delta_D", f"{m['data_shift']:.4g}", f"largest {m['data_shift_max']:.4g}"),
+            ("Delta_f", f"{m['model_shift']:.4g}", f"largest {m['model_shift_max']:.4g}"),
+            ("FedNewton's spectral radius", f"{m['radius']:.4g}", f"{code(self.features)}, reg={m['reg']:g}"),
+        ]
+        kinds = {"linear": "a linear model", "features": "FedNewton's features", "trees": "trees"}
+        found += [(f"{score}, {kinds[k]}", f"{v:.3f}", "held-out rows, all rows in one place") for k, v in self.fits.items()]
+        shares = self.sharing.accuracy or self.sharing.explained
+        kinds = {"labels": "own average of y", "shared": "one linear model", "private": "own linear models", "both": "both"}
+        found += [(f"{score}, {kinds[k]}", f"{shares[k]:.3f}", "held-out rows of the same client") for k in kinds]
+        alike, itself = ("–" if math.isnan(m[k]) else f"{m[k]:.2f}" for k in ("alike", "itself"))
+        return [*found, ("task similarity of two clients", alike, f"of a client's two halves: {itself}")]
+
+    @property
+    def sampled(self) -> str:
+        """What was measured, where that is not everything."""
+        if len(self.part.rows) == len(self.fed.rows):
+            return ""
+        return f"distances, shifts and shares were measured on {len(self.part)} clients with {len(self.part.rows)} rows, drawn at random"
+
+    def __str__(self) -> str:
+        lines = [self.fed.describe(), *([self.sampled] if self.sampled else []), ""]
+        found = self.measures()
+        width, wide = (max(len(entry[k]) for entry in found) for k in (0, 1))
+        lines += [f"{name:<{width}}  {value:>{wide}}  {note}" for name, value, note in found]
+        return "\n".join([*lines, "", *map(str, self.advice)])
+
+    def per_client(self) -> pd.DataFrame:
+        """One row a client of `part`: its rows, its distances, and what linear models explain there."""
+        import pandas as pd
+
+        columns = {"client": self.part.ids, "rows": self.part.sizes}
+        if len(self.labels):
+            by_id = dict(zip(self.fed.ids.tolist(), self.labels, strict=True))
+            columns["label_TV"] = [by_id[i] for i in self.part.ids.tolist()]
+        columns["W1"] = self.distances.per_client["w1"]
+        columns |= {"Delta_D": self.newton.columns["data_shift"], "Delta_f": self.newton.columns["model_shift"]}
+        shares = self.sharing.per_client
+        return pd.DataFrame(columns | {model: shares[model] for model in ("shared", "private", "both")})
+
+    def plot(self, path: str | os.PathLike) -> Path:
+        """Draw who holds what, the distances, the similarities and the scores as one picture, .svg or .png."""
+        from foedus.report.plots import survey_picture
+
+        survey_picture(self, Path(path))
+        return Path(path)
+
+    def report(self, path: str | os.PathLike) -> Path:
+        """Write one self-contained HTML page: advice with its reasons, pictures, measures. Needs matplotlib."""
+        from foedus.report.page import render_survey
+
+        text = render_survey(self)
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+
+def _sample(fed: Federation, rng: np.random.Generator) -> Federation:
+    """At most so many clients and rows; the largest leave rows out first."""
+    if len(fed) > _CLIENTS:
+        fed = fed.select(np.sort(rng.permutation(len(fed))[:_CLIENTS]))
+    if len(fed.rows) <= _ROWS:
+        return fed
+    low, high = 1, int(fed.sizes.max())
+    while low < high:  # the largest level to which all can be cut
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if np.minimum(fed.sizes, middle).sum() <= _ROWS else (low, middle - 1)
+    kept = [np.sort(rng.permutation(fed.client_rows(i))[:low]) for i in range(len(fed))]
+    offsets = np.cumsum([0, *map(len, kept)])
+    return replace(fed, rows=np.concatenate(kept), offsets=offsets)
+
+
+def _dealt_again(fed: Federation, rng: np.random.Generator) -> Federation:
+    """The same rows at random, to clients of the same sizes."""
+    return replace(fed, rows=rng.permutation(np.sort(fed.rows)))
+
+
+def _label_distances(fed: Federation) -> np.ndarray:
+    """Of each client: half the L1 distance between its shares of labels and those of all rows."""
+    if fed.data.classes is None:
+        return np.zeros(0)
+    counts = fed.label_counts()
+    return np.abs(counts / fed.sizes[:, None] - counts.sum(0) / counts.sum()).sum(1) / 2

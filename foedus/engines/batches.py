@@ -1,0 +1,135 @@
+"""Batches of clients: an index into the rows of all of them, padded to the largest member."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foedus.base import tree
+from foedus.base.rows import Rows, take
+from foedus.base.spec import Spec
+from foedus.base.tree import Tree
+
+_KEPT, _KEPT_ROWS = 8, 1 << 23
+"""Row numbers of so many batches, of at most so many rows each, are kept: with all clients, batches are the same in every round."""
+
+
+class Table:
+    """Which rows of the data are whose, client after client; `order` says where the clients stand in the federation."""
+
+    def __init__(
+        self,
+        x: np.ndarray,
+        y: np.ndarray,
+        rows: np.ndarray,
+        offsets: np.ndarray,
+        order: np.ndarray,
+        spec: Spec,
+        device: str = "cpu",
+    ):
+        self.spec = spec
+        sizes = np.diff(offsets)[order]
+        if not np.array_equal(order, np.arange(len(order))):
+            starts = np.repeat(offsets[:-1][order] - np.concatenate(([0], np.cumsum(sizes)[:-1])), sizes)
+            rows = rows[starts + np.arange(sizes.sum())]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nothing here writes into the data
+            self.x, self.y, self.rows = torch.from_numpy(x).to(device), torch.from_numpy(y).to(device), torch.from_numpy(rows)
+        self.sizes = torch.from_numpy(np.ascontiguousarray(sizes))
+        self.starts = torch.cumsum(self.sizes, 0) - self.sizes
+        self.kept: dict[tuple[bytes, int], tuple[Tensor, Tensor]] = {}
+
+    @cached_property
+    def row_bytes(self) -> int:
+        return sum(t[:1].numel() * t.element_size() for t in (self.x, self.y)) + 16
+
+    def index(self, positions: Tensor, width: int = 0) -> tuple[Tensor, Tensor]:
+        """Row numbers (c, n) of some clients, padded with their own first row, and weights (1, or 0 for padding).
+
+        n is the largest client's number of rows, or `width` if that is more.
+        """
+        key = (positions.numpy().tobytes(), width)
+        if key not in self.kept:
+            sizes = self.sizes[positions]
+            n = max(int(sizes.max()), width)
+            at = self.starts[positions].unsqueeze(1)
+            if int(sizes.min()) == n:  # no padding
+                found = take(self.rows, at + torch.arange(n)), torch.ones(len(sizes), n)
+            else:
+                column = torch.arange(n)
+                real = column < sizes.unsqueeze(1)
+                found = take(self.rows, at + torch.where(real, column, 0)), real.float()
+            if found[0].numel() > _KEPT_ROWS:
+                return found
+            if len(self.kept) == _KEPT:
+                del self.kept[next(iter(self.kept))]
+            self.kept[key] = found
+        return self.kept[key]
+
+    def stack(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The clients' rows as (c, n, ...): a view if they have one size and lie side by side in the data, else a copy."""
+        index, weight = self.index(positions)
+        flat = index.flatten()
+        if bool((flat[1:] == flat[:-1] + 1).all()) and bool(weight.all()):
+            part = slice(int(flat[0]), int(flat[-1]) + 1)
+            return tuple(t[part].view(*index.shape, *t.shape[1:]) for t in (self.x, self.y))
+        return tuple(take(t, index.to(t.device)) for t in (self.x, self.y))
+
+    def one(self, position: int) -> Rows:
+        """One client's rows, without padding."""
+        start, size = int(self.starts[position]), int(self.sizes[position])
+        return Rows(self.x, self.y, self.rows[start : start + size], torch.ones(size), self.spec)
+
+    def groups(self, positions: Tensor, spread: float, limit: Callable[[int], int]) -> list[Tensor]:
+        """Cut clients into batches: sizes within a factor `spread`, at most `limit(rows)` clients of so many rows each."""
+        sizes = self.sizes[positions]
+        if len(positions) and spread == float("inf") and len(positions) <= limit(max(int(sizes.max()), 1)):
+            return [positions.sort().values]
+        order = torch.argsort(sizes, descending=True, stable=True)
+        falling = -sizes[order]
+        groups, at = [], 0
+        while at < len(order):
+            n = -int(falling[at])
+            last = int(torch.searchsorted(falling, -n / spread, right=True)) if spread != float("inf") else len(order)
+            stop = min(max(last, at + 1), at + limit(max(n, 1)))
+            # Back into order of position, so that neighbours of one size stay a view.
+            groups.append(positions[order[at:stop]].sort().values)
+            at = stop
+        return groups
+
+
+@dataclass(eq=False)
+class Group:
+    """A batch of clients, with what is kept of it between rounds."""
+
+    positions: Tensor
+    stacked: tuple[Tensor, Tensor] | None = None
+    prepared: Tree = None
+    width: int = 0
+    """Rows that what is kept is padded to; part of a batch keeps the padding of the whole."""
+
+
+def members_of(group: Group, positions: Tensor) -> Group | None:
+    """The members of a batch that are among `positions`, with their share of what is kept."""
+    present = torch.isin(group.positions, positions)
+    if bool(present.all()):
+        return group
+    at = torch.nonzero(present).flatten()
+    return _pick(group, lambda t: t.index_select(0, at)) if len(at) else None
+
+
+def slices_of(group: Group, size: int) -> Iterator[Group]:
+    """A batch cut into smaller ones, without copying what is kept of it."""
+    for first in range(0, len(group.positions), size):
+        yield _pick(group, lambda t, first=first: t[first : first + size])
+
+
+def _pick(group: Group, f: Callable[[Tensor], Tensor]) -> Group:
+    kept = tree.map(lambda t: f(t) if isinstance(t, Tensor) else t, (group.stacked, group.prepared))
+    return Group(f(group.positions), *kept, group.width)

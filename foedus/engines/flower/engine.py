@@ -1,0 +1,157 @@
+"""The engine of a real federation, on loopback: for tests and notebooks. See `foedus.engines.flower` for sites on machines of their own."""
+
+from __future__ import annotations
+
+import atexit
+import tempfile
+import uuid
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from foedus.core.algorithm import Algorithm
+from foedus.core.describe import to_config
+from foedus.data.federation import Federation
+from foedus.errors import ConfigError, FoedusError, positive, whole_number
+
+
+class Flower:
+    """Flower's own SuperLink and SuperNodes, started on this machine with TLS and keys; clients are dealt out to the nodes.
+
+    They start with the first run and stay until `close()`, or until the end of a `with` block; starting takes some ten seconds.
+
+    nodes: SuperNodes, each with a share of the clients (one each if there are no more clients than nodes). timeout: seconds that a
+    node may take for an exchange. min_clients: a run goes on while so many clients answer. code: "module:name" of an algorithm (or a
+    dictionary of them) that text cannot describe, such as one with a `torch.nn.Module`, importable on every node.
+
+    Example:
+        >>> with fd.Flower(nodes=2) as engine:
+        ...     fd.run(fd.FedAvg(fd.Linear()), fed, rounds=5, engine=engine)
+    """
+
+    eager = True  # nodes that fork their client processes and ask more often than Flower's command
+
+    def __init__(self, nodes: int = 2, *, timeout: float = 120.0, min_clients: int = 1, code: str | None = None):
+        whole_number("nodes", nodes)
+        positive("timeout", timeout)
+        whole_number("min_clients", min_clients)
+        if code is not None and (not isinstance(code, str) or ":" not in code):
+            raise ConfigError(f"code={code!r} must be 'module:name', of an algorithm or a dictionary of algorithms")
+        self.count, self.timeout, self.min_clients, self.code = nodes, float(timeout), min_clients, code
+        self.loopback: Any = None
+        self.grid: Any = None
+        self.line: Any = None
+
+    def __repr__(self) -> str:
+        return f"Flower(nodes={self.count})"
+
+    def start(self) -> None:
+        """Start the processes, if they are not there."""
+        if self.loopback is not None:
+            return
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> None:
+        try:
+            from foedus.engines.flower import keys as keys_
+            from foedus.engines.flower import loopback
+        except ImportError as error:
+            raise FoedusError(f"fd.Flower needs flwr: pip install 'foedus[flower]' ({error})") from None
+        self.temporary = tempfile.TemporaryDirectory(prefix="foedus-flower-")
+        folder = Path(self.temporary.name)
+        self.loopback = loopback.Loopback(folder)
+        self._end = weakref.finalize(self, _close, self.loopback, self.temporary)
+        atexit.register(self._end)
+        self.loopback.start_link()
+        keys = [keys_.node_key(folder / "keys" / f"node{number}") for number in range(self.count)]
+        self.loopback.register([public for _, public in keys])
+        for number, (key, _) in enumerate(keys):
+            shards = folder / "shards" / str(number)
+            shards.mkdir(parents=True)
+            self.loopback.start_node(key, f'shards="{shards}"', self.eager)
+        config = {"code": self.code} if self.code else {}
+        loopback.write_app(folder / "app", "loopbackapp", "app = None  # fd.run is the server", config)
+        self._serve()
+
+    def _serve(self) -> None:
+        """Start a run of Flower's, and become its server."""
+        from foedus.engines.flower import processes
+        from foedus.engines.flower.session import linked
+
+        self._leave()
+        self.loopback.flwr("run", Path(self.temporary.name) / "app", "loopback")
+        with linked():
+            self.grid = processes.become_server(self.loopback.address, self.loopback.tls["ca"].read_bytes())
+
+    def _leave(self) -> None:
+        """Be the server no longer, if this is one."""
+        if self.grid is not None:
+            if self.grid.beat.is_running:
+                self.grid.beat.stop()
+            self.grid.close()
+            self.grid = None
+
+    def open(self, algorithm: Algorithm, fed: Federation, seed_key: Tensor) -> Any:
+        """Deal the clients out, greet the nodes, and get ready to ask."""
+        if algorithm.pooled:
+            raise ConfigError(f"{type(algorithm).__name__} needs all rows in one place; in a federation, sites keep theirs")
+        self.start()
+        from foedus.engines.flower.server import greet, wait_for
+        from foedus.engines.flower.session import Line, LinkLost, SitesEngine
+        from foedus.engines.flower.site import write_shard
+        from foedus.version import __version__
+
+        try:
+            if self.grid is None:  # as after a renewal that failed
+                self._serve()
+            nodes = wait_for(self.grid, self.count, 1, 60.0)
+        except LinkLost:  # Flower has ended its run; its nodes are still there
+            self._serve()
+            nodes = wait_for(self.grid, self.count, 1, 60.0)
+        name = uuid.uuid4().hex
+        order = np.argsort(fed.ids, kind="stable")
+        for number in range(self.count):
+            mine = order[number :: self.count]
+            if len(mine):
+                write_shard(Path(self.temporary.name) / "shards" / str(number) / f"{name}.npz", fed.select(mine))
+        low, high = seed_key.tolist()
+        question = {
+            "shard": name,
+            "algorithm": to_config(algorithm),
+            "seed": low | high << 32,
+            "foedus": __version__,
+            "session": "",
+        }
+        self.line = Line(self.grid, {}, timeout=max(self.timeout, 60.0), min_clients=self.min_clients, common={"shard": name})
+        said = greet(self.line, nodes, question)  # the first message waits until the nodes have imported what they need
+        self.line.timeout = self.timeout
+        missing = sorted(set(fed.ids.tolist()) - set(self.line.nodes))
+        if missing:
+            raise FoedusError(f"no node has client {missing[0]}; {len(said)} of {self.count} nodes answered (see the warnings)")
+        return SitesEngine(self.line).open(algorithm, fed, seed_key)
+
+    def close(self) -> None:
+        """End all processes that were started."""
+        if self.loopback is not None:
+            self._leave()
+            self._end()
+            atexit.unregister(self._end)
+            self.loopback = None
+
+    def __enter__(self) -> Flower:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _close(loopback: Any, temporary: tempfile.TemporaryDirectory) -> None:
+    loopback.close()
+    temporary.cleanup()

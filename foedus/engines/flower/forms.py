@@ -1,0 +1,54 @@
+"""What form the replies to an exchange have, found out without asking a stranger."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foedus import wire
+from foedus.base.spec import Spec
+from foedus.base.tree import leaves
+from foedus.core.algorithm import Algorithm
+from foedus.core.exchange import Ask
+from foedus.data.dataset import Data
+from foedus.data.federation import Federation
+from foedus.engines.local import Local, LocalSession
+from foedus.storage.states import States
+from foedus.wire.checks import Form, form_of
+
+
+class Forms:
+    """The server's own client: it holds one row of zeros, does what clients are asked to do, and shows what a reply looks like.
+
+    A form is kept for each step and each form (and whole number) of what is sent, so that most steps are done once in a run.
+    """
+
+    def __init__(self, algorithm: Algorithm, spec: Spec, seed_key: Tensor):
+        self.algorithm, self.spec, self.seed_key = algorithm, spec, seed_key
+        self.known: dict[tuple, Form | None] = {}
+
+    def of(self, ask: Ask) -> Form | None:
+        """The form of a reply; None where a client of one row cannot say."""
+        choices = tuple(t for t in leaves(ask.payload) if isinstance(t, int | str))  # which of several sets, say
+        sort = (ask.step, ask.quantise, form_of(ask.payload), choices)
+        if sort not in self.known:
+            try:
+                self.session.states = States(1)  # it takes part for the first time
+                ((_, reply, stacked),) = self.session.exchange(replace(ask, ids=torch.tensor([0])))
+                self.known[sort] = form_of(wire.dequantise(reply) if ask.quantise else reply, stacked)
+            except Exception:  # a step may need more than this row; then the others' replies have to do
+                self.known[sort] = None
+        return self.known[sort]
+
+    @cached_property
+    def session(self) -> LocalSession:
+        spec, one = self.spec, np.array([0, 1])
+        x = np.zeros((1, *spec.shape), np.float32)
+        target = np.zeros((1, spec.outputs) if spec.outputs > 1 else 1, np.float32)
+        data = Data.from_arrays(x, np.zeros(1, np.int64) if spec.classes else target, classes=spec.classes)
+        fed = Federation(data, np.array([0]), one, np.array([], np.int64), np.array([0, 0]), np.array([0]))
+        return Local(batch=False).open(self.algorithm, fed, self.seed_key)

@@ -1,0 +1,271 @@
+"""All that touches the inside of flwr: what its public interface does not offer. Everything else goes through `flwr.app`,
+`flwr.clientapp`, `flwr.serverapp` and its commands.
+
+Six things: this process as the ServerApp of a run (so that `fd.run` in a notebook can be the server), an executor that forks
+(so that a client message does not pay for importing torch), a SuperNode that looks for messages more often, several commands of
+`flwr` in one process, processes that do not outlive the one that started them, and an answer for client processes that were killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+import types
+from typing import Any
+
+PARENT = "FOEDUS_PARENT"
+"""The environment's variable with the process to end with."""
+
+KILLED = "the client process was killed"
+
+
+def become_server(address: str, certificate: bytes, patience: float = 60.0) -> Any:
+    """Take up the ServerApp task that waits at a SuperLink (with `--isolation process`), and return its Grid."""
+    from flwr.common.serde import run_from_proto
+    from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest
+    from flwr.supercore.constant import TaskType
+    from flwr.supercore.heartbeat import HeartbeatSender
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+    from flwr.supercore.retry import make_simple_http_retry_invoker
+    from flwr.supercore.runtime import RuntimeHttpClient
+    from flwr.supercore.task_identity import TaskIdentity
+    from flwr.superlink.grid.http_grid import HttpGrid
+
+    from foedus.errors import FoedusError
+
+    client = RuntimeHttpClient.from_server_address(
+        server_address=address, insecure=False, root_certificates=certificate,
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec")],
+        retry_invoker=make_simple_http_retry_invoker(),
+    )  # fmt: skip
+    began, token = time.monotonic(), ""
+    while not token:
+        found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
+        token = found.token if found.HasField("task") else ""
+        if not token and time.monotonic() - began > patience:
+            raise FoedusError(f"Flower's SuperLink has not started the run within {patience:g} s")
+        time.sleep(0.05)
+    client.close()
+    grid = HttpGrid(runtime_api_address=address, insecure=False, root_certificates=certificate, token=token)
+    give_up = grid._retry_invoker.should_giveup
+    grid._retry_invoker.should_giveup = lambda error: refused(error) or give_up(error)
+    task = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
+    grid.set_run(run_from_proto(task.run))
+    beat = HeartbeatSender(lambda: say_alive(grid._runtime_client))
+    beat.start()
+    grid.beat = beat
+
+    def speak() -> None:
+        """Messages take the run that they belong to from a global: set it before making some."""
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = task.task_id, task.run.run_id, task.context.node_id
+
+    grid.speak = speak
+    return grid
+
+
+def link_errors() -> tuple[type[BaseException], ...]:
+    """What Flower's Grid raises when its SuperLink cannot be reached or has ended the run; one of them is no `Exception`."""
+    import httpx
+    from flwr.supercore.run import RunNotRunningException
+
+    return httpx.HTTPError, RunNotRunningException
+
+
+def refused(error: Exception) -> bool:
+    """Whether the SuperLink has ended the run; Flower's own sends SIGINT to this process then, as if somebody had pressed Ctrl-C."""
+    return getattr(getattr(error, "response", None), "status_code", None) == 401
+
+
+def say_alive(client: Any) -> bool:
+    """Tell the SuperLink that this server is there; whether that is settled.
+
+    Flower's own sends SIGINT to this process when the SuperLink has ended the run. Here that is found out with the next message
+    (`foedus.engines.flower.session.LinkLost`).
+    """
+    import httpx
+    from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
+
+    try:
+        client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+    except httpx.TransportError:
+        return False
+    except httpx.HTTPStatusError as error:
+        return error.response.status_code not in (503, 504)  # it is busy, and may be asked again
+    return True
+
+
+def forking_executor() -> None:
+    """`flower-superexec`, but client processes are forked from this one, in which everything is imported already."""
+    import torch
+    from flwr.common.constant import SubStatus
+    from flwr.supercore.cli.flower_superexec import flower_superexec
+    from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
+    from flwr.supercore.retry import make_simple_http_retry_invoker
+    from flwr.supercore.runtime import RuntimeHttpClient
+    from flwr.supercore.superexec import run_superexec
+    from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
+    from flwr.supercore.superexec.executor.types import LaunchResult
+    from flwr.supercore.tls import validate_and_resolve_root_certificates
+    from flwr.supernode.runtime.run_clientapp import push_task_output, run_clientapp
+
+    import foedus.algorithms
+    import foedus.engines.flower.client  # noqa: F401 - for the children
+
+    torch.set_num_threads(1)
+    working: dict[int, Any] = {}
+
+    class Forking(SubprocessExecutor):
+        def launch(self, spec: Any) -> Any:
+            pid = os.fork()
+            working[pid] = spec
+            if pid == 0:
+                code = 1
+                try:
+                    certificates = validate_and_resolve_root_certificates(spec.root_certificates_path, spec.insecure)
+                    run_clientapp(spec.runtime_api_address, spec.token, spec.insecure, certificates)
+                    code = 0
+                finally:
+                    sys.stdout.flush()
+                    os._exit(code)
+            return LaunchResult.accepted()
+
+        def reconcile(self) -> None:
+            """Collect the children that have ended, and tell of those that were killed."""
+            with contextlib.suppress(ChildProcessError):
+                while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                    spec = working.pop(found[0], None)
+                    if spec is not None and os.WIFSIGNALED(found[1]):
+                        tell(spec)
+
+    def tell(spec: Any) -> None:
+        """In the name of a child that cannot any more, tell the SuperNode that it has failed."""
+        certificates = validate_and_resolve_root_certificates(spec.root_certificates_path, spec.insecure)
+        about = [RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), RuntimeTokenHttpInterceptor(spec.token)]
+        once = make_simple_http_retry_invoker()
+        once.should_giveup = lambda error: True  # it would end this process where a child had finished before it was killed
+        client = RuntimeHttpClient.from_server_address(
+            server_address=spec.runtime_api_address, insecure=spec.insecure, root_certificates=certificates, interceptors=about,
+            retry_invoker=once,
+        )  # fmt: skip
+        with contextlib.suppress(Exception):  # it had finished, or the SuperNode is gone, too
+            push_task_output(client, None, SubStatus.FAILED, KILLED)
+        client.close()
+
+    run_superexec.get_executor = lambda *args, **kwargs: Forking()
+    flower_superexec()
+
+
+def eager_supernode(pause: float = 0.3, beat: int = 10) -> None:
+    """`flower-supernode`, but it waits `pause` seconds at most before it looks again, where Flower waits three.
+
+    It says at least every `beat` seconds that it is there, not every 30: only after two such times without a word does a SuperLink
+    take a node for gone, and let one that was killed come back.
+    """
+    from flwr.supercore import heartbeat
+    from flwr.supernode import fleet_http_connection, start_client_internal
+    from flwr.supernode.cli.flower_supernode import flower_supernode
+
+    heartbeat.HEARTBEAT_DEFAULT_INTERVAL = fleet_http_connection.HEARTBEAT_DEFAULT_INTERVAL = beat
+    answer_for_the_killed()
+
+    quick = types.ModuleType("time")
+    quick.__dict__.update(time.__dict__)
+    quick.sleep = lambda seconds: time.sleep(min(seconds, pause))
+    start_client_internal.time = quick
+    flower_supernode()
+
+
+def answer_for_the_killed() -> None:
+    """Have a SuperNode answer at once, with an error, for a client process that was killed.
+
+    Flower's own waits for a minute, or for ever if the process had not yet taken up its message, or had sent a part of its answer.
+    """
+    from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+    from flwr.supernode.nodestate.in_memory_nodestate import CLIENT_APP_CRASHED_ERROR, InMemoryNodeState
+
+    finish, get = InMemoryNodeState.finish_task, InMemoryNodeState.get_messages_legacy
+
+    def partial(self: Any) -> list[str]:
+        """Answers of which something is still to come."""
+        replies = [name for name, entry in self.msg_store.items() if entry.message.metadata.reply_to_message_id]
+        trees = {name: iterate_object_tree(self.object_store.get_object_tree(name)) for name in replies}
+        return [name for name, tree in trees.items() if any(self.object_store.get(o.object_id) == b"" for o in tree)]
+
+    def get_messages(self: Any, *, is_reply: bool | None = None, **more: Any) -> Any:
+        """Give out answers when they are whole: there is one at a time."""
+        with self._lock_object_push_sessions, self.lock_msg_store:
+            if is_reply and partial(self):
+                return []
+        return get(self, is_reply=is_reply, **more)
+
+    def finish_task(self: Any, task_id: int, sub_status: str, details: str) -> bool:
+        finished = finish(self, task_id, sub_status, details)
+        if finished and details == KILLED:
+            with self._lock_object_push_sessions, self.lock_msg_store:
+                for name in partial(self):
+                    del self.msg_store[name]
+                    self.object_store.delete(name)
+                for entry in self.msg_store.values():
+                    if not entry.message.metadata.reply_to_message_id:
+                        entry.is_retrieved = True  # or it would not be answered
+            self._store_error_replies({t.run_id for t in self.get_tasks(task_ids=[task_id])}, CLIENT_APP_CRASHED_ERROR)
+        return finished
+
+    InMemoryNodeState.finish_task, InMemoryNodeState.get_messages_legacy = finish_task, get_messages
+
+
+def commands() -> None:
+    """Several `flwr` commands, separated by `--then`: importing flwr takes longer than most of them."""
+    from flwr.cli.app import app
+
+    command: list[str] = []
+    for word in [*sys.argv[1:], "--then"]:
+        if word != "--then":
+            command.append(word)
+            continue
+        app(command, standalone_mode=False)
+        command = []
+
+
+def superlink() -> None:
+    from flwr.superlink.cli import flower_superlink
+
+    flower_superlink()
+
+
+def plain_supernode() -> None:
+    from flwr.supernode.cli import flower_supernode
+
+    flower_supernode()
+
+
+def end_with(parent: int, every: float = 0.5) -> None:
+    """End this process, and what it has started, soon after its parent, which may be killed before it can do so itself."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(every)
+        if os.getpgrp() == os.getpid():
+            os.killpg(os.getpid(), signal.SIGKILL)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+ROLES = {
+    "superlink": superlink,
+    "supernode": eager_supernode,
+    "plain-supernode": plain_supernode,
+    "executor": forking_executor,
+    "flwr": commands,
+}
+
+if __name__ == "__main__":
+    role = sys.argv.pop(1)
+    if PARENT in os.environ:
+        end_with(int(os.environ.pop(PARENT)))
+    ROLES[role]()

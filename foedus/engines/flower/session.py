@@ -1,0 +1,408 @@
+"""The side of the server: exchanges with sites through Flower's Grid.
+
+A site that does not answer in time, or whose answer is no good (it cannot be decoded, has another form than was asked for, or belongs
+to another round or client; its numbers are looked at by `foedus.core.clients`), is left out of the rest of the round and named in the
+history; the round goes on with the others, as long as enough of them are left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from flwr.app import Message
+from torch import Tensor
+
+from foedus import wire
+from foedus.aggregation.secure.protocol import SecureAggregation, single_replies
+from foedus.base import random, tree
+from foedus.base.spec import Spec
+from foedus.base.tree import Tree
+from foedus.core.algorithm import Algorithm
+from foedus.core.describe import to_config
+from foedus.core.exchange import Ask
+from foedus.engines.flower import messages, processes
+from foedus.engines.flower.forms import Forms
+from foedus.errors import CheckpointError, FoedusError, ReplyError, SecureError, TooFewClients
+from foedus.wire import checks
+
+_POLL = 0.1
+
+
+class LinkLost(FoedusError):  # noqa: N818 - says it all
+    """The SuperLink no longer takes what this server sends; with a checkpoint, the run can go on."""
+
+
+@contextlib.contextmanager
+def linked() -> Iterator[None]:
+    """What the SuperLink refuses, in words: it ends a run that somebody stops, or whose server it has not heard of for a minute."""
+    try:
+        yield
+    except processes.link_errors() as error:
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        raise LinkLost(f"Flower's SuperLink does not let this server go on with its run: {why}") from error
+
+
+@dataclass(eq=False)
+class Line:
+    """The connection to all sites: Flower's Grid, who is where, how long to wait, and how many must answer."""
+
+    grid: Any
+    nodes: dict[int, int]
+    """The node of each client."""
+    names: dict[int, str] = field(default_factory=dict)
+    """The names of clients, for people."""
+    timeout: float = 300.0
+    min_clients: int = 1
+    common: dict[str, Any] = field(default_factory=dict)
+    """What every header says: schema and scaling, or the shard."""
+    seconds: list[float] = field(default_factory=list)
+    """How long each exchange took."""
+    working: list[float] = field(default_factory=list)
+    """How long the slowest site worked on its answer."""
+    sent: int = 0
+    received: int = 0
+    """Bytes of bodies that went through Flower."""
+
+    def post(
+        self, kind: str, headers: dict[int, dict[str, Any]], body: bytes | dict[int, bytes] = b""
+    ) -> dict[int, Message | str]:
+        """Send one message to each of these nodes and wait for the answers: a message, or why there is none.
+
+        body: for all of them, or for each its own.
+
+        Only ids that are still outstanding are asked for: Flower answers for one that was fetched before with an error.
+        """
+        with linked():
+            return self._post(kind, headers, body)
+
+    def _post(self, kind: str, headers: dict[int, dict[str, Any]], body: bytes | dict[int, bytes]) -> dict[int, Message | str]:
+        began = time.monotonic()
+        getattr(self.grid, "speak", lambda: None)()
+        here = set(self.grid.get_node_ids())
+        answers: dict[int, Message | str] = {n: "it is not connected" for n in headers if n not in here}
+        asked = [n for n in headers if n in here]
+        bodies = body if isinstance(body, dict) else dict.fromkeys(headers, body)
+        group = str(next((h["round"] for h in headers.values() if "round" in h), ""))
+        letters = [
+            Message(
+                messages.content(headers[n], bodies[n]), dst_node_id=n, message_type=kind, ttl=self.timeout + 30, group_id=group
+            )
+            for n in asked
+        ]
+        waiting: dict[str, int] = {}
+        for n, id_ in zip(asked, self.grid.push_messages(letters), strict=False):
+            if id_:
+                waiting[id_] = n
+                self.sent += len(bodies[n])
+        for n in asked:
+            if n not in waiting.values():
+                answers[n] = "the message could not be sent to it"
+        while waiting:
+            for reply in self.grid.pull_messages(list(waiting)):
+                n = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if n is not None:
+                    answers[n] = f"Flower reports: {reply.error.reason}" if reply.has_error() else reply
+            if time.monotonic() - began > self.timeout:
+                break
+            if waiting:
+                time.sleep(_POLL)
+        self.seconds.append(time.monotonic() - began)
+        self.working.append(max((_seconds(a) for a in answers.values()), default=0.0))
+        return answers | dict.fromkeys(waiting.values(), f"no answer within {self.timeout:g} s")
+
+    def name(self, client: int) -> str:
+        return f"{client} ({self.names[client]})" if client in self.names else str(client)
+
+
+@dataclass(frozen=True, eq=False)
+class SitesEngine:
+    """An engine for `fd.run` whose clients are at the other end of a line."""
+
+    line: Line
+
+    def open(self, algorithm: Algorithm, fed: Any, seed_key: Tensor) -> FlowerSession:
+        low, high = seed_key.tolist()
+        return FlowerSession(self.line, algorithm, low | high << 32, fed.spec)
+
+
+class FlowerSession:
+    """One run of one algorithm with the clients of a line."""
+
+    unsure, measures = True, False
+
+    def __init__(self, line: Line, algorithm: Algorithm, seed: int, spec: Spec):
+        self.line, self.algorithm = line, algorithm
+        self.ids = torch.tensor(sorted(line.nodes))
+        self.common = {**line.common, "session": uuid.uuid4().hex, "algorithm": to_config(algorithm), "seed": seed}
+        self.remembers = type(algorithm).init is not Algorithm.init
+        self.seen: dict[int, int] = {}  # the version of the last answer of each client
+        self.lost: set[int] = set()  # those whose state is gone
+        self.excluded: set[int] = set()  # those who cannot come back
+        self.faults: dict[int, str] = {}
+        self.delays: tuple[Tensor, Tensor] | None = None  # by client, where messages are late (engines/delayed.py)
+        self.longest = 0
+        self.forms = Forms(algorithm, spec, random.key(seed))
+        self.round, self.out = 0, set()
+        self.before: dict[int, int] = {}  # the version before the last answer
+        self.at_start: dict[int, int] = {}  # the versions before this round
+        self.last = (-1, -1)
+        self.taking = 0
+        self.secured = False
+        self.plain: set[int] = set()  # those who refuse to send what the last exchange asked for in the clear
+
+    # -- exchanges ---------------------------------------------------------------------------------------------------
+
+    def exchange(self, ask: Ask) -> Iterator[tuple[Tensor, Tree, bool]]:
+        """Ask, and give the answers that are good, in order of client id."""
+        asked, more = self.present(ask), self._about(ask)
+        answers = self.line.post(f"train.{ask.step}", self._headers(asked, more), wire.encode(ask.payload))
+        replies, faults = self._sorted(answers, asked, more)
+        if self.secured and faults and not replies and self.plain >= set(asked):
+            raise single_replies(self.algorithm, ask.step)
+        for i in [i for i in replies if self.secured and tree.leaves(replies[i])]:
+            del replies[i]
+            faults[i] = "it sent a reply in the clear, in a run under secure aggregation"
+        misfits = self._misfits(ask, replies)
+        replies = {i: reply for i, reply in replies.items() if i not in misfits}
+        self.leave(faults | misfits)
+        self.settle(ask, replies)
+        self.enough(ask)
+        for i in sorted(replies):
+            yield torch.tensor([i]), replies[i], False
+
+    def present(self, ask: Ask) -> list[int]:
+        """An exchange begins: those who can be asked."""
+        if ask.round != self.round:
+            self.round, self.out, self.at_start = ask.round, set(), dict(self.seen)
+        if self.last != (ask.round, ask.exchange):  # late broadcasts make several of one exchange
+            self.last, self.faults = (ask.round, ask.exchange), {}
+        asked = [i for i in ask.ids.tolist() if i not in self.out]
+        for i in asked:
+            if i in self.excluded:
+                self._leave_out(i, "it has lost its state and cannot come back")
+        return [i for i in asked if i not in self.out]
+
+    def _about(self, ask: Ask) -> dict[str, Any]:
+        version = (ask.round << 16) + ask.exchange + 1
+        return {"round": ask.round, "exchange": ask.exchange, "version": version, "quantise": ask.quantise}
+
+    def _sorted(
+        self, answers: dict[int, Message | str], asked: list[int], more: dict[str, Any]
+    ) -> tuple[dict[int, Tree], dict[int, str]]:
+        """The replies that can be used, and why there is none, by client."""
+        replies: dict[int, Tree] = {}
+        faults: dict[int, str] = {}
+        self.plain = set()
+        for node, answer in answers.items():
+            mine = [i for i in asked if self.line.nodes[i] == node]
+            try:
+                good, bad = self._read(answer, mine, more)
+                replies |= good
+                faults |= bad
+            except Exception as error:  # whatever a stranger has sent
+                why = str(error) if isinstance(error, FoedusError) else f"its answer cannot be read: {error!r}"
+                faults |= dict.fromkeys(mine, why)
+        return replies, faults
+
+    def settle(self, ask: Ask, ids: Iterable[int]) -> None:
+        """The answers of these clients count: they are to go on from the states after it."""
+        for i in ids:
+            self.before[i] = self.seen.get(i, 0)
+            self.seen[i] = self._about(ask)["version"]
+
+    # -- secure aggregation (`foedus.aggregation.secure.aggregator`) ------------------------------------------------------------
+
+    def secure(self, config: SecureAggregation) -> None:
+        """From now on sites are told that nothing but empty replies may be sent in the clear."""
+        self.secured, self.common["secure"] = True, to_config(config)
+
+    def phase(
+        self, ask: Ask, phase: str, questions: dict[int, Tree], weights: str | None, told: dict[str, Any]
+    ) -> dict[int, Tree | SecureError]:
+        """Put the questions of a phase to clients; what a step is asked with goes with `mask`. Answers, or why there is none.
+
+        told: what sites must know besides.
+        """
+        asked, more = sorted(questions), {**self._about(ask), "phase": phase, "weights": weights, **told}
+        first = [wire.encode(ask.payload)] if phase == "mask" else []
+        headers, bodies = self._headers(asked, more), {}
+        for node, header in headers.items():
+            parts = [*first, *(wire.encode(questions[i]) for i in header["ids"])]
+            header["lengths"], bodies[node] = [len(part) for part in parts], b"".join(parts)
+        answers = self.line.post(f"train.{ask.step}" if phase == "mask" else "query.secure", headers, bodies)
+        replies, faults = self._sorted(answers, asked, more)
+        return {**replies, **{i: SecureError(why) for i, why in faults.items()}}
+
+    def _headers(self, asked: list[int], more: dict[str, Any]) -> dict[int, dict[str, Any]]:
+        by_node: dict[int, list[int]] = {}
+        for i in asked:
+            by_node.setdefault(self.line.nodes[i], []).append(i)
+        return {
+            node: {**self.common, **more, **self._late(ids), "ids": ids, "seen": [self.seen.get(i, 0) for i in ids]}
+            for node, ids in by_node.items()
+        }
+
+    def _late(self, ids: list[int]) -> dict[str, Any]:
+        """What clients must know of delays."""
+        if self.delays is None:
+            return {}
+        place = torch.searchsorted(self.ids, torch.tensor(ids))
+        return {"up": self.delays[0][place].tolist(), "down": self.delays[1][place].tolist(), "longest": self.longest}
+
+    def _read(self, answer: Message | str, mine: list[int], more: dict[str, Any]) -> tuple[dict[int, Tree], dict[int, str]]:
+        """The replies in an answer that may be used, and what is wrong with the others."""
+        if isinstance(answer, str):
+            raise ReplyError(answer)
+        said = messages.header(answer)
+        if said.get("refused") == "plain":
+            self.plain |= set(mine)
+        if "error" in said:
+            raise ReplyError(str(said["error"]))
+        for name in ("round", "exchange", "phase"):
+            if said.get(name) != more.get(name):
+                raise ReplyError(f"its answer is for {name} {said.get(name)!r}, not {more.get(name)}")
+        body = messages.body(answer)
+        self.line.received += len(body)
+        ids, lost, parts = said.get("ids"), said.get("lost", []), messages.cut(body, said.get("lengths"))
+        whole = [*ids, *lost] if isinstance(ids, list) and isinstance(lost, list) else [None]
+        if not all(type(i) is int and i in mine for i in whole) or len(set(whole)) < len(whole) or len(ids) != len(parts):
+            raise ReplyError("its answer names clients that it was not asked for")
+        errors = said["errors"] if isinstance(said.get("errors"), dict) else {}
+        replies, faults = {}, {}
+        for i, part in zip(ids, parts, strict=True):
+            try:
+                replies[i] = wire.decode(part)
+            except FoedusError as error:
+                faults[i] = str(error)
+        for i in mine:
+            if i in lost:
+                self.lost.add(i)
+                faults[i] = "it has lost its state"
+            elif i not in replies and i not in faults:
+                faults[i] = str(errors.get(str(i), "it was not in the answer of its node"))
+        return replies, faults
+
+    def _misfits(self, ask: Ask, replies: dict[int, Tree]) -> dict[int, str]:
+        """Replies that cannot be what was asked for: of another form, or too large once dense where the form is free."""
+        if self.algorithm.alike and not getattr(getattr(self.algorithm, ask.step), "looped", False):
+            plain = {i: wire.dequantise(r) for i, r in replies.items()} if ask.quantise else replies
+            return checks.misfits(plain, self.forms.of(ask))
+        large = [i for i, r in replies.items() if checks.dense_size(r) > checks.MOST]
+        return dict.fromkeys(large, f"its reply stands for more than {checks.MOST} numbers")
+
+    def _leave_out(self, client: int, why: str) -> None:
+        why = why if len(why) <= 300 else f"{why[:300]} ..."
+        self.out.add(client)
+        self.faults[client] = why
+        warnings.warn(f"round {self.round}: client {self.line.name(client)} is left out: {why}", stacklevel=2)
+
+    def leave(self, faults: dict[int, str]) -> None:
+        """Leave these clients out of the rest of the round, if they are not yet."""
+        for i, why in faults.items():
+            if i not in self.out:
+                self._leave_out(i, why)
+
+    def refuse(self, client: int, why: str) -> None:
+        """An answer that turned out to be no good: the client's state is to be as before it."""
+        self.seen[client] = self.before.get(client, 0)
+        self._leave_out(client, why)
+        self._enough(self.taking)
+
+    def enough(self, ask: Ask) -> None:
+        """Stop where fewer clients of the round are left than must be."""
+        self.taking = ask.taking
+        self._enough(ask.taking)
+
+    def _enough(self, taking: int) -> None:
+        left, need = taking - len(self.out), min(self.line.min_clients, taking)
+        if left < need:
+            faults = "; ".join(f"client {self.line.name(i)}: {why}" for i, why in sorted(self.faults.items()))
+            raise TooFewClients(f"round {self.round}: {left} of {taking} clients are left, at least {need} must be ({faults})")
+
+    def again(self) -> None:
+        """The round is about to be repeated: all clients are to be as they were before it."""
+        self.seen = {i: v for i, v in self.at_start.items() if i in self.seen}
+        self.round, self.last = -1, (-1, -1)
+
+    def readmit(self, ids: list[int], allowed: bool) -> None:
+        """Take clients who have lost their state back as newcomers, or exclude them."""
+        self.lost -= set(ids)
+        for i in ids:
+            self.seen.pop(i, None)
+            if not allowed:
+                self.excluded.add(i)
+                warnings.warn(
+                    f"client {self.line.name(i)} has lost its state and is excluded: {type(self.algorithm).__name__} has no rule for "
+                    "coming back",
+                    stacklevel=2,
+                )
+
+    # -- evaluation --------------------------------------------------------------------------------------------------
+
+    def evaluate_own(self) -> dict[str, Tensor]:
+        """Each client's own model on its own test rows: sums by client; none for those who do not answer."""
+        ids = self.ids.tolist()
+        place = {i: p for p, i in enumerate(ids)}
+        answers = self.line.post("evaluate.own", self._headers([i for i in ids if i not in self.excluded], {}))
+        sums: dict[str, Tensor] = {"rows": torch.zeros(len(ids), dtype=torch.float64)}
+        for node, answer in answers.items():
+            mine = {i for i in ids if self.line.nodes[i] == node}
+            try:
+                said = {"error": answer} if isinstance(answer, str) else messages.header(answer)
+                if "error" in said:
+                    raise ReplyError(str(said["error"])[:300])
+                values = torch.tensor([[float(v) for v in column] for column in said["sums"].values()], dtype=torch.float64)
+                if (
+                    not set(said["ids"]) <= mine
+                    or values.shape[1] != len(said["ids"])
+                    or not bool(torch.isfinite(values).all())
+                ):
+                    raise ReplyError("its sums are not finite, or not of its own clients")
+                at = [place[i] for i in said["ids"]]
+                for name, column in zip(said["sums"], values, strict=True):
+                    sums.setdefault(str(name), torch.zeros(len(ids), dtype=torch.float64))[at] = column
+            except Exception as error:  # whatever a stranger has sent
+                warnings.warn(f"the clients {sorted(mine)[:10]} are not evaluated: {error}", stacklevel=2)
+        return sums
+
+    def evaluate_global(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Common test rows are not sent to sites."""
+        return {"rows": torch.zeros(len(self.ids), dtype=torch.float64)}
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def save(self) -> Tree:
+        """Which answers the server has seen; what clients remember stays with them."""
+        return {
+            "sites": {
+                "session": self.common["session"],
+                "seen": {str(i): v for i, v in self.seen.items()},
+                "excluded": sorted(self.excluded),
+            }
+        }
+
+    def load(self, saved: Tree) -> None:
+        if "sites" not in saved:
+            raise CheckpointError(
+                "the checkpoint holds the states of simulated clients; a federation of sites cannot go on from it"
+            )
+        self.common["session"] = saved["sites"]["session"]
+        self.seen = {int(i): v for i, v in saved["sites"]["seen"].items()}
+        self.excluded = set(saved["sites"]["excluded"])
+
+    def close(self) -> None:
+        """The line stays open: others may use it."""
+
+
+def _seconds(answer: Message | str) -> float:
+    """How long a site says that it has worked."""
+    with contextlib.suppress(FoedusError, AttributeError, KeyError, OverflowError, TypeError, ValueError):
+        return float(messages.header(answer)["seconds"])
+    return 0.0

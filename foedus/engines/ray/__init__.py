@@ -1,0 +1,1 @@
+"""Clients on a Ray cluster."""

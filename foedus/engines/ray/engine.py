@@ -1,0 +1,250 @@
+"""The engine for more clients or data than one process holds: Ray workers, each with some of the clients.
+
+A worker is given its clients' rows once and runs the Local engine on them; keys depend on clients' ids, so the numbers are
+those of `fd.Local()`. Whatever only needs a sum is added up on the workers, and the workers' sums in order of client id.
+Client states stay where the clients are.
+
+A worker that is lost is replaced. Client steps are pure functions, so its clients' part of the exchange is simply done again,
+from the states before it: those of the last copy, which the workers hand out every few exchanges, and the exchanges since,
+repeated. What the other workers did stands. The result is that of an undisturbed run, to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foedus.base import tree
+from foedus.base.tree import Tree
+from foedus.core.algorithm import Algorithm
+from foedus.core.exchange import Ask
+from foedus.core.reduce import Accumulator, diverged
+from foedus.core.session import Reduced
+from foedus.data.federation import Federation
+from foedus.engines.ray.cluster import Call, Cluster, Shard
+from foedus.engines.ray.shards import cut, join_states, pack, part_of, split_states, unpack, unpacked_sum
+from foedus.errors import ConfigError, positive, whole_number
+
+COPY_EVERY = 8
+"""States are copied after so many exchanges (and evaluations): fewer copies against more to repeat when a worker is lost."""
+
+
+@dataclass(frozen=True)
+class Ray:
+    """Clients spread over the worker processes of a Ray cluster.
+
+    address: of a running cluster, "HOST:PORT" or "auto"; without one, Ray is started on this machine for the run, unless this
+    process is connected to a cluster already.
+    workers: how many; by default as many as the machine has cores, or as the cluster has room for.
+    resources: what Ray must set aside for each worker, such as {"CPU": 4}; a worker computes with as many threads as it has
+    CPUs. By default the machine's cores are shared out, and on a cluster a worker takes one.
+    state_memory: bytes of client states that a worker keeps in memory; what is more lies on disk.
+
+    Every run starts its workers and ends them. For many runs with the same workers, and one start of Ray:
+
+        >>> with fd.Ray(workers=4) as engine:
+        ...     fd.compare({"FedAvg": ..., "Scaffold": ...}, fed, rounds=20, engine=engine)
+    """
+
+    address: str | None = None
+    workers: int | None = None
+    resources: dict[str, float] | None = None
+    state_memory: int | None = None
+    _held: list[Cluster] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.address is not None and (not isinstance(self.address, str) or not self.address):
+            raise ConfigError(f"address={self.address!r} must be 'HOST:PORT' of a running Ray cluster, 'auto' or None")
+        for name in ("workers", "state_memory"):
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name))
+        if self.resources is not None and not isinstance(self.resources, dict):
+            raise ConfigError(f"resources={self.resources!r} must be a dictionary such as {{'CPU': 2}}")
+        for name, amount in (self.resources or {}).items():
+            positive(f"resources[{name!r}]", amount)
+
+    def __enter__(self) -> Ray:
+        self._held.append(Cluster(self.address, self.workers, self.resources))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.pop().close()
+
+    def open(self, algorithm: Algorithm, fed: Federation, seed_key: Tensor) -> RaySession:
+        """Start the workers, and place the data."""
+        cluster = self._held[-1] if self._held else Cluster(self.address, self.workers, self.resources)
+        try:
+            return RaySession(self, cluster, algorithm, fed, seed_key)
+        except BaseException:
+            if not self._held:
+                cluster.close()
+            raise
+
+
+class RaySession:
+    """One run of one algorithm on Ray."""
+
+    def __init__(self, engine: Ray, cluster: Cluster, algorithm: Algorithm, fed: Federation, seed_key: Tensor):
+        self.engine, self.cluster, self.algorithm, self.ray = engine, cluster, algorithm, cluster.ray
+        self.ids = torch.from_numpy(np.sort(fed.ids))
+        self.longest, self._delays, self._rows = 0, None, None
+        remembers = type(algorithm).init is not Algorithm.init
+        nodes = [n for n in tree.NODES.values() if not n.__module__.startswith("foedus.")]
+        try:
+            shared = self.ray.put(algorithm)
+        except TypeError as error:
+            raise ConfigError(
+                f"{type(algorithm).__name__} cannot be sent to Ray workers: {error.__cause__ or error}"
+            ) from error
+        parts = cut(fed, cluster.workers)
+        self.shards: list[Shard] = []
+        for worker, positions in zip(cluster.hire(len(parts)), parts, strict=True):
+            opening = (
+                shared,
+                self.ray.put(part_of(fed, positions)),
+                pack(seed_key),
+                cluster.threads,
+                engine.state_memory,
+                nodes,
+            )
+            self.shards.append(Shard(cluster, worker, fed.ids[positions], opening, remembers))
+        self.ends = torch.tensor([len(p) for p in parts]).cumsum(0)
+        try:
+            self._all([(s, s.start("open", *s.opening)) for s in self.shards])
+        except BaseException:
+            self.close()
+            raise
+
+    # -- the exchange ------------------------------------------------------------------------------------------------
+
+    def _asked(self, ask: Ask, method: str, *more: Tensor) -> list[tuple[Shard, Call]]:
+        """Ask the workers that hold clients of an exchange. What is sent goes into the object store once, and once to a node."""
+        payload = self.ray.put(pack(ask.payload))
+        holder = torch.searchsorted(self.ends, torch.searchsorted(self.ids, ask.ids), right=True)
+        calls = []
+        for k in holder.unique().tolist():
+            mine = holder == k
+            some = {f.name: getattr(ask, f.name) for f in fields(ask) if f.name not in ("payload", "accept")}
+            some["ids"] = ask.ids[mine]
+            args, shard = (pack(some), payload), self.shards[k]
+            call = shard.start(method, *args, *(pack(t[mine]) for t in more), repeat=("repeat", args))
+            shard.asked += int(mine.sum())
+            calls.append((shard, call))
+        return calls
+
+    def reduce(self, ask: Ask, weights: Tensor) -> Reduced:
+        """The weighted sum of the replies: each worker's, added up in order of client id."""
+        whole = Reduced(Accumulator(self.algorithm.remedy))
+        calls = self._asked(ask, "reduce", weights)
+        for (shard, _), part in zip(calls, map(unpacked_sum, self._all(calls)), strict=True):
+            whole.total.merge(part.total, ask.round, torch.from_numpy(shard.ids))
+            whole.clients += part.clients
+            whole.sent.bytes_up += part.sent.bytes_up
+            whole.sent.messages_up += part.sent.messages_up
+        self._copy()
+        return whole
+
+    def exchange(self, ask: Ask) -> Iterator[tuple[Tensor, Tree, bool]]:
+        """The replies, in batches, worker after worker; all workers are at work meanwhile."""
+        errors = []
+        for shard, call in self._asked(ask, "exchange"):
+            for done, found in shard.stream(call):
+                if not done:
+                    errors.append(found)
+                elif not errors:
+                    yield from (tuple(unpack(batch)) for batch in found)
+        _raise(errors, self.algorithm.remedy)
+        self._copy()
+
+    def _all(self, calls: list[tuple[Shard, Call]]) -> list[Any]:
+        """The workers' answers, in order; their errors are raised here."""
+        answers = [shard.finish(call) for shard, call in calls]
+        _raise([found for done, found in answers if not done], self.algorithm.remedy)
+        return [found for _, found in answers]
+
+    def _copy(self) -> None:
+        """Copies of the states, where it is time for one."""
+        due = [(s, s.asked > 2 * len(s.ids)) for s in self.shards if len(s.since) >= COPY_EVERY]
+        calls = [s.start("copy", whole) for s, whole in due]
+        for (shard, whole), call in zip(due, calls, strict=True):
+            shard.copied(call, whole)
+
+    # -- delays ------------------------------------------------------------------------------------------------------
+
+    @property
+    def delays(self) -> tuple[Tensor, Tensor] | None:
+        """Rounds that each client's messages take, up and down, where they take any (`foedus.engines.delayed`)."""
+        return self._delays
+
+    @delays.setter
+    def delays(self, delays: tuple[Tensor, Tensor] | None) -> None:
+        self._delays = delays
+        if delays is None:
+            return
+        calls, first, longest = [], 0, int((delays[0] + delays[1]).max())
+        for shard in self.shards:
+            mine = slice(first, first + len(shard.ids))
+            shard.delays = (pack(tuple(d[mine] for d in delays)), longest)
+            calls.append((shard, shard.start("delay", *shard.delays)))
+            first = mine.stop
+        self._all(calls)
+
+    # -- evaluation of personal models -------------------------------------------------------------------------------
+
+    def evaluate_own(self) -> dict[str, Tensor]:
+        """Where the algorithm is personal: each client's model on its own test rows. Sums by client, in id order."""
+        return self._evaluated("evaluate_own")
+
+    def evaluate_global(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Where the algorithm is personal: each client's model on the same rows, which are sent once for all rounds."""
+        kept = self._rows
+        if kept is None or kept[0].data_ptr() != x.data_ptr() or kept[1].data_ptr() != y.data_ptr() or len(kept[0]) != len(x):
+            self._rows = kept = x, y, self.ray.put(pack((x, y)))
+        return self._evaluated("evaluate_global", kept[2])
+
+    def _evaluated(self, method: str, *args: Any) -> dict[str, Tensor]:
+        calls = [(s, s.start(method, *args, repeat=(method, args))) for s in self.shards]
+        parts = [unpack(part) for part in self._all(calls)]
+        self._copy()
+        return {k: torch.cat([part[k] for part in parts]) for k in parts[0]}
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def save(self) -> Tree:
+        """All client states, in the form that `fd.Local()` gives them; also the copy from which lost ones are restored."""
+        calls = [(s, s.start("copy", True)) for s in self.shards]
+        return join_states([unpack(shard.copied(call, True))["saved"] for shard, call in calls])
+
+    def load(self, saved: Tree) -> None:
+        """Take up the client states of a checkpoint, whichever engine made it."""
+        for shard, part in zip(self.shards, split_states(saved, [len(s.ids) for s in self.shards]), strict=True):
+            shard.copies, shard.since, shard.asked = [self.ray.put((True, pack({"saved": part})))], [], 0
+        self._all([(s, s.start("restore", *s.copies)) for s in self.shards])
+
+    def close(self) -> None:
+        """End the workers, or let them wait for another run."""
+        workers = [s.worker for s in self.shards]
+        self.shards = []
+        if self.cluster in self.engine._held:
+            for worker in workers:
+                worker.release.remote()
+            self.cluster.idle += workers
+        else:
+            if self.ray.is_initialized():
+                self.cluster.dismiss(workers)
+            self.cluster.close()
+
+
+def _raise(errors: list[Exception], remedy: str) -> None:
+    """Raise what the workers report: the first error, or all clients whose numbers are no longer finite in one."""
+    whats = {getattr(e, "what", None) for e in errors}
+    if len(errors) > 1 and len(whats) == 1 and None not in whats:
+        clients = sorted(i for e in errors for i in e.clients)
+        raise diverged(whats.pop(), errors[0].round, clients, remedy)
+    if errors:
+        raise errors[0]

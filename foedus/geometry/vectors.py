@@ -1,0 +1,261 @@
+"""Sets of vectors: balls, the simplex, boxes, sparse vectors."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from foedus.errors import ConfigError, positive, whole_number
+from foedus.geometry.domain import (
+    Ball,
+    Corner,
+    Domain,
+    Shape,
+    _against,
+    _signs,
+    capped,
+    finite_numbers,
+    largest,
+    length,
+    plain_numbers,
+    shortened,
+    simplex,
+    total,
+    unit,
+)
+from foedus.wire.arrays import Signs, Sparse
+
+
+@dataclass(frozen=True)
+class L1Ball(Ball):
+    """{x : sum |x_i| <= radius}. Extreme points: +-radius at one entry. At g = 0: radius at the first."""
+
+    radius: float
+
+    def lmo(self, g: Tensor, batch: int = 0) -> Sparse:
+        flat = self._flat(g, batch)
+        index = flat.abs().argmax(-1, keepdim=True)
+        return Sparse(index, _against(flat.gather(-1, index), self.radius), tuple(g.shape[batch:]))
+
+    def _project(self, x: Tensor, shape: Shape) -> Tensor:
+        size = x.abs()
+        shrunk = torch.copysign(simplex(size, self.radius), x)
+        return torch.where(size.sum(-1, keepdim=True) <= self.radius, x, shrunk)
+
+    def _contains(self, x: Tensor, shape: Shape, tolerance: float) -> Tensor:
+        return total(x.abs()) <= self.radius * (1 + tolerance)
+
+    def _reach(self, norm: str, shape: tuple[int, ...]) -> float:
+        return float(self.radius)
+
+
+@dataclass(frozen=True)
+class L2Ball(Ball):
+    """{x : |x|_2 <= radius}; for matrices, the Frobenius norm. s = -radius g / |g|, dense. At g = 0: zero."""
+
+    radius: float
+
+    def lmo(self, g: Tensor, batch: int = 0) -> Tensor:
+        return (unit(self._flat(g, batch)) * -self.radius).reshape(g.shape)
+
+    def _project(self, x: Tensor, shape: Shape) -> Tensor:
+        return x * (self.radius / length(x)).clamp(max=1).unsqueeze(-1)
+
+    def _contains(self, x: Tensor, shape: Shape, tolerance: float) -> Tensor:
+        return length(x) <= self.radius * (1 + tolerance)
+
+    def _reach(self, norm: str, shape: tuple[int, ...]) -> float:
+        spread = {"l1": math.prod(shape), "l2": 1, "nuclear": min(shape, default=1)}
+        return self.radius * math.sqrt(spread[norm])
+
+
+@dataclass(frozen=True)
+class LInfBall(Ball):
+    """{x : max |x_i| <= radius}. Extreme points: radius times signs. At g = 0: radius everywhere."""
+
+    radius: float
+
+    def lmo(self, g: Tensor, batch: int = 0) -> Signs:
+        self._flat(g, batch)
+        return _signs(g, self.radius, batch)
+
+    diameter = Domain.diameter  # depends on the shape
+
+    def diameter_of(self, shape: Shape) -> float:
+        self.check(shape)
+        return 2.0 * self.radius * math.sqrt(math.prod(shape))
+
+    def _project(self, x: Tensor, shape: Shape) -> Tensor:
+        return x.clamp(-self.radius, self.radius)
+
+    def _contains(self, x: Tensor, shape: Shape, tolerance: float) -> Tensor:
+        return x.abs().amax(-1).double() <= self.radius * (1 + tolerance)
+
+    def _reach(self, norm: str, shape: tuple[int, ...]) -> float | None:
+        return {"l1": self.radius * math.prod(shape), "l2": self.radius * math.sqrt(math.prod(shape))}.get(norm)
+
+
+@dataclass(frozen=True)
+class KSparse(Ball):
+    """{x : sum |x_i| <= k radius, max |x_i| <= radius}, the convex hull of the vectors with k entries of +-radius.
+
+    At g = 0: radius at the first k entries.
+    """
+
+    k: int
+    radius: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole_number("k", self.k)
+
+    def check(self, shape: Shape) -> None:
+        super().check(shape)
+        if self.k > math.prod(shape):
+            raise ConfigError(f"k={self.k} is more than the {math.prod(shape)} entries of {tuple(shape)}: use LInfBall(radius)")
+
+    def lmo(self, g: Tensor, batch: int = 0) -> Sparse:
+        flat = self._flat(g, batch)
+        index = largest(flat.abs(), self.k)
+        return Sparse(index, _against(flat.gather(-1, index), self.radius), tuple(g.shape[batch:]))
+
+    @property
+    def diameter(self) -> float:
+        return 2.0 * self.radius * math.sqrt(self.k)
+
+    def _project(self, x: Tensor, shape: Shape) -> Tensor:
+        return torch.copysign(capped(x.abs(), self.k, self.radius), x)
+
+    def _contains(self, x: Tensor, shape: Shape, tolerance: float) -> Tensor:
+        size, most = x.abs(), self.radius * (1 + tolerance)
+        return (total(size) <= self.k * most) & (size.amax(-1).double() <= most)
+
+    def _reach(self, norm: str, shape: tuple[int, ...]) -> float | None:
+        if norm == "nuclear":  # k entries in different rows and columns are k singular values
+            return self.radius * self.k if self.k <= min(shape) else None
+        return self.radius * (self.k if norm == "l1" else math.sqrt(self.k))
+
+
+@dataclass(frozen=True)
+class Simplex(Domain):
+    """{x : x >= 0, sum x = radius}. Extreme points: radius at one entry. At g = 0: at the first.
+
+    `diameter` is that of two or more entries; a single entry can only be `radius`, and `diameter_of` says 0.
+    """
+
+    radius: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive("radius", self.radius)
+
+    def lmo(self, g: Tensor, batch: int = 0) -> Sparse:
+        flat = self._flat(g, batch)
+        index = flat.argmin(-1, keepdim=True)
+        least = flat.gather(-1, index)
+        return Sparse(index, torch.where(least.isnan(), least, self.radius), tuple(g.shape[batch:]))
+
+    def start(self, shape: Shape, dtype: torch.dtype = torch.float32) -> Tensor:
+        self.check(shape)
+        return torch.full(tuple(shape), self.radius / math.prod(shape), dtype=dtype)
+
+    @property
+    def diameter(self) -> float:
+        return self.radius * math.sqrt(2)
+
+    def diameter_of(self, shape: Shape) -> float:
+        self.check(shape)
+        return self.diameter if math.prod(shape) > 1 else 0.0
+
+    def bounds(self, shape: Shape) -> tuple[Tensor, Tensor]:
+        self.check(shape)
+        high = torch.tensor(float(self.radius), dtype=torch.float64)
+        return (torch.zeros_like(high) if math.prod(shape) > 1 else high), high
+
+    def _project(self, x: Tensor, shape: Shape) -> Tensor:
+        return simplex(x, self.radius)
+
+    def _contains(self, x: Tensor, shape: Shape, tolerance: float) -> Tensor:
+        slack = tolerance * self.radius
+        return (x.amin(-1).double() >= -slack) & ((total(x) - self.radius).abs() <= slack)
+
+    def _reach(self, norm: str, shape: tuple[int, ...]) -> float:
+        return float(self.radius)
+
+
+@dataclass(frozen=True)
+class Box(Domain):
+    """{x : lo <= x <= hi}. Bounds are numbers, or (nested) tuples that broadcast to the shape; tensors become tuples.
+
+    s_i = lo_i where g_i > 0, else hi_i: `Signs` for numbers with lo = -hi, `Corner` for other numbers, else dense.
+    """
+
+    lo: float | tuple
+    hi: float | tuple
+
+    def __post_init__(self) -> None:
+        for name in ("lo", "hi"):
+            object.__setattr__(self, name, plain_numbers(getattr(self, name)))
+        lo, hi = self._ends
+        try:
+            empty = bool((lo > hi).any())
+        except RuntimeError:
+            raise ConfigError(
+                f"lo and hi have shapes {tuple(lo.shape)} and {tuple(hi.shape)}, which do not broadcast"
+            ) from None
+        if empty:
+            raise ConfigError(f"lo={shortened(self.lo)} must not be above hi={shortened(self.hi)}: the box would be empty")
+
+    @cached_property
+    def _ends(self) -> tuple[Tensor, Tensor]:
+        return finite_numbers("lo", self.lo), finite_numbers("hi", self.hi)
+
+    def check(self, shape: Shape) -> None:
+        super().check(shape)
+        for name, end in zip(("lo", "hi"), self._ends, strict=True):
+            given, want = tuple(end.shape), tuple(shape)
+            if len(given) > len(want) or any(a not in (1, b) for a, b in zip(given[::-1], want[::-1], strict=False)):
+                raise ConfigError(f"{name} has shape {given}, which does not broadcast to the tensor's {want}")
+
+    def lmo(self, g: Tensor, batch: int = 0) -> Signs | Corner | Tensor:
+        self._flat(g, batch)
+        lo, hi = self._ends
+        if lo.dim() or hi.dim():
+            lo, hi = (end.to(g) for end in self._ends)
+            return torch.where(g > 0, lo, torch.where(g.isnan(), g, hi))
+        if self.lo == -self.hi:
+            return _signs(g, self.hi, batch)
+        return Corner(_signs(g, 1.0, batch), float(self.lo), float(self.hi))
+
+    def start(self, shape: Shape, dtype: torch.dtype = torch.float32) -> Tensor:
+        lo, hi = self.bounds(shape)
+        centre = torch.zeros(()) if bool(((lo <= 0) & (hi >= 0)).all()) else (lo + hi) / 2
+        return centre.to(dtype).expand(tuple(shape)).clone()
+
+    def diameter_of(self, shape: Shape) -> float:
+        lo, hi = self.bounds(shape)
+        return float(torch.linalg.vector_norm((hi - lo).expand(tuple(shape))))
+
+    def bounds(self, shape: Shape) -> tuple[Tensor, Tensor]:
+        self.check(shape)
+        return self._ends
+
+    def project(self, x: Tensor, batch: int = 0) -> Tensor:
+        self._flat(x, batch)
+        lo, hi = (end.to(x) for end in self._ends)
+        return torch.minimum(torch.maximum(x, lo), hi)
+
+    def contains(self, x: Tensor, tolerance: float = 1e-6, batch: int = 0) -> Tensor:
+        """Whether x is in the box; `tolerance` is relative to its largest bound."""
+        flat = self._flat(x, batch)
+        slack = tolerance * max(float(end.abs().max()) for end in self._ends)
+        lo, hi = (end.to(x.device) for end in self._ends)
+        return ((x >= lo - slack) & (x <= hi + slack)).reshape(flat.shape).all(-1)
+
+    def _reach(self, norm: str, shape: tuple[int, ...]) -> float | None:
+        lo, hi = self._ends
+        most = torch.maximum(lo.abs(), hi.abs()).expand(shape)
+        return {"l1": float(most.sum()), "l2": float(torch.linalg.vector_norm(most))}.get(norm)

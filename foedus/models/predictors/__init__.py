@@ -1,0 +1,1 @@
+"""Given predictors, for FedBoost."""

@@ -1,0 +1,116 @@
+"""Given predictors: what FedBoost learns to mix. A server owns q of them, each a map from rows to probabilities.
+
+A collection knows three things of its members: what of them a client needs to know on its own rows (`prepare`, once), the loss
+of a mixture of some of them and its gradient in the weights (`loss`), and what has to be sent so that a client has them
+(`message`). Nothing is ever pickled: densities and networks travel as arrays, scikit-learn estimators as skops archives, which
+are loaded only if every type in them is one that skops trusts.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foedus.base.rows import Rows
+from foedus.base.spec import Spec
+from foedus.base.tree import Tree
+from foedus.errors import DataError, ModelError
+
+LOSSES = ("log", "squared")
+
+
+class Predictors:
+    """Base of the collections. `len` is q.
+
+    A simulation holds one copy of the members for all clients, so that steps need not unpack what they are sent (`at_hand`).
+    `remote()` is the same collection as a site sees it, which has nothing but the messages; the numbers are the same.
+    """
+
+    at_hand: bool = True
+
+    spread: float = 1.5
+    """As `Algorithm.spread`: how unequal the clients of a padded batch may be."""
+
+    def remote(self) -> Self:
+        """The collection of a site that has no members of its own."""
+        other = copy.copy(self)
+        other.at_hand = False
+        return other
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def check(self, spec: Spec, loss: str) -> None:
+        """Refuse data that the members do not fit."""
+        raise NotImplementedError
+
+    def prepare(self, data: Rows, loss: str) -> Tree:
+        """What a client derives once from its rows, and from the members where they are at hand."""
+        raise NotImplementedError
+
+    def message(self, which: Tensor) -> Tree:
+        """What is sent so that a client has the members numbered `which`."""
+        raise NotImplementedError
+
+    def loss(
+        self,
+        prepared: Tree,
+        data: Rows,
+        which: Tensor,
+        models: Tree,
+        weight: Tensor,
+        loss: str,
+        floor: float,
+        excess: Tensor | None,
+        slope: bool = True,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Mean loss of sum_k weight_k h_k on a client's rows, over k in `which`; and, with `slope`, its gradient in these weights.
+
+        models: the message with them; None: they are taken from the collection (a simulation holds one copy for all clients).
+        excess: for the squared loss, a number for each member; weight_k excess_k mean |h_k|^2 is taken off the loss, and twice
+        excess_k mean |h_k|^2 off the gradient.
+        """
+        raise NotImplementedError
+
+    def mixture(self, weight: Tensor, x: Tensor) -> Tensor:
+        """Probabilities (n, classes) of the mixture of all members."""
+        raise NotImplementedError
+
+    def nbytes(self) -> list[int]:
+        """The encoded length of every member."""
+        from foedus import wire
+
+        return [wire.nbytes({"models": self.message(torch.tensor([k]))}) for k in range(len(self))]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All there is of the members, as tensors: two collections are the same if these are."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)})"
+
+
+def number_array(name: str, values: Any) -> Tensor:
+    try:
+        return torch.as_tensor(values if isinstance(values, Tensor) else np.asarray(values)).float()
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"{name} must be an array of numbers: {error}") from error
+
+
+def label_count(fed: Any) -> int:
+    if fed.data.classes is None:
+        raise DataError("the data has no labels: predictors give a probability to each of them")
+    return fed.data.classes
+
+
+def probabilities(table: Tensor, what: str) -> None:
+    """Refuse rows that are not distributions, naming the first."""
+    bad = (table < 0).any(1) | ~((table.double().sum(1) - 1).abs() <= 1e-3)
+    if bool(bad.any()):
+        k = int(bad.nonzero()[0])
+        total, low = float(table[k].double().sum()), float(table[k].min())
+        raise ModelError(f"{what} {k} is no distribution: it sums to {total:.6g}, its least entry is {low:.4g}")

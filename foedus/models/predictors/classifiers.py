@@ -1,0 +1,182 @@
+"""Predictors that are fitted classifiers: torch modules or scikit-learn estimators."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from io import BytesIO
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from foedus.base.batching import batched
+from foedus.base.rows import Rows, take
+from foedus.base.spec import Spec
+from foedus.base.tree import Tree
+from foedus.errors import DataError, ModelError
+from foedus.models.predictors.base import Predictors, probabilities
+from foedus.models.predictors.densities import _SWELL
+
+
+class _Evaluated(Predictors):
+    """Members that are functions of a row: a client evaluates them on its rows, once."""
+
+    def likelihoods(self, models: Tree, x: Tensor, y: Tensor) -> Tensor:
+        """h_k(y | x) for each member in a message (or for all), (C, n)."""
+        return (
+            self.outputs(models, x)
+            .gather(2, y.expand(len(self) if models is None else len(models), -1).unsqueeze(2))
+            .squeeze(2)
+        )
+
+    def outputs(self, models: Tree, x: Tensor) -> Tensor:
+        """h_k(x) for each member in a message (or for all), (C, n, classes)."""
+        raise NotImplementedError
+
+    def prepare(self, data: Rows, loss: str) -> Tensor | None:
+        return _evaluate({"index": data.index}, (self, None, data.table_x, data.table_y, loss)) if self.at_hand else None
+
+    def loss(self, prepared, data, which, models, weight, loss, floor, excess, slope=True):
+        if prepared is None:
+            shared = (self, models, data.table_x, data.table_y, loss)
+            each = _evaluate({"index": data.index}, shared)
+        else:
+            each = prepared.index_select(0, which)
+        share = data.weight / data.count
+        if loss == "log":
+            inside = weight @ each + floor
+            return -(share * inside.log()).sum(), -(each @ (share / inside)) if slope else None
+        mixed = torch.einsum("c,cnk->nk", weight, each)
+        apart = mixed - F.one_hot(data.y, mixed.shape[-1])
+        value = (share * apart.square().sum(1)).sum()
+        pull = 2 * torch.einsum("cnk,nk->c", each, share.unsqueeze(1) * apart) if slope else None
+        if excess is not None:
+            squares = torch.einsum("cnk,n->c", each.square(), share)
+            value = value - (weight * excess) @ squares
+            pull = pull - 2 * excess * squares if slope else None
+        return value, pull
+
+
+@batched
+def _evaluate(args: dict[str, Tensor], shared: tuple) -> Tensor:
+    members, models, table_x, table_y, loss = shared
+    index = args["index"]
+    x, y = take(table_x, index.flatten()), take(table_y, index.flatten())
+    each = members.likelihoods(models, x, y) if loss == "log" else members.outputs(models, x)
+    return each.reshape(len(each), *index.shape, *each.shape[2:]).movedim(1, 0).contiguous()
+
+
+class Classifiers(_Evaluated):
+    """Fitted classifiers: scikit-learn estimators with `predict_proba`, and `torch.nn.Module`s that give logits, in any mixture.
+
+    classes: how many labels there are. An estimator that has seen fewer gives the others probability 0. Networks are used in
+    evaluation mode. Estimators with compiled parts (trees and forests, k-d trees) and some others hold types that skops does not
+    trust: a simulation evaluates them and counts their bytes, but a site that is sent one refuses it, unless it lists these types
+    as trusted: `trusted=["sklearn.tree._tree.Tree"]` takes forests from a server that one trusts with memory of one's own process.
+    """
+
+    def __init__(self, members: Sequence[Any], classes: int, trusted: Sequence[str] = ()) -> None:
+        if isinstance(trusted, str) or not all(isinstance(name, str) for name in trusted):
+            raise ModelError(f"trusted={trusted!r} must be a list of the full names of types")
+        if not isinstance(members, list | tuple) or not members:
+            raise ModelError(f"members must be a list of at least one fitted classifier, not {members!r}")
+        if isinstance(classes, bool) or not isinstance(classes, Integral) or classes < 2:
+            raise ModelError(f"classes={classes!r} must be a whole number of at least 2")
+        for k, member in enumerate(members):
+            if isinstance(member, nn.Module):
+                continue
+            if not hasattr(member, "predict_proba"):
+                raise ModelError(f"member {k}, a {type(member).__name__}, gives no probabilities (predict_proba)")
+            if not hasattr(member, "classes_"):
+                raise ModelError(f"member {k}, a {type(member).__name__}, is not fitted: call its fit first")
+            if any(np.ndim(c) for c in member.classes_):
+                raise ModelError(f"member {k}, a {type(member).__name__}, predicts several labels for a row: give one for each")
+            if not np.isin(member.classes_, np.arange(classes)).all():
+                raise ModelError(f"member {k} knows labels {list(member.classes_)[:5]}, which are not in 0 .. {classes - 1}")
+        self.members, self.classes, self.trusted = tuple(members), int(classes), tuple(trusted)
+        self._archives: dict[int, Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def check(self, spec: Spec, loss: str) -> None:
+        if spec.classes != self.classes:
+            raise DataError(f"the classifiers are for {self.classes} classes, the data has {spec.classes}")
+        for k, member in enumerate(self.members):
+            try:
+                out = self._one(member, None, torch.zeros(2, *spec.shape))
+            except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+                raise ModelError(f"member {k} cannot take rows of shape {spec.shape}: {error}") from error
+            if out.shape != (2, self.classes):
+                raise ModelError(f"member {k} gives outputs of shape {tuple(out.shape)} for 2 rows, not (2, {self.classes})")
+            probabilities(out, f"the output of member {k} for row")
+
+    def message(self, which: Tensor) -> dict[str, Tree]:
+        return {str(k): self._sent(k) for k in which.tolist()}
+
+    def _sent(self, k: int) -> dict[str, Tensor]:
+        member = self.members[k]
+        if isinstance(member, nn.Module):
+            return {name: v.detach() for name, v in member.state_dict().items()}
+        if k not in self._archives:
+            self._archives[k] = torch.frombuffer(bytearray(_skops().dumps(member)), dtype=torch.uint8)
+        return {"skops": self._archives[k]}
+
+    def outputs(self, models: Tree, x: Tensor) -> Tensor:
+        chosen = range(len(self)) if models is None else [int(k) for k in models]
+        return torch.stack([self._one(self.members[k], None if models is None else models[str(k)], x) for k in chosen])
+
+    def _one(self, member: Any, sent: Tree, x: Tensor) -> Tensor:
+        if isinstance(member, nn.Module):
+            member.eval()
+            with torch.no_grad():
+                out = member(x) if sent is None else torch.func.functional_call(member, sent, (x,))
+            return out.float().softmax(-1)
+        member = member if sent is None else unpack(sent["skops"], self.trusted)
+        found = torch.zeros(len(x), self.classes)
+        found[:, torch.as_tensor(np.asarray(member.classes_, np.int64))] = torch.from_numpy(
+            np.asarray(member.predict_proba(x.flatten(1).numpy()), np.float32)
+        )
+        return found
+
+    def mixture(self, weight: Tensor, x: Tensor) -> Tensor:
+        return torch.einsum("q,qnk->nk", weight.float(), self.outputs(None, x))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {f"{k}.{name}": v for k in range(len(self)) for name, v in self._sent(k).items()}
+
+
+def _skops() -> Any:
+    try:
+        import skops.io
+    except ImportError as error:
+        raise ModelError("scikit-learn estimators are sent as skops archives: pip install skops") from error
+    return skops.io
+
+
+def unpack(archive: Tensor, trusted: Sequence[str] = ()) -> Any:
+    """The estimator in a skops archive. One that needs a type which neither skops nor the caller trusts is refused."""
+    io = _skops()
+    data = archive.numpy().tobytes()
+    try:
+        with zipfile.ZipFile(BytesIO(data)) as files:
+            size = sum(f.file_size for f in files.infolist())
+        if size > _SWELL * len(data):  # skops does not compress, so whoever did means harm
+            raise ModelError(
+                f"a predictor was sent as an archive of {len(data)} bytes that unpacks to {size}; it is not loaded"
+            )
+        strange = [name for name in io.get_untrusted_types(data=data) if name not in trusted]
+        if not strange:
+            return io.loads(data, trusted=list(trusted))
+    except ModelError:
+        raise
+    except Exception as error:  # what a stranger has sent can go wrong in any way
+        raise ModelError(f"a predictor was sent that is no readable skops archive: {error!r}") from error
+    raise ModelError(
+        f"a predictor was sent that needs untrusted types ({', '.join(strange[:3])}); it is not loaded. "
+        "If the sender may have a hold on this process, pass them as trusted=[...]"
+    )

@@ -1,0 +1,173 @@
+"""Predictors that give the same probabilities to every row: densities."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from foedus.base.batching import batched
+from foedus.base.rows import Rows, take
+from foedus.base.spec import Spec
+from foedus.base.tree import Tree
+from foedus.errors import DataError, ModelError
+from foedus.models.predictors.base import Predictors, label_count, number_array, probabilities
+from foedus.wire.arrays import Sparse
+
+_SWELL = 8
+"""How many times its size an archive of skops may unpack to."""
+
+
+class Densities(Predictors):
+    """Distributions over a finite domain: row k of `table` (q, |Y|) is h_k. The features of rows are not looked at.
+
+    background: a distribution that everybody knows, and rest: its share in each h_k (a number, or one for each), as smoothing
+    makes it. What is sent of h_k is then h_k - rest_k background, by its non-zero entries: a unigram model costs as many
+    bytes as the words it has seen. Point masses and other sparse rows need no background to be short.
+    """
+
+    spread = math.inf
+
+    def __init__(self, table: Any, background: Any = None, rest: Any = 0.0) -> None:
+        table = number_array("table", table)
+        if table.dim() != 2 or not len(table) or not table.shape[1]:
+            raise ModelError(
+                f"a table of densities has a row for each predictor and a column for each element, not {tuple(table.shape)}"
+            )
+        probabilities(table, "predictor")
+        self.table, rest = table, number_array("rest", rest)
+        if rest.shape not in ((), (len(table),)) or not bool(((rest >= 0) & (rest <= 1)).all()):
+            raise ModelError(f"rest must be a share from 0 to 1, or one for each of the {len(table)} predictors")
+        self.rest = rest.expand(len(table)).clone()
+        self.background = None if background is None else number_array("background", background)
+        if self.background is not None:
+            if self.background.shape != table.shape[1:]:
+                raise ModelError(f"background has shape {tuple(self.background.shape)}, the table {table.shape[1]} columns")
+            probabilities(self.background.unsqueeze(0), "background")
+        elif bool(self.rest.any()):
+            raise ModelError("rest is the share of a background: give that too")
+        own = table if self.background is None else table - self.rest.unsqueeze(1) * self.background
+        own = torch.where(own.abs() <= 1e-6 * table, 0, own)  # what only rounding has left
+        self.nonzero = own != 0
+        self.counts = self.nonzero.sum(1)
+        where = self.nonzero.nonzero()
+        self.columns, self.values = where[:, 1].to(torch.int32), own[self.nonzero]
+        self.first = torch.cat((torch.zeros(1, dtype=torch.int64), self.counts.cumsum(0)))
+
+    @classmethod
+    def of_clients(cls, fed: Any, rest: float = 0.1) -> Densities:
+        """One for each client of a federation: its training labels' frequencies, and `rest` of the uniform distribution.
+
+        With a federation of words (`word_federation`), these are smoothed unigram language models.
+        """
+        classes = label_count(fed)
+        if not 0 <= rest <= 1:
+            raise ModelError(f"rest={rest!r} must be a share from 0 to 1")
+        cells = np.bincount(fed.owners() * classes + fed.data.y_train[fed.rows], minlength=len(fed) * classes)
+        table = cells.reshape(len(fed), classes) / fed.sizes[:, None]
+        even = np.full(classes, 1 / classes)
+        return cls((1 - rest) * table + rest * even, even if rest else None, rest)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def check(self, spec: Spec, loss: str) -> None:
+        if spec.classes != self.table.shape[1]:
+            raise DataError(f"the densities are over {self.table.shape[1]} elements, the data has {spec.classes} labels")
+
+    def prepare(self, data: Rows, loss: str) -> dict[str, Tensor]:
+        """The client's own distribution: the elements it has, and the share of each."""
+        return _distinct({"index": data.index, "weight": data.weight}, (data.table_y, self.table.shape[1]))
+
+    def message(self, which: Tensor) -> Tree:
+        size, counts = self.table.shape[1], self.counts[which]
+        if int(counts.sum()) * 2 >= len(which) * size:
+            return {"dense": self.table[which].mT.contiguous()}
+        # Entry j of member i of `which` is number first[which[i]] + j of all entries.
+        starts = torch.repeat_interleave(self.first[which] - (counts.cumsum(0) - counts), counts)
+        at = starts + torch.arange(int(counts.sum()))
+        place = self.columns[at].long() * len(which) + torch.repeat_interleave(torch.arange(len(which)), counts)
+        kind = torch.int32 if size * len(which) < 2**31 else torch.int64
+        own = {"own": Sparse(place.to(kind), self.values[at], (size, len(which)))}
+        return own if self.background is None else {**own, "rest": self.rest[which]}
+
+    def rows_of(self, models: Tree) -> Tensor:
+        """The densities (|Y|, C) that a message holds."""
+        if "dense" in models:
+            return models["dense"]
+        own = models["own"].dense()
+        return own if self.background is None else own.addr_(self.background, models["rest"])
+
+    @cached_property
+    def upright(self) -> Tensor:
+        """The table with a row for each element, as products with few elements of a client want it."""
+        return self.table.mT.contiguous()
+
+    def loss(self, prepared, data, which, models, weight, loss, floor, excess, slope=True):
+        if models is not None and not self.at_hand:
+            columns, some = self.rows_of(models), slice(None)
+        elif 3 * len(which) < len(self):
+            columns, some = self.upright.index_select(1, which), slice(None)
+        else:  # To leave out few columns takes longer than to use them all.
+            columns, some = self.upright, which
+            weight = torch.zeros(len(self)).index_put((which,), weight)
+            excess = None if excess is None else torch.zeros(len(self)).index_put((which,), excess)
+        found = _of_elements(prepared, (columns, weight, loss, floor, excess, slope))
+        return found["loss"], found["slope"][some] if slope else None
+
+    def mixture(self, weight: Tensor, x: Tensor) -> Tensor:
+        return (weight.float() @ self.table).expand(len(x), -1)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"table": self.table}
+
+
+@batched
+def _distinct(args: dict[str, Tensor], shared: tuple) -> dict[str, Tensor]:
+    table_y, size = shared
+    index, weight = args["index"], args["weight"]
+    clients = len(index)
+    keys = take(table_y, index) + size * torch.arange(clients).unsqueeze(1)
+    found, inverse = keys.flatten().unique(return_inverse=True)
+    counts = torch.zeros(len(found)).index_add_(0, inverse.flatten(), weight.flatten().float())
+    owner = found // size
+    first = torch.searchsorted(owner, torch.arange(clients))
+    place = torch.arange(len(found)) - first[owner]
+    element = torch.zeros(clients, int(place.max()) + 1, dtype=torch.int64)
+    share = torch.zeros(element.shape)
+    element[owner, place], share[owner, place] = found % size, counts
+    return {"element": element, "share": share / weight.sum(1, keepdim=True)}
+
+
+@batched
+def _of_elements(args: dict[str, Tensor], shared: tuple) -> dict[str, Tensor]:
+    """Loss and gradient from the elements that clients have: all clients' gradients are one sparse product (an embedding bag)."""
+    columns, weight, loss, floor, excess, slope = shared
+    mixed = columns @ weight
+    real = args["share"] > 0  # clients have different numbers of elements: what follows is one long list of all of them
+    element, share, lengths = args["element"][real], args["share"][real], real.sum(1)
+    at = mixed[element]
+    if loss == "log":
+        at += floor
+        each, pull = -share * at.log(), -share / at
+    else:
+        each, pull = -2 * share * at, -2 * share
+    owner = torch.repeat_interleave(torch.arange(len(real)), lengths)
+    found = {"loss": torch.zeros(len(real)).index_add_(0, owner, each)}
+    squares = None if excess is None else columns.square().sum(0)
+    if loss == "squared":
+        found["loss"] += mixed @ mixed + 1 - (0 if excess is None else (weight * excess) @ squares)
+    if not slope:
+        return found
+    starts = lengths.cumsum(0) - lengths
+    found["slope"] = F.embedding_bag(element, columns, starts, per_sample_weights=pull, mode="sum")
+    if loss == "squared":
+        found["slope"] += 2 * (mixed @ columns)
+        if excess is not None:
+            found["slope"] -= 2 * excess * squares
+    return found

@@ -1,0 +1,1 @@
+"""Mini-batch training at the clients."""

@@ -1,0 +1,241 @@
+"""Mini-batch training of a batch of clients at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foedus import kernels
+from foedus.base import random, tree
+from foedus.base.batching import batched
+from foedus.base.rows import Rows, take
+from foedus.errors import ConfigError
+from foedus.models.base import Model, Params
+from foedus.models.linear import Linear
+from foedus.models.losses import CrossEntropy, Huber, Logistic, Loss, Squared
+from foedus.models.mlp import MLP
+from foedus.models.training.augment import crop_flip
+from foedus.models.training.gradients import gradient_of, to
+from foedus.models.training.memory import fresh_memory, take_buffer
+from foedus.models.training.optimizers import clip_gradients, update_parameters
+from foedus.models.training.schedule import batch_schedule
+from foedus.models.training.settings import Training
+
+_BLOCK_BYTES = 1 << 21
+"""Rows are collected for several steps at once, in blocks of about this size, so that they are still in cache when used."""
+
+_STEP_BYTES, _STATE_BYTES, _FEWEST = 1 << 22, 1 << 25, 4
+"""Clients are trained so many at a time that one step's rows, and their parameters with all that belongs to them, have about these sizes, and no
+fewer than this."""
+
+_TRAINED = ("params", "correction", "memory")
+"""Of the arguments of a training, those that are on the device of the rows while it goes on."""
+
+_LARGE_STEP, _LARGE_NET = 1 << 22, 1 << 20
+"""Multiplications of a step from which several threads do it faster than one; weights of a network from which no core's cache holds them."""
+
+
+def descend(
+    how: Training,
+    model: Model,
+    loss: Loss,
+    params: Params,
+    data: Rows,
+    key: Tensor,
+    *,
+    prox: float = 0.0,
+    correction: Params | None = None,
+    memory: Any = None,
+) -> dict[str, Any]:
+    """Train from `params` on a client's rows. One step, with g the mini-batch gradient of the mean loss at w:
+
+        w <- w - lr * optimizer(g + correction + prox * (w - params) + weight_decay * w)
+
+    Returns `params`; `steps`, how many were made; and `memory`, the optimizer's, to go on with another time. Given the rows of a batch of
+    clients at once (see `foedus.core.algorithm.stacked`), what it returns has their dimension, too; `params` are those that all start from,
+    a `correction` may be one for all or have their dimension, and there is no `memory`.
+    """
+    args = {"params": params, "index": data.index, "weight": data.weight, "key": key}
+    if correction is not None:
+        args["correction"] = correction
+    if memory:
+        args["memory"] = memory
+    shared = (how, model, loss, data.table_x, data.table_y, prox)
+    if data.index.dim() == 2:
+        if memory:
+            raise TypeError("a stacked step has no memory of its own: leave the decorator out")
+        clients = len(data.index)
+        args["params"] = {k: v.expand(clients, *v.shape) for k, v in params.items()}
+        if correction is not None:
+            own = {k: v.dim() > params[k].dim() for k, v in correction.items()}
+            args["correction"] = {k: v if own[k] else v.expand(clients, *v.shape) for k, v in correction.items()}
+        with torch.no_grad():
+            return _descend.__wrapped__(args, shared)
+    return _descend(args, shared)
+
+
+def descend_to(how: Training, model: Model, loss: Loss, params: Params, data: Rows, target: Tensor, key: Tensor) -> Params:
+    """Train from `params` towards targets (n, outputs) of a client's own rows instead of its labels."""
+    args = {"params": params, "index": data.index, "weight": data.weight, "key": key, "target": target}
+    return _descend_to(args, (how, model, loss, data.table_x))
+
+
+@batched
+def _descend_to(args: dict[str, Any], shared: tuple) -> Params:
+    """Every row is one client's, so the targets of all clients fit into one table."""
+    how, model, loss, table_x = shared
+    target, real = args.pop("target"), args["weight"] > 0
+    table_y = target.new_zeros(len(table_x), target.shape[-1], device=table_x.device)
+    table_y[args["index"][real].to(table_x.device)] = target[real].to(table_x.device)
+    return _descend.__wrapped__(args, (how, model, loss, table_x, table_y, 0.0))["params"]
+
+
+@batched
+def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
+    how, model, loss, table_x, table_y, prox = shared
+    used, weight, steps = batch_schedule(how, args["index"], args["weight"], args["key"])
+    decay = prox + how.weight_decay
+    in_place = model.closed_form and how.optimizer == "sgd" and not how.momentum and how.clip is None
+    if in_place and not how.augment and _knows(model, loss, table_x, table_y, args, used.shape[2]):
+        params = _own(args["params"])
+        layers = [model.layers({k: v.contiguous() for k, v in part.items()}) for part in (params, _constant(args, prox))]
+        kernels.train(
+            *layers, table_x.flatten(1), table_y, used.contiguous(), weight.contiguous(), steps, loss=_LOSSES.index(type(loss)), lr=how.lr,
+            keep=1 - how.lr * decay, delta=getattr(loss, "delta", 1.0),
+        )  # fmt: skip
+        return {"params": params, "memory": args.get("memory") or {}, "steps": steps}
+    order = torch.argsort(steps, descending=True, stable=True)
+    moved = bool((steps[1:] > steps[:-1]).any())
+    if moved:
+        used, weight = used[:, order], weight[:, order]
+        args = {**args, **tree.map(lambda v: v[order], {k: args[k] for k in _TRAINED if k in args})}
+    device, home = table_x.device, used.device
+    used, weight, args = (
+        to(device, used),
+        to(device, weight),
+        {**args, **to(device, {k: args[k] for k in _TRAINED if k in args})},
+    )
+    params = _own(args["params"])
+    clients, total = len(steps), len(used)
+    memory = _own(args["memory"]) if args.get("memory") else fresh_memory(how, params, (clients,))
+    even = "memory" not in args or "steps" not in memory or bool((memory["steps"] == memory["steps"][0]).all())
+    constant = _constant(args, prox)
+
+    still = (steps.unsqueeze(0) > torch.arange(total).unsqueeze(1)).sum(1).tolist()
+    shape = table_x.shape[1:]
+    if how.augment and len(shape) != 3:
+        raise ConfigError(
+            f"augment={how.augment!r} needs images of shape (channels, height, width); rows have shape {tuple(shape)}"
+        )
+    noise = random.fold(args["key"][order] if moved else args["key"], 0xA06) if how.augment else None
+    if model.closed_form:
+        table_x = table_x.flatten(1)
+    row_bytes = table_x[:1].numel() * table_x.element_size()
+    # Networks under autograd pay for every call; closed forms are faster on as many clients as the cache holds.
+    many = clients
+    if model.closed_form:
+        kept = sum(v[:1].nbytes for v in tree.leaves((params, memory))) + (
+            0 if in_place else sum(v[:1].nbytes for v in params.values())
+        )
+        many = max(_FEWEST, min(_STEP_BYTES // max(1, used.shape[2] * row_bytes), _STATE_BYTES // max(1, kept)))
+    many = -(-clients // -(-clients // many))
+
+    def train(low: int, high: int) -> None:
+        """All steps of some of the clients."""
+        own, own_memory, own_constant = (
+            (
+                {k: v[low:high] for k, v in params.items()},
+                tree.map(lambda v: v[low:high], memory),
+                {k: v[low:high] for k, v in constant.items()},
+            )
+            if (low, high) != (0, clients)
+            else (params, memory, constant)
+        )
+        slope_at = gradient_of(model, loss, high - low)
+        left = [min(a, high) - low for a in still if a > low]
+        each = (high - low) * used.shape[2]
+        block = max(1, _BLOCK_BYTES // max(1, each * row_bytes))
+        buffer = take_buffer(min(block, len(left)) * each, table_x)
+        # Labels for all steps at once; vectors would take much memory.
+        every_y = take(table_y, used[: len(left), low:high]) if table_y.dim() == 1 else None
+        for first in range(0, len(left), block):
+            a = left[first]
+            picked = used[first : min(first + block, len(left)), low : low + a]
+            flat = picked.reshape(-1)
+            x = torch.index_select(table_x, 0, flat, out=buffer[: len(flat)]).view(*picked.shape, *table_x.shape[1:])
+            y = take(table_y, picked) if every_y is None else every_y[first : first + len(picked), :a]
+            if noise is not None:
+                steps_here = torch.arange(first, first + len(picked)).unsqueeze(1)
+                x = crop_flip(x.view(*picked.shape, *shape), random.fold(noise[low : low + a], steps_here)).view(x.shape)
+            shares = weight[first : first + len(picked), low : low + a]
+            for t, here, labels, share in zip(
+                range(first, first + len(picked)), x.unbind(), y.unbind(), shares.unbind(), strict=True
+            ):
+                if left[t] < a:
+                    here, labels, share = here[: left[t]], labels[: left[t]], share[: left[t]]
+                now = own if left[t] == high - low else {k: v[: left[t]] for k, v in own.items()}
+                if in_place:
+                    outputs, pull = model.pullback(now, here)
+                    pull(loss.slope(outputs, labels, share), -how.lr, 1 - how.lr * decay)
+                    for k, v in own_constant.items():
+                        now[k].add_(v[: left[t]], alpha=-how.lr)
+                    continue
+                grads = slope_at(now, here, labels, share)
+                if how.clip is not None:
+                    clip_gradients(grads, how.clip)
+                for k, g in grads.items():
+                    if constant:
+                        g.add_(own_constant[k][: left[t]])
+                    if decay:
+                        g.add_(now[k], alpha=decay)
+                update_parameters(how, now, grads, own_memory, left[t], even)
+
+    for low in range(0, clients, many):
+        train(low, min(low + many, clients))
+    result = to(home, {"params": params, "memory": memory, "steps": steps[order] if moved else steps})
+    if moved:
+        back = torch.argsort(order)
+        result = tree.map(lambda v: v[back], result)
+    return result
+
+
+def _own(values: Any) -> Any:
+    """Copies of a tree's tensors, to be written over."""
+    return tree.map(lambda v: v.clone(memory_format=torch.contiguous_format), values)
+
+
+def _constant(args: dict[str, Any], prox: float) -> Params:
+    """What is added to every gradient of a training: the correction, and the part of the pull towards the start that does not change."""
+    constant = dict(args.get("correction") or {})
+    if prox:
+        start = args["params"]
+        constant = {k: torch.add(constant[k], v, alpha=-prox) if k in constant else v * -prox for k, v in start.items()}
+    return constant
+
+
+_LOSSES = (CrossEntropy, Squared, Logistic, Huber)
+"""Those that compiled code knows, by its numbers."""
+
+
+def _knows(model: Model, loss: Loss, x: Tensor, y: Tensor, args: dict[str, Any], batch: int) -> bool:
+    """Whether compiled training is there for such a model, loss and data, and the faster way: it gives every client to one thread."""
+    if not kernels.ready or type(model) not in (Linear, MLP) or type(loss) not in _LOSSES or x.device.type != "cpu":
+        return False
+    numbers = [x, args["weight"], *tree.leaves([args[k] for k in ("params", "correction") if k in args])]
+    if (
+        any(t.dtype != torch.float32 for t in numbers)
+        or any(t.requires_grad for t in (*numbers, y))
+        or not (x.is_contiguous() and y.is_contiguous())
+    ):
+        return False
+    weights = [weight for weight, _ in model.layers(args["params"])]
+    clients, outputs, threads = len(args["index"]), weights[-1].shape[-2], torch.get_num_threads()
+    if y.dtype == torch.int64 and y.dim() == 1:
+        fits = True
+    else:
+        fits = y.dtype == torch.float32 and y.numel() == len(y) * outputs and type(loss) is not CrossEntropy
+    busy = clients >= threads or batch * max(w[0].numel() for w in weights) < _LARGE_STEP
+    small = len(weights) == 1 or sum(w[0].numel() for w in weights) <= _LARGE_NET
+    return fits and busy and small and len(weights) <= kernels.MOST_LAYERS

@@ -1,0 +1,104 @@
+"""Gradients of a model's loss, for one client or a batch of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foedus.base import tree
+from foedus.base.batching import batched
+from foedus.base.rows import Rows, take
+from foedus.models.base import Model, Params
+from foedus.models.losses import Loss
+
+
+def gradient(model: Model, loss: Loss, params: Params, data: Rows) -> Params:
+    """Gradient of the mean loss over all of a client's rows, at `params`."""
+    return _home(_gradient(_whole(params, data), (model, loss)), data)
+
+
+def value_and_gradient(model: Model, loss: Loss, params: Params, data: Rows) -> tuple[Tensor, Params]:
+    """The mean loss over all of a client's rows, and its gradient, at `params`: one pass for both."""
+    return _home(_value_and_gradient(_whole(params, data), (model, loss)), data)
+
+
+def _whole(params: Params, data: Rows) -> dict[str, Any]:
+    """All rows of a client, where the table lies, with weights that sum to 1."""
+    x, y, weight = data.there
+    return {"params": to(x.device, params), "x": x, "y": y, "weight": weight / weight.sum(-1, keepdim=True)}
+
+
+def _home(found: Any, data: Rows) -> Any:
+    return to(data.index.device, found)
+
+
+def to(device: torch.device, values: Any) -> Any:
+    """Tensors of a tree on a device; those that are there already are not copied."""
+    return tree.map(lambda v: v.to(device) if isinstance(v, Tensor) else v, values)
+
+
+@batched
+def _gradient(args: dict[str, Any], shared: tuple) -> Params:
+    model, loss = shared
+    x = args["x"].flatten(2) if model.closed_form else args["x"]
+    return gradient_of(model, loss, len(x))(args["params"], x, args["y"], args["weight"])
+
+
+@batched
+def _value_and_gradient(args: dict[str, Any], shared: tuple) -> tuple[Tensor, Params]:
+    model, loss = shared
+    params, y, weight = args["params"], args["y"], args["weight"]
+    if model.closed_form:
+        outputs, pull = model.pullback(params, args["x"].flatten(2))
+        values = loss.value(outputs, y)
+        return (weight * values).sum(1), pull(loss.slope(outputs, y, weight))
+
+    def mean_loss(params: Params, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        return weight @ loss.value(model.apply(params, x), y)
+
+    each = torch.func.grad_and_value(mean_loss)
+    if len(y) > 1:
+        slopes, values = torch.func.vmap(each)(params, args["x"], y, weight)
+        return values, slopes
+    slopes, value = each({k: v[0] for k, v in params.items()}, args["x"][0], y[0], weight[0])
+    return value.unsqueeze(0), {k: v.unsqueeze(0) for k, v in slopes.items()}
+
+
+def gradient_of(model: Model, loss: Loss, clients: int) -> Callable[[Params, Tensor, Tensor, Tensor], Params]:
+    """The function (parameters, x, y, normalised row weights), all with a client dimension -> gradients."""
+    if model.closed_form:
+
+        def closed(params: Params, x: Tensor, y: Tensor, weight: Tensor) -> Params:
+            outputs, pull = model.pullback(params, x)
+            return pull(loss.slope(outputs, y, weight))
+
+        return closed
+
+    def mean_loss(params: Params, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        return weight @ loss.value(model.apply(params, x), y)
+
+    if clients > 1:
+        return torch.func.vmap(torch.func.grad(mean_loss))
+
+    def single(params: Params, x: Tensor, y: Tensor, weight: Tensor) -> Params:
+        leaves = {k: v.detach()[0].requires_grad_() for k, v in params.items()}
+        with torch.enable_grad():
+            value = mean_loss(leaves, x[0], y[0], weight[0])
+            grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        return {k: g.unsqueeze(0) for k, g in zip(leaves, grads, strict=True)}
+
+    return single
+
+
+def batch_gradient(
+    model: Model, loss: Loss, params: Params, index: Tensor, weight: Tensor, table_x: Tensor, table_y: Tensor
+) -> Params:
+    """Gradients of several clients, each on the rows (c, b) of its index with weights that sum to 1; made where the table lies."""
+    home, device = index.device, table_x.device
+    index = index.to(device)
+    x, y = take(table_x, index), take(table_y, index)
+    x = x.flatten(2) if model.closed_form else x
+    return to(home, gradient_of(model, loss, len(index))(to(device, params), x, y, weight.to(device)))

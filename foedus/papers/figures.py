@@ -1,0 +1,195 @@
+"""Figures of the papers, drawn from stored results."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from foedus.papers.item import Bars, Circles, Found, Images, Lines, Table, View
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+from foedus.papers.results import Result, key_of, plain
+
+# -- figures -------------------------------------------------------------------------------------------------------------------
+
+
+def figure_of(view: View, found: Found) -> Figure | None:
+    """A picture in the style of the paper's; None for tables."""
+    frame = view.select(found.frame) if isinstance(view, Lines | Bars) else found.frame
+    if isinstance(view, Table) or frame.empty:
+        return None
+    draw = {Lines: _lines, Bars: _bars, Circles: _circles, Images: _images}[type(view)]
+    return draw(view, frame)
+
+
+def _panels(count: int, columns: int, width: float = 3.4, height: float = 2.7) -> tuple[Figure, list[Any]]:
+    from matplotlib.figure import Figure
+
+    columns = min(columns, count)
+    rows = math.ceil(count / columns)
+    figure = Figure(figsize=(max(4.6, width * columns), height * rows + 0.5), layout="constrained")
+    places = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
+    for place in places[count:]:
+        place.set_visible(False)
+    return figure, places
+
+
+def _names(frame: pd.DataFrame, column: str) -> list[Any]:
+    return [key_of(v) for v in dict.fromkeys(frame[column])]
+
+
+def _label(column: str, value: Any) -> str:
+    if isinstance(value, bool | np.bool_):
+        return f"{column}: {plain(value)}"
+    return f"{column} = {plain(value)}" if isinstance(value, int | float | np.number) else plain(value)
+
+
+def _lines(view: Lines, frame: pd.DataFrame) -> Figure:
+    from foedus.report.plots import log_axis, styles
+
+    panels = _names(frame, view.panel) if view.panel else [None]
+    lines = _names(frame, view.line)
+    look = styles([str(v) for v in lines], pooled=["KRR", "auto"])
+    figure, places = _panels(len(panels), view.columns)
+    for place, panel in zip(places, panels, strict=False):
+        part = frame if panel is None else frame[frame[view.panel] == panel]
+        for line in lines:
+            own = part[part[view.line] == line].dropna(subset=[view.y])
+            own = own[own[view.x] > 0] if "x" in view.log else own
+            if own.empty:
+                continue
+            grouped = own.groupby(view.x)[view.y]
+            mean, style = grouped.mean(), look[str(line)]
+            if len(mean) == 1 and part[view.x].nunique() > 1:  # it does not depend on x
+                place.axhline(
+                    mean.iloc[0], color=style.colour, linestyle=style.dash, linewidth=1.4, label=_label(view.line, line)
+                )
+                continue
+            marker = {"marker": style.marker, "markersize": 3.5} if len(mean) <= 12 else {}
+            place.plot(
+                mean.index,
+                mean,
+                color=style.colour,
+                linestyle=style.dash,
+                linewidth=1.4,
+                label=_label(view.line, line),
+                **marker,
+            )
+            if own["seed"].nunique() > 1:
+                place.fill_between(mean.index, grouped.min(), grouped.max(), color=style.colour, alpha=0.12, linewidth=0)
+            elif (inside := f"{view.y} spread") in own:
+                error = own.groupby(view.x)[inside].mean()
+                place.fill_between(mean.index, mean - error, mean + error, color=style.colour, alpha=0.12, linewidth=0)
+        place.set(xlabel=view.x, ylabel=view.y, title=_label(view.panel, panel) if view.panel else "")
+        for axis in view.log:
+            log_axis(place, axis)
+        if view.limits:
+            place.set_ylim(*view.limits(part))
+    handles: dict[str, Any] = {}
+    for place in places:
+        for handle, label in zip(*place.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    figure.legend(
+        list(handles.values()),
+        list(handles),
+        loc="outside lower center",
+        ncols=min(6, max(2, 2 * len(panels))),
+        frameon=False,
+        fontsize=8,
+    )
+    return figure
+
+
+def _bars(view: Bars, frame: pd.DataFrame) -> Figure:
+    from foedus.report.plots import styles
+
+    groups, bars = _names(frame, view.x), _names(frame, view.bar)
+    look = styles([str(b) for b in bars])
+    figure, (place,) = _panels(1, 1, width=9.0, height=3.2)
+    means, width = frame.groupby([view.x, view.bar])[view.y].mean(), 0.8 / len(bars)
+    for k, bar in enumerate(bars):
+        heights = [means.get((g, bar), np.nan) for g in groups]
+        place.bar(
+            np.arange(len(groups)) + width * (k - (len(bars) - 1) / 2),
+            heights,
+            width,
+            color=look[str(bar)].colour,
+            label=str(bar),
+        )
+    place.set_xticks(range(len(groups)), [str(g) for g in groups])
+    place.set(ylabel=view.y, ylim=(view.low, None))
+    figure.legend(loc="outside lower center", ncols=len(bars), frameon=False, fontsize=8)
+    return figure
+
+
+def _circles(view: Circles, frame: pd.DataFrame) -> Figure:
+    panels = _names(frame, view.panel)
+    figure, places = _panels(len(panels), 2, width=4.4)
+    for place, panel in zip(places, panels, strict=True):
+        part = frame[(frame[view.panel] == panel) & (frame["seed"] == frame["seed"].min())]
+        place.scatter(
+            part[view.x], part[view.y], s=400 * part[view.count] / frame[view.count].max(), color="#0072B2", alpha=0.8
+        )
+        place.set(xlabel=view.x, ylabel=view.y, title=str(panel))
+        place.set_xticks(sorted(part[view.x].unique()))
+        place.set_yticks(sorted(part[view.y].unique()))
+        place.margins(0.12)
+    return figure
+
+
+def _images(view: Images, frame: pd.DataFrame) -> Figure:
+    shown = frame[frame[view.image].notna()]
+    rows, names = _names(shown, view.row), _names(shown, view.name)
+    figure, places = _panels(len(rows) * len(names), len(names), width=1.6, height=1.6)
+    for place, (row, name) in zip(places, [(r, n) for r in rows for n in names], strict=True):
+        cell = shown[(shown[view.row] == row) & (shown[view.name] == name)]
+        place.imshow(
+            np.asarray(cell[view.image].iloc[0], dtype=float).squeeze() / 255,
+            cmap="gray",
+            vmin=0,
+            vmax=1,
+            interpolation="nearest",
+        )
+        place.set(xticks=[], yticks=[])
+        place.set_title(str(name), fontsize=8)
+        place.grid(visible=False)
+    return figure
+
+
+def pictures(result: Result) -> list[tuple[View, Figure]]:
+    """The pictures of an item, each with what it is of."""
+    from foedus.report.plots import drawing
+
+    with drawing():
+        drawn = [(view, figure_of(view, result.found)) for view in drawn_views(result)]
+    return [(view, figure) for view, figure in drawn if figure is not None]
+
+
+def drawn_views(result: Result) -> list[View]:
+    return [
+        v
+        for v in result.item.views
+        if not isinstance(v, Table)
+        and not (v.select(result.found.frame) if isinstance(v, Lines | Bars) else result.found.frame).empty
+    ]
+
+
+def file_of(result: Result, number: int) -> str:
+    """fedfw-figure2.svg, fedfw-figure2-2.svg, ..."""
+    return f"{result.name}-{result.key}{f'-{number}' if number > 1 else ''}.svg"
+
+
+def write_pictures(result: Result, folder: Path) -> None:
+    """As SVG files."""
+    from foedus.report.plots import drawing
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with drawing():
+        for number, (_, figure) in enumerate(pictures(result), start=1):
+            figure.savefig(folder / file_of(result, number), metadata={"Date": None})

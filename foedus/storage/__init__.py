@@ -1,0 +1,1 @@
+"""Files and client states: checkpoints, states in memory, states on disk."""

@@ -1,0 +1,190 @@
+"""Trees on disk: safetensors for the numbers, JSON for their form. Loading one never executes code.
+
+The header of a file holds a CRC-32 of all of it, so that bytes that a disk or a copy has changed are noticed. That is against
+accidents; who can write to the file can also write another checksum.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import tempfile
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foedus.base import tree
+from foedus.errors import CheckpointError
+
+VERSION = 2  # 1 had no checksum, and is still read
+_FIELD, _DIGITS = b'"crc32":"', b"00000000"  # quotes within names and texts are escaped, so the field stands alone
+_UNFINISHED = ".part"
+
+
+class Damaged(CheckpointError):  # noqa: N818 - says it all
+    """A file that is missing or not whole."""
+
+
+def write(path: str | os.PathLike, trees: dict[str, tree.Tree], meta: dict[str, Any], previous: Path | None = None) -> None:
+    """Write named trees and JSON-able `meta` to one file, atomically: a reader sees the old file or the new one, whole.
+
+    previous: where the old file is kept.
+    """
+    from safetensors.torch import save
+
+    forms, tensors = {}, {}
+    for name, t in trees.items():
+        form, flat = tree.dissolve(t)
+        forms[name] = form
+        # safetensors refuses tensors that share memory, and keeps only contiguous ones.
+        tensors.update({f"{name}/{k}": v.detach().contiguous().clone() for k, v in flat.items()})
+    header = {
+        "foedus": json.dumps({"version": VERSION, "forms": forms, "meta": meta}, allow_nan=True),
+        "crc32": _DIGITS.decode(),
+    }
+    data = save(tensors or {"empty": torch.zeros(0)}, metadata=header)
+    at, view = _place(data), memoryview(data)
+    replace(path, (view[:at], b"%08x" % zlib.crc32(data), view[at + len(_DIGITS) :]), previous)
+
+
+def _place(data: bytes | mmap.mmap) -> int | None:
+    """Where in a file the digits of the checksum are: in its header, whose length comes first."""
+    at = data.find(_FIELD, 8, min(8 + int.from_bytes(data[:8], "little"), len(data)))
+    return None if at < 0 else at + len(_FIELD)
+
+
+def replace(path: str | os.PathLike, chunks: Iterable[Any], previous: Path | None = None) -> None:
+    """Put a file in the place of another in one instant, with the old one kept as `previous`: there is always a whole one."""
+    path = Path(path)
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_UNFINISHED)
+        with os.fdopen(handle, "wb") as f:
+            for chunk in chunks:
+                f.write(chunk)
+            f.flush()
+            os.fsync(f.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())  # as any other new file; mkstemp's are private
+        if previous is not None and path.exists():
+            _keep(path, previous)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)  # gone already, unless something failed
+
+
+def _keep(path: Path, previous: Path) -> None:
+    link = previous.with_name(f".{previous.name}.{os.getpid()}{_UNFINISHED}")
+    link.unlink(missing_ok=True)
+    try:
+        os.link(path, link)
+    except OSError:  # a file system without links: for an instant there is only the previous one
+        os.replace(path, previous)
+    else:
+        os.replace(link, previous)
+
+
+def sweep(path: Path) -> None:
+    """Remove what a process that was killed has left half written beside a file."""
+    for left in path.parent.glob(f".{path.name}.*{_UNFINISHED}"):
+        with contextlib.suppress(OSError):
+            left.unlink()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def read(path: str | os.PathLike) -> tuple[dict[str, tree.Tree], dict[str, Any]]:
+    """The trees and the meta of a file that `write` made."""
+    from safetensors import SafetensorError, safe_open
+
+    path = Path(path)
+    if not path.is_file():
+        raise Damaged(f"{path}: there is no such file")
+    try:
+        checked = _checked(path)
+        with safe_open(path, framework="pt") as f:
+            header = json.loads((f.metadata() or {})["foedus"])
+            version, forms, meta = (header[k] for k in ("version", "forms", "meta"))
+            if version not in (1, VERSION):
+                raise CheckpointError(f"{path} has version {version!r}; this foedus reads version {VERSION}")
+            if version == VERSION and not checked:
+                raise Damaged(f"{path} is damaged: its checksum is gone")
+            # Copied, because tensors lie in a file at any address, and some products round differently where memory is not aligned.
+            tensors: dict[str, Tensor] = {k: f.get_tensor(k).clone() for k in f.keys()}  # noqa: SIM118 - not a dict
+        trees = {
+            name: tree.restore(form, {k.removeprefix(f"{name}/"): v for k, v in tensors.items() if k.startswith(f"{name}/")})
+            for name, form in forms.items()
+        }
+        return trees, dict(meta)
+    except CheckpointError:
+        raise
+    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError, OSError) as error:
+        raise Damaged(f"{path} is not a foedus file, or it is damaged: {error}") from error
+
+
+def _checked(path: Path) -> bool:
+    """Whether a file has a checksum; an error if it is not that of the file."""
+    with open(path, "rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        at = _place(data)
+        if at is None:
+            return False
+        with memoryview(data) as view:
+            end = at + len(_DIGITS)
+            crc = zlib.crc32(view[end:], zlib.crc32(_DIGITS, zlib.crc32(view[:at])))
+            if view[at:end] != b"%08x" % crc:
+                raise Damaged(f"{path} is damaged: its checksum does not match")
+    return True
+
+
+# -- the checkpoint of a run and the one before it ------------------------------------------------------------------------
+
+
+def previous_of(path: Path) -> Path:
+    """Where the checkpoint before this one is."""
+    return path.with_name(f"{path.name}.previous")
+
+
+def exists(path: Path) -> bool:
+    """Whether there is a checkpoint, or the one before it."""
+    return path.exists() or previous_of(path).exists()
+
+
+def newest(path: Path) -> tuple[Path, dict[str, tree.Tree], dict[str, Any], str | None]:
+    """The file that a run can go on from, its trees and meta, and a note if it is not the one that it should be.
+
+    That is `path`, or if it is damaged or missing, the one before it; a damaged one is moved aside, so that it never takes the place
+    of a good one.
+    """
+    previous = previous_of(path)
+    try:
+        return path, *read(path), None
+    except Damaged as error:
+        if not previous.is_file():
+            raise
+        try:
+            trees, meta = read(previous)
+        except CheckpointError as second:
+            raise CheckpointError(
+                f"{error}; nor can the one before it be used: {second}; remove both to begin again"
+            ) from second
+        aside = ""
+        if path.exists():
+            os.replace(path, path.with_name(f"{path.name}.damaged"))
+            aside = f" (now {path.name}.damaged)"
+        note = (
+            f"{error}{aside}; the run goes on from the checkpoint before it, {previous.name} of round {meta.get('rounds_done')}"
+        )
+        return previous, trees, meta, note

@@ -1,0 +1,80 @@
+"""Room on disk for what does not fit in memory: files without a name, which vanish with the process that made them."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Iterator, MutableMapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from foedus import wire
+from foedus.base import tree
+from foedus.base.tree import Tree
+
+
+def mapped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """An empty tensor that lies in a file: the system keeps in memory what there is room for, and the rest on disk."""
+    if math.prod(shape) == 0:
+        return torch.empty(shape, dtype=dtype)
+    with tempfile.NamedTemporaryFile(prefix="foedus-") as file:  # the mapping outlives the name
+        return torch.from_file(file.name, shared=True, size=math.prod(shape), dtype=dtype).view(shape)
+
+
+def nbytes(t: Tree) -> int:
+    """Bytes that the tensors of a tree take."""
+    return sum(v.numel() * v.element_size() for v in tree.leaves(t) if isinstance(v, Tensor))
+
+
+class _Place(NamedTuple):
+    """Where in the file a tree is, its bytes, and how many there is room for."""
+
+    at: int
+    size: int
+    room: int
+
+
+class Pile(MutableMapping[int, Tree]):
+    """Trees by number: in memory while all of them take at most `memory` bytes, those that come later encoded in a file."""
+
+    def __init__(self, memory: int):
+        self.memory, self.taken, self.end = memory, 0, 0
+        self.held: dict[int, Tree | _Place] = {}
+        self.file = tempfile.TemporaryFile(prefix="foedus-")  # noqa: SIM115 - open as long as the pile is
+
+    def __getitem__(self, number: int) -> Tree:
+        held = self.held[number]
+        if not isinstance(held, _Place):
+            return held
+        return wire.decode(os.pread(self.file.fileno(), held.size, held.at), max_bytes=held.size)[0]
+
+    def __setitem__(self, number: int, value: Tree) -> None:
+        old = self.held.get(number)
+        far, size = isinstance(old, _Place), nbytes(value)
+        if not far:
+            self.taken -= nbytes(old)
+            if self.taken + size <= self.memory:
+                self.taken += size
+                self.held[number] = value
+                return
+        message = wire.encode([value])
+        if far and len(message) <= old.room:
+            place = old._replace(size=len(message))
+        else:
+            place = _Place(self.end, len(message), len(message))
+            self.end += len(message)
+        os.pwrite(self.file.fileno(), message, place.at)
+        self.held[number] = place
+
+    def __delitem__(self, number: int) -> None:
+        old = self.held.pop(number)
+        self.taken -= 0 if isinstance(old, _Place) else nbytes(old)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.held)
+
+    def __len__(self) -> int:
+        return len(self.held)

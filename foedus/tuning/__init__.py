@@ -1,0 +1,1 @@
+"""`fd.tune`: search over settings of an algorithm."""

@@ -1,0 +1,331 @@
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import foedus as fd
+from foedus.cli.app import app
+from foedus.version import __version__
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+CONFIG = """
+data   = {{ name = "wine" }}
+split  = {{ scheme = "iid", clients = 4 }}
+run    = {{ rounds = 2 }}
+{}
+"""
+
+
+@pytest.fixture
+def cli(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FOEDUS_DEBUG", raising=False)
+
+    def call(*arguments: str, code: int = 0):
+        result = CliRunner().invoke(app, [str(a) for a in arguments])
+        assert result.exit_code == code, result.output + repr(result.exception)
+        return result
+
+    return call
+
+
+def test_version(cli):
+    assert cli("--version").output.strip() == f"foedus {__version__}"
+
+
+@pytest.mark.parametrize(
+    "command", ["demo", "run", "compare", "tune", "diagnose", "report", "data list", "data get", "data show"]
+)
+def test_help_has_an_example(cli, command):
+    text = cli(*command.split(), "--help").output
+    assert "Example" in text
+    assert text.count(f"foedus {command}") >= 1
+
+
+def test_help_lists_the_commands(cli):
+    text = cli("--help").output
+    for command in ("demo", "run", "compare", "tune", "report", "data"):
+        assert re.search(rf"\b{command}\b", text)
+
+
+def test_demo(cli, tmp_path):
+    result = cli("demo", "--rounds", "2", "--seeds", "1", "--out", "d")
+    for name in ("FedAvg", "FedProx", "Scaffold", "FedDyn", "Independent", "Central", "target: accuracy"):
+        assert name in result.output
+    page = tmp_path / "d" / "report.html"
+    assert f"page: {Path('d') / 'report.html'}" in result.output
+    assert "<h1>foedus demo" in page.read_text(encoding="utf-8")
+
+
+def test_run_then_report(cli, tmp_path):
+    (tmp_path / "c.toml").write_text(CONFIG.format('algorithm = { type = "FedAvg" }\noutput = { run = "a.safetensors" }'))
+    result = cli("run", "c.toml")
+    assert "accuracy" in result.output
+    assert "run:  a.safetensors" in result.output
+    assert len(fd.Run.load("a.safetensors").records) == 3
+    cli("run", "c.toml", "--out", "b.safetensors")
+    result = cli("report", "a.safetensors", "--out", "p.html", "--target", "0.5")
+    assert "target: accuracy at least 0.5000" in result.output
+    assert (tmp_path / "p.html").is_file()
+    assert "already among the runs" in cli("report", "a.safetensors", "b.safetensors", code=2).stderr
+
+
+def test_run_writes_a_page_when_asked(cli, tmp_path):
+    (tmp_path / "c.toml").write_text(CONFIG.format('algorithm = { type = "FedAvg" }\noutput = { report = "p.html" }'))
+    cli("run", "c.toml")
+    assert (tmp_path / "p.html").is_file()
+
+
+def test_compare_and_report_on_its_folder(cli, tmp_path):
+    text = 'algorithms.FedAvg = { lr = 0.1 }\nalgorithms.Central = {}\noutput = { runs = "runs", report = "p.html" }'
+    (tmp_path / "c.toml").write_text(CONFIG.format(text))
+    first = cli("compare", "c.toml").output
+    assert "2 files in runs" in first
+    assert (tmp_path / "p.html").is_file()
+    second = cli("report", "runs", "--out", "q.html").output
+    row = next(line for line in first.splitlines() if "FedAvg" in line)
+    assert row.split() in [line.split() for line in second.splitlines()]
+
+
+def test_the_configs_in_the_help_work(cli, tmp_path):
+    for command in ("run", "compare", "tune"):
+        text = cli(command, "--help").output
+        lines = [line.strip() for line in text.splitlines() if re.match(r"\s+[\w.]+\s*= \{", line)]
+        config = "\n".join(lines).replace("rounds = 30", "rounds = 1").replace("seeds = 3", "seeds = 1")
+        assert set(tomllib.loads(config)) >= {"data", "split", "run"}
+        (tmp_path / "c.toml").write_text(config)
+        cli(command, "c.toml")
+
+
+def test_examples_are_checked_by_the_commands(cli):
+    result = cli("run", EXAMPLES / "compare.toml", code=2)
+    assert "use foedus compare" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("run", "none.toml"), "none.toml: cannot be read"),
+        (("report", "none.safetensors"), "none.safetensors: there is no such file"),
+        (("data", "show", "digist"), "did you mean 'digits'"),
+        (("data", "get", "digist"), "did you mean 'digits'"),
+        (("demo", "--clients", "100000"), "clients=100000 is more than"),
+        (("demo", "--alpha", "-1"), "alpha=-1.0 must be a number more than 0"),
+    ],
+)
+def test_errors_are_one_message_and_exit_code_2(cli, arguments, message):
+    result = cli(*arguments, code=2)
+    assert result.stderr.startswith("foedus: error: ")
+    assert message in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_config_errors(cli, tmp_path):
+    (tmp_path / "c.toml").write_text(CONFIG.format('algorithm = { type = "FedAvg", lr = "0.1" }'))
+    result = cli("run", "c.toml", code=2)
+    assert result.stderr.strip() == "foedus: error: c.toml: algorithm.lr: '0.1' is text, but must be a number"
+
+
+def test_unwritable_page(cli, tmp_path):
+    (tmp_path / "c.toml").write_text(CONFIG.format("algorithms.FedAvg = {}"))
+    (tmp_path / "file").write_text("")
+    assert "file" in cli("compare", "c.toml", "--out", "file/p.html", code=2).stderr
+
+
+def test_divergence_has_exit_code_1(cli, tmp_path):
+    bad = '{ type = "FedAvg", lr = 1e30, model = { type = "MLP", hidden = [8] } }'
+    (tmp_path / "c.toml").write_text(CONFIG.format(f"algorithm = {bad}"))
+    result = cli("run", "c.toml", code=1)
+    assert "round" in result.stderr
+    (tmp_path / "c.toml").write_text(CONFIG.format(f"algorithms.bad = {bad}\nalgorithms.Central = {{}}"))
+    result = cli("compare", "c.toml")  # the others are worth having
+    assert "diverged in round" in result.output
+    (tmp_path / "c.toml").write_text(CONFIG.format(f"algorithms.bad = {bad}"))
+    cli("compare", "c.toml", code=1)
+
+
+@pytest.mark.parametrize("by", ["flag", "variable"])
+def test_debug_shows_the_traceback(cli, monkeypatch, by):
+    if by == "variable":
+        monkeypatch.setenv("FOEDUS_DEBUG", "1")
+    arguments = [*(["--debug"] if by == "flag" else []), "run", "none.toml"]
+    result = CliRunner().invoke(app, arguments)
+    assert isinstance(result.exception, fd.ConfigError)
+
+
+def test_data_commands(cli):
+    listing = cli("data", "list").output
+    assert re.search(r"digits\s+1,346\s+451\s+64\s+10\s+bundled", listing)
+    assert re.search(r"diabetes\s.*regression\s+bundled", listing)
+    shown = cli("data", "show", "wine").output
+    assert "133 training rows, 45 test rows" in shown
+    assert re.search(r"class_0\s+44\s+15", shown)
+    assert "standard deviation" in cli("data", "show", "diabetes").output
+    assert "bundled" in cli("data", "get", "digits").output
+
+
+PLAIN = """
+[data]
+name = "digits"
+[split]
+scheme = "iid"
+clients = 4
+[run]
+rounds = 2
+[algorithm]
+type = "FedAvg"
+"""
+
+
+def test_the_examples_run_in_a_process_of_their_own(tmp_path):
+    """Classes are known by name although nothing has used them yet."""
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    example = Path(__file__).parents[2] / "examples" / "run.toml"
+    done = subprocess.run(
+        [sys.executable, "-m", "foedus.cli", "run", str(example)], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "accuracy" in done.stdout
+
+
+def test_results_that_could_not_be_written_are_noticed_first(tmp_path):
+    config = tmp_path / "c.toml"
+    config.write_text(PLAIN)
+    done = CliRunner().invoke(app, ["run", str(config), "--out", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "--out: cannot write" in done.output
+    assert "it is a folder" in done.output
+
+
+def test_split_errors_name_the_file_and_the_key(tmp_path):
+    config = tmp_path / "c.toml"
+    config.write_text(PLAIN.replace("clients = 4", "clients = 5000"))
+    done = CliRunner().invoke(app, ["run", str(config)])
+    assert done.exit_code == 2
+    assert f"{config}: split.clients: clients=5000 is more than" in done.output.replace("\n", " ")
+
+
+def test_resume_from_the_command_line(tmp_path):
+    config = tmp_path / "c.toml"
+    config.write_text(PLAIN)
+    missing = CliRunner().invoke(app, ["run", str(config), "--resume"])
+    assert "run.checkpoint is missing" in missing.output
+    where = str(tmp_path / "kept.safetensors")
+    config.write_text(PLAIN.replace("rounds = 2", f"rounds = 2\ncheckpoint = {where!r}"))
+    assert CliRunner().invoke(app, ["run", str(config)]).exit_code == 0
+    again = CliRunner().invoke(app, ["run", str(config)])
+    assert "pass resume=True to go on" in again.output.replace("\n", " ")
+    assert CliRunner().invoke(app, ["run", str(config), "--resume"]).exit_code == 0
+
+
+# -- diagnose ----------------------------------------------------------------------------------------------------------
+
+
+FEDERATION = """
+data  = { name = "wine" }
+split = { scheme = "labels", clients = 4, per_client = 2 }
+"""
+
+
+def test_diagnose_measures_and_advises(cli, tmp_path):
+    (tmp_path / "f.toml").write_text(FEDERATION)
+    output = cli("diagnose", "f.toml", "--iterations", 8, "--out", "d/p.html", "--plot", "p.svg").output
+    assert "wine: 4 clients, labels per_client=2" in output
+    for measure in ("label TV", "omega_TV", "omega_W1", "Delta_D", "Delta_f", "spectral radius", "task similarity"):
+        assert re.search(rf"^.*{measure}.*  -?[\d.]+  \S", output, re.M), measure
+    found = fd.survey(fd.split(fd.load("wine"), "labels", clients=4, per_client=2), iterations=8)
+    assert str(found) in output
+    assert "<h1>The federation wine</h1>" in (tmp_path / "d" / "p.html").read_text(encoding="utf-8")
+    assert (tmp_path / "p.svg").read_text().startswith("<?xml")
+
+
+def test_diagnose_looks_at_the_features_of_the_file(cli):
+    output = cli("diagnose", EXAMPLES / "fednewton.toml", "--iterations", 8).output
+    assert re.search(r"spectral radius +[\d.]+  fd.RandomFourier\(500, bandwidth=4.0\), reg=0.0001", output)
+    assert re.search(r"one model for all: fd.FedNewton\(.*solver='cg'\)", output)
+
+
+@pytest.mark.parametrize("example", ["run.toml", "compare.toml"])
+def test_diagnose_takes_the_files_of_the_other_commands(cli, example):
+    assert "label TV" in cli("diagnose", EXAMPLES / example, "--iterations", 2).output
+
+
+def test_diagnose_errors(cli, tmp_path):
+    (tmp_path / "f.toml").write_text(FEDERATION)
+    assert "a picture must be named .svg or .png, not 'p.gif'" in cli("diagnose", "f.toml", "--plot", "p.gif", code=2).stderr
+    assert "--out: cannot write" in cli("diagnose", "f.toml", "--out", tmp_path, code=2).stderr
+    (tmp_path / "f.toml").write_text(FEDERATION.replace("labels", "label"))
+    assert "split.scheme: scheme 'label' is unknown; did you mean 'labels'" in cli("diagnose", "f.toml", code=2).stderr
+    (tmp_path / "f.toml").write_text('data = { name = "wine" }')
+    assert "the section [split] is missing" in cli("diagnose", "f.toml", code=2).stderr
+
+
+def test_the_fednewton_example_runs(cli):
+    output = cli("run", EXAMPLES / "fednewton.toml").output
+    assert "<Run FedNewton: 8 rounds" in output
+    assert Path("fednewton.safetensors").exists()
+
+
+def test_papers_are_listed_with_their_durations(cli):
+    output = cli("paper").output
+    assert "theorem43" in output and "--quick" in output and "Table 1: softmax regression" in output
+
+
+def test_an_item_of_a_paper(cli):
+    first = cli("paper", "ffgb", "theorem43", "--quick", "--only", "T=4", "--workers", 1)
+    assert "with residual" in first.output and "not measured" not in first.output.split("does not hold")[0]
+    assert Path("results/quick/ffgb-theorem43.json").exists() and Path("results/index.html").exists()
+    assert list(Path("results/quick/figures").glob("ffgb-theorem43*.svg"))
+    again = cli("paper", "ffgb", "theorem43", "--show", "--quick")
+    assert "with residual" in again.output
+    cli("paper", "--docs", "docs")
+    assert "theorem43" in Path("docs/reproduction.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("fedx", "table1"), "NAME='fedx' is no paper here"),
+        (("fedfw", "table9"), "ITEM='table9' is not of fedfw"),
+        (("fedfw", "table1", "--quick", "--full"), "exclude each other"),
+        (("fedfw", "table1", "--only", "data"), "must be SETTING=VALUE"),
+        (("fedfw", "table1", "--only", "data=mars"), "data is one of mnist, synthetic, cifar10"),
+        (("fedfw", "table1", "--show"), "nothing of fedfw table1 is stored"),
+    ],
+)
+def test_bad_input_to_paper(cli, arguments, words):
+    result = cli("paper", *arguments, code=2)
+    assert words in " ".join(result.output.split())
+
+
+def test_a_closed_pipe_ends_a_command_quietly():
+    """`foedus data list | head`: the reader is gone before anything is written."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "foedus.cli", "data", "list"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert done.stderr == ""
+
+
+def test_audit_hostile(cli, monkeypatch):
+    from foedus.audit import hostility as hostile
+
+    some = {k: v for k, v in hostile.methods(6, quick=True).items() if k in ("FedAvg, mean", "FedAvg, median", "FedFW")}
+    monkeypatch.setattr(hostile, "methods", lambda clients, quick: some)
+    out = cli("audit", "hostile", "--quick", "--attack", "scale", "--attack", "nan", "--clients", "6").stdout
+    lines = [line.split() for line in out.splitlines() if line.strip().startswith(("scale", "nan"))]
+    assert len(lines) == 6
+    found = {(line[0], " ".join(line[1:-3])): [float(v) for v in line[-3:]] for line in lines}
+    assert found["scale", "FedAvg, median"][-1] > found["scale", "FedAvg, mean"][-1]
+    assert "is unknown" in cli("audit", "hostile", "--attack", "flip", code=2).stderr

@@ -1,0 +1,93 @@
+"""`foedus deploy up` as people run it: the commands, a server that is killed, and the hospitals."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import foedus as fd
+from foedus.engines.flower import deploy
+from foedus.storage import checkpoint as files
+from tests.engines.flower.test_site import table, written
+
+pytestmark = pytest.mark.slow
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+def trial(folder: Path, data: Path) -> Path:
+    sites = {n: written(data, n, table(k, 80)) for k, n in enumerate(("north", "south"))}
+    deploy.init(folder, sites, "outcome")
+    plan = folder / "app" / "federation" / "federation.toml"
+    text = plan.read_text().replace('type = "FedAvg"', 'type = "Scaffold"').replace("rounds = 20", "rounds = 5")
+    plan.write_text(text)
+    return folder
+
+
+def up(folder: Path) -> subprocess.Popen:
+    command = [str(Path(sys.executable).parent / "foedus"), "deploy", "up", str(folder)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+
+
+def servers(folder: Path) -> list[int]:
+    """The ServerApp processes of a folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if "flwr-serverapp" in (entry / "cmdline").read_text() and os.readlink(entry / "cwd") == str(folder.resolve()):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_a_server_that_is_killed_goes_on_to_the_same_result(tmp_path):
+    undisturbed = trial(tmp_path / "a", tmp_path / "data")
+    process = up(undisturbed)
+    said, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, said
+    assert "done in" in said and "Scaffold: north" in said
+
+    folder = trial(tmp_path / "b", tmp_path / "data")
+    process, checkpoint = up(folder), folder / "results" / "Scaffold.checkpoint.safetensors"
+    end = time.monotonic() + 300
+    while time.monotonic() < end and not (checkpoint.exists() and files.read(checkpoint)[1]["rounds_done"] >= 2):
+        time.sleep(0.1)
+    killed = servers(folder)
+    assert killed
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    done = files.read(checkpoint)[1]["rounds_done"]
+    assert 2 <= done < 5
+
+    process = up(folder)
+    said, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, said
+    a, b = (fd.Run.load(f / "results" / "Scaffold.safetensors") for f in (undisturbed, folder))
+    for name in ("w", "c"):
+        for k in a.state[name]:
+            assert torch.equal(a.state[name][k], b.state[name][k])
+    columns = [c for c in a.history.columns if c != "seconds"]
+    assert a.history[columns].equals(b.history[columns])
+
+
+@pytest.mark.real
+def test_the_hospitals(real, tmp_path):
+    """The table of the example's README, to the digits that it shows."""
+    found = runpy.run_path(str(EXAMPLES / "hospitals" / "run.py"))["main"](tmp_path)
+    shown = (EXAMPLES / "hospitals" / "README.md").read_text()
+    for name, row in found.iterrows():
+        cells = " | ".join(f"{v:.3f}" for v in row)
+        assert cells in shown, f"{name}: {cells}"
+    said = json.loads((tmp_path / "federation" / "results" / "FedAvg.sites.json").read_text())
+    assert [e["site"] for e in said] == ["cleveland", "hungarian", "switzerland", "va"]

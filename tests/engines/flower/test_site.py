@@ -1,0 +1,350 @@
+"""Sites with files of their own: what is refused and in which words, and a whole training from files to the final model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import stat
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from cryptography import x509
+from flwr.app import Message
+
+import foedus as fd
+from foedus.engines.flower import deploy, keys, messages, server
+from foedus.engines.flower.site import Schema, read_site
+from tests.engines.flower.grid import HereGrid
+
+COLUMNS, CLASSES = ("age", "pulse", "score"), ("ill", "well")
+SCHEMA = Schema(COLUMNS, CLASSES)
+
+
+def table(seed: int, rows: int = 60, shift: float = 0.0) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    x = rng.normal([50 + shift, 80, 3], [10, 15, 1], size=(rows, 3))
+    well = x @ [-0.05, 0.02, 1.0] + rng.normal(0, 0.3, rows) > 2.1
+    frame = pd.DataFrame(x, columns=list(COLUMNS)).assign(outcome=np.where(well, "well", "ill"))
+    frame.loc[rng.random(rows) < 0.1, "pulse"] = np.nan
+    return frame
+
+
+def written(folder, name: str, frame: pd.DataFrame):
+    folder.mkdir(parents=True, exist_ok=True)
+    frame.to_csv(folder / f"{name}.csv", index=False)
+    return folder / f"{name}.csv"
+
+
+def config(path, client: int = 0, **more):
+    return {"data": str(path), "label": "outcome", "client": client, **more}
+
+
+def test_a_site_is_read_as_the_schema_says(tmp_path):
+    frame = table(0)[["score", "outcome", "pulse", "age"]].assign(extra=1)  # another order, and a column too many
+    site = read_site(config(written(tmp_path, "north", frame), 7), SCHEMA)
+    held = sum(int(n * 0.25 + 0.5) for n in frame.outcome.value_counts())  # a quarter of each class
+    assert (site.client, site.name, len(site.y), len(site.y_test)) == (7, "north", 60 - held, held)
+    both = np.concatenate([site.x, site.x_test])
+    np.testing.assert_allclose(np.sort(both[:, 0]), np.sort(frame.age))
+    assert set(site.y) == {0, 1} and np.isnan(site.x).any()
+    fed = site.federation([50.0, 80.0, 3.0], [10.0, 15.0, 1.0])
+    np.testing.assert_allclose(fed.data.x_train[:, 0], (site.x[:, 0] - 50) / 10, rtol=1e-5)
+    assert (fed.data.x_train[np.isnan(site.x)] == 0).all() and fed.ids.tolist() == [7]
+
+
+def test_labels_are_classes_however_they_are_written():
+    schema = Schema(COLUMNS, ("0", "1"))
+    for y in (np.array([1.0, 0.0]), np.array([1, 0]), np.array(["1", "0"])):
+        assert schema.labels(y, _NAMED).tolist() == [1, 0]
+
+
+class _Named:
+    name = "x.csv"
+
+
+_NAMED = _Named()
+
+
+@pytest.mark.parametrize(
+    ("change", "more", "why"),
+    [
+        (lambda f: f.drop(columns="pulse"), {}, "column 'pulse' of the federation missing"),
+        (lambda f: f.rename(columns={"pulse": "Pulse"}), {}, "the file has 'Pulse' instead"),
+        (lambda f: f.assign(age="old"), {}, "column 'age' holds text"),
+        (lambda f: f.assign(age=np.inf), {}, "line 2: column 'age' is infinite"),
+        (lambda f: f.assign(outcome="dead"), {}, "label 'dead' is none of the classes of the federation"),
+        (lambda f: f.iloc[:0], {}, "no rows"),
+        (lambda f: f, {"label": "result"}, "result"),
+        (lambda f: f, {"client": "first"}, "client='first' must be the number of the site"),
+        (lambda f: f, {"client": -1}, "client=-1"),
+        (lambda f: f, {"test": 1.5}, "test=1.5 must be a part"),
+        (lambda f: f, {"dta": "x"}, "key 'dta' is unknown; did you mean 'data'"),
+        (lambda f: f, {"data": "/nowhere/at/all.csv"}, "there is no file 'all.csv'"),
+    ],
+)
+def test_what_cannot_be_used_is_said(change, more, why, tmp_path):
+    path = written(tmp_path, "site", change(table(0)))
+    with pytest.raises(fd.DataError) as error:
+        read_site({**config(path), **more}, SCHEMA)
+    assert why in str(error.value)
+
+
+def test_a_missing_setting():
+    with pytest.raises(fd.DataError, match="client is missing; such as"):
+        read_site({"data": "x.csv"}, SCHEMA)
+
+
+# -- a training ------------------------------------------------------------------------------------------------------
+
+PLAN = """
+[algorithms.FedAvg]
+model = { type = "Linear" }
+lr = 0.3
+
+[algorithms.Trees]
+type = "FFGB"
+oracle = { type = "Forest", trees = 2, depth = 3 }
+
+[data]
+columns = ["age", "pulse", "score"]
+classes = ["ill", "well"]
+
+[run]
+rounds = 3
+
+[federation]
+clients = 3
+min_clients = 2
+timeout = 1
+patience = 0.3
+"""
+
+
+@pytest.fixture
+def plan(tmp_path):
+    path = tmp_path / "federation.toml"
+    path.write_text(PLAN)
+    return server.read_plan(path)
+
+
+@pytest.fixture
+def grid(tmp_path):
+    configs = {}
+    for n, name in enumerate(("north", "south", "west")):
+        path = written(tmp_path / "data", name, table(n, 60 + 20 * n, shift=5.0 * n))
+        configs[n + 1] = config(path, n, cache=str(tmp_path / "cache" / name))
+    return HereGrid(configs)
+
+
+def test_a_training_from_files_to_the_final_model(plan, grid, tmp_path):
+    runs = server.train(grid, plan, tmp_path / "results")
+    assert list(runs) == ["FedAvg", "Trees"]
+    # The same as in the simulator, on the same rows with the same scaling.
+    sites = [read_site(dict(c.node_config), SCHEMA) for c in grid.contexts.values()]
+    x = np.concatenate([s.x for s in sites])
+    center, spread = np.nanmean(x, 0), np.nanstd(x, 0)
+    feds = [s.federation(center.tolist(), spread.tolist()) for s in sites]
+    whole = fd.Federation.from_clients([(f.data.x_train, f.data.y_train) for f in feds], classes=2)
+    local = fd.run(plan.algorithms["FedAvg"], whole, 3)
+    torch.testing.assert_close(runs["FedAvg"].state.w["weight"], local.state.w["weight"], rtol=1e-4, atol=1e-5)
+    said = json.loads((tmp_path / "results" / "FedAvg.sites.json").read_text())
+    for entry, f in zip(said, feds, strict=True):
+        hits = (local.model.predict(f.data.x_test) == f.data.y_test).mean()
+        assert entry["accuracy"] == pytest.approx(hits) and entry["test_rows"] == len(f.data.y_test)
+    kept = fd.Run.load(tmp_path / "cache" / "south" / "model.safetensors")
+    assert type(kept.algorithm).__name__ == "FFGB"  # the last one
+    assert pd.read_csv(tmp_path / "results" / "Trees.csv").bytes_up.iloc[-1] > 0
+
+
+def test_a_training_goes_on_from_its_checkpoint(plan, grid, tmp_path):
+    first = server.train(grid, plan, tmp_path / "results")
+    asked = len(grid.asked)
+    again = server.train(grid, plan, tmp_path / "results")
+    assert len(grid.asked) - asked == 3 + 2 * 3  # the greeting, and the final models; no round
+    assert torch.equal(first["FedAvg"].state.w["weight"], again["FedAvg"].state.w["weight"])
+
+
+def test_a_site_with_a_bad_file_does_not_stop_the_others(plan, grid, tmp_path):
+    written(tmp_path / "data", "south", table(1).drop(columns="age"))
+    with pytest.warns(UserWarning, match=r"node 2 does not take part: south.csv: column 'age' of the federation missing"):
+        runs = server.train(grid, plan, tmp_path / "results")
+    assert runs["FedAvg"].history.clients.tolist()[1:] == [2, 2, 2]
+
+
+def test_two_sites_with_one_number(plan, grid, tmp_path):
+    grid.contexts[3].node_config["client"] = 0
+    with pytest.raises(fd.ConfigError, match=r"two sites are client 0: 'north' \(node 1\) and 'west' \(node 3\)"):
+        server.train(grid, plan, tmp_path / "results")
+
+
+def test_no_sites_and_too_few(plan, grid, tmp_path):
+    with pytest.raises(fd.TooFewClients, match=r"no SuperNode has connected within 0\.3 s"):
+        server.train(HereGrid({}), plan, tmp_path / "results")
+    del grid.contexts[1], grid.contexts[2]
+    with pytest.raises(fd.TooFewClients, match=r"1 SuperNodes have connected within 0\.3 s, at least 2 must"):
+        server.train(grid, plan, tmp_path / "results")
+
+
+def test_too_few_good_files(plan, grid, tmp_path):
+    for name in ("south", "west"):
+        (tmp_path / "data" / f"{name}.csv").unlink()
+    with pytest.warns(UserWarning, match="no file"), pytest.raises(fd.TooFewClients, match="1 sites can take part, at least 2"):
+        server.train(grid, plan, tmp_path / "results")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("rounds = 3", "rounds = -3", "run.rounds: -3 must be at least 0"),
+        ("min_clients = 2", "min_clients = 4", "federation.min_clients: 4 must be from 1 to the 3 clients"),
+        ("[federation]", "[fedration]", "section 'fedration' is unknown; did you mean 'federation'"),
+        ("lr = 0.3", "rate = 0.3", "key 'rate' is unknown"),
+        ('type = "FFGB"', 'type = "Central"', "oracle"),
+        ("columns", "colums", "key 'colums' is unknown; did you mean 'columns'"),
+    ],
+)
+def test_bad_plans(old, new, why, tmp_path):
+    path = tmp_path / "federation.toml"
+    path.write_text(PLAN.replace(old, new))
+    with pytest.raises(fd.ConfigError) as error:
+        server.read_plan(path)
+    assert why in str(error.value) and "federation.toml" in str(error.value)
+
+
+def test_what_needs_all_rows_in_one_place_is_refused(tmp_path):
+    path = tmp_path / "federation.toml"
+    path.write_text(PLAN.replace('type = "FFGB"\noracle = { type = "Forest", trees = 2, depth = 3 }', 'type = "Central"'))
+    with pytest.raises(fd.ConfigError, match="Central needs all rows in one place"):
+        server.read_plan(path)
+
+
+def test_scaling_by_sums():
+    said = [{"sums": {"count": [2, 1], "sum": [4.0, 1.0], "squares": [10.0, 1.0]}}]
+    said.append({"sums": {"count": [2, 1], "sum": [0.0, 1.0], "squares": [2.0, 1.0]}})
+    assert server.scaling(said, "standard", ("a", "b")) == ([1.0, 1.0], [pytest.approx(np.sqrt(2)), 1.0])
+    assert server.scaling(said, "none", ("a", "b")) == ([1.0, 1.0], [1.0, 1.0])
+    said[0]["sums"]["count"][1] = said[1]["sums"]["count"][1] = 0
+    with pytest.raises(fd.ConfigError, match="column 'b' has no value at any site"):
+        server.scaling(said, "standard", ("a", "b"))
+
+
+# -- folders, certificates and keys ----------------------------------------------------------------------------------
+
+
+def test_a_folder_for_a_federation(tmp_path):
+    sites = {n: written(tmp_path / "data", n, table(k)) for k, n in enumerate(("north", "south"))}
+    deploy.init(tmp_path / "trial", sites, "outcome", host="fed.example.org", port=4711)
+    plan = server.read_plan(tmp_path / "trial" / "app" / "federation" / "federation.toml")
+    assert (plan.columns, plan.classes, plan.clients) == (COLUMNS, CLASSES, 2)
+    readme = (tmp_path / "trial" / "README.md").read_text()
+    for words in ("--superlink fed.example.org:4711", "register keys/south.pub", "client=1", "FLWR_TELEMETRY_ENABLED=0"):
+        assert words in readme
+    certificate = x509.load_pem_x509_certificate((tmp_path / "trial" / "tls" / "server.pem").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["fed.example.org", "localhost"]
+    for secret in ("tls/server.key", "keys/north", "keys/south"):
+        assert stat.S_IMODE((tmp_path / "trial" / secret).stat().st_mode) == 0o600
+    with pytest.raises(fd.ConfigError, match="not empty"):
+        deploy.init(tmp_path / "trial", sites, "outcome")
+
+
+def test_folders_that_cannot_be_made(tmp_path):
+    with pytest.raises(fd.ConfigError, match="at least one site"):
+        deploy.init(tmp_path / "a", {})
+    with pytest.raises(fd.ConfigError, match="site name 'a b'"):
+        deploy.init(tmp_path / "b", {"a b": None})
+    with pytest.raises(fd.DataError, match="site north: "):
+        deploy.init(tmp_path / "c", {"north": tmp_path / "nothing.csv"})
+    with pytest.raises(fd.ConfigError, match=r"no sites\.toml"):
+        deploy.up(tmp_path)
+
+
+def test_an_expired_certificate_is_refused_before_anything_starts(tmp_path):
+    deploy.init(tmp_path / "trial", {"north": written(tmp_path, "north", table(0))}, "outcome", days=-1)
+    assert keys.expired(tmp_path / "trial" / "tls" / "server.pem")
+    with pytest.raises(fd.FoedusError, match=r"certificate server\.pem expired on"):
+        deploy.up(tmp_path / "trial")
+
+
+GREETINGS = {
+    "not a number": {"sums": {"count": [1, 1, 1], "sum": [float("nan"), 0, 0], "squares": [1, 1, 1]}},
+    "too few columns": {"sums": {"count": [1], "sum": [1], "squares": [1]}},
+    "negative rows": {"rows": [-44]},
+    "rows in words": {"rows": ["many"]},
+    "a fraction of a client": {"clients": [1.5]},
+    "a negative client": {"clients": [-1]},
+    "no clients": {"clients": []},
+    "a strange checksum": {"checksum": 2**70},
+    "a long name": {"name": "x" * 1000},
+}
+
+
+@pytest.mark.parametrize("change", GREETINGS.values(), ids=list(GREETINGS))
+def test_greetings_of_strangers(change, plan, grid, tmp_path):
+    """They do not take part, and leave no trace in the scaling of the others."""
+
+    def spoil(asked, answer):
+        if asked.metadata.message_type == "query.hello" and asked.metadata.dst_node_id == 3:
+            return Message(messages.content({**messages.header(answer), **change}), reply_to=asked)
+        return answer
+
+    grid.spoil = spoil
+    with pytest.warns(UserWarning, match="node 3 does not take part: its greeting has"):
+        runs = server.train(grid, plan, tmp_path / "results")
+    assert runs["FedAvg"].history.clients.tolist()[1:] == [2, 2, 2]
+    assert all(np.isfinite(json.loads((tmp_path / "results" / "roster.json").read_text())["center"]))
+
+
+def test_a_restart_without_one_of_the_sites(plan, grid, tmp_path):
+    """The training goes on with the scaling and the roster that it had; the site is left out until it is back."""
+    whole = server.train(grid, plan, tmp_path / "whole")
+    few = dataclasses.replace(plan, rounds=1, algorithms={"FedAvg": plan.algorithms["FedAvg"]})
+    server.train(grid, few, tmp_path / "results")
+    gone = grid.contexts.pop(3)
+    with pytest.warns(UserWarning, match=r"client 2 \(west\) is left out: it is not connected"):
+        runs = server.train(grid, dataclasses.replace(few, rounds=2), tmp_path / "results")
+    assert runs["FedAvg"].history.left_out[2] == "2: it is not connected"
+    grid.contexts[3] = gone
+    again = server.train(grid, dataclasses.replace(few, rounds=3), tmp_path / "results")
+    assert again["FedAvg"].history.left_out.notna().tolist() == [False, False, True, False]
+    assert whole["FedAvg"].history.bytes_up[3] > again["FedAvg"].history.bytes_up[3]
+    written(tmp_path / "data", "west", table(9))
+    with pytest.raises(fd.ConfigError, match=r"the rows of client 2 \(west\) have changed"):
+        server.train(grid, dataclasses.replace(few, rounds=4), tmp_path / "results")
+
+
+def test_numbers_are_predicted_too(grid, tmp_path):
+    for name in ("north", "south", "west"):
+        frame = pd.read_csv(tmp_path / "data" / f"{name}.csv")
+        written(tmp_path / "data", name, frame.assign(outcome=frame.age * 0.1 + frame.score))
+    path = tmp_path / "numbers.toml"
+    path.write_text(
+        PLAN.replace('classes = ["ill", "well"]\n', "").split("[algorithms.Trees]")[0]
+        + "[data]"
+        + PLAN.split("[data]")[1].replace('classes = ["ill", "well"]\n', "")
+    )
+    server.train(grid, server.read_plan(path), tmp_path / "results")
+    said = json.loads((tmp_path / "results" / "FedAvg.sites.json").read_text())
+    assert all(0 < e["mse"] < 10 and "error" not in e for e in said)
+
+
+def test_a_bad_answer_about_the_final_model_stops_nothing(plan, grid, tmp_path):
+    grid.spoil = lambda asked, answer: (
+        Message(messages.content({"rows": "x"}), reply_to=asked)
+        if asked.metadata.message_type == "evaluate.model" and asked.metadata.dst_node_id == 1
+        else answer
+    )
+    server.train(grid, plan, tmp_path / "results")
+    said = json.loads((tmp_path / "results" / "Trees.sites.json").read_text())
+    assert "cannot be read" in said[0]["error"] and said[1]["accuracy"] > 0.4
+
+
+def test_algorithms_of_the_app_itself(tmp_path):
+    path = tmp_path / "federation.toml"
+    path.write_text(PLAN)
+    plan = server.read_plan(path, "tests.engines.flower.test_session:STATEFUL")
+    assert list(plan.algorithms) == ["Scaffold", "FedRes", "FFGB", "FedFW"]
+    with pytest.raises(fd.ConfigError, match="code='nowhere:x'"):
+        server.read_plan(path, "nowhere:x")
