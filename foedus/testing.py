@@ -17,19 +17,23 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from foedus import wire
-from foedus.base import tree
+from foedus.base import random, tree
+from foedus.base.spec import Spec
 from foedus.base.tree import Tree
 from foedus.core.algorithm import Algorithm
+from foedus.core.delays import Delays
 from foedus.core.exchange import Ask, Replies
+from foedus.core.held import HeldArrays, rebuilt
 from foedus.core.result import Run
 from foedus.core.run import run
+from foedus.core.session import Session
 from foedus.data.federation import Federation
 from foedus.engines.local import Local
 from foedus.errors import SplitError
@@ -71,7 +75,7 @@ def check_resume(algorithm: Algorithm, fed: Federation, engine: Any) -> None:
     for participation, small in ((0.5, engine), (1.0, Local(batch=True, memory=100_000))):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "checkpoint.safetensors"
-            options = {"participation": participation, "evaluate_every": 1}
+            options: dict[str, Any] = {"participation": participation, "evaluate_every": 1}
             whole = _run(algorithm, fed, small, rounds=4, **options)
             _run(algorithm, fed, small, rounds=2, checkpoint=path, **options)
             resumed = _run(algorithm, fed, small, rounds=4, checkpoint=path, resume=True, **options)
@@ -101,12 +105,16 @@ def check_sizes(algorithm: Algorithm, fed: Federation, engine: Any) -> None:
     _close(looped, _run(algorithm, unequal, engine), "clients of very unequal size: looped and batched differ")
 
 
+def _numpy_state() -> np.ndarray:
+    return cast("tuple[str, np.ndarray, int, int, float]", np.random.get_state())[1]
+
+
 def check_global_random_state(algorithm: Algorithm, fed: Federation, engine: Any) -> None:
     """No global random generator is used or seeded."""
-    before = torch.get_rng_state(), np.random.get_state()[1].copy(), python_random.getstate()
+    before = torch.get_rng_state(), _numpy_state().copy(), python_random.getstate()
     _run(algorithm, fed, engine, participation=0.5)
     assert torch.equal(before[0], torch.get_rng_state()), "the run changed torch's global random state"
-    assert np.array_equal(before[1], np.random.get_state()[1]), "the run changed numpy's global random state"
+    assert np.array_equal(before[1], _numpy_state()), "the run changed numpy's global random state"
     assert before[2] == python_random.getstate(), "the run changed Python's global random state"
 
 
@@ -131,41 +139,80 @@ CHECKS: tuple[Callable[[Algorithm, Federation, Any], None], ...] = (
 class Encoding:
     """An engine around an engine: every message really is encoded and decoded, and its length added up."""
 
-    reduce = None  # no engine may add up replies before they have come through here
-
     def __init__(self, engine: Any, watch: bool = False):
         self.engine, self.watch = engine, watch
         self.up = self.down = self.messages = 0
 
-    def open(self, algorithm: Algorithm, fed: Federation, seed_key: Tensor) -> Any:
-        self.inner = self.engine.open(algorithm, fed, seed_key)
-        return self
+    def open(self, algorithm: Algorithm, fed: Federation, seed_key: Tensor) -> Session:
+        return EncodingSession(self, algorithm, self.engine.open(algorithm, fed, seed_key), fed.spec, random.fold(seed_key, 0))
+
+
+class EncodingSession(Session):
+    """Messages of an `Encoding`; the clients' copies of held values are rebuilt from them, and must be the server's."""
+
+    def __init__(self, counted: Encoding, algorithm: Algorithm, inner: Session, spec: Spec, shared: Tensor):
+        self.counted, self.algorithm, self.inner, self.conditions = counted, algorithm, inner, inner.conditions
+        self.first = lambda: algorithm.first_held(spec, shared)
+        self.copies: dict[int, dict[str, Tree]] = {}
 
     def exchange(self, ask: Ask) -> Iterator[tuple[Tensor, Tree, bool]]:
         if ask.free:
             yield from self.inner.exchange(ask)
             return
-        message = wire.encode(ask.payload)
-        self.down += len(message) * len(ask.ids)
-        sent = replace(ask, payload=wire.decode(message))
-        for ids, reply, stacked in self.inner.exchange(sent):
+        counted, sent, updates = self.counted, [], []
+        for ids, plain in ask.messages():
+            message = wire.encode(plain)
+            counted.down += len(message) * len(ids)
+            sent.append((message, wire.decode(message)))
+            updates.append((torch.searchsorted(ask.ids, ids), {name: sent[-1][1].get(name) for name in ask.held}))
+            self._rebuild(ask, ids, sent[-1][1])
+        received = {name: value for name, value in sent[0][1].items() if name not in ask.held}
+        for ids, reply, stacked in self.inner.exchange(replace(ask, payload=received, updates=updates if ask.held else [])):
             if stacked:
                 replies = Replies(ids, ids, stacked=reply)
                 each = [self._through(replies[i]) for i in range(len(ids))]
                 yield ids, Replies(ids, ids, separate=each).stack() if tree.leaves(reply) else reply, True
             else:
                 yield ids, self._through(reply), False
-        if self.watch:
-            assert wire.encode(sent.payload) == message, f"the client step {ask.step} changed its payload in place"
+        if counted.watch:
+            for message, plain in sent:
+                assert wire.encode(plain) == message, f"the client step {ask.step} changed its payload in place"
+
+    def _rebuild(self, ask: Ask, ids: Tensor, message: Tree) -> None:
+        """What clients make of the message is what the server has, to the last bit."""
+        for name, held in ask.held.items():
+            if not isinstance(held, HeldArrays):
+                continue
+            for i in ids.tolist():
+                copies = self.copies.setdefault(i, self.first())
+                copies[name] = rebuilt(copies[name], message.get(name))
+                same = all(torch.equal(v, held.value[k]) for k, v in copies[name].items())
+                assert same, f"client {i}'s copy of {name} is not the server's in round {ask.round}"
 
     def _through(self, reply: Tree) -> Tree:
         message = wire.encode(reply)
-        self.up += len(message)
-        self.messages += bool(message)
+        self.counted.up += len(message)
+        self.counted.messages += bool(message)
         return wire.decode(message) if message else reply
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+    def delay(self, delays: Delays) -> None:
+        super().delay(delays)
+        self.inner.delay(delays)
+
+    def save(self) -> Tree:
+        return self.inner.save()
+
+    def load(self, saved: Tree) -> None:
+        self.inner.load(saved)
+
+    def evaluate_own(self) -> dict[str, Tensor]:
+        return self.inner.evaluate_own()
+
+    def evaluate_global(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        return self.inner.evaluate_global(x, y)
+
+    def close(self) -> None:
+        self.inner.close()
 
 
 def _run(algorithm: Algorithm, fed: Federation, engine: Any, rounds: int = ROUNDS, seed: int = 0, **options: Any) -> Run:

@@ -17,19 +17,21 @@ every client counts the same, and the part of hostile clients that is survived i
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from numbers import Real
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 
 from foedus.base import tree
+from foedus.base.settings import Remedy, check_settings
 from foedus.base.tree import Tree
 from foedus.core.aggregation import Aggregation, Aggregator, Setting
-from foedus.core.clients import Clients
-from foedus.core.exchange import Ask, Replies
+from foedus.core.exchange import Replies
+from foedus.core.network import RoundTrip
 from foedus.core.participation import expected
-from foedus.errors import ConfigError, ReplyError, TooFewClients, positive, whole_number
+from foedus.errors import ConfigError, ReplyError, TooFewClients
 from foedus.wire import checks
 
 _CHUNK = 1 << 22  # numbers that are sorted, or converted to float64, at a time
@@ -41,6 +43,9 @@ class Robust(Aggregation):
     """Base of the robust means: `combine` puts rows together, one for each client."""
 
     weighted: bool = field(default=True, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     def open(self, setting: Setting) -> RobustAggregator:
         self.check(expected(setting.participation, len(setting.ids)) * len(setting.ids))
@@ -65,22 +70,29 @@ class RobustAggregator(Aggregator):
     def __init__(self, settings: Robust):
         self.settings = settings
 
-    def total(self, clients: Clients, ask: Ask, weights: str | None) -> Tree:
-        replies = clients.collect(ask, weights or "uniform")
+    def total(self, trip: RoundTrip, weights: str | None) -> Tree:
+        replies = trip.collect(weights or "uniform")
         even = torch.full_like(replies.weights, 1 / len(replies))
-        x, apart = _joined(checks.dense(replies.stack()))
+        x, apart = _joined(_stacked(replies))
         if x is None:
             return replies.stack()
         share = replies.weights if self.settings.weighted else even
-        mean = self.settings.combine(x, share, len(clients.dropped))
+        mean = self.settings.combine(x, share, len(trip.dropped))
         return apart(mean if weights else mean * len(replies))
 
-    def gathered(self, clients: Clients, ask: Ask, replies: Replies) -> None:
+    def gathered(self, trip: RoundTrip, replies: Replies) -> None:
         if tree.leaves(replies[0]):
             raise ConfigError(
-                f"aggregation={self.settings}: {type(clients.algorithm).__name__} looks at every reply to {ask.step} itself, so that "
-                "another mean does not protect it; leave aggregation out (replies from strangers are checked in any case)"
+                f"aggregation={self.settings}: {type(trip.algorithm).__name__} looks at every reply to {trip.step} itself, so that "
+                "another mean does not protect it; leave aggregation out (replies of untrusted clients are checked in any case)"
             )
+
+
+def _stacked(replies: Replies) -> Tree:
+    """Dense replies with a leading client dimension, whatever structured forms they had."""
+    if replies.separate is None:
+        return checks.dense(replies.stacked)
+    return replace(replies, separate=[checks.dense(reply) for reply in replies.separate]).stack()
 
 
 def _joined(reply: Tree) -> tuple[Tensor | None, Callable[[Tensor], Tree]]:
@@ -152,13 +164,7 @@ class NormBound(Robust):
     down, not shut out. Costs one pass. With fewer than half of the clients hostile, "median" is at most the longest honest reply.
     """
 
-    bound: float | str = "median"
-
-    def __post_init__(self) -> None:
-        if self.bound != "median":
-            if isinstance(self.bound, str):
-                raise ConfigError(f"bound={self.bound!r} must be a positive number, or 'median'")
-            positive("bound", self.bound)
+    bound: Annotated[float, Gt(0)] | Literal["median"] = "median"
 
     def combine(self, x: Tensor, weights: Tensor, dropped: int = 0) -> Tensor:
         norms = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
@@ -174,11 +180,7 @@ class TrimmedMean(Robust):
     most this part hostile, every number of the result lies between honest clients'. Costs a sort of each number over the clients.
     """
 
-    part: float = 0.2
-
-    def __post_init__(self) -> None:
-        if isinstance(self.part, bool) or not isinstance(self.part, Real) or not 0 < self.part < 0.5:
-            raise ConfigError(f"part={self.part!r} must be above 0 and below 0.5: what is cut off at each end")
+    part: Annotated[float, Gt(0), Lt(0.5), Remedy("it is what is cut off at each end")] = 0.2
 
     def combine(self, x: Tensor, weights: Tensor, dropped: int = 0) -> Tensor:
         def trimmed(part: Tensor) -> Tensor:
@@ -215,12 +217,8 @@ class GeometricMedian(Robust):
     replies), then clients^2 a step.
     """
 
-    tolerance: float = 1e-5
-    steps: int = 1000
-
-    def __post_init__(self) -> None:
-        positive("tolerance", self.tolerance)
-        whole_number("steps", self.steps)
+    tolerance: Annotated[float, Gt(0)] = 1e-5
+    steps: Annotated[int, Ge(1)] = 1000
 
     def combine(self, x: Tensor, weights: Tensor, dropped: int = 0) -> Tensor:
         center = _median(x, weights)
@@ -253,12 +251,8 @@ class Krum(Robust):
     is not heard: with select=1 the model follows one client a round.
     """
 
-    hostile: int
-    select: int = 1
-
-    def __post_init__(self) -> None:
-        whole_number("hostile", self.hostile, 0)
-        whole_number("select", self.select)
+    hostile: Annotated[int, Ge(0)]
+    select: Annotated[int, Ge(1)] = 1
 
     def check(self, clients: float) -> None:
         least = max(2 * self.hostile + 3, self.hostile + self.select)

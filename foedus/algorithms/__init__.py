@@ -8,11 +8,13 @@ from foedus.algorithms.feddyn import FedDyn
 from foedus.algorithms.fedfw.fedfw import FedFW
 from foedus.algorithms.fedfw.naive import NaiveFW
 from foedus.algorithms.fednewton.averaging import RidgeFedAvg, RidgeFedProx
-from foedus.algorithms.fednewton.newton import DivergenceWarning, FedNewton
+from foedus.algorithms.fednewton.divergence import DivergenceWarning
+from foedus.algorithms.fednewton.newton import FedNewton
 from foedus.algorithms.fednewton.regression import DKRR, KRR
 from foedus.algorithms.fedprox import FedProx
 from foedus.algorithms.fedres.bandit import FedResBandit
-from foedus.algorithms.fedres.erm import FedResERM, FictitiousPlay
+from foedus.algorithms.fedres.erm import FedResERM
+from foedus.algorithms.fedres.fictitious import FictitiousPlay
 from foedus.algorithms.fedres.regret import Regret, regret
 from foedus.algorithms.fedres.sgd import FedRes
 from foedus.algorithms.ffgb.boost import FFGB

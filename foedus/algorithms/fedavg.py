@@ -4,13 +4,15 @@ decentralized data", AISTATS 2017; server momentum as in Hsu, Qi and Brown (2019
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from foedus.algorithms.local_training import LocalTraining, positive
+from annotated_types import Ge, Gt, Lt
+
+from foedus.algorithms.local_training import LocalTraining
 from foedus.base import tree
 from foedus.base.tree import State
-from foedus.core.algorithm import Client, stacked
+from foedus.core.algorithm import Client, client_step
 from foedus.core.clients import Clients
-from foedus.errors import ConfigError
 from foedus.models.base import Params
 
 
@@ -28,16 +30,10 @@ class FedAvg(LocalTraining):
         >>> fd.run(fd.FedAvg(fd.MLP(200), lr=0.1, epochs=5), fed, rounds=100, participation=0.1)
     """
 
-    server_lr: float = 1.0
-    server_momentum: float = 0.0
+    server_lr: Annotated[float, Gt(0)] = 1.0
+    server_momentum: Annotated[float, Ge(0), Lt(1)] = 0.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "server_lr")
-        if not 0 <= self.server_momentum < 1:
-            raise ConfigError(f"server_momentum={self.server_momentum!r} must be in [0, 1)")
-
-    @stacked
+    @client_step(batch="whole")
     def train(self, client: Client, w: Params) -> tuple[Params, None]:
         learnt = self.descend(client, w)["params"]  # nobody else's: what it has moved by can be written over it
         return tree.map(lambda a, b: a.sub_(b), learnt, w), client.state

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Real
+from typing import Annotated, Literal
 
-from foedus.algorithms.local_training import LocalTraining, positive
+from annotated_types import Gt, Lt
+
+from foedus.algorithms.local_training import LocalTraining
 from foedus.base import random, tree
+from foedus.base.settings import Remedy
 from foedus.base.spec import Spec
 from foedus.base.tree import State
 from foedus.core.algorithm import Client
 from foedus.core.clients import Clients
-from foedus.errors import ConfigError
 from foedus.geometry import Domain, L2Ball, ModelDomain, domain_of
 from foedus.models.base import Params
 
@@ -29,18 +31,13 @@ class FedDR(LocalTraining):
     """
 
     domain: Domain | ModelDomain = L2Ball(10.0)  # noqa: RUF009 - frozen
-    eta: float = 10.0
-    relaxation: float = 1.0
-    weights: str = "uniform"
+    eta: Annotated[float, Gt(0)] = 10.0
+    relaxation: Annotated[float, Gt(0), Lt(2)] = 1.0
+    weights: Annotated[Literal["uniform"], Remedy("FedDR's clients count alike")] = "uniform"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         domain_of(self.domain)
-        positive(self, "eta")
-        if self.weights != "uniform":
-            raise ConfigError(f"weights={self.weights!r}: FedDR's clients count alike; leave it at 'uniform'")
-        if isinstance(self.relaxation, bool) or not isinstance(self.relaxation, Real) or not 0 < self.relaxation < 2:
-            raise ConfigError(f"relaxation={self.relaxation!r} must be above 0 and below 2")
+        super().__post_init__()
 
     def check(self, spec: Spec) -> None:
         super().check(spec)

@@ -4,8 +4,11 @@ ICLR 2021, Algorithm 1. With every client in every round it is FedPD (Zhang, Hon
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from foedus.algorithms.local_training import LocalTraining, positive
+from annotated_types import Gt
+
+from foedus.algorithms.local_training import LocalTraining
 from foedus.base import tree
 from foedus.base.tree import State
 from foedus.core.algorithm import Client
@@ -25,12 +28,8 @@ class FedDyn(LocalTraining):
     `weights="rows"` counts rows instead.
     """
 
-    weights: str = "uniform"
-    alpha: float = 0.01
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "alpha")
+    weights: Literal["rows", "uniform"] = "uniform"
+    alpha: Annotated[float, Gt(0)] = 0.01
 
     def init(self, client: Client) -> Params:
         return tree.zeros_like(self.model.init(client.spec, client.shared))

@@ -4,11 +4,13 @@ MLSys 2020, Algorithm 2."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge
 
 from foedus.algorithms.fedavg import FedAvg
 from foedus.base import tree
-from foedus.core.algorithm import Client, stacked
-from foedus.errors import ConfigError
+from foedus.core.algorithm import Client, client_step
 from foedus.models.base import Params
 
 
@@ -21,13 +23,8 @@ class FedProx(FedAvg):
     `mu=0` is FedAvg.
     """
 
-    mu: float = 0.01
+    mu: Annotated[float, Ge(0)] = 0.01
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.mu >= 0:
-            raise ConfigError(f"mu={self.mu!r} must not be negative")
-
-    @stacked
+    @client_step(batch="whole")
     def train(self, client: Client, w: Params) -> tuple[Params, None]:
         return tree.sub(self.descend(client, w, prox=self.mu)["params"], w), client.state

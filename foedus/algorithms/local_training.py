@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from torch import Tensor
 
+from foedus.base.settings import Means, Remedy
 from foedus.base.spec import Spec
 from foedus.base.tree import State
-from foedus.core.algorithm import Algorithm, Client
+from foedus.core.algorithm import Algorithm, Batching, Client
 from foedus.core.clients import Clients
 from foedus.core.predictor import Predictor
-from foedus.errors import ConfigError, unknown
 from foedus.models.base import Model, Params, model_of
 from foedus.models.linear import Linear
 from foedus.models.losses import loss_for
@@ -30,28 +30,21 @@ class LocalTraining(Training, Algorithm):
     """
 
     model: Model = Linear()  # noqa: RUF009 - frozen
-    loss: str = "auto"
-    weights: str = "rows"
+    loss: Annotated[str, Means("the name of a loss"), Remedy("a set is passed as domain=...")] = "auto"
+    weights: Literal["rows", "uniform"] = "rows"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         object.__setattr__(self, "model", model_of(self.model))
-        if not isinstance(self.loss, str):
-            raise ConfigError(f"loss={self.loss!r} must be the name of a loss; a set is passed as domain=...")
-        if self.weights not in ("rows", "uniform"):
-            raise ConfigError(unknown("weights", self.weights, ["rows", "uniform"]))
+        super().__post_init__()
 
-    @property
-    def spread(self) -> float:
-        return 1.5 if self.steps or self.batch_size is None else float("inf")
+    def batching(self) -> Batching:
+        spread = 1.5 if self.steps or self.batch_size is None else float("inf")
+        return Batching(spread, pays=self.model.batchable, footprint=self.footprint)
 
     def footprint(self, rows: int, row_bytes: int) -> int:
+        """Bytes of a client in a batch: the schedule of its mini-batches, and two of them."""
         schedule = 64 * (self.steps * (self.batch_size or rows) if self.steps else self.epochs * rows)
         return schedule + 2 * min(rows, self.batch_size or rows) * row_bytes
-
-    @property
-    def batchable(self) -> bool:
-        return self.model.batchable
 
     def check(self, spec: Spec) -> None:
         loss_for(self.loss, spec.classes)
@@ -60,7 +53,7 @@ class LocalTraining(Training, Algorithm):
     def start(self, clients: Clients) -> State:
         return State(w=self.model.init(clients.spec, clients.shared), spec=clients.spec)
 
-    def predictor(self, state: State) -> Predictor:
+    def predictor(self, state: State) -> Predictor | None:
         return Predictor(lambda x: self.model.apply(state.w, x), state.spec)
 
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -69,11 +62,3 @@ class LocalTraining(Training, Algorithm):
     def descend(self, client: Client, w: Params, **terms: Any) -> dict[str, Any]:
         """Local training from w; see `foedus.models.training.descend`."""
         return descend(self, self.model, loss_for(self.loss, client.spec.classes), w, client.data, client.key, **terms)
-
-
-def positive(algorithm: Algorithm, *names: str) -> None:
-    """Refuse settings that are not positive numbers."""
-    for name in names:
-        value = getattr(algorithm, name)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-            raise ConfigError(f"{name}={value!r} must be a positive number")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from torch import Tensor
+from annotated_types import Ge
 
 from foedus.algorithms.fedavg import FedAvg
 from foedus.algorithms.fedfw.constrained import gap
@@ -14,7 +14,6 @@ from foedus.base.spec import Spec
 from foedus.base.tree import State
 from foedus.core.algorithm import Client
 from foedus.core.clients import Clients
-from foedus.errors import whole_number
 from foedus.geometry import Domain, L2Ball, ModelDomain, domain_of
 from foedus.models.base import Params
 from foedus.models.losses import loss_for
@@ -26,12 +25,11 @@ class ProjectedFedAvg(FedAvg):
     """FedAvg whose server projects the average onto `domain` in every round. The history has `fw_gap` and `objective`."""
 
     domain: Domain | ModelDomain = L2Ball(10.0)  # noqa: RUF009 - frozen
-    measure_every: int = 1
+    measure_every: Annotated[int, Ge(0)] = 1
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         domain_of(self.domain)
-        whole_number("measure_every", self.measure_every, 0)
+        super().__post_init__()
 
     def check(self, spec: Spec) -> None:
         super().check(spec)
@@ -48,7 +46,8 @@ class ProjectedFedAvg(FedAvg):
     def round(self, clients: Clients, state: State) -> State:
         state = super().round(clients, state)
         state = state.replace(w=domain_of(self.domain).project(state.w))
-        if self.measure_every and clients.measures and clients.round % self.measure_every == 0:
-            seen: dict[str, Tensor] = clients.watched(state.ids, state.sizes).mean(self.look, weights=self.weights, w=state.w)
-            clients.log(objective=seen["objective"], fw_gap=gap(domain_of(self.domain), seen["slope"], state.w))
+        if self.measure_every and clients.round % self.measure_every == 0:
+            seen = clients.measure(self.look, weights=self.weights, w=state.w)
+            if seen is not None:
+                clients.log(objective=seen["objective"], fw_gap=gap(domain_of(self.domain), seen["slope"], state.w))
         return state

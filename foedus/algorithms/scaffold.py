@@ -3,15 +3,17 @@ learning", ICML 2020, Algorithm 1."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Gt
 
-from foedus.algorithms.local_training import LocalTraining, positive
+from foedus.algorithms.local_training import LocalTraining
 from foedus.base import tree
+from foedus.base.settings import Means
 from foedus.base.tree import State
-from foedus.core.algorithm import Client
+from foedus.core.algorithm import Batching, Client
 from foedus.core.clients import Clients
 from foedus.errors import ConfigError
 from foedus.models.base import Params
@@ -33,21 +35,17 @@ class Scaffold(LocalTraining):
     average gradient off the way travelled, so it needs plain SGD.
     """
 
-    weights: str = "uniform"
-    option: int = 2
-    server_lr: float = 1.0
+    weights: Literal["rows", "uniform"] = "uniform"
+    option: Annotated[Literal[1, 2], Means("1 (gradient at x) or 2 (from the way travelled)")] = 2
+    server_lr: Annotated[float, Gt(0)] = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive(self, "server_lr")
-        if self.option not in (1, 2):
-            raise ConfigError(f"option={self.option!r} must be 1 (gradient at x) or 2 (from the way travelled)")
         if self.option == 2 and (self.optimizer != "sgd" or self.momentum):
             raise ConfigError("Scaffold's option 2 needs plain SGD: use optimizer='sgd' and momentum=0, or option=1")
 
-    @property
-    def spread(self) -> float:
-        return super().spread if self.option == 2 else 1.5
+    def batching(self) -> Batching:
+        return super().batching() if self.option == 2 else replace(super().batching(), spread=1.5)
 
     def footprint(self, rows: int, row_bytes: int) -> int:
         whole = 3 * rows * row_bytes if self.option == 1 else 0

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from foedus.base.tree import Tree
     from foedus.core.algorithm import Algorithm
-    from foedus.core.clients import Clients
-    from foedus.core.exchange import Ask, Replies
+    from foedus.core.exchange import Replies
+    from foedus.core.network import RoundTrip
     from foedus.core.participation import Poisson
     from foedus.core.session import Session
 
@@ -41,7 +41,7 @@ class Setting:
     resume: bool = False
 
 
-class BudgetSpent(ConfigError):  # noqa: N818 - says it all
+class BudgetSpent(ConfigError):  # noqa: N818 - a reason to stop
     """An exchange that must not be: a round in which it comes up is not made, and the run ends before it."""
 
 
@@ -60,23 +60,23 @@ class Aggregator:
     """Why the run must stop after this round, if it must."""
 
     wary: bool = False
-    """Whether clients are taken for strangers: a reply that must not be used is then left out of the round, and no error."""
+    """Whether clients are taken as untrusted: a reply that must not be used is then left out of the round, and no error."""
 
     hides: bool = False
-    """Single replies are seen by nobody: an algorithm that has the choice should ask for an average (see `Clients.hidden`)."""
+    """Single replies are seen by nobody: the server can keep no copies of what clients have (see `Clients.copies`)."""
 
     draws: bool = False
     """Who takes part is drawn by `among`, and is for nobody to know: the algorithm is shown all clients, in every round."""
 
-    def among(self, clients: Clients) -> Clients:
-        """Those of the clients who are asked."""
-        return clients
+    def among(self, round: int, ids: Tensor) -> Tensor | slice:
+        """Which of the clients that take part in a round are asked."""
+        return slice(None)
 
-    def total(self, clients: Clients, ask: Ask, weights: str | None) -> Tree:
-        """Ask, and return the average by `weights` ("rows", "uniform"), or with None the sum, in place of `Clients.reduce`."""
+    def total(self, trip: RoundTrip, weights: str | None) -> Tree:
+        """Ask, and return the average by `weights` ("rows", "uniform"), or with None the sum, in place of `RoundTrip.mean`."""
         raise NotImplementedError(f"{type(self).__name__} does not define total")
 
-    def gathered(self, clients: Clients, ask: Ask, replies: Replies) -> None:
+    def gathered(self, trip: RoundTrip, replies: Replies) -> None:
         """Single replies are about to be handed to the algorithm; raise an error where it must not see them."""
 
     def row(self) -> dict[str, float | str]:

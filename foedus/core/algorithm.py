@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -34,14 +34,35 @@ if TYPE_CHECKING:
 from foedus.core.predictor import Predictor
 
 
+def three_copies(rows: int, row_bytes: int) -> int:
+    """Bytes that a client of so many rows takes in a batch, roughly, besides what is sent."""
+    return 3 * rows * row_bytes
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How clients may share a batch.
+
+    spread: they share a padded batch while the largest has at most this many times the rows of the smallest; infinite where steps
+    read rows only through mini-batch loops, which waste nothing on unequal clients. alike: whether states and models have one form; if
+    not, clients go one after the other. pays: whether batching is faster (a large convolutional model is not). footprint: bytes of a
+    client in a batch, from its rows and the bytes of a row.
+    """
+
+    spread: float = 1.5
+    alike: bool = True
+    pays: bool = True
+    footprint: Callable[[int, int], int] = three_copies
+
+
 @dataclass(frozen=True, eq=False)
 class Client:
     """One client in one exchange: all that its step may depend on, besides the payload.
 
     `data` are its rows, `prepared` what `Algorithm.prepare` made of them, `state` what survives between rounds, `key` the
     source of its random numbers in this exchange, `shared` a key that is the same everywhere and all through the run,
-    `spec` the form of the data, `id` its number. `up` and `down` are the rounds that its replies and its broadcasts take, and
-    `longest` is the round trip of the slowest client: all 0 unless the engine delays messages.
+    `spec` the form of the data, `id` its number, `kind` which of the algorithm's kinds of clients it is. `up` and `down` are the rounds
+    that its replies and its broadcasts take, and `longest` is the round trip of the slowest client: all 0 unless messages are late.
     """
 
     id: Tensor
@@ -54,6 +75,7 @@ class Client:
     up: Tensor | int = 0
     down: Tensor | int = 0
     longest: int = 0
+    kind: int = 0
 
 
 class Algorithm:
@@ -64,9 +86,10 @@ class Algorithm:
     - `step(self, client, **payload) -> (reply, state)`, as many as wanted, under any names; state `None`: unchanged;
     - `init(client)`: the state of a client that takes part for the first time (`None`: it keeps none);
     - `prepare(data)`: what can be derived from the rows alone; a cache that an engine may drop and make again;
-    - `outputs(client, x)`: where `personal`, what the client's own model says of rows `x`.
+    - `outputs(client, x)`: where `personal`, what the client's own model says of rows `x`;
+    - `first_held(spec, shared)`, `absorb(client, **updates)`: for held values (`foedus.core.held`).
 
-    Server side: `start(clients)`, `round(clients, state)` and `predictor(state)`.
+    Server side: `start(clients)`, `round(clients, state)` and `predictor(state)`. `batching()` says how clients may share a batch.
     """
 
     personal: ClassVar[bool] = False
@@ -75,31 +98,21 @@ class Algorithm:
     pooled: ClassVar[bool] = False
     """A reference that sees all rows in one place: it runs on one client who holds them all, and sends nothing."""
 
-    spread: ClassVar[float] = 1.5
-    """Clients share a padded batch while the largest has at most this many times the rows of the smallest. Infinite where
-    steps read rows only through mini-batch loops, which waste nothing on unequal clients."""
-
     remedy: ClassVar[str] = "try a smaller lr, or clip=1.0"
     """What to do about numbers that are not finite."""
 
-    @property
-    def batchable(self) -> bool:
-        """Whether batching clients pays (a large convolutional model is faster one client after the other)."""
-        return True
-
-    @property
-    def alike(self) -> bool:
-        """Whether clients have states and models of one form. If not, they cannot be batched, and go one after the other."""
-        return True
+    def batching(self) -> Batching:
+        """How clients may share a batch."""
+        return Batching()
 
     @property
     def names_clients(self) -> bool:
         """Whether its settings speak of clients by number: it then fits no federation without them."""
         return False
 
-    def footprint(self, rows: int, row_bytes: int) -> int:
-        """Bytes that a client of so many rows takes in a batch, roughly, besides what is sent: three copies of its rows."""
-        return 3 * rows * row_bytes
+    def kinds(self, ids: Tensor) -> Tensor | None:
+        """Which kind each client is of, where clients of different kinds reply in different forms; `None`: they are all alike."""
+        return None
 
     def seeded(self, seed: int) -> Algorithm:
         """The algorithm with what it draws once for all (random features) fixed by the seed of a run."""
@@ -113,6 +126,18 @@ class Algorithm:
 
     def init(self, client: Client) -> Tree:
         return None
+
+    def first_held(self, spec: Spec, shared: Tensor) -> dict[str, Tree]:
+        """Version 0 of the held values that clients keep as they are, by name: what everybody can make from the shared key."""
+        return {}
+
+    def absorb(self, client: Client, **updates: Tree) -> Tree:
+        """The new state of a client that keeps something derived from held values: called with their updates, before the step."""
+        raise NotImplementedError(f"{type(self).__name__} keeps held values as they are")
+
+    def items(self, which: Tensor) -> Tree:
+        """The message of some of the items of a `HeldItems`."""
+        raise NotImplementedError(f"{type(self).__name__} has no items")
 
     def start(self, clients: Clients) -> State:
         raise NotImplementedError(f"{type(self).__name__} does not define start")
@@ -148,17 +173,28 @@ class Algorithm:
         raise NotImplementedError(f"{type(self).__name__} does not define row_loss")
 
 
-def looped(step: Callable) -> Callable:
-    """Decorator for a client step that `vmap` cannot batch (it fits trees, say): clients then go one after the other."""
-    step.looped = True
-    return step
+def client_step(step: Callable | None = None, *, batch: Literal["vmap", "whole", "loop"] = "vmap") -> Any:
+    """Decorator that says how a client step is run for many clients; without it, "vmap".
 
-
-def stacked(step: Callable) -> Callable:
-    """Decorator: a client step that may be given a whole batch of clients, all tensors of `client` with a leading dimension.
-
-    For steps that train (`descend` knows batches) and otherwise only do what broadcasts: they need no `vmap` around them, which takes about
-    a millisecond a round.
+    batch: "vmap", written for one client and batched by `torch.func.vmap`; "whole", may be given a whole batch, all tensors of `client` with
+    a leading dimension (for steps that train: `descend` knows batches; they need no vmap around them, which takes about a
+    millisecond a round); "loop", one client after the other (it fits trees, say).
     """
-    step.stacked = True
-    return step
+
+    def mark(step: Callable) -> Callable:
+        step.__dict__["batch"] = batch
+        return step
+
+    return mark if step is None else mark(step)
+
+
+def batch_of(step: Callable) -> str:
+    """How a client step is run for many clients."""
+    return getattr(step, "batch", "vmap")
+
+
+looped = client_step(batch="loop")
+"""As `client_step(batch="loop")`."""
+
+stacked = client_step(batch="whole")
+"""As `client_step(batch="whole")`."""

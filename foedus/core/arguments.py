@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from foedus.core.aggregation import check_aggregation
 from foedus.core.algorithm import Algorithm
 from foedus.core.callbacks import check_callbacks
 from foedus.core.participation import Poisson
-from foedus.errors import CheckpointError, ConfigError
+from foedus.errors import CheckpointError, ConfigError, is_integer, is_number
 from foedus.storage import checkpoint as files
 
 
@@ -45,7 +44,7 @@ def check_arguments(
         ("evaluate_every", evaluate_every, 0),
         ("checkpoint_every", checkpoint_every, 1),
     ):
-        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        if not is_integer(value) or value < least:
             raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}")
     if not isinstance(participation, Poisson) and not (isinstance(participation, int | float) and 0 < participation <= 1):
         raise ConfigError(f"participation={participation!r} must be a fraction in (0, 1] or fd.Poisson(p)")
@@ -53,7 +52,7 @@ def check_arguments(
         raise ConfigError(f"quantise={quantise!r} must be None, 'float16', 'bfloat16' or 'int8'")
     if resume and checkpoint is None:
         raise ConfigError("resume=True needs checkpoint=PATH, the file to go on from")
-    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed < 2**63:
+    if not is_integer(seed) or not 0 <= seed < 2**63:
         raise ConfigError(f"seed={seed!r} must be a whole number from 0 to 2^63 - 1")
     if engine is not None and (isinstance(engine, type) or not hasattr(engine, "open")):
         raise ConfigError(f"engine={engine!r} must be an engine such as fd.Local()")
@@ -61,7 +60,7 @@ def check_arguments(
     check_callbacks(callbacks)
     if target is None:
         return
-    if isinstance(target, bool) or not isinstance(target, Real) or not math.isfinite(target):
+    if not is_number(target) or not math.isfinite(target):
         raise ConfigError(f"target={target!r} must be a number")
     if fed.spec.classes and not 0 <= target <= 1:
         raise ConfigError(f"target={target!r} is an accuracy, so it must be between 0 and 1")

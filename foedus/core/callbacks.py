@@ -82,10 +82,15 @@ class Named(Callback):
 
     def __init__(self, callback: Callback, name: str):
         self.callback, self.name = callback, name
-        self.row, self.end = callback.row, callback.end
 
     def start(self, name: str, settings: dict[str, Any], rows: list[dict[str, Any]]) -> None:
         self.callback.start(self.name, settings, rows)
+
+    def row(self, row: dict[str, Any]) -> None:
+        self.callback.row(row)
+
+    def end(self, run: Run | None, error: BaseException | None) -> None:
+        self.callback.end(run, error)
 
 
 def check_callbacks(callbacks: Any) -> None:

@@ -71,7 +71,8 @@ def subclasses(*bases: type) -> dict[str, type]:
     """All classes derived from the bases that can be built, by name; those with an underscore are not for users."""
     found: dict[str, type] = {}
     for base in bases:
-        for cls in base.__subclasses__():
+        derived: list[type] = base.__subclasses__()
+        for cls in derived:
             if dataclasses.is_dataclass(cls) and not cls.__name__.startswith("_"):
                 found[cls.__name__] = cls
             found.update(subclasses(cls))

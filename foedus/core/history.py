@@ -14,13 +14,13 @@ FIRST = ("round", "seconds", "bytes_up", "bytes_down", "messages_up", "clients",
 class History:
     """Rows of numbers. `seconds`, `bytes_up`, `bytes_down` and `messages_up` are cumulative; row 0 is after the start."""
 
-    def __init__(self, rows: list[dict[str, float]] | None = None):
+    def __init__(self, rows: list[dict[str, Any]] | None = None):
         self.rows = rows or []
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def append(self, row: dict[str, float]) -> None:
+    def append(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
 
     @property

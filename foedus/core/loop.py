@@ -9,7 +9,7 @@ import warnings
 import zlib
 from functools import cached_property, reduce
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,11 +23,18 @@ from foedus.core.describe import to_config
 from foedus.core.evaluate import averages, score
 from foedus.core.exchange import NothingArrived
 from foedus.core.history import History
+from foedus.core.network import Network
 from foedus.core.participation import cohort, expected
 from foedus.core.reduce import Ledger
 from foedus.core.result import Run, checksum
 from foedus.errors import CheckpointError, DivergenceError, TooFewClients
 from foedus.storage import checkpoint as files
+
+if TYPE_CHECKING:
+    from foedus.core.algorithm import Algorithm
+    from foedus.core.participation import Poisson
+    from foedus.core.session import Engine
+    from foedus.data.federation import Federation
 
 _COHORT = 0xFFFFFFFE
 
@@ -35,19 +42,30 @@ _COHORT = 0xFFFFFFFE
 class Loop:
     """The state of a run between two rounds, and the step from one round to the next."""
 
-    def __init__(self, algorithm, fed, rounds, seed, engine, participation, evaluate_every, target, quantise):
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        fed: Federation,
+        rounds: int,
+        seed: int,
+        engine: Engine,
+        participation: float | Poisson,
+        evaluate_every: int,
+        target: float | None,
+        quantise: str | None,
+    ):
         self.given, self.algorithm = algorithm, algorithm.seeded(seed)
         self.fed, self.rounds, self.engine = fed, rounds, engine
         self.participation, self.evaluate_every, self.target, self.quantise = participation, evaluate_every, target, quantise
         self.seed, self.key = seed, random.key(seed)
-        self.ids, order = np.unique(fed.ids, return_index=True)
-        self.ids, self.sizes = torch.from_numpy(self.ids), torch.from_numpy(fed.sizes[order])
+        ids, order = np.unique(fed.ids, return_index=True)
+        self.ids, self.sizes = torch.from_numpy(ids), torch.from_numpy(fed.sizes[order])
         self.rows = int(self.sizes.sum())
         self.session = engine.open(self.algorithm, fed, self.key)
+        self.network = Network(self.session, self.algorithm, self.ids, self.sizes, fed.spec, self.key, quantise)
         self.aggregation: Aggregation | None = None
-        self.aggregator: Aggregator | None = None
-        self.ledger, self.history, self.seconds = Ledger(), History(), 0.0
-        self.state: State | None = None
+        self.history, self.seconds = History(), 0.0
+        self.state: State = None  # type: ignore[assignment]  # until the start
         self.first: Tree = None  # the model of another run to start from
         self.done = 0
         self.reached = False
@@ -69,7 +87,15 @@ class Loop:
                 self.seed,
                 self.quantise,
             )
-            self.aggregator = aggregation.open(Setting(*about, path, resume))
+            self.network.aggregator = aggregation.open(Setting(*about, path, resume))
+
+    @property
+    def aggregator(self) -> Aggregator | None:
+        return self.network.aggregator
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.network.ledger
 
     # -- rounds ------------------------------------------------------------------------------------------------------
 
@@ -79,24 +105,8 @@ class Loop:
         return self.reached or (self.aggregator is not None and self.aggregator.spent is not None)
 
     def clients(self, round: int, positions: torch.Tensor) -> Clients:
-        ids, sizes = self.ids[positions], self.sizes[positions]
-        return Clients(
-            session=self.session,
-            algorithm=self.algorithm,
-            ids=ids,
-            sizes=sizes,
-            total=len(self.ids),
-            total_rows=self.rows,
-            spec=self.fed.spec,
-            round=round,
-            seed_key=self.key,
-            ledger=self.ledger,
-            participation=expected(self.participation, len(self.ids)),
-            quantise=self.quantise,
-            free=self.algorithm.pooled,
-            taking=len(ids),
-            aggregator=self.aggregator,
-        )
+        part = expected(self.participation, len(self.ids))
+        return Clients(self.network, self.ids[positions], self.sizes[positions], round, part, free=self.algorithm.pooled)
 
     def start(self) -> None:
         began = time.perf_counter()
@@ -125,6 +135,7 @@ class Loop:
             if len(positions):
                 clients = self._round(clients, positions)
         except BudgetSpent as error:
+            assert self.aggregator is not None
             self.state, self.aggregator.spent = before, str(error)
             return False
         self.seconds += time.perf_counter() - began
@@ -138,30 +149,35 @@ class Loop:
 
     def _round(self, clients: Clients, positions: torch.Tensor) -> Clients:
         """The algorithm's round; the clients that it was made with."""
+        holdings = self.network.holdings
+        held = holdings.save()
         with contextlib.suppress(NothingArrived):
             try:
                 self.state = self.algorithm.round(clients, self.state)
             except TooFewClients:
+                lost = torch.tensor(sorted(self.session.lost), dtype=torch.int64)
                 if not self._readmit():
                     raise
                 clients = self.clients(clients.round, positions)  # once more, with those who begin anew
-                self.session.again()
+                self.session.repeat_round()
+                holdings.load(held)
+                holdings.forget(self.network.positions(lost))
                 self.state = self.algorithm.round(clients, self.state)
         return clients
 
     def _readmit(self) -> bool:
         """Take back clients who have lost their states, where the algorithm has a rule for it; whether there are any."""
-        lost = getattr(self.session, "lost", None)
-        if not lost:
+        if not self.session.lost:
             return False
-        ids = torch.tensor(sorted(lost))
+        ids = torch.tensor(sorted(self.session.lost))
         state = self.algorithm.readmit(self.state, ids)
         self.session.readmit(ids.tolist(), state is not None)
+        self.network.holdings.forget(self.network.positions(ids))
         self.state = self.state if state is None else state
         return state is not None
 
     def _record(self, clients: Clients) -> None:
-        row = {
+        row: dict[str, Any] = {
             "round": clients.round,
             "seconds": self.seconds,
             "bytes_up": self.ledger.bytes_up,
@@ -180,7 +196,8 @@ class Loop:
         self.history.append(row)
 
     def _evaluate(self, clients: Clients) -> dict[str, float]:
-        data, metrics = self.fed.data, {}
+        metrics: dict[str, float] = {}
+        data = self.fed.data
         metric = "accuracy" if data.classes else "mse"
         if self.algorithm.personal:
             sums = self.session.evaluate_own()
@@ -240,7 +257,9 @@ class Loop:
         """Checksums of who holds which rows, and of the rows themselves: a checkpoint belongs to one federation."""
         fed, data = self.fed, self.fed.data
         parts = {"clients": (fed.ids, fed.offsets, fed.rows), "data": (data.x_train, data.y_train)}
-        return {name: reduce(lambda c, a: zlib.crc32(np.ascontiguousarray(a), c), arrays, 0) for name, arrays in parts.items()}
+        return {
+            name: reduce(lambda c, a: zlib.crc32(np.ascontiguousarray(a).data, c), arrays, 0) for name, arrays in parts.items()
+        }
 
     def save(self, path: Path) -> None:
         ledger = vars(self.ledger)
@@ -257,12 +276,30 @@ class Loop:
             "notes": self.notes,
         }
         try:
-            files.write(path, {"state": self.state, "clients": self.session.save()}, meta, files.previous_of(path))
+            files.write(path, self._trees(), meta, files.previous_of(path))
         except CheckpointError as error:
             if self.saved is not None:
                 error.add_note(f"The checkpoint of round {self.saved} is still good: resume=True goes on from it.")
             raise
         self.saved = self.done
+
+    def _trees(self) -> dict[str, Tree]:
+        mail = None if self.network.mail is None else self.network.mail.save()
+        return {
+            "state": self.state,
+            "clients": self.session.save(),
+            "holdings": self.network.holdings.save(),
+            "mail": mail,
+        }
+
+    def _load_mail(self, saved: Tree) -> None:
+        mail = self.network.mail
+        if mail is not None and saved is not None:
+            mail.load(saved)
+        elif mail is not None:
+            raise CheckpointError("the checkpoint was made with other delays: use the same up, down and seed of fd.Delayed")
+        elif saved is not None:
+            raise CheckpointError("the checkpoint was made with messages on their way: use the same fd.Delayed(...) engine")
 
     def resume(self, path: Path) -> None:
         path, trees, meta, note = files.newest(path)
@@ -274,9 +311,11 @@ class Loop:
             if differ:
                 raise CheckpointError(f"{path} belongs to another run: {'; '.join(differ)}. Remove it, or use its settings")
             self.state, self.done, self.seconds = trees["state"], int(meta["rounds_done"]), float(meta["seconds"])
-            self.ledger, self.history, self.saved = Ledger(**meta["ledger"]), History(meta["history"]), self.done
+            self.network.ledger, self.history, self.saved = Ledger(**meta["ledger"]), History(meta["history"]), self.done
             self.notes = [*meta.get("notes", []), *([note] if note else [])]
+            self._load_mail(trees["mail"])
             self.session.load(trees["clients"])
+            self.network.holdings.load(trees["holdings"])
             if self.aggregator:
                 self.aggregator.load(meta["aggregator"])
             if self.done > self.rounds:

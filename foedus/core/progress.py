@@ -6,9 +6,12 @@ import signal
 import sys
 import threading
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from foedus.core.history import History
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 
 class RoundProgress:
@@ -17,7 +20,7 @@ class RoundProgress:
     def __init__(self, title: str, rounds: int, show: bool | None):
         self.title, self.rounds = title, rounds
         self.show = sys.stderr.isatty() if show is None else show
-        self.bar = None
+        self.bar: Progress | None = None
 
     def __enter__(self) -> Self:
         if self.show:

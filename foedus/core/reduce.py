@@ -44,12 +44,12 @@ class Accumulator:
         self.total: list[Tensor] | None = None
         self.rest: list[Tensor | None] = []
         self.dtypes: list[torch.dtype] = []
-        self.form = None
+        self.form: tree.Form = None
 
     def add(self, reply: Tree, weights: Tensor, round: int, ids: Tensor) -> None:
         """Add sum_c weights[c] * reply[c]; a sum that is not finite is traced to its clients and refused."""
         leaves, form = tree.flatten(reply, is_leaf=lambda t: hasattr(t, "weighted_sum"))
-        if len(weights) == 1 and self._fits(leaves, form):
+        if self.total is not None and len(weights) == 1 and self._fits(leaves, form):
             if not tree.all_finite(leaves):
                 raise not_finite(leaves, round, ids, remedy=self.remedy)
             # By blocks, which stay in cache while they change precision; so small that PyTorch does not wait for threads whose cores
@@ -85,18 +85,21 @@ class Accumulator:
         if self.total is None:
             self.total, self.rest, self.dtypes, self.form = other.total, other.rest, other.dtypes, other.form
             return
+        assert other.total is not None
         if other.form != self.form or [p.shape for p in other.total] != [t.shape for t in self.total]:
             raise ReplyError(f"round {round}: clients {ids.tolist()[:5]} replied with another structure than those before")
         for i, (t, p) in enumerate(zip(self.total, other.total, strict=True)):
-            if self.rest[i] is None or other.rest[i] is None:
+            rest, more = self.rest[i], other.rest[i]
+            if rest is None or more is None:
                 t.add_(p)
                 continue
             total = t + p  # and what rounding took from it, exactly (Knuth's two-sum)
             grown = total - t
-            self.rest[i] += (t - (total - grown)) + (p - grown) + other.rest[i]
+            rest += (t - (total - grown)) + (p - grown) + more
             self.total[i] = total
 
     def result(self) -> Tree:
+        assert self.total is not None
         sums = (t if r is None else t + r for t, r in zip(self.total, self.rest, strict=True))
         return tree.unflatten([t.to(d) for t, d in zip(sums, self.dtypes, strict=True)], self.form)
 

@@ -29,6 +29,7 @@ from foedus.storage.states import States
 if TYPE_CHECKING:
     import pandas as pd
 
+    from foedus.core.session import Engine
     from foedus.data.federation import Federation
 
 from foedus.core.evaluate import scored_rows
@@ -48,7 +49,7 @@ class Run:
     settings: dict[str, Any]
     clients: Tree = None
     fed: Federation | None = None
-    engine: Any = None
+    engine: Engine | None = None
     notes: list[str] = field(default_factory=list)
 
     @cached_property
@@ -79,7 +80,7 @@ class Run:
         state, key = states.get(ids.index(client)), torch.zeros(2, dtype=torch.int64)
         if state is None:
             raise FoedusError(f"client {client} has not taken part in any round, so it has no model of its own")
-        member = Client(torch.tensor(client), None, None, state, key, key, self.spec)
+        member = Client(torch.tensor(client), None, None, state, key, key, self.spec)  # type: ignore[arg-type]  # no rows here
         return Predictor(lambda x: self.algorithm.outputs(member, x), self.spec)
 
     def per_client(self) -> pd.DataFrame:
@@ -90,6 +91,7 @@ class Run:
             raise FoedusError("per_client needs the federation, which is not part of a saved run")
         fed, data = self.fed, self.fed.data
         if self.algorithm.personal:
+            assert self.engine is not None
             session = self.engine.open(self.algorithm, fed, random.key(self.settings["seed"]))
             session.load(self.clients["states"])
             sums = session.evaluate_own()
@@ -166,7 +168,7 @@ def known_algorithm(config: Any) -> Algorithm:
 
 
 def checksum(w: Tree) -> int:
-    return reduce(lambda c, t: zlib.crc32(np.ascontiguousarray(t.detach().cpu().numpy()), c), tree_leaves(w), 0)
+    return reduce(lambda c, t: zlib.crc32(np.ascontiguousarray(t.detach().cpu().numpy()).data, c), tree_leaves(w), 0)
 
 
 def start_model(run: Run) -> Tree:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from foedus.core.aggregation import Aggregation
 from foedus.core.algorithm import Algorithm
@@ -16,6 +16,7 @@ from foedus.errors import DivergenceError
 from foedus.storage import checkpoint as files
 
 if TYPE_CHECKING:
+    from foedus.core.session import Engine
     from foedus.data.federation import Federation
 
 from foedus.core.loop import Loop
@@ -28,7 +29,7 @@ def run(
     rounds: int,
     *,
     seed: int = 0,
-    engine: Any = None,
+    engine: Engine | None = None,
     participation: float | Poisson = 1.0,
     evaluate_every: int = 1,
     target: float | None = None,
@@ -91,7 +92,7 @@ def run(
         loop.open(aggregation, path, resume)
         if path:
             files.sweep(path)
-        if resume and files.exists(path):
+        if path and resume and files.exists(path):
             loop.resume(path)
             told.start(name, loop.settings, loop.history.rows)
         else:

@@ -1,32 +1,41 @@
-"""What an engine offers for one run: `Session`."""
+"""What an engine offers for one run: `Session`, and what its network is like: `Conditions`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from foedus import wire
 from foedus.base.tree import Tree
+from foedus.core.delays import Delays
 from foedus.core.exchange import Ask, stacked_reply
 from foedus.core.reduce import Accumulator, Ledger
 
+if TYPE_CHECKING:
+    from foedus.core.algorithm import Algorithm
+    from foedus.data.federation import Federation
+    from foedus.errors import SecureError
 
-class Session(Protocol):
-    """What an engine offers for one run: see `foedus.engines.local.Local` for the reference.
 
-    One that delays messages also has `late`, which takes what was sent and says what arrives, and `longest`, the longest round
-    trip: see `foedus.engines.delayed`. One whose clients are on other machines may have `reduce(ask, weights)`, which adds up
-    their replies where they are and returns a `Reduced`: see `foedus.engines.ray.engine`. One whose clients may fail to answer has
-    `unsure = True`, `faults`, {client: why}, of the last exchange, and `refuse(client, why)` for answers that turn out to be no
-    good: replies from strangers must be of the right round, sender and form when it yields them. One that must not send what is only
-    measured has `measures = False`: see `foedus.engines.flower.session`.
+@dataclass(frozen=True, eq=False)
+class Conditions:
+    """What the network of a run is like.
+
+    trusted: replies can be used as they are; otherwise each is checked, and one that fails is left out of the round.
+    measures: what is only measured for the history may be asked for: in a simulation, not between real sites.
+    device: where networks are trained. delays: how many rounds messages take, if any.
     """
 
-    def exchange(self, ask: Ask) -> Iterator[tuple[Tensor, Tree, bool]]: ...
+    trusted: bool = True
+    measures: bool = True
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    delays: Delays | None = None
 
 
 @dataclass(eq=False)
@@ -36,6 +45,120 @@ class Reduced:
     total: Accumulator
     clients: int = 0
     sent: Ledger = field(default_factory=Ledger)
+
+
+class SecureChannel(ABC):
+    """How secure aggregation reaches clients in other processes, phase by phase: see `foedus.aggregation.secure`."""
+
+    name: str
+    """Of the run, in what is signed."""
+
+    @property
+    @abstractmethod
+    def faults(self) -> Mapping[int, str]:
+        """Those who failed to answer the last exchange, and why."""
+
+    @abstractmethod
+    def present(self, ask: Ask) -> list[int]:
+        """An exchange begins: those who can be asked."""
+
+    @abstractmethod
+    def phase(
+        self, ask: Ask, phase: str, questions: dict[int, Tree], weights: str | None, told: dict[str, Any]
+    ) -> dict[int, Tree | SecureError]:
+        """Put the questions of a phase to clients: their answers, or why there is none."""
+
+    @abstractmethod
+    def leave(self, faults: Mapping[int, str]) -> None:
+        """Leave these clients out of the rest of the round."""
+
+    @abstractmethod
+    def settle(self, ask: Ask, ids: Iterable[int]) -> None:
+        """The answers of these clients count."""
+
+    @abstractmethod
+    def enough(self, ask: Ask) -> None:
+        """Stop where fewer clients of the round are left than there must be."""
+
+
+class Engine(Protocol):
+    """Where the clients of a run are, and how they are reached: `fd.Local()`, `fd.Ray()`, `fd.Delayed()`, ..."""
+
+    def open(self, algorithm: Algorithm, fed: Federation, seed_key: Tensor) -> Session:
+        """Get ready for one run."""
+
+
+class Session(ABC):
+    """One run of one algorithm on an engine.
+
+    Exchanges: `exchange`, and `reduce` where replies can be added up near the clients. Client states: `save`, `load`; `lost`, `readmit`,
+    `repeat_round`, `refuse` where clients may fail. Evaluation of personal models: `evaluate_own`, `evaluate_global`. `close` at the end.
+    """
+
+    conditions: Conditions = Conditions()
+    faults: Mapping[int, str] = MappingProxyType({})
+    """Those who failed to answer the last exchange, and why."""
+    lost: frozenset[int] | set[int] = frozenset()
+    """Clients who have lost their states."""
+
+    # -- exchanges ---------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def exchange(self, ask: Ask) -> Iterator[tuple[Tensor, Tree, bool]]:
+        """Run a step at the clients asked: (ids, reply, whether it has a leading client dimension), batch by batch.
+
+        Replies of untrusted clients are of the right round, sender and form when they are yielded.
+        """
+
+    def reduce(self, ask: Ask, weights: Tensor) -> Reduced | None:
+        """The weighted sum of the replies, added up where the clients are; `None`: not here, use `exchange`."""
+        return None
+
+    def delay(self, delays: Delays) -> None:
+        """Tell clients how many rounds their messages take; the delays themselves are core's business."""
+        self.conditions = replace(self.conditions, delays=delays)
+
+    def secure(self, config: Any) -> SecureChannel | None:
+        """From now on nothing but masked replies may be sent; `None`: clients are in this process."""
+        return None
+
+    # -- clients who may fail ----------------------------------------------------------------------------------------
+
+    def refuse(self, client: int, why: str) -> None:
+        """A reply that must not be used: where states can be undone, the client's is to be as before it."""
+        return None
+
+    def readmit(self, ids: list[int], allowed: bool) -> None:
+        """Take clients who have lost their state back as newcomers, or exclude them."""
+        return None
+
+    def repeat_round(self) -> None:
+        """The round is about to be repeated: all clients are to be as they were before it."""
+        return None
+
+    # -- states ------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def save(self) -> Tree:
+        """All that must survive in a checkpoint."""
+
+    @abstractmethod
+    def load(self, saved: Tree) -> None:
+        """Take up what `save` gave."""
+
+    # -- evaluation of personal models -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def evaluate_own(self) -> dict[str, Tensor]:
+        """Each client's model on its own test rows: sums by client, in id order."""
+
+    @abstractmethod
+    def evaluate_global(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Each client's model on the same rows: sums by client, in id order."""
+
+    def close(self) -> None:
+        """Release what the run has held."""
+        return None
 
 
 def read_replies(session: Session, ask: Ask, ledger: Ledger) -> Iterator[tuple[Tensor, Tree, bool]]:

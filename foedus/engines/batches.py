@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -78,8 +79,10 @@ class Table:
         flat = index.flatten()
         if bool((flat[1:] == flat[:-1] + 1).all()) and bool(weight.all()):
             part = slice(int(flat[0]), int(flat[-1]) + 1)
-            return tuple(t[part].view(*index.shape, *t.shape[1:]) for t in (self.x, self.y))
-        return tuple(take(t, index.to(t.device)) for t in (self.x, self.y))
+            x, y = (t[part].view(*index.shape, *t.shape[1:]) for t in (self.x, self.y))
+        else:
+            x, y = (take(t, index.to(t.device)) for t in (self.x, self.y))
+        return x, y
 
     def one(self, position: int) -> Rows:
         """One client's rows, without padding."""
@@ -127,9 +130,9 @@ def members_of(group: Group, positions: Tensor) -> Group | None:
 def slices_of(group: Group, size: int) -> Iterator[Group]:
     """A batch cut into smaller ones, without copying what is kept of it."""
     for first in range(0, len(group.positions), size):
-        yield _pick(group, lambda t, first=first: t[first : first + size])
+        yield _pick(group, itemgetter(slice(first, first + size)))
 
 
 def _pick(group: Group, f: Callable[[Tensor], Tensor]) -> Group:
-    kept = tree.map(lambda t: f(t) if isinstance(t, Tensor) else t, (group.stacked, group.prepared))
-    return Group(f(group.positions), *kept, group.width)
+    stacked, prepared = tree.map(lambda t: f(t) if isinstance(t, Tensor) else t, (group.stacked, group.prepared))
+    return Group(f(group.positions), stacked, prepared, group.width)

@@ -1,33 +1,37 @@
 """Hostile clients, simulated: around an engine, some of its clients send something else than they were asked for.
 
-The session says that its clients are strangers (`unsure`), as one with real sites does: a reply that fails a check is left out of the
-round, named and counted, and the run goes on. The server itself does not know who is hostile.
+The session says that its clients are untrusted, as one with real sites does: a reply that fails a check is left out of the round,
+named and counted, and the run goes on. The server itself does not know who is hostile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
-from typing import Any
+from typing import Annotated, Any, Literal, get_args
 
 import torch
+from annotated_types import Gt, Interval
 from torch import Tensor
 
 from foedus import wire
 from foedus.base import random, tree
+from foedus.base.settings import Means, check_settings
 from foedus.base.tree import Tree
 from foedus.core.algorithm import Algorithm
+from foedus.core.delays import Delays
 from foedus.core.exchange import Ask
+from foedus.core.session import Session
 from foedus.data.federation import Federation
 from foedus.data.poison import poison
 from foedus.engines.delayed import Delayed
 from foedus.engines.local import Local
-from foedus.errors import CheckpointError, ConfigError, WireError, positive, unknown
+from foedus.errors import CheckpointError, ConfigError, WireError
 from foedus.wire.arrays import STRUCTURED, LowRank, Quantised, Signs, Sparse, Trees
 from foedus.wire.checks import form_of
 
-ATTACKS = ("sign_flip", "scale", "nan", "stale", "garbage", "label_flip")
+Attack = Literal["sign_flip", "scale", "nan", "stale", "garbage", "label_flip"]
+ATTACKS: tuple[str, ...] = get_args(Attack)
 _DRAW, _GARBAGE = 0xFFFFFFFB, 0xFFFFFFFA
 
 
@@ -51,53 +55,47 @@ class Hostile:
     """
 
     engine: Any = Local()  # noqa: RUF009 - frozen
-    clients: float | Sequence[int] = 0.2
-    attack: str = "sign_flip"
-    strength: float | None = None
+    clients: Annotated[
+        Annotated[float, Interval(ge=0, le=1)] | Sequence[int], Means("a part from 0 to 1, or a list of client ids")
+    ] = 0.2
+    attack: Attack = "sign_flip"
+    strength: Annotated[float, Gt(0)] | None = None
 
     def __post_init__(self) -> None:
         if not hasattr(self.engine, "open") or isinstance(self.engine, type | Delayed | Hostile):
             raise ConfigError(
                 f"engine={self.engine!r} must be fd.Local() or fd.Ray(); delays go around: fd.Delayed(fd.Hostile(...))"
             )
-        if self.attack not in ATTACKS:
-            raise ConfigError(unknown("attack", self.attack, ATTACKS))
-        if self.strength is not None:
-            positive("strength", self.strength)
-        part = isinstance(self.clients, Real) and not isinstance(self.clients, bool) and 0 <= self.clients <= 1
-        if not part:
-            listed = list(self.clients) if isinstance(self.clients, Sequence) and not isinstance(self.clients, str) else [None]
-            if any(isinstance(i, bool) or not isinstance(i, Integral) for i in listed):
-                raise ConfigError(f"clients={self.clients!r} must be a part from 0 to 1, or a list of client ids")
-            object.__setattr__(self, "clients", tuple(sorted({int(i) for i in listed})))
+        check_settings(self)
+        if isinstance(self.clients, Sequence):
+            object.__setattr__(self, "clients", tuple(sorted({int(i) for i in self.clients})))
 
-    def open(self, algorithm: Algorithm, fed: Federation, seed_key: Tensor) -> HostileSession:
+    def open(self, algorithm: Algorithm, fed: Federation, seed_key: Tensor) -> Session:
         """Say who is hostile, and open the engine inside."""
         if algorithm.pooled:  # all rows are in one place: nothing is sent
             return self.engine.open(algorithm, fed, seed_key)
         hostile = self.who(torch.from_numpy(fed.ids).sort().values, seed_key)
-        flipped = poison(fed, hostile.tolist())  # also refuses those whom there is not
+        flipped = poison(fed, hostile.tolist())  # also raises on unknown client ids
         inner = self.engine.open(algorithm, flipped if self.attack == "label_flip" else fed, seed_key)
-        if getattr(inner, "unsure", False):
+        if not inner.conditions.trusted:
             inner.close()
             raise ConfigError(f"engine={self.engine!r}: hostile clients are simulated with fd.Local() or fd.Ray()")
         return HostileSession(inner, self, hostile)
 
     def who(self, ids: Tensor, seed_key: Tensor) -> Tensor:
         """The ids of the hostile clients, of all of these."""
-        if isinstance(self.clients, tuple):
+        if isinstance(self.clients, Sequence):
             return torch.tensor(self.clients, dtype=torch.int64)
         count = int(self.clients * len(ids) + 0.5)
         return ids[random.permutation(random.fold(seed_key, _DRAW), len(ids))[:count]].sort().values
 
 
-class HostileSession:
+class HostileSession(Session):
     """A session some of whose replies are spoilt."""
 
-    unsure, reduce = True, None
-
-    def __init__(self, inner: Any, settings: Hostile, hostile: Tensor):
+    def __init__(self, inner: Session, settings: Hostile, hostile: Tensor):
         self.inner, self.settings, self.hostile = inner, settings, hostile
+        self.conditions = replace(inner.conditions, trusted=False)
         self.faults: dict[int, str] = {}
         self.last = (-1, -1)
         self.first: dict[str, dict[str, Tree]] = {}  # what each hostile client sent at first, by step
@@ -130,7 +128,7 @@ class HostileSession:
                 except WireError as error:
                     self.refuse(client, str(error))
                 continue
-            sent = self.first.setdefault(f"{ask.step} {ask.group}", {}).setdefault(str(client), honest)
+            sent = self.first.setdefault(ask.step, {}).setdefault(str(client), honest)
             if form_of(sent) == form_of(honest):
                 others[i] = sent
             else:
@@ -147,23 +145,15 @@ class HostileSession:
         """A reply that is left out."""
         self.faults[client] = why
 
-    @property
-    def delays(self) -> Any:
-        """Rounds that messages take (`foedus.engines.delayed`): the engine inside tells its clients."""
-        return self.inner.delays
+    def delay(self, delays: Delays) -> None:
+        super().delay(delays)
+        self.inner.delay(delays)
 
-    @delays.setter
-    def delays(self, delays: Any) -> None:
-        self.inner.delays = delays
+    def evaluate_own(self) -> dict[str, Tensor]:
+        return self.inner.evaluate_own()
 
-    @property
-    def longest(self) -> int:
-        """The longest round trip of a message."""
-        return self.inner.longest
-
-    @longest.setter
-    def longest(self, longest: int) -> None:
-        self.inner.longest = longest
+    def evaluate_global(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        return self.inner.evaluate_global(x, y)
 
     def save(self) -> Tree:
         """The client states, and what hostile clients keep."""
@@ -177,8 +167,8 @@ class HostileSession:
         self.first = kept["first"]
         self.inner.load({k: v for k, v in saved.items() if k != "hostile"})
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+    def close(self) -> None:
+        self.inner.close()
 
 
 def _pick(reply: Tree, i: int) -> Tree:

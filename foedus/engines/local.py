@@ -1,7 +1,7 @@
 """The in-process engine: many clients in one call by `torch.func.vmap`, or one after the other where that is faster.
 
 The data stays where it is. A batch of clients is an index into it, padded to its largest member; padding has weight 0.
-Mini-batch training takes the rows it needs by that index, so that clients of any size share a batch (`Algorithm.spread`).
+Mini-batch training takes the rows it needs by that index, so that clients of any size share a batch (`Batching.spread`).
 For algorithms that read all rows every round, a batch that comes again is stacked once; clients of equal size that lie
 side by side need not even be copied: their stack is a view.
 """
@@ -11,25 +11,28 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from foedus import wire
 from foedus.base import random, tree
 from foedus.base.rows import Rows
+from foedus.base.settings import Means, check_settings
 from foedus.base.tree import Tree
-from foedus.core.algorithm import Algorithm, Client
+from foedus.core.algorithm import Algorithm, Batching, Client, batch_of
 from foedus.core.evaluate import row_scores
 from foedus.core.exchange import Ask
 from foedus.core.reduce import not_finite
+from foedus.core.session import Conditions, Session
 from foedus.data.federation import Federation
 from foedus.engines.batches import Group, Table, members_of, slices_of
-from foedus.errors import CheckpointError, ConfigError, ReplyError
+from foedus.errors import ConfigError, ReplyError
 from foedus.storage.states import States
 
 _INIT = 0xFFFFFFFD
@@ -46,15 +49,14 @@ class Local:
     algorithms' own arithmetic and their random draws included, stays on the CPU.
     """
 
-    batch: bool | str = "auto"
-    memory: int = 1 << 30
+    batch: bool | Literal["auto"] = "auto"
+    memory: Annotated[int | float, Ge(1), Means("a positive number of bytes")] = 1 << 30
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        if self.batch not in (True, False, "auto"):
-            raise ConfigError(f"batch={self.batch!r} must be True, False or 'auto'")
-        if self.memory < 1:
-            raise ConfigError(f"memory={self.memory!r} must be a positive number of bytes")
+        if isinstance(self.device, torch.device):
+            object.__setattr__(self, "device", str(self.device))
+        check_settings(self)
         try:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError, TypeError) as error:
@@ -67,7 +69,7 @@ class Local:
         return LocalSession(self, algorithm, fed, seed_key)
 
 
-class LocalSession:
+class LocalSession(Session):
     """One run of one algorithm on this engine."""
 
     def __init__(self, engine: Local, algorithm: Algorithm, fed: Federation, seed_key: Tensor):
@@ -75,14 +77,14 @@ class LocalSession:
         order = np.argsort(fed.ids, kind="stable")
         self.ids = torch.from_numpy(np.ascontiguousarray(fed.ids[order]))
         self.train = Table(fed.data.x_train, fed.data.y_train, fed.rows, fed.offsets, order, fed.spec, engine.device)
-        self.device = torch.device(engine.device)
+        self.conditions = Conditions(device=torch.device(engine.device))
         self._test = lambda: Table(fed.data.x_test, fed.data.y_test, fed.test_rows, fed.test_offsets, order, fed.spec)
         self.states = States(len(self.ids))
         self.shared = random.fold(seed_key, 0)
         self.prepares = type(algorithm).prepare is not Algorithm.prepare
         self.remembers = type(algorithm).init is not Algorithm.init
-        self.delays: tuple[Tensor, Tensor] | None = None  # up and down, by client, where messages are late (engines/delayed.py)
-        self.longest = 0
+        self.absorbs = type(algorithm).absorb is not Algorithm.absorb
+        self.batching, self.kinds = algorithm.batching(), algorithm.kinds(self.ids)
         self._everyone: list[Group] | None = None
         self._prepared: dict[int, Tree] = {}
 
@@ -94,11 +96,40 @@ class LocalSession:
 
     def exchange(self, ask: Ask) -> Iterator[tuple[Tensor, Tree, bool]]:
         """Run a step at the clients asked; yields (ids, reply, whether stacked) batch by batch."""
-        step = getattr(self.algorithm, ask.step)
         positions = torch.searchsorted(self.ids, ask.ids)
+        if self.absorbs:
+            for places, updates in ask.updates:
+                self._absorb(ask, positions[places], {name: u for name, u in updates.items() if u is not None})
+        if self.kinds is None:
+            yield from self._answers(ask, positions)
+            return
+        kinds = self.kinds[positions]
+        for kind in kinds.unique().tolist():
+            yield from self._answers(ask, positions[kinds == kind], kind)
+
+    def _absorb(self, ask: Ask, positions: Tensor, updates: dict[str, Tree]) -> None:
+        """Clients take up what is new of held values, in what they keep of them."""
+        if not updates:
+            return
 
         def run(client: Client) -> tuple[Tree, Tree]:
-            reply, state = _pair(step(client, **ask.payload), ask.step)
+            return {}, self.algorithm.absorb(client, **updates)
+
+        keys = torch.zeros(len(positions), 2, dtype=torch.int64)
+        if self._loops(self.algorithm.absorb):
+            deque(self._each(run, self.train, positions.tolist(), keys), maxlen=0)
+            return
+        for group in self._groups(positions, wire.nbytes(updates)):
+            self._many(run, self.train, group, self._no_keys(group))
+
+    def _answers(self, ask: Ask, positions: Tensor, kind: int = 0) -> Iterator[tuple[Tensor, Tree, bool]]:
+        """The replies of clients of one kind."""
+        step, arguments = getattr(self.algorithm, ask.step), ask.arguments
+        batch = batch_of(step)
+
+        def run(client: Client) -> tuple[Tree, Tree]:
+            client = replace(client, kind=kind) if kind else client
+            reply, state = _pair(step(client, **arguments), ask.step)
             if state is not None and not self.remembers:
                 raise ReplyError(f"the client step {ask.step} returns a state, but {type(self.algorithm).__name__} has no init")
             if ask.quantise:
@@ -106,16 +137,16 @@ class LocalSession:
             return reply, state
 
         if self._loops(step):
-            keys = random.fold(ask.key, ask.round, ask.exchange, ask.ids)
+            keys = random.fold(ask.key, ask.round, ask.exchange, self.ids[positions])
             # Large models: a client a core is faster than one client on all cores. A step that says that it must be
             # looped may call anything, so those go strictly one after the other.
-            workers = 1 if self.algorithm.batchable or getattr(step, "looped", False) else torch.get_num_threads()
+            workers = 1 if self.batching.pays or batch == "loop" else torch.get_num_threads()
             for position, reply in self._each(run, self.train, positions.tolist(), keys, workers):
                 self._check_states(ask.round, positions.new_tensor([position]), reply)
                 yield self.ids[position : position + 1], reply, False
             return
-        at_once = getattr(step, "stacked", False) and not ask.quantise and not self.remembers
-        for group in self._groups(positions, wire.nbytes(ask.payload)):
+        at_once = batch == "whole" and not ask.quantise and not self.remembers
+        for group in self._groups(positions, wire.nbytes(arguments)):
             ids = self.ids[group.positions]
             keys = random.fold(ask.key, ask.round, ask.exchange, ids)
             reply = (self._stacked if at_once else self._many)(run, self.train, group, keys)
@@ -130,18 +161,19 @@ class LocalSession:
                 raise not_finite([states], round, self.ids[positions], "state", self.algorithm.remedy)
 
     def _loops(self, step: Callable) -> bool:
-        if getattr(step, "looped", False) or not self.algorithm.alike:
+        if batch_of(step) == "loop" or not self.batching.alike:
             return True
         if self.engine.batch == "auto":
-            return not self.algorithm.batchable
+            return not self.batching.pays
         return not self.engine.batch
 
     def _groups(self, positions: Tensor, payload: int) -> list[Group]:
         """The batches for these clients. Those of the whole federation are kept, with what was prepared for them."""
-        table, spread = self.train, self.algorithm.spread
+        table, spread = self.train, self.batching.spread
 
         def limit(rows: int, sent: int) -> int:
-            return max(1, self.engine.memory // (self.algorithm.footprint(rows, table.row_bytes) + 8 * sent + 1024))
+            each = self.batching.footprint(rows, table.row_bytes) + 8 * sent + 1024
+            return max(1, int(self.engine.memory // each))
 
         whole = len(positions) == len(self.ids)
         if not whole and not self.prepares:
@@ -160,9 +192,14 @@ class LocalSession:
         if self.prepares:
             prepare = lambda client: (self.algorithm.prepare(client.data), None)  # noqa: E731
             group.prepared = self._many(prepare, self.train, group, self._no_keys(group), stateless=True)
-        elif self.algorithm.spread < float("inf"):
+        elif self.batching.spread < float("inf"):
             group.stacked = self.train.stack(group.positions)
         return group
+
+    def _late(self, positions: Tensor | int) -> tuple[Tensor | int, Tensor | int, int]:
+        """Rounds that clients' messages take, up and down, and the longest round trip of all."""
+        delays = self.conditions.delays
+        return (0, 0, 0) if delays is None else (delays.up[positions], delays.down[positions], delays.longest)
 
     def _no_keys(self, group: Group) -> Tensor:
         return torch.zeros(len(group.positions), 2, dtype=torch.int64)
@@ -170,10 +207,10 @@ class LocalSession:
     def _stacked(self, run: Callable, table: Table, group: Group, keys: Tensor) -> Tree:
         """`run` once, for all clients of a batch, where the step says that it can (`stacked`) and clients remember nothing."""
         index, weight = table.index(group.positions, group.width)
-        late = (0, 0) if self.delays is None else tuple(d[group.positions] for d in self.delays)
+        late = self._late(group.positions)
         rows = Rows(table.x, table.y, index, weight, self.spec, group.stacked)
         ids = self.ids[group.positions]
-        reply, _ = run(Client(ids, rows, group.prepared, None, keys, self.shared, self.spec, *late, self.longest))
+        reply, _ = run(Client(ids, rows, group.prepared, None, keys, self.shared, self.spec, *late))
         if any(isinstance(t, Tensor) and t.shape[:1] != ids.shape for t in tree.leaves(reply)):
             raise ReplyError(
                 f"a stacked client step was asked for {len(ids)} replies at once; all tensors must begin with that dimension"
@@ -185,10 +222,10 @@ class LocalSession:
         positions = group.positions
         index, weight = table.index(positions, group.width if table is self.train else 0)
         state = None if stateless else self._states(group)
-        late = (0, 0) if self.delays is None else tuple(d[positions] for d in self.delays)
+        late = self._late(positions)
         inputs, form = tree.flatten(((group.stacked, group.prepared, state), self.ids[positions], index, weight, keys, late))
         where = [i for i, leaf in enumerate(inputs) if isinstance(leaf, Tensor)]
-        kept = {}
+        kept: dict[str, Any] = {}
 
         def one(*tensors: Tensor) -> tuple[Tensor, ...]:
             leaves = list(inputs)
@@ -196,14 +233,14 @@ class LocalSession:
                 leaves[i] = t
             (stacked, prepared, state), id_, index, weight, key, late = tree.unflatten(leaves, form)
             rows = Rows(table.x, table.y, index, weight, self.spec, stacked)
-            reply, new = run(Client(id_, rows, prepared, state, key, self.shared, self.spec, *late, self.longest))
+            reply, new = run(Client(id_, rows, prepared, state, key, self.shared, self.spec, *late))
             kept["same"] = new is state or new is None
             out, kept["form"] = tree.flatten((reply, None if kept["same"] and not stateless else new))
             kept["out"] = out
             return id_, *(t for t in out if isinstance(t, Tensor))
 
-        _, *results = torch.func.vmap(one)(*(inputs[i] for i in where))
-        results = iter(results)
+        _, *made = torch.func.vmap(one)(*(inputs[i] for i in where))
+        results = iter(made)
         out = [next(results) if isinstance(t, Tensor) else t for t in kept["out"]]
         reply, new = tree.unflatten(out, kept["form"])
         if not kept["same"] and not stateless:
@@ -246,15 +283,13 @@ class LocalSession:
         if self.prepares and position not in self._prepared:
             self._prepared[position] = self.algorithm.prepare(self.train.one(position))
         id_, prepared, state = self.ids[position], self._prepared.get(position), self.states.get(position)
-        late = (0, 0) if self.delays is None else tuple(d[position] for d in self.delays)
+        late = self._late(position)
         if self.remembers and state is None:
             first_key = random.fold(self.seed_key, _INIT, id_)
-            client = Client(
-                id_, self.train.one(position), prepared, None, first_key, self.shared, self.spec, *late, self.longest
-            )
+            client = Client(id_, self.train.one(position), prepared, None, first_key, self.shared, self.spec, *late)
             state = self.algorithm.init(client)
             self.states.put(position, state)
-        return Client(id_, table.one(position), prepared, state, key, self.shared, self.spec, *late, self.longest)
+        return Client(id_, table.one(position), prepared, state, key, self.shared, self.spec, *late)
 
     def state_of(self, position: int) -> Tree:
         """What one client remembers; its first state, if it has not taken part yet."""
@@ -267,6 +302,7 @@ class LocalSession:
         known = self.states.known(group.positions)
         if not bool(known.all()):
             new = members_of(group, group.positions[~known])
+            assert new is not None
             keys = random.fold(self.seed_key, _INIT, self.ids[new.positions])
             init = lambda client: (self.algorithm.init(client), None)  # noqa: E731
             self.states.put_many(new.positions, self._many(init, self.train, new, keys, stateless=True))
@@ -307,14 +343,13 @@ class LocalSession:
                 for k, v in scores.items():
                     sums[k][p] = v
             return sums
-        limit = lambda n: max(1, self.engine.memory // (4 * (rows or n) * table.row_bytes + 4096))  # noqa: E731
-        groups = [Group(p) for p in table.groups(positions, Algorithm.spread, limit)]
+        limit = lambda n: max(1, int(self.engine.memory // (4 * (rows or n) * table.row_bytes + 4096)))  # noqa: E731
+        groups = [Group(p) for p in table.groups(positions, Batching.spread, limit)]
         if self.prepares:
             groups = self._groups(positions, 0)
         for group in (Group(g.positions, None, g.prepared, g.width) for g in groups):
-            p = group.positions
             for k, v in self._many(run, table, group, self._no_keys(group)).items():
-                sums[k][p] = v.double()
+                sums[k][group.positions] = v.double()
         return sums
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
@@ -325,8 +360,6 @@ class LocalSession:
 
     def load(self, saved: Tree) -> None:
         """Take up the client states of a checkpoint."""
-        if "late" in saved:
-            raise CheckpointError("the checkpoint was made with messages on their way: use the same fd.Delayed(...) engine")
         self.states.load(saved)
 
     def save_prepared(self) -> Tree:

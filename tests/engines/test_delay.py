@@ -12,6 +12,7 @@ import torch
 import foedus as fd
 from foedus.core.exchange import NothingArrived
 from foedus.engines.delayed import Delayed
+from foedus.wire import nbytes
 
 
 def federation(clients: int = 3) -> fd.Federation:
@@ -56,6 +57,39 @@ def test_each_reply_comes_when_it_must_and_from_the_broadcast_that_it_must():
             if s >= 1:
                 expected.append([t, i, s, max(s - down[i], 1), max(s - down[i], 1)])
     assert result.state.log.tolist() == expected
+
+
+def test_a_client_is_sent_what_the_server_had_whether_or_not_it_took_part_then():
+    """With half of the clients and down = 2, everybody who takes part in round t acts on the broadcast of round t - 2."""
+    fed = federation(6)
+    result = fd.run(Diary(), fed, 9, engine=Delayed(down=2), participation=0.5, evaluate_every=0, seed=4)
+    log = result.state.log
+    assert log[:, 3].tolist() == log[:, 4].tolist() == [max(t - 2, 1) for t in log[:, 0].tolist()]
+    cohorts = [set(log[log[:, 0] == t, 1].tolist()) for t in range(1, 10)]
+    assert any(cohorts[t] - cohorts[t - 2] for t in range(2, 9))  # some of them were not there when it was the newest
+    prompt = fd.run(Diary(), fed, 9, participation=0.5, evaluate_every=0, seed=4)
+    assert result.history.bytes_down.tolist() == prompt.history.bytes_down.tolist()  # and it is sent, and charged, in round t
+
+
+@dataclass(frozen=True)
+class Growing(Diary):
+    """Broadcasts as many numbers as there were rounds."""
+
+    def note(self, client, now):
+        return super().note(client, now.sum())
+
+    def round(self, clients, state):
+        clients.gather(self.note, now=torch.ones(clients.round, dtype=torch.float64))
+        return state
+
+
+def test_what_is_delivered_is_charged():
+    """8 bytes a number: in round t client i is sent the broadcast of round max(t - down_i, 1)."""
+    down = (0, 1, 3)
+    run = fd.run(Growing(), federation(), 6, engine=Delayed(down=down), evaluate_every=0)
+    one = nbytes({"now": torch.ones(1, dtype=torch.float64)})
+    expected = [sum(one + 8 * (max(t - d, 1) - 1) for d in down) for t in range(1, 7)]
+    assert run.history.bytes_down.diff()[1:].tolist() == expected
 
 
 def test_bytes_are_charged_when_sent():
@@ -143,9 +177,11 @@ def test_resume_with_messages_on_their_way(tmp_path):
 
 def test_delays_from_a_distribution_are_drawn_once_with_a_seed():
     fed = federation(6)
-    draw = lambda seed: Delayed(up=scipy.stats.randint(0, 9), down=scipy.stats.poisson(2), seed=seed).open(  # noqa: E731
-        Doubler(), fed, torch.zeros(2, dtype=torch.int64)
-    )
+
+    def draw(seed):
+        engine = Delayed(up=scipy.stats.randint(0, 9), down=scipy.stats.poisson(2), seed=seed)
+        return engine.open(Doubler(), fed, torch.zeros(2, dtype=torch.int64)).conditions.delays
+
     a, b, c = draw(1), draw(1), draw(2)
     assert torch.equal(a.up, b.up) and torch.equal(a.down, b.down)
     assert not torch.equal(torch.cat((a.up, a.down)), torch.cat((c.up, c.down)))
@@ -153,19 +189,19 @@ def test_delays_from_a_distribution_are_drawn_once_with_a_seed():
 
 
 def test_memory_is_bounded_by_the_delay():
-    fed = federation(2)
-    engine = Delayed(up=2, down=3)
-    session = []
-    opened = engine.open
+    """Broadcasts that a client may still be sent or have answered, t - down .. t and t - down - up .. t - down; two rounds of replies."""
+    seen = []
 
-    class Watched(type(engine)):
-        def open(self, *args):
-            session.append(opened(*args))
-            return session[0]
+    @dataclass(frozen=True)
+    class Watched(Doubler):
+        def round(self, clients, state):
+            seen.append(clients.network.mail)
+            return super().round(clients, state)
 
-    fd.run(Doubler(), fed, 40, engine=Watched(up=2, down=3), evaluate_every=0)
-    assert [len(past) for past in session[0].sent.values()] == [4]
-    assert [sum(len(batch.ids) for _, batch in box) for box in session[0].mail.values()] == [2 * 2]
+    fd.run(Watched(), federation(2), 40, engine=Delayed(up=2, down=3), evaluate_every=0)
+    mail = seen[-1]
+    assert [sorted(past) for past in mail.sent.values()] == [[35, 36, 37, 38, 39, 40]]  # replies to 35 and 36 arrived last
+    assert [sum(len(batch) for _, batch in box) for box in mail.replies.values()] == [2 * 2]
 
 
 @pytest.mark.parametrize(
@@ -233,3 +269,23 @@ def test_a_step_asked_for_twice_gets_its_own_broadcasts():
     """In round 1 nothing has arrived, so the second question is first asked in round 2, and first answered in round 3."""
     log = fd.run(Twice(), federation(2), 6, engine=Delayed(up=1, down=2), evaluate_every=0).state.log
     assert log.tolist() == [[1, -2], [1, -2], [2, -2], [3, -3]]
+
+
+def test_nothing_is_late_before_the_first_round():
+    rng = np.random.default_rng(0)
+    parts = [(rng.normal(size=(n, 2)).astype(np.float32), rng.normal(size=n).astype(np.float32)) for n in (3, 5)]
+    fed = fd.Federation.from_clients(parts)
+    late, plain = (
+        fd.run(fd.DKRR(fd.Identity()), fed, 0, engine=engine, evaluate_every=0).state.w
+        for engine in (Delayed(up=3, down=2), fd.Local())
+    )
+    assert torch.equal(late, plain)
+
+
+def test_replies_with_nothing_in_them_are_not_late():
+    """Predictors go out in two parts; nothing comes back but the last exchange's gradients, in round 3."""
+    fed = fd.Federation.from_clients([(np.zeros((2, 1), np.float32), np.array([k, 1])) for k in (0, 1)], classes=2)
+    algorithm = fd.FedBoost(fd.Densities(np.eye(2)), sampling="all", repeats=2, measure_every=0)
+    states = [fd.run(algorithm, fed, rounds, engine=Delayed(up=2), evaluate_every=0).state for rounds in (2, 3)]
+    assert [s.rounds for s in states] == [2, 3]
+    assert [s.alpha.tolist() == [0.5, 0.5] for s in states] == [True, False]

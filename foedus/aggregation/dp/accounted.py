@@ -20,8 +20,8 @@ from foedus.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from foedus.aggregation.dp.mechanism import DifferentialPrivacy
-    from foedus.core.clients import Clients
-    from foedus.core.exchange import Ask, Replies
+    from foedus.core.exchange import Replies
+    from foedus.core.network import RoundTrip
 
 
 class Accounted(Aggregator):
@@ -42,7 +42,7 @@ class Accounted(Aggregator):
                 f"participation=fd.Poisson({part!r}), or 1.0 for all of them"
             )
         self.probability = part.probability if isinstance(part, Poisson) else 1.0
-        if getattr(setting.session, "longest", 0):
+        if setting.session.conditions.delays is not None and setting.session.conditions.delays.longest:
             raise ConfigError(
                 "fd.Delayed and differential privacy do not go together: two late replies of one client may come in one round, and "
                 "would count twice; use the engine without delays"
@@ -69,27 +69,33 @@ class Accounted(Aggregator):
         if not self.rounds:
             self._affordable(self._with(self.probability, 1), "one round")
 
-    def _begin(self, clients: Clients) -> bool:
+    def _begin(self, round: int) -> bool:
         """Whether this is the first exchange of a round, whose cohort is to be drawn: each with `open_round[0]`, all before the first."""
-        if self.round == clients.round:
+        if self.round == round:
             return False
         self._close()
-        self.round, self.cohort = clients.round, os.urandom(8).hex()
-        self.open_round = (self.probability if clients.round else 1.0, 0)
+        self.round, self.cohort = round, os.urandom(8).hex()
+        self.open_round = (self.probability if round else 1.0, 0)
         return True
+
+    @property
+    def chance(self) -> float:
+        """With which each client takes part in the round that is going on."""
+        assert self.open_round is not None
+        return self.open_round[0]
 
     def _draw(self) -> Tensor:
         """Who of all clients takes part in the round that is going on."""
-        return torch.from_numpy(sampling.bernoulli(self.open_round[0], len(self.ids), self.entropy))
+        return torch.from_numpy(sampling.bernoulli(self.chance, len(self.ids), self.entropy))
 
-    def gathered(self, clients: Clients, ask: Ask, replies: Replies) -> None:
+    def gathered(self, trip: RoundTrip, replies: Replies) -> None:
         if any(tree.leaves(reply) for reply in ([replies.stacked] if replies.separate is None else replies.separate)):
             raise ConfigError(
-                f"{type(clients.algorithm).__name__} looks at single replies ({ask.step}), which have no differential privacy here: "
+                f"{type(trip.algorithm).__name__} looks at single replies ({trip.step}), which have no differential privacy here: "
                 "only averages and sums get noise. Use an algorithm that asks for averages, such as FedAvg, FedFW, FedBoost or FedNewton"
             )
 
-    def _with(self, probability: float, exchanges: int) -> Spent:
+    def _with(self, probability: float, exchanges: int) -> Counter[tuple[float, float, int]]:
         """What was released, and a round more."""
         return self.rounds + Counter({(probability, float(self.privacy.noise), exchanges): 1})
 
@@ -104,16 +110,18 @@ class Accounted(Aggregator):
             f"budget={self.privacy.budget!r}: {what} would make epsilon {cost:.4g}{before}; use more noise than {self.privacy.noise!r}, or a larger budget"
         )
 
-    def _charge(self, ask: Ask) -> None:
+    def _charge(self, trip: RoundTrip) -> None:
         """Count an exchange before anything of it is released; refuse what the budget does not allow."""
+        assert self.open_round is not None
         probability, exchanges = self.open_round
-        self._affordable(self._with(probability, exchanges + 1), f"round {ask.round} ({ask.step})")
+        self._affordable(self._with(probability, exchanges + 1), f"round {trip.round} ({trip.step})")
         self.open_round = (probability, exchanges + 1)
         if self.journal is not None:
             self.journal.add(self.cohort, probability, float(self.privacy.noise))
 
     def _nothing(self) -> None:
         """Replies turned out to be empty: nothing was released, and nothing spent."""
+        assert self.open_round is not None
         self.open_round = (self.open_round[0], self.open_round[1] - 1)
 
     def _close(self) -> None:
@@ -124,7 +132,7 @@ class Accounted(Aggregator):
                 self.usual = max(self.usual, self.open_round[1])
         self.open_round = None
 
-    def row(self) -> dict[str, float]:
+    def row(self) -> dict[str, float | str]:
         self._close()
         self.round = -1  # whatever comes next is of another cohort
         self._look_ahead()

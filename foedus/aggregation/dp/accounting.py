@@ -20,13 +20,14 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from foedus.errors import ConfigError, FoedusError, unknown
+from foedus.base.settings import check_value
+from foedus.errors import ConfigError, FoedusError
 
-ACCOUNTANTS = ("pld", "rdp")
+Accountant = Literal["pld", "rdp"]
 ORDERS = (*range(2, 33), 36, 40, 48, 56, 64, 80, 96, 128, 192, 256, 512)
 
 Spent = Mapping[tuple[float, float, int], int]
@@ -49,8 +50,7 @@ def epsilon(spent: Spent, delta: float, accountant: str = "pld", apart: float = 
     has probabilities within factors of exp(+-h), h = k apart, of each other, but for events that are together less likely than h delta exp(-e - h) / 2.
     So what is (e, delta exp(-2 h)) with normal noise is (e + 2 h, delta) with this one.
     """
-    if accountant not in ACCOUNTANTS:
-        raise ConfigError(unknown("accountant", accountant, list(ACCOUNTANTS)))
+    check_value("accountant", accountant, Accountant)
     together: Counter[tuple[float, float]] = Counter()
     certain = 0.0  # sum of k / z^2 where everybody takes part
     for (probability, noise, exchanges), times in spent.items():

@@ -62,6 +62,7 @@ class Share:
 
     def __init__(self, config: SecureAggregation, clip: float, clients: int):
         privacy = config.privacy
+        assert privacy is not None
         self.bits, self.multiplier, self.needed = config.bits, Fraction(privacy.noise), config.needed(clients)
         self.clip, self.entropy = clip, privacy.entropy or os.urandom
         self.variance = math.ceil(self.multiplier**2 * 4 ** (self.bits - 1) / self.needed)

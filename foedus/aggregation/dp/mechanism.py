@@ -24,27 +24,28 @@ import contextlib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
+from annotated_types import Gt
 from torch import Tensor
 
 from foedus.aggregation.dp import noise as sampling
-from foedus.aggregation.dp.accounting import ACCOUNTANTS
+from foedus.aggregation.dp.accounting import Accountant
 from foedus.aggregation.secure.fixedpoint import FINE, clipped, dense
 from foedus.aggregation.secure.shamir import Entropy
 from foedus.base import tree
 from foedus.base.rows import Rows
+from foedus.base.settings import check_settings, check_value
 from foedus.base.tree import Tree
 from foedus.core.aggregation import Aggregation, Aggregator, Setting
 from foedus.core.algorithm import Client
 from foedus.core.exchange import NothingArrived
 from foedus.core.reduce import not_finite
-from foedus.errors import ConfigError, ReplyError, positive, unknown
+from foedus.errors import ConfigError, ReplyError
 
 if TYPE_CHECKING:
-    from foedus.core.clients import Clients
-    from foedus.core.exchange import Ask
+    from foedus.core.network import RoundTrip
 
 from foedus.aggregation.dp.accounted import Accounted
 
@@ -66,39 +67,32 @@ class DifferentialPrivacy(Aggregation):
         >>> fd.run(fd.FedAvg(fd.Linear()), fed, rounds=100, participation=fd.Poisson(0.1), aggregation=private)
     """
 
-    clip: float | tuple[tuple[str, float], ...]
-    noise: float
-    delta: float
-    budget: float | None = None
-    accountant: str = "pld"
+    clip: Annotated[float, Gt(0)] | Mapping[str, Annotated[float, Gt(0)]] | tuple[tuple[str, Annotated[float, Gt(0)]], ...]
+    noise: Annotated[float, Gt(0)]
+    delta: Annotated[float, Gt(0)]
+    budget: Annotated[float, Gt(0)] | None = None
+    accountant: Accountant = "pld"
     entropy: Entropy | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.clip, Mapping | tuple | list):
             clips = dict(self.clip)
             for step, value in clips.items():
-                positive(f"clip[{step!r}]", value)
+                check_value(f"clip[{step!r}]", value, Annotated[float, Gt(0)])
             object.__setattr__(self, "clip", tuple(sorted(clips.items())))
-        else:
-            positive("clip", self.clip)
-        positive("noise", self.noise)
+        check_settings(self)
         if self.noise < 0.01:
             raise ConfigError(
                 f"noise={self.noise!r} protects nobody; give a standard deviation, in units of clip, of 0.01 or more"
             )
-        positive("delta", self.delta)
         if self.delta >= 1:
             raise ConfigError(
                 f"delta={self.delta!r} is a probability that privacy fails; it must be well below 1 / clients, such as 1e-5"
             )
-        if self.budget is not None:
-            positive("budget", self.budget)
-        if self.accountant not in ACCOUNTANTS:
-            raise ConfigError(unknown("accountant", self.accountant, list(ACCOUNTANTS)))
 
     def clip_of(self, step: str) -> float:
         """The largest norm of a reply to this step."""
-        if not isinstance(self.clip, tuple):
+        if not isinstance(self.clip, tuple | Mapping):
             return self.clip
         clips = dict(self.clip)
         if step not in clips:
@@ -119,39 +113,41 @@ class PrivateAggregator(Accounted):
         self.expected = 0.0
         self.member = torch.ones(len(self.ids), dtype=torch.bool)
 
-    def among(self, clients: Clients) -> Clients:
+    def among(self, round: int, ids: Tensor) -> Tensor:
         """Those of the clients who take part: drawn once a round; all of them before the first."""
-        if self._begin(clients):
+        if self._begin(round):
             self.member = self._draw()
-        self.expected = self.open_round[0] * len(clients)
-        chosen = self.member[torch.searchsorted(self.ids, clients.ids)]
-        return replace(clients, ids=clients.ids[chosen], sizes=clients.sizes[chosen], taking=int(self.member.sum()))
+        self.expected = self.chance * len(ids)
+        return self.member[torch.searchsorted(self.ids, ids)]
 
-    def total(self, clients: Clients, ask: Ask, weights: str | None) -> Tree:
+    def total(self, trip: RoundTrip, weights: str | None) -> Tree:
         """The noisy sum of clipped replies; over the expected number of clients, where an average was asked for."""
-        clients._share_of(weights, clients.sizes)  # refuses what is no kind of weights
-        clip = self.privacy.clip_of(ask.step)
-        self._charge(ask)
-        form = total = step = None
-        for ids, reply in self._replies(clients, ask):
+        trip.shares(weights, trip.sizes)  # refuses unknown weights
+        clip = self.privacy.clip_of(trip.step)
+        self._charge(trip)
+        total: Tensor | None = None
+        form: tree.Form = None
+        shapes: list[torch.Size] = []
+        dtypes: list[torch.dtype] = []
+        step = 0.0
+        for ids, reply in self._replies(trip):
             reply = dense(reply)
             leaves, shape = tree.flatten(reply)
             if not leaves:  # Independent's clients send nothing
                 continue
             flat = torch.cat([t.reshape(len(t), -1).double() for t in leaves], 1)
             if total is None:
-                form, step = (
-                    (shape, [t.shape[1:] for t in leaves], [_dtype(t) for t in leaves]),
-                    grid(self.privacy.noise, clip, flat.shape[1]),
-                )
+                form, shapes, dtypes = shape, [t.shape[1:] for t in leaves], [_dtype(t) for t in leaves]
+                step = grid(self.privacy.noise, clip, flat.shape[1])
                 total = torch.zeros(flat.shape[1], dtype=torch.int64)
-            elif (shape, [t.shape[1:] for t in leaves]) != form[:2]:
+            elif (shape, [t.shape[1:] for t in leaves]) != (form, shapes):
+                assert ids is not None
                 raise ReplyError(
-                    f"round {ask.round}: clients {ids.tolist()[:5]} replied with another structure than those before"
+                    f"round {trip.round}: clients {ids.tolist()[:5]} replied with another structure than those before"
                 )
             if ids is not None:
                 if not bool(torch.isfinite(flat).all()):
-                    raise not_finite(leaves, ask.round, ids, remedy=clients.algorithm.remedy)
+                    raise not_finite(leaves, trip.round, ids, remedy=trip.algorithm.remedy)
                 total += clipped(flat, clip, step).sum(0)
         if total is None:
             self._nothing()
@@ -160,15 +156,15 @@ class PrivateAggregator(Accounted):
         noise = torch.from_numpy(sampling.rounded_gaussian(len(total), bits, self.entropy))
         released = ((total + noise).double() + 0.5) * step  # the noise was rounded down
         released = released if weights is None else released / self.expected
-        parts = released.split([math.prod(s) for s in form[1]])
-        return tree.unflatten([p.view(s).to(d) for p, s, d in zip(parts, form[1], form[2], strict=True)], form[0])
+        parts = released.split([math.prod(s) for s in shapes])
+        return tree.unflatten([p.view(s).to(d) for p, s, d in zip(parts, shapes, dtypes, strict=True)], form)
 
-    def _replies(self, clients: Clients, ask: Ask) -> Iterable[tuple[Tensor | None, Tree]]:
+    def _replies(self, trip: RoundTrip) -> Iterable[tuple[Tensor | None, Tree]]:
         """The replies, batch by batch; where there are none, one of nobody, whose form alone counts."""
-        if len(clients):
+        if len(trip.ids):
             with contextlib.suppress(NothingArrived):
-                return clients.stream(ask)
-        return [(None, blank(clients, ask))]
+                return ((batch.ids, batch.tree()) for batch in trip.batches())
+        return [(None, blank(trip))]
 
 
 def grid(noise: float, clip: float, size: int) -> float:
@@ -176,13 +172,14 @@ def grid(noise: float, clip: float, size: int) -> float:
     return noise * clip / 2 ** max(10, math.ceil(math.log2(FINE * noise * math.sqrt(max(size, 1)))))
 
 
-def blank(clients: Clients, ask: Ask) -> Tree:
+def blank(trip: RoundTrip) -> Tree:
     """What a client would reply, in form: a made-up one, with a row of zeros. Nobody's data are looked at."""
-    spec, algorithm = clients.spec, clients.algorithm
+    spec, algorithm, shared = trip.network.spec, trip.algorithm, trip.network.shared
     y = torch.zeros(1, dtype=torch.int64) if spec.classes else torch.zeros((1, spec.outputs)[: 1 + (spec.outputs > 1)])
     rows = Rows(torch.zeros(1, *spec.shape), y, torch.zeros(1, dtype=torch.int64), torch.ones(1), spec)
-    client = Client(torch.tensor(0), rows, algorithm.prepare(rows), None, clients.key, clients.shared, spec)
-    reply, _ = getattr(algorithm, ask.step)(replace(client, state=algorithm.init(client)), **ask.payload)
+    client = Client(torch.tensor(0), rows, algorithm.prepare(rows), None, trip.key, shared, spec)
+    arguments = {**trip.broadcast.payload, **{name: h.argument for name, h in trip.broadcast.held.items()}}
+    reply, _ = getattr(algorithm, trip.step)(replace(client, state=algorithm.init(client)), **arguments)
     return tree.map(lambda t: t.unsqueeze(0) if isinstance(t, Tensor) else t, reply)
 
 

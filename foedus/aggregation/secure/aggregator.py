@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,8 +25,8 @@ from foedus.errors import ConfigError, TooFewClients
 
 if TYPE_CHECKING:
     from foedus.base.tree import Tree
-    from foedus.core.clients import Clients
     from foedus.core.exchange import Ask, Replies
+    from foedus.core.network import RoundTrip
 
 
 class SecureAggregator(Aggregator):
@@ -40,20 +39,22 @@ class SecureAggregator(Aggregator):
     noise: gives whole numbers that each client adds to its fixed-point numbers, within `headroom`; in this process only.
     """
 
+    hides = True
+
     clip: float | None = None
     """The largest norm of a reply, to which clients in this process scale longer ones down."""
 
     def __init__(self, config: SecureAggregation, setting: Setting, noise: Noise | None = None):
         self.config, self.setting, self.noise = config, setting, noise
-        self.remote = hasattr(setting.session, "phase")
         self.phases: dict[str, Phase] = {}
         total, part = len(setting.ids), setting.participation
+        delays = setting.session.conditions.delays
         if setting.quantise is not None:
             raise ConfigError(
                 f"quantise={setting.quantise!r} and secure aggregation do not go together: replies are sent as fixed-point "
                 "numbers; use SecureAggregation(bits=...) for shorter ones"
             )
-        if getattr(setting.session, "longest", 0):
+        if delays is not None and delays.longest:
             raise ConfigError(
                 "fd.Delayed and secure aggregation do not go together: clients mask their replies for those who answer in the same "
                 "exchange, so none can come later; use the engine without delays"
@@ -61,77 +62,76 @@ class SecureAggregator(Aggregator):
         if total < 2 or (not isinstance(part, Poisson) and cohort_size(part, total) < 2):
             why = f"participation={part:g} is 1 client a round" if total > 1 else "there is 1 client"
             raise ConfigError(f"secure aggregation needs at least 2 clients in a sum, or it would be a reply; {why}")
-        if self.remote:
-            if noise is not None:
-                raise ConfigError("noise is added in this process only; sites know nothing of it")
-            setting.session.secure(config)
+        self.channel = setting.session.secure(config)
+        if self.channel is not None and noise is not None:
+            raise ConfigError("noise is added in this process only; sites know nothing of it")
 
-    def total(self, clients: Clients, ask: Ask, weights: str | None) -> Tree:
-        total = self._summed(clients, ask, weights)
+    def total(self, trip: RoundTrip, weights: str | None) -> Tree:
+        total = self._summed(trip, weights)
         return total.cast() if weights is None else total.mean()
 
-    def _summed(self, clients: Clients, ask: Ask, weights: str | None) -> Total:
+    def _summed(self, trip: RoundTrip, weights: str | None) -> Total:
         """The weighted sum, and whose replies are in it."""
-        session, sizes = clients.session, dict(zip(clients.ids.tolist(), clients.sizes.tolist(), strict=True))
-        here = session.present(ask) if self.remote else list(sizes)
+        ask, channel = trip.asked(), self.channel
+        sizes = dict(zip(trip.ids.tolist(), trip.sizes.tolist(), strict=True))
+        here = list(sizes) if channel is None else channel.present(ask)
         if len(here) < 2:
             raise TooFewClients(
                 f"round {ask.round}: {len(here)} client is asked for {ask.step}; secure aggregation needs at least 2, or the sum would be "
                 "its reply; use a larger participation"
             )
-        clients._share_of(weights, clients.sizes)  # refuses what is no kind of weights
+        trip.shares(weights, trip.sizes)  # refuses unknown weights
         own = {i: sizes[i] if weights == "rows" else 1 for i in here}
-        name = session.common["session"] if self.remote else uuid.uuid4().hex
+        name = uuid.uuid4().hex if channel is None else channel.name
         server = SecureServer(self.settings(ask, len(here)), own, session=name, round=ask.round, exchange=ask.exchange)
         try:
-            total = self._conduct(clients, ask, weights, server)
+            total = self._conduct(trip, ask, weights, server)
         finally:
-            if self.remote:
-                session.leave(server.faults)
-            clients._left_out(session.faults if self.remote else server.faults)
-        if self.remote:
-            session.settle(ask, total.ids)
-        clients.who = torch.tensor(total.ids)
-        clients.came = clients.sizes[torch.searchsorted(clients.ids, clients.who)]
+            if channel is not None:
+                channel.leave(server.faults)
+            trip.drop(server.faults if channel is None else channel.faults)
+        if channel is not None:
+            channel.settle(ask, total.ids)
+        trip.answered = torch.tensor(total.ids)
+        trip.answered_rows = trip.sizes[torch.searchsorted(trip.ids, trip.answered)]
         return total
 
     def settings(self, ask: Ask, clients: int) -> SecureAggregation:
         """Those of one exchange, with so many clients."""
         return self.config
 
-    def _conduct(self, clients: Clients, ask: Ask, weights: str | None, server: SecureServer) -> Total:
+    def _conduct(self, trip: RoundTrip, ask: Ask, weights: str | None, server: SecureServer) -> Total:
         """All phases, charged to the ledger."""
-        self.phases, ledger = {}, clients.ledger
-        if self.remote:
+        self.phases, channel = {}, self.channel
+        sizes = {i: wire.nbytes(message) for ids, message in ask.messages() for i in ids.tolist()}
+        if channel is not None:
 
             def inner(phase: str, questions: dict[int, Tree]) -> Iterator[tuple[int, Tree]]:
-                clients.session.leave(server.faults)
-                clients.session.enough(ask)
-                yield from clients.session.phase(ask, phase, questions, weights, self.told(ask)).items()
+                channel.leave(server.faults)
+                channel.enough(ask)
+                yield from channel.phase(ask, phase, questions, weights, self.told(ask)).items()
         else:
             absent = lambda phase: self.absent(phase, ask)  # noqa: E731
-            replies = lambda ids: self._replies(clients, replace(ask, ids=torch.tensor(ids)))  # noqa: E731
+            replies = lambda ids: self._replies(trip, ask.of(torch.tensor(ids)))  # noqa: E731
             inner = Simulated(server.config, server.weights, replies, self.noise, absent, self.clip).ask
 
         def asking(phase: str, questions: dict[int, Tree]) -> Iterator[tuple[int, Tree]]:
-            if phase == "mask":
-                ledger.bytes_down -= (len(clients) - len(questions)) * wire.nbytes(ask.payload)
+            if phase == "mask":  # those who have left are not sent what was charged for everybody
+                trip.charge(down=-sum(size for i, size in sizes.items() if i not in questions))
             yield from counted(inner, self.phases)(phase, questions)
             cost = self.phases[phase]
-            ledger.bytes_up += cost.up
-            ledger.bytes_down += cost.down
-            ledger.messages_up += cost.messages
+            trip.charge(cost.up, cost.down, cost.messages)
 
         return conduct(server, asking)
 
-    def _replies(self, clients: Clients, ask: Ask) -> Iterator[tuple[int, Tree]]:
+    def _replies(self, trip: RoundTrip, ask: Ask) -> Iterator[tuple[int, Tree]]:
         """The replies of clients in this process, one after the other, as each is about to mask its own."""
         if not len(ask.ids):
             return
-        for ids, reply, many in clients.session.exchange(ask):
-            batch = Batch(ids, clients.sizes[torch.searchsorted(clients.ids, ids)], stacked_reply(reply, many), True, ask.round)
+        for ids, reply, many in trip.network.session.exchange(ask):
+            batch = Batch(ids, trip.sizes[torch.searchsorted(trip.ids, ids)], stacked_reply(reply, many), True, ask.round)
             if not tree.all_finite(batch.reply):
-                raise not_finite([batch.reply], ask.round, ids, remedy=clients.algorithm.remedy)
+                raise not_finite([batch.reply], ask.round, ids, remedy=trip.algorithm.remedy)
             reply = self.sent(batch)
             for n, i in enumerate(ids.tolist()):
                 yield i, tree.map(lambda t, n=n: t[n] if isinstance(t, torch.Tensor) else t, reply)
@@ -148,9 +148,9 @@ class SecureAggregator(Aggregator):
         """Clients in this process who do not answer from this phase of an exchange on: nobody. Simulated dropouts go here."""
         return ()
 
-    def gathered(self, clients: Clients, ask: Ask, replies: Replies) -> None:
+    def gathered(self, trip: RoundTrip, replies: Replies) -> None:
         if any(tree.leaves(reply) for reply in ([replies.stacked] if replies.separate is None else replies.separate)):
-            raise single_replies(clients.algorithm, ask.step)
+            raise single_replies(trip.algorithm, trip.step)
 
 
 class PrivateSecureAggregator(Accounted, SecureAggregator):
@@ -163,27 +163,28 @@ class PrivateSecureAggregator(Accounted, SecureAggregator):
     apart = APART
 
     def __init__(self, config: SecureAggregation, setting: Setting):
+        assert config.privacy is not None
         Accounted.__init__(self, config.privacy, setting)
         SecureAggregator.__init__(self, config, setting)
-        if self.remote and config.privacy.entropy is not None:
+        if self.channel is not None and config.privacy.entropy is not None:
             raise ConfigError("entropy is for tests in this process: sites draw their noise themselves; leave entropy out")
         everybody = len(setting.ids)
         Share(config, 1.0, everybody).settings.fixed_point.width(everybody, everybody)  # refuses what has no room
         self.member: torch.Tensor | None = None  # of clients in this process
 
-    def among(self, clients: Clients) -> Clients:
+    def among(self, round: int, ids: torch.Tensor) -> slice:
         """All of them: who takes part is for nobody to know."""
-        if self._begin(clients) and not self.remote:
+        if self._begin(round) and self.channel is None:
             self.member = self._draw()
-        return clients
+        return slice(None)
 
-    def total(self, clients: Clients, ask: Ask, weights: str | None) -> Tree:
-        clients._share_of(weights, clients.sizes)  # refuses what is no kind of weights
-        self._charge(ask)
-        total = self._summed(clients, ask, "uniform")  # whatever their numbers of rows
+    def total(self, trip: RoundTrip, weights: str | None) -> Tree:
+        trip.shares(weights, trip.sizes)  # refuses unknown weights
+        self._charge(trip)
+        total = self._summed(trip, "uniform")  # whatever their numbers of rows
         if not tree.leaves(total.sum):
             self._nothing()
-        return total.cast(1.0 if weights is None else self.open_round[0] * len(total.ids))
+        return total.cast(1.0 if weights is None else self.chance * len(total.ids))
 
     def settings(self, ask: Ask, clients: int) -> SecureAggregation:
         share = Share(self.config, self.privacy.clip_of(ask.step), clients)
@@ -191,16 +192,17 @@ class PrivateSecureAggregator(Accounted, SecureAggregator):
         return share.settings
 
     def told(self, ask: Ask) -> dict[str, Any]:
-        return {"step": ask.step, "cohort": self.cohort, "probability": self.open_round[0]}
+        return {"step": ask.step, "cohort": self.cohort, "probability": self.chance}
 
-    def _replies(self, clients: Clients, ask: Ask) -> Iterator[tuple[int, Tree]]:
+    def _replies(self, trip: RoundTrip, ask: Ask) -> Iterator[tuple[int, Tree]]:
         """The replies of those who take part, and zeros of the others."""
+        assert self.member is not None
         taking = self.member[torch.searchsorted(self.ids, ask.ids)]
         form = None
-        for i, reply in super()._replies(clients, replace(ask, ids=ask.ids[taking])):
+        for i, reply in super()._replies(trip, ask.of(ask.ids[taking])):
             yield i, reply
             form = reply
         if form is None:
-            form = tree.map(lambda t: t[0] if isinstance(t, torch.Tensor) else t, blank(clients, ask))
+            form = tree.map(lambda t: t[0] if isinstance(t, torch.Tensor) else t, blank(trip))
         zeros = tree.map(torch.zeros_like, dense(form))
         yield from ((i, zeros) for i in ask.ids[~taking].tolist())

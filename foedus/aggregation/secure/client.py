@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from foedus.aggregation.secure import shamir
@@ -40,8 +41,9 @@ from foedus.aggregation.secure.protocol import (
 )
 from foedus.aggregation.secure.shamir import LIMBS, SECRET, Entropy
 from foedus.base import tree
+from foedus.base.settings import check_value
 from foedus.base.tree import State, Tree
-from foedus.errors import SecureError, whole_number
+from foedus.errors import SecureError
 
 SECRETS = ("cipher_key", "mask_key", "seed", "shares", "box_keys")
 """What of an exported client state must not leave the client."""
@@ -80,15 +82,18 @@ class SecureClient:
         new.state = State(state)
         return new
 
-    def _at(self, phase: str) -> tuple[State, Offer, bytes]:
+    def _expect(self, phase: str) -> None:
         if self.state.phase != phase:
             raise SecureError(f"client {self.id} is asked to {phase}, but what it can do next is {self.state.phase}")
-        offer = Offer(**self.state.offer) if "offer" in self.state else None
-        return self.state, offer, offer.tag(self.config) if offer else b""
+
+    def _at(self, phase: str) -> tuple[State, Offer, bytes]:
+        self._expect(phase)
+        offer = Offer(**self.state.offer)
+        return self.state, offer, offer.tag(self.config)
 
     def advertise(self, offer: Tree) -> Tree:
         """Two public keys: one for boxes, one for masks."""
-        self._at("advertise")
+        self._expect("advertise")
         accepted = Offer.read(offer)
         self.config.fixed_point.width(accepted.weight, accepted.clients)
         cipher, mask, tag = self.entropy(SECRET), self.entropy(SECRET), accepted.tag(self.config)
@@ -211,14 +216,22 @@ class SecureClient:
         return {"tag": to_tensor(tag), "reply": tree.unflatten(masked, structure), "dtypes": [dtype_of(t) for t in leaves]}
 
     def _numbers(self, offer: Offer, reply: Tree, weight: int, noise: Noise | None, clip: float | None) -> np.ndarray:
-        whole_number("weight", weight, 0)
+        check_value("weight", weight, Annotated[int, Ge(0)])
         if weight % offer.unit or weight // offer.unit > offer.weight:
             raise SecureError(
                 f"weight={weight} is not {offer.unit} times a whole number of at most {offer.weight}, as was offered"
             )
         points, width = self.config.fixed_point, self.config.fixed_point.width(offer.weight, offer.clients)
-        about = {"noise": noise, "clip": clip, "entropy": self.entropy, "round": offer.round, "client": self.id}
-        return points.encode(reply, weight // offer.unit, width, **about)
+        return points.encode(
+            reply,
+            weight // offer.unit,
+            width,
+            noise=noise,
+            clip=clip,
+            entropy=self.entropy,
+            round=offer.round,
+            client=self.id,
+        )
 
     def _complete(self, offer: Offer) -> bool:
         return self.config.degree(offer.clients) == offer.clients - 1

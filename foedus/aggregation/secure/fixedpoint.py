@@ -7,20 +7,32 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from annotated_types import Ge, Interval
 from torch import Tensor
 
 from foedus import wire
 from foedus.aggregation.secure.shamir import Entropy
 from foedus.base import tree
+from foedus.base.settings import Means, Remedy, check_settings
 from foedus.base.tree import Tree
-from foedus.errors import ConfigError, DivergenceError, ReplyError, positive, unknown, whole_number
+from foedus.errors import ConfigError, DivergenceError, ReplyError
 from foedus.wire.arrays import Trees
 
 Noise = Callable[[int], np.ndarray]
 """So many whole numbers (int64) to be added before masking, in units of the step."""
+
+Range = Annotated[
+    float,
+    Interval(ge=1e-100, le=1e100),
+    Means("a positive number, from 1e-100 to 1e100"),
+    Remedy("scale what clients send"),
+]
+Bits = Annotated[int, Interval(ge=2, le=40), Remedy("single precision has 24")]
+Rounding = Literal["nearest", "stochastic"]
 
 FINE = 1024
 """For differential privacy: steps of the grid in a reply of the largest norm whose entries are all alike, for each entry."""
@@ -43,21 +55,13 @@ class FixedPoint:
     headroom: the largest magnitude of a client's noise, in steps.
     """
 
-    range: float = 16.0
-    bits: int = 24
-    rounding: str = "nearest"
-    headroom: int = 0
+    range: Range = 16.0
+    bits: Bits = 24
+    rounding: Rounding = "nearest"
+    headroom: Annotated[int, Ge(0)] = 0
 
     def __post_init__(self) -> None:
-        positive("range", self.range)
-        if not 1e-100 <= self.range <= 1e100:
-            raise ConfigError(f"range={self.range!r} must be between 1e-100 and 1e100; scale what clients send")
-        whole_number("bits", self.bits, 2)
-        whole_number("headroom", self.headroom, 0)
-        if self.bits > 40:
-            raise ConfigError(f"bits={self.bits!r} must be at most 40; single precision has 24")
-        if self.rounding not in ("nearest", "stochastic"):
-            raise ConfigError(unknown("rounding", self.rounding, ["nearest", "stochastic"]))
+        check_settings(self)
 
     @property
     def step(self) -> float:
@@ -112,7 +116,7 @@ class FixedPoint:
                 yield self._rounded(x, entropy).astype(np.int64)
             else:
                 whole.append(x)
-        if whole:
+        if clip is not None and whole:
             yield clipped(torch.from_numpy(np.concatenate(whole))[None], clip, self.step)[0].numpy()
 
     def _refused(self, reply: Tree, number: int, x: np.ndarray, round: int, client: int) -> ReplyError | DivergenceError:

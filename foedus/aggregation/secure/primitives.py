@@ -87,7 +87,7 @@ def add_mask(numbers: np.ndarray, key: bytes, subtract: bool = False) -> None:
     change, length = np.subtract if subtract else np.add, _CHUNK // numbers.itemsize
     for at in range(0, len(numbers), length):
         part = numbers[at : at + length]
-        stream.update_into(_ZEROS[: part.nbytes], buffer)
+        stream.update_into(_ZEROS[: part.nbytes], buffer.data)
         change(part, buffer[: part.nbytes].view(part.dtype), out=part)
 
 

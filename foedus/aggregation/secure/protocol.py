@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from annotated_types import Ge, Gt, Le, MultipleOf
 from torch import Tensor
 
 from foedus import wire
 from foedus.aggregation.dp.mechanism import DifferentialPrivacy
 from foedus.aggregation.secure import graph
-from foedus.aggregation.secure.fixedpoint import FixedPoint
+from foedus.aggregation.secure.fixedpoint import Bits, FixedPoint, Range, Rounding
 from foedus.aggregation.secure.shamir import LIMBS
+from foedus.base.settings import Remedy, check_settings
 from foedus.base.tree import Tree
 from foedus.core.aggregation import Aggregation, Aggregator, Setting
 from foedus.errors import ConfigError, SecureError
@@ -44,27 +47,18 @@ class SecureAggregation(Aggregation):
         >>> fd.SecureAggregation(privacy=fd.DifferentialPrivacy(clip=1.0, noise=1.0, delta=1e-5))
     """
 
-    threshold: float = 2 / 3
-    neighbours: int | str = "auto"
-    range: float = 16.0
-    bits: int = 24
-    rounding: str = "nearest"
-    headroom: int = 0
+    threshold: Annotated[float, Gt(0.5), Le(1), Remedy("with less, two halves could be told different things")] = 2 / 3
+    neighbours: Annotated[int, Ge(2), MultipleOf(2)] | Literal["auto"] = "auto"
+    range: Range = 16.0
+    bits: Bits = 24
+    rounding: Rounding = "nearest"
+    headroom: Annotated[int, Ge(0)] = 0
     privacy: DifferentialPrivacy | None = None
 
     def __post_init__(self) -> None:
-        t, k = self.threshold, self.neighbours
-        if isinstance(t, bool) or not isinstance(t, int | float) or not 0.5 < t <= 1:
-            raise ConfigError(
-                f"threshold={t!r} must be above 1/2 and at most 1: with less, two halves could be told different things"
-            )
-        if k != "auto" and (isinstance(k, bool) or not isinstance(k, int) or k < 2 or k % 2):
-            raise ConfigError(f"neighbours={k!r} must be 'auto' or an even number of at least 2")
-        self.fixed_point  # noqa: B018 - checks the others
+        check_settings(self)
         if self.privacy is None:
             return
-        if not isinstance(self.privacy, DifferentialPrivacy):
-            raise ConfigError(f"privacy={self.privacy!r} must be None or fd.DifferentialPrivacy(...)")
         if self.range != 16.0:
             raise ConfigError(f"range={self.range!r} does not go with privacy, where clip is the range; leave range out")
         if self.headroom:

@@ -6,20 +6,22 @@ import math
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
-from foedus import wire
 from foedus.aggregation.secure import graph, shamir
 from foedus.aggregation.secure.primitives import add_mask, bound, commitment, load, pair_key, public_key, self_key
 from foedus.aggregation.secure.protocol import BOX, SIGNATURE, Offer, SecureAggregation, Verify, fields, to_bytes, to_tensor
 from foedus.aggregation.secure.shamir import LIMBS, Entropy
 from foedus.base import tree
+from foedus.base.settings import check_value
 from foedus.base.tree import Tree
-from foedus.errors import ConfigError, FoedusError, SecureError, TooFewClients, whole_number
+from foedus.errors import ConfigError, FoedusError, SecureError, TooFewClients
+from foedus.wire import layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,10 +37,10 @@ class Total:
         """The weighted mean, in the types of the replies."""
         return self.cast(self.weight)
 
-    def cast(self, divisor: int = 1) -> Tree:
+    def cast(self, divisor: float = 1) -> Tree:
         """The weighted sum over a divisor, in the types of the replies."""
         leaves, structure = tree.flatten(self.sum)
-        return tree.unflatten([(t / divisor).to(wire.NAMES[d]) for t, d in zip(leaves, self.dtypes, strict=True)], structure)
+        return tree.unflatten([(t / divisor).to(layout.NAMES[d]) for t, d in zip(leaves, self.dtypes, strict=True)], structure)
 
 
 _SILENT = "it did not answer"
@@ -76,7 +78,7 @@ class SecureServer:
         entropy: Entropy = os.urandom,
     ):
         for i, weight in weights.items():
-            whole_number(f"weights[{i}]", weight, 0)
+            check_value(f"weights[{i}]", weight, Annotated[int, Ge(0)])
         if len(weights) < 2:
             raise ConfigError(f"secure aggregation needs at least 2 clients, got {len(weights)}: the sum would be the reply")
         if not any(weights.values()):
@@ -163,8 +165,8 @@ class SecureServer:
 
     def boxes(self, shares: Mapping[int, Tree]) -> dict[int, Tree]:
         """From each client's boxes to those that are for each client."""
-        rows, spec = self.around.shape[1] - 1, {"commitment": (torch.uint8, 32)}
-        spec["boxes"] = (torch.uint8, rows, BOX)
+        rows = self.around.shape[1] - 1
+        spec = {"commitment": (torch.uint8, 32), "boxes": (torch.uint8, rows, BOX)}
         found = self._gather("share", shares, lambda i, m: fields(m, "its shares", self.tag, **spec))
         self.shared = np.isin(self.ids, self.alive)
         self.commitments = {i: c.tobytes() for i, (c, _) in found.items()}

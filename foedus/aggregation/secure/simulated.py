@@ -184,7 +184,8 @@ def aggregate(
     if wrong := set(dropouts) - set(PHASES):
         raise ConfigError(f"dropouts: {sorted(wrong)[0]!r} is no phase; use {', '.join(PHASES)}")
     weight = dict(zip(replies, [1] * len(replies) if weights is None else weights, strict=True))
-    began, phases = time.process_time(), {}
+    phases: dict[str, Phase] = {}
+    began = time.process_time()
     server = SecureServer(config, weight, session=session, round=round, exchange=exchange)
     given = lambda ids: ((i, replies[i]) for i in ids)  # noqa: E731
     clients = Simulated(config, weight, given, noise, lambda phase: dropouts.get(phase, ()))

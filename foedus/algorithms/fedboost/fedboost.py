@@ -10,28 +10,28 @@ Each round it sends a few predictors, drawn at random, and clients send back as 
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Real
-from typing import Any
+from functools import reduce
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
+from foedus.algorithms.fedboost.settings import check_together, mixture, pace
 from foedus.base import random
 from foedus.base.rows import Rows
+from foedus.base.settings import Means, check_settings
 from foedus.base.spec import Spec
 from foedus.base.tree import State, Tree
-from foedus.core.algorithm import Algorithm, Client
+from foedus.core.algorithm import Algorithm, Batching, Client
 from foedus.core.clients import Clients
-from foedus.core.exchange import NothingArrived, Replies
+from foedus.core.exchange import NothingArrived
+from foedus.core.held import HeldItems
 from foedus.core.predictor import Predictor
-from foedus.errors import ConfigError, positive, unknown, whole_number
+from foedus.errors import ConfigError
 from foedus.geometry import Entropy, Mirror
-from foedus.models.predictors.base import LOSSES, Predictors
-
-SAMPLINGS = ("all", "uniform", "weighted")
+from foedus.models.predictors.base import Predictors
 
 
 @dataclass(frozen=True)
@@ -75,21 +75,21 @@ class FedBoost(Algorithm):
     """
 
     predictors: Predictors
-    budget: float | None = None
-    sampling: str = "weighted"
-    mirror: Mirror = Entropy()  # noqa: RUF009 - frozen
-    step: float | None = None
-    horizon: int | None = None
-    repeats: int = 1
+    budget: Annotated[float, Gt(0)] | None = None
+    sampling: Literal["all", "uniform", "weighted"] = "weighted"
+    mirror: Annotated[Mirror, Means("a mirror map such as fd.Entropy()")] = Entropy()  # noqa: RUF009 - frozen
+    step: Annotated[float, Gt(0)] | None = None
+    horizon: Annotated[int, Ge(1)] | None = None
+    repeats: Annotated[int, Ge(1)] = 1
     average: bool = True
-    loss: str = "log"
-    floor: float = 1e-6
+    loss: Literal["log", "squared"] = "log"
+    floor: Annotated[float, Gt(0)] = 1e-6
     bias_correction: bool = False
     reweigh: bool = True
-    explore: float = 0.0
+    explore: Annotated[float, Interval(ge=0, le=1)] = 0.0
     cache: bool = False
     start_weights: tuple[float, ...] | None = None
-    measure_every: int = 1
+    measure_every: Annotated[int, Ge(0)] = 1
 
     remedy = "try a smaller step"
 
@@ -98,43 +98,13 @@ class FedBoost(Algorithm):
             raise ConfigError(
                 f"predictors={self.predictors!r} must be a collection: fd.Densities(table), fd.Classifiers([...]) or fd.NGrams(...)"
             )
-        q = len(self.predictors)
-        for name, known in (("sampling", SAMPLINGS), ("loss", LOSSES)):
-            if getattr(self, name) not in known:
-                raise ConfigError(unknown(name, getattr(self, name), list(known)))
-        if not isinstance(self.mirror, Mirror):
-            raise ConfigError(f"mirror={self.mirror!r} must be a mirror map such as fd.Entropy()")
-        if self.sampling == "all":
-            if self.budget not in (None, q):
-                raise ConfigError(f"budget={self.budget!r} with sampling='all' sends all {q}; leave the budget out")
-        elif isinstance(self.budget, bool) or not isinstance(self.budget, Real) or not 0 < self.budget <= q:
-            raise ConfigError(f"budget={self.budget!r} must be above 0 and at most the {q} predictors (or sampling='all')")
-        for name, least in (("repeats", 1), ("measure_every", 0), ("horizon", 1)):
-            if name != "horizon" or self.horizon is not None:
-                whole_number(name, getattr(self, name), least)
-        if self.step is not None:
-            positive("step", self.step)
-        positive("floor", self.floor)
-        if isinstance(self.explore, bool) or not isinstance(self.explore, Real) or not 0 <= self.explore <= 1:
-            raise ConfigError(f"explore={self.explore!r} must be from 0 to 1")
-        if self.bias_correction and self.loss != "squared":
-            raise ConfigError(f"bias_correction is for loss='squared'; no unbiased gradient is known for loss={self.loss!r}")
-        if self.bias_correction and not self.reweigh:
-            raise ConfigError("bias_correction needs reweigh=True: without it the gradient is of another function")
-        if not self.predictors.at_hand and (self.cache or self.repeats > 1 or self.measure_every):
-            raise ConfigError(
-                "predictors that are not at hand allow neither cache, nor repeats above 1, nor measure_every above 0"
-            )
         if self.start_weights is not None:
-            try:
-                object.__setattr__(self, "start_weights", tuple(float(v) for v in self.start_weights))
-            except (TypeError, ValueError):
-                raise ConfigError(f"start_weights={self.start_weights!r} must be {q} numbers") from None
-            on_simplex("start_weights", self.start_weights, q)
+            object.__setattr__(self, "start_weights", mixture("start_weights", self.start_weights, len(self.predictors)))
+        check_settings(self)
+        check_together(self)
 
-    @property
-    def spread(self) -> float:
-        return self.predictors.spread
+    def batching(self) -> Batching:
+        return Batching(spread=self.predictors.spread)
 
     def check(self, spec: Spec) -> None:
         self.predictors.check(spec, self.loss)
@@ -144,7 +114,7 @@ class FedBoost(Algorithm):
     def prepare(self, data: Rows) -> Tree:
         return self.predictors.prepare(data, self.loss)
 
-    def receive(self, client: Client, which: Tensor, models: Tree) -> tuple[Tree, None]:
+    def receive(self, client: Client, models: Tree = None) -> tuple[Tree, None]:
         """Predictors for later: nothing is sent back."""
         return {}, None
 
@@ -153,11 +123,13 @@ class FedBoost(Algorithm):
         return {"slope": self.at(client, **sent)[1]}, None
 
     def at(
-        self, client: Client, which: Tensor, models: Tree, weight: Tensor, excess: Tensor | None = None
+        self, client: Client, which: Tensor, weight: Tensor, models: Tree = None, excess: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """The loss of the mixture of what was sent, and its gradient."""
         args = (client.prepared, client.data, which.long(), models, weight, self.loss, self.floor, excess)
-        return self.predictors.loss(*args)
+        value, slope = self.predictors.loss(*args)
+        assert slope is not None
+        return value, slope
 
     def look(self, client: Client, weight: Tensor) -> tuple[dict[str, Tensor], None]:
         """For the history: the loss of mixtures (rows of `weight`) of all predictors."""
@@ -173,22 +145,18 @@ class FedBoost(Algorithm):
     # -- server ------------------------------------------------------------------------------------------------------
 
     def start(self, clients: Clients) -> State:
-        q = len(self.predictors)
-        alpha = self.mirror.start(q, torch.float64)
+        alpha = self.mirror.start(len(self.predictors), torch.float64)
         if self.start_weights is not None:
             alpha = torch.tensor(self.start_weights, dtype=torch.float64)
-        state = State(alpha=alpha, total=torch.zeros_like(alpha), rounds=0, steepest=0.0, squares=0.0)
-        state = state.replace(ids=clients.ids, sizes=clients.sizes, spec=clients.spec)
-        if self.cache:
-            state = state.replace(have=torch.zeros(clients.total, q, dtype=torch.bool))
-        if self.measure_every:
-            self.log(clients, state)
+        state = State(alpha=alpha, total=torch.zeros_like(alpha), rounds=0, steepest=0.0, squares=0.0, spec=clients.spec)
+        self.measure(clients, state)
         return state
 
     def probabilities(self, alpha: Tensor) -> Tensor:
         """gamma, for a budget of C R."""
         if self.sampling == "all":
             return torch.ones_like(alpha)
+        assert self.budget is not None
         budget = min(self.budget * self.repeats, len(alpha))
         even = torch.full_like(alpha, budget / len(alpha))
         if self.sampling == "uniform":
@@ -201,69 +169,41 @@ class FedBoost(Algorithm):
         sent = random.uniform(random.fold(clients.key, 1), len(alpha), torch.float64) < gamma
         return sent.nonzero().flatten(), gamma
 
-    def payload(self, alpha: Tensor, gamma: Tensor, which: Tensor) -> dict[str, Tensor]:
-        weight = alpha[which] / gamma[which]
-        more = {"excess": ((1 - gamma[which]) * weight).float()} if self.bias_correction else {}
-        return {"weight": weight.float(), **more}
-
     def round(self, clients: Clients, state: State) -> State:
-        which, gamma = self.draw(clients, state.alpha)
+        which, gamma = self.draw(clients, state.alpha)  # line 2
         state = state.replace(total=state.total + state.alpha, rounds=state.rounds + 1)
-        if len(which):
-            sent = self.payload(state.alpha, gamma, which)
-            state, models = self.send(clients, state, which)
-            if clients.longest:
-                state = self.remember(clients, state, which, gamma)
-            drawn = state.drawn if clients.longest else [[clients.round, which, gamma]]
-            with contextlib.suppress(NothingArrived):
-                state, g = self.ask(clients, state, drawn, which=which.to(torch.int32), models=models, **sent)
-                state = self.move(state, g)
         clients.log(sent=len(which))
-        if self.measure_every and clients.round % self.measure_every == 0:
-            self.log(clients, state)
+        if len(which):
+            sent = {**self.models(clients, which), **self.payload(state.alpha, gamma, which)}
+            with contextlib.suppress(NothingArrived):
+                state, g = self.ask(clients, state, sent, note=[which, gamma])  # lines 3 and 4
+                state = self.move(state, g)  # line 5
+        self.measure(clients, state)
         return state
 
-    def send(self, clients: Clients, state: State, which: Tensor) -> tuple[State, Tree]:
-        """Line 3: the predictors, in `repeats` exchanges. If one is enough, they are returned, to go with the weights."""
+    def payload(self, alpha: Tensor, gamma: Tensor, which: Tensor) -> dict[str, Tree]:
+        """a_k = alpha_k / gamma_k of the predictors that are sent, and what corrects the bias."""
+        weight = alpha[which] / gamma[which]
+        excess = {"excess": ((1 - gamma[which]) * weight).float()} if self.bias_correction else {}
+        return {"which": which.to(torch.int32), "weight": weight.float(), **excess}
+
+    def models(self, clients: Clients, which: Tensor) -> dict[str, Tree]:
+        """Line 3: the predictors, to go with the weights; in `repeats` exchanges, all but their numbers before."""
         parts = [p for p in which.tensor_split(self.repeats) if len(p)]
-        if not self.cache:
-            if len(parts) == 1:
-                return state, self.predictors.message(which)
-            for part in parts:  # clients keep what these say of their rows
-                clients.gather(self.receive, which=part.to(torch.int32), models=self.predictors.message(part))
-            return state, None
-        at = torch.searchsorted(state.ids, clients.ids)
-        for part in parts:
-            lacking = ~state.have[at][:, part]
-            for pattern in lacking.unique(dim=0):
-                if bool(pattern.any()):
-                    some, new = clients.some((lacking == pattern).all(1)), part[pattern]
-                    some.gather(self.receive, which=new.to(torch.int32), models=self.predictors.message(new))
-        have = state.have.clone()
-        have[at.unsqueeze(1), which] = True
-        return state.replace(have=have), None
+        send = (lambda p: HeldItems(p, len(self.predictors))) if self.cache else self.items
+        if len(parts) == 1:
+            return {"models": send(which)}
+        for part in parts:  # clients keep what these say of their rows
+            clients.gather(self.receive, models=send(part))
+        return {"models": None}
 
-    def remember(self, clients: Clients, state: State, which: Tensor, gamma: Tensor) -> State:
-        """What was drawn, for as long as replies to it may come: a reply is at most `longest` exchanges behind."""
-        drawn = [*state.get("drawn", []), [clients.round, which, gamma]]
-        return state.replace(drawn=drawn[-1 - clients.longest :])
+    def items(self, which: Tensor) -> Tree:
+        return self.predictors.message(which)
 
-    def ask(self, clients: Clients, state: State, drawn: list, **sent: Any) -> tuple[State, Tensor]:
-        """Lines 3 and 4: the average over rows of the gradients that come back."""
-        if not clients.longest:
-            (_, which, gamma), slope = drawn[-1], clients.mean(self.slope, **sent)["slope"]
-            return state, self.whole(slope, which, gamma)
-        replies = clients.gather(self.slope, **sent)
-        return state, self.total(replies, replies.weights, drawn)
-
-    def total(self, replies: Replies, weights: Tensor, drawn: list) -> Tensor:
-        """sum_j weights_j g_j, each gradient for what was drawn in the round that it answers."""
-        known = {when: (which, gamma) for when, which, gamma in drawn}
-        total = torch.zeros(len(self.predictors), dtype=torch.float64)
-        for when in replies.versions.unique().tolist():
-            own = (replies.versions == when).nonzero().flatten()
-            total += self.whole(weights[own] @ column(replies, "slope", own).double(), *known[when])
-        return total
+    def ask(self, clients: Clients, state: State, sent: dict[str, Tree], note: list[Tensor]) -> tuple[State, Tensor]:
+        """The average over rows of the gradients that come back, each for what was drawn in the round that it answers."""
+        parts = clients.mean_by_broadcast(self.slope, note=note, **sent)
+        return state, reduce(torch.add, (self.whole(mean["slope"], *broadcast.note) for broadcast, mean in parts))
 
     def whole(self, slope: Tensor, which: Tensor, gamma: Tensor) -> Tensor:
         """The gradient in all q weights, from that in the weights of what was sent."""
@@ -280,12 +220,16 @@ class FedBoost(Algorithm):
         """What is learnt: the average of alpha_1 .. alpha_T, or the last alpha."""
         return state.total / state.rounds if self.average and state.rounds else state.alpha
 
-    def log(self, clients: Clients, state: State) -> None:
-        if not clients.measures:
-            return
-        both = torch.stack((self.result(state), state.alpha)).float()
-        seen = clients.watched(state.ids, state.sizes).mean(self.look, weight=both)["loss"]
-        clients.log(objective=seen[0], objective_last=seen[1])
+    def measure(self, clients: Clients, state: State) -> None:
+        """Log the loss of the result so far, and of the last alpha, over all rows with all predictors; not sent."""
+        if self.due(clients):
+            seen = clients.measure(self.look, weight=torch.stack((self.result(state), state.alpha)).float())
+            if seen is not None:
+                clients.log(objective=seen["loss"][0], objective_last=seen["loss"][1])
+
+    def due(self, clients: Clients) -> bool:
+        """Whether this round is measured."""
+        return self.measure_every > 0 and clients.round % self.measure_every == 0
 
     def predictor(self, state: State) -> Predictor:
         weight = self.result(state).float()
@@ -297,33 +241,5 @@ class FedBoost(Algorithm):
         return outputs.square().sum(-1) - 2 * outputs.gather(-1, y.unsqueeze(-1)).squeeze(-1) + 1
 
 
-def column(replies: Replies, name: str, some: Tensor) -> Tensor:
-    """One entry of some of the replies, stacked."""
-    if replies.separate is None:
-        return replies.stacked[name][some]
-    return torch.stack([replies[i][name] for i in some.tolist()])
-
-
 def _as_they_are(outputs: Tensor) -> Tensor:
     return outputs
-
-
-def pace(
-    mirror: Mirror, step: float | None, horizon: int | None, g: Tensor, steepest: float, squares: float
-) -> tuple[float, float, float]:
-    """eta, the largest gradient so far in the dual norm, and the sum of their squares: the steps of Theorem 2."""
-    size = float(torch.linalg.vector_norm(g, mirror.dual))
-    steepest, squares = max(steepest, size), squares + size**2
-    if step is not None:
-        return step, steepest, squares
-    bound = horizon * steepest**2 if horizon else squares
-    return (math.sqrt(2 * mirror.sigma * mirror.reach(len(g)) / bound) if bound else 0.0), steepest, squares
-
-
-def on_simplex(name: str, values: Sequence[float], size: int) -> None:
-    """Refuse weights that are not those of a mixture of so many."""
-    if len(values) != size or not min(values) >= 0 or not abs(math.fsum(values) - 1) <= 1e-6:
-        raise ConfigError(
-            f"{name} must be {size} numbers that are not negative and sum to 1; these {len(values)} sum to {math.fsum(values):.6g}, "
-            f"the least is {min(values, default=0):.4g}"
-        )

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import reduce
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from foedus.base import random
 from foedus.base.rows import Rows
+from foedus.base.settings import check_settings
 from foedus.base.spec import Spec
 from foedus.base.tree import State
-from foedus.core.algorithm import Algorithm, Client
+from foedus.core.algorithm import Algorithm, Batching, Client
 from foedus.core.clients import Clients
+from foedus.core.held import HeldArrays
 from foedus.core.predictor import Predictor
-from foedus.errors import ConfigError, unknown
+from foedus.errors import ConfigError
 from foedus.geometry import Domain, L2Ball, ModelDomain, domain_of
 from foedus.models.base import Model, Params, model_of
 from foedus.models.linear import Linear
 from foedus.models.losses import loss_for
 from foedus.models.training.gradients import gradient, value_and_gradient
-
-BEGINNINGS = ("model", "projected", "domain")
 
 
 @dataclass(frozen=True)
@@ -37,19 +39,17 @@ class ConstrainedTraining(Algorithm):
     model: Model = Linear()  # noqa: RUF009 - frozen
     domain: Domain | ModelDomain = L2Ball(10.0)  # noqa: RUF009 - frozen
     loss: str = "auto"
-    begin: str = "model"
+    begin: Literal["model", "projected", "domain"] = "model"
 
     remedy = "scale the features: inside a bounded set, only they can make numbers this large"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", model_of(self.model))
         domain_of(self.domain)
-        if self.begin not in BEGINNINGS:
-            raise ConfigError(unknown("begin", self.begin, list(BEGINNINGS)))
+        check_settings(self)
 
-    @property
-    def batchable(self) -> bool:
-        return self.model.batchable
+    def batching(self) -> Batching:
+        return Batching(pays=self.model.batchable)
 
     @property
     def set(self) -> ModelDomain:
@@ -83,23 +83,25 @@ class ConstrainedTraining(Algorithm):
         return gradient(self.model, loss_for(self.loss, client.spec.classes), x, rows or client.data)
 
     def look(self, client: Client, center: Params) -> tuple[dict[str, Any], None]:
-        """For the history: objective and gradient at the centre, and the distance of the client's own x from it."""
+        """For the history: objective and gradient at the center, and the distance of the client's own x from it."""
         x = (client.state or {}).get("x", center)
         apart = sum((x[k] - center[k]).double().square().sum() for k in center)
         value, slope = value_and_gradient(self.model, loss_for(self.loss, client.spec.classes), center, client.data)
         return {"objective": value, "slope": slope, "apart": apart}, None
 
-    def log(self, clients: Clients, ids: Tensor, center: Params, consensus: bool = True) -> None:
-        """The objective, the gap of equation 11 and the consensus, over all clients; measured, not sent."""
-        if not clients.measures:
+    def measure(self, clients: Clients, center: Params, every: int, consensus: bool = True) -> None:
+        """Log, every so many rounds, the objective, the gap of equation 11 and the consensus, over all clients; not sent."""
+        if not every or clients.round % every:
             return
-        seen = clients.watched(ids).mean(self.look, weights="uniform", center=center)
-        clients.log(objective=seen["objective"], fw_gap=gap(self.set, seen["slope"], center))
-        if consensus:
-            clients.log(consensus=seen["apart"])
+        seen = clients.measure(self.look, weights="uniform", center=center)
+        if seen is not None:
+            clients.log(objective=seen["objective"], fw_gap=gap(self.set, seen["slope"], center))
+            if consensus:
+                clients.log(consensus=seen["apart"])
 
     def predictor(self, state: State) -> Predictor:
-        return Predictor(lambda x: self.model.apply(state.center, x), state.spec)
+        center = state.center.value if isinstance(state.center, HeldArrays) else state.center
+        return Predictor(lambda x: self.model.apply(center, x), state.spec)
 
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         return loss_for(self.loss, None if y.is_floating_point() else outputs.shape[-1]).value(outputs, y)
@@ -108,4 +110,4 @@ class ConstrainedTraining(Algorithm):
 def gap(domain: ModelDomain, slope: Params, x: Params) -> Tensor:
     """max over u in D of <slope, x - u>: 0 exactly at stationary points of the constrained problem."""
     best = domain.dense(domain.lmo(slope), x)
-    return sum((slope[k].double() * (x[k] - best[k]).double()).sum() for k in x)
+    return reduce(torch.add, ((slope[k].double() * (x[k] - best[k]).double()).sum() for k in x))

@@ -7,15 +7,16 @@ client's normal equations, M^2 operations an output however many rows there are.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from annotated_types import Ge, Gt
 from torch import Tensor
 
-from foedus.algorithms.fednewton.regression import FeatureRegression, positive
+from foedus.algorithms.fednewton.regression import FeatureRegression
 from foedus.base.rows import Rows
 from foedus.base.tree import State
 from foedus.core.algorithm import Client
 from foedus.core.clients import Clients
-from foedus.errors import whole_number
 from foedus.models.least_squares import DTYPES, Ridge, prepare_ridge, product, solve
 
 
@@ -27,13 +28,8 @@ class RidgeFedAvg(FeatureRegression):
     but started from the average of the clients' own solutions. The paper makes 2 steps.
     """
 
-    lr: float = 0.1
-    steps: int = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "lr")
-        whole_number("steps", self.steps)
+    lr: Annotated[float, Gt(0)] = 0.1
+    steps: Annotated[int, Ge(1)] = 2
 
     def train(self, client: Client, w: Tensor) -> tuple[Tensor, None]:
         for _ in range(self.steps):
@@ -51,11 +47,7 @@ class RidgeFedProx(FeatureRegression):
     Started from the average of the clients' own solutions (with `reg` alone), as in the paper.
     """
 
-    mu: float = 1e-4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "mu")
+    mu: Annotated[float, Gt(0)] = 1e-4
 
     def prepare(self, data: Rows) -> Ridge:
         return prepare_ridge(self.features, self.reg, DTYPES[self.dtype], data, pull=self.mu)

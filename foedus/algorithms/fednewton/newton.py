@@ -11,29 +11,25 @@ the global ones are their averages, g = sum_j p_j g_j and H = sum_j p_j H_j.
 
 from __future__ import annotations
 
-import math
-import warnings
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from annotated_types import Ge, Gt
 from torch import Tensor
 
-from foedus.algorithms.fednewton.regression import FeatureRegression, positive, simplex_shares
+from foedus.algorithms.fednewton.divergence import foresee
+from foedus.algorithms.fednewton.regression import FeatureRegression, simplex_shares
 from foedus.base.rows import Rows
 from foedus.base.spec import Spec
 from foedus.base.tree import State
 from foedus.core.algorithm import Client
 from foedus.core.clients import Clients
 from foedus.core.predictor import Predictor
-from foedus.errors import ConfigError, unknown, whole_number
+from foedus.errors import ConfigError
 from foedus.models import curvature
 from foedus.models.least_squares import DTYPES, product, solve
 from foedus.models.losses import Huber, Loss, loss_for
-
-
-class DivergenceWarning(UserWarning):
-    """The plain Newton iteration will not converge on this federation."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +78,11 @@ class FedNewton(FeatureRegression):
         >>> fd.run(fd.FedNewton(fd.RandomFourier(2000, bandwidth=4.0), reg=1e-5, solver="cg"), fed, rounds=8)
     """
 
-    loss: str = "squared"
-    solver: str = "newton"
-    tol: float = 1e-12
-    delta: float = 1.0
-    inner: int = 50
+    loss: Literal["squared", "logistic", "cross_entropy", "huber"] = "squared"
+    solver: Literal["newton", "cg"] = "newton"
+    tol: Annotated[float, Gt(0)] = 1e-12
+    delta: Annotated[float, Gt(0)] = 1.0
+    inner: Annotated[int, Ge(1)] = 50
 
     remedy: ClassVar[str] = "use solver='cg' (for the squared loss), or a larger reg"
 
@@ -95,17 +91,10 @@ class FedNewton(FeatureRegression):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.objective(1 if self.loss in ("squared", "huber") else 2)
-        if self.loss == "auto":
-            raise ConfigError(unknown("loss", self.loss, ["squared", "logistic", "cross_entropy", "huber"]))
-        if self.solver not in ("newton", "cg"):
-            raise ConfigError(unknown("solver", self.solver, ["newton", "cg"]))
         if self.solver == "cg" and not self.quadratic:
             raise ConfigError(
                 f"solver='cg' needs loss='squared', whose Hessian does not change; with {self.loss!r} use 'newton'"
             )
-        positive(self, "tol", "delta")
-        whole_number("inner", self.inner)
 
     @property
     def quadratic(self) -> bool:
@@ -199,47 +188,26 @@ class FedNewton(FeatureRegression):
         d = clients.mean(self.direction, g=g)  # line 7
         clients.log(gradient=g.norm())
         if not self.quadratic:
-            objectives = clients.mean(self.search, d=d, last=state.step)
-            best = int(objectives.argmin())
-            if objectives[0] - objectives[best] <= 1e-12 * objectives[0].abs():  # no more than rounding
-                best = 0
-            step = state.step * self.steps[best]
-            clients.log(objective=objectives[best], step=step)
-            # Where none was any good, the next ones to be tried are smaller.
-            return state.replace(w=state.w - step * d, step=step or state.step * self.steps[-1])
-        warned = self._foresee(clients, state, g)
+            return self._searched(clients, state, d)
+        warned = foresee(self.reg, clients, state, g)
         first = state.get("first", float(g.norm()))
-        return state.replace(w=state.w - d, g=g, d=d, cohort=clients.ids, warned=warned, first=first)  # line 8
+        return state.replace(w=state.w - d, g=g, d=d, warned=warned, first=first)  # line 8
 
-    def _foresee(self, clients: Clients, state: State, g: Tensor) -> bool:
-        """Warn, once, when the last two gradients prove that an eigenvalue of P H is above 2; whether it has been said."""
-        if "g" not in state or state.warned:
-            return state.get("warned", False)
-        proof = ""
-        if len(clients) == clients.total and not clients.quantise:
-            before, d = state.g.double(), state.d.double()
-            right = (before * d).sum(0)
-            quotient = ((d * (before - g.double())).sum(0)[right > 0] / right[right > 0]).max() if (right > 0).any() else 1.0
-            # Once it has converged, what is left of the gradients is rounding and proves nothing.
-            if d.norm() > math.sqrt(torch.finfo(g.dtype).eps) * state.w.norm():
-                clients.log(radius=max(float(quotient) - 1, 0.0))
-                if quotient > 2:
-                    proof = f"the spectral radius of its iteration is at least {float(quotient) - 1:.3g}, and must be below 1"
-        elif g.norm() > 1e3 * state.first:
-            proof = f"the gradient has grown {float(g.norm()) / state.first:.3g}-fold"
-        if proof:
-            warnings.warn(
-                f"round {clients.round}: FedNewton(solver='newton') diverges on this federation: {proof}. Use solver='cg', which "
-                f"converges at the same cost a round, or a larger reg than {self.reg:g}",
-                DivergenceWarning,
-                stacklevel=5,
-            )
-        return bool(proof)
+    def _searched(self, clients: Clients, state: State, d: Tensor) -> State:
+        """Line 8 with the best of some steps along d."""
+        objectives = clients.mean(self.search, d=d, last=state.step)
+        best = int(objectives.argmin())
+        if objectives[0] - objectives[best] <= 1e-12 * objectives[0].abs():  # no more than rounding
+            best = 0
+        step = state.step * self.steps[best]
+        clients.log(objective=objectives[best], step=step)
+        # Where none was any good, the next ones to be tried are smaller.
+        return state.replace(w=state.w - step * d, step=step or state.step * self.steps[-1])
 
     def _conjugate(self, clients: Clients, state: State) -> State:
         w, r, p, rz = state.w.clone(), state.r, state.p, state.rz
-        late = clients.longest > 0
-        if late or not torch.equal(clients.ids, state.cohort) or (clients.quantise and clients.round % 5 == 0):
+        late = not clients.punctual
+        if late or not torch.equal(clients.ids, state.cohort) or (clients.rounded and clients.round % 5 == 0):
             r, p, rz = -clients.mean(self.gradient, w=state.w), torch.zeros_like(p), torch.zeros_like(rz)
         r, p, rz = r.clone(), p.clone(), rz.clone()
         tol = max(self.tol, 4 * torch.finfo(r.dtype).eps)
@@ -257,7 +225,7 @@ class FedNewton(FeatureRegression):
             rz[open_] = new
         clients.log(**{"residual" if len(clients) == clients.total else "cohort_residual": _largest(r, state.scale)})
         # Where somebody has failed to answer, the next round starts anew as well.
-        return state.replace(w=w, r=r, p=p, rz=rz, cohort=clients.ids if clients.who is None else clients.who)
+        return state.replace(w=w, r=r, p=p, rz=rz, cohort=clients.ids if clients.answered is None else clients.answered)
 
 
 def _largest(r: Tensor, scale: Tensor) -> float:

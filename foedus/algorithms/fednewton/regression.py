@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
-from numbers import Real
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import torch
+from annotated_types import Gt
 from torch import Tensor
 
 from foedus.base.rows import Rows
+from foedus.base.settings import check_settings
 from foedus.base.spec import Spec
 from foedus.base.tree import State
-from foedus.core.algorithm import Algorithm, Client
+from foedus.core.algorithm import Algorithm, Batching, Client
 from foedus.core.clients import Clients
 from foedus.core.predictor import Predictor
-from foedus.errors import ConfigError, unknown
 from foedus.geometry import Simplex
 from foedus.models.features import FeatureMap, features_of
 from foedus.models.least_squares import DTYPES, Ridge, prepare_ridge, ridge_bytes
@@ -36,14 +35,12 @@ class FeatureRegression(Algorithm):
     remedy: ClassVar[str] = "use a larger reg"
 
     features: FeatureMap
-    reg: float = 1e-4
-    dtype: str = field(default="float64", kw_only=True)
+    reg: Annotated[float, Gt(0)] = 1e-4
+    dtype: Literal["float32", "float64"] = field(default="float64", kw_only=True)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "features", features_of(self.features))
-        positive(self, "reg")
-        if not isinstance(self.dtype, str) or self.dtype not in DTYPES:
-            raise ConfigError(unknown("dtype", self.dtype, list(DTYPES)))
+        check_settings(self)
 
     def seeded(self, seed: int) -> Self:
         return replace(self, features=self.features.seeded(seed))
@@ -51,7 +48,11 @@ class FeatureRegression(Algorithm):
     def check(self, spec: Spec) -> None:
         self.features.check(spec)
 
+    def batching(self) -> Batching:
+        return Batching(footprint=self.footprint)
+
     def footprint(self, rows: int, row_bytes: int) -> int:
+        """Bytes of a client in a batch: its rows, and its factorized system."""
         size = self.features.rough_size(row_bytes // 4)
         return 3 * rows * row_bytes + ridge_bytes(rows, size, DTYPES[self.dtype])
 
@@ -81,14 +82,6 @@ class FeatureRegression(Algorithm):
 
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         return loss_for("squared", None).value(outputs, y.to(outputs.dtype) if y.is_floating_point() else y)
-
-
-def positive(algorithm: Algorithm, *names: str) -> None:
-    """Refuse settings that are not positive numbers."""
-    for name in names:
-        value = getattr(algorithm, name)
-        if not isinstance(value, Real) or isinstance(value, bool) or not 0 < value < math.inf:
-            raise ConfigError(f"{name}={value!r} must be a positive number")
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,11 @@
-"""FedRes: a shared global model and private local models learn each other's residual."""
+"""FedRes: a shared global model and private local models learn each other's residual. In short `fd.fedres`."""
+
+from foedus.algorithms.fedres.bandit import FedResBandit
+from foedus.algorithms.fedres.erm import FedResERM
+from foedus.algorithms.fedres.fictitious import FictitiousPlay
+from foedus.algorithms.fedres.online import Hub, Site
+from foedus.algorithms.fedres.regret import Regret, regret
+from foedus.algorithms.fedres.rollouts import rollouts
+from foedus.algorithms.fedres.sgd import FedRes
+
+__all__ = ["FedRes", "FedResBandit", "FedResERM", "FictitiousPlay", "Hub", "Regret", "Site", "regret", "rollouts"]

@@ -13,52 +13,27 @@ from __future__ import annotations
 import contextlib
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from annotated_types import Ge, Gt
 from torch import Tensor
 from torch.nn import functional as F
 
 from foedus.algorithms.fedres.pair import Columns, forward, part
-from foedus.algorithms.fedres.sgd import FedRes, in_range, late, log_tally, stream
-from foedus.base import random, tree
-from foedus.base.batching import batched
-from foedus.base.rows import take
+from foedus.algorithms.fedres.play import Actionwise, play
+from foedus.algorithms.fedres.sgd import FedRes
+from foedus.algorithms.fedres.step import in_range, log_tally
+from foedus.base import random
 from foedus.base.spec import Spec
 from foedus.base.tree import State, Tree
 from foedus.core.algorithm import Client
 from foedus.core.clients import Clients
 from foedus.core.exchange import NothingArrived
 from foedus.core.predictor import Predictor
-from foedus.errors import ConfigError, DataError, positive, unknown, whole_number
-from foedus.models.base import Model, Params, Pull, check_fits
+from foedus.errors import ConfigError, DataError, positive, whole_number
+from foedus.models.base import Model, Params, check_fits
 from foedus.models.linear import Linear
-
-
-@dataclass(frozen=True)
-class _Actionwise(Model):
-    """One model of an action's context, applied to the contexts (K, d) of all actions of a row."""
-
-    model: Model
-
-    @property
-    def closed_form(self) -> bool:
-        return self.model.closed_form
-
-    @property
-    def batchable(self) -> bool:
-        return self.model.batchable
-
-    def init(self, spec: Spec, key: Tensor) -> Params:
-        return self.model.init(Spec(spec.shape[1:], None, 1), key)
-
-    def apply(self, params: Params, x: Tensor) -> Tensor:
-        return self.model.apply(params, x.flatten(0, 1)).view(x.shape[:2])
-
-    def pullback(self, params: Params, x: Tensor) -> tuple[Tensor, Pull]:
-        """Contexts (c, n, K, d)."""
-        z, pull = self.model.pullback(params, x.flatten(1, 2))
-        return z.view(x.shape[:3]), lambda slope: pull(slope.reshape(z.shape))
 
 
 @dataclass(frozen=True)
@@ -84,23 +59,16 @@ class FedResBandit(FedRes):
 
     global_model: Model | None = Linear(bias=False)  # noqa: RUF009 - frozen
     local_model: Model | None = Linear(bias=False)  # noqa: RUF009 - frozen
-    explore: str = "epsilon"
-    every: int | None = None
-    horizon: int | None = None
-    gamma: float = 10.0
-    reward: str = "bernoulli"
+    explore: Literal["epsilon", "squarecb"] = "epsilon"
+    every: Annotated[int, Ge(1)] | None = None
+    horizon: Annotated[int, Ge(1)] | None = None
+    gamma: Annotated[float, Gt(0)] = 10.0
+    reward: Literal["bernoulli", "mean"] = "bernoulli"
 
     remedy: ClassVar[str] = "try a smaller step"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, known in (("explore", ("epsilon", "squarecb")), ("reward", ("bernoulli", "mean"))):
-            if getattr(self, name) not in known:
-                raise ConfigError(unknown(name, getattr(self, name), list(known)))
-        for name in ("every", "horizon"):
-            if getattr(self, name) is not None:
-                whole_number(name, getattr(self, name))
-        positive("gamma", self.gamma)
         if self.loss != "squared" or self.batch_size != 1 or not self.alike:
             raise ConfigError("a bandit needs loss='squared', batch_size=1 and local models of one kind")
         if self.explore == "epsilon" and self.every is None and self.horizon is None:
@@ -139,13 +107,16 @@ class FedResBandit(FedRes):
         shape = spec.shape if columns is None else (*spec.shape[:-1], len(columns))
         if not self.actionwise(spec):
             return model, Spec(shape, None, spec.outputs)
-        return (None if model is None else _Actionwise(model)), Spec(shape, None, spec.outputs)
+        return (None if model is None else Actionwise(model)), Spec(shape, None, spec.outputs)
 
     def period(self, clients: int, actions: int) -> int:
         """B."""
         if self.explore == "squarecb":
             return 1
-        return self.every or exploration_period(self.horizon, clients, actions)
+        if self.every is not None:
+            return self.every
+        assert self.horizon is not None
+        return exploration_period(self.horizon, clients, actions)
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
@@ -156,7 +127,7 @@ class FedResBandit(FedRes):
         model, spec = self.view(self.global_model, self.shared, client.spec)
         if model is not None:
             state["seen"] = model.init(spec, client.shared)
-        model, spec = self.view(self.local_model, self.private, client.spec)
+        model, spec = self.view(*self.only_local, client.spec)
         if model is not None:
             state |= self.with_local(model.init(spec, random.fold(client.key, 1)), client.longest)
         return state
@@ -173,7 +144,7 @@ class FedResBandit(FedRes):
         data = client.data
         args = {"state": client.state, "w": w, "index": data.index, "weight": data.weight, "key": client.key}
         args |= {"lag": -(-client.up // every) - (-client.down // every), "longest": client.longest}
-        found = _play(args, (self, how, data.table_x, data.table_y, client.spec))
+        found = play(args, (self, how, data.table_x, data.table_y, client.spec))
         return found["reply"], found["state"]
 
     def extremes(self, client: Client) -> tuple[Tree, None]:
@@ -184,174 +155,71 @@ class FedResBandit(FedRes):
         return {**{k: client.state[k] for k in ("regret", "reward")}, "t": client.state["t"].double()}, None
 
     def outputs(self, client: Client, x: Tensor) -> Tensor:
-        z = 0.0
+        z = torch.zeros(())
         for model, columns, params in (
             (self.global_model, self.shared, client.state.get("seen")),
-            (self.local_model, self.private, client.state.get("local")),
+            (*self.only_local, client.state.get("local")),
         ):
-            model, _ = self.view(model, columns, client.spec)
-            z = z if model is None else z + model.apply(params, part(x, columns, x.dim() - 1))
+            used, _ = self.view(model, columns, client.spec)
+            z = z if used is None else z + used.apply(params, part(x, columns, x.dim() - 1))
         return z
 
     # -- server ------------------------------------------------------------------------------------------------------
 
     def start(self, clients: Clients) -> State:
-        if clients.measures:
-            self._check_rewards(clients)
-        period = self.period(clients.total, clients.spec.outputs)
-        state = State(ids=clients.ids, spec=clients.spec, period=period)
+        self._check_rewards(clients)
+        state = State(spec=clients.spec, period=self.period(clients.total, clients.spec.outputs))
         model, spec = self.view(self.global_model, self.shared, clients.spec)
-        if model is not None:
-            w = model.init(spec, clients.shared)
-            state = self.with_model(state, w, clients.longest)
-        return state
+        return state if model is None else self.with_model(state, model.init(spec, clients.shared))
 
     def _check_rewards(self, clients: Clients) -> None:
-        found = clients.watched(clients.ids).gather(self.extremes).stack()
-        if float(found["least"].min()) < 0 or float(found["most"].max()) > 1:
+        found = clients.measure_each(self.extremes)
+        if found is not None and (float(found["least"].min()) < 0 or float(found["most"].max()) > 1):
             raise DataError(
                 f"rewards are from {float(found['least'].min()):.4g} to {float(found['most'].max()):.4g}; they must be in [0, 1]: scale them"
             )
 
     def round(self, clients: Clients, state: State) -> State:
         n, rest = divmod(clients.round, state.period)
-        if rest:
-            # The first of these rounds brings the new model; with delays, or some clients only, any may be the one that a client sees.
-            news = self.global_model is not None and (rest == 1 or clients.longest or clients.participation < 1)
-            with contextlib.suppress(NothingArrived):
-                clients.mean(self.exploit, **({"w": state.w} if news else {}))
-        else:
-            with contextlib.suppress(NothingArrived):
-                state = self._explore(clients, state, n)
-        log_tally(self, clients, state, regret="regret", reward="reward")
+        with contextlib.suppress(NothingArrived):
+            if rest:
+                # The first of these rounds brings the new model; where messages are late, or some clients away, any may be the
+                # one that a client sees.
+                news = rest == 1 or not clients.punctual or clients.participation < 1
+                clients.mean(self.exploit, **({"w": state.w} if news and self.global_model is not None else {}))
+            elif self.global_model is None:
+                clients.mean(self.learn)
+            else:
+                sent = {"w": state.w, **({} if clients.punctual else {"every": state.period})}
+                g = clients.sum(self.learn, **sent) if self.send == "gradient" else self._gradient(clients, state, sent)
+                state = self.moved(state, g, n - 1)  # the n-th round of FedRes
+        log_tally(self, clients, regret="regret", reward="reward")
         return state
 
-    def _explore(self, clients: Clients, state: State, n: int) -> State:
-        """The n-th round of FedRes."""
-        if self.global_model is None:
-            clients.mean(self.learn)
-            return state
-        state = self.remember(clients, state)
-        payload = {"w": state.w, **({"every": state.period} if clients.longest else {})}
-        try:
-            g = clients.sum(self.learn, **payload) if self.send == "gradient" else self._gradient(clients, state, payload)
-        except NothingArrived:
-            return state  # with the version that was sent
-        w, squares = self.move(state.w, g, state.get("squares"), torch.tensor(n - 1), self.step, 0)
-        return state.replace(w=w, **({} if squares is None else {"squares": squares}))
-
-    def _gradient(self, clients: Clients, state: State, payload: dict[str, Any]) -> Params:
-        accept = None if self.actionwise(state.spec) else lambda reply: in_range(reply, "action", state.spec.outputs)
-        replies = clients.gather(self.learn, accept=accept, **payload)
-        sent, count = replies.stack(), len(replies)
-        w = self.recall(clients, state, replies.versions)
-        model, _ = self.view(self.global_model, self.shared, state.spec)
+    def _gradient(self, clients: Clients, state: State, sent: dict[str, Any]) -> Params:
+        accept = None if self.actionwise(state.spec) else lambda _, reply: in_range(reply, "action", state.spec.outputs)
+        replies = clients.gather(self.learn, accept=accept, **sent)
+        w, seen, count = self.models_of(replies, state), replies.stack(), len(replies)
+        assert self.global_model is not None
+        z, pull = forward(self.global_model, w, seen["x"])  # actionwise, the context of the action that was taken
         if self.actionwise(state.spec):
-            z, pull = forward(model.model, w, sent["x"])  # the context of the action that was taken
-            said = z[..., 0]
+            predicted = z[..., 0]
         else:
-            z, pull = forward(model, w, sent["x"])
-            said = z.gather(-1, sent["action"].long().view(count, 1, 1)).squeeze(-1)
-        said = said + sent["local"] if self.local_model is not None else said
-        slope = 2 * (said - sent["reward"]).unsqueeze(-1)
+            predicted = z.gather(-1, seen["action"].long().view(count, 1, 1)).squeeze(-1)
+        predicted = predicted + seen["local"] if self.local_model is not None else predicted
+        slope = 2 * (predicted - seen["reward"]).unsqueeze(-1)
         if not self.actionwise(state.spec):
-            slope = slope * F.one_hot(sent["action"].long(), state.spec.outputs).view(z.shape)
+            slope = slope * F.one_hot(seen["action"].long(), state.spec.outputs).view(z.shape)
         return {k: g.sum(0) for k, g in pull(slope).items()}
 
     def predictor(self, state: State) -> Predictor | None:
-        if self.global_model is None:
-            return None
         model, _ = self.view(self.global_model, self.shared, state.spec)
+        if model is None:
+            return None
         return Predictor(lambda x: model.apply(state.w, part(x, self.shared, x.dim() - 1)), state.spec)
 
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         return (outputs - y).square().mean(-1)
-
-
-@batched
-def _play(args: dict[str, Tree], shared: tuple) -> Tree:
-    """One round of a batch of clients."""
-    algorithm, how, table_x, table_y, spec = shared
-    state, count = args["state"], (args["weight"] > 0).sum(1)
-    t, c = state["t"], len(count)
-    rows = stream(t, args["index"], count, 1)
-    x, mean = take(table_x, rows).float(), take(table_y, rows)[:, 0]
-    new = {**state, "t": t + 1}
-    w = args["w"] if args["w"] is not None else state.get("seen")
-    if args["w"] is not None and (how != "uniform" or not args["longest"]):
-        new["seen"] = w  # where messages are late, the last broadcast for an exploration may be older than what the client has
-    z, parts = 0.0, {}
-    for name, model, columns, params in (
-        ("global", algorithm.global_model, algorithm.shared, w),
-        ("local", algorithm.local_model, algorithm.private, state.get("local")),
-    ):
-        if model is not None:
-            view, _ = algorithm.view(model, columns, spec)
-            own = part(x, columns, x.dim() - 1)
-            said, pull = _forward(view, params, own)
-            parts[name], z = (said[:, 0], pull, own), z + said[:, 0]
-    draws = random.uniform(args["key"], 2, torch.float64)
-    action = _choose(how, z, draws[:, :1], algorithm.gamma, state["n"])
-    reward = mean.gather(1, action).double()
-    new["regret"] = state["regret"] + (mean.amax(1) - reward[:, 0].float()).double()
-    if algorithm.reward == "bernoulli":
-        reward = (draws[:, 1:] < reward).double()
-    new["reward"] = state["reward"] + reward[:, 0]
-    if how == "greedy":
-        return {"reply": {}, "state": tree.map(lambda v: v.contiguous(), new)}
-
-    reward = reward.float()
-    error = z.gather(1, action) - reward
-    new["n"], new["loss"] = state["n"] + 1, state["loss"] + error[:, 0].square()
-    slope = torch.zeros_like(z).scatter(1, action, 2 * error).unsqueeze(1)
-    reply: Tree = {}
-    if "global" in parts:
-        _, pull, own = parts["global"]
-        if algorithm.send == "gradient":
-            reply = pull(slope)
-        else:
-            taken = own[torch.arange(c), :, action[:, 0]] if algorithm.actionwise(spec) else own
-            reply = {"x": taken, "reward": reward}
-            if not algorithm.actionwise(spec):
-                reply["action"] = action.to(torch.int32)
-            if "local" in parts:
-                reply["local"] = parts["local"][0].gather(1, action)
-    if "local" in parts:
-        g = parts["local"][1](slope)
-        if "waiting" in state:
-            new["waiting"], g = late(state["waiting"], g, state["n"], args["lag"], False)
-        eta = algorithm.local_step or algorithm.step
-        new["local"], squares = algorithm.move(state["local"], g, state.get("squares"), state["n"], eta, 1)
-        if squares is not None:
-            new["squares"] = squares
-    return {"reply": reply, "state": tree.map(lambda v: v.contiguous(), new)}
-
-
-def _forward(model: Model, params: Params, x: Tensor) -> tuple[Tensor, Pull]:
-    return model.pullback(params, x) if isinstance(model, _Actionwise) and model.closed_form else forward(model, params, x)
-
-
-def _choose(how: str, z: Tensor, draw: Tensor, gamma: float, n: Tensor) -> Tensor:
-    """The actions (c, 1) for expected rewards z (c, K)."""
-    actions = z.shape[1]
-    if how == "uniform":
-        return (draw * actions).long().clamp(max=actions - 1)
-    best = z.argmax(1, keepdim=True)
-    if how == "greedy":
-        return best
-    return (
-        (inverse_gaps(z, gamma * (n + 1).double().sqrt().unsqueeze(1)).cumsum(1) <= draw)
-        .sum(1, keepdim=True)
-        .clamp(max=actions - 1)
-    )
-
-
-def inverse_gaps(z: Tensor, gamma: Tensor | float) -> Tensor:
-    """Probabilities (c, K) by the gaps between expected rewards: 1 / (K + gamma gap), and the rest for the best action."""
-    best = z.argmax(1, keepdim=True)
-    p = 1 / (z.shape[1] + gamma * (z.gather(1, best) - z).double())
-    p = p.scatter(1, best, 0.0)
-    return p.scatter(1, best, 1 - p.sum(1, keepdim=True))
 
 
 def exploration_period(

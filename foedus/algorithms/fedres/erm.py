@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import Ge, Gt
 from torch import Tensor
 
+from foedus.algorithms.fedres.least_squares import least_squares
 from foedus.algorithms.fedres.pair import Columns, columns_of, logits, part, part_spec, row_loss, targets, value
-from foedus.algorithms.fedres.sgd import in_range, log_tally, stream
+from foedus.algorithms.fedres.step import in_range, log_tally, stream
 from foedus.base import tree
 from foedus.base.batching import batched
 from foedus.base.rows import take
+from foedus.base.settings import check_settings
 from foedus.base.spec import Spec
 from foedus.base.tree import State, Tree
-from foedus.core.algorithm import Algorithm, Client
+from foedus.core.algorithm import Algorithm, Batching, Client
 from foedus.core.clients import Clients
 from foedus.core.exchange import NothingArrived
 from foedus.core.predictor import Predictor
-from foedus.errors import ConfigError, DataError, positive, whole_number
+from foedus.errors import ConfigError, DataError
 
 Statistics = dict[str, Tensor]
 
@@ -47,21 +50,16 @@ class FedResERM(Algorithm):
     shared: Columns = None
     private: Columns = None
     bias: bool = True
-    radius: float | None = None
-    batch_size: int = 1
+    radius: Annotated[float, Gt(0)] | None = None
+    batch_size: Annotated[int, Ge(1)] = 1
     start_global: tuple[float, ...] | None = None
     start_local: tuple[float, ...] | None = None
-    measure_every: int = 1
+    measure_every: Annotated[int, Ge(0)] = 1
 
     personal: ClassVar[bool] = True
-    spread: ClassVar[float] = float("inf")
     remedy: ClassVar[str] = "try a smaller radius, or scale the features"
 
     def __post_init__(self) -> None:
-        if self.radius is not None:
-            positive("radius", self.radius)
-        whole_number("batch_size", self.batch_size)
-        whole_number("measure_every", self.measure_every, 0)
         for name in ("shared", "private"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, columns_of(name, getattr(self, name)))
@@ -76,6 +74,10 @@ class FedResERM(Algorithm):
                         f"{name}={getattr(self, name)!r} must be finite numbers, one for each feature of the model"
                     )
                 object.__setattr__(self, name, values)
+        check_settings(self)
+
+    def batching(self) -> Batching:
+        return Batching(spread=math.inf)
 
     def check(self, spec: Spec) -> None:
         for name, columns in (("shared", self.shared), ("private", self.private)):
@@ -147,7 +149,7 @@ class FedResERM(Algorithm):
         local = self._first("start_local", self.private, clients.spec)
         (d, m), g = local.shape, len(w)
         zeros = lambda *shape: torch.zeros(shape, dtype=torch.float64)  # noqa: E731
-        state = State(w=w, ids=clients.ids, spec=clients.spec, own=zeros(g, g), y=zeros(g, m), seen=0)
+        state = State(w=w, spec=clients.spec, own=zeros(g, g), y=zeros(g, m), seen=0)
         return state.replace(**self.remembers(zeros(clients.total, g, d), local.expand(clients.total, d, m).clone()))
 
     def remembers(self, cross: Tensor, local: Tensor) -> dict[str, Tensor]:
@@ -156,12 +158,12 @@ class FedResERM(Algorithm):
 
     def round(self, clients: Clients, state: State) -> State:
         try:
-            replies = clients.gather(self.act, w=state.w, accept=lambda reply: in_range(reply, "y", state.spec.classes))
+            replies = clients.gather(self.act, w=state.w, accept=lambda _, reply: in_range(reply, "y", state.spec.classes))
         except NothingArrived:
             replies = None
         if replies is not None:
-            state = self.receive(state, torch.searchsorted(state.ids, replies.ids), replies.stack())
-        log_tally(self, clients, state, loss="online_loss")
+            state = self.receive(state, clients.positions(replies.ids), replies.stack())
+        log_tally(self, clients, loss="online_loss")
         return state
 
     def receive(self, state: State, who: Tensor, sent: dict[str, Tensor]) -> State:
@@ -182,40 +184,6 @@ class FedResERM(Algorithm):
         return row_loss("squared", outputs, y)
 
 
-@dataclass(frozen=True)
-class FictitiousPlay(FedResERM):
-    """Either model minimises the loss over all rows given what the other said of each row when it was new: (5) and (6).
-
-        w_{i,t+1} = argmin_w sum_{s <= t} l_{i,s}(w^g_{s-down}, w),    w^g_{t+1} = argmin_w sum_i sum_{s <= t-up} l_{i,s}(w, w_{i,s})
-
-    Clients need send only (x^g, y, f(x^l; w_{i,s})). It is cheap, natural, and may stall: both learn against each other's past
-    (Appendix C).
-    """
-
-    def init(self, client: Client) -> dict[str, Tree]:
-        state = super().init(client)
-        return {**state, "sums": {k: v for k, v in state["sums"].items() if k != "cross"}}
-
-    def fit(self, sums: Statistics, other: Tensor, now: Tensor, t: Tensor) -> Tensor:
-        return torch.where((t > 0).view(-1, 1, 1), least_squares(sums["own"], sums["y"], self.radius), now)
-
-    def learn(self, sums: Statistics, own: Tensor, other: Tensor, y: Tensor, said: Tensor) -> Statistics:
-        return {"own": sums["own"] + own.mT @ own, "y": sums["y"] + own.mT @ (y - said)}
-
-    def message(self, x_g: Tensor, x_l: Tensor, y: Tensor, said: Tensor, local: Tensor) -> dict[str, Tensor]:
-        return {"x": x_g.float(), "y": y, "local": said}
-
-    def remembers(self, cross: Tensor, local: Tensor) -> dict[str, Tensor]:
-        return {}
-
-    def receive(self, state: State, who: Tensor, sent: dict[str, Tensor]) -> State:
-        x, y = self.features(sent["x"], None, 2), targets(sent["y"], state.spec).double()
-        own, right = state.own + (x.mT @ x).sum(0), state.y + (x.mT @ (y - sent["local"])).sum(0)
-        return state.replace(
-            w=least_squares(own, right, self.radius), own=own, y=right, seen=state.seen + x.shape[0] * x.shape[1]
-        )
-
-
 @batched
 def _act(args: dict[str, Tree], shared: tuple) -> Tree:
     algorithm, table_x, table_y, spec = shared
@@ -233,30 +201,3 @@ def _act(args: dict[str, Tree], shared: tuple) -> Tree:
     plain_g, plain_l = (part(x, c, 2).flatten(2) for c in (algorithm.shared, algorithm.private))
     reply = algorithm.message(plain_g, plain_l, labels, z_l, local)
     return {"reply": reply, "state": tree.map(lambda v: v.contiguous(), new)}
-
-
-def least_squares(a: Tensor, c: Tensor, radius: float | None = None) -> Tensor:
-    """argmin of tr(w^T a w - 2 w^T c) over |w| <= radius, for positive semi-definite a (..., d, d) and c (..., d, m) in its range.
-
-    The shortest of the minima; directions whose eigenvalue is below 1e-14 d of the largest count as none, so features should be of like scale. On the sphere w = (a + mu I)^-1 c, where |w| falls in mu: the root of |w| = radius is bracketed
-    by 0 and |c| / radius.
-    """
-    values, vectors = torch.linalg.eigh(a)
-    turned = vectors.mT @ c
-    values = values.clamp(min=0).unsqueeze(-1)
-    # Rounding leaves tiny eigenvalues where there are none; what c has there is rounding too.
-    gone = values <= 100 * a.shape[-1] * torch.finfo(a.dtype).eps * values.amax(-2, keepdim=True) + 1e-300
-    turned = torch.where(gone, 0, turned)
-    values = torch.where(gone, 1, values)
-    w = turned / values
-    if radius is not None:
-        out = torch.linalg.vector_norm(w, dim=(-2, -1), keepdim=True) > radius
-        if bool(out.any()):
-            low = torch.zeros_like(out, dtype=a.dtype)
-            high = torch.linalg.vector_norm(turned, dim=(-2, -1), keepdim=True) / radius
-            for _ in range(100):
-                mu = (low + high) / 2
-                far = torch.linalg.vector_norm(turned / (values + mu), dim=(-2, -1), keepdim=True) > radius
-                low, high = torch.where(far, mu, low), torch.where(far, high, mu)
-            w = torch.where(out, turned / (values + high), w)
-    return vectors @ w

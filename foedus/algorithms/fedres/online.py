@@ -22,7 +22,9 @@ from torch import Tensor
 
 from foedus import wire
 from foedus.algorithms.fedres.pair import logits, part, part_spec
-from foedus.algorithms.fedres.sgd import FedRes, act
+from foedus.algorithms.fedres.settings import check_ids
+from foedus.algorithms.fedres.sgd import FedRes
+from foedus.algorithms.fedres.step import act, descended
 from foedus.base import random, tree
 from foedus.base.spec import Spec
 from foedus.base.tree import Tree
@@ -43,11 +45,12 @@ class Site:
         if type(algorithm) is not FedRes or algorithm.batch_size != 1:
             raise ConfigError(f"algorithm={algorithm!r} must be a fd.FedRes with batch_size=1")
         algorithm.check(spec)
-        algorithm.check_ids([id])
+        check_ids(algorithm, [id])
         self.algorithm, self.spec, self.id, self.version, self.lag = algorithm, spec, id, 1, lag
         key = random.key(seed)
         first = random.fold(key, 0xFFFFFFFD, id)
-        self._client = Client(torch.tensor(id), None, None, None, first, random.fold(key, 0), spec, lag, 0, lag)
+        about = (None, None, first, random.fold(key, 0), spec, lag, 0, lag)
+        self._client = Client(torch.tensor(id), None, *about)  # type: ignore[arg-type]  # rows come one by one
         self.state: dict[str, Tree] = tree.map(lambda v: v.unsqueeze(0), algorithm.init(self._client))
         self.w = self.state.get("seen")
 
@@ -94,10 +97,10 @@ class Site:
 
     def _outputs(self, row: Tensor) -> Tensor:
         model, columns = self.algorithm.local(self._client)
-        z = 0.0
+        z, shared = torch.zeros(()), self.algorithm.global_model
         with torch.no_grad():
-            if self.w is not None:
-                z = z + self.algorithm.global_model.apply(tree.map(lambda v: v[0], self.w), part(row, self.algorithm.shared, 1))
+            if shared is not None:
+                z = z + shared.apply(tree.map(lambda v: v[0], self.w), part(row, self.algorithm.shared, 1))
             if model is not None:
                 z = z + model.apply(tree.map(lambda v: v[0], self.state["local"]), part(row, columns, 1))
         return z
@@ -120,7 +123,7 @@ class Site:
         try:
             target = np.asarray(y, np.float32).reshape(-1)
         except (TypeError, ValueError):
-            target = np.zeros(0)
+            target = np.zeros(0, np.float32)
         if len(target) != self.spec.outputs or not np.isfinite(target).all():
             raise DataError(f"y={y!r} must be {self.spec.outputs} finite numbers")
         return torch.from_numpy(target.copy()).unsqueeze(0)
@@ -159,9 +162,9 @@ class Hub:
                 each = self._gradients(list(found.values()))
                 g = {k: v.sum(0) for k, v in each.items()}
                 t = torch.tensor(self.version - 1)
-                w, squares = self.algorithm.move(self.w, g, self.squares, t, self.algorithm.step, 0)
+                w, squares = descended(self.algorithm, self.w, g, self.squares, t, self.algorithm.step, 0)
             if not tree.all_finite((w, squares)):
-                sizes = sum(v.double().flatten(1).square().sum(1) for v in each.values())
+                sizes = torch.stack([v.double().flatten(1).square().sum(1) for v in each.values()]).sum(0)
                 worst = list(found)[int(sizes.nan_to_num(torch.inf).argmax())]
                 raise ReplyError(f"the message of site {worst} is finite, but its gradient is too large to use")
             self.w, self.squares = w, squares

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from foedus.models.base import Model, Params, Pull
 
 LOSSES = ("squared", "logistic")
 
-Columns = tuple[int, ...] | None
+Columns = Sequence[int] | None
 
 
 def forward(model: Model, params: Params, x: Tensor) -> tuple[Tensor, Pull]:
@@ -25,7 +26,7 @@ def forward(model: Model, params: Params, x: Tensor) -> tuple[Tensor, Pull]:
     if model.closed_form:
         return model.pullback(params, x.flatten(2))
     with torch.enable_grad():
-        z, pull = torch.func.vjp(lambda p: torch.func.vmap(model.apply)(p, x), params)
+        z, pull = torch.func.vjp(lambda p: torch.func.vmap(model.apply)(p, x), params)[:2]
     return z, lambda s: pull(s)[0]
 
 
@@ -92,3 +93,14 @@ def columns_of(name: str, given: Any) -> tuple[int, ...]:
     if not columns or min(columns) < 0 or len(set(columns)) != len(columns):
         raise ConfigError(f"{name} must be different column numbers from 0 on, at least one")
     return columns
+
+
+def by_id(name: str, given: Any, f: Callable) -> Any:
+    """`f` of a setting, or of the setting of each client."""
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        return f(given)
+    if not all(isinstance(k, Integral) and not isinstance(k, bool) for k in given):
+        raise ConfigError(f"{name} must have client ids as keys, whole numbers; it has {list(given)[:5]}")
+    return {int(k): f(v) for k, v in given.items()}

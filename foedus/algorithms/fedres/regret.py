@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from foedus.algorithms.fedres.erm import FedResERM
-from foedus.algorithms.fedres.pair import part, targets, value
+from foedus.algorithms.fedres.pair import Columns, part, targets, value
 from foedus.algorithms.fedres.sgd import FedRes
 from foedus.core.result import Run
 from foedus.errors import FoedusError
@@ -43,6 +43,7 @@ def regret(run: Run) -> Regret:
     if run.fed is None or not (type(algorithm) is FedRes or isinstance(algorithm, FedResERM)):
         raise FoedusError("regret needs a run of FedRes, FedResERM or FictitiousPlay, with its federation")
     loss, bias = _linear(algorithm)
+    private = algorithm.private if isinstance(algorithm, FedResERM) else algorithm.only_local[1]
     parts, online = [], []
     states = States(len(run.clients["ids"]))
     states.load(run.clients["states"])
@@ -55,7 +56,7 @@ def regret(run: Run) -> Regret:
         times = np.full(len(rows), seen // len(rows))
         times[: seen % len(rows)] += 1
         x, y = (torch.from_numpy(np.asarray(t[rows])) for t in (run.fed.data.x_train, run.fed.data.y_train))
-        features = [_features(x, columns, b) for columns, b in zip((algorithm.shared, algorithm.private), bias, strict=True)]
+        features = [_features(x, columns, b) for columns, b in zip((algorithm.shared, private), bias, strict=True)]
         target = targets(y.unsqueeze(0), run.fed.spec)[0].double()
         parts.append((*features, target, torch.from_numpy(times).double() / seen))
         online.append(float(state["loss"]) / int(state["t"]))
@@ -72,10 +73,10 @@ def _linear(algorithm: FedRes | FedResERM) -> tuple[str, list[bool | None]]:
     models = [algorithm.global_model, algorithm.local_model]
     if not algorithm.alike or any(m is not None and not isinstance(m, Linear) for m in models):
         raise FoedusError("the best pair in hindsight is known for linear models that are alike")
-    return algorithm.loss, [None if m is None else m.bias for m in models]
+    return algorithm.loss, [m.bias if isinstance(m, Linear) else None for m in models]
 
 
-def _features(x: Tensor, columns: tuple[int, ...] | None, bias: bool | None) -> Tensor:
+def _features(x: Tensor, columns: Columns, bias: bool | None) -> Tensor:
     if bias is None:
         return torch.zeros(len(x), 0, dtype=torch.float64)
     x = part(x.float(), columns, 1).flatten(1).double()

@@ -10,21 +10,23 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Real
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from annotated_types import Ge, Gt
 from torch import Tensor
 
 from foedus.base import random
+from foedus.base.settings import Means, check_settings
 from foedus.base.spec import Spec
 from foedus.base.tree import State, Tree
-from foedus.core.algorithm import Algorithm, Client
+from foedus.core.algorithm import Algorithm, Batching, Client
 from foedus.core.clients import Clients
-from foedus.core.exchange import NothingArrived
+from foedus.core.exchange import map_tensors
+from foedus.core.held import HeldSum
 from foedus.core.predictor import Predictor
-from foedus.errors import ConfigError, ReplyError, unknown, whole_number
-from foedus.models.losses import Loss, loss_for
+from foedus.errors import ConfigError, ReplyError
+from foedus.models.losses import loss_for
 from foedus.models.oracles import Forest, Oracle
 
 STEPS = {"theorem4.1": 4.0, "theorem4.3": 2.0}
@@ -42,10 +44,8 @@ class FFGB(Algorithm):
         Delta_k = Delta_{k-1} + grad R_i[g_k] - h_k          (line 6: what the oracle has missed so far)
 
     and f^{t+1} is the average of the clients' g_{K+1}. Since g is known but for the h_k, a client sends the K functions h_k and nothing
-    else, and the server keeps f as a list of functions with weights and one scale, prod (1 - eta mu), for all that was there before. A
-    client keeps the values of f on its rows; it is sent the functions that are new to it. Where messages are late, f shrinks and grows by the steps
-    that the functions which arrive were made with; and where, besides, only some of the clients take part, all functions are sent every time, since what a client
-    has by then is not known.
+    else, and the server keeps f as a sum of functions with weights. A client keeps the values of f on its rows, and is sent the functions that are
+    new to it. Late functions enter f by the steps that they were made with.
 
     oracle: what fits h (`fd.Forest()`, `fd.Net(model)`, ...). loss: "auto" (cross-entropy or squared), "logistic", "huber", or any object with `value`
     and `slope` of a convex loss. step: eta, or "theorem4.1", 4 / (mu (t K + k + 1)), or "theorem4.3", 2 / (mu (t K + k + 1)). residual: False leaves
@@ -55,38 +55,28 @@ class FFGB(Algorithm):
         >>> fd.run(fd.FFGB(fd.Forest(trees=10)), fed, rounds=30)
     """
 
-    oracle: Oracle = Forest()  # noqa: RUF009 - frozen
-    loss: str | Loss = "auto"
-    local_steps: int = 1
-    step: float | str = 10.0
-    mu: float = 0.0
+    oracle: Annotated[Oracle, Means("an oracle such as fd.Forest()")] = Forest()  # noqa: RUF009 - frozen
+    loss: Any = "auto"  # a name, or an object with value and slope
+    local_steps: Annotated[int, Ge(1)] = 1
+    step: Annotated[float, Gt(0)] | Literal["theorem4.1", "theorem4.3"] = 10.0
+    mu: Annotated[float, Ge(0), Means("a number that is not negative")] = 0.0
     residual: bool = True
-    weights: str = "uniform"
+    weights: Literal["uniform", "rows"] = "uniform"
 
     sign: ClassVar[float] = -1.0
     """With which functions enter f."""
 
     remedy: ClassVar[str] = "try a smaller step"
-    batchable: ClassVar[bool] = False
-    alike: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.oracle, Oracle):
-            raise ConfigError(f"oracle={self.oracle!r} must be an oracle such as fd.Forest()")
-        whole_number("local_steps", self.local_steps)
-        if isinstance(self.mu, bool) or not isinstance(self.mu, Real) or not 0 <= self.mu < float("inf"):
-            raise ConfigError(f"mu={self.mu!r} must be a number that is not negative")
-        if isinstance(self.step, str):
-            if self.step not in STEPS:
-                raise ConfigError(unknown("step", self.step, [*STEPS, "a number"]))
-            if not self.decay:
-                raise ConfigError(f"step={self.step!r} is c / (mu (t K + k + 1)): it needs mu above 0")
-        elif isinstance(self.step, bool) or not isinstance(self.step, Real) or not 0 < self.step < float("inf"):
-            raise ConfigError(f"step={self.step!r} must be a positive number, or one of {', '.join(STEPS)}")
-        if self.weights not in ("uniform", "rows"):
-            raise ConfigError(unknown("weights", self.weights, ["uniform", "rows"]))
+        check_settings(self)
+        if isinstance(self.step, str) and not self.decay:
+            raise ConfigError(f"step={self.step!r} is c / (mu (t K + k + 1)): it needs mu above 0")
         if not isinstance(self.loss, str) and not all(hasattr(self.loss, name) for name in ("value", "slope")):
             raise ConfigError(f"loss={self.loss!r} must be a name, or have value(outputs, y) and slope(outputs, y, weight)")
+
+    def batching(self) -> Batching:
+        return Batching(alike=False, pays=False)
 
     def check(self, spec: Spec) -> None:
         self._loss(spec)
@@ -109,97 +99,74 @@ class FFGB(Algorithm):
     # -- clients -----------------------------------------------------------------------------------------------------
 
     def init(self, client: Client) -> dict[str, Tensor]:
-        """The values of f on the client's rows, over the scale: it has no functions yet."""
-        return {"sum": torch.zeros(len(client.data.index), client.spec.outputs)}
+        """f on the client's rows: it has no functions yet."""
+        return {"f": torch.zeros(len(client.data.index), client.spec.outputs)}
 
-    def boost(self, client: Client, new: list, factors: list, keep: float, scale: float, t: int) -> tuple[Tree, Tree]:
-        """Algorithm 2, after catching up with the functions of the others."""
+    def absorb(self, client: Client, **updates: Tree) -> dict[str, Tensor]:
+        """f on the client's rows, with the functions that are new to it."""
+        keep, parts, weights = updates["f"]
+        total = keep * client.state["f"]
+        for functions, weight in zip(parts, weights, strict=True):
+            total = total + self.oracle.values(functions, weight, client.data.x, client.spec)
+        return {"f": total}
+
+    def boost(self, client: Client, t: int) -> tuple[Tree, None]:
+        """Algorithm 2."""
         x, y, spec = client.data.x, client.data.y, client.spec
-        total = self._caught_up(client, new, factors, keep)
-        loss, ones = self._loss(spec), torch.ones(len(x))
-        g, delta, found = scale * total, torch.zeros_like(total), []
+        loss, ones, g = self._loss(spec), torch.ones(len(x)), client.state["f"]  # line 2: g_1 = f^t
+        delta, found = torch.zeros_like(g), []
         for k in range(1, self.local_steps + 1):
             target = delta + loss.slope(g, y, ones)
-            found.append(self.oracle.fit(x, target, random.fold(client.key, k), spec))
+            found.append(self.oracle.fit(x, target, random.fold(client.key, k), spec))  # line 4
             if k == self.local_steps:
                 break  # g_{K+1} is the server's to make
-            said = self.oracle.values(self.oracle.join(found[-1:]), torch.ones(1), x, spec)
-            g = g - self.eta(t, k) * (said + self.mu * g)
+            fitted = self.oracle.values(self.oracle.join(found[-1:]), torch.ones(1), x, spec)
+            g = g - self.eta(t, k) * (fitted + self.mu * g)  # line 5
             if self.residual:
-                delta = target - said
-        return {"functions": found}, {"sum": total}
-
-    def _caught_up(self, client: Client, new: list, factors: list, keep: float) -> Tensor:
-        """The values of f on the client's rows, over the scale, with the functions that are new to it."""
-        total = client.state["sum"] * keep
-        for functions, weight in zip(new, factors, strict=True):
-            total = total + self.oracle.values(functions, weight, client.data.x, client.spec)
-        return total
+                delta = target - fitted  # line 6
+        return {"functions": found}, None
 
     # -- server ------------------------------------------------------------------------------------------------------
 
     def start(self, clients: Clients) -> State:
-        if clients.spec.classes and clients.measures:
+        if clients.spec.classes:
             self._classes(clients)
-        known = torch.zeros(clients.total, dtype=torch.int64)
-        return State(parts=[], weights=[], keeps=[], scale=1.0, known=known, ids=clients.ids, spec=clients.spec)
+        return State(f=HeldSum(), spec=clients.spec)
 
     def labels(self, client: Client) -> tuple[Tree, None]:
         """Before the first round, uncharged: how often each class occurs."""
+        assert client.spec.classes is not None
         counts = torch.zeros(client.spec.classes).index_add(0, client.data.y, client.data.weight)
         return {"counts": counts}, None
 
     def _classes(self, clients: Clients) -> None:
-        held = clients.watched(clients.ids).sum(self.labels)["counts"]
-        if bool((held == 0).any()):
-            missing = torch.nonzero(held == 0).flatten().tolist()
+        held = clients.measure(self.labels, weights=None)
+        if held is not None and bool((held["counts"] == 0).any()):
+            missing = torch.nonzero(held["counts"] == 0).flatten().tolist()
             warnings.warn(f"classes {missing[:10]} appear at no client: their scores can only fall", stacklevel=2)
 
     def round(self, clients: Clients, state: State) -> State:
-        place = torch.searchsorted(state.ids, clients.ids)
-        known = state.known[place]
-        if clients.longest and clients.participation < 1:
-            known = torch.zeros_like(known)
-        replies = []
-        for v in known.unique().tolist():
-            some = clients.some(known == v)
-            keep, factors = since(state, v)
-            keep = keep if v else 0.0  # all that there is: whatever the client has is replaced
-            sent = {"new": state.parts[v:], "factors": factors, "keep": keep, "scale": state.scale, "t": clients.round - 1}
-            try:
-                found = some.gather(self.boost, weights=self.weights, **sent)
-            except NothingArrived:  # of this group
-                continue
-            part = some.share(self.weights)
-            replies += zip(found.ids.tolist(), found, (part * found.weights).tolist(), found.versions.tolist(), strict=True)
-        if not replies:
-            raise NothingArrived(f"round {clients.round}: no function has arrived yet")
-        good = []
-        for i, reply, share, version in sorted(replies, key=lambda r: r[0]):
-            try:
-                good.append((i, self._functions(reply, state.spec), share, version))
-            except ReplyError as error:
-                clients.refuse(i, str(error))
-        if not good:
-            raise NothingArrived(f"round {clients.round}: no function can be used")
-        total = sum(share for _, _, share, _ in good)
+        """Algorithm 1: every client starts from f^t (line 4), and f^{t+1} is the average of their g_{K+1} (line 5)."""
+        accept = lambda ids, reply: self.unusable(ids, reply, state.spec)  # noqa: E731
+        replies = clients.gather(self.boost, weights=self.weights, accept=accept, f=state.f, t=clients.round - 1)
         functions, weights, shrink = [], [], 0.0
-        for _, made, share, version in good:
-            factor, pulls = step_weights([self.eta(version - 1, k) for k in range(1, self.local_steps + 1)], self.decay)
-            shrink += share / total * factor
-            functions += made
-            weights += [self.sign * pull * share / total for pull in pulls]
-        scale, keep = state.scale * shrink, 1.0
-        if abs(scale) < 1e-6:  # too little is left to divide by: the sum so far takes it up
-            scale, keep = 1.0, scale
-        weight = torch.tensor(weights, dtype=torch.float64) / scale
-        there = torch.tensor([i not in clients.faults for i in clients.ids.tolist()])
-        came = clients.ids[there] if clients.longest else torch.tensor([i for i, *_ in good])
-        seen = state.known.index_fill(0, torch.searchsorted(state.ids, came), len(state.parts))
-        return state.replace(
-            parts=[*state.parts, self.oracle.join(functions)], weights=[*state.weights, weight], keeps=[*state.keeps, keep],
-            scale=scale, known=seen,
-        )  # fmt: skip
+        for reply, share, when in zip(replies, replies.weights.tolist(), replies.versions.tolist(), strict=True):
+            factor, pulls = step_weights([self.eta(when - 1, k) for k in range(1, self.local_steps + 1)], self.decay)
+            shrink += share * factor
+            functions += self._functions(reply, state.spec)
+            weights += [self.sign * pull * share for pull in pulls]
+        f = state.f.grown(shrink, self.oracle.join(functions), torch.tensor(weights, dtype=torch.float64))
+        return state.replace(f=f)
+
+    def unusable(self, ids: Tensor, replies: Tree, spec: Spec) -> dict[int, str]:
+        """Which replies of untrusted clients hold functions that must not be used, and why."""
+        bad = {}
+        for i in range(len(ids)):
+            try:
+                self._functions(map_tensors(lambda t, i=i: t[i], replies), spec)
+            except ReplyError as error:
+                bad[i] = str(error)
+        return bad
 
     def _functions(self, reply: Tree, spec: Spec) -> list[Tree]:
         """The functions of a reply, if they may be used."""
@@ -212,13 +179,13 @@ class FFGB(Algorithm):
 
     def readmit(self, state: State, ids: Tensor) -> State:
         """They are sent all functions."""
-        return state.replace(known=state.known.index_fill(0, torch.searchsorted(state.ids, ids), 0))
+        return state
 
     def ensemble(self, state: State) -> tuple[Tree, Tensor]:
         """f as one structure: all functions joined, and the weight of each."""
-        _, factors = since(state, 0)
-        flat = state.scale * torch.cat(factors) if factors else torch.zeros(0)
-        return self.oracle.concat(state.parts) if state.parts else None, flat
+        _, weights = state.f.since(0)
+        flat = torch.cat(weights) if weights else torch.zeros(0)
+        return self.oracle.concat(state.f.parts) if state.f.parts else None, flat
 
     def predictor(self, state: State) -> Predictor:
         functions, weights = self.ensemble(state)
@@ -238,15 +205,6 @@ class FFGB(Algorithm):
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         classes = outputs.shape[-1] if not y.is_floating_point() else None
         return (loss_for(self.loss, classes) if isinstance(self.loss, str) else self.loss).value(outputs, y)
-
-
-def since(state: State, v: int) -> tuple[float, list[Tensor]]:
-    """What has become of f, over the scale, since its first v parts: the factor that these now have, and the weights of the others."""
-    keep, weights = 1.0, []
-    for factor, weight in zip(reversed(state.keeps[v:]), reversed(state.weights[v:]), strict=True):
-        weights.append(weight * keep)
-        keep *= factor
-    return keep, weights[::-1]
 
 
 def step_weights(etas: list[float], decay: float) -> tuple[float, list[float]]:

@@ -6,23 +6,24 @@ The server turns what clients sent into one model again, by training on rows tha
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from numbers import Real
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from annotated_types import Ge, Gt
 from torch import Tensor
 
 from foedus.algorithms.ffgb.boost import step_weights
 from foedus.algorithms.local_training import LocalTraining
 from foedus.base import random, tree
 from foedus.base.rows import Rows
+from foedus.base.settings import check_settings, check_value
 from foedus.base.spec import Spec
 from foedus.base.tree import State, Tree
-from foedus.core.algorithm import Algorithm, Client
+from foedus.core.algorithm import Algorithm, Batching, Client
 from foedus.core.clients import Clients
 from foedus.core.predictor import Predictor
-from foedus.errors import ConfigError, DataError, positive, whole_number
+from foedus.errors import ConfigError, DataError
 from foedus.models.base import Model, Params, model_of
 from foedus.models.losses import SoftLabels, Squared, loss_for
 from foedus.models.training.augment import crop_flip
@@ -38,7 +39,7 @@ class Public:
     """Unlabelled rows that the server may use. views: how many randomly cropped and flipped copies stand in for them (images)."""
 
     def __init__(self, x: Any, views: int = 0):
-        whole_number("views", views, 0)
+        check_value("views", views, Annotated[int, Ge(0)])
         self.x = torch.from_numpy(np.ascontiguousarray(x, np.float32))
         if self.x.dim() < 2 or not len(self.x) or not bool(torch.isfinite(self.x).all()):
             raise DataError(f"public has shape {tuple(self.x.shape)}; it must be rows of finite numbers, at least one")
@@ -84,34 +85,29 @@ class FFGBDistill(Algorithm):
     public: Any = field(compare=False)
     weak: Model | None = None
     loss: str = "auto"
-    local_steps: int = 1
-    step: float = 10.0
-    mu: float = 5e-3
+    local_steps: Annotated[int, Ge(1)] = 1
+    step: Annotated[float, Gt(0)] = 10.0
+    mu: Annotated[float, Ge(0)] = 5e-3
     residual: bool = True
-    weights: str = "uniform"
+    weights: Literal["rows", "uniform"] = "uniform"
     oracle: Training = ADAM
     student: Training = STUDENT
 
     remedy: ClassVar[str] = "try a smaller step"
-    spread: ClassVar[float] = float("inf")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", model_of(self.model))
         object.__setattr__(self, "weak", self.model if self.weak is None else model_of(self.weak))
         object.__setattr__(self, "public", as_public(self.public))
-        whole_number("local_steps", self.local_steps)
-        positive("step", self.step)
-        if isinstance(self.mu, bool) or not isinstance(self.mu, Real) or not 0 <= self.mu < float("inf"):
-            raise ConfigError(f"mu={self.mu!r} must be a number that is not negative")
-        for name in ("oracle", "student"):
-            if not isinstance(getattr(self, name), Training):
-                raise ConfigError(f"{name}={getattr(self, name)!r} must be a fd.Training")
-        if self.weights not in ("uniform", "rows"):
-            raise ConfigError(f"weights={self.weights!r} must be 'uniform' or 'rows'")
+        check_settings(self)
 
     @property
-    def batchable(self) -> bool:
-        return self.weak.batchable and self.model.batchable
+    def fitted(self) -> Model:
+        """The clients' model."""
+        return self.model if self.weak is None else self.weak
+
+    def batching(self) -> Batching:
+        return Batching(float("inf"), pays=self.fitted.batchable and self.model.batchable, footprint=self.footprint)
 
     def footprint(self, rows: int, row_bytes: int) -> int:
         return 64 * self.oracle.epochs * rows + 4 * rows * row_bytes
@@ -119,7 +115,7 @@ class FFGBDistill(Algorithm):
     def check(self, spec: Spec) -> None:
         loss_for(self.loss, spec.classes)
         self.public.check(spec)
-        for model in (self.model, self.weak):
+        for model in (self.model, self.fitted):
             model.check(spec)
 
     def boost(self, client: Client, w: Params, t: int) -> tuple[Tree, None]:
@@ -131,9 +127,9 @@ class FFGBDistill(Algorithm):
         for k in range(1, self.local_steps + 1):
             key = random.fold(client.key, k)
             target = delta + loss.slope(g, y, torch.ones_like(data.weight))
-            start = self.weak.init(spec, random.fold(client.shared, t, k))
-            h = descend_to(self.oracle, self.weak, Squared(), start, data, target, random.fold(key, 1))
-            said = self.weak.apply(h, x)
+            start = self.fitted.init(spec, random.fold(client.shared, t, k))
+            h = descend_to(self.oracle, self.fitted, Squared(), start, data, target, random.fold(key, 1))
+            said = self.fitted.apply(h, x)
             g = g - self.step * (said + self.mu * g)
             if self.residual:
                 delta = target - said
@@ -147,7 +143,7 @@ class FFGBDistill(Algorithm):
         replies = clients.gather(self.boost, weights=self.weights, w=state.w, t=clients.round)
         functions, share = replies.stack()["functions"], replies.weights.float()
         shrink, pulls = step_weights([self.step] * self.local_steps, self.mu)
-        rows = self.public.rows(clients.key).to(clients.device)
+        rows = clients.place(self.public.rows(clients.key))
         teacher = torch.cat([self._teacher(block, state.w, functions, pulls, share, shrink) for block in rows.split(1024)])
         data = Rows(rows, teacher, torch.arange(len(rows)), torch.ones(len(rows)), state.spec)
         w = descend(self.student, self.model, Squared(), state.w, data, random.fold(clients.key, 1))["params"]
@@ -158,7 +154,7 @@ class FFGBDistill(Algorithm):
         with torch.no_grad():
             f = shrink * self.model.apply(to(x.device, w), x)
             for stacked, pull in zip(functions, pulls, strict=True):
-                f = f - pull * weighted_outputs(self.weak, stacked, share, x)
+                f = f - pull * weighted_outputs(self.fitted, stacked, share, x)
         return f
 
     def predictor(self, state: State) -> Predictor:
@@ -184,8 +180,6 @@ class FedAvgDistill(LocalTraining):
         if self.public is None:
             raise ConfigError("public=None: ensemble distillation needs an unlabelled public set")
         object.__setattr__(self, "public", as_public(self.public))
-        if not isinstance(self.student, Training):
-            raise ConfigError(f"student={self.student!r} must be a fd.Training")
 
     def check(self, spec: Spec) -> None:
         super().check(spec)
@@ -198,7 +192,7 @@ class FedAvgDistill(LocalTraining):
         replies = clients.gather(self.train, weights=self.weights, w=state.w)
         stacked, share = replies.stack(), replies.weights
         start = tree.map(lambda v: (v.double() * share.view(-1, *[1] * (v.dim() - 1))).sum(0).to(v.dtype), stacked)
-        rows, even = self.public.rows(clients.key).to(clients.device), torch.full((len(share),), 1 / len(share))
+        rows, even = clients.place(self.public.rows(clients.key)), torch.full((len(share),), 1 / len(share))
         with torch.no_grad():
             teacher = torch.cat([weighted_outputs(self.model, stacked, even, block) for block in rows.split(1024)])
         loss: Any = Squared()
@@ -216,7 +210,7 @@ def as_public(given: Any) -> Public:
 
 def weighted_outputs(model: Model, stacked: Params, share: Tensor, x: Tensor) -> Tensor:
     """sum_i share_i f_i(x) of models with a leading client dimension."""
-    total = 0.0
+    total = torch.zeros(())
     for i, weight in enumerate(share.tolist()):
         total = total + weight * model.apply({k: v[i].to(x.device) for k, v in stacked.items()}, x)
     return total

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from annotated_types import Gt
 from torch import Tensor
 
 from foedus.algorithms.ffgb.boost import FFGB
 from foedus.base import random
+from foedus.base.settings import Means, Remedy
 from foedus.base.spec import Spec
 from foedus.base.tree import Tree
 from foedus.core.algorithm import Client
-from foedus.errors import ConfigError, positive
+from foedus.errors import ConfigError
 from foedus.models.lipschitz import lipschitz_constant, lipschitz_extension
-from foedus.models.losses import Loss
-from foedus.models.oracles import Oracle, SobolevNet
+from foedus.models.oracles import SobolevNet
 
 
 @dataclass(frozen=True)
@@ -32,20 +33,16 @@ class FFGBLipschitz(FFGB):
     of a client's rows.
     """
 
-    oracle: Oracle = None
-    loss: str | Loss = "squared"
-    step: float | str = "theorem4.1"
-    constant: float | None = None
+    oracle: Annotated[SobolevNet, Means("a fd.SobolevNet(model)"), Remedy("functions must be close in slope, too")] = None  # type: ignore[assignment]  # it must be given, but follows fields with defaults
+    loss: Any = "squared"
+    step: Annotated[float, Gt(0)] | Literal["theorem4.1", "theorem4.3"] = "theorem4.1"
+    constant: Annotated[float, Gt(0)] | None = None
 
     sign: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.oracle, SobolevNet):
-            raise ConfigError(f"oracle={self.oracle!r} must be a fd.SobolevNet(model): functions must be close in slope, too")
         if self.loss != "squared":
             raise ConfigError(f"loss={self.loss!r}: Algorithm 3 is for the squared loss")
-        if self.constant is not None:
-            positive("constant", self.constant)
         super().__post_init__()
 
     @property
@@ -57,11 +54,11 @@ class FFGBLipschitz(FFGB):
             raise ConfigError("FFGBLipschitz is for real targets; the data has classes")
         super().check(spec)
 
-    def boost(self, client: Client, new: list, factors: list, keep: float, scale: float, t: int) -> tuple[Tree, Tree]:
+    def boost(self, client: Client, t: int) -> tuple[Tree, None]:
         """Algorithm 3."""
         x, spec = client.data.x, client.spec
         y = client.data.y.reshape(len(x), -1)
-        total, constant = self._caught_up(client, new, factors, keep), self.constant or lipschitz_constant(x, y)
+        constant = self.constant or lipschitz_constant(x, y)
         found: list[Tree] = []
         for k in range(1, self.local_steps + 1):
 
@@ -73,4 +70,4 @@ class FFGBLipschitz(FFGB):
                 return k * u - sum((self.oracle.model.apply(h, z) for h in found), torch.zeros(()))
 
             found.append(self.oracle.fit_function(x, phi, random.fold(client.key, k), spec))
-        return {"functions": found}, {"sum": total}
+        return {"functions": found}, None

@@ -93,6 +93,7 @@ def _whole(run: Run, x: Any) -> tuple[FFGB, Tree, Tensor, Tensor]:
 
 
 def _small(oracle: Oracle, functions: Tree, weights: Tensor, run: Run) -> Small:
+    assert isinstance(run.algorithm, FFGB)
     spec = run.spec
     model = run.algorithm.speaks(lambda z: oracle.values(functions, weights, z, spec), spec)
     return Small(model, functions, weights, wire.nbytes({"functions": functions, "weights": weights}))

@@ -21,14 +21,17 @@ import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
+from torch import Tensor
 
 from foedus import wire
 from foedus.aggregation.secure.fixedpoint import dense
 from foedus.base import random, tree
 from foedus.base.tree import Tree
 from foedus.core.algorithm import Algorithm
+from foedus.core.delays import SomeDelays
 from foedus.core.describe import to_config
 from foedus.core.exchange import Ask, Replies
+from foedus.core.held import Held, HeldArrays, rebuilt
 from foedus.core.result import Run, known_algorithm
 from foedus.data.federation import Federation
 from foedus.engines.flower import messages
@@ -118,6 +121,7 @@ class Holding:
     def federation(self) -> Federation:
         if self.shards:
             return read_shard(self.shards, self.asked["shard"])
+        assert self.site is not None
         return self.site.federation(self.asked["center"], self.asked["scale"])
 
     def hello(self) -> dict[str, Any]:
@@ -158,8 +162,8 @@ def exchange(
     masked = "phase" in asked
     if masked and asked["phase"] != "mask":
         raise SecureError(f"a step is asked for in phase {str(asked['phase'])[:40]!r}, not mask")
-    payload, *parts = questions(asked, body) if masked else [body]
-    session, lost = opened(asked, site, memory, algorithm)
+    session, lost, copies = opened(asked, site, memory, algorithm)
+    messages_, parts = messages.split(questions(asked, body), asked.get("groups"), asked["ids"])
     places = {int(i): p for p, i in enumerate(session.ids)}
     ids = [i for i in asked["ids"] if i not in lost]
     replies: dict[int, Tree] = {}
@@ -167,7 +171,7 @@ def exchange(
         key = random.key(asked["seed"])
         away = absent(asked, step, ids, site.config, site.cache) if masked else []
         before = {i: session.state_of(places[i]) for i in away}
-        ask = Ask(step, wire.decode(payload), torch.tensor(ids), key, asked["round"], asked["exchange"], asked["quantise"])
+        ask = received(asked, ids, step, key, messages_, session, copies)
         for some, reply, stacked in session.exchange(ask):
             for n, i in enumerate(some.tolist()):
                 replies[i] = Replies(some, some, stacked=reply)[n] if stacked else reply
@@ -178,16 +182,17 @@ def exchange(
         demands = Demands.of(site.config)
         if not masked and any(tree.leaves(reply) for reply in replies.values()):
             demands.plain(step, "secure" in asked)
-        if session.remembers:
+        if session.remembers or copies:
             seen = dict(zip(asked["ids"], asked["seen"], strict=True))
             for i in ids:
-                memory.keep(i, session.states.get(places[i]), asked["version"], seen[i])
+                kept = {"state": session.states.get(places[i]), "held": copies.get(i, {})}
+                memory.keep(i, kept, asked["version"], seen[i])
     keep_prepared(session, site, asked)
     if masked:
         weigh = asked["weights"] == "rows"  # the site's own number, not one that the server gives
         more = lambda i: (replies[i], int(session.train.sizes[places[i]]) if weigh else 1)  # noqa: E731
-        kept = [(i, part) for i, part in zip(asked["ids"], parts, strict=True) if i not in lost]
-        header, sent = phase({**asked, "ids": [i for i, _ in kept]}, [p for _, p in kept], site.config, site.cache, more)
+        here = [(i, part) for i, part in zip(asked["ids"], parts, strict=True) if i not in lost]
+        header, sent = phase({**asked, "ids": [i for i, _ in here]}, [p for _, p in here], site.config, site.cache, more)
         return {**header, "lost": sorted(lost)}, sent
     order = sorted(replies)
     messages_ = [wire.encode(replies[i]) for i in order]
@@ -195,9 +200,35 @@ def exchange(
     return {**about, "lengths": [len(m) for m in messages_]}, b"".join(messages_)
 
 
+def received(
+    asked: dict[str, Any],
+    ids: list[int],
+    step: str,
+    key: Tensor,
+    bodies: list[bytes],
+    session: LocalSession,
+    copies: dict[int, dict[str, Tree]],
+) -> Ask:
+    """What the clients that are here are asked, with their copies of held values brought up to date."""
+    names, items, updates = asked["held"], asked["items"], []
+    held: dict[str, Held] = {}
+    for members, body in zip(asked["groups"], bodies, strict=True):
+        message = wire.decode(body)
+        mine = [i for i in members if i in ids]
+        if names and not session.absorbs:
+            for i in mine:
+                copies[i] |= {name: rebuilt(copies[i].get(name, {}), message.get(name)) for name in names}
+        updates.append((torch.tensor([ids.index(i) for i in mine], dtype=torch.int64), {n: message.get(n) for n in names}))
+        payload = {name: value for name, value in message.items() if name not in (*names, *items)}
+    if names and not session.absorbs:
+        held = {name: HeldArrays(copies[ids[0]][name]) for name in names}
+    about = (torch.tensor(ids), key, asked["round"], asked["exchange"], asked["quantise"])
+    return Ask(step, payload, *about, held=held, updates=updates if names else [])
+
+
 def evaluate_own(asked: dict[str, Any], site: Holding, memory: Memory, algorithm: Algorithm) -> dict[str, Any]:
     """How the clients' own models do on their own test rows: sums."""
-    session, lost = opened(asked, site, memory, algorithm)
+    session, lost, _ = opened(asked, site, memory, algorithm)
     sums, ids = session.evaluate_own(), session.ids.tolist()
     return {
         "ids": [i for i in ids if i in asked["ids"] and i not in lost],
@@ -205,8 +236,10 @@ def evaluate_own(asked: dict[str, Any], site: Holding, memory: Memory, algorithm
     }
 
 
-def opened(asked: dict[str, Any], site: Holding, memory: Memory, algorithm: Algorithm) -> tuple[LocalSession, set[int]]:
-    """A session on this node's clients, with what they remember; and those that should remember something and do not."""
+def opened(
+    asked: dict[str, Any], site: Holding, memory: Memory, algorithm: Algorithm
+) -> tuple[LocalSession, set[int], dict[int, dict[str, Tree]]]:
+    """A session on this node's clients, with what they remember; those that should remember something and do not; held values."""
     session = Local().open(algorithm, site.federation(), random.key(asked["seed"]))
     places = {int(i): p for p, i in enumerate(session.ids)}
     strange = [i for i in asked["ids"] if i not in places]
@@ -216,29 +249,37 @@ def opened(asked: dict[str, Any], site: Holding, memory: Memory, algorithm: Algo
         at = torch.tensor([places[i] for i in asked["ids"]])
         late = torch.zeros(2, len(places), dtype=torch.int64)
         late[:, at] = torch.tensor([asked["up"], asked["down"]])
-        session.delays, session.longest = (late[0], late[1]), asked["longest"]
-    lost = set()
-    if session.remembers:
+        session.delay(SomeDelays(late[0], late[1], asked["longest"]))
+    lost: set[int] = set()
+    first = algorithm.first_held(session.spec, session.shared)
+    copies: dict[int, dict[str, Tree]] = {i: dict(first) for i in asked["ids"]} if first else {}
+    if session.remembers or first:
         for i, seen in zip(asked["ids"], asked["seen"], strict=True):
             if not seen:
                 continue
-            state = memory.recall(i, seen)
-            if state is None:
+            kept = memory.recall(i, seen)
+            if kept is None:
                 lost.add(i)
-            else:
-                session.states.put(places[i], state)
+                continue
+            if kept["state"] is not None:
+                session.states.put(places[i], kept["state"])
+            if first:
+                copies[i] = kept["held"]
     if session.prepares and (path := prepared_file(site, asked)) and path.is_file():
         try:
             session.load_prepared(files.read(path)[0]["prepared"])
         except CheckpointError:
             path.unlink(missing_ok=True)  # it is made anew
-    return session, lost
+    return session, lost, copies
 
 
 def prepared_file(site: Holding, asked: dict[str, Any]) -> Path | None:
     if site.cache is None:
         return None
-    rows = asked.get("shard") or [site.site.checksum, asked["center"], asked["scale"]]
+    rows = asked.get("shard")
+    if not rows:
+        assert site.site is not None
+        rows = [site.site.checksum, asked["center"], asked["scale"]]
     about = json.dumps([__version__, asked["algorithm"], asked["seed"], rows], sort_keys=True)
     return site.cache / f"prepared-{hashlib.sha256(about.encode()).hexdigest()[:32]}.safetensors"
 
@@ -291,7 +332,7 @@ class Memory:
             further = max((v for v, _ in pairs if v >> 16 < seen >> 16), default=seen)
             pairs = [(v, s) for v, s in pairs if v in (seen, further)]
         pairs.append((version, wire.encode(state)))
-        record = {"session": self.session, "versions": [v for v, _ in pairs], "states": [s for _, s in pairs]}
+        record: dict[str, Any] = {"session": self.session, "versions": [v for v, _ in pairs], "states": [s for _, s in pairs]}
         self.records[f"client-{client}"] = ConfigRecord(record)
         if self.folder:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -158,7 +158,8 @@ def _look(files: dict[str, Path], label: str) -> tuple[list[str], list[str] | No
             raw = formats.read(path, format="csv", label=label)
         except DataError as error:
             raise DataError(f"site {name}: {error}") from error
-        columns = list(raw.feature_names) if columns is None else [c for c in columns if c in raw.feature_names]
+        own = [] if raw.feature_names is None else list(raw.feature_names)
+        columns = own if columns is None else [c for c in columns if c in own]
         labels |= {as_text(v) for v in raw.y_train}
         whole &= raw.y_train.dtype.kind != "f"
     if columns is None:

@@ -7,15 +7,17 @@ import tempfile
 import uuid
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from annotated_types import Ge, Gt
 from torch import Tensor
 
+from foedus.base.settings import check_value
 from foedus.core.algorithm import Algorithm
 from foedus.core.describe import to_config
 from foedus.data.federation import Federation
-from foedus.errors import ConfigError, FoedusError, positive, whole_number
+from foedus.errors import ConfigError, FoedusError
 
 
 class Flower:
@@ -35,9 +37,9 @@ class Flower:
     eager = True  # nodes that fork their client processes and ask more often than Flower's command
 
     def __init__(self, nodes: int = 2, *, timeout: float = 120.0, min_clients: int = 1, code: str | None = None):
-        whole_number("nodes", nodes)
-        positive("timeout", timeout)
-        whole_number("min_clients", min_clients)
+        check_value("nodes", nodes, Annotated[int, Ge(1)])
+        check_value("timeout", timeout, Annotated[float, Gt(0)])
+        check_value("min_clients", min_clients, Annotated[int, Ge(1)])
         if code is not None and (not isinstance(code, str) or ":" not in code):
             raise ConfigError(f"code={code!r} must be 'module:name', of an algorithm or a dictionary of algorithms")
         self.count, self.timeout, self.min_clients, self.code = nodes, float(timeout), min_clients, code

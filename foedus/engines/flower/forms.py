@@ -1,4 +1,4 @@
-"""What form the replies to an exchange have, found out without asking a stranger."""
+"""What form the replies to an exchange have, found out without asking an untrusted client."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ class Forms:
         self.algorithm, self.spec, self.seed_key = algorithm, spec, seed_key
         self.known: dict[tuple, Form | None] = {}
 
-    def of(self, ask: Ask) -> Form | None:
-        """The form of a reply; None where a client of one row cannot say."""
-        choices = tuple(t for t in leaves(ask.payload) if isinstance(t, int | str))  # which of several sets, say
-        sort = (ask.step, ask.quantise, form_of(ask.payload), choices)
+    def of(self, ask: Ask, kind: int = 0) -> Form | None:
+        """The form of a reply of a client of this kind; None where a client of one row cannot say."""
+        choices = tuple(t for t in leaves(ask.payload) if isinstance(t, int | str))  # which of several forms, say
+        sort = (ask.step, ask.quantise, form_of(ask.payload), tuple(ask.held), choices, kind)
         if sort not in self.known:
             try:
                 self.session.states = States(1)  # it takes part for the first time
-                ((_, reply, stacked),) = self.session.exchange(replace(ask, ids=torch.tensor([0])))
+                self.session.kinds = torch.tensor([kind])
+                ((_, reply, stacked),) = self.session.exchange(replace(ask, ids=torch.tensor([0]), updates=[]))
                 self.known[sort] = form_of(wire.dequantise(reply) if ask.quantise else reply, stacked)
             except Exception:  # a step may need more than this row; then the others' replies have to do
                 self.known[sort] = None

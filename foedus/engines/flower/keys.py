@@ -47,8 +47,10 @@ def certificates(folder: Path, hosts: Sequence[str] = ("localhost", "127.0.0.1")
         return made.not_valid_before(start).not_valid_after(end)
 
     sign_only = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-    ca = builder(issuer, ca_key.public_key()).add_extension(x509.BasicConstraints(True, 0), True).add_extension(sign_only, True)
-    ca = ca.add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), False).sign(ca_key, hashes.SHA384())
+    authority = (
+        builder(issuer, ca_key.public_key()).add_extension(x509.BasicConstraints(True, 0), True).add_extension(sign_only, True)
+    )
+    authority = authority.add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), False)
     names = x509.SubjectAlternativeName([_name(h) for h in hosts])
     server = builder(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])]), key.public_key())
     server = server.add_extension(names, False).add_extension(x509.BasicConstraints(False, None), True)
@@ -56,7 +58,7 @@ def certificates(folder: Path, hosts: Sequence[str] = ("localhost", "127.0.0.1")
     server = server.add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), False)
     pem = serialization.Encoding.PEM
     return {
-        "ca": _write(folder / "ca.pem", ca.public_bytes(pem)),
+        "ca": _write(folder / "ca.pem", authority.sign(ca_key, hashes.SHA384()).public_bytes(pem)),
         "certificate": _write(folder / "server.pem", server.sign(ca_key, hashes.SHA384()).public_bytes(pem)),
         "key": _write(folder / "server.key", _pem(key), secret=True),
     }

@@ -181,6 +181,7 @@ class Loopback:
             start_new_session=True,
         ) as process:
             self.processes.append(process)
+            assert process.stdout is not None
             for line in process.stdout:
                 yield line.rstrip()
 

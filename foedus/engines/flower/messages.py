@@ -1,6 +1,6 @@
 """What travels through Flower: a header of plain values, and a body in the wire form of foedus.
 
-The body of a question is the payload, encoded once for all; that of an answer is one message a client, one after the other. Only
+The body of a question is the message of each group of clients who are sent the same; that of an answer is one message a client, one after the other. Only
 bodies are counted as bytes sent. Headers say which round and which exchange a message belongs to.
 """
 
@@ -30,6 +30,8 @@ def header(message: Message) -> dict[str, Any]:
     """The header of a message from a peer."""
     try:
         text = message.content[HEADER]["json"]
+        if not isinstance(text, str | bytes):
+            raise TypeError(f"it is a {type(text).__name__}")
         if len(text) > _LONGEST:
             raise ReplyError(f"the header of the message has {len(text)} characters; at most {_LONGEST} are read")
         found = json.loads(text)
@@ -47,7 +49,10 @@ def body(message: Message) -> bytes:
     if BODY not in message.content:
         return b""
     try:
-        return bytes(message.content[BODY]["0"].data)
+        array = message.content[BODY]["0"]
+        if not isinstance(array, Array):
+            raise TypeError(f"it is a {type(array).__name__}")
+        return bytes(array.data)
     except (KeyError, TypeError, AttributeError) as error:
         raise ReplyError(f"the body of the message cannot be read: {error!r}") from None
 
@@ -58,6 +63,14 @@ def cut(joined: bytes, lengths: Any) -> list[bytes]:
         raise ReplyError(f"the lengths of its parts do not sum to the {len(joined)} bytes of the body")
     ends = _sums(lengths)
     return [joined[end - n : end] for n, end in zip(lengths, ends, strict=True)]
+
+
+def split(parts: list[bytes], groups: Any, ids: list[int]) -> tuple[list[bytes], list[bytes]]:
+    """The messages of the groups of clients who are sent the same, and what comes behind them."""
+    fine = isinstance(groups, list) and all(isinstance(g, list) and all(type(i) is int for i in g) for g in groups)
+    if not fine or sorted(i for g in groups for i in g) != sorted(ids) or len(groups) > len(parts):
+        raise ReplyError("the groups of clients in the header are not those who are asked")
+    return parts[: len(groups)], parts[len(groups) :]
 
 
 def _sums(lengths: Sequence[int]) -> list[int]:

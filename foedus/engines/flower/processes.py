@@ -52,18 +52,17 @@ def become_server(address: str, certificate: bytes, patience: float = 60.0) -> A
     client.close()
     grid = HttpGrid(runtime_api_address=address, insecure=False, root_certificates=certificate, token=token)
     give_up = grid._retry_invoker.should_giveup
-    grid._retry_invoker.should_giveup = lambda error: refused(error) or give_up(error)
+    grid._retry_invoker.should_giveup = lambda error: refused(error) or (give_up is not None and give_up(error))
     task = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
     grid.set_run(run_from_proto(task.run))
     beat = HeartbeatSender(lambda: say_alive(grid._runtime_client))
     beat.start()
-    grid.beat = beat
 
     def speak() -> None:
         """Messages take the run that they belong to from a global: set it before making some."""
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = task.task_id, task.run.run_id, task.context.node_id
 
-    grid.speak = speak
+    vars(grid).update(beat=beat, speak=speak)  # for as long as the grid is there
     return grid
 
 
@@ -144,11 +143,11 @@ def forking_executor() -> None:
     def tell(spec: Any) -> None:
         """In the name of a child that cannot any more, tell the SuperNode that it has failed."""
         certificates = validate_and_resolve_root_certificates(spec.root_certificates_path, spec.insecure)
-        about = [RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), RuntimeTokenHttpInterceptor(spec.token)]
         once = make_simple_http_retry_invoker()
         once.should_giveup = lambda error: True  # it would end this process where a child had finished before it was killed
         client = RuntimeHttpClient.from_server_address(
-            server_address=spec.runtime_api_address, insecure=spec.insecure, root_certificates=certificates, interceptors=about,
+            server_address=spec.runtime_api_address, insecure=spec.insecure, root_certificates=certificates,
+            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), RuntimeTokenHttpInterceptor(spec.token)],
             retry_invoker=once,
         )  # fmt: skip
         with contextlib.suppress(Exception):  # it had finished, or the SuperNode is gone, too
@@ -173,8 +172,7 @@ def eager_supernode(pause: float = 0.3, beat: int = 10) -> None:
     answer_for_the_killed()
 
     quick = types.ModuleType("time")
-    quick.__dict__.update(time.__dict__)
-    quick.sleep = lambda seconds: time.sleep(min(seconds, pause))
+    quick.__dict__.update({**vars(time), "sleep": lambda seconds: time.sleep(min(seconds, pause))})
     start_client_internal.time = quick
     flower_supernode()
 
@@ -215,7 +213,8 @@ def answer_for_the_killed() -> None:
             self._store_error_replies({t.run_id for t in self.get_tasks(task_ids=[task_id])}, CLIENT_APP_CRASHED_ERROR)
         return finished
 
-    InMemoryNodeState.finish_task, InMemoryNodeState.get_messages_legacy = finish_task, get_messages
+    for name, method in ("finish_task", finish_task), ("get_messages_legacy", get_messages):
+        setattr(InMemoryNodeState, name, method)
 
 
 def commands() -> None:

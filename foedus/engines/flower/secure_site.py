@@ -224,6 +224,7 @@ def phase(
         raise SecureError(f"there are {len(parts)} questions for {len(asked['ids'])} clients")
 
     def share(offer: Tree) -> Share:
+        assert settings.privacy is not None
         return Share(settings, settings.privacy.clip_of(str(asked.get("step"))), Offer.read(offer).clients)
 
     of = (lambda offer: settings) if settings.privacy is None else (lambda offer: share(offer).settings)
@@ -260,7 +261,7 @@ def absent(asked: dict[str, Any], step: str, ids: list[int], config: dict[str, A
     cohort, probability = asked.get("cohort"), asked.get("probability")
     if not isinstance(cohort, str) or not 0 < len(cohort) <= 64:
         raise SecureError("cohort must be a text of at most 64 characters")
-    if type(probability) not in (int, float) or not 0 < probability <= 1:
+    if isinstance(probability, bool) or not isinstance(probability, int | float) or not 0 < probability <= 1:
         raise SecureError(f"probability={str(probability)[:40]} must be above 0 and at most 1")
     if asked.get("step") != step:
         raise SecureError(f"keys were made for {str(asked.get('step'))[:40]!r}, not for {step}")

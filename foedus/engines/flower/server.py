@@ -38,8 +38,9 @@ import time
 import types
 import warnings
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from flwr.serverapp import ServerApp
@@ -56,6 +57,9 @@ from foedus.engines.flower.session import Line, SitesEngine, linked
 from foedus.errors import ConfigError, FoedusError, TooFewClients, unknown
 from foedus.storage import checkpoint as files
 from foedus.version import __version__
+
+if TYPE_CHECKING:
+    from foedus.data.federation import Federation
 
 _DATA = {"columns": tuple[str, ...], "classes": tuple[str, ...], "scale": Literal["standard", "none"]}
 _RUN = {"rounds": int, "seed": int, "participation": Number | dict, "quantise": Literal["float16", "bfloat16", "int8"]}
@@ -111,7 +115,7 @@ def read_plan(path: Path, code: str = "") -> Plan:
     for name, algorithm in plan.algorithms.items():
         if algorithm.pooled:
             reader.fail(f"algorithms.{name}", f"{type(algorithm).__name__} needs all rows in one place; sites keep theirs")
-        reader.attempt(f"algorithms.{name}", lambda a=algorithm: a.check(plan.spec))
+        reader.attempt(f"algorithms.{name}", partial(algorithm.check, plan.spec))
     return plan
 
 
@@ -187,7 +191,7 @@ def _wrong(said: dict[str, Any], columns: int | None) -> str | None:
     if len(clients) != 1 or not whole(said.get("checksum"), 0, 2**32 - 1):
         return "no checksum, or several clients"
     sums = said.get("sums")
-    values = [sums.get(k) for k in ("count", "sum", "squares")] if isinstance(sums, dict) else []
+    values: list[Any] = [sums.get(k) for k in ("count", "sum", "squares")] if isinstance(sums, dict) else []
     if len(values) != 3 or not all(isinstance(v, list) and len(v) == columns for v in values):
         return f"no sums of {columns} columns"
     if not all(type(v) in (int, float) and math.isfinite(v) for column in values for v in column):
@@ -205,7 +209,7 @@ def greet(line: Line, nodes: list[int], question: dict[str, Any], columns: int |
     for node in nodes:
         answer = answers[node]
         try:
-            said = {"error": answer} if isinstance(answer, str) else messages.header(answer)
+            said: dict[str, Any] = {"error": answer} if isinstance(answer, str) else messages.header(answer)
         except FoedusError as error:
             said = {"error": str(error)}
         if "error" not in said and (wrong := _wrong(said, columns)):
@@ -288,7 +292,7 @@ def train(grid: Any, plan: Plan, folder: Path) -> dict[str, Run]:
     for name, algorithm in plan.algorithms.items():
         label = name.replace("/", "-")
         result = run(
-            algorithm, sites, plan.rounds, engine=SitesEngine(line), checkpoint=folder / f"{label}.checkpoint.safetensors",
+            algorithm, cast("Federation", sites), plan.rounds, engine=SitesEngine(line), checkpoint=folder / f"{label}.checkpoint.safetensors",
             resume=True, progress=False, **plan.options,
         )  # fmt: skip
         result.save(folder / f"{label}.safetensors")

@@ -11,7 +11,7 @@ import contextlib
 import time
 import uuid
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,9 +24,11 @@ from foedus.aggregation.secure.protocol import SecureAggregation, single_replies
 from foedus.base import random, tree
 from foedus.base.spec import Spec
 from foedus.base.tree import Tree
-from foedus.core.algorithm import Algorithm
+from foedus.core.algorithm import Algorithm, batch_of
 from foedus.core.describe import to_config
 from foedus.core.exchange import Ask
+from foedus.core.held import HeldItems
+from foedus.core.session import Conditions, SecureChannel, Session
 from foedus.engines.flower import messages, processes
 from foedus.engines.flower.forms import Forms
 from foedus.errors import CheckpointError, FoedusError, ReplyError, SecureError, TooFewClients
@@ -35,7 +37,7 @@ from foedus.wire import checks
 _POLL = 0.1
 
 
-class LinkLost(FoedusError):  # noqa: N818 - says it all
+class LinkLost(FoedusError):  # noqa: N818 - what has happened
     """The SuperLink no longer takes what this server sends; with a checkpoint, the run can go on."""
 
 
@@ -106,8 +108,8 @@ class Line:
                 answers[n] = "the message could not be sent to it"
         while waiting:
             for reply in self.grid.pull_messages(list(waiting)):
-                n = waiting.pop(reply.metadata.reply_to_message_id, None)
-                if n is not None:
+                if reply.metadata.reply_to_message_id in waiting:
+                    n = waiting.pop(reply.metadata.reply_to_message_id)
                     answers[n] = f"Flower reports: {reply.error.reason}" if reply.has_error() else reply
             if time.monotonic() - began > self.timeout:
                 break
@@ -132,24 +134,22 @@ class SitesEngine:
         return FlowerSession(self.line, algorithm, low | high << 32, fed.spec)
 
 
-class FlowerSession:
+class FlowerSession(Session, SecureChannel):
     """One run of one algorithm with the clients of a line."""
-
-    unsure, measures = True, False
 
     def __init__(self, line: Line, algorithm: Algorithm, seed: int, spec: Spec):
         self.line, self.algorithm = line, algorithm
         self.ids = torch.tensor(sorted(line.nodes))
         self.common = {**line.common, "session": uuid.uuid4().hex, "algorithm": to_config(algorithm), "seed": seed}
-        self.remembers = type(algorithm).init is not Algorithm.init
+        self.name = self.common["session"]
         self.seen: dict[int, int] = {}  # the version of the last answer of each client
+        self.conditions = Conditions(trusted=False, measures=False)
         self.lost: set[int] = set()  # those whose state is gone
         self.excluded: set[int] = set()  # those who cannot come back
         self.faults: dict[int, str] = {}
-        self.delays: tuple[Tensor, Tensor] | None = None  # by client, where messages are late (engines/delayed.py)
-        self.longest = 0
         self.forms = Forms(algorithm, spec, random.key(seed))
-        self.round, self.out = 0, set()
+        self.round = 0
+        self.out: set[int] = set()
         self.before: dict[int, int] = {}  # the version before the last answer
         self.at_start: dict[int, int] = {}  # the versions before this round
         self.last = (-1, -1)
@@ -162,7 +162,7 @@ class FlowerSession:
     def exchange(self, ask: Ask) -> Iterator[tuple[Tensor, Tree, bool]]:
         """Ask, and give the answers that are good, in order of client id."""
         asked, more = self.present(ask), self._about(ask)
-        answers = self.line.post(f"train.{ask.step}", self._headers(asked, more), wire.encode(ask.payload))
+        answers = self.line.post(f"train.{ask.step}", *self._letters(ask, asked, more, lambda i: []))
         replies, faults = self._sorted(answers, asked, more)
         if self.secured and faults and not replies and self.plain >= set(asked):
             raise single_replies(self.algorithm, ask.step)
@@ -219,9 +219,10 @@ class FlowerSession:
 
     # -- secure aggregation (`foedus.aggregation.secure.aggregator`) ------------------------------------------------------------
 
-    def secure(self, config: SecureAggregation) -> None:
+    def secure(self, config: SecureAggregation) -> SecureChannel:
         """From now on sites are told that nothing but empty replies may be sent in the clear."""
         self.secured, self.common["secure"] = True, to_config(config)
+        return self
 
     def phase(
         self, ask: Ask, phase: str, questions: dict[int, Tree], weights: str | None, told: dict[str, Any]
@@ -231,14 +232,27 @@ class FlowerSession:
         told: what sites must know besides.
         """
         asked, more = sorted(questions), {**self._about(ask), "phase": phase, "weights": weights, **told}
-        first = [wire.encode(ask.payload)] if phase == "mask" else []
-        headers, bodies = self._headers(asked, more), {}
-        for node, header in headers.items():
-            parts = [*first, *(wire.encode(questions[i]) for i in header["ids"])]
-            header["lengths"], bodies[node] = [len(part) for part in parts], b"".join(parts)
-        answers = self.line.post(f"train.{ask.step}" if phase == "mask" else "query.secure", headers, bodies)
+        letters = self._letters(ask if phase == "mask" else None, asked, more, lambda i: [wire.encode(questions[i])])
+        answers = self.line.post(f"train.{ask.step}" if phase == "mask" else "query.secure", *letters)
         replies, faults = self._sorted(answers, asked, more)
         return {**replies, **{i: SecureError(why) for i, why in faults.items()}}
+
+    def _letters(
+        self, ask: Ask | None, asked: list[int], more: dict[str, Any], questions: Callable[[int], list[bytes]]
+    ) -> tuple[dict[int, dict[str, Any]], dict[int, bytes]]:
+        """Headers and bodies by node: the message of each group of clients who are sent the same, and what each client is asked besides."""
+        headers, bodies = self._headers(asked, more), {}
+        messages_ = [] if ask is None else [(set(ids.tolist()), wire.encode(message)) for ids, message in ask.messages()]
+        for node, header in headers.items():
+            mine = [([i for i in header["ids"] if i in ids], message) for ids, message in messages_]
+            groups = [(ids, message) for ids, message in mine if ids]
+            parts = [*(message for _, message in groups), *(part for i in header["ids"] for part in questions(i))]
+            if ask is not None:
+                items = [name for name, h in ask.held.items() if isinstance(h, HeldItems)]
+                names = [name for name in ask.held if name not in items]
+                header |= {"groups": [ids for ids, _ in groups], "held": names, "items": items}
+            header["lengths"], bodies[node] = [len(part) for part in parts], b"".join(parts)
+        return headers, bodies
 
     def _headers(self, asked: list[int], more: dict[str, Any]) -> dict[int, dict[str, Any]]:
         by_node: dict[int, list[int]] = {}
@@ -251,10 +265,11 @@ class FlowerSession:
 
     def _late(self, ids: list[int]) -> dict[str, Any]:
         """What clients must know of delays."""
-        if self.delays is None:
+        delays = self.conditions.delays
+        if delays is None:
             return {}
         place = torch.searchsorted(self.ids, torch.tensor(ids))
-        return {"up": self.delays[0][place].tolist(), "down": self.delays[1][place].tolist(), "longest": self.longest}
+        return {"up": delays.up[place].tolist(), "down": delays.down[place].tolist(), "longest": delays.longest}
 
     def _read(self, answer: Message | str, mine: list[int], more: dict[str, Any]) -> tuple[dict[int, Tree], dict[int, str]]:
         """The replies in an answer that may be used, and what is wrong with the others."""
@@ -271,7 +286,9 @@ class FlowerSession:
         body = messages.body(answer)
         self.line.received += len(body)
         ids, lost, parts = said.get("ids"), said.get("lost", []), messages.cut(body, said.get("lengths"))
-        whole = [*ids, *lost] if isinstance(ids, list) and isinstance(lost, list) else [None]
+        if not isinstance(ids, list) or not isinstance(lost, list):
+            raise ReplyError("its answer names clients that it was not asked for")
+        whole = [*ids, *lost]
         if not all(type(i) is int and i in mine for i in whole) or len(set(whole)) < len(whole) or len(ids) != len(parts):
             raise ReplyError("its answer names clients that it was not asked for")
         errors = said["errors"] if isinstance(said.get("errors"), dict) else {}
@@ -291,9 +308,15 @@ class FlowerSession:
 
     def _misfits(self, ask: Ask, replies: dict[int, Tree]) -> dict[int, str]:
         """Replies that cannot be what was asked for: of another form, or too large once dense where the form is free."""
-        if self.algorithm.alike and not getattr(getattr(self.algorithm, ask.step), "looped", False):
+        if self.algorithm.batching().alike and batch_of(getattr(self.algorithm, ask.step)) != "loop":
             plain = {i: wire.dequantise(r) for i, r in replies.items()} if ask.quantise else replies
-            return checks.misfits(plain, self.forms.of(ask))
+            ids = torch.tensor(sorted(plain), dtype=torch.int64)
+            kinds = self.algorithm.kinds(ids)
+            kinds = torch.zeros_like(ids) if kinds is None else kinds
+            bad: dict[int, str] = {}
+            for kind in kinds.unique().tolist():
+                bad |= checks.misfits({i: plain[i] for i in ids[kinds == kind].tolist()}, self.forms.of(ask, kind))
+            return bad
         large = [i for i, r in replies.items() if checks.dense_size(r) > checks.MOST]
         return dict.fromkeys(large, f"its reply stands for more than {checks.MOST} numbers")
 
@@ -303,7 +326,7 @@ class FlowerSession:
         self.faults[client] = why
         warnings.warn(f"round {self.round}: client {self.line.name(client)} is left out: {why}", stacklevel=2)
 
-    def leave(self, faults: dict[int, str]) -> None:
+    def leave(self, faults: Mapping[int, str]) -> None:
         """Leave these clients out of the rest of the round, if they are not yet."""
         for i, why in faults.items():
             if i not in self.out:
@@ -326,8 +349,7 @@ class FlowerSession:
             faults = "; ".join(f"client {self.line.name(i)}: {why}" for i, why in sorted(self.faults.items()))
             raise TooFewClients(f"round {self.round}: {left} of {taking} clients are left, at least {need} must be ({faults})")
 
-    def again(self) -> None:
-        """The round is about to be repeated: all clients are to be as they were before it."""
+    def repeat_round(self) -> None:
         self.seen = {i: v for i, v in self.at_start.items() if i in self.seen}
         self.round, self.last = -1, (-1, -1)
 
@@ -355,7 +377,7 @@ class FlowerSession:
         for node, answer in answers.items():
             mine = {i for i in ids if self.line.nodes[i] == node}
             try:
-                said = {"error": answer} if isinstance(answer, str) else messages.header(answer)
+                said: dict[str, Any] = {"error": answer} if isinstance(answer, str) else messages.header(answer)
                 if "error" in said:
                     raise ReplyError(str(said["error"])[:300])
                 values = torch.tensor([[float(v) for v in column] for column in said["sums"].values()], dtype=torch.float64)
@@ -393,7 +415,7 @@ class FlowerSession:
             raise CheckpointError(
                 "the checkpoint holds the states of simulated clients; a federation of sites cannot go on from it"
             )
-        self.common["session"] = saved["sites"]["session"]
+        self.name = self.common["session"] = saved["sites"]["session"]
         self.seen = {int(i): v for i, v in saved["sites"]["seen"].items()}
         self.excluded = set(saved["sites"]["excluded"])
 
@@ -403,6 +425,8 @@ class FlowerSession:
 
 def _seconds(answer: Message | str) -> float:
     """How long a site says that it has worked."""
+    if isinstance(answer, str):
+        return 0.0
     with contextlib.suppress(FoedusError, AttributeError, KeyError, OverflowError, TypeError, ValueError):
         return float(messages.header(answer)["seconds"])
     return 0.0

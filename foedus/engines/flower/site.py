@@ -12,10 +12,12 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from annotated_types import Ge, Lt
 
+from foedus.base.settings import Means, check_value
 from foedus.data import formats
 from foedus.data.dataset import Data
 from foedus.data.federation import Federation
@@ -93,16 +95,16 @@ class Site:
             return np.nan_to_num((x - np.array(center)) / np.array(scale)).astype(np.float32)
 
         data = Data.from_arrays(scaled(self.x), self.y, scaled(self.x_test), self.y_test, classes=self.classes, name=self.name)
-        return Federation(
-            data, np.arange(len(self.y)), [0, len(self.y)], np.arange(len(self.y_test)), [0, len(self.y_test)], [self.client]
-        )
+        rows, test_rows = np.arange(len(self.y)), np.arange(len(self.y_test))
+        offsets, test_offsets = np.array([0, len(rows)]), np.array([0, len(test_rows)])
+        return Federation(data, rows, offsets, test_rows, test_offsets, np.array([self.client]))
 
     @property
     def checksum(self) -> int:
         parts = (self.x, self.y, self.x_test, self.y_test)
         crc = 0
         for part in parts:
-            crc = zlib.crc32(np.ascontiguousarray(part), crc)
+            crc = zlib.crc32(np.ascontiguousarray(part).data, crc)
         return crc
 
 
@@ -115,8 +117,8 @@ def read_site(config: dict[str, Any], schema: Schema) -> Site:
         if key not in config:
             raise DataError(f'--node-config: {key} is missing; such as: data="/path/site.csv" label="target" client=0')
     path, client = Path(str(config["data"])), config["client"]
-    if not isinstance(client, int) or isinstance(client, bool) or not 0 <= client < 2**32:
-        raise DataError(f"--node-config: client={client!r} must be the number of the site, such as client=0")
+    site_number = Annotated[int, Ge(0), Lt(2**32), Means("the number of the site, such as client=0")]
+    check_value("--node-config: client", client, site_number, DataError)
     if not path.is_file():
         raise DataError(f"--node-config: there is no file {path.name!r} where data= says")
     raw = formats.read(path, format="csv", label=config.get("label"))
@@ -130,6 +132,7 @@ def read_site(config: dict[str, Any], schema: Schema) -> Site:
         raise DataError(f"--node-config: test={share} must be a part of the rows, at least 0 and below 1")
     raw = hold_out(replace(raw, x_train=x, y_train=y), share, int(config.get("seed", 0)), schema.classes is None)
     classes = None if schema.classes is None else len(schema.classes)
+    assert raw.x_test is not None and raw.y_test is not None
     return Site(raw.x_train, raw.y_train, raw.x_test, raw.y_test, client, str(config.get("name", path.stem)), classes)
 
 
@@ -138,9 +141,18 @@ def read_site(config: dict[str, Any], schema: Schema) -> Site:
 
 def write_shard(path: Path, fed: Federation) -> None:
     """Some clients of a federation in memory, for a node on loopback."""
-    data, shard = fed.data, {"ids": fed.ids, "offsets": fed.offsets, "test_offsets": fed.test_offsets}
-    shard |= {"x": data.x_train[fed.rows], "y": data.y_train[fed.rows], "classes": np.array(data.classes or 0)}
-    np.savez(path, x_test=data.x_test[fed.test_rows], y_test=data.y_test[fed.test_rows], **shard)
+    data = fed.data
+    np.savez(
+        path,
+        x_test=data.x_test[fed.test_rows],
+        y_test=data.y_test[fed.test_rows],
+        ids=fed.ids,
+        offsets=fed.offsets,
+        test_offsets=fed.test_offsets,
+        x=data.x_train[fed.rows],
+        y=data.y_train[fed.rows],
+        classes=np.array(data.classes or 0),
+    )
 
 
 def read_shard(folder: Path, name: str) -> Federation:

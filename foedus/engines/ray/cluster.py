@@ -40,7 +40,7 @@ class Cluster:
 
     def __init__(self, address: str | None, workers: int | None, resources: dict[str, float] | None):
         self.ray = load_ray()
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         own = address is None and not self.ray.is_initialized()
         # On a machine of our own the workers share its cores; on a cluster a worker takes one, unless told otherwise.
         share = max(1, cores // (workers or cores)) if own else 1
@@ -69,6 +69,7 @@ class Cluster:
         quiet = {"log_to_driver": False, "logging_level": "ERROR"}
         try:
             if address is None:
+                assert cpus is not None
                 ray.init("local", num_cpus=max(1, round(cpus)), include_dashboard=False, **quiet)
             else:
                 _reach(address)
@@ -188,7 +189,8 @@ class Shard:
 
     def _persist(self, call: Call, read: Any) -> Iterator[Answer]:
         """All answers to a call, each once, from as many workers as it takes."""
-        seen, reason = 0, None
+        seen = 0
+        reason: BaseException | None = None
         for _ in range(TRIES):
             try:
                 if reason is not None:
@@ -205,6 +207,7 @@ class Shard:
                 reason = error
             except self.ray.exceptions.RayTaskError as error:
                 raise ConfigError(f"a Ray worker cannot use what it was sent: {brief(error)}") from error
+        assert reason is not None
         raise FoedusError(
             f"the worker of {self.clients} was lost {TRIES} times in a row in one exchange ({brief(reason)}); a step that takes "
             "more memory than there is, or that crashes its process, would do that"

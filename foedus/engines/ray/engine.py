@@ -13,22 +13,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from annotated_types import Ge, Gt, MinLen
 from torch import Tensor
 
 from foedus.base import tree
+from foedus.base.settings import Means, check_settings
 from foedus.base.tree import Tree
 from foedus.core.algorithm import Algorithm
+from foedus.core.delays import Delays
 from foedus.core.exchange import Ask
 from foedus.core.reduce import Accumulator, diverged
-from foedus.core.session import Reduced
+from foedus.core.session import Reduced, Session
 from foedus.data.federation import Federation
 from foedus.engines.ray.cluster import Call, Cluster, Shard
 from foedus.engines.ray.shards import cut, join_states, pack, part_of, split_states, unpack, unpacked_sum
-from foedus.errors import ConfigError, positive, whole_number
+from foedus.errors import ConfigError, DivergenceError
 
 COPY_EVERY = 8
 """States are copied after so many exchanges (and evaluations): fewer copies against more to repeat when a worker is lost."""
@@ -51,22 +54,14 @@ class Ray:
         ...     fd.compare({"FedAvg": ..., "Scaffold": ...}, fed, rounds=20, engine=engine)
     """
 
-    address: str | None = None
-    workers: int | None = None
-    resources: dict[str, float] | None = None
-    state_memory: int | None = None
+    address: Annotated[Annotated[str, MinLen(1)] | None, Means("'HOST:PORT' of a running Ray cluster, 'auto' or None")] = None
+    workers: Annotated[int, Ge(1)] | None = None
+    resources: dict[str, Annotated[float, Gt(0)]] | None = None
+    state_memory: Annotated[int, Ge(1)] | None = None
     _held: list[Cluster] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.address is not None and (not isinstance(self.address, str) or not self.address):
-            raise ConfigError(f"address={self.address!r} must be 'HOST:PORT' of a running Ray cluster, 'auto' or None")
-        for name in ("workers", "state_memory"):
-            if getattr(self, name) is not None:
-                whole_number(name, getattr(self, name))
-        if self.resources is not None and not isinstance(self.resources, dict):
-            raise ConfigError(f"resources={self.resources!r} must be a dictionary such as {{'CPU': 2}}")
-        for name, amount in (self.resources or {}).items():
-            positive(f"resources[{name!r}]", amount)
+        check_settings(self)
 
     def __enter__(self) -> Ray:
         self._held.append(Cluster(self.address, self.workers, self.resources))
@@ -86,13 +81,14 @@ class Ray:
             raise
 
 
-class RaySession:
+class RaySession(Session):
     """One run of one algorithm on Ray."""
 
     def __init__(self, engine: Ray, cluster: Cluster, algorithm: Algorithm, fed: Federation, seed_key: Tensor):
         self.engine, self.cluster, self.algorithm, self.ray = engine, cluster, algorithm, cluster.ray
         self.ids = torch.from_numpy(np.sort(fed.ids))
-        self.longest, self._delays, self._rows = 0, None, None
+        self._rows: tuple[Tensor, Tensor, Any] | None = None
+        self.absorbs = type(algorithm).absorb is not Algorithm.absorb
         remembers = type(algorithm).init is not Algorithm.init
         nodes = [n for n in tree.NODES.values() if not n.__module__.startswith("foedus.")]
         try:
@@ -124,13 +120,14 @@ class RaySession:
 
     def _asked(self, ask: Ask, method: str, *more: Tensor) -> list[tuple[Shard, Call]]:
         """Ask the workers that hold clients of an exchange. What is sent goes into the object store once, and once to a node."""
-        payload = self.ray.put(pack(ask.payload))
+        payload = self.ray.put(pack(ask.arguments))
         holder = torch.searchsorted(self.ends, torch.searchsorted(self.ids, ask.ids), right=True)
         calls = []
         for k in holder.unique().tolist():
             mine = holder == k
-            some = {f.name: getattr(ask, f.name) for f in fields(ask) if f.name not in ("payload", "accept")}
-            some["ids"] = ask.ids[mine]
+            own = ask.of(ask.ids[mine])
+            some = {f.name: getattr(own, f.name) for f in fields(ask) if f.name not in ("payload", "held", "updates")}
+            some["updates"] = own.updates if self.absorbs else []
             args, shard = (pack(some), payload), self.shards[k]
             call = shard.start(method, *args, *(pack(t[mine]) for t in more), repeat=("repeat", args))
             shard.asked += int(mine.sum())
@@ -176,20 +173,13 @@ class RaySession:
 
     # -- delays ------------------------------------------------------------------------------------------------------
 
-    @property
-    def delays(self) -> tuple[Tensor, Tensor] | None:
-        """Rounds that each client's messages take, up and down, where they take any (`foedus.engines.delayed`)."""
-        return self._delays
-
-    @delays.setter
-    def delays(self, delays: tuple[Tensor, Tensor] | None) -> None:
-        self._delays = delays
-        if delays is None:
-            return
-        calls, first, longest = [], 0, int((delays[0] + delays[1]).max())
+    def delay(self, delays: Delays) -> None:
+        """Tell every worker's clients."""
+        super().delay(delays)
+        calls, first = [], 0
         for shard in self.shards:
             mine = slice(first, first + len(shard.ids))
-            shard.delays = (pack(tuple(d[mine] for d in delays)), longest)
+            shard.delays = (pack((delays.up[mine], delays.down[mine])), delays.longest)
             calls.append((shard, shard.start("delay", *shard.delays)))
             first = mine.stop
         self._all(calls)
@@ -242,9 +232,9 @@ class RaySession:
 
 def _raise(errors: list[Exception], remedy: str) -> None:
     """Raise what the workers report: the first error, or all clients whose numbers are no longer finite in one."""
-    whats = {getattr(e, "what", None) for e in errors}
-    if len(errors) > 1 and len(whats) == 1 and None not in whats:
-        clients = sorted(i for e in errors for i in e.clients)
-        raise diverged(whats.pop(), errors[0].round, clients, remedy)
+    not_finite = [e for e in errors if isinstance(e, DivergenceError) and hasattr(e, "what")]
+    if 1 < len(errors) == len(not_finite) and len({e.what for e in not_finite}) == 1:
+        clients = sorted(i for e in not_finite for i in e.clients)
+        raise diverged(not_finite[0].what, not_finite[0].round, clients, remedy)
     if errors:
         raise errors[0]

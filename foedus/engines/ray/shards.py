@@ -73,7 +73,8 @@ def join_states(parts: list[Tree]) -> Tree:
     some = [p["states"] for p in parts if "states" in p]
     if some and all("states" in p or not p["separate"] for p in parts) and _alike(some):
         return {"slot": torch.cat(slots), "states": tree.map(lambda *ts: torch.cat(ts), *some)}
-    separate, first = {}, 0
+    separate: dict[str, Tree] = {}
+    first = 0
     for part in parts:
         states = States(len(part["slot"]))
         states.load(part)
@@ -131,6 +132,7 @@ def unpack(t: Tree) -> Tree:
 def packed_sum(reduced: Reduced) -> Reduced:
     """A partial sum, to be sent: as trees, because the structures of trees do not travel alone."""
     sums = reduced.total
+    assert sums.total is not None
     sums.total, sums.rest, sums.form = pack(tree.unflatten(sums.total, sums.form)), pack(sums.rest), None
     return reduced
 

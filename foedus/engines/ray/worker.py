@@ -17,6 +17,7 @@ import torch
 from foedus.base import tree
 from foedus.base.tree import Tree
 from foedus.core.algorithm import Algorithm
+from foedus.core.delays import SomeDelays
 from foedus.core.exchange import Ask
 from foedus.core.session import add_up
 from foedus.data.federation import Federation
@@ -68,13 +69,13 @@ class Worker:
         seed_key: Any,
         threads: int,
         state_memory: int | None,
-        nodes: list[type],
+        nodes: list[type[tree.Node]],
     ) -> None:
         """Take some clients on."""
         torch.set_num_threads(threads)
         for node in nodes:  # the user's own kinds of tree nodes, which no import has registered here
             if node.__name__ not in tree.NODES:
-                tree.node(node, static=node.tree_static)
+                tree.node(static=node.tree_static)(node)
         self.session = LocalSession(Local(), algorithm, fed, unpack(seed_key))
         self.state_memory = state_memory
         self._forget()
@@ -92,7 +93,8 @@ class Worker:
     @_answers
     def delay(self, delays: Any, longest: int) -> None:
         """The clients' messages take time (`fd.Delayed`)."""
-        self.session.delays, self.session.longest = unpack(delays), longest
+        up, down = unpack(delays)
+        self.session.delay(SomeDelays(up, down, longest))
 
     # -- exchanges ---------------------------------------------------------------------------------------------------
 

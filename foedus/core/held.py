@@ -1,0 +1,254 @@
+"""Held values: what the server keeps and clients have a copy of. Each client is sent the shortest way from its copy to the newest one.
+
+An algorithm keeps a held value in its state and passes it like any other argument, under one name all through the run:
+
+    clients.mean(self.step, center=state.center, eta=eta)            state.center is a HeldArrays
+    state.replace(center=state.center.moved(1 - eta, add))           the next version
+
+Core knows which client has which version (`Holdings`), and sends nothing, the changes since then, or the whole, whichever is shortest.
+Version 0 is what a client can make itself (`Algorithm.first_held`), so nothing is sent for it. A client may keep something derived from
+the value in place of the value: see `Algorithm.absorb`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from foedus import wire
+from foedus.base import tree
+from foedus.base.tree import Tree
+from foedus.wire.arrays import LowRank, Sparse
+
+if TYPE_CHECKING:
+    from foedus.core.algorithm import Algorithm
+
+NOTHING_KNOWN = -1
+"""The version of a client of which nothing is known: it is sent the whole."""
+
+
+class Held(ABC):
+    """A value at the server that clients have copies of."""
+
+    @property
+    def version(self) -> int:
+        """How often it has changed; a `HeldItems` has no versions."""
+        raise NotImplementedError(f"{type(self).__name__} has no versions")
+
+    @abstractmethod
+    def update(self, base: Tree, algorithm: Algorithm) -> Tree:
+        """The shortest message that brings a client with `base` (`NOTHING_KNOWN`: with anything) up to date."""
+
+    @property
+    @abstractmethod
+    def argument(self) -> Tree:
+        """What a client step is given in place of the held value, once the client's copy is up to date."""
+
+
+@tree.node
+@dataclass(frozen=True, eq=False)
+class HeldArrays(Held, Mapping):
+    """Arrays, by name, that move by `value <- keep * value + add`. `log` are the last changes, [keep, add] each, oldest first.
+
+    The server computes the new value from what is sent, so that copies and original have the same bits.
+    """
+
+    value: dict[str, Tensor]
+    version: int = 0
+    log: list[Tree] = field(default_factory=list)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.value[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.value)
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    def moved(self, keep: float, add: dict[str, Tree]) -> HeldArrays:
+        """The next version, from `add` in any form: dense, sparse or of low rank, the shorter the better."""
+        change = [keep, add]
+        log, size, whole = [change], wire.nbytes([change]), wire.nbytes(self.value)
+        for older in reversed(self.log):  # as far back as all changes together are shorter than the value
+            size += wire.nbytes([older])
+            if size >= whole:
+                break
+            log.append(older)
+        return HeldArrays(apply_change(self.value, change), self.version + 1, log[::-1])
+
+    def update(self, base: int, algorithm: Algorithm) -> Tree:
+        if base == self.version:
+            return None
+        missed = self.version - base
+        if base == NOTHING_KNOWN or missed > len(self.log):
+            return self.value
+        changes = self.log[-missed:]
+        return changes if wire.nbytes(changes) < wire.nbytes(self.value) else self.value
+
+    @property
+    def argument(self) -> Tree:
+        return self.value
+
+
+def apply_change(value: dict[str, Tensor], change: Tree) -> dict[str, Tensor]:
+    """keep * value + add; dimensions in front of the value's own are clients."""
+    keep, add = change
+    return {k: keep * v + (add[k] if isinstance(add[k], Tensor) else add[k].dense()) for k, v in value.items()}
+
+
+def rebuilt(copy: dict[str, Tensor], update: Tree) -> dict[str, Tensor]:
+    """A client's copy of arrays, brought up to date by a message."""
+    if update is None:
+        return copy
+    if isinstance(update, dict):
+        return update
+    for change in update:
+        copy = apply_change(copy, change)
+    return copy
+
+
+def shortest(add: dict[str, Tensor], wide: dict[str, LowRank] | None = None) -> dict[str, Tree]:
+    """Each tensor in its shortest form: dense, sparse, or the matrix of low rank that `wide` says it is."""
+    forms: dict[str, Tree] = {}
+    for name, dense in add.items():
+        flat = dense.flatten()
+        where = flat.nonzero().flatten()
+        choices: list[Tree] = [dense, Sparse(where.to(torch.int32), flat[where], tuple(dense.shape))]
+        if wide is not None and name in wide:
+            choices.append(wide[name])
+        forms[name] = min(choices, key=wire.nbytes)
+    return forms
+
+
+@tree.node
+@dataclass(frozen=True, eq=False)
+class HeldSum(Held):
+    """A weighted sum of functions that shrinks and grows, f <- keep * f + sum_j weights_j h_j: one part a version.
+
+    parts: the functions of each version, in the algorithm's own form; weights: of each of a part's functions, when it came;
+    keeps: what became of everything before it then.
+    """
+
+    parts: list[Tree] = field(default_factory=list)
+    weights: list[Tensor] = field(default_factory=list)
+    keeps: list[float] = field(default_factory=list)
+
+    @property
+    def version(self) -> int:
+        return len(self.parts)
+
+    def grown(self, keep: float, functions: Tree, weights: Tensor) -> HeldSum:
+        """The next version."""
+        return HeldSum([*self.parts, functions], [*self.weights, weights], [*self.keeps, keep])
+
+    def since(self, base: int) -> tuple[float, list[Tensor]]:
+        """What has become of the sum of the first `base` parts: its factor now, and the weights of the others now."""
+        keep, weights = 1.0, []
+        for factor, weight in zip(reversed(self.keeps[base:]), reversed(self.weights[base:]), strict=True):
+            weights.append(weight * keep)
+            keep *= factor
+        return keep, weights[::-1]
+
+    def update(self, base: int, algorithm: Algorithm) -> Tree:
+        """[factor of what the client has, parts, their weights]."""
+        if base == self.version:
+            return None
+        keep, weights = self.since(max(base, 0))
+        return [keep if base > 0 else 0.0, self.parts[max(base, 0) :], weights]
+
+    @property
+    def argument(self) -> Tree:
+        return None  # clients keep what `Algorithm.absorb` makes of it
+
+
+@tree.node
+@dataclass(frozen=True, eq=False)
+class HeldItems(Held):
+    """Some of `size` items that clients keep once they have them, such as predictors; see `Algorithm.items`."""
+
+    which: Tensor
+    size: int
+
+    def update(self, base: Tensor, algorithm: Algorithm) -> Tree:
+        """Those of the items that are lacking; base: booleans, which of all items a client has."""
+        lacking = self.which[~base[self.which]]
+        return algorithm.items(lacking) if len(lacking) else None
+
+    @property
+    def argument(self) -> Tree:
+        return None
+
+
+class Holdings:
+    """Which version of each held value every client has, in order of client id."""
+
+    def __init__(self, clients: int):
+        self.clients = clients
+        self.versions: dict[str, Tensor] = {}
+
+    def _of(self, name: str, held: Held) -> Tensor:
+        if name not in self.versions:
+            shape = (self.clients, held.size) if isinstance(held, HeldItems) else (self.clients,)
+            self.versions[name] = torch.zeros(shape, dtype=torch.bool if len(shape) > 1 else torch.int64)
+        return self.versions[name]
+
+    def updates(
+        self, held: dict[str, Held], positions: Tensor, whole: bool, algorithm: Algorithm
+    ) -> list[tuple[Tensor, dict[str, Tree]]]:
+        """What clients at these positions are sent for held values: (places among the positions, {name: message}) by group.
+
+        whole: everybody is sent the whole, so that the size of a message does not tell who has been here before.
+        """
+        if not held:
+            return [(torch.arange(len(positions)), {})]
+        columns = [self._of(name, h)[positions].reshape(len(positions), -1).long() for name, h in held.items()]
+        if whole:
+            columns = [
+                torch.full_like(c, 0 if isinstance(h, HeldItems) else NOTHING_KNOWN)
+                for c, h in zip(columns, held.values(), strict=True)
+            ]
+        table = torch.cat(columns, 1)
+        if len(table) and bool((table == table[0]).all()):
+            kinds, group = table[:1], torch.zeros(len(table), dtype=torch.int64)
+        else:
+            kinds, group = table.unique(dim=0, return_inverse=True)
+        found = []
+        for k, row in enumerate(kinds):
+            bases = row.split([c.shape[1] for c in columns])
+            updates = {
+                name: h.update(b.bool() if isinstance(h, HeldItems) else int(b), algorithm)
+                for (name, h), b in zip(held.items(), bases, strict=True)
+            }
+            found.append((torch.nonzero(group == k).flatten(), updates))
+        return found
+
+    def settle(self, held: dict[str, Held], positions: Tensor) -> None:
+        """Clients at these positions have been brought up to date."""
+        for name, h in held.items():
+            own = self._of(name, h)
+            if isinstance(h, HeldItems):
+                own[positions.unsqueeze(1), h.which] = True
+            else:
+                own[positions] = h.version
+
+    def doubt(self, positions: Tensor) -> None:
+        """What clients at these positions have is not known: an answer was lost, or refused."""
+        for name, own in self.versions.items():
+            self.versions[name] = own.index_fill(0, positions, False if own.dim() > 1 else NOTHING_KNOWN)
+
+    def forget(self, positions: Tensor) -> None:
+        """Clients at these positions begin anew, with what they can make themselves."""
+        for name, own in self.versions.items():
+            self.versions[name] = own.index_fill(0, positions, 0)
+
+    def save(self) -> Tree:
+        return {name: own.clone() for name, own in self.versions.items()}
+
+    def load(self, saved: Tree) -> None:
+        self.versions = {name: own.clone() for name, own in saved.items()}
