@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge, Interval
 
+from foedus.base.settings import check_value
 from foedus.data.dataset import Data
 from foedus.data.federation import Federation
-from foedus.errors import ConfigError, DataError, whole_number
+from foedus.errors import DataError
 
 
 def class_bandit(fed: Federation) -> Federation:
@@ -58,10 +61,9 @@ def linear_bandit(
     not negative, and sum to 1 - local (global) and local (each client's own). `settings` has them: `w_global`, `w_local`.
     """
     for name, v in (("clients", clients), ("rounds", rounds), ("shared", shared), ("private", private)):
-        whole_number(name, v)
-    whole_number("actions", actions, 2)
-    if not 0 <= local <= 1:
-        raise ConfigError(f"local={local!r} must be from 0 to 1")
+        check_value(name, v, Annotated[int, Ge(1)])
+    check_value("actions", actions, Annotated[int, Ge(2)])
+    check_value("local", local, Annotated[float, Interval(ge=0, le=1)])
     rng = np.random.default_rng(seed)
     w_global = rng.dirichlet(np.full(shared, 0.5)) * (1 - local)
     w_local = rng.dirichlet(np.full(private, 0.5), clients) * local

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import difflib
 import gzip
-import http.client
 import json
 import os
 import tempfile
-import urllib.error
-import urllib.request
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -86,6 +84,7 @@ def info(name: str) -> Info:
     path, home = locate(name), _HOMES.get(name)
     source = home.sources[0].url if home else "file"
     if path is None:
+        assert home is not None  # a known name is bundled, at hand, or has a home
         return Info(name, home.rows, home.test_rows, home.features, home.classes, "to download", source)
     if path.suffix != ".npz":
         return Info(name, None, None, 80, None, str(path), source)
@@ -127,7 +126,7 @@ def absent(name: str, reason: str) -> str:
     """The sentence for a known set that is nowhere: where it was looked for, what is at hand, how to put it there."""
     file = file_name(name)
     likeness = {other: difflib.SequenceMatcher(None, name, other).ratio() for other in _at_hand() if other.startswith(name)}
-    close = sorted(likeness, key=likeness.get, reverse=True)
+    close = sorted(likeness, key=lambda other: likeness[other], reverse=True)
     subset = f" At hand, with a similar name: {', '.join(close)}." if close else ""
     content = (
         "users with 'id' and 'speeches'; or LEAF's folder as shakespeare/"
@@ -170,8 +169,10 @@ def _fetch(name: str) -> Path:
             else:
                 _write_speeches(parsed, draft)
             os.replace(draft, target)
-    except (OSError, http.client.HTTPException) as error:  # urllib's errors are OSErrors
-        reason = error if isinstance(error, urllib.error.HTTPError) else getattr(error, "reason", None) or error
+    except OSError as error:  # those of requests are, too; the innermost says what happened
+        reason: BaseException = error
+        while reason.__context__ is not None:
+            reason = reason.__context__
         raise DataError(absent(name, f"the download from {home.sources[0].url} failed ({reason})")) from error
     return target
 
@@ -180,7 +181,7 @@ def _write_arrays(name: str, raw: Raw, path: Path) -> None:
     if raw.x_test is None:
         raw = hold_out(raw, HELD_OUT, 0, None)
     y_train, y_test, _, names_ = encode_labels(raw, None, name)
-    arrays = {"x_train": raw.x_train, "y_train": y_train, "x_test": raw.x_test, "y_test": y_test, **raw.extra}
+    arrays: dict[str, Any] = {"x_train": raw.x_train, "y_train": y_train, "x_test": raw.x_test, "y_test": y_test, **raw.extra}
     if names_ is not None:
         arrays["class_names"] = np.array(names_)
     np.savez_compressed(path, **arrays)
@@ -253,6 +254,7 @@ def _parse_cifar(paths: list[Path]) -> Raw:
 
 def _parse_cifar100(paths: list[Path]) -> Raw:
     fine, coarse = formats.read(paths[0], format="cifar"), formats.read(paths[0], format="cifar", label="coarse")
+    assert coarse.y_test is not None
     extra = {"y_train_coarse": coarse.y_train, "y_test_coarse": coarse.y_test}
     if coarse.class_names is not None:
         extra["coarse_names"] = np.array(coarse.class_names)

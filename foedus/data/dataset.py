@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -56,7 +57,7 @@ class Data:
             )
         for part in ("train", "test"):
             rows = len(getattr(self, f"x_{part}"))
-            labels = _labels if self.classes is not None else _targets
+            labels: Callable[[Any, str, str, Any], np.ndarray] = _labels if self.classes is not None else _targets
             put(f"y_{part}", labels(getattr(self, f"y_{part}"), f"y_{part}", self.name, self.classes))
             _same_length(f"y_{part}", len(getattr(self, f"y_{part}")), f"x_{part}", rows, self.name)
             groups = getattr(self, f"groups_{part}")

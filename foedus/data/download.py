@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import http.client
 import json
 import os
 import sys
 import tempfile
-import urllib.error
-import urllib.request
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,61 +48,52 @@ def download(source: Source, folder: Path) -> tuple[Path, str]:
     file = source.url.rsplit("/", 1)[-1]
     kept = cache_dir() / "downloads" / file
     if source.keep and kept.exists():
-        digests = _digests(kept)
-        _check(source, *digests)
-        return kept, digests[1]
+        return kept, _check(source, kept)
     target = folder / file
-    md5, sha256 = hashlib.md5(usedforsecurity=False), hashlib.sha256()
-    with _answer(source) as answer, target.open("wb") as out:
-        size = int(answer.headers.get("Content-Length") or 0)
-        received = 0
-        with _Progress(file, size) as advance:
-            while chunk := answer.read(1 << 18):
-                out.write(chunk)
-                md5.update(chunk)
-                sha256.update(chunk)
-                received += len(chunk)
-                advance(len(chunk))
-    if size and received != size:
-        raise OSError(f"{source.url} ended after {received} of {size} bytes")
-    _check(source, md5.hexdigest(), sha256.hexdigest())
+    _retrieve(source, target)
+    sha256 = _check(source, target)
     if source.keep:
         kept.parent.mkdir(parents=True, exist_ok=True)
         os.replace(target, kept)
         target = kept
-    return target, sha256.hexdigest()
+    return target, sha256
 
 
-def _answer(source: Source) -> http.client.HTTPResponse:
-    """The answer for a file, from where it is or where it was."""
+def _retrieve(source: Source, target: Path) -> None:
+    """Fetch a file from where it is or, if it has gone, from where it was. A short answer is an error of urllib3's."""
+    from pooch import HTTPDownloader
+    from requests import HTTPError
 
-    def ask(url: str) -> http.client.HTTPResponse:
-        return urllib.request.urlopen(urllib.request.Request(url, headers={"User-Agent": "foedus"}), timeout=_TIMEOUT)
-
+    # Not unpacked on the way: checksums are those of the files.
+    headers = {"User-Agent": "foedus", "Accept-Encoding": "identity"}
+    bar = _Bar(target.name) if sys.stderr.isatty() else None
+    fetch = HTTPDownloader(progressbar=bar or False, chunk_size=1 << 18, timeout=_TIMEOUT, headers=headers)
     try:
-        return ask(source.url)
-    except urllib.error.HTTPError as error:
-        if source.former is None or error.code not in (404, 410):
-            raise
-    return ask(source.former)
+        for url in filter(None, (source.url, source.former)):
+            try:
+                return fetch(url, str(target), None)
+            except HTTPError as error:
+                failed = error
+                if error.response is None or error.response.status_code not in (404, 410):
+                    break
+        raise failed
+    finally:
+        if bar is not None:
+            bar.close()
 
 
-def _digests(path: Path) -> tuple[str, str]:
-    with path.open("rb") as file:
-        md5 = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-        file.seek(0)
-        return md5, hashlib.file_digest(file, "sha256").hexdigest()
+def _check(source: Source, path: Path) -> str:
+    """Compare with the published MD5; where none is published, with the SHA-256 of the first download. Returns the SHA-256."""
+    from pooch import file_hash
 
-
-def _check(source: Source, md5: str, sha256: str) -> None:
-    """Compare with the published MD5; where none is published, with the SHA-256 of the first download."""
+    sha256 = file_hash(str(path), alg="sha256")
     if source.md5 is not None:
-        if md5 != source.md5:
+        if (md5 := file_hash(str(path), alg="md5")) != source.md5:
             raise DataError(
                 f"{source.url}: MD5 is {md5}, but {source.md5} is published; the file is damaged or was changed, "
                 "so it was not kept. Try again later"
             )
-        return
+        return sha256
     record, known = _recorded()
     first = known.get(source.url, sha256)
     if first != sha256:
@@ -115,6 +101,7 @@ def _check(source: Source, md5: str, sha256: str) -> None:
             f"{source.url}: SHA-256 is {sha256}, but the first download had {first}; the file is damaged or was changed. "
             f"If its publisher changed it, remove its line from {record} and load again"
         )
+    return sha256
 
 
 def record_digest(source: Source, sha256: str) -> None:
@@ -140,24 +127,25 @@ def _recorded() -> tuple[Path, dict[str, str]]:
     return record, known
 
 
-class _Progress:
-    """A bar on a terminal, nothing elsewhere."""
+class _Bar:
+    """A progress bar of rich's, as pooch asks for one: it sets `total`, then calls the methods."""
 
-    def __init__(self, file: str, size: int):
-        self.file, self.size, self.bar = file, size, None
+    total = 0
 
-    def __enter__(self) -> Callable[[int], None]:
-        if not sys.stderr.isatty():
-            return lambda count: None
+    def __init__(self, file: str):
         from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
         columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
         self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
-        self.bar.start()
-        task = self.bar.add_task(self.file, total=self.size or None)
-        return lambda count: self.bar.advance(task, count)
+        self.task = self.bar.add_task(file, total=None)
 
-    def __exit__(self, *error) -> None:
-        if self.bar is not None:
-            self.bar.stop()
+    def update(self, count: int) -> None:
+        self.bar.start()
+        self.bar.update(self.task, advance=count, total=self.total or None)
+
+    def reset(self) -> None:
+        self.bar.reset(self.task)
+
+    def close(self) -> None:
+        self.bar.stop()

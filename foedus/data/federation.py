@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+from annotated_types import Ge, Gt, Lt
 
+from foedus.base.settings import Means, check_value
 from foedus.base.spec import Spec
 from foedus.data.dataset import Data
 from foedus.errors import DataError, SplitError
@@ -167,8 +168,8 @@ class Federation:
     def pool(self) -> Federation:
         """One client, id 0, that holds the training and test rows of all (in the order of the data set)."""
         return Federation(
-            self.data, np.sort(self.rows), [0, len(self.rows)], np.sort(self.test_rows), [0, len(self.test_rows)],
-            [0], "pool", dict(self.settings),
+            self.data, np.sort(self.rows), np.array([0, len(self.rows)]), np.sort(self.test_rows), np.array([0, len(self.test_rows)]),
+            np.array([0]), "pool", dict(self.settings),
         )  # fmt: skip
 
     def holdout(self, fraction: float = 0.2, seed: int = 0) -> Federation:
@@ -181,10 +182,9 @@ class Federation:
         Example:
             >>> fd.run(fd.FedAvg(fd.Linear()), fed.holdout(0.2), rounds=20).history.accuracy
         """
-        if isinstance(fraction, bool) or not isinstance(fraction, Real) or not 0 < fraction < 1:
-            raise SplitError(f"fraction={fraction!r} must be more than 0 and less than 1, such as 0.2")
-        if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
-            raise SplitError(f"seed={seed!r} must be a whole number of at least 0")
+        part = Annotated[float, Gt(0), Lt(1), Means("a number above 0 and below 1, such as 0.2")]
+        check_value("fraction", fraction, part, SplitError)
+        check_value("seed", seed, Annotated[int, Ge(0)], SplitError)
         data, sizes = self.data, self.sizes
         counts = np.minimum(np.maximum(np.rint(fraction * sizes).astype(np.int64), 1), sizes - 1)
         if not counts.any():
@@ -258,9 +258,11 @@ class Federation:
     def _plot_bars(self, ax: Axes) -> None:
         import matplotlib
 
+        classes = self.data.classes
+        assert classes is not None  # of targets there are no bars
         counts, left = self.label_counts(), np.zeros(len(self))
-        colours = matplotlib.colormaps["tab10" if self.data.classes <= 10 else "tab20"]
-        for label in range(self.data.classes):
+        colours = matplotlib.colormaps["tab10" if classes <= 10 else "tab20"]
+        for label in range(classes):
             name = self.data.class_names[label] if self.data.class_names else str(label)
             ax.barh(np.arange(len(self)), counts[:, label], left=left, color=colours(label), label=name, height=0.85)
             left += counts[:, label]
@@ -273,10 +275,12 @@ class Federation:
             loc="upper left",
             fontsize=8,
             frameon=False,
-            ncols=1 + (self.data.classes > 10),
+            ncols=1 + (classes > 10),
         )
 
     def _plot_heat(self, ax: Axes) -> None:
+        classes = self.data.classes
+        assert classes is not None
         share = self.label_counts() / self.sizes[:, None]
         many = len(self) > _BARS
         if many:  # neighbours then hold alike labels, and averaging them loses little
@@ -284,11 +288,11 @@ class Federation:
             starts = np.linspace(0, len(share), min(len(share), _COLUMNS), endpoint=False).astype(int)
             share = np.add.reduceat(share, starts) / np.diff([*starts, len(share)])[:, None]
         image = ax.imshow(
-            share.T, aspect="auto", interpolation="nearest", cmap="viridis", vmin=0, extent=(0, len(self), self.data.classes, 0)
+            share.T, aspect="auto", interpolation="nearest", cmap="viridis", vmin=0, extent=(0, len(self), classes, 0)
         )
         ax.figure.colorbar(image, ax=ax, label="share of the client's rows")
-        if self.data.classes <= 30:
-            ax.set_yticks(np.arange(self.data.classes) + 0.5, self.data.class_names or range(self.data.classes), fontsize=8)
+        if classes <= 30:
+            ax.set_yticks(np.arange(classes) + 0.5, self.data.class_names or [str(c) for c in range(classes)], fontsize=8)
         if not many:
             ax.set_xticks(np.arange(len(self)) + 0.5, [str(i) for i in self.ids], fontsize=9 if len(self) <= 20 else 6)
         ax.set(xlabel="clients, ordered by their main label" if many else "client", ylabel="label")

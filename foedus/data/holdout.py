@@ -18,12 +18,12 @@ HELD_OUT = 0.25  # part of the rows that become the test part of a set without o
 def image_shaped(raw: Raw) -> Raw:
     """Images of shape [n, height, width, channels] become [n, channels, height, width], as torch has them."""
 
-    def channels_first(x: np.ndarray | None) -> np.ndarray | None:
-        if x is not None and x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
+    def channels_first(x: np.ndarray) -> np.ndarray:
+        if x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
             return x.transpose(0, 3, 1, 2)
         return x
 
-    return replace(raw, x_train=channels_first(raw.x_train), x_test=channels_first(raw.x_test))
+    return replace(raw, x_train=channels_first(raw.x_train), x_test=None if raw.x_test is None else channels_first(raw.x_test))
 
 
 def join_parts(train: Raw, test: Raw, where: object) -> Raw:
@@ -41,11 +41,12 @@ def join_parts(train: Raw, test: Raw, where: object) -> Raw:
         raise DataError(
             f"{where}: its columns differ from those of the training file; give both the same columns in the same order"
         )
-    if train.tokens and list(train.class_names) != list(test.class_names):
+    if train.tokens and list(train.class_names or ()) != list(test.class_names or ()):
         raise DataError(f"{where}: its alphabet differs from that of the training file; give one folder with train/ and test/")
     groups, groups_test, group_names = train.groups_train, test.groups_train, train.group_names
     if groups_test is not None and group_names is not None:
         place = {name: g for g, name in enumerate(group_names)}
+        assert test.group_names is not None
         groups_test = np.array([place.setdefault(test.group_names[g], len(place)) for g in groups_test], np.int64)
         group_names = list(place)
     return replace(

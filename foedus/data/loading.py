@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge
 
+from foedus.base.settings import check_value
 from foedus.data import formats
 from foedus.data.catalog import BUNDLED, absent, known_names, path_of
 from foedus.data.dataset import Data
@@ -76,7 +79,7 @@ def load(
         name = path.name.split(".")[0] if name not in known_names() else name
     raw = image_shaped(raw)
     if test is not None and not isinstance(test, (int, float)):
-        raw = join_parts(raw, image_shaped(formats.read(test, format=format, label=label, group=group)), test)
+        raw = join_parts(raw, image_shaped(formats.read(Path(test), format=format, label=label, group=group)), test)
     elif test is not None or raw.x_test is None:
         raw = hold_out(pool_parts(raw), HELD_OUT if test is None else float(test), seed, regression)
     return _finish(name, raw, scale, impute, regression)
@@ -85,7 +88,7 @@ def load(
 def load_speeches(path: str | os.PathLike | None = None) -> list[dict]:
     """Shakespeare's speaking characters for language models: dictionaries with `id`, `play`, `speaker` and `speeches`."""
     path = path_of("shakespeare" if path is None else Path(path))
-    if not path.is_file():
+    if path is None or not path.is_file():
         raise DataError(absent("shakespeare", "its speeches are not at hand"))
     try:
         users = json.loads(formats.read_bytes(path))["users"]
@@ -104,6 +107,7 @@ def load_speeches(path: str | os.PathLike | None = None) -> list[dict]:
 
 def _finish(name: str, raw: Raw, scale: str | None, impute: str | None, regression: bool | None) -> Data:
     y_train, y_test, classes, class_names = encode_labels(raw, regression, name)
+    assert raw.x_test is not None  # held out before
     for part, x in (("x_train", raw.x_train), ("x_test", raw.x_test)):
         if x.dtype.kind not in "fiub":
             raise DataError(f"{part} of {name!r} has dtype {x.dtype}; expected numbers")
@@ -121,8 +125,10 @@ def _finish(name: str, raw: Raw, scale: str | None, impute: str | None, regressi
     elif scale == "auto":
         scale = auto_scale(raw.x_train)
     x_train, x_test = raw.x_train, raw.x_test
-    if scale is not None:
-        shift, divisor = SCALES[scale](x_train)
+    assert x_test is not None
+    measure = None if scale is None else SCALES[scale]
+    if measure is not None:
+        shift, divisor = measure(x_train)
         x_train, x_test = scaled(x_train, shift, divisor), scaled(x_test, shift, divisor)
     return Data(
         name, x_train, y_train, x_test, y_test, classes, class_names, raw.groups_train, raw.groups_test,
@@ -133,8 +139,7 @@ def _finish(name: str, raw: Raw, scale: str | None, impute: str | None, regressi
 def _speech_windows(users: list[dict], window: int, stride: int, part: float) -> Raw:
     """Rows of `window` characters and the next one, from each speaker's speeches; the last part of each text is for testing."""
     for name, value in (("window", window), ("stride", stride)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise DataError(f"{name}={value!r} must be a whole number of at least 1")
+        check_value(name, value, Annotated[int, Ge(1)], DataError)
     texts = ["\n".join(user["speeches"]) for user in users]
     alphabet = sorted(set().union(*texts))
     known = np.array([ord(c) for c in alphabet], np.uint32)

@@ -7,11 +7,13 @@ are dealt so that each client's follow its training distribution.
 from __future__ import annotations
 
 import inspect
-import numbers
 from collections.abc import Callable
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge, Gt, Interval
 
+from foedus.base.settings import check_value
 from foedus.data.dataset import Data
 from foedus.data.federation import Federation
 from foedus.errors import SplitError, unknown
@@ -36,13 +38,14 @@ def split(data: Data, scheme: str = "iid", *, clients: int | None = None, seed: 
     if scheme not in SCHEMES and scheme not in ("natural", "tasks"):
         raise SplitError(unknown("scheme", scheme, [*SCHEMES, "tasks", "natural"]))
     _check_options(scheme, options)
-    _whole("seed", seed, 0)
+    check_value("seed", seed, Annotated[int, Ge(0)], SplitError)
     rng = np.random.default_rng(seed)
     if scheme == "natural":
         return _natural(data, clients, rng)
     if clients is None:
         raise SplitError(f"scheme {scheme!r} needs clients=, the number of clients")
-    clients = _whole("clients", clients, 1)
+    check_value("clients", clients, Annotated[int, Ge(1)], SplitError)
+    clients = int(clients)
     if clients > len(data.x_train):
         raise SplitError(
             f"clients={clients} is more than the {len(data.x_train)} training rows of {data.name!r}; no client may be empty"
@@ -66,8 +69,8 @@ def scheme_options(scheme: Callable) -> list[inspect.Parameter]:
 
 
 def _check_options(scheme: str, options: dict) -> None:
-    function = {"natural": _natural, "tasks": _tasks, **SCHEMES}[scheme]
-    parameters = scheme_options(function)
+    functions: dict[str, Callable] = {"natural": _natural, "tasks": _tasks, **SCHEMES}
+    parameters = scheme_options(functions[scheme])
     for name in options:
         if name not in [p.name for p in parameters]:
             takes = ", ".join(p.name for p in parameters) or "none"
@@ -75,20 +78,6 @@ def _check_options(scheme: str, options: dict) -> None:
     for p in parameters:
         if p.default is inspect.Parameter.empty and p.name not in options:
             raise SplitError(f"scheme {scheme!r} needs {p.name}=, for example {p.name}=0.5")
-
-
-def _whole(name: str, value: object, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
-        raise SplitError(f"{name}={value!r} must be a whole number of at least {least}")
-    return int(value)
-
-
-def _real(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> float:
-    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not real or not low <= value <= high or (open_low and value == low) or value == np.inf:
-        bounds = f"more than {low:g}" if high == np.inf else f"from {low:g} to {high:g}"
-        raise SplitError(f"{name}={value!r} must be a number {bounds}")
-    return float(value)
 
 
 # Schemes
@@ -101,8 +90,8 @@ def _iid(data: Data, clients: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _dirichlet(data: Data, clients: int, rng: np.random.Generator, *, alpha: float, min_rows: int = 1) -> np.ndarray:
-    alpha = _real("alpha", alpha, 0, np.inf, open_low=True)
-    min_rows = _whole("min_rows", min_rows, 1)
+    check_value("alpha", alpha, Annotated[float, Gt(0)], SplitError)
+    check_value("min_rows", min_rows, Annotated[int, Ge(1)], SplitError)
     if clients * min_rows > len(data.y_train):
         raise SplitError(
             f"min_rows={min_rows} for {clients} clients is more than the {len(data.y_train)} training rows of {data.name!r}"
@@ -112,7 +101,7 @@ def _dirichlet(data: Data, clients: int, rng: np.random.Generator, *, alpha: flo
         rows = rng.permutation(np.flatnonzero(data.y_train == label))
         share = rng.dirichlet(np.full(clients, alpha))
         if not np.isclose(share.sum(), 1.0):  # the draw underflows for a minute alpha, whose limit is one client for all
-            share = np.bincount([rng.integers(clients)], minlength=clients)
+            share = np.bincount([rng.integers(clients)], minlength=clients).astype(np.float64)
         ends = np.floor(np.cumsum(share) * len(rows) + 0.5)
         ends[-1] = len(rows)
         owner[rows] = np.searchsorted(ends, np.arange(len(rows)), side="right")
@@ -135,7 +124,7 @@ def _repair(owner: np.ndarray, clients: int, least: int, rng: np.random.Generato
 
 
 def _homogeneity(data: Data, clients: int, rng: np.random.Generator, *, s: float) -> np.ndarray:
-    s = _real("s", s, 0, 1)
+    check_value("s", s, Annotated[float, Interval(ge=0, le=1)], SplitError)
     order = rng.permutation(len(data.y_train))
     shared = round(s * len(order))
     owner = np.empty(len(order), np.int64)
@@ -149,7 +138,8 @@ def _homogeneity(data: Data, clients: int, rng: np.random.Generator, *, s: float
 
 
 def _labels(data: Data, clients: int, rng: np.random.Generator, *, per_client: int = 3) -> np.ndarray:
-    per_client = _whole("per_client", per_client, 1)
+    check_value("per_client", per_client, Annotated[int, Ge(1)], SplitError)
+    assert data.classes is not None  # checked before: labels are dealt
     if per_client > data.classes:
         raise SplitError(
             f"per_client={per_client} is more than the {data.classes} classes of {data.name!r}; choose at most that many"
@@ -166,7 +156,9 @@ def _labels(data: Data, clients: int, rng: np.random.Generator, *, per_client: i
     labels_of[: holders.sum() % clients] += 1
     # Each client in turn takes the labels with most holders left to find (ties at random): a client never takes a label
     # twice, and since clients with more labels come first the last client finds as many labels as it needs.
-    left, takers, taken = holders.copy(), [], []
+    left = holders.copy()
+    takers: list[np.ndarray] = []
+    taken: list[np.ndarray] = []
     noise = rng.random((clients, len(present)))
     for client, k in enumerate(labels_of):
         chosen = np.argsort(noise[client] - left)[:k]
@@ -174,11 +166,11 @@ def _labels(data: Data, clients: int, rng: np.random.Generator, *, per_client: i
         taken.append(chosen)
         takers.append(np.full(k, client))
     name = rng.permutation(clients)  # who came first must not show in the client's number
-    takers, taken = name[np.concatenate(takers)], np.concatenate(taken)
+    holder, held = name[np.concatenate(takers)], np.concatenate(taken)
     owner = np.empty(len(data.y_train), np.int64)
     for index, label in enumerate(present):
         rows = rng.permutation(np.flatnonzero(data.y_train == label))
-        who = rng.permutation(takers[taken == index])
+        who = rng.permutation(holder[held == index])
         owner[rows] = who[np.arange(len(rows)) % len(who)]
     return owner
 
@@ -213,7 +205,8 @@ def _natural(data: Data, clients: int | None, rng: np.random.Generator) -> Feder
             f"scheme 'natural' needs groups, and {data.name!r} has none; load it with group=, or give Data groups_train"
         )
     ids, owner = np.unique(data.groups_train, return_inverse=True)
-    if clients is not None and _whole("clients", clients, 1) != len(ids):
+    check_value("clients", clients, Annotated[int, Ge(1)] | None, SplitError)
+    if clients is not None and clients != len(ids):
         raise SplitError(
             f"clients={clients}, but {data.name!r} has {len(ids)} groups; leave clients out, then .select() those you want"
         )
@@ -268,8 +261,10 @@ def _tasks(data: Data, clients: int, seed: int, rng: np.random.Generator, *, n0:
     class each client must tell from C_0, by client id), `merged_classes` (A), `rows_per_class` (N), `global_features`,
     `local_features` (indices of flat features), and `source_rows`, `source_test_rows` (rows of the original set).
     """
-    n0 = _whole("n0", n0, 1)
-    merged = _real("merged", merged, 0, 1)
+    check_value("n0", n0, Annotated[int, Ge(1)], SplitError)
+    n0 = int(n0)
+    check_value("merged", merged, Annotated[float, Interval(ge=0, le=1)], SplitError)
+    assert data.classes is not None
     count = int(merged * data.classes + 1e-9)
     if not 1 <= count < data.classes:
         raise SplitError(
@@ -316,6 +311,7 @@ def _tasks(data: Data, clients: int, seed: int, rng: np.random.Generator, *, n0:
         "global_features": np.sort(features[:half]), "local_features": np.sort(features[half:]),
         "source_rows": source, "source_test_rows": test_rows,
     }  # fmt: skip
+    assert relabelled.groups_train is not None and relabelled.groups_test is not None
     return Federation.from_owners(
         relabelled, relabelled.groups_train, relabelled.groups_test, np.arange(clients), "tasks", settings
     )

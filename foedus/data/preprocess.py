@@ -13,14 +13,16 @@ from foedus.errors import DataError
 
 IMPUTES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "median": lambda x: np.nanmedian(x, axis=0),
-    "mean": lambda x: np.nanmean(x, axis=0, dtype=np.float64),
+    "mean": lambda x: np.asarray(np.nanmean(x, axis=0, dtype=np.float64)),
     "zero": lambda x: np.zeros(x.shape[1]),
 }
 
 
 def imputed(raw: Raw, impute: str | None, name: str) -> Raw:
     """Replace NaN by a value of the training rows, or say where it is."""
-    parts = {"x_train": raw.x_train, "x_test": raw.x_test}
+    test = raw.x_test
+    assert test is not None  # held out before
+    parts = {"x_train": raw.x_train, "x_test": test}
     parts = {k: x for k, x in parts.items() if x.dtype.kind == "f" and first_not_finite(x) is not None and np.isnan(x).any()}
     if not parts:
         return raw
@@ -28,7 +30,7 @@ def imputed(raw: Raw, impute: str | None, name: str) -> Raw:
         part, x = next(iter(parts.items()))
         missing = np.isnan(x.reshape(len(x), -1))
         row, column = np.unravel_index(int(missing.argmax()), missing.shape)
-        called = column if raw.feature_names is None else f"{str(raw.feature_names[column])!r}"
+        called = column if raw.feature_names is None else f"{str(raw.feature_names[int(column)])!r}"
         raise DataError(
             f"{part} of {name!r} has {int(missing.sum())} missing values (NaN), first in row {row}, column {called}; "
             "pass impute='median' (of the training rows), 'mean' or 'zero'"
@@ -42,7 +44,7 @@ def imputed(raw: Raw, impute: str | None, name: str) -> Raw:
         f = x.reshape(len(x), -1)
         return np.where(np.isnan(f), value, f).reshape(x.shape)
 
-    return replace(raw, x_train=fill(raw.x_train), x_test=fill(raw.x_test))
+    return replace(raw, x_train=fill(raw.x_train), x_test=fill(test))
 
 
 def auto_scale(x: np.ndarray) -> str | None:

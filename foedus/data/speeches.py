@@ -80,7 +80,8 @@ def parse_plays(text: str, where: str, *, plays: int = 30, speakers: int = 500) 
 
 def _works(text: str) -> Iterator[tuple[str, list[str]]]:
     """Title and lines of each work; what comes before the first is left out."""
-    title, above, lines = "", "", []
+    title, above = "", ""
+    lines: list[str] = []
     for line in map(str.rstrip, text.splitlines()):
         if line.strip().lower() == "by william shakespeare":
             if title:
@@ -97,7 +98,8 @@ def _speeches(lines: list[str]) -> Iterator[tuple[str, str]]:
     """Names and speeches of one work, in order; none for poems, which have no headings."""
     written = [_in_capitals(match[2]) for match in map(_SPEECH.fullmatch, lines) if match]
     capitals = 2 * sum(written) > len(written)
-    name, spoken = "", []
+    name = ""
+    spoken: list[str] = []
     begun = unfinished = False
     for above, line in pairwise(["", *lines]):
         indent = len(line) - len(line.lstrip())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import numbers
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge, Lt
 
+from foedus.base.settings import check_value
 from foedus.data.dataset import Data
 from foedus.data.federation import Federation
 from foedus.data.partition import apportion, deal_test_rows, split
@@ -43,11 +45,11 @@ def synthetic_leaf(
 
     Reference: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated optimization in heterogeneous networks", MLSys 2020.
     """
-    _at_least("alpha", alpha, 0)
-    _at_least("beta", beta, 0)
-    _whole(clients=clients, features=features, classes=classes)
-    if not 0 <= test < 1:
-        raise DataError(f"test={test!r} must be a part from 0 to below 1")
+    check_value("alpha", alpha, Annotated[float, Ge(0)], DataError)
+    check_value("beta", beta, Annotated[float, Ge(0)], DataError)
+    for name, value in {"clients": clients, "features": features, "classes": classes}.items():
+        check_value(name, value, Annotated[int, Ge(1)], DataError)
+    check_value("test", test, Annotated[float, Ge(0), Lt(1)], DataError)
     if per_client is not None and not 1 <= per_client <= classes:
         raise DataError(f"per_client={per_client!r} must be from 1 to the {classes} classes")
     if rows is not None and rows < 2 * clients:
@@ -63,7 +65,7 @@ def synthetic_leaf(
     offsets = np.concatenate(([0], np.cumsum(sizes)))
     for k in range(clients):
         mean = 0.0 if iid else rng.normal(center[k], 1, features)
-        model = shared if iid else rng.normal(u[k], 1, (features + 1, classes))
+        model = shared if shared is not None else rng.normal(u[k], 1, (features + 1, classes))
         xk = mean + rng.standard_normal((sizes[k], features)) * deviation
         score = xk @ model[:-1] + model[-1]
         x[offsets[k] : offsets[k + 1]], y[offsets[k] : offsets[k + 1]] = xk, score.argmax(1)
@@ -74,7 +76,7 @@ def synthetic_leaf(
     if per_client is not None:
         return split(data, "labels", clients=clients, per_client=per_client, seed=seed)
     settings = {"clients": clients, "seed": seed, "alpha": alpha, "beta": beta, "iid": iid}
-    return Federation.from_owners(data, data.groups_train, data.groups_test, np.arange(clients), "natural", settings)
+    return Federation.from_owners(data, groups[~held], groups[held], np.arange(clients), "natural", settings)
 
 
 def synthetic_piecewise(
@@ -102,8 +104,9 @@ def synthetic_piecewise(
     `noise` unless given; 0 measures the distance to f* itself). Test rows are dealt to clients in proportion to size.
     """
     for name, value in {"alpha": alpha, "beta": beta, "noise": noise, "test_noise": test_noise or 0.0}.items():
-        _at_least(name, value, 0)
-    _whole(clients=clients, rows=rows, features=features)
+        check_value(name, value, Annotated[float, Ge(0)], DataError)
+    for name, value in {"clients": clients, "rows": rows, "features": features}.items():
+        check_value(name, value, Annotated[int, Ge(1)], DataError)
     if test_rows < 0 or rows < clients:
         raise DataError(
             f"rows={rows!r}, test_rows={test_rows!r} for {clients} clients; give at least one training row a client"
@@ -123,14 +126,3 @@ def synthetic_piecewise(
     return Federation.from_owners(
         data, owner, deal_test_rows(data, owner, clients, rng), np.arange(clients), "natural", settings
     )
-
-
-def _at_least(name: str, value: float, least: float) -> None:
-    if not isinstance(value, numbers.Real) or not least <= value < np.inf:
-        raise DataError(f"{name}={value!r} must be a number of at least {least:g}")
-
-
-def _whole(**values: int) -> None:
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-            raise DataError(f"{name}={value!r} must be a whole number of at least 1")

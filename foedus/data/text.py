@@ -57,12 +57,12 @@ def word_federation(
     x = [_before(w, before) for w in ids]
     owner = np.repeat(np.arange(len(ids)), cut)
     late = np.repeat(np.arange(len(ids)), [len(w) - c for w, c in zip(ids, cut, strict=True)])
-    parts = [
+    x_train, y_train, x_test, y_test = (
         np.concatenate([t[:c] if first else t[c:] for t, c in zip(arrays, cut, strict=True)])
         for first in (True, False)
         for arrays in (x, ids)
-    ]
-    data = Data(name, *parts, len(known) + 1, ("<other>", *known), owner, late)
+    )
+    data = Data(name, x_train, y_train, x_test, y_test, len(known) + 1, ("<other>", *known), owner, late)
     settings = {"clients": len(ids), "before": before, "least": least, "vocabulary": vocabulary, "test": test}
     return Federation.from_owners(data, owner, late, np.arange(len(ids)), "natural", settings)
 

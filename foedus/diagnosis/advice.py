@@ -1,4 +1,4 @@
-"""What to try on a federation, by rules on the measures of a survey. docs/diagnose.md holds them against real runs."""
+"""What to try on a federation, by rules on the measures of a diagnosis. docs/diagnose.md holds them against real runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from foedus.algorithms import FFGB, FedAvg, FedDyn, FedFW, FedNewton, FedRes, Independent
 from foedus.core.algorithm import Algorithm
@@ -16,7 +16,7 @@ from foedus.geometry import L1Ball
 from foedus.models import CNN, MLP, Linear, Model
 
 if TYPE_CHECKING:
-    from foedus.diagnosis.survey import Survey
+    from foedus.diagnosis.diagnose import Diagnosis
 
 ONE, OWN, UNKNOWN, BEWARE = "one model for all", "a model for each client", "what the data cannot tell", "beware"
 
@@ -25,11 +25,11 @@ _NET: dict[str, Any] = {"lr": 0.1, "epochs": 5}
 
 @dataclass(frozen=True)
 class Rule:
-    """When the facts of a survey are so, then this algorithm, for this reason. `text` is filled in with the facts."""
+    """When the facts of a diagnosis are so, then this algorithm, for this reason. `text` is filled in with the facts."""
 
     aim: str
     when: Callable[[dict[str, Any]], bool]
-    make: Callable[[Survey], Algorithm | None]
+    make: Callable[[Diagnosis], Algorithm | None]
     text: str
 
 
@@ -75,7 +75,7 @@ def _curves_do_it(m: dict[str, Any]) -> bool:
     return m["fit_best"] >= m["both"]
 
 
-def _net(s: Survey) -> Model:
+def _net(s: Diagnosis) -> Model:
     if not s.facts["tabular"]:
         with contextlib.suppress(ModelError):  # images too small for its convolutions
             CNN().check(s.fed.spec)
@@ -83,17 +83,17 @@ def _net(s: Survey) -> Model:
     return MLP((64,))
 
 
-def _feddyn(s: Survey) -> FedDyn:
+def _feddyn(s: Diagnosis) -> FedDyn:
     """alpha so that its pull over all local steps of a round, lr K alpha, is about a third; more stalls large clients."""
     steps = _NET["epochs"] * max(1.0, s.facts["rows_typical"] / FedDyn.batch_size)
     return FedDyn(_net(s), alpha=float(f"{min(1.0, 0.3 / (_NET['lr'] * steps)):.1g}"), **_NET)
 
 
-def _step(s: Survey) -> dict[str, Any]:
+def _step(s: Diagnosis) -> dict[str, Any]:
     return _NET if s.fed.data.classes else _NET | {"lr": 0.01}
 
 
-def _newton(solver: str) -> Callable[[Survey], Algorithm]:
+def _newton(solver: Literal["newton", "cg"]) -> Callable[[Diagnosis], Algorithm]:
     return lambda s: FedNewton(s.features, s.newton.reg, solver=solver)
 
 
@@ -232,10 +232,10 @@ RULES = (
 )
 
 
-def advise(survey: Survey) -> list[Advice]:
+def advise(found: Diagnosis) -> list[Advice]:
     """The advice of all rules that apply, in their order."""
-    facts = survey.facts
-    return [Advice(r.aim, r.make(survey), r.text.format_map(facts)) for r in RULES if r.when(facts)]
+    facts = found.facts
+    return [Advice(r.aim, r.make(found), r.text.format_map(facts)) for r in RULES if r.when(facts)]
 
 
 def code(value: Any) -> str:

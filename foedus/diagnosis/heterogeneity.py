@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
+from annotated_types import Ge
 
+from foedus.base.settings import Means, check_value
 from foedus.data.federation import Federation
-from foedus.errors import ConfigError, whole_number
+from foedus.errors import ConfigError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -97,11 +99,10 @@ def heterogeneity(
     """
     if not isinstance(fed, Federation):
         raise ConfigError(f"fed is a {type(fed).__name__}; give a Federation, as fd.split returns")
-    if not isinstance(classes, bool):
-        raise ConfigError(f"classes={classes!r} must be True (measure the labels too) or False (leave them out)")
-    whole_number("max_points", max_points)
-    whole_number("projections", projections)
-    whole_number("seed", seed, 0)
+    check_value("classes", classes, Annotated[bool, Means("True (measure the labels too) or False (leave them out)")])
+    check_value("max_points", max_points, Annotated[int, Ge(1)])
+    check_value("projections", projections, Annotated[int, Ge(1)])
+    check_value("seed", seed, Annotated[int, Ge(0)])
     import pandas as pd
 
     x, rng = _feature_rows(fed, features), np.random.default_rng(seed)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
+from annotated_types import Ge
 
+from foedus.base.settings import check_value
 from foedus.data.federation import Federation
-from foedus.errors import ConfigError, whole_number
+from foedus.errors import ConfigError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,7 +94,7 @@ def sharing(fed: Federation, *, seed: int = 0) -> Sharing:
     """
     if not isinstance(fed, Federation):
         raise ConfigError(f"fed is a {type(fed).__name__}; give a Federation, as fd.split returns")
-    whole_number("seed", seed, 0)
+    check_value("seed", seed, Annotated[int, Ge(0)])
     import pandas as pd
 
     owner, fold, half = fed.owners(), *_deal(fed, seed)
@@ -171,7 +173,9 @@ class _Sums:
     """What least squares needs to know of the rows outside each fold, `[folds, clients, ...]`; fits, and predicts each fold."""
 
     def __init__(self, x: np.ndarray, y: np.ndarray, owner: np.ndarray, fold: np.ndarray, clients: int):
-        self.x, self.y, self.known, self.eliminated = x, y, {}, (None, [])
+        self.x, self.y = x, y
+        self.known: dict[tuple[float, float, float], np.ndarray] = {}
+        self.eliminated: tuple[tuple[float, float] | None, list[tuple[np.ndarray, ...]]] = (None, [])
         cell = owner * _FOLDS + fold
         order = np.argsort(cell, kind="stable")
         ends = np.searchsorted(cell[order], np.arange(clients * _FOLDS + 1))
@@ -205,7 +209,7 @@ class _Sums:
         """
         if self.eliminated[0] != (slopes, level):
             penalty, size = np.diag(np.append(np.full(self.x.shape[1] - 1, slopes), level)), self.x.shape[1]
-            found = []
+            found: list[tuple[np.ndarray, ...]] = []
             for gram, moment in zip(self.gram, self.moment, strict=True):
                 solved = np.linalg.solve(gram + penalty, np.concatenate([gram, moment], axis=-1))
                 slope, start = solved[..., :size], solved[..., size:]

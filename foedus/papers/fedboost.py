@@ -7,7 +7,7 @@ whose predictor is not sent has probability 0. With the squared loss and exponen
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -31,11 +31,11 @@ def point_masses(domains: int, rows: int = 20_000) -> fd.Federation:
 def losses(
     seed: int,
     domains: int,
-    sampling: str,
+    sampling: Literal["all", "uniform", "weighted"],
     budget: int,
     rounds: int,
     corrected: bool = False,
-    loss: str = "squared",
+    loss: Literal["log", "squared"] = "squared",
     measured: int = 50,
 ) -> list[dict[str, Any]]:
     """Point masses: the objective of the averaged weights; `best` is that of the true mixture.
@@ -185,7 +185,9 @@ def shakespeare(least: int = 150, rest: float = 0.1) -> tuple[fd.Federation, fd.
     return fed, fd.Densities.of_clients(fed, rest)
 
 
-def unigrams(seed: int, sampling: str, rounds: int, step: float, least: int) -> list[dict[str, Any]]:
+def unigrams(
+    seed: int, sampling: Literal["all", "uniform", "weighted", "none"], rounds: int, step: float, least: int
+) -> list[dict[str, Any]]:
     """Loss in nats a word, C = p / 2; and perplexities on the words held out. sampling "none": mixtures that need no learning."""
     fed, members = shakespeare(least)
     test, rows = fed.data.y_test, []
@@ -194,14 +196,14 @@ def unigrams(seed: int, sampling: str, rounds: int, step: float, least: int) -> 
         return float(np.exp(-np.log(density[test]).mean()))
 
     if sampling == "none":
-        words = np.bincount(fed.data.y_train, minlength=fed.data.classes) / len(fed.data.y_train)
+        words = np.bincount(fed.data.y_train, minlength=fed.data.classes or 0) / len(fed.data.y_train)
         given = {
             "uniform mixture": members.table.numpy().mean(0),
             "mixture by numbers of words": fed.sizes / fed.sizes.sum() @ members.table.numpy(),
             "one model of all text": 0.9 * words + 0.1 / len(words),
         }
         return [{"mixture": k, "perplexity": perplexity(v)} for k, v in given.items()]
-    options = {} if sampling == "all" else {"budget": len(members) / 2}
+    options: dict[str, Any] = {} if sampling == "all" else {"budget": len(members) / 2}
     algorithm = fd.FedBoost(members, sampling=sampling, step=step, measure_every=max(1, rounds // 20), **options)
     run = fd.run(algorithm, fed, rounds, seed=seed, evaluate_every=0)
     history = run.history.dropna(subset=["objective"])
@@ -276,19 +278,20 @@ def classifiers(seed: int, data: str, clients: int, rounds: int) -> list[dict[st
         lambda: GaussianNB(var_smoothing=1e-3),
         lambda: KNeighborsClassifier(15),
     )
-    fitted = []
+    fitted, classes = [], whole.classes
+    assert classes is not None
     for part in range(3):
-        labels = rng.permutation(whole.classes)[: -(-2 * whole.classes // 3)]
+        labels = rng.permutation(classes)[: -(-2 * classes // 3)]
         known = np.isin(whole.y_train[public], labels)
         # A third of the public rows of these labels, and a few of all, so that no label is unheard of.
         rows = np.concatenate((public[known][part::3], rng.choice(public, 60, replace=False)))
         fitted += [kind().fit(whole.x_train[rows], whole.y_train[rows]) for kind in kinds]
-    members = fd.Classifiers(fitted, whole.classes)
+    members = fd.Classifiers(fitted, classes)
     own = fd.Data.from_arrays(
         whole.x_train[private], whole.y_train[private], whole.x_test, whole.y_test, classes=whole.classes, name=data
     )
     fed = fd.split(own, "dirichlet", clients=clients, alpha=0.3, seed=seed)
-    domains = [list(range(d, clients, 3)) for d in range(3)]
+    domains = tuple(tuple(range(d, clients, 3)) for d in range(3))
     rows_of = [np.concatenate([fed.client_rows(c) for c in group]) for group in domains]
 
     def scores(weight: torch.Tensor) -> dict[str, float]:
@@ -306,8 +309,8 @@ def classifiers(seed: int, data: str, clients: int, rounds: int) -> list[dict[st
     q = len(members)
     alone = [scores(torch.eye(q)[k]) for k in range(q)]
     best = max(range(q), key=lambda k: alone[k]["accuracy"])
-    rows = [{"method": "best single"} | alone[best]]
-    rows.append({"method": "uniform average"} | scores(torch.full((q,), 1 / q)))
+    table: list[dict[str, Any]] = [{"method": "best single"} | alone[best]]
+    table.append({"method": "uniform average"} | scores(torch.full((q,), 1 / q)))
     for budget in (None, 3):
         how: dict[str, Any] = {"sampling": "all"} if budget is None else {"budget": budget, "explore": 0.1}
         label = "all sent" if budget is None else f"C = {budget}"
@@ -318,8 +321,8 @@ def classifiers(seed: int, data: str, clients: int, rounds: int) -> list[dict[st
         }.items():
             run = fd.run(algorithm, fed, rounds, seed=seed, evaluate_every=0)
             sent = run.history.bytes_down.iloc[-1] / 1e3 / rounds / clients
-            rows.append({"method": f"{method}, {label}"} | scores(algorithm.result(run.state)) | {"kB down": sent})
-    return rows
+            table.append({"method": f"{method}, {label}"} | scores(algorithm.result(run.state)) | {"kB down": sent})
+    return table
 
 
 def _learnt(found: Found) -> tuple[bool, str]:

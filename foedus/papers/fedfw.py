@@ -23,7 +23,7 @@ import functools
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from foedus.base.batching import batched
 from foedus.base.tree import State
 from foedus.core.algorithm import Client
 from foedus.core.clients import Clients
-from foedus.geometry import domain_of
+from foedus.geometry import Domain, ModelDomain, domain_of
 from foedus.models.base import Params
 from foedus.models.losses import loss_for
 from foedus.models.training.gradients import batch_gradient
@@ -120,6 +120,7 @@ class PublishedFedDR(FedDR):
         old, data = client.state, client.data
         y = tree.map(lambda y, w, x: y + self.alpha * (w - x), old["y"], w, old["x"])
         # The next 64 rows in stored order. Near the end they wrap around: the last batch is as large as the others.
+        assert self.batch_size is not None
         picked = (old["made"] * self.batch_size + torch.arange(self.batch_size)) % data.count.long()
         loss = loss_for(self.loss, client.spec.classes)
         rows = {"index": data.index.gather(0, picked), "params": old["x"]}
@@ -130,6 +131,7 @@ class PublishedFedDR(FedDR):
 
     def round(self, clients: Clients, state: State) -> State:
         w = tree.add(state.w, clients.mean(self.train, weights="uniform", w=state.w))
+        assert isinstance(self.domain, fd.L1Ball | fd.L2Ball)
         order = 1 if isinstance(self.domain, fd.L1Ball) else 2
         norm = torch.linalg.vector_norm(torch.cat([v.flatten() for v in w.values()]), order)
         return state.replace(w=tree.scale(w, min(1.0, self.domain.radius / float(norm)))) if norm > 0 else state.replace(w=w)
@@ -147,7 +149,7 @@ def _slope(args: dict[str, Any], shared: tuple) -> Params:
 CNN = fd.CNN(channels=(32, 64), hidden=(128,))
 METHODS = ("FedDR", "FedFW", "FedFW+")
 
-_NUMBERS = {
+_NUMBERS: dict[tuple[str, str, str], dict[str, tuple[float, ...]]] = {
     ("table1", "l2", "mnist"): {"iid": (89.59, 86.96, 86.50), "non-iid": (83.72, 86.95, 86.98)},
     ("table1", "l2", "synthetic"): {"iid": (78.24, 80.20, 79.96), "non-iid": (92.97, 94.81, 94.56)},
     ("table1", "l2", "cifar10"): {"iid": (39.95, 36.30, 36.30), "non-iid": (37.79, 38.13, 37.20)},
@@ -167,7 +169,7 @@ _NUMBERS = {
 
 def published_numbers(table: str) -> dict[tuple, float]:
     """By ball, set, split and method."""
-    found = {}
+    found: dict[tuple, float] = {}
     for (which, ball, data), splits in _NUMBERS.items():
         for split, numbers in splits.items() if which == table else ():
             names = ("FedDR", "FedFW-sto") if len(numbers) == 2 else METHODS
@@ -208,7 +210,7 @@ def federation(setup: Setup, protocol: str, seed: int, rows: int | None = None, 
     """The clients. rows: of the training set, if not all. whole: the published sets, not the subsets at hand."""
     if setup.data == "synthetic":
         three = setup.split == "non-iid"
-        more = {"classes": 3} if three and protocol == "published" else {"per_client": 3} if three else {}
+        more: dict[str, Any] = {"classes": 3} if three and protocol == "published" else {"per_client": 3} if three else {}
         return fd.synthetic_leaf(0.5, 0.5, clients=setup.clients, rows=100 * setup.clients * 5, seed=seed, test=0.25, **more)
     data = fd.load((_WHOLE if whole else _FILES)[setup.data])
     if protocol == "published":
@@ -229,13 +231,13 @@ def federation(setup: Setup, protocol: str, seed: int, rows: int | None = None, 
 
 def described(setup: Setup, rounds: int) -> dict[str, fd.Algorithm]:
     """The paper's own words. FedDR's step is not in it; of 1, 0.3, 0.1 and 0.03 this one fails nowhere."""
-    begin = {"begin": "projected"} if setup.table == "table2" else {}
+    begin: dict[str, Any] = {"begin": "projected"} if setup.table == "table2" else {}
     model, domain = setup.model("described"), setup.domain
-    batch = {"batch_size": BATCH} if setup.table == "table3" else {"batch_size": None}
+    batch: dict[str, Any] = {"batch_size": BATCH} if setup.table == "table3" else {"batch_size": None}
     rows = {"FedDR": FedDR(model, domain=domain, lr=0.1, steps=1, **batch)}
     if setup.table == "table3":
         return rows | {"FedFW-sto": fd.FedFW(model, domain, variant="stochastic", batch_size=BATCH, measure_every=0)}
-    pace = {"schedule": "nonconvex", "horizon": rounds} if setup.table == "table2" else {}
+    pace: dict[str, Any] = {"schedule": "nonconvex", "horizon": rounds} if setup.table == "table2" else {}
     plain = fd.FedFW(model, domain, measure_every=0, **begin, **pace)
     return rows | {"FedFW": plain, "FedFW+": replace(plain, variant="augmented")}
 
@@ -478,7 +480,9 @@ FIGURE1 = Item(
 )
 
 
-def participation(seed: int, variant: str, penalty: float, p: float, rounds: int) -> list[dict[str, Any]]:
+def participation(
+    seed: int, variant: Literal["convex", "penalty", "augmented", "stochastic"], penalty: float, p: float, rounds: int
+) -> list[dict[str, Any]]:
     """Figures 2 and 3: 20 clients, 3 classes. variant: "convex" (softmax, L1 ball) or one of FedFW's, on a network with an L2 ball.
 
     For the network lambda_t is `penalty` throughout; of this, lambda_0 = lambda_t / T^(1/3) is the step of FedFW+'s dual variables.
@@ -551,7 +555,7 @@ FIGURE3 = Item(
 )
 
 
-def penalties(seed: int, panel: str, penalty: float | str, rounds: int, rows: int) -> list[dict[str, Any]]:
+def penalties(seed: int, panel: str, penalty: float | Literal["auto"], rounds: int, rows: int) -> list[dict[str, Any]]:
     """Figure 4: (a), (b) softmax regression on MNIST with p = 0.5, L1 and L2; (c), (d) a network on synthetic data, p = 1."""
     ball = fd.L1Ball(RADIUS) if panel in "ac" else fd.L2Ball(RADIUS)
     if panel in "ab":
@@ -667,7 +671,7 @@ def penalty_grid(seed: int, data: str, ball: str, split: str, rounds: int, rows:
     if len(whole.x_train) > rows:
         keep = np.random.default_rng(seed).permutation(len(whole.x_train))[:rows]
         whole = replace(whole, x_train=whole.x_train[keep], y_train=whole.y_train[keep])
-    labels = {"per_client": min(3, whole.classes - 1)} if split == "labels" else {}
+    labels = {"per_client": min(3, (whole.classes or 0) - 1)} if split == "labels" else {}
     fed = fd.split(whole, split, clients=CLIENTS, seed=seed, **labels)
     domain, found = fd.L1Ball(RADIUS) if ball == "l1" else fd.L2Ball(RADIUS), []
     for value in ("auto", *GRID):
@@ -685,7 +689,7 @@ def _auto_everywhere(found: Found) -> tuple[bool, str]:
     short = table.drop(columns="auto").max(axis=1) - table["auto"]
     far = short[short > 2]
     return far.empty, f"{len(short) - len(far)} of {len(short)}" + (
-        "; short: " + ", ".join(f"{' '.join(k)} {v:.1f}" for k, v in far.items()) if len(far) else ""
+        "; short: " + ", ".join(f"{' '.join(cast('tuple[str, ...]', k))} {v:.1f}" for k, v in far.items()) if len(far) else ""
     )
 
 
@@ -715,8 +719,8 @@ PENALTY = Item(
 def traffic(seed: int, data: str, clients: int, rounds: int) -> list[dict[str, Any]]:
     """Bytes that a client sends and receives in a round, once under way, over different sets; FedAvg beside them."""
     whole = fd.load(data)
-    fed = fd.split(whole, "labels", clients=clients, per_client=min(3, whole.classes - 1), seed=seed)
-    sets = {
+    fed = fd.split(whole, "labels", clients=clients, per_client=min(3, (whole.classes or 0) - 1), seed=seed)
+    sets: dict[str, Domain | ModelDomain] = {
         "L1Ball": fd.L1Ball(RADIUS),
         "KSparse, k = 10": fd.KSparse(10, 1.0),
         "LInfBall": fd.LInfBall(0.1),
@@ -724,7 +728,7 @@ def traffic(seed: int, data: str, clients: int, rounds: int) -> list[dict[str, A
         "NuclearBall, bias in an L2Ball": fd.PerLayer({"weight": fd.NuclearBall(RADIUS), "bias": fd.L2Ball(1.0)}),
     }
     methods: dict[str, fd.Algorithm] = {f"FedFW, {k}": fd.FedFW(fd.Linear(), v, measure_every=0) for k, v in sets.items()}
-    rows = []
+    rows: list[dict[str, Any]] = []
     for method, algorithm in (methods | {"FedAvg": fd.FedAvg(fd.Linear(), lr=0.1)}).items():
         history = fd.run(algorithm, fed, rounds, seed=seed, evaluate_every=rounds).history
         half = rounds // 2

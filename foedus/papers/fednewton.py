@@ -7,6 +7,7 @@ round with lr = 1 (the paper's 0.001 would leave DKRR as it is); FedProx is solv
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,7 @@ def chosen(seed: int, data: str, features: int, clients: int, alpha: float) -> l
     whole = fd.load(data)
     order = np.random.default_rng(seed).permutation(len(whole.x_train))
     held, used = np.split(order, [len(order) // 5])
-    found = {"rows": len(order), "features": int(np.prod(whole.x_train.shape[1:])), "classes": whole.classes}
+    found: dict[str, Any] = {"rows": len(order), "features": int(np.prod(whole.x_train.shape[1:])), "classes": whole.classes}
     found["bandwidth"], found["reg"] = _by_krr(whole, used, held, features, seed)
     x, y = whole.x_train, whole.y_train
     part = fd.Data.from_arrays(x[used], y[used], x[held], y[held], classes=whole.classes)
@@ -81,12 +82,13 @@ def chosen(seed: int, data: str, features: int, clients: int, alpha: float) -> l
         for reg in 10.0 ** -np.arange(1, 8):
             newton = fd.FedNewton(fd.RandomFourier(features, found["bandwidth"]), float(reg))
             scores[float(reg)] = np.nan_to_num(_last(newton, fed, seed, 4))
-        found[f"reg, {split}"] = max(scores, key=scores.get)
+        found[f"reg, {split}"] = max(scores, key=lambda reg: scores[reg])
     return [{"quantity": k, "value": v} for k, v in found.items()]
 
 
 def _by_krr(data: fd.Data, used: np.ndarray, held: np.ndarray, features: int, seed: int) -> tuple[float, float]:
     """One factorisation for all reg of a bandwidth."""
+    assert data.classes is not None
     x, y, scores = torch.from_numpy(data.x_train), torch.from_numpy(data.y_train), {}
     for bandwidth in BANDWIDTHS:
         phi = fd.RandomFourier(features, bandwidth, seed=seed)
@@ -330,7 +332,8 @@ def _errors(
     fed: fd.Federation, features: fd.RandomFourier, reg: float, seed: int, rounds: int = SHOWN[-1]
 ) -> list[dict[str, Any]]:
     """Error of every method: mean squared, or percent of the test rows that are misclassified."""
-    percent, found = bool(fed.data.classes), {}
+    percent = bool(fed.data.classes)
+    found: dict[str, float] = {}
     for name, algorithm in _methods(features, reg, 0.07 if percent else 0.7).items():
         shown = SHOWN if name in ("Newton", "cg") else (rounds,)
         values = _series(algorithm, fed, seed, rounds, every=min(shown))
@@ -392,6 +395,14 @@ def _trials(settings: dict[str, Any]) -> int:
     return 1 if settings["data"] == "mnist" else 10
 
 
+def _with(data: str, reg: float) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    return lambda f: f[(f["data"] == data) & (f["reg"] == reg)]
+
+
+def _shifted(shift: str, reg: float) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    return lambda f: f[(f["shift"] == shift) & (f["reg"] == reg) & (f["amount"] > 0)]
+
+
 FIGURE3 = Item(
     title="Figure 3: local sample size",
     cell=local_rows,
@@ -404,7 +415,7 @@ FIGURE3 = Item(
             log="x",
             limits=_close_to_krr,
             caption=caption,
-            select=lambda f, d=data, r=reg: f[(f["data"] == d) & (f["reg"] == r)],
+            select=_with(data, reg),
         )
         for data, reg, caption in (
             ("synthetic", 1e-6, "Synthetic, Table 2's reg of 1e-6; mean squared error. Curves that leave the picture diverge."),
@@ -435,7 +446,7 @@ def shifts(seed: int, shift: str, amount: float, reg: float) -> list[dict[str, A
     """Figure 4: 20 clients of 500 rows; the axis is the mean of Delta_Dj, or of Delta_fj of the true functions."""
     if shift == "data":
         fed = fd.synthetic_piecewise(amount, 0.0, clients=20, seed=seed)
-        measured = float(fd.diagnose(fed, SYNTHETIC, reg, seed=seed).per_client["data_shift"].mean())
+        measured = float(fd.spectrum(fed, SYNTHETIC, reg, seed=seed).per_client["data_shift"].mean())
     else:
         fed = fd.synthetic_piecewise(0.0, amount, clients=20, seed=seed)
         exact = fd.synthetic_piecewise(0.0, amount, clients=20, noise=0.0, seed=seed).data  # the same rows without noise
@@ -444,6 +455,8 @@ def shifts(seed: int, shift: str, amount: float, reg: float) -> list[dict[str, A
 
 
 def _figure4(scale: str) -> list[dict[str, Any]]:
+    data: tuple[float, ...]
+    model: tuple[float, ...]
     data, model = (0.0, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0), (0.0, 1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.3)
     if scale == "quick":
         data, model = data[::3], model[::3]
@@ -483,7 +496,7 @@ FIGURE4 = Item(
             log="x",
             limits=_close_to_krr,
             caption=f"{what}, reg {reg:g}",
-            select=lambda f, s=shift, r=reg: f[(f["shift"] == s) & (f["reg"] == r) & (f["amount"] > 0)],
+            select=_shifted(shift, reg),
         )
         for reg in (1e-6, 1e-4)
         for shift, what in (
@@ -544,7 +557,7 @@ FIGURE5 = Item(
             "method",
             limits=_close_to_krr,
             caption=caption,
-            select=lambda f, d=data, r=reg: f[(f["data"] == d) & (f["reg"] == r)],
+            select=_with(data, reg),
         )
         for data, reg, caption in (
             ("synthetic", 1e-6, "Synthetic, reg 1e-6"),

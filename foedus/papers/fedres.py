@@ -7,7 +7,8 @@ The paper prints no numbers, only pictures. It uses Vowpal Wabbit's linear regre
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -366,7 +367,9 @@ def locked(rows: int, rollouts: int, seed: int = 0) -> list[fd.Federation]:
     return feds
 
 
-def appendix_c(seed: int, algorithm: str, rounds: int, rollouts: int, step: float, schedule: str) -> list[dict[str, Any]]:
+def appendix_c(
+    seed: int, algorithm: str, rounds: int, rollouts: int, step: float, schedule: Literal["constant", "sqrt", "adagrad"]
+) -> list[dict[str, Any]]:
     """The average loss so far, and w^g, averages over rollouts, at 80 rounds.
 
     The paper's step of 1.0 in w <- w - eta grad diverges on these data (|x|^2 is 6 on average, so that eta must be below about 0.1).
@@ -450,7 +453,7 @@ def _appendix_c(scale: str) -> list[dict[str, Any]]:
     )
 
 
-_C = {
+_C: dict[str, Any] = {
     "cell": appendix_c,
     "cells": _appendix_c,
     "seeds": {"quick": 1, "usual": 1, "full": 1},
@@ -487,7 +490,13 @@ def realisable(
     return fd.Federation.from_clients(parts)
 
 
-def theorem2(seed: int, T: int, rule: str, delay: int, rollouts: int, noise: float) -> list[dict[str, Any]]:
+def _always(algorithm: fd.FedRes, fed: fd.Federation) -> fd.FedRes:
+    return algorithm
+
+
+def theorem2(
+    seed: int, T: int, rule: Literal["aligned", "asymmetric", "misaligned"], delay: int, rollouts: int, noise: float
+) -> list[dict[str, Any]]:
     """Average regret after T rounds with the step of Theorem 2 up to a constant, the best of four.
 
     The comparator is (w*_g, w*_i), whose expected loss is the variance of the noise.
@@ -498,15 +507,15 @@ def theorem2(seed: int, T: int, rule: str, delay: int, rollouts: int, noise: flo
         algorithm = fd.FedRes(
             fd.Linear(bias=False),
             fd.Linear(bias=False),
-            shared=range(10),
-            private=range(10, 20),
+            shared=tuple(range(10)),
+            private=tuple(range(10, 20)),
             schedule="constant",
             rule=rule,
             step=constant / np.sqrt(10 * T),
             local_step=constant * 10 / np.sqrt(10 * T),
             radius=10.0,
         )
-        found = fd.rollouts({"": lambda fed, a=algorithm: a}, feds, T, up=delay - delay // 2, down=delay // 2)
+        found = fd.rollouts({"": partial(_always, algorithm)}, feds, T, up=delay - delay // 2, down=delay // 2)
         values.append(float(found.online_loss.mean()) - noise**2)
     return [{"case": f"{rule}, delay {delay}", "regret": min(values)}]
 
@@ -575,14 +584,14 @@ EXAMPLE2 = Item(
 )
 
 
-def bandit(seed: int, T: int, exploration: str, models: str, clients: int) -> list[dict[str, Any]]:
+def bandit(seed: int, T: int, exploration: Literal["epsilon", "squarecb"], models: str, clients: int) -> list[dict[str, Any]]:
     """Average regret after T rounds on a realisable environment, the better of two steps."""
     fed = fd.linear_bandit(clients=clients, actions=5, rounds=T, seed=seed)
     values = []
     for step in (0.03, 0.1):
         algorithm = fd.FedResBandit(
-            shared=range(8),
-            private=range(8, 12),
+            shared=tuple(range(8)),
+            private=tuple(range(8, 12)),
             explore=exploration,
             step=step,
             measure_every=T,

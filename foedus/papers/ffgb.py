@@ -7,9 +7,9 @@ fully connected layers of 384 and 192 neurons (the text has 394), leaky ReLU.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -46,8 +46,8 @@ def image_pair(
     own, other = (fd.load(n) for n in pairs[name])
     rng = np.random.default_rng(seed)
     pick = rng.permutation(len(own.x_train))[:rows]
-    test = {"x_test": own.x_test[:test_rows], "y_test": own.y_test[:test_rows]}
-    data = replace(own, x_train=own.x_train[pick], y_train=own.y_train[pick], **test)
+    x, y = own.x_train[pick], own.y_train[pick]
+    data = replace(own, x_train=x, y_train=y, x_test=own.x_test[:test_rows], y_test=own.y_test[:test_rows])
     public = other.x_train[rng.permutation(len(other.x_train))[:public_rows]]
     return fd.split(data, "homogeneity", clients=clients, s=s, seed=seed), public
 
@@ -60,15 +60,15 @@ def contenders(
     model: Any, public: np.ndarray, epochs: int, distil: int, local: int, views: int = 0, lr: float = 0.05
 ) -> dict[str, fd.Algorithm]:
     """Section 6: the four methods, with shorter training where a CPU must do. views: of the public rows; images are then cropped and flipped."""
-    common = {"batch_size": 64, "clip": 5.0, "augment": "crop_flip" if views else None}
-    adam = {"lr": 1e-3, "optimizer": "adam", "epochs": epochs, **common}
-    sgd = {"lr": lr, "epochs": local, **common}
+    common: dict[str, Any] = {"batch_size": 64, "clip": 5.0, "augment": "crop_flip" if views else None}
+    adam: dict[str, Any] = {"lr": 1e-3, "optimizer": "adam", "epochs": epochs, **common}
+    sgd: dict[str, Any] = {"lr": lr, "epochs": local, **common}
     oracle = fd.Training(**adam)
     student = fd.Training(lr=1e-3, optimizer="adam", epochs=distil, batch_size=64, clip=5.0, weight_decay=1e-3)
-    public = fd.Public(public, views=views)
+    unlabelled = fd.Public(public, views=views)
     return {
-        "FFGB-Distill": fd.FFGBDistill(model, public, oracle=oracle, student=student),
-        "FedAvg-Distill": fd.FedAvgDistill(model=model, public=public, student=student, **adam),
+        "FFGB-Distill": fd.FFGBDistill(model, unlabelled, oracle=oracle, student=student),
+        "FedAvg-Distill": fd.FedAvgDistill(model=model, public=unlabelled, student=student, **adam),
         "FedDyn": fd.FedDyn(model=model, alpha=0.1, **sgd),
         "FedAvg": fd.FedAvg(model, **sgd),
     }
@@ -145,7 +145,7 @@ def models_sent(frame: pd.DataFrame) -> pd.DataFrame:
             continue
         targets = {"first round": ours.loc[1], "best": ours.max()}
         if "rows" in part and part["rows"].min() >= WHOLE:
-            targets = {k: v for k in targets if (v := _TARGETS.get((data, s, k)))}
+            targets = {k: v for k in targets if (v := _TARGETS.get((str(data), float(cast("float", s)), k)))}
         for name, target in targets.items():
             target = np.floor(100 * target + 1e-9) / 100
             for method, values in curves.items():
@@ -354,6 +354,7 @@ def tabular_data(name: str) -> fd.Data:
     if name != "heart_disease_4sites":
         return fd.load(name)
     path = locate(name)
+    assert path is not None
     with np.load(path, allow_pickle=False) as raw:
         x = {part: raw[f"x_{part}"].astype(np.float32) for part in ("train", "test")}
         median = np.nanmedian(x["train"], axis=0)
@@ -371,6 +372,7 @@ def bagging(fed: fd.Federation, rounds: int, seed: int, depth: int = 6, rate: fl
     are pooled, at the rate over the number of clients.
     """
     data, k = fed.data, fed.data.classes
+    assert k is not None
     margins = {"train": np.zeros((len(data.x_train), k)), "test": np.zeros((len(data.x_test), k))}
     x = {
         "train": torch.from_numpy(data.x_train.reshape(len(data.x_train), -1)),
@@ -451,7 +453,11 @@ def _above(other: str, most: bool = False) -> Callable[[Found], tuple[bool, str]
         table = frame.pivot_table(index=["data", "s"], columns="method", values="accuracy", sort=False)
         gaps = table["FFGB"] - table[other]
         good = int((gaps > 0).sum())
-        bad = ", ".join(f"{d} {'sites' if s < 0 else f's = {s:g}'} {100 * g:+.1f}" for (d, s), g in gaps.items() if g <= 0)
+        bad = ", ".join(
+            f"{d} {'sites' if s < 0 else f's = {s:g}'} {100 * g:+.1f}"
+            for (d, s), g in cast("Iterable[tuple[tuple[str, float], float]]", gaps.items())
+            if g <= 0
+        )
         return (2 * good > len(gaps) if most else good == len(gaps)), f"{good} of {len(gaps)}" + (
             f"; not: {bad}" if bad else ""
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,9 @@ def figure_of(view: View, found: Found) -> Figure | None:
     frame = view.select(found.frame) if isinstance(view, Lines | Bars) else found.frame
     if isinstance(view, Table) or frame.empty:
         return None
-    draw = {Lines: _lines, Bars: _bars, Circles: _circles, Images: _images}[type(view)]
-    return draw(view, frame)
+    draw: dict[type, Callable[[Any, pd.DataFrame], Figure]]
+    draw = {Lines: _lines, Bars: _bars, Circles: _circles, Images: _images}
+    return draw[type(view)](view, frame)
 
 
 def _panels(count: int, columns: int, width: float = 3.4, height: float = 2.7) -> tuple[Figure, list[Any]]:

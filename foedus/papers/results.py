@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -153,7 +153,7 @@ def key_of(value: Any) -> Any:
 
 def _grouped(frame: pd.DataFrame, names: Sequence[str]) -> Iterable[tuple[tuple, pd.DataFrame]]:
     keys = pd.Series(_keys(frame, names), index=frame.index)
-    return [(key, frame.loc[index]) for key, index in keys.groupby(keys, sort=False).groups.items()]
+    return [(cast("tuple", key), frame.loc[index]) for key, index in keys.groupby(keys, sort=False).groups.items()]
 
 
 def _mean(group: pd.DataFrame | None, value: str, digits: int, never: str) -> tuple[str, float | None]:

@@ -124,8 +124,8 @@ def _run_all(
     try:
         queue = iter(todo)
         while True:
-            while len(running) < workers and (cell := next(queue, None)) is not None:
-                running.add(pool.submit(_run_cell, name, item, cell, more))
+            while len(running) < workers and (following := next(queue, None)) is not None:
+                running.add(pool.submit(_run_cell, name, item, following, more))
             if not running:
                 break
             done, running = wait(running, return_when=FIRST_COMPLETED)

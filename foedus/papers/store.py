@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 import platform
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from filelock import FileLock
 
 from foedus.errors import FoedusError
 from foedus.papers.item import Found, Scale
@@ -61,27 +60,11 @@ class Store:
         """Keep a finished cell, beside those that another process has added; the file is whole at every moment."""
         cell = replace(cell, rows=_plain(cell.rows))  # as it will be read
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(self.path.parent):
+        with FileLock(self.path.parent / ".lock"):  # no other process writes between our reading and writing
             self.cells |= self._read() | {cell.key: cell}
             head = json.dumps({"paper": self.paper, "item": self.item, "scale": self.scale, "fixed": self.fixed})
             body = ",\n".join(_line(c) for c in self.cells.values())
             replace_file(self.path, [f'{head[:-1]}, "cells": [\n{body}\n]}}\n'.encode()])
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """No other process reads and then writes in this folder meanwhile (where the system knows such locks)."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def found_in(cells: Iterable[Cell]) -> Found:

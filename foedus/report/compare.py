@@ -215,7 +215,7 @@ class Comparison:
         values = [[row[self.metric] for row in of_round] for of_round in rows]
         return Curve(
             name=name,
-            rounds=rounds,
+            rounds=[int(t) for t in rounds],
             megabytes=[statistics.fmean(map(_megabytes, of_round)) for of_round in rows],
             seconds=[statistics.fmean(row["seconds"] for row in of_round) for of_round in rows],
             mean=[statistics.fmean(v) for v in values],
@@ -290,13 +290,10 @@ class Comparison:
 
     def report(self, path: str | os.PathLike, title: str | None = None) -> Path:
         """Write one self-contained HTML page: table, curves, the division of the data, every setting. Needs matplotlib."""
+        from foedus.report.html import write_page
         from foedus.report.page import render
 
-        text = render(self, title)
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-        return path
+        return write_page(path, render(self, title))
 
     def save(self, folder: str | os.PathLike) -> list[Path]:
         """Write each run that did not diverge to `folder/NAME-seedN.safetensors`, for `fd.Run.load` and `foedus report`."""

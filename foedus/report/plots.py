@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import io
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,19 +19,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from foedus.data.federation import Federation
-    from foedus.diagnosis.survey import Survey
 
 # Okabe and Ito's colours without yellow (too pale on white); the dashes and markers tell the lines apart in grey.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-_DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (2, 1)), (0, (8, 2)), (0, (1, 1)))
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (2, 1)), (0, (8, 2)), (0, (1, 1)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 _POOLED = "#333333"
 
-_WIDTH = 4.3  # inches: text keeps its size on a phone
+WIDTH = 4.3  # inches: text keeps its size on a phone
 _MARKS = 7  # markers on a line, about
-_BARS = 40  # more clients than this have no bar, tick or name of their own
 
-_STYLE = {
+_STYLE: dict[Any, Any] = {  # keys are of a long Literal in matplotlib
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 10,
@@ -72,8 +71,8 @@ def styles(names: Sequence[str], pooled: Sequence[str] = ()) -> dict[str, Style]
             found[name] = Style(_POOLED, (0, (1, 1.2)), "*")
             continue
         # After one turn of the colours the dashes move on, so that a pair of colour and dash comes again only after 36.
-        dash = _DASHES[(i + i // len(_COLOURS)) % len(_DASHES)]
-        found[name] = Style(_COLOURS[i % len(_COLOURS)], dash, _MARKERS[i % len(_MARKERS)])
+        dash = DASHES[(i + i // len(COLORS)) % len(DASHES)]
+        found[name] = Style(COLORS[i % len(COLORS)], dash, _MARKERS[i % len(_MARKERS)])
         i += 1
     return found
 
@@ -90,14 +89,18 @@ def curves(
     """The metric against "rounds", "megabytes" or "seconds": mean over seeds, with a band from the least to the largest."""
     with drawing():
         columns = max(1, min(3, len(series), 60 // (8 + max(len(_label(c, against)) for c in series))))
-        figure, ax = _figure(3.5 + 0.19 * math.ceil(len(series) / columns))
+        figure, ax = blank(3.5 + 0.19 * math.ceil(len(series) / columns))
         log = against == "megabytes" and _decades(series) > 1.5
         for i, curve in enumerate(series):
             _draw(ax, curve, i, against, style[curve.name], log)
         if log:
             log_axis(ax)
         elif against == "rounds":
-            ax.xaxis.get_major_locator().set_params(integer=True)
+            from matplotlib.ticker import MaxNLocator
+
+            locator = ax.xaxis.get_major_locator()
+            assert isinstance(locator, MaxNLocator)  # of a linear axis
+            locator.set_params(integer=True)
         if target is not None:
             ax.axhline(target, color="#777777", linewidth=0.9, zorder=1)
             # Curves end on the good side of the target, so its name stands on the other.
@@ -141,131 +144,15 @@ def _draw(ax: Axes, curve: Curve, i: int, against: str, style: Style, log: bool)
 def partition(fed: Federation) -> str:
     """Who holds what."""
     with drawing():
-        figure, ax = _figure(4.0)
-        fed.plot(ax)
-        ax.set_title("")
-        ax.grid(False)
+        figure, ax = blank(4.0)
+        holdings(ax, fed)
         return inline(figure, "which client holds which labels" if fed.data.classes else "targets of each client")
 
 
-def survey(found: Survey) -> list[tuple[str, str]]:
-    """The panels of a survey, each as inline SVG with its caption."""
-    drawn = []
-    for name, caption, draw in _panels(found):
-        with drawing():
-            figure, ax = _figure(3.6)
-            draw(ax)
-            drawn.append((inline(figure, name), caption))
-    return drawn
-
-
-def survey_picture(found: Survey, path: Path) -> None:
-    """The same panels as one file."""
-    check_picture(path)
-    with drawing():
-        from matplotlib.figure import Figure
-
-        panels = _panels(found)
-        rows = math.ceil(len(panels) / 2)
-        figure = Figure(figsize=(2.3 * _WIDTH, 3.7 * rows), layout="constrained")
-        for i, (name, _, draw) in enumerate(panels):
-            ax = figure.add_subplot(rows, 2, i + 1)
-            draw(ax)
-            ax.set_title(name, fontsize=10, loc="left")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
-
-
-def _panels(found: Survey) -> list[tuple[str, str, Callable[[Axes], None]]]:
-    """Name, caption and drawing of every panel that this federation has something to show in."""
-    fed, labelled = found.fed, found.fed.data.classes is not None
-    what = "Training rows of each client, by label." if labelled else "Targets of the training rows of each client."
-    panels: list[tuple[str, str, Callable[[Axes], None]]] = [("who holds what", what, lambda ax: _holdings(ax, fed))]
-    if not labelled or len(fed) > _BARS:
-        panels.append(("sizes", "Training rows of each client.", lambda ax: _bars(ax, fed.ids, fed.sizes, "training rows")))
-    if labelled:
-        caption = "Total variation distance between each client's labels and those of all rows. The line is their mean with rows dealt out at random."
-        panels.append(
-            ("label TV", caption, lambda ax: _bars(ax, fed.ids, found.labels, "distance", found.facts["label_tv_by_chance"]))
-        )
-    w1 = found.distances.per_client
-    caption = "Wasserstein-1 distance between each client's features and those of all. The line is their mean with rows dealt out at random."
-    if not found.distances.exact:
-        caption += " Sliced: a lower bound."
-    panels.append(
-        ("omega_W1", caption, lambda ax: _bars(ax, w1["client"], w1["w1"], "distance", found.facts["omega_w1_by_chance"]))
-    )
-    if len(found.part) > 1:
-        caption = (
-            "Cosine between what linear models of two clients predict; on the diagonal, of two halves of one client. Grey: the "
-            "rows say nothing."
-        )
-        panels.append(("task similarity", caption, lambda ax: _similarity(ax, found)))
-    score = "Accuracy" if labelled else "Share of the variance explained"
-    caption = f"{score} on held-out rows: in blue linear models that clients share or have for themselves, in grey kinds of models with all rows in one place."
-    return [*panels, (score.lower(), caption, lambda ax: _scores(ax, found))]
-
-
-def _holdings(ax: Axes, fed: Federation) -> None:
+def holdings(ax: Axes, fed: Federation) -> None:
     fed.plot(ax)
     ax.set_title("")
     ax.grid(False)
-
-
-def _bars(ax: Axes, ids: Any, values: Any, ylabel: str, by_chance: float | None = None) -> None:
-    """A bar a client, or where they are many a line of the values in rising order."""
-    if len(values) <= _BARS:
-        ax.bar(range(len(values)), values, color=_COLOURS[0], width=0.8)
-        ax.set_xticks(range(len(values)), [str(i) for i in ids], fontsize=9 if len(values) <= 20 else 6)
-        ax.set_xlabel("client")
-    else:
-        ax.step(range(len(values)), sorted(values), where="mid", color=_COLOURS[0])
-        ax.set_xlabel("clients, in rising order")
-    if by_chance is not None:
-        ax.axhline(by_chance, color=_COLOURS[1], linestyle=_DASHES[1], linewidth=1.4, label="by chance")
-        ax.legend(frameon=False, loc="upper right", bbox_to_anchor=(1.0, 1.12))
-    ax.set_ylabel(ylabel)
-    ax.set_ylim(0, 1.05 * max(*values, by_chance or 0.0, 1e-9))
-
-
-def _similarity(ax: Axes, found: Survey) -> None:
-    import matplotlib
-
-    colours = matplotlib.colormaps["RdBu"].with_extremes(bad="#bbbbbb")
-    n = len(found.part)
-    image = ax.imshow(found.sharing.similarity, cmap=colours, vmin=-1, vmax=1, interpolation="nearest")
-    ax.figure.colorbar(image, ax=ax, label="similarity", shrink=0.85)
-    if n <= _BARS:
-        for axis in ("x", "y"):
-            ticks, names = range(n), [str(i) for i in found.part.ids]
-            getattr(ax, f"set_{axis}ticks")(ticks, names, fontsize=9 if n <= 15 else 6)
-    ax.grid(False)
-    ax.set(xlabel="client", ylabel="client")
-
-
-def _scores(ax: Axes, found: Survey) -> None:
-    shares = found.sharing.accuracy or found.sharing.explained
-    names = {"labels": "own average", "shared": "one for all", "private": "own model", "both": "both"}
-    values = {names[k]: (shares[k], _COLOURS[0]) for k in names}
-    kinds = {"linear": "linear", "features": "FedNewton's features", "trees": "trees"}
-    values |= {kinds[k]: (v, "#999999") for k, v in found.fits.items()}
-    place = range(len(values))
-    ax.barh(place, [max(v, 0.0) for v, _ in values.values()], color=[c for _, c in values.values()], height=0.75)
-    for i, (value, _) in enumerate(values.values()):
-        ax.text(max(value, 0.0) + 0.01, i, f"{value:.3f}", va="center", fontsize=8)
-    ax.set_yticks(place, list(values))
-    ax.invert_yaxis()
-    ax.set_xlim(0, 1.12)
-    ax.grid(False, axis="y")
-
-
-def sample(style: Style) -> str:
-    """A short line in an algorithm's colour and dash, as HTML, to find it again in the figures."""
-    dash = "" if style.dash == "-" else f' stroke-dasharray="{" ".join(f"{d * 2:g}" for d in style.dash[1])}"'
-    return (
-        f'<svg class="key" viewBox="0 0 24 8" width="24" height="8" aria-hidden="true">'
-        f'<path d="M0 4H24" stroke="{style.colour}" stroke-width="3"{dash}/></svg>'
-    )
 
 
 def _decades(series: Sequence[Curve]) -> float:
@@ -318,10 +205,11 @@ def drawing() -> Any:
     return matplotlib.rc_context(_STYLE)
 
 
-def _figure(height: float) -> tuple[Figure, Axes]:
+def blank(height: float) -> tuple[Figure, Axes]:
+    """A figure with one pair of axes, as wide as all."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
     return figure, figure.add_subplot()
 
 
@@ -336,4 +224,6 @@ def inline(figure: Figure, label: str) -> str:
     prefix = re.sub(r"\W+", "-", label)
     text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", text)
     text = text.replace("xlink:href", "href")
-    return re.sub(r"<svg [^>]*?(viewBox=\"[^\"]*\")[^>]*>", rf'<svg \1 role="img" aria-label="{label}">', text, count=1)
+    return re.sub(
+        r"<svg [^>]*?(viewBox=\"[^\"]*\")[^>]*>", rf'<svg \1 role="img" aria-label="{html.escape(label)}">', text, count=1
+    )

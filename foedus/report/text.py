@@ -29,9 +29,10 @@ def plain(renderable: Any) -> str:
     """What rich would show, without colours and without spaces at the ends of lines."""
     from rich.console import Console
 
-    out = Console(file=io.StringIO(), width=160, color_system=None, legacy_windows=False)
+    written = io.StringIO()
+    out = Console(file=written, width=160, color_system=None, legacy_windows=False)
     out.print(renderable)
-    return "\n".join(line.rstrip() for line in out.file.getvalue().splitlines()).strip("\n")
+    return "\n".join(line.rstrip() for line in written.getvalue().splitlines()).strip("\n")
 
 
 def mean_and_spread(mean: float, spread: float) -> str:

@@ -77,7 +77,13 @@ def test_unusable_arrays_are_named(arguments, words):
 
 
 @pytest.mark.parametrize(
-    ("y", "shown"), [([0, 1, 5, 1], "label 5 in row 2"), ([0, -1, 1, 1], "label -1 in row 1"), ([0.5, 1, 1, 0], "label 0.5")]
+    ("y", "shown"),
+    [
+        ([0, 1, 5, 1], "label 5 in row 2"),
+        ([0, 1, 2, 3], "label 3 in row 3"),
+        ([0, -1, 1, 1], "label -1 in row 1"),
+        ([0.5, 1, 1, 0], "label 0.5"),
+    ],
 )
 def test_labels_out_of_range(y, shown):
     with pytest.raises(DataError, match=shown) as error:

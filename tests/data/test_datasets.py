@@ -6,6 +6,7 @@ import http.server
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +19,8 @@ import pytest
 
 from foedus.data import Data, catalog, load, split
 from foedus.data.catalog import Home, Source, cache_dir, info, locate, names
+from foedus.data.formats.raw import Raw
+from foedus.data.holdout import hold_out
 from foedus.data.loading import load_speeches
 from foedus.errors import DataError
 from tests.data.test_speeches import EDITION, USERS
@@ -316,6 +319,39 @@ def test_failed_download_says_what_to_do(server, monkeypatch, tmp_path):
         load("gone")
 
 
+def test_a_download_that_breaks_off_is_not_kept(server, monkeypatch):
+    """The server promises more bytes than it sends; then there is none at all."""
+    _, url, _ = server
+
+    def short(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "1000")
+        self.end_headers()
+        self.wfile.write(b"1 1:1\n")
+
+    monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "do_GET", short)
+    serve(monkeypatch, "letter", url)
+    with pytest.raises(DataError, match=r"letter\.scale failed \(.*6 bytes read, 994 more expected.*Put letter\.npz"):
+        load("letter")
+    assert list(cache_dir().iterdir()) == []
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    serve(monkeypatch, "letter", f"http://127.0.0.1:{port}/")
+    with pytest.raises(DataError, match=r"letter\.scale failed \(\[Errno \d+\] Connection refused\)\. Looked for"):
+        load("letter")
+
+
+def test_a_download_shows_its_progress(server, monkeypatch, capsys):
+    folder, url, _ = server
+    (folder / "letter.scale").write_text("1 1:1 16:0.5\n2 1:-1\n" * 50_000)
+    (folder / "letter.scale.t").write_text("2 1:1\n")
+    serve(monkeypatch, "letter", url)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert len(load("letter").x_train) == 100_000
+    assert "letter.scale" in capsys.readouterr().err
+
+
 def test_a_broken_download_is_not_kept(server, monkeypatch):
     folder, url, _ = server
     (folder / "usps.bz2").write_bytes(b"<html>please log in</html>")
@@ -526,3 +562,11 @@ def test_real_letter_is_learnable(real):
         .score(data.x_test[:2000], data.y_test[:2000])
     )
     assert abs(score - 0.772) < 0.02
+
+
+def test_every_group_gives_its_part_to_the_test_rows():
+    """Groups of 4 and 8 rows, a quarter of each: one and two."""
+    groups = np.repeat([0, 1], [4, 8])
+    raw = hold_out(Raw(np.arange(12.0)[:, None], np.arange(12) % 2, groups_train=groups), 0.25, 0, None)
+    assert np.bincount(raw.groups_test).tolist() == [1, 2] and np.bincount(raw.groups_train).tolist() == [3, 6]
+    assert sorted([*raw.x_train[:, 0], *raw.x_test[:, 0]]) == list(range(12))

@@ -228,7 +228,7 @@ D = make(20, 4, 5)
         ("iid", {"clients": 2, "alpha": 1}, ["'alpha'", "'iid'", "none"]),
         ("iid", {"clients": 2, "seed": -1}, ["seed=-1"]),
         ("dirichlet", {"clients": 2}, ["needs alpha="]),
-        ("dirichlet", {"clients": 2, "alpha": 0}, ["alpha=0", "more than 0"]),
+        ("dirichlet", {"clients": 2, "alpha": 0}, ["alpha=0", "must be a positive finite number"]),
         ("dirichlet", {"clients": 2, "alpha": float("nan")}, ["alpha=nan"]),
         ("dirichlet", {"clients": 2, "alpha": float("inf")}, ["alpha=inf"]),
         ("dirichlet", {"clients": 2, "beta": 1, "alpha": 1}, ["'beta'", "alpha, min_rows"]),

@@ -319,7 +319,7 @@ def test_a_few_readable_lines(fed):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_points": 0}, "max_points=0 must be a whole number"),
+        ({"max_points": 0}, "max_points=0 must be an integer of at least 1"),
         ({"max_points": 10.5}, r"max_points=10\.5"),
         ({"projections": True}, "projections=True"),
         ({"seed": -1}, "seed=-1"),

@@ -6,6 +6,7 @@ import pytest
 
 from foedus.papers import results as render
 from foedus.papers import runner
+from foedus.papers.markdown import write_docs
 from tests.pages import ROOT
 
 RESULTS = ROOT / "results"
@@ -22,7 +23,7 @@ def test_every_item_is_stored(name, key):
 
 
 def test_the_pages_are_those_of_the_results(tmp_path):
-    for path in render.write_docs(RESULTS, tmp_path, draw=False):
+    for path in write_docs(RESULTS, tmp_path, draw=False):
         committed = ROOT / "docs" / path.relative_to(tmp_path)
         assert committed.read_text() == path.read_text(), f"{committed.name}: run `foedus paper --docs docs`"
 

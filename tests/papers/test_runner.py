@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 
 import foedus as fd
+from foedus.papers import markdown, pages, runner
 from foedus.papers import results as render
-from foedus.papers import runner
 from foedus.papers.item import Claim, Found, Item, Lines, Missing, Paper, Table, product, slope
 from foedus.papers.store import Cell, Store, found_in
 
@@ -65,8 +65,8 @@ def toy(monkeypatch):
     module = types.ModuleType("foedus.papers.toy")
     module.PAPER = Paper(title="A toy", family="Toy", items=ITEMS)
     monkeypatch.setitem(sys.modules, "foedus.papers.toy", module)
-    monkeypatch.setattr(runner, "PAPERS", ("toy",))
-    monkeypatch.setattr(render, "PAPERS", ("toy",))
+    for reader in (runner, markdown, pages):
+        monkeypatch.setattr(reader, "PAPERS", ("toy",))
 
 
 def test_a_cell_is_run_once(tmp_path):
@@ -271,7 +271,7 @@ def test_found():
 
 def test_pages_and_documents(tmp_path):
     runner.run_item("toy", "table", "usual", folder=tmp_path, workers=1)
-    *_, index = render.write_pages(tmp_path)
+    *_, index = pages.write_pages(tmp_path)
     page = (tmp_path / "toy.html").read_text()
     assert (
         "foedus paper toy table" in page
@@ -280,7 +280,7 @@ def test_pages_and_documents(tmp_path):
         and "http" not in page.replace("http-equiv", "")
     )
     assert 'href="toy.html#table"' in index.read_text()
-    written = render.write_docs(tmp_path, tmp_path / "docs")
+    written = markdown.write_docs(tmp_path, tmp_path / "docs")
     text = (tmp_path / "docs" / "papers" / "toy.md").read_text()
     assert {p.name for p in written} == {"reproduction.md", "toy.md"}
     assert "| x | paper | a | b |" in text and "(toy-table.svg)" in text
@@ -306,7 +306,7 @@ def test_claims_of_ours_are_counted_apart(tmp_path, monkeypatch):
     grow, _, fall = whole.claims
     monkeypatch.setitem(ITEMS, "table", dataclasses.replace(whole, claims=(grow, dataclasses.replace(fall, ours=True))))
     runner.run_item("toy", "table", "quick", folder=tmp_path, workers=1)
-    render.write_docs(tmp_path, tmp_path / "docs", draw=False)
+    markdown.write_docs(tmp_path, tmp_path / "docs", draw=False)
     text = (tmp_path / "docs" / "reproduction.md").read_text()
     assert "of the papers', at quick scale 1 of 1 hold; of ours, at quick scale 0 of 1 hold" in text
     assert "they fall (ours). *Does not hold*" in text
@@ -315,3 +315,8 @@ def test_claims_of_ours_are_counted_apart(tmp_path, monkeypatch):
 def test_a_mistake_in_a_claim_is_not_taken_for_a_missing_cell():
     with pytest.raises(KeyError):
         Claim("wrong", lambda f: (f.frame["no such column"].mean() > 0, "")).judge(Found(pd.DataFrame({"x": [1]})))
+
+
+def test_what_is_needed_is_that_of_the_first_seed(tmp_path):
+    runner.run_item("toy", "base", "usual", folder=tmp_path, workers=1, seeds=2)
+    assert runner._needed("toy", "base", "usual", tmp_path).values("seed") == [0]

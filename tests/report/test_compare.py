@@ -10,6 +10,7 @@ import torch
 
 import foedus as fd
 from foedus.report.compare import Comparison, compare
+from foedus.report.text import mean_and_spread
 from tests.report.fakes import central, fake_run, independent
 
 
@@ -94,6 +95,17 @@ def test_rounds_without_evaluation_are_skipped():
     (curve,) = cmp.curves()
     assert curve.rounds == [0, 2]
     assert curve.megabytes == [0, 3.0]
+
+
+def test_values_that_are_not_finite_are_no_points_of_a_curve():
+    (curve,) = Comparison({"A": [fake_run([0.1, math.nan, 0.9])]}, target=0.5).curves()
+    assert curve.rounds == [0, 2] and curve.mean == [0.1, 0.9]
+
+
+def test_numbers_as_text():
+    assert mean_and_spread(0.5, 0.01) == "0.5000 ± 0.0100"
+    assert mean_and_spread(1234.5, 20.0) == "1234.5 ± 20.0"
+    assert mean_and_spread(0.25, math.nan) == "0.2500" and mean_and_spread(math.nan, math.nan) == "–"
 
 
 def test_no_evaluation_at_all_still_counts_bytes():

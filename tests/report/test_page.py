@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 import re
 from html.parser import HTMLParser
 
@@ -97,6 +98,24 @@ def test_everything_of_the_user_is_escaped(page):
     assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; co" in page
     assert "<title>A &lt;b&gt;title&lt;/b&gt;</title>" in page
     assert "the loss is &lt;nan&gt;" in page
+
+
+@pytest.mark.parametrize("kind", ["comparison", "diagnosis"])
+def test_names_in_the_data_are_escaped(kind, tmp_path):
+    """The name of a file and those of classes, columns and algorithms, in text, in figures and in attributes."""
+    file, names = tmp_path / 'rows <script>"&.csv', ["<script>a", "</svg><script>b", '"><script>c']
+    rows = [f"{i % 7},{i % 5},{names[i % 3]}" for i in range(60)]
+    with file.open("w", newline="") as out:
+        csv.writer(out).writerows([["<script>one", "two", "class"], *(row.split(",") for row in rows)])
+    fed = fd.split(fd.load(file, label="class"), "iid", clients=3)
+    if kind == "comparison":
+        label = "</svg><script>alert(1)</script>"
+        report = fd.compare({label: fd.FedAvg(), "B": fd.FedProx()}, fed, rounds=2).report
+    else:
+        report = fd.diagnose(fed, iterations=3).report
+    page = report(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<script" not in page and "rows &lt;script&gt;&#34;&amp;" in page
+    check(page)
 
 
 def test_page_has_numbers_settings_and_versions(page):

@@ -107,7 +107,9 @@ def read_cifar(path: Path, label: str | None = None, group: object = None) -> Ra
     """
     if label not in (None, "fine", "coarse"):
         raise DataError(unknown("label", label, ("fine", "coarse")))
-    train, test, names = [], [], {}
+    train: list[tuple[np.ndarray, np.ndarray]] = []
+    test: list[tuple[np.ndarray, np.ndarray]] = []
+    names: dict[str, list[str]] = {}
     for name, content in _cifar_files(path):
         if name.endswith(".txt"):
             names[name] = [line.strip() for line in content.decode("utf-8", "replace").splitlines() if line.strip()]
@@ -126,9 +128,9 @@ def read_cifar(path: Path, label: str | None = None, group: object = None) -> Ra
 def _cifar_files(path: Path) -> Iterator[tuple[str, bytes]]:
     """Names and contents of the .bin and label-name files, in order of name."""
     if path.is_dir():
-        for file in sorted(path.iterdir()):
-            if file.suffix in (".bin", ".txt"):
-                yield file.name, file.read_bytes()
+        for entry in sorted(path.iterdir()):
+            if entry.suffix in (".bin", ".txt"):
+                yield entry.name, entry.read_bytes()
     elif path.suffix == ".bin":
         yield path.name, path.read_bytes()
     else:
@@ -138,7 +140,9 @@ def _cifar_files(path: Path) -> Iterator[tuple[str, bytes]]:
             for member in sorted(members, key=lambda m: m.name):
                 if member.size > limit:
                     raise DataError(f"{path}: {member.name} claims {member.size} bytes, more than the archive can hold")
-                content = archive.extractfile(member).read()
+                file = archive.extractfile(member)
+                assert file is not None  # a regular file
+                content = file.read()
                 if len(content) != member.size:
                     raise DataError(f"{path}: {member.name} ends after {len(content)} of {member.size} bytes; fetch it again")
                 yield Path(member.name).name, content

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,11 @@ def read_leaf(path: Path, label: object = None, group: object = None) -> Raw:
     if not train:
         raise DataError(f"{path}: no LEAF JSON; expected train/*.json and test/*.json")
     users: dict[str, int] = {}
+    x: Any
+    y: Any
+    x_test: Any
+    y_test: Any
+    groups_test: Any  # lists, then arrays or nothing
     x, y, groups = _leaf_rows(train, users)
     x_test, y_test, groups_test = _leaf_rows(test, users) if test else ([], [], np.zeros(0, np.int64))
     if not x:
@@ -44,8 +50,9 @@ def read_leaf(path: Path, label: object = None, group: object = None) -> Raw:
         x, y = _leaf_array(x, "x", path), _leaf_array(y, "y", path)
         if test:
             x_test, y_test = _leaf_array(x_test, "x", path), _leaf_array(y_test, "y", path)
-    parts = (x_test, y_test) if len(x_test) else (None, None)
-    return Raw(x, y, *parts, names, groups, groups_test if len(x_test) else None, list(users), tokens=tokens)
+    if not len(x_test):
+        x_test = y_test = groups_test = None
+    return Raw(x, y, x_test, y_test, names, groups, groups_test, list(users), tokens=tokens)
 
 
 def _leaf_rows(files: list[Path], users: dict[str, int]) -> tuple[list, list, np.ndarray]:

@@ -6,7 +6,7 @@ import io
 import math
 import zipfile
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 import numpy as np
 
@@ -35,7 +35,7 @@ def npz_shapes(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     return shapes
 
 
-def _npy_header(file: BinaryIO, where: str) -> tuple[tuple[int, ...], np.dtype, int]:
+def _npy_header(file: IO[bytes], where: str) -> tuple[tuple[int, ...], np.dtype, int]:
     head = io.BytesIO(file.read(65536))
     try:
         version = np.lib.format.read_magic(head)

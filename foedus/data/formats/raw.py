@@ -8,6 +8,7 @@ import lzma
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,9 @@ _RATIO = 1100
 SLACK = 1 << 20
 
 
+Names = Sequence[str] | np.ndarray
+
+
 @dataclass
 class Raw:
     """Arrays of a file: features, and labels as they are written (numbers or text); `None` where the file has no test part."""
@@ -26,18 +30,19 @@ class Raw:
     y_train: np.ndarray
     x_test: np.ndarray | None = None
     y_test: np.ndarray | None = None
-    class_names: Sequence[str] | None = None
+    class_names: Names | None = None
     groups_train: np.ndarray | None = None
     groups_test: np.ndarray | None = None
-    group_names: Sequence[str] | None = None
-    feature_names: Sequence[str] | None = None
+    group_names: Names | None = None
+    feature_names: Names | None = None
     tokens: bool = False  # features are character ids, which must not be scaled
     extra: dict[str, np.ndarray] = field(default_factory=dict)  # other labels of the same rows, for the cache
 
 
 def read_bytes(path: Path) -> bytes:
     """Contents of a file, decompressed if its name ends in .gz, .bz2 or .xz, up to what such a file can justify."""
-    opener: Callable = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}.get(path.suffix.lower(), open)
+    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+    opener = openers.get(path.suffix.lower(), open)
     limit = path.stat().st_size * _RATIO + SLACK
     chunks, total = [], 0
     with opener(path, "rb") as file:

@@ -14,6 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from foedus.data.formats.csv import read_csv
 from foedus.data.formats.images import read_cifar, read_idx
@@ -67,7 +68,7 @@ def _guess(path: Path) -> str:
     return "idx" if re.search(r"idx\d.ubyte", name) else "libsvm"
 
 
-READERS: dict[str, Callable[[Path, object, object], Raw]] = {
+READERS: dict[str, Callable[[Path, Any, Any], Raw]] = {
     "libsvm": read_libsvm,
     "idx": read_idx,
     "cifar": read_cifar,

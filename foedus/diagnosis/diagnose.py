@@ -1,23 +1,27 @@
-"""`fd.survey`: all that can be measured of a federation before anything is trained, and what to try first."""
+"""`fd.diagnose`: all that can be measured of a federation before anything is trained, and what to try first."""
 
 from __future__ import annotations
 
 import math
 import os
+import warnings
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+from annotated_types import Ge, Gt
 from torch import nn
 
+from foedus.algorithms.fednewton.regression import FeatureRegression
+from foedus.base.settings import check_value
 from foedus.data.federation import Federation
 from foedus.diagnosis.fits import fits
 from foedus.diagnosis.heterogeneity import Heterogeneity, heterogeneity
-from foedus.diagnosis.newton import Diagnosis, diagnose
 from foedus.diagnosis.sharing import Sharing, sharing
-from foedus.errors import ConfigError, positive, whole_number
+from foedus.diagnosis.spectral import Spectrum, spectrum
+from foedus.errors import ConfigError
 from foedus.models.features import FeatureMap, features_of
 
 if TYPE_CHECKING:
@@ -28,35 +32,45 @@ if TYPE_CHECKING:
 _CLIENTS, _ROWS = 100, 20_000
 
 
-def survey(
+def diagnose(
     fed: Federation,
-    features: FeatureMap | nn.Module | None = None,
+    algorithm: FeatureRegression | None = None,
     reg: float | None = None,
     *,
+    features: FeatureMap | nn.Module | None = None,
     iterations: int = 30,
     seed: int = 0,
     engine: Any = None,
-) -> Survey:
+    **former: Any,
+) -> Diagnosis:
     """Measure how unlike the clients of a federation are, in every way that decides which algorithm does well on it.
 
-    features, reg: FedNewton's. By default those that do best on held-out rows, out of linear features and random Fourier
-    features of three bandwidths. iterations, engine: of `fd.diagnose`. seed: of all that is drawn at random.
+    algorithm: a `fd.FedNewton`, whose spectral radius is measured: `radius`, and whether the plain iteration `converges`.
+    features, reg: of one, instead. By default those that do best on held-out rows, out of linear features and random Fourier
+    features of three bandwidths. iterations, engine: of `fd.spectrum`. seed: of all that is drawn at random.
 
     Sizes and labels are those of all clients. Everything else is measured on at most 100 clients, drawn at random, and 20,000
     rows: if there are more, the clients with most rows leave some out. Rows are looked at in one place, as a simulation can; of
-    a real federation's sites only `fd.diagnose` may be asked.
+    a real federation's sites only `fd.spectrum` may be asked.
 
     Example:
-        >>> found = fd.survey(fd.split(fd.load("digits"), "dirichlet", clients=10, alpha=0.1))
+        >>> found = fd.diagnose(fd.split(fd.load("digits"), "dirichlet", clients=10, alpha=0.1))
         >>> print(found)
         >>> fd.run(found.advice[0].algorithm, found.fed, rounds=20)
         >>> found.report("page.html")
     """
+    if former or isinstance(algorithm, FeatureMap | nn.Module):
+        return _former(fed, algorithm or features, reg, iterations=iterations, seed=seed, engine=engine, **former)
     if not isinstance(fed, Federation):
         raise ConfigError(f"fed is a {type(fed).__name__}; give a Federation, as fd.split returns")
-    whole_number("seed", seed, 0)
-    if reg is not None:
-        positive("reg", reg)
+    if algorithm is not None:
+        if features is not None or reg is not None:
+            raise ConfigError("give an algorithm, or features and reg, not both")
+        if not isinstance(algorithm, FeatureRegression) or getattr(algorithm, "loss", "squared") != "squared":
+            raise ConfigError(f"algorithm={algorithm!r} must be a fd.FedNewton, with the squared loss")
+        features, reg = algorithm.features, algorithm.reg
+    check_value("seed", seed, Annotated[int, Ge(0)])
+    check_value("reg", reg, Annotated[float, Gt(0)] | None)
     if features is not None:
         features = features_of(features)
         features.check(fed.spec)
@@ -64,29 +78,45 @@ def survey(
     fed = fed.select(np.argsort(fed.ids))  # the order of clients decides nothing
     part = _sample(fed, rng)
     scores, features, reg = fits(fed, features, reg, rng, seed)
-    return Survey(
+    return Diagnosis(
         fed=fed,
         part=part,
         distances=heterogeneity(part, seed=seed),
         by_chance=heterogeneity(_dealt_again(part, rng), seed=seed),
         labels=_label_distances(fed),
         labels_by_chance=_label_distances(_dealt_again(fed, rng)),
-        newton=diagnose(part, features, reg, iterations=iterations, seed=seed, engine=engine),
+        newton=spectrum(part, features, reg, iterations=iterations, seed=seed, engine=engine),
         features=features,
         fits=scores,
         sharing=sharing(part, seed=seed),
     )
 
 
+def _former(fed: Federation, features: Any, reg: float | None, **options: Any) -> Any:
+    """fd.diagnose(fed, features, reg) as it was: FedNewton's spectral radius alone."""
+    text = (
+        "fd.diagnose(fed, features, reg) is now fd.spectrum(fed, features, reg); fd.diagnose(fed, algorithm=fd.FedNewton(...))"
+    )
+    warnings.warn(f"{text} has its radius beside everything else", FutureWarning, stacklevel=3)
+    return spectrum(fed, features, 1e-4 if reg is None else reg, **options)
+
+
+def survey(fed: Federation, features: Any = None, reg: float | None = None, **options: Any) -> Diagnosis:
+    """The former name of `diagnose`; it goes with the next release."""
+    warnings.warn("fd.survey is now fd.diagnose, and goes with the next release", FutureWarning, stacklevel=2)
+    return diagnose(fed, reg=reg, features=features, **options)
+
+
 @dataclass(frozen=True, eq=False)
-class Survey:
-    """What `survey` found; `print` shows it, with advice. `fed` is the federation, `part` what was measured of it.
+class Diagnosis:
+    """What `diagnose` found; `print` shows it, with advice. `fed` is the federation, `part` what was measured of it.
 
     - `distances`: `fd.Heterogeneity` of `part`; `by_chance`: the same after dealing its rows out again at random, to clients as
       large as they are. What there is of a distance beyond that is heterogeneity.
     - `labels`: of each client of `fed`, the total variation distance between its labels and those of all rows;
       `labels_by_chance` as above. Empty for regression.
-    - `newton`: `fd.Diagnosis` of FedNewton with `features`: Delta_D, Delta_f and the spectral radius.
+    - `newton`: `fd.Spectrum` of FedNewton with `features`: Delta_D, Delta_f and the spectral radius; also as `radius`, and
+      whether the plain iteration `converges`.
     - `fits`: how well a "linear" model, one on the "features", and "trees" predict held-out rows with all other rows in one
       place: accuracy, or for regression the share of the variance explained. It tells which kind of function is asked for.
     - `sharing`: `fd.Sharing`, FedRes' question.
@@ -99,10 +129,20 @@ class Survey:
     by_chance: Heterogeneity
     labels: np.ndarray = field(repr=False)
     labels_by_chance: np.ndarray = field(repr=False)
-    newton: Diagnosis
+    newton: Spectrum
     features: FeatureMap
     fits: dict[str, float]
     sharing: Sharing
+
+    @property
+    def radius(self) -> float:
+        """The spectral radius of FedNewton's iteration."""
+        return self.newton.radius
+
+    @property
+    def converges(self) -> bool:
+        """Whether FedNewton's plain iteration does (`solver="newton"`)."""
+        return self.newton.converges
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -157,7 +197,7 @@ class Survey:
 
         m, labelled = self.facts, self.fed.data.classes is not None
         score = "accuracy" if labelled else "variance explained"
-        at_random = "rows dealt out at random: "
+        at_random, newton = "rows dealt out at random: ", "converges" if self.converges else "diverges"
         found = []
         if labelled:
             chance = f"largest {m['label_tv_max']:.3f}; {at_random}{m['label_tv_by_chance']:.3f}"
@@ -168,7 +208,11 @@ class Survey:
             ("omega_W1", f"{m['omega_w1']:.4g}", f"{exact}{at_random}{m['omega_w1_by_chance']:.4g}"),
             ("Delta_D", f"{m['data_shift']:.4g}", f"largest {m['data_shift_max']:.4g}"),
             ("Delta_f", f"{m['model_shift']:.4g}", f"largest {m['model_shift_max']:.4g}"),
-            ("FedNewton's spectral radius", f"{m['radius']:.4g}", f"{code(self.features)}, reg={m['reg']:g}"),
+            (
+                "FedNewton's spectral radius",
+                f"{m['radius']:.4g}",
+                f"plain Newton {newton}; {code(self.features)}, reg={m['reg']:g}",
+            ),
         ]
         kinds = {"linear": "a linear model", "features": "FedNewton's features", "trees": "trees"}
         found += [(f"{score}, {kinds[k]}", f"{v:.3f}", "held-out rows, all rows in one place") for k, v in self.fits.items()]
@@ -196,7 +240,7 @@ class Survey:
         """One row a client of `part`: its rows, its distances, and what linear models explain there."""
         import pandas as pd
 
-        columns = {"client": self.part.ids, "rows": self.part.sizes}
+        columns: dict[str, Any] = {"client": self.part.ids, "rows": self.part.sizes}
         if len(self.labels):
             by_id = dict(zip(self.fed.ids.tolist(), self.labels, strict=True))
             columns["label_TV"] = [by_id[i] for i in self.part.ids.tolist()]
@@ -207,20 +251,37 @@ class Survey:
 
     def plot(self, path: str | os.PathLike) -> Path:
         """Draw who holds what, the distances, the similarities and the scores as one picture, .svg or .png."""
-        from foedus.report.plots import survey_picture
+        from foedus.diagnosis.figures import write_picture
 
-        survey_picture(self, Path(path))
+        write_picture(self, Path(path))
         return Path(path)
 
     def report(self, path: str | os.PathLike) -> Path:
         """Write one self-contained HTML page: advice with its reasons, pictures, measures. Needs matplotlib."""
-        from foedus.report.page import render_survey
+        from foedus.diagnosis.figures import inline_panels
+        from foedus.report.html import render, versions, write_page
 
-        text = render_survey(self)
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-        return path
+        frame = self.per_client()
+        text = render(
+            "diagnosis.html.j2",
+            title=f"The federation {self.fed.data.name}",
+            subtitle=self.fed.describe().splitlines()[0],
+            found=self,
+            drawn=inline_panels(self),
+            columns=[c.replace("_", " ") for c in frame.columns],
+            clients=[[_cell(v) for v in row] for row in frame.itertuples(index=False)],
+            versions=versions(),
+        )
+        return write_page(path, text)
+
+
+Survey = Diagnosis  # its former name
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return "–" if math.isnan(value) else f"{value:.3g}"
+    return str(value)
 
 
 def _sample(fed: Federation, rng: np.random.Generator) -> Federation:

@@ -1,4 +1,4 @@
-"""`fd.survey`: numbers by hand, every rule on a federation made for it, sampling, the page and the picture, bad input."""
+"""`fd.diagnose`: numbers by hand, every rule on a federation made for it, sampling, the page and the picture, bad input."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 import foedus as fd
 from foedus.diagnosis import advice as rules
-from foedus.diagnosis import survey as module
+from foedus.diagnosis import diagnose as module
 from tests.report.test_page import check
 
 ONE, OWN, UNKNOWN, BEWARE = rules.ONE, rules.OWN, rules.UNKNOWN, rules.BEWARE
@@ -98,7 +98,7 @@ CASES = [
 @pytest.mark.parametrize("k", range(len(CASES)))
 def test_every_rule_fires_where_it_should(k):
     make, aim, said = CASES[k]
-    found = fd.survey(make(), iterations=10)
+    found = fd.diagnose(make(), iterations=10)
     rule = rules.RULES[k]
     assert rule.when(found.facts)
     mine = rules.Advice(rule.aim, rule.make(found), rule.text.format_map(found.facts))
@@ -121,13 +121,13 @@ def test_each_rule_has_its_case():
 @pytest.mark.parametrize("make", [blobs, lambda: linear(40, 3), lambda: boxes(classes=None)])
 def test_what_is_advised_runs(make):
     fed = make()
-    for entry in fd.survey(fed, iterations=5).advice:
+    for entry in fd.diagnose(fed, iterations=5).advice:
         if entry.algorithm is not None:
             fd.run(entry.algorithm, fed, 1, evaluate_every=0)
 
 
 def test_trees_for_regression_have_a_smaller_step():
-    found = fd.survey(boxes(classes=None), iterations=5)
+    found = fd.diagnose(boxes(classes=None), iterations=5)
     assert found.advice[0].algorithm == fd.FFGB(step=1.0)
 
 
@@ -137,7 +137,7 @@ def test_trees_for_regression_have_a_smaller_step():
 def test_disjoint_labels_by_hand():
     """Two clients with a label each, at 0 and at 3: from the pooled labels each is 1/2 away, from the pooled rows 1.5."""
     x = np.zeros((8, 1), np.float32)
-    found = fd.survey(fd.Federation.from_clients([(x, np.zeros(8, int)), (x + 3, np.ones(8, int))], classes=2))
+    found = fd.diagnose(fd.Federation.from_clients([(x, np.zeros(8, int)), (x + 3, np.ones(8, int))], classes=2))
     assert found.labels.tolist() == [0.5, 0.5]
     assert found.facts["label_tv"] == found.facts["label_tv_max"] == 0.5
     assert found.facts["omega_tv"] == 0.5
@@ -149,19 +149,19 @@ def test_label_tv_is_to_the_pooled_labels():
     """Rows count, not clients: pooled labels are 7/8 and 1/8; client 0 has 5/6 and 1/6, client 1 has 1 and 0."""
     labels = [[0, 0, 0, 0, 0, 1], [0, 0]]
     fed = fd.Federation.from_clients([(np.eye(len(y), 2, dtype=np.float32), np.array(y)) for y in labels], classes=2)
-    assert fd.survey(fed, iterations=3).labels == pytest.approx([1 / 24, 1 / 8])
+    assert fd.diagnose(fed, iterations=3).labels == pytest.approx([1 / 24, 1 / 8])
 
 
 def test_identical_clients_are_at_no_distance():
     x, y = rng().normal(size=(30, 2)).astype(np.float32), rng().integers(0, 2, 30)
-    found = fd.survey(fd.Federation.from_clients([(x, y)] * 3, classes=2), fd.Identity(), 0.1)
+    found = fd.diagnose(fd.Federation.from_clients([(x, y)] * 3, classes=2), features=fd.Identity(), reg=0.1)
     for name in ("label_tv", "omega_tv", "omega_w1", "data_shift", "model_shift", "radius"):
         assert found.facts[name] == pytest.approx(0, abs=1e-6), name
 
 
 def test_rounds_that_gain_a_digit():
     fed = linear(30, 3)
-    found = fd.survey(fed, fd.Identity(), 0.5, iterations=60)
+    found = fd.diagnose(fed, features=fd.Identity(), reg=0.5, iterations=60)
     radius = found.newton.radius
     assert found.facts["rounds_a_digit"] == pytest.approx(1 / -math.log10(radius))
     exact = fd.run(fd.KRR(fd.Identity(), reg=0.5), fed, 0).state.w
@@ -171,18 +171,18 @@ def test_rounds_that_gain_a_digit():
 
 def test_given_features_are_used(fed):
     features = fd.RandomFourier(40, bandwidth=4.0)
-    found = fd.survey(fed, features, 1e-2, iterations=3)
+    found = fd.diagnose(fed, features=features, reg=1e-2, iterations=3)
     assert found.features == features
     assert found.facts["reg"] == 1e-2
     assert "fd.RandomFourier(40, bandwidth=4.0), reg=0.01" in str(found)
-    alone = fd.diagnose(fed, features, 1e-2, iterations=3)
+    alone = fd.spectrum(fed, features, 1e-2, iterations=3)
     assert found.newton.radius == pytest.approx(alone.radius)
     module_features = torch.nn.Linear(64, 5)
-    assert fd.survey(fed, module_features, iterations=3).fits["features"] > 0
+    assert fd.diagnose(fed, features=module_features, iterations=3).fits["features"] > 0
 
 
-def test_a_survey_repeats_in_any_order_of_clients(fed):
-    one, two = fd.survey(fed, iterations=5), fd.survey(fed.select([2, 4, 0, 1, 3]), iterations=5)
+def test_a_diagnosis_repeats_in_any_order_of_clients(fed):
+    one, two = fd.diagnose(fed, iterations=5), fd.diagnose(fed.select([2, 4, 0, 1, 3]), iterations=5)
     assert two.facts == pytest.approx(one.facts, rel=1e-6)
     assert two.advice == one.advice
 
@@ -192,7 +192,7 @@ def test_large_federations_are_sampled(monkeypatch):
     monkeypatch.setattr(module, "_ROWS", 100)
     sizes = [3, 10, 60, 80, 90, 70, 65]
     fed = fd.Federation.from_clients([(rng(n).normal(size=(n, 2)).astype(np.float32), rng(n).integers(0, 2, n)) for n in sizes])
-    found = fd.survey(fed, iterations=3)
+    found = fd.diagnose(fed, iterations=3)
     assert len(found.part) == 5
     assert 95 <= len(found.part.rows) <= 100
     for i, client in enumerate(found.part.ids):
@@ -203,9 +203,9 @@ def test_large_federations_are_sampled(monkeypatch):
     assert len(found.labels) == 7
     assert found.per_client()["label_TV"].tolist() == [found.labels[i] for i in found.part.ids]
     assert f"measured on 5 clients with {len(found.part.rows)} rows, drawn at random" in str(found)
-    other = fd.survey(fed, iterations=3, seed=1)
+    other = fd.diagnose(fed, iterations=3, seed=1)
     assert not np.array_equal(found.part.rows, other.part.rows)
-    np.testing.assert_array_equal(fd.survey(fed, iterations=3).part.rows, found.part.rows)
+    np.testing.assert_array_equal(fd.diagnose(fed, iterations=3).part.rows, found.part.rows)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_large_federations_are_sampled(monkeypatch):
 )
 def test_federations_with_little_in_them(clients, tmp_path):
     fed = fd.Federation.from_clients([(np.asarray(x, np.float32), np.array(y)) for x, y in clients], classes=3)
-    found = fd.survey(fed, iterations=3)
+    found = fd.diagnose(fed, iterations=3)
     assert found.advice[0].algorithm is not None
     assert "nan" not in str(found)
     found.report(tmp_path / "p.html")
@@ -233,7 +233,7 @@ def test_federations_with_little_in_them(clients, tmp_path):
 def test_the_page_is_whole(kind, fed, values, tmp_path):
     if kind == "many":
         fed = blobs(clients=45, rows=6)
-    found = fd.survey(values if kind == "values" else fed, iterations=5)
+    found = fd.diagnose(values if kind == "values" else fed, iterations=5)
     page = found.report(tmp_path / "new" / "page.html").read_text(encoding="utf-8")
     parsed = check(page)
     for text in (found.advice[0].code, found.advice[0].text, "omega_W1", "task similarity", "clients"):
@@ -244,7 +244,7 @@ def test_the_page_is_whole(kind, fed, values, tmp_path):
 
 @pytest.mark.parametrize(("name", "magic"), [("p.svg", b"<?xml"), ("p.png", b"\x89PNG")])
 def test_the_picture(name, magic, fed, tmp_path):
-    found = fd.survey(fed, iterations=3)
+    found = fd.diagnose(fed, iterations=3)
     assert found.plot(tmp_path / name).read_bytes().startswith(magic)
     with pytest.raises(fd.ConfigError, match=r"must be named \.svg or \.png"):
         found.plot(tmp_path / "p.pdf")
@@ -252,12 +252,57 @@ def test_the_picture(name, magic, fed, tmp_path):
 
 def test_bad_input(fed):
     with pytest.raises(fd.ConfigError, match="fed is a Data; give a Federation"):
-        fd.survey(fed.data)
+        fd.diagnose(fed.data)
     with pytest.raises(fd.ConfigError, match="seed=-1 must be"):
-        fd.survey(fed, seed=-1)
+        fd.diagnose(fed, seed=-1)
     with pytest.raises(fd.ConfigError, match="reg=0 must be"):
-        fd.survey(fed, reg=0)
+        fd.diagnose(fed, reg=0)
     with pytest.raises(fd.ModelError, match="features must be a foedus feature map"):
-        fd.survey(fed, "fourier")
+        fd.diagnose(fed, features="fourier")
     with pytest.raises(fd.ConfigError, match="iterations=0"):
-        fd.survey(fed, iterations=0)
+        fd.diagnose(fed, iterations=0)
+
+
+def test_an_algorithm_gives_its_features(fed):
+    found = fd.diagnose(fed, algorithm=fd.FedNewton(fd.Identity(), 0.5), iterations=60)
+    alone = fd.spectrum(fed, fd.Identity(), 0.5, iterations=60)
+    assert (found.features, found.newton.reg, found.radius) == (fd.Identity(), 0.5, pytest.approx(alone.radius))
+    assert found.converges == alone.converges == (alone.radius < 1)
+    word = "converges" if alone.converges else "diverges"
+    assert f"plain Newton {word}; fd.Identity(), reg=0.5" in str(found)
+    with pytest.raises(fd.ConfigError, match="not both"):
+        fd.diagnose(fed, fd.FedNewton(fd.Identity()), features=fd.Identity())
+    for other in (fd.FedAvg(), fd.FedNewton(fd.Identity(), loss="logistic")):
+        with pytest.raises(fd.ConfigError, match=r"must be a fd\.FedNewton"):
+            fd.diagnose(fed, other)
+
+
+def test_former_names_still_work_and_say_what_they_are_now(fed):
+    assert fd.Survey is fd.Diagnosis
+    with pytest.warns(FutureWarning, match=r"fd\.survey is now fd\.diagnose"):
+        found = fd.survey(fed, fd.Identity(), 0.5, iterations=5)
+    assert isinstance(found, fd.Diagnosis)
+    for options in ({}, {"per_client": False}, {"confidence": 0.9}):
+        with pytest.warns(FutureWarning, match=r"is now fd\.spectrum.*algorithm=fd\.FedNewton"):
+            former = fd.diagnose(fed, fd.Identity(), 0.5, iterations=5, **options)
+        assert former == fd.spectrum(fed, fd.Identity(), 0.5, iterations=5, **options)
+    assert former.radius == pytest.approx(found.radius)
+
+
+def test_labels_are_skewed_beyond_chance():
+    assert rules._skewed({"label_tv": 0.5, "label_tv_by_chance": 0.25})
+    assert not rules._skewed({"label_tv": 0.5, "label_tv_by_chance": 0.4})
+
+
+def test_a_gain_counts_beyond_its_noise():
+    assert rules._adds_up({"gain": 0.01, "gain_noise": 0.004})
+    assert not rules._adds_up({"gain": 0.01, "gain_noise": 0.006})
+    assert not rules._adds_up({"gain": 0.002, "gain_noise": 0.0})
+
+
+@pytest.mark.parametrize(("radius", "solver"), [(0.2, "Newton converges"), (0.95, "would diverge"), (3.0, "would diverge")])
+def test_one_solver_of_fednewton_is_advised(radius, solver):
+    """A radius near 1 hardly moves, and is approached from below: conjugate gradients from 0.9 on."""
+    about = [rule for rule in rules.RULES if rule.text.startswith("The spectral radius")]
+    (right,) = (rule for rule in about if rule.when({"radius": radius}))
+    assert len(about) == 2 and solver in right.text

@@ -1,24 +1,25 @@
-"""How heterogeneous is a federation, and will FedNewton converge on it? Asked of the clients, not of their data."""
+"""`fd.spectrum`: will FedNewton converge on a federation? Measured by exchanges with its clients, not on their rows."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
+from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 
 from foedus.algorithms.fednewton.newton import FedNewton
 from foedus.base import random
 from foedus.base.batching import batched
 from foedus.base.rows import take
+from foedus.base.settings import check_settings, check_value
 from foedus.base.tree import State
 from foedus.core.algorithm import Client
 from foedus.core.clients import Clients
 from foedus.core.run import run
-from foedus.errors import ConfigError, whole_number
-from foedus.models.features import FeatureMap
+from foedus.models.features import FeatureMap, features_of
 from foedus.models.least_squares import product
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from foedus.data.federation import Federation
 
 
-def diagnose(
+def spectrum(
     fed: Federation,
     features: FeatureMap | nn.Module,
     reg: float = 1e-4,
@@ -38,21 +39,20 @@ def diagnose(
     confidence: float = 0.95,
     seed: int = 0,
     engine: Any = None,
-) -> Diagnosis:
+) -> Spectrum:
     """Measure what decides how FedNewton does on a federation, by `iterations` rounds of federated power iterations.
 
     per_client: also measure the clients' shifts and Upsilon, which takes a vector for each client in every message (without,
-    only the spectral radius: one vector). confidence: with which a client's bounds in Upsilon hold. See `Diagnosis`.
+    only the spectral radius: one vector). confidence: with which a client's bounds in Upsilon hold. See `Spectrum`.
 
     Example:
-        >>> print(fd.diagnose(fed, fd.RandomFourier(500, bandwidth=4.0), reg=1e-4))
+        >>> print(fd.spectrum(fed, fd.RandomFourier(500, bandwidth=4.0), reg=1e-4))
     """
-    if not isinstance(confidence, int | float) or not 0 < confidence < 1:
-        raise ConfigError(f"confidence={confidence!r} must be above 0 and below 1")
-    probe = _Probe(features, reg, solver="cg", iterations=iterations, per_client=per_client)
+    check_value("confidence", confidence, Annotated[float, Gt(0), Lt(1)])
+    probe = _Probe(features_of(features), reg, solver="cg", iterations=iterations, per_client=per_client)
     state = run(probe, fed, iterations, seed=seed, engine=engine, evaluate_every=0).state
     if not per_client:
-        return Diagnosis(reg, float(state.radius), None, {"client": state.ids.tolist(), "rows": state.rows.long().tolist()})
+        return Spectrum(reg, float(state.radius), None, {"client": state.ids.tolist(), "rows": state.rows.long().tolist()})
     shares = state.rows / state.rows.sum()
     logs, kappa2 = math.log(2 / (1 - confidence)), float(state.kappa2)
     # Lemma 1, and Lemma 2 with beta <= min(R, kappa^2 / (kappa^2 + reg)).
@@ -61,12 +61,12 @@ def diagnose(
     d = state.data_shift / reg
     upsilon = float((shares * p * (2 * r + d) * (1 + d)).sum())
     columns = {"client": state.ids, "rows": state.rows.long(), "data_shift": state.data_shift, "model_shift": state.model_shift}
-    return Diagnosis(reg, float(state.radius), upsilon, {k: v.tolist() for k, v in columns.items()})
+    return Spectrum(reg, float(state.radius), upsilon, {k: v.tolist() for k, v in columns.items()})
 
 
 @dataclass(frozen=True)
-class Diagnosis:
-    """What `diagnose` found.
+class Spectrum:
+    """What `spectrum` found.
 
     radius: the spectral radius of FedNewton's iteration, I - (sum_j p_j H_j^-1) H. `solver="newton"` converges if and
     only if it is below 1, and multiplies its error by it every round. Power iterations approach it from below.
@@ -116,12 +116,12 @@ class Diagnosis:
 class _Probe(FedNewton):
     """Conjugate gradients to the KRR solution and, beside it, the power iterations."""
 
-    iterations: int = 30
+    iterations: Annotated[int, Ge(1)] = 30
     per_client: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole_number("iterations", self.iterations)
+        check_settings(self)
 
     def largest(self, client: Client) -> tuple[Tensor, None]:
         """kappa^2 at the client: the largest |phi(x)|^2 of its rows."""
