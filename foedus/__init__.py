@@ -53,7 +53,7 @@ _HOMES = {
         "regret",
     ),
     "foedus.audit.leakage": ("Leakage", "audit_leakage"),
-    "foedus.core.algorithm": ("Algorithm", "Client", "looped", "stacked"),
+    "foedus.core.algorithm": ("Algorithm", "Batching", "Client", "client_step", "looped", "stacked"),
     "foedus.core.callbacks": ("Callback", "CallbackWarning"),
     "foedus.base.spec": ("Spec",),
     "foedus.base.tree": ("State",),
@@ -74,9 +74,10 @@ _HOMES = {
         "synthetic_piecewise",
         "word_federation",
     ),
-    "foedus.diagnosis.newton": ("Diagnosis", "diagnose"),
+    "foedus.diagnosis.diagnose": ("Diagnosis", "Survey", "diagnose", "survey"),
     "foedus.diagnosis.heterogeneity": ("Heterogeneity", "heterogeneity"),
     "foedus.diagnosis.sharing": ("Sharing", "sharing"),
+    "foedus.diagnosis.spectral": ("Spectrum", "spectrum"),
     "foedus.engines.delayed": ("Delayed",),
     "foedus.engines.flower.engine": ("Flower",),
     "foedus.data.poison": ("poison",),
@@ -145,20 +146,23 @@ _HOMES = {
         "noise_for",
     ),
     "foedus.report.compare": ("Comparison", "compare"),
-    "foedus.diagnosis.survey": ("Survey", "survey"),
     "foedus.trackers": ("MLflow", "TensorBoard"),
     "foedus.tuning.grid": ("loguniform",),
     "foedus.tuning.tune": ("Tuning", "tune"),
 }
+_PACKAGES = {"fedres": "foedus.algorithms.fedres"}  # what only one family uses: fd.fedres.Hub
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = ["__version__", *sorted(_HOME)]
+__all__ = ["__version__", *sorted(_HOME), *_PACKAGES]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name in _PACKAGES:
+        value = importlib.import_module(_PACKAGES[name])
+    elif name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
-    value = getattr(importlib.import_module(_HOME[name]), name)
     globals()[name] = value
     return value
 

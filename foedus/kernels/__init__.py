@@ -16,7 +16,7 @@ from torch import Tensor
 try:
     from foedus.kernels import _compiled
 except ImportError:  # no compiler was there
-    _compiled = None
+    _compiled = None  # type: ignore[assignment]  # a module or nothing: there is no type for that
 
 _VERSION = 1
 """Of the functions' arguments: an older build, left by an update of the sources alone, is not used."""
@@ -73,14 +73,16 @@ def train(
     labels (n,) in int64, or targets (n, k). loss: cross-entropy (0), squared (1), logistic (2) or Huber's (3).
     """
     most, clients, b = used.shape
-    sizes = (layers[0][0].shape[-1], *(weight.shape[-2] for weight, _ in layers))
+    weights = [weight for weight, _ in layers if weight is not None]
+    sizes = (weights[0].shape[-1], *(weight.shape[-2] for weight in weights))
     parts = [
         tuple(_NONE if part is None else part.numpy() for part in parts)
         for pair in (layers, more)
         for parts in zip(*pair, strict=True)
     ]
     _compiled.train(
-        *parts, sizes, *(a.numpy() for a in (x, y, used, shares, steps)), (len(x), most, clients, b), y.dtype == torch.int64,
+        parts[0], parts[1], parts[2], parts[3], sizes,
+        x.numpy(), y.numpy(), used.numpy(), shares.numpy(), steps.numpy(), (len(x), most, clients, b), y.dtype == torch.int64,
         loss, lr, keep, delta, torch.get_num_threads(),
     )  # fmt: skip
 
