@@ -9,6 +9,10 @@ import difflib
 import math
 from collections.abc import Iterable
 from numbers import Integral, Real
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from foedus.core.result import Run
 
 
 class FoedusError(Exception):
@@ -42,6 +46,9 @@ class ReplyError(FoedusError, ValueError):
 class DivergenceError(FoedusError, ArithmeticError):
     """A reply or a loss that is no longer finite. `round` and `clients` say where it began."""
 
+    run: Run  # what was reached, once the run has ended
+    what: str  # is not finite, where it is something that clients have sent or keep
+
     def __init__(self, message: str, round: int, clients: Iterable[int] = ()):
         super().__init__(message)
         self.round = round
@@ -72,9 +79,19 @@ def unknown(what: str, value: object, allowed: Iterable[object]) -> str:
     return f"{what} {value!r} is unknown{hint} (allowed: {', '.join(names)})"
 
 
+def is_number(value: object) -> bool:
+    """Whether a value is a real number, and not a bool. (To type checkers a float is not a `Real`.)"""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def is_integer(value: object) -> bool:
+    """Whether a value is an integer, and not a bool."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def positive(name: str, value: object) -> None:
     """Refuse a setting that is not a positive finite number."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, Real) or value <= 0 or not value < math.inf:
         raise ConfigError(f"{name}={value!r} must be a positive finite number")
 
 

@@ -11,12 +11,15 @@ import zlib
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
+from annotated_types import MinLen, Predicate
+
+from foedus.base.settings import Means, check_settings
 from foedus.core.callbacks import Callback
 from foedus.core.describe import flatten
-from foedus.errors import ConfigError, FoedusError
+from foedus.errors import FoedusError
 from foedus.version import __version__
 
 if TYPE_CHECKING:
@@ -35,12 +38,13 @@ class TensorBoard(Callback):
         >>> fd.run(fd.FedAvg(), fed, rounds=20, callbacks=[fd.TensorBoard("runs")])  # tensorboard --logdir runs
     """
 
-    folder: str | os.PathLike
+    folder: Annotated[
+        str | os.PathLike, Predicate(lambda folder: str(folder) != ""), Means("the path of a folder, such as 'runs'")
+    ]
 
     def __post_init__(self) -> None:
         _require("tensorboard", "TensorBoard")
-        if not isinstance(self.folder, str | os.PathLike) or not str(self.folder):
-            raise ConfigError(f"folder={self.folder!r} must be the path of a folder, such as 'runs'")
+        check_settings(self)
 
     def start(self, name: str, settings: dict[str, Any], rows: list[dict[str, Any]]) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -65,9 +69,10 @@ class TensorBoard(Callback):
         shown = {"foedus": __version__, **flatten(self.settings)}
         table = "\n".join(f"| {k} | {str(v).replace('|', '&#124;')} |" for k, v in shown.items())
         self.writer.add_text("settings", f"| setting | value |\n|---|---|\n{table}", 0)
+        events: Any = self.writer.file_writer  # declared as None, but made for the text
         # Not SummaryWriter.add_hparams, which makes a second run of it.
         for summary in hparams(_parameters(self.settings), dict.fromkeys(metrics, 0)):
-            self.writer.file_writer.add_summary(summary)
+            events.add_summary(summary)
 
     def end(self, run: Run | None, error: BaseException | None) -> None:
         self.writer.close()
@@ -86,14 +91,12 @@ class MLflow(Callback):
         >>> fd.run(fd.FedAvg(), fed, rounds=20, callbacks=[fd.MLflow("digits", uri="http://localhost:5000")])
     """
 
-    experiment: str = "foedus"
+    experiment: Annotated[str, MinLen(1)] = "foedus"
     uri: str | None = None
 
     def __post_init__(self) -> None:
         _require("mlflow", "MLflow")
-        for name, value in (("experiment", self.experiment), ("uri", self.uri or "-")):
-            if not isinstance(value, str) or not value:
-                raise ConfigError(f"{name}={value!r} must be text")
+        check_settings(self)
 
     def start(self, name: str, settings: dict[str, Any], rows: list[dict[str, Any]]) -> None:
         from mlflow.tracking import MlflowClient
@@ -101,10 +104,12 @@ class MLflow(Callback):
         self.client = MlflowClient(tracking_uri=self.uri)
         found = self.client.get_experiment_by_name(self.experiment)
         experiment = self.client.create_experiment(self.experiment) if found is None else found.experiment_id
-        self.run_id, self.logged = self._former(experiment, settings) if rows else None, set()
-        if self.run_id is None:
+        former = self._former(experiment, settings) if rows else None
+        self.logged: set[int] = set()
+        if former is None:
             self._create(experiment, name, settings)
         else:
+            self.run_id: str = former
             self.logged = {metric.step for metric in self.client.get_metric_history(self.run_id, "seconds")}
             self.client.update_run(self.run_id, status="RUNNING")
         for row in rows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -88,10 +88,10 @@ def mismatch(seen: Params, domain: ModelDomain | None) -> Callable[[Params], Ten
     """How badly a gradient explains a message (as `opened` gives it): at least 0, up to the message's rounding."""
     if domain is None:
         size = sum(t.square().sum() for t in seen.values())
-        return lambda g: sum((g[name] - t).square().sum() for name, t in seen.items()) / size
+        return lambda g: cast("Tensor", sum((g[name] - t).square().sum() for name, t in seen.items())) / size
     if isinstance(domain, PerLayer):
         parts = {name: (d, seen[name]) for name, d in domain.each(seen).items()}
-        return lambda g: sum(_mismatch(d, s, g[name]) for name, (d, s) in parts.items()) / len(parts)
+        return lambda g: cast("Tensor", sum(_mismatch(d, s, g[name]) for name, (d, s) in parts.items())) / len(parts)
     if not isinstance(domain, Whole):
         raise ConfigError(f"domain must be a set such as L1Ball(10.0), Whole(set) or PerLayer(set), not {domain!r}")
     joined = _joined(seen)

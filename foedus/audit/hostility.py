@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 import numpy as np
 
@@ -13,11 +13,13 @@ from foedus.aggregation.robust import GeometricMedian, Krum, Median, NormBound, 
 from foedus.algorithms import FedAvg, FedFW
 from foedus.core.aggregation import Aggregation
 from foedus.core.algorithm import Algorithm
+from foedus.core.exchange import Accept
 from foedus.core.run import run
 from foedus.data import Data, load, split
-from foedus.engines.hostile import ATTACKS, Hostile
+from foedus.engines.hostile import ATTACKS, Attack, Hostile
 from foedus.errors import ConfigError, FoedusError, unknown
 from foedus.geometry import L2Ball
+from foedus.models.base import Params
 from foedus.models.linear import Linear
 
 PARTS, ROWS = (0.1, 0.2, 0.3, 0.4), 4000
@@ -28,8 +30,8 @@ STRENGTH = {"scale": 100.0}
 class _Trusting(FedFW):
     """FedFW that believes every point."""
 
-    def outside(self, points: Any, domain: Any, like: Any) -> dict[int, str]:
-        return {}
+    def outside(self, like: Params) -> Accept:
+        return lambda ids, points: {}
 
 
 @dataclass(frozen=True)
@@ -63,12 +65,14 @@ def methods(clients: int, quick: bool = False) -> dict[str, tuple[Algorithm, int
     """What is compared: an algorithm, its rounds, and how replies are averaged."""
     hostile = max(0, min(int(0.4 * clients), (clients - 3) // 2))
     averaging, ball = FedAvg(Linear(), lr=0.1), L2Ball(10.0)
-    means = {
+    means: dict[str, Aggregation | None] = {
         "mean": None, "norm bound": NormBound(), "trimmed mean": TrimmedMean(0.4), "median": Median(),
         "geometric median": GeometricMedian(), "multi-Krum": Krum(hostile, select=clients - 2 * hostile),
     }  # fmt: skip
     rounds, longer = (8, 20) if quick else (15, 60)
-    found = {f"FedAvg, {name}": (averaging, rounds, mean) for name, mean in means.items()}
+    found: dict[str, tuple[Algorithm, int, Aggregation | None]] = {
+        f"FedAvg, {name}": (averaging, rounds, mean) for name, mean in means.items()
+    }
     found["FedFW, every point believed"] = (_Trusting(Linear(), ball, penalty=1e-3, measure_every=0), longer, None)
     checked = FedFW(Linear(), ball, penalty=1e-3, measure_every=0)
     return found | {"FedFW": (checked, longer, None), "FedFW, geometric median": (checked, longer, GeometricMedian())}
@@ -99,7 +103,7 @@ def audit_hostile(
     cells = [("", 0.0), *itertools.product(attacks, parts)]
     accuracy: dict[tuple[str, float, str], float | None] = {}
     for (attack, part), (name, (algorithm, rounds, mean)) in itertools.product(cells, compared.items()):
-        engine = Hostile(clients=part, attack=attack or ATTACKS[0], strength=STRENGTH.get(attack))
+        engine = Hostile(clients=part, attack=cast("Attack", attack or ATTACKS[0]), strength=STRENGTH.get(attack))
         try:
             last = run(
                 algorithm, fed, rounds, seed=seed, engine=engine, aggregation=mean, evaluate_every=rounds, progress=False

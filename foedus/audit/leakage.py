@@ -33,25 +33,27 @@ how many other images of the data set would have sent the same one.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import torch
+from annotated_types import Ge, Lt
 from torch import Tensor
 from torch.nn import functional as F
 
 from foedus import wire
-from foedus.algorithms.fedfw.fedfw import noisy
+from foedus.algorithms.fedfw.points import noisy
 from foedus.base import random
+from foedus.base.settings import Means, check_value
 from foedus.base.spec import Spec
 from foedus.data import Data, load
-from foedus.errors import ConfigError, DataError, unknown, whole_number
+from foedus.errors import ConfigError, DataError
 from foedus.geometry import Domain, L1Ball, L2Ball, ModelDomain, domain_of
 from foedus.models.base import Model, Params, model_of
 
@@ -134,8 +136,9 @@ class Leakage:
 
         columns = 1 + max(len(r.shots) for r in self.messages.values())
         rows = len(self.messages)
-        look = {"font.family": "sans-serif", "font.size": 9, "svg.hashsalt": "foedus", "text.parse_math": False}
-        with matplotlib.rc_context(look):
+        with matplotlib.rc_context(
+            {"font.family": "sans-serif", "font.size": 9, "svg.hashsalt": "foedus", "text.parse_math": False}
+        ):
             figure = Figure(figsize=(1.25 * columns + 4.2, max(2.8, 1.55 * rows)), layout="constrained")
             grid = figure.add_gridspec(rows, columns + 1, width_ratios=[1] * columns + [3.2])
             for i, (name, found) in enumerate(self.messages.items()):
@@ -195,16 +198,13 @@ def audit_leakage(
     Example:
         >>> fd.audit_leakage("digits", image=3).table()
     """
-    whole_number("iterations", iterations)
-    whole_number("restarts", restarts)
-    if label not in ("infer", "optimise"):
-        raise ConfigError(unknown("label", label, ["infer", "optimise"]))
-    for name, value in (("noise", noise), ("message_noise", message_noise)):
-        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < math.inf:
-            raise ConfigError(f"{name}={value!r} must be a number that is not negative")
+    check_value("iterations", iterations, Annotated[int, Ge(1)])
+    check_value("restarts", restarts, Annotated[int, Ge(1)])
+    check_value("label", label, Literal["infer", "optimise"])
+    check_value("noise", noise, Annotated[float, Ge(0)])
+    check_value("message_noise", message_noise, Annotated[float, Ge(0)])
     for name, value in (("seed", seed), ("others", others)):
-        if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= value < 2**63:
-            raise ConfigError(f"{name}={value!r} must be a whole number from 0 to 2^63 - 1")
+        check_value(name, value, Annotated[int, Ge(0), Lt(2**63), Means("an integer from 0 to 2^63 - 1")])
     if messages is None:
         messages = {"gradient": None, "L2 ball": L2Ball(radius), "L1 ball": L1Ball(radius)}
     if not isinstance(messages, Mapping):
@@ -213,8 +213,8 @@ def audit_leakage(
         raise ConfigError("messages={} must name at least one message, such as {'L1': fd.L1Ball(1.0)}")
     sets = {name: None if domain is None else domain_of(domain) for name, domain in messages.items()}
     name, images, labels, classes = _images(data)
-    if isinstance(image, bool) or not isinstance(image, Integral) or not 0 <= image < len(images):
-        raise ConfigError(f"image={image!r} must be a training row of {name!r}, from 0 to {len(images) - 1}")
+    allowed = Means(f"a training row of {name!r}, from 0 to {len(images) - 1}")
+    check_value("image", image, Annotated[int, Ge(0), Lt(len(images)), allowed])
 
     key = random.key(int(seed))
     original, true = images[image], int(labels[image])
@@ -222,8 +222,8 @@ def audit_leakage(
     model = SigmoidLeNet() if model is None else model_of(model)
     model.check(spec)
     params = model.init(spec, random.fold(key, 0))
-    for domain in filter(None, sets.values()):
-        domain.check(params)
+    for constraint in filter(None, sets.values()):
+        constraint.check(params)
     g = gradient(model, params, original, F.one_hot(torch.tensor(true), classes).float())
     g = noisy(g, noise, random.fold(key, 1))
     sent = {name: message(g, domain) for name, domain in sets.items()}
@@ -246,7 +246,7 @@ def audit_leakage(
             for restart in range(restarts):
                 start = random.fold(key, 3, restart)  # the same starts for every message
                 guesses = attack(explain, spec.shape, classes, key=start, iterations=iterations, label=shown)
-                trails.append(_follow(guesses, original, iterations, lambda kind=kind: advance(kind, 1)))
+                trails.append(_follow(guesses, original, iterations, functools.partial(advance, kind, 1)))
                 advance(kind, iterations + 1 - len(trails[-1].loss))
                 if trails[-1].loss and trails[-1].loss[-1] < ENOUGH:
                     advance(kind, (restarts - 1 - restart) * iterations)
@@ -256,6 +256,7 @@ def audit_leakage(
                 raise ConfigError(
                     f"the attack on {kind!r} found no finite number: check the model, {model!r}, and its parameters"
                 )
+            assert best.guess is not None  # made with its loss
             alike = _twins(
                 model, params, best.guess.image[None], torch.tensor([best.guess.label]), {kind: sent[kind]}, {kind: domain}
             )
@@ -325,7 +326,7 @@ def _twins(
             ours = opened(sent[name], domain, params)
             apart = sum((theirs[k].double() - t).square().flatten(1).sum(-1) for k, t in ours.items())
             size = sum(t.square().sum() for t in ours.values())
-            counts[name] += int((apart <= _SAME**2 * size).sum())
+            counts[name] += int(cast("Tensor", apart <= _SAME**2 * size).sum())
     return counts
 
 

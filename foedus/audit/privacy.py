@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,7 +40,7 @@ class Trial:
 
     algorithm: Algorithm
     rounds: int
-    clip: float | dict[str, float]
+    clip: float | tuple[tuple[str, float], ...]
     exchanges: int = 1
     start: int = 0
 
@@ -56,13 +56,15 @@ def trials(data: Data, public: Data) -> dict[str, Trial]:
     """The four, set up for data of few features. FedBoost's predictors are trees, fitted on a few rows each of what is public."""
     from sklearn.tree import DecisionTreeClassifier
 
+    classes = data.classes
+    assert classes is not None
     parts = np.array_split(np.random.default_rng(0).permutation(len(public.x_train)), 12)
     trees = [DecisionTreeClassifier(max_depth=6, random_state=0).fit(public.x_train[p], public.y_train[p]) for p in parts]
-    clips = {"solve": 1.0, "gradient": 0.2, "direction": 1.0}
+    clips = (("solve", 1.0), ("gradient", 0.2), ("direction", 1.0))
     return {
         "FedAvg": Trial(FedAvg(Linear(), lr=4.0, steps=3, batch_size=None), 10, 4.0),
         "FedFW": Trial(FedFW(Linear(), L2Ball(10.0), penalty=1e-5, measure_every=0), 20, 10.0),
-        "FedBoost": Trial(FedBoost(Classifiers(trees, data.classes), sampling="all", measure_every=0), 10, 5.0),
+        "FedBoost": Trial(FedBoost(Classifiers(trees, classes), sampling="all", measure_every=0), 10, 5.0),
         "FedNewton": Trial(
             FedNewton(RandomFourier(100, bandwidth=2.0, unbiased=True), reg=0.1), 2, clips, exchanges=2, start=1
         ),
@@ -202,7 +204,7 @@ def _column(epsilon: float) -> str:
     return "no noise" if math.isinf(epsilon) else f"{epsilon:g}"
 
 
-STUDIES = {"utility": utility, "membership": membership, "leakage": leakage}
+STUDIES: dict[str, Callable[..., pd.DataFrame]] = {"utility": utility, "membership": membership, "leakage": leakage}
 TITLES = {
     "utility": f"utility: test accuracy by epsilon, at delta = {DELTA:g}",
     "membership": f"membership: guesses of who took part, by epsilon at delta = {DELTA:g}",

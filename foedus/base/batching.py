@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -37,7 +38,18 @@ class _Batched(torch.autograd.Function):
         return out, (0,) * len(out)
 
 
-def batched(f: Callable) -> Callable:
+Result = TypeVar("Result", covariant=True)
+
+
+class Batched(Protocol[Result]):
+    """What `batched` makes of a function, which is still there as `__wrapped__`."""
+
+    @property
+    def __wrapped__(self) -> Callable[[Any, Any], Result]: ...
+    def __call__(self, args: tree.Tree, shared: object = None) -> Result: ...
+
+
+def batched(f: Callable[[Any, Any], Result]) -> Batched[Result]:
     """Decorator: `f(args, shared)` gets every tensor of the tree `args` with a leading client dimension.
 
     It returns a tree of tensors that have it too. The caller passes `args` without that dimension, as a client step

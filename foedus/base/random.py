@@ -132,8 +132,9 @@ def fold(key: Tensor, *values: int | Tensor) -> Tensor:
     """
     if not 1 <= len(values) <= 3:
         raise TypeError(f"fold takes one to three integers, not {len(values)}")
-    if all(isinstance(v, int) for v in values):
-        numbers = [*values, *[0] * (3 - len(values)), len(values)]
+    integers = [v for v in values if isinstance(v, int)]
+    if len(integers) == len(values):
+        numbers = [*integers, *[0] * (3 - len(values)), len(values)]
         if key.dim() == 1 and not torch._C._are_functorch_transforms_active():
             return torch.tensor(_one_block(numbers, key.tolist()))
         counter = torch.tensor(numbers, device=key.device)
@@ -146,10 +147,10 @@ def fold(key: Tensor, *values: int | Tensor) -> Tensor:
             counter[..., i] = v
     else:
         like = next(v for v in values if isinstance(v, Tensor))
-        numbers = (*values, *[0] * (3 - len(values)), len(values))
-        words = [v.to(torch.int64) if isinstance(v, Tensor) else torch.full_like(like, v, dtype=torch.int64) for v in numbers]
+        entries = (*values, *[0] * (3 - len(values)), len(values))
+        words = [v.to(torch.int64) if isinstance(v, Tensor) else torch.full_like(like, v, dtype=torch.int64) for v in entries]
         if any(w.shape != like.shape for w in words):
-            words = torch.broadcast_tensors(*words)
+            words = list(torch.broadcast_tensors(*words))
         counter = torch.stack(words, -1)
     return _call(_Fold, key, counter)
 
@@ -172,8 +173,8 @@ def uniform(key: Tensor, shape: int | Sequence[int] = (), dtype: torch.dtype = t
         w = words(key, 2 * n).reshape(*batch, n, 2)
         bits = (w[..., 0] >> 5) * (1 << 26) + (w[..., 1] >> 6)
         return (bits.to(dtype) * 2.0**-53).reshape((*batch, *shape))
-    bits = {torch.float16: 11, torch.bfloat16: 8}.get(dtype, 24)  # more would round up to 1
-    return ((words(key, n) >> (32 - bits)).to(torch.float32) * 2.0**-bits).to(dtype).reshape((*batch, *shape))
+    digits = {torch.float16: 11, torch.bfloat16: 8}.get(dtype, 24)  # more would round up to 1
+    return ((words(key, n) >> (32 - digits)).to(torch.float32) * 2.0**-digits).to(dtype).reshape((*batch, *shape))
 
 
 def normal(key: Tensor, shape: int | Sequence[int] = (), dtype: torch.dtype = torch.float32) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar, Protocol, TypeVar, cast, overload
 
 import numpy as np
 import torch
@@ -19,7 +19,19 @@ from foedus.errors import CheckpointError
 
 Tree = Any
 
-NODES: dict[str, type] = {}
+
+class Node(Protocol):
+    """A dataclass that may stand in a tree."""
+
+    tree_children: ClassVar[tuple[str, ...]]
+    tree_static: ClassVar[tuple[str, ...]]
+
+    def __init__(self, **fields: Any) -> None: ...
+
+
+Class = TypeVar("Class", bound=type)
+
+NODES: dict[str, type[Node]] = {}
 """Dataclasses that may stand in a tree, by name: the only types that a file or a message can bring to life."""
 
 
@@ -49,17 +61,21 @@ pytree.register_pytree_node(
 )
 
 
-def node(cls: type | None = None, *, static: tuple[str, ...] = ()) -> Any:
+@overload
+def node(cls: Class) -> Class: ...
+@overload
+def node(*, static: tuple[str, ...] = ()) -> Callable[[Class], Class]: ...
+def node(cls: Any = None, *, static: tuple[str, ...] = ()) -> Any:
     """Class decorator: let a dataclass stand in trees. Fields in `static` are constants, the others are subtrees."""
 
-    def register(cls: type) -> type:
+    def register(cls: Class) -> Class:
         children = [f.name for f in dataclasses.fields(cls) if f.name not in static]
-        cls.tree_children, cls.tree_static = tuple(children), tuple(static)
-        NODES[cls.__name__] = cls
+        named = NODES[cls.__name__] = cast("type[Node]", cls)
+        named.tree_children, named.tree_static = tuple(children), tuple(static)
 
-        def unflatten(values: list, constants: tuple) -> Any:
+        def unflatten(values: Iterable[Any], constants: Any) -> Any:
             # No __init__: a tree may briefly hold things that are not tensors (vmap's in_dims, say).
-            new = object.__new__(cls)
+            new: Any = object.__new__(cls)
             for name, value in zip(children, values, strict=True):
                 object.__setattr__(new, name, value)
             for name, value in zip(static, constants, strict=True):
@@ -87,7 +103,7 @@ Form = tuple | None
 def _kind(cls: type) -> Any:
     known = _KINDS.get(cls, _KINDS)
     if known is _KINDS:
-        of = pytree.namedtuple if pytree.is_namedtuple_class(cls) else cls
+        of: Any = pytree.namedtuple if pytree.is_namedtuple_class(cls) else cls
         known = _KINDS[cls] = pytree.SUPPORTED_NODES.get(of)
     return known
 
@@ -205,15 +221,15 @@ def dissolve(tree: Tree) -> tuple[Any, dict[str, Tensor]]:
             return {"tensor": path}
         if t is None or isinstance(t, bool | int | float | str):
             return {"value": t}
+        if type(t).__name__ in NODES:
+            parts = {c: walk(getattr(t, c), f"{path}.{c}") for c in t.tree_children}
+            constants = {s: walk(getattr(t, s), f"{path}.{s}") for s in t.tree_static}
+            return {"node": type(t).__name__, "parts": parts, "static": constants}
         if isinstance(t, Mapping):
             kind = "state" if isinstance(t, State) else "dict"
             return {kind: [[k, walk(v, f"{path}.{k}")] for k, v in t.items()]}
         if isinstance(t, list | tuple):
             return {"tuple" if isinstance(t, tuple) else "list": [walk(v, f"{path}.{i}") for i, v in enumerate(t)]}
-        if type(t).__name__ in NODES:
-            parts = {c: walk(getattr(t, c), f"{path}.{c}") for c in t.tree_children}
-            constants = {s: walk(getattr(t, s), f"{path}.{s}") for s in t.tree_static}
-            return {"node": type(t).__name__, "parts": parts, "static": constants}
         raise CheckpointError(f"{path} holds a {type(t).__name__}, which cannot be saved; use tensors and scalars")
 
     return walk(tree, "t"), tensors

@@ -61,13 +61,15 @@ def audit_leakage_command(
             raise ConfigError(unknown("--message", name, balls))
     chosen = dict.fromkeys(message or ("gradient", "l2", "l1"))
     titles = {"gradient": "gradient", "l2": "L2 ball", "l1": "L1 ball", "linf": "L-infinity ball"}
-    sets = {titles[name]: balls[name] and balls[name](radius) for name in chosen}
+    sets = {titles[name]: ball and ball(radius) for name in chosen for ball in (balls[name],)}
     check_picture(out)
     require_plots()
     check_writable(out, "--out")
     with one_thread():
-        options = {"iterations": iterations, "restarts": restarts, "noise": noise, "message_noise": message_noise, "seed": seed}
-        found = audit_leakage(data, image, messages=sets, **options)
+        found = audit_leakage(
+            data, image, messages=sets, iterations=iterations, restarts=restarts, noise=noise, message_noise=message_noise,
+            seed=seed,
+        )  # fmt: skip
     typer.echo(f"{found.data}: training image {found.index}, label {found.label}")
     rows = []
     for name, r in found.messages.items():

@@ -20,7 +20,7 @@ def diagnose_command(
 ) -> None:
     """Tell how unlike the clients of a federation are, and which algorithms to try on it first.
 
-    It measures distances between the clients' labels and features, the shifts and the spectral radius that decide about
+    The same as fd.diagnose(fed) in Python. It measures distances between the clients' labels and features, the shifts and the spectral radius that decide about
     FedNewton, which kinds of models predict held-out rows, and whether clients share a task.
 
     The file is one for `foedus run` or `foedus compare`; data and split are enough. Where an algorithm in it works on
@@ -38,7 +38,7 @@ def diagnose_command(
     """
     from foedus.algorithms.fednewton.regression import FeatureRegression
     from foedus.config.experiment import read_config
-    from foedus.diagnosis.survey import survey
+    from foedus.diagnosis.diagnose import diagnose
     from foedus.report.plots import check_picture
 
     experiment = read_config(config, "diagnose")
@@ -54,9 +54,8 @@ def diagnose_command(
         for a in experiment.algorithms.values()
         if isinstance(a, FeatureRegression) and getattr(a, "loss", "squared") == "squared"
     ]
-    given = {"features": on_features[0].features, "reg": on_features[0].reg} if on_features else {}
-    engine = experiment.options.get("engine")
-    found = survey(fed, **given, iterations=iterations, seed=experiment.seeds[0], engine=engine)
+    algorithm, engine = next(iter(on_features), None), experiment.options.get("engine")
+    found = diagnose(fed, algorithm, iterations=iterations, seed=experiment.seeds[0], engine=engine)
     typer.echo(str(found))
     for name, target, write in (("page", out, found.report), ("picture", plot, found.plot)):
         if target:

@@ -14,6 +14,8 @@ from foedus.errors import ConfigError, FoedusError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from foedus.papers.item import Scale
+
 
 from foedus.cli.app import app
 from foedus.cli.output import link_to, print_table, require_plots
@@ -74,7 +76,7 @@ def paper_command(
     for p, i in chosen:
         runner.item_of(p, i)
     require_plots()
-    scale = "quick" if quick else "full" if full else "usual"
+    scale: Scale = "quick" if quick else "full" if full else "usual"
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended or interrupted, workers are not left behind
     from foedus.papers.figures import write_pictures
     from foedus.papers.pages import write_pages
@@ -82,7 +84,7 @@ def paper_command(
 
     for p, i in chosen:
         if show:
-            result = stored(out, p, i, (scale,) if quick or full else ("full", "usual", "quick"))
+            result = stored(out, p, i, [scale] if quick or full else ["full", "usual", "quick"])
             if result is None:
                 raise FoedusError(f"nothing of {p} {i} is stored in {out}; without --show it is run")
         else:

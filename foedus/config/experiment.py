@@ -47,6 +47,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import re
@@ -234,7 +235,7 @@ class ExperimentReader(Reader):
                 ends = self.value(values["loguniform"], tuple[float, ...], f"{at}.loguniform")
                 if len(ends) != 2:
                     self.fail(f"{at}.loguniform", f"{values['loguniform']!r} must be two numbers: [low, high]")
-                grid[name] = self.attempt(f"{at}.loguniform", lambda ends=ends: loguniform(*ends))
+                grid[name] = self.attempt(f"{at}.loguniform", functools.partial(loguniform, *ends))
             elif isinstance(values, list):
                 hint = hint_of(algorithm, name)
                 grid[name] = [self.value(v, hint, f"{at}[{i}]") for i, v in enumerate(values)]

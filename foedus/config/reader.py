@@ -8,12 +8,13 @@ import importlib
 import json
 import os
 import re
+import sys
 import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from foedus.core.aggregation import Aggregation
 from foedus.core.algorithm import Algorithm
@@ -144,7 +145,11 @@ class Reader:
         hints = hints_of(cls)
         fields = {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
         required = [f.name for f in dataclasses.fields(cls) if f.init and _is_required(f)]
-        values = self.settings(at, {k: v for k, v in config.items() if k != "type"}, fields, required)
+        given = {k: v for k, v in config.items() if k != "type"}
+        # One of several values: the class itself explains best which they are.
+        choices = {k: v for k, v in given.items() if v != "none" and _is_choice(v, fields.get(k))}
+        others = {k: v for k, v in given.items() if k not in choices}
+        values = choices | self.settings(at, others, fields, [k for k in required if k not in choices])
         return self.attempt(at, lambda: cls(**values), fields)
 
     def attempt(self, at: str, make: Callable[[], Any], fields: Iterable[str] = ()) -> Any:
@@ -152,7 +157,7 @@ class Reader:
         try:
             return make()
         except (FoedusError, TypeError, ValueError) as error:
-            field = re.match(r"(\w+)[ =]", str(error))
+            field = re.match(r"(\w+)[ =[]", str(error))
             self.fail(f"{at}.{field[1]}" if field and field[1] in fields else at, str(error))
 
     def value(self, value: Any, hint: Any, at: str) -> Any:
@@ -170,15 +175,19 @@ class Reader:
         origin, inside = typing.get_origin(hint), typing.get_args(hint)
         if origin in (typing.Union, types.UnionType):
             # None first: "none" would also fit text.
+            several = len(set(inside) - {type(None)}) > 1
             for option in sorted(inside, key=lambda o: o is not type(None)):
-                fits, result = self.fit(value, option, at)
+                if several and typing.get_origin(option) is Literal:  # another option may fit, or all are described
+                    fits, result = _is_one_of(value, option), value
+                else:
+                    fits, result = self.fit(value, option, at)
                 if fits:
                     return True, result
             return False, None
         if origin is Literal:
             if isinstance(value, str) and value not in inside:
                 self.fail(at, unknown("value", value, inside))
-            return value in inside, value
+            return _is_one_of(value, hint), value
         if origin in (tuple, list) or hint in (tuple, list):
             if not isinstance(value, list):
                 return False, None
@@ -191,7 +200,7 @@ class Reader:
             return number, hint(value) if number else None
         if hint in (bool, str, dict) or origin is dict:
             return isinstance(value, origin or hint), value
-        known = concrete(hint) if isinstance(hint, type) else {}
+        known: dict[str, type] = concrete(hint) if isinstance(hint, type) else {}
         if known and isinstance(value, str):
             value = {"type": value}
         if known and isinstance(value, dict):
@@ -199,7 +208,10 @@ class Reader:
         return False, None
 
 
-def concrete(base: type) -> dict[str, type]:
+Base = TypeVar("Base")
+
+
+def concrete(base: type[Base]) -> dict[str, type[Base]]:
     """The classes of a kind that can be built from text."""
     import torch
 
@@ -211,6 +223,7 @@ def concrete(base: type) -> dict[str, type]:
     ):  # classes are known once they are loaded
         importlib.import_module(package)
 
+    public = sys.modules["foedus"].__all__
     found = subclasses(base)
     if dataclasses.is_dataclass(base):
         found[base.__name__] = base
@@ -219,6 +232,7 @@ def concrete(base: type) -> dict[str, type]:
         for name, cls in sorted(found.items())
         if not name.startswith("_")
         and cls.__module__.startswith("foedus.")
+        and (name in public or not cls.__module__.startswith("foedus.algorithms."))  # helpers of a family
         and not any(hints_of(cls).get(f.name) is torch.nn.Module for f in dataclasses.fields(cls))
     }
 
@@ -237,11 +251,22 @@ def hint_of(owner: Any, name: str) -> Any:
     *parts, last = name.split(".")
     for part in parts:
         owner = getattr(owner, part)
-    return hints_of(type(owner))[last]
+    kind: type = type(owner)
+    return hints_of(kind)[last]
 
 
 def _is_required(field: dataclasses.Field) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _is_one_of(value: Any, literal: Any) -> bool:
+    return any(type(value) is type(v) and value == v for v in typing.get_args(literal))
+
+
+def _is_choice(value: Any, hint: Any) -> bool:
+    """Whether a hint lists allowed values of this type one by one."""
+    literals = [o for o in (hint, *typing.get_args(hint)) if typing.get_origin(o) is Literal]
+    return any(type(value) is type(v) for literal in literals for v in typing.get_args(literal))
 
 
 def quoted(name: str) -> str:
@@ -263,13 +288,14 @@ def _describe(hint: Any) -> str:
         parts = [_describe(o) for o in inside if o is not type(None) and o is not os.PathLike]
         return " or ".join(dict.fromkeys([*parts, *(['"none"'] if type(None) in inside else [])]))
     if origin is Literal:
-        return "one of " + ", ".join(f'"{v}"' for v in inside)
+        return "one of " + ", ".join(map(_toml, inside))
     if origin in (tuple, list) or hint in (tuple, list):
         one = _describe(inside[0]) if inside else "values"
         return "a list of " + {"a whole number": "whole numbers", "a number": "numbers", "text": "texts"}.get(one, one)
     simple = {bool: "true or false", int: "a whole number", float: "a number", str: "text", dict: "a table"}
     if hint in simple:
         return simple[hint]
-    if isinstance(hint, type) and (known := concrete(hint)):
+    known: dict[str, type] = concrete(hint) if isinstance(hint, type) else {}
+    if known:
         return "a table { type = ... } with type one of " + ", ".join(known)
     return str(getattr(hint, "__name__", hint))

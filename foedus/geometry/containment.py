@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from foedus.errors import ConfigError
 from foedus.geometry.domain import Domain, Shape, dense
 from foedus.geometry.groups import GroupBall
-from foedus.geometry.layers import ModelDomain, Shapes, Whole, dims_of, domain_of
+from foedus.geometry.layers import ModelDomain, PerLayer, Shapes, Whole, dims_of, domain_of
 from foedus.geometry.matrices import _ROUNDING, NuclearBall
 from foedus.geometry.vectors import Box, KSparse, L1Ball, L2Ball, LInfBall, Simplex
 
@@ -25,7 +25,8 @@ def inside(outer: Any, inner: Any, shape: Shape | Shapes) -> bool:
     these and its largest and least sum. Raises `ConfigError` where no closed form decides.
     """
     if isinstance(outer, ModelDomain) or isinstance(inner, ModelDomain):
-        return _inside_model(domain_of(outer), domain_of(inner), shape)
+        return _inside_model(domain_of(outer), domain_of(inner), cast("Shapes", shape))
+    shape = cast("Shape", shape)
     outer.check(shape)
     inner.check(shape)
     if outer == inner:
@@ -71,8 +72,9 @@ def _by_frobenius(outer: NuclearBall | GroupBall, inner: Domain, shape: Shape) -
         value, parts = None, outer.count(shape)
     if value is not None:
         return _at_most(value, outer.radius)
-    lower = inner.reach("l2", shape)
-    if _at_most(min(inner.reach("l1", shape), math.sqrt(parts) * lower), outer.radius):
+    lower, upper = inner.reach("l2", shape), inner.reach("l1", shape)
+    assert lower is not None and upper is not None  # only the nuclear norm may have no closed form
+    if _at_most(min(upper, math.sqrt(parts) * lower), outer.radius):
         return True
     if not _at_most(lower, outer.radius):
         return False
@@ -95,7 +97,7 @@ class _Product(Domain):
         return torch.cat([low for low, _ in ends]), torch.cat([high for _, high in ends])
 
     def _reach(self, norm: str, shape: tuple[int, ...]) -> float:
-        values = [d.reach(norm, s) for d, s in self.parts]
+        values = [cast("float", d.reach(norm, s)) for d, s in self.parts]  # never the nuclear norm
         return sum(values) if norm == "l1" else math.hypot(*values)
 
 
@@ -105,16 +107,21 @@ def _inside_model(outer: ModelDomain, inner: ModelDomain, shapes: Shapes) -> boo
     outer.check(shapes)
     inner.check(shapes)
     each = {name: dims_of(s) for name, s in shapes.items()}
-    outers, inners = ({} if isinstance(d, Whole) else d.each(each) for d in (outer, inner))
+    outers, inners = (d.each(each) if isinstance(d, PerLayer) else {} for d in (outer, inner))
     if len(each) == 1:  # then Whole and PerLayer are the same
         name = next(iter(each))
-        outers, inners = outers or {name: outer.domain}, inners or {name: inner.domain}
+        outers, inners = outers or {name: _whole(outer)}, inners or {name: _whole(inner)}
     if outers and inners:
         return all(inside(outers[name], inners[name], shape) for name, shape in each.items())
     if outers:
-        return all(inside(outers[name], _shadow(inner.domain, shape), shape) for name, shape in each.items())
+        return all(inside(outers[name], _shadow(_whole(inner), shape), shape) for name, shape in each.items())
     flat = (sum(map(math.prod, each.values())),)
-    return inside(outer.domain, _Product([(inners[n], s) for n, s in each.items()]) if inners else inner.domain, flat)
+    return inside(_whole(outer), _Product([(inners[n], s) for n, s in each.items()]) if inners else _whole(inner), flat)
+
+
+def _whole(domain: ModelDomain) -> Domain:
+    assert isinstance(domain, Whole)
+    return domain.domain
 
 
 def _shadow(domain: Domain, shape: tuple[int, ...]) -> Domain:

@@ -18,15 +18,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from annotated_types import Gt
 from torch import Tensor
 
 from foedus.base import tree
 from foedus.base.batching import batched
-from foedus.errors import ConfigError, positive, unknown
+from foedus.base.settings import check_settings
+from foedus.errors import ConfigError, unknown
 from foedus.wire.arrays import LowRank, Signs, Sparse
 
 Shape = Sequence[int]
@@ -185,10 +187,13 @@ def decreasing(z: Tensor, shared: None = None) -> Tensor:
 
 
 class Domain:
-    """Base of the sets of one tensor."""
+    """Base of the sets of one tensor: frozen dataclasses."""
 
     matrix: ClassVar[bool] = False
     """Whether the tensor must be a matrix."""
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     def check(self, shape: Shape) -> None:
         """Refuse tensors of a shape that the set cannot hold, with the reason."""
@@ -269,10 +274,7 @@ class Domain:
 class Ball(Domain):
     """Base of the sets that are symmetric around zero and reach from -radius to radius in every entry."""
 
-    radius: float
-
-    def __post_init__(self) -> None:
-        positive("radius", self.radius)
+    radius: Annotated[float, Gt(0)]
 
     @property
     def diameter(self) -> float:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge, Gt, MinLen
 from torch import Tensor
 
+from foedus.base.settings import Means
 from foedus.errors import ConfigError
-from foedus.geometry.domain import Ball, Shape, length, plain_numbers, scaled, shortened, simplex, unit
+from foedus.geometry.domain import Ball, Shape, length, plain_numbers, scaled, simplex, unit
 from foedus.wire.arrays import Sparse
 
 
@@ -19,24 +22,21 @@ class GroupBall(Ball):
     """{x : sum over groups of |x_g|_2 <= radius}, the ball of the group lasso.
 
     groups: the size of equal consecutive groups; "rows" for one group an index of the first dimension (the inputs of one
-    neuron); or a label (a whole number) for each entry, as a tuple. Extreme points: vectors of length radius in one group.
+    neuron); or a label (an integer) for each entry, as a tuple. Extreme points: vectors of length radius in one group.
     The point is sparse, with as many entries as the largest group has; if the winning group has fewer, other entries come
     with the value zero. At g = 0: zero.
     """
 
-    radius: float
-    groups: int | str | tuple[int, ...]
+    radius: Annotated[float, Gt(0)]
+    groups: (
+        Annotated[int, Ge(1), Means("the size of the groups")]
+        | Literal["rows"]
+        | Annotated[tuple[int, ...], MinLen(1), Means("a tuple with a label, an integer, for each entry")]
+    )
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         object.__setattr__(self, "groups", plain_numbers(self.groups))
-        if isinstance(self.groups, tuple):
-            if not self.groups or not all(type(g) is int for g in self.groups):
-                raise ConfigError(f"groups={shortened(self.groups)} must hold one whole number, its group, for each entry")
-        elif self.groups != "rows" and not (type(self.groups) is int and self.groups >= 1):
-            raise ConfigError(
-                f"groups={self.groups!r} must be the size of the groups, 'rows', or a tuple with a label for each entry"
-            )
+        super().__post_init__()
 
     def check(self, shape: Shape) -> None:
         super().check(shape)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import MinLen
 from torch import Tensor
 
+from foedus.base.settings import Means, check_settings
 from foedus.errors import ConfigError, unknown
 from foedus.geometry.domain import Domain, Point, Shape, dense
 
@@ -22,6 +24,9 @@ def dims_of(value: Shape | Tensor) -> tuple[int, ...]:
 
 class ModelDomain:
     """Base of the sets of a model's parameters, dicts of tensors. Shapes are a dict of shapes or of tensors that have them."""
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     def check(self, shapes: Shapes) -> None:
         """Refuse parameters that the set cannot hold, with the reason."""
@@ -57,6 +62,10 @@ class ModelDomain:
         """Zero if it is in the set, else its centre."""
         raise NotImplementedError
 
+    def low_rank(self, shapes: Shapes) -> bool:
+        """Whether extreme points are matrices of low rank, or some of their tensors are."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True)
 class Whole(ModelDomain):
@@ -65,11 +74,7 @@ class Whole(ModelDomain):
     The extreme point is one point of that vector: a `Sparse` with indices into it, `Signs`, or a dense vector.
     """
 
-    domain: Domain
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.domain, Domain):
-            raise ConfigError(f"domain={self.domain!r} must be a set such as L1Ball(10.0)")
+    domain: Annotated[Domain, Means("a set such as L1Ball(10.0)")]
 
     def _shape(self, shapes: Shapes) -> tuple[int, ...]:
         each = [dims_of(s) for s in shapes.values()]
@@ -108,6 +113,9 @@ class Whole(ModelDomain):
     def start(self, shapes: Shapes, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
         return self.dense(self.domain.start(self._shape(shapes), dtype), shapes)
 
+    def low_rank(self, shapes: Shapes) -> bool:
+        return self.domain.matrix
+
     @staticmethod
     def _join(x: Mapping[str, Tensor], batch: int) -> Tensor:
         if len(x) == 1:
@@ -119,12 +127,9 @@ class Whole(ModelDomain):
 class PerLayer(ModelDomain):
     """A set for each tensor of a model: the same one for all, or {name: set} with every name. The point is a dict of points."""
 
-    domains: Domain | Mapping[str, Domain]
-
-    def __post_init__(self) -> None:
-        given = self.domains.values() if isinstance(self.domains, Mapping) else (self.domains,)
-        if not given or not all(isinstance(d, Domain) for d in given):
-            raise ConfigError(f"domains={self.domains!r} must be a set such as L2Ball(10.0), or a dict {{name: set}}")
+    domains: Annotated[
+        Domain | Annotated[Mapping[str, Domain], MinLen(1)], Means("a set such as L2Ball(10.0), or a dict {name: set}")
+    ]
 
     def each(self, names: Iterable[str]) -> dict[str, Domain]:
         """The set of each tensor."""
@@ -164,6 +169,9 @@ class PerLayer(ModelDomain):
 
     def start(self, shapes: Shapes, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
         return {name: d.start(dims_of(shapes[name]), dtype) for name, d in self.each(shapes).items()}
+
+    def low_rank(self, shapes: Shapes) -> bool:
+        return any(d.matrix for d in self.each(shapes).values())
 
 
 def domain_of(domain: Any) -> ModelDomain:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
+from annotated_types import Ge, Gt
 from torch import Tensor
 
 from foedus.base import random
 from foedus.base.batching import batched
-from foedus.errors import ConfigError, positive, whole_number
+from foedus.errors import ConfigError
 from foedus.geometry.domain import Ball, Domain, Shape, simplex, unit
 from foedus.wire.arrays import LowRank, Sparse
 
@@ -36,16 +37,11 @@ class NuclearBall(Ball):
     has changed little. At g = 0: zero.
     """
 
-    radius: float
-    tolerance: float = 1e-6
-    iterations: int = 1000
+    radius: Annotated[float, Gt(0)]
+    tolerance: Annotated[float, Gt(0)] = 1e-6
+    iterations: Annotated[int, Ge(1)] = 1000
 
     matrix: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive("tolerance", self.tolerance)
-        whole_number("iterations", self.iterations)
 
     def lmo(self, g: Tensor, batch: int = 0, warm: Tensor | None = None) -> LowRank:
         self._flat(g, batch)

@@ -15,14 +15,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from numbers import Real
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
+from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from foedus.base.batching import batched
-from foedus.errors import ConfigError, positive, whole_number
+from foedus.base.settings import Remedy, check_settings, check_value
+from foedus.errors import ConfigError
 from foedus.geometry.domain import scaled, shortened, simplex
 
 Bound = float | Tensor | Sequence[float]
@@ -48,22 +49,29 @@ def best_step(r: float, sigma: float, rounds: int, slope: float) -> float:
     needs longer steps.
     """
     for name, value in (("r", r), ("sigma", sigma), ("slope", slope)):
-        positive(name, value)
-    whole_number("rounds", rounds)
+        check_value(name, value, Annotated[float, Gt(0)])
+    check_value("rounds", rounds, Annotated[int, Ge(1)])
     return math.sqrt(2 * sigma * r / rounds) / slope
 
 
 class Mirror:
     """Base of the mirror maps."""
 
-    sigma: float
-    """The modulus of strong convexity on the simplex: B(x || y) >= sigma/2 |x - y|^2 in the norm of order `norm`."""
+    if TYPE_CHECKING:  # constants of the class or properties
 
-    norm: float
-    """The order p of that norm, |x|_p."""
+        @property
+        def sigma(self) -> float:
+            """The modulus of strong convexity on the simplex: B(x || y) >= sigma/2 |x - y|^2 in the norm of order `norm`."""
+
+        @property
+        def norm(self) -> float:
+            """The order p of that norm, |x|_p."""
 
     _least: ClassVar[float] = -math.inf
     """The entries of x from which on F is defined."""
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     @property
     def dual(self) -> float:
@@ -92,7 +100,7 @@ class Mirror:
 
     def start(self, n: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """The minimiser of F over the simplex: for a symmetric F, the uniform vector."""
-        whole_number("n", n)
+        check_value("n", n, Annotated[int, Ge(1)])
         return torch.full((n,), 1 / n, dtype=dtype)
 
     def project(self, v: Tensor, low: Bound = 0.0, high: Bound = 1.0, radius: float = 1.0) -> Tensor:
@@ -103,7 +111,7 @@ class Mirror:
     def step(self, x: Tensor, g: Tensor, eta: float, low: Bound = 0.0, high: Bound = 1.0, radius: float = 1.0) -> Tensor:
         """One step of mirror descent against the gradient g: argmin eta <g, y> + B(y || x) over the set."""
         _check("x", x)
-        positive("eta", eta)
+        check_value("eta", eta, Annotated[float, Gt(0)])
         if g.shape != x.shape:
             raise ConfigError(f"g has shape {tuple(g.shape)}, x {tuple(x.shape)}: give one gradient entry for each entry of x")
         move = (eta * g.double()).clamp(-HUGE / 10, HUGE / 10)  # less than HUGE: a weight of zero stays below all others
@@ -120,7 +128,7 @@ class Mirror:
 
     def _bounds(self, z: Tensor, low: Bound, high: Bound, radius: float) -> tuple[Tensor, Tensor]:
         """The bounds in the shape of z; an empty set is refused."""
-        positive("radius", radius)
+        check_value("radius", radius, Annotated[float, Gt(0)])
         lows, highs = _bound("low", low, z).clamp(min=self._least), _bound("high", high, z)
         if not lows.isfinite().all():
             raise ConfigError(f"low={shortened(low)} must be finite")
@@ -166,7 +174,7 @@ class Entropy(Mirror):
         return torch.where(a == b, 0, terms.clamp(min=0)).sum(-1).to(x.dtype)
 
     def reach(self, n: int) -> float:
-        whole_number("n", n)
+        check_value("n", n, Annotated[int, Ge(1)])
         return math.log(n)
 
     def _solve(self, args: tuple[Tensor, Tensor, Tensor], radius: float) -> Tensor:
@@ -202,7 +210,7 @@ class Euclidean(Mirror):
         return ((x.double() - y.double()).square().sum(-1) / 2).to(x.dtype)
 
     def reach(self, n: int) -> float:
-        whole_number("n", n)
+        check_value("n", n, Annotated[int, Ge(1)])
         return (1 - 1 / n) / 2
 
     def _solve(self, args: tuple[Tensor, Tensor, Tensor], radius: float) -> Tensor:
@@ -228,11 +236,7 @@ class PNorm(Mirror):
     for linear discriminant updates", 2001.
     """
 
-    p: float
-
-    def __post_init__(self) -> None:
-        if isinstance(self.p, bool) or not isinstance(self.p, Real) or not 1 < self.p <= 2:
-            raise ConfigError(f"p={self.p!r} must be a number above 1 and at most 2; for the limit p = 1 take Entropy()")
+    p: Annotated[float, Gt(1), Le(2), Remedy("for the limit p = 1 take Entropy()")]
 
     @property
     def sigma(self) -> float:
@@ -258,7 +262,7 @@ class PNorm(Mirror):
         return torch.where((a == b).all(-1), 0, gap.clamp(min=0)).to(x.dtype)
 
     def reach(self, n: int) -> float:
-        whole_number("n", n)
+        check_value("n", n, Annotated[int, Ge(1)])
         return (1 - n ** (-2 / self.dual)) / 2
 
     def _solve(self, args: tuple[Tensor, Tensor, Tensor], radius: float) -> Tensor:

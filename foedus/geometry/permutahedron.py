@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
 
 import torch
+from annotated_types import MinLen
 from torch import Tensor
 
+from foedus.base.settings import Means
 from foedus.errors import ConfigError
-from foedus.geometry.domain import Domain, Shape, decreasing, finite_numbers, plain_numbers, shortened
+from foedus.geometry.domain import Domain, Shape, decreasing, finite_numbers, plain_numbers
 
 
 @dataclass(frozen=True)
@@ -22,12 +25,11 @@ class Permutahedron(Domain):
     "Fast differentiable sorting and ranking", ICML 2020). At g = 0: the weights in decreasing order.
     """
 
-    weights: tuple[float, ...]
+    weights: Annotated[tuple[float, ...], MinLen(1), Means("a tuple of finite numbers, one for each entry of the tensor")]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weights", plain_numbers(self.weights))
-        if not isinstance(self.weights, tuple) or self._sorted.dim() != 1 or not len(self.weights):
-            raise ConfigError(f"weights={shortened(self.weights)} must be a tuple of numbers, one for each entry of the tensor")
+        super().__post_init__()
 
     @cached_property
     def _sorted(self) -> Tensor:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Gt
 from torch import Tensor
 
-from foedus.errors import ConfigError, positive, whole_number
+from foedus.errors import ConfigError
 from foedus.geometry.domain import (
     Ball,
     Corner,
@@ -34,7 +36,7 @@ from foedus.wire.arrays import Signs, Sparse
 class L1Ball(Ball):
     """{x : sum |x_i| <= radius}. Extreme points: +-radius at one entry. At g = 0: radius at the first."""
 
-    radius: float
+    radius: Annotated[float, Gt(0)]
 
     def lmo(self, g: Tensor, batch: int = 0) -> Sparse:
         flat = self._flat(g, batch)
@@ -57,7 +59,7 @@ class L1Ball(Ball):
 class L2Ball(Ball):
     """{x : |x|_2 <= radius}; for matrices, the Frobenius norm. s = -radius g / |g|, dense. At g = 0: zero."""
 
-    radius: float
+    radius: Annotated[float, Gt(0)]
 
     def lmo(self, g: Tensor, batch: int = 0) -> Tensor:
         return (unit(self._flat(g, batch)) * -self.radius).reshape(g.shape)
@@ -77,7 +79,7 @@ class L2Ball(Ball):
 class LInfBall(Ball):
     """{x : max |x_i| <= radius}. Extreme points: radius times signs. At g = 0: radius everywhere."""
 
-    radius: float
+    radius: Annotated[float, Gt(0)]
 
     def lmo(self, g: Tensor, batch: int = 0) -> Signs:
         self._flat(g, batch)
@@ -106,12 +108,8 @@ class KSparse(Ball):
     At g = 0: radius at the first k entries.
     """
 
-    k: int
-    radius: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        whole_number("k", self.k)
+    k: Annotated[int, Ge(1)]
+    radius: Annotated[float, Gt(0)]
 
     def check(self, shape: Shape) -> None:
         super().check(shape)
@@ -147,10 +145,7 @@ class Simplex(Domain):
     `diameter` is that of two or more entries; a single entry can only be `radius`, and `diameter_of` says 0.
     """
 
-    radius: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive("radius", self.radius)
+    radius: Annotated[float, Gt(0)] = 1.0
 
     def lmo(self, g: Tensor, batch: int = 0) -> Sparse:
         flat = self._flat(g, batch)
@@ -226,6 +221,7 @@ class Box(Domain):
         if lo.dim() or hi.dim():
             lo, hi = (end.to(g) for end in self._ends)
             return torch.where(g > 0, lo, torch.where(g.isnan(), g, hi))
+        assert not isinstance(self.lo, tuple) and not isinstance(self.hi, tuple)  # without dimensions
         if self.lo == -self.hi:
             return _signs(g, self.hi, batch)
         return Corner(_signs(g, 1.0, batch), float(self.lo), float(self.hi))

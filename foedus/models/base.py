@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from foedus.base import random
+from foedus.base.settings import check_settings
 from foedus.base.spec import Spec
 from foedus.errors import ModelError
 
 Params = dict[str, Tensor]
 Pull = Callable[..., Params]
+Widths = tuple[Annotated[int, Ge(1)], ...]
+"""Sizes of layers."""
 
 
 class Model:
@@ -23,10 +28,21 @@ class Model:
     A model with a closed-form derivative also defines `pullback`; the others are differentiated by autograd.
     """
 
-    batchable: bool = True
-    """Whether training many clients in one batched call is faster than one after the other."""
+    if TYPE_CHECKING:  # a constant of the class or a property
 
-    closed_form: ClassVar[bool] = False
+        @property
+        def batchable(self) -> bool:
+            """Whether training many clients in one batched call is faster than one after the other."""
+
+        @property
+        def closed_form(self) -> bool:
+            """Whether it has a `pullback`."""
+    else:
+        batchable: bool = True
+        closed_form: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_settings(self, ModelError)
 
     def check(self, spec: Spec) -> None:
         """Refuse data that the model cannot take, with the reason."""
@@ -46,6 +62,13 @@ class Model:
         without ever holding the gradient, which for a wide layer saves as much time as computing it.
         """
         raise NotImplementedError
+
+
+def widths_of(given: Any) -> Any:
+    """Layer widths as a tuple: of one number, or of a sequence; anything else stays as it is, to be refused."""
+    if isinstance(given, Integral):
+        return (given,)
+    return tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else given
 
 
 def check_fits(name: str, model: Model, spec: Spec) -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge, Lt, MinLen
 from torch import Tensor
 from torch.nn import functional as F
 
+from foedus.base.settings import Means
 from foedus.base.spec import Spec
 from foedus.errors import ModelError
-from foedus.models.base import Model, Params, image_shape, uniform_init
+from foedus.models.base import Model, Params, Widths, image_shape, uniform_init, widths_of
 
 
 @dataclass(frozen=True)
@@ -28,28 +31,21 @@ class CNN(Model):
     - `CNN.mnist()`: 32 and 64 filters of 5x5, fully connected 512 (McMahan et al. 2017).
     """
 
-    channels: tuple[int, ...] = (32, 64)
-    kernel: int = 5
-    hidden: tuple[int, ...] = (512,)
-    padding: str = "valid"
-    leak: float = 0.0
+    channels: Annotated[Widths, MinLen(1), Means("one or more positive layer widths, such as (32, 64)")] = (32, 64)
+    kernel: Annotated[int, Ge(1), Means("a positive integer, and odd with padding='same'")] = 5
+    hidden: Annotated[Widths, Means("positive layer widths, such as (512,)")] = (512,)
+    padding: Literal["valid", "same"] = "valid"
+    leak: Annotated[float, Ge(0), Lt(1)] = 0.0
 
     # A batch of clients would hold the activations of all of them, and gain little: see `foedus.models.module`.
     batchable = False
 
     def __post_init__(self) -> None:
         for name in ("channels", "hidden"):
-            value = getattr(self, name)
-            value = (value,) if isinstance(value, int) else tuple(value)
-            if any(not isinstance(v, int) or v < 1 for v in value) or (name == "channels" and not value):
-                raise ModelError(f"{name}={value!r} must be positive layer widths, such as (32, 64)")
-            object.__setattr__(self, name, value)
-        if not isinstance(self.kernel, int) or self.kernel < 1 or (self.padding == "same" and self.kernel % 2 == 0):
-            raise ModelError(f"kernel={self.kernel!r} must be a positive whole number, and odd with padding='same'")
-        if self.padding not in ("valid", "same"):
-            raise ModelError(f"padding={self.padding!r} must be 'valid' or 'same'")
-        if not 0 <= self.leak < 1:
-            raise ModelError(f"leak={self.leak!r} must be at least 0 and below 1")
+            object.__setattr__(self, name, widths_of(getattr(self, name)))
+        super().__post_init__()
+        if self.padding == "same" and self.kernel % 2 == 0:
+            raise ModelError(f"kernel={self.kernel!r} must be odd with padding='same'")
 
     @classmethod
     def cifar(cls) -> CNN:

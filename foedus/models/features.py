@@ -10,15 +10,16 @@ import itertools
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from numbers import Integral, Real
-from typing import Self
+from typing import Annotated, Self
 
 import torch
+from annotated_types import Ge, Gt
 from torch import Tensor, nn
 
 from foedus.base import random
+from foedus.base.settings import Means, Remedy, check_settings
 from foedus.base.spec import Spec
-from foedus.errors import ConfigError, ModelError, whole_number
+from foedus.errors import ConfigError, ModelError
 
 _MOST = 1_000_000
 """More features than this are a mistake: one vector of them is 8 MB."""
@@ -30,6 +31,9 @@ _ROWS = 2048
 
 class FeatureMap:
     """Base of the maps: frozen dataclasses with `size` and `__call__`."""
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     def size(self, spec: Spec) -> int:
         """M, how many features a row has."""
@@ -75,10 +79,7 @@ class Polynomial(FeatureMap):
     There are (d + degree)! / (d! degree!) of them.
     """
 
-    degree: int = 2
-
-    def __post_init__(self) -> None:
-        whole_number("degree", self.degree)
+    degree: Annotated[int, Ge(1)] = 2
 
     def size(self, spec: Spec) -> int:
         return math.comb(spec.features + self.degree, self.degree)
@@ -118,17 +119,10 @@ class RandomFourier(FeatureMap):
     variance of Omega itself (dna: 0.001 on 180 binary features): `bandwidth = column ** -0.5`.
     """
 
-    dim: int
-    bandwidth: float = 1.0
-    seed: int | None = None
+    dim: Annotated[int, Ge(1)]
+    bandwidth: Annotated[float, Gt(0), Remedy("it is the width of the kernel")] = 1.0
+    seed: Annotated[int | None, Means("an integer, or None for the seed of the run")] = None
     unbiased: bool = False
-
-    def __post_init__(self) -> None:
-        whole_number("dim", self.dim)
-        if not isinstance(self.bandwidth, Real) or isinstance(self.bandwidth, bool) or not 0 < self.bandwidth < math.inf:
-            raise ConfigError(f"bandwidth={self.bandwidth!r} must be a positive number: the width of the kernel")
-        if self.seed is not None and (not isinstance(self.seed, Integral) or isinstance(self.seed, bool)):
-            raise ConfigError(f"seed={self.seed!r} must be a whole number, or None for the seed of the run")
 
     def size(self, spec: Spec) -> int:
         return self.dim

@@ -12,6 +12,7 @@ A client with fewer rows than features works in the dual, and no M x M matrix is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -90,7 +91,7 @@ def _wide_back(phi: Tensor, v: Tensor) -> Tensor:
     if phi.dtype == torch.float64:
         return back_product(phi, v)
     parts = zip(phi.split(_WIDE_ROWS, -2), v.split(_WIDE_ROWS, -2), strict=True)
-    return sum(back_product(part.double(), some) for part, some in parts)
+    return cast("Tensor", sum(back_product(part.double(), some) for part, some in parts))
 
 
 def back_product(phi: Tensor, v: Tensor) -> Tensor:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from annotated_types import Gt
 from torch import Tensor
 
-from foedus.errors import positive
+from foedus.base.settings import check_value
 
 
 def lipschitz_constant(x: Tensor, y: Tensor) -> float:
@@ -19,6 +22,6 @@ def lipschitz_constant(x: Tensor, y: Tensor) -> float:
 
 def lipschitz_extension(points: Tensor, y: Tensor, constant: float, x: Tensor) -> Tensor:
     """u(x) = min_j (y_j + L |x - x_j|), equation (13): an L-Lipschitz function through the data; each output on its own."""
-    positive("constant", constant)
+    check_value("constant", constant, Annotated[float, Gt(0)])
     apart = torch.linalg.vector_norm(x.flatten(1).unsqueeze(1) - points.flatten(1), dim=-1)
     return (y.reshape(1, len(points), -1) + constant * apart.unsqueeze(-1)).amin(1)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import MinLen
 from torch import Tensor
 from torch.nn import functional as F
 
+from foedus.base.settings import Means
 from foedus.base.spec import Spec
-from foedus.errors import ModelError
-from foedus.models.base import Model, Params, Pull, product, total, uniform_init
+from foedus.models.base import Model, Params, Pull, Widths, product, total, uniform_init, widths_of
 from foedus.models.linear import affine
 
 
@@ -20,15 +21,13 @@ from foedus.models.linear import affine
 class MLP(Model):
     """Layers of `hidden` units with ReLU between them: f(x) = W_L relu(... relu(W_1 x + b_1) ...) + b_L."""
 
-    hidden: tuple[int, ...] = (200,)
+    hidden: Annotated[Widths, MinLen(1), Means("one or more positive layer widths, such as (200,)")] = (200,)
 
     closed_form: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        hidden = (self.hidden,) if isinstance(self.hidden, int) else tuple(self.hidden)
-        if not hidden or any(not isinstance(h, int) or h < 1 for h in hidden):
-            raise ModelError(f"hidden={self.hidden!r} must be one or more positive layer widths, such as (200,)")
-        object.__setattr__(self, "hidden", hidden)
+        object.__setattr__(self, "hidden", widths_of(self.hidden))
+        super().__post_init__()
 
     def init(self, spec: Spec, key: Tensor) -> Params:
         sizes = (spec.features, *self.hidden, spec.outputs)

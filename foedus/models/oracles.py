@@ -9,18 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Real
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from foedus.base import random, tree
 from foedus.base.rows import Rows
+from foedus.base.settings import Means, check_settings
 from foedus.base.spec import Spec
 from foedus.base.tree import Tree
-from foedus.errors import ConfigError, ModelError, ReplyError, positive, whole_number
+from foedus.errors import ModelError, ReplyError
 from foedus.models.base import Model, check_fits, model_of
 from foedus.models.losses import Squared
 from foedus.models.training.descend import descend
@@ -34,6 +35,9 @@ class Oracle:
     """Base of the oracles."""
 
     norm: ClassVar[str] = "l2"
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     def check(self, spec: Spec) -> None:
         """Refuse data that the oracle cannot fit."""
@@ -70,23 +74,17 @@ class Forest(Oracle):
     split may look at. depth: at most; `None`: no limit. leaf: rows in a leaf, at least.
     """
 
-    trees: int = 10
-    depth: int | None = 12
-    leaf: int = 1
+    trees: Annotated[int, Ge(1)] = 10
+    depth: Annotated[int, Ge(1)] | None = 12
+    leaf: Annotated[int, Ge(1)] = 1
     extra: bool = True
-    features: float = 0.3
-
-    def __post_init__(self) -> None:
-        for name in ("trees", "leaf"):
-            whole_number(name, getattr(self, name))
-        if self.depth is not None:
-            whole_number("depth", self.depth)
-        if isinstance(self.features, bool) or not isinstance(self.features, Real) or not 0 < self.features <= 1:
-            raise ConfigError(f"features={self.features!r} must be a part of the features, above 0 and at most 1")
+    features: Annotated[float, Gt(0), Le(1), Means("a part of the features, above 0 and at most 1")] = 0.3
 
     def fit(self, x: Tensor, target: Tensor, key: Tensor, spec: Spec) -> Trees:
-        options = {"depth": self.depth, "leaf": self.leaf, "extra": self.extra, "features": self.features}
-        return fit_trees(x.numpy().reshape(len(x), -1), target.numpy(), self.trees, int(random.words(key, 1)[0]), **options)
+        return fit_trees(
+            x.numpy().reshape(len(x), -1), target.numpy(), self.trees, int(random.words(key, 1)[0]),
+            depth=self.depth, leaf=self.leaf, extra=self.extra, features=self.features,
+        )  # fmt: skip
 
     def accept(self, function: Tree, spec: Spec) -> None:
         if not isinstance(function, Trees):
@@ -116,8 +114,7 @@ class Net(Oracle):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", model_of(self.model))
-        if not isinstance(self.training, Training):
-            raise ConfigError(f"training={self.training!r} must be a fd.Training")
+        super().__post_init__()
 
     def check(self, spec: Spec) -> None:
         check_fits("the oracle's model", self.model, spec)
@@ -160,18 +157,11 @@ class MaxNet(Net):
     |phi|^2, over all rows in every one of `steps` steps.
     """
 
-    steps: int = 500
-    lr: float = 1e-2
-    sharpness: float = 100.0
+    steps: Annotated[int, Ge(1)] = 500
+    lr: Annotated[float, Gt(0)] = 1e-2
+    sharpness: Annotated[float, Ge(1)] = 100.0
 
     norm: ClassVar[str] = "linf"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        whole_number("steps", self.steps)
-        positive("lr", self.lr)
-        if not self.sharpness >= 1:
-            raise ConfigError(f"sharpness={self.sharpness!r} must be at least 1")
 
     def _scale(self, target: Tensor) -> Tensor:
         """The largest |phi|^2; where phi is 0, enough that Adam's squares of what is divided by it stay finite."""
@@ -195,15 +185,10 @@ class SobolevNet(MaxNet):
     the box around the client's rows, anew in every step.
     """
 
-    slopes: float = 0.1
-    points: int = 64
+    slopes: Annotated[float, Gt(0)] = 0.1
+    points: Annotated[int, Ge(1)] = 64
 
     norm: ClassVar[str] = "lip"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive("slopes", self.slopes)
-        whole_number("points", self.points)
 
     def fit_function(self, x: Tensor, phi: Callable[[Tensor], Tensor], key: Tensor, spec: Spec) -> Tree:
         """A function for phi, which is known everywhere and can be differentiated."""
@@ -266,6 +251,11 @@ class Sklearn(Oracle):
     estimator: Any
     trusted: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if isinstance(self.trusted, list):
+            object.__setattr__(self, "trusted", tuple(self.trusted))
+        super().__post_init__()
+
     def fit(self, x: Tensor, target: Tensor, key: Tensor, spec: Spec) -> Tree:
         import skops.io
         from sklearn.base import clone
@@ -300,7 +290,7 @@ class Sklearn(Oracle):
             raise ReplyError(f"a reply's archive holds no regressor that says {spec.outputs} finite numbers a row")
 
     def join(self, functions: list[Tree]) -> Tree:
-        flat = []
+        flat: list[Tensor] = []
         for f in functions:
             flat += f["archives"] if "archives" in f else [f["archive"]]
         return {"archives": flat}

@@ -76,8 +76,11 @@ def from_sklearn(*trees: Any) -> Trees:
     value = np.concatenate(
         [t.value[:, :, 0].take(end, 0) for t, end in zip(trees, ends, strict=True)], dtype=np.float32, casting="unsafe"
     )
-    numbers = (np.maximum(feature, -1), threshold, left, right, value, roots)
-    return Trees(*map(torch.from_numpy, numbers), trees[0].n_features)
+    tensor = torch.from_numpy
+    return Trees(
+        tensor(np.maximum(feature, -1)), tensor(threshold), tensor(left), tensor(right), tensor(value), tensor(roots),
+        trees[0].n_features,
+    )  # fmt: skip
 
 
 def join(parts: list[Trees]) -> Trees:
@@ -229,8 +232,9 @@ def predict_trees(trees: Trees, x: Tensor, weights: Tensor | None = None, thread
     shares = (torch.ones(len(trees.roots)) if weights is None else weights).float().contiguous().numpy()
     if kernels.ready:
         few = len(rows) * len(shares) < _THREADS_FROM
+        packed, roots = nodes
         return torch.from_numpy(
-            kernels.sum_trees(rows, *nodes, shares, values, 1 if few else threads or torch.get_num_threads())
+            kernels.sum_trees(rows, packed, roots, shares, values, 1 if few else threads or torch.get_num_threads())
         )
     step = max(1, _BLOCK // len(shares))
     blocks = (rows[i : i + step] for i in range(0, max(1, len(rows)), step))

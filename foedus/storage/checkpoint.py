@@ -50,6 +50,7 @@ def write(path: str | os.PathLike, trees: dict[str, tree.Tree], meta: dict[str, 
     }
     data = save(tensors or {"empty": torch.zeros(0)}, metadata=header)
     at, view = _place(data), memoryview(data)
+    assert at is not None  # the header has the digits
     replace(path, (view[:at], b"%08x" % zlib.crc32(data), view[at + len(_DIGITS) :]), previous)
 
 

@@ -53,15 +53,15 @@ class Pile(MutableMapping[int, Tree]):
 
     def __setitem__(self, number: int, value: Tree) -> None:
         old = self.held.get(number)
-        far, size = isinstance(old, _Place), nbytes(value)
-        if not far:
+        size = nbytes(value)
+        if not isinstance(old, _Place):
             self.taken -= nbytes(old)
             if self.taken + size <= self.memory:
                 self.taken += size
                 self.held[number] = value
                 return
         message = wire.encode([value])
-        if far and len(message) <= old.room:
+        if isinstance(old, _Place) and len(message) <= old.room:
             place = old._replace(size=len(message))
         else:
             place = _Place(self.end, len(message), len(message))

@@ -25,7 +25,7 @@ class States:
         self.memory = memory
         self.slot = torch.full((clients,), -1, dtype=torch.int64)
         self.used = 0
-        self.form = None
+        self.form: tree.Form = None
         self.tensors: list[Tensor] | None = None
         self.separate: MutableMapping[int, Tree] = {} if memory is None else Pile(memory)
         self.spilled = False  # whether `tensors` lie on disk

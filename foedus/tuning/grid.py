@@ -6,12 +6,14 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from annotated_types import Gt
 
+from foedus.base.settings import check_settings
 from foedus.core.algorithm import Algorithm
-from foedus.errors import ConfigError, FoedusError, positive, unknown
+from foedus.errors import ConfigError, FoedusError, unknown
 
 
 @dataclass(frozen=True)
@@ -22,12 +24,11 @@ class loguniform:  # noqa: N801 - written where a list of values could be
         >>> fd.tune(fd.FedAvg(fd.Linear()), fed, rounds=20, grid={"lr": fd.loguniform(1e-3, 10)}, trials=12)
     """
 
-    low: float
-    high: float
+    low: Annotated[float, Gt(0)]
+    high: Annotated[float, Gt(0)]
 
     def __post_init__(self) -> None:
-        positive("low", self.low)
-        positive("high", self.high)
+        check_settings(self)
         if self.low >= self.high:
             raise ConfigError(f"low={self.low!r} must be less than high={self.high!r}")
 
@@ -48,13 +49,14 @@ def combinations(grid: dict[str, list[Any] | loguniform], trials: int | None, se
             raise ConfigError(f"grid[{ranges[0]!r}] is a range, so trials= must say how many values to draw from it")
         pick = lambda v: v.draw(rng) if isinstance(v, loguniform) else v[int(rng.integers(len(v)))]  # noqa: E731
         return [{name: pick(values) for name, values in grid.items()} for _ in range(trials)]
-    shape = [len(values) for values in grid.values()]
+    lists = {name: values for name, values in grid.items() if not isinstance(values, loguniform)}
+    shape = [len(values) for values in lists.values()]
     size = math.prod(shape)
     if trials is not None and trials > size:
         raise ConfigError(f"trials={trials} is more than the {size} combinations of the grid; leave trials out to try them all")
     numbers = range(size) if trials is None else np.sort(rng.choice(size, trials, replace=False)).tolist()
     places = (np.unravel_index(n, shape) for n in numbers)
-    return [{name: values[p] for (name, values), p in zip(grid.items(), at, strict=True)} for at in places]
+    return [{name: values[p] for (name, values), p in zip(lists.items(), at, strict=True)} for at in places]
 
 
 def build(algorithm: Any, values: dict[str, Any]) -> Algorithm:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import pickle
 import statistics
@@ -101,7 +100,7 @@ class Search:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="foedus-tune-")))
             advance = stack.enter_context(bar(planned(len(cells), self.rungs, self.halving) * len(self.held), progress))
             pool = stack.enter_context(work)
-            racing, behind = cells, []
+            racing, behind = cells, list[Cell]()
             for rung in self.rungs:
                 self.run(racing, rung, folder, pool, advance)
                 while not self.ranked(racing) and behind:  # all of them failed on the way: those cut before take their place
@@ -110,7 +109,9 @@ class Search:
                 order = self.ranked(racing)
                 if not order:
                     raise all_failed(cells)
-                keep = len(racing) if rung == self.rungs[-1] else math.ceil(len(racing) / self.halving)
+                keep = len(racing)
+                if self.halving is not None and rung != self.rungs[-1]:
+                    keep = math.ceil(keep / self.halving)
                 racing, behind = order[:keep], order[keep:] + behind
 
     def run(self, cells: list[Cell], rounds: int, folder: Path, pool: _Work, advance: Callable) -> None:
@@ -145,7 +146,9 @@ def _advance(
     algorithm: Algorithm, fed: Federation, rounds: int, seed: int, metric: str, file: Path | None, options: dict[str, Any]
 ) -> _Outcome:
     """Run a cell, or go on with it, until so many rounds are done."""
-    checkpoint = {} if file is None else {"checkpoint": file, "checkpoint_every": max(rounds, 1), "resume": True}
+    checkpoint: dict[str, Any] = (
+        {} if file is None else {"checkpoint": file, "checkpoint_every": max(rounds, 1), "resume": True}
+    )
     with one_thread():
         try:
             records = run(algorithm, fed, rounds, seed=seed, progress=False, **checkpoint, **options).records
@@ -215,11 +218,15 @@ def _pool(workers: int, patience: float = 0.0) -> Iterator[_Work]:
 
 
 def all_failed(cells: list[Cell]) -> DivergenceError:
-    first = next(cell for cell in cells if cell.failure)
+    first, failure = next((cell, cell.failure) for cell in cells if cell.failure)
     what = "every combination of the grid" if len(cells) > 1 else "the only combination of the grid"
-    return DivergenceError(f"{what} failed; {shown_settings(first.values)}: {first.failure.failed}", first.failure.at)
+    return DivergenceError(f"{what} failed; {shown_settings(first.values)}: {failure.failed}", failure.at)
 
 
 def planned(cells: int, rungs: list[int], halving: int | None) -> int:
     """Cells of all rungs together."""
-    return sum(itertools.accumulate(rungs[1:], lambda n, _: math.ceil(n / halving), initial=cells))
+    counts = [cells]
+    for _ in rungs[1:]:
+        assert halving is not None  # one rung otherwise
+        counts.append(math.ceil(counts[-1] / halving))
+    return sum(counts)

@@ -11,15 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+from annotated_types import Ge, Gt, Lt
 
+from foedus.base.settings import Means, check_value
 from foedus.core.algorithm import Algorithm
 from foedus.core.arguments import check_arguments, seed_list
 from foedus.core.participation import Poisson
-from foedus.errors import ConfigError, unknown, whole_number
+from foedus.errors import ConfigError, is_number, unknown
 from foedus.report.text import count, plain, rich_table
 from foedus.tuning.grid import shorten, shown_settings
 
@@ -78,12 +79,12 @@ def tune(
         >>> print(found)
         >>> fd.run(found.best, fed, rounds=6)
     """
-    for name, value, least in (("trials", trials, 1), ("workers", workers, 1), ("halving", halving, 2)):
-        if value is not None:
-            whole_number(name, value, least)
-    whole_number("seed", seed, 0)
-    if isinstance(validation, bool) or not isinstance(validation, Real) or not 0 < validation < 1:
-        raise ConfigError(f"validation={validation!r} must be a part of the rows, more than 0 and less than 1, such as 0.2")
+    check_value("trials", trials, Annotated[int, Ge(1)] | None)
+    check_value("workers", workers, Annotated[int, Ge(1)] | None)
+    check_value("halving", halving, Annotated[int, Ge(2)] | None)
+    check_value("seed", seed, Annotated[int, Ge(0)])
+    part = Annotated[float, Gt(0), Lt(1), Means("a part of the rows, above 0 and below 1, such as 0.2")]
+    check_value("validation", validation, part)
     seeds, grid = seed_list(seeds), _checked(grid)
     cells = [Cell(i, v, build(algorithm, v)) for i, v in enumerate(combinations(grid, trials, seed))]
     for cell in cells:
@@ -143,7 +144,7 @@ class Tuning:
             notes.append(f"{len(failed)} of {len(rows)} failed; {first}: {failed[0]['failed']}")
         return rich_table(self.title, [*names, f"validation\n{self.metric}", "rounds"], text, notes)
 
-    def _score(self, row: dict[str, Any]) -> str:
+    def _score(self, row: dict[Any, Any]) -> str:
         if row["failed"]:
             return "failed"
         form = ".4f" if self.metric.endswith("accuracy") else ".4g"
@@ -207,7 +208,9 @@ def _metric(metric: str | None, fed: Federation, personal: bool) -> str:
 def _border(grid: dict[str, list[Any] | loguniform], values: dict[str, Any]) -> tuple[str, ...]:
     found = []
     for name, tried in grid.items():
-        numeric = isinstance(tried, list) and all(isinstance(v, Real) and not isinstance(v, bool) for v in tried)
+        if isinstance(tried, loguniform):
+            continue
+        numeric = all(map(is_number, tried))
         if numeric and len(set(tried)) >= 3 and values[name] in (min(tried), max(tried)):
             found.append(name)
     return tuple(found)

@@ -7,8 +7,8 @@ a malformed message raises `WireError` with the offset, and no length is believe
 
 from foedus.wire.arrays import LowRank, Quantised, Signs, Sparse, Trees, densify, dequantise, quantise
 from foedus.wire.checks import validate_like
-from foedus.wire.decode import decode
-from foedus.wire.encode import encode, nbytes
+from foedus.wire.decoding import decode
+from foedus.wire.encoding import encode, nbytes
 
 __all__ = [
     "LowRank",

@@ -45,6 +45,8 @@ def misfits(replies: dict[int, Tree], right: Form | None) -> dict[int, str]:
         right, count = Counter(forms.values()).most_common(1)[0]
         if 2 * count <= len(forms):
             return dict.fromkeys(forms, "the replies have several forms, none of them more than half")
+    if right is None:
+        return {}
     return {i: f"its reply has the form {shown(f)}, not {shown(right)}" for i, f in forms.items() if f != right}
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Sequence
 from io import BytesIO
-from numbers import Integral
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from foedus.base.batching import batched
 from foedus.base.rows import Rows, take
+from foedus.base.settings import check_value
 from foedus.base.spec import Spec
 from foedus.base.tree import Tree
 from foedus.errors import DataError, ModelError
@@ -84,8 +85,7 @@ class Classifiers(_Evaluated):
             raise ModelError(f"trusted={trusted!r} must be a list of the full names of types")
         if not isinstance(members, list | tuple) or not members:
             raise ModelError(f"members must be a list of at least one fitted classifier, not {members!r}")
-        if isinstance(classes, bool) or not isinstance(classes, Integral) or classes < 2:
-            raise ModelError(f"classes={classes!r} must be a whole number of at least 2")
+        check_value("classes", classes, Annotated[int, Ge(2)], ModelError)
         for k, member in enumerate(members):
             if isinstance(member, nn.Module):
                 continue

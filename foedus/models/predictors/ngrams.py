@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from numbers import Integral, Real
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from annotated_types import Ge, Gt
 from torch import Tensor
 
+from foedus.base.settings import check_value
 from foedus.base.spec import Spec
 from foedus.base.tree import Tree
 from foedus.errors import ConfigError, DataError, ModelError
@@ -33,17 +33,15 @@ class NGrams(_Evaluated):
         if self.background.dim() != 1 or not len(self.background):
             raise ModelError(f"background is a probability for each word, not of shape {tuple(self.background.shape)}")
         probabilities(self.background.unsqueeze(0), "background")
-        if isinstance(order, bool) or not isinstance(order, Integral) or order < 1:
-            raise ConfigError(f"order={order!r} must be a whole number of at least 1")
-        if isinstance(smoothing, bool) or not isinstance(smoothing, Real) or not 0 < smoothing < math.inf:
-            raise ConfigError(f"smoothing={smoothing!r} must be a positive number")
+        check_value("order", order, Annotated[int, Ge(1)])
+        check_value("smoothing", smoothing, Annotated[float, Gt(0)])
         self.order, self.smoothing = int(order), float(smoothing)
         if (len(self.background) + 1) ** order >= 2**63:
             raise ConfigError(f"order={order!r} is too much for {len(self.background):,} words: contexts cannot be numbered")
-        texts = [self._words(k, text) for k, text in enumerate(texts)]
-        if not texts:
+        words = [self._words(k, text) for k, text in enumerate(texts)]
+        if not words:
             raise ModelError("texts must hold at least one text")
-        self.counts = [[self._count(text, m) for m in range(1, self.order + 1)] for text in texts]
+        self.counts = [[self._count(text, m) for m in range(1, self.order + 1)] for text in words]
 
     @classmethod
     def of_clients(cls, fed: Any, order: int = 2, smoothing: float = 10.0) -> NGrams:

@@ -100,9 +100,9 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
     in_place = model.closed_form and how.optimizer == "sgd" and not how.momentum and how.clip is None
     if in_place and not how.augment and _knows(model, loss, table_x, table_y, args, used.shape[2]):
         params = _own(args["params"])
-        layers = [model.layers({k: v.contiguous() for k, v in part.items()}) for part in (params, _constant(args, prox))]
+        layers, more = (model.layers({k: v.contiguous() for k, v in part.items()}) for part in (params, _constant(args, prox)))
         kernels.train(
-            *layers, table_x.flatten(1), table_y, used.contiguous(), weight.contiguous(), steps, loss=_LOSSES.index(type(loss)), lr=how.lr,
+            layers, more, table_x.flatten(1), table_y, used.contiguous(), weight.contiguous(), steps, loss=_LOSSES.index(type(loss)), lr=how.lr,
             keep=1 - how.lr * decay, delta=getattr(loss, "delta", 1.0),
         )  # fmt: skip
         return {"params": params, "memory": args.get("memory") or {}, "steps": steps}
@@ -230,7 +230,8 @@ def _knows(model: Model, loss: Loss, x: Tensor, y: Tensor, args: dict[str, Any],
         or not (x.is_contiguous() and y.is_contiguous())
     ):
         return False
-    weights = [weight for weight, _ in model.layers(args["params"])]
+    assert isinstance(model, Linear | MLP)
+    weights = [weight for weight, _ in model.layers(args["params"]) if weight is not None]
     clients, outputs, threads = len(args["index"]), weights[-1].shape[-2], torch.get_num_threads()
     if y.dtype == torch.int64 and y.dim() == 1:
         fits = True

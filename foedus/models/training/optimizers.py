@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from foedus.models.base import Params
 from foedus.models.training.settings import Training
@@ -14,7 +15,7 @@ _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
 
 def clip_gradients(grads: Params, limit: float) -> None:
     """Scale each client's gradient to at most `limit` in Euclidean norm over all of its parameters."""
-    norm = sum(g.flatten(1).square().sum(1) for g in grads.values()).sqrt()
+    norm = cast("Tensor", sum(g.flatten(1).square().sum(1) for g in grads.values())).sqrt()
     factor = (limit / norm.clamp(min=1e-30)).clamp(max=1.0)
     for g in grads.values():
         g.mul_(factor.view(-1, *[1] * (g.dim() - 1)))
@@ -38,8 +39,10 @@ def update_parameters(how: Training, params: Params, grads: Params, memory: dict
             mean, square = memory["mean"][k][:a], memory["square"][k][:a]
             mean.lerp_(g, 1 - _BETA1)
             square.mul_(_BETA2).addcmul_(g, g, value=1 - _BETA2)
-            root = (square / (1 - _BETA2**t).view(shape)).sqrt_().add_(_EPSILON)
-            params[k].addcdiv_(mean / (1 - _BETA1**t).view(shape), root, value=-how.lr)
+            # 1 - beta^t loses half of its digits in single precision while t is small.
+            first, second = ((1 - beta ** t.double()).to(g.dtype).view(shape) for beta in (_BETA1, _BETA2))
+            root = (square / second).sqrt_().add_(_EPSILON)
+            params[k].addcdiv_(mean / first, root, value=-how.lr)
         return
     for k, g in grads.items():
         if how.momentum:

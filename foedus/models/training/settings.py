@@ -8,9 +8,11 @@ their number of steps, and step t runs on those that still have one, a prefix of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Integral, Real
+from typing import Annotated, Literal
 
-from foedus.errors import ConfigError, unknown
+from annotated_types import Ge, Gt, Lt
+
+from foedus.base.settings import check_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,35 +26,15 @@ class Training:
     at random after padding it by 4, and flips it or not; `None`: rows as they are.
     """
 
-    lr: float = 0.1
-    epochs: int = 1
-    steps: int | None = None
-    batch_size: int | None = 32
-    optimizer: str = "sgd"
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip: float | None = None
-    augment: str | None = None
+    lr: Annotated[float, Gt(0)] = 0.1
+    epochs: Annotated[int, Ge(1)] = 1
+    steps: Annotated[int, Ge(1)] | None = None
+    batch_size: Annotated[int, Ge(1)] | None = 32
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    momentum: Annotated[float, Ge(0), Lt(1)] = 0.0
+    weight_decay: Annotated[float, Ge(0)] = 0.0
+    clip: Annotated[float, Gt(0)] | None = None
+    augment: Literal["crop_flip"] | None = None
 
     def __post_init__(self) -> None:
-        def positive(name: str, kind: type = int, optional: bool = False) -> None:
-            value = getattr(self, name)
-            if optional and value is None:
-                return
-            right = isinstance(value, Real if kind is float else Integral) and not isinstance(value, bool)
-            if not right or not 0 < value < float("inf"):
-                raise ConfigError(f"{name}={value!r} must be a positive {'number' if kind is float else 'whole number'}")
-
-        positive("lr", float)
-        positive("epochs")
-        positive("steps", optional=True)
-        positive("batch_size", optional=True)
-        positive("clip", float, optional=True)
-        if self.optimizer not in ("sgd", "adam"):
-            raise ConfigError(unknown("optimizer", self.optimizer, ["sgd", "adam"]))
-        if self.augment not in (None, "crop_flip"):
-            raise ConfigError(unknown("augment", self.augment, ["crop_flip", None]))
-        if not isinstance(self.momentum, Real) or not 0 <= self.momentum < 1:
-            raise ConfigError(f"momentum={self.momentum!r} must be in [0, 1)")
-        if not isinstance(self.weight_decay, Real) or not 0 <= self.weight_decay < float("inf"):
-            raise ConfigError(f"weight_decay={self.weight_decay!r} must be a number that is not negative")
+        check_settings(self)

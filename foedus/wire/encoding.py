@@ -13,7 +13,6 @@ from torch import Tensor
 from foedus.base.tree import NODES, State, Tree
 from foedus.errors import WireError
 from foedus.wire.arrays import STRUCTURED, LowRank, Quantised, Signs, Sparse
-from foedus.wire.decode import disorder
 from foedus.wire.layout import (
     CODES,
     DICT,
@@ -42,6 +41,7 @@ from foedus.wire.layout import (
     VERSION,
     container_header,
     dense_header,
+    disorder,
     encoded_dims,
     encoded_key,
     encoded_text,
