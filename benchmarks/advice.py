@@ -1,4 +1,4 @@
-"""Is the advice of `fd.survey` any good? Every algorithm it names against FedAvg: `python -m benchmarks.advice [NAME ...] [--seeds 3]`.
+"""Is the advice of `fd.diagnose` any good? Every algorithm it names against FedAvg: `python -m benchmarks.advice [NAME ...] [--seeds 3]`.
 
 Real sets are found in $FOEDUS_DATA. 20 rounds each, with the settings that the advice comes with; FedRes sees 200 batches of 10 rows. FedAvg is
 the better, on the same test rows, of a linear model and an MLP (for images a CNN), five epochs a round, lr 0.1 (0.01 for regression).
@@ -80,7 +80,7 @@ def check(name: str, seed: int) -> dict[str, tuple[str, float, float]]:
     """By aim: the algorithm that is advised, how it does, and how FedAvg does."""
     fed = FEDERATIONS[name](seed)
     metric = "accuracy" if fed.data.classes else "mse"
-    found = fd.survey(fed, seed=seed)
+    found = fd.diagnose(fed, seed=seed)
 
     def run(algorithm: fd.Algorithm) -> fd.Run:
         rounds = 200 if isinstance(algorithm, fd.FedRes) else 20

@@ -42,5 +42,5 @@ def batching(repeats: int) -> None:
                     times.append(run.records.last("seconds") - run.records.rows[0]["seconds"])
         batched, looped = (statistics.median(taken[b]) for b in (True, False))
         size = sum(p.numel() for p in run.state.w.values())
-        auto = "batched" if algorithm.batchable else "looped"
+        auto = "batched" if algorithm.batching().pays else "looped"
         print(f"| {name} | {size:,} | {batched:.4f} | {looped:.4f} | {looped / batched:.2f} | {auto} |", flush=True)

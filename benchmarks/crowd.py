@@ -17,7 +17,7 @@ import foedus as fd
 from benchmarks.ray import Nothing
 from benchmarks.timing import in_turns, peak_memory, ratio, seconds, shown
 from benchmarks.workloads import CROWD, Limit, foedus_rounds
-from foedus.models import training
+from foedus.models.training import descend as training
 
 
 def overhead(repeats: int) -> None:

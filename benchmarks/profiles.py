@@ -28,7 +28,7 @@ def profiled(f: Callable[[], object]) -> pstats.Stats:
 
 
 def name_of(function: tuple[str, int, str]) -> str:
-    """A function as one would look for it: `torch.bmm`, or `models/training.py _descend`."""
+    """A function as one would look for it: `torch.bmm`, or `training/descend.py _descend`."""
     file, _, name = function
     if file == "~":
         found = re.search(r"'([\w.<>]+)' of '[\w.]+?(\w+)' objects", name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
@@ -57,7 +57,8 @@ class GlobalNoise(Base):
 
 @dataclass(frozen=True)
 class WritesPayload(Base):
-    batchable: ClassVar[bool] = False
+    def batching(self):
+        return replace(super().batching(), pays=False)
 
     def train(self, client, w):
         reply, state = super().train(client, w)
@@ -67,7 +68,8 @@ class WritesPayload(Base):
 
 @dataclass(frozen=True)
 class PaddingCounts(Base):
-    spread: ClassVar[float] = 1.5
+    def batching(self):
+        return replace(super().batching(), spread=1.5)
 
     def train(self, client, w):
         reply, state = super().train(client, w)
@@ -113,23 +115,23 @@ def test_checks_notice(spoilt, check, fed):
 
 
 def test_wire_check_notices_a_wrong_count(fed, monkeypatch):
-    from foedus.core import clients
+    from foedus.core import network
 
-    monkeypatch.setattr(clients.wire, "nbytes", lambda t, batched=False: 7)
+    monkeypatch.setattr(network.wire, "nbytes", lambda t, batched=False: 7)
     with pytest.raises(AssertionError, match="charged"):
         testing.check_wire(Base(), fed, fd.Local())
 
 
 def test_order_check_notices(fed, monkeypatch):
     """An engine that takes clients in the order of the federation, not of their ids, is found out."""
-    from foedus.engines import local
+    from foedus.engines.batches import Table
 
     class Unsorted(fd.Local):
         def open(self, algorithm, fed, seed_key):
             session = super().open(algorithm, fed, seed_key)
             session.ids = torch.from_numpy(fed.ids).sort().values
             offsets, order = fed.offsets, torch.arange(len(fed)).numpy()
-            session.train = local.Table(fed.data.x_train, fed.data.y_train, fed.rows, offsets, order, fed.spec)
+            session.train = Table(fed.data.x_train, fed.data.y_train, fed.rows, offsets, order, fed.spec)
             return session
 
     with pytest.raises(AssertionError):

@@ -192,9 +192,9 @@ def test_settings_are_checked(monkeypatch, tmp_path):
     for folder in ("", 3, None):
         with pytest.raises(fd.ConfigError, match=f"folder={folder!r} must be the path of a folder"):
             fd.TensorBoard(folder)
-    with pytest.raises(fd.ConfigError, match="experiment='' must be text"):
+    with pytest.raises(fd.ConfigError, match="experiment='' must be a non-empty string"):
         fd.MLflow("")
-    with pytest.raises(fd.ConfigError, match="uri=5 must be text"):
+    with pytest.raises(fd.ConfigError, match="uri=5 must be a string or None"):
         fd.MLflow(uri=5)
     board, flow = from_file(tmp_path, 'track = { tensorboard = "runs", mlflow = { experiment = "wine" } }').options["callbacks"]
     assert (board.folder, flow.experiment, flow.uri) == ("runs", "wine", None)

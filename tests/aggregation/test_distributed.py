@@ -453,7 +453,7 @@ def test_where_nothing_is_sent_nothing_is_spent():
         ({"range": 64.0}, "range=64.0 does not go with privacy.*leave range out"),
         ({"headroom": 5}, "headroom=5 does not go with privacy.*leave headroom out"),
         ({"rounding": "stochastic"}, "rounding='stochastic' does not go with privacy.*use rounding='nearest'"),
-        ({"privacy": 1.0}, r"privacy=1.0 must be None or fd.DifferentialPrivacy"),
+        ({"privacy": 1.0}, r"privacy=1.0 must be a fd.DifferentialPrivacy or None"),
     ],
 )
 def test_settings_that_do_not_go_together(wrong, match):

@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 import foedus as fd
 from foedus import wire
 from foedus.aggregation.dp import mechanism as dp
+from foedus.aggregation.dp.accounted import Journal
 from foedus.aggregation.dp.accounting import epsilon
+from foedus.base import tree
+from foedus.storage import checkpoint
 from tests.aggregation.entropy import Counted
 
 
@@ -157,7 +160,7 @@ def test_nobody_for_real_algorithms(algorithm, monkeypatch):
     fed = fd.split(fd.load("digits"), "iid", clients=4, seed=0)
     run = fd.run(algorithm, fed, 2, participation=fd.Poisson(0.5), aggregation=private())
     assert run.history["messages_up"].iloc[-1] == 0
-    assert all(bool(t.isfinite().all()) for t in fd.core.tree.leaves(run.state) if isinstance(t, torch.Tensor))
+    assert all(bool(t.isfinite().all()) for t in tree.leaves(run.state) if isinstance(t, torch.Tensor))
 
 
 def test_quantised_replies_and_the_engine_make_no_difference():
@@ -211,6 +214,13 @@ def test_a_round_that_turns_out_too_dear_is_not_made():
     assert run.history["round"].tolist() == [0] and run.state.got == []
 
 
+def test_a_round_that_is_not_made_is_not_in_the_checkpoint(tmp_path):
+    one, two = (epsilon({(1.0, 2.0, k): 1}, 1e-3, "rdp") for k in (1, 2))
+    dear, path = private(noise=2.0, budget=(one + two) / 2), tmp_path / "c.safetensors"
+    launch(fed_of(np.zeros((5, 2))), Sends(exchanges=2), rounds=5, aggregation=dear, checkpoint=path)
+    assert checkpoint.read(path)[1]["rounds_done"] == 0
+
+
 def test_a_budget_for_not_even_one_round_is_refused_at_once():
     with pytest.raises(fd.ConfigError, match=r"budget=0.5: one round would make epsilon .*; use more noise than 1.0"):
         launch(fed_of(np.zeros((5, 2))), aggregation=private(budget=0.5))
@@ -255,7 +265,7 @@ def test_a_round_that_was_lost_is_accounted_all_the_same(tmp_path):
     assert run.history["epsilon"].iloc[-1] == epsilon({(0.5, 1.0, 2): 2}, 1e-3, "rdp") < lost
     with pytest.raises(KeyboardInterrupt):
         launch(fed, algorithm, rounds=4, resume=True, **more)
-    journal = dp.Journal(path)
+    journal = Journal(path)
     assert journal.read() == {(0.5, 1.0, 2): 4}
     with journal.path.open("a") as file:
         file.write('["cut')  # by a crash, before anything was released
@@ -340,6 +350,23 @@ def test_a_clip_for_each_step():
     assert config.clip_of("row") == 2.0 and config == private(clip=(("single", 1.0), ("row", 2.0)), entropy=config.entropy)
 
 
+def test_replies_are_clipped_by_the_norm_of_their_step(monkeypatch):
+    """Rows (3, 4) and (0, 0) of norm 5 and 0: with a clip of 2 for `row`, whatever others have, the sum is (1.2, 1.6)."""
+    monkeypatch.setattr(dp.sampling, "rounded_gaussian", lambda size, bits, entropy: np.zeros(size, np.int64))
+    fed = fed_of([[3.0, 4.0], [0.0, 0.0]])
+    run = launch(fed, Sends(add=True), aggregation=private(clip={"row": 2.0, "single": 9.0}))
+    np.testing.assert_allclose(flat(run.state.got[0]), [1.2, 1.6], atol=0.01)
+
+
+def test_noise_that_was_rounded_down_is_centred(monkeypatch):
+    """floor(y) is -1 or 0 where y is about 0, as often the one as the other: what is released lies half a step on either side."""
+    released = []
+    for floor in (-1, 0):
+        monkeypatch.setattr(dp.sampling, "rounded_gaussian", lambda size, bits, entropy, floor=floor: np.full(size, floor))
+        released.append(flat(launch(fed_of([[0.0, 0.0], [0.0, 0.0]])).state.got[0]))
+    assert torch.equal(released[0], -released[1]) and bool((released[1] > 0).all())
+
+
 @dataclass(frozen=True)
 class Breaks(Sends):
     def row(self, client):
@@ -378,7 +405,7 @@ def test_on_ray(algorithm, part, fed, ray_engine):
         fd.run(algorithm, fed, 4, engine=e, participation=part, aggregation=private(entropy=Counted(b"ray")))
         for e in (ray_engine, fd.Local())
     )
-    for a, b in zip(fd.core.tree.leaves(ray.state), fd.core.tree.leaves(local.state), strict=True):
+    for a, b in zip(tree.leaves(ray.state), tree.leaves(local.state), strict=True):
         if isinstance(a, torch.Tensor):
             torch.testing.assert_close(a, b, rtol=0, atol=2e-3)  # the grid
     for column in ("epsilon", "bytes_up", "bytes_down", "messages_up"):

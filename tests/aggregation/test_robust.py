@@ -210,7 +210,7 @@ class Say(fd.Algorithm):
 
     def round(self, clients, state):
         ask = clients.gather if self.single else clients.sum if self.total else clients.mean
-        return fd.State(said=ask(self.say)["said"], came=clients.who)
+        return fd.State(said=ask(self.say)["said"], came=clients.answered)
 
 
 def saying(*values: float) -> fd.Federation:
@@ -302,9 +302,9 @@ def test_krum_needs_clients():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: fd.NormBound("mean"), "bound='mean' must be a positive number, or 'median'"),
+        (lambda: fd.NormBound("mean"), "bound='mean' must be a positive finite number or 'median'"),
         (lambda: fd.NormBound(-1.0), "bound=-1.0"),
-        (lambda: fd.TrimmedMean(0.5), "part=0.5 must be above 0 and below 0.5"),
+        (lambda: fd.TrimmedMean(0.5), "part=0.5 must be a number above 0 and below 0.5; it is what is cut off"),
         (lambda: fd.Krum(-1), "hostile=-1"),
         (lambda: fd.Krum(1, select=0), "select=0"),
         (lambda: fd.GeometricMedian(tolerance=0), "tolerance=0"),

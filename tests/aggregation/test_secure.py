@@ -346,18 +346,18 @@ def test_noise_is_added_before_masking():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"threshold": 0.5}, "threshold=0.5 must be above 1/2"),
+        ({"threshold": 0.5}, "threshold=0.5 must be a number above 0.5 and at most 1; with less, two halves"),
         ({"threshold": 1.2}, "threshold=1.2"),
         ({"threshold": math.nan}, "threshold=nan"),
         ({"threshold": True}, "threshold=True"),
-        ({"neighbours": 3}, "neighbours=3 must be 'auto' or an even number"),
+        ({"neighbours": 3}, "neighbours=3 must be an even integer of at least 2 or 'auto'"),
         ({"neighbours": 0}, "neighbours=0"),
         ({"neighbours": "all"}, "neighbours='all'"),
         ({"range": 0}, "range=0 must be a positive"),
         ({"range": math.inf}, "range=inf"),
-        ({"range": 1e-200}, "range=1e-200 must be between"),
-        ({"bits": 1}, "bits=1 must be a whole number of at least 2"),
-        ({"bits": 41}, "bits=41 must be at most 40"),
+        ({"range": 1e-200}, "range=1e-200 must be a positive number, from 1e-100 to 1e100; scale what clients send"),
+        ({"bits": 1}, "bits=1 must be an integer from 2 to 40"),
+        ({"bits": 41}, "bits=41 must be an integer from 2 to 40; single precision has 24"),
         ({"rounding": "up"}, "rounding 'up' is unknown"),
         ({"headroom": -1}, "headroom=-1"),
     ],
@@ -1141,3 +1141,19 @@ except ConfigError as error:
 """
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "needs the package cryptography" in shown and "pip install 'foedus[secure]'" in shown
+
+
+def test_numbers_that_no_secret_has_are_refused():
+    """Limbs have 30 bits, and the ninth 16: with a threshold of 1, a share is the secret itself."""
+    share = np.zeros((1, 9), np.int32)
+    assert shamir.combine(np.array([1]), share) == bytes(32)
+    for limb, value in ((0, 1 << 30), (8, 1 << 16)):
+        altered = share.copy()
+        altered[0, limb] = value
+        with pytest.raises(SecureError, match="altered"):
+            shamir.combine(np.array([1]), altered)
+
+
+def test_a_box_has_a_key_for_its_receiver_alone():
+    keys = {box_key(b"t" * 32, b"a" * 32, sender, receiver) for sender in (1, 2) for receiver in (1, 2)}
+    assert len(keys) == 4

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import foedus as fd
+from foedus.base import random
 
 HOW = {"model": fd.Linear(bias=False), "lr": 0.1, "steps": 2, "batch_size": None}
 
@@ -190,7 +192,7 @@ def test_fedavg_is_biased_where_scaffold_is_not(two):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: fd.FedAvg(lr=0), r"lr=0 must be a positive number"),
+        (lambda: fd.FedAvg(lr=0), r"lr=0 must be a positive finite number"),
         (lambda: fd.FedAvg(lr="0.1"), r"lr='0.1'"),
         (lambda: fd.FedAvg(epochs=0), r"epochs=0"),
         (lambda: fd.FedAvg(batch_size=-1), r"batch_size=-1"),
@@ -209,3 +211,11 @@ def test_fedavg_is_biased_where_scaffold_is_not(two):
 def test_bad_settings(make, message):
     with pytest.raises(fd.ConfigError, match=message):
         make()
+
+
+def test_the_start_is_that_of_the_seed(two):
+    """Key 0 of the seed, which every client has too: a client alone starts from the same model as all together."""
+    net = fd.MLP((3,))
+    want = net.init(two.spec, random.fold(random.key(5), 0))
+    start = fd.run(fd.FedAvg(net), two, 0, seed=5, evaluate_every=0).state.w
+    assert all(torch.equal(start[k], v) for k, v in want.items())

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import foedus as fd
 from foedus import testing
-from foedus.algorithms.fedres.bandit import alone, exploration_period, inverse_gaps
+from foedus.algorithms.fedres.bandit import alone, exploration_period
+from foedus.algorithms.fedres.play import inverse_gaps
 from foedus.base import random
 
 
@@ -249,6 +250,10 @@ def test_bad_models_and_rewards():
     data = fd.Data.from_arrays(np.zeros((6, 2), np.float32), np.full((6, 3), 5.0, np.float32))
     fed = fd.Federation.from_owners(data, np.zeros(6, int), np.zeros(0, int), np.arange(1), "by hand", {})
     with pytest.raises(fd.DataError, match=r"rewards are from 5 to 5; they must be in \[0, 1\]"):
+        fd.run(fd.FedResBandit(every=2), fed, 1)
+    data = fd.Data.from_arrays(np.zeros((2, 2), np.float32), np.array([[0, 0.5], [1, 1.5]], np.float32))
+    fed = fd.Federation.from_owners(data, np.zeros(2, int), np.zeros(0, int), np.arange(1), "by hand", {})
+    with pytest.raises(fd.DataError, match=r"rewards are from 0 to 1.5"):
         fd.run(fd.FedResBandit(every=2), fed, 1)
     images = fd.Data.from_arrays(np.zeros((6, 4, 4), np.float32), np.zeros((6, 3), np.float32))
     fed = fd.Federation.from_owners(images, np.zeros(6, int), np.zeros(0, int), np.arange(1), "by hand", {})

@@ -108,7 +108,7 @@ def expectation(algorithm: fd.FedBoost, fed, alpha: np.ndarray, gamma: np.ndarra
         if not len(which) or not chance:
             continue
         payload = algorithm.payload(weights, chances, which)
-        slope = client_slope(algorithm, fed, which, **payload)
+        slope = client_slope(algorithm, fed, **{**payload, "which": which})
         total += chance * algorithm.whole(slope, which, chances).numpy()
     return total
 
@@ -462,3 +462,18 @@ def test_others_of_a_domain_stand_for_those_who_do_not_answer():
     )
     torch.testing.assert_close(quiet.lam, whole.lam)
     torch.testing.assert_close(quiet.alpha, whole.alpha)
+
+
+def test_losses_of_rows_by_hand():
+    """h = (0.2, 0.8) of label 1: -log(0.8 + 0.1), and 0.2^2 + (0.8 - 1)^2; of label 0: -log(0.2 + 0.1), and 0.8^2 + 0.8^2."""
+    outputs, y, members = torch.tensor([[0.2, 0.8], [0.2, 0.8]]), torch.tensor([1, 0]), fd.Densities(np.eye(2))
+    log, squared = (fd.FedBoost(members, sampling="all", loss=loss, floor=0.1) for loss in ("log", "squared"))
+    np.testing.assert_allclose(log.row_loss(outputs, y), -np.log([0.9, 0.3]), rtol=1e-6)
+    np.testing.assert_allclose(squared.row_loss(outputs, y), [0.08, 1.28], rtol=1e-6)
+
+
+def test_predictors_are_drawn_independently():
+    """Eight with a chance of one half each: over 60 rounds, their number has the deviation sqrt(2) and is not always 0 or 8."""
+    run = fd.run(fd.FedBoost(fd.Densities(np.eye(8)), budget=4, sampling="uniform", measure_every=0), labels([1] * 8), 60)
+    sent = run.history["sent"].iloc[1:]
+    assert 1 < sent.std() < 2 and 3 < sent.mean() < 5

@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import foedus as fd
-from foedus.algorithms.fedfw.fedfw import noisy
+from foedus import testing
+from foedus.algorithms.fedfw.points import noisy
 from foedus.base import random
+from foedus.core.participation import cohort
 from foedus.wire import Sparse
-from foedus.wire.encode import nbytes
+from foedus.wire.encoding import nbytes
 
 SCALAR = fd.Linear(bias=False)
 
@@ -214,16 +216,14 @@ def test_the_stochastic_objective_falls_like_the_cube_root():
 @settings(max_examples=15, deadline=None)
 @given(part=st.sampled_from([0.3, 0.5, 1.0]), rounds=st.integers(1, 6), poisson=st.booleans(), seed=st.integers(0, 50))
 def test_the_centre_is_the_average_of_all(part, rounds, poisson, seed):
-    """Also of those who stayed away; and whoever came last knows it."""
+    """Also of those who stayed away; and the copies that clients make of it are the server's, to the last bit (`Encoding`)."""
     fed = values((5, 6, 7, 8, 9, 10), 4)
     how = fd.Poisson(part) if poisson and part < 1 else part
-    run = fd.run(fd.FedFW(SCALAR, fd.L1Ball(2.0)), fed, rounds, seed=seed, participation=how, evaluate_every=0)
+    engine = testing.Encoding(fd.Local())
+    run = fd.run(fd.FedFW(SCALAR, fd.L1Ball(2.0)), fed, rounds, seed=seed, participation=how, evaluate_every=0, engine=engine)
     np.testing.assert_allclose(own(run).mean(0), run.state.center["weight"], atol=1e-5)
     assert bool(fd.L1Ball(2.0).contains(run.state.center["weight"], 1e-5))
-    before = fd.run(fd.FedFW(SCALAR, fd.L1Ball(2.0)), fed, rounds - 1, seed=seed, participation=how, evaluate_every=0)
-    if run.state.changed == rounds:  # whoever came in this round knows the centre of the one before
-        for copy in own(run, "center")[(run.state.have == rounds).numpy()]:
-            assert np.array_equal(copy, before.state.center["weight"].numpy())
+    assert engine.down == run.history.bytes_down.iloc[-1]
 
 
 @pytest.mark.parametrize("variant", ["augmented", "stochastic"])
@@ -242,19 +242,23 @@ def test_who_stays_away_keeps_its_model():
     before, after = (
         fd.run(fd.FedFW(SCALAR, fd.L2Ball(2.0)), fed, t, participation=0.5, evaluate_every=0, seed=3) for t in (4, 5)
     )
-    came = after.state.have == 5
-    assert int(came.sum()) == 3
-    same = (own(before) == own(after)).all((1, 2))
-    assert np.array_equal(same, ~came.numpy())
+    came = cohort(0.5, 6, random.fold(random.key(3), 5, 0xFFFFFFFE))
+    assert len(came) == 3
+    changed = (own(before) != own(after)).any((1, 2))
+    assert np.flatnonzero(changed).tolist() == came.tolist()
 
 
-def test_clients_follow_the_centre():
-    """The copy that a client makes of the centre from sparse news is the server's own of the round before, to the last bit."""
-    fed = values()
-    algorithm = fd.FedFW(SCALAR, fd.L1Ball(2.0))
-    run, before = (fd.run(algorithm, fed, t, evaluate_every=0) for t in (6, 5))
-    for copy in own(run, "center"):
-        assert np.array_equal(copy, before.state.center["weight"].numpy())
+@pytest.mark.parametrize("part", [1.0, 0.4])
+@pytest.mark.parametrize("domain", [fd.L1Ball(2.0), fd.L2Ball(2.0)], ids=str)
+def test_clients_follow_the_centre(domain, part):
+    """Their copies of the centre, rebuilt from encoded messages, are the server's to the last bit; short ones are sent."""
+    fed = values((5, 6, 7, 8, 9, 10), 40)
+    engine = testing.Encoding(fd.Local())
+    run = fd.run(fd.FedFW(SCALAR, domain), fed, 9, participation=part, evaluate_every=0, engine=engine)
+    assert (engine.up, engine.down) == tuple(run.history[["bytes_up", "bytes_down"]].iloc[-1])
+    whole = nbytes({"center": run.state.center.value})
+    asked = run.history.clients.sum()
+    assert (engine.down < 0.9 * asked * whole) == (domain == fd.L1Ball(2.0))
 
 
 def test_both_directions_are_short(digits):
@@ -272,12 +276,11 @@ def test_low_rank_news_are_sent_as_factors():
     rng = np.random.default_rng(0)
     parts = [(rng.normal(size=(30, 40)).astype(np.float32), rng.normal(size=(30, 30)).astype(np.float32)) for _ in range(3)]
     fed = fd.Federation.from_clients(parts)
-    run = fd.run(fd.FedFW(SCALAR, fd.NuclearBall(2.0)), fed, 4, evaluate_every=0)
+    run = fd.run(fd.FedFW(SCALAR, fd.NuclearBall(2.0)), fed, 4, evaluate_every=0, engine=testing.Encoding(fd.Local()))
     assert run.history.bytes_up.diff().iloc[-1] < 3 * 4 * (30 + 40 + 30)
     assert run.history.bytes_down.diff().iloc[-1] < 3 * 4 * (3 * (30 + 40) + 60)
-    before = fd.run(fd.FedFW(SCALAR, fd.NuclearBall(2.0)), fed, 3, evaluate_every=0)
-    np.testing.assert_allclose(own(run, "center")[0], before.state.center["weight"], atol=1e-5)
     assert np.linalg.matrix_rank(run.state.center["weight"].numpy(), tol=1e-4) <= 12
+    np.testing.assert_allclose(own(run).mean(0), run.state.center["weight"], atol=1e-5)
 
 
 # -- options -------------------------------------------------------------------------------------------------------------
@@ -319,6 +322,15 @@ def test_stragglers_with_a_larger_set():
     assert np.abs(x[1]).sum() > 3.1  # it does use its larger set
 
 
+def test_every_client_counts_alike_whatever_its_set():
+    """Points of rank one and dense ones are averaged apart, two clients against one, and put together again."""
+    rng = np.random.default_rng(0)
+    parts = [(rng.normal(size=(30, 5)).astype(np.float32), rng.normal(size=(30, 4)).astype(np.float32)) for _ in range(3)]
+    algorithm = fd.FedFW(SCALAR, fd.NuclearBall(2.0), supersets={1: fd.L2Ball(2.0)})
+    run = fd.run(algorithm, fd.Federation.from_clients(parts), 3, evaluate_every=0)
+    np.testing.assert_allclose(own(run).mean(0), run.state.center["weight"], atol=1e-5)
+
+
 def test_noise_is_a_function_of_the_seed():
     fed = values()
     runs = [fd.run(fd.FedFW(SCALAR, fd.L1Ball(2.0), noise=2.0), fed, 5, seed=s, evaluate_every=0) for s in (0, 0, 1)]
@@ -335,6 +347,11 @@ def test_noise_is_relative_to_the_root_mean_square():
     assert float(added.std()) == pytest.approx(0.5 * 12.5**0.5, rel=0.03)  # sqrt((9 + 16) / 2)
     assert abs(float(added.mean())) < 0.1
     assert noisy(g, 0.0, random.key(0)) is g
+
+
+def test_every_tensor_has_noise_of_its_own():
+    found = noisy({"a": torch.ones(5), "b": torch.ones(5)}, 0.5, random.key(1))
+    assert not torch.isclose(found["a"], found["b"]).any() and not torch.isclose(found["a"], torch.ones(5)).any()
 
 
 def test_a_zero_gradient_is_no_nan():
@@ -486,3 +503,16 @@ def test_a_network_starts_at_the_point_of_the_set_closest_to_its_own_start():
     own = torch.cat([v.flatten() for v in fd.run(fd.FedAvg(net), fed, 0).state.w.values()])
     begun = fd.run(fd.FedFW(net, ball, begin="projected"), fed, 0).state.center
     torch.testing.assert_close(torch.cat([v.flatten() for v in begun.values()]), own * 0.5 / own.norm())
+
+
+def test_projected_methods_begin_in_the_set():
+    """A network's own start has a norm above 0.5; FedDR's h is the start itself, and its model the projection of h."""
+    fed = fd.split(fd.load("digits"), "iid", clients=3)
+    how = {"model": fd.MLP((8,)), "domain": fd.L2Ball(0.5)}
+    joined = lambda tensors: torch.cat([v.flatten() for v in tensors.values()])  # noqa: E731
+    own = joined(fd.run(fd.FedAvg(how["model"]), fed, 0, evaluate_every=0).state.w)
+    assert own.norm() > 0.5
+    for algorithm in (fd.FedDR(**how), fd.ProjectedFedAvg(**how)):
+        state = fd.run(algorithm, fed, 0, evaluate_every=0).state
+        torch.testing.assert_close(joined(state.w), own * 0.5 / own.norm())
+        assert "h" not in state or torch.equal(joined(state.h), own)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import foedus as fd
-from foedus.algorithms.fedfw.fedfw import MEMBER
+from foedus.algorithms.fedfw.points import MEMBER
 from foedus.geometry import Corner, domain_of
 from tests.geometry.test_domains import SETS
 
@@ -25,8 +25,8 @@ def test_points_of_the_oracle_are_members(name, size, data):
     g = data.draw(arrays(np.float32, (2, *shape), elements=st.floats(-1, 1, width=32))) * np.float32(10.0**size)
     whole = domain_of(domain)
     points = whole.lmo({"x": torch.from_numpy(g.astype(np.float32))}, batch=1)
-    found = fd.FedFW(fd.Linear(), domain).outside(points, whole, {"x": torch.empty(shape)})
-    assert found == {}
+    accept = fd.FedFW(fd.Linear(), domain).outside({"x": torch.empty(shape)})
+    assert accept(torch.arange(2), points) == {}
 
 
 @pytest.mark.parametrize("size", [10**4, 10**6])

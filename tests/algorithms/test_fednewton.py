@@ -14,7 +14,9 @@ from scipy.optimize import minimize
 from torch import nn
 
 import foedus as fd
-from foedus.wire.encode import nbytes
+from foedus.base import random
+from foedus.core.participation import cohort
+from foedus.wire.encoding import nbytes
 
 
 def clients_of(sizes, features, outputs=1, seed=0, shift=0.0, uneven=1.0):
@@ -194,7 +196,7 @@ def test_the_error_shrinks_at_the_rate_of_the_spectral_radius():
     errors = [np.linalg.norm(w - want) for w in path(fd.FedNewton(fd.Identity(), reg=reg), fed, 12)]
     rates = np.array(errors[1:]) / np.array(errors[:-1])
     assert rates[-1] == pytest.approx(radius, rel=1e-2)
-    assert fd.diagnose(fed, fd.Identity(), reg).radius == pytest.approx(radius, rel=1e-6)
+    assert fd.spectrum(fed, fd.Identity(), reg).radius == pytest.approx(radius, rel=1e-6)
 
 
 def test_outputs_are_problems_of_their_own():
@@ -277,7 +279,7 @@ def test_cg_restarts_when_the_cohort_changes():
 def test_newton_with_some_of_the_clients_takes_their_step():
     fed = clients_of([10, 20, 15, 12], 5)
     first, second = (quietly(fd.FedNewton(fd.Identity(), reg=0.5), fed, r, participation=0.5, evaluate_every=0) for r in (1, 2))
-    some = fed.select(second.state.cohort.numpy())
+    some = fed.select(cohort(0.5, 4, random.fold(random.key(0), 2, 0xFFFFFFFE)).numpy())
     p, hs, bs = systems(some, 0.5)
     w = first.state.w.numpy()
     g = np.tensordot(p, hs, 1) @ w - np.tensordot(p, bs, 1)
@@ -310,7 +312,7 @@ def test_no_warning_where_there_is_nothing_to_warn_of(solver):
 def test_diagnosis_is_numpys():
     fed = clients_of([30, 40, 20, 50], 7, outputs=2, shift=1.0)
     reg = 0.02
-    found = fd.diagnose(fed, fd.Identity(), reg, iterations=200, confidence=0.9)
+    found = fd.spectrum(fed, fd.Identity(), reg, iterations=200, confidence=0.9)
     p, hs, bs = systems(fed, reg)
     h, want = np.tensordot(p, hs, 1), krr(fed, reg)
     inverse = np.tensordot(p, [np.linalg.inv(a) for a in hs], 1)
@@ -340,22 +342,22 @@ def test_diagnosis_is_numpys():
 def test_a_diagnosis_where_newton_is_exact():
     x, y = np.array([[1.0], [2.0]], np.float32), np.array([1.0, 0.0], np.float32)
     for clients in (1, 3):
-        found = fd.diagnose(fd.Federation.from_clients([(x, y)] * clients), fd.Identity(), 1.0)
+        found = fd.spectrum(fd.Federation.from_clients([(x, y)] * clients), fd.Identity(), 1.0)
         assert found.radius == 0
         assert found.converges
 
 
 def test_the_radius_alone_costs_one_vector():
     fed = clients_of([30, 40, 20, 50], 7, shift=1.0)
-    whole, alone = (fd.diagnose(fed, fd.Identity(), 0.02, iterations=100, per_client=p) for p in (True, False))
+    whole, alone = (fd.spectrum(fed, fd.Identity(), 0.02, iterations=100, per_client=p) for p in (True, False))
     assert alone.radius == pytest.approx(whole.radius, rel=1e-6)
     assert alone.upsilon is None
     assert str(alone).count("\n") == 0
 
 
 def test_a_diagnosis_says_what_to_do():
-    assert "use solver='cg'" in str(fd.diagnose(clients_of([3, 4, 5, 3], 10, seed=1), fd.Identity(), 1e-3))
-    good = fd.diagnose(clients_of([200, 300], 4, uneven=0.2), fd.Identity(), 1.0)
+    assert "use solver='cg'" in str(fd.spectrum(clients_of([3, 4, 5, 3], 10, seed=1), fd.Identity(), 1e-3))
+    good = fd.spectrum(clients_of([200, 300], 4, uneven=0.2), fd.Identity(), 1.0)
     assert good.converges
     assert "converges, and multiplies" in str(good)
 
@@ -613,7 +615,7 @@ def test_a_run_that_overflows_says_what_to_do():
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"reg": 0}, "reg=0 must be a positive number"),
+        ({"reg": 0}, "reg=0 must be a positive finite number"),
         ({"reg": -1.0}, "reg=-1.0"),
         ({"reg": float("nan")}, "reg=nan"),
         ({"solver": "gd"}, "solver"),
@@ -651,7 +653,7 @@ def test_other_bad_input(values):
             1,
         )
     with pytest.raises(fd.ConfigError, match="confidence=1"):
-        fd.diagnose(values, fd.Identity(), confidence=1)
+        fd.spectrum(values, fd.Identity(), confidence=1)
 
 
 # -- real data -----------------------------------------------------------------------------------------------------------
@@ -669,3 +671,23 @@ def test_pendigits_newton_falls_and_cg_reaches_krr(real):
     errors = [float((r.state.w - reference.state.w).norm() / reference.state.w.norm()) for r in runs]
     assert errors == sorted(errors, reverse=True)
     assert runs[2].history.accuracy.iloc[-1] > reference.history.accuracy[0] - 0.002
+
+
+class OneRound:
+    """The server's view of clients whose objective rises at every step that is tried."""
+
+    round, total, ids, quantise = 1, 1, torch.tensor([0]), None
+
+    def mean(self, step, **payload):
+        told = {"gradient": torch.ones(1, 1), "direction": torch.ones(1, 1), "search": torch.arange(1.0, 13.0)}
+        return told[step.__name__].double()
+
+    def log(self, **metrics):
+        pass
+
+
+def test_where_no_step_is_any_good_smaller_ones_are_tried_next():
+    """w stays; the steps of the next round are 2^-20 of these, the smallest that was tried, and not 0 for ever."""
+    state = fd.State(w=torch.zeros(1, 1).double(), spec=None, step=0.5)
+    after = fd.FedNewton(fd.Identity(), loss="logistic").round(OneRound(), state)
+    assert after.w.item() == 0 and after.step == 0.5 * 2.0**-20

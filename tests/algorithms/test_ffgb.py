@@ -132,25 +132,21 @@ def weak(oracle: fd.Forest, x, target, key):
 
 
 def simulate(algorithm: fd.FFGB, fed, rounds, *, slope, participation=1.0, seed=0) -> Ensemble:
-    """Algorithms 1 and 2. A client's key holds the round, the number of the question in it, and the client's number.
-
-    Clients that have seen equally much are asked together: the number of the question counts such groups.
-    """
+    """Algorithms 1 and 2. A client's key holds the round, the number of the question in it (the first), and the client's number."""
     data, width, n = fed.data, fed.spec.outputs, len(fed)
-    f, seen, K, held = Ensemble(), [0] * n, algorithm.local_steps, 0
+    f, K = Ensemble(), algorithm.local_steps
     c = {"theorem4.1": 4.0, "theorem4.3": 2.0}.get(algorithm.step)
     for t in range(rounds):
         root = random.key(seed)
         who = cohort(participation, n, random.fold(root, t + 1, 0xFFFFFFFE)).tolist()
         if not who:
             continue
-        groups = sorted({seen[i] for i in who})
         rows = {i: len(fed.client_rows(i)) for i in who}
         share = {i: rows[i] / sum(rows.values()) if algorithm.weights == "rows" else 1 / len(who) for i in who}
         total = Ensemble()
         for i in who:
             x, y = data.x_train[fed.client_rows(i)], data.y_train[fed.client_rows(i)]
-            key = random.fold(root, t + 1, groups.index(seen[i]), torch.tensor([i]))[0]
+            key = random.fold(root, t + 1, 0, torch.tensor([i]))[0]
             g, delta = f, 0.0
             for k in range(1, K + 1):
                 eta = algorithm.step if c is None else c / (algorithm.mu * (t * K + k + 1))
@@ -160,9 +156,7 @@ def simulate(algorithm: fd.FFGB, fed, rounds, *, slope, participation=1.0, seed=
                 if algorithm.residual:
                     delta = target - h(x)
             total = total.plus(g.times(share[i]))
-        for i in who:
-            seen[i] = held
-        f, held = total, held + 1
+        f = total
     return f
 
 
@@ -220,7 +214,7 @@ def test_clients_that_come_by_chance_catch_up():
     algorithm, fed, took_part = fd.FFGB(TREES, mu=0.3, step=0.5, local_steps=2), unequal(), fd.Poisson(0.25)
     sizes = [len(cohort(took_part, 4, random.fold(random.key(1), t, 0xFFFFFFFE))) for t in range(1, 9)]
     assert 0 in sizes[:-1]
-    assert len(ends(algorithm, fed, 8, participation=took_part, seed=1).state.parts) == sum(s > 0 for s in sizes)
+    assert len(ends(algorithm, fed, 8, participation=took_part, seed=1).state.f.parts) == sum(s > 0 for s in sizes)
     close(algorithm, fed, 8, SLOPES["squared"], participation=took_part, seed=1)
 
 
@@ -397,10 +391,16 @@ class Watched(fd.FFGB):
     """FFGB that writes down what clients get and send."""
 
     seen: ClassVar[list] = []
+    got: ClassVar[dict] = {}
 
-    def boost(self, client, **payload):
-        reply, state = super().boost(client, **payload)
-        self.seen.append((payload["t"], int(client.id), payload, reply))
+    def absorb(self, client, f):
+        self.got[int(client.id)] = f
+        return super().absorb(client, f=f)
+
+    def boost(self, client, t):
+        reply, state = super().boost(client, t)
+        news = self.got.pop(int(client.id), None)
+        self.seen.append((t, int(client.id), {"t": t, **({} if news is None else {"f": news})}, reply))
         return reply, state
 
 
@@ -417,12 +417,13 @@ def test_bytes_are_those_of_the_functions():
             up += len(wire.encode(reply))
             down += len(wire.encode(payload))
             # Only what is new: the functions of the round before, 4 clients x 2 steps x 2 trees.
-            assert len(payload["new"]) == min(t, 1)
+            assert ("f" in payload) == (t > 0)
             if t:
                 before = [h for u, _, _, r in Watched.seen if u == t - 1 for h in r["functions"]]
-                assert len(payload["new"][0].roots) == 16
-                assert torch.equal(payload["new"][0].value, torch.cat([h.value for h in before]))
-                assert payload["factors"][0].shape == (8,)
+                _, parts, weights = payload["f"]
+                assert len(parts) == 1 and len(parts[0].roots) == 16
+                assert torch.equal(parts[0].value, torch.cat([h.value for h in before]))
+                assert weights[0].shape == (8,)
         assert run.records.rows[t + 1]["bytes_up"] == up and run.records.rows[t + 1]["bytes_down"] == down
         assert run.records.rows[t + 1]["messages_up"] == 4 * (t + 1)
 
@@ -432,9 +433,9 @@ def test_those_who_were_away_are_sent_all_they_missed():
     run = fd.run(Watched(TREES, step=0.5), unequal(), 6, participation=0.5, seed=2)
     last = dict.fromkeys(range(4), 0)
     for t, i, payload, _ in Watched.seen:
-        assert len(payload["new"]) == t - last[i]
+        assert len(payload["f"][1] if "f" in payload else []) == t - last[i]
         last[i] = t
-    assert max(len(p["new"]) for _, _, p, _ in Watched.seen) > 1
+    assert max(len(p["f"][1]) for _, _, p, _ in Watched.seen if "f" in p) > 1
     assert run.records.last("bytes_down") == sum(len(wire.encode(p)) for _, _, p, _ in Watched.seen)
 
 
@@ -646,7 +647,7 @@ def test_algorithm_3_by_its_recursion(mu, step):
     run = fd.run(fd.FFGBLipschitz(SOBOLEV, local_steps=K, mu=mu, step=step), fed, 3)
     x = np.linspace(-1.2, 1.2, 30, dtype=np.float32)[:, None]
     f = np.zeros((30, 1))
-    for t, part in enumerate(run.state.parts):
+    for t, part in enumerate(run.state.f.parts):
         h = [fd.MLP(8).apply({k: v[j] for k, v in part.items()}, torch.from_numpy(x)).double().numpy() for j in range(2 * K)]
         ends_ = []
         for client in range(2):
@@ -798,7 +799,7 @@ BAD = [
     ({"step": 0}, "step=0"),
     ({"step": -1.0}, "step=-1.0"),
     ({"step": True}, "step=True"),
-    ({"step": "theorem5", "mu": 0.1}, "'theorem5' is unknown"),
+    ({"step": "theorem5", "mu": 0.1}, "step='theorem5' must be .* 'theorem4.1' or 'theorem4.3'"),
     ({"step": "theorem4.1"}, "needs mu above 0"),
     ({"step": "theorem4.3"}, "needs mu above 0"),
     ({"oracle": DecisionTreeRegressor()}, "must be an oracle"),
@@ -870,7 +871,7 @@ def test_bad_settings_of_the_lipschitz_form():
     for changes, message in (
         ({"loss": "huber"}, "squared loss"),
         ({"constant": 0.0}, "constant"),
-        ({"step": "theorem5"}, "unknown"),
+        ({"step": "theorem5"}, "theorem4.1"),
         ({"step": 0.0}, "step"),
         ({"local_steps": 0}, "local_steps"),
         ({"mu": -1.0}, "mu"),

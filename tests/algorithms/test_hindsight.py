@@ -83,3 +83,14 @@ def test_what_has_no_regret():
         fd.regret(fd.run(fd.FedRes(fd.MLP(2)), fed, 1, evaluate_every=0))
     with pytest.raises(fd.FoedusError, match="has made no prediction"):
         fd.regret(fd.run(fd.FedRes(), fed, 1, participation=0.3, evaluate_every=0))
+
+
+def test_batches_and_clients_in_any_order():
+    """Losses are means over a batch, added up once a round; clients are told by their ids."""
+    fed = federation(None)
+    algorithm = fd.FedRes(shared=(0, 1), private=(2, 3), step=0.05, batch_size=2)
+    runs = [fd.run(algorithm, f, 7, evaluate_every=0) for f in (fed, fed.select([2, 0, 1]))]
+    first, second = (fd.regret(run) for run in runs)
+    assert first.loss == pytest.approx(runs[0].history.online_loss.iloc[-1], abs=1e-6)
+    assert second.per_client.client.tolist() == [0, 1, 2]
+    np.testing.assert_allclose(first.per_client.to_numpy(), second.per_client.to_numpy(), atol=1e-6)

@@ -54,6 +54,13 @@ def test_a_service_has_the_numbers_of_a_run(fed, options, lag):
     assert [sites[1].predict(row) for row in x] == model.predict(x).tolist()
 
 
+def test_the_family_has_a_name_of_its_own():
+    for name in ("FedRes", "Hub", "Site", "Regret", "regret", "rollouts"):
+        assert getattr(fd.fedres, name) is getattr(fd, name)
+    assert "fedres" in dir(fd)
+    assert callable(fd.fedres.regret) and callable(fd.fedres.rollouts)  # the functions, not the modules of that name
+
+
 def test_alone_a_site_sends_nothing(fed):
     site = fd.Site(fd.FedRes(global_model=None), fed.spec)
     assert site.learn(fed.data.x_train[0], fed.data.y_train[0]) == b""
@@ -151,3 +158,14 @@ def test_an_older_broadcast_is_left_aside(fed):
         fd.Hub(fd.FedRes(global_model=None), fed.spec)
     with pytest.raises(fd.ConfigError, match="lag=-1"):
         fd.Site(fd.FedRes(), fed.spec, lag=-1)
+
+
+def test_messages_that_are_too_long_are_not_decoded():
+    """64 kB more than a message of the right form has."""
+    spec = fd.Spec((2,), None, 1)
+    algorithm = fd.FedRes(fd.Linear(bias=False), None)
+    long = wire.encode({"version": 1, "x": torch.zeros(1 << 15)})
+    with pytest.raises(fd.ReplyError, match="expected at most"):
+        fd.Hub(algorithm, spec).learn({0: long})
+    with pytest.raises(fd.ReplyError, match="expected at most"):
+        fd.Site(algorithm, spec).receive(long)

@@ -8,6 +8,7 @@ import torch
 
 import foedus as fd
 from foedus import wire
+from foedus.core.held import HeldSum
 from foedus.models.trees import some_trees
 
 
@@ -65,9 +66,18 @@ def test_refitting_never_hurts_on_the_rows_it_sees(run, rows):
     assert loss(refit.model.outputs(x).numpy(), y) <= loss(plain.model.outputs(x).numpy(), y) + 1e-6
 
 
+def test_refitting_makes_up_for_what_is_gone(run, rows):
+    """Half of the functions is gone: what stays takes over, and the loss is lower for it."""
+    x, y = rows
+    plain, refit = (fd.prune(run, x, y, 1.0, refit=r) for r in (False, True))
+    assert len(plain) < 16 and not torch.allclose(plain.weights, refit.weights)
+    assert loss(refit.model.outputs(x).numpy(), y) < loss(plain.model.outputs(x).numpy(), y)
+
+
 def test_functions_without_weight_are_left_out(run, rows):
     x, y = rows
-    state = run.state.replace(weights=[w * torch.tensor([1.0, 0.0, 1.0, 0.0]) for w in run.state.weights])
+    f, some = run.state.f, torch.tensor([1.0, 0.0, 1.0, 0.0])
+    state = run.state.replace(f=HeldSum(f.parts, [w * some for w in f.weights], f.keeps))
     thin = fd.Run(run.algorithm, run.spec, state, run.records, run.settings)
     small = fd.prune(thin, x, y, 0.0)
     assert len(small) <= 8

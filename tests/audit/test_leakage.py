@@ -221,6 +221,11 @@ def test_twins_by_brute_force(digit):
     assert digit.messages["L1 ball"].twins == sum(largest(i) == largest(3) for i in picked)
 
 
+def test_no_other_image_has_the_same_gradient(digit):
+    """Some are closer to it than 0 is, none is the same."""
+    assert digit.messages["gradient"].twins == 0
+
+
 def test_same_seed_same_numbers():
     before = torch.get_rng_state()
     settings = {"messages": {"L2": fd.L2Ball(1.0)}, "iterations": 5, "restarts": 1, "others": 0, "noise": 0.1}

@@ -149,6 +149,7 @@ def test_uniform_stays_below_one(dtype):
 
 def test_integers_are_uniform_and_in_range():
     draw = random.integers(random.key(4), 70_000, 7)
+    assert (draw.min(), draw.max()) == (0, 6)
     assert scipy.stats.chisquare(torch.bincount(draw, minlength=7).numpy()).pvalue > 1e-3
     big = random.integers(random.key(4), 10_000, (1 << 32) - 1)
     assert big.min() >= 0

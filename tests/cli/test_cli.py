@@ -77,6 +77,13 @@ def test_run_then_report(cli, tmp_path):
     assert "already among the runs" in cli("report", "a.safetensors", "b.safetensors", code=2).stderr
 
 
+def test_the_seed_of_the_file_is_that_of_the_run(cli, tmp_path):
+    text = CONFIG.format('algorithm = { type = "FedAvg" }\noutput = { run = "a.safetensors" }')
+    (tmp_path / "c.toml").write_text(text.replace("rounds = 2", "rounds = 2, seed = 3"))
+    cli("run", "c.toml")
+    assert fd.Run.load("a.safetensors").settings["seed"] == 3
+
+
 def test_run_writes_a_page_when_asked(cli, tmp_path):
     (tmp_path / "c.toml").write_text(CONFIG.format('algorithm = { type = "FedAvg" }\noutput = { report = "p.html" }'))
     cli("run", "c.toml")
@@ -117,7 +124,7 @@ def test_examples_are_checked_by_the_commands(cli):
         (("data", "show", "digist"), "did you mean 'digits'"),
         (("data", "get", "digist"), "did you mean 'digits'"),
         (("demo", "--clients", "100000"), "clients=100000 is more than"),
-        (("demo", "--alpha", "-1"), "alpha=-1.0 must be a number more than 0"),
+        (("demo", "--alpha", "-1"), "alpha=-1.0 must be a positive finite number"),
     ],
 )
 def test_errors_are_one_message_and_exit_code_2(cli, arguments, message):
@@ -243,7 +250,7 @@ def test_diagnose_measures_and_advises(cli, tmp_path):
     assert "wine: 4 clients, labels per_client=2" in output
     for measure in ("label TV", "omega_TV", "omega_W1", "Delta_D", "Delta_f", "spectral radius", "task similarity"):
         assert re.search(rf"^.*{measure}.*  -?[\d.]+  \S", output, re.M), measure
-    found = fd.survey(fd.split(fd.load("wine"), "labels", clients=4, per_client=2), iterations=8)
+    found = fd.diagnose(fd.split(fd.load("wine"), "labels", clients=4, per_client=2), iterations=8)
     assert str(found) in output
     assert "<h1>The federation wine</h1>" in (tmp_path / "d" / "p.html").read_text(encoding="utf-8")
     assert (tmp_path / "p.svg").read_text().startswith("<?xml")
@@ -251,7 +258,9 @@ def test_diagnose_measures_and_advises(cli, tmp_path):
 
 def test_diagnose_looks_at_the_features_of_the_file(cli):
     output = cli("diagnose", EXAMPLES / "fednewton.toml", "--iterations", 8).output
-    assert re.search(r"spectral radius +[\d.]+  fd.RandomFourier\(500, bandwidth=4.0\), reg=0.0001", output)
+    assert re.search(
+        r"spectral radius +[\d.]+  plain Newton diverges; fd.RandomFourier\(500, bandwidth=4.0\), reg=0.0001", output
+    )
     assert re.search(r"one model for all: fd.FedNewton\(.*solver='cg'\)", output)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import foedus as fd
+from foedus.config import reader
 from foedus.config.experiment import read_config
 
 BASE = {
@@ -108,10 +109,14 @@ def test_options_reach_load_and_split(tmp_path):
         ({"run": "rounds = 1\nresume = true"}, "run.resume", ["run.checkpoint"]),
         ({"aggregation": 'type = "SecureAgregation"'}, "aggregation.type", ["did you mean 'SecureAggregation'"]),
         ({"aggregation": "range = 4"}, "aggregation.type", ["is missing", "SecureAggregation"]),
-        ({"aggregation": 'type = "SecureAggregation"\nthreshold = 0.4'}, "aggregation.threshold", ["above 1/2"]),
+        (
+            {"aggregation": 'type = "SecureAggregation"\nthreshold = 0.4'},
+            "aggregation.threshold",
+            ["above 0.5 and at most 1", "two halves"],
+        ),
         ({"aggregation": 'type = "SecureAggregation"\nbits = "many"'}, "aggregation.bits", ["whole number"]),
         ({"engine": 'type = "Ry"'}, "engine.type", ["did you mean 'Ray'"]),
-        ({"engine": 'type = "Ray"\nworkers = 0'}, "engine.workers", ["whole number"]),
+        ({"engine": 'type = "Ray"\nworkers = 0'}, "engine.workers", ["workers=0 must be an integer of at least 1 or None"]),
         ({"engine": "bach = true"}, "engine.bach", ["did you mean 'batch'"]),
         ({"engine": 'batch = "always"'}, "engine.batch", ["True, False or 'auto'"]),
         ({"algorithm": None}, "algorithm", ["section [algorithm] is missing"]),
@@ -119,8 +124,15 @@ def test_options_reach_load_and_split(tmp_path):
         ({"algorithm": 'type = "FedAvrg"'}, "algorithm.type", ["did you mean 'FedAvg'", "allowed:"]),
         ({"algorithm": 'type = "FedAvg"\nlearning = 1'}, "algorithm.learning", ["key 'learning' is unknown", "lr, epochs"]),
         ({"algorithm": 'type = "FedAvg"\nlr = "0.1"'}, "algorithm.lr", ["'0.1' is text, but must be a number"]),
-        ({"algorithm": 'type = "FedAvg"\nlr = -1'}, "algorithm.lr", ["must be a positive number"]),
+        ({"algorithm": 'type = "FedAvg"\nlr = -1'}, "algorithm.lr", ["must be a positive finite number"]),
         ({"algorithm": 'type = "FedAvg"\nsteps = 1.5'}, "algorithm.steps", ['a whole number or "none"']),
+        ({"algorithm": 'type = "FedAvg"\noptimizer = "adm"'}, "algorithm.optimizer", ["'adm' is unknown", "'adam'?", "sgd"]),
+        ({"algorithm": 'type = "FedAvg"\noptimizer = 3'}, "algorithm.optimizer", ['must be one of "sgd", "adam"']),
+        ({"algorithm": 'type = "Scaffold"\noption = 3'}, "algorithm.option", ["option=3 must be 1 (gradient at x) or 2"]),
+        ({"algorithm": 'type = "Scaffold"\noption = true'}, "algorithm.option", ["must be one of 1, 2"]),
+        ({"algorithm": 'type = "FedDR"\nweights = "rows"'}, "algorithm.weights", ["must be 'uniform'", "count alike"]),
+        ({"aggregation": 'type = "NormBound"\nbound = "mean"'}, "aggregation.bound", ["a positive finite number or 'median'"]),
+        ({"aggregation": 'type = "NormBound"\nbound = true'}, "aggregation.bound", ['a number or one of "median"']),
         ({"algorithm": 'type = "FedAvg"\noptimizer = "sdg"'}, "algorithm.optimizer", ["did you mean 'sgd'"]),
         ({"algorithm": 'type = "FedAvg"\nmodel = "MPL"'}, "algorithm.model.type", ["did you mean 'MLP'", "CNN, Linear, MLP"]),
         ({"algorithm": 'type = "FedAvg"\nmodel = 5'}, "algorithm.model", ["one of CNN, Linear, MLP"]),
@@ -210,3 +222,11 @@ def test_examples_are_valid(name, command):
     path = Path(__file__).parents[2] / "examples" / f"{name}.toml"
     assert read_config(path, command).algorithms
     assert tomllib.loads(path.read_text())
+
+
+def test_classes_of_our_own_use_are_not_offered():
+    """The probe of a diagnosis is an algorithm, too."""
+    from foedus.diagnosis.spectral import _Probe
+
+    assert issubclass(_Probe, fd.Algorithm)
+    assert not [name for name in reader.concrete(fd.Algorithm) if name.startswith("_")]

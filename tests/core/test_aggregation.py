@@ -27,13 +27,13 @@ class _Doubling(Aggregator):
     def __init__(self, limit: int, setting: Setting):
         self.limit, self.setting, self.asked, self.seen = limit, setting, 0, []
 
-    def total(self, clients, ask, weights):
+    def total(self, trip, weights):
         self.asked += 1
         self.spent = f"{self.asked} exchanges" if self.asked >= self.limit else None
-        return tree.scale(clients.reduce(ask, weights), 2.0)
+        return tree.scale(trip.mean(weights), 2.0)
 
-    def gathered(self, clients, ask, replies):
-        raise fd.ConfigError(f"{ask.step}: {len(replies)} replies would be seen")
+    def gathered(self, trip, replies):
+        raise fd.ConfigError(f"{trip.step}: {len(replies)} replies would be seen")
 
     def row(self) -> dict[str, float]:
         return {"asked": self.asked}

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import foedus as fd
-from foedus.base import random
+from foedus.base import random, tree
 from foedus.core.participation import cohort
 from foedus.storage import checkpoint
 
@@ -127,6 +127,13 @@ def test_per_client_adds_up(fed, algorithm):
     assert np.average(some["accuracy"], weights=some["test_rows"]) == pytest.approx(run.history[column].iloc[-1])
 
 
+@pytest.mark.parametrize("algorithm", [fd.FedAvg(lr=0.1), fd.Independent(lr=0.1)])
+def test_per_client_goes_by_id(fed, algorithm):
+    tables = [fd.run(algorithm, f, 2, evaluate_every=0).per_client() for f in (fed, fed.select([3, 0, 4, 1, 2]))]
+    assert tables[1]["test_rows"].tolist() == fed.test_sizes.tolist()
+    np.testing.assert_allclose(tables[0].to_numpy(), tables[1].to_numpy(), rtol=1e-5)
+
+
 def test_evaluate_every_and_never(fed):
     h = fd.run(ALGORITHM, fed, 5, evaluate_every=2).history
     assert h["accuracy"].notna().tolist() == [True, False, True, False, True, True]
@@ -165,6 +172,28 @@ def test_resume_goes_on_where_it_stopped(fed, tmp_path):
     assert checkpoint.read(path)[1]["rounds_done"] == 5
     done = fd.run(fd.Scaffold(lr=0.1), fed, 5, participation=0.5, checkpoint=path, resume=True)
     assert len(done.history) == 6
+
+
+def test_a_resumed_run_has_the_numbers_of_one_that_was_never_stopped(fed, tmp_path):
+    """Three rounds and three more: every column of the history (but seconds), the server's state and the clients'."""
+    options = {"participation": 0.5, "evaluate_every": 2}
+    whole = fd.run(fd.Scaffold(lr=0.1), fed, 6, **options)
+    fd.run(fd.Scaffold(lr=0.1), fed, 3, checkpoint=tmp_path, **options)
+    parts = fd.run(fd.Scaffold(lr=0.1), fed, 6, checkpoint=tmp_path, resume=True, **options)
+    seconds = ["seconds"]
+    assert whole.history.drop(columns=seconds).equals(parts.history.drop(columns=seconds))
+    one, other = (tree.leaves((run.state.w, run.state.c, run.clients)) for run in (whole, parts))
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_resume_refuses_other_rows(fed, tmp_path):
+    """The settings are the same; who holds which rows, and the rows themselves, have checksums."""
+    fd.run(ALGORITHM, fed, 1, checkpoint=tmp_path)
+    other = dataclasses.replace(fed, data=dataclasses.replace(fed.data, x_train=-fed.data.x_train))
+    with pytest.raises(fd.CheckpointError, match="the data of the federation differ"):
+        fd.run(ALGORITHM, other, 2, checkpoint=tmp_path, resume=True)
+    with pytest.raises(fd.CheckpointError, match="the clients of the federation differ"):
+        fd.run(ALGORITHM, fed.select([1, 0, 2, 3, 4]), 2, checkpoint=tmp_path, resume=True)
 
 
 def test_resume_without_a_file_starts(fed, tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -56,7 +56,7 @@ def test_replies_of_the_hostile_are_multiplied_and_no_others(fed, attack, streng
 def test_structured_replies_are_multiplied_too(fed, domain):
     algorithm = fd.FedFW(fd.Linear(), domain)
     like = fd.Linear().init(fed.spec, random.key(0))
-    sent = {"center": like, "pace": torch.tensor([0.5, 1e-3, 1e-3, 0.1, 0.2], dtype=torch.float64), "outer": -1}
+    sent = {"center": like, "pace": torch.tensor([0.5, 1e-3, 1e-3, 0.1, 0.2])}
 
     def points(engine):
         session = engine.open(algorithm, fed, random.key(0))
@@ -171,11 +171,11 @@ def test_if_nobody_is_left_the_round_changes_nothing(fed):
 
 @dataclass(frozen=True)
 class Named:
-    """An engine whose clients are strangers already."""
+    """An engine whose clients are untrusted already."""
 
     def open(self, algorithm, fed, seed_key):
         session = fd.Local().open(algorithm, fed, seed_key)
-        session.unsure = True
+        session.conditions = replace(session.conditions, trusted=False)
         return session
 
 
@@ -205,3 +205,13 @@ def test_random_bytes_do_not_decode():
     for client in range(50):
         with pytest.raises(WireError):
             wire.decode(_garbage(Ask("x", {}, torch.tensor([0]), random.key(0), 1, 0), client, 40 + client))
+
+
+def test_what_is_measured_is_not_attacked(fed):
+    """The objective of the start is measured before any client could have moved it."""
+    algorithm = fd.FedFW(fd.Linear(), fd.L2Ball(5.0), penalty=1e-3)
+    first = [
+        fd.run(algorithm, fed, 0, engine=engine, evaluate_every=0).history.objective.iloc[0]
+        for engine in (fd.Local(), fd.Hostile(clients=[0], attack="scale", strength=1e3))
+    ]
+    assert first[0] == first[1]

@@ -12,6 +12,7 @@ import torch
 
 import foedus as fd
 from foedus import wire
+from foedus.base import random
 from foedus.base.spec import Spec
 from foedus.base.tree import Tree
 from foedus.storage import checkpoint
@@ -38,7 +39,7 @@ def trees() -> Iterator[Tree]:
     yield LowRank(torch.randn(2, 3, 1, generator=g), torch.randn(2, 4, 1, generator=g))
     yield Signs.pack(torch.randn(5, 5, generator=g), 2.0)
     yield Signs.pack(torch.randn(3, 9, generator=g), torch.ones(3))
-    key = fd.core.random.key(0)
+    key = random.key(0)
     for kind in ("int8", "float16", "bfloat16"):
         yield wire.quantise({"w": torch.randn(4, 4, generator=g), "b": torch.randn(4, generator=g)}, kind, key)
     yield Quantised(torch.zeros(2, 3, dtype=torch.int8), torch.ones(2), "float64")

@@ -433,7 +433,7 @@ def test_bad_input():
             Euclidean().step(x, x, eta)
     for mirror in MAPS:
         for bad in (mirror.start, mirror.reach):
-            with pytest.raises(ConfigError, match="n=0 must be a whole number"):
+            with pytest.raises(ConfigError, match="n=0 must be an integer of at least 1"):
                 bad(0)
     good = {"r": 1.0, "sigma": 1.0, "rounds": 10, "slope": 1.0}
     for name in good:

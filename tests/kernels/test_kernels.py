@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -17,8 +18,8 @@ from foedus import kernels
 from foedus.base import random
 from foedus.base.rows import Rows
 from foedus.base.spec import Spec
-from foedus.models import training
 from foedus.models.losses import CrossEntropy, Huber, Logistic, Squared
+from foedus.models.training import descend as training
 from foedus.models.training.descend import descend
 
 pytestmark = pytest.mark.skipif(not kernels.ready, reason="foedus was installed without a compiler, or FOEDUS_COMPILED=0")
@@ -430,6 +431,15 @@ def test_they_can_be_left_out():
     there = {**os.environ, "FOEDUS_COMPILED": "0"}
     said = subprocess.run([sys.executable, "-c", code], env=there, capture_output=True, text=True, check=True).stdout
     assert said.strip() == "False"
+
+
+def test_they_can_be_left_out_of_a_process(monkeypatch):
+    there = kernels._compiled is not None and kernels._compiled.version() == kernels._VERSION
+    for value, ready in (("0", False), ("1", there)):
+        monkeypatch.setenv("FOEDUS_COMPILED", value)
+        assert importlib.reload(kernels).ready == ready
+    monkeypatch.undo()
+    importlib.reload(kernels)
 
 
 FORKED = """

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from sklearn.preprocessing import PolynomialFeatures
 from torch import nn
 
 import foedus as fd
 from foedus.base.spec import Spec
+from foedus.models import features
 from foedus.models.features import ModuleFeatures, features_of
 
 
@@ -107,3 +109,8 @@ def test_bad_maps():
 
     with pytest.raises(fd.ModelError, match="function of the row"):
         ModuleFeatures(Mixes()).check(spec)
+
+
+def test_phases_are_uniform_on_the_whole_circle():
+    phases = torch.cat([features._waves(3, 100, 1.0, seed, torch.float64)[-1] for seed in range(40)]) / (2 * np.pi)
+    assert scipy.stats.kstest(phases.numpy(), "uniform").pvalue > 1e-3

@@ -134,6 +134,18 @@ def test_cnn_equals_the_same_layers_in_torch():
     torch.testing.assert_close({k: v.sum(0) for k, v in rows.items()}, theirs, rtol=1e-4, atol=1e-5)
 
 
+def test_padding_and_leaks_of_a_cnn_are_those_of_torch():
+    model, spec = CNN(channels=(3,), kernel=3, hidden=(4,), padding="same", leak=0.2), Spec((2, 6, 6), 3, 3)
+    p = model.init(spec, random.key(1))
+    net = nn.Sequential(
+        nn.Conv2d(2, 3, 3, padding="same"), nn.LeakyReLU(0.2), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(27, 4), nn.LeakyReLU(0.2), nn.Linear(4, 3),
+    )  # fmt: skip
+    net.load_state_dict(dict(zip(net.state_dict(), p.values(), strict=True)))
+    x = draw(0, 5, 2, 6, 6)
+    torch.testing.assert_close(model.apply(p, x), net(x))
+
+
 def test_cnn_takes_flat_and_square_rows():
     model, key = CNN(channels=(2,), kernel=3, hidden=(4,)), random.key(0)
     p = model.init(Spec((64,), 2, 2), key)

@@ -10,9 +10,12 @@ from foedus import kernels
 from foedus.base import random, tree
 from foedus.base.rows import Rows, take
 from foedus.base.spec import Spec
-from foedus.models import linear, training
+from foedus.models import linear
 from foedus.models.linear import affine
 from foedus.models.losses import CrossEntropy, Squared
+from foedus.models.training import descend, gradients
+from foedus.models.training import descend as descent
+from foedus.models.training.schedule import batch_schedule
 
 SPEC = Spec((3, 8, 8), 4, 4)
 MODELS = {"CNN": fd.CNN((4,), hidden=(8,), padding="same"), "MLP": fd.MLP(8), "Linear": fd.Linear()}
@@ -26,7 +29,7 @@ HOWS = {
 @pytest.fixture
 def devices(monkeypatch):
     """The devices from which results come home: nothing can be copied from the meta device."""
-    seen, move = [], training.to
+    seen, move = [], gradients.to
 
     def to(device, values):
         if device.type != "cpu":
@@ -34,7 +37,8 @@ def devices(monkeypatch):
         seen.extend(v.device.type for v in tree.leaves(values))
         return values
 
-    monkeypatch.setattr(training, "to", to)
+    for module in (gradients, descend):
+        monkeypatch.setattr(module, "to", to)
     return seen
 
 
@@ -55,7 +59,7 @@ def two_clients(model: fd.Model) -> dict:
 def test_all_of_a_training_is_on_the_device_of_the_rows(model, how, devices):
     args = two_clients(MODELS[model])
     args["correction"] = tree.map(torch.zeros_like, args["params"])
-    result = training._descend.__wrapped__(args, (HOWS[how], MODELS[model], CrossEntropy(), *rows("meta"), 0.1))
+    result = descend._descend.__wrapped__(args, (HOWS[how], MODELS[model], CrossEntropy(), *rows("meta"), 0.1))
     assert {v.device.type for v in tree.leaves([result["params"], result["memory"]])} == {"meta"}
     assert result["steps"].device.type == "cpu" and result["steps"].tolist() == [3 * HOWS[how].epochs, 2 * HOWS[how].epochs]
     assert "meta" in devices
@@ -65,13 +69,13 @@ def test_all_of_a_training_is_on_the_device_of_the_rows(model, how, devices):
 def test_targets_and_gradients_are_made_on_the_device_of_the_rows(model, devices):
     model, (x, y) = MODELS[model], rows("meta")
     target = torch.zeros(2, 10, 4)
-    found = training._descend_to.__wrapped__({**two_clients(model), "target": target}, (HOWS["plain"], model, Squared(), x))
+    found = descend._descend_to.__wrapped__({**two_clients(model), "target": target}, (HOWS["plain"], model, Squared(), x))
     assert {v.device.type for v in found.values()} == {"meta"}
     w, data = model.init(SPEC, random.key(0)), Rows(x, y, torch.arange(5), torch.ones(5), SPEC)
-    value, slope = training.value_and_gradient(model, CrossEntropy(), w, data)
-    slopes = [slope, training.gradient(model, CrossEntropy(), w, data)]
+    value, slope = gradients.value_and_gradient(model, CrossEntropy(), w, data)
+    slopes = [slope, gradients.gradient(model, CrossEntropy(), w, data)]
     some = two_clients(model)
-    slopes.append(training.batch_gradient(model, CrossEntropy(), some["params"], some["index"], some["weight"] / 10, x, y))
+    slopes.append(gradients.batch_gradient(model, CrossEntropy(), some["params"], some["index"], some["weight"] / 10, x, y))
     assert {v.device.type for v in tree.leaves([value, slopes])} == {"meta"}
 
 
@@ -104,12 +108,12 @@ def test_how_many_clients_are_trained_at_a_time_changes_nothing(model, how, monk
         "key": random.fold(random.key(1), torch.arange(7)),
     }
     shared = (HOWS[how], MODELS[model], CrossEntropy(), x, torch.arange(70) % 4, 0.1)
-    whole = training._descend.__wrapped__(args, shared)
-    monkeypatch.setattr(training, "_STEP_BYTES", 1)
-    monkeypatch.setattr(training, "_FEWEST", 3)
-    for block in (training._BLOCK_BYTES, 1):  # rows of several steps collected at once, and of one
-        monkeypatch.setattr(training, "_BLOCK_BYTES", block)
-        parts = training._descend.__wrapped__(args, shared)
+    whole = descend._descend.__wrapped__(args, shared)
+    monkeypatch.setattr(descend, "_STEP_BYTES", 1)
+    monkeypatch.setattr(descend, "_FEWEST", 3)
+    for block in (descend._BLOCK_BYTES, 1):  # rows of several steps collected at once, and of one
+        monkeypatch.setattr(descend, "_BLOCK_BYTES", block)
+        parts = descend._descend.__wrapped__(args, shared)
         for a, b in zip(tree.leaves(whole), tree.leaves(parts), strict=True):
             assert torch.allclose(a, b, atol=1e-5)
     assert not torch.allclose(
@@ -126,3 +130,25 @@ def test_both_products_of_an_affine_map_are_one(bias):
     assert x.numel() * 10 >= linear._LARGE and found.is_contiguous()
     assert torch.allclose(found.double(), expected, atol=1e-4)
     assert torch.allclose(affine(x[:, :5], weight, add), found[:, :5], atol=1e-4)
+
+
+def test_every_epoch_has_a_permutation_of_its_own():
+    """Three epochs of 40 rows in batches of one: each holds every row once, and no two in the same order."""
+    index, key = torch.arange(40).view(1, -1), random.key(3).view(1, 2)
+    used, _, steps = batch_schedule(fd.Training(epochs=3, batch_size=1), index, torch.ones(1, 40), key)
+    epochs = used.view(3, 40)
+    assert steps.tolist() == [120] and all(torch.equal(e.sort().values, index[0]) for e in epochs)
+    assert len({tuple(e.tolist()) for e in epochs}) == 3
+
+
+def test_every_step_has_crops_of_its_own(monkeypatch):
+    """Three epochs of six images in batches of two: nine steps, each with another key."""
+    keys, crop_flip = [], descent.crop_flip
+    monkeypatch.setattr(descent, "crop_flip", lambda x, key: keys.append(key.reshape(-1, 2)) or crop_flip(x, key))
+    spec = Spec((1, 8, 8), 2, 2)
+    images = random.uniform(random.key(1), (6, 1, 8, 8))
+    data = Rows(images, torch.zeros(6, dtype=torch.int64), torch.arange(6), torch.ones(6), spec)
+    how = fd.Training(epochs=3, batch_size=2, augment="crop_flip")
+    model = fd.Linear()
+    descent.descend(how, model, CrossEntropy(), model.init(spec, random.key(0)), data, random.key(2))
+    assert len(torch.cat(keys)) == len(torch.cat(keys).unique(dim=0)) == 9

@@ -356,3 +356,11 @@ def test_small_integers_do_not_wrap_when_joined():
     many = join([tree] * 40)  # 200 nodes
     assert (many.roots.long() == 5 * torch.arange(40)).all()
     check_trees(many, 2, 1, 40)
+
+
+def test_one_child_on_both_sides_is_refused():
+    """Node 0 goes to node 1, a leaf, either way: a node with two parents where none is without one."""
+    fields = {"feature": ints(0, -1), "left": ints(1, -1), "right": ints(1, -1), "roots": ints(0)}
+    trees = Trees(**fields, threshold=torch.zeros(2), value=torch.ones(1, 1), features=2)
+    with pytest.raises(fd.ReplyError, match="the child of one other"):
+        check_trees(trees, 2, 1, 1)

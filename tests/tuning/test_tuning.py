@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import foedus as fd
-from foedus import tuning
 from foedus.cli.app import app
 from foedus.config.experiment import algorithm_section, read_config
+from foedus.tuning import grid as grids
+from foedus.tuning import search, tune
 
 ROUNDS_RUN: list[float] = []
 """The lr of every round that a `Toy` has made in this process."""
@@ -247,7 +248,7 @@ def test_single_rows_stay_with_their_clients():
     ],
 )
 def test_rungs(cells, rounds, halving, rungs):
-    assert tuning._rungs(cells, rounds, halving) == rungs
+    assert tune._rungs(cells, rounds, halving) == rungs
 
 
 def test_halving_continues_and_finds_what_the_whole_grid_finds():
@@ -339,7 +340,7 @@ def test_if_everything_fails_the_first_failure_is_named():
 def test_values_reach_fields_of_fields_all_at_once():
     base = fd.FedFW(fd.MLP(8), fd.L2Ball(1.0))
     grid = {"domain.radius": [2.0], "model.hidden": [(3,)], "horizon": [7], "schedule": ["nonconvex"]}
-    made = tuning._build(base, {k: v[0] for k, v in grid.items()})
+    made = grids.build(base, {k: v[0] for k, v in grid.items()})
     # The schedule needs a horizon: one after the other would be refused.
     assert made == fd.FedFW(fd.MLP((3,)), fd.L2Ball(2.0), horizon=7, schedule="nonconvex")
 
@@ -357,15 +358,15 @@ def test_the_whole_grid_is_tried_once():
 
 def test_random_draws():
     grid = {"a": [1, 2, 3], "b": [10, 20, 30]}
-    draws = [tuning._combinations(grid, 5, seed) for seed in (0, 0, 1)]
+    draws = [grids.combinations(grid, 5, seed) for seed in (0, 0, 1)]
     assert draws[0] == draws[1] != draws[2]
     assert len({(d["a"], d["b"]) for d in draws[0]}) == 5  # none twice
     every = [{"a": a, "b": b} for a in grid["a"] for b in grid["b"]]
-    assert tuning._combinations(grid, 9, 0) == tuning._combinations(grid, None, 0) == every
+    assert grids.combinations(grid, 9, 0) == grids.combinations(grid, None, 0) == every
 
 
 def test_draws_from_a_range_are_uniform_in_the_logarithm():
-    drawn = tuning._combinations({"lr": fd.loguniform(1e-4, 1.0), "b": ["x", "y"]}, 4000, 0)
+    drawn = grids.combinations({"lr": fd.loguniform(1e-4, 1.0), "b": ["x", "y"]}, 4000, 0)
     lr = np.array([d["lr"] for d in drawn])
     assert lr.min() >= 1e-4 and lr.max() <= 1.0
     counts = np.histogram(np.log10(lr), 4, (-4, 0))[0]
@@ -420,10 +421,10 @@ ERRORS = [
     ({"grid": {1: [1]}}, "key 1"),
     ({"grid": {"lr": fd.loguniform(0.1, 1)}}, r"grid\['lr'\] is a range, so trials="),
     ({"trials": 3}, "trials=3 is more than the 2 combinations"),
-    ({"trials": 0}, "trials=0 must be a whole number of at least 1"),
+    ({"trials": 0}, "trials=0 must be an integer of at least 1 or None"),
     ({"validation": 0}, "validation=0 must be"),
     ({"validation": 1.0}, "validation=1.0 must be"),
-    ({"halving": 1}, "halving=1 must be a whole number of at least 2"),
+    ({"halving": 1}, "halving=1 must be an integer of at least 2 or None"),
     ({"metric": "mse"}, "metric 'mse' is unknown.*allowed: accuracy, loss"),
     ({"metric": "own_accuracy"}, "metric 'own_accuracy' is unknown"),
     ({"seeds": 0}, "seeds=0 must be at least 1"),
@@ -492,8 +493,8 @@ def test_the_same_in_two_processes():
 
 @pytest.mark.parametrize(("patience", "here"), [(1e9, 4), (0.0, 0)])
 def test_processes_are_started_once_it_takes_long(monkeypatch, patience, here):
-    monkeypatch.setattr(tuning, "_advance", lambda job: (job, os.getpid()))
-    with tuning._pool(2, patience) as work:
+    monkeypatch.setattr(search, "_advance", lambda job: (job, os.getpid()))
+    with search._pool(2, patience) as work:
         found = list(work([(k,) for k in range(4)]))
     assert [job for job, _ in found] == [0, 1, 2, 3]
     assert sum(pid == os.getpid() for _, pid in found) == here
@@ -586,6 +587,7 @@ def test_other_commands_leave_the_section_alone(file):
         ("[tune]\nepoch = [1]", "tune.epoch: FedAvg setting 'epoch' is unknown; did you mean 'epochs'?"),
         ("[tune]\nlr = 0.1", "tune.lr: 0.1 is a number, but must be a list of values"),
         ("[tune]\nlr = [0.1, 'a']", "tune.lr[1]: 'a' is text, but must be a number"),
+        ("[tune]\noptimizer = ['sgd', 'adm']", "tune.optimizer[1]: value 'adm' is unknown; did you mean 'adam'?"),
         ("[tune]\nlr = []", "tune: grid['lr'] is empty"),
         ("[tune]\nlr = { loguniform = [1.0] }", "tune.lr.loguniform: [1.0] must be two numbers"),
         ("[tune]\nlr = { loguniform = [1.0, 0.1] }", "tune.lr.loguniform: low=1.0 must be less than high=0.1"),

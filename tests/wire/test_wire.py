@@ -20,9 +20,9 @@ from foedus import wire
 from foedus.base import random, tree
 from foedus.base.tree import State
 from foedus.errors import ConfigError, ReplyError, WireError
-from foedus.wire import LowRank, Quantised, Signs, Sparse, Trees, arrays, layout
-from foedus.wire.decode import decode
-from foedus.wire.encode import encode, nbytes
+from foedus.wire import LowRank, Quantised, Signs, Sparse, Trees, arrays, decoding, encoding, layout
+from foedus.wire.decoding import decode
+from foedus.wire.encoding import encode, nbytes
 
 
 @tree.node(static=("name",))
@@ -433,13 +433,14 @@ def test_malformed_messages_say_what_was_expected_and_where(data, message):
 
 def test_a_message_has_so_many_values_at_most(monkeypatch):
     """Each is an object in memory, however few bytes it has."""
-    monkeypatch.setattr(wire, "MAX_VALUES", 5)
+    for module in (encoding, decoding):
+        monkeypatch.setattr(module, "MAX_VALUES", 5)
     assert decode(encode([1, [2, 3]])) == [1, [2, 3]]  # two lists, three numbers
     with pytest.raises(WireError, match="at most 5 values"):
         encode([1, [2, 3], 4])
     monkeypatch.undo()
     data = encode([1, [2, 3], 4])
-    monkeypatch.setattr(wire, "MAX_VALUES", 5)
+    monkeypatch.setattr(decoding, "MAX_VALUES", 5)
     with pytest.raises(WireError, match="at most 5 values"):
         decode(data)
 
@@ -721,3 +722,9 @@ def test_validate_like_accepts_the_same_form():
 def test_validate_like_names_the_difference(got, expected, message):
     with pytest.raises(ReplyError, match=message):
         wire.validate_like(got, expected, "the reply")
+
+
+def test_int8_codes_by_hand():
+    """The largest number has the code 127, so that a step is 1 here and whole numbers stay as they are."""
+    made = wire.quantise(torch.tensor([-127.0, 1.0, 0.0, 64.0]), "int8", random.key(0))
+    assert made.codes.tolist() == [-127, 1, 0, 64] and float(made.scale) == 1

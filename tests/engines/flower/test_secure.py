@@ -410,7 +410,7 @@ def test_settings_that_cannot_be(fed, engine):
         engine.grid.app = app
         return fd.run(AVERAGE, fed, 1, engine=engine, aggregation=SECURE).history.left_out[1]
 
-    assert "threshold=0.1 must be above 1/2" in run({"type": "SecureAggregation", "threshold": 0.1})
+    assert "threshold=0.1 must be a number above 0.5 and at most 1" in run({"type": "SecureAggregation", "threshold": 0.1})
     assert "are no settings of secure aggregation" in run("none")
     assert "type 'FedAvg' is unknown" in run({"type": "FedAvg"})
 

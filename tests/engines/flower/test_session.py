@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import types
 
 import httpx
 import pytest
@@ -14,11 +15,13 @@ from flwr.supercore.run import RunNotRunningException
 
 import foedus as fd
 from foedus import testing, wire
-from foedus.base import random
+from foedus.base import random, tree
 from foedus.core.exchange import Ask
+from foedus.core.held import HeldSum
 from foedus.engines.flower import messages, processes
+from foedus.engines.flower.client import Memory
 from foedus.engines.flower.server import greet
-from foedus.engines.flower.session import Line
+from foedus.engines.flower.session import FlowerSession, Line
 from tests.conformance import ALGORITHMS
 from tests.engines.flower.grid import Here, HereGrid
 
@@ -51,7 +54,7 @@ def test_the_same_numbers_as_in_the_simulator(algorithm, fed, tmp_path):
             torch.tensor(here.records.values(column)).double(), torch.tensor(local.records.values(column)).double(),
             rtol=1e-6, atol=1e-6, equal_nan=True, msg=lambda m, c=column: f"{c}: {m}",
         )  # fmt: skip
-    for x, y in zip(fd.core.tree.leaves(here.state), fd.core.tree.leaves(local.state), strict=True):
+    for x, y in zip(tree.leaves(here.state), tree.leaves(local.state), strict=True):
         if isinstance(x, torch.Tensor):
             torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
     assert (engine.line.received, engine.line.sent) == (local.records.last("bytes_up"), local.records.last("bytes_down"))
@@ -330,10 +333,11 @@ def test_ffgb_sends_a_newcomer_all_functions(fed, tmp_path):
         run = fd.run(STATEFUL["FFGB"], fed, 5, engine=engine)
     rows = fed.data.x_train[fed.client_rows(0)]
     state = engine.grid.contexts[1].state["client-0"]
-    total = wire.decode(state["states"][-1])["sum"]
-    before = {**run.state, "parts": run.state.parts[:-1], "weights": run.state.weights[:-1], "keeps": run.state.keeps[:-1]}
-    f = STATEFUL["FFGB"].predictor(fd.State(before)).outputs(rows)
-    torch.testing.assert_close(run.state.scale * total, f, rtol=1e-4, atol=1e-4)
+    kept = wire.decode(state["states"][-1])["state"]["f"]
+    whole = run.state.f
+    before = HeldSum(whole.parts[:-1], whole.weights[:-1], whole.keeps[:-1])
+    f = STATEFUL["FFGB"].predictor(run.state.replace(f=before)).outputs(rows)
+    torch.testing.assert_close(kept, f, rtol=1e-4, atol=1e-4)
 
 
 def test_settings_that_a_site_does_not_know_are_an_error_in_its_words(fed, engine):
@@ -392,7 +396,7 @@ def test_functions_that_must_not_be_used_are_left_out(fed, engine):
             run = fd.run(STATEFUL["FFGB"], fed, 3, engine=engine)
         assert run.history.left_out.notna().tolist() == [False, False, True, False]
         assert why in run.history.left_out[2]
-        assert len(run.state.weights[1]) == 4
+        assert len(run.state.f.weights[1]) == 4
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "Scaffold", "FedRes", "FFGB", "FedFW, one entry", "FedBoost"])
@@ -401,7 +405,7 @@ def test_late_messages(name, fed, tmp_path):
     late = {"up": [0, 1, 2, 0, 1], "down": [1, 0, 2, 0, 0]}
     engine = fd.Delayed(Here(tmp_path, nodes=5, code="tests.conformance:ALGORITHMS"), **late)
     here, local = (fd.run(ALGORITHMS[name], fed, 5, engine=e) for e in (engine, fd.Delayed(fd.Local(batch=False), **late)))
-    for x, y in zip(fd.core.tree.leaves(here.state), fd.core.tree.leaves(local.state), strict=True):
+    for x, y in zip(tree.leaves(here.state), tree.leaves(local.state), strict=True):
         if isinstance(x, torch.Tensor):
             torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
 
@@ -559,3 +563,30 @@ def test_robust_means_between_sites(fed, engine):
     local = fd.run(AVERAGE, fed, 2, aggregation=fd.Median())
     plain = fd.run(AVERAGE, fed, 2, engine=engine)
     assert here.state.w["weight"].norm() < 2 * local.state.w["weight"].norm() < 1e-2 * plain.state.w["weight"].norm()
+
+
+def test_versions_rise_with_every_exchange():
+    """A state is kept under the version of the exchange that made it: two of one round must not be taken for each other."""
+    session = FlowerSession(Line(None, {0: 0}), fd.FedAvg(), 0, fd.Spec((2,), 2, 2))
+    asks = [Ask("train", {}, torch.tensor([0]), random.key(0), t, e) for t in (1, 2) for e in (0, 1, 2)]
+    versions = [session._about(ask)["version"] for ask in asks]
+    assert versions == sorted(set(versions)) and len(versions) == 6
+    assert [v >> 16 for v in versions] == [1, 1, 1, 2, 2, 2]
+
+
+def test_an_answer_of_the_same_round_is_undone():
+    """Two exchanges in round 1; the answer to the second got lost, so that the third goes on from the state of the first."""
+    context = types.SimpleNamespace(state=types.SimpleNamespace(config_records={}))
+    first, second = (1 << 16) + 1, (1 << 16) + 2
+    memory = Memory(context, "run", None)
+    memory.keep(4, {"a": 1}, first, 0)
+    memory.keep(4, {"a": 2}, second, first)
+    assert memory.recall(4, first) == {"a": 1} and memory.recall(4, second) == {"a": 2}
+    assert memory.recall(4, 3) is None
+
+
+def test_what_another_run_has_left_is_not_taken_up():
+    context = types.SimpleNamespace(state=types.SimpleNamespace(config_records={}))
+    Memory(context, "one", None).keep(4, {"a": 1}, 7, 0)
+    assert Memory(context, "one", None).recall(4, 7) == {"a": 1}
+    assert Memory(context, "other", None).recall(4, 7) is None

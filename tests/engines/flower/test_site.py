@@ -15,7 +15,7 @@ from flwr.app import Message
 
 import foedus as fd
 from foedus.engines.flower import deploy, keys, messages, server
-from foedus.engines.flower.site import Schema, read_site
+from foedus.engines.flower.site import Schema, Site, read_site
 from tests.engines.flower.grid import HereGrid
 
 COLUMNS, CLASSES = ("age", "pulse", "score"), ("ill", "well")
@@ -348,3 +348,23 @@ def test_algorithms_of_the_app_itself(tmp_path):
     assert list(plan.algorithms) == ["Scaffold", "FedRes", "FFGB", "FedFW"]
     with pytest.raises(fd.ConfigError, match="code='nowhere:x'"):
         server.read_plan(path, "nowhere:x")
+
+
+def test_classes_have_the_order_of_the_schema(tmp_path):
+    schema = Schema(("age",), ("yes", "no", "2"))
+    assert schema.labels(np.array(["no", "yes", "no"]), tmp_path).tolist() == [1, 0, 1]
+    assert schema.labels(np.array([2.0, 2.0]), tmp_path).tolist() == [2, 2]
+
+
+def test_missing_values_are_not_in_the_sums():
+    """Columns (1, 3, nan) and (nan, nan, 2)."""
+    x = np.array([[1.0, np.nan], [3.0, np.nan], [np.nan, 2.0]])
+    site = Site(x, np.zeros(3), x[:0], np.zeros(0), 0, "a", None)
+    assert site.sums() == {"count": [2, 1], "sum": [4.0, 2.0], "squares": [10.0, 4.0]}
+
+
+@pytest.mark.parametrize("rows", [[0], [-1], [2.0], [True], [3, 3], 3, None])
+def test_numbers_of_rows_in_a_greeting(rows):
+    good = {"clients": [4], "rows": [3], "name": "a"}
+    assert server._wrong(good, None) is None
+    assert server._wrong(good | {"rows": rows}, None) == "no numbers of rows"

@@ -21,7 +21,7 @@ import torch
 import foedus as fd
 from foedus import testing, wire
 from foedus.base import random, tree
-from foedus.core import clients as core
+from foedus.core import exchange as core
 from foedus.engines.ray import cluster, shards
 from foedus.engines.ray import engine as engine_module
 from foedus.storage.spill import _Place
@@ -88,7 +88,9 @@ def test_histories_states_and_bytes_are_those_of_local(algorithm, options, many,
 class OneByOne(fd.FedAvg):
     """Clients go one after the other, so that nothing depends on who is in a batch with whom."""
 
-    batchable: ClassVar[bool] = False
+    def batching(self):
+        return replace(super().batching(), pays=False)
+
     dtype: ClassVar[torch.dtype] = torch.float32
 
     def train(self, client, w):
@@ -304,7 +306,8 @@ class FragileFedFW(fd.FedFW):
 class FragileLoop(FragileScaffold):
     """Gathered, one client after the other: a worker is lost at its last client, with other replies sent."""
 
-    batchable: ClassVar[bool] = False
+    def batching(self):
+        return replace(super().batching(), pays=False)
 
     def train(self, client, x, c):
         return super().train(client, x, c) if int(client.id) == 133 else fd.Scaffold.train(self, client, x, c)
@@ -471,7 +474,9 @@ class Wrong(fd.Algorithm):
     """A step that does what it should not, at client 130 alone."""
 
     what: str = ""
-    batchable: ClassVar[bool] = False
+
+    def batching(self):
+        return replace(super().batching(), pays=False)
 
     def reply(self, client):
         if int(client.id) == 130:
