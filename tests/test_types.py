@@ -62,6 +62,7 @@ def diagnostics(tool, program):
     return said
 
 
+@pytest.mark.slow
 def test_mypy_sees_the_types(program):
     (program.parent / "mypy.ini").write_text(MYPY.format(root=ROOT))
     said = diagnostics([sys.executable, "-m", "mypy", program.name], program)

@@ -245,7 +245,7 @@ class Clients:
         """A table at the server of what each client has, at first `value`, for algorithms whose replies move it.
 
         `None` where there can be none, since single replies are seen by nobody; and where none is needed, since every client answers
-        every round at once, so that averages say it all.
+        every round at once, so that averages are enough.
         """
         from foedus.core.copies import Copies
 

@@ -126,7 +126,7 @@ SCENARIOS: dict[str, Any] = {
 """By name: from the number of clients, the arguments of `fd.run`. Ray and Flower have one engine
 for all runs."""
 
-SLOW_SCENARIOS = ("ray", "flower")
+SLOW_SCENARIOS = ("ray", "flower", "looped", "int8", "private")
 SLOW_RUNS = (
     *(f"{scenario}/FFGBLipschitz" for scenario in ("looped", "int8", "delayed")),
     *(f"{scenario}/FedNewton, *" for scenario in ("looped", "int8")),
