@@ -1,8 +1,10 @@
 """Speed, as ratios measured in one run: `python -m benchmarks [ITEM ...] [--repeats 5] [--docs]`.
 
-Without items, those of docs/performance.md: machine w1 w2 w3 w4 w5 w6 w7 w8 w9 w10 crowd compiled overhead memory scaling start profile; but not those that
-install other tools, peers-w1 peers-w2 peers-w3 peers-w4 peers-w5, or peers for all five. Results are kept in benchmarks/results; --docs writes
-the page from them. Further studies, by name: batching fednewton fedfw lowrank fedboost fedres ffgb ray flower secure.
+Without items, those of docs/performance.md: machine w1 w2 w3 w4 w5 w6 w7 w8 w9 w10 crowd compiled
+overhead memory scaling start profile; but not those that install other tools, peers-w1 peers-w2
+peers-w3 peers-w4 peers-w5, or peers for all five. Results are kept in benchmarks/results; --docs
+writes the page from them. Further studies, by name: batching fednewton fedfw lowrank fedboost
+fedres ffgb ray flower secure.
 """
 
 from __future__ import annotations
@@ -66,13 +68,19 @@ STUDIES: dict[str, Study] = {
 def main() -> None:
     on_the_page = {name: study for items in PAGE.values() for name, study in items.items()}
     items = on_the_page | STUDIES
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Speed of foedus, as ratios in one run.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="Speed of foedus, as ratios in one run."
+    )
     parser.add_argument(
-        "items", nargs="*", help=f"some of: {' '.join(items)} (those of docs/performance.md); peers: all of them"
+        "items",
+        nargs="*",
+        help=f"some of: {' '.join(items)} (those of docs/performance.md); peers: all of them",
     )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
-        "--docs", action="store_true", help="write docs/performance.md from what is stored; alone, measure nothing"
+        "--docs",
+        action="store_true",
+        help="write docs/performance.md from what is stored; alone, measure nothing",
     )
     options = parser.parse_args()
     others = list(PAGE["Other tools"])

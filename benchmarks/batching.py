@@ -12,11 +12,20 @@ import foedus as fd
 
 def batching(repeats: int) -> None:
     """One round of FedAvg with models of several sizes, batched and looped."""
-    print("\n| model, 10 clients x 64 rows, batches of 32 | parameters | batched, s | looped, s | looped / batched | auto |")
+    print(
+        "\n| model, 10 clients x 64 rows, batches of 32 | parameters | batched, s | looped, s | "
+        "looped / batched | auto |"
+    )
     print("|---|---|---|---|---|---|")
 
     def module(width: int) -> nn.Module:
-        return nn.Sequential(nn.Linear(784, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 10))
+        return nn.Sequential(
+            nn.Linear(784, width),
+            nn.Tanh(),
+            nn.Linear(width, width),
+            nn.Tanh(),
+            nn.Linear(width, 10),
+        )
 
     models = {
         "Linear()": fd.Linear(),
@@ -43,4 +52,8 @@ def batching(repeats: int) -> None:
         batched, looped = (statistics.median(taken[b]) for b in (True, False))
         size = sum(p.numel() for p in run.state.w.values())
         auto = "batched" if algorithm.batching().pays else "looped"
-        print(f"| {name} | {size:,} | {batched:.4f} | {looped:.4f} | {looped / batched:.2f} | {auto} |", flush=True)
+        print(
+            f"| {name} | {size:,} | {batched:.4f} | {looped:.4f} | {looped / batched:.2f} | {auto} "
+            "|",
+            flush=True,
+        )

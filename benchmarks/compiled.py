@@ -26,7 +26,10 @@ def compiled(repeats: int) -> None:
     if not kernels.ready:
         print("foedus was installed without a compiler: there is nothing to compare")
         return
-    print("| rounds of | compiled, s a round | in Python, s a round | in Python / compiled |\n|---|---|---|---|")
+    print(
+        "| rounds of | compiled, s a round | in Python, s a round | in Python / compiled "
+        "|\n|---|---|---|---|"
+    )
     for work in (WORKLOADS["w1"], WORKLOADS["w3"], CROWD):
         fed = work.data()
         _row(
@@ -37,7 +40,12 @@ def compiled(repeats: int) -> None:
         )
     name = "letter" if locate("letter") is not None else "digits"
     fed = fd.split(fd.load(name), "homogeneity", clients=10, s=0.3)
-    _row(f"FFGB: trees on {name}, 10 clients", lambda n: fd.run(fd.FFGB(), fed, n, evaluate_every=0), 5, repeats)
+    _row(
+        f"FFGB: trees on {name}, 10 clients",
+        lambda n: fd.run(fd.FFGB(), fed, n, evaluate_every=0),
+        5,
+        repeats,
+    )
 
 
 def _row(title: str, run: Callable[[int], object], rounds: int, repeats: int) -> None:
@@ -47,6 +55,7 @@ def _row(title: str, run: Callable[[int], object], rounds: int, repeats: int) ->
 
     taken = in_turns({"compiled": lambda: once(True), "Python": lambda: once(False)}, repeats)
     print(
-        f"| {title} | {shown(taken['compiled'])} | {shown(taken['Python'])} | {ratio(taken, 'Python', 'compiled'):.1f}x |",
+        f"| {title} | {shown(taken['compiled'])} | {shown(taken['Python'])} | "
+        f"{ratio(taken, 'Python', 'compiled'):.1f}x |",
         flush=True,
     )

@@ -1,4 +1,6 @@
-"""Many clients: what the engine itself costs, in time and memory; and how long an import and the demo take."""
+"""Many clients: what the engine itself costs, in time and memory; and how long an import and the
+demo take.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +36,18 @@ def overhead(repeats: int) -> None:
 
 
 def crowd(repeats: int) -> None:
-    """A cohort of 1,000 of 100,000 clients of 20 rows: rounds beside the same computation by hand, and the peak of memory."""
+    """A cohort of 1,000 of 100,000 clients of 20 rows: rounds beside the same computation by hand,
+    and the peak of memory.
+    """
     work = CROWD
     fed = work.data()
     limit = Limit(work, fed)
     ways = {
         "foedus": lambda: (
-            (seconds(lambda: foedus_rounds(work, fed, work.rounds)) - seconds(lambda: foedus_rounds(work, fed, 0)))
+            (
+                seconds(lambda: foedus_rounds(work, fed, work.rounds))
+                - seconds(lambda: foedus_rounds(work, fed, 0))
+            )
             / work.rounds
         ),
         "limit": lambda: seconds(lambda: [limit.round() for _ in range(work.rounds)]) / work.rounds,
@@ -48,14 +55,21 @@ def crowd(repeats: int) -> None:
     }
     taken = in_turns(ways, repeats)
     print(
-        f"{work.title}\n\n| foedus, s a round | of it training | by hand, s a round | overhead beyond by hand |\n|---|---|---|---|"
+        f"{work.title}\n\n| foedus, s a round | of it training | by hand, s a round | overhead "
+        "beyond by hand |\n|---|---|---|---|"
     )
     more = 100 * (ratio(taken, "foedus", "limit") - 1)
-    print(f"| {shown(taken['foedus'])} | {shown(taken['training'])} | {shown(taken['limit'])} | {more:.0f}% |", flush=True)
+    print(
+        f"| {shown(taken['foedus'])} | {shown(taken['training'])} | {shown(taken['limit'])} | "
+        f"{more:.0f}% |",
+        flush=True,
+    )
 
 
 def _training(run: Callable[[], object]) -> float:
-    """Seconds that a run spends in local training, orders of rows included: all else is who takes part, keys and the sum."""
+    """Seconds that a run spends in local training, orders of rows included: all else is who takes
+    part, keys and the sum.
+    """
     spent, descend = [], training._descend.__wrapped__
 
     def timed(*args: object) -> object:
@@ -73,15 +87,27 @@ def _training(run: Callable[[], object]) -> float:
 
 
 def memory(repeats: int) -> None:
-    """Peak memory of a process of its own for each number of clients, 20 rows x 100 features each, cohort 1,000."""
-    print("| clients | data, MB | peak after 5 rounds, MB | after 50 rounds, MB | peak / data |\n|---|---|---|---|---|")
+    """Peak memory of a process of its own for each number of clients, 20 rows x 100 features each,
+    cohort 1,000.
+    """
+    print(
+        "| clients | data, MB | peak after 5 rounds, MB | after 50 rounds, MB | peak / data "
+        "|\n|---|---|---|---|---|"
+    )
     for clients in (100_000, 200_000, 400_000):
         peaks = []
         for rounds in (5, 50):
             command = [sys.executable, "-m", "benchmarks.crowd", str(clients), str(rounds)]
-            peaks.append(int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) / 1e6)
+            peaks.append(
+                int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+                / 1e6
+            )
         data = clients * 20 * 100 * 4 / 1e6
-        print(f"| {clients:,} | {data:.0f} | {peaks[0]:.0f} | {peaks[1]:.0f} | {peaks[1] / data:.2f} |", flush=True)
+        print(
+            f"| {clients:,} | {data:.0f} | {peaks[0]:.0f} | {peaks[1]:.0f} | {peaks[1] / data:.2f} "
+            "|",
+            flush=True,
+        )
 
 
 def peak(clients: int, rounds: int) -> None:
@@ -102,17 +128,33 @@ def start(repeats: int) -> None:
     """From nothing to an imported library, and to the page of `foedus demo`."""
 
     def python(code: str) -> float:
-        run = f"import time; began = time.perf_counter(); {code}; print(time.perf_counter() - began)"
-        return float(subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, check=True).stdout)
+        run = (
+            f"import time; began = time.perf_counter(); {code}; print(time.perf_counter() - began)"
+        )
+        return float(
+            subprocess.run(
+                [sys.executable, "-c", run], capture_output=True, text=True, check=True
+            ).stdout
+        )
 
-    taken = in_turns({"torch": lambda: python("import torch"), "both": lambda: python("import torch, foedus")}, repeats)
+    taken = in_turns(
+        {"torch": lambda: python("import torch"), "both": lambda: python("import torch, foedus")},
+        repeats,
+    )
     print("| what | seconds |\n|---|---|")
-    print(f"| import torch | {shown(taken['torch'])} |\n| import torch, foedus | {shown(taken['both'])} |")
+    print(
+        f"| import torch | {shown(taken['torch'])} |\n| import torch, foedus | "
+        f"{shown(taken['both'])} |"
+    )
     more = statistics.median(b - a for a, b in zip(taken["torch"], taken["both"], strict=True))
     print(f"| so foedus beyond torch | {more:.2f} |", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "foedus.cli", "demo", "--out", folder], capture_output=True, check=True)
+        subprocess.run(
+            [sys.executable, "-m", "foedus.cli", "demo", "--out", folder],
+            capture_output=True,
+            check=True,
+        )
         taken_demo = time.perf_counter() - began
     print(f"| `foedus demo`, to its page | {taken_demo:.1f} |", flush=True)
 

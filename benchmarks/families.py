@@ -1,7 +1,9 @@
-"""The five families, each three ways: foedus, as one would write it down, and the bare computation that nobody can do without.
+"""The five families, each three ways: foedus, as one would write it down, and the bare computation
+that nobody can do without.
 
-The reference is what a careful author of the paper's pseudocode writes: NumPy, scikit-learn or PyTorch, one client after the other. The
-bare computation is the products, factorisations or fits alone, batched, on data that already lies where it is needed.
+The reference is what a careful author of the paper's pseudocode writes: NumPy, scikit-learn or
+PyTorch, one client after the other. The bare computation is the products, factorisations or fits
+alone, batched, on data that already lies where it is needed.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ from foedus.papers.fedres import make, tasks
 
 @dataclass(frozen=True)
 class Family:
-    """A workload with its three ways; `check` compares what the first two found. share: what part of the work the reference does."""
+    """A workload with its three ways; `check` compares what the first two found. share: what part
+    of the work the reference does.
+    """
 
     title: str
     foedus: Callable[[], object]
@@ -55,12 +59,26 @@ def w6() -> Family:
     x, hot = torch.from_numpy(part.x_train), np.eye(10)[part.y_train]
 
     def reference() -> np.ndarray:
-        """Algorithm 1 of the paper: every client makes its features and its Hessian, and solves with it in every round."""
+        """Algorithm 1 of the paper: every client makes its features and its Hessian, and solves
+        with it in every round.
+        """
         phis = [features(x[r], torch.float64).numpy() for r in chosen]
         hessians = [p.T @ p / len(p) + reg * np.eye(size) for p in phis]
-        w = sum(np.linalg.solve(h, p.T @ hot[r] / len(p)) for h, p, r in zip(hessians, phis, chosen, strict=True)) / clients
+        w = (
+            sum(
+                np.linalg.solve(h, p.T @ hot[r] / len(p))
+                for h, p, r in zip(hessians, phis, chosen, strict=True)
+            )
+            / clients
+        )
         for _ in range(rounds):
-            g = sum(p.T @ (p @ w - hot[r]) / len(p) + reg * w for p, r in zip(phis, chosen, strict=True)) / clients
+            g = (
+                sum(
+                    p.T @ (p @ w - hot[r]) / len(p) + reg * w
+                    for p, r in zip(phis, chosen, strict=True)
+                )
+                / clients
+            )
             w = w - sum(np.linalg.solve(h, g) for h in hessians) / clients
         return w
 
@@ -82,7 +100,9 @@ def w6() -> Family:
 
 
 def w7() -> Family:
-    """FedFW with softmax regression on an L1 ball: 1,000 clients of 60 rows, 20 rounds, full gradients."""
+    """FedFW with softmax regression on an L1 ball: 1,000 clients of 60 rows, 20 rounds, full
+    gradients.
+    """
     full, _ = digits_data()
     clients, rounds, ball = 1000, 20, fd.L1Ball(10.0)
     fed = fd.split(full, "iid", clients=clients)
@@ -119,13 +139,21 @@ def w7() -> Family:
 
     @torch.no_grad()
     def bare() -> np.ndarray:
-        """The same for all clients at once: two products, the largest entry of each gradient, a step towards it."""
+        """The same for all clients at once: two products, the largest entry of each gradient, a
+        step towards it.
+        """
         size, hot = 10 * x.shape[2], torch.nn.functional.one_hot(y, 10).float()
-        own, center, everybody = torch.zeros(clients, size + 10), torch.zeros(size + 10), torch.arange(clients)
+        own, center, everybody = (
+            torch.zeros(clients, size + 10),
+            torch.zeros(size + 10),
+            torch.arange(clients),
+        )
         for t in range(1, rounds + 1):
             eta, pull = 2 / (t + 1), 1e-3 * (t + 1) ** 0.5
             w, b = own[:, :size].view(clients, 10, -1), own[:, size:]
-            slope = (torch.baddbmm(b.unsqueeze(2), w, x.mT).softmax(1) - hot.mT).div_(x.shape[1] * clients)
+            slope = (torch.baddbmm(b.unsqueeze(2), w, x.mT).softmax(1) - hot.mT).div_(
+                x.shape[1] * clients
+            )
             g = torch.sub(own, center).mul_(pull)
             g[:, :size].view(clients, 10, -1).baddbmm_(slope, x)
             g[:, size:] += slope.sum(2)
@@ -135,11 +163,15 @@ def w7() -> Family:
             center.mul_(1 - eta).index_add_(0, place, move / clients)
         return center.numpy()
 
-    return Family("W7: FedFW, 1,000 clients x 60 rows, L1 ball, 20 rounds", ours, reference, bare, check)
+    return Family(
+        "W7: FedFW, 1,000 clients x 60 rows, L1 ball, 20 rounds", ours, reference, bare, check
+    )
 
 
 def w8() -> Family:
-    """FedRes online: 50 clients, 500 rounds, 50 rollouts at once; the reference does two of them."""
+    """FedRes online: 50 clients, 500 rounds, 50 rollouts at once; the reference does two of
+    them.
+    """
     name, clients = ("pendigits", 50) if locate("pendigits") is not None else ("digits", 15)
     data, rounds, many, few = fd.load(name), 500, 50, 2
     feds = tasks(data, clients, many)
@@ -151,7 +183,9 @@ def w8() -> Family:
         return found[found.rollout < few].own_accuracy.tolist()
 
     def bare() -> None:
-        """Two products of a row with a model and two steps of AdaGrad, for all clients of all rollouts; rows lie ready."""
+        """Two products of a row with a model and two steps of AdaGrad, for all clients of all
+        rollouts; rows lie ready.
+        """
         w, v = torch.zeros(many, 1, wide[0]), torch.zeros(many, clients, wide[1])
         a, b = torch.ones_like(w), torch.ones_like(v)
         for row in rows:
@@ -183,10 +217,17 @@ def w9() -> Family:
     hot = np.eye(data.classes)[data.y_train]
 
     def ours() -> float:
-        return float(fd.run(fd.FFGB(oracle), fed, rounds, evaluate_every=rounds).history.accuracy.iloc[-1])
+        return float(
+            fd.run(fd.FFGB(oracle), fed, rounds, evaluate_every=rounds).history.accuracy.iloc[-1]
+        )
 
     def scores(trees: list[DecisionTreeRegressor], x: np.ndarray) -> np.ndarray:
-        return -10.0 / len(fed) / oracle.trees * sum((t.predict(x) for t in trees), np.zeros((len(x), data.classes)))
+        return (
+            -10.0
+            / len(fed)
+            / oracle.trees
+            * sum((t.predict(x) for t in trees), np.zeros((len(x), data.classes)))
+        )
 
     def reference() -> float:
         """A list of scikit-learn's trees; every client evaluates all of them in every round."""
@@ -198,7 +239,10 @@ def w9() -> Family:
                 p = np.exp(f - f.max(1, keepdims=True))
                 target = p / p.sum(1, keepdims=True) - hot[rows]
                 state = np.random.RandomState(1000 * t + i)
-                new += [DecisionTreeRegressor(random_state=state, **options).fit(x, target) for _ in range(oracle.trees)]
+                new += [
+                    DecisionTreeRegressor(random_state=state, **options).fit(x, target)
+                    for _ in range(oracle.trees)
+                ]
             trees += new
         return float((scores(trees, data.x_test).argmax(1) == data.y_test).mean())
 
@@ -219,15 +263,22 @@ def w9() -> Family:
     def check(a: object, b: object) -> None:
         assert abs(a - b) < 0.02, (a, b)
 
-    return Family(f"W9: FFGB, trees on {data.name}, 10 clients, 5 rounds", ours, reference, bare, check)
+    return Family(
+        f"W9: FFGB, trees on {data.name}, 10 clients, 5 rounds", ours, reference, bare, check
+    )
 
 
 def w10() -> Family:
     """FedBoost on point masses: 1,000 domains, 1,000 predictors, 32 of them a round, 200 rounds."""
     size, budget, rounds, step = 1000, 32, 200, 0.01
     fed, members = point_masses(size), fd.Densities(np.eye(size))
-    algorithm = fd.FedBoost(members, loss="squared", step=step, budget=budget, sampling="uniform", measure_every=0)
-    counts = np.bincount(fed.owners() * fed.data.classes + fed.data.y_train[fed.rows], minlength=len(fed) * fed.data.classes)
+    algorithm = fd.FedBoost(
+        members, loss="squared", step=step, budget=budget, sampling="uniform", measure_every=0
+    )
+    counts = np.bincount(
+        fed.owners() * fed.data.classes + fed.data.y_train[fed.rows],
+        minlength=len(fed) * fed.data.classes,
+    )
     shares = (counts.reshape(len(fed), -1) / fed.sizes[:, None]).astype(np.float32)
     part = fed.sizes / fed.sizes.sum()
 
@@ -235,7 +286,9 @@ def w10() -> Family:
         return float(((part @ shares - weight) ** 2).sum())
 
     def ours() -> float:
-        return objective(np.asarray(fd.run(algorithm, fed, rounds, evaluate_every=0).state.alpha, np.float64))
+        return objective(
+            np.asarray(fd.run(algorithm, fed, rounds, evaluate_every=0).state.alpha, np.float64)
+        )
 
     def reference() -> float:
         """Algorithm 1: one client after the other, unbiased by q / C, exponentiated gradient."""
@@ -267,7 +320,15 @@ def w10() -> Family:
 FAMILIES = {"w6": w6, "w7": w7, "w8": w8, "w9": w9, "w10": w10}
 
 
-HEAD = ("workload", "reference, s", "foedus, s", "bare, s", "reference / foedus", "foedus / bare", "of the machine's peak")
+HEAD = (
+    "workload",
+    "reference, s",
+    "foedus, s",
+    "bare, s",
+    "reference / foedus",
+    "foedus / bare",
+    "of the machine's peak",
+)
 
 
 def family(name: str, repeats: int) -> None:
@@ -278,11 +339,19 @@ def family(name: str, repeats: int) -> None:
         one.check(one.foedus(), one.reference())
         sums = flops(one.bare)
         ways = {way: lambda way=way: seconds(getattr(one, way)) for way in ("foedus", "bare")}
-        taken = in_turns(ways | {"reference": lambda: seconds(one.reference) / one.share}, repeats, warm=False)
-    reached = f"{100 * sums / peak_flops(one.dtype) / statistics.median(taken['foedus']):.0f}%" if sums else "-"
+        taken = in_turns(
+            ways | {"reference": lambda: seconds(one.reference) / one.share}, repeats, warm=False
+        )
+    reached = (
+        f"{100 * sums / peak_flops(one.dtype) / statistics.median(taken['foedus']):.0f}%"
+        if sums
+        else "-"
+    )
     print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
     print(
-        f"| {one.title} | {shown(taken['reference'])} | {shown(taken['foedus'])} | {shown(taken['bare'])} "
-        f"| {ratio(taken, 'reference', 'foedus'):.1f}x | {ratio(taken, 'foedus', 'bare'):.2f} | {reached} |",
+        f"| {one.title} | {shown(taken['reference'])} | {shown(taken['foedus'])} | "
+        f"{shown(taken['bare'])} "
+        f"| {ratio(taken, 'reference', 'foedus'):.1f}x | {ratio(taken, 'foedus', 'bare'):.2f} | "
+        f"{reached} |",
         flush=True,
     )

@@ -1,4 +1,6 @@
-"""FedFW against the bare gradients it cannot do without; and what an oracle call costs beside a projection, in time and bytes."""
+"""FedFW against the bare gradients it cannot do without; and what an oracle call costs beside a
+projection, in time and bytes.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,9 @@ SLOW = 1024  # from this side on, no more than three repeats
 def gradients(kind: str, side: int, seed: int) -> tuple[Tensor, Tensor]:
     """A matrix like a client's gradient, and the next one: 5% of its size has changed.
 
-    "signal": noise, its largest singular value about 1, plus rank 5 with singular values 2, 2/2, ..., 2/5. "noise": noise alone,
-    whose largest singular values are the closer to each other the larger it is: the hard case of the oracle.
+    "signal": noise, its largest singular value about 1, plus rank 5 with singular values 2, 2/2,
+    ..., 2/5. "noise": noise alone, whose largest singular values are the closer to each other the
+    larger it is: the hard case of the oracle.
     """
     generator = torch.Generator().manual_seed(seed)
     normal = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
@@ -36,12 +39,18 @@ def gradients(kind: str, side: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def lowrank(repeats: int) -> None:
-    """`NuclearBall`: the oracle, cold and warm, against the projection, as the matrix grows; and the messages."""
+    """`NuclearBall`: the oracle, cold and warm, against the projection, as the matrix grows; and
+    the messages.
+    """
     ball = fd.NuclearBall(1.0)
     print(
-        f"\nNuclearBall, square float32 matrices; 'warm' starts at the answer for a gradient 5% away; signal: rank {RANK} + noise"
+        "\nNuclearBall, square float32 matrices; 'warm' starts at the answer for a gradient 5% "
+        f"away; signal: rank {RANK} + noise"
     )
-    print("\n| gradient | side | oracle, ms | warm, ms | projection, ms | projection / oracle | projection / warm |")
+    print(
+        "\n| gradient | side | oracle, ms | warm, ms | projection, ms | projection / oracle | "
+        "projection / warm |"
+    )
     print("|---|---|---|---|---|---|---|")
     for kind in ("signal", "noise"):
         for side in SIDES:
@@ -56,7 +65,8 @@ def lowrank(repeats: int) -> None:
                 taken["project"].append(seconds(lambda g=g: ball.project(g)))
             cold, warm, project = (1e3 * statistics.median(t) for t in taken.values())
             print(
-                f"| {kind} | {side} | {cold:.1f} | {warm:.1f} | {project:.1f} | {project / cold:.1f}x | {project / warm:.1f}x |",
+                f"| {kind} | {side} | {cold:.1f} | {warm:.1f} | {project:.1f} | "
+                f"{project / cold:.1f}x | {project / warm:.1f}x |",
                 flush=True,
             )
 
@@ -69,7 +79,9 @@ def lowrank(repeats: int) -> None:
 
 
 def bare(x: Tensor, y: Tensor, rounds: int) -> None:
-    """The gradients of softmax regression at all clients, (c, n, d) rows at a time, and nothing else."""
+    """The gradients of softmax regression at all clients, (c, n, d) rows at a time, and nothing
+    else.
+    """
     clients, n, d = x.shape
     hot = F.one_hot(y, 10).float()
     weight, bias = torch.zeros(clients, 10, d), torch.zeros(clients, 1, 10)
@@ -80,11 +92,17 @@ def bare(x: Tensor, y: Tensor, rounds: int) -> None:
 
 
 def fedfw(repeats: int, rounds: int = 100) -> None:
-    """FedFW with full gradients of softmax regression: 10 clients of 6,000 rows, 1,000 clients of 60."""
+    """FedFW with full gradients of softmax regression: 10 clients of 6,000 rows, 1,000 clients of
+    60.
+    """
     full, name = data()
-    print(f"\nFedFW, softmax regression on {name}, {rounds} rounds, full gradients; 'bare' is these gradients and nothing else")
     print(
-        "\n| clients | rows of each | set | FedFW, s | bare, s | FedFW / bare | client steps a second | with history / bare |"
+        f"\nFedFW, softmax regression on {name}, {rounds} rounds, full gradients; 'bare' is these "
+        "gradients and nothing else"
+    )
+    print(
+        "\n| clients | rows of each | set | FedFW, s | bare, s | FedFW / bare | client steps a "
+        "second | with history / bare |"
     )
     print("|---|---|---|---|---|---|---|---|")
     for clients in (10, 1000):
@@ -99,12 +117,17 @@ def fedfw(repeats: int, rounds: int = 100) -> None:
             fd.run(quiet, fed, 2, evaluate_every=0)
             taken: dict[str, list[float]] = {"ours": [], "bare": [], "loud": []}
             for _ in range(repeats):
-                taken["ours"].append(seconds(lambda a=quiet, f=fed: fd.run(a, f, rounds, evaluate_every=0)))
+                taken["ours"].append(
+                    seconds(lambda a=quiet, f=fed: fd.run(a, f, rounds, evaluate_every=0))
+                )
                 taken["bare"].append(seconds(lambda x=x, y=y: bare(x, y, rounds)))
-                taken["loud"].append(seconds(lambda a=loud, f=fed: fd.run(a, f, rounds, evaluate_every=0)))
+                taken["loud"].append(
+                    seconds(lambda a=loud, f=fed: fd.run(a, f, rounds, evaluate_every=0))
+                )
             ours, theirs, measured = (statistics.median(t) for t in taken.values())
             print(
-                f"| {clients:,} | {n:,} | {type(ball).__name__} | {ours:.2f} | {theirs:.2f} | {ours / theirs:.2f} "
+                f"| {clients:,} | {n:,} | {type(ball).__name__} | {ours:.2f} | {theirs:.2f} | "
+                f"{ours / theirs:.2f} "
                 f"| {clients * rounds / ours:,.0f} | {measured / theirs:.2f} |",
                 flush=True,
             )

@@ -20,7 +20,9 @@ def data() -> tuple[fd.Data, str]:
     if locate("mnist") is not None:
         return fd.load("mnist"), "MNIST"
     x = np.random.default_rng(0).random((ROWS, INPUTS), dtype=np.float32)
-    return fd.Data.from_arrays(x, np.arange(ROWS) % CLASSES, classes=CLASSES), "random rows of MNIST's size"
+    return fd.Data.from_arrays(
+        x, np.arange(ROWS) % CLASSES, classes=CLASSES
+    ), "random rows of MNIST's size"
 
 
 def whole(fed: fd.Federation, size: int, rounds: int = 4, dtype: str = "float64") -> float:
@@ -34,7 +36,9 @@ def whole(fed: fd.Federation, size: int, rounds: int = 4, dtype: str = "float64"
 
 
 def bare(fed: fd.Federation, size: int, dtype: torch.dtype = torch.float64) -> float:
-    """Seconds of the products Phi_j^T Phi_j of all clients and of their Cholesky factors, features given."""
+    """Seconds of the products Phi_j^T Phi_j of all clients and of their Cholesky factors, features
+    given.
+    """
     taken = 0.0
     for n in fed.sizes.tolist():
         phi = torch.rand(n, size, dtype=dtype)
@@ -49,16 +53,25 @@ def bare(fed: fd.Federation, size: int, dtype: torch.dtype = torch.float64) -> f
 def fednewton(repeats: int) -> None:
     """The table of ratios, then growth in M, in rows and in clients."""
     full, name = data()
-    print(f"\nFedNewton on {name}, 10 clients, M = 2000, 4 rounds; 'bare' is the products Phi_j^T Phi_j and their factors")
+    print(
+        f"\nFedNewton on {name}, 10 clients, M = 2000, 4 rounds; 'bare' is the products Phi_j^T "
+        "Phi_j and their factors"
+    )
     print("\n| dtype | split | whole run, s | bare, s | whole / bare |")
     print("|---|---|---|---|---|")
     for dtype in ("float64", "float32"):
         for scheme, options in (("iid", {}), ("dirichlet", {"alpha": 0.5})):
             fed = fd.split(full, scheme, clients=10, seed=0, **options)
             whole(fed, 2000, rounds=0, dtype=dtype)
-            pairs = [(whole(fed, 2000, dtype=dtype), bare(fed, 2000, getattr(torch, dtype))) for _ in range(repeats)]
+            pairs = [
+                (whole(fed, 2000, dtype=dtype), bare(fed, 2000, getattr(torch, dtype)))
+                for _ in range(repeats)
+            ]
             ours, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
-            print(f"| {dtype} | {scheme} | {ours:.2f} | {theirs:.2f} | {ours / theirs:.2f} |", flush=True)
+            print(
+                f"| {dtype} | {scheme} | {ours:.2f} | {theirs:.2f} | {ours / theirs:.2f} |",
+                flush=True,
+            )
 
     print("\n| grows | M | rows | clients | whole run, s | bare, s |")
     print("|---|---|---|---|---|---|")

@@ -1,4 +1,6 @@
-"""FedRes' three schemes, 50 rollouts at once, against a plain NumPy loop over clients; and what a round costs as delays and T grow."""
+"""FedRes' three schemes, 50 rollouts at once, against a plain NumPy loop over clients; and what a
+round costs as delays and T grow.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,21 @@ STEP = 0.1
 
 
 def loop(fed: fd.Federation, name: str, rounds: int) -> float:
-    """One rollout as one would write it down: for each round, for each client. Returns the accuracy on the clients' own test rows."""
-    x, y = np.c_[fed.data.x_train, np.ones(len(fed.data.x_train))].astype(np.float32), 2.0 * fed.data.y_train - 1
+    """One rollout as one would write it down: for each round, for each client.
+
+    Returns the accuracy on the clients' own test rows.
+    """
+    x, y = (
+        np.c_[fed.data.x_train, np.ones(len(fed.data.x_train))].astype(np.float32),
+        2.0 * fed.data.y_train - 1,
+    )
     last = [x.shape[1] - 1]
     shared = np.concatenate((fed.settings["global_features"], last))
-    private = np.concatenate((fed.settings["local_features"], last)) if name == "FedRes" else np.arange(x.shape[1])
+    private = (
+        np.concatenate((fed.settings["local_features"], last))
+        if name == "FedRes"
+        else np.arange(x.shape[1])
+    )
     w, squares = np.zeros(len(shared), np.float32), np.zeros(len(shared), np.float32)
     locals_ = [np.zeros(len(private), np.float32) for _ in range(len(fed))]
     local_squares = [np.zeros(len(private), np.float32) for _ in range(len(fed))]
@@ -64,15 +76,33 @@ def fedres(repeats: int) -> None:
     data, rounds, many, few = fd.load(name), 500, 50, 2
     feds = tasks(data, clients, many)
     names = ("Independent", "Central", "FedRes")
-    print(f"\n{name}, {clients} clients, {rounds} rounds, {many} rollouts of {', '.join(names)}, AdaGrad, one thread")
-    print(f"'NumPy' is a loop over rounds and clients, timed on {few} rollouts and multiplied by {many // few}")
+    print(
+        f"\n{name}, {clients} clients, {rounds} rounds, {many} rollouts of {', '.join(names)}, "
+        "AdaGrad, one thread"
+    )
+    print(
+        f"'NumPy' is a loop over rounds and clients, timed on {few} rollouts and multiplied by "
+        f"{many // few}"
+    )
     ours, theirs = [], []
     for _ in range(repeats):
         found: list = []
-        ours.append(seconds(lambda f=found: f.append(fd.rollouts({n: make(n, STEP) for n in names}, feds, rounds))))
+        ours.append(
+            seconds(
+                lambda f=found: f.append(
+                    fd.rollouts({n: make(n, STEP) for n in names}, feds, rounds)
+                )
+            )
+        )
         scores: dict[str, list[float]] = {n: [] for n in names}
         theirs.append(
-            seconds(lambda s=scores: [s[n].append(loop(f, n, rounds)) for n in names for f in feds[:few]]) * many / few
+            seconds(
+                lambda s=scores: [
+                    s[n].append(loop(f, n, rounds)) for n in names for f in feds[:few]
+                ]
+            )
+            * many
+            / few
         )
         for n in names:
             same = found[0][(found[0].scheme == n) & (found[0].rollout < few)].own_accuracy
@@ -81,11 +111,16 @@ def fedres(repeats: int) -> None:
     print("\n| NumPy, s | foedus, s | NumPy / foedus |\n|---|---|---|")
     print(f"| {b:.1f} | {a:.2f} | {b / a:.0f} |", flush=True)
 
-    print("\nA round of 50 rollouts of FedRes: ms, and MB of gradients that wait, as T and the delay grow")
+    print(
+        "\nA round of 50 rollouts of FedRes: ms, and MB of gradients that wait, as T and the delay "
+        "grow"
+    )
     print("\n| T | delay | ms a round | MB |\n|---|---|---|---|")
     for horizon, delay in ((250, 0), (1000, 0), (4000, 0), (1000, 20), (1000, 100), (1000, 200)):
         begin = time.perf_counter()
-        fd.rollouts({"FedRes": make("FedRes", STEP)}, feds, horizon, up=delay - delay // 2, down=delay // 2)
+        fd.rollouts(
+            {"FedRes": make("FedRes", STEP)}, feds, horizon, up=delay - delay // 2, down=delay // 2
+        )
         each = (time.perf_counter() - begin) / horizon * 1e3
         width = len(feds[0].settings["local_features"]) + 1
         state = many * clients * (delay + 1 if delay else 0) * width * 4 / 1e6

@@ -1,4 +1,6 @@
-"""FFGB: a round with trees against the bare fits, an ensemble's predictions against scikit-learn's forest, nets batched against a loop."""
+"""FFGB: a round with trees against the bare fits, an ensemble's predictions against scikit-learn's
+forest, nets batched against a loop.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,18 @@ def ffgb(repeats: int) -> None:
     """Trees on the tabular sets at hand, ten clients; nets on images of 28 x 28."""
     workers = torch.get_num_threads()
     print(f"\nFFGB, 10 clients, {fd.Forest().trees} trees each a round, {workers} threads")
-    head = ("set", "a round of FFGB, s", "bare fits, s", "with check_input=False, s", "FFGB / bare", "FFGB / unchecked")
+    head = (
+        "set",
+        "a round of FFGB, s",
+        "bare fits, s",
+        "with check_input=False, s",
+        "FFGB / bare",
+        "FFGB / unchecked",
+    )
     print(f"\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
-    for name in [n for n in ("letter", "pendigits", "satimage", "covtype60k") if locate(n) is not None] or ["digits"]:
+    for name in [
+        n for n in ("letter", "pendigits", "satimage", "covtype60k") if locate(n) is not None
+    ] or ["digits"]:
         data = fd.load(name)
         a, b, c = rounds_and_fits(data, workers, repeats)
         print(f"| {name} | {a:.3f} | {b:.3f} | {c:.3f} | {a / b:.2f} | {a / c:.2f} |", flush=True)
@@ -54,14 +65,20 @@ def ffgb(repeats: int) -> None:
     theirs = [seconds(lambda: forest.predict(data.x_test)) for _ in range(max(3, repeats))]
     a, b = statistics.median(ours), statistics.median(theirs)
     print(
-        f"\n200 trees on {len(rows):,} rows, {workers} threads each\n\n| foedus, s | scikit-learn, s | scikit-learn / foedus |\n|---|---|---|"
+        f"\n200 trees on {len(rows):,} rows, {workers} threads each\n\n| foedus, s | scikit-learn, "
+        "s | scikit-learn / foedus |\n|---|---|---|"
     )
     print(f"| {a:.3f} | {b:.3f} | {b / a:.2f} |", flush=True)
 
-    print("\nA round of FFGB-Distill, 100 clients of 40 images, 5 epochs: batched against one client after the other")
+    print(
+        "\nA round of FFGB-Distill, 100 clients of 40 images, 5 epochs: batched against one client "
+        "after the other"
+    )
     print("\n| model | batched, s | one by one, s | one by one / batched |\n|---|---|---|---|")
     rng = np.random.default_rng(0)
-    images = fd.Data.from_arrays(rng.random((4000, 1, 28, 28), dtype=np.float32), rng.integers(10, size=4000), classes=10)
+    images = fd.Data.from_arrays(
+        rng.random((4000, 1, 28, 28), dtype=np.float32), rng.integers(10, size=4000), classes=10
+    )
     crowd = fd.split(images, "iid", clients=100)
     train = fd.Training(lr=1e-3, optimizer="adam", epochs=5, batch_size=20)
     public = rng.random((20, 1, 28, 28), dtype=np.float32)
@@ -76,9 +93,11 @@ def ffgb(repeats: int) -> None:
 
 
 def rounds_and_fits(data: fd.Data, workers: int, repeats: int) -> list[float]:
-    """Seconds of a round of FFGB, of scikit-learn's fits of the very same trees, and of these without its check of the rows.
+    """Seconds of a round of FFGB, of scikit-learn's fits of the very same trees, and of these
+    without its check of the rows.
 
-    What a run costs once is taken off; so is the first round, in which there is nothing yet that clients could catch up with.
+    What a run costs once is taken off; so is the first round, in which there is nothing yet that
+    clients could catch up with.
     """
     fed, rounds, oracle = fd.split(data, "homogeneity", clients=10, s=0.3), 5, fd.Forest()
     options = {"splitter": "random", "max_depth": oracle.depth, "max_features": oracle.features}
@@ -92,23 +111,37 @@ def rounds_and_fits(data: fd.Data, workers: int, repeats: int) -> list[float]:
             x, y, seed = asked
             state = np.random.RandomState(seed)
             fits = (
-                DecisionTreeRegressor(random_state=state, **options).fit(x, y, check_input=check) for _ in range(oracle.trees)
+                DecisionTreeRegressor(random_state=state, **options).fit(x, y, check_input=check)
+                for _ in range(oracle.trees)
             )
             return sum(model.tree_.node_count for model in fits)
 
         with ThreadPoolExecutor(workers) as pool:
-            return [sum(pool.map(one, Noted.asked[t * len(fed) : (t + 1) * len(fed)])) for t in range(1, rounds)]
+            return [
+                sum(pool.map(one, Noted.asked[t * len(fed) : (t + 1) * len(fed)]))
+                for t in range(1, rounds)
+            ]
 
     def ours() -> float:
-        return float(np.diff(fd.run(fd.FFGB(oracle), fed, rounds, evaluate_every=0).history["seconds"])[1:].sum())
+        return float(
+            np.diff(fd.run(fd.FFGB(oracle), fed, rounds, evaluate_every=0).history["seconds"])[
+                1:
+            ].sum()
+        )
 
     assert bare() == [len(part.feature) for part in parts[1:]]
-    ways = {"FFGB": ours, "bare": lambda: seconds(bare), "unchecked": lambda: seconds(lambda: bare(check=False))}
+    ways = {
+        "FFGB": ours,
+        "bare": lambda: seconds(bare),
+        "unchecked": lambda: seconds(lambda: bare(check=False)),
+    }
     return [statistics.median(taken) / (rounds - 1) for taken in in_turns(ways, repeats).values()]
 
 
 def plain(algorithm: fd.FFGBDistill, fed: fd.Federation) -> None:
-    """The weak learners of a round as one would write them: torch.nn, torch.optim, one client after the other."""
+    """The weak learners of a round as one would write them: torch.nn, torch.optim, one client after
+    the other.
+    """
     how, first = algorithm.oracle, algorithm.model.init(fed.spec, torch.tensor([0, 0]))
     for i in range(len(fed)):
         rows = fed.client_rows(i)
@@ -120,5 +153,7 @@ def plain(algorithm: fd.FFGBDistill, fed: fd.Federation) -> None:
             order = torch.randperm(len(rows))
             for batch in order.split(how.batch_size):
                 optimiser.zero_grad()
-                (0.5 * (algorithm.model.apply(params, x[batch]) - target[batch]).square().sum(-1)).mean().backward()
+                (
+                    0.5 * (algorithm.model.apply(params, x[batch]) - target[batch]).square().sum(-1)
+                ).mean().backward()
                 optimiser.step()

@@ -14,7 +14,9 @@ from benchmarks.timing import seconds
 
 
 def best(f: Callable[[], object], repeats: int = 7) -> float:
-    """The shortest of several calls, after one that is not counted: what the machine can do when nothing disturbs it."""
+    """The shortest of several calls, after one that is not counted: what the machine can do when
+    nothing disturbs it.
+    """
     f()
     return min(seconds(f) for _ in range(repeats))
 
@@ -35,7 +37,9 @@ def peak_bytes(megabytes: int = 256) -> float:
 
 
 def flops(f: Callable[[], object]) -> int:
-    """Multiplications and additions in products and convolutions of a call, as PyTorch counts them."""
+    """Multiplications and additions in products and convolutions of a call, as PyTorch counts
+    them.
+    """
     with FlopCounterMode(display=False) as counter:
         f()
     return counter.get_total_flops()
@@ -50,9 +54,14 @@ def machine(repeats: int) -> None:
     """The peaks that fractions on this page are of."""
     print("| what | at most |\n|---|---|")
     for dtype in (torch.float32, torch.float64):
-        print(f"| product of {str(dtype)[6:]} matrices, 2048 x 2048 | {peak_flops(dtype) / 1e9:.0f} GFLOP/s |")
+        print(
+            f"| product of {str(dtype)[6:]} matrices, 2048 x 2048 | {peak_flops(dtype) / 1e9:.0f} "
+            "GFLOP/s |"
+        )
     print(f"| copy of 256 MB, read and written | {peak_bytes() / 1e9:.1f} GB/s |")
     x = torch.rand(64, 100)
     calls = 2000
-    taken = statistics.median(seconds(lambda: [torch.add(x, x) for _ in range(calls)]) / calls for _ in range(repeats))
+    taken = statistics.median(
+        seconds(lambda: [torch.add(x, x) for _ in range(calls)]) / calls for _ in range(repeats)
+    )
     print(f"| one operation of PyTorch on 6,400 numbers | {1e6 * taken:.1f} us |", flush=True)

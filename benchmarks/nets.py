@@ -1,4 +1,6 @@
-"""The networks of the workloads as plain modules: of PyTorch alone, so that other tools train the very same."""
+"""The networks of the workloads as plain modules: of PyTorch alone, so that other tools train the
+very same.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class McMahanCNN(nn.Module):
             nn.ReLU(),
             nn.MaxPool2d(2),
         )
-        self.head = nn.Sequential(nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, CLASSES))
+        self.head = nn.Sequential(
+            nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, CLASSES)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.features(x.view(-1, 1, 28, 28)))
@@ -37,7 +41,9 @@ def mlp() -> nn.Module:
 
 
 def cifar_cnn() -> nn.Module:
-    """The network of pfl-research's CIFAR10 benchmark, without its dropout: 1.6 million parameters."""
+    """The network of pfl-research's CIFAR10 benchmark, without its dropout: 1.6 million
+    parameters.
+    """
     return nn.Sequential(
         nn.Conv2d(3, 32, 3),
         nn.ReLU(),

@@ -1,4 +1,6 @@
-"""Where the time of each workload goes: the five largest costs and their shares, in one thread, by the time of the processor."""
+"""Where the time of each workload goes: the five largest costs and their shares, in one thread, by
+the time of the processor.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,11 @@ def name_of(function: tuple[str, int, str]) -> str:
     file, _, name = function
     if file == "~":
         found = re.search(r"'([\w.<>]+)' of '[\w.]+?(\w+)' objects", name)
-        return f"{found[2]}.{found[1]}".replace("TensorBase", "Tensor") if found else re.sub(r"<built-in method |>", "", name)
+        return (
+            f"{found[2]}.{found[1]}".replace("TensorBase", "Tensor")
+            if found
+            else re.sub(r"<built-in method |>", "", name)
+        )
     parts = Path(file).parts
     return f"{'/'.join(parts[-2:])} {name}"
 
@@ -44,7 +50,9 @@ def largest(stats: pstats.Stats, many: int = 5) -> str:
 
 
 def python_share(stats: pstats.Stats) -> float:
-    """The part of the time that is spent in Python's own functions, not in PyTorch, NumPy or scikit-learn."""
+    """The part of the time that is spent in Python's own functions, not in PyTorch, NumPy or
+    scikit-learn.
+    """
     return sum(v[2] for k, v in stats.stats.items() if k[0] != "~") / stats.total_tt
 
 
@@ -69,6 +77,8 @@ def profiles(repeats: int) -> None:
             warnings.simplefilter("ignore", fd.DivergenceWarning)
             for name, make in cases.items():
                 stats = profiled(make())
-                print(f"| {name} | {largest(stats)} | {100 * python_share(stats):.0f}% |", flush=True)
+                print(
+                    f"| {name} | {largest(stats)} | {100 * python_share(stats):.0f}% |", flush=True
+                )
     finally:
         torch.set_num_threads(threads)

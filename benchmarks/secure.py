@@ -1,4 +1,6 @@
-"""What secure aggregation costs against the plain mean: bytes, and seconds (of computing) of a client and of the server."""
+"""What secure aggregation costs against the plain mean: bytes, and seconds (of computing) of a
+client and of the server.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from foedus.core.reduce import Accumulator
 CLIENTS = (10, 100, 1_000)
 NUMBERS = (10_000, 100_000, 1_000_000, 10_000_000)
 ROWS = 600
-"""Of the largest client; the others have a few less, so that weights have no common divisor and sums need 64 bits."""
+"""Of the largest client; the others have a few less, so that weights have no common divisor and
+sums need 64 bits.
+"""
 _MOST, _CHEAP = 1.2e11, 4e9
 """Bytes of masks that are made at most, and up to which a case is repeated."""
 
@@ -43,11 +47,17 @@ def row(clients: int, numbers: int, config: SecureAggregation, dropped: int, rep
     masks = clients * (neighbours + 1) * numbers * width
     head = f"| {clients:,} | {numbers:,} | {neighbours} | {dropped} | "
     if masks > _MOST:
-        return head + f"left out: {masks / 1e9:,.0f} GB of masks to be made by {clients:,} clients in one process |"
+        return (
+            head
+            + f"left out: {masks / 1e9:,.0f} GB of masks to be made by {clients:,} clients in one "
+            "process |"
+        )
     reply = torch.linspace(-1, 1, numbers)
     taken: list[tuple[Outcome, float]] = []
     for _ in range(repeats if masks <= _CHEAP else 1):
-        out = aggregate([reply] * clients, weights(clients), config, dropouts={"mask": range(dropped)})
+        out = aggregate(
+            [reply] * clients, weights(clients), config, dropouts={"mask": range(dropped)}
+        )
         taken.append((out, plain(reply, clients)))
     error = float((out.total.mean() - reply).abs().max())
     assert error <= config.fixed_point.step, f"the mean is {error} off"
@@ -59,12 +69,20 @@ def row(clients: int, numbers: int, config: SecureAggregation, dropped: int, rep
     return head + f"{sent} | {client:.3f} | {server:.3f} | {bare:.4f} |"
 
 
-def secure(repeats: int, clients: tuple[int, ...] = CLIENTS, numbers: tuple[int, ...] = NUMBERS) -> None:
-    """The table: 24 bits in 64, threshold 2/3; without dropouts, and with a twentieth of the clients gone after sharing keys."""
+def secure(
+    repeats: int, clients: tuple[int, ...] = CLIENTS, numbers: tuple[int, ...] = NUMBERS
+) -> None:
+    """The table: 24 bits in 64, threshold 2/3; without dropouts, and with a twentieth of the
+    clients gone after sharing keys.
+    """
     config = SecureAggregation(range=16.0, bits=24)
-    print("\nSecure aggregation, by client; 'plain' is a message of float32 and the server's weighted mean of them")
     print(
-        "\n| clients | numbers | neighbours | dropped out | plain up, B | up, B | up / plain | more down, B | a client, s | server, s | plain server, s |"
+        "\nSecure aggregation, by client; 'plain' is a message of float32 and the server's "
+        "weighted mean of them"
+    )
+    print(
+        "\n| clients | numbers | neighbours | dropped out | plain up, B | up, B | up / plain | "
+        "more down, B | a client, s | server, s | plain server, s |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|---|")
     for n in clients:

@@ -1,4 +1,6 @@
-"""What a study printed is kept in `benchmarks/results/NAME.json`; `docs/performance.md` is written from these files."""
+"""What a study printed is kept in `benchmarks/results/NAME.json`; `docs/performance.md` is written
+from these files.
+"""
 
 from __future__ import annotations
 
@@ -82,13 +84,22 @@ def joined(texts: list[str]) -> str:
 
 
 def page(sections: Mapping[str, Iterable[str]]) -> str:
-    """The page of all studies that are stored. sections: their titles, and the names of what stands in each."""
+    """The page of all studies that are stored. sections: their titles, and the names of what stands
+    in each.
+    """
     parts = [(Path(__file__).parent / "performance.md").read_text().rstrip()]
     for title, names in sections.items():
-        found = {name: json.loads(file.read_text()) for name in names if (file := FOLDER / f"{name}.json").exists()}
+        found = {
+            name: json.loads(file.read_text())
+            for name in names
+            if (file := FOLDER / f"{name}.json").exists()
+        }
         if not found:
             continue
-        whose = dict.fromkeys(f"{f['machine']}, torch {f['versions']['torch']}, {f['repeats']} repeats" for f in found.values())
+        whose = dict.fromkeys(
+            f"{f['machine']}, torch {f['versions']['torch']}, {f['repeats']} repeats"
+            for f in found.values()
+        )
         minutes = sum(f["seconds"] for f in found.values()) / 60
         arguments = next(iter(found)) if len(found) == 1 else f"'{' '.join(found)}'"
         how = f"`make bench ARGS={arguments}` ({'; '.join(whose)}; {minutes:.1f} min)"

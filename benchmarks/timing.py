@@ -32,7 +32,11 @@ def in_turns(ways: Mapping[str, Callable[[], float]], repeats: int, warm: bool =
 def shown(times: list[float]) -> str:
     """The median, and half of the distance between the quartiles."""
     median = statistics.median(times)
-    quarter, _, rest = statistics.quantiles(times, method="inclusive") if len(times) > 1 else (median, median, median)
+    quarter, _, rest = (
+        statistics.quantiles(times, method="inclusive")
+        if len(times) > 1
+        else (median, median, median)
+    )
     digits = 4 if median < 1 else 2
     return f"{median:.{digits}f} ± {(rest - quarter) / 2:.{digits}f}"
 
@@ -43,6 +47,9 @@ def ratio(times: Times, a: str, b: str) -> float:
 
 
 def peak_memory() -> int:
-    """Bytes that this program has taken at most. (`getrusage` also counts what the process was before it became this program.)"""
+    """Bytes that this program has taken at most.
+
+    (`getrusage` also counts what the process was before it became this program.)
+    """
     found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     return int(found[1]) * 1024

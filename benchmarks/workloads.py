@@ -1,4 +1,6 @@
-"""The workloads, each done three ways: by `fd.run`, by a plain PyTorch loop, and by hand at the limit of batching."""
+"""The workloads, each done three ways: by `fd.run`, by a plain PyTorch loop, and by hand at the
+limit of batching.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ LR, BATCH = 0.1, 32
 
 @dataclass(frozen=True)
 class Workload:
-    """clients x rows each, `cohort` of them in a round, one epoch of batches. net: the model as a module, of `benchmarks.nets`."""
+    """clients x rows each, `cohort` of them in a round, one epoch of batches. net: the model as a
+    module, of `benchmarks.nets`.
+    """
 
     name: str
     title: str
@@ -35,18 +39,26 @@ class Workload:
     signal: float = 4.0  # length of a pattern; the noise has length 1 in every direction
 
     def data(self) -> fd.Federation:
-        """Ten coarse patterns under noise, so that every model learns something in a few rounds; the last 2,000 rows are held out."""
+        """Ten coarse patterns under noise, so that every model learns something in a few rounds;
+        the last 2,000 rows are held out.
+        """
         rng = np.random.default_rng(0)
         n = self.clients * self.rows
         size = self.features
         side = int((size // self.channels) ** 0.5)
         blocks = -(-side // 4)
         coarse = rng.standard_normal((CLASSES, self.channels, blocks, blocks), dtype=np.float32)
-        patterns = np.kron(coarse, np.ones((4, 4), np.float32))[..., :side, :side].reshape(CLASSES, *self.shape)
+        patterns = np.kron(coarse, np.ones((4, 4), np.float32))[..., :side, :side].reshape(
+            CLASSES, *self.shape
+        )
         y = rng.integers(CLASSES, size=n + 2000)
         x = rng.standard_normal((n + 2000, *self.shape), dtype=np.float32)
         x += (self.signal / size**0.5) * patterns[y]
-        return fd.split(fd.Data.from_arrays(x[:n], y[:n], x[n:], y[n:], classes=CLASSES), "iid", clients=self.clients)
+        return fd.split(
+            fd.Data.from_arrays(x[:n], y[:n], x[n:], y[n:], classes=CLASSES),
+            "iid",
+            clients=self.clients,
+        )
 
     @property
     def features(self) -> int:
@@ -74,9 +86,37 @@ def seeded(net: str) -> nn.Module:
 WORKLOADS = {
     w.name: w
     for w in (
-        Workload("w1", "softmax regression, 100 x 600 rows, cohort 10", 100, 600, 10, fd.Linear(), "softmax regression", 20),
-        Workload("w2", "MLP 784-200-10, 100 x 600 rows, cohort 10", 100, 600, 10, fd.MLP(200), "mlp", 10, hidden=200),
-        Workload("w3", "softmax regression, 1,000 x 60 rows, cohort 100", 1000, 60, 100, fd.Linear(), "softmax regression", 20),
+        Workload(
+            "w1",
+            "softmax regression, 100 x 600 rows, cohort 10",
+            100,
+            600,
+            10,
+            fd.Linear(),
+            "softmax regression",
+            20,
+        ),
+        Workload(
+            "w2",
+            "MLP 784-200-10, 100 x 600 rows, cohort 10",
+            100,
+            600,
+            10,
+            fd.MLP(200),
+            "mlp",
+            10,
+            hidden=200,
+        ),
+        Workload(
+            "w3",
+            "softmax regression, 1,000 x 60 rows, cohort 100",
+            1000,
+            60,
+            100,
+            fd.Linear(),
+            "softmax regression",
+            20,
+        ),
         Workload(
             "w4",
             "CNN 32/64, fc 512, 100 x 600 rows, cohort 10",
@@ -123,16 +163,22 @@ CROWD = Workload(
 
 def foedus_rounds(work: Workload, fed: fd.Federation, rounds: int) -> Tensor:
     """`fd.run`, evaluation off; returns one of the learnt tensors, for comparison."""
-    run = fd.run(work.algorithm, fed, rounds, participation=work.cohort / work.clients, evaluate_every=0)
+    run = fd.run(
+        work.algorithm, fed, rounds, participation=work.cohort / work.clients, evaluate_every=0
+    )
     return next(iter(run.state.w.values()))
 
 
 class PlainLoop:
-    """What one would write without a framework: a module, an optimizer, one client after the other."""
+    """What one would write without a framework: a module, an optimizer, one client after the
+    other.
+    """
 
     def __init__(self, work: Workload, fed: fd.Federation):
         self.work = work
-        self.x = torch.from_numpy(fed.data.x_train)[fed.rows].view(work.clients, work.rows, *work.shape)
+        self.x = torch.from_numpy(fed.data.x_train)[fed.rows].view(
+            work.clients, work.rows, *work.shape
+        )
         self.y = torch.from_numpy(fed.data.y_train)[fed.rows].view(work.clients, work.rows)
         self.rng = np.random.default_rng(0)
         self.model = work.module()
@@ -159,17 +205,26 @@ class PlainLoop:
 
 
 class Limit:
-    """Softmax regression or one hidden layer by hand: `bmm` over clients, analytic gradients, in place.
+    """Softmax regression or one hidden layer by hand: `bmm` over clients, analytic gradients, in
+    place.
 
-    The data lie where they are, as they do for foedus: a copy in the order of clients would take as much memory again.
+    The data lie where they are, as they do for foedus: a copy in the order of clients would take as
+    much memory again.
     """
 
     def __init__(self, work: Workload, fed: fd.Federation):
         self.work = work
-        self.x, self.y = torch.from_numpy(fed.data.x_train).flatten(1), torch.from_numpy(fed.data.y_train)
+        self.x, self.y = (
+            torch.from_numpy(fed.data.x_train).flatten(1),
+            torch.from_numpy(fed.data.y_train),
+        )
         self.rows = torch.from_numpy(fed.rows).view(work.clients, work.rows)
         self.rng = np.random.default_rng(0)
-        sizes = (work.features, CLASSES) if work.hidden is None else (work.features, work.hidden, CLASSES)
+        sizes = (
+            (work.features, CLASSES)
+            if work.hidden is None
+            else (work.features, work.hidden, CLASSES)
+        )
         scale = 0.0 if work.hidden is None else 0.03
         self.weights = [scale * torch.randn(b, a) for a, b in itertools.pairwise(sizes)]
         self.biases = [torch.zeros(b) for b in sizes[1:]]

@@ -1,7 +1,8 @@
 """Predictors stay, data drift: FedBoost learns the weights again.
 
-Twenty topics have a word distribution each, and a predictor each, trained once. What clients talk about changes: topics 1 to 5
-at first, 4 to 8 later. Only the weights of the mixture are learnt again, twenty numbers, from where they were or from the start.
+Twenty topics have a word distribution each, and a predictor each, trained once. What clients talk
+about changes: topics 1 to 5 at first, 4 to 8 later. Only the weights of the mixture are learnt
+again, twenty numbers, from where they were or from the start.
 
 Run it: python examples/drift.py
 """
@@ -33,16 +34,21 @@ def drift(rounds: int = 60, rows: int = 6000, seed: int = 0) -> dict[str, list[f
 
     def learn(fed: fd.Federation, start: tuple[float, ...] | None = None) -> fd.Run:
         # Without averaging: the last weights are the ones to go on from.
-        algorithm = fd.FedBoost(members, budget=8, explore=0.2, average=False, start_weights=start, measure_every=0)
+        algorithm = fd.FedBoost(
+            members, budget=8, explore=0.2, average=False, start_weights=start, measure_every=0
+        )
         return fd.run(algorithm, fed, rounds, evaluate_every=rounds // 3)
 
     before = learn(first)
-    # A weight that went to nothing would take long to come back: a tenth of everything is shared out again.
+    # A weight that went to nothing would take long to come back: a tenth of everything is shared
+    # out again.
     weights = 0.9 * before.state.alpha + 0.1 / TOPICS
     runs = {
         "before the change": before,
         "after, weights as they were": fd.run(
-            fd.FedBoost(members, sampling="all", start_weights=tuple(before.state.alpha.tolist())), then, 0
+            fd.FedBoost(members, sampling="all", start_weights=tuple(before.state.alpha.tolist())),
+            then,
+            0,
         ),
         "after, learnt from them": learn(then, tuple((weights / weights.sum()).tolist())),
         "after, learnt from the start": learn(then),

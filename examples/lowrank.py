@@ -1,24 +1,29 @@
 """Many tasks, few rows, low rank: multi-task regression over a nuclear-norm ball, with FedFW.
 
-Five sites measure 500 features and 300 outcomes, y = W x + noise, and W has rank 3. Each site has 120 rows, all together 600:
-least squares fits the noise. A bound on the nuclear norm of W, the sum of its singular values, finds the few directions that
-matter. Two ways to stay within it:
+Five sites measure 500 features and 300 outcomes, y = W x + noise, and W has rank 3. Each site has
+120 rows, all together 600: least squares fits the noise. A bound on the nuclear norm of W, the sum
+of its singular values, finds the few directions that matter. Two ways to stay within it:
 
-    FedFW            a site sends the extreme point that its gradient asks for, a pair of vectors: 800 numbers, where W has
-                     150,000. The server answers with all five pairs, which say how its W has moved.
-    ProjectedFedAvg  a site sends a change of all of W, and the server projects: a whole singular value decomposition a round.
+    FedFW            a site sends the extreme point that its gradient asks for, a pair of vectors:
+                     800 numbers, where W has 150,000. The server answers with all five pairs, which
+                     say how its W has moved.
+    ProjectedFedAvg  a site sends a change of all of W, and the server projects: a whole singular
+                     value decomposition a round.
 
-FedAvg has no bound. Its best round, picked by the test rows, is shown too: stopping early does not replace the ball.
+FedAvg has no bound. Its best round, picked by the test rows, is shown too: stopping early does not
+replace the ball.
 
-How it was tuned. The radius is the nuclear norm of the true W, which is known because the data are made here; elsewhere, try
-some on held-out rows. FedFW has its default penalty, "auto", and the variant "augmented" (FedFW+), the better one here. The
-averaging methods take one full-batch step a round, close to the longest with which FedAvg converges.
+How it was tuned. The radius is the nuclear norm of the true W, which is known because the data are
+made here; elsewhere, try some on held-out rows. FedFW has its default penalty, "auto", and the
+variant "augmented" (FedFW+), the better one here. The averaging methods take one full-batch step a
+round, close to the longest with which FedAvg converges.
 
-How to read it. All rounds of FedFW together send up about as much as one round of the others. But a projected step gains more
-than a Frank-Wolfe step, most of all with features like these, independent and of one scale. So the third line stops
-ProjectedFedAvg once it is as good as FedFW: after a few rounds, with five times FedFW's bytes up and about as many down. What
-FedFW sends up grows with the sum of W's sides, the others' messages with their product: the larger W, the better for FedFW.
-Down, it pays for every site's pair at every site: the fewer sites, the better.
+How to read it. All rounds of FedFW together send up about as much as one round of the others. But a
+projected step gains more than a Frank-Wolfe step, most of all with features like these, independent
+and of one scale. So the third line stops ProjectedFedAvg once it is as good as FedFW: after a few
+rounds, with five times FedFW's bytes up and about as many down. What FedFW sends up grows with the
+sum of W's sides, the others' messages with their product: the larger W, the better for FedFW. Down,
+it pays for every site's pair at every site: the fewer sites, the better.
 
 Run it: python examples/lowrank.py
 """
@@ -31,30 +36,47 @@ import foedus as fd
 
 
 def federation(
-    features: int = 500, tasks: int = 300, rank: int = 3, clients: int = 5, rows: int = 120, noise: float = 1.0, seed: int = 0
+    features: int = 500,
+    tasks: int = 300,
+    rank: int = 3,
+    clients: int = 5,
+    rows: int = 120,
+    noise: float = 1.0,
+    seed: int = 0,
 ) -> tuple[fd.Federation, float]:
     """Clients with this many rows each of y = W x + noise, and the nuclear norm of W."""
     rng = np.random.default_rng(seed)
-    W = rng.standard_normal((tasks, rank)) @ rng.standard_normal((rank, features)) / np.sqrt(rank * features)
+    W = (
+        rng.standard_normal((tasks, rank))
+        @ rng.standard_normal((rank, features))
+        / np.sqrt(rank * features)
+    )
 
     def draw(n: int) -> tuple[np.ndarray, np.ndarray]:
         x = rng.standard_normal((n, features))
-        return x.astype(np.float32), (x @ W.T + noise * rng.standard_normal((n, tasks))).astype(np.float32)
+        return x.astype(np.float32), (x @ W.T + noise * rng.standard_normal((n, tasks))).astype(
+            np.float32
+        )
 
     data = fd.Data.from_arrays(*draw(clients * rows), *draw(500), name="low rank")
     return fd.split(data, "iid", clients=clients, seed=seed), float(np.linalg.norm(W, "nuc"))
 
 
-def compare(fed: fd.Federation, radius: float, rounds: int = 200, averaging_rounds: int = 40) -> dict[str, fd.Run]:
+def compare(
+    fed: fd.Federation, radius: float, rounds: int = 200, averaging_rounds: int = 40
+) -> dict[str, fd.Run]:
     """A run of each method; FedFW's rounds are cheap, so it has more of them."""
-    model, ball = fd.Linear(bias=False), fd.NuclearBall(radius)  # one matrix and nothing else, so the ball is over it
+    # one matrix and nothing else, so the ball is over it
+    model, ball = fd.Linear(bias=False), fd.NuclearBall(radius)
     step = {"lr": 0.5, "steps": 1, "batch_size": None}
     fedfw = fd.FedFW(model, ball, variant="augmented", measure_every=0)
     projected = fd.ProjectedFedAvg(model, domain=ball, measure_every=0, **step)
     runs = {"FedFW": fd.run(fedfw, fed, rounds, evaluate_every=rounds)}
     runs["ProjectedFedAvg"] = fd.run(projected, fed, averaging_rounds)
     reached = runs["FedFW"].history.mse.iloc[-1]
-    runs["ProjectedFedAvg, to FedFW's mse"] = fd.run(projected, fed, averaging_rounds, target=reached)
+    runs["ProjectedFedAvg, to FedFW's mse"] = fd.run(
+        projected, fed, averaging_rounds, target=reached
+    )
     runs["FedAvg"] = fd.run(fd.FedAvg(model, **step), fed, averaging_rounds)
     return runs
 
@@ -64,7 +86,10 @@ def table(runs: dict[str, fd.Run]) -> str:
     lines = [f"{'':32}rounds  test mse  MB up  MB down"]
     for name, run in runs.items():
         last = run.history.iloc[-1]
-        lines.append(f"{name:32}{last['round']:6.0f}{last.mse:10.2f}{last.bytes_up / 1e6:7.1f}{last.bytes_down / 1e6:9.1f}")
+        lines.append(
+            f"{name:32}{last['round']:6.0f}{last.mse:10.2f}"
+            f"{last.bytes_up / 1e6:7.1f}{last.bytes_down / 1e6:9.1f}"
+        )
     best = runs["FedAvg"].history.mse.min()
     return "\n".join([*lines, f"{'FedAvg, its best round':32}{'':6}{best:10.2f}"])
 

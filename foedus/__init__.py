@@ -53,7 +53,14 @@ _HOMES = {
         "regret",
     ),
     "foedus.audit.leakage": ("Leakage", "audit_leakage"),
-    "foedus.core.algorithm": ("Algorithm", "Batching", "Client", "client_step", "looped", "stacked"),
+    "foedus.core.algorithm": (
+        "Algorithm",
+        "Batching",
+        "Client",
+        "client_step",
+        "looped",
+        "stacked",
+    ),
     "foedus.core.callbacks": ("Callback", "CallbackWarning"),
     "foedus.base.spec": ("Spec",),
     "foedus.base.tree": ("State",),
@@ -162,7 +169,9 @@ def __getattr__(name: str) -> Any:
     elif name in _HOME:
         value = getattr(importlib.import_module(_HOME[name]), name)
     else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__]
+        )
     globals()[name] = value
     return value
 

@@ -1,6 +1,7 @@
 """The errors foedus raises on purpose; each names the argument, the value and the remedy.
 
-All of them derive from `FoedusError`, so `except fd.FoedusError` catches what a user can mend and lets bugs through.
+All of them derive from `FoedusError`, so `except fd.FoedusError` catches what a user can mend and
+lets bugs through.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ class FoedusError(Exception):
 
 
 class DataError(FoedusError, ValueError):
-    """Data that cannot be used: missing set, NaN features, labels out of range, a malformed file."""
+    """Data that cannot be used: missing set, NaN features, labels out of range, a malformed
+    file.
+    """
 
 
 class SplitError(FoedusError, ValueError):
@@ -32,7 +35,9 @@ class ModelError(FoedusError, ValueError):
 
 
 class ConfigError(FoedusError, ValueError):
-    """A setting that is unknown or outside its range; in a configuration file, with the file and the key."""
+    """A setting that is unknown or outside its range; in a configuration file, with the file and
+    the key.
+    """
 
 
 class WireError(FoedusError, ValueError):
@@ -64,7 +69,9 @@ class TooFewClients(FoedusError):  # noqa: N818 - says it all
 
 
 class SecureError(FoedusError):
-    """A message of secure aggregation that is refused: altered, repeated, of another round, or asking for too much."""
+    """A message of secure aggregation that is refused: altered, repeated, of another round, or
+    asking for too much.
+    """
 
 
 class CheckpointError(FoedusError, ValueError):
@@ -72,7 +79,9 @@ class CheckpointError(FoedusError, ValueError):
 
 
 def unknown(what: str, value: object, allowed: Iterable[object]) -> str:
-    """The sentence for a name that is not one of `allowed`, with the closest one as a suggestion."""
+    """The sentence for a name that is not one of `allowed`, with the closest one as a
+    suggestion.
+    """
     names = [str(a) for a in allowed]
     close = difflib.get_close_matches(str(value), names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
@@ -80,7 +89,10 @@ def unknown(what: str, value: object, allowed: Iterable[object]) -> str:
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a real number, and not a bool. (To type checkers a float is not a `Real`.)"""
+    """Whether a value is a real number, and not a bool.
+
+    (To type checkers a float is not a `Real`.)
+    """
     return isinstance(value, Real) and not isinstance(value, bool)
 
 

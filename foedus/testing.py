@@ -3,7 +3,8 @@
     from foedus.testing import check_algorithm
     check_algorithm(MyAlgorithm(), fed)
 
-Each check is a function of its own with the same arguments, so that a test suite can run and name them one by one:
+Each check is a function of its own with the same arguments, so that a test suite can run and name
+them one by one:
 
     @pytest.mark.parametrize("check", foedus.testing.CHECKS, ids=lambda c: c.__name__)
     def test_mine(check):
@@ -42,9 +43,13 @@ ROUNDS = 3
 
 
 def check_algorithm(algorithm: Algorithm, fed: Federation, engine: Any = None) -> None:
-    """Run every check on a federation of at least four clients, with test rows; raises AssertionError, with the name of the property, at the first that fails."""
+    """Run every check on a federation of at least four clients, with test rows; raises
+    AssertionError, with the name of the property, at the first that fails.
+    """
     if len(fed) < 4:
-        raise SplitError(f"check_algorithm needs a federation of at least 4 clients, not {len(fed)}")
+        raise SplitError(
+            f"check_algorithm needs a federation of at least 4 clients, not {len(fed)}"
+        )
     for check in CHECKS:
         check(algorithm, fed, engine or Local())
 
@@ -53,25 +58,39 @@ def check_batched_equals_looped(algorithm: Algorithm, fed: Federation, engine: A
     """How clients are batched leaves no trace beyond rounding; neither does the engine."""
     reference = _run(algorithm, fed, Local(batch=False))
     for other in (Local(batch=True), Local(batch=True, memory=1), engine):
-        _close(reference, _run(algorithm, fed, other), f"{type(algorithm).__name__}: looped and {other} differ")
+        _close(
+            reference,
+            _run(algorithm, fed, other),
+            f"{type(algorithm).__name__}: looped and {other} differ",
+        )
 
 
 def check_client_order(algorithm: Algorithm, fed: Federation, engine: Any) -> None:
     """The order in which clients are listed does not matter, to the last bit."""
     backwards = fed.select(np.arange(len(fed))[::-1].copy())
-    _same(_run(algorithm, fed, engine), _run(algorithm, backwards, engine), "the order of the clients changed the result")
+    _same(
+        _run(algorithm, fed, engine),
+        _run(algorithm, backwards, engine),
+        "the order of the clients changed the result",
+    )
 
 
 def check_seeds(algorithm: Algorithm, fed: Federation, engine: Any) -> None:
-    """The same seed gives the same run, another seed another run (other clients take part in it)."""
-    first, again, other = (_run(algorithm, fed, engine, seed=s, participation=0.5, rounds=4) for s in (0, 0, 1))
+    """The same seed gives the same run, another seed another run (other clients take part in
+    it).
+    """
+    first, again, other = (
+        _run(algorithm, fed, engine, seed=s, participation=0.5, rounds=4) for s in (0, 0, 1)
+    )
     _same(first, again, "the same seed gave another run")
     if not algorithm.pooled or _draws(algorithm, len(fed.rows)):
         assert not _equal(_numbers(first), _numbers(other)), "another seed gave the same run"
 
 
 def check_resume(algorithm: Algorithm, fed: Federation, engine: Any) -> None:
-    """A run that is stopped and resumed has the history, the state and the client states of one that was not."""
+    """A run that is stopped and resumed has the history, the state and the client states of one
+    that was not.
+    """
     for participation, small in ((0.5, engine), (1.0, Local(batch=True, memory=100_000))):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "checkpoint.safetensors"
@@ -83,10 +102,16 @@ def check_resume(algorithm: Algorithm, fed: Federation, engine: Any) -> None:
 
 
 def check_wire(algorithm: Algorithm, fed: Federation, engine: Any) -> None:
-    """Payloads and replies survive encoding to the last bit, and the bytes charged are the bytes encoded."""
+    """Payloads and replies survive encoding to the last bit, and the bytes charged are the bytes
+    encoded.
+    """
     counted = Encoding(engine)
     through = _run(algorithm, fed, counted)
-    _same(_run(algorithm, fed, engine), through, "encoding and decoding every message changed the result")
+    _same(
+        _run(algorithm, fed, engine),
+        through,
+        "encoding and decoding every message changed the result",
+    )
     last = through.records.rows[-1]
     charged = (last["bytes_up"], last["bytes_down"], last["messages_up"])
     sent = (counted.up, counted.down, counted.messages)
@@ -102,7 +127,11 @@ def check_sizes(algorithm: Algorithm, fed: Federation, engine: Any) -> None:
     unequal = replace(fed.select(np.arange(4)), rows=order, offsets=cuts)
     looped = _run(algorithm, unequal, Local(batch=False))
     _finite(looped, "clients of 1, 2, 3 and all other rows")
-    _close(looped, _run(algorithm, unequal, engine), "clients of very unequal size: looped and batched differ")
+    _close(
+        looped,
+        _run(algorithm, unequal, engine),
+        "clients of very unequal size: looped and batched differ",
+    )
 
 
 def _numpy_state() -> np.ndarray:
@@ -113,7 +142,9 @@ def check_global_random_state(algorithm: Algorithm, fed: Federation, engine: Any
     """No global random generator is used or seeded."""
     before = torch.get_rng_state(), _numpy_state().copy(), python_random.getstate()
     _run(algorithm, fed, engine, participation=0.5)
-    assert torch.equal(before[0], torch.get_rng_state()), "the run changed torch's global random state"
+    assert torch.equal(before[0], torch.get_rng_state()), (
+        "the run changed torch's global random state"
+    )
     assert np.array_equal(before[1], _numpy_state()), "the run changed numpy's global random state"
     assert before[2] == python_random.getstate(), "the run changed Python's global random state"
 
@@ -137,21 +168,38 @@ CHECKS: tuple[Callable[[Algorithm, Federation, Any], None], ...] = (
 
 
 class Encoding:
-    """An engine around an engine: every message really is encoded and decoded, and its length added up."""
+    """An engine around an engine: every message really is encoded and decoded, and its length added
+    up.
+    """
 
     def __init__(self, engine: Any, watch: bool = False):
         self.engine, self.watch = engine, watch
         self.up = self.down = self.messages = 0
 
     def open(self, algorithm: Algorithm, fed: Federation, seed_key: Tensor) -> Session:
-        return EncodingSession(self, algorithm, self.engine.open(algorithm, fed, seed_key), fed.spec, random.fold(seed_key, 0))
+        return EncodingSession(
+            self,
+            algorithm,
+            self.engine.open(algorithm, fed, seed_key),
+            fed.spec,
+            random.fold(seed_key, 0),
+        )
 
 
 class EncodingSession(Session):
-    """Messages of an `Encoding`; the clients' copies of held values are rebuilt from them, and must be the server's."""
+    """Messages of an `Encoding`; the clients' copies of held values are rebuilt from them, and must
+    be the server's.
+    """
 
-    def __init__(self, counted: Encoding, algorithm: Algorithm, inner: Session, spec: Spec, shared: Tensor):
-        self.counted, self.algorithm, self.inner, self.conditions = counted, algorithm, inner, inner.conditions
+    def __init__(
+        self, counted: Encoding, algorithm: Algorithm, inner: Session, spec: Spec, shared: Tensor
+    ):
+        self.counted, self.algorithm, self.inner, self.conditions = (
+            counted,
+            algorithm,
+            inner,
+            inner.conditions,
+        )
         self.first = lambda: algorithm.first_held(spec, shared)
         self.copies: dict[int, dict[str, Tree]] = {}
 
@@ -164,19 +212,32 @@ class EncodingSession(Session):
             message = wire.encode(plain)
             counted.down += len(message) * len(ids)
             sent.append((message, wire.decode(message)))
-            updates.append((torch.searchsorted(ask.ids, ids), {name: sent[-1][1].get(name) for name in ask.held}))
+            updates.append(
+                (
+                    torch.searchsorted(ask.ids, ids),
+                    {name: sent[-1][1].get(name) for name in ask.held},
+                )
+            )
             self._rebuild(ask, ids, sent[-1][1])
         received = {name: value for name, value in sent[0][1].items() if name not in ask.held}
-        for ids, reply, stacked in self.inner.exchange(replace(ask, payload=received, updates=updates if ask.held else [])):
+        for ids, reply, stacked in self.inner.exchange(
+            replace(ask, payload=received, updates=updates if ask.held else [])
+        ):
             if stacked:
                 replies = Replies(ids, ids, stacked=reply)
                 each = [self._through(replies[i]) for i in range(len(ids))]
-                yield ids, Replies(ids, ids, separate=each).stack() if tree.leaves(reply) else reply, True
+                yield (
+                    ids,
+                    Replies(ids, ids, separate=each).stack() if tree.leaves(reply) else reply,
+                    True,
+                )
             else:
                 yield ids, self._through(reply), False
         if counted.watch:
             for message, plain in sent:
-                assert wire.encode(plain) == message, f"the client step {ask.step} changed its payload in place"
+                assert wire.encode(plain) == message, (
+                    f"the client step {ask.step} changed its payload in place"
+                )
 
     def _rebuild(self, ask: Ask, ids: Tensor, message: Tree) -> None:
         """What clients make of the message is what the server has, to the last bit."""
@@ -215,7 +276,14 @@ class EncodingSession(Session):
         self.inner.close()
 
 
-def _run(algorithm: Algorithm, fed: Federation, engine: Any, rounds: int = ROUNDS, seed: int = 0, **options: Any) -> Run:
+def _run(
+    algorithm: Algorithm,
+    fed: Federation,
+    engine: Any,
+    rounds: int = ROUNDS,
+    seed: int = 0,
+    **options: Any,
+) -> Run:
     return run(algorithm, fed, rounds, seed=seed, engine=engine, progress=False, **options)
 
 
@@ -225,15 +293,23 @@ def _draws(algorithm: Algorithm, rows: int) -> bool:
 
 
 def _numbers(result: Run) -> list[Tensor]:
-    """All numbers that a run ends with: server state, client states, history (but for the clock)."""
-    rows = [[row.get(c, float("nan")) for c in result.records.columns if c != "seconds"] for row in result.records.rows]
+    """All numbers that a run ends with: server state, client states, history (but for the
+    clock).
+    """
+    rows = [
+        [row.get(c, float("nan")) for c in result.records.columns if c != "seconds"]
+        for row in result.records.rows
+    ]
     trees = (result.state, result.clients)
-    return [t for t in tree.leaves(trees) if isinstance(t, Tensor)] + [torch.tensor(rows, dtype=torch.float64)]
+    return [t for t in tree.leaves(trees) if isinstance(t, Tensor)] + [
+        torch.tensor(rows, dtype=torch.float64)
+    ]
 
 
 def _equal(a: list[Tensor], b: list[Tensor]) -> bool:
     return len(a) == len(b) and all(
-        x.shape == y.shape and torch.equal(x.nan_to_num(7e77), y.nan_to_num(7e77)) for x, y in zip(a, b, strict=True)
+        x.shape == y.shape and torch.equal(x.nan_to_num(7e77), y.nan_to_num(7e77))
+        for x, y in zip(a, b, strict=True)
     )
 
 
@@ -244,13 +320,18 @@ def _same(a: Run, b: Run, message: str) -> None:
 def _close(a: Run, b: Run, message: str, tolerance: float = 2e-4) -> None:
     for x, y in zip(tree.leaves(a.state), tree.leaves(b.state), strict=True):
         if isinstance(x, Tensor):
-            torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance, msg=lambda m: f"{message}: {m}")
+            torch.testing.assert_close(
+                x, y, rtol=tolerance, atol=tolerance, msg=lambda m: f"{message}: {m}"
+            )
     for column in a.records.columns:
-        # A row on the decision border may change sides by rounding: accuracies are compared through their losses.
+        # A row on the decision border may change sides by rounding: accuracies are compared through
+        # their losses.
         if column == "seconds" or "accuracy" in column:
             continue
         got, want = np.array(b.records.values(column)), np.array(a.records.values(column))
-        np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance, err_msg=f"{message}: {column}")
+        np.testing.assert_allclose(
+            got, want, rtol=tolerance, atol=tolerance, err_msg=f"{message}: {column}"
+        )
 
 
 def _finite(result: Run, what: str) -> None:

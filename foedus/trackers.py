@@ -1,4 +1,7 @@
-"""Trackers: callbacks of `fd.run` that keep its history where other tools show it. Their packages are optional extras."""
+"""Trackers: callbacks of `fd.run` that keep its history where other tools show it.
+
+Their packages are optional extras.
+"""
 
 from __future__ import annotations
 
@@ -30,16 +33,19 @@ if TYPE_CHECKING:
 class TensorBoard(Callback):
     """Writes every number of the history to a folder for TensorBoard, with the round as the step.
 
-    A run has a folder of its own within `folder`, called by the algorithm, the seed and a checksum of the settings: the same run
-    again, or resumed, takes the place of its former self, and every round is shown once. The settings are there as text, the
-    algorithm's also under "HParams".
+    A run has a folder of its own within `folder`, called by the algorithm, the seed and a checksum
+    of the settings: the same run again, or resumed, takes the place of its former self, and every
+    round is shown once. The settings are there as text, the algorithm's also under "HParams".
 
     Example:
-        >>> fd.run(fd.FedAvg(), fed, rounds=20, callbacks=[fd.TensorBoard("runs")])  # tensorboard --logdir runs
+        >>> fd.run(fd.FedAvg(), fed, rounds=20, callbacks=[fd.TensorBoard("runs")])
+        >>> # tensorboard --logdir runs
     """
 
     folder: Annotated[
-        str | os.PathLike, Predicate(lambda folder: str(folder) != ""), Means("the path of a folder, such as 'runs'")
+        str | os.PathLike,
+        Predicate(lambda folder: str(folder) != ""),
+        Means("the path of a folder, such as 'runs'"),
     ]
 
     def __post_init__(self) -> None:
@@ -49,7 +55,8 @@ class TensorBoard(Callback):
     def start(self, name: str, settings: dict[str, Any], rows: list[dict[str, Any]]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # What an earlier process wrote is void from step 0 on; the rows so far are written again, so none is lost or doubled.
+        # What an earlier process wrote is void from step 0 on; the rows so far are written again,
+        # so none is lost or doubled.
         path = Path(self.folder) / f"{quote(name, safe=' ,=()')}-{_fingerprint(settings)}"
         self.settings, self.writer = settings, SummaryWriter(str(path), purge_step=0)
         for row in rows:
@@ -58,7 +65,9 @@ class TensorBoard(Callback):
     def row(self, row: dict[str, Any]) -> None:
         numbers = _numbers(row)
         if row["round"] == 0:
-            self._describe([c for c in ("loss", "accuracy", "mse", "own_accuracy", "own_mse") if c in numbers])
+            self._describe(
+                [c for c in ("loss", "accuracy", "mse", "own_accuracy", "own_mse") if c in numbers]
+            )
         for name, value in numbers.items():
             self.writer.add_scalar(name, value, row["round"])
         self.writer.flush()
@@ -80,12 +89,14 @@ class TensorBoard(Callback):
 
 @dataclass(eq=False)
 class MLflow(Callback):
-    """Records a run with MLflow: settings as parameters, each number of the history as a metric by round, a status at the end.
+    """Records a run with MLflow: settings as parameters, each number of the history as a metric by
+    round, a status at the end.
 
-    experiment: the name of MLflow's experiment, made if there is none. uri: of the tracking server or database, such as
-    "http://host:5000" or "sqlite:///mlflow.db"; `None`: as MLflow decides ($MLFLOW_TRACKING_URI, or a database in the current
-    folder). A resumed run goes on in its own record, found by a checksum of the settings, and no round is logged twice. The
-    status is FINISHED, FAILED, or KILLED by Ctrl-C.
+    experiment: the name of MLflow's experiment, made if there is none. uri: of the tracking server
+    or database, such as "http://host:5000" or "sqlite:///mlflow.db"; `None`: as MLflow decides
+    ($MLFLOW_TRACKING_URI, or a database in the current folder). A resumed run goes on in its own
+    record, found by a checksum of the settings, and no round is logged twice. The status is
+    FINISHED, FAILED, or KILLED by Ctrl-C.
 
     Example:
         >>> fd.run(fd.FedAvg(), fed, rounds=20, callbacks=[fd.MLflow("digits", uri="http://localhost:5000")])
@@ -103,14 +114,18 @@ class MLflow(Callback):
 
         self.client = MlflowClient(tracking_uri=self.uri)
         found = self.client.get_experiment_by_name(self.experiment)
-        experiment = self.client.create_experiment(self.experiment) if found is None else found.experiment_id
+        experiment = (
+            self.client.create_experiment(self.experiment) if found is None else found.experiment_id
+        )
         former = self._former(experiment, settings) if rows else None
         self.logged: set[int] = set()
         if former is None:
             self._create(experiment, name, settings)
         else:
             self.run_id: str = former
-            self.logged = {metric.step for metric in self.client.get_metric_history(self.run_id, "seconds")}
+            self.logged = {
+                metric.step for metric in self.client.get_metric_history(self.run_id, "seconds")
+            }
             self.client.update_run(self.run_id, status="RUNNING")
         for row in rows:
             self.row(row)
@@ -118,13 +133,19 @@ class MLflow(Callback):
     def _former(self, experiment: str, settings: dict[str, Any]) -> str | None:
         """The record that a resumed run began."""
         same = f"tags.`foedus.fingerprint` = '{_fingerprint(settings)}'"
-        found = self.client.search_runs([experiment], same, max_results=1, order_by=["attributes.start_time DESC"])
+        found = self.client.search_runs(
+            [experiment], same, max_results=1, order_by=["attributes.start_time DESC"]
+        )
         return found[0].info.run_id if found else None
 
     def _create(self, experiment: str, name: str, settings: dict[str, Any]) -> None:
         from mlflow.entities import Param
 
-        tags = {"version": __version__, "seed": settings["seed"], "fingerprint": _fingerprint(settings)}
+        tags = {
+            "version": __version__,
+            "seed": settings["seed"],
+            "fingerprint": _fingerprint(settings),
+        }
         tags |= flatten(settings["federation"], "federation")
         tags = {f"foedus.{key}": str(value)[:_LONGEST] for key, value in tags.items()}
         self.run_id = self.client.create_run(experiment, tags=tags, run_name=name).info.run_id
@@ -138,7 +159,8 @@ class MLflow(Callback):
         if row["round"] not in self.logged:
             now = int(time.time() * 1000)
             self.client.log_batch(
-                self.run_id, [Metric(name, value, now, row["round"]) for name, value in _numbers(row).items()]
+                self.run_id,
+                [Metric(name, value, now, row["round"]) for name, value in _numbers(row).items()],
             )
 
     def end(self, run: Run | None, error: BaseException | None) -> None:
@@ -151,7 +173,9 @@ _AT_ONCE = 100  # parameters in one request
 
 
 def _require(module: str, who: str) -> None:
-    """Say what is missing before the run, not within it; the package itself is loaded when the run starts."""
+    """Say what is missing before the run, not within it; the package itself is loaded when the run
+    starts.
+    """
     if importlib.util.find_spec(module) is None:
         raise FoedusError(f"fd.{who} needs the package {module}: pip install 'foedus[{module}]'")
 
@@ -162,13 +186,23 @@ def _fingerprint(settings: dict[str, Any]) -> str:
 
 
 def _parameters(settings: dict[str, Any]) -> dict[str, Any]:
-    """What was chosen, by dotted name: the algorithm's settings, and those of the run. Lists and None become text."""
+    """What was chosen, by dotted name: the algorithm's settings, and those of the run.
+
+    Lists and None become text.
+    """
     chosen = flatten(settings["algorithm"]) | flatten(
         {k: v for k, v in settings.items() if k not in ("algorithm", "federation")}
     )
-    return {k: v if isinstance(v, bool | int | float | str) else str(v).lower() for k, v in chosen.items()}
+    return {
+        k: v if isinstance(v, bool | int | float | str) else str(v).lower()
+        for k, v in chosen.items()
+    }
 
 
 def _numbers(row: dict[str, Any]) -> dict[str, float]:
     """What can be drawn: the round is the step, and what is missing is left out."""
-    return {k: float(v) for k, v in row.items() if k != "round" and isinstance(v, Real) and not math.isnan(v)}
+    return {
+        k: float(v)
+        for k, v in row.items()
+        if k != "round" and isinstance(v, Real) and not math.isnan(v)
+    }

@@ -14,8 +14,10 @@ from foedus.base import random
 
 @dataclass(frozen=True)
 class Everything(fd.Algorithm):
-    """No method of use, but all that the contract allows: preparation, states drawn at random, several exchanges in a round
-    with payloads of different size, batched and looped steps, structured and constant parts of replies, gathered replies."""
+    """No method of use, but all that the contract allows: preparation, states drawn at random,
+    several exchanges in a round with payloads of different size, batched and looped steps,
+    structured and constant parts of replies, gathered replies.
+    """
 
     personal: ClassVar[bool] = True
 
@@ -25,12 +27,15 @@ class Everything(fd.Algorithm):
 
     def init(self, client):
         return {
-            "point": client.prepared["center"] + 0.1 * random.normal(client.key, client.spec.features),
+            "point": client.prepared["center"]
+            + 0.1 * random.normal(client.key, client.spec.features),
             "rows": client.data.count,
         }
 
     def outputs(self, client, x):
-        return (x.flatten(1) @ client.state["point"]).unsqueeze(-1) * torch.ones(client.spec.outputs)
+        return (x.flatten(1) @ client.state["point"]).unsqueeze(-1) * torch.ones(
+            client.spec.outputs
+        )
 
     def row_loss(self, outputs, y):
         return outputs.square().mean(-1)
@@ -40,7 +45,12 @@ class Everything(fd.Algorithm):
         return wire.Sparse(i, client.state["point"].gather(0, i), (client.spec.features,)), None
 
     def move(self, client, to, big):
-        point = 0.9 * client.state["point"] + 0.1 * to + 1e-3 * big[: len(to)] + 0.01 * random.normal(client.key, len(to))
+        point = (
+            0.9 * client.state["point"]
+            + 0.1 * to
+            + 1e-3 * big[: len(to)]
+            + 0.01 * random.normal(client.key, len(to))
+        )
         signs = wire.Signs.pack(point, point.abs().mean())
         return {"signs": signs, "depth": 3}, {**client.state, "point": point}
 
@@ -58,14 +68,17 @@ class Everything(fd.Algorithm):
         moved = clients.gather(self.move, to=to, big=torch.ones(5000))
         mean = torch.stack([reply["signs"].dense() for reply in moved]).mean(0)
         far = clients.gather(self.farthest)
-        return fd.State(to=0.5 * to + mean, spread=torch.stack([r["distances"].sum() for r in far]).mean())
+        return fd.State(
+            to=0.5 * to + mean, spread=torch.stack([r["distances"].sum() for r in far]).mean()
+        )
 
 
 def _networks(count: int) -> list[torch.nn.Module]:
     """Linear networks on the 64 pixels of a digit, with weights of a fixed draw."""
     generator, networks = torch.Generator().manual_seed(0), []
     for _ in range(count):
-        network = torch.nn.utils.skip_init(torch.nn.Linear, 64, 10)  # the global generator stays as it is
+        # the global generator stays as it is
+        network = torch.nn.utils.skip_init(torch.nn.Linear, 64, 10)
         for p in network.parameters():
             p.data = 0.2 * torch.randn(p.shape, generator=generator)
         networks.append(network)
@@ -76,12 +89,17 @@ PREDICTORS = fd.Classifiers(_networks(4), classes=10)
 DENSITIES = fd.Densities(0.9 * torch.eye(10)[:7] + 0.01, torch.full((10,), 0.1), 0.1)
 _PUBLIC = torch.linspace(-1, 1, 30 * 64).view(30, 64).sin().numpy()
 _FEW_EPOCHS = fd.Training(lr=0.01, optimizer="adam", epochs=2, batch_size=16)
-FEATURES = fd.RandomFourier(50, bandwidth=4.0)  # some clients have fewer rows, and solve in the dual
+# some clients have fewer rows, and solve in the dual
+FEATURES = fd.RandomFourier(50, bandwidth=4.0)
 
 ALGORITHMS: dict[str, fd.Algorithm] = {
     "FedAvg": fd.FedAvg(fd.Linear(), lr=0.1, batch_size=16),
-    "FedAvg, MLP, server momentum": fd.FedAvg(fd.MLP(12), lr=0.05, batch_size=16, server_momentum=0.5, server_lr=0.7),
-    "FedAvg, Adam, clipping": fd.FedAvg(fd.Linear(), lr=0.01, optimizer="adam", steps=5, batch_size=8, clip=1.0),
+    "FedAvg, MLP, server momentum": fd.FedAvg(
+        fd.MLP(12), lr=0.05, batch_size=16, server_momentum=0.5, server_lr=0.7
+    ),
+    "FedAvg, Adam, clipping": fd.FedAvg(
+        fd.Linear(), lr=0.01, optimizer="adam", steps=5, batch_size=8, clip=1.0
+    ),
     "FedProx": fd.FedProx(fd.Linear(), lr=0.1, mu=0.1, batch_size=16),
     "Scaffold": fd.Scaffold(fd.Linear(), lr=0.1, batch_size=16),
     "Scaffold, option 1": fd.Scaffold(fd.Linear(), lr=0.1, batch_size=16, option=1),
@@ -92,54 +110,98 @@ ALGORITHMS: dict[str, fd.Algorithm] = {
     "FedNewton, cg": fd.FedNewton(FEATURES, reg=0.1, solver="cg", tol=1e-6),
     "FedNewton, float32": fd.FedNewton(FEATURES, reg=0.1, solver="cg", tol=1e-3, dtype="float32"),
     "FedNewton, softmax": fd.FedNewton(FEATURES, reg=0.1, loss="cross_entropy"),
-    "FedNewton, logistic, inexact": fd.FedNewton(fd.Polynomial(2), reg=10.0, loss="logistic", inner=5),
+    "FedNewton, logistic, inexact": fd.FedNewton(
+        fd.Polynomial(2), reg=10.0, loss="logistic", inner=5
+    ),
     "RidgeFedAvg": fd.RidgeFedAvg(FEATURES, reg=0.1, lr=0.5),
     "RidgeFedProx": fd.RidgeFedProx(FEATURES, reg=0.1, mu=0.1),
     "FedFW": fd.FedFW(fd.Linear(), fd.L2Ball(5.0)),
-    "FedFW, one entry": fd.FedFW(fd.Linear(), fd.PerLayer(fd.L1Ball(5.0)), penalty=1e-2, schedule="nonconvex", horizon=10),
-    "FedFW, augmented, signs": fd.FedFW(fd.Linear(), fd.LInfBall(0.1), variant="augmented", noise=0.1),
-    "FedFW, augmented, a network": fd.FedFW(fd.MLP(6), fd.L2Ball(4.0), begin="projected", variant="augmented", penalty=1e-3),
-    "FedFW, stochastic, rank one": fd.FedFW(fd.Linear(bias=False), fd.NuclearBall(5.0), variant="stochastic", batch_size=8),
+    "FedFW, one entry": fd.FedFW(
+        fd.Linear(), fd.PerLayer(fd.L1Ball(5.0)), penalty=1e-2, schedule="nonconvex", horizon=10
+    ),
+    "FedFW, augmented, signs": fd.FedFW(
+        fd.Linear(), fd.LInfBall(0.1), variant="augmented", noise=0.1
+    ),
+    "FedFW, augmented, a network": fd.FedFW(
+        fd.MLP(6), fd.L2Ball(4.0), begin="projected", variant="augmented", penalty=1e-3
+    ),
+    "FedFW, stochastic, rank one": fd.FedFW(
+        fd.Linear(bias=False), fd.NuclearBall(5.0), variant="stochastic", batch_size=8
+    ),
     "FedFW, stragglers": fd.FedFW(fd.Linear(), fd.L1Ball(5.0), supersets={2: fd.L2Ball(5.0)}),
     "NaiveFW": fd.NaiveFW(fd.Linear(), fd.L2Ball(5.0)),
     "FedDR": fd.FedDR(fd.Linear(), lr=0.1, batch_size=16, domain=fd.L2Ball(5.0), eta=1.0),
-    "ProjectedFedAvg": fd.ProjectedFedAvg(fd.Linear(), lr=0.1, batch_size=16, domain=fd.L1Ball(5.0)),
+    "ProjectedFedAvg": fd.ProjectedFedAvg(
+        fd.Linear(), lr=0.1, batch_size=16, domain=fd.L1Ball(5.0)
+    ),
     "FedBoost": fd.FedBoost(PREDICTORS, budget=2.5),
     "FedBoost, squared, corrected, repeats": fd.FedBoost(
-        PREDICTORS, budget=1.5, sampling="uniform", loss="squared", bias_correction=True, mirror=fd.Euclidean(), repeats=2
+        PREDICTORS,
+        budget=1.5,
+        sampling="uniform",
+        loss="squared",
+        bias_correction=True,
+        mirror=fd.Euclidean(),
+        repeats=2,
     ),
-    "FedBoost, cache": fd.FedBoost(PREDICTORS, budget=2, cache=True, explore=0.2, step=0.1, average=False),
-    "FedBoost, predictors from messages": fd.FedBoost(PREDICTORS.remote(), budget=2, step=0.1, measure_every=0),
-    "FedBoost, densities": fd.FedBoost(DENSITIES, budget=3, sampling="uniform", horizon=10, reweigh=False),
+    "FedBoost, cache": fd.FedBoost(
+        PREDICTORS, budget=2, cache=True, explore=0.2, step=0.1, average=False
+    ),
+    "FedBoost, predictors from messages": fd.FedBoost(
+        PREDICTORS.remote(), budget=2, step=0.1, measure_every=0
+    ),
+    "FedBoost, densities": fd.FedBoost(
+        DENSITIES, budget=3, sampling="uniform", horizon=10, reweigh=False
+    ),
     "FedBoost, densities from messages": fd.FedBoost(
         DENSITIES.remote(), budget=2, loss="squared", bias_correction=True, measure_every=0
     ),
     "AFLBoost": fd.AFLBoost(PREDICTORS, budget=2, low=0.1, step=0.2, step_domains=0.1),
-    "AFLBoost, densities, cache": fd.AFLBoost(DENSITIES, budget=3, mirror_domains=fd.Euclidean(), cache=True, repeats=2),
+    "AFLBoost, densities, cache": fd.AFLBoost(
+        DENSITIES, budget=3, mirror_domains=fd.Euclidean(), cache=True, repeats=2
+    ),
     "FedRes": fd.FedRes(step=0.05),
     "FedRes, logistic, columns, mini-batches, ball": fd.FedRes(
-        loss="logistic", shared=range(32), private=range(20, 64), schedule="sqrt", batch_size=3, radius=2.0, send="gradient"
+        loss="logistic",
+        shared=range(32),
+        private=range(20, 64),
+        schedule="sqrt",
+        batch_size=3,
+        radius=2.0,
+        send="gradient",
     ),
     "FedRes, a network and different local models": fd.FedRes(
-        fd.MLP(5), {i: fd.Linear() if i % 2 else fd.MLP(3) for i in range(12)}, private={i: range(8 + i) for i in range(12)}
+        fd.MLP(5),
+        {i: fd.Linear() if i % 2 else fd.MLP(3) for i in range(12)},
+        private={i: range(8 + i) for i in range(12)},
     ),
     "FedRes, alone": fd.FedRes(global_model=None, schedule="constant", step=0.001),
     "FedRes, central": fd.FedRes(local_model=None, rule="misaligned"),
     "FedResERM": fd.FedResERM(shared=range(6), private=range(6, 12), radius=1.0),
-    "FictitiousPlay": fd.FictitiousPlay(shared=range(6), private=range(6, 12), bias=False, batch_size=2),
+    "FictitiousPlay": fd.FictitiousPlay(
+        shared=range(6), private=range(6, 12), bias=False, batch_size=2
+    ),
     "FFGB": fd.FFGB(fd.Forest(trees=2, depth=3)),
     "FFGB, two steps, theorem's step": fd.FFGB(
         fd.Forest(trees=1, depth=4), local_steps=2, mu=0.1, step="theorem4.3", weights="rows"
     ),
     "FFGB, networks": fd.FFGB(fd.Net(fd.MLP(4), _FEW_EPOCHS), step=1.0),
-    "FFGBDistill": fd.FFGBDistill(fd.MLP(5), _PUBLIC, oracle=_FEW_EPOCHS, student=_FEW_EPOCHS, local_steps=2),
-    "FedAvgDistill": fd.FedAvgDistill(model=fd.MLP(5), public=_PUBLIC, student=_FEW_EPOCHS, lr=0.05, batch_size=16),
+    "FFGBDistill": fd.FFGBDistill(
+        fd.MLP(5), _PUBLIC, oracle=_FEW_EPOCHS, student=_FEW_EPOCHS, local_steps=2
+    ),
+    "FedAvgDistill": fd.FedAvgDistill(
+        model=fd.MLP(5), public=_PUBLIC, student=_FEW_EPOCHS, lr=0.05, batch_size=16
+    ),
     "Everything the contract allows": Everything(),
     "Central": fd.Central(fd.Linear(), lr=0.1, momentum=0.9, batch_size=16),
     "KRR": fd.KRR(FEATURES, reg=0.1),
 }
 
-ENGINES = {"Local": fd.Local(), "Delayed by nothing": fd.Delayed(fd.Local()), "Ray": fd.Ray(workers=2)}
+ENGINES = {
+    "Local": fd.Local(),
+    "Delayed by nothing": fd.Delayed(fd.Local()),
+    "Ray": fd.Ray(workers=2),
+}
 
 # On Ray every algorithm is compared with Local; these, one a family, pass every check there.
 ALL_CHECKS_ON_RAY = (

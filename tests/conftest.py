@@ -25,7 +25,11 @@ def digits() -> fd.Data:
 def fed(digits) -> fd.Federation:
     """Five clients of unequal size and label mix, a few hundred rows in all."""
     small = fd.Data.from_arrays(
-        digits.x_train[:300], digits.y_train[:300], digits.x_test[:100], digits.y_test[:100], classes=10
+        digits.x_train[:300],
+        digits.y_train[:300],
+        digits.x_test[:100],
+        digits.y_test[:100],
+        classes=10,
     )
     return fd.split(small, "dirichlet", clients=5, alpha=0.5, seed=0)
 
@@ -50,7 +54,9 @@ def real() -> Path:
 
 @pytest.fixture
 def two() -> fd.Federation:
-    """Two clients for numbers worked out by hand: A holds the row (1, 2), B holds (2, 1) twice; f_A' = w - 2, f_B' = 4w - 2."""
+    """Two clients for numbers worked out by hand: A holds the row (1, 2), B holds (2, 1) twice;
+    f_A' = w - 2, f_B' = 4w - 2.
+    """
     a = (np.array([[1.0]], np.float32), np.array([2.0], np.float32))
     b = (np.array([[2.0], [2.0]], np.float32), np.array([1.0, 1.0], np.float32))
     return fd.Federation.from_clients([a, b])
@@ -58,9 +64,14 @@ def two() -> fd.Federation:
 
 @pytest.fixture(scope="session")
 def ray_engine():
-    """Two Ray workers for all tests of a process. There is room for more: some tests have workers of their own."""
+    """Two Ray workers for all tests of a process.
+
+    There is room for more: some tests have workers of their own.
+    """
     ray = pytest.importorskip("ray")
-    ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(
+        "local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
+    )
     with fd.Ray(workers=2) as engine:
         yield engine
     ray.shutdown()

@@ -1,12 +1,17 @@
-"""Pages of documentation as tests see them: blocks of code and what they print, headings, links, tables, commands.
+"""Pages of documentation as tests see them: blocks of code and what they print, headings, links,
+tables, commands.
 
-A ```python block is run, together with the others of its page, in order and in one namespace. If a plain ``` block follows it
-directly, that is what it prints. A comment on the line before a block says what else is to be known:
+A ```python block is run, together with the others of its page, in order and in one namespace. If a
+plain ``` block follows it directly, that is what it prints. A comment on the line before a block
+says what else is to be known:
 
-    <!-- not run: WHY -->              it needs what a test cannot have; every one of these is listed in tests/test_docs.py
-    <!-- slow: WHY -->                 it is run by `make test-slow` (and so is a ```sh block with this comment)
+    <!-- not run: WHY -->              it needs what a test cannot have; every one of these is
+                                       listed in tests/test_docs.py
+    <!-- slow: WHY -->                 it is run by `make test-slow` (and so is a ```sh block with
+                                       this comment)
     <!-- needs $FOEDUS_DATA: WHY -->   it is run where that variable points to a folder
-    <!-- varies: REGEX -->             before an output: what the expression finds there is not compared
+    <!-- varies: REGEX -->             before an output: what the expression finds there is not
+                                       compared
 """
 
 from __future__ import annotations
@@ -37,7 +42,9 @@ _MARKERS = ("not run: ", "slow: ", "needs $FOEDUS_DATA: ", "varies: ")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its language, its text, the line of its fence (from 1), the comment before it, and its output if it has one."""
+    """A fenced block: its language, its text, the line of its fence (from 1), the comment before
+    it, and its output if it has one.
+    """
 
     language: str
     text: str
@@ -90,7 +97,9 @@ class Page:
         return re.findall(r"`([^`]+)`", self.prose.replace("\\|", "|"))
 
     def commands(self) -> list[list[str]]:
-        """Command lines that begin with foedus, make or python -m: inline code, and lines of blocks that are no Python."""
+        """Command lines that begin with foedus, make or python -m: inline code, and lines of blocks
+        that are no Python.
+        """
         lines = [re.sub(r"\s+", " ", text) for text in self.inline()]
         for block in self.blocks:
             if block.language in ("", "sh", "toml"):
@@ -109,16 +118,29 @@ class Page:
         for match in re.finditer(r"(?:^\|.*\|\n)+", self.prose, re.M):
             before = self.prose[: match.start()].rstrip().rsplit("\n\n", 1)[-1]
             rows = [re.split(r"(?<!\\)\|", row)[1:-1] for row in match.group().splitlines()]
-            found.append((before, [[cell.strip().replace("\\|", "|") for cell in row] for row in rows if "---" not in row[0]]))
+            found.append(
+                (
+                    before,
+                    [
+                        [cell.strip().replace("\\|", "|") for cell in row]
+                        for row in rows
+                        if "---" not in row[0]
+                    ],
+                )
+            )
         return found
 
 
 def read_page(path: Path) -> Page:
-    """Take a page apart; a fence that is never closed, or a comment that says nothing known, is an error."""
+    """Take a page apart; a fence that is never closed, or a comment that says nothing known, is an
+    error.
+    """
     lines = path.read_text().splitlines()
     blocks: list[Block] = []
     prose: list[str] = []
-    at, last = 0, -1  # `last`: the line after the last block, as long as nothing but blank lines and a comment has followed
+    # `last`: the line after the last block, as long as nothing but blank lines and a comment has
+    # followed
+    at, last = 0, -1
     while at < len(lines):
         fence = _FENCE.match(lines[at])
         if not fence:
@@ -132,7 +154,9 @@ def read_page(path: Path) -> Page:
         comment = _COMMENT.match(lines[at - 1]) if at else None
         marker = comment.group(1) if comment else ""
         if marker:
-            assert marker.startswith(_MARKERS), f"{path.name}, line {at}: the comment {marker!r} is none of {_MARKERS}"
+            assert marker.startswith(_MARKERS), (
+                f"{path.name}, line {at}: the comment {marker!r} is none of {_MARKERS}"
+            )
         block = Block(fence.group(1), "\n".join([*lines[at + 1 : end], ""]), at + 1, marker)
         if block.language == "" and last >= 0 and blocks[-1].language == "python":
             before = blocks.pop()
@@ -149,8 +173,8 @@ def read_page(path: Path) -> Page:
 def compare_output(printed: str, shown: str, where: str, varies: str | None = None) -> None:
     """Words and whole numbers must be the same; other numbers may differ by a hundredth.
 
-    Another processor may round otherwise, and a row or two of a test set change sides. varies: a regular expression for what is
-    not compared at all, such as seconds.
+    Another processor may round otherwise, and a row or two of a test set change sides. varies: a
+    regular expression for what is not compared at all, such as seconds.
     """
     texts = [printed, shown]
     if varies:
@@ -166,11 +190,16 @@ def compare_output(printed: str, shown: str, where: str, varies: str | None = No
             assert got == want, message
 
 
-def run_page(page: Page, folder: Path, monkeypatch: pytest.MonkeyPatch, slow: bool = False) -> dict[str, Any]:
-    """Run the blocks of a page in a folder, in one namespace and without a network, and compare what they print; the namespace."""
+def run_page(
+    page: Page, folder: Path, monkeypatch: pytest.MonkeyPatch, slow: bool = False
+) -> dict[str, Any]:
+    """Run the blocks of a page in a folder, in one namespace and without a network, and compare
+    what they print; the namespace.
+    """
     monkeypatch.chdir(folder)
     module = types.ModuleType("page")
-    monkeypatch.setitem(sys.modules, "page", module)  # where a dataclass looks for the names in its annotations
+    # where a dataclass looks for the names in its annotations
+    monkeypatch.setitem(sys.modules, "page", module)
     scope = vars(module)
     with no_network():
         for block in page.blocks:
@@ -181,7 +210,8 @@ def run_page(page: Page, folder: Path, monkeypatch: pytest.MonkeyPatch, slow: bo
                 run_commands(block, folder, where)
                 continue
             out = io.StringIO()
-            # As many empty lines before it as the page has: a traceback then names the line of the page.
+            # As many empty lines before it as the page has: a traceback then names the line of the
+            # page.
             code = compile("\n" * block.line + block.text, page.name, "exec", dont_inherit=True)
             with contextlib.redirect_stdout(out):
                 exec(code, scope)
@@ -196,11 +226,17 @@ def run_page(page: Page, folder: Path, monkeypatch: pytest.MonkeyPatch, slow: bo
 
 
 def run_commands(block: Block, folder: Path, where: str) -> None:
-    """Run a block of shell commands with the programs of this environment, and this copy of foedus."""
+    """Run a block of shell commands with the programs of this environment, and this copy of
+    foedus.
+    """
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", block.text], cwd=folder, env=environment, capture_output=True, text=True
+        ["bash", "-euo", "pipefail", "-c", block.text],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, f"{where}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
 
@@ -212,7 +248,9 @@ def no_network() -> Iterator[None]:
 
     def local_only(self: socket.socket, address: Any) -> None:
         if isinstance(address, tuple) and str(address[0]) not in ("127.0.0.1", "::1", "localhost"):
-            raise ConnectionRefusedError(f"a page connects to {address[0]}: its blocks must run without a network")
+            raise ConnectionRefusedError(
+                f"a page connects to {address[0]}: its blocks must run without a network"
+            )
         connect(self, address)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -40,7 +40,8 @@ def test_what_is_printed_is_kept(tmp_path, monkeypatch, capsys):
     assert (found["text"], found["repeats"]) == ("| a |\n|---|\n| 1 |", 3)
     with pytest.raises(RuntimeError), store.kept("tea", 9):
         raise RuntimeError
-    assert json.loads((tmp_path / "tea.json").read_text()) == found  # what failed leaves the last result alone
+    # what failed leaves the last result alone
+    assert json.loads((tmp_path / "tea.json").read_text()) == found
 
 
 def test_tables_with_one_head_are_joined():
@@ -60,7 +61,9 @@ def test_times_are_of_turns():
 
 def test_a_profile_names_what_it_finds():
     profile = Profile()
-    profile.runcall(lambda: [torch.mm(torch.ones(300, 300), torch.ones(300, 300)).add_(1) for _ in range(20)])
+    profile.runcall(
+        lambda: [torch.mm(torch.ones(300, 300), torch.ones(300, 300)).add_(1) for _ in range(20)]
+    )
     text = largest(pstats.Stats(profile))
     assert "torch.mm" in text and "%" in text
     assert name_of(("/a/foedus/core/run.py", 3, "step")) == "core/run.py step"

@@ -26,8 +26,13 @@ LATE = {"up": [0, 1, 2, 0, 3], "down": [1, 0, 2, 2, 0]}
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=list(ALGORITHMS))
 def test_late_messages(algorithm, fed):
-    """With late messages, too, neither batches leave a trace, nor the order of clients, nor encoding, nor a stop with replies on their way."""
-    looped, batched = (fd.run(algorithm, fed, 6, engine=fd.Delayed(fd.Local(batch=batch), **LATE)) for batch in (False, True))
+    """With late messages, too, neither batches leave a trace, nor the order of clients, nor
+    encoding, nor a stop with replies on their way.
+    """
+    looped, batched = (
+        fd.run(algorithm, fed, 6, engine=fd.Delayed(fd.Local(batch=batch), **LATE))
+        for batch in (False, True)
+    )
     testing._close(looped, batched, "late messages: looped and batched differ")
     for check in (testing.check_client_order, testing.check_resume, testing.check_wire):
         check(algorithm, fed, fd.Delayed(fd.Local(), **LATE))
@@ -73,7 +78,9 @@ class PaddingCounts(Base):
 
     def train(self, client, w):
         reply, state = super().train(client, w)
-        return tree.add(reply, {"weight": torch.zeros(()), "bias": client.data.x.mean() * torch.ones(10)}), state
+        return tree.add(
+            reply, {"weight": torch.zeros(()), "bias": client.data.x.mean() * torch.ones(10)}
+        ), state
 
 
 @dataclass(frozen=True)
@@ -123,7 +130,9 @@ def test_wire_check_notices_a_wrong_count(fed, monkeypatch):
 
 
 def test_order_check_notices(fed, monkeypatch):
-    """An engine that takes clients in the order of the federation, not of their ids, is found out."""
+    """An engine that takes clients in the order of the federation, not of their ids, is found
+    out.
+    """
     from foedus.engines.batches import Table
 
     class Unsorted(fd.Local):
@@ -131,7 +140,9 @@ def test_order_check_notices(fed, monkeypatch):
             session = super().open(algorithm, fed, seed_key)
             session.ids = torch.from_numpy(fed.ids).sort().values
             offsets, order = fed.offsets, torch.arange(len(fed)).numpy()
-            session.train = Table(fed.data.x_train, fed.data.y_train, fed.rows, offsets, order, fed.spec)
+            session.train = Table(
+                fed.data.x_train, fed.data.y_train, fed.rows, offsets, order, fed.spec
+            )
             return session
 
     with pytest.raises(AssertionError):

@@ -1,4 +1,6 @@
-"""What the documentation says is true: its code runs and prints what is shown, its links, names, settings and commands exist."""
+"""What the documentation says is true: its code runs and prints what is shown, its links, names,
+settings and commands exist.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,15 @@ from tests.conformance import ENGINES
 from tests.pages import ROOT, Page, read_page, run_page
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-PAGES = {p.relative_to(ROOT).as_posix(): read_page(p) for p in [*DOCS, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]}
+PAGES = {
+    p.relative_to(ROOT).as_posix(): read_page(p)
+    for p in [*DOCS, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+}
 OWN_TESTS = ("README.md", "docs/adding-an-algorithm.md")  # tests/test_readme.py, and one below
 RUN = [n for n, p in PAGES.items() if n not in OWN_TESTS and any(b.is_run() for b in p.blocks)]
-SLOW = [name for name, page in PAGES.items() if any(b.marker.startswith("slow: ") for b in page.blocks)]
+SLOW = [
+    name for name, page in PAGES.items() if any(b.marker.startswith("slow: ") for b in page.blocks)
+]
 FAMILIES = ("fednewton", "fedfw", "fedboost", "fedres", "ffgb")
 
 # Every block of Python that no test runs, by page and reason. There should be no more of them.
@@ -56,7 +63,10 @@ def test_slow_blocks_run_and_print_what_is_shown(name, tmp_path, monkeypatch):
 
 def test_blocks_that_are_not_run_are_listed():
     left = {
-        (n, b.marker.removeprefix("not run: ")) for n, p in PAGES.items() for b in p.blocks if b.marker.startswith("not run")
+        (n, b.marker.removeprefix("not run: "))
+        for n, p in PAGES.items()
+        for b in p.blocks
+        if b.marker.startswith("not run")
     }
     assert left == NOT_RUN
 
@@ -93,7 +103,9 @@ def test_families_have_the_same_sections(name):
 
 
 def test_the_worked_examples_are_right(fed, tmp_path, monkeypatch):
-    """What adding-an-algorithm.md builds passes every check on every engine, and counts what there is to count."""
+    """What adding-an-algorithm.md builds passes every check on every engine, and counts what there
+    is to count.
+    """
     scope = run_page(PAGES["docs/adding-an-algorithm.md"], tmp_path, monkeypatch)
     for check in testing.CHECKS:
         for name in ("Local", "Delayed by nothing"):
@@ -127,7 +139,9 @@ def test_names_exist(name):
     for dotted in sorted(set(re.findall(r"`(foedus(?:\.[A-Za-z_]\w*)+)", text))):
         first, _, rest = dotted.removeprefix("foedus.").partition(".")
         module = (
-            importlib.import_module(f"foedus.{first}") if importlib.util.find_spec(f"foedus.{first}") else getattr(fd, first)
+            importlib.import_module(f"foedus.{first}")
+            if importlib.util.find_spec(f"foedus.{first}")
+            else getattr(fd, first)
         )
         if rest:
             resolved(module, rest)
@@ -164,19 +178,28 @@ def default_of(owner: Any, setting: str) -> Any:
     return parameters[setting].default
 
 
-@pytest.mark.parametrize(("name", "before", "rows"), SETTINGS, ids=[f"{n}-{i}" for i, (n, *_) in enumerate(SETTINGS)])
+@pytest.mark.parametrize(
+    ("name", "before", "rows"), SETTINGS, ids=[f"{n}-{i}" for i, (n, *_) in enumerate(SETTINGS)]
+)
 def test_settings_have_the_defaults_that_are_shown(name, before, rows):
     """A table of settings stands below a line that begins with whose they are: `fd.Name`."""
     owner = re.match(r"`fd\.(\w+)`", before)
-    assert owner, f"{name}: the line above the table must begin with whose settings these are, `fd.Name`; it is {before!r}"
+    assert owner, (
+        f"{name}: the line above the table must begin with whose settings these are, `fd.Name`; it "
+        f"is {before!r}"
+    )
     for row in rows[1:]:
         for setting in re.findall(r"`(\w+)`", row[0]):
             found = default_of(getattr(fd, owner.group(1)), setting)
             if row[1] == "required":
-                assert found in (dataclasses.MISSING, inspect.Parameter.empty), f"{name}: {setting} has a default"
+                assert found in (dataclasses.MISSING, inspect.Parameter.empty), (
+                    f"{name}: {setting} has a default"
+                )
             else:
                 shown = eval(row[1].strip("`"), {"fd": fd})
-                assert found == shown, f"{name}: the default of {setting} is {found!r}, not {row[1]}"
+                assert found == shown, (
+                    f"{name}: the default of {setting} is {found!r}, not {row[1]}"
+                )
 
 
 def test_families_show_their_settings():
@@ -193,7 +216,9 @@ def check_foedus(words: list[str]) -> None:
     command, options = COMMAND, {o for p in COMMAND.params for o in p.opts}
     for i, word in enumerate(words):
         if word.startswith("-"):
-            assert word.partition("=")[0] in {*options, "--help", "-h"}, f"foedus {' '.join(words)}: no option {word}"
+            assert word.partition("=")[0] in {*options, "--help", "-h"}, (
+                f"foedus {' '.join(words)}: no option {word}"
+            )
         elif hasattr(command, "commands"):
             if i and re.fullmatch(r"[A-Z.]+", word):  # a placeholder
                 return
@@ -203,7 +228,9 @@ def check_foedus(words: list[str]) -> None:
 
 
 def check_make(words: list[str]) -> None:
-    targets = set(re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M).group(1).split())
+    targets = set(
+        re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M).group(1).split()
+    )
     assert words[0] in targets, f"make {words[0]}: no such target"
     if words[0] == "bench":
         check_benchmarks(" ".join(words[1:]).removeprefix("ARGS=").strip("'").split())
@@ -261,7 +288,10 @@ def page_of(folder: Path, text: str) -> Page:
         ("```python\nprint('a b')\n```\n\n```\na c\n```\n", "where the page shows"),
         ("```python\nprint(1)\n```\n\nSome text.\n\n```\n1\n```\n", "does not show"),
         ("```python\nx = 1\n```\n\n```\n1\n```\n", "where the page shows"),
-        ("```python\nprint('1 s')\n```\n\n<!-- varies: \\d+ h -->\n```\n1 s\n```\n", "is not found"),
+        (
+            "```python\nprint('1 s')\n```\n\n<!-- varies: \\d+ h -->\n```\n1 s\n```\n",
+            "is not found",
+        ),
     ],
 )
 def test_a_wrong_output_is_noticed(text, wrong, tmp_path, monkeypatch):
@@ -270,7 +300,10 @@ def test_a_wrong_output_is_noticed(text, wrong, tmp_path, monkeypatch):
 
 
 def test_what_varies_is_left_out_and_the_rest_is_not(tmp_path, monkeypatch):
-    text = "```python\nprint('done in 3.1 s, 7 rows')\n```\n\n<!-- varies: [\\d.]+ s -->\n```\ndone in 5 s, {} rows\n```\n"
+    text = (
+        "```python\nprint('done in 3.1 s, 7 rows')\n```\n\n<!-- varies: [\\d.]+ s "
+        "-->\n```\ndone in 5 s, {} rows\n```\n"
+    )
     run_page(page_of(tmp_path, text.format(7)), tmp_path, monkeypatch)
     with pytest.raises(AssertionError):
         run_page(page_of(tmp_path, text.format(8)), tmp_path, monkeypatch)
@@ -278,7 +311,8 @@ def test_what_varies_is_left_out_and_the_rest_is_not(tmp_path, monkeypatch):
 
 def test_blocks_share_a_namespace_and_markers_count(tmp_path, monkeypatch):
     text = (
-        "```python\nx = 2\n```\n\n<!-- not run: never -->\n```python\nx = 3\n```\n\n```python\nprint(x)\n```\n\n```\n2\n```\n"
+        "```python\nx = 2\n```\n\n<!-- not run: never -->\n```python\nx = "
+        "3\n```\n\n```python\nprint(x)\n```\n\n```\n2\n```\n"
     )
     assert run_page(page_of(tmp_path, text), tmp_path, monkeypatch)["x"] == 2
     with pytest.raises(AssertionError, match="none of"):
@@ -320,4 +354,6 @@ def test_what_does_not_exist_is_noticed(text, check, tmp_path, monkeypatch):
 @pytest.mark.parametrize("row", [["`reg`", "`1e-3`"], ["`rag`", "`1e-4`"], ["`reg`", "required"]])
 def test_a_wrong_default_is_noticed(row):
     with pytest.raises(AssertionError):
-        test_settings_have_the_defaults_that_are_shown("page.md", "`fd.FedNewton`", [["setting", "default"], row])
+        test_settings_have_the_defaults_that_are_shown(
+            "page.md", "`fd.FedNewton`", [["setting", "default"], row]
+        )

@@ -36,7 +36,10 @@ def test_lowrank_prints_what_it_says(lowrank):
 
 def test_lowrank_stays_in_the_ball(lowrank):
     _, radius, runs = lowrank
-    constrained = {"FedFW": runs["FedFW"].state.center, "ProjectedFedAvg": runs["ProjectedFedAvg"].state.w}
+    constrained = {
+        "FedFW": runs["FedFW"].state.center,
+        "ProjectedFedAvg": runs["ProjectedFedAvg"].state.w,
+    }
     for name, params in constrained.items():
         assert np.linalg.norm(params["weight"].double().numpy(), "nuc") <= radius * (1 + 1e-4), name
     # The bound is what makes the difference: without it, the weights are far outside.
@@ -47,10 +50,12 @@ def test_lowrank_generalises_and_sends_little(lowrank):
     _, _, runs = lowrank
     last = {name: run.history.iloc[-1] for name, run in runs.items()}
     fedfw, stopped = last["FedFW"], last["ProjectedFedAvg, to FedFW's mse"]
-    assert fedfw.mse < runs["FedAvg"].history.mse.min() - 0.2  # of all rounds, the last is far worse
+    # of all rounds, the last is far worse
+    assert fedfw.mse < runs["FedAvg"].history.mse.min() - 0.2
     assert stopped.mse <= fedfw.mse
     pair, dense = 4 * (500 + 300), 4 * 500 * 300
-    # A message is a pair of vectors (before the first round, each client sends one number for the penalty).
+    # A message is a pair of vectors (before the first round, each client sends one number for the
+    # penalty).
     assert pair * 0.99 < fedfw.bytes_up / fedfw.messages_up < pair * 1.02
     assert last["FedAvg"].bytes_up / last["FedAvg"].messages_up > dense
     assert 4 * fedfw.bytes_up < stopped.bytes_up
@@ -61,8 +66,13 @@ def test_lowrank_takes_other_sizes():
     fed, radius = example["federation"](features=40, tasks=70, rank=2, clients=3, rows=20)
     assert len(fed.sizes) == 3 and set(fed.sizes.tolist()) == {20}
     runs = example["compare"](fed, radius, rounds=30, averaging_rounds=10)
-    assert runs["FedFW"].history.bytes_up.iloc[-1] < runs["ProjectedFedAvg"].history.bytes_up.iloc[-1] / 5
-    assert np.linalg.norm(runs["FedFW"].state.center["weight"].double().numpy(), "nuc") <= radius * (1 + 1e-4)
+    assert (
+        runs["FedFW"].history.bytes_up.iloc[-1]
+        < runs["ProjectedFedAvg"].history.bytes_up.iloc[-1] / 5
+    )
+    assert np.linalg.norm(
+        runs["FedFW"].state.center["weight"].double().numpy(), "nuc"
+    ) <= radius * (1 + 1e-4)
 
 
 def test_drift_is_followed():

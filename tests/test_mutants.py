@@ -1,4 +1,6 @@
-"""The list of mutants fits the sources and the tests; the runner tells killed from surviving ones (`make mutants` runs all)."""
+"""The list of mutants fits the sources and the tests; the runner tells killed from surviving ones
+(`make mutants` runs all).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ def test_every_place_is_found_once_and_every_test_exists():
 
 
 def test_every_package_has_mutants():
-    modules = {p for p in (ROOT / "foedus").iterdir() if p.is_dir() and (p / "__init__.py").exists()}
+    modules = {
+        p for p in (ROOT / "foedus").iterdir() if p.is_dir() and (p / "__init__.py").exists()
+    }
     assert {p.name for p in modules} <= {m.package for m in MUTANTS}
     assert len(MUTANTS) >= 400
 

@@ -1,4 +1,6 @@
-"""TensorBoard and MLflow: every number once, also of a resumed run, read back by their own packages."""
+"""TensorBoard and MLflow: every number once, also of a resumed run, read back by their own
+packages.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,12 @@ from foedus.config.experiment import read_config
 
 ALGORITHM = fd.FedAvg(fd.Linear(), lr=0.1, batch_size=16)
 needs_tensorboard = pytest.mark.skipif(
-    importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed: pip install 'foedus[tensorboard]'"
+    importlib.util.find_spec("tensorboard") is None,
+    reason="tensorboard is not installed: pip install 'foedus[tensorboard]'",
 )
 needs_mlflow = pytest.mark.skipif(
-    importlib.util.find_spec("mlflow") is None, reason="mlflow is not installed: pip install 'foedus[mlflow]'"
+    importlib.util.find_spec("mlflow") is None,
+    reason="mlflow is not installed: pip install 'foedus[mlflow]'",
 )
 
 
@@ -36,10 +40,13 @@ class Stop(fd.Callback):
 def expected(run):
     """Name and steps of what should be shown, from the history."""
     columns = [c for c in run.records.columns if c != "round"]
-    return {c: [(row["round"], pytest.approx(row[c], rel=1e-6)) for row in run.records.rows if c in row] for c in columns}
+    return {
+        c: [(row["round"], pytest.approx(row[c], rel=1e-6)) for row in run.records.rows if c in row]
+        for c in columns
+    }
 
 
-# -- TensorBoard -------------------------------------------------------------------------------------------------------
+# -- TensorBoard -----------------------------------------------------------------------------------
 
 
 def shown(folder):
@@ -48,7 +55,9 @@ def shown(folder):
 
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
-    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}, events
+    return {
+        tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+    }, events
 
 
 @needs_tensorboard
@@ -72,7 +81,8 @@ def test_tensorboard_shows_a_resumed_run_once(fed, tmp_path):
     path, board = tmp_path / "c.safetensors", fd.TensorBoard(tmp_path / "runs")
     options = {"checkpoint": path, "checkpoint_every": 3}
     with pytest.raises(Killed):
-        fd.run(ALGORITHM, fed, 6, callbacks=[board, Stop(5)], **options)  # rounds 4 and 5 are shown, and not saved
+        # rounds 4 and 5 are shown, and not saved
+        fd.run(ALGORITHM, fed, 6, callbacks=[board, Stop(5)], **options)
     run = fd.run(ALGORITHM, fed, 6, resume=True, callbacks=[board], **options)
     (folder,) = (tmp_path / "runs").iterdir()
     assert shown(folder)[0] == expected(run)
@@ -83,11 +93,15 @@ def test_other_settings_have_another_folder(fed, tmp_path):
     board = fd.TensorBoard(tmp_path)
     cmp = fd.compare({"a/b": ALGORITHM, "b": fd.FedAvg(lr=0.3)}, fed, 1, callbacks=[board])
     fd.compare({"b": fd.FedAvg(lr=0.2)}, fed, 1, callbacks=[board])
-    assert [f.name.rsplit("-", 1)[0] for f in sorted(tmp_path.iterdir())] == ["a%2Fb-seed0", "b-seed0", "b-seed0"]
+    assert [f.name.rsplit("-", 1)[0] for f in sorted(tmp_path.iterdir())] == [
+        "a%2Fb-seed0",
+        "b-seed0",
+        "b-seed0",
+    ]
     assert len(cmp.runs) == 2
 
 
-# -- MLflow ------------------------------------------------------------------------------------------------------------
+# -- MLflow ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -115,8 +129,14 @@ def test_mlflow_has_settings_history_and_status(fed, store):
     assert record.data.params["participation"] == "1.0"
     tags = record.data.tags
     assert (tags["foedus.version"], tags["foedus.seed"]) == (fd.__version__, "3")
-    assert (tags["foedus.federation.scheme"], tags["foedus.federation.settings.alpha"]) == ("dirichlet", "0.5")
-    history = {c: [(m.step, m.value) for m in client.get_metric_history(record.info.run_id, c)] for c in record.data.metrics}
+    assert (tags["foedus.federation.scheme"], tags["foedus.federation.settings.alpha"]) == (
+        "dirichlet",
+        "0.5",
+    )
+    history = {
+        c: [(m.step, m.value) for m in client.get_metric_history(record.info.run_id, c)]
+        for c in record.data.metrics
+    }
     assert history == expected(run)
 
 
@@ -131,8 +151,12 @@ def test_mlflow_goes_on_in_the_record_of_a_resumed_run(fed, store, tmp_path):
     run = fd.run(ALGORITHM, fed, 6, resume=True, callbacks=[tracker], **options)
     client, (record,) = recorded(store, "resumed")
     assert record.info.status == "FINISHED"
-    assert [m.step for m in client.get_metric_history(record.info.run_id, "seconds")] == list(range(7))
-    assert [(m.step, m.value) for m in client.get_metric_history(record.info.run_id, "loss")] == expected(run)["loss"]
+    assert [m.step for m in client.get_metric_history(record.info.run_id, "seconds")] == list(
+        range(7)
+    )
+    assert [
+        (m.step, m.value) for m in client.get_metric_history(record.info.run_id, "loss")
+    ] == expected(run)["loss"]
     # A record that is missing is made from the history.
     fd.run(ALGORITHM, fed, 6, resume=True, callbacks=[fd.MLflow("late", store)], **options)
     client, (record,) = recorded(store, "late")
@@ -163,7 +187,7 @@ def test_a_store_that_is_away_costs_no_run(fed):
     assert len(run.records) == 2
 
 
-# -- settings ----------------------------------------------------------------------------------------------------------
+# -- settings --------------------------------------------------------------------------------------
 
 FILE = """
 data  = { name = "wine" }
@@ -181,9 +205,13 @@ def from_file(tmp_path, track):
 
 def test_a_missing_package_is_named_before_the_run(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(fd.FoedusError, match=r"needs the package tensorboard: pip install 'foedus\[tensorboard\]'"):
+    with pytest.raises(
+        fd.FoedusError, match=r"needs the package tensorboard: pip install 'foedus\[tensorboard\]'"
+    ):
         fd.TensorBoard("runs")
-    with pytest.raises(fd.FoedusError, match=r"needs the package mlflow: pip install 'foedus\[mlflow\]'"):
+    with pytest.raises(
+        fd.FoedusError, match=r"needs the package mlflow: pip install 'foedus\[mlflow\]'"
+    ):
         fd.MLflow()
 
 
@@ -196,13 +224,22 @@ def test_settings_are_checked(monkeypatch, tmp_path):
         fd.MLflow("")
     with pytest.raises(fd.ConfigError, match="uri=5 must be a string or None"):
         fd.MLflow(uri=5)
-    board, flow = from_file(tmp_path, 'track = { tensorboard = "runs", mlflow = { experiment = "wine" } }').options["callbacks"]
+    board, flow = from_file(
+        tmp_path, 'track = { tensorboard = "runs", mlflow = { experiment = "wine" } }'
+    ).options["callbacks"]
     assert (board.folder, flow.experiment, flow.uri) == ("runs", "wine", None)
-    with pytest.raises(fd.ConfigError, match=r"track.tensorbord: key 'tensorbord' is unknown; did you mean 'tensorboard'"):
+    with pytest.raises(
+        fd.ConfigError,
+        match=r"track.tensorbord: key 'tensorbord' is unknown; did you mean 'tensorboard'",
+    ):
         from_file(tmp_path, 'track = { tensorbord = "runs" }')
-    with pytest.raises(fd.ConfigError, match=r"track.mlflow.url: key 'url' is unknown; did you mean 'uri'"):
+    with pytest.raises(
+        fd.ConfigError, match=r"track.mlflow.url: key 'url' is unknown; did you mean 'uri'"
+    ):
         from_file(tmp_path, 'track = { mlflow = { url = "http://host" } }')
-    with pytest.raises(fd.ConfigError, match=r"track.tensorboard: 3 is a whole number, but must be text"):
+    with pytest.raises(
+        fd.ConfigError, match=r"track.tensorboard: 3 is a whole number, but must be text"
+    ):
         from_file(tmp_path, "track = { tensorboard = 3 }")
 
 

@@ -1,4 +1,6 @@
-"""What py.typed promises: type checkers and editors see the public names, though they are loaded when first used."""
+"""What py.typed promises: type checkers and editors see the public names, though they are loaded
+when first used.
+"""
 
 import ast
 import dataclasses
@@ -39,7 +41,8 @@ def test_the_stub_has_every_public_name_from_the_module_that_init_loads_it_from(
     assert len(imports) == len(tree.body)
     homes = {alias.name: node.module for node in imports for alias in node.names}
     assert homes == {**foedus._HOME, "__version__": "foedus.version"}
-    assert all(alias.asname == alias.name for node in imports for alias in node.names)  # `as`: exported again
+    # `as`: exported again
+    assert all(alias.asname == alias.name for node in imports for alias in node.names)
     assert sum(len(node.names) for node in imports) == len(homes)
 
 
@@ -52,7 +55,9 @@ def program(tmp_path):
 
 def diagnostics(tool, program):
     """What a tool says of each line of the program."""
-    done = subprocess.run(tool, cwd=program.parent, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        tool, cwd=program.parent, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 1, done.stdout + done.stderr  # 0: found no error; others: did not run
     said = {}
     for line in done.stdout.splitlines():

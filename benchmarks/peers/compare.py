@@ -1,4 +1,6 @@
-"""foedus against Flower's simulator, pfl-research and FedJAX, in turns: `python -m benchmarks peers`."""
+"""foedus against Flower's simulator, pfl-research and FedJAX, in turns: `python -m benchmarks
+peers`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from benchmarks.workloads import LR, WORKLOADS, Workload
 
 ROOT = Path(__file__).parent.parent.parent
 OURS = Peer("foedus", (), {"": ("-m", "benchmarks.peers.ours")})
-# Of accuracies on the 2,000 held-out rows: tools draw other cohorts and shuffle otherwise (pfl-research not at all).
+# Of accuracies on the 2,000 held-out rows: tools draw other cohorts and shuffle otherwise
+# (pfl-research not at all).
 TOLERANCE = 0.05
 # Of weights after a round in which nothing is drawn: sums in another order, in single precision.
 EXACT = 1e-4
@@ -30,13 +33,16 @@ LIMIT = 900  # seconds for one process, after which it is given up
 
 
 def peers(name: str, repeats: int) -> None:
-    """Seconds a round of every tool on one of W1 to W5, in turns: three repeats, which take minutes, unless more than the usual are asked."""
+    """Seconds a round of every tool on one of W1 to W5, in turns: three repeats, which take
+    minutes, unless more than the usual are asked.
+    """
     compare(WORKLOADS[name], repeats if repeats > 5 else 3)
 
 
 def compare(work: Workload, repeats: int) -> None:
     print(
-        "| workload | tool | s a round: median (smallest to largest) | tool / foedus | accuracy | largest difference after one step |"
+        "| workload | tool | s a round: median (smallest to largest) | tool / foedus | accuracy | "
+        "largest difference after one step |"
     )
     print("|---|---|---|---|---|---|")
     pythons: dict[str, Path] = {"foedus": Path(sys.executable)}
@@ -53,7 +59,9 @@ def compare(work: Workload, repeats: int) -> None:
 
 def _left_out(work: Workload, title: str, reason: Exception) -> None:
     print(
-        f"| {work.name.upper()}: {work.title} | {title} | left out: {str(reason).replace('|', '/')} | - | - | - |", flush=True
+        f"| {work.name.upper()}: {work.title} | {title} | left out: "
+        f"{str(reason).replace('|', '/')} | - | - | - |",
+        flush=True,
     )
 
 
@@ -67,9 +75,22 @@ def _workload(work: Workload, folder: Path, pythons: dict[str, Path], repeats: i
     rows = fed.rows.reshape(work.clients, work.rows)
     np.save(folder / "x.npy", fed.data.x_train[rows])
     np.save(folder / "y.npy", fed.data.y_train[rows])
-    np.savez(folder / "first.npz", *(v.numpy() for v in fd.run(work.algorithm, fed, 0, evaluate_every=0).state.w.values()))
+    np.savez(
+        folder / "first.npz",
+        *(v.numpy() for v in fd.run(work.algorithm, fed, 0, evaluate_every=0).state.w.values()),
+    )
     del fed
-    job = Job(work.name, work.net, work.clients, work.rows, work.cohort, work.batch, LR, work.rounds, folder=str(folder))
+    job = Job(
+        work.name,
+        work.net,
+        work.clients,
+        work.rows,
+        work.cohort,
+        work.batch,
+        LR,
+        work.rounds,
+        folder=str(folder),
+    )
     taken: dict[str, list[float]] = {}
     accuracy: dict[str, float] = {}
     apart: dict[str, float] = {}
@@ -79,8 +100,12 @@ def _workload(work: Workload, folder: Path, pythons: dict[str, Path], repeats: i
     for repeat in range(repeats):
         for name, python in pythons.items():
             tool = _tool(name)
-            mine = dataclasses.replace(job, check=repeat == 0, passes=tool.passes if work.limit else 1)
-            for variant in [chosen[name]] if repeat and name in chosen else tool.variants if not repeat else []:
+            mine = dataclasses.replace(
+                job, check=repeat == 0, passes=tool.passes if work.limit else 1
+            )
+            for variant in (
+                [chosen[name]] if repeat and name in chosen else tool.variants if not repeat else []
+            ):
                 try:
                     found = run(python, tool, variant, mine)
                 except UnavailableError as reason:
@@ -94,18 +119,25 @@ def _workload(work: Workload, folder: Path, pythons: dict[str, Path], repeats: i
                 expected = expected or weights
                 if name not in chosen or median < taken[name][0]:
                     chosen[name], taken[name], versions[name] = variant, [median], found["versions"]
-                    apart[name] = max(float(np.abs(a - b).max()) for a, b in zip(weights, expected, strict=True))
+                    apart[name] = max(
+                        float(np.abs(a - b).max()) for a, b in zip(weights, expected, strict=True)
+                    )
                     accuracy[name] = accuracy_of(work, load(job.path("learnt.npz")), *held)
     for name, times in taken.items():
         t, tool = statistics.median(times), _tool(name)
         title = tool.title + (f", {chosen[name]}" if chosen[name] else "")
         title += f" ({', '.join(f'{p} {v}' for p, v in versions[name].items())})"
         print(
-            f"| {work.name.upper()}: {work.title} | {title} | {t:.4f} ({min(times):.4f} to {max(times):.4f}) "
-            f"| {t / statistics.median(taken['foedus']):.1f} | {accuracy[name]:.3f} | {apart[name]:.0e} |",
+            f"| {work.name.upper()}: {work.title} | {title} | {t:.4f} ({min(times):.4f} to "
+            f"{max(times):.4f}) "
+            f"| {t / statistics.median(taken['foedus']):.1f} | {accuracy[name]:.3f} | "
+            f"{apart[name]:.0e} |",
             flush=True,
         )
-    found = (disagreement(work, _tool(name).title, accuracy[name] - accuracy["foedus"], apart[name]) for name in taken)
+    found = (
+        disagreement(work, _tool(name).title, accuracy[name] - accuracy["foedus"], apart[name])
+        for name in taken
+    )
     return [text for text in found if text]
 
 
@@ -114,7 +146,8 @@ def disagreement(work: Workload, title: str, accuracy: float, apart: float) -> s
     if abs(accuracy) <= TOLERANCE and apart <= EXACT:
         return ""
     return (
-        f"{title} does not do the same as foedus on {work.name.upper()}: accuracy differs by {accuracy:+.3f} (at most "
+        f"{title} does not do the same as foedus on {work.name.upper()}: accuracy differs by "
+        f"{accuracy:+.3f} (at most "
         f"{TOLERANCE}), weights after one step of all clients by {apart:.1e} (at most {EXACT})"
     )
 
@@ -128,13 +161,20 @@ def accuracy_of(work: Workload, weights: Weights, x: np.ndarray, y: np.ndarray) 
 
 
 def run(python: Path, tool: Peer, variant: str, job: Job) -> dict:
-    """One process: what it printed last. `UnavailableError`, with the end of what it said, if it fails."""
+    """One process: what it printed last.
+
+    `UnavailableError`, with the end of what it said, if it fails.
+    """
     file = str(job.write("job.json"))
     command = [part.replace("{job}", file) for part in tool.variants[variant]]
     command += [] if file in command else [file]
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | (tool.environment or {})
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | (
+        tool.environment or {}
+    )
     if variant == "pmap":
-        environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={torch.get_num_threads()}"
+        environment["XLA_FLAGS"] = (
+            f"--xla_force_host_platform_device_count={torch.get_num_threads()}"
+        )
     if tool is OURS:
         environment["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")
     # A session of its own, so that what a tool starts ends with it.

@@ -1,4 +1,6 @@
-"""FedJAX: `python -m benchmarks.peers.fedjax JOB jit|pmap`, in a venv with fedjax and jax for CPU."""
+"""FedJAX: `python -m benchmarks.peers.fedjax JOB jit|pmap`, in a venv with fedjax and jax for
+CPU.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,9 @@ def main() -> None:
             jax.grad(loss),
             fedjax.optimizers.sgd(job.lr),
             fedjax.optimizers.sgd(1.0),
-            fedjax.ShuffleRepeatBatchHParams(batch_size=job.batch, num_epochs=1, drop_remainder=False),
+            fedjax.ShuffleRepeatBatchHParams(
+                batch_size=job.batch, num_epochs=1, drop_remainder=False
+            ),
         )
     names = [b"%06d" % i for i in range(job.clients)]
     labels = y.astype(np.int32)
@@ -106,12 +110,17 @@ def main() -> None:
     def rounds(n: int, everybody: bool = False) -> Weights:
         size, cohort = (job.batch, job.clients) if everybody else (job.rows, job.cohort)
         held = {c: {"x": x[i, :size], "y": labels[i, :size]} for i, c in enumerate(names)}
-        sampler = fedjax.client_samplers.UniformGetClientSampler(fedjax.InMemoryFederatedData(held), cohort, seed=0)
+        sampler = fedjax.client_samplers.UniformGetClientSampler(
+            fedjax.InMemoryFederatedData(held), cohort, seed=0
+        )
         state = algorithm.init(first)
         for _ in range(n):
             state, _ = algorithm.apply(state, sampler.sample())
-        if any(p.shape != w.shape for p, w in zip(state.params, first, strict=True)):  # then it has learnt something else
-            raise ValueError(f"parameters of shape {first[0].shape} come back in shape {state.params[0].shape}")
+        # then it has learnt something else
+        if any(p.shape != w.shape for p, w in zip(state.params, first, strict=True)):
+            raise ValueError(
+                f"parameters of shape {first[0].shape} come back in shape {state.params[0].shape}"
+            )
         return to_torch([np.asarray(p) for p in state.params], job.net)
 
     measure(job, rounds, lambda: rounds(1, everybody=True), ("fedjax", "jax", "jaxlib"))

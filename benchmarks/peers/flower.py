@@ -1,4 +1,6 @@
-"""Flower's simulator with Ray, two actors: `python -m benchmarks.peers.flower JOB [SECONDS]`, in a venv with flwr[simulation] and torch."""
+"""Flower's simulator with Ray, two actors: `python -m benchmarks.peers.flower JOB [SECONDS]`, in a
+venv with flwr[simulation] and torch.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def resident(file: str) -> tuple:
 
 @client.train()
 def train(message: Message, context: Context) -> Message:
-    """As little as can be: no optimizer, no loader, no metrics; one gather of the client's shuffled rows."""
+    """As little as can be: no optimizer, no loader, no metrics; one gather of the client's shuffled
+    rows.
+    """
     config = message.content["config"]
     job, x, y, model = resident(config["job"])
     own = int(context.node_config["partition-id"])
@@ -49,16 +53,21 @@ def train(message: Message, context: Context) -> Message:
         with torch.no_grad():
             torch._foreach_add_(parameters, grads, alpha=-job.lr)
     arrays = ArrayRecord([p.detach().numpy() for p in parameters])
-    return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": len(order)})}), reply_to=message)
+    return Message(
+        RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": len(order)})}),
+        reply_to=message,
+    )
 
 
 @server.main()
 def serve(grid: Grid, context: Context) -> None:
     job = Job.read()
-    # It waits that long between two looks for replies; a tenth of a second, its default, is longer than most rounds.
+    # It waits that long between two looks for replies; a tenth of a second, its default, is longer
+    # than most rounds.
     if len(sys.argv) > 2:
         grid.pull_interval = float(sys.argv[2])
-    while len(list(grid.get_node_ids())) < job.clients:  # a strategy counts the nodes before it waits for them
+    # a strategy counts the nodes before it waits for them
+    while len(list(grid.get_node_ids())) < job.clients:
         time.sleep(0.05)
 
     def rounds(n: int, everybody: bool = False) -> Weights:
@@ -69,7 +78,9 @@ def serve(grid: Grid, context: Context) -> None:
             min_available_nodes=job.clients,
         )
         config = ConfigRecord({"job": os.path.abspath(job.path("job.json")), "one-step": everybody})
-        return strategy.start(grid, ArrayRecord(job.weights()), num_rounds=n, train_config=config).arrays.to_numpy_ndarrays()
+        return strategy.start(
+            grid, ArrayRecord(job.weights()), num_rounds=n, train_config=config
+        ).arrays.to_numpy_ndarrays()
 
     measure(job, rounds, lambda: rounds(1, everybody=True), ("flwr", "ray", "torch"))
 
@@ -88,13 +99,15 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # By its own name, so that Ray's workers import this module instead of unpickling its functions with every message.
+    # By its own name, so that Ray's workers import this module instead of unpickling its functions
+    # with every message.
     from benchmarks.peers import flower
 
     try:
         flower.main()
     except BaseException:
-        # Where Ray does not come up, the server's thread would wait an hour for replies, and the process for the thread.
+        # Where Ray does not come up, the server's thread would wait an hour for replies, and the
+        # process for the thread.
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)

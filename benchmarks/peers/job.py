@@ -1,4 +1,6 @@
-"""What every tool is given and what it hands back: a folder with the data, the first weights and the settings."""
+"""What every tool is given and what it hands back: a folder with the data, the first weights and
+the settings.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ Weights = list[np.ndarray]
 
 @dataclass(frozen=True)
 class Job:
-    """A workload: `net` of `benchmarks.nets`, one epoch of batches at each of `cohort` clients, the mean of what they learnt.
+    """A workload: `net` of `benchmarks.nets`, one epoch of batches at each of `cohort` clients, the
+    mean of what they learnt.
 
-    passes: how often the rounds are timed, always from the first weights. check: also do the round that has one result only.
+    passes: how often the rounds are timed, always from the first weights. check: also do the round
+    that has one result only.
     """
 
     workload: str
@@ -60,11 +64,17 @@ def load(file: Path) -> Weights:
 
 
 def measure(
-    job: Job, rounds: Callable[[int], Weights], one_step: Callable[[], Weights], packages: tuple[str, ...], speaks: bool = True
+    job: Job,
+    rounds: Callable[[int], Weights],
+    one_step: Callable[[], Weights],
+    packages: tuple[str, ...],
+    speaks: bool = True,
 ) -> None:
-    """Time `rounds(n)`, which begins at the first weights, and print what was found as JSON. speaks: of several processes, only one.
+    """Time `rounds(n)`, which begins at the first weights, and print what was found as JSON.
+    speaks: of several processes, only one.
 
-    one_step: all clients, one step on each one's first batch; nothing is drawn, so every tool must find the same weights.
+    one_step: all clients, one step on each one's first batch; nothing is drawn, so every tool must
+    find the same weights.
     """
     checked = one_step() if job.check else None
     rounds(1)

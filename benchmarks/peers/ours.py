@@ -17,7 +17,14 @@ def federation(x: np.ndarray, y: np.ndarray) -> fd.Federation:
     data = fd.Data.from_arrays(x.reshape(-1, *x.shape[2:]), y.reshape(-1), classes=10)
     offsets = np.arange(clients + 1) * rows
     none = np.zeros(0, np.int64)
-    return fd.Federation(data, np.arange(clients * rows), offsets, none, np.zeros(clients + 1, np.int64), np.arange(clients))
+    return fd.Federation(
+        data,
+        np.arange(clients * rows),
+        offsets,
+        none,
+        np.zeros(clients + 1, np.int64),
+        np.arange(clients),
+    )
 
 
 def weights(run: fd.Run) -> Weights:
@@ -31,7 +38,9 @@ def main() -> None:
     every = functools.partial(fd.run, work.algorithm, evaluate_every=0)
     fed = federation(x, y)
     first = [v.numpy() for v in every(fed, 0).state.w.values()]
-    assert all(np.array_equal(a, b) for a, b in zip(first, load(job.path("first.npz")), strict=True))
+    assert all(
+        np.array_equal(a, b) for a, b in zip(first, load(job.path("first.npz")), strict=True)
+    )
 
     measure(
         job,

@@ -1,4 +1,6 @@
-"""pfl-research: `python -m benchmarks.peers.pfl JOB`, or under torchrun for several processes, in a venv with pfl and torch."""
+"""pfl-research: `python -m benchmarks.peers.pfl JOB`, or under torchrun for several processes, in a
+venv with pfl and torch.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Unmeasured(FederatedAveraging):
 def cohorts(clients: int, cohort: int) -> Iterator[int]:
     """Clients without repetition in a round; the same in every process."""
     rng = np.random.default_rng(0)
-    return itertools.chain.from_iterable(rng.choice(clients, cohort, replace=False).tolist() for _ in itertools.count())
+    return itertools.chain.from_iterable(
+        rng.choice(clients, cohort, replace=False).tolist() for _ in itertools.count()
+    )
 
 
 def main() -> None:
@@ -58,22 +62,36 @@ def main() -> None:
         cohort, sets = job.cohort, users
         if everybody:
             cohort = job.clients
-            sets = [PyTorchTensorDataset((x[i, : job.batch], y[i, : job.batch])) for i in range(job.clients)]
+            sets = [
+                PyTorchTensorDataset((x[i, : job.batch], y[i, : job.batch]))
+                for i in range(job.clients)
+            ]
         sampler = cohorts(job.clients, cohort)
         data = FederatedDataset(lambda i: sets[i], lambda: next(sampler))
         model = PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0))
         Unmeasured().run(
             algorithm_params=NNAlgorithmParams(
-                central_num_iterations=n, evaluation_frequency=n + 1, train_cohort_size=cohort, val_cohort_size=0
+                central_num_iterations=n,
+                evaluation_frequency=n + 1,
+                train_cohort_size=cohort,
+                val_cohort_size=0,
             ),
             backend=SimulatedBackend(data, data),
             model=model,
-            model_train_params=NNTrainHyperParams(local_num_epochs=1, local_learning_rate=job.lr, local_batch_size=job.batch),
+            model_train_params=NNTrainHyperParams(
+                local_num_epochs=1, local_learning_rate=job.lr, local_batch_size=job.batch
+            ),
             send_metrics_to_platform=False,
         )
         return [p.detach().numpy().copy() for p in net.parameters()]
 
-    measure(job, rounds, lambda: rounds(1, everybody=True), ("pfl", "torch"), speaks=distributed.global_rank == 0)
+    measure(
+        job,
+        rounds,
+        lambda: rounds(1, everybody=True),
+        ("pfl", "torch"),
+        speaks=distributed.global_rank == 0,
+    )
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
     python examples/hospitals/run.py FOLDER
 
-writes one file a hospital, makes a federation of them with `foedus deploy`, runs the four algorithms of federation.toml, and compares: every
-hospital's own test rows, with models that were learnt together, by each hospital alone, and from all rows in one place.
+writes one file a hospital, makes a federation of them with `foedus deploy`, runs the four
+algorithms of federation.toml, and compares: every hospital's own test rows, with models that were
+learnt together, by each hospital alone, and from all rows in one place.
 """
 
 from __future__ import annotations
@@ -44,17 +45,28 @@ def main(folder: Path) -> pd.DataFrame:
 
 
 def apart(paths: dict[str, Path], schema: Schema) -> dict[str, dict[str, float]]:
-    """What each hospital could do alone, and what one could do with all rows in one place; the same rows, the same scaling."""
-    sites = {n: read_site({"data": str(p), "label": "disease", "client": i}, schema) for i, (n, p) in enumerate(paths.items())}
-    center, scale = scaling([{"sums": s.sums()} for s in sites.values()], "standard", schema.columns)
+    """What each hospital could do alone, and what one could do with all rows in one place; the same
+    rows, the same scaling.
+    """
+    sites = {
+        n: read_site({"data": str(p), "label": "disease", "client": i}, schema)
+        for i, (n, p) in enumerate(paths.items())
+    }
+    center, scale = scaling(
+        [{"sums": s.sums()} for s in sites.values()], "standard", schema.columns
+    )
     data = {n: s.federation(center, scale).data for n, s in sites.items()}
-    x, y = (np.concatenate([getattr(d, part) for d in data.values()]) for part in ("x_train", "y_train"))
+    x, y = (
+        np.concatenate([getattr(d, part) for d in data.values()]) for part in ("x_train", "y_train")
+    )
     found = {}
     for title, make in (
         ("logistic regression", lambda: LogisticRegression(max_iter=1000)),
         ("boosted trees", lambda: HistGradientBoostingClassifier(random_state=0)),
     ):
-        found[f"alone, {title}"] = {n: make().fit(d.x_train, d.y_train).score(d.x_test, d.y_test) for n, d in data.items()}
+        found[f"alone, {title}"] = {
+            n: make().fit(d.x_train, d.y_train).score(d.x_test, d.y_test) for n, d in data.items()
+        }
         pooled = make().fit(x, y)
         found[f"pooled, {title}"] = {n: pooled.score(d.x_test, d.y_test) for n, d in data.items()}
     return found

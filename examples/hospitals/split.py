@@ -1,8 +1,10 @@
 """The four hospitals of the UCI heart-disease set as four files, as if each had its own.
 
-    python examples/hospitals/split.py FOLDER          writes cleveland.csv, hungarian.csv, switzerland.csv, va.csv
+    python examples/hospitals/split.py FOLDER          writes cleveland.csv, hungarian.csv,
+                                                       switzerland.csv, va.csv
 
-The set is found as `heart_disease_4sites.npz` in $FOEDUS_DATA. By Janosi, Steinbrunn, Pfisterer and Detrano (UCI, CC BY 4.0).
+The set is found as `heart_disease_4sites.npz` in $FOEDUS_DATA. By Janosi, Steinbrunn, Pfisterer and
+Detrano (UCI, CC BY 4.0).
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from foedus.data.catalog import locate
 
 
 def main(folder: Path) -> dict[str, Path]:
-    """Write one file a hospital; a column `disease` says whether there is any (the usual binary task)."""
+    """Write one file a hospital; a column `disease` says whether there is any (the usual binary
+    task).
+    """
     found = locate("heart_disease_4sites")
     folder.mkdir(parents=True, exist_ok=True)
     paths = {}

@@ -1,17 +1,20 @@
 """Means that a few hostile clients cannot move: `fd.run(..., aggregation=fd.Median())`.
 
-A client that lies moves a plain mean as far as it likes. These stand in for the mean (or, times the number of clients, for the sum) of an
-exchange. All of them need every reply at once: no sums in a stream or on Ray workers, memory for clients x numbers, and no secure
-aggregation, under which the server sees no single reply. None of them is differentially private: a robust mean of clipped replies
-has another sensitivity than a mean. They assume that honest clients say similar things: the more their rows differ, the more of what is
-honest is cut off, too. They are for exchanges whose average is asked for (`clients.mean`, `clients.sum`); an algorithm that looks at
-single replies itself (FFGB's functions, FedFW's matrices of rank one) refuses to run with them.
+A client that lies moves a plain mean as far as it likes. These stand in for the mean (or, times the
+number of clients, for the sum) of an exchange. All of them need every reply at once: no sums in a
+stream or on Ray workers, memory for clients x numbers, and no secure aggregation, under which the
+server sees no single reply. None of them is differentially private: a robust mean of clipped
+replies has another sensitivity than a mean. They assume that honest clients say similar things: the
+more their rows differ, the more of what is honest is cut off, too. They are for exchanges whose
+average is asked for (`clients.mean`, `clients.sum`); an algorithm that looks at single replies
+itself (FFGB's functions, FedFW's matrices of rank one) refuses to run with them.
 
-Replies of another form, and those that are not finite, are dropped before anything is computed (`foedus.wire.checks`), named in the
-history (`left_out`) and counted (`dropped`).
+Replies of another form, and those that are not finite, are dropped before anything is computed
+(`foedus.wire.checks`), named in the history (`left_out`) and counted (`dropped`).
 
-`weighted`: whether a client counts by its rows where the algorithm says so. A site says itself how many rows it has; with weighted=False
-every client counts the same, and the part of hostile clients that is survived is one of clients, not of rows.
+`weighted`: whether a client counts by its rows where the algorithm says so. A site says itself how
+many rows it has; with weighted=False every client counts the same, and the part of hostile clients
+that is survived is one of clients, not of rows.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ from foedus.errors import ConfigError, ReplyError, TooFewClients
 from foedus.wire import checks
 
 _CHUNK = 1 << 22  # numbers that are sorted, or converted to float64, at a time
-_ROUNDING = 1e-9  # shares of the weight that are nothing: sums of weights are not exact, and hostile numbers may be huge
+# shares of the weight that are nothing: sums of weights are not exact, and hostile numbers may be
+# huge
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -83,8 +88,10 @@ class RobustAggregator(Aggregator):
     def gathered(self, trip: RoundTrip, replies: Replies) -> None:
         if tree.leaves(replies[0]):
             raise ConfigError(
-                f"aggregation={self.settings}: {type(trip.algorithm).__name__} looks at every reply to {trip.step} itself, so that "
-                "another mean does not protect it; leave aggregation out (replies of untrusted clients are checked in any case)"
+                f"aggregation={self.settings}: {type(trip.algorithm).__name__} looks at every "
+                f"reply to {trip.step} itself, so that "
+                "another mean does not protect it; leave aggregation out (replies of untrusted "
+                "clients are checked in any case)"
             )
 
 
@@ -102,7 +109,9 @@ def _joined(reply: Tree) -> tuple[Tensor | None, Callable[[Tensor], Tree]]:
         return None, lambda row: reply
     for leaf in leaves:
         if not isinstance(leaf, Tensor):
-            raise ReplyError(f"a reply to be averaged holds a {type(leaf).__name__}; only tensors have a mean")
+            raise ReplyError(
+                f"a reply to be averaged holds a {type(leaf).__name__}; only tensors have a mean"
+            )
     kinds = [t.dtype if t.is_floating_point() else torch.float32 for t in leaves]
     widest = torch.float64 if torch.float64 in kinds else torch.float32
     flat = [t.reshape(len(t), -1).to(widest) for t in leaves]
@@ -110,7 +119,9 @@ def _joined(reply: Tree) -> tuple[Tensor | None, Callable[[Tensor], Tree]]:
 
     def apart(row: Tensor) -> Tree:
         parts = row.split([f.shape[1] for f in flat])
-        shaped = [p.reshape(t.shape[1:]).to(k) for p, t, k in zip(parts, leaves, kinds, strict=True)]
+        shaped = [
+            p.reshape(t.shape[1:]).to(k) for p, t, k in zip(parts, leaves, kinds, strict=True)
+        ]
         return tree.unflatten(shaped, form)
 
     return x, apart
@@ -130,7 +141,9 @@ def _ranked(part: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Each column in order, and the weight up to and with each entry."""
     ordered, order = part.sort(0)
     if bool((weights == weights[0]).all()):
-        return ordered, (torch.arange(1, len(part) + 1, dtype=torch.float64) / len(part)).unsqueeze(1)
+        return ordered, (torch.arange(1, len(part) + 1, dtype=torch.float64) / len(part)).unsqueeze(
+            1
+        )
     return ordered, weights[order].cumsum(0)
 
 
@@ -139,15 +152,22 @@ def _median(x: Tensor, weights: Tensor) -> Tensor:
 
     def middle(part: Tensor) -> Tensor:
         ordered, ends = _ranked(part, weights)
-        low, high = ((ends < 0.5 + off).sum(0).clamp(max=len(part) - 1) for off in (-_ROUNDING, _ROUNDING))
-        pair = [ordered.gather(0, at.expand(1, part.shape[1])).squeeze(0).double() for at in (low, high)]
+        low, high = (
+            (ends < 0.5 + off).sum(0).clamp(max=len(part) - 1) for off in (-_ROUNDING, _ROUNDING)
+        )
+        pair = [
+            ordered.gather(0, at.expand(1, part.shape[1])).squeeze(0).double() for at in (low, high)
+        ]
         return ((pair[0] + pair[1]) / 2).to(x.dtype)
 
     return _columns(middle, x)
 
 
 def _products(x: Tensor, center: Tensor) -> Tensor:
-    """<x_i - center, x_j - center>, in float64. Around a robust centre, honest rows keep their digits whatever the others are."""
+    """<x_i - center, x_j - center>, in float64.
+
+    Around a robust centre, honest rows keep their digits whatever the others are.
+    """
     total, step = torch.zeros(len(x), len(x), dtype=torch.float64), max(1, _CHUNK // len(x))
     for part, middle in zip(x.split(step, 1), center.split(step), strict=True):
         part = part.double() - middle.double()
@@ -157,27 +177,33 @@ def _products(x: Tensor, center: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class NormBound(Robust):
-    """The mean of replies no longer than a bound: x_i min(1, bound / |x_i|) (Sun, Kairouz, Suresh and McMahan, 2019).
+    """The mean of replies no longer than a bound: x_i min(1, bound / |x_i|) (Sun, Kairouz, Suresh
+    and McMahan, 2019).
 
-    bound: a number, or "median": the median of the clients' norms in this exchange. The norm is the Euclidean one of the whole reply as it
-    is sent: for FedAvg, of what a client has learnt in the round. One hostile client moves the mean by at most weight x bound: it is slowed
-    down, not shut out. Costs one pass. With fewer than half of the clients hostile, "median" is at most the longest honest reply.
+    bound: a number, or "median": the median of the clients' norms in this exchange. The norm is the
+    Euclidean one of the whole reply as it is sent: for FedAvg, of what a client has learnt in the
+    round. One hostile client moves the mean by at most weight x bound: it is slowed down, not shut
+    out. Costs one pass. With fewer than half of the clients hostile, "median" is at most the
+    longest honest reply.
     """
 
     bound: Annotated[float, Gt(0)] | Literal["median"] = "median"
 
     def combine(self, x: Tensor, weights: Tensor, dropped: int = 0) -> Tensor:
         norms = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
-        bound = norms.median() if self.bound == "median" else self.bound  # of an even number, the lower of the two
+        # of an even number, the lower of the two
+        bound = norms.median() if self.bound == "median" else self.bound
         return _mix(x, weights * torch.where(norms > bound, bound / norms, 1.0))
 
 
 @dataclass(frozen=True)
 class TrimmedMean(Robust):
-    """The mean of each number without the largest and the smallest (Yin, Chen, Ramchandran and Bartlett, ICML 2018).
+    """The mean of each number without the largest and the smallest (Yin, Chen, Ramchandran and
+    Bartlett, ICML 2018).
 
-    part: the part of the weight that is cut off at each end, above 0 and below 0.5; of a client at the edge, as much as it takes. With at
-    most this part hostile, every number of the result lies between honest clients'. Costs a sort of each number over the clients.
+    part: the part of the weight that is cut off at each end, above 0 and below 0.5; of a client at
+    the edge, as much as it takes. With at most this part hostile, every number of the result lies
+    between honest clients'. Costs a sort of each number over the clients.
     """
 
     part: Annotated[float, Gt(0), Lt(0.5), Remedy("it is what is cut off at each end")] = 0.2
@@ -187,7 +213,8 @@ class TrimmedMean(Robust):
             ordered, ends = _ranked(part, weights)
             starts = torch.cat((torch.zeros_like(ends[:1]), ends[:-1]))
             kept = ends.clamp(max=1 - self.part) - starts.clamp(min=self.part)
-            kept = torch.where(kept > _ROUNDING, kept, 0.0)  # a hostile number may be huge: next to nothing of it is too much
+            # a hostile number may be huge: next to nothing of it is too much
+            kept = torch.where(kept > _ROUNDING, kept, 0.0)
             return ((kept * ordered).sum(0) / kept.sum(0)).to(x.dtype)
 
         return _columns(trimmed, x)
@@ -197,8 +224,9 @@ class TrimmedMean(Robust):
 class Median(Robust):
     """The median of each number (Yin, Chen, Ramchandran and Bartlett, ICML 2018).
 
-    With less than half of the weight hostile, every number of the result lies between honest clients'. Costs a sort of each number over the
-    clients. Not for replies that are mostly zero (FedFW's points of one entry): their median is zero.
+    With less than half of the weight hostile, every number of the result lies between honest
+    clients'. Costs a sort of each number over the clients. Not for replies that are mostly zero
+    (FedFW's points of one entry): their median is zero.
     """
 
     def combine(self, x: Tensor, weights: Tensor, dropped: int = 0) -> Tensor:
@@ -207,14 +235,17 @@ class Median(Robust):
 
 @dataclass(frozen=True)
 class GeometricMedian(Robust):
-    """argmin over v of sum_i w_i |v - x_i|, by Weiszfeld's steps, smoothed (Pillutla, Kakade and Harchaoui, 2022).
+    """argmin over v of sum_i w_i |v - x_i|, by Weiszfeld's steps, smoothed (Pillutla, Kakade and
+    Harchaoui, 2022).
 
         v <- sum_i b_i x_i / sum_i b_i,   b_i = w_i / max(nu, |v - x_i|)
 
-    from the median of each number, with nu = 1e-6 of the median distance from it, until the pulls of the clients cancel:
-    |sum_i b_i (v - x_i)| <= tolerance, where each client alone pulls with w_i; or until `steps`. With a part a < 1/2 of the weight hostile,
-    |v - c| <= 2 (1 - a) / (1 - 2 a) max |x_i - c| over the honest clients, for any c. Costs clients^2 x numbers once (products of the
-    replies), then clients^2 a step.
+    from the median of each number, with nu = 1e-6 of the median distance from it, until the pulls
+    of the clients cancel:
+    |sum_i b_i (v - x_i)| <= tolerance, where each client alone pulls with w_i; or until `steps`.
+    With a part a < 1/2 of the weight hostile, |v - c| <= 2 (1 - a) / (1 - 2 a) max |x_i - c| over
+    the honest clients, for any c. Costs clients^2 x numbers once (products of the replies), then
+    clients^2 a step.
     """
 
     tolerance: Annotated[float, Gt(0)] = 1e-5
@@ -227,7 +258,8 @@ class GeometricMedian(Robust):
         scale = _median(squares.sqrt().unsqueeze(1), weights)
         if not scale:  # half of the weight is there
             return center
-        mix, distances = torch.zeros_like(weights), squares.sqrt()  # v = center + sum_i mix_i (x_i - center)
+        # v = center + sum_i mix_i (x_i - center)
+        mix, distances = torch.zeros_like(weights), squares.sqrt()
         for _ in range(self.steps):
             pulls = weights / distances.clamp(min=1e-6 * scale)
             new = pulls / pulls.sum()
@@ -241,14 +273,19 @@ class GeometricMedian(Robust):
 
 @dataclass(frozen=True)
 class Krum(Robust):
-    """The reply closest to its neighbours (Blanchard, El Mhamdi, Guerraoui and Stainer, NeurIPS 2017); with select > 1, multi-Krum.
+    """The reply closest to its neighbours (Blanchard, El Mhamdi, Guerraoui and Stainer, NeurIPS
+    2017); with select > 1, multi-Krum.
 
-        score_i = sum of |x_i - x_j|^2 over the n - hostile - 2 closest j;   the mean of the `select` replies of least score
+        score_i = sum of |x_i - x_j|^2 over the n - hostile - 2 closest j
 
-    hostile: how many of the n clients of a round may be, with n >= 2 hostile + 3. Where fewer replies are left, those that were dropped are
-    taken for hostile ones (or else one client could stop a run by sending nonsense); if that is not enough, `fd.TooFewClients` is raised.
-    Clients count the same in the scores, and by weight in the mean of those selected. Costs clients^2 x numbers. What most clients know
-    is not heard: with select=1 the model follows one client a round.
+    and the result is the mean of the `select` replies of least score.
+
+    hostile: how many of the n clients of a round may be, with n >= 2 hostile + 3. Where fewer
+    replies are left, those that were dropped are taken for hostile ones (or else one client could
+    stop a run by sending nonsense); if that is not enough, `fd.TooFewClients` is raised. Clients
+    count the same in the scores, and by weight in the mean of those selected. Costs clients^2 x
+    numbers. What most clients know is not heard: with select=1 the model follows one client a
+    round.
     """
 
     hostile: Annotated[int, Ge(0)]
@@ -258,7 +295,8 @@ class Krum(Robust):
         least = max(2 * self.hostile + 3, self.hostile + self.select)
         if clients < least:
             raise ConfigError(
-                f"hostile={self.hostile} and select={self.select} need at least {least} clients a round; there are {clients:g}"
+                f"hostile={self.hostile} and select={self.select} need at least {least} clients a "
+                f"round; there are {clients:g}"
             )
 
     def combine(self, x: Tensor, weights: Tensor, dropped: int = 0) -> Tensor:
@@ -266,7 +304,9 @@ class Krum(Robust):
         if n < 2 * hostile + 3:
             hostile = max(0, hostile - dropped)
         if n < 2 * hostile + 3:
-            raise TooFewClients(f"{self} needs {2 * hostile + 3} replies that can be used; {n} came")
+            raise TooFewClients(
+                f"{self} needs {2 * hostile + 3} replies that can be used; {n} came"
+            )
         chosen = torch.zeros_like(weights)
         chosen[self.scores(x, hostile).argsort(stable=True)[: min(self.select, n - hostile)]] = 1.0
         return _mix(x, chosen * weights / (chosen @ weights))

@@ -1,5 +1,7 @@
-"""FedAvg: McMahan, Moore, Ramage, Hampson and Aguera y Arcas, "Communication-efficient learning of deep networks from
-decentralized data", AISTATS 2017; server momentum as in Hsu, Qi and Brown (2019)."""
+"""FedAvg: McMahan, Moore, Ramage, Hampson and Aguera y Arcas, "Communication-efficient learning of
+deep networks from decentralized data", AISTATS 2017; server momentum as in Hsu, Qi and Brown
+(2019).
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ class FedAvg(LocalTraining):
         client i:  w_i <- w, then mini-batch steps w_i <- w_i - lr * g_i(w_i);  sends w_i - w
         server:    v <- server_momentum * v + sum_i p_i (w_i - w);  w <- w + server_lr * v
 
-    with p_i proportional to client i's number of rows (`weights="uniform"`: equal). With `server_lr=1` and no momentum
-    this is the paper's weighted average of the w_i.
+    with p_i proportional to client i's number of rows (`weights="uniform"`: equal). With
+    `server_lr=1` and no momentum this is the paper's weighted average of the w_i.
 
     Example:
         >>> fd.run(fd.FedAvg(fd.MLP(200), lr=0.1, epochs=5), fed, rounds=100, participation=0.1)
@@ -35,7 +37,8 @@ class FedAvg(LocalTraining):
 
     @client_step(batch="whole")
     def train(self, client: Client, w: Params) -> tuple[Params, None]:
-        learnt = self.descend(client, w)["params"]  # nobody else's: what it has moved by can be written over it
+        # nobody else's: what it has moved by can be written over it
+        learnt = self.descend(client, w)["params"]
         return tree.map(lambda a, b: a.sub_(b), learnt, w), client.state
 
     def round(self, clients: Clients, state: State) -> State:

@@ -1,4 +1,7 @@
-"""Constrained averaging with projections: FedDR, and FedAvg with a projection at the server. What FedFW is measured by."""
+"""Constrained averaging with projections: FedDR, and FedAvg with a projection at the server.
+
+What FedFW is measured by.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,17 @@ from foedus.models.base import Params
 
 @dataclass(frozen=True)
 class FedDR(LocalTraining):
-    """Randomised Douglas-Rachford splitting: Tran-Dinh, Pham, Phan and Nguyen, NeurIPS 2021, Algorithm 1.
+    """Randomised Douglas-Rachford splitting: Tran-Dinh, Pham, Phan and Nguyen, NeurIPS 2021,
+    Algorithm 1.
 
-        client i:  y_i <- y_i + alpha (x - x_i);   x_i ~ prox_{eta f_i}(y_i);   h_i = 2 x_i - y_i;   sends h_i - (its last h_i)
+        client i:  y_i <- y_i + alpha (x - x_i);   x_i ~ prox_{eta f_i}(y_i);   h_i = 2 x_i - y_i
+                   sends h_i - (its last h_i)
         server:    h <- h + 1/n sum_i (what arrived);   x <- prox_{eta g}(h)
 
-    for min 1/n sum_i f_i(x) + g(x). Here g says that x is in `domain`, so its prox is the projection. The prox of f_i is
-    approximated by local training from y_i on f_i(v) + |v - y_i|^2 / (2 eta); `relaxation` is alpha, in (0, 2). Clients that stay
-    away change nothing. All begin at x_i = y_i = h_i, the model's own start.
+    for min 1/n sum_i f_i(x) + g(x). Here g says that x is in `domain`, so its prox is the
+    projection. The prox of f_i is approximated by local training from y_i on f_i(v) + |v - y_i|^2 /
+    (2 eta); `relaxation` is alpha, in (0, 2). Clients that stay away change nothing. All begin at
+    x_i = y_i = h_i, the model's own start.
     """
 
     domain: Domain | ModelDomain = L2Ball(10.0)  # noqa: RUF009 - frozen

@@ -1,5 +1,7 @@
-"""FedDyn: Acar, Zhao, Matas, Mattina, Whatmough and Saligrama, "Federated learning based on dynamic regularization",
-ICLR 2021, Algorithm 1. With every client in every round it is FedPD (Zhang, Hong, Dhople, Yin and Liu, 2021)."""
+"""FedDyn: Acar, Zhao, Matas, Mattina, Whatmough and Saligrama, "Federated learning based on dynamic
+regularization", ICLR 2021, Algorithm 1. With every client in every round it is FedPD (Zhang, Hong,
+Dhople, Yin and Liu, 2021).
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,12 @@ from foedus.models.base import Params
 class FedDyn(LocalTraining):
     """Each client's objective is bent so that the clients' minimisers agree with the global one.
 
-        client i:  w_i minimises f_i(v) - <grad_i, v> + alpha/2 |v - w|^2, approximately, by local training;
+        client i:  w_i ~ argmin of f_i(v) - <grad_i, v> + alpha/2 |v - w|^2, by local training
                    grad_i <- grad_i - alpha (w_i - w);  sends w_i - w
         server:    h <- h - alpha |P|/m * mean_P(w_i - w);  w <- mean_P(w_i) - h / alpha
 
-    P are the clients of the round, m is how many there are. Averages count every client equally, as in the paper;
-    `weights="rows"` counts rows instead.
+    P are the clients of the round, m is how many there are. Averages count every client equally, as
+    in the paper; `weights="rows"` counts rows instead.
     """
 
     weights: Literal["rows", "uniform"] = "uniform"

@@ -1,5 +1,6 @@
-"""FedProx: Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, "Federated optimization in heterogeneous networks",
-MLSys 2020, Algorithm 2."""
+"""FedProx: Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, "Federated optimization in heterogeneous
+networks", MLSys 2020, Algorithm 2.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from foedus.models.base import Params
 
 @dataclass(frozen=True)
 class FedProx(FedAvg):
-    """FedAvg whose clients are held near the server's model: client i minimises f_i(w_i) + mu/2 |w_i - w|^2.
+    """FedAvg whose clients are held near the server's model: client i minimises f_i(w_i) + mu/2
+    |w_i - w|^2.
 
         client i:  w_i <- w_i - lr * (g_i(w_i) + mu (w_i - w));  sends w_i - w
 

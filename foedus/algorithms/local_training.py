@@ -24,13 +24,15 @@ from foedus.models.training.settings import Training
 class LocalTraining(Training, Algorithm):
     """Base of the methods whose clients train a model on their own rows.
 
-    model: a foedus model or any `torch.nn.Module`. loss: "auto" (cross-entropy for classes, squared for values),
-    "cross_entropy" or "squared". weights: how clients count in an average, "rows" or "uniform". The other settings are
-    those of `foedus.models.training.settings.Training`.
+    model: a foedus model or any `torch.nn.Module`. loss: "auto" (cross-entropy for classes, squared
+    for values), "cross_entropy" or "squared". weights: how clients count in an average, "rows" or
+    "uniform". The other settings are those of `foedus.models.training.settings.Training`.
     """
 
     model: Model = Linear()  # noqa: RUF009 - frozen
-    loss: Annotated[str, Means("the name of a loss"), Remedy("a set is passed as domain=...")] = "auto"
+    loss: Annotated[str, Means("the name of a loss"), Remedy("a set is passed as domain=...")] = (
+        "auto"
+    )
     weights: Literal["rows", "uniform"] = "rows"
 
     def __post_init__(self) -> None:
@@ -43,7 +45,9 @@ class LocalTraining(Training, Algorithm):
 
     def footprint(self, rows: int, row_bytes: int) -> int:
         """Bytes of a client in a batch: the schedule of its mini-batches, and two of them."""
-        schedule = 64 * (self.steps * (self.batch_size or rows) if self.steps else self.epochs * rows)
+        schedule = 64 * (
+            self.steps * (self.batch_size or rows) if self.steps else self.epochs * rows
+        )
         return schedule + 2 * min(rows, self.batch_size or rows) * row_bytes
 
     def check(self, spec: Spec) -> None:
@@ -57,8 +61,18 @@ class LocalTraining(Training, Algorithm):
         return Predictor(lambda x: self.model.apply(state.w, x), state.spec)
 
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return loss_for(self.loss, None if y.is_floating_point() else outputs.shape[-1]).value(outputs, y)
+        return loss_for(self.loss, None if y.is_floating_point() else outputs.shape[-1]).value(
+            outputs, y
+        )
 
     def descend(self, client: Client, w: Params, **terms: Any) -> dict[str, Any]:
         """Local training from w; see `foedus.models.training.descend`."""
-        return descend(self, self.model, loss_for(self.loss, client.spec.classes), w, client.data, client.key, **terms)
+        return descend(
+            self,
+            self.model,
+            loss_for(self.loss, client.spec.classes),
+            w,
+            client.data,
+            client.key,
+            **terms,
+        )

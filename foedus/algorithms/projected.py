@@ -22,7 +22,10 @@ from foedus.models.training.gradients import value_and_gradient
 
 @dataclass(frozen=True)
 class ProjectedFedAvg(FedAvg):
-    """FedAvg whose server projects the average onto `domain` in every round. The history has `fw_gap` and `objective`."""
+    """FedAvg whose server projects the average onto `domain` in every round.
+
+    The history has `fw_gap` and `objective`.
+    """
 
     domain: Domain | ModelDomain = L2Ball(10.0)  # noqa: RUF009 - frozen
     measure_every: Annotated[int, Ge(0)] = 1
@@ -36,12 +39,16 @@ class ProjectedFedAvg(FedAvg):
         domain_of(self.domain).check(self.model.init(spec, random.key(0)))
 
     def look(self, client: Client, w: Params) -> tuple[dict[str, Any], None]:
-        value, slope = value_and_gradient(self.model, loss_for(self.loss, client.spec.classes), w, client.data)
+        value, slope = value_and_gradient(
+            self.model, loss_for(self.loss, client.spec.classes), w, client.data
+        )
         return {"objective": value, "slope": slope}, None
 
     def start(self, clients: Clients) -> State:
         state = super().start(clients)
-        return state.replace(w=domain_of(self.domain).project(state.w), ids=clients.ids, sizes=clients.sizes)
+        return state.replace(
+            w=domain_of(self.domain).project(state.w), ids=clients.ids, sizes=clients.sizes
+        )
 
     def round(self, clients: Clients, state: State) -> State:
         state = super().round(clients, state)
@@ -49,5 +56,8 @@ class ProjectedFedAvg(FedAvg):
         if self.measure_every and clients.round % self.measure_every == 0:
             seen = clients.measure(self.look, weights=self.weights, w=state.w)
             if seen is not None:
-                clients.log(objective=seen["objective"], fw_gap=gap(domain_of(self.domain), seen["slope"], state.w))
+                clients.log(
+                    objective=seen["objective"],
+                    fw_gap=gap(domain_of(self.domain), seen["slope"], state.w),
+                )
         return state

@@ -19,8 +19,8 @@ from foedus.models.training.memory import fresh_memory
 class Independent(LocalTraining):
     """Every client trains a model of its own on its own rows; nothing is ever sent.
 
-    What a client could do without the others. Its model is evaluated on the client's own test rows (`own_accuracy`), and
-    on the global test set (`accuracy`: the average over clients).
+    What a client could do without the others. Its model is evaluated on the client's own test rows
+    (`own_accuracy`), and on the global test set (`accuracy`: the average over clients).
     """
 
     personal: ClassVar[bool] = True
@@ -53,9 +53,11 @@ class Independent(LocalTraining):
 
 @dataclass(frozen=True)
 class Central(LocalTraining):
-    """One model trained on all rows in one place, `epochs` passes a round: the reference that federation is measured by.
+    """One model trained on all rows in one place, `epochs` passes a round: the reference that
+    federation is measured by.
 
-    It is no federated method: the cost of bringing the data together is not counted, and nothing else is sent.
+    It is no federated method: the cost of bringing the data together is not counted, and nothing
+    else is sent.
     """
 
     pooled: ClassVar[bool] = True

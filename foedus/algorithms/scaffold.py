@@ -1,5 +1,6 @@
-"""Scaffold: Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: Stochastic controlled averaging for federated
-learning", ICML 2020, Algorithm 1."""
+"""Scaffold: Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: Stochastic controlled
+averaging for federated learning", ICML 2020, Algorithm 1.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +24,18 @@ from foedus.models.training.gradients import gradient
 
 @dataclass(frozen=True)
 class Scaffold(LocalTraining):
-    """Control variates c_i (of client i) and c (their average) take the client's own drift out of every local step.
+    """Control variates c_i (of client i) and c (their average) take the client's own drift out of
+    every local step.
 
-        client i:  y <- x, then K steps y <- y - lr * (g_i(y) - c_i + c)                                  (line 10)
-                   c_i+ <- g_i(x), the gradient on all its rows (with weight decay)                      (line 12, option 1)
-                      or   c_i - c + (x - y) / (K lr)                                                     (line 12, option 2)
-                   sends y - x and the difference c_i+ - c_i                                              (line 13)
-        server:    x <- x + server_lr * mean_S(y - x);  c <- c + |S|/N * mean_S(c_i+ - c_i)              (lines 16-17)
+        client i:  y <- x, then K steps y <- y - lr * (g_i(y) - c_i + c)                  line 10
+                   c_i+ <- g_i(x), the gradient on all its rows, with weight decay        12, I
+                      or   c_i - c + (x - y) / (K lr)                                     12, II
+                   sends y - x and the difference c_i+ - c_i                              line 13
+        server:    x <- x + server_lr * mean_S(y - x)                                     line 16
+                   c <- c + |S|/N * mean_S(c_i+ - c_i)                                    line 17
 
-    Averages count every client equally, as in the paper; `weights="rows"` counts rows in both lines. Option 2 reads the
-    average gradient off the way travelled, so it needs plain SGD.
+    Averages count every client equally, as in the paper; `weights="rows"` counts rows in both
+    lines. Option 2 reads the average gradient off the way travelled, so it needs plain SGD.
     """
 
     weights: Literal["rows", "uniform"] = "uniform"
@@ -42,7 +45,10 @@ class Scaffold(LocalTraining):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.option == 2 and (self.optimizer != "sgd" or self.momentum):
-            raise ConfigError("Scaffold's option 2 needs plain SGD: use optimizer='sgd' and momentum=0, or option=1")
+            raise ConfigError(
+                "Scaffold's option 2 needs plain SGD: use optimizer='sgd' and momentum=0, or "
+                "option=1"
+            )
 
     def batching(self) -> Batching:
         return super().batching() if self.option == 2 else replace(super().batching(), spread=1.5)

@@ -1,1 +1,3 @@
-"""What messages tell about the rows they were made from, and what hostile clients can do: `foedus audit`."""
+"""What messages tell about the rows they were made from, and what hostile clients can do: `foedus
+audit`.
+"""

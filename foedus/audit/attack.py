@@ -19,18 +19,23 @@ from foedus.geometry.domain import dense
 from foedus.models.base import Model, Params, image_shape
 
 ENOUGH = 1e-12
-"""A mismatch below which an attack is over: the message is explained to the rounding of its float32 numbers."""
+"""A mismatch below which an attack is over: the message is explained to the rounding of its float32
+numbers.
+"""
 
 
 def psnr(image: Tensor, original: Tensor, span: float = 1.0) -> float:
-    """Peak signal-to-noise ratio in decibel, 10 log10(span^2 / mean squared error); span: the range of pixel values."""
+    """Peak signal-to-noise ratio in decibel, 10 log10(span^2 / mean squared error); span: the range
+    of pixel values.
+    """
     error = float((image.double() - original.double()).square().mean())
     return math.inf if error == 0 else 10 * math.log10(span**2 / error)
 
 
 @dataclass(frozen=True)
 class SigmoidLeNet(Model):
-    """The network of DLG: three 5x5 convolutions of 12 filters (strides 2, 2, 1) with sigmoids, then one linear layer.
+    """The network of DLG: three 5x5 convolutions of 12 filters (strides 2, 2, 1) with sigmoids,
+    then one linear layer.
 
     Weights and biases start uniform on (-1/2, 1/2). It is smooth, so a gradient has a gradient.
     """
@@ -47,31 +52,50 @@ class SigmoidLeNet(Model):
         for i, inputs in enumerate((channels, 12, 12)):
             shapes |= {f"conv{i}": (12, inputs, 5, 5), f"conv_bias{i}": (12,)}
         shapes |= {"weight": (spec.outputs, flat), "bias": (spec.outputs,)}
-        return {name: random.uniform(random.fold(key, i), shape) - 0.5 for i, (name, shape) in enumerate(shapes.items())}
+        return {
+            name: random.uniform(random.fold(key, i), shape) - 0.5
+            for i, (name, shape) in enumerate(shapes.items())
+        }
 
     def apply(self, params: Params, x: Tensor) -> Tensor:
         for i, stride in enumerate((2, 2, 1)):
-            x = F.conv2d(x, params[f"conv{i}"], params[f"conv_bias{i}"], stride=stride, padding=2).sigmoid()
+            x = F.conv2d(
+                x, params[f"conv{i}"], params[f"conv_bias{i}"], stride=stride, padding=2
+            ).sigmoid()
         return F.linear(x.flatten(1), params["weight"], params["bias"])
 
 
-# -- messages ----------------------------------------------------------------------------------------------------------
+# -- messages --------------------------------------------------------------------------------------
 
 
-def gradient(model: Model, params: Params, image: Tensor, soft: Tensor, *, graph: bool = False) -> Params:
-    """The gradient of the cross-entropy of one image with a (soft) label; with `graph`, to be differentiated again."""
+def gradient(
+    model: Model, params: Params, image: Tensor, soft: Tensor, *, graph: bool = False
+) -> Params:
+    """The gradient of the cross-entropy of one image with a (soft) label; with `graph`, to be
+    differentiated again.
+    """
     leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
     loss = -(soft * model.apply(leaves, image.unsqueeze(0)).log_softmax(-1)).sum()
-    return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values()), create_graph=graph), strict=True))
+    return dict(
+        zip(
+            leaves,
+            torch.autograd.grad(loss, list(leaves.values()), create_graph=graph),
+            strict=True,
+        )
+    )
 
 
 def message(g: Params, domain: ModelDomain | None) -> Any:
-    """What is sent: the gradient itself, or the extreme point of a set that its oracle finds for it."""
+    """What is sent: the gradient itself, or the extreme point of a set that its oracle finds for
+    it.
+    """
     return g if domain is None else domain.lmo(g)
 
 
 def opened(sent: Any, domain: ModelDomain | None, like: Params) -> Params:
-    """A message as dense tensors in float64, in the sign of a step (an extreme point) or of the gradient."""
+    """A message as dense tensors in float64, in the sign of a step (an extreme point) or of the
+    gradient.
+    """
     parts = sent if domain is None else domain.dense(sent, like)
     return {name: t.double() for name, t in parts.items()}
 
@@ -81,19 +105,32 @@ def blurred(seen: Params, noise: float, key: Tensor) -> Params:
     if not noise:
         return seen
     deviation = noise * math.sqrt(sum(float(t.square().sum()) for t in seen.values()))
-    return {k: t + deviation * random.normal(random.fold(key, i), t.shape).double() for i, (k, t) in enumerate(seen.items())}
+    return {
+        k: t + deviation * random.normal(random.fold(key, i), t.shape).double()
+        for i, (k, t) in enumerate(seen.items())
+    }
 
 
 def mismatch(seen: Params, domain: ModelDomain | None) -> Callable[[Params], Tensor]:
-    """How badly a gradient explains a message (as `opened` gives it): at least 0, up to the message's rounding."""
+    """How badly a gradient explains a message (as `opened` gives it): at least 0, up to the
+    message's rounding.
+    """
     if domain is None:
         size = sum(t.square().sum() for t in seen.values())
-        return lambda g: cast("Tensor", sum((g[name] - t).square().sum() for name, t in seen.items())) / size
+        return lambda g: (
+            cast("Tensor", sum((g[name] - t).square().sum() for name, t in seen.items())) / size
+        )
     if isinstance(domain, PerLayer):
         parts = {name: (d, seen[name]) for name, d in domain.each(seen).items()}
-        return lambda g: cast("Tensor", sum(_mismatch(d, s, g[name]) for name, (d, s) in parts.items())) / len(parts)
+        return lambda g: (
+            cast("Tensor", sum(_mismatch(d, s, g[name]) for name, (d, s) in parts.items()))
+            / len(parts)
+        )
     if not isinstance(domain, Whole):
-        raise ConfigError(f"domain must be a set such as L1Ball(10.0), Whole(set) or PerLayer(set), not {domain!r}")
+        raise ConfigError(
+            "domain must be a set such as L1Ball(10.0), Whole(set) or PerLayer(set), not "
+            f"{domain!r}"
+        )
     joined = _joined(seen)
     return lambda g: _mismatch(domain.domain, joined, _joined(g))
 
@@ -108,24 +145,32 @@ def _mismatch(domain: Domain, s: Tensor, g: Tensor) -> Tensor:
     """How badly the gradient g explains the extreme point s of one set: the module's table."""
     size = torch.linalg.vector_norm(g).clamp(min=torch.finfo(g.dtype).tiny)
     if isinstance(domain, L2Ball):
-        return 1 + (g * s).sum() / (size * torch.linalg.vector_norm(s).clamp(min=torch.finfo(g.dtype).tiny))
+        return 1 + (g * s).sum() / (
+            size * torch.linalg.vector_norm(s).clamp(min=torch.finfo(g.dtype).tiny)
+        )
     if isinstance(domain, L1Ball | Simplex):
         logits = -g.flatten() * math.sqrt(g.numel()) / size
         entry = s.flatten().abs().argmax()
         sign = s.flatten()[entry].sign()
         rivals = logits if isinstance(domain, Simplex) else torch.cat((logits, -logits))
         return rivals.logsumexp(0) - sign * logits[entry]
-    best = dense(domain.lmo(g.detach()))  # by Danskin's theorem a constant, as far as the slope goes
-    return (g * (s - best)).sum() / (max(domain.diameter_of(g.shape), torch.finfo(g.dtype).tiny) * size)
+    # by Danskin's theorem a constant, as far as the slope goes
+    best = dense(domain.lmo(g.detach()))
+    return (g * (s - best)).sum() / (
+        max(domain.diameter_of(g.shape), torch.finfo(g.dtype).tiny) * size
+    )
 
 
 def label_shown(seen: Params, domain: ModelDomain | None, classes: int) -> int | None:
     """The label that the last layer shows, if it shows one.
 
-    The derivative in the last bias is negative for the true label only; where the message is silent about biases, so are the
-    sums of the last weights' rows, if the activations below are positive (sigmoid, ReLU).
+    The derivative in the last bias is negative for the true label only; where the message is silent
+    about biases, so are the sums of the last weights' rows, if the activations below are positive
+    (sigmoid, ReLU).
     """
-    last = [t if domain is not None else -t for t in list(seen.values())[-2:] if t.shape[0] == classes]
+    last = [
+        t if domain is not None else -t for t in list(seen.values())[-2:] if t.shape[0] == classes
+    ]
     for t in sorted(last, key=Tensor.dim):
         evidence = t.flatten(1).sum(-1) if t.dim() > 1 else t
         if bool(evidence.any()):
@@ -133,7 +178,7 @@ def label_shown(seen: Params, domain: ModelDomain | None, classes: int) -> int |
     return None
 
 
-# -- the attack --------------------------------------------------------------------------------------------------------
+# -- the attack ------------------------------------------------------------------------------------
 
 
 class Guess(NamedTuple):
@@ -153,25 +198,40 @@ def attack(
     iterations: int,
     label: int | None = None,
 ) -> Iterator[Guess]:
-    """L-BFGS from one random image; yields the start, then what every iteration made of it. It never sees the original.
+    """L-BFGS from one random image; yields the start, then what every iteration made of it. It
+    never sees the original.
 
-    explain(image, soft_label) is the mismatch to minimise. label: known already, or None to look for it as well. Images start
-    uniform on [0, 1], which the observer knows to be the range of pixels; a guess is clamped to it. Ends early below `ENOUGH`.
+    explain(image, soft_label) is the mismatch to minimise. label: known already, or None to look
+    for it as well. Images start uniform on [0, 1], which the observer knows to be the range of
+    pixels; a guess is clamped to it. Ends early below `ENOUGH`.
     """
     image = random.uniform(random.fold(key, 0), shape, torch.float64).requires_grad_()
     logits = random.normal(random.fold(key, 1), (classes,), torch.float64).requires_grad_()
     known = None if label is None else F.one_hot(torch.tensor(label), classes).double()
     unknowns = [image, logits] if known is None else [image]
     optimiser = torch.optim.LBFGS(
-        unknowns, max_iter=1, max_eval=26, tolerance_grad=0, tolerance_change=0, history_size=100, line_search_fn="strong_wolfe"
+        unknowns,
+        max_iter=1,
+        max_eval=26,
+        tolerance_grad=0,
+        tolerance_change=0,
+        history_size=100,
+        line_search_fn="strong_wolfe",
     )  # one iteration a step: the memory of earlier ones is kept
     last: list[tuple[list[Tensor], Tensor, tuple[Tensor, ...]]] = []
 
     def closure() -> Tensor:
-        # A step begins where the line search of the step before has ended: it need not be computed twice.
+        # A step begins where the line search of the step before has ended: it need not be computed
+        # twice.
         if not last or not all(map(torch.equal, last[0][0], unknowns)):
             loss = explain(image, logits.softmax(-1) if known is None else known)
-            last[:] = [([u.detach().clone() for u in unknowns], loss.detach(), torch.autograd.grad(loss, unknowns))]
+            last[:] = [
+                (
+                    [u.detach().clone() for u in unknowns],
+                    loss.detach(),
+                    torch.autograd.grad(loss, unknowns),
+                )
+            ]
         for u, slope in zip(unknowns, last[0][2], strict=True):
             u.grad = slope.clone()
         return last[0][1]
@@ -191,10 +251,12 @@ def attack(
 class Reconstruction:
     """What the observer of one message found, by the start with the least mismatch at its end.
 
-    Lists have an entry for the random start and one for each iteration (fewer than asked for if the message was explained
-    earlier). psnr: of the guess against the original, which the observer cannot know. loss: the mismatch it minimises. image:
-    the last guess. shots: guesses at some iterations. label: the one found, and label_shown whether the last layer gave it
-    away. explained: whether the last guess would send the message that was seen. twins: how many of the `others` do.
+    Lists have an entry for the random start and one for each iteration (fewer than asked for if the
+    message was explained earlier). psnr: of the guess against the original, which the observer
+    cannot know. loss: the mismatch it minimises. image: the last guess. shots: guesses at some
+    iterations. label: the one found, and label_shown whether the last layer gave it away.
+    explained: whether the last guess would send the message that was seen. twins: how many of the
+    `others` do.
     """
 
     bytes: int

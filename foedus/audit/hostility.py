@@ -61,21 +61,31 @@ class HostileAudit:
         return "stops" if value is None else f"{value:.3f}"
 
 
-def methods(clients: int, quick: bool = False) -> dict[str, tuple[Algorithm, int, Aggregation | None]]:
+def methods(
+    clients: int, quick: bool = False
+) -> dict[str, tuple[Algorithm, int, Aggregation | None]]:
     """What is compared: an algorithm, its rounds, and how replies are averaged."""
     hostile = max(0, min(int(0.4 * clients), (clients - 3) // 2))
     averaging, ball = FedAvg(Linear(), lr=0.1), L2Ball(10.0)
     means: dict[str, Aggregation | None] = {
-        "mean": None, "norm bound": NormBound(), "trimmed mean": TrimmedMean(0.4), "median": Median(),
-        "geometric median": GeometricMedian(), "multi-Krum": Krum(hostile, select=clients - 2 * hostile),
+        "mean": None, "norm bound": NormBound(), "trimmed mean": TrimmedMean(0.4),
+        "median": Median(), "geometric median": GeometricMedian(),
+        "multi-Krum": Krum(hostile, select=clients - 2 * hostile),
     }  # fmt: skip
     rounds, longer = (8, 20) if quick else (15, 60)
     found: dict[str, tuple[Algorithm, int, Aggregation | None]] = {
         f"FedAvg, {name}": (averaging, rounds, mean) for name, mean in means.items()
     }
-    found["FedFW, every point believed"] = (_Trusting(Linear(), ball, penalty=1e-3, measure_every=0), longer, None)
+    found["FedFW, every point believed"] = (
+        _Trusting(Linear(), ball, penalty=1e-3, measure_every=0),
+        longer,
+        None,
+    )
     checked = FedFW(Linear(), ball, penalty=1e-3, measure_every=0)
-    return found | {"FedFW": (checked, longer, None), "FedFW, geometric median": (checked, longer, GeometricMedian())}
+    return found | {
+        "FedFW": (checked, longer, None),
+        "FedFW, geometric median": (checked, longer, GeometricMedian()),
+    }
 
 
 def _some(rows: Data, seed: int) -> Data:
@@ -83,12 +93,22 @@ def _some(rows: Data, seed: int) -> Data:
     rng = np.random.default_rng(seed)
     train, test = (rng.permutation(len(x))[:ROWS] for x in (rows.x_train, rows.x_test))
     return Data.from_arrays(
-        rows.x_train[train], rows.y_train[train], rows.x_test[test], rows.y_test[test], classes=rows.classes, name=rows.name
+        rows.x_train[train],
+        rows.y_train[train],
+        rows.x_test[test],
+        rows.y_test[test],
+        classes=rows.classes,
+        name=rows.name,
     )
 
 
 def audit_hostile(
-    data: str = "digits", *, attacks: Sequence[str] | None = None, clients: int = 20, seed: int = 0, quick: bool = False
+    data: str = "digits",
+    *,
+    attacks: Sequence[str] | None = None,
+    clients: int = 20,
+    seed: int = 0,
+    quick: bool = False,
 ) -> HostileAudit:
     """Train with every attack, part of hostile clients and method."""
     attacks = tuple(dict.fromkeys(attacks or ATTACKS))
@@ -97,16 +117,29 @@ def audit_hostile(
             raise ConfigError(unknown("attack", attack, ATTACKS))
     rows = load(data)
     if rows.classes is None:
-        raise ConfigError(f"{data} has values, not classes: hostile clients are measured by accuracy")
+        raise ConfigError(
+            f"{data} has values, not classes: hostile clients are measured by accuracy"
+        )
     fed = split(_some(rows, seed), "dirichlet", clients=clients, alpha=1.0, seed=seed)
     parts, compared = PARTS[1::2] if quick else PARTS, methods(clients, quick)
     cells = [("", 0.0), *itertools.product(attacks, parts)]
     accuracy: dict[tuple[str, float, str], float | None] = {}
-    for (attack, part), (name, (algorithm, rounds, mean)) in itertools.product(cells, compared.items()):
-        engine = Hostile(clients=part, attack=cast("Attack", attack or ATTACKS[0]), strength=STRENGTH.get(attack))
+    for (attack, part), (name, (algorithm, rounds, mean)) in itertools.product(
+        cells, compared.items()
+    ):
+        engine = Hostile(
+            clients=part, attack=cast("Attack", attack or ATTACKS[0]), strength=STRENGTH.get(attack)
+        )
         try:
             last = run(
-                algorithm, fed, rounds, seed=seed, engine=engine, aggregation=mean, evaluate_every=rounds, progress=False
+                algorithm,
+                fed,
+                rounds,
+                seed=seed,
+                engine=engine,
+                aggregation=mean,
+                evaluate_every=rounds,
+                progress=False,
             )
             accuracy[attack, part, name] = last.records.last("accuracy")
         except FoedusError:  # it diverged, or too few replies were left

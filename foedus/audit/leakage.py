@@ -1,9 +1,10 @@
 """Deep leakage: how much of an image can be rebuilt from one message about it.
 
-Zhu, Liu and Han, "Deep Leakage from Gradients", NeurIPS 2019 (DLG), as in Figure 1 of Dadras, Banerjee, Prakhya and Yurtsever,
-"Federated Frank-Wolfe Algorithm". A client holds one image x with label y, and sends a message m(g) made from the gradient
-g = grad_w loss(w; x, y). The observer knows the network, its parameters w and the rule m, and looks for an image x' and a
-soft label y' whose gradient g' explains the message:
+Zhu, Liu and Han, "Deep Leakage from Gradients", NeurIPS 2019 (DLG), as in Figure 1 of Dadras,
+Banerjee, Prakhya and Yurtsever, "Federated Frank-Wolfe Algorithm". A client holds one image x with
+label y, and sends a message m(g) made from the gradient g = grad_w loss(w; x, y). The observer
+knows the network, its parameters w and the rule m, and looks for an image x' and a soft label y'
+whose gradient g' explains the message:
 
     minimise over x', y':   mismatch(m(g), g'),   g' = grad_w loss(w; x', y')
 
@@ -11,23 +12,27 @@ by L-BFGS from a random image, with restarts. What is minimised depends on the m
 
     gradient        |g' - g|^2 / |g|^2
     L2 ball         1 - cos(g', -s): s = -r g / |g| keeps the direction
-    L1 ball         -log softmax(z)_i over the 2 n signed entries z = (g', -g') / rms(g'), i the entry and sign that s shows
+    L1 ball         -log softmax(z)_i over the 2 n signed entries z = (g', -g') / rms(g'), i the
+                    entry and sign that s shows
     simplex         the same over the n entries of -g' / rms(g')
-    any other set   (<g', s> - min over u in D of <g', u>) / (diameter |g'|), the Frank-Wolfe gap of s at g'
+    any other set   (<g', s> - min over u in D of <g', u>) / (diameter |g'|), the Frank-Wolfe gap
+                    of s at g'
 
-For one entry of an L1 ball, m(g') does not change with x' almost everywhere, and comparing it with m(g) would have no slope to
-follow: an attack on it would fail whatever the message tells. The soft maximum has a slope everywhere. It asks that the
-observed entry be the largest in magnitude, with its sign, and by a wide margin. The gap of the other sets is zero exactly
-where s is an answer of the oracle for g', and its slope is s minus that answer.
+For one entry of an L1 ball, m(g') does not change with x' almost everywhere, and comparing it with
+m(g) would have no slope to follow: an attack on it would fail whatever the message tells. The soft
+maximum has a slope everywhere. It asks that the observed entry be the largest in magnitude, with
+its sign, and by a wide margin. The gap of the other sets is zero exactly where s is an answer of
+the oracle for g', and its slope is s minus that answer.
 
-The observer first reads the label from the last layer where it can (Zhao, Mopuri and Bilen, "iDLG", 2020): with cross-entropy,
-the derivative in the bias of class c is p_c - [c = y], negative for the true label only. An extreme point shows it too,
-often even one with a single entry.
+The observer first reads the label from the last layer where it can (Zhao, Mopuri and Bilen, "iDLG",
+2020): with cross-entropy, the derivative in the bias of class c is p_c - [c = y], negative for the
+true label only. An extreme point shows it too, often even one with a single entry.
 
-What this does not show. It is one attack, on one image, at one point w. That it fails is no proof that others would: they
-could have priors about images, see many rounds, or know more. It gives no guarantee, and differential privacy is another thing. A
-success is a proof that the message leaks. `Reconstruction.twins` is a statement about the message and not about the attack:
-how many other images of the data set would have sent the same one.
+What this does not show. It is one attack, on one image, at one point w. That it fails is no proof
+that others would: they could have priors about images, see many rounds, or know more. It gives no
+guarantee, and differential privacy is another thing. A success is a proof that the message leaks.
+`Reconstruction.twins` is a statement about the message and not about the attack: how many other
+images of the data set would have sent the same one.
 """
 
 from __future__ import annotations
@@ -82,11 +87,13 @@ _SAME = 1e-5  # messages that differ by less, relatively, are the same
 
 @dataclass(frozen=True, eq=False)
 class Leakage:
-    """What one image lost by each message: `table()`, `picture(path)`, and a `Reconstruction` for each in `messages`.
+    """What one image lost by each message: `table()`, `picture(path)`, and a `Reconstruction` for
+    each in `messages`.
 
-    original: the image, in [0, 1]. average, class_average: the PSNR of guesses that need no attack: the average image of the
-    training rows (no message at all), and that of the rows with the same label (the label alone), both without the image itself.
-    others: how many other training images `twins` were looked for among.
+    original: the image, in [0, 1]. average, class_average: the PSNR of guesses that need no attack:
+    the average image of the training rows (no message at all), and that of the rows with the same
+    label (the label alone), both without the image itself. others: how many other training images
+    `twins` were looked for among.
     """
 
     data: str
@@ -99,7 +106,9 @@ class Leakage:
     others: int
 
     def table(self) -> pd.DataFrame:
-        """A row for each message, then the guesses that need no attack. psnr_best is over iterations: the observer cannot choose it."""
+        """A row for each message, then the guesses that need no attack. psnr_best is over
+        iterations: the observer cannot choose it.
+        """
         import pandas as pd
 
         rows = [
@@ -119,13 +128,27 @@ class Leakage:
             }
             for name, r in self.messages.items()
         ]
-        guesses = {"none: average image": (0, self.average), "label only: average of its class": (None, self.class_average)}
-        rows += [{"message": name, "bytes": size, "psnr_last": value} for name, (size, value) in guesses.items()]
-        whole, truth = ("bytes", "iterations", "label", "twins"), ("label_right", "label_shown", "explained")
-        return pd.DataFrame(rows).astype(dict.fromkeys(whole, "Int64") | dict.fromkeys(truth, "boolean"))
+        guesses = {
+            "none: average image": (0, self.average),
+            "label only: average of its class": (None, self.class_average),
+        }
+        rows += [
+            {"message": name, "bytes": size, "psnr_last": value}
+            for name, (size, value) in guesses.items()
+        ]
+        whole, truth = (
+            ("bytes", "iterations", "label", "twins"),
+            ("label_right", "label_shown", "explained"),
+        )
+        return pd.DataFrame(rows).astype(
+            dict.fromkeys(whole, "Int64") | dict.fromkeys(truth, "boolean")
+        )
 
     def picture(self, path: str | os.PathLike) -> Path:
-        """Write the original, guesses over iterations and PSNR curves as SVG or PNG. Needs matplotlib."""
+        """Write the original, guesses over iterations and PSNR curves as SVG or PNG.
+
+        Needs matplotlib.
+        """
         from foedus.report.plots import check_picture, require_matplotlib, styles
 
         path = Path(path)
@@ -137,23 +160,43 @@ class Leakage:
         columns = 1 + max(len(r.shots) for r in self.messages.values())
         rows = len(self.messages)
         with matplotlib.rc_context(
-            {"font.family": "sans-serif", "font.size": 9, "svg.hashsalt": "foedus", "text.parse_math": False}
+            {
+                "font.family": "sans-serif",
+                "font.size": 9,
+                "svg.hashsalt": "foedus",
+                "text.parse_math": False,
+            }
         ):
-            figure = Figure(figsize=(1.25 * columns + 4.2, max(2.8, 1.55 * rows)), layout="constrained")
+            figure = Figure(
+                figsize=(1.25 * columns + 4.2, max(2.8, 1.55 * rows)), layout="constrained"
+            )
             grid = figure.add_gridspec(rows, columns + 1, width_ratios=[1] * columns + [3.2])
             for i, (name, found) in enumerate(self.messages.items()):
-                shots = {"original": self.original} | {f"iteration {n}": shot for n, shot in found.shots.items()}
+                shots = {"original": self.original} | {
+                    f"iteration {n}": shot for n, shot in found.shots.items()
+                }
                 for j, (title, shot) in enumerate(shots.items()):
                     ax = figure.add_subplot(grid[i, j])
-                    ax.imshow(shot.permute(1, 2, 0).squeeze(-1).numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+                    ax.imshow(
+                        shot.permute(1, 2, 0).squeeze(-1).numpy(),
+                        cmap="gray",
+                        vmin=0,
+                        vmax=1,
+                        interpolation="nearest",
+                    )
                     ax.set(xticks=[], yticks=[])
                     ax.set_title(title, fontsize=8)
                     if j == 0:
                         ax.set_ylabel(name)
             ax = figure.add_subplot(grid[:, columns])
             for name, style in styles(list(self.messages)).items():
-                ax.plot(self.messages[name].psnr, color=style.colour, linestyle=style.dash, label=name)
-            for value, name, dash in ((self.average, "average image", ":"), (self.class_average, "average of its class", "-.")):
+                ax.plot(
+                    self.messages[name].psnr, color=style.colour, linestyle=style.dash, label=name
+                )
+            for value, name, dash in (
+                (self.average, "average image", ":"),
+                (self.class_average, "average of its class", "-."),
+            ):
                 ax.axhline(value, color="#777777", linewidth=0.9, linestyle=dash, label=name)
             ax.set(xlabel="iteration", ylabel="PSNR (dB)")
             ax.grid(color="#e3e3e3")
@@ -164,7 +207,7 @@ class Leakage:
         return path
 
 
-# -- the audit ---------------------------------------------------------------------------------------------------------
+# -- the audit -------------------------------------------------------------------------------------
 
 
 def audit_leakage(
@@ -183,17 +226,20 @@ def audit_leakage(
     seed: int = 0,
     progress: bool | None = None,
 ) -> Leakage:
-    """Try to rebuild one training image from each of several messages about it; the module's docstring says how, and what for.
+    """Try to rebuild one training image from each of several messages about it; the module's
+    docstring says how, and what for.
 
-    data: a name or file of images with labels, or a `Data` whose pixels were not scaled one by one. image: the training row.
-    messages: {name: set}, None for the gradient itself; by default the gradient and the L2 and L1 balls of `radius`. model:
-    smooth ones serve the observer best, the default is DLG's LeNet with sigmoids. noise: added to the gradient before a message
-    is made of it, relative to its root mean square, as in `FedFW`. message_noise: the standard deviation of normal noise on every
-    number of the message, relative to its norm: what `fd.DifferentialPrivacy` of this `noise` releases of a client who is alone (what is
-    `explained`, and `twins`, are of the message without it). label: "infer" reads it from the last layer where that shows
-    it, "optimise" looks for it together with the image, as DLG does. restarts: random starts, fewer if one explains the message.
-    others: training images among which to look for some that send the same message. progress: show a bar; by default only on a
-    terminal.
+    data: a name or file of images with labels, or a `Data` whose pixels were not scaled one by one.
+    image: the training row. messages: {name: set}, None for the gradient itself; by default the
+    gradient and the L2 and L1 balls of `radius`. model: smooth ones serve the observer best, the
+    default is DLG's LeNet with sigmoids. noise: added to the gradient before a message is made of
+    it, relative to its root mean square, as in `FedFW`. message_noise: the standard deviation of
+    normal noise on every number of the message, relative to its norm: what `fd.DifferentialPrivacy`
+    of this `noise` releases of a client who is alone (what is `explained`, and `twins`, are of the
+    message without it). label: "infer" reads it from the last layer where that shows it, "optimise"
+    looks for it together with the image, as DLG does. restarts: random starts, fewer if one
+    explains the message. others: training images among which to look for some that send the same
+    message. progress: show a bar; by default only on a terminal.
 
     Example:
         >>> fd.audit_leakage("digits", image=3).table()
@@ -204,14 +250,22 @@ def audit_leakage(
     check_value("noise", noise, Annotated[float, Ge(0)])
     check_value("message_noise", message_noise, Annotated[float, Ge(0)])
     for name, value in (("seed", seed), ("others", others)):
-        check_value(name, value, Annotated[int, Ge(0), Lt(2**63), Means("an integer from 0 to 2^63 - 1")])
+        check_value(
+            name, value, Annotated[int, Ge(0), Lt(2**63), Means("an integer from 0 to 2^63 - 1")]
+        )
     if messages is None:
         messages = {"gradient": None, "L2 ball": L2Ball(radius), "L1 ball": L1Ball(radius)}
     if not isinstance(messages, Mapping):
-        raise ConfigError(f"messages={messages!r} must be a dict {{name: set}}, with None for the gradient itself")
+        raise ConfigError(
+            f"messages={messages!r} must be a dict {{name: set}}, with None for the gradient itself"
+        )
     if not messages:
-        raise ConfigError("messages={} must name at least one message, such as {'L1': fd.L1Ball(1.0)}")
-    sets = {name: None if domain is None else domain_of(domain) for name, domain in messages.items()}
+        raise ConfigError(
+            "messages={} must name at least one message, such as {'L1': fd.L1Ball(1.0)}"
+        )
+    sets = {
+        name: None if domain is None else domain_of(domain) for name, domain in messages.items()
+    }
     name, images, labels, classes = _images(data)
     allowed = Means(f"a training row of {name!r}, from 0 to {len(images) - 1}")
     check_value("image", image, Annotated[int, Ge(0), Lt(len(images)), allowed])
@@ -235,18 +289,26 @@ def audit_leakage(
     found = {}
     with _bar(len(sets) * restarts * iterations, progress) as advance:
         for number, (kind, domain) in enumerate(sets.items()):
-            seen = blurred(opened(sent[kind], domain, params), message_noise, random.fold(key, 4, number))
+            seen = blurred(
+                opened(sent[kind], domain, params), message_noise, random.fold(key, 4, number)
+            )
             shown = label_shown(seen, domain, classes) if label == "infer" else None
             distance = mismatch(seen, domain)
 
-            def explain(x: Tensor, soft: Tensor, distance: Callable[[Params], Tensor] = distance) -> Tensor:
+            def explain(
+                x: Tensor, soft: Tensor, distance: Callable[[Params], Tensor] = distance
+            ) -> Tensor:
                 return distance(gradient(model, precise, x, soft, graph=True))
 
             trails = []
             for restart in range(restarts):
                 start = random.fold(key, 3, restart)  # the same starts for every message
-                guesses = attack(explain, spec.shape, classes, key=start, iterations=iterations, label=shown)
-                trails.append(_follow(guesses, original, iterations, functools.partial(advance, kind, 1)))
+                guesses = attack(
+                    explain, spec.shape, classes, key=start, iterations=iterations, label=shown
+                )
+                trails.append(
+                    _follow(guesses, original, iterations, functools.partial(advance, kind, 1))
+                )
                 advance(kind, iterations + 1 - len(trails[-1].loss))
                 if trails[-1].loss and trails[-1].loss[-1] < ENOUGH:
                     advance(kind, (restarts - 1 - restart) * iterations)
@@ -254,14 +316,22 @@ def audit_leakage(
             best = min((t for t in trails if t.loss), key=lambda t: t.loss[-1], default=None)
             if best is None:
                 raise ConfigError(
-                    f"the attack on {kind!r} found no finite number: check the model, {model!r}, and its parameters"
+                    f"the attack on {kind!r} found no finite number: check the model, {model!r}, "
+                    "and its parameters"
                 )
             assert best.guess is not None  # made with its loss
             alike = _twins(
-                model, params, best.guess.image[None], torch.tensor([best.guess.label]), {kind: sent[kind]}, {kind: domain}
+                model,
+                params,
+                best.guess.image[None],
+                torch.tensor([best.guess.label]),
+                {kind: sent[kind]},
+                {kind: domain},
             )
             found[kind] = Reconstruction(
-                bytes=wire.nbytes({k: t.float() for k, t in seen.items()} if message_noise else sent[kind]),
+                bytes=wire.nbytes(
+                    {k: t.float() for k, t in seen.items()} if message_noise else sent[kind]
+                ),
                 psnr=best.psnr,
                 loss=best.loss,
                 image=best.guess.image,
@@ -287,7 +357,9 @@ class _Trail:
     guess: Guess | None = None
 
 
-def _follow(guesses: Iterator[Guess], original: Tensor, iterations: int, tick: Callable[[], None]) -> _Trail:
+def _follow(
+    guesses: Iterator[Guess], original: Tensor, iterations: int, tick: Callable[[], None]
+) -> _Trail:
     trail = _Trail([], [], {})
     keep = {0, *(round(iterations ** (part / 4)) for part in (2, 3, 4))}
     for n, guess in enumerate(guesses):
@@ -324,23 +396,31 @@ def _twins(
         for name, domain in sets.items():
             theirs = g if domain is None else domain.dense(domain.lmo(g, batch=1), params)
             ours = opened(sent[name], domain, params)
-            apart = sum((theirs[k].double() - t).square().flatten(1).sum(-1) for k, t in ours.items())
+            apart = sum(
+                (theirs[k].double() - t).square().flatten(1).sum(-1) for k, t in ours.items()
+            )
             size = sum(t.square().sum() for t in ours.values())
             counts[name] += int(cast("Tensor", apart <= _SAME**2 * size).sum())
     return counts
 
 
 def _images(data: str | os.PathLike | Data) -> tuple[str, Tensor, Tensor, int]:
-    """Name, training images (n, channels, height, width) in [0, 1], labels and number of classes."""
+    """Name, training images (n, channels, height, width) in [0, 1], labels and number of
+    classes.
+    """
     if not isinstance(data, Data):
         data = load(data, scale=None)
     elif data.scaling not in (None, "unit"):
         raise DataError(
-            f"{data.name!r} was scaled feature by feature ({data.scaling}), so its rows are no pictures any more: "
+            f"{data.name!r} was scaled feature by feature ({data.scaling}), so its rows are no "
+            "pictures any more: "
             f"pass the name, or fd.load({data.name!r}, scale=None)"
         )
     if data.classes is None:
-        raise DataError(f"{data.name!r} has real targets; the audit needs images with class labels, such as 'digits'")
+        raise DataError(
+            f"{data.name!r} has real targets; the audit needs images with class labels, such as "
+            "'digits'"
+        )
     shape = data.x_train.shape[1:]
     side = math.isqrt(math.prod(shape))
     if len(shape) == 1 and side * side == shape[0] >= _SMALLEST:
@@ -349,7 +429,8 @@ def _images(data: str | os.PathLike | Data) -> tuple[str, Tensor, Tensor, int]:
         shape = (1, *shape)
     if len(shape) != 3 or shape[0] not in (1, 3):
         raise DataError(
-            f"rows of {data.name!r} have shape {tuple(shape)} and are no images: (height, width), (1 or 3, height, width), or a "
+            f"rows of {data.name!r} have shape {tuple(shape)} and are no images: (height, width), "
+            "(1 or 3, height, width), or a "
             f"square number of at least {_SMALLEST} features, such as 'digits'"
         )
     x = torch.as_tensor(data.x_train)
@@ -370,7 +451,14 @@ def _bar(total: int, show: bool | None) -> Iterator[Callable[[str, int], None]]:
     from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total)
-        yield lambda description, steps: bar.update(task, description=escape(description), advance=steps)
+        yield lambda description, steps: bar.update(
+            task, description=escape(description), advance=steps
+        )

@@ -1,8 +1,8 @@
 """What differential privacy costs and what it buys, measured: `foedus audit privacy`.
 
 utility       test accuracy of FedAvg, FedFW, FedBoost and FedNewton against epsilon
-membership    canaries, clients with a row of noise and a label of chance, are in the federation or not; who has the model guesses
-              which, by the loss on their rows
+membership    canaries, clients with a row of noise and a label of chance, are in the federation or
+              not; who has the model guesses which, by the loss on their rows
 leakage       how much of an image the deep leakage attack rebuilds from a message with noise on it
 """
 
@@ -36,7 +36,9 @@ EPSILONS = (math.inf, 8.0, 2.0, 0.5, 0.1)
 
 @dataclass(frozen=True)
 class Trial:
-    """An algorithm, its rounds, the norms of its replies, and how many averages it asks for in a round and before the first."""
+    """An algorithm, its rounds, the norms of its replies, and how many averages it asks for in a
+    round and before the first.
+    """
 
     algorithm: Algorithm
     rounds: int
@@ -48,35 +50,62 @@ class Trial:
         """Noise for this epsilon over all rounds; none at all for an infinite one."""
         if math.isinf(epsilon):
             return None
-        noise = noise_for(epsilon, DELTA, self.rounds, probability=probability, exchanges=self.exchanges, start=self.start)
+        noise = noise_for(
+            epsilon,
+            DELTA,
+            self.rounds,
+            probability=probability,
+            exchanges=self.exchanges,
+            start=self.start,
+        )
         return DifferentialPrivacy(self.clip, noise, DELTA, budget=epsilon)
 
 
 def trials(data: Data, public: Data) -> dict[str, Trial]:
-    """The four, set up for data of few features. FedBoost's predictors are trees, fitted on a few rows each of what is public."""
+    """The four, set up for data of few features.
+
+    FedBoost's predictors are trees, fitted on a few rows each of what is public.
+    """
     from sklearn.tree import DecisionTreeClassifier
 
     classes = data.classes
     assert classes is not None
     parts = np.array_split(np.random.default_rng(0).permutation(len(public.x_train)), 12)
-    trees = [DecisionTreeClassifier(max_depth=6, random_state=0).fit(public.x_train[p], public.y_train[p]) for p in parts]
+    trees = [
+        DecisionTreeClassifier(max_depth=6, random_state=0).fit(
+            public.x_train[p], public.y_train[p]
+        )
+        for p in parts
+    ]
     clips = (("solve", 1.0), ("gradient", 0.2), ("direction", 1.0))
     return {
         "FedAvg": Trial(FedAvg(Linear(), lr=4.0, steps=3, batch_size=None), 10, 4.0),
         "FedFW": Trial(FedFW(Linear(), L2Ball(10.0), penalty=1e-5, measure_every=0), 20, 10.0),
-        "FedBoost": Trial(FedBoost(Classifiers(trees, classes), sampling="all", measure_every=0), 10, 5.0),
+        "FedBoost": Trial(
+            FedBoost(Classifiers(trees, classes), sampling="all", measure_every=0), 10, 5.0
+        ),
         "FedNewton": Trial(
-            FedNewton(RandomFourier(100, bandwidth=2.0, unbiased=True), reg=0.1), 2, clips, exchanges=2, start=1
+            FedNewton(RandomFourier(100, bandwidth=2.0, unbiased=True), reg=0.1),
+            2,
+            clips,
+            exchanges=2,
+            start=1,
         ),
     }
 
 
 def utility(
-    data: str = "pendigits", clients: int = 1000, epsilons: Iterable[float] = EPSILONS, repeats: int = 3, seed: int = 0
+    data: str = "pendigits",
+    clients: int = 1000,
+    epsilons: Iterable[float] = EPSILONS,
+    repeats: int = 3,
+    seed: int = 0,
 ) -> pd.DataFrame:
-    """Test accuracy at each epsilon, for delta = 1e-5: a row for each of the four, with the mean over `repeats` runs.
+    """Test accuracy at each epsilon, for delta = 1e-5: a row for each of the four, with the mean
+    over `repeats` runs.
 
-    A twelfth of the rows is the server's own, for FedBoost's predictors; the rest is dealt out to the clients at random.
+    A twelfth of the rows is the server's own, for FedBoost's predictors; the rest is dealt out to
+    the clients at random.
     """
     import pandas as pd
 
@@ -84,7 +113,12 @@ def utility(
     own = np.random.default_rng(seed).permutation(len(whole.x_train)) < len(whole.x_train) // 12
     private, public = (
         Data.from_arrays(
-            whole.x_train[rows], whole.y_train[rows], whole.x_test, whole.y_test, classes=whole.classes, name=whole.name
+            whole.x_train[rows],
+            whole.y_train[rows],
+            whole.x_test,
+            whole.y_test,
+            classes=whole.classes,
+            name=whole.name,
         )
         for rows in (~own, own)
     )
@@ -96,7 +130,14 @@ def utility(
             aggregation = trial.private(epsilon)
             count = repeats if aggregation else 1
             runs = [
-                run(trial.algorithm, fed, trial.rounds, seed=s, aggregation=aggregation, evaluate_every=trial.rounds)
+                run(
+                    trial.algorithm,
+                    fed,
+                    trial.rounds,
+                    seed=s,
+                    aggregation=aggregation,
+                    evaluate_every=trial.rounds,
+                )
                 for s in range(count)
             ]
             row[_column(epsilon)] = float(np.mean([r.records.last("accuracy") for r in runs]))
@@ -112,12 +153,15 @@ def membership(
     repeats: int = 4,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """How well a threshold on the loss tells canaries that took part from those that did not, by epsilon.
+    """How well a threshold on the loss tells canaries that took part from those that did not, by
+    epsilon.
 
-    Each of the canaries is in the federation with probability 1/2, beside `clients` honest ones; all take part in a round with probability 1/2, and
-    FedAvg trains a linear model. advantage: the largest difference of true and false positive rates over all thresholds. auc: the
-    probability that a canary that was in has the smaller loss. chance: what 95 of 100 guesses at random stay below, as advantage.
-    bound: what (epsilon, delta) allows at most, (e^epsilon - 1 + 2 delta) / (e^epsilon + 1).
+    Each of the canaries is in the federation with probability 1/2, beside `clients` honest ones;
+    all take part in a round with probability 1/2, and FedAvg trains a linear model. advantage: the
+    largest difference of true and false positive rates over all thresholds. auc: the probability
+    that a canary that was in has the smaller loss. chance: what 95 of 100 guesses at random stay
+    below, as advantage. bound: what (epsilon, delta) allows at most, (e^epsilon - 1 + 2 delta) /
+    (e^epsilon + 1).
     """
     import pandas as pd
     from sklearn.metrics import roc_auc_score, roc_curve
@@ -139,14 +183,23 @@ def membership(
                 aggregation=aggregation,
                 evaluate_every=trial.rounds,
             )
-            logs = trained.model.outputs(x).double().log_softmax(-1).numpy()  # probabilities would underflow, and tie
+            # probabilities would underflow, and tie
+            logs = trained.model.outputs(x).double().log_softmax(-1).numpy()
             inside.append(member)
             losses.append(-logs[np.arange(len(y)), y])
             accuracy.append(trained.records.last("accuracy"))
         member, loss = np.concatenate(inside), np.concatenate(losses)
-        best = lambda score, member=member: float(np.max(np.subtract(*roc_curve(member, score)[1::-1])))  # noqa: E731
+        best = (  # noqa: E731
+            lambda score, member=member: float(
+                np.max(np.subtract(*roc_curve(member, score)[1::-1]))
+            )
+        )
         chance = np.quantile([best(guess.random(len(member))) for _ in range(200)], 0.95)
-        allowed = 1.0 if math.isinf(epsilon) else (math.expm1(epsilon) + 2 * DELTA) / (math.exp(epsilon) + 1)
+        allowed = (
+            1.0
+            if math.isinf(epsilon)
+            else (math.expm1(epsilon) + 2 * DELTA) / (math.exp(epsilon) + 1)
+        )
         rows.append(
             {
                 "epsilon": epsilon,
@@ -163,7 +216,9 @@ def membership(
 def _with_canaries(
     data: Data, clients: int, canaries: int, repeats: int, seed: int
 ) -> Iterator[tuple[Federation, np.ndarray, np.ndarray, np.ndarray]]:
-    """Federations with about half of the canaries in them; all the canaries' rows and labels, and who is in."""
+    """Federations with about half of the canaries in them; all the canaries' rows and labels, and
+    who is in.
+    """
     draws = np.random.default_rng(seed)
     parts = np.array_split(draws.permutation(len(data.x_train)), clients)
     honest = [(data.x_train[p], data.y_train[p]) for p in parts]
@@ -173,7 +228,14 @@ def _with_canaries(
         member = draws.random(canaries) < 0.5
         odd = [(x[i : i + 1], y[i : i + 1]) for i in np.flatnonzero(member)]
         test = (data.x_test, data.y_test)
-        yield Federation.from_clients([*honest, *odd], test=test, classes=data.classes, name=data.name), x, y, member
+        yield (
+            Federation.from_clients(
+                [*honest, *odd], test=test, classes=data.classes, name=data.name
+            ),
+            x,
+            y,
+            member,
+        )
 
 
 def leakage(
@@ -183,19 +245,32 @@ def leakage(
     iterations: int = 150,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """PSNR of what is rebuilt from a gradient, and from FedFW's extreme points of an L2 and an L1 ball, by the noise on the message.
+    """PSNR of what is rebuilt from a gradient, and from FedFW's extreme points of an L2 and an L1
+    ball, by the noise on the message.
 
-    The noise is `noise` of `fd.DifferentialPrivacy` for a client who is alone: its standard deviation over the norm of the message.
+    The noise is `noise` of `fd.DifferentialPrivacy` for a client who is alone: its standard
+    deviation over the norm of the message.
     """
     import pandas as pd
 
     rows = []
     for noise in noises:
         found = audit_leakage(
-            data, image, message_noise=noise, iterations=iterations, restarts=1, others=0, seed=seed, progress=False
+            data,
+            image,
+            message_noise=noise,
+            iterations=iterations,
+            restarts=1,
+            others=0,
+            seed=seed,
+            progress=False,
         )
         rows.append(
-            {"noise": noise, **{name: r.psnr[-1] for name, r in found.messages.items()}, "average image": found.average}
+            {
+                "noise": noise,
+                **{name: r.psnr[-1] for name, r in found.messages.items()},
+                "average image": found.average,
+            }
         )
     return pd.DataFrame(rows)
 
@@ -204,7 +279,11 @@ def _column(epsilon: float) -> str:
     return "no noise" if math.isinf(epsilon) else f"{epsilon:g}"
 
 
-STUDIES: dict[str, Callable[..., pd.DataFrame]] = {"utility": utility, "membership": membership, "leakage": leakage}
+STUDIES: dict[str, Callable[..., pd.DataFrame]] = {
+    "utility": utility,
+    "membership": membership,
+    "leakage": leakage,
+}
 TITLES = {
     "utility": f"utility: test accuracy by epsilon, at delta = {DELTA:g}",
     "membership": f"membership: guesses of who took part, by epsilon at delta = {DELTA:g}",

@@ -1,9 +1,10 @@
 """Leave `vmap` for a while: run a hot loop on the whole batch of clients at once.
 
-A client step is written for one client and batched by `torch.func.vmap`, which costs several microseconds for each
-operation and forbids in-place updates. Inside a long local loop that is most of the time. `batched` marks a function
-written for a leading client dimension; called from a step, it receives the tensors of all clients of the batch,
-without `vmap` around it, and may work in place on tensors that it made.
+A client step is written for one client and batched by `torch.func.vmap`, which costs several
+microseconds for each operation and forbids in-place updates. Inside a long local loop that is most
+of the time. `batched` marks a function written for a leading client dimension; called from a step,
+it receives the tensors of all clients of the batch, without `vmap` around it, and may work in place
+on tensors that it made.
 """
 
 from __future__ import annotations
@@ -50,11 +51,13 @@ class Batched(Protocol[Result]):
 
 
 def batched(f: Callable[[Any, Any], Result]) -> Batched[Result]:
-    """Decorator: `f(args, shared)` gets every tensor of the tree `args` with a leading client dimension.
+    """Decorator: `f(args, shared)` gets every tensor of the tree `args` with a leading client
+    dimension.
 
-    It returns a tree of tensors that have it too. The caller passes `args` without that dimension, as a client step
-    sees them; `shared` (anything, tensors included) is the same for all clients and passed on as it is. A tensor in
-    `args` that all clients share arrives expanded, not copied, so it must be cloned before it is changed in place.
+    It returns a tree of tensors that have it too. The caller passes `args` without that dimension,
+    as a client step sees them; `shared` (anything, tensors included) is the same for all clients
+    and passed on as it is. A tensor in `args` that all clients share arrives expanded, not copied,
+    so it must be cloned before it is changed in place.
     """
 
     @functools.wraps(f)

@@ -1,14 +1,15 @@
-"""Random numbers as a function of a key: no global generator, the same on every engine, batch size and device.
+"""Random numbers as a function of a key: no global generator, the same on every engine, batch size
+and device.
 
-Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011), compiled where that was possible
-(`foedus.kernels`), else in NumPy's integer operations: most draws are small, and there NumPy costs a fraction of what tensor operations
-do. A *key* is an int64 tensor
-of two 32-bit words; word `i` of the stream of a key depends on the key and on `i` alone, so a longer draw begins with the
-shorter one and padding changes nothing. `fold` makes a new key from a key and integers: foedus keys every client step by
-(seed, round, exchange, client).
+Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC
+2011), compiled where that was possible (`foedus.kernels`), else in NumPy's integer operations: most
+draws are small, and there NumPy costs a fraction of what tensor operations do. A *key* is an int64
+tensor of two 32-bit words; word `i` of the stream of a key depends on the key and on `i` alone, so
+a longer draw begins with the shorter one and padding changes nothing. `fold` makes a new key from a
+key and integers: foedus keys every client step by (seed, round, exchange, client).
 
-All functions work under `torch.func.vmap` with a batched key, and with leading batch dimensions on the key: a key of
-shape `(c, 2)` gives draws of shape `(c, *shape)`.
+All functions work under `torch.func.vmap` with a batched key, and with leading batch dimensions on
+the key: a key of shape `(c, 2)` gives draws of shape `(c, *shape)`.
 """
 
 from __future__ import annotations
@@ -30,11 +31,15 @@ _WEYL = np.arange(10, dtype=np.uint32)[:, None] * np.array([0x9E3779B9, 0xBB67AE
 
 
 def _philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """Ten rounds of Philox4x32: counter (4, ...) and key (2, ...), 32-bit words in int64 -> the four words (..., 4) in int64."""
+    """Ten rounds of Philox4x32: counter (4, ...) and key (2, ...), 32-bit words in int64 -> the
+    four words (..., 4) in int64.
+    """
     shape = np.broadcast_shapes(counter.shape[1:], key.shape[1:])
     if not shape:
         return _philox(counter[:, None], key[:, None])[0]
-    counter = counter.reshape(4, *[1] * (len(shape) - counter.ndim + 1), *counter.shape[1:]).astype(np.uint32)
+    counter = counter.reshape(4, *[1] * (len(shape) - counter.ndim + 1), *counter.shape[1:]).astype(
+        np.uint32
+    )
     ones = [1] * len(shape)
     key = key.reshape(2, *[1] * (len(shape) - key.ndim + 1), *key.shape[1:]).astype(np.uint32)
     keys, multiplier = key + _WEYL.reshape(10, 2, *ones), _MULTIPLIERS.reshape(2, *ones)
@@ -56,7 +61,9 @@ def _philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
 
 
 def _one_block(counter: list[int], key: list[int]) -> list[int]:
-    """The first two words of `_philox` for one counter and one key, in Python's integers: arrays cost more for so little."""
+    """The first two words of `_philox` for one counter and one key, in Python's integers: arrays
+    cost more for so little.
+    """
     (a, b, c, d), (k, m) = counter, key
     for _ in range(10):
         p, q = a * 0xD2511F53, c * 0xCD9E8D57
@@ -93,7 +100,9 @@ class _Words(torch.autograd.Function):
 
 
 class _Fold(torch.autograd.Function):
-    """One block of Philox, with the values as the counter and their number as its last word, gives the new key."""
+    """One block of Philox, with the values as the counter and their number as its last word, gives
+    the new key.
+    """
 
     @staticmethod
     def forward(key: Tensor, values: Tensor) -> Tensor:
@@ -108,16 +117,24 @@ class _Fold(torch.autograd.Function):
 
     @staticmethod
     def vmap(info, in_dims, key: Tensor, values: Tensor):
-        key, values = (t.unsqueeze(0) if d is None else t.movedim(d, 0) for t, d in zip((key, values), in_dims, strict=True))
-        # Dimensions of one client's key and values meet from the right, behind the dimension of the clients.
+        key, values = (
+            t.unsqueeze(0) if d is None else t.movedim(d, 0)
+            for t, d in zip((key, values), in_dims, strict=True)
+        )
+        # Dimensions of one client's key and values meet from the right, behind the dimension of the
+        # clients.
         rank = max(key.dim(), values.dim())
-        key, values = (t.reshape(t.shape[0], *[1] * (rank - t.dim()), *t.shape[1:]) for t in (key, values))
+        key, values = (
+            t.reshape(t.shape[0], *[1] * (rank - t.dim()), *t.shape[1:]) for t in (key, values)
+        )
         return _Fold.apply(key, values), 0
 
 
 def _call(function: type[torch.autograd.Function], *args) -> Tensor:
     """Outside of vmap the plain function: `apply` costs more than a small draw."""
-    return (function.apply if torch._C._are_functorch_transforms_active() else function.forward)(*args)
+    return (function.apply if torch._C._are_functorch_transforms_active() else function.forward)(
+        *args
+    )
 
 
 def key(seed: int) -> Tensor:
@@ -148,7 +165,12 @@ def fold(key: Tensor, *values: int | Tensor) -> Tensor:
     else:
         like = next(v for v in values if isinstance(v, Tensor))
         entries = (*values, *[0] * (3 - len(values)), len(values))
-        words = [v.to(torch.int64) if isinstance(v, Tensor) else torch.full_like(like, v, dtype=torch.int64) for v in entries]
+        words = [
+            v.to(torch.int64)
+            if isinstance(v, Tensor)
+            else torch.full_like(like, v, dtype=torch.int64)
+            for v in entries
+        ]
         if any(w.shape != like.shape for w in words):
             words = list(torch.broadcast_tensors(*words))
         counter = torch.stack(words, -1)
@@ -164,8 +186,12 @@ def _shape(shape: int | Sequence[int]) -> tuple[int, ...]:
     return (shape,) if isinstance(shape, int) else tuple(shape)
 
 
-def uniform(key: Tensor, shape: int | Sequence[int] = (), dtype: torch.dtype = torch.float32) -> Tensor:
-    """Uniform on [0, 1), in as many random bits as the mantissa holds: 53 for float64, 24 for float32."""
+def uniform(
+    key: Tensor, shape: int | Sequence[int] = (), dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Uniform on [0, 1), in as many random bits as the mantissa holds: 53 for float64, 24 for
+    float32.
+    """
     shape = _shape(shape)
     n = math.prod(shape)
     batch = key.shape[:-1]
@@ -174,10 +200,16 @@ def uniform(key: Tensor, shape: int | Sequence[int] = (), dtype: torch.dtype = t
         bits = (w[..., 0] >> 5) * (1 << 26) + (w[..., 1] >> 6)
         return (bits.to(dtype) * 2.0**-53).reshape((*batch, *shape))
     digits = {torch.float16: 11, torch.bfloat16: 8}.get(dtype, 24)  # more would round up to 1
-    return ((words(key, n) >> (32 - digits)).to(torch.float32) * 2.0**-digits).to(dtype).reshape((*batch, *shape))
+    return (
+        ((words(key, n) >> (32 - digits)).to(torch.float32) * 2.0**-digits)
+        .to(dtype)
+        .reshape((*batch, *shape))
+    )
 
 
-def normal(key: Tensor, shape: int | Sequence[int] = (), dtype: torch.dtype = torch.float32) -> Tensor:
+def normal(
+    key: Tensor, shape: int | Sequence[int] = (), dtype: torch.dtype = torch.float32
+) -> Tensor:
     """Standard normal, by Box and Muller's transform of pairs of uniforms."""
     shape = _shape(shape)
     n = math.prod(shape)
@@ -191,17 +223,21 @@ def normal(key: Tensor, shape: int | Sequence[int] = (), dtype: torch.dtype = to
 
 
 def integers(key: Tensor, shape: int | Sequence[int], high: int | Tensor) -> Tensor:
-    """Integers uniform on 0 .. high - 1 (high below 2^32; a tensor may bound each batch entry on its own)."""
+    """Integers uniform on 0 .. high - 1 (high below 2^32; a tensor may bound each batch entry on
+    its own).
+    """
     shape = _shape(shape)
     draw = words(key, math.prod(shape)).reshape((*key.shape[:-1], *shape))
     if isinstance(high, Tensor):
         high = high.reshape((*high.shape, *[1] * len(shape)))
-    # Multiply-shift (Lemire): the bias is below high / 2^32. The product wraps but keeps its 64 bits.
+    # Multiply-shift (Lemire): the bias is below high / 2^32. The product wraps but keeps its 64
+    # bits.
     return ((draw * high) >> 32) & _MASK
 
 
 def permutation(key: Tensor, n: int, valid: Tensor | None = None) -> Tensor:
-    """A uniform permutation of 0 .. n - 1. Where `valid` (n booleans) is false, the position goes last, in order.
+    """A uniform permutation of 0 .. n - 1. Where `valid` (n booleans) is false, the position goes
+    last, in order.
 
     The order of the valid positions does not depend on how many invalid ones follow them.
     """
@@ -216,8 +252,8 @@ _MANY = 1 << 13
 def subset(key: Tensor, n: int, size: int) -> Tensor:
     """`size` different ones of 0 .. n - 1, every set as likely as any other, in ascending order.
 
-    A few of many are drawn one by one, and those that came before are passed over; else they are the first of a `permutation`,
-    without sorting all of it.
+    A few of many are drawn one by one, and those that came before are passed over; else they are
+    the first of a `permutation`, without sorting all of it.
     """
     if n >= _MANY and 4 * size <= n:
         count = size + size * size // n + 64
@@ -243,9 +279,11 @@ def _check_places(n: int) -> None:
 
 
 def _ranks(drawn: np.ndarray) -> np.ndarray:
-    """Words with their places below them, in one integer: sorting it sorts the places, and several times faster than `argsort` does.
+    """Words with their places below them, in one integer: sorting it sorts the places, and several
+    times faster than `argsort` does.
 
-    Equal words, one pair in 2^32, keep their order: a bias far below what any number of draws could show.
+    Equal words, one pair in 2^32, keep their order: a bias far below what any number of draws could
+    show.
     """
     return (drawn << _PLACE_BITS) | np.arange(drawn.shape[-1])
 
@@ -256,7 +294,9 @@ class _Order(torch.autograd.Function):
     @staticmethod
     def forward(key: Tensor, valid: Tensor, n: int) -> Tensor:
         if kernels.ready:
-            return torch.from_numpy(kernels.order(key.numpy(), n, valid.numpy() if valid.dim() else None))
+            return torch.from_numpy(
+                kernels.order(key.numpy(), n, valid.numpy() if valid.dim() else None)
+            )
         ranks = _ranks(_Words.forward(key, n).numpy())
         if valid.dim():
             ranks = np.where(valid.numpy(), ranks, np.arange(1 << 62, (1 << 62) + n))
@@ -270,8 +310,14 @@ class _Order(torch.autograd.Function):
 
     @staticmethod
     def vmap(info, in_dims, key: Tensor, valid: Tensor, n: int):
-        key, valid = (t if d is None else t.movedim(d, 0) for t, d in zip((key, valid), in_dims[:2], strict=True))
-        if in_dims[0] is not None and in_dims[1] is not None:  # a client's dimensions meet from the right, behind the clients'
+        key, valid = (
+            t if d is None else t.movedim(d, 0)
+            for t, d in zip((key, valid), in_dims[:2], strict=True)
+        )
+        # a client's dimensions meet from the right, behind the clients'
+        if in_dims[0] is not None and in_dims[1] is not None:
             rank = max(key.dim(), valid.dim())
-            key, valid = (t.reshape(len(t), *[1] * (rank - t.dim()), *t.shape[1:]) for t in (key, valid))
+            key, valid = (
+                t.reshape(len(t), *[1] * (rank - t.dim()), *t.shape[1:]) for t in (key, valid)
+            )
         return _Order.apply(key, valid, n), 0

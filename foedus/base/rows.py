@@ -12,12 +12,14 @@ from foedus.base.spec import Spec
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """A client's rows, padded to the largest client of its batch; padding has weight 0 and never counts.
+    """A client's rows, padded to the largest client of its batch; padding has weight 0 and never
+    counts.
 
-    The rows of all clients lie in one table; `index` says which are this client's. Reading `x` and `y` collects them
-    (or gives a view, where the engine keeps the batch stacked); a mini-batch loop takes what it needs by `index`, once.
-    `spec` is the form of the data (classes, outputs): what `Algorithm.prepare` needs besides the rows.
-    The table may lie on another device than `index` and `weight`: rows come to the index, and training goes to the table.
+    The rows of all clients lie in one table; `index` says which are this client's. Reading `x` and
+    `y` collects them (or gives a view, where the engine keeps the batch stacked); a mini-batch loop
+    takes what it needs by `index`, once. `spec` is the form of the data (classes, outputs): what
+    `Algorithm.prepare` needs besides the rows. The table may lie on another device than `index` and
+    `weight`: rows come to the index, and training goes to the table.
     """
 
     table_x: Tensor
@@ -30,18 +32,28 @@ class Rows:
     @property
     def x(self) -> Tensor:
         """Features, (n, *shape)."""
-        return self.stacked[0].to(self.index.device) if self.stacked else take(self.table_x, self.index)
+        return (
+            self.stacked[0].to(self.index.device)
+            if self.stacked
+            else take(self.table_x, self.index)
+        )
 
     @property
     def y(self) -> Tensor:
         """Labels (n,) as int64, or targets as floats."""
-        return self.stacked[1].to(self.index.device) if self.stacked else take(self.table_y, self.index)
+        return (
+            self.stacked[1].to(self.index.device)
+            if self.stacked
+            else take(self.table_y, self.index)
+        )
 
     @property
     def there(self) -> tuple[Tensor, Tensor, Tensor]:
         """Features, labels and weights on the table's device."""
         device = self.table_x.device
-        x, y = self.stacked or (take(t, self.index.to(device)) for t in (self.table_x, self.table_y))
+        x, y = self.stacked or (
+            take(t, self.index.to(device)) for t in (self.table_x, self.table_y)
+        )
         return x, y, self.weight.to(device)
 
     @property

@@ -12,8 +12,8 @@
     >>> Descent(lr=0)
     foedus.errors.ConfigError: lr=0 must be a positive finite number
 
-Constraints are those of `annotated_types`: `Gt`, `Ge`, `Lt`, `Le`, `Interval`, `MultipleOf`, `MinLen`,
-`MaxLen`, `Len`, `Predicate`. Hints are checked as follows:
+Constraints are those of `annotated_types`: `Gt`, `Ge`, `Lt`, `Le`, `Interval`, `MultipleOf`,
+`MinLen`, `MaxLen`, `Len`, `Predicate`. Hints are checked as follows:
 
     int           an integer, NumPy's too; not a bool
     float         a real number, integers included; not a bool, not NaN;
@@ -119,7 +119,8 @@ def _field_rule(cls: type, name: str) -> Rule | None:
         if not ours:
             return None
         raise TypeError(
-            f"{owner.__module__}.{owner.__qualname__}.{name}: its hint {inspect.get_annotations(owner)[name]!r} cannot be "
+            f"{owner.__module__}.{owner.__qualname__}.{name}: its hint "
+            f"{inspect.get_annotations(owner)[name]!r} cannot be "
             f"resolved ({problem}); import its names at run time, not under TYPE_CHECKING"
         ) from problem
     return rule_of(hint) if ours or _constrained(hint) else None
@@ -145,10 +146,10 @@ def _constrained(hint: Any) -> bool:
 class Rule:
     """A compiled hint.
 
-    accepts: whether a value is allowed. allowed: the alternatives, described. plural: the description
-    of several such values. names: the strings that are allowed. fixed: nothing but these (and None) is
-    allowed. locate: the place, value and rule of the element at fault, for a container that is
-    otherwise right.
+    accepts: whether a value is allowed. allowed: the alternatives, described. plural: the
+    description of several such values. names: the strings that are allowed. fixed: nothing but
+    these (and None) is allowed. locate: the place, value and rule of the element at fault, for a
+    container that is otherwise right.
     """
 
     accepts: Callable[[Any], bool]
@@ -162,7 +163,9 @@ class Rule:
     def refusal(self, name: str, value: Any) -> str:
         """The error message for a value that is not allowed."""
         if self.fixed and self.names and not self.remedy:
-            return unknown(name, value, [*self.names, *(["None"] if "None" in self.allowed else [])])
+            return unknown(
+                name, value, [*self.names, *(["None"] if "None" in self.allowed else [])]
+            )
         element = self.locate(value)
         if element is not None:
             place, inner, rule = element
@@ -204,20 +207,30 @@ def _rule(hint: Any, constraints: tuple[Any, ...]) -> Rule | None:
     if origin is None and isinstance(hint, type) and not getattr(hint, "_is_protocol", False):
         name = _class_name(hint)
         a = "an" if name[0] in "AEIOUaeiou" else "a"
-        return _constrain(Rule(lambda v: isinstance(v, hint), (f"{a} {name}",), f"{name} objects"), constraints)
+        return _constrain(
+            Rule(lambda v: isinstance(v, hint), (f"{a} {name}",), f"{name} objects"), constraints
+        )
     return None
 
 
 def _annotated(inner: Any, metadata: tuple[Any, ...], constraints: tuple[Any, ...]) -> Rule | None:
     own: list[Any] = []
     for m in metadata:
-        own += m if isinstance(m, at.GroupedMetadata) else [m] if isinstance(m, at.BaseMetadata) else []
+        own += (
+            m
+            if isinstance(m, at.GroupedMetadata)
+            else [m]
+            if isinstance(m, at.BaseMetadata)
+            else []
+        )
     rule = _rule(inner, (*constraints, *own))
     if rule is None:
         return None
     for m in metadata:
         if isinstance(m, Means):
-            rule = dataclasses.replace(rule, allowed=(m.text,), plural="", fixed=False, locate=lambda value: None)
+            rule = dataclasses.replace(
+                rule, allowed=(m.text,), plural="", fixed=False, locate=lambda value: None
+            )
         elif isinstance(m, Remedy):
             rule = dataclasses.replace(rule, remedy=m.text)
     return rule
@@ -226,7 +239,8 @@ def _annotated(inner: Any, metadata: tuple[Any, ...], constraints: tuple[Any, ..
 def _union(options: list[Rule | None]) -> Rule | None:
     if None in options:
         return None
-    rules = sorted((r for r in options if r is not None), key=lambda r: r.allowed == ("None",))  # None is described last
+    # None is described last
+    rules = sorted((r for r in options if r is not None), key=lambda r: r.allowed == ("None",))
     tests = [r.accepts for r in rules]
 
     def locate(value: Any) -> tuple[str, Any, Rule] | None:
@@ -260,7 +274,10 @@ def _number(kind: type, constraints: tuple[Any, ...]) -> Rule:
         if isinstance(c, at.Gt | at.Ge):
             low, above = cast("float", c.gt if isinstance(c, at.Gt) else c.ge), isinstance(c, at.Gt)
         elif isinstance(c, at.Lt | at.Le):
-            high, below = cast("float", c.lt if isinstance(c, at.Lt) else c.le), isinstance(c, at.Lt)
+            high, below = (
+                cast("float", c.lt if isinstance(c, at.Lt) else c.le),
+                isinstance(c, at.Lt),
+            )
         else:
             others.append(c)
     over, under = (operator.lt if above else operator.le), (operator.lt if below else operator.le)
@@ -268,7 +285,11 @@ def _number(kind: type, constraints: tuple[Any, ...]) -> Rule:
 
     def accepts(v: Any) -> bool:
         # NaN and, unless declared, infinities fail the comparisons.
-        right = type(v) is int or type(v) is kind or (isinstance(v, general) and not isinstance(v, bool))
+        right = (
+            type(v) is int
+            or type(v) is kind
+            or (isinstance(v, general) and not isinstance(v, bool))
+        )
         return right and bool(over(low, v) and under(v, high))
 
     adjective, bounds = "", ""
@@ -280,7 +301,11 @@ def _number(kind: type, constraints: tuple[Any, ...]) -> Rule:
         bounds = f"from {low} to {high}"
     else:
         parts = [f"above {low}" if above else f"of at least {low}"] if math.isfinite(low) else []
-        parts += [f"below {high}" if below else f"{'' if parts else 'of '}at most {high}"] if math.isfinite(high) else []
+        parts += (
+            [f"below {high}" if below else f"{'' if parts else 'of '}at most {high}"]
+            if math.isfinite(high)
+            else []
+        )
         bounds = " and ".join(parts)
     if infinite:
         bounds = f"{bounds} (math.inf included)".strip()
@@ -317,7 +342,9 @@ def _container(kind: type[Collection[Any]], inside: tuple[Any, ...]) -> Rule:
             return None
         if mapping:
             items = list(value.items())
-            wrong = next((k for k, _ in items if keys is not None and not keys.accepts(k)), _NOTHING)
+            wrong = next(
+                (k for k, _ in items if keys is not None and not keys.accepts(k)), _NOTHING
+            )
             if keys is not None and wrong is not _NOTHING:
                 return " key", wrong, keys
         else:
@@ -326,14 +353,20 @@ def _container(kind: type[Collection[Any]], inside: tuple[Any, ...]) -> Rule:
             rule = rules[i] if fixed else rules[0]
             if rule is not None and not rule.accepts(element):
                 deeper = rule.locate(element)
-                return (f"[{key!r}]{deeper[0]}", *deeper[1:]) if deeper else (f"[{key!r}]", element, rule)
+                return (
+                    (f"[{key!r}]{deeper[0]}", *deeper[1:])
+                    if deeper
+                    else (f"[{key!r}]", element, rule)
+                )
         return None
 
     if fixed:
         each = ", ".join(_either(r.allowed) if r else "any value" for r in rules)
         allowed = f"a {name} of {len(rules)}: {each}"
     else:
-        plural = (rules[0].plural or f"elements, each {_either(rules[0].allowed)}") if rules[0] else ""
+        plural = (
+            (rules[0].plural or f"elements, each {_either(rules[0].allowed)}") if rules[0] else ""
+        )
         allowed = f"a {name} of {plural}" if plural else f"a {name}"
     return Rule(lambda v: right(v) and locate(v) is None, (allowed,), locate=locate)
 
@@ -356,7 +389,11 @@ def _constrain(rule: Rule, constraints: tuple[Any, ...]) -> Rule:
         elif isinstance(c, at.MultipleOf):
             test = lambda v, n=c.multiple_of: v % n == 0  # noqa: E731
             even = c.multiple_of == 2 and description.startswith("an integer")
-            words = f"an even {description[3:]}" if even else f"{description}, a multiple of {c.multiple_of}"
+            words = (
+                f"an even {description[3:]}"
+                if even
+                else f"{description}, a multiple of {c.multiple_of}"
+            )
         elif isinstance(c, at.Predicate):
             test = c.func
             words = f"{description} for which {getattr(c.func, '__name__', c.func)} holds"

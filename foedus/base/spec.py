@@ -11,7 +11,9 @@ from foedus.base import tree
 @tree.node(static=("shape", "classes", "outputs"))
 @dataclass(frozen=True)
 class Spec:
-    """Shape of one row of features, number of classes (`None` for regression) and number of outputs of a model."""
+    """Shape of one row of features, number of classes (`None` for regression) and number of outputs
+    of a model.
+    """
 
     shape: tuple[int, ...]
     classes: int | None

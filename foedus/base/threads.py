@@ -10,7 +10,9 @@ import torch
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Within it, one: small models gain nothing from a second thread and lose much where the machine is busy."""
+    """Within it, one: small models gain nothing from a second thread and lose much where the
+    machine is busy.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,7 +1,8 @@
 """Trees of tensors: the only thing that travels, is averaged, or is saved.
 
-A tree is a tensor, a scalar (`int`, `float`, `bool`, `str`, `None`) or a `dict`, `list`, `tuple`, `State` or registered node of
-trees. Payloads, replies, client state and server state are all trees, so one set of functions serves them all.
+A tree is a tensor, a scalar (`int`, `float`, `bool`, `str`, `None`) or a `dict`, `list`, `tuple`,
+`State` or registered node of trees. Payloads, replies, client state and server state are all trees,
+so one set of functions serves them all.
 """
 
 from __future__ import annotations
@@ -32,11 +33,14 @@ class Node(Protocol):
 Class = TypeVar("Class", bound=type)
 
 NODES: dict[str, type[Node]] = {}
-"""Dataclasses that may stand in a tree, by name: the only types that a file or a message can bring to life."""
+"""Dataclasses that may stand in a tree, by name: the only types that a file or a message can bring
+to life.
+"""
 
 
 class State(dict):
-    """A server or client state: a dict whose entries read as attributes, so that code looks like the paper.
+    """A server or client state: a dict whose entries read as attributes, so that code looks like
+    the paper.
 
     >>> State(w=1.0).w
     1.0
@@ -66,7 +70,10 @@ def node(cls: Class) -> Class: ...
 @overload
 def node(*, static: tuple[str, ...] = ()) -> Callable[[Class], Class]: ...
 def node(cls: Any = None, *, static: tuple[str, ...] = ()) -> Any:
-    """Class decorator: let a dataclass stand in trees. Fields in `static` are constants, the others are subtrees."""
+    """Class decorator: let a dataclass stand in trees.
+
+    Fields in `static` are constants, the others are subtrees.
+    """
 
     def register(cls: Class) -> Class:
         children = [f.name for f in dataclasses.fields(cls) if f.name not in static]
@@ -74,7 +81,8 @@ def node(cls: Any = None, *, static: tuple[str, ...] = ()) -> Any:
         named.tree_children, named.tree_static = tuple(children), tuple(static)
 
         def unflatten(values: Iterable[Any], constants: Any) -> Any:
-            # No __init__: a tree may briefly hold things that are not tensors (vmap's in_dims, say).
+            # No __init__: a tree may briefly hold things that are not tensors (vmap's in_dims,
+            # say).
             new: Any = object.__new__(cls)
             for name, value in zip(children, values, strict=True):
                 object.__setattr__(new, name, value)
@@ -94,7 +102,10 @@ def node(cls: Any = None, *, static: tuple[str, ...] = ()) -> Any:
 
 
 _KINDS: dict[type, Any] = {}
-"""How PyTorch takes a type apart and puts it together; None for leaves. Its own functions look this up anew for every node."""
+"""How PyTorch takes a type apart and puts it together; None for leaves.
+
+Its own functions look this up anew for every node.
+"""
 
 Form = tuple | None
 """Of a tree: (type, what its type needs besides its parts, the parts' forms); None for a leaf."""
@@ -123,7 +134,9 @@ def leaves(tree: Tree) -> list:
 
 
 def flatten(tree: Tree, is_leaf: Callable[[Tree], bool] | None = None) -> tuple[list, Form]:
-    """The leaves and the form; `unflatten` is the inverse. is_leaf: which nodes are to be taken as leaves."""
+    """The leaves and the form; `unflatten` is the inverse. is_leaf: which nodes are to be taken as
+    leaves.
+    """
     values: list = []
     return values, _take_apart(tree, values, is_leaf)
 
@@ -138,7 +151,10 @@ def _take_apart(t: Tree, values: list, is_leaf: Callable[[Tree], bool] | None) -
 
 
 def in_places(tree: Tree, form: Form) -> list:
-    """What a tree holds in the places of the leaves of a form; dictionaries meet by name. Raises ValueError where they differ."""
+    """What a tree holds in the places of the leaves of a form; dictionaries meet by name.
+
+    Raises ValueError where they differ.
+    """
     values: list = []
     _along(tree, form, values)
     return values
@@ -155,7 +171,8 @@ def _along(t: Tree, form: Form, values: list) -> None:
     alike = type(t) is cls or (isinstance(t, dict) and issubclass(cls, dict))
     if not alike or own != needs or len(parts) != len(forms):
         raise ValueError(
-            f"trees differ: a {type(t).__name__} of {own or len(parts)}, not a {cls.__name__} of {needs or len(forms)}"
+            f"trees differ: a {type(t).__name__} of {own or len(parts)}, not a {cls.__name__} of "
+            f"{needs or len(forms)}"
         )
     for part, inner in zip(parts, forms, strict=True):
         _along(part, inner, values)
@@ -203,14 +220,18 @@ def all_finite(tree: Tree) -> bool:
 
 
 def _finite(t: Tensor) -> bool:
-    """NumPy looks at numbers many times faster than torch, and without threads that get into the way of clients at work."""
+    """NumPy looks at numbers many times faster than torch, and without threads that get into the
+    way of clients at work.
+    """
     if t.device.type == "cpu" and t.dtype in (torch.float32, torch.float64):
         return bool(np.isfinite(t.detach().numpy()).all())
     return bool(torch.isfinite(t).all())
 
 
 def dissolve(tree: Tree) -> tuple[Any, dict[str, Tensor]]:
-    """Split a tree into JSON that says its form and named tensors: what a safetensors file can hold."""
+    """Split a tree into JSON that says its form and named tensors: what a safetensors file can
+    hold.
+    """
     tensors: dict[str, Tensor] = {}
 
     def walk(t: Tree, path: str) -> Any:
@@ -229,14 +250,23 @@ def dissolve(tree: Tree) -> tuple[Any, dict[str, Tensor]]:
             kind = "state" if isinstance(t, State) else "dict"
             return {kind: [[k, walk(v, f"{path}.{k}")] for k, v in t.items()]}
         if isinstance(t, list | tuple):
-            return {"tuple" if isinstance(t, tuple) else "list": [walk(v, f"{path}.{i}") for i, v in enumerate(t)]}
-        raise CheckpointError(f"{path} holds a {type(t).__name__}, which cannot be saved; use tensors and scalars")
+            return {
+                "tuple" if isinstance(t, tuple) else "list": [
+                    walk(v, f"{path}.{i}") for i, v in enumerate(t)
+                ]
+            }
+        raise CheckpointError(
+            f"{path} holds a {type(t).__name__}, which cannot be saved; use tensors and scalars"
+        )
 
     return walk(tree, "t"), tensors
 
 
 def restore(form: Any, tensors: Mapping[str, Tensor]) -> Tree:
-    """Put a tree together again from `dissolve`'s two parts. Builds plain containers and known nodes only."""
+    """Put a tree together again from `dissolve`'s two parts.
+
+    Builds plain containers and known nodes only.
+    """
     try:
         match form:
             case {"tensor": path}:

@@ -1,6 +1,8 @@
-"""The command line: `foedus demo`, `run`, `compare`, `tune`, `diagnose`, `paper`, `data`, `report`, `audit`, `deploy`.
+"""The command line: `foedus demo`, `run`, `compare`, `tune`, `diagnose`, `paper`, `data`, `report`,
+`audit`, `deploy`.
 
-Whatever computes is imported by the command that needs it, so that `--help` need not wait for PyTorch.
+Whatever computes is imported by the command that needs it, so that `--help` need not wait for
+PyTorch.
 """
 
 from foedus.cli import run, diagnose, paper, data, audit, deploy  # noqa: I001 - the order of commands in --help

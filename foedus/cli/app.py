@@ -1,4 +1,6 @@
-"""The command line: `foedus demo`, `run`, `compare`, `tune`, `diagnose`, `paper`, `data`, `report`, `audit`, `deploy`."""
+"""The command line: `foedus demo`, `run`, `compare`, `tune`, `diagnose`, `paper`, `data`, `report`,
+`audit`, `deploy`.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Config = Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The experiment; see examples/ for some.")]
+Config = Annotated[
+    Path, typer.Argument(metavar="CONFIG.toml", help="The experiment; see examples/ for some.")
+]
 
 
 def _version(asked: bool) -> None:
@@ -66,9 +70,15 @@ def _version(asked: bool) -> None:
 )
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print the version and stop."
+        ),
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error (also FOEDUS_DEBUG=1).")] = False,
+    debug: Annotated[
+        bool,
+        typer.Option("--debug", help="Show the whole traceback of an error (also FOEDUS_DEBUG=1)."),
+    ] = False,
 ) -> None:
     """foedus: federated learning beyond averaging.
 
@@ -83,5 +93,7 @@ def main() -> None:
     finally:
         try:
             sys.stdout.flush()
-        except BrokenPipeError:  # `foedus paper | head`: nothing more is to be written, not even by the interpreter at its end
+        # `foedus paper | head`: nothing more is to be written, not even by the interpreter at its
+        # end
+        except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -12,36 +12,58 @@ from foedus.cli.output import check_writable, link_to, print_table, require_plot
 from foedus.errors import ConfigError
 
 audit_app = typer.Typer(
-    no_args_is_help=True, help="Find out what messages tell about a client's rows, and what hostile clients can do."
+    no_args_is_help=True,
+    help="Find out what messages tell about a client's rows, and what hostile clients can do.",
 )
 app.add_typer(audit_app, name="audit")
 
 
-# -- audit -------------------------------------------------------------------------------------------------------------
+# -- audit -----------------------------------------------------------------------------------------
 
 
 @audit_app.command("leakage")
 def audit_leakage_command(
     data: Annotated[
-        str, typer.Argument(metavar="[DATA]", help="Images: a set that `foedus data list` shows, or a file.")
+        str,
+        typer.Argument(
+            metavar="[DATA]", help="Images: a set that `foedus data list` shows, or a file."
+        ),
     ] = "digits",
     image: Annotated[int, typer.Option(help="The training row to rebuild.")] = 0,
     message: Annotated[
-        list[str] | None, typer.Option(help="gradient, l2, l1 or linf; may be repeated. The default is the first three.")
+        list[str] | None,
+        typer.Option(
+            help="gradient, l2, l1 or linf; may be repeated. The default is the first three."
+        ),
     ] = None,
-    radius: Annotated[float, typer.Option(help="Radius of the balls. It scales their messages, and tells nothing.")] = 1.0,
-    noise: Annotated[float, typer.Option(help="Noise on the gradient, relative to its root mean square.")] = 0.0,
-    iterations: Annotated[int, typer.Option(help="L-BFGS iterations from each random start.")] = 300,
-    restarts: Annotated[int, typer.Option(help="Random starts; the one that explains the message best counts.")] = 2,
-    message_noise: Annotated[float, typer.Option(help="Noise on the message itself, relative to its norm.")] = 0.0,
+    radius: Annotated[
+        float,
+        typer.Option(help="Radius of the balls. It scales their messages, and tells nothing."),
+    ] = 1.0,
+    noise: Annotated[
+        float, typer.Option(help="Noise on the gradient, relative to its root mean square.")
+    ] = 0.0,
+    iterations: Annotated[
+        int, typer.Option(help="L-BFGS iterations from each random start.")
+    ] = 300,
+    restarts: Annotated[
+        int, typer.Option(help="Random starts; the one that explains the message best counts.")
+    ] = 2,
+    message_noise: Annotated[
+        float, typer.Option(help="Noise on the message itself, relative to its norm.")
+    ] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the network, the starts and the noise.")] = 0,
-    out: Annotated[Path, typer.Option(help="The picture to write, .svg or .png.")] = Path("leakage.svg"),
+    out: Annotated[Path, typer.Option(help="The picture to write, .svg or .png.")] = Path(
+        "leakage.svg"
+    ),
 ) -> None:
-    """Try to rebuild a client's image from one message: its gradient, or an extreme point as FedFW sends it.
+    """Try to rebuild a client's image from one message: its gradient, or an extreme point as FedFW
+    sends it.
 
-    The attack is Deep Leakage from Gradients. A high PSNR proves that the message gives the image away; a low one proves
-    nothing about other attacks. A label is shown by the last layer, or else searched for together with the image. Twins are
-    other training images that send the very same message.
+    The attack is Deep Leakage from Gradients. A high PSNR proves that the message gives the image
+    away; a low one proves nothing about other attacks. A label is shown by the last layer, or else
+    searched for together with the image. Twins are other training images that send the very same
+    message.
 
     Examples:
 
@@ -67,17 +89,22 @@ def audit_leakage_command(
     check_writable(out, "--out")
     with one_thread():
         found = audit_leakage(
-            data, image, messages=sets, iterations=iterations, restarts=restarts, noise=noise, message_noise=message_noise,
-            seed=seed,
+            data, image, messages=sets, iterations=iterations, restarts=restarts, noise=noise,
+            message_noise=message_noise, seed=seed,
         )  # fmt: skip
     typer.echo(f"{found.data}: training image {found.index}, label {found.label}")
     rows = []
     for name, r in found.messages.items():
-        label = f"{r.label} ({'right' if r.label == found.label else 'wrong'}, {'shown' if r.label_shown else 'searched'})"
+        label = (
+            f"{r.label} ({'right' if r.label == found.label else 'wrong'}, "
+            f"{'shown' if r.label_shown else 'searched'})"
+        )
         numbers = [f"{value:.1f}" for value in (r.psnr[0], r.psnr[-1], max(r.psnr))]
         rows.append([name, f"{r.bytes:,}", *numbers, label, f"{r.twins:,} of {found.others:,}"])
     rows.append(["none: average image", "0", "–", f"{found.average:.1f}", "–", "–", "–"])
-    rows.append(["label only: average of its class", "–", "–", f"{found.class_average:.1f}", "–", "–", "–"])
+    rows.append(
+        ["label only: average of its class", "–", "–", f"{found.class_average:.1f}", "–", "–", "–"]
+    )
     headings = ["message", "bytes", "PSNR first", "last", "best", "label", "twins"]
     print_table(headings, rows, text=("message",))
     typer.echo(f"picture: {link_to(found.picture(out))}")
@@ -86,18 +113,29 @@ def audit_leakage_command(
 @audit_app.command("hostile")
 def audit_hostile_command(
     data: Annotated[
-        str, typer.Argument(metavar="[DATA]", help="Labelled rows: a set that `foedus data list` shows, or a file.")
+        str,
+        typer.Argument(
+            metavar="[DATA]", help="Labelled rows: a set that `foedus data list` shows, or a file."
+        ),
     ] = "digits",
     attack: Annotated[
-        list[str] | None, typer.Option(help="One of the attacks; may be repeated. The default is all six.")
+        list[str] | None,
+        typer.Option(help="One of the attacks; may be repeated. The default is all six."),
     ] = None,
     clients: Annotated[int, typer.Option(help="How many clients.")] = 20,
-    seed: Annotated[int, typer.Option(help="Seed of the division, the training and the choice of hostile clients.")] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds, and 20% and 40% hostile clients only.")] = False,
+    seed: Annotated[
+        int,
+        typer.Option(help="Seed of the division, the training and the choice of hostile clients."),
+    ] = 0,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer rounds, and 20% and 40% hostile clients only.")
+    ] = False,
 ) -> None:
-    """Train with 0 to 40% hostile clients, by plain and robust means: FedAvg, and FedFW with and without its membership check.
+    """Train with 0 to 40% hostile clients, by plain and robust means: FedAvg, and FedFW with and
+    without its membership check.
 
-    Numbers are accuracies after the last round. 20 clients, Dirichlet(1.0); a linear model. It takes about a minute on one core.
+    Numbers are accuracies after the last round. 20 clients, Dirichlet(1.0); a linear model. It
+    takes about a minute on one core.
 
     Examples:
 
@@ -110,21 +148,28 @@ def audit_hostile_command(
 
     with one_thread():
         found = audit_hostile(data, attacks=attack, clients=clients, seed=seed, quick=quick)
-    typer.echo(f"{found.data}: {found.rows:,} training rows, {clients} clients; accuracy after the last round")
+    typer.echo(
+        f"{found.data}: {found.rows:,} training rows, {clients} clients; accuracy after the last "
+        "round"
+    )
     print_table(found.headings, found.table(), text=("attack", "method"))
 
 
 @audit_app.command("privacy")
 def audit_privacy_command(
     study: Annotated[
-        list[str] | None, typer.Argument(metavar="[STUDY]...", help="utility, membership or leakage. The default is all three.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[STUDY]...", help="utility, membership or leakage. The default is all three."
+        ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Smaller, in seconds.")] = False,
 ) -> None:
     """Measure what differential privacy costs and what it buys.
 
-    utility: test accuracy of FedAvg, FedFW, FedBoost and FedNewton by epsilon (pendigits, 1,000 clients). membership: how well the loss on
-    canaries tells which of them took part (digits). leakage: PSNR of an image that is rebuilt from a message with noise (digits).
+    utility: test accuracy of FedAvg, FedFW, FedBoost and FedNewton by epsilon (pendigits, 1,000
+    clients). membership: how well the loss on canaries tells which of them took part (digits).
+    leakage: PSNR of an image that is rebuilt from a message with noise (digits).
 
     Examples:
 
@@ -145,7 +190,10 @@ def audit_privacy_command(
             table = measure(name, quick)
         typer.echo(TITLES[name])
         shown = [
-            [v if isinstance(v, str) else f"{v:g}" if c in ("epsilon", "noise") else f"{v:.3f}" for c, v in row.items()]
+            [
+                v if isinstance(v, str) else f"{v:g}" if c in ("epsilon", "noise") else f"{v:.3f}"
+                for c, v in row.items()
+            ]
             for row in table.to_dict("records")
         ]
         print_table(list(table.columns), shown, text=("algorithm",))

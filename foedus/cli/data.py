@@ -13,7 +13,7 @@ data_app = typer.Typer(no_args_is_help=True, help="List, fetch and look at data 
 app.add_typer(data_app, name="data")
 
 
-# -- data --------------------------------------------------------------------------------------------------------------
+# -- data ------------------------------------------------------------------------------------------
 
 
 @data_app.command("list")
@@ -30,15 +30,23 @@ def data_list() -> None:
 
     rows = []
     for info in catalog.names():
-        kind = "regression" if info.where == "bundled" and info.classes is None else or_dash(info.classes)
+        kind = (
+            "regression"
+            if info.where == "bundled" and info.classes is None
+            else or_dash(info.classes)
+        )
         sizes = [or_dash(v) for v in (info.rows, info.test_rows, info.features)]
         rows.append([info.name, *sizes, kind, info.where])
-    print_table(["name", "rows", "test rows", "features", "classes", "where"], rows, text=("name", "where"))
+    print_table(
+        ["name", "rows", "test rows", "features", "classes", "where"], rows, text=("name", "where")
+    )
 
 
 @data_app.command("get")
 def data_get(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Sets that `foedus data list` shows.")],
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME...", help="Sets that `foedus data list` shows.")
+    ],
 ) -> None:
     """Download data sets into the cache, checked; does nothing for those that are at hand.
 
@@ -48,16 +56,22 @@ def data_get(
     """
     from foedus.data import catalog
 
-    known = [catalog.info(name) for name in names]  # a wrong name is found before the first download
+    # a wrong name is found before the first download
+    known = [catalog.info(name) for name in names]
     for info in known:
         catalog.path_of(info.name)
         after = catalog.info(info.name)
-        typer.echo(f"{info.name}: {'bundled, nothing to fetch' if after.where == 'bundled' else after.where}")
+        typer.echo(
+            f"{info.name}: "
+            f"{'bundled, nothing to fetch' if after.where == 'bundled' else after.where}"
+        )
 
 
 @data_app.command("show")
 def data_show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A set that `foedus data list` shows, or a file.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A set that `foedus data list` shows, or a file.")
+    ],
 ) -> None:
     """Show what a data set holds: rows, features, labels and their frequencies.
 
@@ -73,15 +87,26 @@ def data_show(
 
     data = load(name)
     typer.echo(f"{data.name}: {len(data.x_train):,} training rows, {len(data.x_test):,} test rows")
-    typer.echo(f"features: {' x '.join(map(str, data.x_train.shape[1:]))}, scaling: {data.scaling or 'none'}")
-    typer.echo(f"range: {data.x_train.min():.4g} to {data.x_train.max():.4g}, mean {data.x_train.mean(dtype=np.float64):.4g}")
+    typer.echo(
+        f"features: {' x '.join(map(str, data.x_train.shape[1:]))}, scaling: "
+        f"{data.scaling or 'none'}"
+    )
+    typer.echo(
+        f"range: {data.x_train.min():.4g} to {data.x_train.max():.4g}, mean "
+        f"{data.x_train.mean(dtype=np.float64):.4g}"
+    )
     if data.groups_train is not None:
-        typer.echo(f"groups: {len(np.unique(data.groups_train))} (scheme 'natural' makes each a client)")
+        typer.echo(
+            f"groups: {len(np.unique(data.groups_train))} (scheme 'natural' makes each a client)"
+        )
     if data.classes is None:
         for part in ("train", "test"):
             y = getattr(data, f"y_{part}")
             if len(y):
-                typer.echo(f"y_{part}: {y.min():.4g} to {y.max():.4g}, mean {y.mean():.4g}, standard deviation {y.std():.4g}")
+                typer.echo(
+                    f"y_{part}: {y.min():.4g} to {y.max():.4g}, mean {y.mean():.4g}, standard "
+                    f"deviation {y.std():.4g}"
+                )
         return
     counts = [np.bincount(y, minlength=data.classes) for y in (data.y_train, data.y_test)]
     labels = data.class_names or [str(c) for c in range(data.classes)]

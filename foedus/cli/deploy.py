@@ -14,7 +14,7 @@ deploy_app = typer.Typer(no_args_is_help=True, help="A federation of real sites,
 app.add_typer(deploy_app, name="deploy")
 
 
-# -- deploy ------------------------------------------------------------------------------------------------------------
+# -- deploy ----------------------------------------------------------------------------------------
 
 
 @deploy_app.command("init")
@@ -22,11 +22,14 @@ def deploy_init_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
     site: Annotated[list[str], typer.Option(help="NAME or NAME=FILE.csv; once for each site.")],
     label: Annotated[str, typer.Option(help="The column to predict.")] = "target",
-    host: Annotated[str, typer.Option(help="Name or address under which sites reach the server.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Name or address under which sites reach the server.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Its port.")] = 9091,
     days: Annotated[float, typer.Option(help="How long the certificates are valid.")] = 30,
 ) -> None:
-    """Write a folder for a federation: a Flower app, certificates, keys, settings, and a README with the commands for each site.
+    """Write a folder for a federation: a Flower app, certificates, keys, settings, and a README
+    with the commands for each site.
 
     Example:
 
@@ -40,12 +43,21 @@ def deploy_init_command(
             raise ConfigError(f"--site names {name!r} twice; give each site a name of its own")
         sites[name] = Path(path) if path else None
     deploy.init(folder, sites, label, host, port, days)
-    typer.echo(f"{folder}: app, certificates and keys for {len(sites)} sites; {folder / 'README.md'} says what to do next")
+    typer.echo(
+        f"{folder}: app, certificates and keys for {len(sites)} sites; {folder / 'README.md'} says "
+        "what to do next"
+    )
 
 
 @deploy_app.command("up")
-def deploy_up_command(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of `foedus deploy init`.")]) -> None:
-    """Run the federation of a folder with the server and all sites on this machine, with TLS and keys."""
+def deploy_up_command(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A folder of `foedus deploy init`.")
+    ],
+) -> None:
+    """Run the federation of a folder with the server and all sites on this machine, with TLS and
+    keys.
+    """
     _flower("deploy").up(folder, typer.echo)
 
 
@@ -57,4 +69,6 @@ def _flower(module: str) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in ("flwr", "cryptography"):
             raise
-        raise FoedusError("a federation of sites needs Flower: pip install 'foedus[flower]'") from None
+        raise FoedusError(
+            "a federation of sites needs Flower: pip install 'foedus[flower]'"
+        ) from None

@@ -13,18 +13,27 @@ from foedus.cli.output import check_writable, link_to, require_plots
 
 @app.command("diagnose")
 def diagnose_command(
-    config: Annotated[Path, typer.Argument(metavar="FED.toml", help="A file with data and split; see above.")],
-    out: Annotated[Path | None, typer.Option(help="Also write a page with pictures, .html.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Also write the pictures alone, .svg or .png.")] = None,
-    iterations: Annotated[int, typer.Option(min=1, help="Rounds of power iterations for FedNewton's measures.")] = 30,
+    config: Annotated[
+        Path, typer.Argument(metavar="FED.toml", help="A file with data and split; see above.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Also write a page with pictures, .html.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Also write the pictures alone, .svg or .png.")
+    ] = None,
+    iterations: Annotated[
+        int, typer.Option(min=1, help="Rounds of power iterations for FedNewton's measures.")
+    ] = 30,
 ) -> None:
     """Tell how unlike the clients of a federation are, and which algorithms to try on it first.
 
-    The same as fd.diagnose(fed) in Python. It measures distances between the clients' labels and features, the shifts and the spectral radius that decide about
-    FedNewton, which kinds of models predict held-out rows, and whether clients share a task.
+    The same as fd.diagnose(fed) in Python. It measures distances between the clients' labels and
+    features, the shifts and the spectral radius that decide about FedNewton, which kinds of models
+    predict held-out rows, and whether clients share a task.
 
-    The file is one for `foedus run` or `foedus compare`; data and split are enough. Where an algorithm in it works on
-    features (FedNewton), they are the ones that are looked at:
+    The file is one for `foedus run` or `foedus compare`; data and split are enough. Where an
+    algorithm in it works on features (FedNewton), they are the ones that are looked at:
 
     \b
         data  = { name = "digits" }

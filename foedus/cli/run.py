@@ -19,12 +19,16 @@ def demo(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each run.")] = 30,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each algorithm.")] = 3,
     clients: Annotated[int, typer.Option(min=1, help="Clients that hold the data.")] = 10,
-    alpha: Annotated[float, typer.Option(help="Dirichlet parameter: the smaller, the more unequal the clients.")] = 0.1,
+    alpha: Annotated[
+        float, typer.Option(help="Dirichlet parameter: the smaller, the more unequal the clients.")
+    ] = 0.1,
 ) -> None:
-    """Compare six algorithms on handwritten digits; takes well under a minute and needs no download.
+    """Compare six algorithms on handwritten digits; takes well under a minute and needs no
+    download.
 
-    FedAvg, FedProx, Scaffold and FedDyn train one network together; Independent lets every client train alone;
-    Central has all data in one place, as a reference. Half of the clients take part in each round.
+    FedAvg, FedProx, Scaffold and FedDyn train one network together; Independent lets every client
+    train alone; Central has all data in one place, as a reference. Half of the clients take part in
+    each round.
 
     Examples:
 
@@ -60,8 +64,12 @@ def demo(
 @app.command("run")
 def run_command(
     config: Config,
-    out: Annotated[Path | None, typer.Option(help="File for the run; the default is output.run of the file.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from run.checkpoint of the file.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="File for the run; the default is output.run of the file.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from run.checkpoint of the file.")
+    ] = False,
 ) -> None:
     """Run one algorithm as a TOML file says, print the last rounds and save the run.
 
@@ -80,7 +88,8 @@ def run_command(
 
         foedus run examples/run.toml --out fedprox.safetensors && foedus report fedprox.safetensors
 
-    With checkpoint = "FILE" under [run], Ctrl-C finishes the round and saves; --resume goes on from there.
+    With checkpoint = "FILE" under [run], Ctrl-C finishes the round and saves; --resume goes on from
+    there.
     """
     from foedus.config.experiment import read_config
     from foedus.core.run import run
@@ -95,12 +104,21 @@ def run_command(
             check_writable(Path(target), key)
     options = experiment.options | ({"resume": True} if resume else {})
     if resume and "checkpoint" not in options:
-        raise ConfigError(f"{config}: run.checkpoint is missing: --resume needs the file to go on from")
+        raise ConfigError(
+            f"{config}: run.checkpoint is missing: --resume needs the file to go on from"
+        )
     fed = experiment.federation()
     typer.echo(fed.describe() + "\n")
     (algorithm,) = experiment.algorithms.values()
     try:
-        result = run(algorithm, fed, experiment.rounds, seed=experiment.seeds[0], target=experiment.target, **options)
+        result = run(
+            algorithm,
+            fed,
+            experiment.rounds,
+            seed=experiment.seeds[0],
+            target=experiment.target,
+            **options,
+        )
     except DivergenceError as error:
         if len(error.run.records):
             print_history(error.run)
@@ -118,10 +136,12 @@ def run_command(
 def compare_command(
     config: Config,
     out: Annotated[
-        Path | None, typer.Option(help="The page; the default is output.report of the file, or report.html.")
+        Path | None,
+        typer.Option(help="The page; the default is output.report of the file, or report.html."),
     ] = None,
 ) -> None:
-    """Run several algorithms on the same data and seeds as a TOML file says; print the table and write the page.
+    """Run several algorithms on the same data and seeds as a TOML file says; print the table and
+    write the page.
 
     The file, such as this one, is checked before any work starts:
 
@@ -163,9 +183,11 @@ def compare_command(
 
 @app.command("tune")
 def tune_command(config: Config) -> None:
-    """Choose settings of an algorithm on rows that clients hold out of their training rows; print what to put into the file.
+    """Choose settings of an algorithm on rows that clients hold out of their training rows; print
+    what to put into the file.
 
-    The file is one for `foedus run` that also says what to try. The field of a field has a dot in its name:
+    The file is one for `foedus run` that also says what to try. The field of a field has a dot in
+    its name:
 
     \b
         data      = { name = "digits" }
@@ -174,9 +196,9 @@ def tune_command(config: Config) -> None:
         algorithm = { type = "FedAvg", epochs = 5, model = "MLP" }
         tune      = { lr = [0.01, 0.1, 1.0], model.hidden = [[32], [128]] }
 
-    Instead of a list, { loguniform = [1e-4, 1.0] } draws from a range. \\[tune.options] has trials (so many combinations, drawn
-    at random; needed with ranges), seeds, validation (0.2), halving (3, or "none"), metric and workers, as help(fd.tune)
-    explains.
+    Instead of a list, { loguniform = [1e-4, 1.0] } draws from a range. \\[tune.options] has trials
+    (so many combinations, drawn at random; needed with ranges), seeds, validation (0.2), halving
+    (3, or "none"), metric and workers, as help(fd.tune) explains.
 
     Example:
 
@@ -189,7 +211,9 @@ def tune_command(config: Config) -> None:
     (algorithm,) = experiment.algorithms.values()
     fed = experiment.federation()
     typer.echo(fed.describe() + "\n")
-    options = {k: v for k, v in experiment.options.items() if k in ("engine", "participation", "quantise")}
+    options = {
+        k: v for k, v in experiment.options.items() if k in ("engine", "participation", "quantise")
+    }
     options = {"seeds": experiment.seeds, **options, **experiment.tune_options}
     try:
         found = tune(algorithm, fed, experiment.rounds, grid=experiment.grid, **options)
@@ -206,9 +230,13 @@ def tune_command(config: Config) -> None:
 
 @app.command("report")
 def report_command(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Saved runs, or folders of them.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Saved runs, or folders of them.")
+    ],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
-    target: Annotated[float | None, typer.Option(help="State the cost of reaching this metric.")] = None,
+    target: Annotated[
+        float | None, typer.Option(help="State the cost of reaching this metric.")
+    ] = None,
 ) -> None:
     """Make a page from saved runs; runs that differ only in the seed count as one algorithm.
 

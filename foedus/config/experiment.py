@@ -1,7 +1,9 @@
-"""Experiments as TOML files: everything is checked, with file and key in the message, before any work starts.
+"""Experiments as TOML files: everything is checked, with file and key in the message, before any
+work starts.
 
     [data]
-    name = "digits"                       # or path = "rows.csv"; further keys are the arguments of fd.load
+    name = "digits"                       # or path = "rows.csv"; further keys are the arguments of
+                                          # fd.load
 
     [split]
     scheme = "dirichlet"                  # further keys are the options of the scheme
@@ -21,7 +23,8 @@
     type = "FedProx"                      # needed where the name is not that of the class
     mu = 1.0
 
-    [tune]                                # for `foedus tune`, with [algorithm]: lists of values of its settings
+    [tune]                                # for `foedus tune`, with [algorithm]: lists of values of
+                                          # its settings
     lr = [0.01, 0.1, 1.0]
     model.hidden = [[32], [64]]
     weight_decay = { loguniform = [1e-5, 1e-1] }
@@ -38,9 +41,11 @@
     noise = 1.0
     delta = 1e-5
 
-    [engine]                              # settings of fd.Local; or type = "Ray", and those of fd.Ray
+    [engine]                              # settings of fd.Local; or type = "Ray", and those of
+                                          # fd.Ray
     [output]                              # run = FILE, runs = FOLDER, report = PAGE
-    [track]                               # tensorboard = FOLDER, mlflow = { experiment = NAME, uri = ADDRESS }
+    [track]                               # tensorboard = FOLDER, mlflow = { experiment = NAME,
+                                          # uri = ADDRESS }
 
 "none" stands for Python's None. Paths are relative to the current folder.
 """
@@ -83,7 +88,18 @@ _RUN_KEYS: dict[str, Any] = {
     "resume": bool,
 }
 _OUTPUT_KEYS: dict[str, Any] = {"run": str, "runs": str, "report": str}
-_SECTIONS = ("data", "split", "run", "aggregation", "engine", "algorithm", "algorithms", "tune", "output", "track")
+_SECTIONS = (
+    "data",
+    "split",
+    "run",
+    "aggregation",
+    "engine",
+    "algorithm",
+    "algorithms",
+    "tune",
+    "output",
+    "track",
+)
 _TUNE_KEYS: dict[str, Any] = {
     "trials": int,
     "seed": int,
@@ -97,7 +113,8 @@ _TUNE_KEYS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Experiment:
-    """What a file asks for. `options` are keyword arguments of `fd.run`; `output` says where results go.
+    """What a file asks for. `options` are keyword arguments of `fd.run`; `output` says where
+    results go.
 
     For `foedus tune`, `grid` and `tune_options` are arguments of `fd.tune`.
     """
@@ -129,16 +146,21 @@ class Experiment:
 
 
 def read_config(path: str | os.PathLike, command: str = "compare") -> Experiment:
-    """Read and check a file for `foedus run`, `compare`, `tune` or `diagnose`, to which data and split are enough."""
+    """Read and check a file for `foedus run`, `compare`, `tune` or `diagnose`, to which data and
+    split are enough.
+    """
     return ExperimentReader(Path(path), command).experiment()
 
 
 def algorithm_section(algorithm: Algorithm, named: Iterable[str] = ()) -> str:
     """The section [algorithm] of a file that describes this algorithm.
 
-    Settings at their defaults are left out, unless they are among `named` (with dots, those of its parts).
+    Settings at their defaults are left out, unless they are among `named` (with dots, those of its
+    parts).
     """
-    return "\n".join(["[algorithm]", *(f"{k} = {v}" for k, v in entries(algorithm, list(named)).items())])
+    return "\n".join(
+        ["[algorithm]", *(f"{k} = {v}" for k, v in entries(algorithm, list(named)).items())]
+    )
 
 
 class ExperimentReader(Reader):
@@ -151,7 +173,9 @@ class ExperimentReader(Reader):
         algorithms = self.algorithms()
         data, split = self.data(), self.split()
         needed = self.command != "diagnose"
-        options = self.settings("run", self.section("run", needed), _RUN_KEYS, required=["rounds"] if needed else [])
+        options = self.settings(
+            "run", self.section("run", needed), _RUN_KEYS, required=["rounds"] if needed else []
+        )
         rounds, target = options.pop("rounds", 0), options.pop("target", None)
         seeds = self.seeds(options)
         self.check_run(rounds, options)
@@ -159,18 +183,39 @@ class ExperimentReader(Reader):
         for name in output:
             if name == {"run": "runs", "compare": "run"}.get(self.command):
                 allowed = [k for k in _OUTPUT_KEYS if k != name]
-                self.fail(f"output.{name}", f"foedus {self.command} does not write this (allowed: {', '.join(allowed)})")
+                self.fail(
+                    f"output.{name}",
+                    f"foedus {self.command} does not write this (allowed: {', '.join(allowed)})",
+                )
         if "aggregation" in self.table:
             if self.command == "tune":
-                self.fail("aggregation", "foedus tune does not take this section; leave it to the run with what was chosen")
+                self.fail(
+                    "aggregation",
+                    "foedus tune does not take this section; leave it to the run with what was "
+                    "chosen",
+                )
             options["aggregation"] = self.aggregation()
         engine = self.section("engine", needed=False)
         if engine:
-            options["engine"] = self.build({"type": "Local", **engine}, {"Local": Local, "Ray": Ray}, "engine")
+            options["engine"] = self.build(
+                {"type": "Local", **engine}, {"Local": Local, "Ray": Ray}, "engine"
+            )
         if self.command != "diagnose" and (callbacks := self.trackers()):
             options["callbacks"] = callbacks
         grid, tune_options = self.tune(algorithms[""]) if self.command == "tune" else ({}, {})
-        return Experiment(self.path, data, split, rounds, seeds, target, options, algorithms, output, grid, tune_options)
+        return Experiment(
+            self.path,
+            data,
+            split,
+            rounds,
+            seeds,
+            target,
+            options,
+            algorithms,
+            output,
+            grid,
+            tune_options,
+        )
 
     def data(self) -> dict[str, Any]:
         section = self.section("data")
@@ -178,14 +223,20 @@ class ExperimentReader(Reader):
         keys = {k: hints[k] for k in inspect.signature(load).parameters if k != "name_or_path"}
         values = self.settings("data", section, {"name": str, "path": str, **keys})
         if ("name" in values) == ("path" in values):
-            self.fail("data", "give either name, a set that `foedus data list` shows, or path, a file or folder")
+            self.fail(
+                "data",
+                "give either name, a set that `foedus data list` shows, or path, a file or folder",
+            )
         for key, allowed in (("scale", preprocess.SCALES), ("impute", preprocess.IMPUTES)):
             if values.get(key) is not None and values[key] not in allowed:
                 self.fail(f"data.{key}", unknown("value", values[key], [*allowed, "none"]))
         if "path" in values:
             path = Path(values.pop("path"))
             if not path.expanduser().exists():
-                self.fail("data.path", f"there is no file or folder {str(path)!r} (seen from the current folder)")
+                self.fail(
+                    "data.path",
+                    f"there is no file or folder {str(path)!r} (seen from the current folder)",
+                )
             return {"name_or_path": path, **values}
         name = values.pop("name")
         if name not in catalog.known_names():
@@ -194,18 +245,33 @@ class ExperimentReader(Reader):
 
     def split(self) -> dict[str, Any]:
         section = self.section("split")
-        schemes: dict[str, Callable] = {**partition.SCHEMES, "tasks": partition._tasks, "natural": partition._natural}
+        schemes: dict[str, Callable] = {
+            **partition.SCHEMES,
+            "tasks": partition._tasks,
+            "natural": partition._natural,
+        }
         if "scheme" not in section:
             self.fail("split.scheme", f"is missing (allowed: {', '.join(schemes)})")
         scheme = self.value(section["scheme"], str, "split.scheme")
         if scheme not in schemes:
             self.fail("split.scheme", unknown("scheme", scheme, schemes))
         hints = hints_of(schemes[scheme])
-        options = {p.name: hints.get(p.name, Any) for p in partition.scheme_options(schemes[scheme])}
-        needed = [p.name for p in partition.scheme_options(schemes[scheme]) if p.default is inspect.Parameter.empty]
+        options = {
+            p.name: hints.get(p.name, Any) for p in partition.scheme_options(schemes[scheme])
+        }
+        needed = [
+            p.name
+            for p in partition.scheme_options(schemes[scheme])
+            if p.default is inspect.Parameter.empty
+        ]
         if scheme != "natural":
             needed.append("clients")
-        return self.settings("split", section, {"scheme": str, "clients": int, "seed": int, **options}, required=needed)
+        return self.settings(
+            "split",
+            section,
+            {"scheme": str, "clients": int, "seed": int, **options},
+            required=needed,
+        )
 
     def seeds(self, options: dict[str, Any]) -> list[int]:
         one, several = options.pop("seed", None), options.pop("seeds", None)
@@ -214,12 +280,18 @@ class ExperimentReader(Reader):
         if one is not None:
             self.fail("run.seeds", "give either seed or seeds, not both")
         if self.command in ("run", "tune"):
-            self.fail("run.seeds", f"foedus {self.command} takes one seed: seed = 0; foedus compare takes several")
+            self.fail(
+                "run.seeds",
+                f"foedus {self.command} takes one seed: seed = 0; foedus compare takes several",
+            )
         if isinstance(several, int) and several > _MOST_SEEDS:
             self.fail("run.seeds", f"{several!r} seeds are too many; at most {_MOST_SEEDS}")
         seeds = list(range(several)) if isinstance(several, int) else list(several)
         if not seeds or len(set(seeds)) < len(seeds):
-            self.fail("run.seeds", f"{several!r} must be a number of seeds, at least 1, or a list of different seeds")
+            self.fail(
+                "run.seeds",
+                f"{several!r} must be a number of seeds, at least 1, or a list of different seeds",
+            )
         return seeds
 
     def tune(self, algorithm: Algorithm) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -230,18 +302,25 @@ class ExperimentReader(Reader):
         for name, values in leaves_of(section):
             at = f"tune.{name}"
             if name not in (known := setting_names(algorithm)):
-                self.fail(at, unknown(f"{type(algorithm).__name__} setting", name, [*known, "options"]))
+                self.fail(
+                    at, unknown(f"{type(algorithm).__name__} setting", name, [*known, "options"])
+                )
             if isinstance(values, dict):
                 ends = self.value(values["loguniform"], tuple[float, ...], f"{at}.loguniform")
                 if len(ends) != 2:
-                    self.fail(f"{at}.loguniform", f"{values['loguniform']!r} must be two numbers: [low, high]")
+                    self.fail(
+                        f"{at}.loguniform",
+                        f"{values['loguniform']!r} must be two numbers: [low, high]",
+                    )
                 grid[name] = self.attempt(f"{at}.loguniform", functools.partial(loguniform, *ends))
             elif isinstance(values, list):
                 hint = hint_of(algorithm, name)
                 grid[name] = [self.value(v, hint, f"{at}[{i}]") for i, v in enumerate(values)]
             else:
                 self.fail(
-                    at, f"{values!r} is {kind_of(values)}, but must be a list of values, or {{ loguniform = [low, high] }}"
+                    at,
+                    f"{values!r} is {kind_of(values)}, but must be a list of values, "
+                    f"or {{ loguniform = [low, high] }}",
                 )
         if not grid:
             self.fail("tune", "has nothing to try: add a list of values, such as lr = [0.01, 0.1]")
@@ -254,7 +333,15 @@ class ExperimentReader(Reader):
         return options
 
     def trackers(self) -> list[Callback]:
-        section = self.settings("track", self.section("track", needed=False), {"tensorboard": str, "mlflow": dict})
+        section = self.settings(
+            "track", self.section("track", needed=False), {"tensorboard": str, "mlflow": dict}
+        )
         known = {"tensorboard": TensorBoard, "mlflow": MLflow}
-        settings = {key: {"folder": value} if key == "tensorboard" else value for key, value in section.items()}
-        return [self.build({"type": key, **value}, known, f"track.{key}") for key, value in settings.items()]
+        settings = {
+            key: {"folder": value} if key == "tensorboard" else value
+            for key, value in section.items()
+        }
+        return [
+            self.build({"type": key, **value}, known, f"track.{key}")
+            for key, value in settings.items()
+        ]

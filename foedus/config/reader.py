@@ -1,4 +1,6 @@
-"""Checked reading of TOML sections into settings and dataclasses: every error names the file, the key and the remedy."""
+"""Checked reading of TOML sections into settings and dataclasses: every error names the file, the
+key and the remedy.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,11 @@ def entries(value: Any, named: list[str]) -> dict[str, str]:
 def _toml(value: Any, named: Sequence[str] = ()) -> str:
     """A value as it stands in a file."""
     if dataclasses.is_dataclass(value) or isinstance(value, dict):
-        items = {quoted(k): _toml(v) for k, v in value.items()} if isinstance(value, dict) else entries(value, list(named))
+        items = (
+            {quoted(k): _toml(v) for k, v in value.items()}
+            if isinstance(value, dict)
+            else entries(value, list(named))
+        )
         return "{ " + ", ".join(f"{k} = {v}" for k, v in items.items()) + " }"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml, value))}]"
@@ -50,7 +56,9 @@ def _toml(value: Any, named: Sequence[str] = ()) -> str:
 
 
 class Reader:
-    """Walks a parsed file; every complaint names the file, the dotted key and what is allowed there."""
+    """Walks a parsed file; every complaint names the file, the dotted key and what is allowed
+    there.
+    """
 
     def __init__(self, path: Path, command: str):
         self.path, self.command = path, command
@@ -61,7 +69,8 @@ class Reader:
         except (
             ValueError,
             RecursionError,
-        ) as error:  # of TOML; numbers of thousands of digits and deep nesting have no error of its own
+            # of TOML; numbers of thousands of digits and deep nesting have no error of its own
+        ) as error:
             raise ConfigError(f"{path}: not valid TOML: {error}") from None
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
@@ -92,10 +101,16 @@ class Reader:
                 self.fail(f"run.{key}", f"{value!r} must be at least {least}")
         part = options.get("participation", 1.0)
         if isinstance(part, dict):
-            part = self.settings("run.participation", part, {"poisson": Number}, required=["poisson"])["poisson"]
-            options["participation"] = self.attempt("run.participation.poisson", lambda: Poisson(float(part)))
+            part = self.settings(
+                "run.participation", part, {"poisson": Number}, required=["poisson"]
+            )["poisson"]
+            options["participation"] = self.attempt(
+                "run.participation.poisson", lambda: Poisson(float(part))
+            )
         elif not 0 < part <= 1:
-            self.fail("run.participation", f"{part!r} must be a fraction in (0, 1], or {{ poisson = p }}")
+            self.fail(
+                "run.participation", f"{part!r} must be a fraction in (0, 1], or {{ poisson = p }}"
+            )
         if options.get("resume") and "checkpoint" not in options:
             self.fail("run.resume", "needs run.checkpoint, the file to go on from")
 
@@ -107,11 +122,17 @@ class Reader:
         if self.command in ("run", "tune") or (self.command == "diagnose" and one):
             if several and not one:
                 self.fail(
-                    "algorithm", "the section [algorithm] is missing; for the [algorithms] of this file use foedus compare"
+                    "algorithm",
+                    "the section [algorithm] is missing; for the [algorithms] of this file use "
+                    "foedus compare",
                 )
             return {"": self.build(self.section("algorithm"), known, "algorithm")}
         if one and not several:
-            self.fail("algorithms", "sections [algorithms.NAME] are missing; for the [algorithm] of this file use foedus run")
+            self.fail(
+                "algorithms",
+                "sections [algorithms.NAME] are missing; for the [algorithm] of this file use "
+                "foedus run",
+            )
         found = {}
         for name, entry in self.section("algorithms").items():
             key = f"algorithms.{quoted(name)}"
@@ -120,11 +141,15 @@ class Reader:
             found[name] = self.build({"type": name, **entry}, known, key)
         if not found:
             self.fail(
-                "algorithms", f"holds no algorithm: add sections such as [algorithms.FedAvg] (allowed: {', '.join(known)})"
+                "algorithms",
+                "holds no algorithm: add sections such as [algorithms.FedAvg] (allowed: "
+                f"{', '.join(known)})",
             )
         return found
 
-    def settings(self, at: str, section: dict[str, Any], hints: dict[str, Any], required: Iterable[str] = ()) -> dict[str, Any]:
+    def settings(
+        self, at: str, section: dict[str, Any], hints: dict[str, Any], required: Iterable[str] = ()
+    ) -> dict[str, Any]:
         """The checked values of a section whose keys have these types."""
         for key in section:
             if key not in hints:
@@ -149,11 +174,15 @@ class Reader:
         # One of several values: the class itself explains best which they are.
         choices = {k: v for k, v in given.items() if v != "none" and _is_choice(v, fields.get(k))}
         others = {k: v for k, v in given.items() if k not in choices}
-        values = choices | self.settings(at, others, fields, [k for k in required if k not in choices])
+        values = choices | self.settings(
+            at, others, fields, [k for k in required if k not in choices]
+        )
         return self.attempt(at, lambda: cls(**values), fields)
 
     def attempt(self, at: str, make: Callable[[], Any], fields: Iterable[str] = ()) -> Any:
-        """Build something that checks its own values; its complaint begins with the name of the field, as a rule."""
+        """Build something that checks its own values; its complaint begins with the name of the
+        field, as a rule.
+        """
         try:
             return make()
         except (FoedusError, TypeError, ValueError) as error:
@@ -177,7 +206,8 @@ class Reader:
             # None first: "none" would also fit text.
             several = len(set(inside) - {type(None)}) > 1
             for option in sorted(inside, key=lambda o: o is not type(None)):
-                if several and typing.get_origin(option) is Literal:  # another option may fit, or all are described
+                # another option may fit, or all are described
+                if several and typing.get_origin(option) is Literal:
                     fits, result = _is_one_of(value, option), value
                 else:
                     fits, result = self.fit(value, option, at)
@@ -194,9 +224,13 @@ class Reader:
             kind = inside[0] if inside else Any
             return True, tuple(self.value(v, kind, f"{at}[{i}]") for i, v in enumerate(value))
         if hint in (int, float):
-            number = isinstance(value, int if hint is int else int | float) and not isinstance(value, bool)
+            number = isinstance(value, int if hint is int else int | float) and not isinstance(
+                value, bool
+            )
             if number and isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
-                self.fail(at, f"{str(value)[:20]}... is too large: a whole number has at most 64 bits")
+                self.fail(
+                    at, f"{str(value)[:20]}... is too large: a whole number has at most 64 bits"
+                )
             return number, hint(value) if number else None
         if hint in (bool, str, dict) or origin is dict:
             return isinstance(value, origin or hint), value
@@ -232,7 +266,8 @@ def concrete(base: type[Base]) -> dict[str, type[Base]]:
         for name, cls in sorted(found.items())
         if not name.startswith("_")
         and cls.__module__.startswith("foedus.")
-        and (name in public or not cls.__module__.startswith("foedus.algorithms."))  # helpers of a family
+        # helpers of a family
+        and (name in public or not cls.__module__.startswith("foedus.algorithms."))
         and not any(hints_of(cls).get(f.name) is torch.nn.Module for f in dataclasses.fields(cls))
     }
 
@@ -275,7 +310,14 @@ def quoted(name: str) -> str:
 
 def kind_of(value: Any) -> str:
     """What kind of TOML value this is."""
-    kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list", dict: "a table"}
+    kinds = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "text",
+        list: "a list",
+        dict: "a table",
+    }
     return kinds.get(type(value), f"a {type(value).__name__}")
 
 
@@ -291,8 +333,18 @@ def _describe(hint: Any) -> str:
         return "one of " + ", ".join(map(_toml, inside))
     if origin in (tuple, list) or hint in (tuple, list):
         one = _describe(inside[0]) if inside else "values"
-        return "a list of " + {"a whole number": "whole numbers", "a number": "numbers", "text": "texts"}.get(one, one)
-    simple = {bool: "true or false", int: "a whole number", float: "a number", str: "text", dict: "a table"}
+        return "a list of " + {
+            "a whole number": "whole numbers",
+            "a number": "numbers",
+            "text": "texts",
+        }.get(one, one)
+    simple = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "text",
+        dict: "a table",
+    }
     if hint in simple:
         return simple[hint]
     known: dict[str, type] = concrete(hint) if isinstance(hint, type) else {}

@@ -43,10 +43,11 @@ def three_copies(rows: int, row_bytes: int) -> int:
 class Batching:
     """How clients may share a batch.
 
-    spread: they share a padded batch while the largest has at most this many times the rows of the smallest; infinite where steps
-    read rows only through mini-batch loops, which waste nothing on unequal clients. alike: whether states and models have one form; if
-    not, clients go one after the other. pays: whether batching is faster (a large convolutional model is not). footprint: bytes of a
-    client in a batch, from its rows and the bytes of a row.
+    spread: they share a padded batch while the largest has at most this many times the rows of the
+    smallest; infinite where steps read rows only through mini-batch loops, which waste nothing on
+    unequal clients. alike: whether states and models have one form; if not, clients go one after
+    the other. pays: whether batching is faster (a large convolutional model is not). footprint:
+    bytes of a client in a batch, from its rows and the bytes of a row.
     """
 
     spread: float = 1.5
@@ -59,10 +60,12 @@ class Batching:
 class Client:
     """One client in one exchange: all that its step may depend on, besides the payload.
 
-    `data` are its rows, `prepared` what `Algorithm.prepare` made of them, `state` what survives between rounds, `key` the
-    source of its random numbers in this exchange, `shared` a key that is the same everywhere and all through the run,
-    `spec` the form of the data, `id` its number, `kind` which of the algorithm's kinds of clients it is. `up` and `down` are the rounds
-    that its replies and its broadcasts take, and `longest` is the round trip of the slowest client: all 0 unless messages are late.
+    `data` are its rows, `prepared` what `Algorithm.prepare` made of them, `state` what survives
+    between rounds, `key` the source of its random numbers in this exchange, `shared` a key that is
+    the same everywhere and all through the run, `spec` the form of the data, `id` its number,
+    `kind` which of the algorithm's kinds of clients it is. `up` and `down` are the rounds that its
+    replies and its broadcasts take, and `longest` is the round trip of the slowest client: all 0
+    unless messages are late.
     """
 
     id: Tensor
@@ -83,20 +86,28 @@ class Algorithm:
 
     Client side, pure functions that an engine may batch over clients with `torch.func.vmap`:
 
-    - `step(self, client, **payload) -> (reply, state)`, as many as wanted, under any names; state `None`: unchanged;
-    - `init(client)`: the state of a client that takes part for the first time (`None`: it keeps none);
-    - `prepare(data)`: what can be derived from the rows alone; a cache that an engine may drop and make again;
+    - `step(self, client, **payload) -> (reply, state)`, as many as wanted, under any names; state
+      `None`: unchanged;
+    - `init(client)`: the state of a client that takes part for the first time (`None`: it keeps
+      none);
+    - `prepare(data)`: what can be derived from the rows alone; a cache that an engine may drop and
+      make again;
     - `outputs(client, x)`: where `personal`, what the client's own model says of rows `x`;
     - `first_held(spec, shared)`, `absorb(client, **updates)`: for held values (`foedus.core.held`).
 
-    Server side: `start(clients)`, `round(clients, state)` and `predictor(state)`. `batching()` says how clients may share a batch.
+    Server side: `start(clients)`, `round(clients, state)` and `predictor(state)`. `batching()` says
+    how clients may share a batch.
     """
 
     personal: ClassVar[bool] = False
-    """Each client ends up with a model of its own; it is evaluated on the client's own test rows."""
+    """Each client ends up with a model of its own; it is evaluated on the client's own test rows.
+
+    """
 
     pooled: ClassVar[bool] = False
-    """A reference that sees all rows in one place: it runs on one client who holds them all, and sends nothing."""
+    """A reference that sees all rows in one place: it runs on one client who holds them all, and
+    sends nothing.
+    """
 
     remedy: ClassVar[str] = "try a smaller lr, or clip=1.0"
     """What to do about numbers that are not finite."""
@@ -107,15 +118,21 @@ class Algorithm:
 
     @property
     def names_clients(self) -> bool:
-        """Whether its settings speak of clients by number: it then fits no federation without them."""
+        """Whether its settings speak of clients by number: it then fits no federation without
+        them.
+        """
         return False
 
     def kinds(self, ids: Tensor) -> Tensor | None:
-        """Which kind each client is of, where clients of different kinds reply in different forms; `None`: they are all alike."""
+        """Which kind each client is of, where clients of different kinds reply in different forms;
+        `None`: they are all alike.
+        """
         return None
 
     def seeded(self, seed: int) -> Algorithm:
-        """The algorithm with what it draws once for all (random features) fixed by the seed of a run."""
+        """The algorithm with what it draws once for all (random features) fixed by the seed of a
+        run.
+        """
         return self
 
     def check(self, spec: Spec) -> None:
@@ -128,11 +145,15 @@ class Algorithm:
         return None
 
     def first_held(self, spec: Spec, shared: Tensor) -> dict[str, Tree]:
-        """Version 0 of the held values that clients keep as they are, by name: what everybody can make from the shared key."""
+        """Version 0 of the held values that clients keep as they are, by name: what everybody can
+        make from the shared key.
+        """
         return {}
 
     def absorb(self, client: Client, **updates: Tree) -> Tree:
-        """The new state of a client that keeps something derived from held values: called with their updates, before the step."""
+        """The new state of a client that keeps something derived from held values: called with
+        their updates, before the step.
+        """
         raise NotImplementedError(f"{type(self).__name__} keeps held values as they are")
 
     def items(self, which: Tensor) -> Tree:
@@ -146,20 +167,27 @@ class Algorithm:
         raise NotImplementedError(f"{type(self).__name__} does not define round")
 
     def readmit(self, state: State, ids: Tensor) -> State | None:
-        """The server's state with clients who have lost theirs as newcomers; `None`: they cannot come back."""
+        """The server's state with clients who have lost theirs as newcomers; `None`: they cannot
+        come back.
+        """
         return None
 
     def begin_at(self, state: State, w: Tree) -> State:
         """The first state, with the model w of another run in place of its own."""
         own = state.get("w")
         if own is None:
-            raise ConfigError(f"start= is for algorithms with one global model; {type(self).__name__} has none")
+            raise ConfigError(
+                f"start= is for algorithms with one global model; {type(self).__name__} has none"
+            )
         same = tree.flatten(own)[1] == tree.flatten(w)[1] and all(
             a.shape == b.shape for a, b in zip(tree.leaves(own), tree.leaves(w), strict=True)
         )
         if not same:
             form = lambda t: ", ".join(str(tuple(v.shape)) for v in tree.leaves(t))  # noqa: E731
-            raise ConfigError(f"start= holds a model of shapes {form(w)}; {type(self).__name__} learns one of {form(own)}")
+            raise ConfigError(
+                f"start= holds a model of shapes {form(w)}; {type(self).__name__} learns one of "
+                f"{form(own)}"
+            )
         return state.replace(w=tree.map(lambda v, o: v.detach().to(o.dtype).clone(), w, own))
 
     def predictor(self, state: State) -> Predictor | None:
@@ -173,12 +201,15 @@ class Algorithm:
         raise NotImplementedError(f"{type(self).__name__} does not define row_loss")
 
 
-def client_step(step: Callable | None = None, *, batch: Literal["vmap", "whole", "loop"] = "vmap") -> Any:
+def client_step(
+    step: Callable | None = None, *, batch: Literal["vmap", "whole", "loop"] = "vmap"
+) -> Any:
     """Decorator that says how a client step is run for many clients; without it, "vmap".
 
-    batch: "vmap", written for one client and batched by `torch.func.vmap`; "whole", may be given a whole batch, all tensors of `client` with
-    a leading dimension (for steps that train: `descend` knows batches; they need no vmap around them, which takes about a
-    millisecond a round); "loop", one client after the other (it fits trees, say).
+    batch: "vmap", written for one client and batched by `torch.func.vmap`; "whole", may be given a
+    whole batch, all tensors of `client` with a leading dimension (for steps that train: `descend`
+    knows batches; they need no vmap around them, which takes about a millisecond a round); "loop",
+    one client after the other (it fits trees, say).
     """
 
     def mark(step: Callable) -> Callable:

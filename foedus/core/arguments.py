@@ -35,10 +35,18 @@ def check_arguments(
 ) -> None:
     """Refuse, by name, value and remedy, what a run could not be made of."""
     if not isinstance(algorithm, Algorithm):
-        given = algorithm.__name__ + " (the class: add parentheses)" if isinstance(algorithm, type) else repr(algorithm)
-        raise ConfigError(f"algorithm must be a foedus algorithm such as fd.FedAvg(fd.Linear()), not {given}")
+        given = (
+            algorithm.__name__ + " (the class: add parentheses)"
+            if isinstance(algorithm, type)
+            else repr(algorithm)
+        )
+        raise ConfigError(
+            f"algorithm must be a foedus algorithm such as fd.FedAvg(fd.Linear()), not {given}"
+        )
     if not hasattr(fed, "offsets"):
-        raise ConfigError(f"fed must be a federation: fd.split(data, 'iid', clients=10); got {type(fed).__name__}")
+        raise ConfigError(
+            f"fed must be a federation: fd.split(data, 'iid', clients=10); got {type(fed).__name__}"
+        )
     for name, value, least in (
         ("rounds", rounds, 0),
         ("evaluate_every", evaluate_every, 0),
@@ -46,8 +54,12 @@ def check_arguments(
     ):
         if not is_integer(value) or value < least:
             raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}")
-    if not isinstance(participation, Poisson) and not (isinstance(participation, int | float) and 0 < participation <= 1):
-        raise ConfigError(f"participation={participation!r} must be a fraction in (0, 1] or fd.Poisson(p)")
+    if not isinstance(participation, Poisson) and not (
+        isinstance(participation, int | float) and 0 < participation <= 1
+    ):
+        raise ConfigError(
+            f"participation={participation!r} must be a fraction in (0, 1] or fd.Poisson(p)"
+        )
     if quantise not in (None, "float16", "bfloat16", "int8"):
         raise ConfigError(f"quantise={quantise!r} must be None, 'float16', 'bfloat16' or 'int8'")
     if resume and checkpoint is None:
@@ -65,18 +77,29 @@ def check_arguments(
     if fed.spec.classes and not 0 <= target <= 1:
         raise ConfigError(f"target={target!r} is an accuracy, so it must be between 0 and 1")
     if not evaluate_every or not len(fed.data.x_test):
-        raise ConfigError(f"target={target!r} needs evaluation: test rows, and evaluate_every of at least 1")
+        raise ConfigError(
+            f"target={target!r} needs evaluation: test rows, and evaluate_every of at least 1"
+        )
 
 
 def seed_list(seeds: int | Sequence[int]) -> list[int]:
     """The seeds of several runs: those listed, or 0 .. n - 1."""
     if isinstance(seeds, int) and not isinstance(seeds, bool):
         if seeds < 1:
-            raise ConfigError(f"seeds={seeds!r} must be at least 1 (n stands for the seeds 0 .. n - 1), or a list of seeds")
+            raise ConfigError(
+                f"seeds={seeds!r} must be at least 1 (n stands for the seeds 0 .. n - 1), or a "
+                "list of seeds"
+            )
         return list(range(seeds))
     listed = list(seeds) if isinstance(seeds, Sequence) and not isinstance(seeds, str) else []
-    if not listed or len(set(listed)) < len(listed) or any(isinstance(s, bool) or not isinstance(s, int) for s in listed):
-        raise ConfigError(f"seeds={seeds!r} must be a number of seeds, or a list of different whole numbers")
+    if (
+        not listed
+        or len(set(listed)) < len(listed)
+        or any(isinstance(s, bool) or not isinstance(s, int) for s in listed)
+    ):
+        raise ConfigError(
+            f"seeds={seeds!r} must be a number of seeds, or a list of different whole numbers"
+        )
     return listed
 
 
@@ -88,12 +111,20 @@ def refuse_to_overwrite(path: Path) -> None:
     try:
         _, meta = files.read(path)
     except CheckpointError as error:
-        before = "; resume=True goes on from the one before it" if files.previous_of(path).is_file() else ""
+        before = (
+            "; resume=True goes on from the one before it"
+            if files.previous_of(path).is_file()
+            else ""
+        )
         raise CheckpointError(
-            f"checkpoint={str(path)!r} exists and is no foedus file, or it is damaged; choose another name{before}"
+            f"checkpoint={str(path)!r} exists and is no foedus file, or it is damaged; choose "
+            f"another name{before}"
         ) from error
     done = meta.get("rounds_done", len(meta.get("history", [])) - 1)
-    raise CheckpointError(f"{path} holds a run at round {done}; pass resume=True to go on, or remove it to begin again")
+    raise CheckpointError(
+        f"{path} holds a run at round {done}; pass resume=True to go on, or remove it to begin "
+        "again"
+    )
 
 
 def checkpoint_file(checkpoint: str | os.PathLike | None) -> Path | None:

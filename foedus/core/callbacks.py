@@ -1,4 +1,6 @@
-"""What `fd.run` tells others about a run while it goes on: trackers such as `fd.TensorBoard`, or a class of your own."""
+"""What `fd.run` tells others about a run while it goes on: trackers such as `fd.TensorBoard`, or a
+class of your own.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,9 @@ if TYPE_CHECKING:
 class Callback:
     """What `fd.run(..., callbacks=[...])` calls, in this order; override what you need.
 
-    An exception in one of them costs no run: there is one warning, and the run goes on without that callback. What it has missed
-    it is given again by `resume=True`, whose `start` has all rows so far.
+    An exception in one of them costs no run: there is one warning, and the run goes on without that
+    callback. What it has missed it is given again by `resume=True`, whose `start` has all rows so
+    far.
 
     Example:
         >>> class Print(fd.Callback):
@@ -29,15 +32,20 @@ class Callback:
     def start(self, name: str, settings: dict[str, Any], rows: list[dict[str, Any]]) -> None:
         """Before the first round. name: the algorithm and the seed. settings: `run.settings`.
 
-        rows: the history so far, of a run that goes on from a checkpoint; else empty. A run that was stopped between two
-        checkpoints makes some rounds again: `row` will then be called with rounds that an earlier process has seen.
+        rows: the history so far, of a run that goes on from a checkpoint; else empty. A run that
+        was stopped between two checkpoints makes some rounds again: `row` will then be called with
+        rounds that an earlier process has seen.
         """
 
     def row(self, row: dict[str, Any]) -> None:
-        """After each round (and after the start: round 0), with its row of the history; the checkpoint is written by then."""
+        """After each round (and after the start: round 0), with its row of the history; the
+        checkpoint is written by then.
+        """
 
     def end(self, run: Run | None, error: BaseException | None) -> None:
-        """At the end: with the run and no error, or with the error that stopped it (and the rounds before a divergence)."""
+        """At the end: with the run and no error, or with the error that stopped it (and the rounds
+        before a divergence).
+        """
 
 
 class CallbackWarning(UserWarning):
@@ -53,7 +61,10 @@ class Callbacks:
     def start(self, name: str, settings: dict[str, Any], rows: list[dict[str, Any]]) -> None:
         self.started = True
         # Copies: what a callback does to them is not to change the run.
-        self._call("at the start", lambda c: c.start(name, copy.deepcopy(settings), [dict(row) for row in rows]))
+        self._call(
+            "at the start",
+            lambda c: c.start(name, copy.deepcopy(settings), [dict(row) for row in rows]),
+        )
 
     def row(self, row: dict[str, Any]) -> None:
         self._call(f"in round {row['round']}", lambda c: c.row(dict(row)))
@@ -71,7 +82,8 @@ class Callbacks:
                 self.left.remove(callback)
                 who = type(callback.callback if isinstance(callback, Named) else callback).__name__
                 warnings.warn(
-                    f"{who} failed {when} and is left out from now on; the run is not affected: {error!r}",
+                    f"{who} failed {when} and is left out from now on; the run is not affected: "
+                    f"{error!r}",
                     CallbackWarning,
                     stacklevel=4,
                 )
@@ -96,8 +108,16 @@ class Named(Callback):
 def check_callbacks(callbacks: Any) -> None:
     """Refuse what cannot be called."""
     if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
-        raise ConfigError(f"callbacks={callbacks!r} must be a list of callbacks such as [fd.TensorBoard('runs')]")
+        raise ConfigError(
+            f"callbacks={callbacks!r} must be a list of callbacks such as [fd.TensorBoard('runs')]"
+        )
     for i, callback in enumerate(callbacks):
         if not isinstance(callback, Callback):
-            given = f"the class {callback.__name__}: add parentheses" if isinstance(callback, type) else repr(callback)
-            raise ConfigError(f"callbacks[{i}] must be a fd.Callback such as fd.TensorBoard('runs'), not {given}")
+            given = (
+                f"the class {callback.__name__}: add parentheses"
+                if isinstance(callback, type)
+                else repr(callback)
+            )
+            raise ConfigError(
+                f"callbacks[{i}] must be a fd.Callback such as fd.TensorBoard('runs'), not {given}"
+            )

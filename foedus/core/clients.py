@@ -27,10 +27,12 @@ if TYPE_CHECKING:
 class Clients:
     """The clients that take part in a round.
 
-    `mean` returns only the weighted average of the replies, `gather` every reply. An argument that is a held value
-    (`foedus.core.held`) is sent as the difference to what each client has. `ids` are those who take part, `sizes` their numbers of
-    rows; `total` and `total_rows` count all clients there are; `participation` is the part of them expected in a round; `answered`
-    are the ids of those whose replies the last exchange brought; `dropped` are those who were left out of this round, and why.
+    `mean` returns only the weighted average of the replies, `gather` every reply. An argument that
+    is a held value (`foedus.core.held`) is sent as the difference to what each client has. `ids`
+    are those who take part, `sizes` their numbers of rows; `total` and `total_rows` count all
+    clients there are; `participation` is the part of them expected in a round; `answered` are the
+    ids of those whose replies the last exchange brought; `dropped` are those who were left out of
+    this round, and why.
     """
 
     network: Network
@@ -75,7 +77,9 @@ class Clients:
 
     @property
     def punctual(self) -> bool:
-        """Whether replies answer the broadcast of their own round; otherwise each says which it answers (`Replies.versions`)."""
+        """Whether replies answer the broadcast of their own round; otherwise each says which it
+        answers (`Replies.versions`).
+        """
         return self.network.mail is None
 
     @property
@@ -91,13 +95,23 @@ class Clients:
         """A tensor where the run trains its networks."""
         return t.to(self.network.session.conditions.device)
 
-    # -- exchanges ---------------------------------------------------------------------------------------------------
+    # -- exchanges ---------------------------------------------------------------------------------
 
-    def mean(self, step: Callable, /, *, weights: str = "rows", accept: Accept | None = None, **payload: Tree) -> Tree:
+    def mean(
+        self,
+        step: Callable,
+        /,
+        *,
+        weights: str = "rows",
+        accept: Accept | None = None,
+        **payload: Tree,
+    ) -> Tree:
         """Run `step(client, **payload)` at every client and average the replies.
 
-        weights: "rows" (by a client's number of rows) or "uniform". Structured replies average to dense tensors.
-        accept: see `gather`; nobody is asked where single replies are not seen (secure aggregation).
+        weights: "rows" (by a client's number of rows) or "uniform". Structured replies average to
+            dense tensors.
+        accept: see `gather`; nobody is asked where single replies are not seen (secure
+            aggregation).
         """
         return self._total(step, weights, payload, accept)
 
@@ -108,23 +122,40 @@ class Clients:
     def mean_by_broadcast(
         self, step: Callable, /, *, weights: str = "rows", note: Tree = None, **payload: Tree
     ) -> list[tuple[Broadcast, Tree]]:
-        """The average of the replies in parts, one for each broadcast that is answered; all parts together are the average.
+        """The average of the replies in parts, one for each broadcast that is answered; all parts
+        together are the average.
 
-        For replies that mean something only together with what was sent. note: what the server wants to know of it besides.
+        For replies that mean something only together with what was sent. note: what the server
+        wants to know of it besides.
         """
         if self.punctual:
-            return [(Broadcast(self.round, payload, {}, note), self._total(step, weights, payload, None))]
+            return [
+                (
+                    Broadcast(self.round, payload, {}, note),
+                    self._total(step, weights, payload, None),
+                )
+            ]
         parts = []
-        for broadcast, replies in self.gather(step, weights=weights, note=note, **payload).by_broadcast():
+        for broadcast, replies in self.gather(
+            step, weights=weights, note=note, **payload
+        ).by_broadcast():
             part = Accumulator(self.network.algorithm.remedy)
             part.add(replies.stack(), replies.weights, self.round, replies.ids)
             parts.append((broadcast, part.result()))
         return parts
 
     def mean_and_each(
-        self, step: Callable, /, *, weights: str = "rows", accept: Accept | None = None, **payload: Tree
+        self,
+        step: Callable,
+        /,
+        *,
+        weights: str = "rows",
+        accept: Accept | None = None,
+        **payload: Tree,
     ) -> tuple[Tree, Replies | None]:
-        """The average of the replies and, where the run's aggregation leaves single replies to be seen, every one of them."""
+        """The average of the replies and, where the run's aggregation leaves single replies to be
+        seen, every one of them.
+        """
         if self.network.aggregator is not None and not self.free:
             return self.mean(step, weights=weights, accept=accept, **payload), None
         replies = self.gather(step, weights=weights, accept=accept, **payload)
@@ -142,11 +173,20 @@ class Clients:
         return [torch.nonzero(kinds == kind).flatten() for kind in kinds.unique().tolist()]
 
     def gather(
-        self, step: Callable, /, *, weights: str = "rows", accept: Accept | None = None, note: Tree = None, **payload: Tree
+        self,
+        step: Callable,
+        /,
+        *,
+        weights: str = "rows",
+        accept: Accept | None = None,
+        note: Tree = None,
+        **payload: Tree,
     ) -> Replies:
-        """Run `step(client, **payload)` at every client and return every reply, in order of client id.
+        """Run `step(client, **payload)` at every client and return every reply, in order of client
+        id.
 
-        accept: says of clients' ids and their stacked replies which must not be used, and why; asked where clients are untrusted.
+        accept: says of clients' ids and their stacked replies which must not be used, and why;
+            asked where clients are untrusted.
         note: stays at the server, with the record of what was sent (`Replies.broadcasts`).
         """
         trip = self._trip(step, payload, self.ids, self.sizes, accept, note)
@@ -156,7 +196,9 @@ class Clients:
             self.network.aggregator.gathered(trip, replies)
         return replies
 
-    def _total(self, step: Callable, weights: str | None, payload: dict[str, Tree], accept: Accept | None) -> Tree:
+    def _total(
+        self, step: Callable, weights: str | None, payload: dict[str, Tree], accept: Accept | None
+    ) -> Tree:
         aggregator = None if self.free else self.network.aggregator
         if aggregator is None:
             trip = self._trip(step, payload, self.ids, self.sizes, accept)
@@ -171,14 +213,25 @@ class Clients:
         return total
 
     def _trip(
-        self, step: Callable, payload: dict[str, Tree], ids: Tensor, sizes: Tensor, accept: Accept | None, note: Tree = None
+        self,
+        step: Callable,
+        payload: dict[str, Tree],
+        ids: Tensor,
+        sizes: Tensor,
+        accept: Accept | None,
+        note: Tree = None,
     ) -> RoundTrip:
         algorithm, aggregator = self.network.algorithm, self.network.aggregator
         if getattr(step, "__self__", None) is not algorithm:
-            raise ReplyError(f"{step!r} is not a client step: it must be a method of {type(algorithm).__name__} itself")
+            raise ReplyError(
+                f"{step!r} is not a client step: it must be a method of {type(algorithm).__name__} "
+                "itself"
+            )
         draws = aggregator is not None and aggregator.draws and not self.free
         if len(ids) == 0 and not draws:
-            raise ReplyError(f"round {self.round}: no client takes part, so {step.__name__} has nobody to ask")
+            raise ReplyError(
+                f"round {self.round}: no client takes part, so {step.__name__} has nobody to ask"
+            )
         held = {name: value for name, value in payload.items() if isinstance(value, Held)}
         plain = {name: value for name, value in payload.items() if name not in held}
         return RoundTrip(
@@ -198,18 +251,31 @@ class Clients:
         )
 
     def some(self, chosen: Tensor, group: str = "") -> Clients:
-        """Those of the clients where `chosen` (booleans in order of id) is true, to ask them something else than the others.
+        """Those of the clients where `chosen` (booleans in order of id) is true, to ask them
+        something else than the others.
 
-        group: a name for them, where others are asked for the same step in the same round, so that late broadcasts find them.
+        group: a name for them, where others are asked for the same step in the same round, so that
+        late broadcasts find them.
         """
-        return replace(self, ids=self.ids[chosen], sizes=self.sizes[chosen], answered=None, answered_rows=None, group=group)
+        return replace(
+            self,
+            ids=self.ids[chosen],
+            sizes=self.sizes[chosen],
+            answered=None,
+            answered_rows=None,
+            group=group,
+        )
 
-    # -- what is only measured ---------------------------------------------------------------------------------------
+    # -- what is only measured ---------------------------------------------------------------------
 
-    def measure(self, step: Callable, /, *, weights: str | None = "rows", **payload: Tree) -> Tree | None:
-        """The average of a step's replies over all clients there are (weights=None: their sum), for the history only.
+    def measure(
+        self, step: Callable, /, *, weights: str | None = "rows", **payload: Tree
+    ) -> Tree | None:
+        """The average of a step's replies over all clients there are (weights=None: their sum), for
+        the history only.
 
-        Nothing is sent, so nothing is charged; `None` between real sites, where nothing that is not needed is asked for.
+        Nothing is sent, so nothing is charged; `None` between real sites, where nothing that is not
+        needed is asked for.
         """
         trip = self._measuring(step, payload)
         return None if trip is None else trip.mean(weights)
@@ -223,29 +289,46 @@ class Clients:
         network = self.network
         if not network.session.conditions.measures:
             return None
-        plain = {name: value.argument if isinstance(value, Held) else value for name, value in payload.items()}
-        about = (Broadcast(self.round, plain), step.__name__, network.ids, network.sizes, next(self.exchanges))
+        plain = {
+            name: value.argument if isinstance(value, Held) else value
+            for name, value in payload.items()
+        }
+        about = (
+            Broadcast(self.round, plain),
+            step.__name__,
+            network.ids,
+            network.sizes,
+            next(self.exchanges),
+        )
         return RoundTrip(network, *about, free=True)
 
-    # -- who came ----------------------------------------------------------------------------------------------------
+    # -- who came ----------------------------------------------------------------------------------
 
     def share(self, weights: str = "rows") -> float:
-        """How much of the whole federation's weight replied to the last exchange (or takes part): |S| / N, or their part of the rows."""
+        """How much of the whole federation's weight replied to the last exchange (or takes part):
+        |S| / N, or their part of the rows.
+        """
         sizes = self.sizes if self.answered_rows is None else self.answered_rows
         aggregator = self.network.aggregator
-        if aggregator is not None and aggregator.draws:  # what is expected: who came is for nobody to know
+        # what is expected: who came is for nobody to know
+        if aggregator is not None and aggregator.draws:
             return self.participation * len(self) / self.total
-        return len(sizes) / self.total if weights == "uniform" else float(sizes.sum()) / self.total_rows
+        return (
+            len(sizes) / self.total
+            if weights == "uniform"
+            else float(sizes.sum()) / self.total_rows
+        )
 
     def positions(self, ids: Tensor) -> Tensor:
         """Places of clients in the order of all ids."""
         return self.network.positions(ids)
 
     def copies(self, value: Tree) -> Copies | None:
-        """A table at the server of what each client has, at first `value`, for algorithms whose replies move it.
+        """A table at the server of what each client has, at first `value`, for algorithms whose
+        replies move it.
 
-        `None` where there can be none, since single replies are seen by nobody; and where none is needed, since every client answers
-        every round at once, so that averages are enough.
+        `None` where there can be none, since single replies are seen by nobody; and where none is
+        needed, since every client answers every round at once, so that averages are enough.
         """
         from foedus.core.copies import Copies
 

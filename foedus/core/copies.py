@@ -1,4 +1,6 @@
-"""The server's table of what each client has, for algorithms whose clients move by what they send."""
+"""The server's table of what each client has, for algorithms whose clients move by what they
+send.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ class Copies:
     value: Tree
 
     def moved(self, positions: Tensor, points: Tree, rate: float) -> tuple[Copies, Tree]:
-        """x_i <- x_i + rate (point_i - x_i) at some clients, no client twice; and the sum of the moves."""
+        """x_i <- x_i + rate (point_i - x_i) at some clients, no client twice; and the sum of the
+        moves.
+        """
         value = tree.map(lambda x: x.clone(), self.value)
         moves = tree.map(lambda x, s: rate * (s - x[positions]), value, points)
         tree.map(lambda x, m: x.index_add_(0, positions, m), value, moves)

@@ -24,8 +24,9 @@ def to_config(value: Any) -> Any:
         return [to_config(v) for v in value]
     if isinstance(value, dict):
         return {str(k): to_config(v) for k, v in value.items()}
-    # Cannot be built again from text, but shows what it was (a torch.nn.Module, a callable). An address is another one in
-    # every process, so it is no part of that: otherwise no other process could resume the run.
+    # Cannot be built again from text, but shows what it was (a torch.nn.Module, a callable). An
+    # address is another one in every process, so it is no part of that: otherwise no other process
+    # could resume the run.
     return {"opaque": re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value)), **_checksum(value)}
 
 
@@ -33,18 +34,26 @@ def _checksum(value: Any) -> dict[str, int]:
     """Two modules may look alike and hold other weights."""
     if not hasattr(value, "state_dict"):
         return {}
-    arrays = [t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy() for t in value.state_dict().values()]
+    arrays = [
+        t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        for t in value.state_dict().values()
+    ]
     return {"weights": reduce(lambda c, a: zlib.crc32(a, c), arrays, 0)}
 
 
 def from_config(config: Any, known: dict[str, type], where: str = "config") -> Any:
-    """The inverse of `to_config`; `known` lists the classes that may be built. `where` names the place in errors."""
+    """The inverse of `to_config`; `known` lists the classes that may be built.
+
+    `where` names the place in errors.
+    """
     if isinstance(config, list):
         return tuple(from_config(v, known, f"{where}[{i}]") for i, v in enumerate(config))
     if not isinstance(config, dict):
         return config
     if "opaque" in config:
-        raise ConfigError(f"{where} holds {config['opaque'].splitlines()[0]!r}, which cannot be built from text")
+        raise ConfigError(
+            f"{where} holds {config['opaque'].splitlines()[0]!r}, which cannot be built from text"
+        )
     if "type" not in config:
         return {k: from_config(v, known, f"{where}.{k}") for k, v in config.items()}
     name = config["type"]
@@ -68,7 +77,9 @@ def from_config(config: Any, known: dict[str, type], where: str = "config") -> A
 
 
 def subclasses(*bases: type) -> dict[str, type]:
-    """All classes derived from the bases that can be built, by name; those with an underscore are not for users."""
+    """All classes derived from the bases that can be built, by name; those with an underscore are
+    not for users.
+    """
     found: dict[str, type] = {}
     for base in bases:
         derived: list[type] = base.__subclasses__()
@@ -82,5 +93,9 @@ def subclasses(*bases: type) -> dict[str, type]:
 def flatten(settings: Any, at: str = "") -> dict[str, Any]:
     """Nested settings as {dotted key: value}."""
     if isinstance(settings, dict) and settings:
-        return {k: v for key, value in settings.items() for k, v in flatten(value, f"{at}.{key}".lstrip(".")).items()}
+        return {
+            k: v
+            for key, value in settings.items()
+            for k, v in flatten(value, f"{at}.{key}".lstrip(".")).items()
+        }
     return {at: settings}

@@ -15,8 +15,13 @@ if TYPE_CHECKING:
 
 
 def scored_rows(algorithm: Algorithm, predictor: Predictor, data: Data) -> dict[str, torch.Tensor]:
-    """In blocks of rows: the outputs of all rows at once may be more than memory holds (a vocabulary of classes)."""
-    blocks = zip(*(torch.from_numpy(t).split(predictor.block) for t in (data.x_test, data.y_test)), strict=True)
+    """In blocks of rows: the outputs of all rows at once may be more than memory holds (a
+    vocabulary of classes).
+    """
+    blocks = zip(
+        *(torch.from_numpy(t).split(predictor.block) for t in (data.x_test, data.y_test)),
+        strict=True,
+    )
     parts = [row_scores(algorithm, predictor.outputs(x), y, data.classes) for x, y in blocks]
     return {k: torch.cat([p[k] for p in parts]).double() for k in parts[0]}
 
@@ -36,10 +41,16 @@ def averages(sums: dict[str, torch.Tensor], classes: int | None) -> dict[str, fl
     name, key = ("accuracy", "hits") if classes else ("mse", "error")
     each = sums[key][some] / count[some]
     worst = each.min() if classes else each.max()
-    return {"loss": float(sums["loss"].sum() / total), name: float(sums[key].sum() / total), f"{name}_worst": float(worst)}
+    return {
+        "loss": float(sums["loss"].sum() / total),
+        name: float(sums[key].sum() / total),
+        f"{name}_worst": float(worst),
+    }
 
 
-def row_scores(algorithm: Algorithm, outputs: Tensor, y: Tensor, classes: int | None) -> dict[str, Tensor]:
+def row_scores(
+    algorithm: Algorithm, outputs: Tensor, y: Tensor, classes: int | None
+) -> dict[str, Tensor]:
     """What evaluation adds up over rows: the loss, and hits or squared errors."""
     loss = algorithm.row_loss(outputs, y)
     if classes:

@@ -1,4 +1,6 @@
-"""One exchange as data: what is asked (`Ask`), what was sent (`Broadcast`), and what comes back (`Batch`, `Replies`)."""
+"""One exchange as data: what is asked (`Ask`), what was sent (`Broadcast`), and what comes back
+(`Batch`, `Replies`).
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,16 @@ Accept = Callable[[Tensor, Tree], dict[int, str]]
 
 
 class NothingArrived(Exception):  # noqa: N818 - a signal, no error
-    """No reply has arrived in this round that can be used; unless caught, the round leaves the state as it is."""
+    """No reply has arrived in this round that can be used; unless caught, the round leaves the
+    state as it is.
+    """
 
 
 @dataclass(frozen=True, eq=False)
 class Broadcast:
-    """What clients were asked with in a round: arguments, held values as they were then, and the server's own note on it."""
+    """What clients were asked with in a round: arguments, held values as they were then, and the
+    server's own note on it.
+    """
 
     round: int
     payload: dict[str, Tree]
@@ -38,12 +44,14 @@ class Broadcast:
 
 @dataclass(frozen=True, eq=False)
 class Ask:
-    """One exchange for an engine: which step, with what, of whom, and the key from which each client's key is folded.
+    """One exchange for an engine: which step, with what, of whom, and the key from which each
+    client's key is folded.
 
-    payload: arguments that are the same for all. held: the held values, for engines in whose process the server is; updates: what
-    each group of clients, given by its places in `ids`, is sent to bring its copies of them up to date. The message of a client is
-    {**payload, **updates}, without those that are `None`: its copy is the newest. free: not sent (a measurement, or a reference with all rows in one place). taking: how many
-    clients take part in the round.
+    payload: arguments that are the same for all. held: the held values, for engines in whose
+    process the server is; updates: what each group of clients, given by its places in `ids`, is
+    sent to bring its copies of them up to date. The message of a client is {**payload, **updates},
+    without those that are `None`: its copy is the newest. free: not sent (a measurement, or a
+    reference with all rows in one place). taking: how many clients take part in the round.
     """
 
     step: str
@@ -64,7 +72,12 @@ class Ask:
             return replace(self, ids=ids)
         at = {i: n for n, i in enumerate(ids.tolist())}
         updates = [
-            (torch.tensor([at[i] for i in self.ids[places].tolist() if i in at], dtype=torch.int64), u)
+            (
+                torch.tensor(
+                    [at[i] for i in self.ids[places].tolist() if i in at], dtype=torch.int64
+                ),
+                u,
+            )
             for places, u in self.updates
         ]
         return replace(self, ids=ids, updates=[(places, u) for places, u in updates if len(places)])
@@ -75,17 +88,25 @@ class Ask:
             yield self.ids, self.payload
             return
         for places, updates in self.updates:
-            yield self.ids[places], {**self.payload, **{name: u for name, u in updates.items() if u is not None}}
+            yield (
+                self.ids[places],
+                {**self.payload, **{name: u for name, u in updates.items() if u is not None}},
+            )
 
     @property
     def arguments(self) -> dict[str, Tree]:
         """What a step is given where the server's own held values can be used."""
-        return {**self.payload, **{name: h.argument for name, h in self.held.items() if h.argument is not None}}
+        return {
+            **self.payload,
+            **{name: h.argument for name, h in self.held.items() if h.argument is not None},
+        }
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Replies that come together: of clients `ids` with so many rows, to the broadcast of round `version`."""
+    """Replies that come together: of clients `ids` with so many rows, to the broadcast of round
+    `version`.
+    """
 
     ids: Tensor
     sizes: Tensor
@@ -113,9 +134,10 @@ class Batch:
 class Replies:
     """Every reply of an exchange, in order of client id; each knows what it answers.
 
-    Batched steps give `stacked`, one tree whose tensors have a leading client dimension; looped ones a list of trees
-    that may differ in shape. `replies[i]` and iteration work for both. `versions` are the rounds whose broadcasts they answer: this
-    one, unless messages are late; `broadcasts` are these, by round.
+    Batched steps give `stacked`, one tree whose tensors have a leading client dimension; looped
+    ones a list of trees that may differ in shape. `replies[i]` and iteration work for both.
+    `versions` are the rounds whose broadcasts they answer: this one, unless messages are late;
+    `broadcasts` are these, by round.
     """
 
     ids: Tensor
@@ -129,26 +151,44 @@ class Replies:
         return len(self.ids)
 
     def __getitem__(self, i: int) -> Tree:
-        return self.separate[i] if self.separate is not None else map_tensors(lambda t: t[i], self.stacked)
+        return (
+            self.separate[i]
+            if self.separate is not None
+            else map_tensors(lambda t: t[i], self.stacked)
+        )
 
     def __iter__(self) -> Iterator[Tree]:
         return (self[i] for i in range(len(self)))
 
     def stack(self) -> Tree:
         """One tree with a leading client dimension; the replies must have one shape."""
-        return self.stacked if self.separate is None else map_tensors(lambda *ts: torch.stack(ts), *self.separate)
+        return (
+            self.stacked
+            if self.separate is None
+            else map_tensors(lambda *ts: torch.stack(ts), *self.separate)
+        )
 
     def column(self, name: str) -> Tensor:
-        """One entry of all replies, with a leading client dimension; other entries may differ in shape."""
-        return self.stacked[name] if self.separate is None else torch.stack([reply[name] for reply in self.separate])
+        """One entry of all replies, with a leading client dimension; other entries may differ in
+        shape.
+        """
+        return (
+            self.stacked[name]
+            if self.separate is None
+            else torch.stack([reply[name] for reply in self.separate])
+        )
 
     def pick(self, places: Tensor) -> Replies:
         """Some of the replies."""
         versions = self.versions[places] if len(self.versions) else self.versions
         about = (self.ids[places], self.weights[places])
         if self.separate is not None:
-            return Replies(*about, None, [self.separate[i] for i in places.tolist()], versions, self.broadcasts)
-        return Replies(*about, map_tensors(lambda t: t[places], self.stacked), None, versions, self.broadcasts)
+            return Replies(
+                *about, None, [self.separate[i] for i in places.tolist()], versions, self.broadcasts
+            )
+        return Replies(
+            *about, map_tensors(lambda t: t[places], self.stacked), None, versions, self.broadcasts
+        )
 
     def by_broadcast(self) -> Iterator[tuple[Broadcast, Replies]]:
         """The replies to each broadcast."""

@@ -1,13 +1,16 @@
-"""Held values: what the server keeps and clients have a copy of. Each client is sent the shortest way from its copy to the newest one.
+"""Held values: what the server keeps and clients have a copy of. Each client is sent the shortest
+way from its copy to the newest one.
 
-An algorithm keeps a held value in its state and passes it like any other argument, under one name all through the run:
+An algorithm keeps a held value in its state and passes it like any other argument, under one name
+all through the run:
 
     clients.mean(self.step, center=state.center, eta=eta)            state.center is a HeldArrays
     state.replace(center=state.center.moved(1 - eta, add))           the next version
 
-Core knows which client has which version (`Holdings`), and sends nothing, the changes since then, or the whole, whichever is shortest.
-Version 0 is what a client can make itself (`Algorithm.first_held`), so nothing is sent for it. A client may keep something derived from
-the value in place of the value: see `Algorithm.absorb`.
+Core knows which client has which version (`Holdings`), and sends nothing, the changes since then,
+or the whole, whichever is shortest. Version 0 is what a client can make itself
+(`Algorithm.first_held`), so nothing is sent for it. A client may keep something derived from the
+value in place of the value: see `Algorithm.absorb`.
 """
 
 from __future__ import annotations
@@ -42,20 +45,26 @@ class Held(ABC):
 
     @abstractmethod
     def update(self, base: Tree, algorithm: Algorithm) -> Tree:
-        """The shortest message that brings a client with `base` (`NOTHING_KNOWN`: with anything) up to date."""
+        """The shortest message that brings a client with `base` (`NOTHING_KNOWN`: with anything) up
+        to date.
+        """
 
     @property
     @abstractmethod
     def argument(self) -> Tree:
-        """What a client step is given in place of the held value, once the client's copy is up to date."""
+        """What a client step is given in place of the held value, once the client's copy is up to
+        date.
+        """
 
 
 @tree.node
 @dataclass(frozen=True, eq=False)
 class HeldArrays(Held, Mapping):
-    """Arrays, by name, that move by `value <- keep * value + add`. `log` are the last changes, [keep, add] each, oldest first.
+    """Arrays, by name, that move by `value <- keep * value + add`. `log` are the last changes,
+    [keep, add] each, oldest first.
 
-    The server computes the new value from what is sent, so that copies and original have the same bits.
+    The server computes the new value from what is sent, so that copies and original have the same
+    bits.
     """
 
     value: dict[str, Tensor]
@@ -72,10 +81,13 @@ class HeldArrays(Held, Mapping):
         return len(self.value)
 
     def moved(self, keep: float, add: dict[str, Tree]) -> HeldArrays:
-        """The next version, from `add` in any form: dense, sparse or of low rank, the shorter the better."""
+        """The next version, from `add` in any form: dense, sparse or of low rank, the shorter the
+        better.
+        """
         change = [keep, add]
         log, size, whole = [change], wire.nbytes([change]), wire.nbytes(self.value)
-        for older in reversed(self.log):  # as far back as all changes together are shorter than the value
+        # as far back as all changes together are shorter than the value
+        for older in reversed(self.log):
             size += wire.nbytes([older])
             if size >= whole:
                 break
@@ -99,7 +111,10 @@ class HeldArrays(Held, Mapping):
 def apply_change(value: dict[str, Tensor], change: Tree) -> dict[str, Tensor]:
     """keep * value + add; dimensions in front of the value's own are clients."""
     keep, add = change
-    return {k: keep * v + (add[k] if isinstance(add[k], Tensor) else add[k].dense()) for k, v in value.items()}
+    return {
+        k: keep * v + (add[k] if isinstance(add[k], Tensor) else add[k].dense())
+        for k, v in value.items()
+    }
 
 
 def rebuilt(copy: dict[str, Tensor], update: Tree) -> dict[str, Tensor]:
@@ -114,12 +129,17 @@ def rebuilt(copy: dict[str, Tensor], update: Tree) -> dict[str, Tensor]:
 
 
 def shortest(add: dict[str, Tensor], wide: dict[str, LowRank] | None = None) -> dict[str, Tree]:
-    """Each tensor in its shortest form: dense, sparse, or the matrix of low rank that `wide` says it is."""
+    """Each tensor in its shortest form: dense, sparse, or the matrix of low rank that `wide` says
+    it is.
+    """
     forms: dict[str, Tree] = {}
     for name, dense in add.items():
         flat = dense.flatten()
         where = flat.nonzero().flatten()
-        choices: list[Tree] = [dense, Sparse(where.to(torch.int32), flat[where], tuple(dense.shape))]
+        choices: list[Tree] = [
+            dense,
+            Sparse(where.to(torch.int32), flat[where], tuple(dense.shape)),
+        ]
         if wide is not None and name in wide:
             choices.append(wide[name])
         forms[name] = min(choices, key=wire.nbytes)
@@ -129,9 +149,11 @@ def shortest(add: dict[str, Tensor], wide: dict[str, LowRank] | None = None) -> 
 @tree.node
 @dataclass(frozen=True, eq=False)
 class HeldSum(Held):
-    """A weighted sum of functions that shrinks and grows, f <- keep * f + sum_j weights_j h_j: one part a version.
+    """A weighted sum of functions that shrinks and grows, f <- keep * f + sum_j weights_j h_j: one
+    part a version.
 
-    parts: the functions of each version, in the algorithm's own form; weights: of each of a part's functions, when it came;
+    parts: the functions of each version, in the algorithm's own form; weights: of each of a part's
+        functions, when it came;
     keeps: what became of everything before it then.
     """
 
@@ -148,9 +170,13 @@ class HeldSum(Held):
         return HeldSum([*self.parts, functions], [*self.weights, weights], [*self.keeps, keep])
 
     def since(self, base: int) -> tuple[float, list[Tensor]]:
-        """What has become of the sum of the first `base` parts: its factor now, and the weights of the others now."""
+        """What has become of the sum of the first `base` parts: its factor now, and the weights of
+        the others now.
+        """
         keep, weights = 1.0, []
-        for factor, weight in zip(reversed(self.keeps[base:]), reversed(self.weights[base:]), strict=True):
+        for factor, weight in zip(
+            reversed(self.keeps[base:]), reversed(self.weights[base:]), strict=True
+        ):
             weights.append(weight * keep)
             keep *= factor
         return keep, weights[::-1]
@@ -170,7 +196,9 @@ class HeldSum(Held):
 @tree.node
 @dataclass(frozen=True, eq=False)
 class HeldItems(Held):
-    """Some of `size` items that clients keep once they have them, such as predictors; see `Algorithm.items`."""
+    """Some of `size` items that clients keep once they have them, such as predictors; see
+    `Algorithm.items`.
+    """
 
     which: Tensor
     size: int
@@ -195,19 +223,26 @@ class Holdings:
     def _of(self, name: str, held: Held) -> Tensor:
         if name not in self.versions:
             shape = (self.clients, held.size) if isinstance(held, HeldItems) else (self.clients,)
-            self.versions[name] = torch.zeros(shape, dtype=torch.bool if len(shape) > 1 else torch.int64)
+            self.versions[name] = torch.zeros(
+                shape, dtype=torch.bool if len(shape) > 1 else torch.int64
+            )
         return self.versions[name]
 
     def updates(
         self, held: dict[str, Held], positions: Tensor, whole: bool, algorithm: Algorithm
     ) -> list[tuple[Tensor, dict[str, Tree]]]:
-        """What clients at these positions are sent for held values: (places among the positions, {name: message}) by group.
+        """What clients at these positions are sent for held values: (places among the positions,
+        {name: message}) by group.
 
-        whole: everybody is sent the whole, so that the size of a message does not tell who has been here before.
+        whole: everybody is sent the whole, so that the size of a message does not tell who has been
+        here before.
         """
         if not held:
             return [(torch.arange(len(positions)), {})]
-        columns = [self._of(name, h)[positions].reshape(len(positions), -1).long() for name, h in held.items()]
+        columns = [
+            self._of(name, h)[positions].reshape(len(positions), -1).long()
+            for name, h in held.items()
+        ]
         if whole:
             columns = [
                 torch.full_like(c, 0 if isinstance(h, HeldItems) else NOTHING_KNOWN)
@@ -240,7 +275,9 @@ class Holdings:
     def doubt(self, positions: Tensor) -> None:
         """What clients at these positions have is not known: an answer was lost, or refused."""
         for name, own in self.versions.items():
-            self.versions[name] = own.index_fill(0, positions, False if own.dim() > 1 else NOTHING_KNOWN)
+            self.versions[name] = own.index_fill(
+                0, positions, False if own.dim() > 1 else NOTHING_KNOWN
+            )
 
     def forget(self, positions: Tensor) -> None:
         """Clients at these positions begin anew, with what they can make themselves."""

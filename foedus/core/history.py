@@ -8,11 +8,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas as pd
 
-FIRST = ("round", "seconds", "bytes_up", "bytes_down", "messages_up", "clients", "loss", "accuracy", "mse")
+FIRST = (
+    "round",
+    "seconds",
+    "bytes_up",
+    "bytes_down",
+    "messages_up",
+    "clients",
+    "loss",
+    "accuracy",
+    "mse",
+)
 
 
 class History:
-    """Rows of numbers. `seconds`, `bytes_up`, `bytes_down` and `messages_up` are cumulative; row 0 is after the start."""
+    """Rows of numbers.
+
+    `seconds`, `bytes_up`, `bytes_down` and `messages_up` are cumulative; row 0 is after the start.
+    """
 
     def __init__(self, rows: list[dict[str, Any]] | None = None):
         self.rows = rows or []
@@ -35,13 +48,20 @@ class History:
 
     def last(self, column: str) -> float:
         """The latest value of a column (NaN if there is none)."""
-        return next((v for v in reversed(self.values(column)) if isinstance(v, str) or not math.isnan(v)), math.nan)
+        return next(
+            (v for v in reversed(self.values(column)) if isinstance(v, str) or not math.isnan(v)),
+            math.nan,
+        )
 
     def frame(self) -> pd.DataFrame:
         import pandas as pd
 
         return pd.DataFrame({c: self.values(c) for c in self.columns}).astype(
-            {c: int for c in ("round", "bytes_up", "bytes_down", "messages_up", "clients") if c in self.columns}
+            {
+                c: int
+                for c in ("round", "bytes_up", "bytes_down", "messages_up", "clients")
+                if c in self.columns
+            }
         )
 
     def to_json(self) -> list[dict[str, Any]]:

@@ -1,4 +1,6 @@
-"""The state of a run between two rounds, its checkpoints, and the step from one round to the next."""
+"""The state of a run between two rounds, its checkpoints, and the step from one round to the
+next.
+"""
 
 from __future__ import annotations
 
@@ -56,13 +58,20 @@ class Loop:
     ):
         self.given, self.algorithm = algorithm, algorithm.seeded(seed)
         self.fed, self.rounds, self.engine = fed, rounds, engine
-        self.participation, self.evaluate_every, self.target, self.quantise = participation, evaluate_every, target, quantise
+        self.participation, self.evaluate_every, self.target, self.quantise = (
+            participation,
+            evaluate_every,
+            target,
+            quantise,
+        )
         self.seed, self.key = seed, random.key(seed)
         ids, order = np.unique(fed.ids, return_index=True)
         self.ids, self.sizes = torch.from_numpy(ids), torch.from_numpy(fed.sizes[order])
         self.rows = int(self.sizes.sum())
         self.session = engine.open(self.algorithm, fed, self.key)
-        self.network = Network(self.session, self.algorithm, self.ids, self.sizes, fed.spec, self.key, quantise)
+        self.network = Network(
+            self.session, self.algorithm, self.ids, self.sizes, fed.spec, self.key, quantise
+        )
         self.aggregation: Aggregation | None = None
         self.history, self.seconds = History(), 0.0
         self.state: State = None  # type: ignore[assignment]  # until the start
@@ -97,7 +106,7 @@ class Loop:
     def ledger(self) -> Ledger:
         return self.network.ledger
 
-    # -- rounds ------------------------------------------------------------------------------------------------------
+    # -- rounds ------------------------------------------------------------------------------------
 
     @property
     def stopped(self) -> bool:
@@ -106,7 +115,14 @@ class Loop:
 
     def clients(self, round: int, positions: torch.Tensor) -> Clients:
         part = expected(self.participation, len(self.ids))
-        return Clients(self.network, self.ids[positions], self.sizes[positions], round, part, free=self.algorithm.pooled)
+        return Clients(
+            self.network,
+            self.ids[positions],
+            self.sizes[positions],
+            round,
+            part,
+            free=self.algorithm.pooled,
+        )
 
     def start(self) -> None:
         began = time.perf_counter()
@@ -126,7 +142,9 @@ class Loop:
         if self.aggregator is not None and self.aggregator.draws:
             positions = torch.arange(len(self.ids))
         else:
-            positions = cohort(self.participation, len(self.ids), random.fold(self.key, round, _COHORT))
+            positions = cohort(
+                self.participation, len(self.ids), random.fold(self.key, round, _COHORT)
+            )
         clients = self.clients(round, positions)
         began = time.perf_counter()
         before = self.state
@@ -158,7 +176,8 @@ class Loop:
                 lost = torch.tensor(sorted(self.session.lost), dtype=torch.int64)
                 if not self._readmit():
                     raise
-                clients = self.clients(clients.round, positions)  # once more, with those who begin anew
+                # once more, with those who begin anew
+                clients = self.clients(clients.round, positions)
                 self.session.repeat_round()
                 holdings.load(held)
                 holdings.forget(self.network.positions(lost))
@@ -166,7 +185,9 @@ class Loop:
         return clients
 
     def _readmit(self) -> bool:
-        """Take back clients who have lost their states, where the algorithm has a rule for it; whether there are any."""
+        """Take back clients who have lost their states, where the algorithm has a rule for it;
+        whether there are any.
+        """
         if not self.session.lost:
             return False
         ids = torch.tensor(sorted(self.session.lost))
@@ -206,7 +227,8 @@ class Loop:
             if bad:
                 names = ", ".join(map(str, bad[:10]))
                 raise DivergenceError(
-                    f"round {clients.round}: the loss of client {names} on its own test rows is not finite; "
+                    f"round {clients.round}: the loss of client {names} on its own test rows is "
+                    "not finite; "
                     f"{self.algorithm.remedy}",
                     clients.round,
                     bad,
@@ -216,21 +238,27 @@ class Loop:
             if predictor is not None:
                 metrics |= score(self.algorithm, predictor, data)
             elif self.algorithm.personal:
-                everywhere = self.session.evaluate_global(torch.from_numpy(data.x_test), torch.from_numpy(data.y_test))
+                everywhere = self.session.evaluate_global(
+                    torch.from_numpy(data.x_test), torch.from_numpy(data.y_test)
+                )
                 metrics |= averages(everywhere, data.classes)
         if not math.isfinite(metrics.get("loss", 0.0)):
             ids = clients.ids.tolist()
             raise DivergenceError(
-                f"round {clients.round}: the loss on the test set is {metrics['loss']}; the clients of this round were "
-                f"{', '.join(map(str, ids[:10]))}{' ...' if len(ids) > 10 else ''}; {self.algorithm.remedy}",
+                f"round {clients.round}: the loss on the test set is {metrics['loss']}; the "
+                "clients of this round were "
+                f"{', '.join(map(str, ids[:10]))}{' ...' if len(ids) > 10 else ''}; "
+                f"{self.algorithm.remedy}",
                 clients.round,
                 ids,
             )
         if self.target is not None and metric in metrics:
-            self.reached = metrics[metric] >= self.target if data.classes else metrics[metric] <= self.target
+            self.reached = (
+                metrics[metric] >= self.target if data.classes else metrics[metric] <= self.target
+            )
         return metrics
 
-    # -- checkpoints -------------------------------------------------------------------------------------------------
+    # -- checkpoints -------------------------------------------------------------------------------
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -240,7 +268,9 @@ class Loop:
             "federation": {
                 "data": self.fed.data.name,
                 "scheme": self.fed.scheme,
-                "settings": to_config({k: v for k, v in self.fed.settings.items() if not isinstance(v, np.ndarray)}),
+                "settings": to_config(
+                    {k: v for k, v in self.fed.settings.items() if not isinstance(v, np.ndarray)}
+                ),
                 "clients": len(self.fed),
                 "rows": int(self.fed.sizes.sum()),
             },
@@ -254,11 +284,14 @@ class Loop:
 
     @cached_property
     def fingerprint(self) -> dict[str, int]:
-        """Checksums of who holds which rows, and of the rows themselves: a checkpoint belongs to one federation."""
+        """Checksums of who holds which rows, and of the rows themselves: a checkpoint belongs to
+        one federation.
+        """
         fed, data = self.fed, self.fed.data
         parts = {"clients": (fed.ids, fed.offsets, fed.rows), "data": (data.x_train, data.y_train)}
         return {
-            name: reduce(lambda c, a: zlib.crc32(np.ascontiguousarray(a).data, c), arrays, 0) for name, arrays in parts.items()
+            name: reduce(lambda c, a: zlib.crc32(np.ascontiguousarray(a).data, c), arrays, 0)
+            for name, arrays in parts.items()
         }
 
     def save(self, path: Path) -> None:
@@ -279,7 +312,10 @@ class Loop:
             files.write(path, self._trees(), meta, files.previous_of(path))
         except CheckpointError as error:
             if self.saved is not None:
-                error.add_note(f"The checkpoint of round {self.saved} is still good: resume=True goes on from it.")
+                error.add_note(
+                    f"The checkpoint of round {self.saved} is still good: resume=True goes on from "
+                    "it."
+                )
             raise
         self.saved = self.done
 
@@ -297,9 +333,15 @@ class Loop:
         if mail is not None and saved is not None:
             mail.load(saved)
         elif mail is not None:
-            raise CheckpointError("the checkpoint was made with other delays: use the same up, down and seed of fd.Delayed")
+            raise CheckpointError(
+                "the checkpoint was made with other delays: use the same up, down and seed of "
+                "fd.Delayed"
+            )
         elif saved is not None:
-            raise CheckpointError("the checkpoint was made with messages on their way: use the same fd.Delayed(...) engine")
+            raise CheckpointError(
+                "the checkpoint was made with messages on their way: use the same fd.Delayed(...) "
+                "engine"
+            )
 
     def resume(self, path: Path) -> None:
         path, trees, meta, note = files.newest(path)
@@ -307,11 +349,26 @@ class Loop:
             raise CheckpointError(f"{path} is not a checkpoint of a run")
         try:
             differ = differences(meta["settings"], self.settings)
-            differ += [f"the {k} of the federation differ" for k, v in self.fingerprint.items() if meta["fingerprint"][k] != v]
+            differ += [
+                f"the {k} of the federation differ"
+                for k, v in self.fingerprint.items()
+                if meta["fingerprint"][k] != v
+            ]
             if differ:
-                raise CheckpointError(f"{path} belongs to another run: {'; '.join(differ)}. Remove it, or use its settings")
-            self.state, self.done, self.seconds = trees["state"], int(meta["rounds_done"]), float(meta["seconds"])
-            self.network.ledger, self.history, self.saved = Ledger(**meta["ledger"]), History(meta["history"]), self.done
+                raise CheckpointError(
+                    f"{path} belongs to another run: {'; '.join(differ)}. Remove it, or use its "
+                    "settings"
+                )
+            self.state, self.done, self.seconds = (
+                trees["state"],
+                int(meta["rounds_done"]),
+                float(meta["seconds"]),
+            )
+            self.network.ledger, self.history, self.saved = (
+                Ledger(**meta["ledger"]),
+                History(meta["history"]),
+                self.done,
+            )
             self.notes = [*meta.get("notes", []), *([note] if note else [])]
             self._load_mail(trees["mail"])
             self.session.load(trees["clients"])
@@ -319,7 +376,9 @@ class Loop:
             if self.aggregator:
                 self.aggregator.load(meta["aggregator"])
             if self.done > self.rounds:
-                raise CheckpointError(f"{path} is at round {self.done} already; rounds={self.rounds} must not be less")
+                raise CheckpointError(
+                    f"{path} is at round {self.done} already; rounds={self.rounds} must not be less"
+                )
             if self.done < self.rounds:  # what was evaluated only because the run ended there
                 for name in meta["only_last"]:
                     self.history.rows[-1].pop(name, None)

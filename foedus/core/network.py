@@ -1,4 +1,6 @@
-"""The server's connection to the clients of a run (`Network`), and one exchange over it (`RoundTrip`). Every byte is counted here."""
+"""The server's connection to the clients of a run (`Network`), and one exchange over it
+(`RoundTrip`). Every byte is counted here.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,16 @@ from foedus.base import random, tree
 from foedus.base.spec import Spec
 from foedus.base.tree import Tree
 from foedus.core.delays import Mail
-from foedus.core.exchange import Accept, Ask, Batch, Broadcast, NothingArrived, Replies, form_of_batch, map_tensors
+from foedus.core.exchange import (
+    Accept,
+    Ask,
+    Batch,
+    Broadcast,
+    NothingArrived,
+    Replies,
+    form_of_batch,
+    map_tensors,
+)
 from foedus.core.held import Holdings
 from foedus.core.reduce import Accumulator, Ledger, diverged, not_finite
 from foedus.core.session import Session, read_replies
@@ -30,7 +41,9 @@ NOT_FINITE = "its reply is not finite (NaN or infinity)"
 
 @dataclass(eq=False)
 class Network:
-    """All that a run needs to reach its clients: the engine's session, who there is, who has what, and what was sent."""
+    """All that a run needs to reach its clients: the engine's session, who there is, who has what,
+    and what was sent.
+    """
 
     session: Session
     algorithm: Algorithm
@@ -56,8 +69,12 @@ class Network:
 
     @property
     def trusted(self) -> bool:
-        """Whether replies can be used as they are: they come from this process, and the run expects no hostile clients."""
-        return self.session.conditions.trusted and (self.aggregator is None or not self.aggregator.wary)
+        """Whether replies can be used as they are: they come from this process, and the run expects
+        no hostile clients.
+        """
+        return self.session.conditions.trusted and (
+            self.aggregator is None or not self.aggregator.wary
+        )
 
     def positions(self, ids: Tensor) -> Tensor:
         """Places of clients in the order of all ids."""
@@ -65,10 +82,12 @@ class Network:
 
 
 class RoundTrip:
-    """One exchange, from the question to the replies that may be used: what an aggregator sees of a round.
+    """One exchange, from the question to the replies that may be used: what an aggregator sees of a
+    round.
 
-    ids, sizes: those who are asked, and their numbers of rows. answered, answered_rows: those whose replies came. dropped: those who were
-    left out of this round so far, and why; metrics: the round's row of the history.
+    ids, sizes: those who are asked, and their numbers of rows. answered, answered_rows: those whose
+    replies came. dropped: those who were left out of this round so far, and why; metrics: the
+    round's row of the history.
     """
 
     def __init__(
@@ -88,12 +107,27 @@ class RoundTrip:
         metrics: dict[str, float | str] | None = None,
         group: str = "",
     ):
-        self.network, self.broadcast, self.step, self.ids, self.sizes = network, broadcast, step, ids, sizes
-        self.exchange, self.free, self.secret, self.taking, self.accept = exchange, free, secret, taking or len(ids), accept
+        self.network, self.broadcast, self.step, self.ids, self.sizes = (
+            network,
+            broadcast,
+            step,
+            ids,
+            sizes,
+        )
+        self.exchange, self.free, self.secret, self.taking, self.accept = (
+            exchange,
+            free,
+            secret,
+            taking or len(ids),
+            accept,
+        )
         self.dropped = {} if dropped is None else dropped
         self.metrics = {} if metrics is None else metrics
         self.answered, self.answered_rows = ids, sizes
-        self.group, self.trusted = group, network.session.conditions.trusted if free else network.trusted
+        self.group, self.trusted = (
+            group,
+            network.session.conditions.trusted if free else network.trusted,
+        )
         self.mail = None if free or broadcast.round == 0 else network.mail
 
     @property
@@ -109,19 +143,30 @@ class RoundTrip:
         """A key for the server's own draws in this round."""
         return random.fold(self.network.seed_key, self.round, 0xFFFFFFFF)
 
-    # -- what is asked -----------------------------------------------------------------------------------------------
+    # -- what is asked -----------------------------------------------------------------------------
 
     def asked(self, broadcast: Broadcast | None = None, places: Tensor | None = None) -> Ask:
-        """The exchange for the engine, of some of the clients; what they are sent is charged, and counts as held by them."""
+        """The exchange for the engine, of some of the clients; what they are sent is charged, and
+        counts as held by them.
+        """
         now = self.broadcast if broadcast is None else broadcast
         ids, network = self.ids if places is None else self.ids[places], self.network
-        about = (network.seed_key, self.round, self.exchange, None if self.free else network.quantise, self.free, self.taking)
+        about = (
+            network.seed_key,
+            self.round,
+            self.exchange,
+            None if self.free else network.quantise,
+            self.free,
+            self.taking,
+        )
         ask = Ask(self.step, now.payload, ids, *about, now.held)
         if self.free:
             return ask
         if now.held:
             at = network.positions(ids)
-            ask = replace(ask, updates=network.holdings.updates(now.held, at, self.secret, network.algorithm))
+            ask = replace(
+                ask, updates=network.holdings.updates(now.held, at, self.secret, network.algorithm)
+            )
             network.holdings.settle(now.held, at)
         for members, message in ask.messages():
             network.ledger.bytes_down += len(members) * wire.nbytes(message)
@@ -133,10 +178,12 @@ class RoundTrip:
         ledger.bytes_up, ledger.bytes_down = ledger.bytes_up + up, ledger.bytes_down + down
         ledger.messages_up += messages
 
-    # -- what comes back ---------------------------------------------------------------------------------------------
+    # -- what comes back ---------------------------------------------------------------------------
 
     def mean(self, weights: str | None) -> Tree:
-        """The weighted average of the replies (their sum, if weights is None), added up in a stream."""
+        """The weighted average of the replies (their sum, if weights is None), added up in a
+        stream.
+        """
         share = self.shares(weights, self.sizes)  # also refuses unknown weights
         if self.mail is None and self.trusted:
             ask = self.asked()
@@ -156,7 +203,10 @@ class RoundTrip:
 
     def _complete(self, total: Accumulator, count: int) -> Tree:
         if count != len(self.answered):
-            raise ReplyError(f"round {self.round}: {count} of {len(self.answered)} clients replied to {self.step}")
+            raise ReplyError(
+                f"round {self.round}: {count} of {len(self.answered)} clients replied to "
+                f"{self.step}"
+            )
         return total.result()
 
     def collect(self, weights: str | None = "rows") -> Replies:
@@ -176,8 +226,14 @@ class RoundTrip:
         weight = share(torch.cat([p.sizes for p in parts]))[order]
         versions = torch.cat([torch.full_like(p.ids, p.version) for p in parts])[order]
         broadcasts = {v: self._answered(v) for v in sorted({p.version for p in parts})}
-        if all(p.stacked and form_of_batch(p.reply) == form_of_batch(parts[0].reply) for p in parts):
-            reply = parts[0].reply if len(parts) == 1 else map_tensors(lambda *ts: torch.cat(ts), *(p.reply for p in parts))
+        if all(
+            p.stacked and form_of_batch(p.reply) == form_of_batch(parts[0].reply) for p in parts
+        ):
+            reply = (
+                parts[0].reply
+                if len(parts) == 1
+                else map_tensors(lambda *ts: torch.cat(ts), *(p.reply for p in parts))
+            )
             if bool((order[1:] < order[:-1]).any()):
                 reply = map_tensors(lambda t: t[order], reply)
             return Replies(ids[order], weight, reply, None, versions, broadcasts)
@@ -186,7 +242,9 @@ class RoundTrip:
             for part in parts
             for i in range(len(part))
         ]
-        return Replies(ids[order], weight, None, [single[i] for i in order.tolist()], versions, broadcasts)
+        return Replies(
+            ids[order], weight, None, [single[i] for i in order.tolist()], versions, broadcasts
+        )
 
     def _answered(self, round: int) -> Broadcast:
         return self.broadcast if self.mail is None else self.mail.sent[self.slot][round]
@@ -208,7 +266,9 @@ class RoundTrip:
             arrived = [part for batch in arrived for part in self._accepted(batch)]
         arrived = list(arrived)
         if not arrived:
-            raise NothingArrived(f"round {self.round}: no reply to {self.step} has arrived that can be used")
+            raise NothingArrived(
+                f"round {self.round}: no reply to {self.step} has arrived that can be used"
+            )
         ids = torch.cat([b.ids for b in arrived])
         order = ids.argsort(stable=True)
         self.answered, self.answered_rows = ids[order], torch.cat([b.sizes for b in arrived])[order]
@@ -217,7 +277,11 @@ class RoundTrip:
     def _stream(self, ask: Ask, version: int | None = None) -> Iterator[Batch]:
         same = ask.ids is self.ids
         for ids, reply, stacked in read_replies(self.network.session, ask, self.network.ledger):
-            sizes = self.sizes if same and torch.equal(ids, self.ids) else self.sizes[torch.searchsorted(self.ids, ids)]
+            sizes = (
+                self.sizes
+                if same and torch.equal(ids, self.ids)
+                else self.sizes[torch.searchsorted(self.ids, ids)]
+            )
             yield Batch(ids, sizes, reply, stacked, self.round if version is None else version)
 
     def shares(self, weights: str | None, whole: Tensor) -> Shares:
@@ -226,22 +290,28 @@ class RoundTrip:
             raise ConfigError(unknown("weights", weights, ["rows", "uniform"]))
         return Shares(weights, whole)
 
-    # -- untrusted clients -------------------------------------------------------------------------------------------
+    # -- untrusted clients -------------------------------------------------------------------------
 
     def drop(self, faults: Mapping[int, str]) -> None:
-        """Name in the history who did not answer in this round, or whose answer was refused, and why; and count them."""
+        """Name in the history who did not answer in this round, or whose answer was refused, and
+        why; and count them.
+        """
         for i, why in faults.items():
             if why not in self.dropped.setdefault(i, []):
                 self.dropped[i].append(why)
         if faults and self.broadcast.held:
             self.network.holdings.doubt(self.network.positions(torch.tensor(sorted(faults))))
         if self.dropped:
-            self.metrics["left_out"] = "; ".join(f"{i}: {' and '.join(self.dropped[i])}" for i in sorted(self.dropped))
+            self.metrics["left_out"] = "; ".join(
+                f"{i}: {' and '.join(self.dropped[i])}" for i in sorted(self.dropped)
+            )
         if self.dropped or not self.trusted:
             self.metrics["dropped"] = len(self.dropped)
 
     def refuse(self, client: int, why: str) -> None:
-        """A reply that must not be used: an error, or, of an untrusted client, one that is left out of the round."""
+        """A reply that must not be used: an error, or, of an untrusted client, one that is left out
+        of the round.
+        """
         if self.trusted:
             raise ReplyError(f"round {self.round}: client {client}: {why}")
         self.network.session.refuse(client, why)
@@ -256,7 +326,9 @@ class RoundTrip:
         good = []
         for batch in arrived:
             fine = checks.finite(batch.tree(), len(batch))
-            good += self._kept(batch, dict.fromkeys(torch.nonzero(~fine).flatten().tolist(), NOT_FINITE))
+            good += self._kept(
+                batch, dict.fromkeys(torch.nonzero(~fine).flatten().tolist(), NOT_FINITE)
+            )
         return good
 
     def _accepted(self, batch: Batch) -> list[Batch]:
@@ -267,11 +339,17 @@ class RoundTrip:
         except Exception as error:  # whatever an untrusted client has sent
             if len(batch) > 1:
                 return [part for i in range(len(batch)) for part in self._accepted(batch.pick([i]))]
-            bad = {0: str(error) if isinstance(error, ReplyError) else f"its reply cannot be used: {error!r}"}
+            bad = {
+                0: str(error)
+                if isinstance(error, ReplyError)
+                else f"its reply cannot be used: {error!r}"
+            }
         return self._kept(batch, bad)
 
     def _kept(self, batch: Batch, bad: dict[int, str]) -> list[Batch]:
-        """A batch without those of its replies that are bad, which are refused; none, if nothing is left."""
+        """A batch without those of its replies that are bad, which are refused; none, if nothing is
+        left.
+        """
         for i, why in bad.items():
             self.refuse(int(batch.ids[i]), why)
         left = [i for i in range(len(batch)) if i not in bad]

@@ -15,7 +15,9 @@ from foedus.errors import ConfigError
 def cohort(participation: float | Poisson, total: int, key: Tensor) -> Tensor:
     """Positions of the clients that take part in a round, in order."""
     if isinstance(participation, Poisson):
-        return torch.nonzero(random.uniform(key, total, torch.float64) < participation.probability).flatten()
+        return torch.nonzero(
+            random.uniform(key, total, torch.float64) < participation.probability
+        ).flatten()
     if participation == 1:
         return torch.arange(total)
     return random.subset(key, total, cohort_size(participation, total))
@@ -26,13 +28,20 @@ def cohort_size(participation: float, total: int) -> int:
 
 
 def expected(participation: float | Poisson, total: int) -> float:
-    """The part of all clients that takes part in a round, on average: whole clients, and at least one."""
-    return participation.probability if isinstance(participation, Poisson) else cohort_size(participation, total) / total
+    """The part of all clients that takes part in a round, on average: whole clients, and at least
+    one.
+    """
+    return (
+        participation.probability
+        if isinstance(participation, Poisson)
+        else cohort_size(participation, total) / total
+    )
 
 
 @dataclass(frozen=True)
 class Poisson:
-    """Participation in which every client takes part independently, with this probability, in each round.
+    """Participation in which every client takes part independently, with this probability, in each
+    round.
 
     A round in which nobody takes part leaves the state as it is.
     """
@@ -41,4 +50,6 @@ class Poisson:
 
     def __post_init__(self) -> None:
         if not 0 < self.probability <= 1:
-            raise ConfigError(f"Poisson({self.probability!r}): the probability must be above 0 and at most 1")
+            raise ConfigError(
+                f"Poisson({self.probability!r}): the probability must be above 0 and at most 1"
+            )

@@ -34,7 +34,10 @@ class Predictor:
         x = torch.as_tensor(np.array(x, np.float32) if not isinstance(x, Tensor) else x).float()
         if tuple(x.shape[1:]) != self.spec.shape or x.dim() == 0:
             one = "; for a single row pass x[None]" if tuple(x.shape) == self.spec.shape else ""
-            raise DataError(f"x has shape {tuple(x.shape)}, the model expects rows of shape {self.spec.shape}{one}")
+            raise DataError(
+                f"x has shape {tuple(x.shape)}, the model expects rows of shape "
+                f"{self.spec.shape}{one}"
+            )
         with torch.no_grad():
             if len(x) <= self.block:
                 return self.forward(x) if len(x) else torch.empty(0, self.spec.outputs)
@@ -50,5 +53,7 @@ class Predictor:
     def predict_proba(self, x: Any) -> np.ndarray:
         """Class probabilities."""
         if not self.spec.classes:
-            raise AttributeError("predict_proba is for classification; this model predicts values (use predict)")
+            raise AttributeError(
+                "predict_proba is for classification; this model predicts values (use predict)"
+            )
         return self.probabilities(self.outputs(x)).numpy()

@@ -25,9 +25,20 @@ class RoundProgress:
     def __enter__(self) -> Self:
         if self.show:
             from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                Progress,
+                TextColumn,
+                TimeRemainingColumn,
+            )
 
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[note]}"),
+            )
             self.bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
             self.bar.start()
             self.task = self.bar.add_task(self.title, total=self.rounds, note="")
@@ -39,7 +50,14 @@ class RoundProgress:
         if history is None:
             self.bar.update(self.task, completed=done)
             return
-        shown = next((c for c in ("accuracy", "mse", "own_accuracy", "own_mse", "loss") if c in history.columns), None)
+        shown = next(
+            (
+                c
+                for c in ("accuracy", "mse", "own_accuracy", "own_mse", "loss")
+                if c in history.columns
+            ),
+            None,
+        )
         metric = f"{shown} {history.last(shown):.4f}  " if shown else ""
         sent = (history.last("bytes_up") + history.last("bytes_down")) / 1e6
         self.bar.update(self.task, completed=done, note=f"{metric}{sent:,.1f} MB")
@@ -50,7 +68,10 @@ class RoundProgress:
 
 
 class Interrupts:
-    """Within it, the first Ctrl-C only asks: the round is finished and saved. The second one stops at once."""
+    """Within it, the first Ctrl-C only asks: the round is finished and saved.
+
+    The second one stops at once.
+    """
 
     def __init__(self, enabled: bool):
         # Signal handlers can be set in the main thread only.
@@ -72,6 +93,11 @@ class Interrupts:
         if self.asked:
             raise KeyboardInterrupt(message)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self.enabled:
             signal.signal(signal.SIGINT, self.before)

@@ -37,7 +37,8 @@ from foedus.core.evaluate import scored_rows
 
 @dataclass(eq=False)
 class Run:
-    """What a run gives: `history` (one row a round), `model` (numpy in, numpy out), `state`, `settings`.
+    """What a run gives: `history` (one row a round), `model` (numpy in, numpy out), `state`,
+    `settings`.
 
     notes: what happened to the run that its numbers do not show, such as a damaged checkpoint.
     """
@@ -64,27 +65,39 @@ class Run:
         if predictor is None:
             name = type(self.algorithm).__name__
             if self.algorithm.personal:
-                raise FoedusError(f"{name} has no global model; run.model_of(client) gives a client's own")
-            raise FoedusError(f"{name} makes no model (it defines no predictor); its result is run.state")
+                raise FoedusError(
+                    f"{name} has no global model; run.model_of(client) gives a client's own"
+                )
+            raise FoedusError(
+                f"{name} makes no model (it defines no predictor); its result is run.state"
+            )
         return predictor
 
     def model_of(self, client: int) -> Predictor:
-        """The model that a client ends up with: its own where the algorithm is personal, else the global one."""
+        """The model that a client ends up with: its own where the algorithm is personal, else the
+        global one.
+        """
         if not self.algorithm.personal:
             return self.model
         ids = self.clients["ids"].tolist()
         if client not in ids:
-            raise FoedusError(f"there is no client {client!r}; clients are {', '.join(map(str, ids[:20]))}")
+            raise FoedusError(
+                f"there is no client {client!r}; clients are {', '.join(map(str, ids[:20]))}"
+            )
         states = States(len(ids))
         states.load(self.clients["states"])
         state, key = states.get(ids.index(client)), torch.zeros(2, dtype=torch.int64)
         if state is None:
-            raise FoedusError(f"client {client} has not taken part in any round, so it has no model of its own")
+            raise FoedusError(
+                f"client {client} has not taken part in any round, so it has no model of its own"
+            )
         member = Client(torch.tensor(client), None, None, state, key, key, self.spec)  # type: ignore[arg-type]  # no rows here
         return Predictor(lambda x: self.algorithm.outputs(member, x), self.spec)
 
     def per_client(self) -> pd.DataFrame:
-        """Each client's test rows, and loss and accuracy (or mse) on them of the model it ends up with."""
+        """Each client's test rows, and loss and accuracy (or mse) on them of the model it ends up
+        with.
+        """
         import pandas as pd
 
         if self.fed is None:
@@ -99,22 +112,40 @@ class Run:
         else:
             owner = np.repeat(np.arange(len(fed)), np.diff(fed.test_offsets))
             rows = scored_rows(self.algorithm, self.model, data)
-            sums = {k: torch.from_numpy(np.bincount(owner, v.numpy()[fed.test_rows], len(fed))) for k, v in rows.items()}
+            sums = {
+                k: torch.from_numpy(np.bincount(owner, v.numpy()[fed.test_rows], len(fed)))
+                for k, v in rows.items()
+            }
             order = torch.from_numpy(np.argsort(fed.ids, kind="stable"))
-            sums = {k: v[order] for k, v in (sums | {"rows": torch.from_numpy(np.diff(fed.test_offsets))}).items()}
+            sums = {
+                k: v[order]
+                for k, v in (sums | {"rows": torch.from_numpy(np.diff(fed.test_offsets))}).items()
+            }
         count = sums["rows"].double()
-        table = {"client": self.clients["ids"], "test_rows": sums["rows"], "loss": sums["loss"] / count}
-        table |= {"accuracy": sums["hits"] / count} if data.classes else {"mse": sums["error"] / count}
+        table = {
+            "client": self.clients["ids"],
+            "test_rows": sums["rows"],
+            "loss": sums["loss"] / count,
+        }
+        table |= (
+            {"accuracy": sums["hits"] / count} if data.classes else {"mse": sums["error"] / count}
+        )
         return pd.DataFrame({k: v.numpy() for k, v in table.items()})
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the run to one file (safetensors, with JSON inside): state, client models if personal, history, settings."""
+        """Write the run to one file (safetensors, with JSON inside): state, client models if
+        personal, history, settings.
+        """
         meta = {
             "kind": "run",
             "settings": self.settings,
             "history": self.records.to_json(),
             "notes": self.notes,
-            "spec": {"shape": list(self.spec.shape), "classes": self.spec.classes, "outputs": self.spec.outputs},
+            "spec": {
+                "shape": list(self.spec.shape),
+                "classes": self.spec.classes,
+                "outputs": self.spec.outputs,
+            },
         }
         clients = self.clients if self.algorithm.personal else None
         files.sweep(Path(path))
@@ -122,7 +153,10 @@ class Run:
 
     @classmethod
     def load(cls, path: str | os.PathLike, algorithm: Algorithm | None = None) -> Run:
-        """Read a saved run. Pass the algorithm if it holds what text cannot describe (a `torch.nn.Module`)."""
+        """Read a saved run.
+
+        Pass the algorithm if it holds what text cannot describe (a `torch.nn.Module`).
+        """
         trees, meta = files.read(path)
         try:
             return cls._of(path, trees, meta, algorithm)
@@ -130,28 +164,56 @@ class Run:
             raise CheckpointError(f"{path} is damaged: {error!r}") from error
 
     @classmethod
-    def _of(cls, path: str | os.PathLike, trees: dict[str, Tree], meta: dict[str, Any], algorithm: Algorithm | None) -> Run:
+    def _of(
+        cls,
+        path: str | os.PathLike,
+        trees: dict[str, Tree],
+        meta: dict[str, Any],
+        algorithm: Algorithm | None,
+    ) -> Run:
         if meta.get("kind") != "run":
-            raise CheckpointError(f"{path} is a checkpoint, not a saved run: continue it with fd.run(..., resume=True)")
+            raise CheckpointError(
+                f"{path} is a checkpoint, not a saved run: continue it with fd.run(..., "
+                "resume=True)"
+            )
         if algorithm is None:
             try:
                 algorithm = known_algorithm(meta["settings"]["algorithm"])
             except ConfigError as error:
-                raise CheckpointError(f"{path}: {error}; pass the algorithm: fd.Run.load(path, algorithm=...)") from error
+                raise CheckpointError(
+                    f"{path}: {error}; pass the algorithm: fd.Run.load(path, algorithm=...)"
+                ) from error
         elif type(algorithm) is not Algorithm and (
             differ := differences(meta["settings"]["algorithm"], to_config(algorithm), "algorithm")
         ):
-            raise CheckpointError(f"{path} was made by another algorithm than the one passed: {'; '.join(differ)}")
+            raise CheckpointError(
+                f"{path} was made by another algorithm than the one passed: {'; '.join(differ)}"
+            )
         algorithm = algorithm.seeded(meta["settings"]["seed"])
         spec = Spec(tuple(meta["spec"]["shape"]), meta["spec"]["classes"], meta["spec"]["outputs"])
         notes = list(meta.get("notes", []))
-        return cls(algorithm, spec, trees["state"], History(meta["history"]), meta["settings"], trees["clients"], notes=notes)
+        return cls(
+            algorithm,
+            spec,
+            trees["state"],
+            History(meta["history"]),
+            meta["settings"],
+            trees["clients"],
+            notes=notes,
+        )
 
     def __repr__(self) -> str:
-        shown = [c for c in ("loss", "accuracy", "mse", "own_accuracy", "own_mse") if c in self.records.columns]
+        shown = [
+            c
+            for c in ("loss", "accuracy", "mse", "own_accuracy", "own_mse")
+            if c in self.records.columns
+        ]
         values = ", ".join(f"{c} {self.records.last(c):.4f}" for c in shown)
         megabytes = (self.records.last("bytes_up") + self.records.last("bytes_down")) / 1e6
-        return f"<Run {type(self.algorithm).__name__}: {len(self.records) - 1} rounds, {megabytes:.2f} MB, {values}>"
+        return (
+            f"<Run {type(self.algorithm).__name__}: {len(self.records) - 1} rounds, "
+            f"{megabytes:.2f} MB, {values}>"
+        )
 
 
 def known_algorithm(config: Any) -> Algorithm:
@@ -160,7 +222,10 @@ def known_algorithm(config: Any) -> Algorithm:
     from foedus.models import FeatureMap, Model, Oracle, Training
 
     importlib.import_module("foedus.algorithms")  # so that our own classes are known
-    known = {**subclasses(Algorithm, Domain, FeatureMap, Mirror, Model, ModelDomain, Oracle), "Training": Training}
+    known = {
+        **subclasses(Algorithm, Domain, FeatureMap, Mirror, Model, ModelDomain, Oracle),
+        "Training": Training,
+    }
     algorithm = from_config(config, known, "algorithm")
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(f"algorithm: {str(config)[:80]!r} describes no algorithm")
@@ -168,7 +233,11 @@ def known_algorithm(config: Any) -> Algorithm:
 
 
 def checksum(w: Tree) -> int:
-    return reduce(lambda c, t: zlib.crc32(np.ascontiguousarray(t.detach().cpu().numpy()).data, c), tree_leaves(w), 0)
+    return reduce(
+        lambda c, t: zlib.crc32(np.ascontiguousarray(t.detach().cpu().numpy()).data, c),
+        tree_leaves(w),
+        0,
+    )
 
 
 def start_model(run: Run) -> Tree:

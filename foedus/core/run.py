@@ -1,4 +1,6 @@
-"""`fd.run`: rounds of one algorithm on one federation, measured, checkpointed, and the same again whenever asked."""
+"""`fd.run`: rounds of one algorithm on one federation, measured, checkpointed, and the same again
+whenever asked.
+"""
 
 from __future__ import annotations
 
@@ -44,18 +46,19 @@ def run(
 ) -> Run:
     """Run an algorithm on a federation.
 
-    rounds: how many. seed: of everything random. engine: `fd.Local()` unless given.
-    participation: the fraction of clients drawn without replacement in each round, or `fd.Poisson(p)`.
-    evaluate_every: evaluate after every so many rounds, and after the last (0: never).
-    target: stop once the accuracy reaches it (or the mean squared error falls to it).
-    quantise: send replies as "float16", "bfloat16" or "int8", rounded stochastically without bias.
-    aggregation: how replies are averaged, if not by adding them up; see `foedus.core.aggregation`.
-    checkpoint: a file, written atomically after every `checkpoint_every` rounds; `resume=True` goes on from it, to the
-    numbers of an uninterrupted run. The one before it is kept as PATH.previous, and is used where the newest is damaged;
-    `run.notes` says so. Ctrl-C finishes the round, writes the checkpoint and stops.
-    start: a finished run whose global model this one starts from (a warm start); what that run sent is not counted here.
-    callbacks: told of the start, of every row of the history and of the end: `[fd.TensorBoard("runs")]`; see `fd.Callback`.
-    progress: show a bar; by default only on a terminal.
+    rounds: how many. seed: of everything random. engine: `fd.Local()` unless given. participation:
+    the fraction of clients drawn without replacement in each round, or `fd.Poisson(p)`.
+    evaluate_every: evaluate after every so many rounds, and after the last (0: never). target: stop
+    once the accuracy reaches it (or the mean squared error falls to it). quantise: send replies as
+    "float16", "bfloat16" or "int8", rounded stochastically without bias. aggregation: how replies
+    are averaged, if not by adding them up; see `foedus.core.aggregation`. checkpoint: a file,
+    written atomically after every `checkpoint_every` rounds; `resume=True` goes on from it, to the
+    numbers of an uninterrupted run. The one before it is kept as PATH.previous, and is used where
+    the newest is damaged; `run.notes` says so. Ctrl-C finishes the round, writes the checkpoint and
+    stops. start: a finished run whose global model this one starts from (a warm start); what that
+    run sent is not counted here. callbacks: told of the start, of every row of the history and of
+    the end: `[fd.TensorBoard("runs")]`; see `fd.Callback`. progress: show a bar; by default only on
+    a terminal.
 
     Example:
         >>> fed = fd.split(fd.load("digits"), "dirichlet", clients=10, alpha=0.5)
@@ -85,8 +88,14 @@ def run(
         from foedus.engines.local import Local  # the default, loaded only when it is needed
 
         engine = Local()
-    path, told, name = checkpoint_file(checkpoint), Callbacks(callbacks), f"{type(algorithm).__name__}-seed{seed}"
-    loop = Loop(algorithm, fed, rounds, seed, engine, participation, evaluate_every, target, quantise)
+    path, told, name = (
+        checkpoint_file(checkpoint),
+        Callbacks(callbacks),
+        f"{type(algorithm).__name__}-seed{seed}",
+    )
+    loop = Loop(
+        algorithm, fed, rounds, seed, engine, participation, evaluate_every, target, quantise
+    )
     loop.first = None if start is None else start_model(start)
     try:
         loop.open(aggregation, path, resume)
@@ -117,7 +126,8 @@ def run(
                 if made:
                     told.row(loop.history.rows[-1])
                 interrupts.raise_if_asked(
-                    f"stopped after round {loop.done}; go on with resume=True and checkpoint={str(path)!r}"
+                    f"stopped after round {loop.done}; go on with resume=True and "
+                    f"checkpoint={str(path)!r}"
                 )
         result = loop.result()
         told.end(result, None)

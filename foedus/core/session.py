@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 class Conditions:
     """What the network of a run is like.
 
-    trusted: replies can be used as they are; otherwise each is checked, and one that fails is left out of the round.
-    measures: what is only measured for the history may be asked for: in a simulation, not between real sites.
+    trusted: replies can be used as they are; otherwise each is checked, and one that fails is left
+        out of the round.
+    measures: what is only measured for the history may be asked for: in a simulation, not between
+        real sites.
     device: where networks are trained. delays: how many rounds messages take, if any.
     """
 
@@ -40,7 +42,9 @@ class Conditions:
 
 @dataclass(eq=False)
 class Reduced:
-    """Replies that a session has added up: their weighted sum, how many clients replied, and what they sent."""
+    """Replies that a session has added up: their weighted sum, how many clients replied, and what
+    they sent.
+    """
 
     total: Accumulator
     clients: int = 0
@@ -48,7 +52,9 @@ class Reduced:
 
 
 class SecureChannel(ABC):
-    """How secure aggregation reaches clients in other processes, phase by phase: see `foedus.aggregation.secure`."""
+    """How secure aggregation reaches clients in other processes, phase by phase: see
+    `foedus.aggregation.secure`.
+    """
 
     name: str
     """Of the run, in what is signed."""
@@ -64,7 +70,12 @@ class SecureChannel(ABC):
 
     @abstractmethod
     def phase(
-        self, ask: Ask, phase: str, questions: dict[int, Tree], weights: str | None, told: dict[str, Any]
+        self,
+        ask: Ask,
+        phase: str,
+        questions: dict[int, Tree],
+        weights: str | None,
+        told: dict[str, Any],
     ) -> dict[int, Tree | SecureError]:
         """Put the questions of a phase to clients: their answers, or why there is none."""
 
@@ -82,7 +93,9 @@ class SecureChannel(ABC):
 
 
 class Engine(Protocol):
-    """Where the clients of a run are, and how they are reached: `fd.Local()`, `fd.Ray()`, `fd.Delayed()`, ..."""
+    """Where the clients of a run are, and how they are reached: `fd.Local()`, `fd.Ray()`,
+    `fd.Delayed()`, ...
+    """
 
     def open(self, algorithm: Algorithm, fed: Federation, seed_key: Tensor) -> Session:
         """Get ready for one run."""
@@ -91,8 +104,9 @@ class Engine(Protocol):
 class Session(ABC):
     """One run of one algorithm on an engine.
 
-    Exchanges: `exchange`, and `reduce` where replies can be added up near the clients. Client states: `save`, `load`; `lost`, `readmit`,
-    `repeat_round`, `refuse` where clients may fail. Evaluation of personal models: `evaluate_own`, `evaluate_global`. `close` at the end.
+    Exchanges: `exchange`, and `reduce` where replies can be added up near the clients. Client
+    states: `save`, `load`; `lost`, `readmit`, `repeat_round`, `refuse` where clients may fail.
+    Evaluation of personal models: `evaluate_own`, `evaluate_global`. `close` at the end.
     """
 
     conditions: Conditions = Conditions()
@@ -101,31 +115,40 @@ class Session(ABC):
     lost: frozenset[int] | set[int] = frozenset()
     """Clients who have lost their states."""
 
-    # -- exchanges ---------------------------------------------------------------------------------------------------
+    # -- exchanges ---------------------------------------------------------------------------------
 
     @abstractmethod
     def exchange(self, ask: Ask) -> Iterator[tuple[Tensor, Tree, bool]]:
-        """Run a step at the clients asked: (ids, reply, whether it has a leading client dimension), batch by batch.
+        """Run a step at the clients asked: (ids, reply, whether it has a leading client dimension),
+        batch by batch.
 
         Replies of untrusted clients are of the right round, sender and form when they are yielded.
         """
 
     def reduce(self, ask: Ask, weights: Tensor) -> Reduced | None:
-        """The weighted sum of the replies, added up where the clients are; `None`: not here, use `exchange`."""
+        """The weighted sum of the replies, added up where the clients are; `None`: not here, use
+        `exchange`.
+        """
         return None
 
     def delay(self, delays: Delays) -> None:
-        """Tell clients how many rounds their messages take; the delays themselves are core's business."""
+        """Tell clients how many rounds their messages take; the delays themselves are core's
+        business.
+        """
         self.conditions = replace(self.conditions, delays=delays)
 
     def secure(self, config: Any) -> SecureChannel | None:
-        """From now on nothing but masked replies may be sent; `None`: clients are in this process."""
+        """From now on nothing but masked replies may be sent; `None`: clients are in this
+        process.
+        """
         return None
 
-    # -- clients who may fail ----------------------------------------------------------------------------------------
+    # -- clients who may fail ----------------------------------------------------------------------
 
     def refuse(self, client: int, why: str) -> None:
-        """A reply that must not be used: where states can be undone, the client's is to be as before it."""
+        """A reply that must not be used: where states can be undone, the client's is to be as
+        before it.
+        """
         return None
 
     def readmit(self, ids: list[int], allowed: bool) -> None:
@@ -136,7 +159,7 @@ class Session(ABC):
         """The round is about to be repeated: all clients are to be as they were before it."""
         return None
 
-    # -- states ------------------------------------------------------------------------------------------------------
+    # -- states ------------------------------------------------------------------------------------
 
     @abstractmethod
     def save(self) -> Tree:
@@ -146,7 +169,7 @@ class Session(ABC):
     def load(self, saved: Tree) -> None:
         """Take up what `save` gave."""
 
-    # -- evaluation of personal models -------------------------------------------------------------------------------
+    # -- evaluation of personal models -------------------------------------------------------------
 
     @abstractmethod
     def evaluate_own(self) -> dict[str, Tensor]:
@@ -162,7 +185,9 @@ class Session(ABC):
 
 
 def read_replies(session: Session, ask: Ask, ledger: Ledger) -> Iterator[tuple[Tensor, Tree, bool]]:
-    """The replies as the server reads them, batch by batch; the ledger is charged with what they are on the wire."""
+    """The replies as the server reads them, batch by batch; the ledger is charged with what they
+    are on the wire.
+    """
     for ids, reply, stacked in session.exchange(ask):
         if not ask.free:
             ledger.charge(reply, stacked, len(ids))
@@ -170,7 +195,9 @@ def read_replies(session: Session, ask: Ask, ledger: Ledger) -> Iterator[tuple[T
 
 
 def add_up(session: Session, ask: Ask, weights: Tensor, remedy: str) -> Reduced:
-    """What `Session.reduce` does, for sessions that are near their clients; weights are those of `ask.ids`."""
+    """What `Session.reduce` does, for sessions that are near their clients; weights are those of
+    `ask.ids`.
+    """
     reduced = Reduced(Accumulator(remedy))
     for ids, reply, stacked in read_replies(session, ask, reduced.sent):
         share = weights[torch.searchsorted(ask.ids, ids)]

@@ -19,9 +19,10 @@ _LARGEST_GROUP = 2**32 - 1
 class Data:
     """Training and test rows of one set; arrays are converted and validated on construction.
 
-    Features are float32 of shape `[n, *shape]`; labels are int64 `[n]` for classification, float32 `[n]` or `[n, k]` for
-    regression (`classes` is then `None`). `groups_train` and `groups_test` say whose row it is (for the natural split);
-    `group_names[g]` is the name of group `g`. `scaling` names what was applied to the features. The test part may be empty.
+    Features are float32 of shape `[n, *shape]`; labels are int64 `[n]` for classification, float32
+    `[n]` or `[n, k]` for regression (`classes` is then `None`). `groups_train` and `groups_test`
+    say whose row it is (for the natural split); `group_names[g]` is the name of group `g`.
+    `scaling` names what was applied to the features. The test part may be empty.
     """
 
     name: str
@@ -44,7 +45,8 @@ class Data:
             isinstance(self.classes, bool) or int(self.classes) != self.classes or self.classes < 1
         ):
             raise DataError(
-                f"classes of {self.name!r} is {self.classes!r}; give a positive whole number, or None for regression"
+                f"classes of {self.name!r} is {self.classes!r}; give a positive whole number, or "
+                "None for regression"
             )
         for field in ("x_train", "x_test"):
             put(field, _features(getattr(self, field), field, self.name))
@@ -52,21 +54,36 @@ class Data:
             raise DataError(f"x_train of {self.name!r} has no rows; give at least one training row")
         if self.x_train.shape[1:] != self.x_test.shape[1:]:
             raise DataError(
-                f"x_test of {self.name!r} has rows of shape {self.x_test.shape[1:]}, x_train of shape "
+                f"x_test of {self.name!r} has rows of shape {self.x_test.shape[1:]}, x_train of "
+                "shape "
                 f"{self.x_train.shape[1:]}; give both the same features"
             )
         for part in ("train", "test"):
             rows = len(getattr(self, f"x_{part}"))
-            labels: Callable[[Any, str, str, Any], np.ndarray] = _labels if self.classes is not None else _targets
-            put(f"y_{part}", labels(getattr(self, f"y_{part}"), f"y_{part}", self.name, self.classes))
+            labels: Callable[[Any, str, str, Any], np.ndarray] = (
+                _labels if self.classes is not None else _targets
+            )
+            put(
+                f"y_{part}",
+                labels(getattr(self, f"y_{part}"), f"y_{part}", self.name, self.classes),
+            )
             _same_length(f"y_{part}", len(getattr(self, f"y_{part}")), f"x_{part}", rows, self.name)
             groups = getattr(self, f"groups_{part}")
             if groups is not None:
-                put(f"groups_{part}", _groups(groups, f"groups_{part}", self.name, self.group_names))
-                _same_length(f"groups_{part}", len(getattr(self, f"groups_{part}")), f"x_{part}", rows, self.name)
+                put(
+                    f"groups_{part}", _groups(groups, f"groups_{part}", self.name, self.group_names)
+                )
+                _same_length(
+                    f"groups_{part}",
+                    len(getattr(self, f"groups_{part}")),
+                    f"x_{part}",
+                    rows,
+                    self.name,
+                )
         if self.y_train.shape[1:] != self.y_test.shape[1:]:
             raise DataError(
-                f"y_test of {self.name!r} has rows of shape {self.y_test.shape[1:]}, y_train of shape "
+                f"y_test of {self.name!r} has rows of shape {self.y_test.shape[1:]}, y_train of "
+                "shape "
                 f"{self.y_train.shape[1:]}; give both the same targets"
             )
         for field in ("class_names", "group_names"):
@@ -74,7 +91,8 @@ class Data:
                 put(field, tuple(str(name) for name in getattr(self, field)))
         if self.class_names is not None and len(self.class_names) != self.classes:
             raise DataError(
-                f"class_names of {self.name!r} has {len(self.class_names)} names for {self.classes} classes; give one a class"
+                f"class_names of {self.name!r} has {len(self.class_names)} names for "
+                f"{self.classes} classes; give one a class"
             )
 
     @classmethod
@@ -95,8 +113,9 @@ class Data:
     ) -> Data:
         """A set from arrays (or CPU tensors, or lists).
 
-        Integer or boolean `y` means classification with `classes` labels (the largest label + 1 unless given); floating-point
-        `y` without `classes` means regression. Without `x_test` the test part is empty.
+        Integer or boolean `y` means classification with `classes` labels (the largest label + 1
+        unless given); floating-point `y` without `classes` means regression. Without `x_test` the
+        test part is empty.
 
         >>> Data.from_arrays([[0.0], [1.0], [2.0]], [0, 1, 1]).classes
         2
@@ -104,48 +123,70 @@ class Data:
         x_train, y_train = np.asarray(x_train), np.asarray(y_train)
         if (x_test is None) != (y_test is None):
             raise DataError(
-                f"{'x_test' if x_test is None else 'y_test'} of {name!r} is missing; give both x_test and y_test, or neither"
+                f"{'x_test' if x_test is None else 'y_test'} of {name!r} is missing; give both "
+                "x_test and y_test, or neither"
             )
-        x_test = np.zeros((0, *x_train.shape[1:]), np.float32) if x_test is None else np.asarray(x_test)
-        y_test = np.zeros((0, *y_train.shape[1:]), y_train.dtype) if y_test is None else np.asarray(y_test)
+        x_test = (
+            np.zeros((0, *x_train.shape[1:]), np.float32) if x_test is None else np.asarray(x_test)
+        )
+        y_test = (
+            np.zeros((0, *y_train.shape[1:]), y_train.dtype)
+            if y_test is None
+            else np.asarray(y_test)
+        )
         if classes is None and y_train.dtype.kind in "iub" and y_train.size:
             largest = max(int(y.max()) for y in (y_train, y_test) if y.size)
             classes = len(class_names) if class_names is not None else max(2, largest + 1)
         return cls(
-            name, x_train, y_train, x_test, y_test, classes, None if class_names is None else tuple(class_names),
-            groups, groups_test, None if group_names is None else tuple(group_names), scaling,
+            name, x_train, y_train, x_test, y_test, classes,
+            None if class_names is None else tuple(class_names), groups, groups_test,
+            None if group_names is None else tuple(group_names), scaling,
         )  # fmt: skip
 
     @property
     def spec(self) -> Spec:
-        """What a model must know: shape of a row, classes, outputs (one a class, or one a target)."""
+        """What a model must know: shape of a row, classes, outputs (one a class, or one a
+        target).
+        """
         targets = 1 if self.y_train.ndim == 1 else self.y_train.shape[1]
-        return Spec(self.x_train.shape[1:], self.classes, targets if self.classes is None else self.classes)
+        return Spec(
+            self.x_train.shape[1:], self.classes, targets if self.classes is None else self.classes
+        )
 
     def __repr__(self) -> str:
         kind = "regression" if self.classes is None else f"{self.classes} classes"
-        groups = "" if self.groups_train is None else f", {len(np.unique(self.groups_train))} groups"
+        groups = (
+            "" if self.groups_train is None else f", {len(np.unique(self.groups_train))} groups"
+        )
         shape = "x".join(str(s) for s in self.x_train.shape[1:])
         rows = f"{len(self.x_train)} + {len(self.x_test)} rows"
-        return f"Data({self.name}: {rows}, {shape} features, {kind}{groups}, scaling={self.scaling})"
+        return (
+            f"Data({self.name}: {rows}, {shape} features, {kind}{groups}, scaling={self.scaling})"
+        )
 
 
 def _numeric(value, field: str, name: str) -> np.ndarray:
     array = np.asarray(value)
     if array.dtype.kind not in "fiub":
         raise DataError(
-            f"{field} of {name!r} has dtype {array.dtype}; give an array of numbers (encode text and ragged rows first)"
+            f"{field} of {name!r} has dtype {array.dtype}; give an array of numbers (encode text "
+            "and ragged rows first)"
         )
     return array
 
 
 def _same_length(field: str, length: int, other: str, expected: int, name: str) -> None:
     if length != expected:
-        raise DataError(f"{field} of {name!r} has {length} rows but {other} has {expected}; give one entry a row")
+        raise DataError(
+            f"{field} of {name!r} has {length} rows but {other} has {expected}; give one entry a "
+            "row"
+        )
 
 
 def first_not_finite(x: np.ndarray) -> tuple[int, int, int] | None:
-    """How many numbers of `x` are NaN or infinite, and row and (flat) column of the first; `None` where all are finite."""
+    """How many numbers of `x` are NaN or infinite, and row and (flat) column of the first; `None`
+    where all are finite.
+    """
     # min and max carry NaN and infinities along without an array of flags as large as the data.
     if x.size == 0 or (np.isfinite(x.min()) and np.isfinite(x.max())):
         return None
@@ -157,15 +198,20 @@ def first_not_finite(x: np.ndarray) -> tuple[int, int, int] | None:
 def _features(value, field: str, name: str) -> np.ndarray:
     x = _numeric(value, field, name)
     if x.ndim < 2 or 0 in x.shape[1:]:
-        raise DataError(f"{field} of {name!r} has shape {x.shape}; give rows of at least one feature, shape [n, features]")
-    with np.errstate(over="ignore"):  # a number too large for float32 becomes infinite, which is reported next
+        raise DataError(
+            f"{field} of {name!r} has shape {x.shape}; give rows of at least one feature, shape "
+            "[n, features]"
+        )
+    # a number too large for float32 becomes infinite, which is reported next
+    with np.errstate(over="ignore"):
         x = np.ascontiguousarray(x, dtype=np.float32)
     bad = first_not_finite(x)
     if bad:
         count, row, column = bad
         raise DataError(
             f"{field} of {name!r} holds {count} NaN or infinite value{'s' * (count > 1)}, first "
-            f"{x.reshape(len(x), -1)[row, column]} in row {row}, column {column}; remove those rows or "
+            f"{x.reshape(len(x), -1)[row, column]} in row {row}, column {column}; remove those "
+            "rows or "
             "fill them in (load has impute='median', fitted on training rows)"
         )
     return x
@@ -174,13 +220,18 @@ def _features(value, field: str, name: str) -> np.ndarray:
 def _labels(value, field: str, name: str, classes: int) -> np.ndarray:
     y = _numeric(value, field, name)
     if y.ndim != 1:
-        raise DataError(f"{field} of {name!r} has shape {y.shape}; give one label a row, shape [n] (argmax of one-hot rows)")
+        raise DataError(
+            f"{field} of {name!r} has shape {y.shape}; give one label a row, shape [n] (argmax of "
+            "one-hot rows)"
+        )
     whole = y if y.dtype.kind != "f" else np.where(np.isfinite(y), y, 0.5)
     wrong = np.flatnonzero((whole < 0) | (whole >= classes) | (whole != np.floor(whole)))
     if len(wrong):
         raise DataError(
-            f"{field} of {name!r} holds label {y[wrong[0]]} in row {wrong[0]} ({len(wrong)} such rows), but there are "
-            f"{classes} classes: labels must be whole numbers from 0 to {classes - 1}; renumber them or pass a larger classes="
+            f"{field} of {name!r} holds label {y[wrong[0]]} in row {wrong[0]} ({len(wrong)} such "
+            "rows), but there are "
+            f"{classes} classes: labels must be whole numbers from 0 to {classes - 1}; renumber "
+            "them or pass a larger classes="
         )
     return np.ascontiguousarray(y, dtype=np.int64)
 
@@ -188,21 +239,31 @@ def _labels(value, field: str, name: str, classes: int) -> np.ndarray:
 def _targets(value, field: str, name: str, classes: None) -> np.ndarray:
     y = _numeric(value, field, name)
     if y.ndim not in (1, 2) or 0 in y.shape[1:]:
-        raise DataError(f"{field} of {name!r} has shape {y.shape}; give targets of shape [n] or [n, k]")
+        raise DataError(
+            f"{field} of {name!r} has shape {y.shape}; give targets of shape [n] or [n, k]"
+        )
     with np.errstate(over="ignore"):
         y = np.ascontiguousarray(y, dtype=np.float32)
     bad = first_not_finite(y)
     if bad:
-        raise DataError(f"{field} of {name!r} holds {bad[0]} NaN or infinite targets, first in row {bad[1]}; remove those rows")
+        raise DataError(
+            f"{field} of {name!r} holds {bad[0]} NaN or infinite targets, first in row {bad[1]}; "
+            "remove those rows"
+        )
     return y
 
 
 def _groups(value, field: str, name: str, names: Sequence[str] | None) -> np.ndarray:
     groups = np.asarray(value)
     if groups.ndim != 1 or groups.dtype.kind not in "iu":
-        raise DataError(f"{field} of {name!r} has dtype {groups.dtype} and shape {groups.shape}; give one whole number a row")
+        raise DataError(
+            f"{field} of {name!r} has dtype {groups.dtype} and shape {groups.shape}; give one "
+            "whole number a row"
+        )
     limit = _LARGEST_GROUP if names is None else len(names) - 1
     if groups.size and not 0 <= groups.min() <= groups.max() <= limit:
         wrong = groups[np.flatnonzero((groups < 0) | (groups > limit))[0]]
-        raise DataError(f"{field} of {name!r} holds group {wrong}; groups must be numbers from 0 to {limit}")
+        raise DataError(
+            f"{field} of {name!r} holds group {wrong}; groups must be numbers from 0 to {limit}"
+        )
     return np.ascontiguousarray(groups, dtype=np.int64)

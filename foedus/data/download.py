@@ -60,14 +60,19 @@ def download(source: Source, folder: Path) -> tuple[Path, str]:
 
 
 def _retrieve(source: Source, target: Path) -> None:
-    """Fetch a file from where it is or, if it has gone, from where it was. A short answer is an error of urllib3's."""
+    """Fetch a file from where it is or, if it has gone, from where it was.
+
+    A short answer is an error of urllib3's.
+    """
     from pooch import HTTPDownloader
     from requests import HTTPError
 
     # Not unpacked on the way: checksums are those of the files.
     headers = {"User-Agent": "foedus", "Accept-Encoding": "identity"}
     bar = _Bar(target.name) if sys.stderr.isatty() else None
-    fetch = HTTPDownloader(progressbar=bar or False, chunk_size=1 << 18, timeout=_TIMEOUT, headers=headers)
+    fetch = HTTPDownloader(
+        progressbar=bar or False, chunk_size=1 << 18, timeout=_TIMEOUT, headers=headers
+    )
     try:
         for url in filter(None, (source.url, source.former)):
             try:
@@ -83,14 +88,17 @@ def _retrieve(source: Source, target: Path) -> None:
 
 
 def _check(source: Source, path: Path) -> str:
-    """Compare with the published MD5; where none is published, with the SHA-256 of the first download. Returns the SHA-256."""
+    """Compare with the published MD5; where none is published, with the SHA-256 of the first
+    download. Returns the SHA-256.
+    """
     from pooch import file_hash
 
     sha256 = file_hash(str(path), alg="sha256")
     if source.md5 is not None:
         if (md5 := file_hash(str(path), alg="md5")) != source.md5:
             raise DataError(
-                f"{source.url}: MD5 is {md5}, but {source.md5} is published; the file is damaged or was changed, "
+                f"{source.url}: MD5 is {md5}, but {source.md5} is published; the file is damaged "
+                "or was changed, "
                 "so it was not kept. Try again later"
             )
         return sha256
@@ -98,7 +106,8 @@ def _check(source: Source, path: Path) -> str:
     first = known.get(source.url, sha256)
     if first != sha256:
         raise DataError(
-            f"{source.url}: SHA-256 is {sha256}, but the first download had {first}; the file is damaged or was changed. "
+            f"{source.url}: SHA-256 is {sha256}, but the first download had {first}; the file is "
+            "damaged or was changed. "
             f"If its publisher changed it, remove its line from {record} and load again"
         )
     return sha256
@@ -110,7 +119,9 @@ def record_digest(source: Source, sha256: str) -> None:
         return
     record, known = _recorded()
     if source.url not in known:
-        with tempfile.NamedTemporaryFile("w", dir=record.parent, prefix=".checksums-", delete=False) as draft:
+        with tempfile.NamedTemporaryFile(
+            "w", dir=record.parent, prefix=".checksums-", delete=False
+        ) as draft:
             json.dump({**known, source.url: sha256}, draft, indent=1, sort_keys=True)
         os.replace(draft.name, record)
 
@@ -123,7 +134,9 @@ def _recorded() -> tuple[Path, dict[str, str]]:
     except ValueError:
         known = None
     if not isinstance(known, dict):
-        raise DataError(f"{record} is damaged: not a JSON object of checksums; remove it to record them anew")
+        raise DataError(
+            f"{record} is damaged: not a JSON object of checksums; remove it to record them anew"
+        )
     return record, known
 
 
@@ -134,9 +147,20 @@ class _Bar:
 
     def __init__(self, file: str):
         from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TransferSpeedColumn,
+        )
 
-        columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+        )
         self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
         self.task = self.bar.add_task(file, total=None)
 

@@ -24,7 +24,8 @@ _COLUMNS = 200  # a heat map of more clients averages neighbours
 
 
 def group_rows(owner: np.ndarray, clients: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of each client, concatenated and ascending within a client, and where each client begins.
+    """Rows of each client, concatenated and ascending within a client, and where each client
+    begins.
 
     `owner[i]` is the client of row i, or -1 for a row of nobody.
     """
@@ -36,11 +37,13 @@ def group_rows(owner: np.ndarray, clients: int) -> tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Federation:
-    """Rows of `data` divided among clients, as compressed rows: client at position p holds `rows[offsets[p]:offsets[p+1]]`.
+    """Rows of `data` divided among clients, as compressed rows: client at position p holds
+    `rows[offsets[p]:offsets[p+1]]`.
 
-    `test_rows` and `test_offsets` do the same for the test part (a client may have no test rows). `ids` are the clients'
-    identities: they follow a client through `select`, so results do not depend on the order of clients. `scheme` and
-    `settings` say how the division was made; arrays in `settings` that speak of clients are indexed by id.
+    `test_rows` and `test_offsets` do the same for the test part (a client may have no test rows).
+    `ids` are the clients' identities: they follow a client through `select`, so results do not
+    depend on the order of clients. `scheme` and `settings` say how the division was made; arrays in
+    `settings` that speak of clients are indexed by id.
     """
 
     data: Data
@@ -54,7 +57,9 @@ class Federation:
 
     def __post_init__(self) -> None:
         for name in ("rows", "offsets", "test_rows", "test_offsets", "ids"):
-            object.__setattr__(self, name, np.ascontiguousarray(getattr(self, name), dtype=np.int64))
+            object.__setattr__(
+                self, name, np.ascontiguousarray(getattr(self, name), dtype=np.int64)
+            )
         if len(self.ids) == 0:
             raise SplitError("a federation needs at least one client")
         for kind, rows, offsets, total in (
@@ -67,24 +72,46 @@ class Federation:
                 or offsets[-1] != len(rows)
                 or (np.diff(offsets) < 0).any()
             ):
-                raise SplitError(f"offsets of {kind} must rise from 0 to {len(rows)} in {len(self.ids) + 1} steps")
+                raise SplitError(
+                    f"offsets of {kind} must rise from 0 to {len(rows)} in {len(self.ids) + 1} "
+                    "steps"
+                )
             if len(rows) and not 0 <= rows.min() <= rows.max() < total:
                 raise SplitError(f"{kind} holds a row outside 0 .. {total - 1}")
             if len(rows) and np.bincount(rows).max() > 1:
                 raise SplitError(
-                    f"{kind} holds row {int(np.bincount(rows).argmax())} more than once; a row belongs to one client"
+                    f"{kind} holds row {int(np.bincount(rows).argmax())} more than once; a row "
+                    "belongs to one client"
                 )
         if (self.sizes == 0).any():
-            raise SplitError(f"client {int(self.ids[self.sizes.argmin()])} has no training rows; leave it out or give it some")
+            raise SplitError(
+                f"client {int(self.ids[self.sizes.argmin()])} has no training rows; leave it out "
+                "or give it some"
+            )
         if len(np.unique(self.ids)) != len(self.ids):
             raise SplitError("ids holds a client twice; each client has an id of its own")
 
     @classmethod
     def from_owners(
-        cls, data: Data, owner: np.ndarray, test_owner: np.ndarray, ids: np.ndarray, scheme: str, settings: Mapping
+        cls,
+        data: Data,
+        owner: np.ndarray,
+        test_owner: np.ndarray,
+        ids: np.ndarray,
+        scheme: str,
+        settings: Mapping,
     ) -> Federation:
-        """The federation in which row i belongs to the client at position `owner[i]` (-1: to nobody)."""
-        return cls(data, *group_rows(owner, len(ids)), *group_rows(test_owner, len(ids)), ids, scheme, settings)
+        """The federation in which row i belongs to the client at position `owner[i]` (-1: to
+        nobody).
+        """
+        return cls(
+            data,
+            *group_rows(owner, len(ids)),
+            *group_rows(test_owner, len(ids)),
+            ids,
+            scheme,
+            settings,
+        )
 
     @classmethod
     def from_clients(
@@ -97,8 +124,9 @@ class Federation:
     ) -> Federation:
         """A federation of sites that bring their own arrays: one `(x, y)` a client.
 
-        `test` is one `(x, y)` a client, as a list, or a single tuple `(x, y)` of common test rows, which are dealt out in
-        proportion to the clients' training rows (of the same label, for classification).
+        `test` is one `(x, y)` a client, as a list, or a single tuple `(x, y)` of common test rows,
+        which are dealt out in proportion to the clients' training rows (of the same label, for
+        classification).
         """
         if len(clients) == 0:
             raise SplitError("clients is empty; give at least one (x, y)")
@@ -109,16 +137,22 @@ class Federation:
             x_test, y_test, test_owner = np.asarray(test[0]), np.asarray(test[1]), None
         elif len(test) != len(clients):
             raise SplitError(
-                f"test has {len(test)} entries for {len(clients)} clients; give one (x, y) a client, or a single tuple"
+                f"test has {len(test)} entries for {len(clients)} clients; give one (x, y) a "
+                "client, or a single tuple"
             )
         else:
             x_test, y_test, test_owner = _concatenate(test, "test")
-        data = Data.from_arrays(x, y, x_test, y_test, classes=classes, name=name, groups=owner, groups_test=test_owner)
-        from foedus.data.partition import deal_test_rows  # partition builds federations, so it cannot be imported above
+        data = Data.from_arrays(
+            x, y, x_test, y_test, classes=classes, name=name, groups=owner, groups_test=test_owner
+        )
+        # partition builds federations, so it cannot be imported above
+        from foedus.data.partition import deal_test_rows
 
         if test_owner is None:
             test_owner = deal_test_rows(data, owner, len(clients), np.random.default_rng(0))
-        return cls.from_owners(data, owner, test_owner, np.arange(len(clients)), "given", {"clients": len(clients)})
+        return cls.from_owners(
+            data, owner, test_owner, np.arange(len(clients)), "given", {"clients": len(clients)}
+        )
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -160,24 +194,39 @@ class Federation:
         if positions.size == 0:
             raise SplitError("positions is empty; select at least one client")
         if positions.dtype.kind not in "iu" or positions.min() < 0 or positions.max() >= len(self):
-            raise SplitError(f"positions must be whole numbers from 0 to {len(self) - 1}, not {positions.tolist()[:5]}")
+            raise SplitError(
+                f"positions must be whole numbers from 0 to {len(self) - 1}, not "
+                f"{positions.tolist()[:5]}"
+            )
         rows, offsets = _take(self.rows, self.offsets, positions)
         test_rows, test_offsets = _take(self.test_rows, self.test_offsets, positions)
-        return Federation(self.data, rows, offsets, test_rows, test_offsets, self.ids[positions], self.scheme, self.settings)
+        return Federation(
+            self.data,
+            rows,
+            offsets,
+            test_rows,
+            test_offsets,
+            self.ids[positions],
+            self.scheme,
+            self.settings,
+        )
 
     def pool(self) -> Federation:
-        """One client, id 0, that holds the training and test rows of all (in the order of the data set)."""
+        """One client, id 0, that holds the training and test rows of all (in the order of the data
+        set).
+        """
         return Federation(
-            self.data, np.sort(self.rows), np.array([0, len(self.rows)]), np.sort(self.test_rows), np.array([0, len(self.test_rows)]),
-            np.array([0]), "pool", dict(self.settings),
+            self.data, np.sort(self.rows), np.array([0, len(self.rows)]), np.sort(self.test_rows),
+            np.array([0, len(self.test_rows)]), np.array([0]), "pool", dict(self.settings),
         )  # fmt: skip
 
     def holdout(self, fraction: float = 0.2, seed: int = 0) -> Federation:
-        """The same clients, each with part of its training rows held out as its test rows: validation, to choose settings by.
+        """The same clients, each with part of its training rows held out as its test rows:
+        validation, to choose settings by.
 
-        A client gives round(fraction * rows) of them, drawn at random: at least one, and never its last (the only row of a
-        client stays where it is). What is drawn depends on the seed and on the client's own rows alone. The test rows of
-        this federation are not in the new one at all.
+        A client gives round(fraction * rows) of them, drawn at random: at least one, and never its
+        last (the only row of a client stays where it is). What is drawn depends on the seed and on
+        the client's own rows alone. The test rows of this federation are not in the new one at all.
 
         Example:
             >>> fd.run(fd.FedAvg(fd.Linear()), fed.holdout(0.2), rounds=20).history.accuracy
@@ -189,21 +238,32 @@ class Federation:
         counts = np.minimum(np.maximum(np.rint(fraction * sizes).astype(np.int64), 1), sizes - 1)
         if not counts.any():
             raise SplitError(
-                f"no row of {data.name!r} can be held out: each of the {len(self)} clients has a single training row; "
+                f"no row of {data.name!r} can be held out: each of the {len(self)} clients has a "
+                "single training row; "
                 "divide the data among fewer clients"
             )
-        # A number for each row of the data, so that neither the order of clients nor who else there is matters.
+        # A number for each row of the data, so that neither the order of clients nor who else there
+        # is matters.
         lot = np.random.default_rng(seed).random(len(data.x_train))[self.rows]
         order = np.lexsort((lot, self.owners()))
         drawn = np.zeros(len(self.rows), bool)
-        drawn[order[np.arange(len(order)) - np.repeat(self.offsets[:-1], sizes) < np.repeat(counts, sizes)]] = True
+        drawn[
+            order[
+                np.arange(len(order)) - np.repeat(self.offsets[:-1], sizes)
+                < np.repeat(counts, sizes)
+            ]
+        ] = True
         held = np.sort(self.rows[drawn])
         groups = None if data.groups_train is None else data.groups_train[held]
-        validation = replace(data, x_test=data.x_train[held], y_test=data.y_train[held], groups_test=groups)
-        settings = {k: v for k, v in self.settings.items() if k != "source_test_rows"}  # those of the test rows left behind
+        validation = replace(
+            data, x_test=data.x_train[held], y_test=data.y_train[held], groups_test=groups
+        )
+        # those of the test rows left behind
+        settings = {k: v for k, v in self.settings.items() if k != "source_test_rows"}
         return Federation(
-            validation, self.rows[~drawn], _ends(sizes - counts), np.searchsorted(held, self.rows[drawn]), _ends(counts),
-            self.ids, self.scheme, {**settings, "validation": float(fraction), "validation_seed": int(seed)},
+            validation, self.rows[~drawn], _ends(sizes - counts),
+            np.searchsorted(held, self.rows[drawn]), _ends(counts), self.ids, self.scheme,
+            {**settings, "validation": float(fraction), "validation_seed": int(seed)},
         )  # fmt: skip
 
     def owners(self) -> np.ndarray:
@@ -215,10 +275,14 @@ class Federation:
         if self.data.classes is None:
             raise DataError(f"{self.data.name!r} is a regression set: it has no labels to count")
         cell = self.owners() * self.data.classes + self.data.y_train[self.rows]
-        return np.bincount(cell, minlength=len(self) * self.data.classes).reshape(len(self), self.data.classes)
+        return np.bincount(cell, minlength=len(self) * self.data.classes).reshape(
+            len(self), self.data.classes
+        )
 
     def summary(self) -> pd.DataFrame:
-        """One row a client: training rows, test rows, and rows of each label (for regression, mean and spread of y)."""
+        """One row a client: training rows, test rows, and rows of each label (for regression, mean
+        and spread of y).
+        """
         import pandas as pd
 
         columns: dict[Any, np.ndarray] = {"client": self.ids}
@@ -231,17 +295,23 @@ class Federation:
             for j, suffix in enumerate(names):
                 columns |= {f"mean_y{suffix}": mean[:, j], f"std_y{suffix}": spread[:, j]}
             return pd.DataFrame(columns)
-        counts = pd.DataFrame(self.label_counts(), columns=list(self.data.class_names or range(self.data.classes)))
+        counts = pd.DataFrame(
+            self.label_counts(), columns=list(self.data.class_names or range(self.data.classes))
+        )
         return pd.concat([pd.DataFrame(columns), counts], axis=1)
 
     def _target_moments(self) -> tuple[np.ndarray, np.ndarray]:
         y = self.data.y_train[self.rows].astype(np.float64).reshape(len(self.rows), -1)
         mean = np.add.reduceat(y, self.offsets[:-1]) / self.sizes[:, None]
-        deviation = np.add.reduceat((y - np.repeat(mean, self.sizes, axis=0)) ** 2, self.offsets[:-1])
+        deviation = np.add.reduceat(
+            (y - np.repeat(mean, self.sizes, axis=0)) ** 2, self.offsets[:-1]
+        )
         return mean, np.sqrt(deviation / self.sizes[:, None])
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """A picture of who holds what: bars of labels a client, or a heat map where clients or labels are many."""
+        """A picture of who holds what: bars of labels a client, or a heat map where clients or
+        labels are many.
+        """
         if ax is None:
             import matplotlib.pyplot as plt
 
@@ -264,9 +334,18 @@ class Federation:
         colours = matplotlib.colormaps["tab10" if classes <= 10 else "tab20"]
         for label in range(classes):
             name = self.data.class_names[label] if self.data.class_names else str(label)
-            ax.barh(np.arange(len(self)), counts[:, label], left=left, color=colours(label), label=name, height=0.85)
+            ax.barh(
+                np.arange(len(self)),
+                counts[:, label],
+                left=left,
+                color=colours(label),
+                label=name,
+                height=0.85,
+            )
             left += counts[:, label]
-        ax.set_yticks(np.arange(len(self)), [str(i) for i in self.ids], fontsize=9 if len(self) <= 20 else 6)
+        ax.set_yticks(
+            np.arange(len(self)), [str(i) for i in self.ids], fontsize=9 if len(self) <= 20 else 6
+        )
         ax.invert_yaxis()
         ax.set(xlabel="training rows", ylabel="client")
         ax.legend(
@@ -285,30 +364,53 @@ class Federation:
         many = len(self) > _BARS
         if many:  # neighbours then hold alike labels, and averaging them loses little
             share = share[np.lexsort((share.max(1), share.argmax(1)))]
-            starts = np.linspace(0, len(share), min(len(share), _COLUMNS), endpoint=False).astype(int)
+            starts = np.linspace(0, len(share), min(len(share), _COLUMNS), endpoint=False).astype(
+                int
+            )
             share = np.add.reduceat(share, starts) / np.diff([*starts, len(share)])[:, None]
         image = ax.imshow(
-            share.T, aspect="auto", interpolation="nearest", cmap="viridis", vmin=0, extent=(0, len(self), classes, 0)
+            share.T,
+            aspect="auto",
+            interpolation="nearest",
+            cmap="viridis",
+            vmin=0,
+            extent=(0, len(self), classes, 0),
         )
         ax.figure.colorbar(image, ax=ax, label="share of the client's rows")
         if classes <= 30:
-            ax.set_yticks(np.arange(classes) + 0.5, self.data.class_names or [str(c) for c in range(classes)], fontsize=8)
+            ax.set_yticks(
+                np.arange(classes) + 0.5,
+                self.data.class_names or [str(c) for c in range(classes)],
+                fontsize=8,
+            )
         if not many:
-            ax.set_xticks(np.arange(len(self)) + 0.5, [str(i) for i in self.ids], fontsize=9 if len(self) <= 20 else 6)
+            ax.set_xticks(
+                np.arange(len(self)) + 0.5,
+                [str(i) for i in self.ids],
+                fontsize=9 if len(self) <= 20 else 6,
+            )
         ax.set(xlabel="clients, ordered by their main label" if many else "client", ylabel="label")
 
     def _plot_targets(self, ax: Axes) -> None:
         mean, spread = (m[:, 0] for m in self._target_moments())
         if len(self) <= _BARS:
             ax.errorbar(np.arange(len(self)), mean, spread, fmt="o", capsize=3)
-            ax.set_xticks(np.arange(len(self)), [str(i) for i in self.ids], fontsize=9 if len(self) <= 20 else 6)
+            ax.set_xticks(
+                np.arange(len(self)),
+                [str(i) for i in self.ids],
+                fontsize=9 if len(self) <= 20 else 6,
+            )
             ax.set(xlabel="client", ylabel="y: mean and standard deviation")
         else:
             ax.scatter(self.sizes, mean, s=8, alpha=0.5)
             ax.set(xlabel="training rows of a client", ylabel="mean of y")
 
     def _how(self) -> str:
-        shown = {k: v for k, v in self.settings.items() if k not in ("clients", "seed") and isinstance(v, (int, float, str))}
+        shown = {
+            k: v
+            for k, v in self.settings.items()
+            if k not in ("clients", "seed") and isinstance(v, (int, float, str))
+        }
         return " ".join([self.scheme, *(f"{k}={v}" for k, v in shown.items())])
 
     def __repr__(self) -> str:
@@ -321,8 +423,10 @@ class Federation:
         sizes, test = self.sizes, self.test_sizes
         lines = [
             f"{self.data.name}: {len(self)} clients, {self._how()}",
-            f"training rows: {len(self.rows)}; a client has {sizes.min()} to {sizes.max()} (median {np.median(sizes):g})",
-            f"test rows: {len(self.test_rows)}; a client has {test.min()} to {test.max()} (median {np.median(test):g})",
+            f"training rows: {len(self.rows)}; a client has {sizes.min()} to {sizes.max()} (median "
+            f"{np.median(sizes):g})",
+            f"test rows: {len(self.test_rows)}; a client has {test.min()} to {test.max()} (median "
+            f"{np.median(test):g})",
         ]
         if self.data.classes is None:
             mean = self._target_moments()[0]
@@ -330,12 +434,15 @@ class Federation:
         else:
             held = (self.label_counts() > 0).sum(1)
             lines.append(
-                f"labels: a client holds {held.min()} to {held.max()} of {self.data.classes} (median {np.median(held):g})"
+                f"labels: a client holds {held.min()} to {held.max()} of {self.data.classes} "
+                f"(median {np.median(held):g})"
             )
         return "\n".join(lines)
 
 
-def _take(rows: np.ndarray, offsets: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _take(
+    rows: np.ndarray, offsets: np.ndarray, positions: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """The segments at `positions`, one after the other, without a loop over clients."""
     sizes = np.diff(offsets)[positions]
     ends = _ends(sizes)
@@ -347,15 +454,21 @@ def _ends(sizes: np.ndarray) -> np.ndarray:
     return np.concatenate(([0], np.cumsum(sizes)))
 
 
-def _concatenate(parts: Sequence[tuple[Any, Any]], what: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _concatenate(
+    parts: Sequence[tuple[Any, Any]], what: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """All rows one after the other, and whose they are."""
     pairs = [(np.asarray(x), np.asarray(y)) for x, y in parts]
     for k, (x, y) in enumerate(pairs):
         if x.ndim < 2 or y.ndim < 1 or len(x) != len(y):
-            raise DataError(f"{what}[{k}] has x of shape {x.shape} and y of shape {y.shape}; give x [n, features] and y [n]")
+            raise DataError(
+                f"{what}[{k}] has x of shape {x.shape} and y of shape {y.shape}; give x [n, "
+                "features] and y [n]"
+            )
         if x.shape[1:] != pairs[0][0].shape[1:] or y.shape[1:] != pairs[0][1].shape[1:]:
             raise DataError(
-                f"{what}[{k}] has rows of shape {x.shape[1:]} and {y.shape[1:]}, {what}[0] of shape "
+                f"{what}[{k}] has rows of shape {x.shape[1:]} and {y.shape[1:]}, {what}[0] of "
+                "shape "
                 f"{pairs[0][0].shape[1:]} and {pairs[0][1].shape[1:]}; give all the same"
             )
     owner = np.repeat(np.arange(len(pairs)), [len(x) for x, _ in pairs])

@@ -16,14 +16,20 @@ HELD_OUT = 0.25  # part of the rows that become the test part of a set without o
 
 
 def image_shaped(raw: Raw) -> Raw:
-    """Images of shape [n, height, width, channels] become [n, channels, height, width], as torch has them."""
+    """Images of shape [n, height, width, channels] become [n, channels, height, width], as torch
+    has them.
+    """
 
     def channels_first(x: np.ndarray) -> np.ndarray:
         if x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
             return x.transpose(0, 3, 1, 2)
         return x
 
-    return replace(raw, x_train=channels_first(raw.x_train), x_test=None if raw.x_test is None else channels_first(raw.x_test))
+    return replace(
+        raw,
+        x_train=channels_first(raw.x_train),
+        x_test=None if raw.x_test is None else channels_first(raw.x_test),
+    )
 
 
 def join_parts(train: Raw, test: Raw, where: object) -> Raw:
@@ -32,22 +38,32 @@ def join_parts(train: Raw, test: Raw, where: object) -> Raw:
     if x.ndim == x_test.ndim == 2 and x.shape[1] != x_test.shape[1]:
         if train.feature_names is not None or train.tokens:
             raise DataError(
-                f"{where}: {x_test.shape[1]} features, the training file has {x.shape[1]}; give both the same columns"
+                f"{where}: {x_test.shape[1]} features, the training file has {x.shape[1]}; give "
+                "both the same columns"
             )
-        # Sparse text does not write zeros, so the file that lacks the last features is the narrower one.
+        # Sparse text does not write zeros, so the file that lacks the last features is the narrower
+        # one.
         width = max(x.shape[1], x_test.shape[1])
         x, x_test = (np.pad(a, ((0, 0), (0, width - a.shape[1]))) for a in (x, x_test))
-    if train.feature_names is not None and list(train.feature_names) != list(test.feature_names or []):
+    if train.feature_names is not None and list(train.feature_names) != list(
+        test.feature_names or []
+    ):
         raise DataError(
-            f"{where}: its columns differ from those of the training file; give both the same columns in the same order"
+            f"{where}: its columns differ from those of the training file; give both the same "
+            "columns in the same order"
         )
     if train.tokens and list(train.class_names or ()) != list(test.class_names or ()):
-        raise DataError(f"{where}: its alphabet differs from that of the training file; give one folder with train/ and test/")
+        raise DataError(
+            f"{where}: its alphabet differs from that of the training file; give one folder with "
+            "train/ and test/"
+        )
     groups, groups_test, group_names = train.groups_train, test.groups_train, train.group_names
     if groups_test is not None and group_names is not None:
         place = {name: g for g, name in enumerate(group_names)}
         assert test.group_names is not None
-        groups_test = np.array([place.setdefault(test.group_names[g], len(place)) for g in groups_test], np.int64)
+        groups_test = np.array(
+            [place.setdefault(test.group_names[g], len(place)) for g in groups_test], np.int64
+        )
         group_names = list(place)
     return replace(
         train,
@@ -68,7 +84,9 @@ def pool_parts(raw: Raw) -> Raw:
     if groups is not None:
         groups = None if raw.groups_test is None else np.concatenate([groups, raw.groups_test])
     x, y = np.concatenate([raw.x_train, raw.x_test]), np.concatenate([raw.y_train, raw.y_test])
-    return replace(raw, x_train=x, y_train=y, x_test=None, y_test=None, groups_train=groups, groups_test=None)
+    return replace(
+        raw, x_train=x, y_train=y, x_test=None, y_test=None, groups_train=groups, groups_test=None
+    )
 
 
 def test_fraction(test: object) -> float:
@@ -78,12 +96,16 @@ def test_fraction(test: object) -> float:
 
 
 def hold_out(raw: Raw, part: float, seed: int, regression: bool | None) -> Raw:
-    """Move a random part of the rows to the test part: that part of each group, or of each label."""
+    """Move a random part of the rows to the test part: that part of each group, or of each
+    label.
+    """
     n = len(raw.y_train)
     rng = np.random.default_rng(seed)
     if raw.groups_train is not None:
         strata = raw.groups_train
-    elif regression or (regression is None and raw.y_train.dtype.kind == "f") or raw.y_train.ndim > 1:
+    elif (
+        regression or (regression is None and raw.y_train.dtype.kind == "f") or raw.y_train.ndim > 1
+    ):
         strata = np.zeros(n, np.int64)
     else:
         strata = np.unique(raw.y_train, return_inverse=True)[1]
@@ -99,15 +121,18 @@ def hold_out(raw: Raw, part: float, seed: int, regression: bool | None) -> Raw:
     held[order[chosen]] = True
     groups = raw.groups_train
     return replace(
-        raw, x_train=raw.x_train[~held], y_train=raw.y_train[~held], x_test=raw.x_train[held], y_test=raw.y_train[held],
-        groups_train=None if groups is None else groups[~held], groups_test=None if groups is None else groups[held],
+        raw, x_train=raw.x_train[~held], y_train=raw.y_train[~held], x_test=raw.x_train[held],
+        y_test=raw.y_train[held], groups_train=None if groups is None else groups[~held],
+        groups_test=None if groups is None else groups[held],
     )  # fmt: skip
 
 
 def encode_labels(
     raw: Raw, regression: bool | None, name: str
 ) -> tuple[np.ndarray, np.ndarray, int | None, tuple[str, ...] | None]:
-    """Labels of both parts as 0 .. classes - 1, the number of classes, and what they were called; targets are left alone."""
+    """Labels of both parts as 0 .. classes - 1, the number of classes, and what they were called;
+    targets are left alone.
+    """
     y, cut = np.concatenate([raw.y_train, raw.y_test]), len(raw.y_train)
     if y.dtype.kind not in "iubfUS":
         raise DataError(f"labels of {name!r} have dtype {y.dtype}; expected numbers or text")
@@ -115,10 +140,15 @@ def encode_labels(
         regression = y.dtype.kind == "f" or y.ndim > 1
     if regression:
         if y.dtype.kind in "US":
-            raise DataError(f"labels of {name!r} are text ({str(y[0])!r}); regression needs numbers")
+            raise DataError(
+                f"labels of {name!r} are text ({str(y[0])!r}); regression needs numbers"
+            )
         return y[:cut].astype(np.float32), y[cut:].astype(np.float32), None, None
     if y.ndim > 1:
-        raise DataError(f"labels of {name!r} have shape {y.shape[1:]} a row; classification needs one label a row")
+        raise DataError(
+            f"labels of {name!r} have shape {y.shape[1:]} a row; classification needs one label a "
+            "row"
+        )
     if raw.class_names is not None and y.dtype.kind in "iub":
         y = y.astype(np.int64)
         return y[:cut], y[cut:], len(raw.class_names), tuple(str(n) for n in raw.class_names)
@@ -129,6 +159,7 @@ def encode_labels(
     names_ = [f"{v:g}" if y.dtype.kind == "f" else str(v) for v in values.tolist()]
     if len(names_) == 1:
         raise DataError(
-            f"labels of {name!r} are all {names_[0]!r}; at least two classes are needed (for numbers, regression=True)"
+            f"labels of {name!r} are all {names_[0]!r}; at least two classes are needed (for "
+            "numbers, regression=True)"
         )
     return codes[:cut].astype(np.int64), codes[cut:].astype(np.int64), len(names_), tuple(names_)

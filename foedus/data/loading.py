@@ -1,7 +1,8 @@
 """Load a data set by name or from a file: find or fetch it, hold out a test part, fill in, scale.
 
-A named set is looked for as `NAME.npz` (the text of shakespeare as JSON) in `$FOEDUS_DATA`, then in the user's cache; absent
-there, it is downloaded from its canonical home, checked, parsed and written to the cache.
+A named set is looked for as `NAME.npz` (the text of shakespeare as JSON) in `$FOEDUS_DATA`, then in
+the user's cache; absent there, it is downloaded from its canonical home, checked, parsed and
+written to the cache.
 """
 
 from __future__ import annotations
@@ -20,7 +21,15 @@ from foedus.data.catalog import BUNDLED, absent, known_names, path_of
 from foedus.data.dataset import Data
 from foedus.data.download import SPEECHES
 from foedus.data.formats.raw import Raw
-from foedus.data.holdout import HELD_OUT, encode_labels, hold_out, image_shaped, join_parts, pool_parts, test_fraction
+from foedus.data.holdout import (
+    HELD_OUT,
+    encode_labels,
+    hold_out,
+    image_shaped,
+    join_parts,
+    pool_parts,
+    test_fraction,
+)
 from foedus.data.preprocess import IMPUTES, SCALES, auto_scale, imputed, scaled
 from foedus.errors import DataError, unknown
 
@@ -41,23 +50,28 @@ def load(
 ) -> Data:
     """A data set by name (`foedus data list` shows them) or from a file or folder.
 
-    Files may be LIBSVM text (plain, .bz2, .xz), IDX (.gz), CIFAR's binary version, npz, CSV or LEAF JSON, see
-    `foedus.data.formats`. Labels become 0 .. classes - 1; text and other numbers are kept as `class_names`.
+    Files may be LIBSVM text (plain, .bz2, .xz), IDX (.gz), CIFAR's binary version, npz, CSV or LEAF
+    JSON, see `foedus.data.formats`. Labels become 0 .. classes - 1; text and other numbers are kept
+    as `class_names`.
 
     Args:
-        scale: "auto" divides images (whole numbers 0 .. 255 in at least 256 features, or in image shape) by 255, leaves
-            features alone that fill [-1, 1] or half of it, and standardises others; "standard" (mean 0, variance 1),
-            "minmax" ([0, 1]), "unit" (/ 255) or None. Fitted on training rows only; constant features are only shifted.
+        scale: "auto" divides images (whole numbers 0 .. 255 in at least 256 features, or in image
+            shape) by 255, leaves features alone that fill [-1, 1] or half of it, and standardises
+            others; "standard" (mean 0, variance 1), "minmax" ([0, 1]), "unit" (/ 255) or None.
+            Fitted on training rows only; constant features are only shifted.
         impute: what replaces missing features: "median" or "mean" of the training rows, or "zero".
         label: the column to predict (CSV), or "coarse" for the twenty superclasses of CIFAR-100.
         group: the column that says whose row it is (CSV), for the natural split.
-        test: a file with test rows, or the part of all rows to hold out (stratified by group or label, drawn with `seed`). By
-            default the set's own test part, or a quarter of the rows where it has none; 0 holds out nothing.
-        regression: whether to predict numbers; by default text and whole numbers are classes and other numbers are not.
+        test: a file with test rows, or the part of all rows to hold out (stratified by group or
+            label, drawn with `seed`). By default the set's own test part, or a quarter of the rows
+            where it has none; 0 holds out nothing.
+        regression: whether to predict numbers; by default text and whole numbers are classes and
+            other numbers are not.
         format: the format of the file, where its name does not tell.
-        window, stride: for shakespeare, characters a row and between the beginnings of rows. Features are character ids, the
-            label is the next character, the group is the speaker; the last fifth of each speaker's text (or `test`) is for
-            testing. Speakers with too little text for one training row are left out.
+        window, stride: for shakespeare, characters a row and between the beginnings of rows.
+            Features are character ids, the label is the next character, the group is the speaker;
+            the last fifth of each speaker's text (or `test`) is for testing. Speakers with too
+            little text for one training row are left out.
 
     >>> load("digits").classes
     10
@@ -70,7 +84,9 @@ def load(
     name = str(name_or_path)
     path = path_of(name_or_path)
     if name == "shakespeare" and path is not None and path.is_file() and path.name == SPEECHES:
-        raw = _speech_windows(load_speeches(path), window, stride, 0.2 if test is None else test_fraction(test))
+        raw = _speech_windows(
+            load_speeches(path), window, stride, 0.2 if test is None else test_fraction(test)
+        )
         test = None
     elif path is None:
         raw = BUNDLED[name]()
@@ -79,14 +95,20 @@ def load(
         name = path.name.split(".")[0] if name not in known_names() else name
     raw = image_shaped(raw)
     if test is not None and not isinstance(test, (int, float)):
-        raw = join_parts(raw, image_shaped(formats.read(Path(test), format=format, label=label, group=group)), test)
+        raw = join_parts(
+            raw,
+            image_shaped(formats.read(Path(test), format=format, label=label, group=group)),
+            test,
+        )
     elif test is not None or raw.x_test is None:
         raw = hold_out(pool_parts(raw), HELD_OUT if test is None else float(test), seed, regression)
     return _finish(name, raw, scale, impute, regression)
 
 
 def load_speeches(path: str | os.PathLike | None = None) -> list[dict]:
-    """Shakespeare's speaking characters for language models: dictionaries with `id`, `play`, `speaker` and `speeches`."""
+    """Shakespeare's speaking characters for language models: dictionaries with `id`, `play`,
+    `speaker` and `speeches`.
+    """
     path = path_of("shakespeare" if path is None else Path(path))
     if path is None or not path.is_file():
         raise DataError(absent("shakespeare", "its speeches are not at hand"))
@@ -100,12 +122,15 @@ def load_speeches(path: str | os.PathLike | None = None) -> list[dict]:
             raise TypeError
     except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
         raise DataError(
-            f"{path}: not a JSON file of speeches ({error}); expected users with 'id' and a list 'speeches'"
+            f"{path}: not a JSON file of speeches ({error}); expected users with 'id' and a list "
+            "'speeches'"
         ) from None
     return users
 
 
-def _finish(name: str, raw: Raw, scale: str | None, impute: str | None, regression: bool | None) -> Data:
+def _finish(
+    name: str, raw: Raw, scale: str | None, impute: str | None, regression: bool | None
+) -> Data:
     y_train, y_test, classes, class_names = encode_labels(raw, regression, name)
     assert raw.x_test is not None  # held out before
     for part, x in (("x_train", raw.x_train), ("x_test", raw.x_test)):
@@ -115,11 +140,15 @@ def _finish(name: str, raw: Raw, scale: str | None, impute: str | None, regressi
         raise DataError(f"x_train of {name!r} has no rows or no features")
     if raw.x_train.shape[1:] != raw.x_test.shape[1:]:
         raise DataError(
-            f"x_test of {name!r} has rows of shape {raw.x_test.shape[1:]}, x_train of shape {raw.x_train.shape[1:]}"
+            f"x_test of {name!r} has rows of shape {raw.x_test.shape[1:]}, x_train of shape "
+            f"{raw.x_train.shape[1:]}"
         )
     raw = imputed(raw, impute, name)
     if raw.tokens and scale not in (None, "auto"):
-        raise DataError(f"scale={scale!r}: the features of {name!r} are character ids, which are not scaled; leave scale out")
+        raise DataError(
+            f"scale={scale!r}: the features of {name!r} are character ids, which are not scaled; "
+            "leave scale out"
+        )
     if raw.tokens:
         scale = None
     elif scale == "auto":
@@ -131,19 +160,29 @@ def _finish(name: str, raw: Raw, scale: str | None, impute: str | None, regressi
         shift, divisor = measure(x_train)
         x_train, x_test = scaled(x_train, shift, divisor), scaled(x_test, shift, divisor)
     return Data(
-        name, x_train, y_train, x_test, y_test, classes, class_names, raw.groups_train, raw.groups_test,
+        name, x_train, y_train, x_test, y_test, classes, class_names, raw.groups_train,
+        raw.groups_test,
         None if raw.group_names is None else tuple(str(n) for n in raw.group_names), scale,
     )  # fmt: skip
 
 
 def _speech_windows(users: list[dict], window: int, stride: int, part: float) -> Raw:
-    """Rows of `window` characters and the next one, from each speaker's speeches; the last part of each text is for testing."""
+    """Rows of `window` characters and the next one, from each speaker's speeches; the last part of
+    each text is for testing.
+    """
     for name, value in (("window", window), ("stride", stride)):
         check_value(name, value, Annotated[int, Ge(1)], DataError)
     texts = ["\n".join(user["speeches"]) for user in users]
     alphabet = sorted(set().union(*texts))
     known = np.array([ord(c) for c in alphabet], np.uint32)
-    rows: dict[str, list] = {"x_train": [], "y_train": [], "g_train": [], "x_test": [], "y_test": [], "g_test": []}
+    rows: dict[str, list] = {
+        "x_train": [],
+        "y_train": [],
+        "g_train": [],
+        "x_test": [],
+        "y_test": [],
+        "g_test": [],
+    }
     group_names: list[str] = []
     for user, text in zip(users, texts, strict=True):
         ids = np.searchsorted(known, np.frombuffer(text.encode("utf-32-le"), np.uint32))
@@ -154,18 +193,22 @@ def _speech_windows(users: list[dict], window: int, stride: int, part: float) ->
             if len(piece) <= window:
                 continue
             starts = np.arange(0, len(piece) - window, stride)
-            rows[f"x_{half}"].append(np.lib.stride_tricks.sliding_window_view(piece, window)[starts].astype(np.float32))
+            rows[f"x_{half}"].append(
+                np.lib.stride_tricks.sliding_window_view(piece, window)[starts].astype(np.float32)
+            )
             rows[f"y_{half}"].append(piece[starts + window])
             rows[f"g_{half}"].append(np.full(len(starts), len(group_names)))
         group_names.append(str(user["id"]))
     if not group_names:
-        raise DataError(f"window={window} is longer than every speaker's text; choose a shorter window")
+        raise DataError(
+            f"window={window} is longer than every speaker's text; choose a shorter window"
+        )
 
     def joined(key: str) -> np.ndarray:
         empty = np.zeros((0, window), np.float32) if key[0] == "x" else np.zeros(0, np.int64)
         return np.concatenate([empty, *rows[key]]).astype(empty.dtype)
 
     return Raw(
-        joined("x_train"), joined("y_train"), joined("x_test"), joined("y_test"), alphabet, joined("g_train"), joined("g_test"),
-        group_names, tokens=True,
+        joined("x_train"), joined("y_train"), joined("x_test"), joined("y_test"), alphabet,
+        joined("g_train"), joined("g_test"), group_names, tokens=True,
     )  # fmt: skip

@@ -23,7 +23,11 @@ def imputed(raw: Raw, impute: str | None, name: str) -> Raw:
     test = raw.x_test
     assert test is not None  # held out before
     parts = {"x_train": raw.x_train, "x_test": test}
-    parts = {k: x for k, x in parts.items() if x.dtype.kind == "f" and first_not_finite(x) is not None and np.isnan(x).any()}
+    parts = {
+        k: x
+        for k, x in parts.items()
+        if x.dtype.kind == "f" and first_not_finite(x) is not None and np.isnan(x).any()
+    }
     if not parts:
         return raw
     if impute is None:
@@ -32,7 +36,8 @@ def imputed(raw: Raw, impute: str | None, name: str) -> Raw:
         row, column = np.unravel_index(int(missing.argmax()), missing.shape)
         called = column if raw.feature_names is None else f"{str(raw.feature_names[int(column)])!r}"
         raise DataError(
-            f"{part} of {name!r} has {int(missing.sum())} missing values (NaN), first in row {row}, column {called}; "
+            f"{part} of {name!r} has {int(missing.sum())} missing values (NaN), first in row "
+            f"{row}, column {called}; "
             "pass impute='median' (of the training rows), 'mean' or 'zero'"
         )
     flat = raw.x_train.reshape(len(raw.x_train), -1)
@@ -77,10 +82,14 @@ SCALES: dict[str, Callable[[np.ndarray], tuple] | None] = {
 
 
 def scaled(x: np.ndarray, shift: np.ndarray | None, divisor: np.ndarray | float) -> np.ndarray:
-    """(x - shift) / divisor in float32, a block of rows at a time: the difference is taken in float64."""
+    """(x - shift) / divisor in float32, a block of rows at a time: the difference is taken in
+    float64.
+    """
     out = np.empty(x.shape, np.float32)
     block = max(1, (1 << 22) // max(1, int(np.prod(x.shape[1:]))))
     for start in range(0, len(x), block):
         part = x[start : start + block]
-        out[start : start + block] = part / np.float32(divisor) if shift is None else (part - shift) / divisor
+        out[start : start + block] = (
+            part / np.float32(divisor) if shift is None else (part - shift) / divisor
+        )
     return out

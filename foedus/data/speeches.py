@@ -1,21 +1,23 @@
-"""Speeches by character from Project Gutenberg's "Complete Works of William Shakespeare" (ebook 100), edition of January 1994.
+"""Speeches by character from Project Gutenberg's "Complete Works of William Shakespeare" (ebook
+100), edition of January 1994.
 
-It is the text that LEAF (Caldas et al., 2018, arXiv:1812.01097) divides among clients, one for each speaking character of each
-play. Its layout:
+It is the text that LEAF (Caldas et al., 2018, arXiv:1812.01097) divides among clients, one for each
+speaking character of each play. Its layout:
 
-    1603                                          year, title and author begin a work; its persons follow, up to
-    ALLS WELL THAT ENDS WELL                      the first heading: ACT, SCENE, PROLOGUE or INDUCTION
-    by William Shakespeare
+    1603                                          year, title and author begin a work; its persons
+    ALLS WELL THAT ENDS WELL                      follow, up to the first heading: ACT, SCENE,
+    by William Shakespeare                        PROLOGUE or INDUCTION
     ACT I. SCENE 1.
     Enter BERTRAM, the COUNTESS and LAFEU         at the margin: headings, places, stage directions
       LAFEU. How call'd you the man?              two blanks, a name and a full stop: a speech
-      COUNTESS. He was famous, sir, in his        four or five blanks: the speech goes on; behind a wide gap or
-        profession.  [Aside]  Alas!        Exit   in brackets: stage directions
+      COUNTESS. He was famous, sir, in his        four or five blanks: the speech goes on; behind a
+        profession.  [Aside]  Alas!        Exit   wide gap or in brackets: stage directions
                       Enter PAROLLES              further to the right: stage directions
 
-In The Comedy of Errors everything stands two columns further left. Most plays write names in capitals, some shorten them
-(`Ham.`). Songs stand where stage directions do and are lost with them. Other editions are laid out otherwise and are not read.
-The notice that comes between acts allows personal and non-commercial use of this edition.
+In The Comedy of Errors everything stands two columns further left. Most plays write names in
+capitals, some shorten them (`Ham.`). Songs stand where stage directions do and are lost with them.
+Other editions are laid out otherwise and are not read. The notice that comes between acts allows
+personal and non-commercial use of this edition.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ from pathlib import Path
 from foedus.errors import DataError
 
 _LARGEST = 32 << 20  # bytes: the text has 5.5 million
-_RIGHT = 7  # blanks before a stage direction, at least; letters and broken lines within a speech have six at most
+# blanks before a stage direction, at least; letters and broken lines within a speech have six at
+# most
+_RIGHT = 7
 _NOTICE = re.compile(r"<<[^<>]*>>")
 _BRACKETS = re.compile(r"\[[^][]{0,500}\] *")
 _HEADING = re.compile(r"(?:THE )?(?:ACT|SCENE|PROLOGUE|INDUCTION)\b", re.IGNORECASE)
@@ -38,7 +42,9 @@ _DIRECTION = re.compile(r" *(?:Enter|Re-enter|Exit|Exeunt|Flourish|Alarum|Sennet
 _BEHIND_GAP = re.compile(r" {3,}\S.*")
 _WORD = r"[A-Z][\w'-]*"
 # FIRST LORD, BISHOP of ELY, GRUMIO, BIONDELLO, Lady P, 1. Mus, M. Wife
-_SPEECH = re.compile(rf"( {{0,3}})((?:(?:\d|[A-Z])\. )?{_WORD}(?:,? (?:{_WORD}|of|and|the|to))*)\.(.*)")
+_SPEECH = re.compile(
+    rf"( {{0,3}})((?:(?:\d|[A-Z])\. )?{_WORD}(?:,? (?:{_WORD}|of|and|the|to))*)\.(.*)"
+)
 
 
 def read_plays(path: Path, *, plays: int = 30, speakers: int = 500) -> list[dict]:
@@ -50,29 +56,38 @@ def read_plays(path: Path, *, plays: int = 30, speakers: int = 500) -> list[dict
                 raise DataError(f"{path.name} holds {len(texts)} text files; expected one")
             with archive.open(texts[0]) as file:
                 content = file.read(_LARGEST + 1)
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # RuntimeError: encrypted or unknown compression
+    # RuntimeError: encrypted or unknown compression
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         raise DataError(f"{path.name} is not a readable zip archive ({error})") from None
     if len(content) > _LARGEST:
-        raise DataError(f"{path.name}: {texts[0].filename} has more than {_LARGEST} bytes, so it is not the text")
+        raise DataError(
+            f"{path.name}: {texts[0].filename} has more than {_LARGEST} bytes, so it is not the "
+            "text"
+        )
     return parse_plays(content.decode("latin-1"), path.name, plays=plays, speakers=speakers)
 
 
 def parse_plays(text: str, where: str, *, plays: int = 30, speakers: int = 500) -> list[dict]:
-    """Speaking characters as dictionaries with `id`, `play`, `speaker` and `speeches`, in order of appearance.
+    """Speaking characters as dictionaries with `id`, `play`, `speaker` and `speeches`, in order of
+    appearance.
 
-    A text with fewer `plays` or `speakers` than given is refused: it is not this edition, which has well above the defaults.
+    A text with fewer `plays` or `speakers` than given is refused: it is not this edition, which has
+    well above the defaults.
     """
     users: dict[str, dict] = {}
     for title, lines in _works(_BRACKETS.sub("", _NOTICE.sub("", text))):
         for name, speech in _speeches(lines):
             # The same name may be written in several ways: SIR TOBY and SIR Toby.
             key = re.sub(r"\W+", "_", f"{title} {name}").upper()
-            user = users.setdefault(key, {"id": key, "play": title, "speaker": name.upper(), "speeches": []})
+            user = users.setdefault(
+                key, {"id": key, "play": title, "speaker": name.upper(), "speeches": []}
+            )
             user["speeches"].append(speech)
     found = len({user["play"] for user in users.values()})
     if found < plays or len(users) < speakers:
         raise DataError(
-            f"{where} does not look like the edition of January 1994 of Project Gutenberg's ebook 100: {found} plays and "
+            f"{where} does not look like the edition of January 1994 of Project Gutenberg's ebook "
+            f"100: {found} plays and "
             f"{len(users)} speaking characters found, expected at least {plays} and {speakers}"
         )
     return list(users.values())
@@ -105,13 +120,14 @@ def _speeches(lines: list[str]) -> Iterator[tuple[str, str]]:
         indent = len(line) - len(line.lstrip())
         begun = begun or _HEADING.match(line) is not None
         match = _SPEECH.fullmatch(line)
-        # Where its place does not tell, a stage direction stands below an empty line; "Enter his chamber" in a speech does not.
+        # Where its place does not tell, a stage direction stands below an empty line; "Enter his
+        # chamber" in a speech does not.
         if (_DIRECTION.match(line) and not above) or (unfinished and not match):
             unfinished = line.endswith((",", ";"))  # goes on in the next line, wherever that stands
         elif not begun or _HEADING.match(line) or indent >= _RIGHT:
             continue
-        # With names in capitals, "Farewell." begins no speech, whatever its place; without, a place name at the margin looks
-        # like a speaker ("London. The palace"), so the place decides.
+        # With names in capitals, "Farewell." begins no speech, whatever its place; without, a place
+        # name at the margin looks like a speaker ("London. The palace"), so the place decides.
         elif match and (_in_capitals(match[2]) if capitals else indent == 2):
             yield from _joined(name, spoken)
             name, spoken = match[2], [match[3]]
@@ -122,13 +138,17 @@ def _speeches(lines: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _in_capitals(name: str) -> bool:
-    """Whether a name is written in capitals, at least its first word (BISHOP of ELY); a lone letter is a word of a speech."""
+    """Whether a name is written in capitals, at least its first word (BISHOP of ELY); a lone letter
+    is a word of a speech.
+    """
     first = name.split()[0].rstrip(",")
     return first.isupper() and (len(first) > 1 or (len(name) > 1 and name.isupper()))
 
 
 def _joined(name: str, spoken: list[str]) -> Iterator[tuple[str, str]]:
-    """The speech, one line each, without the stage directions at the ends of lines; nothing where no words are left."""
+    """The speech, one line each, without the stage directions at the ends of lines; nothing where
+    no words are left.
+    """
     lines = (" ".join(_BEHIND_GAP.sub("", line.strip()).split()) for line in spoken)
     speech = "\n".join(line for line in lines if line)
     if name and speech:

@@ -1,4 +1,6 @@
-"""Synthetic federations with a dial for heterogeneity: LEAF's Synthetic(alpha, beta) and FedNewton's piecewise-linear one."""
+"""Synthetic federations with a dial for heterogeneity: LEAF's Synthetic(alpha, beta) and
+FedNewton's piecewise-linear one.
+"""
 
 from __future__ import annotations
 
@@ -35,15 +37,18 @@ def synthetic_leaf(
         B_k ~ N(0, beta),   v_k ~ N(B_k, 1),  x ~ N(v_k, Sigma)      how much features differ
         Sigma = diag(j^-1.2), j = 1 .. features
 
-    As in the published generator, alpha and beta are standard deviations, and a client has int(lognormal(4, 2)) + 50 rows.
-    `iid` gives all clients one model with W, b ~ N(0, 1) and v_k = 0. The last `test` part of a client's rows is for testing.
+    As in the published generator, alpha and beta are standard deviations, and a client has
+    int(lognormal(4, 2)) + 50 rows. `iid` gives all clients one model with W, b ~ N(0, 1) and v_k =
+    0. The last `test` part of a client's rows is for testing.
 
     Args:
-        rows: total number of rows; the clients' shares of it are then those of the lognormal draws (at least 2 rows each).
-        per_client: deal the rows out anew so that each client holds this many labels, as `split(data, "labels")` does (FedFW's
-            non-IID setting: 3).
+        rows: total number of rows; the clients' shares of it are then those of the lognormal draws
+            (at least 2 rows each).
+        per_client: deal the rows out anew so that each client holds this many labels, as
+            `split(data, "labels")` does (FedFW's non-IID setting: 3).
 
-    Reference: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated optimization in heterogeneous networks", MLSys 2020.
+    Reference: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated optimization in heterogeneous
+    networks", MLSys 2020.
     """
     check_value("alpha", alpha, Annotated[float, Ge(0)], DataError)
     check_value("beta", beta, Annotated[float, Ge(0)], DataError)
@@ -70,13 +75,19 @@ def synthetic_leaf(
         score = xk @ model[:-1] + model[-1]
         x[offsets[k] : offsets[k + 1]], y[offsets[k] : offsets[k + 1]] = xk, score.argmax(1)
     groups = np.repeat(np.arange(clients), sizes)
-    held = np.arange(len(y)) >= np.repeat(offsets[1:] - np.minimum(np.round(sizes * test).astype(np.int64), sizes - 1), sizes)
+    held = np.arange(len(y)) >= np.repeat(
+        offsets[1:] - np.minimum(np.round(sizes * test).astype(np.int64), sizes - 1), sizes
+    )
     name = "synthetic(iid)" if iid else f"synthetic({alpha:g}, {beta:g})"
-    data = Data(name, x[~held], y[~held], x[held], y[held], classes, None, groups[~held], groups[held])
+    data = Data(
+        name, x[~held], y[~held], x[held], y[held], classes, None, groups[~held], groups[held]
+    )
     if per_client is not None:
         return split(data, "labels", clients=clients, per_client=per_client, seed=seed)
     settings = {"clients": clients, "seed": seed, "alpha": alpha, "beta": beta, "iid": iid}
-    return Federation.from_owners(data, groups[~held], groups[held], np.arange(clients), "natural", settings)
+    return Federation.from_owners(
+        data, groups[~held], groups[held], np.arange(clients), "natural", settings
+    )
 
 
 def synthetic_piecewise(
@@ -91,25 +102,36 @@ def synthetic_piecewise(
     test_noise: float | None = None,
     seed: int = 0,
 ) -> Federation:
-    """FedNewton's regression set with covariate shift alpha and concept shift beta (Section 7, "Synthetic dataset").
+    """FedNewton's regression set with covariate shift alpha and concept shift beta (Section 7,
+    "Synthetic dataset").
 
-    The truth is f*(x) = min(-1'x, 1'x) = -|1'x| with x ~ N(0, I). Client j has the rows (equal numbers of them)
+    The truth is f*(x) = min(-1'x, 1'x) = -|1'x| with x ~ N(0, I). Client j has the rows (equal
+    numbers of them)
 
-        x ~ N(u_j, I),  y = min(-w_j'x, w_j'x) + e,   u_j ~ N(0, alpha I),  w_j = 1 + v_j,  v_j ~ N(0, beta I),  e ~ N(0, noise)
+        x ~ N(u_j, I),  y = min(-w_j'x, w_j'x) + e,
+        u_j ~ N(0, alpha I),  w_j = 1 + v_j,  v_j ~ N(0, beta I),  e ~ N(0, noise)
 
-    and test rows come from the homogeneous truth (u = 0, w = 1). The second argument of every N is a variance here, also that
-    of the noise: 0.2 is a standard deviation of 0.447. The paper leaves three things open: whether these are variances; what
-    w_j ~ N(1, v_j) with v_j ~ N(0, beta) means, as v_j can be negative: it is read as a shift of w_j, in the way that u_j
-    shifts x, so that beta = 0 gives w_j = 1; and whether test targets are noisy: they are, with variance `test_noise` (that of
-    `noise` unless given; 0 measures the distance to f* itself). Test rows are dealt to clients in proportion to size.
+    and test rows come from the homogeneous truth (u = 0, w = 1). The second argument of every N is
+    a variance here, also that of the noise: 0.2 is a standard deviation of 0.447. The paper leaves
+    three things open: whether these are variances; what w_j ~ N(1, v_j) with v_j ~ N(0, beta)
+    means, as v_j can be negative: it is read as a shift of w_j, in the way that u_j shifts x, so
+    that beta = 0 gives w_j = 1; and whether test targets are noisy: they are, with variance
+    `test_noise` (that of `noise` unless given; 0 measures the distance to f* itself). Test rows are
+    dealt to clients in proportion to size.
     """
-    for name, value in {"alpha": alpha, "beta": beta, "noise": noise, "test_noise": test_noise or 0.0}.items():
+    for name, value in {
+        "alpha": alpha,
+        "beta": beta,
+        "noise": noise,
+        "test_noise": test_noise or 0.0,
+    }.items():
         check_value(name, value, Annotated[float, Ge(0)], DataError)
     for name, value in {"clients": clients, "rows": rows, "features": features}.items():
         check_value(name, value, Annotated[int, Ge(1)], DataError)
     if test_rows < 0 or rows < clients:
         raise DataError(
-            f"rows={rows!r}, test_rows={test_rows!r} for {clients} clients; give at least one training row a client"
+            f"rows={rows!r}, test_rows={test_rows!r} for {clients} clients; give at least one "
+            "training row a client"
         )
     rng = np.random.default_rng(seed)
     owner = np.repeat(np.arange(clients), np.bincount(np.arange(rows) % clients, minlength=clients))
@@ -118,11 +140,25 @@ def synthetic_piecewise(
     x = u[owner] + rng.standard_normal((rows, features))
     y = -np.abs(np.einsum("nd,nd->n", x, w[owner])) + rng.normal(0, np.sqrt(noise), rows)
     x_test = rng.standard_normal((test_rows, features))
-    y_test = -np.abs(x_test.sum(1)) + rng.normal(0, np.sqrt(noise if test_noise is None else test_noise), test_rows)
+    y_test = -np.abs(x_test.sum(1)) + rng.normal(
+        0, np.sqrt(noise if test_noise is None else test_noise), test_rows
+    )
     data = Data(
-        f"piecewise({alpha:g}, {beta:g})", x, y.astype(np.float32), x_test, y_test.astype(np.float32), None, None, owner
+        f"piecewise({alpha:g}, {beta:g})",
+        x,
+        y.astype(np.float32),
+        x_test,
+        y_test.astype(np.float32),
+        None,
+        None,
+        owner,
     )
     settings = {"clients": clients, "seed": seed, "alpha": alpha, "beta": beta, "noise": noise}
     return Federation.from_owners(
-        data, owner, deal_test_rows(data, owner, clients, rng), np.arange(clients), "natural", settings
+        data,
+        owner,
+        deal_test_rows(data, owner, clients, rng),
+        np.arange(clients),
+        "natural",
+        settings,
     )

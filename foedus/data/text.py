@@ -29,21 +29,29 @@ def word_federation(
     test: float = 0.2,
     name: str = "words",
 ) -> Federation:
-    """One client for each text: a row for each word, whose label is the word and whose features are the words before it.
+    """One client for each text: a row for each word, whose label is the word and whose features are
+    the words before it.
 
     Args:
-        texts: one for each client, such as all that a character says; see `foedus.data.load_speeches`.
-        before: how many previous words a row has as features, as numbers; -1 where the text has not begun. 0: one feature, 0.
+        texts: one for each client, such as all that a character says; see
+            `foedus.data.load_speeches`.
+        before: how many previous words a row has as features, as numbers; -1 where the text has not
+            begun. 0: one feature, 0.
         least: texts with fewer words are left out.
-        vocabulary: how many of the most frequent words are told apart (`None`: all); the others are one word, "<other>".
-        test: the last part of each text is for testing. Words that only it holds are "<other>" as well.
+        vocabulary: how many of the most frequent words are told apart (`None`: all); the others are
+            one word, "<other>".
+        test: the last part of each text is for testing. Words that only it holds are "<other>" as
+            well.
 
     `data.class_names` are the words.
     """
     if isinstance(texts, str):
         raise DataError("texts is a single text: give a list with one for each client")
     if not 0 <= test < 1 or before < 0 or least < 2:
-        raise DataError(f"test={test!r} must be in [0, 1), before={before!r} not negative, least={least!r} at least 2")
+        raise DataError(
+            f"test={test!r} must be in [0, 1), before={before!r} not negative, least={least!r} at "
+            "least 2"
+        )
     if vocabulary is not None and vocabulary < 1:
         raise DataError(f"vocabulary={vocabulary!r} must be at least 1, or None for all words")
     split = [w for w in map(words, texts) if len(w) >= least]
@@ -62,8 +70,16 @@ def word_federation(
         for first in (True, False)
         for arrays in (x, ids)
     )
-    data = Data(name, x_train, y_train, x_test, y_test, len(known) + 1, ("<other>", *known), owner, late)
-    settings = {"clients": len(ids), "before": before, "least": least, "vocabulary": vocabulary, "test": test}
+    data = Data(
+        name, x_train, y_train, x_test, y_test, len(known) + 1, ("<other>", *known), owner, late
+    )
+    settings = {
+        "clients": len(ids),
+        "before": before,
+        "least": least,
+        "vocabulary": vocabulary,
+        "test": test,
+    }
     return Federation.from_owners(data, owner, late, np.arange(len(ids)), "natural", settings)
 
 

@@ -1,4 +1,6 @@
-"""What to try on a federation, by rules on the measures of a diagnosis. docs/diagnose.md holds them against real runs."""
+"""What to try on a federation, by rules on the measures of a diagnosis. docs/diagnose.md holds them
+against real runs.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,22 @@ from foedus.models import CNN, MLP, Linear, Model
 if TYPE_CHECKING:
     from foedus.diagnosis.diagnose import Diagnosis
 
-ONE, OWN, UNKNOWN, BEWARE = "one model for all", "a model for each client", "what the data cannot tell", "beware"
+ONE, OWN, UNKNOWN, BEWARE = (
+    "one model for all",
+    "a model for each client",
+    "what the data cannot tell",
+    "beware",
+)
 
 _NET: dict[str, Any] = {"lr": 0.1, "epochs": 5}
 
 
 @dataclass(frozen=True)
 class Rule:
-    """When the facts of a diagnosis are so, then this algorithm, for this reason. `text` is filled in with the facts."""
+    """When the facts of a diagnosis are so, then this algorithm, for this reason.
+
+    `text` is filled in with the facts.
+    """
 
     aim: str
     when: Callable[[dict[str, Any]], bool]
@@ -35,7 +45,9 @@ class Rule:
 
 @dataclass(frozen=True)
 class Advice:
-    """One piece of advice: for which aim, the algorithm with settings to begin with (`None`: a remark), and why."""
+    """One piece of advice: for which aim, the algorithm with settings to begin with (`None`: a
+    remark), and why.
+    """
 
     aim: str
     algorithm: Algorithm | None
@@ -48,7 +60,9 @@ class Advice:
 
     def __str__(self) -> str:
         head = [f"{self.aim}:" + ("" if self.algorithm is None else f" {self.code}")]
-        return "\n".join(head + textwrap.wrap(self.text, 110, initial_indent="    ", subsequent_indent="    "))
+        return "\n".join(
+            head + textwrap.wrap(self.text, 110, initial_indent="    ", subsequent_indent="    ")
+        )
 
 
 def _skewed(m: dict[str, Any]) -> bool:
@@ -56,9 +70,16 @@ def _skewed(m: dict[str, Any]) -> bool:
 
 
 def _trees_fit(m: dict[str, Any]) -> bool:
-    """Trees are worth their bytes, and clients see labels enough for their trees to tell them apart."""
+    """Trees are worth their bytes, and clients see labels enough for their trees to tell them
+    apart.
+    """
     better = m["fit_trees"] >= max(m["fit_features"], m.get("fit_linear", 0.0)) + 0.02
-    return m["tabular"] and better and m["labels_held"] >= min(3, m["classes"]) and m["rows_median"] >= 20
+    return (
+        m["tabular"]
+        and better
+        and m["labels_held"] >= min(3, m["classes"])
+        and m["rows_median"] >= 20
+    )
 
 
 def _adds_up(m: dict[str, Any]) -> bool:
@@ -84,7 +105,9 @@ def _net(s: Diagnosis) -> Model:
 
 
 def _feddyn(s: Diagnosis) -> FedDyn:
-    """alpha so that its pull over all local steps of a round, lr K alpha, is about a third; more stalls large clients."""
+    """alpha so that its pull over all local steps of a round, lr K alpha, is about a third; more
+    stalls large clients.
+    """
     steps = _NET["epochs"] * max(1.0, s.facts["rows_typical"] / FedDyn.batch_size)
     return FedDyn(_net(s), alpha=float(f"{min(1.0, 0.3 / (_NET['lr'] * steps)):.1g}"), **_NET)
 
@@ -98,7 +121,8 @@ def _newton(solver: Literal["newton", "cg"]) -> Callable[[Diagnosis], Algorithm]
 
 
 _NEWTON = (
-    " It ends where all rows in one place would: about {fit_features:.3f} on held-out rows. A client sends {newton_kb:.3g} kB a "
+    " It ends where all rows in one place would: about {fit_features:.3f} on held-out rows. A "
+    "client sends {newton_kb:.3g} kB a "
     "round (a linear model: {linear_kb:.3g} kB)."
 )
 
@@ -107,126 +131,152 @@ RULES = (
         ONE,
         lambda m: not m["tabular"] and not _skewed(m),
         lambda s: FedAvg(_net(s), **_step(s)),
-        "Rows are images, for which features without convolutions are a weak model, and clients hold about the same labels (label "
-        "TV {label_tv:.2f}, by chance {label_tv_by_chance:.2f}): averaging networks needs no correction.",
+        "Rows are images, for which features without convolutions are a weak model, and clients "
+        "hold about the same labels (label "
+        "TV {label_tv:.2f}, by chance {label_tv_by_chance:.2f}): averaging networks needs no "
+        "correction.",
     ),
     Rule(
         ONE,
         lambda m: not m["tabular"] and _skewed(m),
         _feddyn,
-        "Rows are images, for which features without convolutions are a weak model, and clients hold different labels (label TV "
-        "{label_tv:.2f}, by chance {label_tv_by_chance:.2f}): networks trained locally drift apart, which FedDyn corrects at the "
+        "Rows are images, for which features without convolutions are a weak model, and clients "
+        "hold different labels (label TV "
+        "{label_tv:.2f}, by chance {label_tv_by_chance:.2f}): networks trained locally drift "
+        "apart, which FedDyn corrects at the "
         "cost of FedAvg's messages.",
     ),
     Rule(
         ONE,
         lambda m: _trees_fit(m) and not _skewed(m),
-        lambda s: FFGB() if s.fed.data.classes else FFGB(step=1.0),  # ten is for cross-entropy, whose slopes are below 1
-        "Trees predict held-out rows best ({fit_trees:.3f}; FedNewton's features {fit_features:.3f}). Messages are large: a forest "
+        # ten is for cross-entropy, whose slopes are below 1
+        lambda s: FFGB() if s.fed.data.classes else FFGB(step=1.0),
+        "Trees predict held-out rows best ({fit_trees:.3f}; FedNewton's features "
+        "{fit_features:.3f}). Messages are large: a forest "
         "of every client in every round.",
     ),
     Rule(
         ONE,
         lambda m: _trees_fit(m) and _skewed(m),
         lambda s: FFGB(step=3.0),
-        "Trees predict held-out rows best ({fit_trees:.3f}; FedNewton's features {fit_features:.3f}), and boosting with functions "
-        "as messages keeps most of that under label skew (label TV {label_tv:.2f}, by chance {label_tv_by_chance:.2f}), with a "
+        "Trees predict held-out rows best ({fit_trees:.3f}; FedNewton's features "
+        "{fit_features:.3f}), and boosting with functions "
+        "as messages keeps most of that under label skew (label TV {label_tv:.2f}, by chance "
+        "{label_tv_by_chance:.2f}), with a "
         "smaller step than usual. Messages are large: a forest of every client in every round.",
     ),
     Rule(
         ONE,
         lambda m: m["radius"] < 0.9,
         _newton("newton"),
-        "The spectral radius is {radius:.2g}: plain Newton converges, and gains a digit every {rounds_a_digit:.1f} rounds."
-        + _NEWTON,
+        "The spectral radius is {radius:.2g}: plain Newton converges, and gains a digit every "
+        "{rounds_a_digit:.1f} rounds." + _NEWTON,
     ),
     Rule(
         ONE,
         lambda m: m["radius"] >= 0.9,
         _newton("cg"),
-        "The spectral radius is {radius:.3g}: plain Newton would diverge or hardly move, conjugate gradients with the same "
+        "The spectral radius is {radius:.3g}: plain Newton would diverge or hardly move, conjugate "
+        "gradients with the same "
         "messages do not, however unlike clients are." + _NEWTON,
     ),
     Rule(
         ONE,
         lambda m: m["tabular"] and _skewed(m),
         _feddyn,
-        "If it is to be a network: label TV is {label_tv:.2f} (by chance {label_tv_by_chance:.2f}), so locally trained networks "
-        "drift apart. FedDyn corrects that at the cost of FedAvg's messages; Scaffold sends twice as much.",
+        "If it is to be a network: label TV is {label_tv:.2f} (by chance "
+        "{label_tv_by_chance:.2f}), so locally trained networks "
+        "drift apart. FedDyn corrects that at the cost of FedAvg's messages; Scaffold sends twice "
+        "as much.",
     ),
     Rule(
         ONE,
         lambda m: m["tabular"] and not _skewed(m) and m["classes"] > 0,
         lambda s: FedAvg(_net(s), **_step(s)),
-        "If it is to be a network: labels are divided about as by chance (label TV {label_tv:.2f}, by chance "
+        "If it is to be a network: labels are divided about as by chance (label TV {label_tv:.2f}, "
+        "by chance "
         "{label_tv_by_chance:.2f}), so plain averaging is enough.",
     ),
     Rule(
         ONE,
         lambda m: m["tabular"] and not m["classes"],
         lambda s: FedAvg(_net(s), **_step(s)),
-        "If it is to be a network: plain averaging is where to begin; there are no labels to be divided unequally.",
+        "If it is to be a network: plain averaging is where to begin; there are no labels to be "
+        "divided unequally.",
     ),
     Rule(
         OWN,
         lambda m: _adds_up(m) and not _curves_do_it(m),
-        lambda s: FedRes(step=0.05, batch_size=10, loss="logistic" if s.fed.data.classes else "squared"),
-        "Tasks differ and have something in common: linear models reach {shared:.3f} shared, {private:.3f} private and {both:.3f} "
+        lambda s: FedRes(
+            step=0.05, batch_size=10, loss="logistic" if s.fed.data.classes else "squared"
+        ),
+        "Tasks differ and have something in common: linear models reach {shared:.3f} shared, "
+        "{private:.3f} private and {both:.3f} "
         "added up (similarity of two clients {alike:.2f}, of one client's halves {itself:.2f}).",
     ),
     Rule(
         OWN,
         lambda m: not _adds_up(m) and _tasks_differ(m) and not _curves_do_it(m),
         lambda s: Independent(Linear(), **_step(s)),
-        "A client's own linear model reaches {private:.3f} on its rows, one for all {shared:.3f}, both together {both:.3f}: for its "
+        "A client's own linear model reaches {private:.3f} on its rows, one for all {shared:.3f}, "
+        "both together {both:.3f}: for its "
         "own rows a client needs nobody else. Elsewhere such a model is worth little.",
     ),
     Rule(
         OWN,
         lambda m: not _adds_up(m) and not _tasks_differ(m),
         lambda s: None,
-        "Not needed: one linear model for all reaches {shared:.3f}, own ones {private:.3f}, both together {both:.3f}.",
+        "Not needed: one linear model for all reaches {shared:.3f}, own ones {private:.3f}, both "
+        "together {both:.3f}.",
     ),
     Rule(
         OWN,
         lambda m: (_adds_up(m) or _tasks_differ(m)) and _curves_do_it(m),
         lambda s: None,
-        "Not needed: one model for all that is not linear reaches {fit_best:.3f} on held-out rows, linear ones of the clients' own "
+        "Not needed: one model for all that is not linear reaches {fit_best:.3f} on held-out rows, "
+        "linear ones of the clients' own "
         "{private:.3f} on theirs, and together with a shared one {both:.3f}.",
     ),
     Rule(
         UNKNOWN,
         lambda m: m["linear_kb"] >= 1,
         lambda s: FedFW(Linear(), L1Ball(30.0)),
-        "If bytes are scarce: a client sends one entry a round, some 20 bytes instead of a linear model's {linear_kb:.3g} kB. It "
-        "takes hundreds of rounds and ends with less accuracy, the more so the more features matter.",
+        "If bytes are scarce: a client sends one entry a round, some 20 bytes instead of a linear "
+        "model's {linear_kb:.3g} kB. It "
+        "takes hundreds of rounds and ends with less accuracy, the more so the more features "
+        "matter.",
     ),
     Rule(
         UNKNOWN,
         lambda m: m["classes"] > 0,
         lambda s: None,
-        "If you have predictors already, from public data or from other sites: fd.FedBoost(predictors) learns only how to mix "
-        "them. If you have unlabelled public rows: fd.FFGBDistill(model, public) starts a network from what all clients know.",
+        "If you have predictors already, from public data or from other sites: "
+        "fd.FedBoost(predictors) learns only how to mix "
+        "them. If you have unlabelled public rows: fd.FFGBDistill(model, public) starts a network "
+        "from what all clients know.",
     ),
     Rule(
         BEWARE,
         lambda m: m["rows_median"] < 20,
         lambda s: None,
-        "Half of the clients have no more than {rows_median:g} rows. Distances between them are mostly chance, and what a client "
+        "Half of the clients have no more than {rows_median:g} rows. Distances between them are "
+        "mostly chance, and what a client "
         "fits to its own rows is noise: let many take part in a round, and make few local steps.",
     ),
     Rule(
         BEWARE,
         lambda m: not m["classes"] and not 0.1 <= m["spread_y"] <= 10,
         lambda s: None,
-        "The standard deviation of y is {spread_y:.3g}. Steps of gradient methods are for numbers of about 1, and diverge or "
+        "The standard deviation of y is {spread_y:.3g}. Steps of gradient methods are for numbers "
+        "of about 1, and diverge or "
         "crawl here: divide y by it first (FedNewton does not mind).",
     ),
     Rule(
         BEWARE,
         lambda m: m["omega_w1"] > 1.5 * m["omega_w1_by_chance"] and not _skewed(m),
         lambda s: None,
-        "Features differ between clients (omega_W1 {omega_w1:.3g}, by chance {omega_w1_by_chance:.3g}) and labels do not: look at "
+        "Features differ between clients (omega_W1 {omega_w1:.3g}, by chance "
+        "{omega_w1_by_chance:.3g}) and labels do not: look at "
         "units and scaling at the sites first.",
     ),
 )

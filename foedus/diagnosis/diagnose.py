@@ -1,4 +1,6 @@
-"""`fd.diagnose`: all that can be measured of a federation before anything is trained, and what to try first."""
+"""`fd.diagnose`: all that can be measured of a federation before anything is trained, and what to
+try first.
+"""
 
 from __future__ import annotations
 
@@ -43,15 +45,18 @@ def diagnose(
     engine: Any = None,
     **former: Any,
 ) -> Diagnosis:
-    """Measure how unlike the clients of a federation are, in every way that decides which algorithm does well on it.
+    """Measure how unlike the clients of a federation are, in every way that decides which algorithm
+    does well on it.
 
-    algorithm: a `fd.FedNewton`, whose spectral radius is measured: `radius`, and whether the plain iteration `converges`.
-    features, reg: of one, instead. By default those that do best on held-out rows, out of linear features and random Fourier
-    features of three bandwidths. iterations, engine: of `fd.spectrum`. seed: of all that is drawn at random.
+    algorithm: a `fd.FedNewton`, whose spectral radius is measured: `radius`, and whether the plain
+    iteration `converges`. features, reg: of one, instead. By default those that do best on held-out
+    rows, out of linear features and random Fourier features of three bandwidths. iterations,
+    engine: of `fd.spectrum`. seed: of all that is drawn at random.
 
-    Sizes and labels are those of all clients. Everything else is measured on at most 100 clients, drawn at random, and 20,000
-    rows: if there are more, the clients with most rows leave some out. Rows are looked at in one place, as a simulation can; of
-    a real federation's sites only `fd.spectrum` may be asked.
+    Sizes and labels are those of all clients. Everything else is measured on at most 100 clients,
+    drawn at random, and 20,000 rows: if there are more, the clients with most rows leave some out.
+    Rows are looked at in one place, as a simulation can; of a real federation's sites only
+    `fd.spectrum` may be asked.
 
     Example:
         >>> found = fd.diagnose(fd.split(fd.load("digits"), "dirichlet", clients=10, alpha=0.1))
@@ -60,14 +65,27 @@ def diagnose(
         >>> found.report("page.html")
     """
     if former or isinstance(algorithm, FeatureMap | nn.Module):
-        return _former(fed, algorithm or features, reg, iterations=iterations, seed=seed, engine=engine, **former)
+        return _former(
+            fed,
+            algorithm or features,
+            reg,
+            iterations=iterations,
+            seed=seed,
+            engine=engine,
+            **former,
+        )
     if not isinstance(fed, Federation):
         raise ConfigError(f"fed is a {type(fed).__name__}; give a Federation, as fd.split returns")
     if algorithm is not None:
         if features is not None or reg is not None:
             raise ConfigError("give an algorithm, or features and reg, not both")
-        if not isinstance(algorithm, FeatureRegression) or getattr(algorithm, "loss", "squared") != "squared":
-            raise ConfigError(f"algorithm={algorithm!r} must be a fd.FedNewton, with the squared loss")
+        if (
+            not isinstance(algorithm, FeatureRegression)
+            or getattr(algorithm, "loss", "squared") != "squared"
+        ):
+            raise ConfigError(
+                f"algorithm={algorithm!r} must be a fd.FedNewton, with the squared loss"
+            )
         features, reg = algorithm.features, algorithm.reg
     check_value("seed", seed, Annotated[int, Ge(0)])
     check_value("reg", reg, Annotated[float, Gt(0)] | None)
@@ -95,30 +113,38 @@ def diagnose(
 def _former(fed: Federation, features: Any, reg: float | None, **options: Any) -> Any:
     """fd.diagnose(fed, features, reg) as it was: FedNewton's spectral radius alone."""
     text = (
-        "fd.diagnose(fed, features, reg) is now fd.spectrum(fed, features, reg); fd.diagnose(fed, algorithm=fd.FedNewton(...))"
+        "fd.diagnose(fed, features, reg) is now fd.spectrum(fed, features, reg); "
+        "fd.diagnose(fed, algorithm=fd.FedNewton(...))"
     )
     warnings.warn(f"{text} has its radius beside everything else", FutureWarning, stacklevel=3)
     return spectrum(fed, features, 1e-4 if reg is None else reg, **options)
 
 
-def survey(fed: Federation, features: Any = None, reg: float | None = None, **options: Any) -> Diagnosis:
+def survey(
+    fed: Federation, features: Any = None, reg: float | None = None, **options: Any
+) -> Diagnosis:
     """The former name of `diagnose`; it goes with the next release."""
-    warnings.warn("fd.survey is now fd.diagnose, and goes with the next release", FutureWarning, stacklevel=2)
+    warnings.warn(
+        "fd.survey is now fd.diagnose, and goes with the next release", FutureWarning, stacklevel=2
+    )
     return diagnose(fed, reg=reg, features=features, **options)
 
 
 @dataclass(frozen=True, eq=False)
 class Diagnosis:
-    """What `diagnose` found; `print` shows it, with advice. `fed` is the federation, `part` what was measured of it.
+    """What `diagnose` found; `print` shows it, with advice. `fed` is the federation, `part` what
+    was measured of it.
 
-    - `distances`: `fd.Heterogeneity` of `part`; `by_chance`: the same after dealing its rows out again at random, to clients as
-      large as they are. What there is of a distance beyond that is heterogeneity.
-    - `labels`: of each client of `fed`, the total variation distance between its labels and those of all rows;
-      `labels_by_chance` as above. Empty for regression.
-    - `newton`: `fd.Spectrum` of FedNewton with `features`: Delta_D, Delta_f and the spectral radius; also as `radius`, and
-      whether the plain iteration `converges`.
-    - `fits`: how well a "linear" model, one on the "features", and "trees" predict held-out rows with all other rows in one
-      place: accuracy, or for regression the share of the variance explained. It tells which kind of function is asked for.
+    - `distances`: `fd.Heterogeneity` of `part`; `by_chance`: the same after dealing its rows out
+      again at random, to clients as large as they are. What there is of a distance beyond that is
+      heterogeneity.
+    - `labels`: of each client of `fed`, the total variation distance between its labels and those
+      of all rows; `labels_by_chance` as above. Empty for regression.
+    - `newton`: `fd.Spectrum` of FedNewton with `features`: Delta_D, Delta_f and the spectral
+      radius; also as `radius`, and whether the plain iteration `converges`.
+    - `fits`: how well a "linear" model, one on the "features", and "trees" predict held-out rows
+      with all other rows in one place: accuracy, or for regression the share of the variance
+      explained. It tells which kind of function is asked for.
     - `sharing`: `fd.Sharing`, FedRes' question.
     - `facts`: the numbers that advice goes by. `advice`: what to try; the first is the best guess.
     """
@@ -153,11 +179,14 @@ class Diagnosis:
             "clients": len(fed),
             "rows": len(fed.rows),
             "rows_median": float(np.median(fed.sizes)),
-            "rows_typical": float(np.square(fed.sizes).sum() / fed.sizes.sum()),  # of the client that a row is with
+            # of the client that a row is with
+            "rows_typical": float(np.square(fed.sizes).sum() / fed.sizes.sum()),
             "classes": fed.data.classes or 0,
             "tabular": len(spec.shape) == 1,
             "spread_y": 0.0 if labelled else float(fed.data.y_train[fed.rows].std()),
-            "labels_held": float(np.median((fed.label_counts() > 0).sum(1))) if labelled else math.inf,
+            "labels_held": float(np.median((fed.label_counts() > 0).sum(1)))
+            if labelled
+            else math.inf,
             "label_tv": float(self.labels.mean()) if labelled else 0.0,
             "label_tv_max": float(self.labels.max()) if labelled else 0.0,
             "label_tv_by_chance": float(self.labels_by_chance.mean()) if labelled else 0.0,
@@ -171,7 +200,11 @@ class Diagnosis:
             "model_shift_max": max(self.newton.columns["model_shift"]),
             "reg": self.newton.reg,
             "radius": radius,
-            "rounds_a_digit": math.inf if radius >= 1 else math.log(10) / -math.log(radius) if radius > 0 else 1.0,
+            "rounds_a_digit": math.inf
+            if radius >= 1
+            else math.log(10) / -math.log(radius)
+            if radius > 0
+            else 1.0,
             **{f"fit_{kind}": score for kind, score in self.fits.items()},
             "fit_best": max(self.fits.values()),
             **(self.sharing.accuracy or self.sharing.explained),
@@ -197,7 +230,10 @@ class Diagnosis:
 
         m, labelled = self.facts, self.fed.data.classes is not None
         score = "accuracy" if labelled else "variance explained"
-        at_random, newton = "rows dealt out at random: ", "converges" if self.converges else "diverges"
+        at_random, newton = (
+            "rows dealt out at random: ",
+            "converges" if self.converges else "diverges",
+        )
         found = []
         if labelled:
             chance = f"largest {m['label_tv_max']:.3f}; {at_random}{m['label_tv_by_chance']:.3f}"
@@ -205,7 +241,11 @@ class Diagnosis:
         exact = "" if self.distances.exact else "sliced; "
         found += [
             ("omega_TV", f"{m['omega_tv']:.3f}", f"{at_random}{m['omega_tv_by_chance']:.3f}"),
-            ("omega_W1", f"{m['omega_w1']:.4g}", f"{exact}{at_random}{m['omega_w1_by_chance']:.4g}"),
+            (
+                "omega_W1",
+                f"{m['omega_w1']:.4g}",
+                f"{exact}{at_random}{m['omega_w1_by_chance']:.4g}",
+            ),
             ("Delta_D", f"{m['data_shift']:.4g}", f"largest {m['data_shift_max']:.4g}"),
             ("Delta_f", f"{m['model_shift']:.4g}", f"largest {m['model_shift_max']:.4g}"),
             (
@@ -215,19 +255,36 @@ class Diagnosis:
             ),
         ]
         kinds = {"linear": "a linear model", "features": "FedNewton's features", "trees": "trees"}
-        found += [(f"{score}, {kinds[k]}", f"{v:.3f}", "held-out rows, all rows in one place") for k, v in self.fits.items()]
+        found += [
+            (f"{score}, {kinds[k]}", f"{v:.3f}", "held-out rows, all rows in one place")
+            for k, v in self.fits.items()
+        ]
         shares = self.sharing.accuracy or self.sharing.explained
-        kinds = {"labels": "own average of y", "shared": "one linear model", "private": "own linear models", "both": "both"}
-        found += [(f"{score}, {kinds[k]}", f"{shares[k]:.3f}", "held-out rows of the same client") for k in kinds]
+        kinds = {
+            "labels": "own average of y",
+            "shared": "one linear model",
+            "private": "own linear models",
+            "both": "both",
+        }
+        found += [
+            (f"{score}, {kinds[k]}", f"{shares[k]:.3f}", "held-out rows of the same client")
+            for k in kinds
+        ]
         alike, itself = ("–" if math.isnan(m[k]) else f"{m[k]:.2f}" for k in ("alike", "itself"))
-        return [*found, ("task similarity of two clients", alike, f"of a client's two halves: {itself}")]
+        return [
+            *found,
+            ("task similarity of two clients", alike, f"of a client's two halves: {itself}"),
+        ]
 
     @property
     def sampled(self) -> str:
         """What was measured, where that is not everything."""
         if len(self.part.rows) == len(self.fed.rows):
             return ""
-        return f"distances, shifts and shares were measured on {len(self.part)} clients with {len(self.part.rows)} rows, drawn at random"
+        return (
+            f"distances, shifts and shares were measured on {len(self.part)} clients with "
+            f"{len(self.part.rows)} rows, drawn at random"
+        )
 
     def __str__(self) -> str:
         lines = [self.fed.describe(), *([self.sampled] if self.sampled else []), ""]
@@ -237,7 +294,9 @@ class Diagnosis:
         return "\n".join([*lines, "", *map(str, self.advice)])
 
     def per_client(self) -> pd.DataFrame:
-        """One row a client of `part`: its rows, its distances, and what linear models explain there."""
+        """One row a client of `part`: its rows, its distances, and what linear models explain
+        there.
+        """
         import pandas as pd
 
         columns: dict[str, Any] = {"client": self.part.ids, "rows": self.part.sizes}
@@ -245,19 +304,29 @@ class Diagnosis:
             by_id = dict(zip(self.fed.ids.tolist(), self.labels, strict=True))
             columns["label_TV"] = [by_id[i] for i in self.part.ids.tolist()]
         columns["W1"] = self.distances.per_client["w1"]
-        columns |= {"Delta_D": self.newton.columns["data_shift"], "Delta_f": self.newton.columns["model_shift"]}
+        columns |= {
+            "Delta_D": self.newton.columns["data_shift"],
+            "Delta_f": self.newton.columns["model_shift"],
+        }
         shares = self.sharing.per_client
-        return pd.DataFrame(columns | {model: shares[model] for model in ("shared", "private", "both")})
+        return pd.DataFrame(
+            columns | {model: shares[model] for model in ("shared", "private", "both")}
+        )
 
     def plot(self, path: str | os.PathLike) -> Path:
-        """Draw who holds what, the distances, the similarities and the scores as one picture, .svg or .png."""
+        """Draw who holds what, the distances, the similarities and the scores as one picture, .svg
+        or .png.
+        """
         from foedus.diagnosis.figures import write_picture
 
         write_picture(self, Path(path))
         return Path(path)
 
     def report(self, path: str | os.PathLike) -> Path:
-        """Write one self-contained HTML page: advice with its reasons, pictures, measures. Needs matplotlib."""
+        """Write one self-contained HTML page: advice with its reasons, pictures, measures.
+
+        Needs matplotlib.
+        """
         from foedus.diagnosis.figures import inline_panels
         from foedus.report.html import render, versions, write_page
 
@@ -293,7 +362,9 @@ def _sample(fed: Federation, rng: np.random.Generator) -> Federation:
     low, high = 1, int(fed.sizes.max())
     while low < high:  # the largest level to which all can be cut
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if np.minimum(fed.sizes, middle).sum() <= _ROWS else (low, middle - 1)
+        low, high = (
+            (middle, high) if np.minimum(fed.sizes, middle).sum() <= _ROWS else (low, middle - 1)
+        )
     kept = [np.sort(rng.permutation(fed.client_rows(i))[:low]) for i in range(len(fed))]
     offsets = np.cumsum([0, *map(len, kept)])
     return replace(fed, rows=np.concatenate(kept), offsets=offsets)

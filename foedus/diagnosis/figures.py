@@ -7,7 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foedus.report.plots import COLORS, DASHES, WIDTH, blank, check_picture, drawing, holdings, inline
+from foedus.report.plots import (
+    COLORS,
+    DASHES,
+    WIDTH,
+    blank,
+    check_picture,
+    drawing,
+    holdings,
+    inline,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,36 +51,72 @@ def write_picture(found: Diagnosis, path: Path) -> None:
             draw(ax)
             ax.set_title(name, fontsize=10, loc="left")
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+        figure.savefig(
+            path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None
+        )
 
 
 def _panels(found: Diagnosis) -> list[tuple[str, str, Callable[[Axes], None]]]:
     """Name, caption and drawing of every panel that this federation has something to show in."""
     fed, labelled = found.fed, found.fed.data.classes is not None
-    what = "Training rows of each client, by label." if labelled else "Targets of the training rows of each client."
-    panels: list[tuple[str, str, Callable[[Axes], None]]] = [("who holds what", what, lambda ax: holdings(ax, fed))]
+    what = (
+        "Training rows of each client, by label."
+        if labelled
+        else "Targets of the training rows of each client."
+    )
+    panels: list[tuple[str, str, Callable[[Axes], None]]] = [
+        ("who holds what", what, lambda ax: holdings(ax, fed))
+    ]
     if not labelled or len(fed) > _BARS:
-        panels.append(("sizes", "Training rows of each client.", lambda ax: _bars(ax, fed.ids, fed.sizes, "training rows")))
-    if labelled:
-        caption = "Total variation distance between each client's labels and those of all rows. The line is their mean with rows dealt out at random."
         panels.append(
-            ("label TV", caption, lambda ax: _bars(ax, fed.ids, found.labels, "distance", found.facts["label_tv_by_chance"]))
+            (
+                "sizes",
+                "Training rows of each client.",
+                lambda ax: _bars(ax, fed.ids, fed.sizes, "training rows"),
+            )
+        )
+    if labelled:
+        caption = (
+            "Total variation distance between each client's labels and those of all rows. "
+            "The line is their mean with rows dealt out at random."
+        )
+        panels.append(
+            (
+                "label TV",
+                caption,
+                lambda ax: _bars(
+                    ax, fed.ids, found.labels, "distance", found.facts["label_tv_by_chance"]
+                ),
+            )
         )
     w1 = found.distances.per_client
-    caption = "Wasserstein-1 distance between each client's features and those of all. The line is their mean with rows dealt out at random."
+    caption = (
+        "Wasserstein-1 distance between each client's features and those of all. The line "
+        "is their mean with rows dealt out at random."
+    )
     if not found.distances.exact:
         caption += " Sliced: a lower bound."
     panels.append(
-        ("omega_W1", caption, lambda ax: _bars(ax, w1["client"], w1["w1"], "distance", found.facts["omega_w1_by_chance"]))
+        (
+            "omega_W1",
+            caption,
+            lambda ax: _bars(
+                ax, w1["client"], w1["w1"], "distance", found.facts["omega_w1_by_chance"]
+            ),
+        )
     )
     if len(found.part) > 1:
         caption = (
-            "Cosine between what linear models of two clients predict; on the diagonal, of two halves of one client. Grey: the "
+            "Cosine between what linear models of two clients predict; on the diagonal, of two "
+            "halves of one client. Grey: the "
             "rows say nothing."
         )
         panels.append(("task similarity", caption, lambda ax: _similarity(ax, found)))
     score = "Accuracy" if labelled else "Share of the variance explained"
-    caption = f"{score} on held-out rows: in blue linear models that clients share or have for themselves, in grey kinds of models with all rows in one place."
+    caption = (
+        f"{score} on held-out rows: in blue linear models that clients share or have for "
+        "themselves, in grey kinds of models with all rows in one place."
+    )
     return [*panels, (score.lower(), caption, lambda ax: _scores(ax, found))]
 
 
@@ -79,13 +124,17 @@ def _bars(ax: Axes, ids: Any, values: Any, ylabel: str, by_chance: float | None 
     """A bar a client, or where they are many a line of the values in rising order."""
     if len(values) <= _BARS:
         ax.bar(range(len(values)), values, color=COLORS[0], width=0.8)
-        ax.set_xticks(range(len(values)), [str(i) for i in ids], fontsize=9 if len(values) <= 20 else 6)
+        ax.set_xticks(
+            range(len(values)), [str(i) for i in ids], fontsize=9 if len(values) <= 20 else 6
+        )
         ax.set_xlabel("client")
     else:
         ax.step(range(len(values)), sorted(values), where="mid", color=COLORS[0])
         ax.set_xlabel("clients, in rising order")
     if by_chance is not None:
-        ax.axhline(by_chance, color=COLORS[1], linestyle=DASHES[1], linewidth=1.4, label="by chance")
+        ax.axhline(
+            by_chance, color=COLORS[1], linestyle=DASHES[1], linewidth=1.4, label="by chance"
+        )
         ax.legend(frameon=False, loc="upper right", bbox_to_anchor=(1.0, 1.12))
     ax.set_ylabel(ylabel)
     ax.set_ylim(0, 1.05 * max(*values, by_chance or 0.0, 1e-9))
@@ -96,7 +145,9 @@ def _similarity(ax: Axes, found: Diagnosis) -> None:
 
     colours = matplotlib.colormaps["RdBu"].with_extremes(bad="#bbbbbb")
     n = len(found.part)
-    image = ax.imshow(found.sharing.similarity, cmap=colours, vmin=-1, vmax=1, interpolation="nearest")
+    image = ax.imshow(
+        found.sharing.similarity, cmap=colours, vmin=-1, vmax=1, interpolation="nearest"
+    )
     ax.figure.colorbar(image, ax=ax, label="similarity", shrink=0.85)
     if n <= _BARS:
         for axis in ("x", "y"):
@@ -108,12 +159,22 @@ def _similarity(ax: Axes, found: Diagnosis) -> None:
 
 def _scores(ax: Axes, found: Diagnosis) -> None:
     shares = found.sharing.accuracy or found.sharing.explained
-    names = {"labels": "own average", "shared": "one for all", "private": "own model", "both": "both"}
+    names = {
+        "labels": "own average",
+        "shared": "one for all",
+        "private": "own model",
+        "both": "both",
+    }
     values = {names[k]: (shares[k], COLORS[0]) for k in names}
     kinds = {"linear": "linear", "features": "FedNewton's features", "trees": "trees"}
     values |= {kinds[k]: (v, "#999999") for k, v in found.fits.items()}
     place = range(len(values))
-    ax.barh(place, [max(v, 0.0) for v, _ in values.values()], color=[c for _, c in values.values()], height=0.75)
+    ax.barh(
+        place,
+        [max(v, 0.0) for v, _ in values.values()],
+        color=[c for _, c in values.values()],
+        height=0.75,
+    )
     for i, (value, _) in enumerate(values.values()):
         ax.text(max(value, 0.0) + 0.01, i, f"{value:.3f}", va="center", fontsize=8)
     ax.set_yticks(place, list(values))

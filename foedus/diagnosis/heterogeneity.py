@@ -1,6 +1,8 @@
-"""How far the clients' rows are from those of the federation: the radii of FFGB's theorems, measured on the rows themselves.
+"""How far the clients' rows are from those of the federation: the radii of FFGB's theorems,
+measured on the rows themselves.
 
-FFGB: Shen, Hassani, Kale and Karbasi, "Federated functional gradient boosting", Sections 4.1 and 4.3 and Appendix A.
+FFGB: Shen, Hassani, Kale and Karbasi, "Federated functional gradient boosting", Sections 4.1 and
+4.3 and Appendix A.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 _ALL_PAIRS = 30  # with more clients, W_2 is averaged over a sample of the pairs
 _PAIRS = 200
 _NUMBERS = 20_000_000  # projections held at once: 160 MB
-_ITERATIONS = 10**8  # POT's own limit of 10^5 stops short of the optimum with some 2000 points a side
+# POT's own limit of 10^5 stops short of the optimum with some 2000 points a side
+_ITERATIONS = 10**8
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,11 +33,13 @@ class Heterogeneity:
     """What `heterogeneity` measures; `str` of it is a few readable lines.
 
     - `omega_tv`: mean total variation distance between α and α_i, equation (12).
-    - `omega_w1`: mean Wasserstein-1 distance between α and α_i, equation (16), in the units of the features.
+    - `omega_w1`: mean Wasserstein-1 distance between α and α_i, equation (16), in the units of the
+      features.
     - `w2`: (1/N²) Σ_{i,s} W_2²(α_s, α_i), so that Theorem 4.4 has G² = 2 L² `w2` + 2 B².
-    - `label_tv`: mean total variation distance between a client's label distribution and the mean of them; `None` for
-      regression, or where labels were not asked for.
-    - `exact`: whether optimal transport was solved exactly; if not, `omega_w1` and `w2` are sliced, and too small.
+    - `label_tv`: mean total variation distance between a client's label distribution and the mean
+      of them; `None` for regression, or where labels were not asked for.
+    - `exact`: whether optimal transport was solved exactly; if not, `omega_w1` and `w2` are sliced,
+      and too small.
     - `per_client`: one row a client: client (its id), rows, tv, w1, label_tv.
     """
 
@@ -49,13 +54,18 @@ class Heterogeneity:
         rows, how = self.per_client["rows"], "exact" if self.exact else "sliced, a lower bound"
         sampled = f", from {_PAIRS} pairs of clients" if len(rows) > _ALL_PAIRS else ""
         lines = [
-            f"{len(rows)} clients of {rows.min()} to {rows.max()} rows; mean distance of a client (and the largest one)",
+            f"{len(rows)} clients of {rows.min()} to {rows.max()} rows; mean distance of a client "
+            "(and the largest one)",
             f"features, total variation: {self.omega_tv:.4f} ({self.per_client['tv'].max():.4f})",
-            f"features, Wasserstein-1:   {self.omega_w1:.4g} ({self.per_client['w1'].max():.4g}), {how}",
+            f"features, Wasserstein-1:   {self.omega_w1:.4g} ({self.per_client['w1'].max():.4g}), "
+            f"{how}",
             f"features, Wasserstein-2²:  {self.w2:.4g} between two clients, {how}{sampled}",
         ]
         if self.label_tv is not None:
-            lines.append(f"labels, total variation:   {self.label_tv:.4f} ({self.per_client['label_tv'].max():.4f})")
+            lines.append(
+                f"labels, total variation:   {self.label_tv:.4f} "
+                f"({self.per_client['label_tv'].max():.4f})"
+            )
         return "\n".join(lines)
 
 
@@ -68,27 +78,34 @@ def heterogeneity(
     classes: bool = True,
     seed: int = 0,
 ) -> Heterogeneity:
-    """Distances between the clients' distributions of training rows, as FFGB's theorems define them.
+    """Distances between the clients' distributions of training rows, as FFGB's theorems define
+    them.
 
-    α_i is the empirical distribution of the rows of client i, and α the arithmetic mean of all α_i: each client has weight
-    1/N, however many rows it holds. The labels take no part in α; `label_tv` does the same for them alone.
+    α_i is the empirical distribution of the rows of client i, and α the arithmetic mean of all α_i:
+    each client has weight 1/N, however many rows it holds. The labels take no part in α; `label_tv`
+    does the same for them alone.
 
-    Total variation, (18), is half the L1 distance of the probabilities, where equal rows are one point. Where features are
-    continuous and no two rows are equal it is 1 - 1/N whatever the split, and says little; W_1 sees how far apart rows are.
+    Total variation, (18), is half the L1 distance of the probabilities, where equal rows are one
+    point. Where features are continuous and no two rows are equal it is 1 - 1/N whatever the split,
+    and says little; W_1 sees how far apart rows are.
 
-    Wasserstein distances, (19), with the Euclidean norm, are exact where the federation has at most `max_points` distinct rows,
-    and for one-dimensional features. Otherwise they are sliced: the mean, over `projections` random directions, of the distance
-    (for `w2`, of its square) between the projected distributions. Projections are 1-Lipschitz, so the distance in no direction
-    exceeds the true one: **sliced W_1 is a lower bound of W_1**, and sliced W_2² of W_2². In d dimensions it is smaller by a
-    factor of sqrt(d) (for squares d) and more, so compare sliced values only with sliced values of the same features.
+    Wasserstein distances, (19), with the Euclidean norm, are exact where the federation has at most
+    `max_points` distinct rows, and for one-dimensional features. Otherwise they are sliced: the
+    mean, over `projections` random directions, of the distance (for `w2`, of its square) between
+    the projected distributions. Projections are 1-Lipschitz, so the distance in no direction
+    exceeds the true one: **sliced W_1 is a lower bound of W_1**, and sliced W_2² of W_2². In d
+    dimensions it is smaller by a factor of sqrt(d) (for squares d) and more, so compare sliced
+    values only with sliced values of the same features.
 
-    Samples of one distribution are apart, too, and the more so the fewer they are and the more features they have: hold a split
-    against `"iid"` with as many clients to see what its scheme adds.
+    Samples of one distribution are apart, too, and the more so the fewer they are and the more
+    features they have: hold a split against `"iid"` with as many clients to see what its scheme
+    adds.
 
-    `w2` averages over all pairs of clients up to 30 clients, and estimates that average from 200 random pairs of more.
+    `w2` averages over all pairs of clients up to 30 clients, and estimates that average from 200
+    random pairs of more.
 
-    - `features` maps all rows, `[n, ...]`, to what is to be compared, `[n, d]`, for example an embedding. Without it rows are
-      compared as they are; image-shaped ones are flattened.
+    - `features` maps all rows, `[n, ...]`, to what is to be compared, `[n, d]`, for example an
+      embedding. Without it rows are compared as they are; image-shaped ones are flattened.
     - `classes=False` leaves the labels out.
     - `seed` decides directions and pairs. The order of the clients decides nothing.
 
@@ -99,14 +116,19 @@ def heterogeneity(
     """
     if not isinstance(fed, Federation):
         raise ConfigError(f"fed is a {type(fed).__name__}; give a Federation, as fd.split returns")
-    check_value("classes", classes, Annotated[bool, Means("True (measure the labels too) or False (leave them out)")])
+    check_value(
+        "classes",
+        classes,
+        Annotated[bool, Means("True (measure the labels too) or False (leave them out)")],
+    )
     check_value("max_points", max_points, Annotated[int, Ge(1)])
     check_value("projections", projections, Annotated[int, Ge(1)])
     check_value("seed", seed, Annotated[int, Ge(0)])
     import pandas as pd
 
     x, rng = _feature_rows(fed, features), np.random.default_rng(seed)
-    pairs, share = _pairs(fed, rng)  # before any direction, so that exact and sliced distances speak of the same pairs
+    # before any direction, so that exact and sliced distances speak of the same pairs
+    pairs, share = _pairs(fed, rng)
     atoms = _atoms(x, fed)
     exact = len(fed) == 1 or x.shape[1] == 1 or len(atoms.alpha) <= max_points
     if len(fed) == 1:
@@ -117,7 +139,9 @@ def heterogeneity(
         w1, w2 = _exact(x, atoms, pairs)
     else:
         directions = rng.standard_normal((projections, x.shape[1]))
-        w1, w2 = _sliced(x, fed, pairs, directions / np.linalg.norm(directions, axis=1, keepdims=True))
+        w1, w2 = _sliced(
+            x, fed, pairs, directions / np.linalg.norm(directions, axis=1, keepdims=True)
+        )
     tv, label_tv = _total_variation(atoms), np.full(len(fed), np.nan)
     if labelled := classes and fed.data.classes is not None:
         labels = fed.label_counts() / fed.sizes[:, None]
@@ -128,7 +152,9 @@ def heterogeneity(
         w2=share * float(w2.mean()) if len(w2) else 0.0,
         label_tv=float(label_tv.mean()) if labelled else None,
         exact=exact,
-        per_client=pd.DataFrame({"client": fed.ids, "rows": fed.sizes, "tv": tv, "w1": w1, "label_tv": label_tv}),
+        per_client=pd.DataFrame(
+            {"client": fed.ids, "rows": fed.sizes, "tv": tv, "w1": w1, "label_tv": label_tv}
+        ),
     )
 
 
@@ -138,21 +164,33 @@ def _feature_rows(fed: Federation, features: Callable | None) -> np.ndarray:
     if features is None:
         x = x.reshape(len(x), -1)
     elif not callable(features):
-        raise ConfigError(f"features={features!r} must be a function from rows [n, ...] to an array [n, d], or None")
+        raise ConfigError(
+            f"features={features!r} must be a function from rows [n, ...] to an array [n, d], or "
+            "None"
+        )
     else:
         n, x = len(x), np.asarray(features(x))
         if x.ndim != 2 or len(x) != n or x.shape[1] == 0:
-            raise ConfigError(f"features returned shape {x.shape} for {n} rows; it must return [{n}, d]")
+            raise ConfigError(
+                f"features returned shape {x.shape} for {n} rows; it must return [{n}, d]"
+            )
         if x.dtype.kind not in "fiub":
-            raise ConfigError(f"features returned dtype {x.dtype}; it must return an array of real numbers")
+            raise ConfigError(
+                f"features returned dtype {x.dtype}; it must return an array of real numbers"
+            )
         if not np.isfinite(x).all():
-            raise ConfigError("features returned a number that is NaN or infinite; it must return finite ones")
+            raise ConfigError(
+                "features returned a number that is NaN or infinite; it must return finite ones"
+            )
         x = x.astype(x.dtype if x.dtype.kind == "f" else np.float64, copy=False)
-    return np.ascontiguousarray(x + 0.0)  # -0.0 becomes 0.0, which has other bytes but is the same number
+    # -0.0 becomes 0.0, which has other bytes but is the same number
+    return np.ascontiguousarray(x + 0.0)
 
 
 def _pairs(fed: Federation, rng: np.random.Generator) -> tuple[np.ndarray, float]:
-    """Positions of the clients of each pair, `[pairs, 2]`, and the share of the N² pairs (i, s) that has i ≠ s."""
+    """Positions of the clients of each pair, `[pairs, 2]`, and the share of the N² pairs (i, s)
+    that has i ≠ s.
+    """
     n = len(fed)
     if n <= _ALL_PAIRS:
         pairs = np.stack(np.triu_indices(n, 1), axis=1)
@@ -166,7 +204,9 @@ def _pairs(fed: Federation, rng: np.random.Generator) -> tuple[np.ndarray, float
 
 
 class _Atoms(NamedTuple):
-    """α and all α_i: entry k says that client `client[k]` has probability `p[k]` at distinct row `atom[k]`."""
+    """α and all α_i: entry k says that client `client[k]` has probability `p[k]` at distinct row
+    `atom[k]`.
+    """
 
     row: np.ndarray  # where each distinct row is found
     alpha: np.ndarray
@@ -191,7 +231,9 @@ def _atoms(x: np.ndarray, fed: Federation) -> _Atoms:
 
 
 def _total_variation(atoms: _Atoms) -> np.ndarray:
-    """TV(α, α_i) of each client: where both sum to 1, half the L1 distance is what α_i has in excess of α."""
+    """TV(α, α_i) of each client: where both sum to 1, half the L1 distance is what α_i has in
+    excess of α.
+    """
     excess = np.maximum(atoms.p - atoms.alpha[atoms.atom], 0.0)
     return np.minimum(np.add.reduceat(excess, atoms.offsets[:-1]), 1.0)
 
@@ -211,11 +253,14 @@ def _exact(x: np.ndarray, atoms: _Atoms, pairs: np.ndarray) -> tuple[np.ndarray,
         atom, p = atoms.of(i)
         surplus = atoms.alpha.copy()
         surplus[atom] -= p
-        # By duality W_1 depends on α - α_i alone: what both have in common need not be moved, nor enter the problem.
+        # By duality W_1 depends on α - α_i alone: what both have in common need not be moved, nor
+        # enter the problem.
         source, sink = np.flatnonzero(surplus > 1e-15), np.flatnonzero(surplus < -1e-15)
         if len(source) and len(sink):
             mass = surplus[source].sum()
-            w1[i] = mass * transport(surplus[source], -surplus[sink], np.ascontiguousarray(cost[np.ix_(source, sink)]))
+            w1[i] = mass * transport(
+                surplus[source], -surplus[sink], np.ascontiguousarray(cost[np.ix_(source, sink)])
+            )
     np.square(cost, out=cost)
     w2 = np.zeros(len(pairs))
     for k, (i, s) in enumerate(pairs):
@@ -227,14 +272,20 @@ def _exact(x: np.ndarray, atoms: _Atoms, pairs: np.ndarray) -> tuple[np.ndarray,
 # Distributions projected on lines
 
 
-def _sliced(x: np.ndarray, fed: Federation, pairs: np.ndarray, directions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Means over directions of W_1(α, α_i) of each client, and of W_2² of each pair, of the projected rows."""
+def _sliced(
+    x: np.ndarray, fed: Federation, pairs: np.ndarray, directions: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Means over directions of W_1(α, α_i) of each client, and of W_2² of each pair, of the
+    projected rows.
+    """
     w1, w2 = np.zeros(len(fed)), np.zeros(len(pairs))
     line = _Line(fed)
     step = max(1, _NUMBERS // len(x))
     for start in range(0, len(directions), step):
         block = directions[start : start + step].T
-        projected = np.concatenate([x[k : k + 8192].astype(np.float64) @ block for k in range(0, len(x), 8192)])
+        projected = np.concatenate(
+            [x[k : k + 8192].astype(np.float64) @ block for k in range(0, len(x), 8192)]
+        )
         projected = np.ascontiguousarray(projected.T)
         for z in projected:
             w1 += line.w1(z)  # leaves z sorted within each client
@@ -245,17 +296,20 @@ def _sliced(x: np.ndarray, fed: Federation, pairs: np.ndarray, directions: np.nd
 
 
 class _Line:
-    """W_1(α, α_i) of all clients on a line, ∫ |F - F_i|, where F and F_i are their distribution functions.
+    """W_1(α, α_i) of all clients on a line, ∫ |F - F_i|, where F and F_i are their distribution
+    functions.
 
-    F_i is constant between neighbouring rows of client i, say c, and F rises; so |F - F_i| is c - F up to the quantile of F at
-    c, and F - c from there. With the integral of F at hand each piece takes a few operations, and all clients together
-    O(n log n), where comparing each client with all n rows would take n N.
+    F_i is constant between neighbouring rows of client i, say c, and F rises; so |F - F_i| is c - F
+    up to the quantile of F at c, and F - c from there. With the integral of F at hand each piece
+    takes a few operations, and all clients together O(n log n), where comparing each client with
+    all n rows would take n N.
     """
 
     def __init__(self, fed: Federation):
         self.owner, self.sizes = fed.owners(), fed.sizes
         self.weights = 1.0 / (len(fed) * self.sizes[self.owner])
-        # A client of m rows has m + 1 pieces: before its first row, between rows, and after its last.
+        # A client of m rows has m + 1 pieces: before its first row, between rows, and after its
+        # last.
         self.first = fed.offsets[:-1] + np.arange(len(fed))
         self.ends_at = np.arange(len(self.owner)) + self.owner
         pieces = self.sizes + 1
@@ -263,12 +317,15 @@ class _Line:
         self.level = rank / np.repeat(self.sizes, pieces)
 
     def w1(self, z: np.ndarray) -> np.ndarray:
-        """W_1 of each client from the points of all rows, client after client; sorts the points of each client in place."""
+        """W_1 of each client from the points of all rows, client after client; sorts the points of
+        each client in place.
+        """
         n = len(z)
         order = np.argsort(z)
         t = z[order]
         F = np.cumsum(self.weights[order])
-        area = np.concatenate([[0.0], np.cumsum(F[:-1] * np.diff(t))])  # ∫ F from the least point to each
+        # ∫ F from the least point to each
+        area = np.concatenate([[0.0], np.cumsum(F[:-1] * np.diff(t))])
         place = np.argsort(self.owner[order], kind="stable")
         z[:] = t[place]
         start, end = np.zeros(n + len(self.sizes), np.int64), np.full(n + len(self.sizes), n - 1)
@@ -281,7 +338,9 @@ class _Line:
 
 
 def _squared_w2(a: np.ndarray, b: np.ndarray) -> float:
-    """Sum over directions of W_2² between sorted points `[directions, n]` and `[directions, m]`: ∫ (F_a⁻¹ - F_b⁻¹)²."""
+    """Sum over directions of W_2² between sorted points `[directions, n]` and `[directions, m]`: ∫
+    (F_a⁻¹ - F_b⁻¹)².
+    """
     n, m = a.shape[1], b.shape[1]
     # Quantile functions step at multiples of 1/n and 1/m: in units of 1/(n m), whole numbers.
     ends = np.unique(np.concatenate([np.arange(1, n + 1) * m, np.arange(1, m + 1) * n]))

@@ -1,7 +1,9 @@
-"""How much of what clients predict could one shared model say, how much a private one, how much both: FedRes' question.
+"""How much of what clients predict could one shared model say, how much a private one, how much
+both: FedRes' question.
 
-FedRes: Agarwal, Langford and Wei, "Federated residual learning". It adds a private model to a shared one at every client,
-which pays where tasks differ and have something in common. Here linear models answer, fitted in closed form.
+FedRes: Agarwal, Langford and Wei, "Federated residual learning". It adds a private model to a
+shared one at every client, which pays where tasks differ and have something in common. Here linear
+models answer, fitted in closed form.
 """
 
 from __future__ import annotations
@@ -32,15 +34,18 @@ MODELS = ("labels", "shared", "private", "both")
 class Sharing:
     """What `sharing` measures; `str` of it is a few readable lines.
 
-    - `explained`: by model ("labels", "shared", "private", "both"), the share of the variance of y that it explains on held-out
-      rows: 1 is all of it, 0 no more than the mean of y over all rows.
+    - `explained`: by model ("labels", "shared", "private", "both"), the share of the variance of y
+      that it explains on held-out rows: 1 is all of it, 0 no more than the mean of y over all rows.
     - `accuracy`: by model, on the same rows; `None` for regression.
-    - `gain`: by how much "both" explains more than the better of "shared" and "private", and the standard error of that.
-    - `similarity`: [clients, clients], the cosine between what the private models of two clients predict. On the diagonal are
-      the models of a client's own two halves: what is missing to 1 there is noise, and what is missing elsewhere beyond that
-      is that tasks differ. NaN where a client's rows say nothing (a single row, a single label).
+    - `gain`: by how much "both" explains more than the better of "shared" and "private", and the
+      standard error of that.
+    - `similarity`: [clients, clients], the cosine between what the private models of two clients
+      predict. On the diagonal are the models of a client's own two halves: what is missing to 1
+      there is noise, and what is missing elsewhere beyond that is that tasks differ. NaN where a
+      client's rows say nothing (a single row, a single label).
     - `alike`, `itself`: the averages of `similarity` beside the diagonal, and on it.
-    - `per_client`: one row a client: client (its id), rows, and the share that each model explains there.
+    - `per_client`: one row a client: client (its id), rows, and the share that each model explains
+      there.
     """
 
     explained: dict[str, float]
@@ -64,32 +69,42 @@ class Sharing:
             "private": "a linear model of its own",
             "both": "both, added up (as FedRes)",
         }
-        lines = ["on held-out rows: share of the variance of y explained" + (", accuracy" if self.accuracy else "")]
+        lines = [
+            "on held-out rows: share of the variance of y explained"
+            + (", accuracy" if self.accuracy else "")
+        ]
         for model in MODELS:
             hits = f"  {self.accuracy[model]:.4f}" if self.accuracy else ""
             lines.append(f"{names[model]:<28} {self.explained[model]:7.4f}{hits}")
-        lines.append(f"similarity of two clients' models: {self.alike:.2f} (of a client's two halves: {self.itself:.2f})")
+        lines.append(
+            f"similarity of two clients' models: {self.alike:.2f} (of a client's two halves: "
+            f"{self.itself:.2f})"
+        )
         return "\n".join(lines)
 
 
 def sharing(fed: Federation, *, seed: int = 0) -> Sharing:
-    """How much of y linear models of four kinds explain on rows that they were not fitted to, by five-fold cross-validation.
+    """How much of y linear models of four kinds explain on rows that they were not fitted to, by
+    five-fold cross-validation.
 
     With x standardised and y centred (classes one against all as 0 and 1), client i predicts
 
-        f_i(x) = w . x + c  +  v_i . x + c_i,   sum over rows of (f_i(x) - y)^2 + s |w, c|^2 + sum_i (l |v_i|^2 + l' c_i^2) = min!
+        f_i(x) = w . x + c  +  v_i . x + c_i,
+        sum over rows of (f_i(x) - y)^2 + s |w, c|^2 + sum_i (l |v_i|^2 + l' c_i^2) = min!
 
-    "shared" leaves out the second half, "private" the first, "labels" all but c_i; "both" has all of it, and is what FedRes
-    converges to. The penalties are those that do best, from a few powers of ten (for c_i, 1: one imaginary row of the average
-    client). "both" may choose to leave out a half. Where private models explain much more than the shared one, tasks
-    differ; where "labels" does so already, only the frequencies of labels do.
+    "shared" leaves out the second half, "private" the first, "labels" all but c_i; "both" has all
+    of it, and is what FedRes converges to. The penalties are those that do best, from a few powers
+    of ten (for c_i, 1: one imaginary row of the average client). "both" may choose to leave out a
+    half. Where private models explain much more than the shared one, tasks differ; where "labels"
+    does so already, only the frequencies of labels do.
 
-    Rows of more than 64 features are replaced by their 64 principal components. seed: of the folds. The order of the
-    clients decides nothing.
+    Rows of more than 64 features are replaced by their 64 principal components. seed: of the folds.
+    The order of the clients decides nothing.
 
     >>> x = np.array([[-1.0], [1.0], [-2.0], [2.0]] * 5)
     >>> opposite = sharing(Federation.from_clients([(x, x[:, 0]), (x, -x[:, 0])]))
-    >>> round(opposite.explained["shared"], 2) <= 0, round(opposite.explained["private"], 2), round(opposite.alike)
+    >>> (round(opposite.explained["shared"], 2) <= 0, round(opposite.explained["private"], 2),
+    ...  round(opposite.alike))
     (True, 0.99, -1)
     """
     if not isinstance(fed, Federation):
@@ -108,23 +123,32 @@ def sharing(fed: Federation, *, seed: int = 0) -> Sharing:
         "both": [(s, slopes, 1.0) for slopes in (*_PENALTIES, _NEVER) for s in _PENALTIES],
     }
     candidates["both"] += candidates["shared"] + candidates["private"]
-    chosen = {model: min(some, key=lambda p: sums.errors(*p).sum()) for model, some in candidates.items()}
+    chosen = {
+        model: min(some, key=lambda p: sums.errors(*p).sum()) for model, some in candidates.items()
+    }
     errors = {model: sums.errors(*p) for model, p in chosen.items()}
     each = {model: np.bincount(owner, e, len(fed)) for model, e in errors.items()}
     saved = min((errors["shared"], errors["private"]), key=np.sum) - errors["both"]
     accuracy = None
     if fed.data.classes is not None:
         label = fed.data.y_train[fed.rows]
-        accuracy = {model: float(((sums.outputs(*p) + mean).argmax(1) == label).mean()) for model, p in chosen.items()}
+        accuracy = {
+            model: float(((sums.outputs(*p) + mean).argmax(1) == label).mean())
+            for model, p in chosen.items()
+        }
     with np.errstate(invalid="ignore", divide="ignore"):
         # Where y never varies there is nothing to explain.
-        explained = {model: float(1 - e.sum() / total) if total > 0 else 0.0 for model, e in each.items()}
+        explained = {
+            model: float(1 - e.sum() / total) if total > 0 else 0.0 for model, e in each.items()
+        }
         spread = np.bincount(owner, np.square(y).sum(1), len(fed))
         shares = {model: 1 - e / spread for model, e in each.items()}
     return Sharing(
         explained,
         accuracy,
-        (float(saved.sum() / total), float(saved.std() * len(saved) ** 0.5 / total)) if total > 0 else (0.0, 0.0),
+        (float(saved.sum() / total), float(saved.std() * len(saved) ** 0.5 / total))
+        if total > 0
+        else (0.0, 0.0),
         _similarity(x, y, owner, half, len(fed), chosen["private"][1]),
         pd.DataFrame({"client": fed.ids, "rows": fed.sizes, **shares}),
     )
@@ -137,8 +161,12 @@ def _mean(values: np.ndarray) -> float:
 
 def _deal(fed: Federation, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Fold and half of each row, drawn for each client by its id."""
-    ranks = [np.random.default_rng([seed, int(i)]).permutation(n) for i, n in zip(fed.ids, fed.sizes, strict=True)]
-    shift = np.repeat(fed.ids, fed.sizes)  # the only rows of small clients are not all in the first fold
+    ranks = [
+        np.random.default_rng([seed, int(i)]).permutation(n)
+        for i, n in zip(fed.ids, fed.sizes, strict=True)
+    ]
+    # the only rows of small clients are not all in the first fold
+    shift = np.repeat(fed.ids, fed.sizes)
     rank = np.concatenate(ranks)
     return (rank + shift) % _FOLDS, rank % 2
 
@@ -153,7 +181,9 @@ def _features(fed: Federation, seed: int) -> np.ndarray:
         from sklearn.utils.extmath import randomized_svd
 
         order = np.argsort(fed.rows)  # so that the order of clients does not matter
-        _, _, directions = randomized_svd(x[order][:20_000], _COMPONENTS, n_iter=3, random_state=seed)
+        _, _, directions = randomized_svd(
+            x[order][:20_000], _COMPONENTS, n_iter=3, random_state=seed
+        )
         x = x @ directions.T
     return np.concatenate([x, np.ones((len(x), 1))], axis=1)
 
@@ -170,23 +200,39 @@ def _targets(fed: Federation) -> tuple[np.ndarray, np.ndarray]:
 
 
 class _Sums:
-    """What least squares needs to know of the rows outside each fold, `[folds, clients, ...]`; fits, and predicts each fold."""
+    """What least squares needs to know of the rows outside each fold, `[folds, clients, ...]`;
+    fits, and predicts each fold.
+    """
 
-    def __init__(self, x: np.ndarray, y: np.ndarray, owner: np.ndarray, fold: np.ndarray, clients: int):
+    def __init__(
+        self, x: np.ndarray, y: np.ndarray, owner: np.ndarray, fold: np.ndarray, clients: int
+    ):
         self.x, self.y = x, y
         self.known: dict[tuple[float, float, float], np.ndarray] = {}
-        self.eliminated: tuple[tuple[float, float] | None, list[tuple[np.ndarray, ...]]] = (None, [])
+        self.eliminated: tuple[tuple[float, float] | None, list[tuple[np.ndarray, ...]]] = (
+            None,
+            [],
+        )
         cell = owner * _FOLDS + fold
         order = np.argsort(cell, kind="stable")
         ends = np.searchsorted(cell[order], np.arange(clients * _FOLDS + 1))
-        self.parts = {divmod(k, _FOLDS): order[a:b] for k, (a, b) in enumerate(itertools.pairwise(ends)) if b > a}
-        gram, moment = np.zeros((_FOLDS, clients, x.shape[1], x.shape[1])), np.zeros((_FOLDS, clients, x.shape[1], y.shape[1]))
+        self.parts = {
+            divmod(k, _FOLDS): order[a:b]
+            for k, (a, b) in enumerate(itertools.pairwise(ends))
+            if b > a
+        }
+        gram, moment = (
+            np.zeros((_FOLDS, clients, x.shape[1], x.shape[1])),
+            np.zeros((_FOLDS, clients, x.shape[1], y.shape[1])),
+        )
         for (i, f), rows in self.parts.items():
             gram[f, i], moment[f, i] = x[rows].T @ x[rows], x[rows].T @ y[rows]
         self.gram, self.moment = gram.sum(0) - gram, moment.sum(0) - moment
 
     def outputs(self, shared: float, slopes: float, level: float) -> np.ndarray:
-        """Predictions of every row by the models of the other folds, with these penalties on (w, c), v_i and c_i."""
+        """Predictions of every row by the models of the other folds, with these penalties on (w,
+        c), v_i and c_i.
+        """
         if (shared, slopes, level) not in self.known:
             found = np.empty_like(self.y)
             for f, (left, right, slope, start) in enumerate(self._eliminate(slopes, level)):
@@ -203,23 +249,33 @@ class _Sums:
         return np.square(self.outputs(shared, slopes, level) - self.y).sum(1)
 
     def _eliminate(self, slopes: float, level: float) -> list[tuple[np.ndarray, ...]]:
-        """The system for w of each fold, once v_i = M_i^-1 (b_i - A_i w) with M_i = A_i + penalties is put in; M_i^-1 A_i, M_i^-1 b_i.
+        """The system for w of each fold, once v_i = M_i^-1 (b_i - A_i w) with M_i = A_i + penalties
+        is put in; M_i^-1 A_i, M_i^-1 b_i.
 
         The last one is kept, since it serves every penalty on w.
         """
         if self.eliminated[0] != (slopes, level):
-            penalty, size = np.diag(np.append(np.full(self.x.shape[1] - 1, slopes), level)), self.x.shape[1]
+            penalty, size = (
+                np.diag(np.append(np.full(self.x.shape[1] - 1, slopes), level)),
+                self.x.shape[1],
+            )
             found: list[tuple[np.ndarray, ...]] = []
             for gram, moment in zip(self.gram, self.moment, strict=True):
                 solved = np.linalg.solve(gram + penalty, np.concatenate([gram, moment], axis=-1))
                 slope, start = solved[..., :size], solved[..., size:]
-                found.append(((gram - gram @ slope).sum(0), (moment - gram @ start).sum(0), slope, start))
+                found.append(
+                    ((gram - gram @ slope).sum(0), (moment - gram @ start).sum(0), slope, start)
+                )
             self.eliminated = (slopes, level), found
         return self.eliminated[1]
 
 
-def _similarity(x: np.ndarray, y: np.ndarray, owner: np.ndarray, half: np.ndarray, clients: int, penalty: float) -> np.ndarray:
-    """Cosines between what private slopes predict on all rows, each client's model of one half against the other half's."""
+def _similarity(
+    x: np.ndarray, y: np.ndarray, owner: np.ndarray, half: np.ndarray, clients: int, penalty: float
+) -> np.ndarray:
+    """Cosines between what private slopes predict on all rows, each client's model of one half
+    against the other half's.
+    """
     x = x[:, :-1]
     covariance = x.T @ x / len(x)
     fitted = np.zeros((2, clients, x.shape[1], y.shape[1]))
@@ -228,7 +284,9 @@ def _similarity(x: np.ndarray, y: np.ndarray, owner: np.ndarray, half: np.ndarra
             rows = np.flatnonzero((owner == i) & (half == h))
             if len(rows) > 1:
                 a, b = x[rows] - x[rows].mean(0), y[rows] - y[rows].mean(0)
-                fitted[h, i] = np.linalg.solve(a.T @ a + min(penalty, _PENALTIES[-1]) * np.eye(x.shape[1]), a.T @ b)
+                fitted[h, i] = np.linalg.solve(
+                    a.T @ a + min(penalty, _PENALTIES[-1]) * np.eye(x.shape[1]), a.T @ b
+                )
     flat = fitted.reshape(2, clients, -1)
     weighed = (covariance @ fitted).reshape(2, clients, -1)
     norm = np.sqrt((flat * weighed).sum(-1))

@@ -1,4 +1,7 @@
-"""`fd.spectrum`: will FedNewton converge on a federation? Measured by exchanges with its clients, not on their rows."""
+"""`fd.spectrum`: will FedNewton converge on a federation?
+
+Measured by exchanges with its clients, not on their rows.
+"""
 
 from __future__ import annotations
 
@@ -40,27 +43,44 @@ def spectrum(
     seed: int = 0,
     engine: Any = None,
 ) -> Spectrum:
-    """Measure what decides how FedNewton does on a federation, by `iterations` rounds of federated power iterations.
+    """Measure what decides how FedNewton does on a federation, by `iterations` rounds of federated
+    power iterations.
 
-    per_client: also measure the clients' shifts and Upsilon, which takes a vector for each client in every message (without,
-    only the spectral radius: one vector). confidence: with which a client's bounds in Upsilon hold. See `Spectrum`.
+    per_client: also measure the clients' shifts and Upsilon, which takes a vector for each client
+    in every message (without, only the spectral radius: one vector). confidence: with which a
+    client's bounds in Upsilon hold. See `Spectrum`.
 
     Example:
         >>> print(fd.spectrum(fed, fd.RandomFourier(500, bandwidth=4.0), reg=1e-4))
     """
     check_value("confidence", confidence, Annotated[float, Gt(0), Lt(1)])
-    probe = _Probe(features_of(features), reg, solver="cg", iterations=iterations, per_client=per_client)
+    probe = _Probe(
+        features_of(features), reg, solver="cg", iterations=iterations, per_client=per_client
+    )
     state = run(probe, fed, iterations, seed=seed, engine=engine, evaluate_every=0).state
     if not per_client:
-        return Spectrum(reg, float(state.radius), None, {"client": state.ids.tolist(), "rows": state.rows.long().tolist()})
+        return Spectrum(
+            reg,
+            float(state.radius),
+            None,
+            {"client": state.ids.tolist(), "rows": state.rows.long().tolist()},
+        )
     shares = state.rows / state.rows.sum()
     logs, kappa2 = math.log(2 / (1 - confidence)), float(state.kappa2)
     # Lemma 1, and Lemma 2 with beta <= min(R, kappa^2 / (kappa^2 + reg)).
-    r = 2 * kappa2 * logs / (reg * state.rows) + (2 * (kappa2 + 1) * logs / (reg * state.rows)).sqrt()
+    r = (
+        2 * kappa2 * logs / (reg * state.rows)
+        + (2 * (kappa2 + 1) * logs / (reg * state.rows)).sqrt()
+    )
     p = 1 / (1 - r.clamp(max=kappa2 / (kappa2 + reg)))
     d = state.data_shift / reg
     upsilon = float((shares * p * (2 * r + d) * (1 + d)).sum())
-    columns = {"client": state.ids, "rows": state.rows.long(), "data_shift": state.data_shift, "model_shift": state.model_shift}
+    columns = {
+        "client": state.ids,
+        "rows": state.rows.long(),
+        "data_shift": state.data_shift,
+        "model_shift": state.model_shift,
+    }
     return Spectrum(reg, float(state.radius), upsilon, {k: v.tolist() for k, v in columns.items()})
 
 
@@ -68,14 +88,16 @@ def spectrum(
 class Spectrum:
     """What `spectrum` found.
 
-    radius: the spectral radius of FedNewton's iteration, I - (sum_j p_j H_j^-1) H. `solver="newton"` converges if and
-    only if it is below 1, and multiplies its error by it every round. Power iterations approach it from below.
-    upsilon: the paper's bound of the same (Theorem 1), with R and P by its Lemmas 1 and 2. Where it is below 1 convergence is
-    certain; it never is on data of realistic size, since it grows with 1 / reg: look at `radius`.
-    per_client: by client, `data_shift` is Delta_Dj = |C_D - C_Dj|, the spectral norm of the difference of the covariances
-    of features, estimated as for the paper's Figure 4; `model_shift` is Delta_fj, the root mean square over the client's
-    rows of f - f_j, the solution of all rows (by as many rounds of cg) minus that of its own (the paper's takes true
-    functions, which data do not show; outputs are added up).
+    radius: the spectral radius of FedNewton's iteration, I - (sum_j p_j H_j^-1) H.
+    `solver="newton"` converges if and only if it is below 1, and multiplies its error by it every
+    round. Power iterations approach it from below. upsilon: the paper's bound of the same (Theorem
+    1), with R and P by its Lemmas 1 and 2. Where it is below 1 convergence is certain; it never is
+    on data of realistic size, since it grows with 1 / reg: look at `radius`. per_client: by client,
+    `data_shift` is Delta_Dj = |C_D - C_Dj|, the spectral norm of the difference of the covariances
+    of features, estimated as for the paper's Figure 4; `model_shift` is Delta_fj, the root mean
+    square over the client's rows of f - f_j, the solution of all rows (by as many rounds of cg)
+    minus that of its own (the paper's takes true functions, which data do not show; outputs are
+    added up).
     """
 
     reg: float
@@ -97,11 +119,19 @@ class Spectrum:
 
     def __str__(self) -> str:
         if self.radius >= 1:
-            verdict = "not below 1: FedNewton(solver='newton') diverges; use solver='cg', or a larger reg"
+            verdict = (
+                "not below 1: FedNewton(solver='newton') diverges; use solver='cg', or a larger reg"
+            )
         elif self.radius >= 0.9:
-            verdict = "close to 1, and approached from below: more iterations may find it above; use solver='cg'"
+            verdict = (
+                "close to 1, and approached from below: more iterations may find it above; "
+                "use solver='cg'"
+            )
         else:
-            verdict = "below 1: FedNewton(solver='newton') converges, and multiplies its error by it every round"
+            verdict = (
+                "below 1: FedNewton(solver='newton') converges, and multiplies its error by "
+                "it every round"
+            )
         lines = [f"spectral radius at reg={self.reg:g}: {self.radius:.4g}, {verdict}"]
         if self.upsilon is not None:
             table = [f"{'client':>8} {'rows':>8} {'data_shift':>12} {'model_shift':>12}"]
@@ -131,7 +161,9 @@ class _Probe(FedNewton):
     def own(self, client: Client, v: Tensor, ids: Tensor) -> tuple[Tensor, None]:
         """C_Dj v_j, for the client's own column of v."""
         mine = v @ (ids == client.id).to(v.dtype)
-        return (product(client.prepared, self.reg, mine.unsqueeze(1)) - self.reg * mine.unsqueeze(1)).squeeze(1), None
+        return (
+            product(client.prepared, self.reg, mine.unsqueeze(1)) - self.reg * mine.unsqueeze(1)
+        ).squeeze(1), None
 
     def differ(self, client: Client, w: Tensor) -> tuple[Tensor, None]:
         """The mean square of f - f_j on the client's rows."""
@@ -139,14 +171,25 @@ class _Probe(FedNewton):
         return (gap * (product(client.prepared, self.reg, gap) - self.reg * gap)).sum(), None
 
     def start(self, clients: Clients) -> State:
-        state = super().start(clients) if self.per_client else State(w=torch.zeros(self.features.size(clients.spec), 1))
+        state = (
+            super().start(clients)
+            if self.per_client
+            else State(w=torch.zeros(self.features.size(clients.spec), 1))
+        )
         columns = 1 + len(clients) * self.per_client
         v = random.normal(random.fold(clients.key, 1), (len(state.w), columns), torch.float64)
-        state = state.replace(v=v, ids=clients.ids, rows=clients.sizes.double(), radius=torch.zeros((), dtype=torch.float64))
+        state = state.replace(
+            v=v,
+            ids=clients.ids,
+            rows=clients.sizes.double(),
+            radius=torch.zeros((), dtype=torch.float64),
+        )
         if not self.per_client:
             return state
         none = torch.zeros(len(clients), dtype=torch.float64)
-        return state.replace(kappa2=clients.gather(self.largest).stack().max(), data_shift=none, model_shift=none)
+        return state.replace(
+            kappa2=clients.gather(self.largest).stack().max(), data_shift=none, model_shift=none
+        )
 
     def round(self, clients: Clients, state: State) -> State:
         if self.per_client:
@@ -155,7 +198,8 @@ class _Probe(FedNewton):
         every = clients.mean(self.product, v=v)
         before, u = v[:, :1], every[:, :1]  # u = H v, for the radius
         after = clients.mean(self.direction, g=u) - before
-        radius = ((after * u).sum() / (before * u).sum()).clamp(min=0)  # Rayleigh's quotient of P H - I in H's inner product
+        # Rayleigh's quotient of P H - I in H's inner product
+        radius = ((after * u).sum() / (before * u).sum()).clamp(min=0)
         if after.norm() <= 1e-13 * before.norm():  # Newton is exact here: nothing is left to follow
             after, radius = before, torch.zeros_like(radius)
         state = state.replace(v=after, radius=radius)
@@ -165,7 +209,9 @@ class _Probe(FedNewton):
         apart = every[:, 1:] - self.reg * v[:, 1:] - own  # (C_D - C_Dj) v_j, a column a client
         state = state.replace(v=torch.cat((after, apart), 1), data_shift=apart.norm(dim=0))
         if clients.round == self.iterations:
-            state = state.replace(model_shift=clients.gather(self.differ, w=state.w).stack().clamp(min=0).sqrt())
+            state = state.replace(
+                model_shift=clients.gather(self.differ, w=state.w).stack().clamp(min=0).sqrt()
+            )
         return state
 
 

@@ -18,11 +18,15 @@ from foedus.base.spec import Spec
 from foedus.base.tree import Tree
 
 _KEPT, _KEPT_ROWS = 8, 1 << 23
-"""Row numbers of so many batches, of at most so many rows each, are kept: with all clients, batches are the same in every round."""
+"""Row numbers of so many batches, of at most so many rows each, are kept: with all clients, batches
+are the same in every round.
+"""
 
 
 class Table:
-    """Which rows of the data are whose, client after client; `order` says where the clients stand in the federation."""
+    """Which rows of the data are whose, client after client; `order` says where the clients stand
+    in the federation.
+    """
 
     def __init__(
         self,
@@ -37,11 +41,18 @@ class Table:
         self.spec = spec
         sizes = np.diff(offsets)[order]
         if not np.array_equal(order, np.arange(len(order))):
-            starts = np.repeat(offsets[:-1][order] - np.concatenate(([0], np.cumsum(sizes)[:-1])), sizes)
+            starts = np.repeat(
+                offsets[:-1][order] - np.concatenate(([0], np.cumsum(sizes)[:-1])), sizes
+            )
             rows = rows[starts + np.arange(sizes.sum())]
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nothing here writes into the data
-            self.x, self.y, self.rows = torch.from_numpy(x).to(device), torch.from_numpy(y).to(device), torch.from_numpy(rows)
+            # nothing here writes into the data
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            self.x, self.y, self.rows = (
+                torch.from_numpy(x).to(device),
+                torch.from_numpy(y).to(device),
+                torch.from_numpy(rows),
+            )
         self.sizes = torch.from_numpy(np.ascontiguousarray(sizes))
         self.starts = torch.cumsum(self.sizes, 0) - self.sizes
         self.kept: dict[tuple[bytes, int], tuple[Tensor, Tensor]] = {}
@@ -51,7 +62,8 @@ class Table:
         return sum(t[:1].numel() * t.element_size() for t in (self.x, self.y)) + 16
 
     def index(self, positions: Tensor, width: int = 0) -> tuple[Tensor, Tensor]:
-        """Row numbers (c, n) of some clients, padded with their own first row, and weights (1, or 0 for padding).
+        """Row numbers (c, n) of some clients, padded with their own first row, and weights (1, or 0
+        for padding).
 
         n is the largest client's number of rows, or `width` if that is more.
         """
@@ -74,7 +86,9 @@ class Table:
         return self.kept[key]
 
     def stack(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The clients' rows as (c, n, ...): a view if they have one size and lie side by side in the data, else a copy."""
+        """The clients' rows as (c, n, ...): a view if they have one size and lie side by side in
+        the data, else a copy.
+        """
         index, weight = self.index(positions)
         flat = index.flatten()
         if bool((flat[1:] == flat[:-1] + 1).all()) and bool(weight.all()):
@@ -90,16 +104,26 @@ class Table:
         return Rows(self.x, self.y, self.rows[start : start + size], torch.ones(size), self.spec)
 
     def groups(self, positions: Tensor, spread: float, limit: Callable[[int], int]) -> list[Tensor]:
-        """Cut clients into batches: sizes within a factor `spread`, at most `limit(rows)` clients of so many rows each."""
+        """Cut clients into batches: sizes within a factor `spread`, at most `limit(rows)` clients
+        of so many rows each.
+        """
         sizes = self.sizes[positions]
-        if len(positions) and spread == float("inf") and len(positions) <= limit(max(int(sizes.max()), 1)):
+        if (
+            len(positions)
+            and spread == float("inf")
+            and len(positions) <= limit(max(int(sizes.max()), 1))
+        ):
             return [positions.sort().values]
         order = torch.argsort(sizes, descending=True, stable=True)
         falling = -sizes[order]
         groups, at = [], 0
         while at < len(order):
             n = -int(falling[at])
-            last = int(torch.searchsorted(falling, -n / spread, right=True)) if spread != float("inf") else len(order)
+            last = (
+                int(torch.searchsorted(falling, -n / spread, right=True))
+                if spread != float("inf")
+                else len(order)
+            )
             stop = min(max(last, at + 1), at + limit(max(n, 1)))
             # Back into order of position, so that neighbours of one size stay a view.
             groups.append(positions[order[at:stop]].sort().values)
@@ -134,5 +158,7 @@ def slices_of(group: Group, size: int) -> Iterator[Group]:
 
 
 def _pick(group: Group, f: Callable[[Tensor], Tensor]) -> Group:
-    stacked, prepared = tree.map(lambda t: f(t) if isinstance(t, Tensor) else t, (group.stacked, group.prepared))
+    stacked, prepared = tree.map(
+        lambda t: f(t) if isinstance(t, Tensor) else t, (group.stacked, group.prepared)
+    )
     return Group(f(group.positions), stacked, prepared, group.width)

@@ -1,8 +1,10 @@
-"""Delays in the network, around any engine: clients act on old broadcasts, and their replies come late; see `foedus.core.delays`.
+"""Delays in the network, around any engine: clients act on old broadcasts, and their replies come
+late; see `foedus.core.delays`.
 
-In round t client i acts on the broadcast of round t - down_i (the first one, until that has come), and the server has its reply in
-round t + up_i. A round in which no reply has arrived leaves the server as it is. `start` is before time begins: nothing is late
-there, and a reply with nothing in it does not travel. Bytes are charged when they are sent.
+In round t client i acts on the broadcast of round t - down_i (the first one, until that has come),
+and the server has its reply in round t + up_i. A round in which no reply has arrived leaves the
+server as it is. `start` is before time begins: nothing is late there, and a reply with nothing in
+it does not travel. Bytes are charged when they are sent.
 """
 
 from __future__ import annotations
@@ -27,11 +29,13 @@ from foedus.errors import ConfigError
 class Delayed:
     """An engine whose messages take time.
 
-    up, down: rounds that a reply and a broadcast take; one number, one for each client (in order of id), or a distribution
-    to draw them from once, with `seed`: anything with SciPy's `rvs`, such as `scipy.stats.randint(0, 20)`.
+    up, down: rounds that a reply and a broadcast take; one number, one for each client (in order of
+    id), or a distribution to draw them from once, with `seed`: anything with SciPy's `rvs`, such as
+    `scipy.stats.randint(0, 20)`.
 
     Example:
-        >>> fd.run(fd.FedAvg(fd.Linear()), fed, rounds=50, engine=fd.Delayed(fd.Local(), up=2, down=scipy.stats.poisson(3)))
+        >>> fd.run(fd.FedAvg(fd.Linear()), fed, rounds=50,
+        ...        engine=fd.Delayed(fd.Local(), up=2, down=scipy.stats.poisson(3)))
     """
 
     engine: Any = Local()  # noqa: RUF009 - frozen
@@ -47,11 +51,15 @@ class Delayed:
                 object.__setattr__(self, name, found[0] if np.ndim(value) == 0 else tuple(found))
             elif isinstance(value, type) or not hasattr(value, "args"):
                 raise ConfigError(
-                    f"{name}={value!r} must be a distribution with its parameters, such as scipy.stats.poisson(3)"
+                    f"{name}={value!r} must be a distribution with its parameters, such as "
+                    "scipy.stats.poisson(3)"
                 )
         check_settings(self)
         if not hasattr(self.engine, "open") or isinstance(self.engine, type | Delayed):
-            raise ConfigError(f"engine={self.engine!r} must be an engine such as fd.Local(), itself without delays")
+            raise ConfigError(
+                f"engine={self.engine!r} must be an engine such as fd.Local(), itself without "
+                "delays"
+            )
 
     def open(self, algorithm: Algorithm, fed: Federation, seed_key: Tensor) -> Session:
         """Draw the delays, open the engine inside, and tell its clients."""

@@ -1,7 +1,9 @@
-"""Hostile clients, simulated: around an engine, some of its clients send something else than they were asked for.
+"""Hostile clients, simulated: around an engine, some of its clients send something else than they
+were asked for.
 
-The session says that its clients are untrusted, as one with real sites does: a reply that fails a check is left out of the round,
-named and counted, and the run goes on. The server itself does not know who is hostile.
+The session says that its clients are untrusted, as one with real sites does: a reply that fails a
+check is left out of the round, named and counted, and the run goes on. The server itself does not
+know who is hostile.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ _DRAW, _GARBAGE = 0xFFFFFFFB, 0xFFFFFFFA
 class Hostile:
     """An engine some of whose clients are hostile.
 
-    clients: their ids, or which part of all clients, drawn by the seed of the run. attack: what they send:
+    clients: their ids, or which part of all clients, drawn by the seed of the run. attack: what
+    they send:
 
         "sign_flip"   -strength times the honest reply (strength 1 unless given)
         "scale"       strength times the honest reply (10 unless given)
@@ -48,15 +51,18 @@ class Hostile:
         "garbage"     random bytes in the place of a message
         "label_flip"  honest replies from flipped labels (`fd.poison`)
 
-    What is only measured for the history is not attacked. Delays go around it: `fd.Delayed(fd.Hostile(...), up=2)`.
+    What is only measured for the history is not attacked. Delays go around it:
+    `fd.Delayed(fd.Hostile(...), up=2)`.
 
     Example:
-        >>> fd.run(fd.FedAvg(fd.Linear()), fed, 20, engine=fd.Hostile(clients=0.3, attack="scale"), aggregation=fd.Median())
+        >>> fd.run(fd.FedAvg(fd.Linear()), fed, 20,
+        ...        engine=fd.Hostile(clients=0.3, attack="scale"), aggregation=fd.Median())
     """
 
     engine: Any = Local()  # noqa: RUF009 - frozen
     clients: Annotated[
-        Annotated[float, Interval(ge=0, le=1)] | Sequence[int], Means("a part from 0 to 1, or a list of client ids")
+        Annotated[float, Interval(ge=0, le=1)] | Sequence[int],
+        Means("a part from 0 to 1, or a list of client ids"),
     ] = 0.2
     attack: Attack = "sign_flip"
     strength: Annotated[float, Gt(0)] | None = None
@@ -64,7 +70,8 @@ class Hostile:
     def __post_init__(self) -> None:
         if not hasattr(self.engine, "open") or isinstance(self.engine, type | Delayed | Hostile):
             raise ConfigError(
-                f"engine={self.engine!r} must be fd.Local() or fd.Ray(); delays go around: fd.Delayed(fd.Hostile(...))"
+                f"engine={self.engine!r} must be fd.Local() or fd.Ray(); delays go around: "
+                "fd.Delayed(fd.Hostile(...))"
             )
         check_settings(self)
         if isinstance(self.clients, Sequence):
@@ -76,10 +83,14 @@ class Hostile:
             return self.engine.open(algorithm, fed, seed_key)
         hostile = self.who(torch.from_numpy(fed.ids).sort().values, seed_key)
         flipped = poison(fed, hostile.tolist())  # also raises on unknown client ids
-        inner = self.engine.open(algorithm, flipped if self.attack == "label_flip" else fed, seed_key)
+        inner = self.engine.open(
+            algorithm, flipped if self.attack == "label_flip" else fed, seed_key
+        )
         if not inner.conditions.trusted:
             inner.close()
-            raise ConfigError(f"engine={self.engine!r}: hostile clients are simulated with fd.Local() or fd.Ray()")
+            raise ConfigError(
+                f"engine={self.engine!r}: hostile clients are simulated with fd.Local() or fd.Ray()"
+            )
         return HostileSession(inner, self, hostile)
 
     def who(self, ids: Tensor, seed_key: Tensor) -> Tensor:
@@ -98,7 +109,8 @@ class HostileSession(Session):
         self.conditions = replace(inner.conditions, trusted=False)
         self.faults: dict[int, str] = {}
         self.last = (-1, -1)
-        self.first: dict[str, dict[str, Tree]] = {}  # what each hostile client sent at first, by step
+        # what each hostile client sent at first, by step
+        self.first: dict[str, dict[str, Tree]] = {}
 
     def exchange(self, ask: Ask) -> Iterator[tuple[Tensor, Tree, bool]]:
         """The replies, some of them spoilt; messages that cannot be read are left out."""
@@ -116,8 +128,12 @@ class HostileSession(Session):
             else:
                 yield from self._replaced(ask, ids, reply, stacked, bad)
 
-    def _replaced(self, ask: Ask, ids: Tensor, reply: Tree, stacked: bool, bad: Tensor) -> Iterator[tuple[Tensor, Tree, bool]]:
-        """Replies with others in the place of the hostile ones: those of these that can be read, of the form that was asked for."""
+    def _replaced(
+        self, ask: Ask, ids: Tensor, reply: Tree, stacked: bool, bad: Tensor
+    ) -> Iterator[tuple[Tensor, Tree, bool]]:
+        """Replies with others in the place of the hostile ones: those of these that can be read, of
+        the form that was asked for.
+        """
         one = (lambda i: _pick(reply, i)) if stacked else (lambda i: reply)
         others: dict[int, Tree] = {}
         for i in torch.nonzero(bad).flatten().tolist():
@@ -138,7 +154,9 @@ class HostileSession(Session):
             yield from ((ids, others.get(0, reply), False) for _ in keep)
         elif keep:
             pieces = [others[i] if i in others else one(i) for i in keep]
-            joined = tree.map(lambda t, *ts: torch.stack((t, *ts)) if isinstance(t, Tensor) else t, *pieces)
+            joined = tree.map(
+                lambda t, *ts: torch.stack((t, *ts)) if isinstance(t, Tensor) else t, *pieces
+            )
             yield ids[keep], joined, True
 
     def refuse(self, client: int, why: str) -> None:
@@ -163,7 +181,10 @@ class HostileSession(Session):
         """Take up what a checkpoint has."""
         kept = saved.get("hostile")
         if kept is None or not torch.equal(kept["ids"], self.hostile):
-            raise CheckpointError("the checkpoint was made with other hostile clients: use the same clients= of fd.Hostile")
+            raise CheckpointError(
+                "the checkpoint was made with other hostile clients: use the same clients= of "
+                "fd.Hostile"
+            )
         self.first = kept["first"]
         self.inner.load({k: v for k, v in saved.items() if k != "hostile"})
 
@@ -177,15 +198,24 @@ def _pick(reply: Tree, i: int) -> Tree:
 
 def _garbage(ask: Ask, client: int, size: int) -> bytes:
     """Random bytes, as many as the message would have had."""
-    drawn = random.words(random.fold(random.fold(ask.key, ask.round, ask.exchange, client), _GARBAGE), max(1, -(-size // 4)))
+    drawn = random.words(
+        random.fold(random.fold(ask.key, ask.round, ask.exchange, client), _GARBAGE),
+        max(1, -(-size // 4)),
+    )
     return drawn.to(torch.int32).numpy().tobytes()[: max(1, size)]
 
 
 def _times(reply: Tree, factor: Tensor) -> Tree:
-    """Replies times a factor, one for each client where there are several; whole numbers, which only count or name, stay."""
+    """Replies times a factor, one for each client where there are several; whole numbers, which
+    only count or name, stay.
+    """
 
     def times(t: Tensor) -> Tensor:
-        return t * factor.to(t.dtype).reshape(-1, *[1] * (t.dim() - 1)) if factor.dim() else t * factor.to(t.dtype)
+        return (
+            t * factor.to(t.dtype).reshape(-1, *[1] * (t.dim() - 1))
+            if factor.dim()
+            else t * factor.to(t.dtype)
+        )
 
     def one(t: Tree) -> Tree:
         if isinstance(t, Sparse):

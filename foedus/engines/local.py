@@ -1,9 +1,11 @@
-"""The in-process engine: many clients in one call by `torch.func.vmap`, or one after the other where that is faster.
+"""The in-process engine: many clients in one call by `torch.func.vmap`, or one after the other
+where that is faster.
 
-The data stays where it is. A batch of clients is an index into it, padded to its largest member; padding has weight 0.
-Mini-batch training takes the rows it needs by that index, so that clients of any size share a batch (`Batching.spread`).
-For algorithms that read all rows every round, a batch that comes again is stacked once; clients of equal size that lie
-side by side need not even be copied: their stack is a view.
+The data stays where it is. A batch of clients is an index into it, padded to its largest member;
+padding has weight 0. Mini-batch training takes the rows it needs by that index, so that clients of
+any size share a batch (`Batching.spread`). For algorithms that read all rows every round, a batch
+that comes again is stacked once; clients of equal size that lie side by side need not even be
+copied: their stack is a view.
 """
 
 from __future__ import annotations
@@ -43,10 +45,11 @@ _INIT = 0xFFFFFFFD
 class Local:
     """The default engine: simulation in this process.
 
-    batch: True batches clients, False takes them one after the other, "auto" asks the algorithm and its model.
-    memory: bytes that one batch may take, roughly; more clients are done in several batches.
-    device: where networks are trained and distilled ("cuda", "cuda:1", "mps"): the clients' rows are kept there. All else, the
-    algorithms' own arithmetic and their random draws included, stays on the CPU.
+    batch: True batches clients, False takes them one after the other, "auto" asks the algorithm and
+    its model. memory: bytes that one batch may take, roughly; more clients are done in several
+    batches. device: where networks are trained and distilled ("cuda", "cuda:1", "mps"): the
+    clients' rows are kept there. All else, the algorithms' own arithmetic and their random draws
+    included, stays on the CPU.
     """
 
     batch: bool | Literal["auto"] = "auto"
@@ -61,7 +64,8 @@ class Local:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError, TypeError) as error:
             raise ConfigError(
-                f"device={self.device!r} cannot be used here ({str(error).splitlines()[0]}); try device='cpu'"
+                f"device={self.device!r} cannot be used here ({str(error).splitlines()[0]}); try "
+                "device='cpu'"
             ) from error
 
     def open(self, algorithm: Algorithm, fed: Federation, seed_key: Tensor) -> LocalSession:
@@ -73,12 +77,27 @@ class LocalSession(Session):
     """One run of one algorithm on this engine."""
 
     def __init__(self, engine: Local, algorithm: Algorithm, fed: Federation, seed_key: Tensor):
-        self.engine, self.algorithm, self.spec, self.seed_key = engine, algorithm, fed.spec, seed_key
+        self.engine, self.algorithm, self.spec, self.seed_key = (
+            engine,
+            algorithm,
+            fed.spec,
+            seed_key,
+        )
         order = np.argsort(fed.ids, kind="stable")
         self.ids = torch.from_numpy(np.ascontiguousarray(fed.ids[order]))
-        self.train = Table(fed.data.x_train, fed.data.y_train, fed.rows, fed.offsets, order, fed.spec, engine.device)
+        self.train = Table(
+            fed.data.x_train,
+            fed.data.y_train,
+            fed.rows,
+            fed.offsets,
+            order,
+            fed.spec,
+            engine.device,
+        )
         self.conditions = Conditions(device=torch.device(engine.device))
-        self._test = lambda: Table(fed.data.x_test, fed.data.y_test, fed.test_rows, fed.test_offsets, order, fed.spec)
+        self._test = lambda: Table(
+            fed.data.x_test, fed.data.y_test, fed.test_rows, fed.test_offsets, order, fed.spec
+        )
         self.states = States(len(self.ids))
         self.shared = random.fold(seed_key, 0)
         self.prepares = type(algorithm).prepare is not Algorithm.prepare
@@ -92,14 +111,18 @@ class LocalSession(Session):
     def test(self) -> Table:
         return self._test()
 
-    # -- the exchange ------------------------------------------------------------------------------------------------
+    # -- the exchange ------------------------------------------------------------------------------
 
     def exchange(self, ask: Ask) -> Iterator[tuple[Tensor, Tree, bool]]:
         """Run a step at the clients asked; yields (ids, reply, whether stacked) batch by batch."""
         positions = torch.searchsorted(self.ids, ask.ids)
         if self.absorbs:
             for places, updates in ask.updates:
-                self._absorb(ask, positions[places], {name: u for name, u in updates.items() if u is not None})
+                self._absorb(
+                    ask,
+                    positions[places],
+                    {name: u for name, u in updates.items() if u is not None},
+                )
         if self.kinds is None:
             yield from self._answers(ask, positions)
             return
@@ -122,7 +145,9 @@ class LocalSession(Session):
         for group in self._groups(positions, wire.nbytes(updates)):
             self._many(run, self.train, group, self._no_keys(group))
 
-    def _answers(self, ask: Ask, positions: Tensor, kind: int = 0) -> Iterator[tuple[Tensor, Tree, bool]]:
+    def _answers(
+        self, ask: Ask, positions: Tensor, kind: int = 0
+    ) -> Iterator[tuple[Tensor, Tree, bool]]:
         """The replies of clients of one kind."""
         step, arguments = getattr(self.algorithm, ask.step), ask.arguments
         batch = batch_of(step)
@@ -131,15 +156,18 @@ class LocalSession(Session):
             client = replace(client, kind=kind) if kind else client
             reply, state = _pair(step(client, **arguments), ask.step)
             if state is not None and not self.remembers:
-                raise ReplyError(f"the client step {ask.step} returns a state, but {type(self.algorithm).__name__} has no init")
+                raise ReplyError(
+                    f"the client step {ask.step} returns a state, but "
+                    f"{type(self.algorithm).__name__} has no init"
+                )
             if ask.quantise:
                 reply = wire.quantise(reply, ask.quantise, random.fold(client.key, 0xFFFFFFFF))
             return reply, state
 
         if self._loops(step):
             keys = random.fold(ask.key, ask.round, ask.exchange, self.ids[positions])
-            # Large models: a client a core is faster than one client on all cores. A step that says that it must be
-            # looped may call anything, so those go strictly one after the other.
+            # Large models: a client a core is faster than one client on all cores. A step that says
+            # that it must be looped may call anything, so those go strictly one after the other.
             workers = 1 if self.batching.pays or batch == "loop" else torch.get_num_threads()
             for position, reply in self._each(run, self.train, positions.tolist(), keys, workers):
                 self._check_states(ask.round, positions.new_tensor([position]), reply)
@@ -154,11 +182,15 @@ class LocalSession(Session):
             yield ids, reply, True
 
     def _check_states(self, round: int, positions: Tensor, reply: Tree) -> None:
-        """Where nothing is sent, nobody else would notice that a client's model is no longer finite."""
+        """Where nothing is sent, nobody else would notice that a client's model is no longer
+        finite.
+        """
         if self.remembers and not tree.leaves(reply):
             states = self.states.get_many(positions)
             if not tree.all_finite(states):
-                raise not_finite([states], round, self.ids[positions], "state", self.algorithm.remedy)
+                raise not_finite(
+                    [states], round, self.ids[positions], "state", self.algorithm.remedy
+                )
 
     def _loops(self, step: Callable) -> bool:
         if batch_of(step) == "loop" or not self.batching.alike:
@@ -168,7 +200,10 @@ class LocalSession(Session):
         return not self.engine.batch
 
     def _groups(self, positions: Tensor, payload: int) -> list[Group]:
-        """The batches for these clients. Those of the whole federation are kept, with what was prepared for them."""
+        """The batches for these clients.
+
+        Those of the whole federation are kept, with what was prepared for them.
+        """
         table, spread = self.train, self.batching.spread
 
         def limit(rows: int, sent: int) -> int:
@@ -177,21 +212,35 @@ class LocalSession(Session):
 
         whole = len(positions) == len(self.ids)
         if not whole and not self.prepares:
-            return [Group(p) for p in table.groups(positions, spread, lambda rows: limit(rows, payload))]
+            return [
+                Group(p) for p in table.groups(positions, spread, lambda rows: limit(rows, payload))
+            ]
         if self._everyone is None:
             # Cut by rows alone: what is kept must not depend on which exchange came first.
-            everyone = table.groups(torch.arange(len(self.ids)), spread, lambda rows: limit(rows, 0))
+            everyone = table.groups(
+                torch.arange(len(self.ids)), spread, lambda rows: limit(rows, 0)
+            )
             self._everyone = [self._ready(Group(p)) for p in everyone]
-        groups = self._everyone if whole else [g for g in (members_of(g, positions) for g in self._everyone) if g]
+        groups = (
+            self._everyone
+            if whole
+            else [g for g in (members_of(g, positions) for g in self._everyone) if g]
+        )
         sizes = [limit(int(table.sizes[g.positions].max()), payload) for g in groups]
-        return [p for g, n in zip(groups, sizes, strict=True) for p in ([g] if len(g.positions) <= n else slices_of(g, n))]
+        return [
+            p
+            for g, n in zip(groups, sizes, strict=True)
+            for p in ([g] if len(g.positions) <= n else slices_of(g, n))
+        ]
 
     def _ready(self, group: Group) -> Group:
         """Make, once, what a batch that comes again every round should keep."""
         group.width = int(self.train.sizes[group.positions].max())
         if self.prepares:
             prepare = lambda client: (self.algorithm.prepare(client.data), None)  # noqa: E731
-            group.prepared = self._many(prepare, self.train, group, self._no_keys(group), stateless=True)
+            group.prepared = self._many(
+                prepare, self.train, group, self._no_keys(group), stateless=True
+            )
         elif self.batching.spread < float("inf"):
             group.stacked = self.train.stack(group.positions)
         return group
@@ -199,13 +248,19 @@ class LocalSession(Session):
     def _late(self, positions: Tensor | int) -> tuple[Tensor | int, Tensor | int, int]:
         """Rounds that clients' messages take, up and down, and the longest round trip of all."""
         delays = self.conditions.delays
-        return (0, 0, 0) if delays is None else (delays.up[positions], delays.down[positions], delays.longest)
+        return (
+            (0, 0, 0)
+            if delays is None
+            else (delays.up[positions], delays.down[positions], delays.longest)
+        )
 
     def _no_keys(self, group: Group) -> Tensor:
         return torch.zeros(len(group.positions), 2, dtype=torch.int64)
 
     def _stacked(self, run: Callable, table: Table, group: Group, keys: Tensor) -> Tree:
-        """`run` once, for all clients of a batch, where the step says that it can (`stacked`) and clients remember nothing."""
+        """`run` once, for all clients of a batch, where the step says that it can (`stacked`) and
+        clients remember nothing.
+        """
         index, weight = table.index(group.positions, group.width)
         late = self._late(group.positions)
         rows = Rows(table.x, table.y, index, weight, self.spec, group.stacked)
@@ -213,17 +268,22 @@ class LocalSession(Session):
         reply, _ = run(Client(ids, rows, group.prepared, None, keys, self.shared, self.spec, *late))
         if any(isinstance(t, Tensor) and t.shape[:1] != ids.shape for t in tree.leaves(reply)):
             raise ReplyError(
-                f"a stacked client step was asked for {len(ids)} replies at once; all tensors must begin with that dimension"
+                f"a stacked client step was asked for {len(ids)} replies at once; all tensors must "
+                "begin with that dimension"
             )
         return reply
 
-    def _many(self, run: Callable, table: Table, group: Group, keys: Tensor, stateless: bool = False) -> Tree:
+    def _many(
+        self, run: Callable, table: Table, group: Group, keys: Tensor, stateless: bool = False
+    ) -> Tree:
         """`run` at all clients of a batch by one vmap; new client states are kept."""
         positions = group.positions
         index, weight = table.index(positions, group.width if table is self.train else 0)
         state = None if stateless else self._states(group)
         late = self._late(positions)
-        inputs, form = tree.flatten(((group.stacked, group.prepared, state), self.ids[positions], index, weight, keys, late))
+        inputs, form = tree.flatten(
+            ((group.stacked, group.prepared, state), self.ids[positions], index, weight, keys, late)
+        )
         where = [i for i, leaf in enumerate(inputs) if isinstance(leaf, Tensor)]
         kept: dict[str, Any] = {}
 
@@ -235,7 +295,9 @@ class LocalSession(Session):
             rows = Rows(table.x, table.y, index, weight, self.spec, stacked)
             reply, new = run(Client(id_, rows, prepared, state, key, self.shared, self.spec, *late))
             kept["same"] = new is state or new is None
-            out, kept["form"] = tree.flatten((reply, None if kept["same"] and not stateless else new))
+            out, kept["form"] = tree.flatten(
+                (reply, None if kept["same"] and not stateless else new)
+            )
             kept["out"] = out
             return id_, *(t for t in out if isinstance(t, Tensor))
 
@@ -250,7 +312,9 @@ class LocalSession(Session):
     def _each(
         self, run: Callable, table: Table, positions: list[int], keys: Tensor, workers: int = 1
     ) -> Iterator[tuple[int, Tree]]:
-        """`run` at one client after the other, without padding; with several workers, in as many threads of one core each."""
+        """`run` at one client after the other, without padding; with several workers, in as many
+        threads of one core each.
+        """
 
         def finish(position: int, client: Client, result: tuple[Tree, Tree]) -> tuple[int, Tree]:
             reply, new = result
@@ -279,14 +343,29 @@ class LocalSession(Session):
             torch.set_num_threads(workers)
 
     def _client(self, table: Table, position: int, key: Tensor) -> Client:
-        """One client as its step sees it; with its first state, if it takes part for the first time."""
+        """One client as its step sees it; with its first state, if it takes part for the first
+        time.
+        """
         if self.prepares and position not in self._prepared:
             self._prepared[position] = self.algorithm.prepare(self.train.one(position))
-        id_, prepared, state = self.ids[position], self._prepared.get(position), self.states.get(position)
+        id_, prepared, state = (
+            self.ids[position],
+            self._prepared.get(position),
+            self.states.get(position),
+        )
         late = self._late(position)
         if self.remembers and state is None:
             first_key = random.fold(self.seed_key, _INIT, id_)
-            client = Client(id_, self.train.one(position), prepared, None, first_key, self.shared, self.spec, *late)
+            client = Client(
+                id_,
+                self.train.one(position),
+                prepared,
+                None,
+                first_key,
+                self.shared,
+                self.spec,
+                *late,
+            )
             state = self.algorithm.init(client)
             self.states.put(position, state)
         return Client(id_, table.one(position), prepared, state, key, self.shared, self.spec, *late)
@@ -296,7 +375,9 @@ class LocalSession(Session):
         return self._client(self.train, position, self.seed_key).state if self.remembers else None
 
     def _states(self, group: Group) -> Tree:
-        """The states of a batch, stacked; clients that take part for the first time get their first one."""
+        """The states of a batch, stacked; clients that take part for the first time get their first
+        one.
+        """
         if not self.remembers:
             return None
         known = self.states.known(group.positions)
@@ -305,17 +386,24 @@ class LocalSession(Session):
             assert new is not None
             keys = random.fold(self.seed_key, _INIT, self.ids[new.positions])
             init = lambda client: (self.algorithm.init(client), None)  # noqa: E731
-            self.states.put_many(new.positions, self._many(init, self.train, new, keys, stateless=True))
+            self.states.put_many(
+                new.positions, self._many(init, self.train, new, keys, stateless=True)
+            )
         return self.states.get_many(group.positions)
 
-    # -- evaluation of personal models -------------------------------------------------------------------------------
+    # -- evaluation of personal models -------------------------------------------------------------
 
     def evaluate_own(self) -> dict[str, Tensor]:
-        """Where the algorithm is personal: each client's model on its own test rows. Sums by client, in id order."""
+        """Where the algorithm is personal: each client's model on its own test rows.
+
+        Sums by client, in id order.
+        """
 
         def run(client: Client) -> tuple[Tree, Tree]:
             out = self.algorithm.outputs(client, client.data.x)
-            return _scores(self.algorithm, out, client.data.y, client.data.weight, self.spec.classes), client.state
+            return _scores(
+                self.algorithm, out, client.data.y, client.data.weight, self.spec.classes
+            ), client.state
 
         sizes = self.test.sizes
         parts = self._everywhere(run, self.test, torch.nonzero(sizes > 0).flatten())
@@ -327,7 +415,9 @@ class LocalSession(Session):
         for bx, by in zip(x.split(block), y.split(block), strict=True):
             weight = torch.ones(len(bx))
 
-            def run(client: Client, bx: Tensor = bx, by: Tensor = by, weight: Tensor = weight) -> tuple[Tree, Tree]:
+            def run(
+                client: Client, bx: Tensor = bx, by: Tensor = by, weight: Tensor = weight
+            ) -> tuple[Tree, Tree]:
                 out = self.algorithm.outputs(client, bx)
                 return _scores(self.algorithm, out, by, weight, self.spec.classes), client.state
 
@@ -335,15 +425,22 @@ class LocalSession(Session):
             total = {k: v + total[k] if k in total else v for k, v in part.items()}
         return {**total, "rows": torch.full((len(self.ids),), len(x))}
 
-    def _everywhere(self, run: Callable, table: Table, positions: Tensor, rows: int | None = None) -> dict[str, Tensor]:
-        sums = {k: torch.zeros(len(self.ids), dtype=torch.float64) for k in ("loss", "hits" if self.spec.classes else "error")}
+    def _everywhere(
+        self, run: Callable, table: Table, positions: Tensor, rows: int | None = None
+    ) -> dict[str, Tensor]:
+        sums = {
+            k: torch.zeros(len(self.ids), dtype=torch.float64)
+            for k in ("loss", "hits" if self.spec.classes else "error")
+        }
         if self._loops(self.algorithm.outputs):
             no_keys = torch.zeros(len(positions), 2, dtype=torch.int64)
             for p, scores in self._each(run, table, positions.tolist(), no_keys):
                 for k, v in scores.items():
                     sums[k][p] = v
             return sums
-        limit = lambda n: max(1, int(self.engine.memory // (4 * (rows or n) * table.row_bytes + 4096)))  # noqa: E731
+        limit = lambda n: max(  # noqa: E731
+            1, int(self.engine.memory // (4 * (rows or n) * table.row_bytes + 4096))
+        )
         groups = [Group(p) for p in table.groups(positions, Batching.spread, limit)]
         if self.prepares:
             groups = self._groups(positions, 0)
@@ -352,7 +449,7 @@ class LocalSession(Session):
                 sums[k][group.positions] = v.double()
         return sums
 
-    # -- checkpoints -------------------------------------------------------------------------------------------------
+    # -- checkpoints -------------------------------------------------------------------------------
 
     def save(self) -> Tree:
         """All client states, as a tree."""
@@ -364,7 +461,10 @@ class LocalSession(Session):
 
     def save_prepared(self) -> Tree:
         """What `prepare` has made so far, as a tree, for an engine that keeps it elsewhere."""
-        groups = [{"positions": g.positions, "prepared": g.prepared, "width": g.width} for g in self._everyone or []]
+        groups = [
+            {"positions": g.positions, "prepared": g.prepared, "width": g.width}
+            for g in self._everyone or []
+        ]
         return {"groups": groups, "each": [[p, prepared] for p, prepared in self._prepared.items()]}
 
     def load_prepared(self, saved: Tree) -> None:
@@ -379,9 +479,14 @@ class LocalSession(Session):
 
 def _pair(result: Any, step: str) -> tuple[Tree, Tree]:
     if not isinstance(result, tuple) or len(result) != 2:
-        raise ReplyError(f"the client step {step} must return (reply, new client state), not {type(result).__name__}")
+        raise ReplyError(
+            f"the client step {step} must return (reply, new client state), not "
+            f"{type(result).__name__}"
+        )
     return result
 
 
-def _scores(algorithm: Algorithm, outputs: Tensor, y: Tensor, weight: Tensor, classes: int | None) -> dict[str, Tensor]:
+def _scores(
+    algorithm: Algorithm, outputs: Tensor, y: Tensor, weight: Tensor, classes: int | None
+) -> dict[str, Tensor]:
     return {k: (v * weight).sum(-1) for k, v in row_scores(algorithm, outputs, y, classes).items()}

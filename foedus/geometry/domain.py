@@ -1,16 +1,20 @@
-"""Convex compact sets for projection-free learning: Dadras, Banerjee, Prakhya and Yurtsever, "Federated Frank-Wolfe
-Algorithm", and Jaggi, "Revisiting Frank-Wolfe: projection-free sparse convex optimization", ICML 2013.
+"""Convex compact sets for projection-free learning: Dadras, Banerjee, Prakhya and Yurtsever,
+"Federated Frank-Wolfe Algorithm", and Jaggi, "Revisiting Frank-Wolfe: projection-free sparse convex
+optimization", ICML 2013.
 
-A set is a frozen dataclass. `lmo(g)` is the linear minimisation oracle, argmin over s in the set of <g, s>, and returns an
-extreme point in the form that is cheap to send: sparse, signs, low rank. A set acts on a tensor of any shape as on one
-vector; the sets of matrices need a matrix. `Whole` and `PerLayer` put sets on all the tensors of a model.
+A set is a frozen dataclass. `lmo(g)` is the linear minimisation oracle, argmin over s in the set of
+<g, s>, and returns an extreme point in the form that is cheap to send: sparse, signs, low rank. A
+set acts on a tensor of any shape as on one vector; the sets of matrices need a matrix. `Whole` and
+`PerLayer` put sets on all the tensors of a model.
 
-Batches: every method works under `torch.func.vmap`, and takes `batch`, the number of leading dimensions of its tensor that
-count clients: `L1Ball(1.0).lmo(g, batch=1)` for g of shape (clients, *shape) gives a `Sparse` whose fields have a leading
-client dimension. `contains` then returns one boolean for each.
+Batches: every method works under `torch.func.vmap`, and takes `batch`, the number of leading
+dimensions of its tensor that count clients: `L1Ball(1.0).lmo(g, batch=1)` for g of shape (clients,
+*shape) gives a `Sparse` whose fields have a leading client dimension. `contains` then returns one
+boolean for each.
 
-Ties go to the lowest index. A gradient of zeros gives a point of the set (each says which), one with a NaN gives a point
-with a NaN, so that divergence is noticed. Projections are computed in float64 and rounded to the dtype of x once.
+Ties go to the lowest index. A gradient of zeros gives a point of the set (each says which), one
+with a NaN gives a point with a NaN, so that divergence is noticed. Projections are computed in
+float64 and rounded to the dtype of x once.
 """
 
 from __future__ import annotations
@@ -41,7 +45,8 @@ _PIECE = 4096  # entries whose squares may be added in float32
 @tree.node(static=("lo", "hi"))
 @dataclass(frozen=True, eq=False)
 class Corner:
-    """A tensor whose entries are `hi` where the signs are +1 and `lo` where they are -1: one bit an entry.
+    """A tensor whose entries are `hi` where the signs are +1 and `lo` where they are -1: one bit an
+    entry.
 
     signs: with scale 1 (or NaN, where there is no such corner), and any batch dimensions.
     """
@@ -60,7 +65,9 @@ class Corner:
         middle, half, scale = (self.hi + self.lo) / 2, (self.hi - self.lo) / 2, self.signs.scale
         # A stranger's scale may be any number; only its sign means something, here as in `dense`.
         even = torch.where(scale > 0, 1, torch.where(scale < 0, -1, scale)).to(scale.dtype)
-        return half * replace(self.signs, scale=even).weighted_sum(weights) + middle * weights.sum().to(scale.dtype)
+        return half * replace(self.signs, scale=even).weighted_sum(
+            weights
+        ) + middle * weights.sum().to(scale.dtype)
 
 
 Point = Tensor | Sparse | Signs | LowRank | Corner
@@ -72,7 +79,9 @@ def dense(point: Point) -> Tensor:
 
 
 def plain_numbers(value: Any) -> Any:
-    """Numbers as they are; tensors, arrays and lists as (nested) tuples, which compare, hash and go into a configuration."""
+    """Numbers as they are; tensors, arrays and lists as (nested) tuples, which compare, hash and go
+    into a configuration.
+    """
     value = value.tolist() if hasattr(value, "tolist") else value
     return tuple(map(plain_numbers, value)) if isinstance(value, list | tuple) else value
 
@@ -81,7 +90,9 @@ def finite_numbers(name: str, value: Any) -> Tensor:
     try:
         numbers = torch.tensor(value, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"{name}={shortened(value)} must be a number or a tuple of numbers: {error}") from None
+        raise ConfigError(
+            f"{name}={shortened(value)} must be a number or a tuple of numbers: {error}"
+        ) from None
     if not numbers.isfinite().all():
         raise ConfigError(f"{name}={shortened(value)} must be finite: the set must be bounded")
     return numbers
@@ -100,7 +111,8 @@ def _against(g: Tensor, radius: float) -> Tensor:
 def _signs(g: Tensor, scale: float, batch: int) -> Signs:
     """scale times the signs of -g, +1 for zero; the scale is NaN where g holds one."""
     scales = torch.full(g.shape[:batch], scale, dtype=g.dtype, device=g.device)
-    most = g.abs().reshape(*g.shape[:batch], math.prod(g.shape[batch:])).amax(-1)  # a NaN counts as the largest
+    # a NaN counts as the largest
+    most = g.abs().reshape(*g.shape[:batch], math.prod(g.shape[batch:])).amax(-1)
     return Signs.pack(-g, torch.where(most.isnan(), most, scales))
 
 
@@ -110,13 +122,17 @@ def total(x: Tensor) -> Tensor:
 
 
 def length(x: Tensor) -> Tensor:
-    """Euclidean norms: of short pieces in the dtype of x, which is much faster, and of these in float64."""
+    """Euclidean norms: of short pieces in the dtype of x, which is much faster, and of these in
+    float64.
+    """
     pieces = [torch.linalg.vector_norm(part, dim=-1) for part in x.split(_PIECE, -1)]
     return torch.linalg.vector_norm(torch.stack(pieces, -1), dim=-1, dtype=torch.float64)
 
 
 def scaled(x: Tensor) -> Tensor:
-    """x over its largest magnitude, so that squares neither overflow nor vanish; zero stays zero."""
+    """x over its largest magnitude, so that squares neither overflow nor vanish; zero stays
+    zero.
+    """
     most = torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True)
     return x / torch.where(most > 0, most, 1)
 
@@ -129,7 +145,10 @@ def unit(x: Tensor) -> Tensor:
 
 
 def largest(a: Tensor, k: int) -> Tensor:
-    """Indices of the k largest entries, in ascending order; of equal entries the first. A NaN is larger than any number."""
+    """Indices of the k largest entries, in ascending order; of equal entries the first.
+
+    A NaN is larger than any number.
+    """
     if k == 1:
         return a.argmax(-1, keepdim=True)
     a = torch.where(a.isnan(), torch.inf, a)
@@ -141,16 +160,19 @@ def largest(a: Tensor, k: int) -> Tensor:
 
 
 def simplex(y: Tensor, radius: float) -> Tensor:
-    """The projection of float64 vectors onto {x >= 0, sum x = radius}: max(y - theta, 0), theta found by sorting.
+    """The projection of float64 vectors onto {x >= 0, sum x = radius}: max(y - theta, 0), theta
+    found by sorting.
 
     Held, Wolfe and Crowder (1974); Duchi, Shalev-Shwartz, Singer and Chandra (2008).
     """
-    # Only entries within a radius of the largest can stay positive. In these units no sum loses digits.
+    # Only entries within a radius of the largest can stay positive. In these units no sum loses
+    # digits.
     y = ((y - y.amax(-1, keepdim=True)) / radius).clamp(min=-1)
     ordered = y.sort(-1, descending=True).values
     excess = ordered.cumsum(-1) - 1
     count = torch.arange(1, y.shape[-1] + 1, device=y.device)
-    support = (ordered * count > excess).sum(-1, keepdim=True).clamp(min=1)  # none, if there is a NaN
+    # none, if there is a NaN
+    support = (ordered * count > excess).sum(-1, keepdim=True).clamp(min=1)
     theta = excess.gather(-1, support - 1) / support
     return (y - theta).clamp(min=0) * radius
 
@@ -158,12 +180,14 @@ def simplex(y: Tensor, radius: float) -> Tensor:
 def capped(y: Tensor, k: int, radius: float) -> Tensor:
     """The projection of non-negative float64 vectors onto {0 <= x <= radius, sum x <= k radius}.
 
-    It is min(y, radius) if that satisfies the sum, else clip(y - theta, 0, radius) with the theta at which the sum is
-    k radius. As a function of theta the sum is piecewise linear with breaks at y_i and y_i - radius: it is evaluated at all
-    of them, and the equation solved on the right piece.
+    It is min(y, radius) if that satisfies the sum, else clip(y - theta, 0, radius) with the theta
+    at which the sum is k radius. As a function of theta the sum is piecewise linear with breaks at
+    y_i and y_i - radius: it is evaluated at all of them, and the equation solved on the right
+    piece.
     """
     clipped = y.clamp(max=radius)
-    # theta lies between y_(k) - radius and y_(k), the k-th largest: beyond a radius of that, values do not matter.
+    # theta lies between y_(k) - radius and y_(k), the k-th largest: beyond a radius of that, values
+    # do not matter.
     z = ((y - y.topk(k).values[..., -1:]) / radius).clamp(-2, 1)
     breaks, order = torch.cat((z, z - 1), -1).sort(dim=-1, descending=True, stable=True)
     slopes = torch.where(order < z.shape[-1], 1.0, -1.0).to(z.dtype)
@@ -171,12 +195,16 @@ def capped(y: Tensor, k: int, radius: float) -> Tensor:
     last = (level - breaks * slope <= k).sum(-1, keepdim=True).clamp(min=1) - 1
     slope, level, at = (t.gather(-1, last) for t in (slope, level, breaks))
     theta = torch.where(slope > 0, (level - k) / slope.clamp(min=1), at)
-    return torch.where(total(clipped).unsqueeze(-1) <= k * radius, clipped, (z - theta).clamp(0, 1) * radius)
+    return torch.where(
+        total(clipped).unsqueeze(-1) <= k * radius, clipped, (z - theta).clamp(0, 1) * radius
+    )
 
 
 @batched
 def decreasing(z: Tensor, shared: None = None) -> Tensor:
-    """The closest decreasing sequence of each float64 vector: isotonic regression by pooling adjacent violators."""
+    """The closest decreasing sequence of each float64 vector: isotonic regression by pooling
+    adjacent violators.
+    """
     from sklearn.isotonic import isotonic_regression
 
     most = z.abs().amax(-1, keepdim=True)
@@ -198,7 +226,10 @@ class Domain:
     def check(self, shape: Shape) -> None:
         """Refuse tensors of a shape that the set cannot hold, with the reason."""
         if math.prod(shape) == 0:
-            raise ConfigError(f"{type(self).__name__} needs a tensor with entries, not one of shape {tuple(shape)}")
+            raise ConfigError(
+                f"{type(self).__name__} needs a tensor with entries, not one of shape "
+                f"{tuple(shape)}"
+            )
         if self.matrix and len(shape) != 2:
             raise ConfigError(
                 f"{type(self).__name__} needs a matrix, not a tensor of shape {tuple(shape)}; "
@@ -225,8 +256,13 @@ class Domain:
 
     @property
     def diameter(self) -> float:
-        """The largest Euclidean distance of two points; of a set for which it depends on the shape, see `diameter_of`."""
-        raise ConfigError(f"the diameter of {type(self).__name__} depends on the shape of the tensor: use diameter_of(shape)")
+        """The largest Euclidean distance of two points; of a set for which it depends on the shape,
+        see `diameter_of`.
+        """
+        raise ConfigError(
+            f"the diameter of {type(self).__name__} depends on the shape of the tensor: use "
+            "diameter_of(shape)"
+        )
 
     def diameter_of(self, shape: Shape) -> float:
         """The largest Euclidean distance of two points of the set, for a tensor of this shape."""
@@ -234,21 +270,27 @@ class Domain:
         return self.diameter
 
     def bounds(self, shape: Shape) -> tuple[Tensor, Tensor]:
-        """The least and the largest value of each entry over the set, in float64 and broadcastable to the shape."""
+        """The least and the largest value of each entry over the set, in float64 and broadcastable
+        to the shape.
+        """
         raise NotImplementedError
 
     def reach(self, norm: str, shape: Shape) -> float | None:
-        """The largest norm in the set: the radius of the smallest ball around the origin that contains it.
+        """The largest norm in the set: the radius of the smallest ball around the origin that
+        contains it.
 
-        norm: "l1", "l2" (Frobenius), "linf" or "nuclear". None where no closed form is known: the nuclear norm over boxes,
-        permutahedra and some k-sparse polytopes.
+        norm: "l1", "l2" (Frobenius), "linf" or "nuclear". None where no closed form is known: the
+        nuclear norm over boxes, permutahedra and some k-sparse polytopes.
         """
         self.check(shape)
         if norm not in NORMS:
             raise ConfigError(unknown("norm", norm, NORMS))
         if norm == "nuclear":
             if len(shape) != 2:
-                raise ConfigError(f"the nuclear norm needs a matrix, not a tensor of shape {tuple(shape)}: use norm='l2'")
+                raise ConfigError(
+                    f"the nuclear norm needs a matrix, not a tensor of shape {tuple(shape)}: use "
+                    "norm='l2'"
+                )
             norm = "l2" if 1 in shape else norm  # one singular value
         if norm == "linf":
             return max(float(b.abs().max()) for b in self.bounds(shape))
@@ -258,7 +300,10 @@ class Domain:
         shape = tuple(x.shape[batch:])
         self.check(shape)
         if not x.is_floating_point():
-            raise ConfigError(f"{type(self).__name__} takes floating tensors, not {x.dtype}: convert with .float()")
+            raise ConfigError(
+                f"{type(self).__name__} takes floating tensors, not {x.dtype}: convert with "
+                ".float()"
+            )
         return x.reshape(*x.shape[:batch], math.prod(shape))
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
@@ -272,7 +317,9 @@ class Domain:
 
 
 class Ball(Domain):
-    """Base of the sets that are symmetric around zero and reach from -radius to radius in every entry."""
+    """Base of the sets that are symmetric around zero and reach from -radius to radius in every
+    entry.
+    """
 
     radius: Annotated[float, Gt(0)]
 

@@ -21,17 +21,20 @@ from foedus.wire.arrays import Sparse
 class GroupBall(Ball):
     """{x : sum over groups of |x_g|_2 <= radius}, the ball of the group lasso.
 
-    groups: the size of equal consecutive groups; "rows" for one group an index of the first dimension (the inputs of one
-    neuron); or a label (an integer) for each entry, as a tuple. Extreme points: vectors of length radius in one group.
-    The point is sparse, with as many entries as the largest group has; if the winning group has fewer, other entries come
-    with the value zero. At g = 0: zero.
+    groups: the size of equal consecutive groups; "rows" for one group an index of the first
+    dimension (the inputs of one neuron); or a label (an integer) for each entry, as a tuple.
+    Extreme points: vectors of length radius in one group. The point is sparse, with as many entries
+    as the largest group has; if the winning group has fewer, other entries come with the value
+    zero. At g = 0: zero.
     """
 
     radius: Annotated[float, Gt(0)]
     groups: (
         Annotated[int, Ge(1), Means("the size of the groups")]
         | Literal["rows"]
-        | Annotated[tuple[int, ...], MinLen(1), Means("a tuple with a label, an integer, for each entry")]
+        | Annotated[
+            tuple[int, ...], MinLen(1), Means("a tuple with a label, an integer, for each entry")
+        ]
     )
 
     def __post_init__(self) -> None:
@@ -43,17 +46,28 @@ class GroupBall(Ball):
         entries, groups = math.prod(shape), self.groups
         if groups == "rows" and len(shape) < 2:
             raise ConfigError(
-                f"groups='rows' needs a matrix, not a tensor of shape {tuple(shape)}: use PerLayer, or give the size of the groups"
+                f"groups='rows' needs a matrix, not a tensor of shape {tuple(shape)}: use "
+                "PerLayer, or give the size of the groups"
             )
         if isinstance(groups, int) and entries % groups:
-            raise ConfigError(f"groups={groups} does not divide the {entries} entries of {tuple(shape)}: label each entry")
+            raise ConfigError(
+                f"groups={groups} does not divide the {entries} entries of {tuple(shape)}: label "
+                "each entry"
+            )
         if isinstance(groups, tuple) and len(groups) != entries:
-            raise ConfigError(f"groups has {len(groups)} labels, but a tensor of shape {tuple(shape)} has {entries} entries")
+            raise ConfigError(
+                f"groups has {len(groups)} labels, but a tensor of shape {tuple(shape)} has "
+                f"{entries} entries"
+            )
 
     @cached_property
     def _labels(self) -> tuple[Tensor, Tensor, Tensor]:
-        """For labelled groups: the number of each entry's group, the entries ordered by it, and the sizes of the groups."""
-        _, numbers, sizes = torch.tensor(self.groups).unique(return_inverse=True, return_counts=True)
+        """For labelled groups: the number of each entry's group, the entries ordered by it, and the
+        sizes of the groups.
+        """
+        _, numbers, sizes = torch.tensor(self.groups).unique(
+            return_inverse=True, return_counts=True
+        )
         return numbers, numbers.argsort(stable=True), sizes
 
     def _size(self, shape: Shape) -> int:
@@ -64,7 +78,11 @@ class GroupBall(Ball):
 
     def count(self, shape: Shape) -> int:
         """How many groups there are."""
-        return len(self._labels[2]) if isinstance(self.groups, tuple) else math.prod(shape) // self._size(shape)
+        return (
+            len(self._labels[2])
+            if isinstance(self.groups, tuple)
+            else math.prod(shape) // self._size(shape)
+        )
 
     def _lengths(self, x: Tensor, shape: Shape) -> Tensor:
         """The Euclidean norm of each group, in float64."""
@@ -78,9 +96,13 @@ class GroupBall(Ball):
     def lmo(self, g: Tensor, batch: int = 0) -> Sparse:
         shape = tuple(g.shape[batch:])
         flat = scaled(self._flat(g, batch))
-        winner, place = self._lengths(flat, shape).argmax(-1, keepdim=True), torch.arange(self._size(shape))
+        winner, place = (
+            self._lengths(flat, shape).argmax(-1, keepdim=True),
+            torch.arange(self._size(shape)),
+        )
         if isinstance(self.groups, tuple):
-            # Behind the members of the group, in this order, come those of the next: other entries, with value zero.
+            # Behind the members of the group, in this order, come those of the next: other entries,
+            # with value zero.
             _, order, sizes = self._labels
             index = order[((sizes.cumsum(0) - sizes)[winner] + place) % len(order)]
             values = torch.where(place < sizes[winner], flat.gather(-1, index), 0)
@@ -106,7 +128,8 @@ class GroupBall(Ball):
         return self.radius * (math.sqrt(self._size(shape)) if norm == "l1" else 1.0)
 
     def _rank(self, shape: tuple[int, ...]) -> int:
-        """The largest rank of a matrix that is zero outside one group: entries of it in different rows and columns.
+        """The largest rank of a matrix that is zero outside one group: entries of it in different
+        rows and columns.
 
         |X|_* <= sqrt(rank) |X|_2, and equal entries at such places attain it.
         """

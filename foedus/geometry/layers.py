@@ -23,7 +23,10 @@ def dims_of(value: Shape | Tensor) -> tuple[int, ...]:
 
 
 class ModelDomain:
-    """Base of the sets of a model's parameters, dicts of tensors. Shapes are a dict of shapes or of tensors that have them."""
+    """Base of the sets of a model's parameters, dicts of tensors.
+
+    Shapes are a dict of shapes or of tensors that have them.
+    """
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -32,8 +35,11 @@ class ModelDomain:
         """Refuse parameters that the set cannot hold, with the reason."""
         raise NotImplementedError
 
-    def lmo(self, g: Mapping[str, Tensor], batch: int = 0, warm: Mapping[str, Tensor] | None = None) -> Any:
-        """An extreme point that minimises <g, s>, in the form in which it is sent; `dense` gives the parameters.
+    def lmo(
+        self, g: Mapping[str, Tensor], batch: int = 0, warm: Mapping[str, Tensor] | None = None
+    ) -> Any:
+        """An extreme point that minimises <g, s>, in the form in which it is sent; `dense` gives
+        the parameters.
 
         warm: for tensors with a `NuclearBall`, a right vector to start from.
         """
@@ -42,7 +48,8 @@ class ModelDomain:
     def dense(self, point: Any, like: Shapes) -> dict[str, Tensor]:
         """The parameters that an extreme point, or an average of them, stands for.
 
-        like: shapes without batch dimensions, or tensors that have them; what the point has more are its batch dimensions.
+        like: shapes without batch dimensions, or tensors that have them; what the point has more
+        are its batch dimensions.
         """
         raise NotImplementedError
 
@@ -69,9 +76,11 @@ class ModelDomain:
 
 @dataclass(frozen=True)
 class Whole(ModelDomain):
-    """One set over all the tensors of a model, laid end to end as one vector. A single tensor keeps its shape.
+    """One set over all the tensors of a model, laid end to end as one vector. A single tensor keeps
+    its shape.
 
-    The extreme point is one point of that vector: a `Sparse` with indices into it, `Signs`, or a dense vector.
+    The extreme point is one point of that vector: a `Sparse` with indices into it, `Signs`, or a
+    dense vector.
     """
 
     domain: Annotated[Domain, Means("a set such as L1Ball(10.0)")]
@@ -82,23 +91,32 @@ class Whole(ModelDomain):
             return each[0]
         if self.domain.matrix:
             raise ConfigError(
-                f"{type(self.domain).__name__} needs a matrix, which {len(each)} tensors ({', '.join(shapes)}) laid end to end "
-                "are not: use PerLayer(set), or PerLayer({name: set, ...}) if some of them are no matrices"
+                f"{type(self.domain).__name__} needs a matrix, which {len(each)} tensors "
+                f"({', '.join(shapes)}) laid end to end "
+                "are not: use PerLayer(set), or PerLayer({name: set, ...}) if some of them are no "
+                "matrices"
             )
         return (sum(map(math.prod, each)),)
 
     def check(self, shapes: Shapes) -> None:
         self.domain.check(self._shape(shapes))
 
-    def lmo(self, g: Mapping[str, Tensor], batch: int = 0, warm: Mapping[str, Tensor] | None = None) -> Point:
+    def lmo(
+        self, g: Mapping[str, Tensor], batch: int = 0, warm: Mapping[str, Tensor] | None = None
+    ) -> Point:
         near = {"warm": warm[next(iter(g))]} if warm else {}  # only a single matrix can have one
         return self.domain.lmo(self._join(g, batch), batch, **near)
 
     def dense(self, point: Point, like: Shapes) -> dict[str, Tensor]:
         joined, each = dense(point), {name: dims_of(s) for name, s in like.items()}
         lead = joined.shape[: joined.dim() - len(self._shape(like))]
-        parts = joined.reshape(*lead, math.prod(joined.shape[len(lead) :])).split([*map(math.prod, each.values())], -1)
-        return {name: part.reshape((*lead, *s)) for (name, s), part in zip(each.items(), parts, strict=True)}
+        parts = joined.reshape(*lead, math.prod(joined.shape[len(lead) :])).split(
+            [*map(math.prod, each.values())], -1
+        )
+        return {
+            name: part.reshape((*lead, *s))
+            for (name, s), part in zip(each.items(), parts, strict=True)
+        }
 
     def project(self, x: Mapping[str, Tensor], batch: int = 0) -> dict[str, Tensor]:
         projected = self.domain.project(self._join(x, batch), batch)
@@ -120,15 +138,21 @@ class Whole(ModelDomain):
     def _join(x: Mapping[str, Tensor], batch: int) -> Tensor:
         if len(x) == 1:
             return next(iter(x.values()))
-        return torch.cat([t.reshape(*t.shape[:batch], math.prod(t.shape[batch:])) for t in x.values()], -1)
+        return torch.cat(
+            [t.reshape(*t.shape[:batch], math.prod(t.shape[batch:])) for t in x.values()], -1
+        )
 
 
 @dataclass(frozen=True)
 class PerLayer(ModelDomain):
-    """A set for each tensor of a model: the same one for all, or {name: set} with every name. The point is a dict of points."""
+    """A set for each tensor of a model: the same one for all, or {name: set} with every name.
+
+    The point is a dict of points.
+    """
 
     domains: Annotated[
-        Domain | Annotated[Mapping[str, Domain], MinLen(1)], Means("a set such as L2Ball(10.0), or a dict {name: set}")
+        Domain | Annotated[Mapping[str, Domain], MinLen(1)],
+        Means("a set such as L2Ball(10.0), or a dict {name: set}"),
     ]
 
     def each(self, names: Iterable[str]) -> dict[str, Domain]:
@@ -136,7 +160,9 @@ class PerLayer(ModelDomain):
         if not isinstance(self.domains, Mapping):
             return dict.fromkeys(names, self.domains)
         if missing := [name for name in names if name not in self.domains]:
-            raise ConfigError(f"PerLayer has no set for {', '.join(missing)}: every tensor needs one")
+            raise ConfigError(
+                f"PerLayer has no set for {', '.join(missing)}: every tensor needs one"
+            )
         if extra := [name for name in self.domains if name not in names]:
             raise ConfigError(f"PerLayer: {unknown('tensor', extra[0], names)}")
         return {name: self.domains[name] for name in names}
@@ -148,7 +174,9 @@ class PerLayer(ModelDomain):
             except ConfigError as error:
                 raise ConfigError(f"tensor {name!r}: {error}") from None
 
-    def lmo(self, g: Mapping[str, Tensor], batch: int = 0, warm: Mapping[str, Tensor] | None = None) -> dict[str, Point]:
+    def lmo(
+        self, g: Mapping[str, Tensor], batch: int = 0, warm: Mapping[str, Tensor] | None = None
+    ) -> dict[str, Point]:
         warm = warm or {}
         return {
             name: domain.lmo(g[name], batch, **({"warm": warm[name]} if name in warm else {}))
@@ -162,23 +190,37 @@ class PerLayer(ModelDomain):
         return {name: domain.project(x[name], batch) for name, domain in self.each(x).items()}
 
     def contains(self, x: Mapping[str, Tensor], tolerance: float = 1e-6, batch: int = 0) -> Tensor:
-        return torch.stack([d.contains(x[name], tolerance, batch) for name, d in self.each(x).items()]).all(0)
+        return torch.stack(
+            [d.contains(x[name], tolerance, batch) for name, d in self.each(x).items()]
+        ).all(0)
 
     def diameter_of(self, shapes: Shapes) -> float:
-        return math.hypot(*(d.diameter_of(dims_of(shapes[name])) for name, d in self.each(shapes).items()))
+        return math.hypot(
+            *(d.diameter_of(dims_of(shapes[name])) for name, d in self.each(shapes).items())
+        )
 
     def start(self, shapes: Shapes, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-        return {name: d.start(dims_of(shapes[name]), dtype) for name, d in self.each(shapes).items()}
+        return {
+            name: d.start(dims_of(shapes[name]), dtype) for name, d in self.each(shapes).items()
+        }
 
     def low_rank(self, shapes: Shapes) -> bool:
         return any(d.matrix for d in self.each(shapes).values())
 
 
 def domain_of(domain: Any) -> ModelDomain:
-    """A set of parameters from what the user passed: a set of one vector goes over all the tensors together."""
+    """A set of parameters from what the user passed: a set of one vector goes over all the tensors
+    together.
+    """
     if isinstance(domain, ModelDomain):
         return domain
     if isinstance(domain, Domain):
         return Whole(domain)
-    given = f"{domain.__name__} (the class: add parentheses)" if isinstance(domain, type) else repr(domain)
-    raise ConfigError(f"domain must be a set such as L1Ball(10.0) or PerLayer(L2Ball(1.0)), not {given}")
+    given = (
+        f"{domain.__name__} (the class: add parentheses)"
+        if isinstance(domain, type)
+        else repr(domain)
+    )
+    raise ConfigError(
+        f"domain must be a set such as L1Ball(10.0) or PerLayer(L2Ball(1.0)), not {given}"
+    )

@@ -18,23 +18,28 @@ from foedus.geometry.domain import Ball, Domain, Shape, simplex, unit
 from foedus.wire.arrays import LowRank, Sparse
 
 GRAM = 64
-"""Up to this smaller side the top singular pair comes from the whole spectrum of the small Gram matrix."""
+"""Up to this smaller side the top singular pair comes from the whole spectrum of the small Gram
+matrix.
+"""
 
 _STEPS, _CHECK = 24, 8  # Lanczos steps before a restart, and between looks at the residual
-_NEWTON = 500  # steps: some ten for entries of size 1, tens to hundreds for entries of thousands and millions
+# steps: some ten for entries of size 1, tens to hundreds for entries of thousands and millions
+_NEWTON = 500
 _ROUNDING = 1e-9  # two radii that differ by less, relatively, are the same
 
 
 @dataclass(frozen=True)
 class NuclearBall(Ball):
-    """{X : the singular values of X sum up to at most radius}. s = -radius u v^T, (u, v) the top singular pair of g.
+    """{X : the singular values of X sum up to at most radius}. s = -radius u v^T, (u, v) the top
+    singular pair of g.
 
-    Matrices with a side of at most 64 are solved to rounding. For larger ones the pair has a relative residual of at most
-    `tolerance`: with s = u^T g v, |g^T u - s v| <= tolerance s. Then s >= sigma / sqrt(1 + tolerance / c), sigma the largest
-    singular value and c > 0 the cosine of v with its vector; c tends to 1 unless other singular values are as large, and
-    starts at about 1 / sqrt(columns), from a fixed random vector. `iterations` bounds the Lanczos steps; what is found by
-    then is returned. `lmo(g, warm=v)` starts near v, such as the right factor of the last point, which saves steps when g
-    has changed little. At g = 0: zero.
+    Matrices with a side of at most 64 are solved to rounding. For larger ones the pair has a
+    relative residual of at most `tolerance`: with s = u^T g v, |g^T u - s v| <= tolerance s. Then s
+    >= sigma / sqrt(1 + tolerance / c), sigma the largest singular value and c > 0 the cosine of v
+    with its vector; c tends to 1 unless other singular values are as large, and starts at about 1 /
+    sqrt(columns), from a fixed random vector. `iterations` bounds the Lanczos steps; what is found
+    by then is returned. `lmo(g, warm=v)` starts near v, such as the right factor of the last point,
+    which saves steps when g has changed little. At g = 0: zero.
     """
 
     radius: Annotated[float, Gt(0)]
@@ -46,7 +51,9 @@ class NuclearBall(Ball):
     def lmo(self, g: Tensor, batch: int = 0, warm: Tensor | None = None) -> LowRank:
         self._flat(g, batch)
         if warm is not None and warm.shape != (want := (*g.shape[:batch], g.shape[-1])):
-            raise ConfigError(f"warm has shape {tuple(warm.shape)}; a right vector for g has shape {tuple(want)}")
+            raise ConfigError(
+                f"warm has shape {tuple(warm.shape)}; a right vector for g has shape {tuple(want)}"
+            )
         u, v = top_pair(g, warm, self.tolerance, self.iterations)
         return LowRank(u.unsqueeze(-1) * -self.radius, v.unsqueeze(-1))
 
@@ -64,7 +71,9 @@ class NuclearBall(Ball):
 
     @staticmethod
     def _matrix(x: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
-        """The matrices, and which are not finite (zero in their place: LAPACK would refuse the whole batch)."""
+        """The matrices, and which are not finite (zero in their place: LAPACK would refuse the
+        whole batch).
+        """
         strange = ~x.abs().amax(-1).isfinite()
         return torch.where(strange.unsqueeze(-1), 0, x).reshape(*x.shape[:-1], *shape), strange
 
@@ -76,9 +85,10 @@ class NuclearBall(Ball):
 class Birkhoff(Domain):
     """{X >= 0 : all row and column sums are 1}, the convex hull of the n x n permutation matrices.
 
-    The point is the assignment of least cost g (SciPy), n entries of value 1; of several, SciPy's choice, which is the
-    same every time. The projection has row and column sums within 1e-12 of 1 (and rounding), and is the exact projection
-    onto matrices with those sums. At g = 0: the identity.
+    The point is the assignment of least cost g (SciPy), n entries of value 1; of several, SciPy's
+    choice, which is the same every time. The projection has row and column sums within 1e-12 of 1
+    (and rounding), and is the exact projection onto matrices with those sums. At g = 0: the
+    identity.
     """
 
     matrix: ClassVar[bool] = True
@@ -105,7 +115,9 @@ class Birkhoff(Domain):
 
     def bounds(self, shape: Shape) -> tuple[Tensor, Tensor]:
         self.check(shape)
-        return torch.tensor(0.0 if shape[0] > 1 else 1.0, dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64)
+        return torch.tensor(0.0 if shape[0] > 1 else 1.0, dtype=torch.float64), torch.tensor(
+            1.0, dtype=torch.float64
+        )
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
         return doubly_stochastic(x.reshape(*x.shape[:-1], *shape), 1e-12)
@@ -121,7 +133,9 @@ class Birkhoff(Domain):
 
 @batched
 def assignment(cost: Tensor, shared: None = None) -> tuple[Tensor, Tensor]:
-    """For each n x n matrix: the column of each row in a permutation of least total cost; and whether the costs are finite."""
+    """For each n x n matrix: the column of each row in a permutation of least total cost; and
+    whether the costs are finite.
+    """
     from scipy.optimize import linear_sum_assignment
 
     finite = cost.isfinite().all(-1).all(-1)
@@ -133,18 +147,21 @@ def assignment(cost: Tensor, shared: None = None) -> tuple[Tensor, Tensor]:
 
 @batched
 def doubly_stochastic(x: Tensor, tolerance: float) -> Tensor:
-    """The projection of float64 n x n matrices onto {X >= 0, row and column sums 1}, by Newton's method on the dual.
+    """The projection of float64 n x n matrices onto {X >= 0, row and column sums 1}, by Newton's
+    method on the dual.
 
-    The projection is X = max(x + a 1^T + 1 b^T, 0) with the (a, b) that minimise |X|^2 / 2 - sum(a) - sum(b), whose
-    gradient is the row and column sums minus 1. A (generalised) second derivative is [[diag(M 1), M], [M^T, diag(M^T 1)]],
-    M the support of X (Li, Sun and Toh, SIAM J. Optim. 2020). Any X of this form is the projection onto matrices of *its*
-    row and column sums; it stops when these are within `tolerance` of 1, or within rounding of x if that is more.
+    The projection is X = max(x + a 1^T + 1 b^T, 0) with the (a, b) that minimise |X|^2 / 2 - sum(a)
+    - sum(b), whose gradient is the row and column sums minus 1. A (generalised) second derivative
+    is [[diag(M 1), M], [M^T, diag(M^T 1)]], M the support of X (Li, Sun and Toh, SIAM J. Optim.
+    2020). Any X of this form is the projection onto matrices of *its* row and column sums; it stops
+    when these are within `tolerance` of 1, or within rounding of x if that is more.
     """
     n, shape = x.shape[-1], x.shape
     x = x.reshape(-1, n, n)
     bad = ~x.abs().amax((-2, -1), keepdim=True).isfinite()
     x = torch.where(bad, 0, x)
-    x = x - x.mean(-1, keepdim=True)  # constants along rows and columns do not change the projection
+    # constants along rows and columns do not change the projection
+    x = x - x.mean(-1, keepdim=True)
     x = x - x.mean(-2, keepdim=True)
     spread = 1 + x.abs().amax((-1, -2))
     enough = tolerance + 8 * n * torch.finfo(x.dtype).eps * spread
@@ -158,8 +175,8 @@ def doubly_stochastic(x: Tensor, tolerance: float) -> Tensor:
         return point(dual).square().sum((-1, -2)) / 2 - dual.sum(-1)
 
     for _ in range(_NEWTON):
-        # A row without support has no slope that Newton's method could use. Lifting its largest entry to 1 / n lowers the
-        # dual, as its sum stays at most 1.
+        # A row without support has no slope that Newton's method could use. Lifting its largest
+        # entry to 1 / n lowers the dual, as its sum stays at most 1.
         a, b = dual[:, :n], dual[:, n:]
         a = torch.maximum(a, 1 / n - (x + b.unsqueeze(-2)).amax(-1))
         b = torch.maximum(b, 1 / n - (x + a.unsqueeze(-1)).amax(-2))
@@ -172,9 +189,12 @@ def doubly_stochastic(x: Tensor, tolerance: float) -> Tensor:
             break
         support = (now > 0).to(x.dtype)
         rows, columns = torch.diag_embed(support.sum(-1)), torch.diag_embed(support.sum(-2))
-        second = torch.cat((torch.cat((rows, support), -1), torch.cat((support.mT, columns), -1)), -2)
-        # The dual is flat along (a + c, b - c), and where the support falls apart. A ridge makes the system regular; it vanishes
-        # with the violation, and lets moves along flat directions be as long as the spread of x.
+        second = torch.cat(
+            (torch.cat((rows, support), -1), torch.cat((support.mT, columns), -1)), -2
+        )
+        # The dual is flat along (a + c, b - c), and where the support falls apart. A ridge makes
+        # the system regular; it vanishes with the violation, and lets moves along flat directions
+        # be as long as the spread of x.
         second = second + (0.1 * violation / spread).clamp(1e-12, 0.1)[:, None, None] * ridge
         move = -torch.linalg.solve(second, gradient)
         slope, step = (move * gradient).sum(-1), torch.where(done, 0.0, torch.ones_like(height))
@@ -188,19 +208,26 @@ def doubly_stochastic(x: Tensor, tolerance: float) -> Tensor:
     return torch.where(bad, torch.nan, point(dual)).reshape(shape)
 
 
-def top_pair(a: Tensor, warm: Tensor | None, tolerance: float, iterations: int) -> tuple[Tensor, Tensor]:
-    """Unit vectors u, v with u^T a v the largest singular value of each matrix; v = 0 where a = 0, u is NaN where a is.
+def top_pair(
+    a: Tensor, warm: Tensor | None, tolerance: float, iterations: int
+) -> tuple[Tensor, Tensor]:
+    """Unit vectors u, v with u^T a v the largest singular value of each matrix; v = 0 where a = 0,
+    u is NaN where a is.
 
-    Matrices with a side of at most `GRAM` are solved by the spectrum of their Gram matrix, to rounding. Others by Lanczos
-    bidiagonalisation (Golub and Kahan 1965) with full orthogonalisation and restarts, until |a^T u - s v| <= tolerance s,
-    s = u^T a v, or for `iterations` steps of two products with a each.
+    Matrices with a side of at most `GRAM` are solved by the spectrum of their Gram matrix, to
+    rounding. Others by Lanczos bidiagonalisation (Golub and Kahan 1965) with full orthogonalisation
+    and restarts, until |a^T u - s v| <= tolerance s, s = u^T a v, or for `iterations` steps of two
+    products with a each.
     """
     args = {"a": a} if warm is None else {"a": a, "warm": warm}
     return _top_pair(args, (tolerance, iterations))
 
 
 def _rows(v: Tensor, a: Tensor) -> Tensor:
-    """v^T a for each matrix. As a row times a matrix, of either layout, it is several times faster than a^T v."""
+    """v^T a for each matrix.
+
+    As a row times a matrix, of either layout, it is several times faster than a^T v.
+    """
     return torch.bmm(v.unsqueeze(-2), a).squeeze(-2)
 
 
@@ -211,7 +238,8 @@ def _top_pair(args: dict[str, Tensor], shared: tuple[float, int]) -> tuple[Tenso
     a = a.reshape(-1, m, n)
     most = a.abs().amax((-2, -1), keepdim=True)
     bad = ~most.isfinite()
-    # Over its largest magnitude, so that squares neither overflow nor vanish. LAPACK refuses what is not finite.
+    # Over its largest magnitude, so that squares neither overflow nor vanish. LAPACK refuses what
+    # is not finite.
     a = a / torch.where((most > 0) & ~bad, most, 1)
     a = torch.where(bad, 0, a) if bad.any() else a
     if m <= min(n, GRAM):
@@ -223,7 +251,8 @@ def _top_pair(args: dict[str, Tensor], shared: tuple[float, int]) -> tuple[Tenso
         else:
             v = unit(random.normal(random.key(0), n, dtype=a.dtype)).expand(len(a), n)
             if "warm" in args:
-                # Never the given vector alone: Lanczos cannot leave it if it is a singular vector, but not the top one.
+                # Never the given vector alone: Lanczos cannot leave it if it is a singular vector,
+                # but not the top one.
                 v = unit(unit(args["warm"].reshape(-1, n).to(a.dtype)) + 0.1 * v)
             v = _lanczos(a, v, *shared)
         u = unit(_rows(v, a.mT))
@@ -233,7 +262,8 @@ def _top_pair(args: dict[str, Tensor], shared: tuple[float, int]) -> tuple[Tenso
 
 
 def _lanczos(a: Tensor, v: Tensor, tolerance: float, iterations: int) -> Tensor:
-    """The right vector of the top singular pair of matrices [b, m, n] whose largest entry is 1 (or 0), from unit vectors v.
+    """The right vector of the top singular pair of matrices [b, m, n] whose largest entry is 1 (or
+    0), from unit vectors v.
 
     A matrix that is done keeps its answer, so that no answer depends on the others in the batch.
     """
@@ -256,7 +286,8 @@ def _lanczos(a: Tensor, v: Tensor, tolerance: float, iterations: int) -> Tensor:
             p, s, q = torch.linalg.svd(bidiagonal[:, : j + 1, : j + 1])
             new = _rows(q[:, 0].to(a.dtype), right[:, : j + 1])
             answer = torch.where(done[:, None], answer, new)
-            # |a^T u - s v| for the best u and v of these subspaces, from the last entry of u's coordinates.
+            # |a^T u - s v| for the best u and v of these subspaces, from the last entry of u's
+            # coordinates.
             done = done | (bidiagonal[:, j, j + 1] * p[:, j, 0].abs() <= tolerance * s[:, 0])
             if done.all():
                 break
@@ -266,9 +297,11 @@ def _lanczos(a: Tensor, v: Tensor, tolerance: float, iterations: int) -> Tensor:
 
 
 def _orthogonal(x: Tensor, basis: Tensor) -> Tensor:
-    """Make x [b, n] orthogonal to the rows of basis [b, j, n] and of length 1, in place; return its length in between.
+    """Make x [b, n] orthogonal to the rows of basis [b, j, n] and of length 1, in place; return its
+    length in between.
 
-    Zero stays zero: the subspace is complete. What is left of x by rounding alone is as good as any other new direction.
+    Zero stays zero: the subspace is complete. What is left of x by rounding alone is as good as any
+    other new direction.
     """
     for _ in range(2):
         x -= _rows(_rows(x, basis.mT), basis)

@@ -1,13 +1,16 @@
-"""Mirror maps on the simplex, for Hamer, Mohri and Suresh, "FedBoost: communication-efficient algorithms for federated
-learning", ICML 2020, Figure 1, line 5: v = [grad F]^-1 (grad F(alpha) - eta g), then the Bregman projection of v.
+"""Mirror maps on the simplex, for Hamer, Mohri and Suresh, "FedBoost: communication-efficient
+algorithms for federated learning", ICML 2020, Figure 1, line 5: v = [grad F]^-1 (grad F(alpha) -
+eta g), then the Bregman projection of v.
 
-A mirror map is a strictly convex F. Its divergence is B(x || y) = F(x) - F(y) - <grad F(y), x - y>. Every projection is onto
-{x : sum x = radius, low <= x <= high}: the simplex, unless the bounds say otherwise. As
-argmin B(x || v) = argmin F(x) - <grad F(v), x>, it needs only z = grad F(v), and of z only the differences, because sum x is
-fixed. A step is therefore computed from z = grad F(x) - eta g without ever forming v, which may overflow.
+A mirror map is a strictly convex F. Its divergence is B(x || y) = F(x) - F(y) - <grad F(y), x - y>.
+Every projection is onto {x : sum x = radius, low <= x <= high}: the simplex, unless the bounds say
+otherwise. As argmin B(x || v) = argmin F(x) - <grad F(v), x>, it needs only z = grad F(v), and of z
+only the differences, because sum x is fixed. A step is therefore computed from z = grad F(x) - eta
+g without ever forming v, which may overflow.
 
-Tensors are vectors in the last dimension, with any batch dimensions before it. The work is done in float64 and rounded to
-the dtype of the input once. A vector with a NaN, or outside the domain of F, gives NaN, so that divergence is noticed.
+Tensors are vectors in the last dimension, with any batch dimensions before it. The work is done in
+float64 and rounded to the dtype of the input once. A vector with a NaN, or outside the domain of F,
+gives NaN, so that divergence is noticed.
 """
 
 from __future__ import annotations
@@ -35,8 +38,8 @@ HUGE = 1e300  # stands for infinity where infinities would cancel
 def best_step(r: float, sigma: float, rounds: int, slope: float) -> float:
     """The step size eta for which the bound of mirror descent after T = `rounds` rounds is least.
 
-    With F sigma-strongly convex in a norm, gradients g_t of at most G = `slope` in the dual norm, and B(x || x_1) <= r
-    (`Mirror.reach`), one step gives, for any x of the set,
+    With F sigma-strongly convex in a norm, gradients g_t of at most G = `slope` in the dual norm,
+    and B(x || x_1) <= r (`Mirror.reach`), one step gives, for any x of the set,
 
         eta <g_t, x_t - x> <= B(x || x_t) - B(x || x_{t+1}) + eta^2 G^2 / (2 sigma).
 
@@ -44,9 +47,9 @@ def best_step(r: float, sigma: float, rounds: int, slope: float) -> float:
 
         r / (eta T) + eta G^2 / (2 sigma),
 
-    whose derivative in eta vanishes at eta = sqrt(2 sigma r / T) / G, where the bound is G sqrt(2 r / (sigma T)). Theorem 2
-    of the paper prints sqrt(sigma / (T G^2 r)), with r below the line, which minimises no such bound: a set of larger r
-    needs longer steps.
+    whose derivative in eta vanishes at eta = sqrt(2 sigma r / T) / G, where the bound is G sqrt(2 r
+    / (sigma T)). Theorem 2 of the paper prints sqrt(sigma / (T G^2 r)), with r below the line,
+    which minimises no such bound: a set of larger r needs longer steps.
     """
     for name, value in (("r", r), ("sigma", sigma), ("slope", slope)):
         check_value(name, value, Annotated[float, Gt(0)])
@@ -61,7 +64,9 @@ class Mirror:
 
         @property
         def sigma(self) -> float:
-            """The modulus of strong convexity on the simplex: B(x || y) >= sigma/2 |x - y|^2 in the norm of order `norm`."""
+            """The modulus of strong convexity on the simplex: B(x || y) >= sigma/2 |x - y|^2 in the
+            norm of order `norm`.
+            """
 
         @property
         def norm(self) -> float:
@@ -103,27 +108,49 @@ class Mirror:
         check_value("n", n, Annotated[int, Ge(1)])
         return torch.full((n,), 1 / n, dtype=dtype)
 
-    def project(self, v: Tensor, low: Bound = 0.0, high: Bound = 1.0, radius: float = 1.0) -> Tensor:
-        """argmin B(x || v) over sum x = radius, low <= x <= high. Bounds broadcast to v; `high` may be infinite."""
+    def project(
+        self, v: Tensor, low: Bound = 0.0, high: Bound = 1.0, radius: float = 1.0
+    ) -> Tensor:
+        """argmin B(x || v) over sum x = radius, low <= x <= high.
+
+        Bounds broadcast to v; `high` may be infinite.
+        """
         _check("v", v)
         return self._nearest(self.grad(v.double()), low, high, radius).to(v.dtype)
 
-    def step(self, x: Tensor, g: Tensor, eta: float, low: Bound = 0.0, high: Bound = 1.0, radius: float = 1.0) -> Tensor:
-        """One step of mirror descent against the gradient g: argmin eta <g, y> + B(y || x) over the set."""
+    def step(
+        self,
+        x: Tensor,
+        g: Tensor,
+        eta: float,
+        low: Bound = 0.0,
+        high: Bound = 1.0,
+        radius: float = 1.0,
+    ) -> Tensor:
+        """One step of mirror descent against the gradient g: argmin eta <g, y> + B(y || x) over the
+        set.
+        """
         _check("x", x)
         check_value("eta", eta, Annotated[float, Gt(0)])
         if g.shape != x.shape:
-            raise ConfigError(f"g has shape {tuple(g.shape)}, x {tuple(x.shape)}: give one gradient entry for each entry of x")
-        move = (eta * g.double()).clamp(-HUGE / 10, HUGE / 10)  # less than HUGE: a weight of zero stays below all others
+            raise ConfigError(
+                f"g has shape {tuple(g.shape)}, x {tuple(x.shape)}: give one gradient entry for "
+                "each entry of x"
+            )
+        # less than HUGE: a weight of zero stays below all others
+        move = (eta * g.double()).clamp(-HUGE / 10, HUGE / 10)
         return self._nearest(self.grad(x.double()) - move, low, high, radius).to(x.dtype)
 
     def _nearest(self, z: Tensor, low: Bound, high: Bound, radius: float) -> Tensor:
         low, high = self._bounds(z, low, high, radius)
         lost = z.isnan().any(-1, keepdim=True)
         most = low + (radius - low.sum(-1, keepdim=True)).clamp(min=0)
-        # An upper bound that cannot bind must not look as if it did, where all but one entry vanish.
+        # An upper bound that cannot bind must not look as if it did, where all but one entry
+        # vanish.
         roof = torch.where(high < most, high, 2 * most - low)
-        x = batched(self._solve)((torch.where(lost, 0, z).clamp(-HUGE, HUGE), low, roof), float(radius))
+        x = batched(self._solve)(
+            (torch.where(lost, 0, z).clamp(-HUGE, HUGE), low, roof), float(radius)
+        )
         return torch.where(lost, torch.nan, x.clamp(low, high))
 
     def _bounds(self, z: Tensor, low: Bound, high: Bound, radius: float) -> tuple[Tensor, Tensor]:
@@ -133,26 +160,43 @@ class Mirror:
         if not lows.isfinite().all():
             raise ConfigError(f"low={shortened(low)} must be finite")
         if not (lows <= highs).all():
-            least = f" and at least {self._least:g}, where F begins" if math.isfinite(self._least) else ""
-            raise ConfigError(f"high={shortened(high)} must be at least low={shortened(low)}{least}: the set would be empty")
+            least = (
+                f" and at least {self._least:g}, where F begins"
+                if math.isfinite(self._least)
+                else ""
+            )
+            raise ConfigError(
+                f"high={shortened(high)} must be at least low={shortened(low)}{least}: the set "
+                "would be empty"
+            )
         if (lows.sum(-1) > radius * (1 + SLACK)).any():
-            raise ConfigError(f"low={shortened(low)} sums to more than radius={radius!r}: lower it or give a larger radius")
+            raise ConfigError(
+                f"low={shortened(low)} sums to more than radius={radius!r}: lower it or give a "
+                "larger radius"
+            )
         if (highs.sum(-1) < radius * (1 - SLACK)).any():
-            raise ConfigError(f"high={shortened(high)} sums to less than radius={radius!r}: raise it or give a smaller radius")
+            raise ConfigError(
+                f"high={shortened(high)} sums to less than radius={radius!r}: raise it or give a "
+                "smaller radius"
+            )
         return lows, highs
 
     def _solve(self, args: tuple[Tensor, Tensor, Tensor], radius: float) -> Tensor:
-        """argmin F(x) - <z, x> over the set, for (z, low, high) of one shape: finite, in float64."""
+        """argmin F(x) - <z, x> over the set, for (z, low, high) of one shape: finite, in
+        float64.
+        """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Entropy(Mirror):
-    """F(x) = sum x_i log x_i for x >= 0; a step is exponentiated gradient: x_i exp(-eta g_i), normalised.
+    """F(x) = sum x_i log x_i for x >= 0; a step is exponentiated gradient: x_i exp(-eta g_i),
+    normalised.
 
-    grad F(x) = log x + 1 (minus infinity at zero), and B(x || y) = sum x_i log(x_i / y_i) - x_i + y_i, the Kullback-Leibler
-    divergence. 1-strongly convex in |.|_1 (Pinsker). The projection is x_i = clip(c v_i, low_i, high_i). Entries that are zero
-    stay so, unless the bounds leave no other place for the mass: then they share it as if they were equal and tiny.
+    grad F(x) = log x + 1 (minus infinity at zero), and B(x || y) = sum x_i log(x_i / y_i) - x_i +
+    y_i, the Kullback-Leibler divergence. 1-strongly convex in |.|_1 (Pinsker). The projection is
+    x_i = clip(c v_i, low_i, high_i). Entries that are zero stay so, unless the bounds leave no
+    other place for the mass: then they share it as if they were equal and tiny.
     """
 
     sigma: ClassVar[float] = 1.0
@@ -170,7 +214,8 @@ class Entropy(Mirror):
 
     def divergence(self, x: Tensor, y: Tensor) -> Tensor:
         a, b = x.double(), y.double()
-        terms = torch.special.xlog1py(a, (a - b) / b) - (a - b)  # x log(x / y): near x = y no digits are lost
+        # x log(x / y): near x = y no digits are lost
+        terms = torch.special.xlog1py(a, (a - b) / b) - (a - b)
         return torch.where(a == b, 0, terms.clamp(min=0)).sum(-1).to(x.dtype)
 
     def reach(self, n: int) -> float:
@@ -181,7 +226,8 @@ class Entropy(Mirror):
         z, low, high = args
         if (low == 0).all() and (high >= radius).all():
             return radius * z.softmax(-1)
-        z = _shortened(z, torch.tensor(1500.0, dtype=z.dtype))  # e^1500 is more than the ratio of any two floats
+        # e^1500 is more than the ratio of any two floats
+        z = _shortened(z, torch.tensor(1500.0, dtype=z.dtype))
         free, fixed = _pieces(torch.exp, torch.log, z, low, high, radius)
         mass = radius - torch.where(free, 0, fixed).sum(-1, keepdim=True)
         return torch.where(free, mass * torch.where(free, z, -torch.inf).softmax(-1), fixed)
@@ -189,7 +235,8 @@ class Entropy(Mirror):
 
 @dataclass(frozen=True)
 class Euclidean(Mirror):
-    """F(x) = |x|_2^2 / 2; a step is projected gradient. grad F is the identity, and B(x || y) = |x - y|_2^2 / 2.
+    """F(x) = |x|_2^2 / 2; a step is projected gradient. grad F is the identity, and B(x || y) = |x
+    - y|_2^2 / 2.
 
     1-strongly convex in |.|_2. The projection is x_i = clip(v_i + theta, low_i, high_i).
     """
@@ -227,13 +274,15 @@ class Euclidean(Mirror):
 
 @dataclass(frozen=True)
 class PNorm(Mirror):
-    """F(x) = |x|_p^2 / 2 with 1 < p <= 2: from Euclidean (p = 2) towards entropy-like maps (p near 1, say 1 + 1 / log n).
+    """F(x) = |x|_p^2 / 2 with 1 < p <= 2: from Euclidean (p = 2) towards entropy-like maps (p near
+    1, say 1 + 1 / log n).
 
-    grad F(x)_i = sign(x_i) |x_i|^(p-1) |x|_p^(2-p); its inverse is the same with q for p, 1/p + 1/q = 1. (p-1)-strongly convex
-    in |.|_p. The projection is x_i = clip(phi((z_i + theta) / |x|_p^(2-p)), low_i, high_i) with phi(u) = sign(u) |u|^(q-1). For
-    a fixed |x|_p in it, sum x increases with theta, and with theta so chosen the norm of x decreases: two nested root-finds.
-    Gentile, "The robustness of the p-norm algorithms", 2003; Grove, Littlestone and Schuurmans, "General convergence results
-    for linear discriminant updates", 2001.
+    grad F(x)_i = sign(x_i) |x_i|^(p-1) |x|_p^(2-p); its inverse is the same with q for p, 1/p + 1/q
+    = 1. (p-1)-strongly convex in |.|_p. The projection is x_i = clip(phi((z_i + theta) /
+    |x|_p^(2-p)), low_i, high_i) with phi(u) = sign(u) |u|^(q-1). For a fixed |x|_p in it, sum x
+    increases with theta, and with theta so chosen the norm of x decreases: two nested root-finds.
+    Gentile, "The robustness of the p-norm algorithms", 2003; Grove, Littlestone and Schuurmans,
+    "General convergence results for linear discriminant updates", 2001.
     """
 
     p: Annotated[float, Gt(1), Le(2), Remedy("for the limit p = 1 take Entropy()")]
@@ -258,7 +307,9 @@ class PNorm(Mirror):
     def divergence(self, x: Tensor, y: Tensor) -> Tensor:
         a, b = x.double(), y.double()
         # <grad F(y), y> = |y|_p^2, hence F(x) - F(y) - <grad F(y), x - y> is this:
-        gap = (_norm(a, self.p).square() + _norm(b, self.p).square()).squeeze(-1) / 2 - (_link(b, self.p) * a).sum(-1)
+        gap = (_norm(a, self.p).square() + _norm(b, self.p).square()).squeeze(-1) / 2 - (
+            _link(b, self.p) * a
+        ).sum(-1)
         return torch.where((a == b).all(-1), 0, gap.clamp(min=0)).to(x.dtype)
 
     def reach(self, n: int) -> float:
@@ -269,15 +320,20 @@ class PNorm(Mirror):
         (z, low, high), p = args, self.p
         ends = torch.maximum(low.abs(), high.abs())
         z = _shortened(z, 2 * ends.sum(-1, keepdim=True))  # |grad F(x)|_q = |x|_p <= |x|_1
-        smallest = torch.full_like(z[..., :1], radius * z.shape[-1] ** (-1 / self.dual))  # |x|_p of the uniform vector
-        if (low == 0).all() and (high >= radius).all():  # the simplex: x = [grad F]^-1 (max(z + theta, 0)), one root-find
+        # |x|_p of the uniform vector
+        smallest = torch.full_like(z[..., :1], radius * z.shape[-1] ** (-1 / self.dual))
+        # the simplex: x = [grad F]^-1 (max(z + theta, 0)), one root-find
+        if (low == 0).all() and (high >= radius).all():
 
             def positive_part(theta: Tensor) -> Tensor:
                 return _link((z + theta).clamp(min=0), self.dual)
 
-            # |x|_1 <= n^(1/q) |x|_p and |x|_p = |z + theta|_q <= n^(1/q) theta bound theta from below.
+            # |x|_1 <= n^(1/q) |x|_p and |x|_p = |z + theta|_q <= n^(1/q) theta bound theta from
+            # below.
             begin, end = smallest**2 / radius, torch.full_like(smallest, radius)
-            x = positive_part(_root(lambda t: positive_part(t).sum(-1, keepdim=True) / radius - 1, begin, end))
+            x = positive_part(
+                _root(lambda t: positive_part(t).sum(-1, keepdim=True) / radius - 1, begin, end)
+            )
             return x * (radius / x.sum(-1, keepdim=True))
         least, most = _power(low, p - 1), _power(high, p - 1)
 
@@ -291,24 +347,41 @@ class PNorm(Mirror):
             def excess(theta: Tensor) -> Tensor:  # to the power p - 1, almost linear in theta
                 return _power(at(theta).sum(-1, keepdim=True) / radius, p - 1) - 1
 
-            return at(_root(excess, (slope * least - z).amin(-1, keepdim=True), (slope * most - z).amax(-1, keepdim=True)))
+            return at(
+                _root(
+                    excess,
+                    (slope * least - z).amin(-1, keepdim=True),
+                    (slope * most - z).amax(-1, keepdim=True),
+                )
+            )
 
         x = fit(_root(lambda size: size / _norm(fit(size), p) - 1, smallest, _norm(ends, p)))
-        weight = torch.where((x > low) & (x < high), x.abs(), 0)  # what rounding left over goes to the free entries
-        return x + (radius - x.sum(-1, keepdim=True)) * torch.nan_to_num(weight / weight.sum(-1, keepdim=True))
+        # what rounding left over goes to the free entries
+        weight = torch.where((x > low) & (x < high), x.abs(), 0)
+        return x + (radius - x.sum(-1, keepdim=True)) * torch.nan_to_num(
+            weight / weight.sum(-1, keepdim=True)
+        )
 
 
 def _check(name: str, x: Any) -> None:
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() == 0 or x.shape[-1] == 0:
-        given = f"of {x.dtype} and shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
-        raise ConfigError(f"{name} is {given}: give a tensor of floats whose last dimension holds the entries")
+        given = (
+            f"of {x.dtype} and shape {tuple(x.shape)}"
+            if isinstance(x, Tensor)
+            else f"a {type(x).__name__}"
+        )
+        raise ConfigError(
+            f"{name} is {given}: give a tensor of floats whose last dimension holds the entries"
+        )
 
 
 def _bound(name: str, value: Bound, z: Tensor) -> Tensor:
     try:
         return torch.as_tensor(value, dtype=torch.float64, device=z.device).broadcast_to(z.shape)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"{name}={shortened(value)} must broadcast to the shape {tuple(z.shape)}: {error}") from None
+        raise ConfigError(
+            f"{name}={shortened(value)} must broadcast to the shape {tuple(z.shape)}: {error}"
+        ) from None
 
 
 def _same(x: Tensor) -> Tensor:
@@ -322,11 +395,16 @@ def _power(x: Tensor, exponent: float) -> Tensor:
 
 def _norm(x: Tensor, p: float) -> Tensor:
     """|x|_p, with the last dimension kept."""
-    return x.abs().amax(-1, keepdim=True) * torch.linalg.vector_norm(scaled(x), p, dim=-1, keepdim=True)
+    return x.abs().amax(-1, keepdim=True) * torch.linalg.vector_norm(
+        scaled(x), p, dim=-1, keepdim=True
+    )
 
 
 def _link(x: Tensor, p: float) -> Tensor:
-    """The gradient of |x|_p^2 / 2. Homogeneous of degree 1: powers are taken of x over its largest magnitude."""
+    """The gradient of |x|_p^2 / 2.
+
+    Homogeneous of degree 1: powers are taken of x over its largest magnitude.
+    """
     unit = scaled(x)
     return _power(unit, p - 1) * _norm(unit, p) ** (2 - p) * x.abs().amax(-1, keepdim=True)
 
@@ -334,20 +412,27 @@ def _link(x: Tensor, p: float) -> Tensor:
 def _shortened(z: Tensor, gap: Tensor) -> Tensor:
     """z less its largest entry, and no entry further than `gap` below the next one.
 
-    Where entries of z that far apart are never both strictly between their bounds, neither changes the solution; but after a
-    huge step, theta and the bounds would otherwise be rounded away beside z.
+    Where entries of z that far apart are never both strictly between their bounds, neither changes
+    the solution; but after a huge step, theta and the bounds would otherwise be rounded away beside
+    z.
     """
     below = z - z.amax(-1, keepdim=True)
     ordered, order = z.sort(dim=-1, descending=True)
     steps = torch.maximum(ordered.diff(dim=-1, prepend=ordered[..., :1]), -gap)
-    return torch.where(below >= -gap, below, torch.empty_like(z).scatter(-1, order, steps.cumsum(-1)))
+    return torch.where(
+        below >= -gap, below, torch.empty_like(z).scatter(-1, order, steps.cumsum(-1))
+    )
 
 
-def _pieces(link: Callable, unlink: Callable, z: Tensor, low: Tensor, high: Tensor, radius: float) -> tuple[Tensor, Tensor]:
-    """Which entries of x_i = clip(link(z_i + theta), low_i, high_i) with sum radius are free, and the values of the others.
+def _pieces(
+    link: Callable, unlink: Callable, z: Tensor, low: Tensor, high: Tensor, radius: float
+) -> tuple[Tensor, Tensor]:
+    """Which entries of x_i = clip(link(z_i + theta), low_i, high_i) with sum radius are free, and
+    the values of the others.
 
-    Entry i is free for theta between unlink(low_i) - z_i and unlink(high_i) - z_i. The sum increases with theta: among
-    all these sorted ends, bisection finds the neighbours between which it reaches the radius.
+    Entry i is free for theta between unlink(low_i) - z_i and unlink(high_i) - z_i. The sum
+    increases with theta: among all these sorted ends, bisection finds the neighbours between which
+    it reaches the radius.
     """
     leave, arrive = unlink(low) - z, unlink(high) - z
     ends = torch.cat((leave, arrive), -1).sort(-1).values
@@ -364,8 +449,8 @@ def _pieces(link: Callable, unlink: Callable, z: Tensor, low: Tensor, high: Tens
 def _root(f: Callable[[Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
     """The root of an increasing f with f(a) <= 0 <= f(b), to rounding, for each element.
 
-    False position with the Illinois rule (the value at an end that stays is halved); every sixth point is the middle, so
-    that the bracket shrinks whatever f is.
+    False position with the Illinois rule (the value at an end that stays is halved); every sixth
+    point is the middle, so that the bracket shrinks whatever f is.
     """
     fa, fb = f(a), f(b)
     eps = torch.finfo(a.dtype).eps

@@ -34,7 +34,10 @@ from foedus.wire.arrays import Signs, Sparse
 
 @dataclass(frozen=True)
 class L1Ball(Ball):
-    """{x : sum |x_i| <= radius}. Extreme points: +-radius at one entry. At g = 0: radius at the first."""
+    """{x : sum |x_i| <= radius}.
+
+    Extreme points: +-radius at one entry. At g = 0: radius at the first.
+    """
 
     radius: Annotated[float, Gt(0)]
 
@@ -57,7 +60,10 @@ class L1Ball(Ball):
 
 @dataclass(frozen=True)
 class L2Ball(Ball):
-    """{x : |x|_2 <= radius}; for matrices, the Frobenius norm. s = -radius g / |g|, dense. At g = 0: zero."""
+    """{x : |x|_2 <= radius}; for matrices, the Frobenius norm. s = -radius g / |g|, dense.
+
+    At g = 0: zero.
+    """
 
     radius: Annotated[float, Gt(0)]
 
@@ -77,7 +83,10 @@ class L2Ball(Ball):
 
 @dataclass(frozen=True)
 class LInfBall(Ball):
-    """{x : max |x_i| <= radius}. Extreme points: radius times signs. At g = 0: radius everywhere."""
+    """{x : max |x_i| <= radius}.
+
+    Extreme points: radius times signs. At g = 0: radius everywhere.
+    """
 
     radius: Annotated[float, Gt(0)]
 
@@ -98,12 +107,16 @@ class LInfBall(Ball):
         return x.abs().amax(-1).double() <= self.radius * (1 + tolerance)
 
     def _reach(self, norm: str, shape: tuple[int, ...]) -> float | None:
-        return {"l1": self.radius * math.prod(shape), "l2": self.radius * math.sqrt(math.prod(shape))}.get(norm)
+        return {
+            "l1": self.radius * math.prod(shape),
+            "l2": self.radius * math.sqrt(math.prod(shape)),
+        }.get(norm)
 
 
 @dataclass(frozen=True)
 class KSparse(Ball):
-    """{x : sum |x_i| <= k radius, max |x_i| <= radius}, the convex hull of the vectors with k entries of +-radius.
+    """{x : sum |x_i| <= k radius, max |x_i| <= radius}, the convex hull of the vectors with k
+    entries of +-radius.
 
     At g = 0: radius at the first k entries.
     """
@@ -114,7 +127,10 @@ class KSparse(Ball):
     def check(self, shape: Shape) -> None:
         super().check(shape)
         if self.k > math.prod(shape):
-            raise ConfigError(f"k={self.k} is more than the {math.prod(shape)} entries of {tuple(shape)}: use LInfBall(radius)")
+            raise ConfigError(
+                f"k={self.k} is more than the {math.prod(shape)} entries of {tuple(shape)}: use "
+                "LInfBall(radius)"
+            )
 
     def lmo(self, g: Tensor, batch: int = 0) -> Sparse:
         flat = self._flat(g, batch)
@@ -142,7 +158,8 @@ class KSparse(Ball):
 class Simplex(Domain):
     """{x : x >= 0, sum x = radius}. Extreme points: radius at one entry. At g = 0: at the first.
 
-    `diameter` is that of two or more entries; a single entry can only be `radius`, and `diameter_of` says 0.
+    `diameter` is that of two or more entries; a single entry can only be `radius`, and
+    `diameter_of` says 0.
     """
 
     radius: Annotated[float, Gt(0)] = 1.0
@@ -183,9 +200,11 @@ class Simplex(Domain):
 
 @dataclass(frozen=True)
 class Box(Domain):
-    """{x : lo <= x <= hi}. Bounds are numbers, or (nested) tuples that broadcast to the shape; tensors become tuples.
+    """{x : lo <= x <= hi}. Bounds are numbers, or (nested) tuples that broadcast to the shape;
+    tensors become tuples.
 
-    s_i = lo_i where g_i > 0, else hi_i: `Signs` for numbers with lo = -hi, `Corner` for other numbers, else dense.
+    s_i = lo_i where g_i > 0, else hi_i: `Signs` for numbers with lo = -hi, `Corner` for other
+    numbers, else dense.
     """
 
     lo: float | tuple
@@ -199,10 +218,14 @@ class Box(Domain):
             empty = bool((lo > hi).any())
         except RuntimeError:
             raise ConfigError(
-                f"lo and hi have shapes {tuple(lo.shape)} and {tuple(hi.shape)}, which do not broadcast"
+                f"lo and hi have shapes {tuple(lo.shape)} and {tuple(hi.shape)}, which do not "
+                "broadcast"
             ) from None
         if empty:
-            raise ConfigError(f"lo={shortened(self.lo)} must not be above hi={shortened(self.hi)}: the box would be empty")
+            raise ConfigError(
+                f"lo={shortened(self.lo)} must not be above hi={shortened(self.hi)}: the box would "
+                "be empty"
+            )
 
     @cached_property
     def _ends(self) -> tuple[Tensor, Tensor]:
@@ -212,8 +235,12 @@ class Box(Domain):
         super().check(shape)
         for name, end in zip(("lo", "hi"), self._ends, strict=True):
             given, want = tuple(end.shape), tuple(shape)
-            if len(given) > len(want) or any(a not in (1, b) for a, b in zip(given[::-1], want[::-1], strict=False)):
-                raise ConfigError(f"{name} has shape {given}, which does not broadcast to the tensor's {want}")
+            if len(given) > len(want) or any(
+                a not in (1, b) for a, b in zip(given[::-1], want[::-1], strict=False)
+            ):
+                raise ConfigError(
+                    f"{name} has shape {given}, which does not broadcast to the tensor's {want}"
+                )
 
     def lmo(self, g: Tensor, batch: int = 0) -> Signs | Corner | Tensor:
         self._flat(g, batch)
@@ -221,7 +248,8 @@ class Box(Domain):
         if lo.dim() or hi.dim():
             lo, hi = (end.to(g) for end in self._ends)
             return torch.where(g > 0, lo, torch.where(g.isnan(), g, hi))
-        assert not isinstance(self.lo, tuple) and not isinstance(self.hi, tuple)  # without dimensions
+        # without dimensions
+        assert not isinstance(self.lo, tuple) and not isinstance(self.hi, tuple)
         if self.lo == -self.hi:
             return _signs(g, self.hi, batch)
         return Corner(_signs(g, 1.0, batch), float(self.lo), float(self.hi))

@@ -1,8 +1,11 @@
-"""The inner loops that decide how long a round takes, compiled from C where a compiler was at hand when foedus was installed.
+"""The inner loops that decide how long a round takes, compiled from C where a compiler was at hand
+when foedus was installed.
 
-`ready` says whether they are there. Callers have the same in Python for where they are not: random words and orders of rows in
-`foedus.base.random`, training of linear models and fully connected networks in `foedus.models.training`, sums of trees in
-`foedus.models.trees`. Integers and sums of trees are the same in both to the last bit, training is up to rounding. FOEDUS_COMPILED=0 in the environment leaves them out.
+`ready` says whether they are there. Callers have the same in Python for where they are not: random
+words and orders of rows in `foedus.base.random`, training of linear models and fully connected
+networks in `foedus.models.training`, sums of trees in `foedus.models.trees`. Integers and sums of
+trees are the same in both to the last bit, training is up to rounding. FOEDUS_COMPILED=0 in the
+environment leaves them out.
 """
 
 from __future__ import annotations
@@ -19,9 +22,15 @@ except ImportError:  # no compiler was there
     _compiled = None  # type: ignore[assignment]  # a module or nothing: there is no type for that
 
 _VERSION = 1
-"""Of the functions' arguments: an older build, left by an update of the sources alone, is not used."""
+"""Of the functions' arguments: an older build, left by an update of the sources alone, is not used.
 
-ready = _compiled is not None and _compiled.version() == _VERSION and os.environ.get("FOEDUS_COMPILED") != "0"
+"""
+
+ready = (
+    _compiled is not None
+    and _compiled.version() == _VERSION
+    and os.environ.get("FOEDUS_COMPILED") != "0"
+)
 
 MOST_LAYERS = 32
 """Of a network that `train` knows."""
@@ -33,14 +42,18 @@ _NONE = np.empty(0, np.float32)
 
 
 def words(keys: np.ndarray, count: int) -> np.ndarray:
-    """The first `count` words of the streams of keys (..., 2): (..., count), 32-bit words in int64."""
+    """The first `count` words of the streams of keys (..., 2): (..., count), 32-bit words in
+    int64.
+    """
     out = np.empty((*keys.shape[:-1], count), np.int64)
     _compiled.words(out, np.ascontiguousarray(keys), keys.size // 2, count)
     return out
 
 
 def fold(keys: np.ndarray, counters: np.ndarray) -> np.ndarray:
-    """New keys (..., 2): two words of the block that each counter (..., 4) gives under its key (..., 2), or under the only one."""
+    """New keys (..., 2): two words of the block that each counter (..., 4) gives under its key
+    (..., 2), or under the only one.
+    """
     if keys.ndim > 1:
         shape = np.broadcast_shapes(keys.shape[:-1], counters.shape[:-1])
         keys, counters = np.broadcast_to(keys, (*shape, 2)), np.broadcast_to(counters, (*shape, 4))
@@ -50,7 +63,9 @@ def fold(keys: np.ndarray, counters: np.ndarray) -> np.ndarray:
 
 
 def order(keys: np.ndarray, n: int, valid: np.ndarray | None) -> np.ndarray:
-    """Permutations (..., n) of 0 .. n - 1 by the words of keys (..., 2), those that are not valid (..., n) last."""
+    """Permutations (..., n) of 0 .. n - 1 by the words of keys (..., 2), those that are not valid
+    (..., n) last.
+    """
     batch = keys.shape[:-1]
     if valid is not None and valid.shape != (*batch[len(batch) - valid.ndim + 1 :], n):
         batch = np.broadcast_shapes(batch, valid.shape[:-1])
@@ -58,19 +73,22 @@ def order(keys: np.ndarray, n: int, valid: np.ndarray | None) -> np.ndarray:
     out = np.empty((*batch, n), np.int64)
     known = b"" if valid is None else np.ascontiguousarray(valid, bool)
     rows = 0 if valid is None else valid.size // max(n, 1)
-    _compiled.order(out, np.ascontiguousarray(keys), known, keys.size // 2, n, rows, torch.get_num_threads())
+    _compiled.order(
+        out, np.ascontiguousarray(keys), known, keys.size // 2, n, rows, torch.get_num_threads()
+    )
     return out
 
 
 def train(
-    layers: list[Layer], more: list[Layer], x: Tensor, y: Tensor, used: Tensor, shares: Tensor, steps: Tensor, *,
-    loss: int, lr: float, keep: float, delta: float = 1.0,
+    layers: list[Layer], more: list[Layer], x: Tensor, y: Tensor, used: Tensor, shares: Tensor,
+    steps: Tensor, *, loss: int, lr: float, keep: float, delta: float = 1.0,
 ) -> None:  # fmt: skip
     """All steps of a batch of clients, in place: w <- keep w - lr (the mini-batch's slope + more).
 
-    layers: weights (c, out, in) and a bias (c, out), or none, of each layer, with ReLU between them; more: what is added to their slopes,
-    likewise. Step t of client i takes the rows used[t, i] of x (n, d) and y, with weights shares[t, i]; it makes steps[i] of them. y are
-    labels (n,) in int64, or targets (n, k). loss: cross-entropy (0), squared (1), logistic (2) or Huber's (3).
+    layers: weights (c, out, in) and a bias (c, out), or none, of each layer, with ReLU between
+    them; more: what is added to their slopes, likewise. Step t of client i takes the rows used[t,
+    i] of x (n, d) and y, with weights shares[t, i]; it makes steps[i] of them. y are labels (n,) in
+    int64, or targets (n, k). loss: cross-entropy (0), squared (1), logistic (2) or Huber's (3).
     """
     most, clients, b = used.shape
     weights = [weight for weight, _ in layers if weight is not None]
@@ -81,25 +99,41 @@ def train(
         for parts in zip(*pair, strict=True)
     ]
     _compiled.train(
-        parts[0], parts[1], parts[2], parts[3], sizes,
-        x.numpy(), y.numpy(), used.numpy(), shares.numpy(), steps.numpy(), (len(x), most, clients, b), y.dtype == torch.int64,
-        loss, lr, keep, delta, torch.get_num_threads(),
+        parts[0], parts[1], parts[2], parts[3], sizes, x.numpy(), y.numpy(), used.numpy(),
+        shares.numpy(), steps.numpy(), (len(x), most, clients, b), y.dtype == torch.int64, loss, lr,
+        keep, delta, torch.get_num_threads(),
     )  # fmt: skip
 
 
 def pack_trees(
-    feature: np.ndarray, threshold: np.ndarray, left: np.ndarray, right: np.ndarray, roots: np.ndarray, features: int
+    feature: np.ndarray,
+    threshold: np.ndarray,
+    left: np.ndarray,
+    right: np.ndarray,
+    roots: np.ndarray,
+    features: int,
 ) -> tuple[np.ndarray, int] | None:
-    """Nodes as `sum_trees` wants them, and the number of leaves; none where a node points to no feature, backwards or out of its tree."""
+    """Nodes as `sum_trees` wants them, and the number of leaves; none where a node points to no
+    feature, backwards or out of its tree.
+    """
     nodes = np.empty((len(feature), 4), np.int32)
-    leaves = _compiled.pack_trees(nodes, feature, threshold, left, right, roots, len(feature), len(roots), features)
+    leaves = _compiled.pack_trees(
+        nodes, feature, threshold, left, right, roots, len(feature), len(roots), features
+    )
     return (nodes, leaves) if leaves >= 0 else None
 
 
 def sum_trees(
-    x: np.ndarray, nodes: np.ndarray, roots: np.ndarray, shares: np.ndarray, values: np.ndarray, threads: int
+    x: np.ndarray,
+    nodes: np.ndarray,
+    roots: np.ndarray,
+    shares: np.ndarray,
+    values: np.ndarray,
+    threads: int,
 ) -> np.ndarray:
-    """sum_t shares[t] tree_t(x): (n, k), of rows x (n, d) and leaves' values (leaves, k), all in float32."""
+    """sum_t shares[t] tree_t(x): (n, k), of rows x (n, d) and leaves' values (leaves, k), all in
+    float32.
+    """
     out = np.empty((len(x), values.shape[1]), np.float32)
     sizes = (len(x), x.shape[1], values.shape[1], len(roots), len(nodes), len(values))
     _compiled.sum_trees(out, x, nodes, roots, shares, values, sizes, threads)

@@ -25,14 +25,17 @@ Widths = tuple[Annotated[int, Ge(1)], ...]
 class Model:
     """Base of the models: frozen dataclasses with `init` and `apply`.
 
-    A model with a closed-form derivative also defines `pullback`; the others are differentiated by autograd.
+    A model with a closed-form derivative also defines `pullback`; the others are differentiated by
+    autograd.
     """
 
     if TYPE_CHECKING:  # a constant of the class or a property
 
         @property
         def batchable(self) -> bool:
-            """Whether training many clients in one batched call is faster than one after the other."""
+            """Whether training many clients in one batched call is faster than one after the
+            other.
+            """
 
         @property
         def closed_form(self) -> bool:
@@ -56,16 +59,20 @@ class Model:
         raise NotImplementedError
 
     def pullback(self, params: Params, x: Tensor) -> tuple[Tensor, Pull]:
-        """For parameters and flat rows with a leading client dimension: the outputs, and what their slope does.
+        """For parameters and flat rows with a leading client dimension: the outputs, and what their
+        slope does.
 
-        `pull(slope)` returns the gradient. `pull(slope, alpha, beta)` makes the step p <- beta p + alpha g in place instead,
-        without ever holding the gradient, which for a wide layer saves as much time as computing it.
+        `pull(slope)` returns the gradient. `pull(slope, alpha, beta)` makes the step p <- beta p +
+        alpha g in place instead, without ever holding the gradient, which for a wide layer saves as
+        much time as computing it.
         """
         raise NotImplementedError
 
 
 def widths_of(given: Any) -> Any:
-    """Layer widths as a tuple: of one number, or of a sequence; anything else stays as it is, to be refused."""
+    """Layer widths as a tuple: of one number, or of a sequence; anything else stays as it is, to be
+    refused.
+    """
     if isinstance(given, Integral):
         return (given,)
     return tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else given
@@ -76,18 +83,30 @@ def check_fits(name: str, model: Model, spec: Spec) -> None:
     try:
         model.check(spec)
         with torch.no_grad():
-            found = tuple(model.apply(model.init(spec, random.key(0)), torch.zeros(2, *spec.shape)).shape)
+            found = tuple(
+                model.apply(model.init(spec, random.key(0)), torch.zeros(2, *spec.shape)).shape
+            )
     except ModelError as error:
         raise ModelError(f"{name}: {error}") from error
     if found != (2, spec.outputs):
-        raise ModelError(f"{name} returns shape {found} for two rows; it must return {spec.outputs} a row: (2, {spec.outputs})")
+        raise ModelError(
+            f"{name} returns shape {found} for two rows; it must return {spec.outputs} a row: (2, "
+            f"{spec.outputs})"
+        )
 
 
 def product(slope: Tensor, x: Tensor, weight: Tensor, alpha: float | None, beta: float) -> Tensor:
-    """slope^T x, the gradient in a weight matrix; or the step weight <- beta weight + alpha slope^T x, in place."""
-    if alpha is None and x.shape[-2] == 1:  # one row: an outer product, for which bmm takes ten times as long
+    """slope^T x, the gradient in a weight matrix; or the step weight <- beta weight + alpha slope^T
+    x, in place.
+    """
+    # one row: an outer product, for which bmm takes ten times as long
+    if alpha is None and x.shape[-2] == 1:
         return slope.mT * x
-    return torch.bmm(slope.mT, x) if alpha is None else weight.baddbmm_(slope.mT, x, alpha=alpha, beta=beta)
+    return (
+        torch.bmm(slope.mT, x)
+        if alpha is None
+        else weight.baddbmm_(slope.mT, x, alpha=alpha, beta=beta)
+    )
 
 
 def total(slope: Tensor, bias: Tensor, alpha: float | None, beta: float) -> Tensor:
@@ -99,13 +118,17 @@ def total(slope: Tensor, bias: Tensor, alpha: float | None, beta: float) -> Tens
 
 
 def uniform_init(key: Tensor, number: int, shape: Sequence[int], fan_in: int) -> Tensor:
-    """Uniform on +-1/sqrt(fan_in), PyTorch's own start for linear and convolutional layers, from a key."""
+    """Uniform on +-1/sqrt(fan_in), PyTorch's own start for linear and convolutional layers, from a
+    key.
+    """
     bound = 1.0 / math.sqrt(max(fan_in, 1))
     return random.uniform(random.fold(key, number), shape).mul_(2 * bound).sub_(bound)
 
 
 def image_shape(spec: Spec) -> tuple[int, int, int]:
-    """(channels, height, width) of a row; a flat row of a square number of features is one grey image."""
+    """(channels, height, width) of a row; a flat row of a square number of features is one grey
+    image.
+    """
     if len(spec.shape) == 3:
         return spec.shape
     side = math.isqrt(spec.features)
@@ -113,7 +136,10 @@ def image_shape(spec: Spec) -> tuple[int, int, int]:
         return (1, *spec.shape)
     if side * side == spec.features:
         return (1, side, side)
-    raise ModelError(f"a convolutional model needs images; rows of shape {spec.shape} are none: use Linear() or MLP()")
+    raise ModelError(
+        f"a convolutional model needs images; rows of shape {spec.shape} are none: use Linear() or "
+        "MLP()"
+    )
 
 
 def model_of(model: Model | torch.nn.Module) -> Model:
@@ -124,5 +150,7 @@ def model_of(model: Model | torch.nn.Module) -> Model:
         return model
     if isinstance(model, torch.nn.Module):
         return Module(model)
-    given = f"{model.__name__} (the class: add parentheses)" if isinstance(model, type) else repr(model)
+    given = (
+        f"{model.__name__} (the class: add parentheses)" if isinstance(model, type) else repr(model)
+    )
     raise ModelError(f"model must be a foedus model or a torch.nn.Module, not {given}")

@@ -22,22 +22,25 @@ from foedus.models.base import Model, Params, Widths, image_shape, uniform_init,
 class CNN(Model):
     """Convolutions (each followed by ReLU and 2x2 max pooling), then fully connected layers.
 
-    `padding="valid"` shrinks the image at each convolution, `"same"` keeps its size; `leak` is the slope of ReLU
-    below zero. The networks of the papers:
+    `padding="valid"` shrinks the image at each convolution, `"same"` keeps its size; `leak` is the
+    slope of ReLU below zero. The networks of the papers:
 
-    - `CNN.cifar()`: two 5x5 convolutions of 64 filters, fully connected 384 and 192 (FFGB, whose text has 394; Acar et al. and the
-      authors' code have 384), leaky ReLU;
+    - `CNN.cifar()`: two 5x5 convolutions of 64 filters, fully connected 384 and 192 (FFGB, whose
+      text has 394; Acar et al. and the authors' code have 384), leaky ReLU;
     - `CNN.emnist()`: the same convolutions, fully connected 120 and 84 (FFGB), leaky ReLU;
     - `CNN.mnist()`: 32 and 64 filters of 5x5, fully connected 512 (McMahan et al. 2017).
     """
 
-    channels: Annotated[Widths, MinLen(1), Means("one or more positive layer widths, such as (32, 64)")] = (32, 64)
+    channels: Annotated[
+        Widths, MinLen(1), Means("one or more positive layer widths, such as (32, 64)")
+    ] = (32, 64)
     kernel: Annotated[int, Ge(1), Means("a positive integer, and odd with padding='same'")] = 5
     hidden: Annotated[Widths, Means("positive layer widths, such as (512,)")] = (512,)
     padding: Literal["valid", "same"] = "valid"
     leak: Annotated[float, Ge(0), Lt(1)] = 0.0
 
-    # A batch of clients would hold the activations of all of them, and gain little: see `foedus.models.module`.
+    # A batch of clients would hold the activations of all of them, and gain little: see
+    # `foedus.models.module`.
     batchable = False
 
     def __post_init__(self) -> None:
@@ -70,7 +73,8 @@ class CNN(Model):
             h, w = h // 2, w // 2
         if h < 1 or w < 1:
             raise ModelError(
-                f"images of {image_shape(spec)} are too small for {len(self.channels)} convolutions of {self.kernel}x{self.kernel} "
+                f"images of {image_shape(spec)} are too small for {len(self.channels)} "
+                f"convolutions of {self.kernel}x{self.kernel} "
                 "with pooling; use padding='same', a smaller kernel or MLP()"
             )
         return c, h, w, self.channels[-1] * h * w
@@ -106,7 +110,11 @@ class CNN(Model):
         x = _channels_last(x)
         for i in range(len(self.channels)):
             # Pooled first, a quarter of the numbers is left to bend: the largest stays the largest.
-            x = bend(F.max_pool2d(F.conv2d(x, lay(params[f"conv{i}"]), params[f"conv_bias{i}"], padding=pad), 2))
+            x = bend(
+                F.max_pool2d(
+                    F.conv2d(x, lay(params[f"conv{i}"]), params[f"conv_bias{i}"], padding=pad), 2
+                )
+            )
         x = x.flatten(1)
         for i in range(len(self.hidden)):
             x = bend(F.linear(x, params[f"weight{i}"], params[f"bias{i}"]))
@@ -115,8 +123,10 @@ class CNN(Model):
 
 
 def _channels_last(t: Tensor) -> Tensor:
-    """The same numbers, laid out so that a pixel's channels are neighbours, as convolutions on CPUs are fastest with: a third less time for
-    images with colours, a sixth for those without. By steps that vmap knows, unlike PyTorch's memory formats."""
+    """The same numbers, laid out so that a pixel's channels are neighbours, as convolutions on CPUs
+    are fastest with: a third less time for images with colours, a sixth for those without. By steps
+    that vmap knows, unlike PyTorch's memory formats.
+    """
     n, channels, height, width = t.shape
     if channels == 1:  # nothing to move, but PyTorch must see it
         return t.reshape(n, height, width, 1).permute(0, 3, 1, 2)

@@ -1,9 +1,11 @@
-"""Linear models on features under any convex loss: gradient, local Newton direction and line search at a client.
+"""Linear models on features under any convex loss: gradient, local Newton direction and line search
+at a client.
 
-    F_j(w) = sum_i s_i loss(phi_i^T w, y_i) + reg/2 |w|^2,    H_j(w) v = Phi^T (s * bend(Phi w, y, Phi v)) + reg v
+    F_j(w)   = sum_i s_i loss(phi_i^T w, y_i) + reg/2 |w|^2,
+    H_j(w) v = Phi^T (s * bend(Phi w, y, Phi v)) + reg v
 
-with s_i = 1 / n_j for the client's rows and 0 for padding. The Hessian is formed and factorised while it is small; beyond that,
-conjugate gradients solve with it without ever forming it.
+with s_i = 1 / n_j for the client's rows and 0 for padding. The Hessian is formed and factorised
+while it is small; beyond that, conjugate gradients solve with it without ever forming it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from foedus.models.least_squares import back_product, cholesky
 from foedus.models.losses import Loss
 
 DIRECT = 512
-"""Local systems of up to so many unknowns, and no more than the client has rows, are factorised; others solved inexactly."""
+"""Local systems of up to so many unknowns, and no more than the client has rows, are factorised;
+others solved inexactly.
+"""
 
 _CLOSE = 1e-12
 """Conjugate gradients stop where the residual has fallen to this part of the right-hand side."""
@@ -28,7 +32,9 @@ _CLOSE = 1e-12
 
 def prepare(features: FeatureMap, dtype: torch.dtype, data: Rows) -> dict[str, Tensor]:
     """A client's features, targets and row shares s."""
-    return _prepare({"index": data.index, "weight": data.weight}, (features, dtype, data.table_x, data.table_y))
+    return _prepare(
+        {"index": data.index, "weight": data.weight}, (features, dtype, data.table_x, data.table_y)
+    )
 
 
 @batched
@@ -37,7 +43,11 @@ def _prepare(args: dict[str, Tensor], shared: tuple) -> dict[str, Tensor]:
     index, weight = args["index"], args["weight"].to(dtype)
     phi = features(take(table_x, index.flatten()), dtype).view(*index.shape, -1)
     y = take(table_y, index)
-    return {"phi": phi, "y": y.to(dtype) if y.is_floating_point() else y, "share": weight / weight.sum(1, keepdim=True)}
+    return {
+        "phi": phi,
+        "y": y.to(dtype) if y.is_floating_point() else y,
+        "share": weight / weight.sum(1, keepdim=True),
+    }
 
 
 def gradient(prepared: dict[str, Tensor], loss: Loss, reg: float, w: Tensor) -> Tensor:
@@ -52,7 +62,9 @@ def _gradient(args: dict[str, Tensor], shared: tuple) -> Tensor:
     return back_product(args["phi"], slope) + reg * args["w"]
 
 
-def solve(prepared: dict[str, Tensor], loss: Loss, reg: float, w: Tensor, g: Tensor, inner: int) -> Tensor:
+def solve(
+    prepared: dict[str, Tensor], loss: Loss, reg: float, w: Tensor, g: Tensor, inner: int
+) -> Tensor:
     """H_j(w)^-1 g: exactly, or by `inner` steps of conjugate gradients."""
     return _solve({**prepared, "w": w, "g": g}, (loss, reg, inner))
 
@@ -67,12 +79,18 @@ def _solve(args: dict[str, Tensor], shared: tuple) -> Tensor:
     if loss.separable and size <= min(DIRECT, rows):
         bend = share * loss.bend(outputs, y, torch.ones_like(outputs))
         return torch.cat(
-            [_factorised((phi * bend[..., c : c + 1]).mT @ phi, reg, rows, g[..., c : c + 1]) for c in range(k)], -1
+            [
+                _factorised((phi * bend[..., c : c + 1]).mT @ phi, reg, rows, g[..., c : c + 1])
+                for c in range(k)
+            ],
+            -1,
         )
     if size * k <= min(DIRECT, rows * k):
         basis = torch.eye(k, dtype=g.dtype)
         bend = torch.stack([share * loss.bend(outputs, y, e.expand_as(outputs)) for e in basis], -2)
-        hessian = torch.einsum("cnab,cnm,cnl->cambl", bend, phi, phi).reshape(len(g), k * size, k * size)
+        hessian = torch.einsum("cnab,cnm,cnl->cambl", bend, phi, phi).reshape(
+            len(g), k * size, k * size
+        )
         return _factorised(hessian, reg, rows, g.mT.reshape(len(g), -1, 1)).view(len(g), k, size).mT
 
     def apply(v: Tensor) -> Tensor:
@@ -86,8 +104,13 @@ def _factorised(hessian: Tensor, reg: float, rows: int, g: Tensor) -> Tensor:
     return torch.cholesky_solve(g, cholesky(hessian, reg, rows, hessian.dtype))
 
 
-def conjugate_gradients(apply: Callable[[Tensor], Tensor], right: Tensor, steps: int, over: tuple[int, ...]) -> Tensor:
-    """Up to so many steps on apply(x) = right from 0. Sums run over the dimensions `over`; the others are systems of their own."""
+def conjugate_gradients(
+    apply: Callable[[Tensor], Tensor], right: Tensor, steps: int, over: tuple[int, ...]
+) -> Tensor:
+    """Up to so many steps on apply(x) = right from 0.
+
+    Sums run over the dimensions `over`; the others are systems of their own.
+    """
 
     def dot(a: Tensor, b: Tensor) -> Tensor:
         return (a * b).sum(over, keepdim=True)
@@ -109,7 +132,14 @@ def conjugate_gradients(apply: Callable[[Tensor], Tensor], right: Tensor, steps:
     return x
 
 
-def along(prepared: dict[str, Tensor], loss: Loss, reg: float, w: Tensor, d: Tensor, steps: Sequence[float]) -> Tensor:
+def along(
+    prepared: dict[str, Tensor],
+    loss: Loss,
+    reg: float,
+    w: Tensor,
+    d: Tensor,
+    steps: Sequence[float],
+) -> Tensor:
     """F_j(w - s d) for every step size s."""
     return _along({**prepared, "w": w, "d": d}, (loss, reg, steps))
 
@@ -119,5 +149,9 @@ def _along(args: dict[str, Tensor], shared: tuple) -> Tensor:
     loss, reg, steps = shared
     w, d, y, share = args["w"], args["d"], args["y"], args["share"]
     here, there = args["phi"] @ w, args["phi"] @ d
-    values = [(share * loss.value(here - s * there, y)).sum(-1) + 0.5 * reg * (w - s * d).square().sum((-2, -1)) for s in steps]
+    values = [
+        (share * loss.value(here - s * there, y)).sum(-1)
+        + 0.5 * reg * (w - s * d).square().sum((-2, -1))
+        for s in steps
+    ]
     return torch.stack(values, -1)

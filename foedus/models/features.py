@@ -1,6 +1,7 @@
 """Feature maps: what turns a row into the numbers that a linear method works on.
 
-A map is known to everybody: it is part of the algorithm, so nothing of it travels. Random ones are given by their seed alone.
+A map is known to everybody: it is part of the algorithm, so nothing of it travels. Random ones are
+given by their seed alone.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ _MOST = 1_000_000
 
 
 _ROWS = 2048
-"""Rows whose features are made at once: few enough to be in cache for the cosine, enough for a fast product."""
+"""Rows whose features are made at once: few enough to be in cache for the cosine, enough for a fast
+product.
+"""
 
 
 class FeatureMap:
@@ -39,7 +42,9 @@ class FeatureMap:
         """M, how many features a row has."""
         raise NotImplementedError
 
-    def __call__(self, x: Tensor, dtype: torch.dtype = torch.float64, out: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, x: Tensor, dtype: torch.dtype = torch.float64, out: Tensor | None = None
+    ) -> Tensor:
         """Features (n, M) of rows (n, *shape). `out` is room for them, which a map may use."""
         raise NotImplementedError
 
@@ -55,26 +60,35 @@ class FeatureMap:
         """Refuse rows that the map cannot take, and sizes that no system of equations can have."""
         size = self.size(spec)
         if not 1 <= size <= _MOST:
-            raise ConfigError(f"{self} gives {size:,} features for rows of shape {spec.shape}; the limit is {_MOST:,}")
+            raise ConfigError(
+                f"{self} gives {size:,} features for rows of shape {spec.shape}; the limit is "
+                f"{_MOST:,}"
+            )
 
 
 @dataclass(frozen=True)
 class Identity(FeatureMap):
-    """phi(x) = x: linear models. `intercept` adds a feature that is always 1 (it is regularised like the others)."""
+    """phi(x) = x: linear models.
+
+    `intercept` adds a feature that is always 1 (it is regularised like the others).
+    """
 
     intercept: bool = False
 
     def size(self, spec: Spec) -> int:
         return spec.features + self.intercept
 
-    def __call__(self, x: Tensor, dtype: torch.dtype = torch.float64, out: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, x: Tensor, dtype: torch.dtype = torch.float64, out: Tensor | None = None
+    ) -> Tensor:
         x = x.flatten(1).to(dtype)
         return torch.cat((x, x.new_ones(len(x), 1)), 1) if self.intercept else x
 
 
 @dataclass(frozen=True)
 class Polynomial(FeatureMap):
-    """All monomials of the features up to a degree, the constant 1 included: (1, x_1, .., x_d, x_1^2, x_1 x_2, ..).
+    """All monomials of the features up to a degree, the constant 1 included: (1, x_1, .., x_d,
+    x_1^2, x_1 x_2, ..).
 
     There are (d + degree)! / (d! degree!) of them.
     """
@@ -84,10 +98,13 @@ class Polynomial(FeatureMap):
     def size(self, spec: Spec) -> int:
         return math.comb(spec.features + self.degree, self.degree)
 
-    def __call__(self, x: Tensor, dtype: torch.dtype = torch.float64, out: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, x: Tensor, dtype: torch.dtype = torch.float64, out: Tensor | None = None
+    ) -> Tensor:
         x = x.flatten(1).to(dtype)
         ones = x.new_ones(len(x), 1)
-        # With the constant as a feature of its own, monomials up to a degree are products of exactly so many factors.
+        # With the constant as a feature of its own, monomials up to a degree are products of
+        # exactly so many factors.
         x = torch.cat((ones, x), 1)
         first, *others = _factors(x.shape[1], self.degree).unbind(-1)
         phi = x[:, first]
@@ -107,16 +124,18 @@ class RandomFourier(FeatureMap):
 
         phi(x) = s cos(Omega^T x + b),   Omega_ij ~ N(0, 1 / bandwidth^2),   b_j ~ U[0, 2 pi)
 
-    dim: M, their number. bandwidth: the standard deviation of the kernel k(x, z) = exp(-|x - z|^2 / (2 bandwidth^2)): rows
-    much closer than it look alike, rows much farther apart have nothing to do with each other.
-    unbiased: False, the FedNewton paper's s = 1 / sqrt(M), with which phi(x) . phi(z) has the mean k(x, z) / 2; True,
-    s = sqrt(2 / M), with which it is k itself. Going from False to True doubles every product of features, so the same
-    solution then needs twice the `reg`.
-    seed: what Omega and b are drawn from, the same at every client; `None`: the seed of the run. Only the seed is ever shared.
-    The first features of a map are those of a smaller one with the same seed.
+    dim: M, their number. bandwidth: the standard deviation of the kernel k(x, z) = exp(-|x - z|^2 /
+    (2 bandwidth^2)): rows much closer than it look alike, rows much farther apart have nothing to
+    do with each other. unbiased: False, the FedNewton paper's s = 1 / sqrt(M), with which phi(x) .
+    phi(z) has the mean k(x, z) / 2; True, s = sqrt(2 / M), with which it is k itself. Going from
+    False to True doubles every product of features, so the same solution then needs twice the
+    `reg`. seed: what Omega and b are drawn from, the same at every client; `None`: the seed of the
+    run. Only the seed is ever shared. The first features of a map are those of a smaller one with
+    the same seed.
 
-    The FedNewton paper writes Omega ~ N(0, 1 / sigma^2), but the sigma^2 column of its Table 2 makes sense only as the
-    variance of Omega itself (dna: 0.001 on 180 binary features): `bandwidth = column ** -0.5`.
+    The FedNewton paper writes Omega ~ N(0, 1 / sigma^2), but the sigma^2 column of its Table 2
+    makes sense only as the variance of Omega itself (dna: 0.001 on 180 binary features): `bandwidth
+    = column ** -0.5`.
     """
 
     dim: Annotated[int, Ge(1)]
@@ -130,13 +149,19 @@ class RandomFourier(FeatureMap):
     def seeded(self, seed: int) -> Self:
         return self if self.seed is not None else replace(self, seed=seed)
 
-    def __call__(self, x: Tensor, dtype: torch.dtype = torch.float64, out: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, x: Tensor, dtype: torch.dtype = torch.float64, out: Tensor | None = None
+    ) -> Tensor:
         if self.seed is None:
-            raise ConfigError("these random features have no seed yet: a run gives them its own; outside of one pass seed=...")
+            raise ConfigError(
+                "these random features have no seed yet: a run gives them its own; outside of one "
+                "pass seed=..."
+            )
         x = x.flatten(1)
         waves = _waves(x.shape[1], self.dim, self.bandwidth, self.seed, dtype)
         used = (x != 0).any(0)
-        if not bool(used.all()):  # what is 0 in all of these rows, such as an image's margin, takes no part in the product
+        # what is 0 in all of these rows, such as an image's margin, takes no part in the product
+        if not bool(used.all()):
             x = x[:, used]
             waves = waves[torch.cat((used, used.new_ones(1)))]
         scale = math.sqrt((2 if self.unbiased else 1) / self.dim)
@@ -150,7 +175,9 @@ class RandomFourier(FeatureMap):
 
 @lru_cache(maxsize=4)
 def _waves(features: int, dim: int, bandwidth: float, seed: int, dtype: torch.dtype) -> Tensor:
-    """Frequencies (d, M) and, as the last row, phases: those of a feature that is always 1, so that one product does it all."""
+    """Frequencies (d, M) and, as the last row, phases: those of a feature that is always 1, so that
+    one product does it all.
+    """
     key = random.fold(random.key(seed), 0xF0)
     frequencies = random.normal(random.fold(key, 0), (dim, features), torch.float64).mT / bandwidth
     phases = 2 * math.pi * random.uniform(random.fold(key, 1), dim, torch.float64)
@@ -159,7 +186,9 @@ def _waves(features: int, dim: int, bandwidth: float, seed: int, dtype: torch.dt
 
 @dataclass(frozen=True, eq=False)
 class ModuleFeatures(FeatureMap):
-    """The outputs of a `torch.nn.Module` as features: a fixed map, in evaluation mode, in the module's own precision."""
+    """The outputs of a `torch.nn.Module` as features: a fixed map, in evaluation mode, in the
+    module's own precision.
+    """
 
     module: nn.Module
 
@@ -172,13 +201,16 @@ class ModuleFeatures(FeatureMap):
             return self(torch.zeros(2, *spec.shape)).shape[1]
         except Exception as error:
             raise ModelError(
-                f"the feature map {type(self.module).__name__} cannot take rows of shape {spec.shape}: {error}"
+                f"the feature map {type(self.module).__name__} cannot take rows of shape "
+                f"{spec.shape}: {error}"
             ) from error
 
     def rough_size(self, numbers: int) -> int:
         return max([numbers, *(p.shape[0] for p in self.module.parameters() if p.dim())])
 
-    def __call__(self, x: Tensor, dtype: torch.dtype = torch.float64, out: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, x: Tensor, dtype: torch.dtype = torch.float64, out: Tensor | None = None
+    ) -> Tensor:
         own = next((p.dtype for p in self.frozen.parameters() if p.is_floating_point()), x.dtype)
         with torch.no_grad():
             return self.frozen(x.to(own)).flatten(1).to(dtype)
@@ -189,7 +221,8 @@ class ModuleFeatures(FeatureMap):
         together, alone = self(x), torch.cat([self(row[None]) for row in x])
         if not torch.allclose(together, alone, rtol=1e-3, atol=1e-4 * float(together.abs().max())):
             raise ModelError(
-                f"the feature map {type(self.module).__name__} gives a row other features alone than among others, "
+                f"the feature map {type(self.module).__name__} gives a row other features alone "
+                "than among others, "
                 "or draws random numbers; a feature map must be a function of the row"
             )
 
@@ -200,5 +233,12 @@ def features_of(features: FeatureMap | nn.Module) -> FeatureMap:
         return features
     if isinstance(features, nn.Module):
         return ModuleFeatures(features)
-    given = f"{features.__name__} (the class: add parentheses)" if isinstance(features, type) else repr(features)
-    raise ModelError(f"features must be a foedus feature map (such as RandomFourier(500)) or a torch.nn.Module, not {given}")
+    given = (
+        f"{features.__name__} (the class: add parentheses)"
+        if isinstance(features, type)
+        else repr(features)
+    )
+    raise ModelError(
+        "features must be a foedus feature map (such as RandomFourier(500)) or a torch.nn.Module, "
+        f"not {given}"
+    )

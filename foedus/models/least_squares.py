@@ -1,6 +1,8 @@
-"""Ridge regression at a client: its own normal equations, factorised once, on the smaller of their two sides.
+"""Ridge regression at a client: its own normal equations, factorised once, on the smaller of their
+two sides.
 
-With Phi the client's features divided by sqrt(n) (n rows, M features) and Y its targets divided likewise,
+With Phi the client's features divided by sqrt(n) (n rows, M features) and Y its targets divided
+likewise,
 
     H = Phi^T Phi + reg I,    b = Phi^T Y,    primal:  H = L L^T,  (M x M)
                                               dual:    K = Phi Phi^T + reg I = L L^T,  (n x n)
@@ -24,27 +26,37 @@ from foedus.models.features import FeatureMap
 from foedus.models.losses import Squared
 
 Ridge = dict[str, Tensor]
-"""A factorised client: `factor` is L, `right` is b, `local` is H^-1 b; and `hessian` (primal) or `phi` (dual)."""
+"""A factorised client: `factor` is L, `right` is b, `local` is H^-1 b; and `hessian` (primal) or
+`phi` (dual).
+"""
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 _BLOCK_BYTES = 1 << 26
-"""Features are made in blocks of about this size: a client's features as a whole are kept only where the dual needs them."""
+"""Features are made in blocks of about this size: a client's features as a whole are kept only
+where the dual needs them.
+"""
 
 _REFINEMENTS = 3
-"""Steps of iterative refinement where the factor is in single precision, with residuals in double precision."""
+"""Steps of iterative refinement where the factor is in single precision, with residuals in double
+precision.
+"""
 
 _WIDE_ROWS = 256
 """Rows of a matrix in single precision that are converted at a time."""
 
 
-def prepare_ridge(features: FeatureMap, reg: float, dtype: torch.dtype, data: Rows, pull: float = 0.0) -> Ridge:
+def prepare_ridge(
+    features: FeatureMap, reg: float, dtype: torch.dtype, data: Rows, pull: float = 0.0
+) -> Ridge:
     """Line 1 and 2 of FedNewton's Algorithm 1: make and factorise a client's system, and solve it.
 
     With a `pull`, what is kept is the system of reg + pull; `local` is the solution with reg alone.
     """
     args = {"index": data.index, "weight": data.weight}
-    return _prepare(args, (features, reg, pull, dtype, data.table_x, data.table_y, data.spec.outputs))
+    return _prepare(
+        args, (features, reg, pull, dtype, data.table_x, data.table_y, data.spec.outputs)
+    )
 
 
 def ridge_bytes(rows: int, size: int, dtype: torch.dtype) -> int:
@@ -71,7 +83,9 @@ def solve(ridge: Ridge, reg: float, v: Tensor) -> Tensor:
 
 
 def _refined(v: Tensor, factor: Tensor, back: Callable[[Tensor], Tensor]) -> Tensor:
-    """(L L^T)^-1 v, all in double precision but for L: where L is not, improved by what is left of v, v - back(x)."""
+    """(L L^T)^-1 v, all in double precision but for L: where L is not, improved by what is left of
+    v, v - back(x).
+    """
     x = _back(factor, v.to(factor.dtype)).double()
     if factor.dtype != torch.float64:
         for _ in range(_REFINEMENTS):
@@ -95,7 +109,9 @@ def _wide_back(phi: Tensor, v: Tensor) -> Tensor:
 
 
 def back_product(phi: Tensor, v: Tensor) -> Tensor:
-    """Phi^T v for few columns, with Phi read by rows as it is stored: several times faster than by columns."""
+    """Phi^T v for few columns, with Phi read by rows as it is stored: several times faster than by
+    columns.
+    """
     return (v.mT @ phi).mT
 
 
@@ -115,21 +131,28 @@ def _prepare(args: dict[str, Tensor], shared: tuple) -> Ridge:
     if n >= size:
         hessian = torch.zeros(clients, size, size, dtype=dtype)
         right = torch.zeros(clients, size, outputs, dtype=dtype)
-        for some, phi, y in _blocks(features, dtype, table_x, table_y, index, weight, size, outputs):
+        for some, phi, y in _blocks(
+            features, dtype, table_x, table_y, index, weight, size, outputs
+        ):
             add_gram(hessian[some], phi)
             right[some] += back_product(phi, y)
         mirror(hessian)
         matrix = hessian.div_(count)
         ridge = {"hessian": hessian, "right": right.div_(count)}
     else:
-        phi, y = (t.mul_(count.rsqrt()) for t in _rows(features, dtype, table_x, table_y, index, weight, outputs))
+        phi, y = (
+            t.mul_(count.rsqrt())
+            for t in _rows(features, dtype, table_x, table_y, index, weight, outputs)
+        )
         matrix = phi @ phi.mT
         ridge = {"phi": phi, "right": back_product(phi, y)}
     matrix.diagonal(dim1=-2, dim2=-1).add_(reg)
     ridge["factor"] = cholesky(matrix, reg, n, dtype)
     if "phi" in ridge:
         # Phi^T K^-1 Y is the same as H^-1 b, without the cancellation of the general formula.
-        inside = _refined(y.double(), ridge["factor"], lambda a: _wide(phi, _wide_back(phi, a)) + reg * a)
+        inside = _refined(
+            y.double(), ridge["factor"], lambda a: _wide(phi, _wide_back(phi, a)) + reg * a
+        )
         ridge["local"] = _wide_back(phi, inside).to(dtype)
     else:
         ridge["local"] = solve(ridge, reg, ridge["right"])
@@ -142,12 +165,20 @@ def _prepare(args: dict[str, Tensor], shared: tuple) -> Ridge:
 
 
 def _check(ridge: Ridge, reg: float, rows: int) -> None:
-    """Refuse what single precision cannot solve: reg lost beside the features, or a refinement that did not converge."""
+    """Refuse what single precision cannot solve: reg lost beside the features, or a refinement that
+    did not converge.
+    """
     x, right = ridge["local"].double(), ridge["right"].double()
     if "hessian" in ridge:
-        again, trace = _wide(ridge["hessian"], x), ridge["hessian"].diagonal(dim1=-2, dim2=-1).sum(-1)
+        again, trace = (
+            _wide(ridge["hessian"], x),
+            ridge["hessian"].diagonal(dim1=-2, dim2=-1).sum(-1),
+        )
     else:
-        again, trace = _wide_back(ridge["phi"], _wide(ridge["phi"], x)) + reg * x, ridge["phi"].square().sum((-2, -1))
+        again, trace = (
+            _wide_back(ridge["phi"], _wide(ridge["phi"], x)) + reg * x,
+            ridge["phi"].square().sum((-2, -1)),
+        )
     wrong = (again - right).norm(dim=(-2, -1)) > 1e-3 * right.norm(dim=(-2, -1))
     wrong |= reg < torch.finfo(torch.float32).eps * trace
     if bool(wrong.any()):
@@ -164,7 +195,9 @@ def _blocks(
     size: int,
     outputs: int,
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """The clients' features and targets: many small clients at once, or a large one in blocks of its real rows."""
+    """The clients' features and targets: many small clients at once, or a large one in blocks of
+    its real rows.
+    """
     clients, n = index.shape
     at_once = max(1, _BLOCK_BYTES // (n * size * dtype.itemsize))
     if at_once > 1:
@@ -176,7 +209,19 @@ def _blocks(
     # The same room for every block: fresh memory would have to be cleared by the system first.
     room = torch.empty(max(index[some, part].numel() for some, part in parts), size, dtype=dtype)
     for some, part in parts:
-        yield some, *_rows(features, dtype, table_x, table_y, index[some, part], weight[some, part], outputs, room)
+        yield (
+            some,
+            *_rows(
+                features,
+                dtype,
+                table_x,
+                table_y,
+                index[some, part],
+                weight[some, part],
+                outputs,
+                room,
+            ),
+        )
 
 
 def _rows(
@@ -205,7 +250,9 @@ def targets(y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
 
 
 def add_gram(total: Tensor, phi: Tensor) -> None:
-    """total += Phi^T Phi, in blocks on and below the diagonal (`mirror` fills in the rest): not much more than half the products."""
+    """total += Phi^T Phi, in blocks on and below the diagonal (`mirror` fills in the rest): not
+    much more than half the products.
+    """
     for first, stop in _panels(phi.shape[-1]):
         total[:, first:stop, :stop].baddbmm_(phi[..., first:stop].mT, phi[..., :stop])
 
@@ -222,9 +269,13 @@ def _panels(size: int) -> list[tuple[int, int]]:
 
 
 def cholesky(matrix: Tensor, reg: float, rows: int, dtype: torch.dtype) -> Tensor:
-    """Factors of a batch of systems; one that is singular in this precision is an error that says what to do."""
+    """Factors of a batch of systems; one that is singular in this precision is an error that says
+    what to do.
+    """
     if not bool(matrix.diagonal(dim1=-2, dim2=-1).isfinite().all()):
-        raise ModelError("the features of some rows are so large that their products overflow; scale the data")
+        raise ModelError(
+            "the features of some rows are so large that their products overflow; scale the data"
+        )
     factor, info = torch.linalg.cholesky_ex(matrix)
     if bool(info.any()):
         raise _singular(reg, int((info > 0).sum()), rows, dtype)
@@ -235,5 +286,6 @@ def _singular(reg: float, clients: int, rows: int, dtype: torch.dtype) -> Config
     name = str(dtype).removeprefix("torch.")
     remedy = "raise reg" if dtype == torch.float64 else "raise reg, or use dtype='float64'"
     return ConfigError(
-        f"reg={reg!r} is too small: the local system of {clients} client(s) of up to {rows} rows is singular in {name}; {remedy}"
+        f"reg={reg!r} is too small: the local system of {clients} client(s) of up to {rows} rows "
+        f"is singular in {name}; {remedy}"
     )

@@ -13,7 +13,9 @@ from foedus.base.spec import Spec
 from foedus.models.base import Model, Params, Pull, product, total, uniform_init
 
 _LARGE = 1 << 17
-"""From so many multiplications on, (W x^T)^T with its few long rows is up to twice as fast as x W^T where rows outnumber outputs."""
+"""From so many multiplications on, (W x^T)^T with its few long rows is up to twice as fast as x W^T
+where rows outnumber outputs.
+"""
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -24,17 +26,25 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         outputs = (x * weight).sum(-1, keepdim=True)
         return outputs if bias is None else outputs + bias.unsqueeze(-2)
     if x.shape[-2] > weight.shape[-2] and x.numel() * weight.shape[-2] >= _LARGE:
-        outputs = torch.bmm(weight, x.mT) if bias is None else torch.baddbmm(bias.unsqueeze(-1), weight, x.mT)
+        outputs = (
+            torch.bmm(weight, x.mT)
+            if bias is None
+            else torch.baddbmm(bias.unsqueeze(-1), weight, x.mT)
+        )
         return outputs.mT.contiguous()
-    return torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(-2), x, weight.mT)
+    return (
+        torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(-2), x, weight.mT)
+    )
 
 
 @dataclass(frozen=True)
 class Linear(Model):
-    """f(x) = W x + b: softmax regression with cross-entropy, linear regression with the squared loss.
+    """f(x) = W x + b: softmax regression with cross-entropy, linear regression with the squared
+    loss.
 
-    Starts at zero (the objective is convex), or at random with `zero_start=False`. W is (outputs, features): with few
-    outputs, products with its rows contiguous are several times faster than with its columns.
+    Starts at zero (the objective is convex), or at random with `zero_start=False`. W is (outputs,
+    features): with few outputs, products with its rows contiguous are several times faster than
+    with its columns.
     """
 
     bias: bool = True
@@ -52,7 +62,9 @@ class Linear(Model):
         return [(params.get("weight"), params.get("bias"))]
 
     def apply(self, params: Params, x: Tensor) -> Tensor:
-        return F.linear(x.flatten(1).to(params["weight"].dtype), params["weight"], params.get("bias"))
+        return F.linear(
+            x.flatten(1).to(params["weight"].dtype), params["weight"], params.get("bias")
+        )
 
     def pullback(self, params: Params, x: Tensor) -> tuple[Tensor, Pull]:
         outputs = affine(x, params["weight"], params.get("bias"))

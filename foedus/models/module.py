@@ -15,9 +15,17 @@ from foedus.base.spec import Spec
 from foedus.errors import ModelError
 from foedus.models.base import Model, Params
 
-# Activations of convolutions are large, so a batch of clients takes much memory and gains little: `make bench
-# ARGS=batching` measures 1.1 to 1.5 times for them, 1.4 to 5 for other layers. `Local(batch=True)` batches them all the same.
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+# Activations of convolutions are large, so a batch of clients takes much memory and gains little:
+# `make bench ARGS=batching` measures 1.1 to 1.5 times for them, 1.4 to 5 for other layers.
+# `Local(batch=True)` batches them all the same.
+_CONVOLUTIONS = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
 _INSTANCE = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 _COPIES = threading.local()
 _RANDOM = "draws from the global random generator, so runs could not be repeated"
@@ -25,12 +33,13 @@ _RANDOM = "draws from the global random generator, so runs could not be repeated
 
 @dataclass(frozen=True, eq=False)
 class Module(Model):
-    """A `torch.nn.Module`, trained from the parameters it has when the run starts (they are copied, not changed).
+    """A `torch.nn.Module`, trained from the parameters it has when the run starts (they are copied,
+    not changed).
 
-    Rows reach the module as they are in the data: flat features as (n, d), images as (n, channels, height, width).
-    Parameters that do not require a gradient stay as they are and are not sent. A client step is a pure function of rows
-    that may be padded, so modules that mix the rows of a batch (BatchNorm), draw random numbers (Dropout) or change their
-    buffers are refused.
+    Rows reach the module as they are in the data: flat features as (n, d), images as (n, channels,
+    height, width). Parameters that do not require a gradient stay as they are and are not sent. A
+    client step is a pure function of rows that may be padded, so modules that mix the rows of a
+    batch (BatchNorm), draw random numbers (Dropout) or change their buffers are refused.
     """
 
     module: nn.Module
@@ -42,9 +51,12 @@ class Module(Model):
     def check(self, spec: Spec) -> None:
         for name, m in self.module.named_modules():
             where = f"layer {name!r} ({type(m).__name__})"
-            if isinstance(m, nn.modules.batchnorm._NormBase) and not (isinstance(m, _INSTANCE) and not m.track_running_stats):
+            if isinstance(m, nn.modules.batchnorm._NormBase) and not (
+                isinstance(m, _INSTANCE) and not m.track_running_stats
+            ):
                 raise ModelError(
-                    f"{where} mixes the rows of a batch, and its running statistics have no meaning when clients with "
+                    f"{where} mixes the rows of a batch, and its running statistics have no "
+                    "meaning when clients with "
                     "different data are averaged; use GroupNorm or LayerNorm"
                 )
             if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0:
@@ -57,17 +69,24 @@ class Module(Model):
                 out = self.apply(self.init(spec, None), torch.zeros(2, *spec.shape))
         except Exception as error:
             raise ModelError(
-                f"{type(self.module).__name__} cannot take rows of shape {spec.shape}, so its first layer does not fit: {error}"
+                f"{type(self.module).__name__} cannot take rows of shape {spec.shape}, so its "
+                f"first layer does not fit: {error}"
             ) from error
         if not torch.equal(before[0], torch.get_rng_state()):
             torch.set_rng_state(before[0])
             raise ModelError(f"{type(self.module).__name__} {_RANDOM}; take the random part out")
-        if not all(torch.equal(a, b) for a, b in zip(before[1], self.module.buffers(), strict=True)):
-            raise ModelError(f"{type(self.module).__name__} changes its buffers when it is called; a client step must be pure")
+        if not all(
+            torch.equal(a, b) for a, b in zip(before[1], self.module.buffers(), strict=True)
+        ):
+            raise ModelError(
+                f"{type(self.module).__name__} changes its buffers when it is called; a client "
+                "step must be pure"
+            )
         if tuple(out.shape) != (2, spec.outputs):
             want = f"{spec.classes} classes" if spec.classes else f"{spec.outputs} target(s)"
             raise ModelError(
-                f"{type(self.module).__name__} gives outputs of shape {tuple(out.shape)} for 2 rows, but the data has {want}: "
+                f"{type(self.module).__name__} gives outputs of shape {tuple(out.shape)} for 2 "
+                f"rows, but the data has {want}: "
                 f"its last layer must have {spec.outputs} outputs"
             )
 
@@ -77,14 +96,19 @@ class Module(Model):
         return {n.replace(".", "/"): p.detach().clone() for n, p in trained}
 
     def apply(self, params: Params, x: Tensor) -> Tensor:
-        return functional_call(self._own(), {n.replace("/", "."): p for n, p in params.items()}, (x,))
+        return functional_call(
+            self._own(), {n.replace("/", "."): p for n, p in params.items()}, (x,)
+        )
 
     def _own(self) -> nn.Module:
-        """The module, or this thread's copy of it: a call puts its parameters into the module for as long as it runs."""
+        """The module, or this thread's copy of it: a call puts its parameters into the module for
+        as long as it runs.
+        """
         if threading.current_thread() is threading.main_thread():
             return self.module
         copies = vars(_COPIES).setdefault("of", weakref.WeakKeyDictionary())
         if self.module not in copies:
             tensors = (*self.module.parameters(), *self.module.buffers())
-            copies[self.module] = copy.deepcopy(self.module, {id(t): t for t in tensors})  # the tensors are shared
+            # the tensors are shared
+            copies[self.module] = copy.deepcopy(self.module, {id(t): t for t in tensors})
         return copies[self.module]

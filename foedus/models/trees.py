@@ -1,7 +1,8 @@
-"""Regression trees as arrays: fitted by scikit-learn, sent as `wire.Trees`, applied by compiled code where it is there (`foedus.kernels`).
+"""Regression trees as arrays: fitted by scikit-learn, sent as `wire.Trees`, applied by compiled
+code where it is there (`foedus.kernels`).
 
-A forest is one flat structure of nodes with a root for each tree. Nothing but arrays is ever sent or stored, and every index is
-checked before the compiled code sees it.
+A forest is one flat structure of nodes with a root for each tree. Nothing but arrays is ever sent
+or stored, and every index is checked before the compiled code sees it.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ _THREADS_FROM = 1 << 16
 
 
 def fit_trees(
-    x: np.ndarray, y: np.ndarray, count: int, seed: int, *, depth: int | None = None, leaf: int = 1, extra: bool = False,
-    features: float = 1.0,
+    x: np.ndarray, y: np.ndarray, count: int, seed: int, *, depth: int | None = None, leaf: int = 1,
+    extra: bool = False, features: float = 1.0,
 ) -> Trees:  # fmt: skip
-    """`count` regression trees of y (n, k) on x (n, d), one after the other from one generator: no other thread has a part in its draws.
+    """`count` regression trees of y (n, k) on x (n, d), one after the other from one generator: no
+    other thread has a part in its draws.
 
-    The same trees as `DecisionTreeRegressor(max_depth=depth, min_samples_leaf=leaf, max_features=features, random_state=...)` grows, with
-    splitter "random" where `extra`; by scikit-learn's own compiled builder. Around it, its estimators take as long in Python as small
+    The same trees as `DecisionTreeRegressor(max_depth=depth, min_samples_leaf=leaf,
+    max_features=features, random_state=...)` grows, with splitter "random" where `extra`; by
+    scikit-learn's own compiled builder. Around it, its estimators take as long in Python as small
     trees take to grow, and threads must wait for each other meanwhile.
     """
     from sklearn.tree._criterion import MSE
@@ -38,9 +41,14 @@ def fit_trees(
 
     (rows, columns), outputs = x.shape, y.shape[1]
     draws, look_at = np.random.RandomState(seed & 0xFFFFFFFF), max(1, int(features * columns))
-    splitter = (RandomSplitter if extra else BestSplitter)(MSE(outputs, rows), look_at, leaf, 0.0, draws, None)
+    splitter = (RandomSplitter if extra else BestSplitter)(
+        MSE(outputs, rows), look_at, leaf, 0.0, draws, None
+    )
     deepest = np.iinfo(np.int32).max if depth is None else depth
-    builder, ones = DepthFirstTreeBuilder(splitter, max(2, 2 * leaf), leaf, 0.0, deepest, 0.0), np.ones(outputs, np.intp)
+    builder, ones = (
+        DepthFirstTreeBuilder(splitter, max(2, 2 * leaf), leaf, 0.0, deepest, 0.0),
+        np.ones(outputs, np.intp),
+    )
     x, y = np.ascontiguousarray(x, np.float32), np.ascontiguousarray(y, np.float64)
     grown = [Tree(columns, ones, outputs) for _ in range(count)]
     for one in grown:
@@ -49,13 +57,18 @@ def fit_trees(
 
 
 def _sound(trees: Trees) -> Trees:
-    """The same, grown in this process: `check_trees` need not look at its nodes. Never said of what was read from a message."""
+    """The same, grown in this process: `check_trees` need not look at its nodes.
+
+    Never said of what was read from a message.
+    """
     object.__setattr__(trees, "_checked", True)
     return trees
 
 
 def from_sklearn(*trees: Any) -> Trees:
-    """scikit-learn's trees (`estimator.tree_`) as arrays, one after the other; rows of float32 go the same way in both."""
+    """scikit-learn's trees (`estimator.tree_`) as arrays, one after the other; rows of float32 go
+    the same way in both.
+    """
     sizes = [t.node_count for t in trees]
     roots = np.cumsum([0, *sizes[:-1]]).astype(np.int32)
     nodes = [t.__getstate__()["nodes"] for t in trees]
@@ -63,7 +76,9 @@ def from_sklearn(*trees: Any) -> Trees:
     def column(name: str, kind: type) -> np.ndarray:
         return np.concatenate([n[name] for n in nodes], dtype=kind, casting="unsafe")
 
-    feature, left, right = (column(name, np.int32) for name in ("feature", "left_child", "right_child"))
+    feature, left, right = (
+        column(name, np.int32) for name in ("feature", "left_child", "right_child")
+    )
     exact, leaf, base = column("threshold", np.float64), left < 0, np.repeat(roots, sizes)
     base[leaf] = 0
     left += base
@@ -74,12 +89,14 @@ def from_sklearn(*trees: Any) -> Trees:
     threshold[leaf] = 0
     ends = [np.flatnonzero(n["left_child"] < 0) for n in nodes]
     value = np.concatenate(
-        [t.value[:, :, 0].take(end, 0) for t, end in zip(trees, ends, strict=True)], dtype=np.float32, casting="unsafe"
+        [t.value[:, :, 0].take(end, 0) for t, end in zip(trees, ends, strict=True)],
+        dtype=np.float32,
+        casting="unsafe",
     )
     tensor = torch.from_numpy
     return Trees(
-        tensor(np.maximum(feature, -1)), tensor(threshold), tensor(left), tensor(right), tensor(value), tensor(roots),
-        trees[0].n_features,
+        tensor(np.maximum(feature, -1)), tensor(threshold), tensor(left), tensor(right),
+        tensor(value), tensor(roots), trees[0].n_features,
     )  # fmt: skip
 
 
@@ -89,11 +106,14 @@ def join(parts: list[Trees]) -> Trees:
         return parts[0]
     sizes = np.array([len(p.feature) for p in parts])
     begin = np.cumsum(sizes) - sizes
-    kind = torch.int32 if sizes.sum() < 2**31 else torch.int64  # what was sent may be narrower than the sums need
+    # what was sent may be narrower than the sums need
+    kind = torch.int32 if sizes.sum() < 2**31 else torch.int64
 
     def together(name: str, kind: torch.dtype) -> Tensor:
-        """Copied by NumPy, since to wake PyTorch's threads takes longer than this; into memory of PyTorch's, since NumPy asks for huge
-        pages, which the system may take longer to find than all else here."""
+        """Copied by NumPy, since to wake PyTorch's threads takes longer than this; into memory of
+        PyTorch's, since NumPy asks for huge pages, which the system may take longer to find than
+        all else here.
+        """
         pieces = [getattr(p, name).numpy() for p in parts]
         whole = torch.empty(sum(map(len, pieces)), *pieces[0].shape[1:], dtype=kind)
         np.concatenate(pieces, out=whole.numpy())
@@ -102,7 +122,8 @@ def join(parts: list[Trees]) -> Trees:
     def moved(name: str) -> Tensor:
         whole = together(name, kind)
         ends = np.cumsum([len(getattr(p, name)) for p in parts])
-        for numbers, base in zip(np.split(whole.numpy(), ends[:-1]), begin.tolist(), strict=True):  # views of it
+        # views of it
+        for numbers, base in zip(np.split(whole.numpy(), ends[:-1]), begin.tolist(), strict=True):
             inner = numbers >= 0
             numbers += base + 1
             numbers *= inner
@@ -122,18 +143,26 @@ def join(parts: list[Trees]) -> Trees:
 
 
 def some_trees(trees: Trees, first: int, last: int) -> Trees:
-    """Trees first .. last - 1 of a flat structure that `join` made: their nodes lie side by side."""
+    """Trees first .. last - 1 of a flat structure that `join` made: their nodes lie side by
+    side.
+    """
     begin = int(trees.roots[first])
     end = int(trees.roots[last]) if last < len(trees.roots) else len(trees.feature)
     part = slice(begin, end)
-    left, right = (torch.where(getattr(trees, k)[part] >= 0, getattr(trees, k)[part] - begin, -1) for k in ("left", "right"))
+    left, right = (
+        torch.where(getattr(trees, k)[part] >= 0, getattr(trees, k)[part] - begin, -1)
+        for k in ("left", "right")
+    )
     leaves = slice(*(int((trees.feature[:n] < 0).sum()) for n in (begin, end)))
     rest = (trees.value[leaves], trees.roots[first:last] - begin, trees.features)
     return Trees(trees.feature[part], trees.threshold[part], left, right, *rest)
 
 
-def check_trees(trees: Trees, features: int, outputs: int, count: int | None = None, depth: int | None = None) -> None:
-    """Refuse trees that do not fit the data, whose nodes point anywhere but forwards, or that are deeper than asked for.
+def check_trees(
+    trees: Trees, features: int, outputs: int, count: int | None = None, depth: int | None = None
+) -> None:
+    """Refuse trees that do not fit the data, whose nodes point anywhere but forwards, or that are
+    deeper than asked for.
 
     A chain of nodes would cost those who apply it as many steps for each row as it has bytes.
     """
@@ -142,13 +171,16 @@ def check_trees(trees: Trees, features: int, outputs: int, count: int | None = N
     n = len(trees.feature)
     if trees.feature.dim() != 1 or trees.features != features or trees.value.shape[-1] != outputs:
         raise ReplyError(
-            f"trees for {trees.features} features and {trees.value.shape[-1]} outputs; the data has {features} and {outputs}"
+            f"trees for {trees.features} features and {trees.value.shape[-1]} outputs; the data "
+            f"has {features} and {outputs}"
         )
     if count is not None and len(trees.roots) != count:
         raise ReplyError(f"{len(trees.roots)} trees were sent where {count} were due")
     if hasattr(trees, "_checked"):
         return
-    feature, left, right, roots = (getattr(trees, k).numpy() for k in ("feature", "left", "right", "roots"))
+    feature, left, right, roots = (
+        getattr(trees, k).numpy() for k in ("feature", "left", "right", "roots")
+    )
     if not len(roots) or roots[0] != 0 or (roots[1:] <= roots[:-1]).any() or roots[-1] >= n:
         raise ReplyError("the roots of trees must rise from node 0, each at a node of its own")
     at, leaf, ends = np.arange(n), feature < 0, np.append(roots[1:].astype(np.int64), n)
@@ -156,7 +188,9 @@ def check_trees(trees: Trees, features: int, outputs: int, count: int | None = N
     inside = (feature >= -1) & (feature < features)
     forward = leaf | ((left > at) & (left < end) & (right > at) & (right < end))
     if not (inside & forward).all():
-        raise ReplyError("a tree's node points to a feature that does not exist, backwards, or out of its tree")
+        raise ReplyError(
+            "a tree's node points to a feature that does not exist, backwards, or out of its tree"
+        )
     inner = np.flatnonzero(~leaf)
     parents = np.bincount(np.concatenate((left[inner], right[inner], roots)), minlength=n)
     if (parents != 1).any():
@@ -174,19 +208,26 @@ def check_trees(trees: Trees, features: int, outputs: int, count: int | None = N
 
 
 def _nodes(trees: Trees) -> tuple[np.ndarray, ...]:
-    """The nodes as they are walked through, once for a structure: packed for compiled code, or the arrays themselves. Never out of bounds."""
+    """The nodes as they are walked through, once for a structure: packed for compiled code, or the
+    arrays themselves. Never out of bounds.
+    """
     name = "_packed" if kernels.ready else "_arrays"
     if hasattr(trees, name):
         return getattr(trees, name)
     if len(trees.feature) > np.iinfo(np.int32).max:
         raise ReplyError(f"{len(trees.feature)} nodes are more than can be numbered")
     feature, left, right, roots = (
-        np.ascontiguousarray(getattr(trees, k).numpy(), np.int32) for k in ("feature", "left", "right", "roots")
+        np.ascontiguousarray(getattr(trees, k).numpy(), np.int32)
+        for k in ("feature", "left", "right", "roots")
     )
     threshold = np.ascontiguousarray(trees.threshold.numpy())
-    packed = (kernels.pack_trees if kernels.ready else _plain)(feature, threshold, left, right, roots, trees.features)
+    packed = (kernels.pack_trees if kernels.ready else _plain)(
+        feature, threshold, left, right, roots, trees.features
+    )
     if packed is None:
-        raise ReplyError("a tree's nodes must lie side by side, from its root on, and point forwards")
+        raise ReplyError(
+            "a tree's nodes must lie side by side, from its root on, and point forwards"
+        )
     *nodes, leaves = packed
     if leaves != len(trees.value):
         raise ReplyError(f"trees with {leaves} leaves have {len(trees.value)} rows of values")
@@ -195,19 +236,32 @@ def _nodes(trees: Trees) -> tuple[np.ndarray, ...]:
 
 
 def _plain(
-    feature: np.ndarray, threshold: np.ndarray, left: np.ndarray, right: np.ndarray, roots: np.ndarray, features: int
+    feature: np.ndarray,
+    threshold: np.ndarray,
+    left: np.ndarray,
+    right: np.ndarray,
+    roots: np.ndarray,
+    features: int,
 ) -> tuple | None:
-    """What `kernels.pack_trees` does, for `_walked`: besides the arrays, the numbers of leaves among themselves."""
+    """What `kernels.pack_trees` does, for `_walked`: besides the arrays, the numbers of leaves
+    among themselves.
+    """
     n, leaf = len(feature), feature < 0
     sizes = np.diff(roots, append=n)
     if not len(roots) or roots[0] != 0 or (sizes < 1).any():
         return None
     at, end = np.arange(n), np.repeat(np.append(roots[1:], n), sizes)
     fine = leaf | ((feature < features) & (left > at) & (left < end) & (right > at) & (right < end))
-    return (feature, threshold, left, right, np.cumsum(leaf, dtype=np.int32) - 1, leaf.sum()) if fine.all() else None
+    return (
+        (feature, threshold, left, right, np.cumsum(leaf, dtype=np.int32) - 1, leaf.sum())
+        if fine.all()
+        else None
+    )
 
 
-def _walked(x: np.ndarray, nodes: tuple[np.ndarray, ...], shares: np.ndarray, values: np.ndarray) -> np.ndarray:
+def _walked(
+    x: np.ndarray, nodes: tuple[np.ndarray, ...], shares: np.ndarray, values: np.ndarray
+) -> np.ndarray:
     """What `kernels.sum_trees` does, level by level, all trees at once."""
     feature, threshold, left, right, number, roots = nodes
     at, row = np.tile(roots, (len(x), 1)), np.arange(len(x))[:, None]
@@ -216,26 +270,50 @@ def _walked(x: np.ndarray, nodes: tuple[np.ndarray, ...], shares: np.ndarray, va
         at = np.where(inner, np.where(yes, left[at], right[at]), at)
     factor = torch.from_numpy(shares).double().expand(at.shape).contiguous()
     leaf = torch.from_numpy(number[at])
-    return F.embedding_bag(leaf, torch.from_numpy(values).double(), per_sample_weights=factor, mode="sum").float().numpy()
+    return (
+        F.embedding_bag(
+            leaf, torch.from_numpy(values).double(), per_sample_weights=factor, mode="sum"
+        )
+        .float()
+        .numpy()
+    )
 
 
 _BLOCK = 1 << 20
 """Rows times trees that are walked through at a time in NumPy."""
 
 
-def predict_trees(trees: Trees, x: Tensor, weights: Tensor | None = None, threads: int | None = None) -> Tensor:
-    """sum_j weights_j tree_j(x) of rows (n, d): (n, k). The trees must have been checked (`check_trees`). threads: of compiled code."""
+def predict_trees(
+    trees: Trees, x: Tensor, weights: Tensor | None = None, threads: int | None = None
+) -> Tensor:
+    """sum_j weights_j tree_j(x) of rows (n, d): (n, k).
+
+    The trees must have been checked (`check_trees`). threads: of compiled code.
+    """
     rows = np.ascontiguousarray(x.flatten(1).numpy(), np.float32)
     if rows.shape[1] != trees.features:
-        raise ReplyError(f"trees for {trees.features} features were asked about rows of {rows.shape[1]}")
+        raise ReplyError(
+            f"trees for {trees.features} features were asked about rows of {rows.shape[1]}"
+        )
     nodes, values = _nodes(trees), trees.value.contiguous().numpy()
-    shares = (torch.ones(len(trees.roots)) if weights is None else weights).float().contiguous().numpy()
+    shares = (
+        (torch.ones(len(trees.roots)) if weights is None else weights).float().contiguous().numpy()
+    )
     if kernels.ready:
         few = len(rows) * len(shares) < _THREADS_FROM
         packed, roots = nodes
         return torch.from_numpy(
-            kernels.sum_trees(rows, packed, roots, shares, values, 1 if few else threads or torch.get_num_threads())
+            kernels.sum_trees(
+                rows,
+                packed,
+                roots,
+                shares,
+                values,
+                1 if few else threads or torch.get_num_threads(),
+            )
         )
     step = max(1, _BLOCK // len(shares))
     blocks = (rows[i : i + step] for i in range(0, max(1, len(rows)), step))
-    return torch.from_numpy(np.concatenate([_walked(block, nodes, shares, values) for block in blocks]))
+    return torch.from_numpy(
+        np.concatenate([_walked(block, nodes, shares, values) for block in blocks])
+    )

@@ -1,7 +1,9 @@
-"""FedBoost's experiments (Section 5 and Appendix D): Figures 3 to 5, the study with p = 1,000, and a case with classifiers.
+"""FedBoost's experiments (Section 5 and Appendix D): Figures 3 to 5, the study with p = 1,000, and
+a case with classifiers.
 
-The paper names neither the loss nor the mirror map behind its figures. With point masses, the log loss cannot be meant: an element
-whose predictor is not sent has probability 0. With the squared loss and exponentiated gradient all its statements hold.
+The paper names neither the loss nor the mirror map behind its figures. With point masses, the log
+loss cannot be meant: an element whose predictor is not sent has probability 0. With the squared
+loss and exponentiated gradient all its statements hold.
 """
 
 from __future__ import annotations
@@ -20,11 +22,14 @@ BUDGETS = (4, 8, 16, 32, 64, 100)
 
 
 def point_masses(domains: int, rows: int = 20_000) -> fd.Federation:
-    """Section 5.1: domain k is a client with element k only; the k-th has a share proportional to 1 / k (a power law)."""
+    """Section 5.1: domain k is a client with element k only; the k-th has a share proportional to 1
+    / k (a power law).
+    """
     share = 1 / np.arange(1, domains + 1)
     sizes = np.maximum(1, np.round(rows * share / share.sum())).astype(int)
     return fd.Federation.from_clients(
-        [(np.zeros((n, 1), np.float32), np.full(n, k)) for k, n in enumerate(sizes)], classes=domains
+        [(np.zeros((n, 1), np.float32), np.full(n, k)) for k, n in enumerate(sizes)],
+        classes=domains,
     )
 
 
@@ -47,22 +52,38 @@ def losses(
     best = float(1 - (share**2).sum() if loss == "squared" else -(share * np.log(share)).sum())
     options: dict[str, Any] = {} if sampling == "all" else {"budget": budget}
     algorithm = fd.FedBoost(
-        members, sampling=sampling, loss=loss, bias_correction=corrected, measure_every=max(1, rounds // measured), **options
+        members,
+        sampling=sampling,
+        loss=loss,
+        bias_correction=corrected,
+        measure_every=max(1, rounds // measured),
+        **options,
     )
-    history = fd.run(algorithm, fed, rounds, seed=seed, evaluate_every=0).history.dropna(subset=["objective"])
-    return [{"round": int(r["round"]), "loss value": r["objective"], "best": best} for _, r in history.iterrows()]
+    history = fd.run(algorithm, fed, rounds, seed=seed, evaluate_every=0).history.dropna(
+        subset=["objective"]
+    )
+    return [
+        {"round": int(r["round"]), "loss value": r["objective"], "best": best}
+        for _, r in history.iterrows()
+    ]
 
 
 def _curves(domains: int, budget: int) -> Callable[[str], list[dict[str, Any]]]:
-    return lambda scale: product(domains=domains, sampling=SAMPLINGS, budget=budget, rounds=200 if scale == "quick" else 1000)
+    return lambda scale: product(
+        domains=domains, sampling=SAMPLINGS, budget=budget, rounds=200 if scale == "quick" else 1000
+    )
 
 
 def _budgets(domains: int) -> Callable[[str], list[dict[str, Any]]]:
     def cells(scale: str) -> list[dict[str, Any]]:
-        budgets = [max(1, b * domains // 100) for b in (BUDGETS[::2] if scale == "quick" else BUDGETS)]
+        budgets = [
+            max(1, b * domains // 100) for b in (BUDGETS[::2] if scale == "quick" else BUDGETS)
+        ]
         rounds = 200 if scale == "quick" else 1000
         end = {"domains": domains, "rounds": rounds, "corrected": (False, True), "measured": 1}
-        return product(**end, sampling=("uniform", "weighted"), budget=budgets) + product(**end, sampling="all", budget=domains)
+        return product(**end, sampling=("uniform", "weighted"), budget=budgets) + product(
+            **end, sampling="all", budget=domains
+        )
 
     return cells
 
@@ -76,7 +97,9 @@ def _below(value: str, **where: Any) -> Callable[[Found], tuple[bool, str]]:
 
     def test(found: Found) -> tuple[bool, str]:
         found = found.where(round=_last(found), **where)
-        weighted, uniform = (found.line("budget", value, sampling=s) for s in ("weighted", "uniform"))
+        weighted, uniform = (
+            found.line("budget", value, sampling=s) for s in ("weighted", "uniform")
+        )
         few = [c for c in uniform.index if c < found.frame["domains"].max()]
         gains = {c: uniform[c] - weighted[c] for c in few}
         return min(gains.values()) > 0, ", ".join(f"C = {c}: {g:+.5f}" for c, g in gains.items())
@@ -114,18 +137,23 @@ FIGURE3 = Item(
     title="Figure 3: loss curves on point masses, p = 100, C = 32",
     cell=losses,
     cells=_curves(100, 32),
-    views=(Lines("round", "loss value", "sampling", caption="Squared loss of the averaged weights."),),
+    views=(
+        Lines("round", "loss value", "sampling", caption="Squared loss of the averaged weights."),
+    ),
     claims=(
         Claim("weighted sampling is below uniform sampling at the end", _below("loss value")),
         Claim("the loss of both falls", _decrease),
     ),
     seeds={"quick": 1, "usual": 5, "full": 5},
     minutes={"quick": 0.2, "usual": 2, "full": 2},
-    notes="The paper's step of 0.001 is for another scale of the loss; here it is that of Theorem 2.",
+    notes="The paper's step of 0.001 is for another scale of the loss; here it is that of Theorem "
+    "2.",
 )
 
 
-def _budget_item(domains: int, title: str, minutes: dict[str, float], extra: dict[str, Any]) -> Item:
+def _budget_item(
+    domains: int, title: str, minutes: dict[str, float], extra: dict[str, Any]
+) -> Item:
     return Item(
         title=title,
         cell=losses,
@@ -139,7 +167,8 @@ def _budget_item(domains: int, title: str, minutes: dict[str, float], extra: dic
                 log="x",
                 columns=2,
                 select=lambda f: f[f["round"] == f["round"].max()],
-                caption="Squared loss after the last round against C; on the right with the unbiased gradient of Section 4.2.",
+                caption="Squared loss after the last round against C; on the right with the "
+                "unbiased gradient of Section 4.2.",
             ),
             Table(
                 ("corrected", "budget"),
@@ -150,10 +179,17 @@ def _budget_item(domains: int, title: str, minutes: dict[str, float], extra: dic
             ),
         ),
         claims=(
-            Claim("weighted sampling is below uniform at every C below q", _below("loss value", corrected=False)),
-            Claim("from C = 0.64 q on both are as good as sending all, to 0.001", _as_all(0.64, 1e-3, corrected=False)),
             Claim(
-                "with the unbiased gradient both are as good as sending all from C = 0.32 q on, to 0.0001",
+                "weighted sampling is below uniform at every C below q",
+                _below("loss value", corrected=False),
+            ),
+            Claim(
+                "from C = 0.64 q on both are as good as sending all, to 0.001",
+                _as_all(0.64, 1e-3, corrected=False),
+            ),
+            Claim(
+                "with the unbiased gradient both are as good as sending all from C = 0.32 q on, to "
+                "0.0001",
                 _as_all(0.32, 1e-4, corrected=True),
             ),
         ),
@@ -176,19 +212,27 @@ P1000 = _budget_item(
 )
 
 
-# -- Shakespeare -----------------------------------------------------------------------------------------------------------------
+# -- Shakespeare -----------------------------------------------------------------------------------
 
 
 def shakespeare(least: int = 150, rest: float = 0.1) -> tuple[fd.Federation, fd.Densities]:
     """Section 5.2: the characters with at least so many words, a smoothed unigram model of each."""
-    fed = fd.word_federation([" ".join(user["speeches"]) for user in fd.load_speeches()], least=least, name="shakespeare")
+    fed = fd.word_federation(
+        [" ".join(user["speeches"]) for user in fd.load_speeches()], least=least, name="shakespeare"
+    )
     return fed, fd.Densities.of_clients(fed, rest)
 
 
 def unigrams(
-    seed: int, sampling: Literal["all", "uniform", "weighted", "none"], rounds: int, step: float, least: int
+    seed: int,
+    sampling: Literal["all", "uniform", "weighted", "none"],
+    rounds: int,
+    step: float,
+    least: int,
 ) -> list[dict[str, Any]]:
-    """Loss in nats a word, C = p / 2; and perplexities on the words held out. sampling "none": mixtures that need no learning."""
+    """Loss in nats a word, C = p / 2; and perplexities on the words held out. sampling "none":
+    mixtures that need no learning.
+    """
     fed, members = shakespeare(least)
     test, rows = fed.data.y_test, []
 
@@ -196,7 +240,9 @@ def unigrams(
         return float(np.exp(-np.log(density[test]).mean()))
 
     if sampling == "none":
-        words = np.bincount(fed.data.y_train, minlength=fed.data.classes or 0) / len(fed.data.y_train)
+        words = np.bincount(fed.data.y_train, minlength=fed.data.classes or 0) / len(
+            fed.data.y_train
+        )
         given = {
             "uniform mixture": members.table.numpy().mean(0),
             "mixture by numbers of words": fed.sizes / fed.sizes.sum() @ members.table.numpy(),
@@ -204,10 +250,15 @@ def unigrams(
         }
         return [{"mixture": k, "perplexity": perplexity(v)} for k, v in given.items()]
     options: dict[str, Any] = {} if sampling == "all" else {"budget": len(members) / 2}
-    algorithm = fd.FedBoost(members, sampling=sampling, step=step, measure_every=max(1, rounds // 20), **options)
+    algorithm = fd.FedBoost(
+        members, sampling=sampling, step=step, measure_every=max(1, rounds // 20), **options
+    )
     run = fd.run(algorithm, fed, rounds, seed=seed, evaluate_every=0)
     history = run.history.dropna(subset=["objective"])
-    rows += [{"round": int(r["round"]), "average": r["objective"], "last": r["objective_last"]} for _, r in history.iterrows()]
+    rows += [
+        {"round": int(r["round"]), "average": r["objective"], "last": r["objective_last"]}
+        for _, r in history.iterrows()
+    ]
     for name, weight in (("average", algorithm.result(run.state)), ("last", run.state.alpha)):
         density = (weight.float() @ members.table).numpy()
         rows.append({"mixture": f"{sampling}, {name} weights", "perplexity": perplexity(density)})
@@ -233,7 +284,11 @@ FIGURE5 = Item(
     ),
     views=(
         Lines(
-            "round", "last", "sampling", caption="Nats a word, of the newest weights.", select=lambda f: f[f["round"].notna()]
+            "round",
+            "last",
+            "sampling",
+            caption="Nats a word, of the newest weights.",
+            select=lambda f: f[f["round"].notna()],
         ),
         Table(
             ("mixture",),
@@ -244,24 +299,33 @@ FIGURE5 = Item(
         ),
     ),
     claims=(
-        Claim("weighted sampling is below uniform sampling at the end", _below_at_end("weighted", "uniform")),
-        Claim("weighted sampling is below sending all predictors at the end", _below_at_end("weighted", "all")),
+        Claim(
+            "weighted sampling is below uniform sampling at the end",
+            _below_at_end("weighted", "uniform"),
+        ),
+        Claim(
+            "weighted sampling is below sending all predictors at the end",
+            _below_at_end("weighted", "all"),
+        ),
     ),
     seeds={"quick": 1, "usual": 2, "full": 5},
     minutes={"quick": 0.5, "usual": 6, "full": 15},
     scale="700 characters with at least 150 words; the paper has 715, of another edition.",
-    notes="With the paper's step 200 rounds gain a few thousandths of a nat from the uniform mixture.",
+    notes="With the paper's step 200 rounds gain a few thousandths of a nat from the uniform "
+    "mixture.",
 )
 
 
-# -- classifiers -----------------------------------------------------------------------------------------------------------------
+# -- classifiers -----------------------------------------------------------------------------------
 
 
 def classifiers(seed: int, data: str, clients: int, rounds: int) -> list[dict[str, Any]]:
-    """q = 12 classifiers of four families, each trained elsewhere on a third of the labels; clients with label shift.
+    """q = 12 classifiers of four families, each trained elsewhere on a third of the labels; clients
+    with label shift.
 
-    A quarter of the training rows is public and trains the predictors; the rest is the clients', split by Dirichlet(0.3) labels;
-    three domains of four clients each. Accuracy and log loss on the test rows, and the largest domain loss.
+    A quarter of the training rows is public and trains the predictors; the rest is the clients',
+    split by Dirichlet(0.3) labels; three domains of four clients each. Accuracy and log loss on the
+    test rows, and the largest domain loss.
     """
     from sklearn.ensemble import RandomForestClassifier
     from sklearn.linear_model import LogisticRegression
@@ -283,12 +347,18 @@ def classifiers(seed: int, data: str, clients: int, rounds: int) -> list[dict[st
     for part in range(3):
         labels = rng.permutation(classes)[: -(-2 * classes // 3)]
         known = np.isin(whole.y_train[public], labels)
-        # A third of the public rows of these labels, and a few of all, so that no label is unheard of.
+        # A third of the public rows of these labels, and a few of all, so that no label is unheard
+        # of.
         rows = np.concatenate((public[known][part::3], rng.choice(public, 60, replace=False)))
         fitted += [kind().fit(whole.x_train[rows], whole.y_train[rows]) for kind in kinds]
     members = fd.Classifiers(fitted, classes)
     own = fd.Data.from_arrays(
-        whole.x_train[private], whole.y_train[private], whole.x_test, whole.y_test, classes=whole.classes, name=data
+        whole.x_train[private],
+        whole.y_train[private],
+        whole.x_test,
+        whole.y_test,
+        classes=whole.classes,
+        name=data,
     )
     fed = fd.split(own, "dirichlet", clients=clients, alpha=0.3, seed=seed)
     domains = tuple(tuple(range(d, clients, 3)) for d in range(3))
@@ -312,7 +382,9 @@ def classifiers(seed: int, data: str, clients: int, rounds: int) -> list[dict[st
     table: list[dict[str, Any]] = [{"method": "best single"} | alone[best]]
     table.append({"method": "uniform average"} | scores(torch.full((q,), 1 / q)))
     for budget in (None, 3):
-        how: dict[str, Any] = {"sampling": "all"} if budget is None else {"budget": budget, "explore": 0.1}
+        how: dict[str, Any] = (
+            {"sampling": "all"} if budget is None else {"budget": budget, "explore": 0.1}
+        )
         label = "all sent" if budget is None else f"C = {budget}"
         how |= {"floor": 1e-4, "measure_every": 0}
         for method, algorithm in {
@@ -321,13 +393,18 @@ def classifiers(seed: int, data: str, clients: int, rounds: int) -> list[dict[st
         }.items():
             run = fd.run(algorithm, fed, rounds, seed=seed, evaluate_every=0)
             sent = run.history.bytes_down.iloc[-1] / 1e3 / rounds / clients
-            table.append({"method": f"{method}, {label}"} | scores(algorithm.result(run.state)) | {"kB down": sent})
+            table.append(
+                {"method": f"{method}, {label}"}
+                | scores(algorithm.result(run.state))
+                | {"kB down": sent}
+            )
     return table
 
 
 def _learnt(found: Found) -> tuple[bool, str]:
     gains = {
-        d: found.mean("loss", data=d, method="uniform average") - found.mean("loss", data=d, method="FedBoost, all sent")
+        d: found.mean("loss", data=d, method="uniform average")
+        - found.mean("loss", data=d, method="FedBoost, all sent")
         for d in found.values("data")
     }
     return min(gains.values()) > 0, ", ".join(f"{d}: {g:+.3f} nats" for d, g in gains.items())
@@ -363,5 +440,11 @@ CLASSIFIERS = Item(
 PAPER = Paper(
     title="FedBoost: Communication-efficient algorithms for federated learning",
     family="FedBoost",
-    items={"figure3": FIGURE3, "figure4": FIGURE4, "p1000": P1000, "figure5": FIGURE5, "classifiers": CLASSIFIERS},
+    items={
+        "figure3": FIGURE3,
+        "figure4": FIGURE4,
+        "p1000": P1000,
+        "figure5": FIGURE5,
+        "classifiers": CLASSIFIERS,
+    },
 )

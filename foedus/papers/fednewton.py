@@ -1,7 +1,9 @@
-"""FedNewton's experiments (Section 7): Tables 2 and 3, Figures 2 to 5, with conjugate gradients added to each.
+"""FedNewton's experiments (Section 7): Tables 2 and 3, Figures 2 to 5, with conjugate gradients
+added to each.
 
-Bandwidth and reg are chosen on a fifth of the *training* rows, held out; test rows are not touched. FedAvg makes two full steps a
-round with lr = 1 (the paper's 0.001 would leave DKRR as it is); FedProx is solved exactly with mu = reg.
+Bandwidth and reg are chosen on a fifth of the *training* rows, held out; test rows are not touched.
+FedAvg makes two full steps a round with lr = 1 (the paper's 0.001 would leave DKRR as it is);
+FedProx is solved exactly with mu = reg.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ PLAIN = ("DKRR", "FedAvg", "FedProx")
 NEWTON = tuple(f"Newton {t}" for t in SHOWN)
 
 
-def _history(algorithm: fd.Algorithm, fed: fd.Federation, seed: int, rounds: int, every: int) -> pd.DataFrame:
+def _history(
+    algorithm: fd.Algorithm, fed: fd.Federation, seed: int, rounds: int, every: int
+) -> pd.DataFrame:
     """The history, of the rounds before where it ends in numbers that are not finite."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fd.DivergenceWarning)
@@ -44,8 +48,12 @@ def _history(algorithm: fd.Algorithm, fed: fd.Federation, seed: int, rounds: int
             return error.run.history
 
 
-def _series(algorithm: fd.Algorithm, fed: fd.Federation, seed: int, rounds: int, every: int = 1) -> list[float]:
-    """The metric after every round, in percent if it is the accuracy; NaN once it has diverged, and between rounds that are looked at."""
+def _series(
+    algorithm: fd.Algorithm, fed: fd.Federation, seed: int, rounds: int, every: int = 1
+) -> list[float]:
+    """The metric after every round, in percent if it is the accuracy; NaN once it has diverged, and
+    between rounds that are looked at.
+    """
     history = _history(algorithm, fed, seed, rounds, every)
     values = (100 * history["accuracy"] if "accuracy" in history else history["mse"]).tolist()
     return values + [float("nan")] * (rounds + 1 - len(values))
@@ -57,23 +65,34 @@ def _last(algorithm: fd.Algorithm, fed: fd.Federation, seed: int, rounds: int) -
 
 
 def _split(data: fd.Data, split: str, clients: int, alpha: float, seed: int) -> fd.Federation:
-    return fd.split(data, split, clients=clients, seed=seed, **({"alpha": alpha} if split == "dirichlet" else {}))
+    return fd.split(
+        data,
+        split,
+        clients=clients,
+        seed=seed,
+        **({"alpha": alpha} if split == "dirichlet" else {}),
+    )
 
 
-# -- Table 2 -------------------------------------------------------------------------------------------------------------------
+# -- Table 2 ---------------------------------------------------------------------------------------
 
 BANDWIDTHS = (0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 12.0, 20.0)
 
 
 def chosen(seed: int, data: str, features: int, clients: int, alpha: float) -> list[dict[str, Any]]:
-    """A set's sizes, and its settings: bandwidth and reg by KRR, reg of plain Newton after 4 rounds on either split.
+    """A set's sizes, and its settings: bandwidth and reg by KRR, reg of plain Newton after 4 rounds
+    on either split.
 
     Of KRR the largest reg within one standard error of the best, and for it the best bandwidth.
     """
     whole = fd.load(data)
     order = np.random.default_rng(seed).permutation(len(whole.x_train))
     held, used = np.split(order, [len(order) // 5])
-    found: dict[str, Any] = {"rows": len(order), "features": int(np.prod(whole.x_train.shape[1:])), "classes": whole.classes}
+    found: dict[str, Any] = {
+        "rows": len(order),
+        "features": int(np.prod(whole.x_train.shape[1:])),
+        "classes": whole.classes,
+    }
     found["bandwidth"], found["reg"] = _by_krr(whole, used, held, features, seed)
     x, y = whole.x_train, whole.y_train
     part = fd.Data.from_arrays(x[used], y[used], x[held], y[held], classes=whole.classes)
@@ -86,7 +105,9 @@ def chosen(seed: int, data: str, features: int, clients: int, alpha: float) -> l
     return [{"quantity": k, "value": v} for k, v in found.items()]
 
 
-def _by_krr(data: fd.Data, used: np.ndarray, held: np.ndarray, features: int, seed: int) -> tuple[float, float]:
+def _by_krr(
+    data: fd.Data, used: np.ndarray, held: np.ndarray, features: int, seed: int
+) -> tuple[float, float]:
     """One factorisation for all reg of a bandwidth."""
     assert data.classes is not None
     x, y, scores = torch.from_numpy(data.x_train), torch.from_numpy(data.y_train), {}
@@ -97,7 +118,9 @@ def _by_krr(data: fd.Data, used: np.ndarray, held: np.ndarray, features: int, se
         for part in torch.from_numpy(used).split(8192):
             block = phi(x[part])
             gram += block.mT @ block / len(used)
-            right += block.mT @ torch.nn.functional.one_hot(y[part], data.classes).double() / len(used)
+            right += (
+                block.mT @ torch.nn.functional.one_hot(y[part], data.classes).double() / len(used)
+            )
         values, vectors = torch.linalg.eigh(gram)
         right, outside = vectors.mT @ right, phi(x[held]) @ vectors
         for reg in 10.0 ** -np.arange(1, 10):
@@ -116,8 +139,9 @@ def _table2(scale: str) -> list[dict[str, Any]]:
 
 
 _SIZES = {
-    "dna": (2000, 180, 3), "letter": (15000, 16, 26), "pendigits": (7494, 16, 10), "satimage": (4435, 36, 6),
-    "sensorless": (58509, 48, 11), "shuttle": (43500, 48, 11), "usps": (7291, 256, 10), "mnist": (60000, 784, 10),
+    "dna": (2000, 180, 3), "letter": (15000, 16, 26), "pendigits": (7494, 16, 10),
+    "satimage": (4435, 36, 6), "sensorless": (58509, 48, 11), "shuttle": (43500, 48, 11),
+    "usps": (7291, 256, 10), "mnist": (60000, 784, 10),
 }  # fmt: skip
 _SIGMA2 = {
     "dna": 0.001,
@@ -129,8 +153,10 @@ _SIGMA2 = {
     "usps": 0.1,
     "mnist": 0.1,
 }
-_LAMBDA = {"dna": 1e-7, "letter": 1e-3, "pendigits": 1e-4, "satimage": 1e-3, "sensorless": 1e-6, "shuttle": 1e-3, "usps": 1e-4,
-           "mnist": 1e-5}  # fmt: skip
+_LAMBDA = {
+    "dna": 1e-7, "letter": 1e-3, "pendigits": 1e-4, "satimage": 1e-3, "sensorless": 1e-6,
+    "shuttle": 1e-3, "usps": 1e-4, "mnist": 1e-5,
+}  # fmt: skip
 
 
 def _published2() -> dict[tuple, float]:
@@ -142,9 +168,12 @@ def _published2() -> dict[tuple, float]:
 
 
 def _sizes_agree(found: Found) -> tuple[bool, str]:
-    wrong = [f"{d} {k}: {found.mean('value', data=d, quantity=k):g} here, {v} there"
-             for d in found.values("data") for k, v in zip(("rows", "features", "classes"), _SIZES[d], strict=True)
-             if found.mean("value", data=d, quantity=k) != v]  # fmt: skip
+    wrong = [
+        f"{d} {k}: {found.mean('value', data=d, quantity=k):g} here, {v} there"
+        for d in found.values("data")
+        for k, v in zip(("rows", "features", "classes"), _SIZES[d], strict=True)
+        if found.mean("value", data=d, quantity=k) != v
+    ]
     return not wrong, "; ".join(wrong) or "all sizes agree"
 
 
@@ -156,18 +185,30 @@ TABLE2 = Item(
     claims=(Claim("sizes of the sets are those of the paper", _sizes_agree),),
     seeds={"quick": 1, "usual": 1, "full": 1},
     minutes={"quick": 0.3, "usual": 12, "full": 12},
-    notes="The paper's line for shuttle repeats features and classes of Sensorless; the set has 9 and 7. Sensorless has no official test "
-    "rows: 10,000 of its 58,509 are held out here. The paper scales inputs in a way it does not state, so that its sigma^2 cannot be "
+    notes="The paper's line for shuttle repeats features and classes of Sensorless; the set has 9 "
+    "and 7. Sensorless has no official test "
+    "rows: 10,000 of its 58,509 are held out here. The paper scales inputs in a way it does not "
+    "state, so that its sigma^2 cannot be "
     "compared with our bandwidths.",
 )
 
-# -- Table 3 -------------------------------------------------------------------------------------------------------------------
+# -- Table 3 ---------------------------------------------------------------------------------------
 
 
 def accuracies(
-    seed: int, data: str, split: str, features: int, clients: int, alpha: float, bandwidth: float, reg: float, reg_cg: float
+    seed: int,
+    data: str,
+    split: str,
+    features: int,
+    clients: int,
+    alpha: float,
+    bandwidth: float,
+    reg: float,
+    reg_cg: float,
 ) -> list[dict[str, Any]]:
-    """Accuracy of every method, in percent. reg: of the paper's own methods; reg_cg: of KRR and cg."""
+    """Accuracy of every method, in percent. reg: of the paper's own methods; reg_cg: of KRR and
+    cg.
+    """
     fed = _split(fd.load(data), split, clients, alpha, seed)
     phi, last = fd.RandomFourier(features, bandwidth), SHOWN[-1]
     newton = _series(fd.FedNewton(phi, reg), fed, seed, last)
@@ -189,10 +230,21 @@ def _table3(scale: str, settings: Found) -> list[dict[str, Any]]:
 
         for split in ("iid", "dirichlet"):
             try:
-                chosen = {"bandwidth": value("bandwidth"), "reg": value(f"reg, {split}"), "reg_cg": value("reg")}
+                chosen = {
+                    "bandwidth": value("bandwidth"),
+                    "reg": value(f"reg, {split}"),
+                    "reg_cg": value("reg"),
+                }
             except Missing:  # of a set that was not asked for
                 continue
-            cells.append({"data": cell["data"], "split": split, **{k: v for k, v in cell.items() if k != "data"}, **chosen})
+            cells.append(
+                {
+                    "data": cell["data"],
+                    "split": split,
+                    **{k: v for k, v in cell.items() if k != "data"},
+                    **chosen,
+                }
+            )
     return cells
 
 
@@ -206,7 +258,9 @@ _NUMBERS3 = {
     "usps": (92.95, 92.95, 92.95, 93.49, 93.24, 93.28, 93.30),
     "mnist": (95.38, 95.40, 95.46, 95.53, 95.48, 95.49, 95.48),
 }
-_PUBLISHED3 = {(d, m): v for d, row in _NUMBERS3.items() for m, v in zip((*PLAIN, *NEWTON), row, strict=True)}
+_PUBLISHED3 = {
+    (d, m): v for d, row in _NUMBERS3.items() for m, v in zip((*PLAIN, *NEWTON), row, strict=True)
+}
 
 
 def _best(found: Found, data: str, split: str, methods: tuple[str, ...]) -> float:
@@ -216,18 +270,29 @@ def _best(found: Found, data: str, split: str, methods: tuple[str, ...]) -> floa
 def _newton_best(split: str) -> Any:
     def test(found: Found) -> tuple[bool, str]:
         found.mean("accuracy", split=split)
-        gains = {d: _best(found, d, split, NEWTON) - _best(found, d, split, PLAIN) for d in found.values("data")}
+        gains = {
+            d: _best(found, d, split, NEWTON) - _best(found, d, split, PLAIN)
+            for d in found.values("data")
+        }
         good = sum(g >= 0 for g in gains.values())
-        return 2 * good > len(gains), f"on {good} of {len(gains)} sets; " + ", ".join(f"{d} {g:+.2f}" for d, g in gains.items())
+        return 2 * good > len(gains), f"on {good} of {len(gains)} sets; " + ", ".join(
+            f"{d} {g:+.2f}" for d, g in gains.items()
+        )
 
     return test
 
 
 def _worse_dirichlet(found: Found) -> tuple[bool, str]:
-    drops = {(d, m): found.mean("accuracy", data=d, split="dirichlet", method=m) - found.mean("accuracy", data=d, split="iid", method=m)
-             for d in found.values("data") for m in (*PLAIN, *NEWTON)}  # fmt: skip
+    drops = {
+        (d, m): found.mean("accuracy", data=d, split="dirichlet", method=m)
+        - found.mean("accuracy", data=d, split="iid", method=m)
+        for d in found.values("data")
+        for m in (*PLAIN, *NEWTON)
+    }
     bad = [f"{d} {m} {v:+.2f}" for (d, m), v in drops.items() if v > 0]
-    return not bad, f"{len(drops) - len(bad)} of {len(drops)} pairs" + (f"; not: {', '.join(bad)}" if bad else "")
+    return not bad, f"{len(drops) - len(bad)} of {len(drops)} pairs" + (
+        f"; not: {', '.join(bad)}" if bad else ""
+    )
 
 
 def _reaches(found: Found) -> tuple[bool, str]:
@@ -237,15 +302,24 @@ def _reaches(found: Found) -> tuple[bool, str]:
 
 
 def _cg_is_krr(found: Found) -> tuple[bool, str]:
-    gaps = {(d, s): abs(found.mean("accuracy", data=d, split=s, method="cg 8") - found.mean("accuracy", data=d, split=s, method="KRR"))
-            for d in found.values("data") for s in ("iid", "dirichlet")}  # fmt: skip
+    gaps = {
+        (d, s): abs(
+            found.mean("accuracy", data=d, split=s, method="cg 8")
+            - found.mean("accuracy", data=d, split=s, method="KRR")
+        )
+        for d in found.values("data")
+        for s in ("iid", "dirichlet")
+    }
     (data, split), worst = max(gaps.items(), key=lambda kv: kv[1])
     return worst <= 0.3, f"largest difference {worst:.2f} ({data}, {split})"
 
 
 def _more_hurts(found: Found) -> tuple[bool, str]:
-    falls = {d: found.mean("accuracy", data=d, split="dirichlet", method="Newton 8") - _best(found, d, "dirichlet", NEWTON)
-             for d in found.values("data")}  # fmt: skip
+    falls = {
+        d: found.mean("accuracy", data=d, split="dirichlet", method="Newton 8")
+        - _best(found, d, "dirichlet", NEWTON)
+        for d in found.values("data")
+    }
     some = {d: v for d, v in falls.items() if v < -0.05}
     return 2 * len(some) > len(falls), ", ".join(f"{d} {v:+.2f}" for d, v in falls.items())
 
@@ -260,35 +334,54 @@ TABLE3 = Item(
             ("data", "method"),
             columns=("split",),
             published=_PUBLISHED3,
-            caption="Accuracy in percent; differences from the paper, which does not say of which split its table is. cg and KRR are ours.",
+            caption="Accuracy in percent; differences from the paper, which does not say of which "
+            "split its table is. cg and KRR are ours.",
         ),
     ),
     claims=(
-        Claim("IID: FedNewton at its best round is at or above DKRR, FedAvg and FedProx on most sets", _newton_best("iid")),
         Claim(
-            "Dirichlet: FedNewton at its best round is at or above DKRR, FedAvg and FedProx on most sets",
+            "IID: FedNewton at its best round is at or above DKRR, FedAvg and FedProx on most sets",
+            _newton_best("iid"),
+        ),
+        Claim(
+            "Dirichlet: FedNewton at its best round is at or above DKRR, FedAvg and FedProx on "
+            "most sets",
             _newton_best("dirichlet"),
         ),
-        Claim("every method of the paper is worse on the Dirichlet split than on the IID one, or equal", _worse_dirichlet),
-        Claim("Dirichlet: 8 rounds are more than 0.05 points worse than FedNewton's best round on most sets", _more_hurts),
+        Claim(
+            "every method of the paper is worse on the Dirichlet split than on the IID one, or "
+            "equal",
+            _worse_dirichlet,
+        ),
+        Claim(
+            "Dirichlet: 8 rounds are more than 0.05 points worse than FedNewton's best round on "
+            "most sets",
+            _more_hurts,
+        ),
         Claim("the best of ours, IID, reaches the best of the paper on every set", _reaches),
-        Claim("conjugate gradients are within 0.3 points of KRR after 8 rounds, on both splits", _cg_is_krr),
+        Claim(
+            "conjugate gradients are within 0.3 points of KRR after 8 rounds, on both splits",
+            _cg_is_krr,
+        ),
     ),
     seeds={"quick": 1, "usual": 3, "full": 10},
     minutes={"quick": 0.5, "usual": 30, "full": 90},
     scale="Three seeds; the paper has ten trials.",
-    notes="reg of the paper's methods is chosen for each split, as FedNewton diverges on the Dirichlet splits with that of KRR. The paper's bandwidth does not suit "
+    notes="reg of the paper's methods is chosen for each split, as FedNewton diverges on the "
+    "Dirichlet splits with that of KRR. The paper's bandwidth does not suit "
     "letter: ours is far above.",
 )
 
-# -- Figure 2 ------------------------------------------------------------------------------------------------------------------
+# -- Figure 2 --------------------------------------------------------------------------------------
 
 
 def partition(seed: int, data: str, split: str, clients: int, alpha: float) -> list[dict[str, Any]]:
     """How many rows of each label each client holds."""
     counts = _split(fd.load(data), split, clients, alpha, seed).label_counts()
     rows = [
-        {"client": i, "label": k, "rows": int(counts[i, k])} for i in range(counts.shape[0]) for k in range(counts.shape[1])
+        {"client": i, "label": k, "rows": int(counts[i, k])}
+        for i in range(counts.shape[0])
+        for k in range(counts.shape[1])
     ]
     return rows
 
@@ -299,7 +392,10 @@ def _uneven(found: Found) -> tuple[bool, str]:
         return float(sizes.max() / max(1, sizes.min()))
 
     iid, dirichlet = spread("iid"), spread("dirichlet")
-    return dirichlet > 2 * iid, f"largest client / smallest: {iid:.2f} IID, {dirichlet:.1f} Dirichlet"
+    return (
+        dirichlet > 2 * iid,
+        f"largest client / smallest: {iid:.2f} IID, {dirichlet:.1f} Dirichlet",
+    )
 
 
 FIGURE2 = Item(
@@ -312,14 +408,18 @@ FIGURE2 = Item(
     minutes={"quick": 0.05, "usual": 0.05, "full": 0.05},
 )
 
-# -- Figures 3 to 5 ------------------------------------------------------------------------------------------------------------
+# -- Figures 3 to 5 --------------------------------------------------------------------------------
 
 SYNTHETIC = fd.RandomFourier(200, bandwidth=0.1**-0.5)
-"""Table 2: M = 200, sigma^2 = 0.1, read as the variance of Omega (as 1 / that, KRR would learn nothing: its error is 10)."""
+"""Table 2: M = 200, sigma^2 = 0.1, read as the variance of Omega (as 1 / that, KRR would learn
+nothing: its error is 10).
+"""
 
 
 def _methods(features: fd.RandomFourier, reg: float, prox: float) -> dict[str, fd.Algorithm]:
-    """What Figures 3 to 5 compare. prox: lambda_prox / lambda of Table 2, 0.7 for the synthetic set and 0.07 for MNIST."""
+    """What Figures 3 to 5 compare. prox: lambda_prox / lambda of Table 2, 0.7 for the synthetic set
+    and 0.07 for MNIST.
+    """
     return {
         "Newton": fd.FedNewton(features, reg),
         "cg": fd.FedNewton(features, reg, solver="cg"),
@@ -347,12 +447,17 @@ def _errors(
 MNIST_FEATURES, MNIST_BANDWIDTH = 2000, 8.0
 
 
-def local_rows(seed: int, data: str, clients: int, reg: float, features: int) -> list[dict[str, Any]]:
+def local_rows(
+    seed: int, data: str, clients: int, reg: float, features: int
+) -> list[dict[str, Any]]:
     """Figure 3: the same rows over more and more clients."""
     if data == "synthetic":
         fed, phi = fd.synthetic_piecewise(0.0, 0.0, clients=clients, seed=seed), SYNTHETIC
     else:
-        fed, phi = fd.split(fd.load(data), "iid", clients=clients, seed=seed), fd.RandomFourier(features, MNIST_BANDWIDTH)
+        fed, phi = (
+            fd.split(fd.load(data), "iid", clients=clients, seed=seed),
+            fd.RandomFourier(features, MNIST_BANDWIDTH),
+        )
     return [{"rows a client": int(fed.sizes.mean()), **row} for row in _errors(fed, phi, reg, seed)]
 
 
@@ -360,7 +465,13 @@ def _figure3(scale: str) -> list[dict[str, Any]]:
     quick = scale == "quick"
     counts = (5, 20, 50, 100) if quick else (5, 10, 20, 30, 38, 50, 70, 100)
     cells = product(data="synthetic", clients=counts, reg=(1e-6, 1e-4), features=200)
-    return cells + ([] if quick else product(data="mnist", clients=(6, 10, 14, 18, 24, 36), reg=1e-5, features=MNIST_FEATURES))
+    return cells + (
+        []
+        if quick
+        else product(
+            data="mnist", clients=(6, 10, 14, 18, 24, 36), reg=1e-5, features=MNIST_FEATURES
+        )
+    )
 
 
 def _close_to_krr(frame: pd.DataFrame) -> tuple[float, float]:
@@ -370,7 +481,10 @@ def _close_to_krr(frame: pd.DataFrame) -> tuple[float, float]:
 
 def _threshold(data: str, reg: float) -> Any:
     def test(found: Found) -> tuple[bool, str]:
-        newton, dkrr = (found.line("rows a client", "error", data=data, reg=reg, method=m) for m in ("Newton 8", "DKRR"))
+        newton, dkrr = (
+            found.line("rows a client", "error", data=data, reg=reg, method=m)
+            for m in ("Newton 8", "DKRR")
+        )
         if len(dkrr) < 2:
             raise Missing("a second number of rows")
         better = newton.reindex(dkrr.index).fillna(np.inf) < dkrr
@@ -384,7 +498,10 @@ def _threshold(data: str, reg: float) -> Any:
 
 def _near(method: str, data: str, reg: float, within: float) -> Any:
     def test(found: Found) -> tuple[bool, str]:
-        ours, krr = (found.line("rows a client", "error", data=data, reg=reg, method=m) for m in (method, "KRR"))
+        ours, krr = (
+            found.line("rows a client", "error", data=data, reg=reg, method=m)
+            for m in (method, "KRR")
+        )
         worst = float((ours / krr - 1).max())
         return worst <= within, f"at most {100 * worst:.1f}% above KRR"
 
@@ -418,38 +535,51 @@ FIGURE3 = Item(
             select=_with(data, reg),
         )
         for data, reg, caption in (
-            ("synthetic", 1e-6, "Synthetic, Table 2's reg of 1e-6; mean squared error. Curves that leave the picture diverge."),
+            (
+                "synthetic",
+                1e-6,
+                "Synthetic, Table 2's reg of 1e-6; mean squared error. Curves that leave the "
+                "picture diverge.",
+            ),
             ("synthetic", 1e-4, "Synthetic, reg 1e-4: the threshold is where the paper saw it."),
             ("mnist", 1e-5, "MNIST, Table 2's reg of 1e-5; percent misclassified."),
         )
     ),
     claims=(
         Claim(
-            "synthetic, reg 1e-6: more rounds hurt with few rows a client, and help above a threshold (paper: 260)",
+            "synthetic, reg 1e-6: more rounds hurt with few rows a client, and help above a "
+            "threshold (paper: 260)",
             _threshold("synthetic", 1e-6),
         ),
         Claim("synthetic, reg 1e-4: the same", _threshold("synthetic", 1e-4)),
         Claim("MNIST: the same (paper: 4,400)", _threshold("mnist", 1e-5)),
         Claim(
-            "conjugate gradients need no threshold: within 2% of KRR after 8 rounds with any number of rows",
+            "conjugate gradients need no threshold: within 2% of KRR after 8 rounds with any "
+            "number of rows",
             _near("cg 8", "synthetic", 1e-4, 0.02),
         ),
     ),
     seeds={"quick": 1, "usual": _trials, "full": 10},
     minutes={"quick": 0.3, "usual": 20, "full": 60},
     scale="Ten trials on the synthetic set as in the paper, one on MNIST.",
-    notes="With Table 2's reg plain Newton needs far more rows a client than the paper saw; with 1e-4 the threshold is near the paper's.",
+    notes="With Table 2's reg plain Newton needs far more rows a client than the paper saw; with "
+    "1e-4 the threshold is near the paper's.",
 )
 
 
 def shifts(seed: int, shift: str, amount: float, reg: float) -> list[dict[str, Any]]:
-    """Figure 4: 20 clients of 500 rows; the axis is the mean of Delta_Dj, or of Delta_fj of the true functions."""
+    """Figure 4: 20 clients of 500 rows; the axis is the mean of Delta_Dj, or of Delta_fj of the
+    true functions.
+    """
     if shift == "data":
         fed = fd.synthetic_piecewise(amount, 0.0, clients=20, seed=seed)
-        measured = float(fd.spectrum(fed, SYNTHETIC, reg, seed=seed).per_client["data_shift"].mean())
+        measured = float(
+            fd.spectrum(fed, SYNTHETIC, reg, seed=seed).per_client["data_shift"].mean()
+        )
     else:
         fed = fd.synthetic_piecewise(0.0, amount, clients=20, seed=seed)
-        exact = fd.synthetic_piecewise(0.0, amount, clients=20, noise=0.0, seed=seed).data  # the same rows without noise
+        # the same rows without noise
+        exact = fd.synthetic_piecewise(0.0, amount, clients=20, noise=0.0, seed=seed).data
         measured = float(np.abs(exact.y_train + np.abs(exact.x_train.sum(1))).mean())
     return [{"heterogeneity": measured, **row} for row in _errors(fed, SYNTHETIC, reg, seed)]
 
@@ -460,11 +590,16 @@ def _figure4(scale: str) -> list[dict[str, Any]]:
     data, model = (0.0, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0), (0.0, 1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.3)
     if scale == "quick":
         data, model = data[::3], model[::3]
-    return product(shift="data", amount=data, reg=(1e-6, 1e-4)) + product(shift="model", amount=model, reg=(1e-6, 1e-4))
+    return product(shift="data", amount=data, reg=(1e-6, 1e-4)) + product(
+        shift="model", amount=model, reg=(1e-6, 1e-4)
+    )
 
 
 def _helps_then_hurts(found: Found) -> tuple[bool, str]:
-    newton, dkrr = (found.line("amount", "error", shift="data", reg=1e-4, method=m) for m in ("Newton 8", "DKRR"))
+    newton, dkrr = (
+        found.line("amount", "error", shift="data", reg=1e-4, method=m)
+        for m in ("Newton 8", "DKRR")
+    )
     better = newton.reindex(dkrr.index).fillna(np.inf) < dkrr
     at = found.line("amount", "heterogeneity", shift="data", reg=1e-4)
     last = [f"{at[a]:.3f}" for a in dkrr.index[better]][-1:]
@@ -479,9 +614,11 @@ def _all_alike(found: Found) -> tuple[bool, str]:
         for m in ("DKRR", "cg 8", "FedProx 8", "FedAvg 8", "Newton 8", "KRR")
     }
     last, first = ([v.iloc[k] for v in ends.values()] for k in (-1, 0))
-    return min(last) > max(first) and max(last) < 1.05 * min(
-        last
-    ), f"errors {min(first):.3f} to {max(first):.3f} without shift, {min(last):.3f} to {max(last):.3f} with the largest"
+    return (
+        min(last) > max(first) and max(last) < 1.05 * min(last),
+        f"errors {min(first):.3f} to {max(first):.3f} without shift, {min(last):.3f} to "
+        f"{max(last):.3f} with the largest",
+    )
 
 
 FIGURE4 = Item(
@@ -505,7 +642,11 @@ FIGURE4 = Item(
         )
     ),
     claims=(
-        Claim("FedNewton improves on DKRR while data are alike, and is worse beyond a threshold of Delta_D", _helps_then_hurts),
+        Claim(
+            "FedNewton improves on DKRR while data are alike, and is worse beyond a threshold of "
+            "Delta_D",
+            _helps_then_hurts,
+        ),
         Claim("model heterogeneity hurts all methods, in the end alike", _all_alike),
     ),
     seeds={"quick": 1, "usual": 10, "full": 10},
@@ -513,28 +654,46 @@ FIGURE4 = Item(
 )
 
 
-def by_round(seed: int, data: str, rounds: int, reg: float, alpha: float, features: int) -> list[dict[str, Any]]:
+def by_round(
+    seed: int, data: str, rounds: int, reg: float, alpha: float, features: int
+) -> list[dict[str, Any]]:
     """Figure 5: the error after each round."""
     if data == "synthetic":
         fed, phi = fd.synthetic_piecewise(0.01, 0.001, clients=20, seed=seed), SYNTHETIC
     else:
-        fed, phi = _split(fd.load(data), "dirichlet", 10, alpha, seed), fd.RandomFourier(features, MNIST_BANDWIDTH)
+        fed, phi = (
+            _split(fd.load(data), "dirichlet", 10, alpha, seed),
+            fd.RandomFourier(features, MNIST_BANDWIDTH),
+        )
     percent, rows = bool(fed.data.classes), []
-    for name, algorithm in {**_methods(phi, reg, 0.07 if percent else 0.7), "KRR": fd.KRR(phi, reg)}.items():
+    for name, algorithm in {
+        **_methods(phi, reg, 0.07 if percent else 0.7),
+        "KRR": fd.KRR(phi, reg),
+    }.items():
         values = _series(algorithm, fed, seed, 0 if name == "KRR" else rounds)
         values = values * (rounds + 1) if name == "KRR" else values
-        rows += [{"method": name, "round": t, "error": 100 - v if percent else v} for t, v in enumerate(values)]
+        rows += [
+            {"method": name, "round": t, "error": 100 - v if percent else v}
+            for t, v in enumerate(values)
+        ]
     return rows
 
 
 def _figure5(scale: str) -> list[dict[str, Any]]:
     cells = product(data="synthetic", rounds=20, reg=(1e-6, 1e-4), alpha=0.0, features=200)
-    return cells + ([] if scale == "quick" else product(data="mnist", rounds=20, reg=(1e-5, 1e-2), alpha=0.5, features=2000))
+    return cells + (
+        []
+        if scale == "quick"
+        else product(data="mnist", rounds=20, reg=(1e-5, 1e-2), alpha=0.5, features=2000)
+    )
 
 
 def _order5(data: str, reg: float, best: str) -> Any:
     def test(found: Found) -> tuple[bool, str]:
-        ends = {m: found.mean("error", data=data, reg=reg, method=m, round=20) for m in ("FedProx", "FedAvg")}
+        ends = {
+            m: found.mean("error", data=data, reg=reg, method=m, round=20)
+            for m in ("FedProx", "FedAvg")
+        }
         values = found.line("round", "error", data=data, reg=reg, method=best)
         ends[best] = float(values.get(20, np.inf))
         ends["DKRR"] = found.mean("error", data=data, reg=reg, method="FedAvg", round=0)
@@ -568,10 +727,14 @@ FIGURE5 = Item(
     ),
     claims=(
         Claim(
-            "synthetic, reg 1e-4: after 20 rounds FedNewton <= FedProx <= FedAvg <= DKRR", _order5("synthetic", 1e-4, "Newton")
+            "synthetic, reg 1e-4: after 20 rounds FedNewton <= FedProx <= FedAvg <= DKRR",
+            _order5("synthetic", 1e-4, "Newton"),
         ),
         Claim("MNIST, reg 1e-5: the same", _order5("mnist", 1e-5, "Newton")),
-        Claim("MNIST, reg 1e-5: the same with conjugate gradients in place of plain Newton", _order5("mnist", 1e-5, "cg")),
+        Claim(
+            "MNIST, reg 1e-5: the same with conjugate gradients in place of plain Newton",
+            _order5("mnist", 1e-5, "cg"),
+        ),
     ),
     seeds={"quick": 1, "usual": _trials, "full": 10},
     minutes={"quick": 0.2, "usual": 15, "full": 45},
@@ -581,5 +744,12 @@ FIGURE5 = Item(
 PAPER = Paper(
     title="Efficient Newton-type federated learning with non-IID data",
     family="FedNewton",
-    items={"table2": TABLE2, "table3": TABLE3, "figure2": FIGURE2, "figure3": FIGURE3, "figure4": FIGURE4, "figure5": FIGURE5},
+    items={
+        "table2": TABLE2,
+        "table3": TABLE3,
+        "figure2": FIGURE2,
+        "figure3": FIGURE3,
+        "figure4": FIGURE4,
+        "figure5": FIGURE5,
+    },
 )

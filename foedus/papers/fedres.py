@@ -1,7 +1,8 @@
 """FedRes' experiments: Figures 1 to 12, the rates of Theorems 2 and 3, and Example 2.
 
-The paper prints no numbers, only pictures. It uses Vowpal Wabbit's linear regression with --adaptive: here the squared loss on labels
-+-1 and AdaGrad. Steps are chosen for each set, scheme and delay by the test accuracy of other rollouts, from one grid.
+The paper prints no numbers, only pictures. It uses Vowpal Wabbit's linear regression with
+--adaptive: here the squared loss on labels +-1 and AdaGrad. Steps are chosen for each set, scheme
+and delay by the test accuracy of other rollouts, from one grid.
 """
 
 from __future__ import annotations
@@ -16,7 +17,18 @@ import torch
 import foedus as fd
 from foedus.algorithms.fedres.bandit import alone
 from foedus.data.catalog import locate
-from foedus.papers.item import Bars, Claim, Found, Item, Lines, Missing, Paper, Table, product, slope
+from foedus.papers.item import (
+    Bars,
+    Claim,
+    Found,
+    Item,
+    Lines,
+    Missing,
+    Paper,
+    Table,
+    product,
+    slope,
+)
 
 CENTRAL_BETTER = ("mnist", "satimage", "sensorless", "usps")
 INDEPENDENT_BETTER = ("letter", "pendigits", "shuttle", "covtype")
@@ -35,14 +47,22 @@ def load(name: str) -> fd.Data:
 
 
 def make(name: str, step: float) -> Any:
-    """Section 6.2: a function from a federation of tasks to an algorithm. "FedRes, all" has all features in the local model."""
+    """Section 6.2: a function from a federation of tasks to an algorithm.
+
+    "FedRes, all" has all features in the local model.
+    """
 
     def algorithm_for(fed: fd.Federation) -> fd.FedRes:
-        both = {"shared": fed.settings["global_features"], "private": fed.settings["local_features"]}
+        both = {
+            "shared": fed.settings["global_features"],
+            "private": fed.settings["local_features"],
+        }
         if name == "FedRes, all":
             both["private"] = None
         algorithm = fd.FedRes(**both, step=step)
-        return {"Independent": algorithm.independent, "Central": algorithm.central}.get(name, lambda: algorithm)()
+        return {"Independent": algorithm.independent, "Central": algorithm.central}.get(
+            name, lambda: algorithm
+        )()
 
     return algorithm_for
 
@@ -53,27 +73,52 @@ def tasks(data: fd.Data, clients: int, rollouts: int, first: int = 0) -> list[fd
 
 
 def accuracy(
-    seed: int, data: str, scheme: str, clients: int, delay: int, step: float, rounds: int, rollouts: int
+    seed: int,
+    data: str,
+    scheme: str,
+    clients: int,
+    delay: int,
+    step: float,
+    rounds: int,
+    rollouts: int,
 ) -> list[dict[str, Any]]:
-    """Mean accuracy over rollouts in percent on clients' own test rows, and its standard deviation."""
+    """Mean accuracy over rollouts in percent on clients' own test rows, and its standard
+    deviation.
+    """
     try:
         feds = tasks(load(data), clients, rollouts, first=100_000 * seed)
     except fd.SplitError:  # more clients than the set has rows for
         return []
-    found = fd.rollouts({scheme: make(scheme, step)}, feds, rounds, up=delay - delay // 2, down=delay // 2)
+    found = fd.rollouts(
+        {scheme: make(scheme, step)}, feds, rounds, up=delay - delay // 2, down=delay // 2
+    )
     scores = 100 * found.own_accuracy
     return [{"accuracy": float(scores.mean()), "accuracy spread": float(scores.std(ddof=0))}]
 
 
 def steps(
-    seed: int, data: str, scheme: str, delay: int, rounds: int, rollouts: int, clients: int, grid: list[float]
+    seed: int,
+    data: str,
+    scheme: str,
+    delay: int,
+    rounds: int,
+    rollouts: int,
+    clients: int,
+    grid: list[float],
 ) -> list[dict[str, Any]]:
     """Accuracy of each step, over other rollouts than the figures', and which is chosen."""
     feds = tasks(load(data), clients, rollouts, first=1_000_000 * (seed + 1))
     schemes = {str(step): make(scheme, step) for step in grid}
-    mean = fd.rollouts(schemes, feds, rounds, up=delay - delay // 2, down=delay // 2).groupby("scheme").own_accuracy.mean()
+    mean = (
+        fd.rollouts(schemes, feds, rounds, up=delay - delay // 2, down=delay // 2)
+        .groupby("scheme")
+        .own_accuracy.mean()
+    )
     best = max(grid, key=lambda step: mean[str(step)])
-    return [{"step": step, "accuracy": 100 * float(mean[str(step)]), "chosen": int(step == best)} for step in grid]
+    return [
+        {"step": step, "accuracy": 100 * float(mean[str(step)]), "chosen": int(step == best)}
+        for step in grid
+    ]
 
 
 def _late(scheme: str, delay: int) -> int:
@@ -82,19 +127,33 @@ def _late(scheme: str, delay: int) -> int:
 
 
 def _sets(scale: str, sets: tuple[str, ...] = SETS) -> tuple[str, ...]:
-    return tuple(s for s in sets if s in ("pendigits", "satimage", "sensorless")) if scale == "quick" else sets
+    return (
+        tuple(s for s in sets if s in ("pendigits", "satimage", "sensorless"))
+        if scale == "quick"
+        else sets
+    )
 
 
 def _steps(scale: str) -> list[dict[str, Any]]:
     quick = scale == "quick"
-    size = {"rounds": 200, "rollouts": 3, "clients": 20} if quick else {"rounds": 500, "rollouts": 10, "clients": 50}
+    size = (
+        {"rounds": 200, "rollouts": 3, "clients": 20}
+        if quick
+        else {"rounds": 500, "rollouts": 10, "clients": 50}
+    )
     delays = (0, 20, 80, 100) if quick else (*DELAYS, 80)
     cells = []
     for data in _sets(scale):
         for scheme in (*SCHEMES, ALL):
             late = delays if scheme in ("Central", "FedRes") else (0,)
             cells += [
-                {"data": data, "scheme": scheme, "delay": d, **size, "grid": list(STEPS[3::2] if quick else STEPS)}
+                {
+                    "data": data,
+                    "scheme": scheme,
+                    "delay": d,
+                    **size,
+                    "grid": list(STEPS[3::2] if quick else STEPS),
+                }
                 for d in late
             ]
     return cells
@@ -112,7 +171,10 @@ STEPS_ITEM = Item(
 
 
 def _points(
-    sets: tuple[str, ...], clients: tuple[int, ...], delays: tuple[int, ...], schemes: tuple[str, ...] = SCHEMES
+    sets: tuple[str, ...],
+    clients: tuple[int, ...],
+    delays: tuple[int, ...],
+    schemes: tuple[str, ...] = SCHEMES,
 ) -> Callable[[str, Found], list[dict[str, Any]]]:
     def cells(scale: str, chosen: Found) -> list[dict[str, Any]]:
         quick = scale == "quick"
@@ -123,10 +185,13 @@ def _points(
         for point in product(data=_sets(scale, sets), scheme=schemes, clients=many, delay=late):
             late_ = _late(point["scheme"], point["delay"])
             try:
-                best = chosen.where(data=point["data"], scheme=point["scheme"], delay=late_, chosen=1).values("step")
+                best = chosen.where(
+                    data=point["data"], scheme=point["scheme"], delay=late_, chosen=1
+                ).values("step")
             except Missing:
                 best = []
-            if best and (point["scheme"] != "Independent" or point["delay"] == late[0]):  # none of a set that was not asked for
+            # none of a set that was not asked for
+            if best and (point["scheme"] != "Independent" or point["delay"] == late[0]):
                 found.append({**point, "delay": late_, "step": float(best[0]), **size})
         return found
 
@@ -141,23 +206,32 @@ def _near(scheme: str, within: float) -> Callable[[Found], tuple[bool, str]]:
             for d in found.values("data")
         }
         good = sum(g >= -within for g in gaps.values())
-        return good == len(gaps), f"{good} of {len(gaps)} sets; " + ", ".join(f"{d} {g:+.1f}" for d, g in gaps.items())
+        return good == len(gaps), f"{good} of {len(gaps)} sets; " + ", ".join(
+            f"{d} {g:+.1f}" for d, g in gaps.items()
+        )
 
     return test
 
 
 def _order(better: str, worse: str, sets: tuple[str, ...]) -> Callable[[Found], tuple[bool, str]]:
     def test(found: Found) -> tuple[bool, str]:
-        gaps = {d: found.mean("accuracy", data=d, scheme=better) - found.mean("accuracy", data=d, scheme=worse) for d in sets}
+        gaps = {
+            d: found.mean("accuracy", data=d, scheme=better)
+            - found.mean("accuracy", data=d, scheme=worse)
+            for d in sets
+        }
         return min(gaps.values()) > 0, ", ".join(f"{d} {g:+.1f}" for d, g in gaps.items())
 
     return test
 
 
 _NOTES = (
-    "Where FedRes is further from the better baseline (letter, pendigits), it is the models and not the steps: a client that may use only half of the features "
-    'for itself cannot make up for the rest by a model that it shares with clients of other tasks (the item "least-squares" looks at the models without any steps). "FedRes, all", '
-    "with all features in the local model, is not in the paper. Independent's step is tuned here like the others'; in the paper Central beats it on four sets."
+    "Where FedRes is further from the better baseline (letter, pendigits), it is the models and "
+    "not the steps: a client that may use only half of the features "
+    "for itself cannot make up for the rest by a model that it shares with clients of other tasks "
+    '(the item "least-squares" looks at the models without any steps). "FedRes, all", '
+    "with all features in the local model, is not in the paper. Independent's step is tuned here "
+    "like the others'; in the paper Central beats it on four sets."
 )
 
 
@@ -167,10 +241,19 @@ def _compared(clients: int, number: int) -> Item:
         cell=accuracy,
         cells=_points(SETS, (clients,), (0,), (*SCHEMES, ALL)),
         needs=("steps",),
-        views=(Bars("data", "accuracy", "scheme", low=50.0), Table(("data",), columns=("scheme",), digits=1)),
+        views=(
+            Bars("data", "accuracy", "scheme", low=50.0),
+            Table(("data",), columns=("scheme",), digits=1),
+        ),
         claims=(
-            Claim("FedRes is within 1.5 points of the better of Independent and Central on every set", _near("FedRes", 1.5)),
-            Claim("with all features in the local model it is within 1.5 points on every set", _near(ALL, 1.5)),
+            Claim(
+                "FedRes is within 1.5 points of the better of Independent and Central on every set",
+                _near("FedRes", 1.5),
+            ),
+            Claim(
+                "with all features in the local model it is within 1.5 points on every set",
+                _near(ALL, 1.5),
+            ),
             Claim(
                 "Independent is above Central on letter, pendigits, shuttle and covtype",
                 _order("Independent", "Central", INDEPENDENT_BETTER),
@@ -195,26 +278,41 @@ def _grows(sets: tuple[str, ...], least: float, most: float) -> Callable[[Found]
         for d in sets:
             line = found.line("clients", "accuracy", data=d, scheme="FedRes")
             gains[d] = float(line.iloc[-1] - line.iloc[0])
-        return all(least <= g <= most for g in gains.values()), ", ".join(f"{d} {g:+.1f}" for d, g in gains.items())
+        return all(least <= g <= most for g in gains.values()), ", ".join(
+            f"{d} {g:+.1f}" for d, g in gains.items()
+        )
 
     return test
 
 
 def _number_of_clients(number: int, sets: tuple[str, ...], delay: int, minutes: float) -> Item:
-    helps, little = tuple(s for s in sets if s in CENTRAL_BETTER), tuple(s for s in sets if s in INDEPENDENT_BETTER)
+    helps, little = (
+        tuple(s for s in sets if s in CENTRAL_BETTER),
+        tuple(s for s in sets if s in INDEPENDENT_BETTER),
+    )
     claims = []
     if helps:
-        claims.append(Claim(f"more clients help FedRes: {', '.join(helps)}", _grows(helps, 0.0, np.inf)))
+        claims.append(
+            Claim(f"more clients help FedRes: {', '.join(helps)}", _grows(helps, 0.0, np.inf))
+        )
     if little:
         claims.append(
-            Claim(f"more clients improve FedRes by less than 3 points: {', '.join(little)}", _grows(little, -np.inf, 3.0))
+            Claim(
+                f"more clients improve FedRes by less than 3 points: {', '.join(little)}",
+                _grows(little, -np.inf, 3.0),
+            )
         )
     return Item(
-        title=f"Figure {number}: accuracy against the number of clients" + (f", delay {delay}" if delay else ""),
+        title=f"Figure {number}: accuracy against the number of clients"
+        + (f", delay {delay}" if delay else ""),
         cell=accuracy,
         cells=_points(sets, CLIENTS, (delay,)),
         needs=("steps",),
-        views=(Lines("clients", "accuracy", "scheme", panel="data", log="x", columns=min(4, len(sets))),),
+        views=(
+            Lines(
+                "clients", "accuracy", "scheme", panel="data", log="x", columns=min(4, len(sets))
+            ),
+        ),
         claims=tuple(claims),
         seeds={"quick": 1, "usual": 1, "full": 1},
         minutes={"quick": 0.5, "usual": minutes, "full": minutes},
@@ -237,7 +335,8 @@ def _degrades(delay: int, most: float) -> Callable[[Found], tuple[bool, str]]:
 def _below_alone(sets: tuple[str, ...]) -> Callable[[Found], tuple[bool, str]]:
     def test(found: Found) -> tuple[bool, str]:
         gaps = {
-            d: found.mean("accuracy", data=d, scheme="FedRes", delay=100) - found.mean("accuracy", data=d, scheme="Independent")
+            d: found.mean("accuracy", data=d, scheme="FedRes", delay=100)
+            - found.mean("accuracy", data=d, scheme="Independent")
             for d in sets
         }
         return max(gaps.values()) < 0, ", ".join(f"{d} {g:+.1f}" for d, g in gaps.items())
@@ -251,8 +350,14 @@ def _outperforms(sets: tuple[str, ...]) -> Callable[[Found], tuple[bool, str]]:
     def test(found: Found) -> tuple[bool, str]:
         gains = {}
         for d in sets:
-            ours, central = (found.line("delay", "accuracy", data=d, scheme=s) for s in ("FedRes", "Central"))
-            gains[d] = float((ours - central.clip(lower=found.mean("accuracy", data=d, scheme="Independent"))).min())
+            ours, central = (
+                found.line("delay", "accuracy", data=d, scheme=s) for s in ("FedRes", "Central")
+            )
+            gains[d] = float(
+                (
+                    ours - central.clip(lower=found.mean("accuracy", data=d, scheme="Independent"))
+                ).min()
+            )
         return min(gains.values()) > 0, ", ".join(f"{d} {g:+.1f}" for d, g in gains.items())
 
     return test
@@ -265,7 +370,12 @@ def _delays(number: int, sets: tuple[str, ...], minutes: float) -> Item:
     ]
     if number == 9:
         names = ("mnist", "satimage", "usps")
-        claims.append(Claim("FedRes is above both baselines at every delay on mnist, satimage and usps", _outperforms(names)))
+        claims.append(
+            Claim(
+                "FedRes is above both baselines at every delay on mnist, satimage and usps",
+                _outperforms(names),
+            )
+        )
     if number == 10:
         claims.append(
             Claim(
@@ -282,21 +392,31 @@ def _delays(number: int, sets: tuple[str, ...], minutes: float) -> Item:
         claims=tuple(claims),
         seeds={"quick": 1, "usual": 1, "full": 1},
         minutes={"quick": 0.5, "usual": minutes, "full": minutes},
-        notes="The delay is the round trip, half of it up and half down; Independent has none. The paper calls the loss modest without a number: 2 and 5 points are ours.",
+        notes="The delay is the round trip, half of it up and half down; Independent has none. The "
+        "paper calls the loss modest without a number: 2 and 5 points are ours.",
     )
 
 
-def least_squares(seed: int, data: str, clients: int, rollouts: int, ridge: float) -> list[dict[str, Any]]:
-    """What the models of Independent and FedRes reach without any steps: ridge regression on all rows, accuracy in percent.
+def least_squares(
+    seed: int, data: str, clients: int, rollouts: int, ridge: float
+) -> list[dict[str, Any]]:
+    """What the models of Independent and FedRes reach without any steps: ridge regression on all
+    rows, accuracy in percent.
 
     ridge: on the weights that a client learns alone; the global model has next to none.
     """
     hits, count = {"Independent": 0, "FedRes": 0}, 0
     for fed in tasks(load(data), clients, rollouts, first=1000 * (seed + 1)):
         part = fed.data
-        x, x_test = (np.c_[v.reshape(len(v), -1), np.ones(len(v))].astype(float) for v in (part.x_train, part.x_test))
+        x, x_test = (
+            np.c_[v.reshape(len(v), -1), np.ones(len(v))].astype(float)
+            for v in (part.x_train, part.x_test)
+        )
         y, y_test = 2.0 * part.y_train - 1, 2.0 * part.y_test - 1
-        g, own = (np.append(fed.settings[k], x.shape[1] - 1) for k in ("global_features", "local_features"))
+        g, own = (
+            np.append(fed.settings[k], x.shape[1] - 1)
+            for k in ("global_features", "local_features")
+        )
         matrix, right, parts = 1e-6 * np.eye(len(g)), 0.0, []
         for i in range(clients):
             r = fed.client_rows(i)
@@ -308,10 +428,14 @@ def least_squares(seed: int, data: str, clients: int, rollouts: int, ridge: floa
         w = np.linalg.solve(matrix, right)
         for i, (r, xl, inverse, cross) in enumerate(parts):
             t = fed.test_rows[fed.test_offsets[i] : fed.test_offsets[i + 1]]
-            alone_ = np.linalg.solve(x[r].T @ x[r] / len(r) + ridge * np.eye(x.shape[1]), x[r].T @ y[r] / len(r))
+            alone_ = np.linalg.solve(
+                x[r].T @ x[r] / len(r) + ridge * np.eye(x.shape[1]), x[r].T @ y[r] / len(r)
+            )
             local = inverse @ (xl.T @ y[r] / len(r) - cross.T @ w)
             hits["Independent"] += (np.sign(x_test[t] @ alone_) == y_test[t]).sum()
-            hits["FedRes"] += (np.sign(x_test[t][:, g] @ w + x_test[t][:, own] @ local) == y_test[t]).sum()
+            hits["FedRes"] += (
+                np.sign(x_test[t][:, g] @ w + x_test[t][:, own] @ local) == y_test[t]
+            ).sum()
             count += len(t)
     return [{"scheme": k, "accuracy": 100 * v / count} for k, v in hits.items()]
 
@@ -328,14 +452,19 @@ LEAST_SQUARES = Item(
     views=(Table(("data",), columns=("scheme",), digits=1),),
     claims=(
         Claim(
-            "by exact least squares, too, FedRes' models are more than 1.5 points below Independent's on letter and pendigits",
+            "by exact least squares, too, FedRes' models are more than 1.5 points below "
+            "Independent's on letter and pendigits",
             lambda found: (
                 all(
-                    found.mean("accuracy", data=d, scheme="Independent") - found.mean("accuracy", data=d, scheme="FedRes") > 1.5
+                    found.mean("accuracy", data=d, scheme="Independent")
+                    - found.mean("accuracy", data=d, scheme="FedRes")
+                    > 1.5
                     for d in found.values("data")
                 ),
                 ", ".join(
-                    f"{d} {found.mean('accuracy', data=d, scheme='FedRes') - found.mean('accuracy', data=d, scheme='Independent'):+.1f}"
+                    f"""{d} {
+                        found.mean("accuracy", data=d, scheme="FedRes")
+                        - found.mean("accuracy", data=d, scheme="Independent"):+.1f}"""
                     for d in found.values("data")
                 ),
             ),
@@ -346,7 +475,7 @@ LEAST_SQUARES = Item(
     extra=True,
 )
 
-# -- Appendix C ------------------------------------------------------------------------------------------------------------------
+# -- Appendix C ------------------------------------------------------------------------------------
 
 
 class Started(fd.Linear):
@@ -368,12 +497,18 @@ def locked(rows: int, rollouts: int, seed: int = 0) -> list[fd.Federation]:
 
 
 def appendix_c(
-    seed: int, algorithm: str, rounds: int, rollouts: int, step: float, schedule: Literal["constant", "sqrt", "adagrad"]
+    seed: int,
+    algorithm: str,
+    rounds: int,
+    rollouts: int,
+    step: float,
+    schedule: Literal["constant", "sqrt", "adagrad"],
 ) -> list[dict[str, Any]]:
     """The average loss so far, and w^g, averages over rollouts, at 80 rounds.
 
-    The paper's step of 1.0 in w <- w - eta grad diverges on these data (|x|^2 is 6 on average, so that eta must be below about 0.1).
-    With AdaGrad, as in the paper's other experiments, a step of 1.0 gives its picture.
+    The paper's step of 1.0 in w <- w - eta grad diverges on these data (|x|^2 is 6 on average, so
+    that eta must be below about 0.1). With AdaGrad, as in the paper's other experiments, a step of
+    1.0 gives its picture.
     """
     feds = locked(rounds, rollouts, seed)
     if algorithm == "FedRes.SGD":
@@ -383,7 +518,9 @@ def appendix_c(
             losses[t - 1] = seen["loss"].mean()
             path[t - 1] = seen["w"]["weight"].mean(0)[0]
 
-        method = fd.FedRes(model, model, shared=(0, 1), private=(2, 3), step=step, schedule=schedule)
+        method = fd.FedRes(
+            model, model, shared=(0, 1), private=(2, 3), step=step, schedule=schedule
+        )
         fd.rollouts({algorithm: lambda fed: method}, feds, rounds, watch=watch)
         losses = losses.cumsum() / np.arange(1, rounds + 1)
     else:
@@ -403,7 +540,11 @@ def _least_squares_play(algorithm: fd.FedResERM, x: torch.Tensor) -> tuple[np.nd
     rollouts, rounds = x.shape[:2]
     y = torch.ones(rollouts, 1, 1, dtype=x.dtype)
     w = local = torch.tensor([[1.0], [0.0]], dtype=x.dtype).expand(rollouts, 2, 1)
-    zeros = {"own": x.new_zeros(rollouts, 2, 2), "cross": x.new_zeros(rollouts, 2, 2), "y": x.new_zeros(rollouts, 2, 1)}
+    zeros = {
+        "own": x.new_zeros(rollouts, 2, 2),
+        "cross": x.new_zeros(rollouts, 2, 2),
+        "y": x.new_zeros(rollouts, 2, 1),
+    }
     client, server = dict(zeros), dict(zeros)
     losses, path = np.zeros(rounds), np.zeros((rounds, 2))
     for t in range(rounds):
@@ -418,7 +559,9 @@ def _least_squares_play(algorithm: fd.FedResERM, x: torch.Tensor) -> tuple[np.nd
 
 
 def _at_end(found: Found, algorithm: str, component: str) -> float:
-    return found.mean("w", algorithm=algorithm, component=component, round=max(found.values("round")))
+    return found.mean(
+        "w", algorithm=algorithm, component=component, round=max(found.values("round"))
+    )
 
 
 def _finds(algorithm: str) -> Claim:
@@ -436,10 +579,12 @@ def _stalls(found: Found) -> tuple[bool, str]:
 
 def _highest(found: Found) -> tuple[bool, str]:
     last = max(found.values("round"))
-    ends = {a: found.mean("average loss", algorithm=a, round=last) for a in found.values("algorithm")}
-    return ends["fictitious play"] > 5 * max(v for k, v in ends.items() if k != "fictitious play"), ", ".join(
-        f"{a} {v:.4f}" for a, v in ends.items()
-    )
+    ends = {
+        a: found.mean("average loss", algorithm=a, round=last) for a in found.values("algorithm")
+    }
+    return ends["fictitious play"] > 5 * max(
+        v for k, v in ends.items() if k != "fictitious play"
+    ), ", ".join(f"{a} {v:.4f}" for a, v in ends.items())
 
 
 def _appendix_c(scale: str) -> list[dict[str, Any]]:
@@ -458,13 +603,16 @@ _C: dict[str, Any] = {
     "cells": _appendix_c,
     "seeds": {"quick": 1, "usual": 1, "full": 1},
     "minutes": {"quick": 0.2, "usual": 2, "full": 2},
-    "notes": "The paper's step of 1.0 diverges as literally written; with AdaGrad it works, and so does a constant step of 0.05. "
+    "notes": "The paper's step of 1.0 diverges as literally written; with AdaGrad it works, and so "
+    "does a constant step of 0.05. "
     "Algorithm 6 prints w_s where (3) has the newest model.",
 }
 FIGURE6 = Item(
     title="Figure 6: average loss in Appendix C",
     views=(Lines("round", "average loss", "algorithm", log="xy"),),
-    claims=(Claim("the average loss of fictitious play is by far the highest (five times)", _highest),),
+    claims=(
+        Claim("the average loss of fictitious play is by far the highest (five times)", _highest),
+    ),
     **_C,
 )
 FIGURE7 = Item(
@@ -474,18 +622,29 @@ FIGURE7 = Item(
     **_C,
 )
 
-# -- Theorem 2, Example 2, Theorem 3 -----------------------------------------------------------------------------------------------
+# -- Theorem 2, Example 2, Theorem 3 ---------------------------------------------------------------
 
 
 def realisable(
-    rounds: int, clients: int = 10, width: int = 10, noise: float = 0.5, seed: int = 0, spread: float = 0.5
+    rounds: int,
+    clients: int = 10,
+    width: int = 10,
+    noise: float = 0.5,
+    seed: int = 0,
+    spread: float = 0.5,
 ) -> fd.Federation:
-    """y = w*_g . x^g + w*_i . x^l + noise, with `width` global and as many local features, of variance 1 / width."""
+    """y = w*_g . x^g + w*_i . x^l + noise, with `width` global and as many local features, of
+    variance 1 / width.
+    """
     rng = np.random.default_rng(seed)
     w, parts = rng.normal(size=width), []
     for _ in range(clients):
         x = (rng.normal(size=(rounds, 2 * width)) / np.sqrt(width)).astype(np.float32)
-        y = x[:, :width] @ w + x[:, width:] @ (spread * rng.normal(size=width)) + noise * rng.normal(size=rounds)
+        y = (
+            x[:, :width] @ w
+            + x[:, width:] @ (spread * rng.normal(size=width))
+            + noise * rng.normal(size=rounds)
+        )
         parts.append((x, y.astype(np.float32)))
     return fd.Federation.from_clients(parts)
 
@@ -495,7 +654,12 @@ def _always(algorithm: fd.FedRes, fed: fd.Federation) -> fd.FedRes:
 
 
 def theorem2(
-    seed: int, T: int, rule: Literal["aligned", "asymmetric", "misaligned"], delay: int, rollouts: int, noise: float
+    seed: int,
+    T: int,
+    rule: Literal["aligned", "asymmetric", "misaligned"],
+    delay: int,
+    rollouts: int,
+    noise: float,
 ) -> list[dict[str, Any]]:
     """Average regret after T rounds with the step of Theorem 2 up to a constant, the best of four.
 
@@ -515,16 +679,26 @@ def theorem2(
             local_step=constant * 10 / np.sqrt(10 * T),
             radius=10.0,
         )
-        found = fd.rollouts({"": partial(_always, algorithm)}, feds, T, up=delay - delay // 2, down=delay // 2)
+        found = fd.rollouts(
+            {"": partial(_always, algorithm)}, feds, T, up=delay - delay // 2, down=delay // 2
+        )
         values.append(float(found.online_loss.mean()) - noise**2)
     return [{"case": f"{rule}, delay {delay}", "regret": min(values)}]
 
 
 def _theorem2(scale: str) -> list[dict[str, Any]]:
     quick = scale == "quick"
-    horizons, rollouts = ((500, 1000, 2000), 2) if quick else ((500, 1000, 2000, 4000, 8000, 16000), 10)
-    cases = [("aligned", 0), ("aligned", 50)] + ([] if quick else [("asymmetric", 50), ("misaligned", 50)])
-    return [{"T": t, "rule": r, "delay": d, "rollouts": rollouts, "noise": 0.5} for t in horizons for r, d in cases]
+    horizons, rollouts = (
+        ((500, 1000, 2000), 2) if quick else ((500, 1000, 2000, 4000, 8000, 16000), 10)
+    )
+    cases = [("aligned", 0), ("aligned", 50)] + (
+        [] if quick else [("asymmetric", 50), ("misaligned", 50)]
+    )
+    return [
+        {"T": t, "rule": r, "delay": d, "rollouts": rollouts, "noise": 0.5}
+        for t in horizons
+        for r, d in cases
+    ]
 
 
 def _lower_order(found: Found) -> tuple[bool, str]:
@@ -532,7 +706,8 @@ def _lower_order(found: Found) -> tuple[bool, str]:
     ratio = late / none
     falls = all(a > b for a, b in zip(ratio, ratio.iloc[1:], strict=False))
     return bool(falls) and slope(late) <= slope(none) + 0.05, (
-        f"slopes {slope(none):.2f} without, {slope(late):.2f} with delay; ratio of regrets {ratio.iloc[0]:.2f} at T = {ratio.index[0]}, {ratio.iloc[-1]:.2f} at {ratio.index[-1]}"
+        f"slopes {slope(none):.2f} without, {slope(late):.2f} with delay; ratio of regrets "
+        f"{ratio.iloc[0]:.2f} at T = {ratio.index[0]}, {ratio.iloc[-1]:.2f} at {ratio.index[-1]}"
     )
 
 
@@ -540,10 +715,15 @@ THEOREM2 = Item(
     title="Theorem 2: delay in a lower-order term",
     cell=theorem2,
     cells=_theorem2,
-    views=(Lines("T", "regret", "case", log="xy"), Table(("T",), ("regret",), columns=("case",), digits=4)),
+    views=(
+        Lines("T", "regret", "case", log="xy"),
+        Table(("T",), ("regret",), columns=("case",), digits=4),
+    ),
     claims=(
         Claim(
-            "regret falls with T at least as fast under a delay of 50, and the ratio to that without delay falls", _lower_order
+            "regret falls with T at least as fast under a delay of 50, and the ratio to that "
+            "without delay falls",
+            _lower_order,
         ),
     ),
     seeds={"quick": 1, "usual": 1, "full": 1},
@@ -553,7 +733,9 @@ THEOREM2 = Item(
 
 
 def example2(seed: int, model: str, clients: int, rounds: int, width: int) -> list[dict[str, Any]]:
-    """Half of the clients have +v, half -v, on the same features: what a global model alone is left with."""
+    """Half of the clients have +v, half -v, on the same features: what a global model alone is left
+    with.
+    """
     rng = np.random.default_rng(seed)
     u, v = rng.normal(size=width), rng.normal(size=width)
     parts = []
@@ -561,30 +743,54 @@ def example2(seed: int, model: str, clients: int, rounds: int, width: int) -> li
         x = rng.normal(size=(rounds, width)).astype(np.float32)
         parts.append((x, (x @ (u + (v if i < clients // 2 else -v))).astype(np.float32)))
     fed, losses = fd.Federation.from_clients(parts), []
-    algorithm = fd.FedRes(local_model=None, rule="misaligned") if model == "global model alone" else fd.FedRes()
-    fd.rollouts({model: lambda fed: algorithm}, [fed], rounds, watch=lambda n, t, s: losses.append(float(s["loss"].mean())))
-    return [{"loss in the last tenth": float(np.mean(losses[-(rounds // 10) :])), "E (v.x)^2": float(v @ v)}]
+    algorithm = (
+        fd.FedRes(local_model=None, rule="misaligned")
+        if model == "global model alone"
+        else fd.FedRes()
+    )
+    fd.rollouts(
+        {model: lambda fed: algorithm},
+        [fed],
+        rounds,
+        watch=lambda n, t, s: losses.append(float(s["loss"].mean())),
+    )
+    return [
+        {
+            "loss in the last tenth": float(np.mean(losses[-(rounds // 10) :])),
+            "E (v.x)^2": float(v @ v),
+        }
+    ]
 
 
 def _example2(found: Found) -> tuple[bool, str]:
-    alone_, ours = (found.mean("loss in the last tenth", model=m) for m in ("global model alone", "FedRes"))
+    alone_, ours = (
+        found.mean("loss in the last tenth", model=m) for m in ("global model alone", "FedRes")
+    )
     limit = found.mean("E (v.x)^2")
-    return abs(alone_ / limit - 1) < 0.1 and ours < 1e-3, f"{alone_:.3f} (E (v.x)^2 = {limit:.3f}) against {ours:.5f}"
+    return abs(
+        alone_ / limit - 1
+    ) < 0.1 and ours < 1e-3, f"{alone_:.3f} (E (v.x)^2 = {limit:.3f}) against {ours:.5f}"
 
 
 EXAMPLE2 = Item(
     title="Example 2: half of the clients +v, half -v",
     cell=example2,
-    cells=lambda scale: product(model=("global model alone", "FedRes"), clients=10, rounds=2000, width=5),
+    cells=lambda scale: product(
+        model=("global model alone", "FedRes"), clients=10, rounds=2000, width=5
+    ),
     views=(Table(("model",), ("loss in the last tenth", "E (v.x)^2"), digits=4),),
-    claims=(Claim("a global model alone keeps a loss of E (v.x)^2, FedRes goes to zero", _example2),),
+    claims=(
+        Claim("a global model alone keeps a loss of E (v.x)^2, FedRes goes to zero", _example2),
+    ),
     seeds={"quick": 1, "usual": 1, "full": 1},
     minutes={"quick": 0.1, "usual": 0.1, "full": 0.1},
     extra=True,
 )
 
 
-def bandit(seed: int, T: int, exploration: Literal["epsilon", "squarecb"], models: str, clients: int) -> list[dict[str, Any]]:
+def bandit(
+    seed: int, T: int, exploration: Literal["epsilon", "squarecb"], models: str, clients: int
+) -> list[dict[str, Any]]:
     """Average regret after T rounds on a realisable environment, the better of two steps."""
     fed = fd.linear_bandit(clients=clients, actions=5, rounds=T, seed=seed)
     values = []
@@ -599,22 +805,32 @@ def bandit(seed: int, T: int, exploration: Literal["epsilon", "squarecb"], model
             gamma=20.0,
         )
         algorithm = algorithm if models == "both" else alone(algorithm, models)
-        values.append(float(fd.run(algorithm, fed, T, evaluate_every=0, seed=seed).history.regret.iloc[-1]))
+        values.append(
+            float(fd.run(algorithm, fed, T, evaluate_every=0, seed=seed).history.regret.iloc[-1])
+        )
     return [{"case": f"{exploration}, {models}", "regret": min(values)}]
 
 
 def _rate(found: Found) -> tuple[bool, str]:
-    rates = {e: slope(found.line("T", "regret", exploration=e, models="both")) for e in ("epsilon", "squarecb")}
+    rates = {
+        e: slope(found.line("T", "regret", exploration=e, models="both"))
+        for e in ("epsilon", "squarecb")
+    }
     return max(rates.values()) <= -0.2, ", ".join(f"{e}: T^{r:.2f}" for e, r in rates.items())
 
 
 def _both(found: Found) -> tuple[bool, str]:
     last = max(found.values("T"))
     ends = {
-        m: {e: found.mean("regret", T=last, exploration=e, models=m) for e in ("epsilon", "squarecb")}
+        m: {
+            e: found.mean("regret", T=last, exploration=e, models=m)
+            for e in ("epsilon", "squarecb")
+        }
         for m in ("both", "global", "local")
     }
-    good = all(ends["both"][e] < min(ends["global"][e], ends["local"][e]) for e in ("epsilon", "squarecb"))
+    good = all(
+        ends["both"][e] < min(ends["global"][e], ends["local"][e]) for e in ("epsilon", "squarecb")
+    )
     return good, "; ".join(f"{m} {v['epsilon']:.4f}, {v['squarecb']:.4f}" for m, v in ends.items())
 
 
@@ -627,10 +843,17 @@ BANDIT = Item(
         models=("both", "global", "local"),
         clients=20,
     ),
-    views=(Lines("T", "regret", "case", log="xy"), Table(("T",), ("regret",), columns=("case",), digits=4)),
+    views=(
+        Lines("T", "regret", "case", log="xy"),
+        Table(("T",), ("regret",), columns=("case",), digits=4),
+    ),
     claims=(
         Claim("regret falls at least as fast as Theorem 3's leading term, T^-1/5", _rate),
-        Claim("a shared and a private model together beat either alone at the largest T, with both explorations", _both),
+        Claim(
+            "a shared and a private model together beat either alone at the largest T, with both "
+            "explorations",
+            _both,
+        ),
     ),
     seeds={"quick": 1, "usual": 2, "full": 5},
     minutes={"quick": 0.5, "usual": 6, "full": 15},

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 from foedus.papers.results import Result, key_of, plain
 
-# -- figures -------------------------------------------------------------------------------------------------------------------
+# -- figures ---------------------------------------------------------------------------------------
 
 
 def figure_of(view: View, found: Found) -> Figure | None:
@@ -30,7 +30,9 @@ def figure_of(view: View, found: Found) -> Figure | None:
     return draw[type(view)](view, frame)
 
 
-def _panels(count: int, columns: int, width: float = 3.4, height: float = 2.7) -> tuple[Figure, list[Any]]:
+def _panels(
+    count: int, columns: int, width: float = 3.4, height: float = 2.7
+) -> tuple[Figure, list[Any]]:
     from matplotlib.figure import Figure
 
     columns = min(columns, count)
@@ -49,7 +51,9 @@ def _names(frame: pd.DataFrame, column: str) -> list[Any]:
 def _label(column: str, value: Any) -> str:
     if isinstance(value, bool | np.bool_):
         return f"{column}: {plain(value)}"
-    return f"{column} = {plain(value)}" if isinstance(value, int | float | np.number) else plain(value)
+    return (
+        f"{column} = {plain(value)}" if isinstance(value, int | float | np.number) else plain(value)
+    )
 
 
 def _lines(view: Lines, frame: pd.DataFrame) -> Figure:
@@ -70,7 +74,11 @@ def _lines(view: Lines, frame: pd.DataFrame) -> Figure:
             mean, style = grouped.mean(), look[str(line)]
             if len(mean) == 1 and part[view.x].nunique() > 1:  # it does not depend on x
                 place.axhline(
-                    mean.iloc[0], color=style.colour, linestyle=style.dash, linewidth=1.4, label=_label(view.line, line)
+                    mean.iloc[0],
+                    color=style.colour,
+                    linestyle=style.dash,
+                    linewidth=1.4,
+                    label=_label(view.line, line),
                 )
                 continue
             marker = {"marker": style.marker, "markersize": 3.5} if len(mean) <= 12 else {}
@@ -84,11 +92,27 @@ def _lines(view: Lines, frame: pd.DataFrame) -> Figure:
                 **marker,
             )
             if own["seed"].nunique() > 1:
-                place.fill_between(mean.index, grouped.min(), grouped.max(), color=style.colour, alpha=0.12, linewidth=0)
+                place.fill_between(
+                    mean.index,
+                    grouped.min(),
+                    grouped.max(),
+                    color=style.colour,
+                    alpha=0.12,
+                    linewidth=0,
+                )
             elif (inside := f"{view.y} spread") in own:
                 error = own.groupby(view.x)[inside].mean()
-                place.fill_between(mean.index, mean - error, mean + error, color=style.colour, alpha=0.12, linewidth=0)
-        place.set(xlabel=view.x, ylabel=view.y, title=_label(view.panel, panel) if view.panel else "")
+                place.fill_between(
+                    mean.index,
+                    mean - error,
+                    mean + error,
+                    color=style.colour,
+                    alpha=0.12,
+                    linewidth=0,
+                )
+        place.set(
+            xlabel=view.x, ylabel=view.y, title=_label(view.panel, panel) if view.panel else ""
+        )
         for axis in view.log:
             log_axis(place, axis)
         if view.limits:
@@ -136,7 +160,11 @@ def _circles(view: Circles, frame: pd.DataFrame) -> Figure:
     for place, panel in zip(places, panels, strict=True):
         part = frame[(frame[view.panel] == panel) & (frame["seed"] == frame["seed"].min())]
         place.scatter(
-            part[view.x], part[view.y], s=400 * part[view.count] / frame[view.count].max(), color="#0072B2", alpha=0.8
+            part[view.x],
+            part[view.y],
+            s=400 * part[view.count] / frame[view.count].max(),
+            color="#0072B2",
+            alpha=0.8,
         )
         place.set(xlabel=view.x, ylabel=view.y, title=str(panel))
         place.set_xticks(sorted(part[view.x].unique()))
@@ -178,7 +206,9 @@ def drawn_views(result: Result) -> list[View]:
         v
         for v in result.item.views
         if not isinstance(v, Table)
-        and not (v.select(result.found.frame) if isinstance(v, Lines | Bars) else result.found.frame).empty
+        and not (
+            v.select(result.found.frame) if isinstance(v, Lines | Bars) else result.found.frame
+        ).empty
     ]
 
 

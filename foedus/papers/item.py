@@ -1,4 +1,6 @@
-"""What a table or figure of a paper is: cells to run, how to show what they found, and the claims that it supports."""
+"""What a table or figure of a paper is: cells to run, how to show what they found, and the claims
+that it supports.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ class Missing(Exception):  # noqa: N818 - nothing went wrong
 
 @dataclass(frozen=True)
 class Found:
-    """The rows that finished cells returned: one DataFrame, with the cells' settings and `seed` as columns."""
+    """The rows that finished cells returned: one DataFrame, with the cells' settings and `seed` as
+    columns.
+    """
 
     frame: pd.DataFrame
 
@@ -57,7 +61,8 @@ class Found:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement about our numbers. `test` returns whether it holds and the numbers that say so; Missing means not run.
+    """A statement about our numbers. `test` returns whether it holds and the numbers that say so;
+    Missing means not run.
 
     ours: it is not in the paper.
     """
@@ -67,7 +72,9 @@ class Claim:
     ours: bool = False
 
     def judge(self, found: Found, whole: bool = True) -> tuple[str, str]:
-        """("holds" | "does not hold" | "not measured", the numbers). whole: all cells have run, so that nothing it looks for may be missing."""
+        """("holds" | "does not hold" | "not measured", the numbers). whole: all cells have run, so
+        that nothing it looks for may be missing.
+        """
         expected = (Missing,) if whole else (Missing, LookupError, ValueError)
         try:
             holds, why = self.test(found)
@@ -82,11 +89,13 @@ def _whole(frame: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Table:
-    """Averages over seeds: a row for each combination of `rows`, a column for each of `columns` and each of `values`.
+    """Averages over seeds: a row for each combination of `rows`, a column for each of `columns` and
+    each of `values`.
 
-    published: the paper's number for a row (by its values of `rows`, or of `rows` and `columns`); it stands beside ours, and
-    the difference in brackets behind those of ours that `compared` names (of `values`; all, if empty). never: what an infinite
-    number of ours, and of the paper's, is called.
+    published: the paper's number for a row (by its values of `rows`, or of `rows` and `columns`);
+    it stands beside ours, and the difference in brackets behind those of ours that `compared` names
+    (of `values`; all, if empty). never: what an infinite number of ours, and of the paper's, is
+    called.
     """
 
     rows: tuple[str, ...]
@@ -140,7 +149,9 @@ class Circles:
 
 @dataclass(frozen=True)
 class Images:
-    """Small pictures (nested lists, values from 0 to 1): `image` in a row for each value of `row`, named by `name`."""
+    """Small pictures (nested lists, values from 0 to 1): `image` in a row for each value of `row`,
+    named by `name`.
+    """
 
     image: str
     row: str
@@ -155,11 +166,13 @@ View = Table | Lines | Bars | Circles | Images
 class Item:
     """One table or figure.
 
-    cell: runs one cell, `cell(seed=..., **settings)`, and returns rows (a dict each) of numbers and names. cells: the settings of
-    all cells of a scale, each a dict of plain values; after it, the rows of the items that it needs, for each of `needs`.
-    fixed: settings that all cells share and that are no argument of `cell`, in words: shown beside the others, and stored: cells that
-    ran with others are run again. seeds: how many at each scale, or a function of a cell's settings. minutes: about how long it takes on two cores.
-    scale: in words, what was cut down here and what the paper has. notes: why ours may differ.
+    cell: runs one cell, `cell(seed=..., **settings)`, and returns rows (a dict each) of numbers and
+    names. cells: the settings of all cells of a scale, each a dict of plain values; after it, the
+    rows of the items that it needs, for each of `needs`. fixed: settings that all cells share and
+    that are no argument of `cell`, in words: shown beside the others, and stored: cells that ran
+    with others are run again. seeds: how many at each scale, or a function of a cell's settings.
+    minutes: about how long it takes on two cores. scale: in words, what was cut down here and what
+    the paper has. notes: why ours may differ.
     """
 
     title: str

@@ -51,7 +51,9 @@ def write_pages(folder: Path) -> list[Path]:
 
 
 def _views(r: Result) -> Iterator[dict[str, Any]]:
-    """What the page shows of each view: a figure or none, a table or none, and the caption of either."""
+    """What the page shows of each view: a figure or none, a table or none, and the caption of
+    either.
+    """
     from foedus.report.plots import drawing, inline
 
     drawn = pictures(r)

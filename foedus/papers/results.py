@@ -1,4 +1,6 @@
-"""What was found, as tables in a terminal and in Markdown, as SVG, and as one HTML page for each paper."""
+"""What was found, as tables in a terminal and in Markdown, as SVG, and as one HTML page for each
+paper.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,20 @@ class Result:
     @property
     def verdicts(self) -> list[tuple[str, str, str]]:
         """(claim, "holds" | "does not hold" | "not measured", numbers)."""
-        found = [(c.text + " (ours)" * c.ours, *c.judge(self.found, self.complete)) for c in self.item.claims]
+        found = [
+            (c.text + " (ours)" * c.ours, *c.judge(self.found, self.complete))
+            for c in self.item.claims
+        ]
         if self.complete:
             return found
-        return [(t, v, n if v == "not measured" else f"{n} (of {len(self.cells)} of {self.asked} cells)") for t, v, n in found]
+        return [
+            (
+                t,
+                v,
+                n if v == "not measured" else f"{n} (of {len(self.cells)} of {self.asked} cells)",
+            )
+            for t, v, n in found
+        ]
 
     @property
     def complete(self) -> bool:
@@ -72,8 +84,12 @@ class Result:
         return {name: ", ".join(versions) for name, versions in found.items()}
 
 
-def stored(folder: Path, name: str, key: str, scales: Sequence[Scale] = ("full", "usual", "quick")) -> Result | None:
-    """What is kept of an item: at the largest scale that is complete, or else at the largest of which there is something."""
+def stored(
+    folder: Path, name: str, key: str, scales: Sequence[Scale] = ("full", "usual", "quick")
+) -> Result | None:
+    """What is kept of an item: at the largest scale that is complete, or else at the largest of
+    which there is something.
+    """
     found = [r for scale in scales if (r := _stored(folder, name, key, scale)) is not None]
     return next((r for r in found if r.complete), found[0] if found else None)
 
@@ -85,14 +101,23 @@ def _stored(folder: Path, name: str, key: str, scale: Scale) -> Result | None:
     usual = wanted(name, key, scale, folder)
     more = wanted(name, key, scale, folder, seeds=max(c.seed for c in store.cells.values()) + 1)
     asked = {c.key: c for c in (*usual, *more)}
-    cells = [store.cells[k] for k in asked if k in store.cells]  # not those of settings that have changed since
+    # not those of settings that have changed since
+    cells = [store.cells[k] for k in asked if k in store.cells]
     if not any(c.rows for c in cells):
         return None
     missing = sum(c.key not in store.cells for c in usual)
-    return Result(name, key, paper(name).items[key], scale, tuple(cells), len(cells) + missing, found_in(cells))
+    return Result(
+        name,
+        key,
+        paper(name).items[key],
+        scale,
+        tuple(cells),
+        len(cells) + missing,
+        found_in(cells),
+    )
 
 
-# -- tables --------------------------------------------------------------------------------------------------------------------
+# -- tables ----------------------------------------------------------------------------------------
 
 
 def table_of(view: View, found: Found) -> tuple[list[str], list[list[str]]] | None:
@@ -123,18 +148,33 @@ def _averages(view: Table, frame: pd.DataFrame) -> tuple[list[str], list[list[st
     by_row = any(len(k) == len(view.rows) for k in view.published)
     groups = dict(_grouped(frame, (*view.rows, *view.columns)))
     headings = [*view.rows, *(["paper"] if by_row else [])]
-    headings += [", ".join((*map(plain, c), *([v] if len(values) > 1 or not c else []))) for c in columns for v in values]
+    headings += [
+        ", ".join((*map(plain, c), *([v] if len(values) > 1 or not c else [])))
+        for c in columns
+        for v in values
+    ]
     body = []
     for row in rows:
         known = view.published.get(row)
-        line = [*map(plain, row), *([_number(known, max(2, view.digits), view.never[1])] if by_row else [])]
+        line = [
+            *map(plain, row),
+            *([_number(known, max(2, view.digits), view.never[1])] if by_row else []),
+        ]
         for column in columns:
             group = groups.get((*row, *column))
             for value in values:
                 text, mean = _mean(group, value, view.digits, view.never[0])
                 beside = view.published.get((*row, *column)) if view.columns else None
-                if mean is not None and known is not None and (not view.compared or value in view.compared):
-                    text += f" ({mean - float(known):+.{min(view.digits, 2)}f})" if view.digits < 7 else ""
+                if (
+                    mean is not None
+                    and known is not None
+                    and (not view.compared or value in view.compared)
+                ):
+                    text += (
+                        f" ({mean - float(known):+.{min(view.digits, 2)}f})"
+                        if view.digits < 7
+                        else ""
+                    )
                 elif beside is not None and text != "–":
                     text += f" ({_number(beside, view.digits, view.never[1])})"
                 line.append(text)
@@ -143,7 +183,10 @@ def _averages(view: Table, frame: pd.DataFrame) -> tuple[list[str], list[list[st
 
 
 def _keys(frame: pd.DataFrame, names: Sequence[str]) -> list[tuple]:
-    return [tuple(key_of(v) for v in row) for row in frame[list(names)].itertuples(index=False, name=None)]
+    return [
+        tuple(key_of(v) for v in row)
+        for row in frame[list(names)].itertuples(index=False, name=None)
+    ]
 
 
 def key_of(value: Any) -> Any:
@@ -153,11 +196,19 @@ def key_of(value: Any) -> Any:
 
 def _grouped(frame: pd.DataFrame, names: Sequence[str]) -> Iterable[tuple[tuple, pd.DataFrame]]:
     keys = pd.Series(_keys(frame, names), index=frame.index)
-    return [(cast("tuple", key), frame.loc[index]) for key, index in keys.groupby(keys, sort=False).groups.items()]
+    return [
+        (cast("tuple", key), frame.loc[index])
+        for key, index in keys.groupby(keys, sort=False).groups.items()
+    ]
 
 
-def _mean(group: pd.DataFrame | None, value: str, digits: int, never: str) -> tuple[str, float | None]:
-    """Mean and standard deviation: over seeds, or within the only cell where it says so. Seeds that diverged are counted."""
+def _mean(
+    group: pd.DataFrame | None, value: str, digits: int, never: str
+) -> tuple[str, float | None]:
+    """Mean and standard deviation: over seeds, or within the only cell where it says so.
+
+    Seeds that diverged are counted.
+    """
     if group is None or group[value].dropna().empty:
         return "–", None
     numbers = group[value].dropna().to_numpy(float)
@@ -170,18 +221,28 @@ def _mean(group: pd.DataFrame | None, value: str, digits: int, never: str) -> tu
         else ""
     )
     inside = f"{value} spread"
-    spread = float(group[inside].mean()) if inside in group and len(numbers) == 1 else float(numbers.std())
+    spread = (
+        float(group[inside].mean())
+        if inside in group and len(numbers) == 1
+        else float(numbers.std())
+    )
     several = len(numbers) > 1 or inside in group
-    return _number(mean, digits) + (f" ± {_number(spread, digits)}" if several and digits < 7 else "") + lost, mean
+    return _number(mean, digits) + (
+        f" ± {_number(spread, digits)}" if several and digits < 7 else ""
+    ) + lost, mean
 
 
-def _points(view: Lines, frame: pd.DataFrame, most: int = 7) -> tuple[list[str], list[list[str]]] | None:
+def _points(
+    view: Lines, frame: pd.DataFrame, most: int = 7
+) -> tuple[list[str], list[list[str]]] | None:
     """Some points of every curve."""
     if frame.empty:
         return None
     xs = sorted(frame[view.x].dropna().unique())
     if len(xs) > most:
-        chosen = np.geomspace(1, len(xs), most) if "x" in view.log else np.linspace(1, len(xs), most)
+        chosen = (
+            np.geomspace(1, len(xs), most) if "x" in view.log else np.linspace(1, len(xs), most)
+        )
         xs = [xs[i - 1] for i in sorted({round(v) for v in chosen})]
     names = ([view.panel] if view.panel else []) + [view.line]
     body = []
@@ -212,14 +273,16 @@ def _number(value: Any, digits: int, never: str = "not reached") -> str:
 
 
 def _significant(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:.1f}" if 10 <= abs(value) < 1e5 else f"{value:.4g}"
+    return (
+        "–" if math.isnan(value) else f"{value:.1f}" if 10 <= abs(value) < 1e5 else f"{value:.4g}"
+    )
 
 
 def numeric(text: str) -> bool:
     return text == "–" or text.startswith("not reached") or text.lstrip("-+")[:1].isdigit()
 
 
-# -- in words ------------------------------------------------------------------------------------------------------------------
+# -- in words --------------------------------------------------------------------------------------
 
 
 def duration(minutes: float | None) -> str:
@@ -228,7 +291,13 @@ def duration(minutes: float | None) -> str:
         return "–"
     if minutes < 1.5:
         return "1 min" if minutes > 0.7 else f"{max(5, round(60 * minutes / 5) * 5)} s"
-    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.0f} h" if minutes < 2880 else f"{minutes / 1440:.0f} days"
+    return (
+        f"{minutes:.0f} min"
+        if minutes < 90
+        else f"{minutes / 60:.0f} h"
+        if minutes < 2880
+        else f"{minutes / 1440:.0f} days"
+    )
 
 
 def settings_of(result: Result) -> list[tuple[str, str]]:
@@ -238,7 +307,11 @@ def settings_of(result: Result) -> list[tuple[str, str]]:
         for name, value in cell.settings.items():
             found.setdefault(name, {})[_value(value)] = None
     rows = [(name, ", ".join(values)) for name, values in found.items()]
-    return [*rows, *result.item.fixed.items(), ("seeds", ", ".join(str(s) for s in result.found.values("seed")))]
+    return [
+        *rows,
+        *result.item.fixed.items(),
+        ("seeds", ", ".join(str(s) for s in result.found.values("seed"))),
+    ]
 
 
 def _value(value: Any) -> str:

@@ -1,4 +1,6 @@
-"""Runs the cells of an item: those that are not in the store, over all cores, with progress; Ctrl-C loses one cell at most."""
+"""Runs the cells of an item: those that are not in the store, over all cores, with progress; Ctrl-C
+loses one cell at most.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,12 @@ def item_of(name: str, item: str) -> Item:
 
 
 def wanted(
-    name: str, item: str, scale: Scale, folder: Path, seeds: int | None = None, only: dict[str, str] | None = None
+    name: str,
+    item: str,
+    scale: Scale,
+    folder: Path,
+    seeds: int | None = None,
+    only: dict[str, str] | None = None,
 ) -> list[Cell]:
     """The cells that an item has at a scale. only: those whose settings have these values."""
     if scale not in SCALES:
@@ -54,19 +61,31 @@ def wanted(
         known = list(dict.fromkeys(str(s[key]) for s in settings if key in s))
         if not known:
             names = dict.fromkeys(k for s in settings for k in s)
-            raise ConfigError(f"--only {key}={value}: cells of {name} {item} have no {key}; they have {', '.join(names)}")
+            raise ConfigError(
+                f"--only {key}={value}: cells of {name} {item} have no {key}; they have "
+                f"{', '.join(names)}"
+            )
         if value not in known:
             raise ConfigError(f"--only {key}={value}: {key} is one of {', '.join(known)}")
         settings = [s for s in settings if str(s.get(key)) == value]
     count = study.seeds[scale] if seeds is None else seeds
     counts = [count(s) if callable(count) else count for s in settings]
-    return [Cell(s, seed) for seed in range(max(counts, default=0)) for s, n in zip(settings, counts, strict=True) if seed < n]
+    return [
+        Cell(s, seed)
+        for seed in range(max(counts, default=0))
+        for s, n in zip(settings, counts, strict=True)
+        if seed < n
+    ]
 
 
 def _needed(name: str, item: str, scale: Scale, folder: Path) -> Found:
     """What another item found with the settings of today, with its first seed."""
     store = Store(folder, name, item, scale, item_of(name, item).fixed)
-    return found_in(store.cells[c.key] for c in wanted(name, item, scale, folder, seeds=1) if c.key in store.cells)
+    return found_in(
+        store.cells[c.key]
+        for c in wanted(name, item, scale, folder, seeds=1)
+        if c.key in store.cells
+    )
 
 
 def run_item(
@@ -84,14 +103,16 @@ def run_item(
 ) -> list[Cell]:
     """Run an item, and before it what it needs; returns its cells.
 
-    folder: where finished cells are kept. workers: processes (one for each core, if not given). fresh: run its finished cells again.
+    folder: where finished cells are kept. workers: processes (one for each core, if not given).
+        fresh: run its finished cells again.
     device: where its networks are trained ("cuda"); by one worker, unless told.
     """
     if device != "cpu":
         Local(device=device)  # an error now, not in a worker
         if "device" not in inspect.signature(item_of(name, item).cell).parameters:
             raise ConfigError(
-                f"--device {device}: {name} {item} trains no large network and runs on the CPU; leave --device out"
+                f"--device {device}: {name} {item} trains no large network and runs on the CPU; "
+                "leave --device out"
             )
         workers = workers or 1
     for other in item_of(name, item).needs:
@@ -104,12 +125,26 @@ def run_item(
     workers = min(workers or os.cpu_count() or 1, max(1, len(todo)))
     if todo:
         with _bar(f"{name} {item}", len(cells), len(cells) - len(todo), progress) as advance:
-            _run_all(name, item, todo, workers, store, advance, {"device": device} if device != "cpu" else {})
+            _run_all(
+                name,
+                item,
+                todo,
+                workers,
+                store,
+                advance,
+                {"device": device} if device != "cpu" else {},
+            )
     return [store.cells[c.key] for c in cells]
 
 
 def _run_all(
-    name: str, item: str, todo: list[Cell], workers: int, store: Store, advance: Callable[[str], None], more: dict[str, str]
+    name: str,
+    item: str,
+    todo: list[Cell],
+    workers: int,
+    store: Store,
+    advance: Callable[[str], None],
+    more: dict[str, str],
 ) -> None:
     if workers == 1:
         with _threads(1):
@@ -119,7 +154,9 @@ def _run_all(
         return
     # Not forked: a child of a process whose threads hold locks may never return.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=torch.set_num_threads, initargs=(1,))
+    pool = ProcessPoolExecutor(
+        workers, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
+    )
     running: set[Future] = set()
     try:
         queue = iter(todo)
@@ -136,7 +173,10 @@ def _run_all(
                 store.add(cell)
                 advance(_words(cell))
     except BrokenProcessPool as error:
-        raise FoedusError(f"a process that ran {name} {item} was ended from outside; run the same command to go on") from error
+        raise FoedusError(
+            f"a process that ran {name} {item} was ended from outside; run the same command to go "
+            "on"
+        ) from error
     finally:
         for process in list((pool._processes or {}).values()):
             process.terminate()  # what was not finished is run again
@@ -163,15 +203,32 @@ def _threads(count: int) -> Iterator[None]:
 @contextlib.contextmanager
 def _bar(title: str, total: int, done: int, show: bool | None) -> Iterator[Callable[[str], None]]:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     console = Console(stderr=True)
-    parts: list[Any] = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
+    parts: list[Any] = [
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    ]
     parts += [TimeRemainingColumn(), TextColumn("{task.fields[last]}", style="dim")]
-    with Progress(*parts, console=console, disable=not (console.is_terminal if show is None else show)) as bar:
+    with Progress(
+        *parts, console=console, disable=not (console.is_terminal if show is None else show)
+    ) as bar:
         task = bar.add_task(title, total=total, completed=done, last="")
         yield lambda last: bar.update(task, advance=1, last=last)
 
 
 def _words(cell: Cell) -> str:
-    return " ".join(str(v) for v in cell.settings.values() if isinstance(v, str | int | float))[:60] + f" seed {cell.seed}"
+    return (
+        " ".join(str(v) for v in cell.settings.values() if isinstance(v, str | int | float))[:60]
+        + f" seed {cell.seed}"
+    )

@@ -1,4 +1,6 @@
-"""`fd.compare`: several algorithms on the same federation and the same seeds, as a table and as a page."""
+"""`fd.compare`: several algorithms on the same federation and the same seeds, as a table and as a
+page.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ if TYPE_CHECKING:
     from foedus.data.federation import Federation
 
 _NEAR_BEST = 0.95
-"""Without a target, it is this part of the best final accuracy (the best mean squared error divided by it)."""
+"""Without a target, it is this part of the best final accuracy (the best mean squared error divided
+by it).
+"""
 
 _RUN_FILE = re.compile(r"(.+)-seed\d+")
 
@@ -46,14 +50,16 @@ def compare(
 ) -> Comparison:
     """Run every algorithm on the same federation with the same seeds.
 
-    algorithms: by the name that tables and plots show. seeds: a list, or n for the seeds 0 .. n - 1.
-    target: the metric whose cost in rounds and megabytes the table states; it does not stop a run. By default 95% of the
-    best final accuracy that an algorithm without pooled data reaches (for regression, the least error divided by 0.95).
-    progress: show a bar; by default only on a terminal. run_options: those of `fd.run`; `checkpoint` names a folder here,
-    with one file for each run. A run that diverges is kept up to the round before, with a remark; the others go on.
+    algorithms: by the name that tables and plots show. seeds: a list, or n for the seeds 0 .. n -
+    1. target: the metric whose cost in rounds and megabytes the table states; it does not stop a
+    run. By default 95% of the best final accuracy that an algorithm without pooled data reaches
+    (for regression, the least error divided by 0.95). progress: show a bar; by default only on a
+    terminal. run_options: those of `fd.run`; `checkpoint` names a folder here, with one file for
+    each run. A run that diverges is kept up to the round before, with a remark; the others go on.
 
     Example:
-        >>> cmp = fd.compare({"FedAvg": fd.FedAvg(), "Scaffold": fd.Scaffold()}, fed, rounds=20, seeds=3)
+        >>> cmp = fd.compare({"FedAvg": fd.FedAvg(), "Scaffold": fd.Scaffold()}, fed, rounds=20,
+        ...                  seeds=3)
         >>> print(cmp)
         >>> cmp.report("report.html")
     """
@@ -71,7 +77,14 @@ def compare(
                 try:
                     told = [Named(c, f"{name}-seed{seed}") for c in callbacks]
                     result = run(
-                        algorithm, fed, rounds, seed=seed, checkpoint=file, callbacks=told, progress=False, **run_options
+                        algorithm,
+                        fed,
+                        rounds,
+                        seed=seed,
+                        checkpoint=file,
+                        callbacks=told,
+                        progress=False,
+                        **run_options,
                     )
                 except DivergenceError as error:
                     diverged.setdefault(name, {})[len(runs[name])] = str(error)
@@ -83,7 +96,9 @@ def compare(
 
 @dataclass(frozen=True)
 class Curve:
-    """The metric of one algorithm over the rounds in which it was measured: mean, least and largest over its seeds."""
+    """The metric of one algorithm over the rounds in which it was measured: mean, least and largest
+    over its seeds.
+    """
 
     name: str
     rounds: list[int]
@@ -98,9 +113,11 @@ class Curve:
 
 @dataclass(eq=False, repr=False)
 class Comparison:
-    """Runs of several algorithms, one for each seed: `runs[name]`, `table()`, `report(path)`, `save(folder)`.
+    """Runs of several algorithms, one for each seed: `runs[name]`, `table()`, `report(path)`,
+    `save(folder)`.
 
-    `diverged[name]` has the message for each run (by its place in `runs[name]`) that did not end well.
+    `diverged[name]` has the message for each run (by its place in `runs[name]`) that did not end
+    well.
     """
 
     runs: dict[str, list[Run]]
@@ -119,16 +136,20 @@ class Comparison:
         if self.default_target:
             self.target = self._near_best()
 
-    # -- numbers -----------------------------------------------------------------------------------------------------
+    # -- numbers -----------------------------------------------------------------------------------
 
     @property
     def higher_is_better(self) -> bool:
         return self.metric.endswith("accuracy")
 
     def is_pooled(self, name: str) -> bool:
-        """Whether the algorithm sees all rows in one place, so that it is a reference and no competitor."""
+        """Whether the algorithm sees all rows in one place, so that it is a reference and no
+        competitor.
+        """
         first = self.runs[name][0]
-        return first.algorithm.pooled or first.settings.get("federation", {}).get("scheme") == "pool"
+        return (
+            first.algorithm.pooled or first.settings.get("federation", {}).get("scheme") == "pool"
+        )
 
     def finished(self, name: str) -> list[Run]:
         """The runs that did not diverge."""
@@ -157,15 +178,21 @@ class Comparison:
         return max(finals) * _NEAR_BEST if self.higher_is_better else min(finals) / _NEAR_BEST
 
     def table(self) -> pd.DataFrame:
-        """One row an algorithm: final metric (mean and standard deviation over seeds), cost to reach the target, and in all.
+        """One row an algorithm: final metric (mean and standard deviation over seeds), cost to
+        reach the target, and in all.
 
-        Columns: the metric and `_std` (NaN with one seed), the same on clients' own test rows where an algorithm is
-        personal, `rounds_to_target` and `mb_to_target` (means over seeds; NaN unless every seed reaches it), `mb` and
-        `seconds` of a whole run, `seeds` that finished, and a `remark`. A megabyte is 10^6 bytes, up and down together.
+        Columns: the metric and `_std` (NaN with one seed), the same on clients' own test rows where
+        an algorithm is personal, `rounds_to_target` and `mb_to_target` (means over seeds; NaN
+        unless every seed reaches it), `mb` and `seconds` of a whole run, `seeds` that finished, and
+        a `remark`. A megabyte is 10^6 bytes, up and down together.
         """
         import pandas as pd
 
-        return pd.DataFrame({name: self._row(name) for name in self.runs}).T.infer_objects().rename_axis("algorithm")
+        return (
+            pd.DataFrame({name: self._row(name) for name in self.runs})
+            .T.infer_objects()
+            .rename_axis("algorithm")
+        )
 
     def _row(self, name: str) -> dict[str, Any]:
         row: dict[str, Any] = {}
@@ -176,7 +203,9 @@ class Comparison:
         finished = self.finished(name)
         reached = [r for r in map(self.reached, finished) if r is not None]
         everyone = bool(reached) and len(reached) == len(self.runs[name])
-        row["rounds_to_target"] = statistics.fmean(r["round"] for r in reached) if everyone else math.nan
+        row["rounds_to_target"] = (
+            statistics.fmean(r["round"] for r in reached) if everyone else math.nan
+        )
         row["mb_to_target"] = statistics.fmean(map(_megabytes, reached)) if everyone else math.nan
         ends = [r.records.rows[-1] for r in finished or self.runs[name] if r.records.rows]
         row["mb"] = statistics.fmean(map(_megabytes, ends)) if ends else math.nan
@@ -191,21 +220,34 @@ class Comparison:
             parts.append("all data in one place")
         if lost := self.diverged.get(name):
             last = sorted({len(self.runs[name][i].records) for i in lost})
-            where = f"in round {last[0]}" if len(last) == 1 else f"in rounds {last[0]} to {last[-1]}"
-            parts.append(f"diverged {where}" if total == 1 else f"{len(lost)} of {total} seeds diverged {where}")
+            where = (
+                f"in round {last[0]}" if len(last) == 1 else f"in rounds {last[0]} to {last[-1]}"
+            )
+            parts.append(
+                f"diverged {where}"
+                if total == 1
+                else f"{len(lost)} of {total} seeds diverged {where}"
+            )
         if 0 < reached < total:
             parts.append(f"{reached} of {total} seeds reach the target")
         return "; ".join(parts)
 
     def curves(self) -> list[Curve]:
-        """What the plots show. Seeds are averaged round by round, over the rounds that each of them measured."""
+        """What the plots show.
+
+        Seeds are averaged round by round, over the rounds that each of them measured.
+        """
         return [curve for name in self.runs if (curve := self._curve(name)) is not None]
 
     def _curve(self, name: str) -> Curve | None:
         # Where nothing finished, the rounds before the end are all there is to see.
         finished = self.finished(name)
         measured = [
-            {row["round"]: row for row in r.records.rows if math.isfinite(row.get(self.metric, math.nan))}
+            {
+                row["round"]: row
+                for row in r.records.rows
+                if math.isfinite(row.get(self.metric, math.nan))
+            }
             for r in finished or self.runs[name]
         ]
         rounds = sorted(set.intersection(*(set(m) for m in measured)))
@@ -225,7 +267,7 @@ class Comparison:
             diverged=not finished,
         )
 
-    # -- words -------------------------------------------------------------------------------------------------------
+    # -- words -------------------------------------------------------------------------------------
 
     def describe_target(self) -> str:
         """The target in words."""
@@ -276,27 +318,36 @@ class Comparison:
         most = max(len(r.records) - 1 for runs in self.runs.values() for r in runs)
         seeds = max(len(runs) for runs in self.runs.values())
         data = self.federation_settings().get("data", "")
-        return f"{data}: {count(len(self.runs), 'algorithm')}, {count(most, 'round')}, {count(seeds, 'seed')}".lstrip(": ")
+        return (
+            f"{data}: {count(len(self.runs), 'algorithm')}, {count(most, 'round')}, "
+            f"{count(seeds, 'seed')}"
+        ).lstrip(": ")
 
     def federation_settings(self) -> dict[str, Any]:
-        """How the data was divided, as the runs recorded it (that of a run on pooled data only where there is no other)."""
+        """How the data was divided, as the runs recorded it (that of a run on pooled data only
+        where there is no other).
+        """
         names = sorted(self.runs, key=self.is_pooled)
         return self.runs[names[0]][0].settings.get("federation", {})
 
     def __repr__(self) -> str:
         return plain(self.__rich__())
 
-    # -- files -------------------------------------------------------------------------------------------------------
+    # -- files -------------------------------------------------------------------------------------
 
     def report(self, path: str | os.PathLike, title: str | None = None) -> Path:
-        """Write one self-contained HTML page: table, curves, the division of the data, every setting. Needs matplotlib."""
+        """Write one self-contained HTML page: table, curves, the division of the data, every
+        setting. Needs matplotlib.
+        """
         from foedus.report.html import write_page
         from foedus.report.page import render
 
         return write_page(path, render(self, title))
 
     def save(self, folder: str | os.PathLike) -> list[Path]:
-        """Write each run that did not diverge to `folder/NAME-seedN.safetensors`, for `fd.Run.load` and `foedus report`."""
+        """Write each run that did not diverge to `folder/NAME-seedN.safetensors`, for `fd.Run.load`
+        and `foedus report`.
+        """
         written = []
         for name in self.runs:
             for r in self.finished(name):
@@ -306,9 +357,11 @@ class Comparison:
 
     @classmethod
     def load(cls, *paths: str | os.PathLike, target: float | None = None) -> Comparison:
-        """A comparison of saved runs (files, or folders of them). Runs that differ only in the seed belong together.
+        """A comparison of saved runs (files, or folders of them). Runs that differ only in the seed
+        belong together.
 
-        They are called as in the file name NAME-seedN, otherwise by the algorithm and by the settings in which they differ.
+        They are called as in the file name NAME-seedN, otherwise by the algorithm and by the
+        settings in which they differ.
         """
         groups: dict[str, dict[int, Run]] = {}
         names: dict[str, str | None] = {}
@@ -320,26 +373,44 @@ class Comparison:
             key = json.dumps([name, settings], sort_keys=True)
             names[key] = name
             if seed in groups.setdefault(key, {}):
-                raise ConfigError(f"{file}: a run with these settings and seed {seed} is already among the runs")
+                raise ConfigError(
+                    f"{file}: a run with these settings and seed {seed} is already among the runs"
+                )
             groups[key][seed] = loaded
-        labels = _labels({key: next(iter(runs.values())).settings for key, runs in groups.items()}, names)
-        return cls({labels[key]: [runs[s] for s in sorted(runs)] for key, runs in groups.items()}, None, target)
+        labels = _labels(
+            {key: next(iter(runs.values())).settings for key, runs in groups.items()}, names
+        )
+        return cls(
+            {labels[key]: [runs[s] for s in sorted(runs)] for key, runs in groups.items()},
+            None,
+            target,
+        )
 
 
 def words(metric: str) -> str:
     """A metric's name for people."""
-    return {"mse": "mean squared error", "own_mse": "error, own rows", "own_accuracy": "accuracy, own rows"}.get(metric, metric)
+    return {
+        "mse": "mean squared error",
+        "own_mse": "error, own rows",
+        "own_accuracy": "accuracy, own rows",
+    }.get(metric, metric)
 
 
 # Arguments
 
 
-def _checked(algorithms: Mapping[str, Algorithm], fed: Federation, options: dict[str, Any]) -> dict[str, Algorithm]:
+def _checked(
+    algorithms: Mapping[str, Algorithm], fed: Federation, options: dict[str, Any]
+) -> dict[str, Algorithm]:
     """Refuse, before any run starts, what one of the runs would refuse."""
     if not isinstance(algorithms, Mapping) or not algorithms:
-        raise ConfigError("algorithms must be a dictionary {name: algorithm} with at least one entry")
+        raise ConfigError(
+            "algorithms must be a dictionary {name: algorithm} with at least one entry"
+        )
     allowed = [
-        p for p in inspect.signature(run).parameters if p not in ("algorithm", "fed", "rounds", "seed", "target", "progress")
+        p
+        for p in inspect.signature(run).parameters
+        if p not in ("algorithm", "fed", "rounds", "seed", "target", "progress")
     ]
     for option in options:
         if option == "seed":
@@ -348,7 +419,10 @@ def _checked(algorithms: Mapping[str, Algorithm], fed: Federation, options: dict
             raise ConfigError(unknown("option", option, [*allowed, "seeds", "target", "progress"]))
     for name, algorithm in algorithms.items():
         if not isinstance(algorithm, Algorithm):
-            raise ConfigError(f"algorithms[{name!r}] must be a foedus algorithm such as fd.FedAvg(), not {algorithm!r}")
+            raise ConfigError(
+                f"algorithms[{name!r}] must be a foedus algorithm such as fd.FedAvg(), not "
+                f"{algorithm!r}"
+            )
         if hasattr(fed, "spec"):
             algorithm.check(fed.spec)
     return {str(name): algorithm for name, algorithm in algorithms.items()}
@@ -379,7 +453,8 @@ def _load_run(file: Path) -> Run:
     except CheckpointError as error:
         if not isinstance(error.__cause__, ConfigError):
             raise
-        # A module or an algorithm of the user cannot be built from text, but a table needs only what was recorded.
+        # A module or an algorithm of the user cannot be built from text, but a table needs only
+        # what was recorded.
         return Run.load(file, algorithm=Algorithm())
 
 
@@ -390,7 +465,14 @@ def _labels(settings: dict[str, dict[str, Any]], names: dict[str, str | None]) -
     labels: dict[str, str] = {}
     for key, name in short.items():
         alike = [k for k in short if short[k] == name]
-        fields = sorted({f for k in alike for f in flat[k] if any(flat[k].get(f) != flat[o].get(f) for o in alike)})
+        fields = sorted(
+            {
+                f
+                for k in alike
+                for f in flat[k]
+                if any(flat[k].get(f) != flat[o].get(f) for o in alike)
+            }
+        )
         detail = ", ".join(f"{f.rsplit('.', 1)[-1]}={flat[key].get(f)}" for f in fields)
         label = f"{name} ({detail})" if detail else name
         labels[key] = label if label not in labels.values() else f"{label} #{len(labels) + 1}"
@@ -404,7 +486,9 @@ def _metrics(runs: list[Run]) -> tuple[str, str | None]:
     """The metric to compare by, and the one on clients' own rows if it is another."""
     base = {"accuracy" if r.spec.classes else "mse" for r in runs}
     if len(base) > 1:
-        raise ConfigError("classification and regression cannot be compared: the runs have accuracy and mse")
+        raise ConfigError(
+            "classification and regression cannot be compared: the runs have accuracy and mse"
+        )
     name = base.pop()
     columns = {c for r in runs for c in r.records.columns}
     metric = next((c for c in (name, f"own_{name}") if c in columns), name)

@@ -1,4 +1,6 @@
-"""Figures as inline SVG: drawn through matplotlib's objects, so that no global state of the caller's plots is touched."""
+"""Figures as inline SVG: drawn through matplotlib's objects, so that no global state of the
+caller's plots is touched.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,17 @@ if TYPE_CHECKING:
 
     from foedus.data.federation import Federation
 
-# Okabe and Ito's colours without yellow (too pale on white); the dashes and markers tell the lines apart in grey.
+# Okabe and Ito's colours without yellow (too pale on white); the dashes and markers tell the lines
+# apart in grey.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (2, 1)), (0, (8, 2)), (0, (1, 1)))
+DASHES: tuple[Any, ...] = (
+    "-",
+    (0, (5, 1.5)),
+    (0, (5, 1.5, 1, 1.5)),
+    (0, (2, 1)),
+    (0, (8, 2)),
+    (0, (1, 1)),
+)
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 _POOLED = "#333333"
 
@@ -70,7 +80,8 @@ def styles(names: Sequence[str], pooled: Sequence[str] = ()) -> dict[str, Style]
         if name in pooled:
             found[name] = Style(_POOLED, (0, (1, 1.2)), "*")
             continue
-        # After one turn of the colours the dashes move on, so that a pair of colour and dash comes again only after 36.
+        # After one turn of the colours the dashes move on, so that a pair of colour and dash comes
+        # again only after 36.
         dash = DASHES[(i + i // len(COLORS)) % len(DASHES)]
         found[name] = Style(COLORS[i % len(COLORS)], dash, _MARKERS[i % len(_MARKERS)])
         i += 1
@@ -86,9 +97,13 @@ def curves(
     target: float | None = None,
     limits: tuple[float, float] | None = None,
 ) -> str:
-    """The metric against "rounds", "megabytes" or "seconds": mean over seeds, with a band from the least to the largest."""
+    """The metric against "rounds", "megabytes" or "seconds": mean over seeds, with a band from the
+    least to the largest.
+    """
     with drawing():
-        columns = max(1, min(3, len(series), 60 // (8 + max(len(_label(c, against)) for c in series))))
+        columns = max(
+            1, min(3, len(series), 60 // (8 + max(len(_label(c, against)) for c in series)))
+        )
         figure, ax = blank(3.5 + 0.19 * math.ceil(len(series) / columns))
         log = against == "megabytes" and _decades(series) > 1.5
         for i, curve in enumerate(series):
@@ -106,29 +121,51 @@ def curves(
             # Curves end on the good side of the target, so its name stands on the other.
             place = "top" if metric.endswith("accuracy") else "bottom"
             ax.text(
-                0.995, target, "target", transform=ax.get_yaxis_transform(), va=place, ha="right", fontsize=8, color="#555555"
+                0.995,
+                target,
+                "target",
+                transform=ax.get_yaxis_transform(),
+                va=place,
+                ha="right",
+                fontsize=8,
+                color="#555555",
             )
         if limits:
             ax.set_ylim(*limits)
-        xlabel = {"rounds": "round", "megabytes": "megabytes sent, up and down", "seconds": "seconds of computing"}[against]
-        ax.set(xlabel=xlabel + (" (log scale)" if log else ""), ylabel=f"{words(metric)} on the test set")
+        xlabel = {
+            "rounds": "round",
+            "megabytes": "megabytes sent, up and down",
+            "seconds": "seconds of computing",
+        }[against]
+        ax.set(
+            xlabel=xlabel + (" (log scale)" if log else ""),
+            ylabel=f"{words(metric)} on the test set",
+        )
         if metric.startswith("own_"):
             ax.set_ylabel(words(metric))
         handles, labels = ax.get_legend_handles_labels()
         figure.legend(
-            handles, labels, loc="outside lower center", ncols=columns, frameon=False, handlelength=2.6,
-            columnspacing=1.2, handletextpad=0.5, borderaxespad=0.2,
+            handles, labels, loc="outside lower center", ncols=columns, frameon=False,
+            handlelength=2.6, columnspacing=1.2, handletextpad=0.5, borderaxespad=0.2,
         )  # fmt: skip
         what = "close-up of " if limits else ""
-        return inline(figure, f"{what}{words(metric)} against {against}" + ("-close" if limits else ""))
+        return inline(
+            figure, f"{what}{words(metric)} against {against}" + ("-close" if limits else "")
+        )
 
 
 def _draw(ax: Axes, curve: Curve, i: int, against: str, style: Style, log: bool) -> None:
     x = getattr(curve, against)
     label = _label(curve, against)
-    look = {"color": style.colour, "linestyle": style.dash, "label": label, "zorder": 3 if curve.pooled else 4}
+    look = {
+        "color": style.colour,
+        "linestyle": style.dash,
+        "label": label,
+        "zorder": 3 if curve.pooled else 4,
+    }
     if against == "megabytes" and x[-1] == 0 and not curve.diverged:
-        # It sends nothing, so it has no place on this axis: its last value is a level to compare with.
+        # It sends nothing, so it has no place on this axis: its last value is a level to compare
+        # with.
         ax.axhline(curve.mean[-1], **look, alpha=0.9)
         return
     keep = [k for k, v in enumerate(x) if v > 0] if log else range(len(x))
@@ -137,7 +174,13 @@ def _draw(ax: Axes, curve: Curve, i: int, against: str, style: Style, log: bool)
     # Markers start at different places, or lines that run together would hide each other's.
     ax.plot(x, mean, marker=style.marker, markevery=(i * every // 4 % every, every), **look)
     ax.fill_between(
-        x, [curve.low[k] for k in keep], [curve.high[k] for k in keep], color=style.colour, alpha=0.15, linewidth=0, zorder=2
+        x,
+        [curve.low[k] for k in keep],
+        [curve.high[k] for k in keep],
+        color=style.colour,
+        alpha=0.15,
+        linewidth=0,
+        zorder=2,
     )
 
 
@@ -146,7 +189,10 @@ def partition(fed: Federation) -> str:
     with drawing():
         figure, ax = blank(4.0)
         holdings(ax, fed)
-        return inline(figure, "which client holds which labels" if fed.data.classes else "targets of each client")
+        return inline(
+            figure,
+            "which client holds which labels" if fed.data.classes else "targets of each client",
+        )
 
 
 def holdings(ax: Axes, fed: Federation) -> None:
@@ -214,7 +260,9 @@ def blank(height: float) -> tuple[Figure, Axes]:
 
 
 def inline(figure: Figure, label: str) -> str:
-    """Inline SVG: without prolog and metadata, and with ids that stay apart from those of the page's other figures."""
+    """Inline SVG: without prolog and metadata, and with ids that stay apart from those of the
+    page's other figures.
+    """
     out = io.StringIO()
     figure.savefig(out, format="svg", transparent=True)
     text = out.getvalue()
@@ -225,5 +273,8 @@ def inline(figure: Figure, label: str) -> str:
     text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", text)
     text = text.replace("xlink:href", "href")
     return re.sub(
-        r"<svg [^>]*?(viewBox=\"[^\"]*\")[^>]*>", rf'<svg \1 role="img" aria-label="{html.escape(label)}">', text, count=1
+        r"<svg [^>]*?(viewBox=\"[^\"]*\")[^>]*>",
+        rf'<svg \1 role="img" aria-label="{html.escape(label)}">',
+        text,
+        count=1,
     )

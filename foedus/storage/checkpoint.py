@@ -1,7 +1,7 @@
 """Trees on disk: safetensors for the numbers, JSON for their form. Loading one never executes code.
 
-The header of a file holds a CRC-32 of all of it, so that bytes that a disk or a copy has changed are noticed. That is against
-accidents; who can write to the file can also write another checksum.
+The header of a file holds a CRC-32 of all of it, so that bytes that a disk or a copy has changed
+are noticed. That is against accidents; who can write to the file can also write another checksum.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from foedus.base import tree
 from foedus.errors import CheckpointError
 
 VERSION = 2  # 1 had no checksum, and is still read
-_FIELD, _DIGITS = b'"crc32":"', b"00000000"  # quotes within names and texts are escaped, so the field stands alone
+# quotes within names and texts are escaped, so the field stands alone
+_FIELD, _DIGITS = b'"crc32":"', b"00000000"
 _UNFINISHED = ".part"
 
 
@@ -31,8 +32,14 @@ class Damaged(CheckpointError):  # noqa: N818 - says it all
     """A file that is missing or not whole."""
 
 
-def write(path: str | os.PathLike, trees: dict[str, tree.Tree], meta: dict[str, Any], previous: Path | None = None) -> None:
-    """Write named trees and JSON-able `meta` to one file, atomically: a reader sees the old file or the new one, whole.
+def write(
+    path: str | os.PathLike,
+    trees: dict[str, tree.Tree],
+    meta: dict[str, Any],
+    previous: Path | None = None,
+) -> None:
+    """Write named trees and JSON-able `meta` to one file, atomically: a reader sees the old file or
+    the new one, whole.
 
     previous: where the old file is kept.
     """
@@ -61,12 +68,16 @@ def _place(data: bytes | mmap.mmap) -> int | None:
 
 
 def replace(path: str | os.PathLike, chunks: Iterable[Any], previous: Path | None = None) -> None:
-    """Put a file in the place of another in one instant, with the old one kept as `previous`: there is always a whole one."""
+    """Put a file in the place of another in one instant, with the old one kept as `previous`: there
+    is always a whole one.
+    """
     path = Path(path)
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_UNFINISHED)
+        handle, temporary = tempfile.mkstemp(
+            dir=path.parent, prefix=f".{path.name}.", suffix=_UNFINISHED
+        )
         with os.fdopen(handle, "wb") as f:
             for chunk in chunks:
                 f.write(chunk)
@@ -120,19 +131,37 @@ def read(path: str | os.PathLike) -> tuple[dict[str, tree.Tree], dict[str, Any]]
             header = json.loads((f.metadata() or {})["foedus"])
             version, forms, meta = (header[k] for k in ("version", "forms", "meta"))
             if version not in (1, VERSION):
-                raise CheckpointError(f"{path} has version {version!r}; this foedus reads version {VERSION}")
+                raise CheckpointError(
+                    f"{path} has version {version!r}; this foedus reads version {VERSION}"
+                )
             if version == VERSION and not checked:
                 raise Damaged(f"{path} is damaged: its checksum is gone")
-            # Copied, because tensors lie in a file at any address, and some products round differently where memory is not aligned.
+            # Copied, because tensors lie in a file at any address, and some products round
+            # differently where memory is not aligned.
             tensors: dict[str, Tensor] = {k: f.get_tensor(k).clone() for k in f.keys()}  # noqa: SIM118 - not a dict
         trees = {
-            name: tree.restore(form, {k.removeprefix(f"{name}/"): v for k, v in tensors.items() if k.startswith(f"{name}/")})
+            name: tree.restore(
+                form,
+                {
+                    k.removeprefix(f"{name}/"): v
+                    for k, v in tensors.items()
+                    if k.startswith(f"{name}/")
+                },
+            )
             for name, form in forms.items()
         }
         return trees, dict(meta)
     except CheckpointError:
         raise
-    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError, OSError) as error:
+    except (
+        SafetensorError,
+        KeyError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        OSError,
+    ) as error:
         raise Damaged(f"{path} is not a foedus file, or it is damaged: {error}") from error
 
 
@@ -150,7 +179,7 @@ def _checked(path: Path) -> bool:
     return True
 
 
-# -- the checkpoint of a run and the one before it ------------------------------------------------------------------------
+# -- the checkpoint of a run and the one before it -------------------------------------------------
 
 
 def previous_of(path: Path) -> Path:
@@ -164,10 +193,11 @@ def exists(path: Path) -> bool:
 
 
 def newest(path: Path) -> tuple[Path, dict[str, tree.Tree], dict[str, Any], str | None]:
-    """The file that a run can go on from, its trees and meta, and a note if it is not the one that it should be.
+    """The file that a run can go on from, its trees and meta, and a note if it is not the one that
+    it should be.
 
-    That is `path`, or if it is damaged or missing, the one before it; a damaged one is moved aside, so that it never takes the place
-    of a good one.
+    That is `path`, or if it is damaged or missing, the one before it; a damaged one is moved aside,
+    so that it never takes the place of a good one.
     """
     previous = previous_of(path)
     try:
@@ -186,6 +216,7 @@ def newest(path: Path) -> tuple[Path, dict[str, tree.Tree], dict[str, Any], str 
             os.replace(path, path.with_name(f"{path.name}.damaged"))
             aside = f" (now {path.name}.damaged)"
         note = (
-            f"{error}{aside}; the run goes on from the checkpoint before it, {previous.name} of round {meta.get('rounds_done')}"
+            f"{error}{aside}; the run goes on from the checkpoint before it, {previous.name} "
+            f"of round {meta.get('rounds_done')}"
         )
         return previous, trees, meta, note

@@ -1,4 +1,6 @@
-"""Room on disk for what does not fit in memory: files without a name, which vanish with the process that made them."""
+"""Room on disk for what does not fit in memory: files without a name, which vanish with the process
+that made them.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,15 @@ from foedus.base.tree import Tree
 
 
 def mapped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """An empty tensor that lies in a file: the system keeps in memory what there is room for, and the rest on disk."""
+    """An empty tensor that lies in a file: the system keeps in memory what there is room for, and
+    the rest on disk.
+    """
     if math.prod(shape) == 0:
         return torch.empty(shape, dtype=dtype)
     with tempfile.NamedTemporaryFile(prefix="foedus-") as file:  # the mapping outlives the name
-        return torch.from_file(file.name, shared=True, size=math.prod(shape), dtype=dtype).view(shape)
+        return torch.from_file(file.name, shared=True, size=math.prod(shape), dtype=dtype).view(
+            shape
+        )
 
 
 def nbytes(t: Tree) -> int:
@@ -38,7 +44,9 @@ class _Place(NamedTuple):
 
 
 class Pile(MutableMapping[int, Tree]):
-    """Trees by number: in memory while all of them take at most `memory` bytes, those that come later encoded in a file."""
+    """Trees by number: in memory while all of them take at most `memory` bytes, those that come
+    later encoded in a file.
+    """
 
     def __init__(self, memory: int):
         self.memory, self.taken, self.end = memory, 0, 0

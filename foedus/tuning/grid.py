@@ -21,7 +21,8 @@ class loguniform:  # noqa: N801 - written where a list of values could be
     """A range to draw from, uniformly in the logarithm; draws are rounded to three digits.
 
     Example:
-        >>> fd.tune(fd.FedAvg(fd.Linear()), fed, rounds=20, grid={"lr": fd.loguniform(1e-3, 10)}, trials=12)
+        >>> fd.tune(fd.FedAvg(fd.Linear()), fed, rounds=20, grid={"lr": fd.loguniform(1e-3, 10)},
+        ...         trials=12)
     """
 
     low: Annotated[float, Gt(0)]
@@ -41,22 +42,35 @@ class loguniform:  # noqa: N801 - written where a list of values could be
 Grid = Mapping[str, Sequence[Any] | loguniform]
 
 
-def combinations(grid: dict[str, list[Any] | loguniform], trials: int | None, seed: int) -> list[dict[str, Any]]:
+def combinations(
+    grid: dict[str, list[Any] | loguniform], trials: int | None, seed: int
+) -> list[dict[str, Any]]:
     ranges = [name for name, values in grid.items() if isinstance(values, loguniform)]
     rng = np.random.default_rng(seed)
     if ranges:
         if trials is None:
-            raise ConfigError(f"grid[{ranges[0]!r}] is a range, so trials= must say how many values to draw from it")
+            raise ConfigError(
+                f"grid[{ranges[0]!r}] is a range, so trials= must say how many values to draw from "
+                "it"
+            )
         pick = lambda v: v.draw(rng) if isinstance(v, loguniform) else v[int(rng.integers(len(v)))]  # noqa: E731
         return [{name: pick(values) for name, values in grid.items()} for _ in range(trials)]
     lists = {name: values for name, values in grid.items() if not isinstance(values, loguniform)}
     shape = [len(values) for values in lists.values()]
     size = math.prod(shape)
     if trials is not None and trials > size:
-        raise ConfigError(f"trials={trials} is more than the {size} combinations of the grid; leave trials out to try them all")
-    numbers = range(size) if trials is None else np.sort(rng.choice(size, trials, replace=False)).tolist()
+        raise ConfigError(
+            f"trials={trials} is more than the {size} combinations of the grid; leave trials out "
+            "to try them all"
+        )
+    numbers = (
+        range(size) if trials is None else np.sort(rng.choice(size, trials, replace=False)).tolist()
+    )
     places = (np.unravel_index(n, shape) for n in numbers)
-    return [{name: values[p] for (name, values), p in zip(lists.items(), at, strict=True)} for at in places]
+    return [
+        {name: values[p] for (name, values), p in zip(lists.items(), at, strict=True)}
+        for at in places
+    ]
 
 
 def build(algorithm: Any, values: dict[str, Any]) -> Algorithm:
@@ -64,20 +78,25 @@ def build(algorithm: Any, values: dict[str, Any]) -> Algorithm:
     if isinstance(algorithm, Algorithm):
         for name in values:
             if name not in (known := setting_names(algorithm)):
-                raise ConfigError(f"grid: {unknown(f'{type(algorithm).__name__} setting', name, known)}")
+                raise ConfigError(
+                    f"grid: {unknown(f'{type(algorithm).__name__} setting', name, known)}"
+                )
         make = lambda: _replaced(algorithm, values)  # noqa: E731
     elif callable(algorithm):
         make = lambda: algorithm(**values)  # noqa: E731
     else:
         raise ConfigError(
-            f"algorithm={algorithm!r} must be a foedus algorithm, or a function that makes one of the grid's values"
+            f"algorithm={algorithm!r} must be a foedus algorithm, or a function that makes one of "
+            "the grid's values"
         )
     try:
         made = make()
     except FoedusError as error:
         raise ConfigError(f"grid: {shown_settings(values)}: {error}") from error
     if not isinstance(made, Algorithm):
-        raise ConfigError(f"algorithm(**values) returned {made!r}; it must return a foedus algorithm")
+        raise ConfigError(
+            f"algorithm(**values) returned {made!r}; it must return a foedus algorithm"
+        )
     return made
 
 
@@ -94,7 +113,11 @@ def _replaced(owner: Any, values: dict[str, Any]) -> Any:
     """All at once: the values of one field may be allowed only with those of another."""
     changes = {name: value for name, value in values.items() if "." not in name}
     for part in dict.fromkeys(name.split(".")[0] for name in values if "." in name):
-        inner = {name.partition(".")[2]: value for name, value in values.items() if name.startswith(f"{part}.")}
+        inner = {
+            name.partition(".")[2]: value
+            for name, value in values.items()
+            if name.startswith(f"{part}.")
+        }
         changes[part] = _replaced(getattr(owner, part), inner)
     return dataclasses.replace(owner, **changes)
 

@@ -32,7 +32,7 @@ _PATIENCE = 4.0
 """Seconds: about what it takes to start a process that has PyTorch."""
 
 
-# -- the search --------------------------------------------------------------------------------------------------------
+# -- the search ------------------------------------------------------------------------------------
 
 
 class _Outcome(NamedTuple):
@@ -94,16 +94,24 @@ class Search:
     rungs: list[int]
     halving: int | None
 
-    def race(self, cells: list[Cell], work: contextlib.AbstractContextManager[_Work], progress: bool | None) -> None:
+    def race(
+        self,
+        cells: list[Cell],
+        work: contextlib.AbstractContextManager[_Work],
+        progress: bool | None,
+    ) -> None:
         """Run all cells to the first rung, the best of them to the next, and so on."""
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="foedus-tune-")))
-            advance = stack.enter_context(bar(planned(len(cells), self.rungs, self.halving) * len(self.held), progress))
+            advance = stack.enter_context(
+                bar(planned(len(cells), self.rungs, self.halving) * len(self.held), progress)
+            )
             pool = stack.enter_context(work)
             racing, behind = cells, list[Cell]()
             for rung in self.rungs:
                 self.run(racing, rung, folder, pool, advance)
-                while not self.ranked(racing) and behind:  # all of them failed on the way: those cut before take their place
+                # all of them failed on the way: those cut before take their place
+                while not self.ranked(racing) and behind:
                     racing, behind = behind[: len(racing)], behind[len(racing) :]
                     self.run(racing, rung, folder, pool, advance)
                 order = self.ranked(racing)
@@ -114,10 +122,17 @@ class Search:
                     keep = math.ceil(keep / self.halving)
                 racing, behind = order[:keep], order[keep:] + behind
 
-    def run(self, cells: list[Cell], rounds: int, folder: Path, pool: _Work, advance: Callable) -> None:
-        file = lambda cell, seed: folder / f"{cell.number}-{seed}.safetensors" if len(self.rungs) > 1 else None  # noqa: E731
+    def run(
+        self, cells: list[Cell], rounds: int, folder: Path, pool: _Work, advance: Callable
+    ) -> None:
+        file = lambda cell, seed: (  # noqa: E731
+            folder / f"{cell.number}-{seed}.safetensors" if len(self.rungs) > 1 else None
+        )
         runs = [(cell, seed) for cell in cells for seed in self.held]
-        jobs = [(c.algorithm, self.held[s], rounds, s, self.metric, file(c, s), self.options) for c, s in runs]
+        jobs = [
+            (c.algorithm, self.held[s], rounds, s, self.metric, file(c, s), self.options)
+            for c, s in runs
+        ]
         for cell in cells:
             cell.runs = []
         for (cell, _), outcome in zip(runs, pool(jobs), strict=True):
@@ -125,10 +140,14 @@ class Search:
             advance(f"{shown_settings(cell.values)}: round {rounds}", 1)
 
     def ranked(self, cells: list[Cell]) -> list[Cell]:
-        """Those that did not fail: the longest first, then by score, then by loss (accuracies on few rows are often equal)."""
+        """Those that did not fail: the longest first, then by score, then by loss (accuracies on
+        few rows are often equal).
+        """
         sign = -1 if self.metric.endswith("accuracy") else 1
         fine = [cell for cell in cells if not cell.failure]
-        return sorted(fine, key=lambda cell: (-cell.rounds, sign * cell.score, cell.loss, cell.number))
+        return sorted(
+            fine, key=lambda cell: (-cell.rounds, sign * cell.score, cell.loss, cell.number)
+        )
 
     def table(self, cells: list[Cell]) -> pd.DataFrame:
         import pandas as pd
@@ -143,30 +162,56 @@ class Search:
 
 
 def _advance(
-    algorithm: Algorithm, fed: Federation, rounds: int, seed: int, metric: str, file: Path | None, options: dict[str, Any]
+    algorithm: Algorithm,
+    fed: Federation,
+    rounds: int,
+    seed: int,
+    metric: str,
+    file: Path | None,
+    options: dict[str, Any],
 ) -> _Outcome:
     """Run a cell, or go on with it, until so many rounds are done."""
     checkpoint: dict[str, Any] = (
-        {} if file is None else {"checkpoint": file, "checkpoint_every": max(rounds, 1), "resume": True}
+        {}
+        if file is None
+        else {"checkpoint": file, "checkpoint_every": max(rounds, 1), "resume": True}
     )
     with one_thread():
         try:
-            records = run(algorithm, fed, rounds, seed=seed, progress=False, **checkpoint, **options).records
-        except (DivergenceError, ConfigError) as error:  # of the second kind is a system that is singular, for example
+            records = run(
+                algorithm, fed, rounds, seed=seed, progress=False, **checkpoint, **options
+            ).records
+        # of the second kind is a system that is singular, for example
+        except (DivergenceError, ConfigError) as error:
             at = getattr(error, "round", 0)
             seconds = error.run.records.last("seconds") if hasattr(error, "run") else math.nan
-            return _Outcome(math.nan, math.nan, max(at - 1, 0), 0.0 if math.isnan(seconds) else seconds, str(error), at)
+            return _Outcome(
+                math.nan,
+                math.nan,
+                max(at - 1, 0),
+                0.0 if math.isnan(seconds) else seconds,
+                str(error),
+                at,
+            )
     if metric not in records.columns:
         name = type(algorithm).__name__
         raise ConfigError(
-            f"metric={metric!r} is not measured: {name} makes no model that could be evaluated on validation rows"
+            f"metric={metric!r} is not measured: {name} makes no model that could be evaluated on "
+            "validation rows"
         )
-    score, loss = records.last(metric), records.last(metric.replace("accuracy", "loss").replace("mse", "loss"))
-    failed = "" if math.isfinite(score) else f"round {rounds}: the {metric} on the validation rows is {score}"
+    score, loss = (
+        records.last(metric),
+        records.last(metric.replace("accuracy", "loss").replace("mse", "loss")),
+    )
+    failed = (
+        ""
+        if math.isfinite(score)
+        else f"round {rounds}: the {metric} on the validation rows is {score}"
+    )
     return _Outcome(score, loss, rounds, records.last("seconds"), failed, rounds)
 
 
-# -- processes ---------------------------------------------------------------------------------------------------------
+# -- processes -------------------------------------------------------------------------------------
 
 
 _Work = Callable[[list[tuple]], Iterator[_Outcome]]
@@ -175,10 +220,12 @@ _Work = Callable[[list[tuple]], Iterator[_Outcome]]
 
 def share_work(workers: int | None, engine: Any) -> contextlib.AbstractContextManager[_Work]:
     inner = engine.engine if isinstance(engine, Delayed) else engine
-    if inner is not None and not isinstance(inner, Local):  # its workers or sites belong to this process
+    # its workers or sites belong to this process
+    if inner is not None and not isinstance(inner, Local):
         if workers not in (None, 1):
             raise ConfigError(
-                f"workers={workers} cannot share engine={engine!r}, which has workers of its own; leave workers out"
+                f"workers={workers} cannot share engine={engine!r}, which has workers of its own; "
+                "leave workers out"
             )
         return _pool(1)
     if workers is not None:
@@ -196,10 +243,13 @@ def _pool(workers: int, patience: float = 0.0) -> Iterator[_Work]:
         return
     from joblib import Parallel, delayed, parallel_config
 
-    # joblib's processes do not run the caller's script again, take what it defines, and share large arrays in memory
-    # ("c": as if they were their own).
+    # joblib's processes do not run the caller's script again, take what it defines, and share large
+    # arrays in memory ("c": as if they were their own).
     began, options = time.monotonic(), {"return_as": "generator", "mmap_mode": "c"}
-    with parallel_config(backend="loky", inner_max_num_threads=1), Parallel(workers, **options) as parallel:
+    with (
+        parallel_config(backend="loky", inner_max_num_threads=1),
+        Parallel(workers, **options) as parallel,
+    ):
 
         def work(jobs: list[tuple]) -> Iterator[_Outcome]:
             here = 0
@@ -211,16 +261,20 @@ def _pool(workers: int, patience: float = 0.0) -> Iterator[_Work]:
         try:
             yield work
         except pickle.PicklingError as error:
-            why = str(error.__cause__ or error).strip('"\n').splitlines()[-1]  # of a whole traceback
+            # of a whole traceback
+            why = str(error.__cause__ or error).strip('"\n').splitlines()[-1]
             raise ConfigError(
-                f"workers={workers}: the algorithm cannot be sent to another process ({why}); use workers=1"
+                f"workers={workers}: the algorithm cannot be sent to another process ({why}); use "
+                "workers=1"
             ) from error
 
 
 def all_failed(cells: list[Cell]) -> DivergenceError:
     first, failure = next((cell, cell.failure) for cell in cells if cell.failure)
     what = "every combination of the grid" if len(cells) > 1 else "the only combination of the grid"
-    return DivergenceError(f"{what} failed; {shown_settings(first.values)}: {failure.failed}", failure.at)
+    return DivergenceError(
+        f"{what} failed; {shown_settings(first.values)}: {failure.failed}", failure.at
+    )
 
 
 def planned(cells: int, rungs: list[int], halving: int | None) -> int:

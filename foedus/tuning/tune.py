@@ -1,8 +1,10 @@
-"""`fd.tune`: a grid or random search for an algorithm's settings, on rows that every client holds out of its training rows.
+"""`fd.tune`: a grid or random search for an algorithm's settings, on rows that every client holds
+out of its training rows.
 
-Test rows take no part: the federation that cells run on does not even have them (`Federation.holdout`). With successive
-halving, all cells run for a few rounds, the best of them go on from where they are for some more, and so forth. A cell that
-goes on is resumed from its checkpoint, and a run does not know how many rounds it will have (a `horizon` is a field of the
+Test rows take no part: the federation that cells run on does not even have them
+(`Federation.holdout`). With successive halving, all cells run for a few rounds, the best of them go
+on from where they are for some more, and so forth. A cell that goes on is resumed from its
+checkpoint, and a run does not know how many rounds it will have (a `horizon` is a field of the
 algorithm, which stays as it is): its numbers are those of a run that was never stopped.
 """
 
@@ -59,23 +61,25 @@ def tune(
 ) -> Tuning:
     """Choose settings of an algorithm by what it reaches on validation rows after `rounds` rounds.
 
-    algorithm: one whose fields take the values of the grid, or a function (or class) that makes one of them,
-    `algorithm(**values)`. grid: {name: values}; the field of a field has a dot in its name, "features.bandwidth". Instead of
-    a list, `fd.loguniform(low, high)` is a range to draw from. trials: None tries all combinations, a number tries so many of
-    them, drawn at random with `seed`.
-    seeds: runs of each combination, as in `fd.compare`. The validation rows are this part (`validation`) of each client's
-    training rows, others for each seed (`fed.holdout(validation, seed)`); the score is the mean over seeds.
-    halving: as long as more than so many combinations are left, only the best 1/halving of them go on after 1/halving of
-    the rounds; None runs all of them to the end.
-    metric: "accuracy" or "mse", or "loss"; where clients end up with models of their own, by default "own_accuracy" or
-    "own_mse", that on their own validation rows. Of equal accuracies, that with the smaller loss is better.
-    engine, participation, quantise: as in `fd.run`. workers: processes that share the work (1: none but this one); by default
-    one for each core, once it has taken longer than they take to start. Every run computes with one thread, and the result
-    does not depend on where.
+    algorithm: one whose fields take the values of the grid, or a function (or class) that makes one
+    of them, `algorithm(**values)`. grid: {name: values}; the field of a field has a dot in its
+    name, "features.bandwidth". Instead of a list, `fd.loguniform(low, high)` is a range to draw
+    from. trials: None tries all combinations, a number tries so many of them, drawn at random with
+    `seed`. seeds: runs of each combination, as in `fd.compare`. The validation rows are this part
+    (`validation`) of each client's training rows, others for each seed (`fed.holdout(validation,
+    seed)`); the score is the mean over seeds. halving: as long as more than so many combinations
+    are left, only the best 1/halving of them go on after 1/halving of the rounds; None runs all of
+    them to the end. metric: "accuracy" or "mse", or "loss"; where clients end up with models of
+    their own, by default "own_accuracy" or "own_mse", that on their own validation rows. Of equal
+    accuracies, that with the smaller loss is better. engine, participation, quantise: as in
+    `fd.run`. workers: processes that share the work (1: none but this one); by default one for each
+    core, once it has taken longer than they take to start. Every run computes with one thread, and
+    the result does not depend on where.
 
     Example:
         >>> newton = fd.FedNewton(fd.RandomFourier(300), solver="cg")
-        >>> found = fd.tune(newton, fed, rounds=6, grid={"features.bandwidth": [1, 2, 4, 8], "reg": [1e-5, 1e-4, 1e-3]})
+        >>> found = fd.tune(newton, fed, rounds=6,
+        ...                 grid={"features.bandwidth": [1, 2, 4, 8], "reg": [1e-5, 1e-4, 1e-3]})
         >>> print(found)
         >>> fd.run(found.best, fed, rounds=6)
     """
@@ -83,42 +87,58 @@ def tune(
     check_value("workers", workers, Annotated[int, Ge(1)] | None)
     check_value("halving", halving, Annotated[int, Ge(2)] | None)
     check_value("seed", seed, Annotated[int, Ge(0)])
-    part = Annotated[float, Gt(0), Lt(1), Means("a part of the rows, above 0 and below 1, such as 0.2")]
+    part = Annotated[
+        float, Gt(0), Lt(1), Means("a part of the rows, above 0 and below 1, such as 0.2")
+    ]
     check_value("validation", validation, part)
     seeds, grid = seed_list(seeds), _checked(grid)
-    cells = [Cell(i, v, build(algorithm, v)) for i, v in enumerate(combinations(grid, trials, seed))]
+    cells = [
+        Cell(i, v, build(algorithm, v)) for i, v in enumerate(combinations(grid, trials, seed))
+    ]
     for cell in cells:
         check_arguments(
-            cell.algorithm, fed, rounds, seed=max(seeds), engine=engine, participation=participation, evaluate_every=1,
-            target=None, quantise=quantise, aggregation=None, checkpoint=None, checkpoint_every=1, resume=False, callbacks=(),
+            cell.algorithm, fed, rounds, seed=max(seeds), engine=engine,
+            participation=participation, evaluate_every=1, target=None, quantise=quantise,
+            aggregation=None, checkpoint=None, checkpoint_every=1, resume=False, callbacks=(),
         )  # fmt: skip
         cell.algorithm.check(fed.spec)
     metric = _metric(metric, fed, all(cell.algorithm.personal for cell in cells))
     rungs = _rungs(len(cells), int(rounds), halving)
     # Evaluated after the last round only, which is that of the rung.
-    options = {"engine": engine, "participation": participation, "quantise": quantise, "evaluate_every": max(rungs[-1], 1)}
+    options = {
+        "engine": engine,
+        "participation": participation,
+        "quantise": quantise,
+        "evaluate_every": max(rungs[-1], 1),
+    }
     held = {s: fed.holdout(validation, seed=s) for s in seeds}
     search = Search(held, metric, options, rungs, halving)
     try:
         search.race(cells, share_work(workers, engine), progress)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt from None  # without the run's own advice to resume it: its checkpoint is gone
+        # without the run's own advice to resume it: its checkpoint is gone
+        raise KeyboardInterrupt from None
     best = search.ranked(cells)[0]
     what = type(best.algorithm).__name__
     title = (
-        f"{fed.data.name}: {count(len(cells), 'setting')} of {what}, {count(rungs[-1], 'round')}, {count(len(seeds), 'seed')}"
+        f"{fed.data.name}: {count(len(cells), 'setting')} of {what}, "
+        f"{count(rungs[-1], 'round')}, {count(len(seeds), 'seed')}"
     )
-    return Tuning(best.algorithm, best.values, metric, search.table(cells), _border(grid, best.values), title)
+    return Tuning(
+        best.algorithm, best.values, metric, search.table(cells), _border(grid, best.values), title
+    )
 
 
 @dataclass(eq=False, repr=False)
 class Tuning:
-    """What a search found: `best` (the algorithm), `values` (its settings from the grid), `table`, and `print(tuning)`.
+    """What a search found: `best` (the algorithm), `values` (its settings from the grid), `table`,
+    and `print(tuning)`.
 
-    `table` has a row for each combination, best first (after those that ran to the end, those that halving left behind):
-    its values, `score` and `spread` (mean and standard deviation over seeds of the metric on validation rows; NaN if it
-    failed), `rounds` that it ran, `seconds` of all its runs, and why it `failed`. `border` names the numbers that were chosen
-    at the end of their list, of three values or more: better ones may lie beyond.
+    `table` has a row for each combination, best first (after those that ran to the end, those that
+    halving left behind): its values, `score` and `spread` (mean and standard deviation over seeds
+    of the metric on validation rows; NaN if it failed), `rounds` that it ran, `seconds` of all its
+    runs, and why it `failed`. `border` names the numbers that were chosen at the end of their list,
+    of three values or more: better ones may lie beyond.
     """
 
     best: Algorithm
@@ -131,10 +151,16 @@ class Tuning:
     def __rich__(self) -> Any:
         rows = self.table.to_dict("records")
         names, shown = list(self.values), rows[:_SHOWN]
-        text = [[shorten(r[n]) for n in names] + [self._score(r), "–" if r["failed"] else f"{r['rounds']}"] for r in shown]
+        text = [
+            [shorten(r[n]) for n in names]
+            + [self._score(r), "–" if r["failed"] else f"{r['rounds']}"]
+            for r in shown
+        ]
         notes = [f"chosen: {shown_settings(self.values)}"]
         notes += [
-            f"{n} = {shorten(self.values[n])} is at the end of its list: better values may lie beyond" for n in self.border
+            f"{n} = {shorten(self.values[n])} is at the end of its list: better values may lie "
+            "beyond"
+            for n in self.border
         ]
         if len(rows) > len(shown):
             notes.append(f"{len(rows) - len(shown)} more in .table")
@@ -156,7 +182,9 @@ class Tuning:
 
 
 def _rungs(cells: int, rounds: int, halving: int | None) -> list[int]:
-    """After how many rounds cells are compared; at the end at most `halving` of them, if there are rounds enough."""
+    """After how many rounds cells are compared; at the end at most `halving` of them, if there are
+    rounds enough.
+    """
     rungs = [rounds]
     while halving is not None and cells > halving and rungs[0] > 1:
         rungs.insert(0, math.ceil(rungs[0] / halving))
@@ -164,13 +192,14 @@ def _rungs(cells: int, rounds: int, halving: int | None) -> list[int]:
     return rungs
 
 
-# -- the grid ----------------------------------------------------------------------------------------------------------
+# -- the grid --------------------------------------------------------------------------------------
 
 
 def _checked(grid: Any) -> dict[str, list[Any] | loguniform]:
     if not isinstance(grid, Mapping) or not grid:
         raise ConfigError(
-            f"grid={grid!r} must be a dictionary {{name: values}} with at least one entry, such as {{'lr': [0.01, 0.1]}}"
+            f"grid={grid!r} must be a dictionary {{name: values}} with at least one entry, such as "
+            f"{{'lr': [0.01, 0.1]}}"
         )
     found: dict[str, list[Any] | loguniform] = {}
     for name, values in grid.items():
@@ -178,19 +207,26 @@ def _checked(grid: Any) -> dict[str, list[Any] | loguniform]:
             raise ConfigError(f"grid has the key {name!r}; keys are names of settings")
         if name in _RESULTS:
             raise ConfigError(
-                f"grid: the name {name!r} is that of a column of the table ({', '.join(_RESULTS)}); choose another"
+                f"grid: the name {name!r} is that of a column of the table "
+                f"({', '.join(_RESULTS)}); choose another"
             )
         if isinstance(values, loguniform):
             found[name] = values
             continue
-        if isinstance(values, str | bytes | Mapping) or not isinstance(values, Sequence | np.ndarray):
-            raise ConfigError(f"grid[{name!r}]={values!r} must be a list of values, or fd.loguniform(low, high)")
+        if isinstance(values, str | bytes | Mapping) or not isinstance(
+            values, Sequence | np.ndarray
+        ):
+            raise ConfigError(
+                f"grid[{name!r}]={values!r} must be a list of values, or fd.loguniform(low, high)"
+            )
         if len(values) == 0:
             raise ConfigError(f"grid[{name!r}] is empty: give at least one value")
         found[name] = [v.item() if isinstance(v, np.generic) else v for v in values]
     for name in found:
         if inside := [other for other in found if other.startswith(f"{name}.")]:
-            raise ConfigError(f"grid has {name!r} and {inside[0]!r}, which is a part of it; give one of them")
+            raise ConfigError(
+                f"grid has {name!r} and {inside[0]!r}, which is a part of it; give one of them"
+            )
     return found
 
 

@@ -1,8 +1,9 @@
 """Structured arrays: what a client may send instead of a dense tensor, and unbiased quantisation.
 
-Each is a node of a tree. Its tensor fields may carry leading batch dimensions: the replies of many clients are stacked
-field by field, and the message of client `c` is the slice `[c]` of each field. Static fields describe one message.
-`dense` gives the tensor that is meant; `weighted_sum` reduces stacked messages without a dense copy of each.
+Each is a node of a tree. Its tensor fields may carry leading batch dimensions: the replies of many
+clients are stacked field by field, and the message of client `c` is the slice `[c]` of each field.
+Static fields describe one message. `dense` gives the tensor that is meant; `weighted_sum` reduces
+stacked messages without a dense copy of each.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def _floating(t: object) -> bool:
 @tree.node(static=("shape",))
 @dataclass(frozen=True, eq=False)
 class Sparse:
-    """A tensor of `shape` that is zero but for `values` at the flat `indices`; an index that comes twice adds up.
+    """A tensor of `shape` that is zero but for `values` at the flat `indices`; an index that comes
+    twice adds up.
 
     indices: int64 or int32 `[..., k]`; values: `[..., k]`.
     """
@@ -63,7 +65,10 @@ class Sparse:
         if not isinstance(self.values, Tensor) or self.values.dtype == torch.bool:
             return "its values must be numbers"
         if self.values.dim() < 1 or self.values.shape != self.indices.shape:
-            return f"indices {list(self.indices.shape)} and values {list(self.values.shape)} must have one shape [..., k]"
+            return (
+                f"indices {list(self.indices.shape)} and values {list(self.values.shape)} must "
+                "have one shape [..., k]"
+            )
         return None
 
 
@@ -85,18 +90,29 @@ class LowRank:
 
     def fault(self) -> str | None:
         """What is wrong with the fields' dtypes and shapes, if anything."""
-        if not (_floating(self.left) and _floating(self.right) and self.left.dtype == self.right.dtype):
+        if not (
+            _floating(self.left) and _floating(self.right) and self.left.dtype == self.right.dtype
+        ):
             return "its factors must have one floating dtype"
         left, right = self.left.shape, self.right.shape
-        if len(left) < 2 or len(left) != len(right) or left[:-2] != right[:-2] or left[-1] != right[-1]:
-            return f"its factors must be [..., m, r] and [..., n, r], not {list(left)} and {list(right)}"
+        if (
+            len(left) < 2
+            or len(left) != len(right)
+            or left[:-2] != right[:-2]
+            or left[-1] != right[-1]
+        ):
+            return (
+                f"its factors must be [..., m, r] and [..., n, r], not {list(left)} and "
+                f"{list(right)}"
+            )
         return None
 
 
 @tree.node(static=("shape",))
 @dataclass(frozen=True, eq=False)
 class Signs:
-    """`scale` times a tensor of +1 and -1. Element `8 j + i` is +1 where bit `i` (of value `2^i`) of byte `j` is set.
+    """`scale` times a tensor of +1 and -1. Element `8 j + i` is +1 where bit `i` (of value `2^i`)
+    of byte `j` is set.
 
     bits: uint8 `[..., ceil(n / 8)]` with `n = prod(shape)`; scale: floating, `[...]`.
     """
@@ -107,9 +123,15 @@ class Signs:
 
     @classmethod
     def pack(cls, signs: Tensor, scale: Tensor | float) -> Signs:
-        """From a tensor `[..., *shape]`, of which only `>= 0` matters, and a scale `[...]` (or one number)."""
+        """From a tensor `[..., *shape]`, of which only `>= 0` matters, and a scale `[...]` (or one
+        number).
+        """
         if not isinstance(scale, Tensor):
-            scale = torch.tensor(scale, dtype=signs.dtype if signs.is_floating_point() else torch.float32, device=signs.device)
+            scale = torch.tensor(
+                scale,
+                dtype=signs.dtype if signs.is_floating_point() else torch.float32,
+                device=signs.device,
+            )
         lead, shape = signs.shape[: scale.dim()], tuple(signs.shape[scale.dim() :])
         ones = (signs >= 0).to(torch.uint8).reshape(*lead, math.prod(shape))
         ones = torch.nn.functional.pad(ones, (0, -ones.shape[-1] % 8))
@@ -120,8 +142,12 @@ class Signs:
     def dense(self) -> Tensor:
         """The dense tensor, `[..., *shape]`, in the dtype of `scale`."""
         lead, n = self.scale.shape, math.prod(self.shape)
-        ones = torch.stack([(self.bits >> i) & 1 for i in range(8)], -1).reshape(*lead, 8 * self.bits.shape[-1])[..., :n]
-        return ((2 * ones.to(self.scale.dtype) - 1) * self.scale.unsqueeze(-1)).reshape((*lead, *self.shape))
+        ones = torch.stack([(self.bits >> i) & 1 for i in range(8)], -1).reshape(
+            *lead, 8 * self.bits.shape[-1]
+        )[..., :n]
+        return ((2 * ones.to(self.scale.dtype) - 1) * self.scale.unsqueeze(-1)).reshape(
+            (*lead, *self.shape)
+        )
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """`sum_c weights[c] * dense[c]`, unpacking an eighth of the numbers at a time."""
@@ -135,7 +161,10 @@ class Signs:
             return "its bits must be uint8 and its scale floating"
         want = (*self.scale.shape, -(-math.prod(self.shape) // 8))
         if self.bits.shape != want:
-            return f"{math.prod(self.shape)} signs take bits of shape {list(want)}, not {list(self.bits.shape)}"
+            return (
+                f"{math.prod(self.shape)} signs take bits of shape {list(want)}, not "
+                f"{list(self.bits.shape)}"
+            )
         return None
 
 
@@ -169,24 +198,31 @@ class Quantised:
 
     def fault(self) -> str | None:
         """What is wrong with the fields' dtypes and shapes, if anything."""
-        if not (_is(self.codes, torch.int8, torch.float16, torch.bfloat16) and _floating(self.scale)):
+        if not (
+            _is(self.codes, torch.int8, torch.float16, torch.bfloat16) and _floating(self.scale)
+        ):
             return "its codes must be int8, float16 or bfloat16 and its scale floating"
         if self.dtype not in ("float16", "bfloat16", "float32", "float64"):
             return f"its dtype must name a floating dtype, not {self.dtype!r}"
         if self.codes.shape[: self.scale.dim()] != self.scale.shape:
-            return f"scale {list(self.scale.shape)} must be the leading dimensions of codes {list(self.codes.shape)}"
+            return (
+                f"scale {list(self.scale.shape)} must be the leading dimensions of codes "
+                f"{list(self.codes.shape)}"
+            )
         return None
 
 
 @tree.node(static=("features",))
 @dataclass(frozen=True, eq=False)
 class Trees:
-    """Decision trees as arrays of nodes. Node `i` asks `x[feature[i]] <= threshold[i]`, yes: `left[i]`, no: `right[i]`.
+    """Decision trees as arrays of nodes. Node `i` asks `x[feature[i]] <= threshold[i]`, yes:
+    `left[i]`, no: `right[i]`.
 
-    feature: signed integers `[..., nodes]`, -1 at a leaf; threshold: float32 `[..., nodes]`; left, right: signed integers
-    `[..., nodes]`, above the node's own index (at a leaf they are not looked at: any of -1 .. nodes - 1); value: float32
-    `[..., leaves, outputs]`, what the leaves say, in the order of their nodes; roots: signed integers `[..., trees]`; features:
-    how many features a row has.
+    feature: signed integers `[..., nodes]`, -1 at a leaf; threshold: float32 `[..., nodes]`; left,
+    right: signed integers `[..., nodes]`, above the node's own index (at a leaf they are not looked
+    at: any of -1 .. nodes - 1); value: float32 `[..., leaves, outputs]`, what the leaves say, in
+    the order of their nodes; roots: signed integers `[..., trees]`; features: how many features a
+    row has.
     """
 
     feature: Tensor
@@ -205,12 +241,19 @@ class Trees:
         if not (_is(self.threshold, torch.float32) and _is(self.value, torch.float32)):
             return "threshold and value must be float32"
         shape = self.feature.shape
-        if not (len(shape) >= 1 and shape == self.threshold.shape == self.left.shape == self.right.shape):
+        if not (
+            len(shape) >= 1 and shape == self.threshold.shape == self.left.shape == self.right.shape
+        ):
             return "feature, threshold, left and right must have one shape [..., nodes]"
         if self.value.dim() != len(shape) + 1 or self.value.shape[:-2] != shape[:-1]:
-            return f"value must be [..., leaves, outputs] for nodes {list(shape)}, not {list(self.value.shape)}"
+            return (
+                f"value must be [..., leaves, outputs] for nodes {list(shape)}, not "
+                f"{list(self.value.shape)}"
+            )
         if self.roots.dim() != len(shape) or self.roots.shape[:-1] != shape[:-1]:
-            return f"roots must be [..., trees] for nodes {list(shape)}, not {list(self.roots.shape)}"
+            return (
+                f"roots must be [..., trees] for nodes {list(shape)}, not {list(self.roots.shape)}"
+            )
         return None
 
 
@@ -244,32 +287,42 @@ def _quantise(x: Tensor, kind: str, key: Tensor) -> Quantised:
         unit = torch.ones_like(scale)
     else:
         mantissa, lowest = (10, -14) if kind == "float16" else (7, -126)
-        # Powers of two cost no precision: the largest code comes to lie in 2^14 .. 2^15, within float16's range.
-        scale = _power((_exponent(largest) - 14).clamp(min=-126 if x.dtype == torch.float32 else -1022))
+        # Powers of two cost no precision: the largest code comes to lie in 2^14 .. 2^15, within
+        # float16's range.
+        scale = _power(
+            (_exponent(largest) - 14).clamp(min=-126 if x.dtype == torch.float32 else -1022)
+        )
         unit = _power(_exponent(exact / scale).clamp(min=lowest) - mantissa)
     size = (exact / scale).abs() / unit
     below = size.floor()
     up = random.words(key, x.numel()).reshape(x.shape) < (size - below) * 2.0**32
-    up = up & ((below + 1) * unit * scale <= limits.max)  # next to the largest float there is nothing to round up to
+    # next to the largest float there is nothing to round up to
+    up = up & ((below + 1) * unit * scale <= limits.max)
     codes = torch.copysign((below + up) * unit, exact)
     scale = torch.where(torch.isfinite(largest), scale, torch.nan)
     return Quantised(codes.to(getattr(torch, kind)), scale.to(x.dtype), _name(x.dtype))
 
 
 def quantise(message: Tree, kind: str, key: Tensor) -> Tree:
-    """Round every dense float32 or float64 tensor to `kind` ("int8", "float16" or "bfloat16"), without bias.
+    """Round every dense float32 or float64 tensor to `kind` ("int8", "float16" or "bfloat16"),
+    without bias.
 
-    Each number goes to one of the two representable ones next to it, `lo <= x <= hi`: to `hi` with probability
-    `(x - lo) / (hi - lo)` (in steps of 2^-32), so that the expectation is `x`. int8 codes are multiples of `max |x| / 127`
-    over the tensor; the floating kinds have a power of two as scale, so that nothing overflows. Leaf number `i` draws from
-    `fold(key, i)`. Integers, other dtypes and structured arrays (also the values of `Sparse`, the factors of `LowRank`)
-    stay as they are. A tensor with a NaN or an infinity does not come back finite. Works under `vmap`.
+    Each number goes to one of the two representable ones next to it, `lo <= x <= hi`: to `hi` with
+    probability `(x - lo) / (hi - lo)` (in steps of 2^-32), so that the expectation is `x`. int8
+    codes are multiples of `max |x| / 127` over the tensor; the floating kinds have a power of two
+    as scale, so that nothing overflows. Leaf number `i` draws from `fold(key, i)`. Integers, other
+    dtypes and structured arrays (also the values of `Sparse`, the factors of `LowRank`) stay as
+    they are. A tensor with a NaN or an infinity does not come back finite. Works under `vmap`.
     """
     if kind not in ("int8", "float16", "bfloat16"):
         raise ConfigError(unknown("the quantisation kind", kind, ("int8", "float16", "bfloat16")))
 
     def one(i: int, leaf: Tree) -> Tree:
-        return _quantise(leaf, kind, random.fold(key, i)) if _is(leaf, torch.float32, torch.float64) else leaf
+        return (
+            _quantise(leaf, kind, random.fold(key, i))
+            if _is(leaf, torch.float32, torch.float64)
+            else leaf
+        )
 
     return _map(one, message)
 
@@ -284,4 +337,9 @@ def densify(message: Tree) -> Tree:
 
     A few bytes can describe a huge tensor: check a stranger's message with `validate_like` first.
     """
-    return _map(lambda _, leaf: leaf.dense() if isinstance(leaf, STRUCTURED) and not isinstance(leaf, Trees) else leaf, message)
+    return _map(
+        lambda _, leaf: (
+            leaf.dense() if isinstance(leaf, STRUCTURED) and not isinstance(leaf, Trees) else leaf
+        ),
+        message,
+    )

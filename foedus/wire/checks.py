@@ -1,7 +1,9 @@
-"""What is looked at before a stranger's reply is used: its form, its size once dense, and whether it is finite.
+"""What is looked at before a stranger's reply is used: its form, its size once dense, and whether
+it is finite.
 
-Round, sender and form are the business of the engine that brings a reply (`foedus.engines.flower.session`). `foedus.core.clients` then looks at
-the numbers, and asks the algorithm what a reply may say (`accept` of `Clients.mean` and `gather`).
+Round, sender and form are the business of the engine that brings a reply
+(`foedus.engines.flower.session`). `foedus.core.clients` then looks at the numbers, and asks the
+algorithm what a reply may say (`accept` of `Clients.mean` and `gather`).
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from foedus.errors import ReplyError
 from foedus.wire.arrays import STRUCTURED, LowRank, Signs, Sparse
 
 MOST = 1 << 27
-"""Numbers that a reply of unknown form may stand for once dense: a few bytes can describe far more."""
+"""Numbers that a reply of unknown form may stand for once dense: a few bytes can describe far more.
+
+"""
 
 Form = tuple[str, tuple]
 
@@ -26,40 +30,57 @@ Form = tuple[str, tuple]
 def form_of(reply: Tree, stacked: bool = False) -> Form:
     """Structure, shapes and types of one client's reply."""
     leaves, form = tree.flatten(reply)
-    parts = ((tuple(t.shape)[stacked:], str(t.dtype)) if isinstance(t, Tensor) else (type(t).__name__,) for t in leaves)
+    parts = (
+        (tuple(t.shape)[stacked:], str(t.dtype)) if isinstance(t, Tensor) else (type(t).__name__,)
+        for t in leaves
+    )
     return str(form), tuple(parts)
 
 
 def shown(form: Form) -> str:
     """The first few tensors of a form, for people."""
-    return ", ".join(f"{leaf[1].removeprefix('torch.')} {list(leaf[0])}" if len(leaf) == 2 else leaf[0] for leaf in form[1][:4])
+    return ", ".join(
+        f"{leaf[1].removeprefix('torch.')} {list(leaf[0])}" if len(leaf) == 2 else leaf[0]
+        for leaf in form[1][:4]
+    )
 
 
 def misfits(replies: dict[int, Tree], right: Form | None) -> dict[int, str]:
     """Which clients' replies have another form than the right one, and why they must go.
 
-    Where the right form is not known, it is that of more than half of the clients; without such a one nobody can be believed.
+    Where the right form is not known, it is that of more than half of the clients; without such a
+    one nobody can be believed.
     """
     forms = {i: form_of(reply) for i, reply in replies.items()}
     if right is None and forms:
         right, count = Counter(forms.values()).most_common(1)[0]
         if 2 * count <= len(forms):
-            return dict.fromkeys(forms, "the replies have several forms, none of them more than half")
+            return dict.fromkeys(
+                forms, "the replies have several forms, none of them more than half"
+            )
     if right is None:
         return {}
-    return {i: f"its reply has the form {shown(f)}, not {shown(right)}" for i, f in forms.items() if f != right}
+    return {
+        i: f"its reply has the form {shown(f)}, not {shown(right)}"
+        for i, f in forms.items()
+        if f != right
+    }
 
 
 def dense_size(reply: Tree) -> int:
     """How many numbers a reply stands for once its structured arrays are dense."""
-    arrays = [t for t in tree.pytree.tree_leaves(reply, is_leaf=_structured) if isinstance(t, STRUCTURED)]
+    arrays = [
+        t for t in tree.pytree.tree_leaves(reply, is_leaf=_structured) if isinstance(t, STRUCTURED)
+    ]
     sizes = [math.prod(t.shape) for t in arrays if isinstance(t, Sparse | Signs)]
     sizes += [t.left.shape[-2] * t.right.shape[-2] for t in arrays if isinstance(t, LowRank)]
     return sum(sizes)
 
 
 def finite(reply: Tree, clients: int) -> Tensor:
-    """Which of so many stacked replies are finite, once dense: products and sums of finite numbers may not be."""
+    """Which of so many stacked replies are finite, once dense: products and sums of finite numbers
+    may not be.
+    """
     good = torch.ones(clients, dtype=torch.bool)
     for leaf in tree.leaves(dense(reply)):
         if isinstance(leaf, Tensor) and leaf.is_floating_point():
@@ -69,7 +90,9 @@ def finite(reply: Tree, clients: int) -> Tensor:
 
 def dense(reply: Tree) -> Tree:
     """A reply with a tensor in the place of every structured array that has a mean."""
-    return tree.pytree.tree_map(lambda t: t.dense() if _averaged(t) else t, reply, is_leaf=_averaged)
+    return tree.pytree.tree_map(
+        lambda t: t.dense() if _averaged(t) else t, reply, is_leaf=_averaged
+    )
 
 
 def _averaged(t: Tree) -> bool:
@@ -81,9 +104,11 @@ def _structured(t: Tree) -> bool:
 
 
 def validate_like(tree: Tree, expected: Tree, what: str) -> None:
-    """Raise `ReplyError` unless `tree` has the structure, shapes and dtypes of `expected`; numbers and text may differ.
+    """Raise `ReplyError` unless `tree` has the structure, shapes and dtypes of `expected`; numbers
+    and text may differ.
 
-    Only shapes are looked at, so `expected` may hold tensors on the meta device. Names of keys count in their order.
+    Only shapes are looked at, so `expected` may hold tensors on the meta device. Names of keys
+    count in their order.
     """
 
     def differ(path: str, got: str, want: str) -> ReplyError:
@@ -107,7 +132,11 @@ def validate_like(tree: Tree, expected: Tree, what: str) -> None:
         elif hasattr(e, "tree_children"):
             for name in e.tree_static:
                 if getattr(t, name) != getattr(e, name):
-                    raise differ(f"{path}.{name}".lstrip("."), f"{getattr(t, name)!r}", f"{getattr(e, name)!r}")
+                    raise differ(
+                        f"{path}.{name}".lstrip("."),
+                        f"{getattr(t, name)!r}",
+                        f"{getattr(e, name)!r}",
+                    )
             pairs = [(name, getattr(t, name), getattr(e, name)) for name in e.tree_children]
         else:
             return
@@ -118,4 +147,8 @@ def validate_like(tree: Tree, expected: Tree, what: str) -> None:
 
 
 def _describe(t: Tree) -> str:
-    return f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}" if isinstance(t, Tensor) else f"a {type(t).__name__}"
+    return (
+        f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}"
+        if isinstance(t, Tensor)
+        else f"a {type(t).__name__}"
+    )

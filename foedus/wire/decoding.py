@@ -1,4 +1,7 @@
-"""Bytes to trees of tensors. Decoding trusts nothing: every length is checked before it is believed."""
+"""Bytes to trees of tensors.
+
+Decoding trusts nothing: every length is checked before it is believed.
+"""
 
 from __future__ import annotations
 
@@ -47,32 +50,51 @@ from foedus.wire.layout import (
 
 
 def decode(data: bytes | bytearray | memoryview, max_bytes: int = 1 << 31) -> Tree:
-    """The tree of a message; the empty message gives `{}`. Raises `WireError` on anything that `encode` did not write."""
+    """The tree of a message; the empty message gives `{}`.
+
+    Raises `WireError` on anything that `encode` did not write.
+    """
     view = memoryview(data).cast("B")
     if not len(view):
         return {}
     if len(view) > max_bytes:
         raise WireError(f"the message has {len(view)} bytes; expected at most {max_bytes}")
     if len(view) < HEADER + 1 + TRAILER:
-        raise WireError(f"the message is truncated: expected at least {HEADER + 1 + TRAILER} bytes, got {len(view)}")
+        raise WireError(
+            f"the message is truncated: expected at least {HEADER + 1 + TRAILER} bytes, got "
+            f"{len(view)}"
+        )
     if view[:2] != MAGIC:
-        raise WireError(f"expected {MAGIC!r} at byte 0, where a message starts, got {bytes(view[:2])!r}")
+        raise WireError(
+            f"expected {MAGIC!r} at byte 0, where a message starts, got {bytes(view[:2])!r}"
+        )
     if view[2] != VERSION:
         raise WireError(f"expected version {VERSION} of the wire form at byte 2, got {view[2]}")
     body, (crc,) = view[:-TRAILER], struct.unpack("<I", view[-TRAILER:])
     if zlib.crc32(body) != crc:
-        raise WireError(f"the checksum at byte {len(body)} does not match: the message is truncated or damaged")
+        raise WireError(
+            f"the checksum at byte {len(body)} does not match: the message is truncated or damaged"
+        )
     reader = _Reader(body)
     tree = reader.value(0)
     if reader.at != len(body):
-        raise WireError(f"expected the end of the message at byte {reader.at}, got {len(body) - reader.at} more bytes")
+        raise WireError(
+            f"expected the end of the message at byte {reader.at}, got {len(body) - reader.at} "
+            "more bytes"
+        )
     if is_empty(tree):
-        raise WireError(f"expected a value that is not empty at byte {HEADER}: an empty tree is a message of no bytes")
+        raise WireError(
+            f"expected a value that is not empty at byte {HEADER}: an empty tree is a message of "
+            "no bytes"
+        )
     return tree
 
 
 class _Reader:
-    """Reads a message from `at` on. Checks every length against what is left before it allocates anything."""
+    """Reads a message from `at` on.
+
+    Checks every length against what is left before it allocates anything.
+    """
 
     def __init__(self, data: memoryview):
         self.data = data
@@ -80,7 +102,9 @@ class _Reader:
         self.values = 0
 
     def fail(self, expected: str, at: int | None = None) -> WireError:
-        return WireError(f"expected {expected} at byte {self.at if at is None else at} of the message")
+        return WireError(
+            f"expected {expected} at byte {self.at if at is None else at} of the message"
+        )
 
     def take(self, count: int, what: str) -> memoryview:
         left = len(self.data) - self.at
@@ -131,12 +155,16 @@ class _Reader:
     def dtype(self) -> torch.dtype:
         code = self.byte("a dtype")
         if code >= len(DTYPES):
-            raise self.fail(f"the code of a dtype (0 .. {len(DTYPES) - 1}), got {code},", self.at - 1)
+            raise self.fail(
+                f"the code of a dtype (0 .. {len(DTYPES) - 1}), got {code},", self.at - 1
+            )
         return DTYPES[code]
 
     def raw(self, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
         start = self.at
-        source = np.frombuffer(self.take(math.prod(shape) * dtype.itemsize, f"{dtype} {list(shape)}"), np.uint8)
+        source = np.frombuffer(
+            self.take(math.prod(shape) * dtype.itemsize, f"{dtype} {list(shape)}"), np.uint8
+        )
         if dtype == torch.bool and source.size and source.max() > 1:
             raise self.fail(f"booleans of 0 or 1, got {source.max()},", start)
         t = torch.empty(math.prod(shape), dtype=dtype)
@@ -144,7 +172,12 @@ class _Reader:
         return t.view(shape)
 
     def narrow(self, shape: tuple[int, ...], low: int, high: int, what: str) -> Tensor:
-        dtype, start, count, width = self.dtype(), self.at, math.prod(shape), index_dtype(high - low)
+        dtype, start, count, width = (
+            self.dtype(),
+            self.at,
+            math.prod(shape),
+            index_dtype(high - low),
+        )
         if dtype not in (torch.int8, torch.int16, torch.int32, torch.int64):
             raise self.fail(f"the code of a signed integer dtype for {what}", start - 1)
         source = np.frombuffer(self.take(count * width, what), np.uint8).reshape(count, width)
@@ -154,7 +187,9 @@ class _Reader:
         numbers = np.frombuffer(source.tobytes(), kind)
         high = min(high, torch.iinfo(dtype).max + 1)
         if count and int(numbers.max()) + low >= high:
-            raise self.fail(f"{what} in {low} .. {high - 1}, got {int(numbers.max()) + low},", start)
+            raise self.fail(
+                f"{what} in {low} .. {high - 1}, got {int(numbers.max()) + low},", start
+            )
         return torch.from_numpy(numbers.astype(np.int64)).add_(low).to(dtype).view(shape)
 
     def dense(self, tag: int) -> Tensor:
@@ -201,7 +236,8 @@ class _Reader:
     def node(self, depth: int) -> Tree:
         start, name = self.at, self.text("the name of a node")
         cls = NODES.get(name)
-        if cls is None or issubclass(cls, STRUCTURED):  # structured arrays have tags of their own, with their own checks
+        # structured arrays have tags of their own, with their own checks
+        if cls is None or issubclass(cls, STRUCTURED):
             raise self.fail(f"the name of a registered node, got {name!r},", start)
         fields = {field: self.value(depth + 1) for field in (*cls.tree_children, *cls.tree_static)}
         try:
@@ -218,13 +254,19 @@ class _Reader:
             return LowRank(*(self.dense(self.byte("a factor")) for _ in range(2)))
         if tag == SIGNS:
             shape, scale = self.dims(), self.dense(self.byte("a scale"))
-            return Signs(self.raw(torch.uint8, (*scale.shape, -(-math.prod(shape) // 8))), scale, shape)
+            return Signs(
+                self.raw(torch.uint8, (*scale.shape, -(-math.prod(shape) // 8))), scale, shape
+            )
         if tag == QUANTISED:
             dtype, scale = self.dtype(), self.dense(self.byte("a scale"))
-            return Quantised(self.dense(self.byte("codes")), scale, str(dtype).removeprefix("torch."))
+            return Quantised(
+                self.dense(self.byte("codes")), scale, str(dtype).removeprefix("torch.")
+            )
         start, lead = self.at, self.dims()
         names = ("features", "nodes", "leaves", "outputs", "trees")
-        features, nodes, leaves, outputs, trees = (self.varint(f"the number of {name}") for name in names)
+        features, nodes, leaves, outputs, trees = (
+            self.varint(f"the number of {name}") for name in names
+        )
         for shape in ((features,), (*lead, nodes), (*lead, leaves, outputs), (*lead, trees)):
             if problem := excess(shape):
                 raise self.fail(problem + ",", start)
@@ -232,4 +274,12 @@ class _Reader:
         left, right = (self.narrow((*lead, nodes), -1, nodes, "children") for _ in range(2))
         roots = self.narrow((*lead, trees), 0, nodes, "roots")
         threshold = self.raw(torch.float32, (*lead, nodes))
-        return Trees(feature, threshold, left, right, self.raw(torch.float32, (*lead, leaves, outputs)), roots, features)
+        return Trees(
+            feature,
+            threshold,
+            left,
+            right,
+            self.raw(torch.float32, (*lead, leaves, outputs)),
+            roots,
+            features,
+        )

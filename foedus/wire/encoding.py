@@ -52,7 +52,10 @@ from foedus.wire.layout import (
 
 
 def encode(tree: Tree) -> bytes:
-    """The message of a tree. An empty tree (`{}`, `[]`, `()`, `None`) is the empty message, of no bytes."""
+    """The message of a tree.
+
+    An empty tree (`{}`, `[]`, `()`, `None`) is the empty message, of no bytes.
+    """
     if is_empty(tree):
         return b""
     writer = _write(tree, 0, keep=True)
@@ -65,7 +68,8 @@ def encode(tree: Tree) -> bytes:
 def nbytes(tree: Tree, batched: bool = False) -> int:
     """`len(encode(tree))`, from the shapes alone.
 
-    With `batched`, every tensor has a leading dimension of clients and the result is the length of one client's message.
+    With `batched`, every tensor has a leading dimension of clients and the result is the length of
+    one client's message.
     """
     if is_empty(tree):
         return 0
@@ -77,12 +81,16 @@ def _write(tree: Tree, skip: int, keep: bool) -> _Writer:
     try:
         writer.value(tree, skip, 0)
     except WireError as error:
-        raise WireError(f"cannot encode {'.'.join(map(str, writer.path)) or 'the tree'}: {error}") from None
+        raise WireError(
+            f"cannot encode {'.'.join(map(str, writer.path)) or 'the tree'}: {error}"
+        ) from None
     return writer
 
 
 class _Writer:
-    """Walks a tree and adds up its length; with `keep`, also collects the pieces of the message, tensors uncopied."""
+    """Walks a tree and adds up its length; with `keep`, also collects the pieces of the message,
+    tensors uncopied.
+    """
 
     def __init__(self, keep: bool):
         self.keep = keep
@@ -101,22 +109,30 @@ class _Writer:
         if self.keep:
             if t.layout != torch.strided:
                 raise WireError(f"expected a strided tensor, got {t.layout}")
-            if size:  # an empty tensor from NumPy may have a stride of 0, which has no view as bytes
+            # an empty tensor from NumPy may have a stride of 0, which has no view as bytes
+            if size:
                 self.chunks.append(t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
 
     def narrow(self, t: Tensor, count: int, low: int, high: int, what: str) -> None:
-        """A dtype and integers in `low .. high - 1`, each minus `low` and in as few bytes as that range needs."""
+        """A dtype and integers in `low .. high - 1`, each minus `low` and in as few bytes as that
+        range needs.
+        """
         width = index_dtype(high - low)
         self.put(bytes([CODES[t.dtype]]))
         self.size += count * width
         if self.keep:
             numbers = t.detach().cpu().contiguous().view(-1).numpy()
             if numbers.size and not (low <= numbers.min() and numbers.max() < high):
-                raise WireError(f"expected {what} in {low} .. {high - 1}, got {numbers.min()} .. {numbers.max()}")
+                raise WireError(
+                    f"expected {what} in {low} .. {high - 1}, got {numbers.min()} .. "
+                    f"{numbers.max()}"
+                )
             kind = np.dtype(container_header(width))
             numbers = (numbers.astype(np.int64) - low).astype(kind)
             if width != kind.itemsize:
-                numbers = np.ascontiguousarray(numbers.view(np.uint8).reshape(-1, kind.itemsize)[:, :width])
+                numbers = np.ascontiguousarray(
+                    numbers.view(np.uint8).reshape(-1, kind.itemsize)[:, :width]
+                )
             self.chunks.append(numbers.view(np.uint8).reshape(-1))
 
     def dense(self, t: Tensor, skip: int) -> None:
@@ -166,7 +182,9 @@ class _Writer:
                 for name in names:
                     self.child(name, getattr(t, name), batch, depth)
         else:
-            raise WireError(f"expected tensors, scalars, text and trees of them, got a {type(t).__name__}")
+            raise WireError(
+                f"expected tensors, scalars, text and trees of them, got a {type(t).__name__}"
+            )
 
     def child(self, name: str | int, t: Tree, skip: int, depth: int) -> None:
         self.path.append(name)  # stays as it is when something fails, and so says where
@@ -175,7 +193,9 @@ class _Writer:
 
     def structured(self, t: Tree, skip: int) -> None:
         if getattr(t, t.tree_children[0]).dim() - INNER.get(type(t), 0) < skip:
-            raise WireError(f"expected a leading dimension of clients, got a single {type(t).__name__}")
+            raise WireError(
+                f"expected a leading dimension of clients, got a single {type(t).__name__}"
+            )
         if isinstance(t, Sparse):
             shape = tuple(t.values.shape)[skip:]
             count = math.prod(shape)
@@ -201,7 +221,11 @@ class _Writer:
             if self.keep and (problem := disorder(t)):
                 raise WireError(problem)
             sizes = (t.features, nodes, leaves, outputs, trees)
-            self.put(bytes((TREES,)) + encoded_dims(lead) + b"".join(encoded_dims((d,))[1:] for d in sizes))
+            self.put(
+                bytes((TREES,))
+                + encoded_dims(lead)
+                + b"".join(encoded_dims((d,))[1:] for d in sizes)
+            )
             self.narrow(t.feature, batch * nodes, -1, t.features, "feature")
             self.narrow(t.left, batch * nodes, -1, nodes, "left")
             self.narrow(t.right, batch * nodes, -1, nodes, "right")

@@ -17,7 +17,11 @@ def analytic(noise: float, delta: float) -> float:
     """The Gaussian mechanism's exact epsilon: Balle and Wang 2018, Theorem 8."""
 
     def excess(e: float) -> float:
-        return norm.cdf(0.5 / noise - e * noise) - math.exp(e) * norm.cdf(-0.5 / noise - e * noise) - delta
+        return (
+            norm.cdf(0.5 / noise - e * noise)
+            - math.exp(e) * norm.cdf(-0.5 / noise - e * noise)
+            - delta
+        )
 
     return brentq(excess, 0, 500)
 
@@ -27,7 +31,8 @@ def test_without_sampling_it_is_the_analytic_gaussian(noise, exchanges, rounds):
     exact = analytic(noise / math.sqrt(exchanges * rounds), 1e-5)
     found = epsilon({(1.0, noise, exchanges): rounds}, 1e-5)
     assert found == pytest.approx(exact, rel=1e-9)
-    nearly = epsilon({(1 - 1e-12, noise, exchanges): rounds}, 1e-5)  # by distributions of the loss, to the safe side
+    # by distributions of the loss, to the safe side
+    nearly = epsilon({(1 - 1e-12, noise, exchanges): rounds}, 1e-5)
     assert exact <= nearly <= exact * 1.001
 
 
@@ -40,7 +45,9 @@ def test_renyi_without_sampling_is_the_known_line():
 
 
 def test_a_sampled_round_against_the_integral():
-    """delta(epsilon) of one Poisson-sampled Gaussian is an integral; epsilon is where it is delta, in the worse direction."""
+    """delta(epsilon) of one Poisson-sampled Gaussian is an integral; epsilon is where it is delta,
+    in the worse direction.
+    """
     q, noise, delta = 0.2, 1.3, 1e-4
     x = np.linspace(-15, 17, 200_001)
     without = norm.pdf(x, 0, noise)
@@ -57,7 +64,9 @@ def test_a_sampled_round_against_the_integral():
 
 
 def test_exchanges_of_one_cohort_are_not_independent_samples():
-    """A round of two exchanges is one sample of the mechanism with half the variance, which costs more than two rounds."""
+    """A round of two exchanges is one sample of the mechanism with half the variance, which costs
+    more than two rounds.
+    """
     both = epsilon({(0.2, 1.5, 2): 10}, 1e-5)
     assert both == pytest.approx(epsilon({(0.2, 1.5 / math.sqrt(2), 1): 10}, 1e-5))
     assert both > 1.2 * epsilon({(0.2, 1.5, 1): 20}, 1e-5)
@@ -77,7 +86,9 @@ def test_the_noise_for_an_epsilon():
     noise = noise_for(2.0, 1e-5, rounds=10, probability=0.3, start=1)
     spent = lambda z: epsilon({(1.0, z, 1): 1, (0.3, z, 1): 10}, 1e-5)  # noqa: E731
     assert spent(noise) <= 2.0 < spent(noise * 0.99)
-    assert noise_for(1.0, 1e-5, rounds=4) == pytest.approx(brentq(lambda z: analytic(z / 2, 1e-5) - 1.0, 1, 50), rel=3e-3)
+    assert noise_for(1.0, 1e-5, rounds=4) == pytest.approx(
+        brentq(lambda z: analytic(z / 2, 1e-5) - 1.0, 1, 50), rel=3e-3
+    )
 
 
 def test_an_unknown_accountant():

@@ -32,7 +32,10 @@ class Sends(fd.Algorithm):
 
     def row(self, client):
         x = client.data.x[0]
-        return {"a": x[:1], "b": {"c": x[1:], "d": wire.Sparse(torch.zeros(1, dtype=torch.int32), 0 * x[:1], (3,))}}, None
+        return {
+            "a": x[:1],
+            "b": {"c": x[1:], "d": wire.Sparse(torch.zeros(1, dtype=torch.int32), 0 * x[:1], (3,))},
+        }, None
 
     def single(self, client):
         return client.data.x[0], None
@@ -55,7 +58,10 @@ class Sends(fd.Algorithm):
 
 def fed_of(rows) -> fd.Federation:
     return fd.Federation.from_clients(
-        [(np.atleast_2d(np.asarray(r, np.float32)), np.zeros(len(np.atleast_2d(r)), np.float32)) for r in rows]
+        [
+            (np.atleast_2d(np.asarray(r, np.float32)), np.zeros(len(np.atleast_2d(r)), np.float32))
+            for r in rows
+        ]
     )
 
 
@@ -65,36 +71,62 @@ def flat(got) -> torch.Tensor:
 
 def private(**more) -> fd.DifferentialPrivacy:
     return fd.DifferentialPrivacy(
-        **{"clip": 1.0, "noise": 1.0, "delta": 1e-3, "accountant": "rdp", "entropy": Counted(b"dp"), **more}
+        **{
+            "clip": 1.0,
+            "noise": 1.0,
+            "delta": 1e-3,
+            "accountant": "rdp",
+            "entropy": Counted(b"dp"),
+            **more,
+        }
     )
 
 
 def launch(fed, algorithm=None, rounds=1, **more):
     aggregation = more.pop("aggregation", None) or private()
-    return fd.run(algorithm or Sends(), fed, rounds, aggregation=aggregation, evaluate_every=0, **more)
+    return fd.run(
+        algorithm or Sends(), fed, rounds, aggregation=aggregation, evaluate_every=0, **more
+    )
 
 
-# -- what is released --------------------------------------------------------------------------------------------------
+# -- what is released ------------------------------------------------------------------------------
 
 
 def test_clipping_by_hand(monkeypatch):
-    """(3, 4) is scaled to norm 1, (0.3, 0.4) stays; the client with more rows weighs the same. Without noise: (0.45, 0.6)."""
-    monkeypatch.setattr(dp.sampling, "rounded_gaussian", lambda size, bits, entropy: np.zeros(size, np.int64))
+    """(3, 4) is scaled to norm 1, (0.3, 0.4) stays; the client with more rows weighs the same.
+
+    Without noise: (0.45, 0.6).
+    """
+    monkeypatch.setattr(
+        dp.sampling, "rounded_gaussian", lambda size, bits, entropy: np.zeros(size, np.int64)
+    )
     fed = fed_of([[[3.0, 4.0]] * 5, [[0.3, 0.4]]])
     got = launch(fed).state.got[0]
-    torch.testing.assert_close(flat(got), torch.tensor([0.45, 0.6], dtype=torch.float64), atol=2e-3, rtol=0)
+    torch.testing.assert_close(
+        flat(got), torch.tensor([0.45, 0.6], dtype=torch.float64), atol=2e-3, rtol=0
+    )
     assert got["b"]["d"].shape == (3,) and got["a"].dtype == torch.float32
     total = launch(fed, Sends(add=True)).state.got[0]
-    torch.testing.assert_close(flat(total), torch.tensor([0.9, 1.2], dtype=torch.float64), atol=4e-3, rtol=0)
+    torch.testing.assert_close(
+        flat(total), torch.tensor([0.9, 1.2], dtype=torch.float64), atol=4e-3, rtol=0
+    )
 
 
 def test_the_divisor_is_the_expected_number(monkeypatch):
     """Of 4 clients who send 0.5, two come though one in four was expected: 2 * 0.5 / (4 * 0.25)."""
-    monkeypatch.setattr(dp.sampling, "rounded_gaussian", lambda size, bits, entropy: np.zeros(size, np.int64))
-    monkeypatch.setattr(dp.sampling, "bernoulli", lambda p, size, entropy: np.array([True, False, True, False]) | (p == 1))
+    monkeypatch.setattr(
+        dp.sampling, "rounded_gaussian", lambda size, bits, entropy: np.zeros(size, np.int64)
+    )
+    monkeypatch.setattr(
+        dp.sampling,
+        "bernoulli",
+        lambda p, size, entropy: np.array([True, False, True, False]) | (p == 1),
+    )
     fed = fed_of([[0.5, 0.0]] * 4)
     run = launch(fed, Sends(first=1), participation=fd.Poisson(0.25))
-    torch.testing.assert_close([float(g["a"]) for g in run.state.got], [0.5, 1.0], atol=2e-3, rtol=0)
+    torch.testing.assert_close(
+        [float(g["a"]) for g in run.state.got], [0.5, 1.0], atol=2e-3, rtol=0
+    )
     assert run.state.who.tolist() == [0, 1, 2, 3]  # who came is for nobody to know
     assert run.state.share == 0.25
     assert run.history["messages_up"].tolist() == [4, 6]
@@ -120,12 +152,17 @@ def test_one_client_changes_the_sum_by_at_most_clip(size, seed, clip, noise, sca
         whole, rows, longest.tolist(), strict=True
     ):  # and it is the reply, but for clipping and the grid
         torch.testing.assert_close(
-            row.double() * step, before * min(1.0, clip / norm) if norm else before, atol=2.1e-3 * clip, rtol=0
+            row.double() * step,
+            before * min(1.0, clip / norm) if norm else before,
+            atol=2.1e-3 * clip,
+            rtol=0,
         )
 
 
 def test_noise_has_the_variance_that_is_accounted():
-    """Zeros from 50 clients: what is left is noise of deviation z c / n, the same in every tensor."""
+    """Zeros from 50 clients: what is left is noise of deviation z c / n, the same in every
+    tensor.
+    """
     fed = fed_of(np.zeros((50, 4000)))
     got = launch(fed, aggregation=private(clip=2.0, noise=3.0)).state.got[0]
     noise = flat(got) * 50 / 6.0
@@ -153,25 +190,33 @@ def test_a_round_of_nobody_is_like_any_other(monkeypatch):
 
 @pytest.mark.parametrize(
     "algorithm",
-    [fd.FedAvg(fd.Linear()), fd.Scaffold(fd.Linear()), fd.FedFW(fd.Linear(bias=False), fd.NuclearBall(5.0), penalty=1e-3)],
+    [
+        fd.FedAvg(fd.Linear()),
+        fd.Scaffold(fd.Linear()),
+        fd.FedFW(fd.Linear(bias=False), fd.NuclearBall(5.0), penalty=1e-3),
+    ],
 )
 def test_nobody_for_real_algorithms(algorithm, monkeypatch):
     monkeypatch.setattr(dp.sampling, "bernoulli", lambda p, size, entropy: np.zeros(size, bool))
     fed = fd.split(fd.load("digits"), "iid", clients=4, seed=0)
     run = fd.run(algorithm, fed, 2, participation=fd.Poisson(0.5), aggregation=private())
     assert run.history["messages_up"].iloc[-1] == 0
-    assert all(bool(t.isfinite().all()) for t in tree.leaves(run.state) if isinstance(t, torch.Tensor))
+    assert all(
+        bool(t.isfinite().all()) for t in tree.leaves(run.state) if isinstance(t, torch.Tensor)
+    )
 
 
 def test_quantised_replies_and_the_engine_make_no_difference():
     fed = fed_of(np.random.default_rng(0).standard_normal((6, 5)))
-    plain, looped = (flat(launch(fed, engine=e).state.got[0]) for e in (None, fd.Local(batch=False)))
+    plain, looped = (
+        flat(launch(fed, engine=e).state.got[0]) for e in (None, fd.Local(batch=False))
+    )
     assert torch.equal(plain, looped)  # whole numbers add up to the same in any order
     rounded = flat(launch(fed, quantise="float16", aggregation=private()).state.got[0])
     torch.testing.assert_close(plain, rounded, atol=5e-3, rtol=0)
 
 
-# -- what is accounted -------------------------------------------------------------------------------------------------
+# -- what is accounted -----------------------------------------------------------------------------
 
 
 def test_every_exchange_is_accounted():
@@ -190,7 +235,9 @@ def test_a_round_keeps_its_cohort(monkeypatch):
         return np.arange(size) == len(drawn)
 
     monkeypatch.setattr(dp.sampling, "bernoulli", draw)
-    run = launch(fed_of(np.zeros((5, 2))), Sends(exchanges=3), rounds=2, participation=fd.Poisson(0.4))
+    run = launch(
+        fed_of(np.zeros((5, 2))), Sends(exchanges=3), rounds=2, participation=fd.Poisson(0.4)
+    )
     assert drawn == [0.4, 0.4]
     assert run.history["messages_up"].tolist() == [0, 3, 6]
 
@@ -200,29 +247,48 @@ def test_a_round_keeps_its_cohort(monkeypatch):
 def test_a_budget_is_never_exceeded(accountant, exchanges):
     fed = fed_of(np.zeros((5, 2)))
     aggregation = private(noise=3.0, budget=3.0, accountant=accountant)
-    run = launch(fed, Sends(exchanges=exchanges), rounds=100, participation=fd.Poisson(0.5), aggregation=aggregation)
+    run = launch(
+        fed,
+        Sends(exchanges=exchanges),
+        rounds=100,
+        participation=fd.Poisson(0.5),
+        aggregation=aggregation,
+    )
     spent = run.history["epsilon"].tolist()
     assert 2 < len(spent) < 100 and spent[-1] <= 3.0
-    assert epsilon({(0.5, 3.0, exchanges): len(spent)}, 1e-3, accountant) > 3.0  # one more would have been too much
+    # one more would have been too much
+    assert epsilon({(0.5, 3.0, exchanges): len(spent)}, 1e-3, accountant) > 3.0
     assert len(run.state.got) == exchanges * (len(spent) - 1)
 
 
 def test_a_round_that_turns_out_too_dear_is_not_made():
-    """The first round has two exchanges, of which the budget allows one: that one is spent, and the state is as before."""
+    """The first round has two exchanges, of which the budget allows one: that one is spent, and the
+    state is as before.
+    """
     one, two = (epsilon({(1.0, 2.0, k): 1}, 1e-3, "rdp") for k in (1, 2))
-    run = launch(fed_of(np.zeros((5, 2))), Sends(exchanges=2), rounds=5, aggregation=private(noise=2.0, budget=(one + two) / 2))
+    run = launch(
+        fed_of(np.zeros((5, 2))),
+        Sends(exchanges=2),
+        rounds=5,
+        aggregation=private(noise=2.0, budget=(one + two) / 2),
+    )
     assert run.history["round"].tolist() == [0] and run.state.got == []
 
 
 def test_a_round_that_is_not_made_is_not_in_the_checkpoint(tmp_path):
     one, two = (epsilon({(1.0, 2.0, k): 1}, 1e-3, "rdp") for k in (1, 2))
     dear, path = private(noise=2.0, budget=(one + two) / 2), tmp_path / "c.safetensors"
-    launch(fed_of(np.zeros((5, 2))), Sends(exchanges=2), rounds=5, aggregation=dear, checkpoint=path)
+    launch(
+        fed_of(np.zeros((5, 2))), Sends(exchanges=2), rounds=5, aggregation=dear, checkpoint=path
+    )
     assert checkpoint.read(path)[1]["rounds_done"] == 0
 
 
 def test_a_budget_for_not_even_one_round_is_refused_at_once():
-    with pytest.raises(fd.ConfigError, match=r"budget=0.5: one round would make epsilon .*; use more noise than 1.0"):
+    with pytest.raises(
+        fd.ConfigError,
+        match=r"budget=0.5: one round would make epsilon .*; use more noise than 1.0",
+    ):
         launch(fed_of(np.zeros((5, 2))), aggregation=private(budget=0.5))
     one = epsilon({(1.0, 1.0, 1): 1}, 1e-3, "rdp")
     with pytest.raises(fd.ConfigError, match=r"round 0 \(row\)"):
@@ -236,7 +302,7 @@ def test_the_last_round_before_the_budget_ends_is_evaluated():
     assert 1 < len(run.history) < 50 and run.history["accuracy"].notna().tolist()[-1]
 
 
-# -- checkpoints -------------------------------------------------------------------------------------------------------
+# -- checkpoints -----------------------------------------------------------------------------------
 
 
 def test_the_account_goes_on_from_a_checkpoint(tmp_path):
@@ -244,13 +310,24 @@ def test_the_account_goes_on_from_a_checkpoint(tmp_path):
     config = private(entropy=None)
     whole = launch(fed, rounds=4, participation=part, aggregation=config)
     launch(fed, rounds=2, participation=part, aggregation=config, checkpoint=path)
-    again = launch(fed, rounds=4, participation=part, aggregation=config, checkpoint=path, resume=True)
+    again = launch(
+        fed, rounds=4, participation=part, aggregation=config, checkpoint=path, resume=True
+    )
     assert again.history["epsilon"].tolist() == whole.history["epsilon"].tolist()
     (tmp_path / "c.safetensors.privacy").unlink()  # the checkpoint has the account too
-    further = launch(fed, rounds=5, participation=part, aggregation=config, checkpoint=path, resume=True)
+    further = launch(
+        fed, rounds=5, participation=part, aggregation=config, checkpoint=path, resume=True
+    )
     assert further.history["epsilon"].iloc[-1] == epsilon({(0.5, 1.0, 1): 5}, 1e-3, "rdp")
     with pytest.raises(fd.CheckpointError, match="noise"):
-        launch(fed, rounds=6, participation=part, aggregation=private(entropy=None, noise=2.0), checkpoint=path, resume=True)
+        launch(
+            fed,
+            rounds=6,
+            participation=part,
+            aggregation=private(entropy=None, noise=2.0),
+            checkpoint=path,
+            resume=True,
+        )
 
 
 def test_a_round_that_was_lost_is_accounted_all_the_same(tmp_path):
@@ -272,9 +349,12 @@ def test_a_round_that_was_lost_is_accounted_all_the_same(tmp_path):
     assert journal.read() == {(0.5, 1.0, 2): 4}
     for file in (path, path.with_name(f"{path.name}.previous")):
         file.unlink()
-    with pytest.raises(fd.CheckpointError, match=r"c.safetensors.privacy is the privacy account of an earlier run"):
+    with pytest.raises(
+        fd.CheckpointError, match=r"c.safetensors.privacy is the privacy account of an earlier run"
+    ):
         launch(fed, algorithm, rounds=1, **more)
-    run = launch(fed, algorithm, rounds=1, resume=True, **more)  # it died before its first checkpoint
+    # it died before its first checkpoint
+    run = launch(fed, algorithm, rounds=1, resume=True, **more)
     assert run.history["epsilon"].iloc[-1] == epsilon({(0.5, 1.0, 2): 5}, 1e-3, "rdp")
     journal.path.write_text("nonsense\n")
     with pytest.raises(fd.CheckpointError, match="damaged"):
@@ -282,17 +362,23 @@ def test_a_round_that_was_lost_is_accounted_all_the_same(tmp_path):
 
 
 def test_a_spent_run_stays_spent(tmp_path):
-    fed, path, config = fed_of(np.zeros((5, 2))), tmp_path / "c.safetensors", private(noise=3.0, budget=2.0, entropy=None)
+    fed, path, config = (
+        fed_of(np.zeros((5, 2))),
+        tmp_path / "c.safetensors",
+        private(noise=3.0, budget=2.0, entropy=None),
+    )
     first = launch(fed, rounds=100, aggregation=config, checkpoint=path)
     again = launch(fed, rounds=100, aggregation=config, checkpoint=path, resume=True)
     assert len(again.history) == len(first.history) < 50
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------------------
 
 
 def test_sampling_of_a_fixed_number_is_refused_before_any_work():
-    with pytest.raises(fd.ConfigError, match=r"participation=0.5 .*use participation=fd.Poisson\(0.5\)"):
+    with pytest.raises(
+        fd.ConfigError, match=r"participation=0.5 .*use participation=fd.Poisson\(0.5\)"
+    ):
         launch(fed_of(np.zeros((5, 2))), participation=0.5)
 
 
@@ -347,22 +433,34 @@ def test_settings_that_do_not_fit_the_run():
 
 def test_a_clip_for_each_step():
     config = private(clip={"row": 2.0, "single": 1.0})
-    assert config.clip_of("row") == 2.0 and config == private(clip=(("single", 1.0), ("row", 2.0)), entropy=config.entropy)
+    assert config.clip_of("row") == 2.0 and config == private(
+        clip=(("single", 1.0), ("row", 2.0)), entropy=config.entropy
+    )
 
 
 def test_replies_are_clipped_by_the_norm_of_their_step(monkeypatch):
-    """Rows (3, 4) and (0, 0) of norm 5 and 0: with a clip of 2 for `row`, whatever others have, the sum is (1.2, 1.6)."""
-    monkeypatch.setattr(dp.sampling, "rounded_gaussian", lambda size, bits, entropy: np.zeros(size, np.int64))
+    """Rows (3, 4) and (0, 0) of norm 5 and 0: with a clip of 2 for `row`, whatever others have, the
+    sum is (1.2, 1.6).
+    """
+    monkeypatch.setattr(
+        dp.sampling, "rounded_gaussian", lambda size, bits, entropy: np.zeros(size, np.int64)
+    )
     fed = fed_of([[3.0, 4.0], [0.0, 0.0]])
     run = launch(fed, Sends(add=True), aggregation=private(clip={"row": 2.0, "single": 9.0}))
     np.testing.assert_allclose(flat(run.state.got[0]), [1.2, 1.6], atol=0.01)
 
 
 def test_noise_that_was_rounded_down_is_centred(monkeypatch):
-    """floor(y) is -1 or 0 where y is about 0, as often the one as the other: what is released lies half a step on either side."""
+    """floor(y) is -1 or 0 where y is about 0, as often the one as the other: what is released lies
+    half a step on either side.
+    """
     released = []
     for floor in (-1, 0):
-        monkeypatch.setattr(dp.sampling, "rounded_gaussian", lambda size, bits, entropy, floor=floor: np.full(size, floor))
+        monkeypatch.setattr(
+            dp.sampling,
+            "rounded_gaussian",
+            lambda size, bits, entropy, floor=floor: np.full(size, floor),
+        )
         released.append(flat(launch(fed_of([[0.0, 0.0], [0.0, 0.0]])).state.got[0]))
     assert torch.equal(released[0], -released[1]) and bool((released[1] > 0).all())
 
@@ -378,18 +476,26 @@ def test_a_reply_that_is_not_finite_names_its_client():
         launch(fed_of([[1.0, 2.0], [1.0, 0.0], [3.0, 1.0]]), Breaks())
 
 
-# -- algorithms --------------------------------------------------------------------------------------------------------
+# -- algorithms ------------------------------------------------------------------------------------
 
 
 def test_the_centre_of_fedfw_where_only_averages_are_seen(monkeypatch):
-    """f_i = (x - y_i)^2 / 2 on [-1, 1]: y of 1, 1, -1, -1 give points 1, 1, -1, -1 from 0. Clients 0, 1 and 2 come, and two are expected:
-    the mean of the points is (1 + 1 - 1) / 2, and with q = 1/2 and eta = 1 the centre goes from 0 to 1/4. So does (s_i - x_i) / 4, added up."""
-    monkeypatch.setattr(dp.sampling, "rounded_gaussian", lambda size, bits, entropy: np.zeros(size, np.int64))
-    monkeypatch.setattr(dp.sampling, "bernoulli", lambda p, size, entropy: np.array([True, True, True, False]))
+    """f_i = (x - y_i)^2 / 2 on [-1, 1]: y of 1, 1, -1, -1 give points 1, 1, -1, -1 from 0. Clients
+    0, 1 and 2 come, and two are expected: the mean of the points is (1 + 1 - 1) / 2, and with q =
+    1/2 and eta = 1 the centre goes from 0 to 1/4. So does (s_i - x_i) / 4, added up.
+    """
+    monkeypatch.setattr(
+        dp.sampling, "rounded_gaussian", lambda size, bits, entropy: np.zeros(size, np.int64)
+    )
+    monkeypatch.setattr(
+        dp.sampling, "bernoulli", lambda p, size, entropy: np.array([True, True, True, False])
+    )
     one = lambda y: (np.array([[1.0]], np.float32), np.array([y], np.float32))  # noqa: E731
     fed = fd.Federation.from_clients([one(y) for y in (1.0, 1.0, -1.0, -1.0)])
     algorithm = fd.FedFW(fd.Linear(bias=False), fd.L2Ball(1.0), penalty=1e-3, measure_every=0)
-    run = fd.run(algorithm, fed, 1, participation=fd.Poisson(0.5), aggregation=private(), evaluate_every=0)
+    run = fd.run(
+        algorithm, fed, 1, participation=fd.Poisson(0.5), aggregation=private(), evaluate_every=0
+    )
     assert float(run.state.center["weight"]) == pytest.approx(0.25, abs=2e-3)
     assert "x" not in run.state
 
@@ -397,12 +503,21 @@ def test_the_centre_of_fedfw_where_only_averages_are_seen(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("part", [1.0, fd.Poisson(0.5)], ids=["all", "some"])
 @pytest.mark.parametrize(
-    "algorithm", [fd.FedAvg(fd.Linear(), lr=0.1), fd.Scaffold(fd.Linear(), lr=0.1)], ids=["FedAvg", "Scaffold"]
+    "algorithm",
+    [fd.FedAvg(fd.Linear(), lr=0.1), fd.Scaffold(fd.Linear(), lr=0.1)],
+    ids=["FedAvg", "Scaffold"],
 )
 def test_on_ray(algorithm, part, fed, ray_engine):
     """The noise of known bytes gives the simulator's numbers, and the same account."""
     ray, local = (
-        fd.run(algorithm, fed, 4, engine=e, participation=part, aggregation=private(entropy=Counted(b"ray")))
+        fd.run(
+            algorithm,
+            fed,
+            4,
+            engine=e,
+            participation=part,
+            aggregation=private(entropy=Counted(b"ray")),
+        )
         for e in (ray_engine, fd.Local())
     )
     for a, b in zip(tree.leaves(ray.state), tree.leaves(local.state), strict=True):

@@ -36,9 +36,23 @@ from foedus.aggregation.secure.primitives import (
     verifier,
 )
 from foedus.aggregation.secure.protocol import Offer
-from foedus.aggregation.secure.simulated import PHASES, SECRETS, SecureAggregation, SecureClient, SecureServer, aggregate
+from foedus.aggregation.secure.simulated import (
+    PHASES,
+    SECRETS,
+    SecureAggregation,
+    SecureClient,
+    SecureServer,
+    aggregate,
+)
 from foedus.base.tree import State
-from foedus.errors import ConfigError, DivergenceError, FoedusError, ReplyError, SecureError, TooFewClients
+from foedus.errors import (
+    ConfigError,
+    DivergenceError,
+    FoedusError,
+    ReplyError,
+    SecureError,
+    TooFewClients,
+)
 from foedus.wire.arrays import LowRank, Sparse
 
 CONFIG = SecureAggregation(range=8.0, bits=20)
@@ -57,22 +71,43 @@ def wired(tree):
 
 
 class Exchange:
-    """One exchange, phase by phase, with every message and every client's state through the wire; tests meddle in between."""
+    """One exchange, phase by phase, with every message and every client's state through the wire;
+    tests meddle in between.
+    """
 
-    def __init__(self, replies, config=CONFIG, weights=None, seed=None, session="s", round=3, exchange=1, **hooks):
+    def __init__(
+        self,
+        replies,
+        config=CONFIG,
+        weights=None,
+        seed=None,
+        session="s",
+        round=3,
+        exchange=1,
+        **hooks,
+    ):
         self.replies, self.config, self.n = replies, config, len(replies)
         self.weights = [1] * self.n if weights is None else weights
-        sources = {i: {} if seed is None else {"entropy": entropy(seed * 1000 + i)} for i in range(self.n + 1)}
-        self.hooks = {i: {**sources[i], **{name: f(i) for name, f in hooks.items()}} for i in range(self.n)}
+        sources = {
+            i: {} if seed is None else {"entropy": entropy(seed * 1000 + i)}
+            for i in range(self.n + 1)
+        }
+        self.hooks = {
+            i: {**sources[i], **{name: f(i) for name, f in hooks.items()}} for i in range(self.n)
+        }
         self.clients = {i: SecureClient(i, config, **self.hooks[i]) for i in range(self.n)}
         about = {"session": session, "round": round, "exchange": exchange}
-        self.server = SecureServer(config, dict(enumerate(self.weights)), **about, **sources[self.n])
+        self.server = SecureServer(
+            config, dict(enumerate(self.weights)), **about, **sources[self.n]
+        )
         self.questions, self.answers = {}, {}
         self.questions["advertise"] = dict.fromkeys(range(self.n), self.server.offer())
 
     def call(self, phase, i, question):
         """Ask client i, who lives in a new process every time."""
-        client = SecureClient.restore(wire.decode(wire.encode(self.clients[i].export())), self.config, **self.hooks[i])
+        client = SecureClient.restore(
+            wire.decode(wire.encode(self.clients[i].export())), self.config, **self.hooks[i]
+        )
         self.clients[i] = client
         rest = (self.replies[i], self.weights[i]) if phase == "mask" else ()
         return wired(getattr(client, phase)(wired(question), *rest))
@@ -119,7 +154,7 @@ def plain(replies, weights, ids):
     return sum(weights[i] * replies[i] for i in ids) / sum(weights[i] for i in ids)
 
 
-# -- Shamir ------------------------------------------------------------------------------------------------------------
+# -- Shamir ----------------------------------------------------------------------------------------
 
 
 def test_shamir_by_hand():
@@ -129,7 +164,8 @@ def test_shamir_by_hand():
     shares = np.zeros((2, 9), np.int32)
     shares[:, 0] = [49, 63]
     assert shamir.combine(np.array([1, 3]), shares) == (42).to_bytes(32, "little")
-    # Modulo p = 2^31 - 1: f(x) = 5 - x + 2 x^2, so f(1) = 6, f(2) = 11, f(4) = 33; and 5 = 8/3 * 6 - 2 * 11 + 1/3 * 33.
+    # Modulo p = 2^31 - 1: f(x) = 5 - x + 2 x^2, so f(1) = 6, f(2) = 11, f(4) = 33; and 5 = 8/3 * 6
+    # - 2 * 11 + 1/3 * 33.
     values = shamir._values(np.array([5], np.uint64), np.array([[shamir.P - 1], [2]], np.uint64), 4)
     assert values.ravel().tolist() == [6, 11, 20, 33]
     shares = np.zeros((3, 9), np.int32)
@@ -155,10 +191,14 @@ def test_any_threshold_shares_give_the_secrets_back(data):
 
 
 def test_one_share_too_few_tells_nothing():
-    """Shares below the threshold are uniform for whatever secret; with one share changed, the secret is another."""
+    """Shares below the threshold are uniform for whatever secret; with one share changed, the
+    secret is another.
+    """
     draw = entropy(1)
     for secret in (bytes(32), b"\xff" * 32):
-        shares = np.stack([shamir.split([secret], 3, 3, draw)[:2, 0, 0] for _ in range(4000)]).astype(float)
+        shares = np.stack(
+            [shamir.split([secret], 3, 3, draw)[:2, 0, 0] for _ in range(4000)]
+        ).astype(float)
         for column in (shares[:, 0], shares[:, 1], (shares[:, 0] + shares[:, 1]) % shamir.P):
             assert stats.kstest(column / shamir.P, "uniform").pvalue > 1e-3
     shares = shamir.split([bytes(32)], 2, 2, draw)[:, 0]
@@ -181,7 +221,7 @@ def test_coefficients_are_never_p():
     assert asked == [12, 12]
 
 
-# -- the graph ---------------------------------------------------------------------------------------------------------
+# -- the graph -------------------------------------------------------------------------------------
 
 
 def test_degrees_as_documented():
@@ -208,9 +248,13 @@ def test_risks_are_the_hypergeometric_tails(n, k):
 def test_the_smallest_degree_that_is_safe_is_taken():
     for n in (500, 1000):
         k = graph.degree(n, 2 / 3)
-        good = [max(r[:2]) <= -41 and r[2] <= -20 for r in (graph.risks(n, j, 2 / 3) for j in (k, k - 2))]
+        good = [
+            max(r[:2]) <= -41 and r[2] <= -20
+            for r in (graph.risks(n, j, 2 / 3) for j in (k, k - 2))
+        ]
         assert good == [True, False]
-    assert graph.degree(300, 1.0) == 299  # every share is needed: no dropout could be borne but by nobody dropping out
+    # every share is needed: no dropout could be borne but by nobody dropping out
+    assert graph.degree(300, 1.0) == 299
     with pytest.raises(ConfigError, match=r"threshold=0\.55.*10000 clients.*2/3"):
         graph.degree(10_000, 0.55)
 
@@ -227,7 +271,11 @@ def test_graph_is_regular_and_symmetric(n, k):
         near[i, row] = True
     assert near.diagonal().all() and (near == near.T).all()
     if k < n - 1:  # those next to each other in the ring
-        assert all(near[order[p], order[(p + d) % n]] == (d <= k // 2) for p in range(n) for d in range(n // 2 + 1))
+        assert all(
+            near[order[p], order[(p + d) % n]] == (d <= k // 2)
+            for p in range(n)
+            for d in range(n // 2 + 1)
+        )
 
 
 def test_rings_differ():
@@ -249,16 +297,24 @@ def test_connected_is_reachable(n, k, seed, data):
     assert graph.connected(order, k, present) == (len(reached) == present.sum())
 
 
-# -- fixed point -------------------------------------------------------------------------------------------------------
+# -- fixed point -----------------------------------------------------------------------------------
 
 
 def test_fixed_point_by_hand():
     """range 8 in 4 bits: steps of 1. 2.4 is 2, -2.6 is -3, times 3; -9 is 2^32 - 9."""
     points = FixedPoint(range=8, bits=4)
     assert points.step == 1.0
-    assert points.encode(torch.tensor([2.4, -2.6, 8.0, -8.0]), 3, 32).tolist() == [6, 2**32 - 9, 24, 2**32 - 24]
+    assert points.encode(torch.tensor([2.4, -2.6, 8.0, -8.0]), 3, 32).tolist() == [
+        6,
+        2**32 - 9,
+        24,
+        2**32 - 24,
+    ]
     assert points.encode(torch.tensor([-1.0]), 1, 64).tolist() == [2**64 - 1]
-    assert FixedPoint(range=3.0, bits=3).decode(np.array([2**32 - 5, 4], np.uint32)).tolist() == [-3.75, 3.0]
+    assert FixedPoint(range=3.0, bits=3).decode(np.array([2**32 - 5, 4], np.uint32)).tolist() == [
+        -3.75,
+        3.0,
+    ]
 
 
 def test_the_modulus_is_the_smallest_that_cannot_wrap():
@@ -274,7 +330,8 @@ def test_the_modulus_is_the_smallest_that_cannot_wrap():
 
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize(
-    ("bits", "weights"), [(16, [2**15, 2**14, 2**14 - 1]), (15, [7, 2**16, 2**10]), (31, [1, 2]), (40, [5, 9])]
+    ("bits", "weights"),
+    [(16, [2**15, 2**14, 2**14 - 1]), (15, [7, 2**16, 2**10]), (31, [1, 2]), (40, [5, 9])],
 )
 def test_nothing_wraps_when_all_are_at_the_edge(sign, bits, weights):
     config = SecureAggregation(range=2.0, bits=bits)
@@ -289,7 +346,9 @@ def test_stochastic_rounding_has_mean_zero_error():
     q = points.encode(x, 1, 64, entropy=entropy(0)).astype(np.int64)
     assert set(q) == {-3, -2}
     assert q.mean() == pytest.approx(-2.25, abs=0.01)
-    assert points.encode(torch.tensor([8.0, -8.0]), 1, 64, entropy=lambda n: b"\xff" * n).astype(np.int64).tolist() == [8, -8]
+    assert points.encode(torch.tensor([8.0, -8.0]), 1, 64, entropy=lambda n: b"\xff" * n).astype(
+        np.int64
+    ).tolist() == [8, -8]
 
 
 def test_stochastic_rounding_stays_within_the_range():
@@ -310,9 +369,14 @@ def test_needed_is_not_one_more_by_rounding():
 @pytest.mark.parametrize(
     ("reply", "error", "message"),
     [
-        ({"a": torch.zeros(2), "b": [torch.tensor([1.0, -9.5])]}, ReplyError, r"round 3: client 2: b\.0 holds -9.5, outside -8 \.\. 8.*range=10"),
-        (torch.tensor([8.0000001], dtype=torch.float64), ReplyError, r"the reply holds 8\.0000001, outside"),
-        ({"a": torch.tensor([math.nan, 99.0])}, DivergenceError, "client 2: a holds nan.*learning rate"),
+        ({"a": torch.zeros(2), "b": [torch.tensor([1.0, -9.5])]}, ReplyError, r"round 3: client 2: "
+                                                                              r"b\.0 holds -9.5, "
+                                                                              r"outside -8 \.\. "
+                                                                              r"8.*range=10"),
+        (torch.tensor([8.0000001], dtype=torch.float64), ReplyError, r"the reply holds 8\.0000001, "
+                                                                     r"outside"),
+        ({"a": torch.tensor([math.nan, 99.0])}, DivergenceError, "client 2: a holds nan.*learning "
+                                                                 "rate"),
         ({"a": torch.tensor([1.0, -math.inf])}, DivergenceError, "client 2: a holds -inf"),
         ({"a": torch.zeros(2), "n": 3}, ReplyError, "holds a int; only tensors have a mean"),
         ({"a": None}, ReplyError, "holds a NoneType"),
@@ -331,8 +395,11 @@ def test_what_does_not_fit_is_an_error_before_anything_is_sent(reply, error, mes
 def test_noise_is_added_before_masking():
     draws = iter([np.array([3, -4]), np.array([0, 10]), np.array([-10, 1])])
     config = SecureAggregation(range=8.0, bits=4, headroom=10)
-    total = aggregate([torch.tensor([1.0, 2.0])] * 3, [2, 2, 4], config, noise=lambda size: next(draws)).total
-    assert total.sum.tolist() == [2 * (4 * 1 - 7), 2 * (4 * 2 + 7)]  # the weights are 1, 1, 2 in units of 2
+    total = aggregate(
+        [torch.tensor([1.0, 2.0])] * 3, [2, 2, 4], config, noise=lambda size: next(draws)
+    ).total
+    # the weights are 1, 1, 2 in units of 2
+    assert total.sum.tolist() == [2 * (4 * 1 - 7), 2 * (4 * 2 + 7)]
     for noise, message in (
         (lambda n: np.full(n, 11), "headroom=10 is too small for noise of 11"),
         (lambda n: np.full(n, -11), "headroom=10 is too small for noise of 11"),
@@ -346,7 +413,10 @@ def test_noise_is_added_before_masking():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"threshold": 0.5}, "threshold=0.5 must be a number above 0.5 and at most 1; with less, two halves"),
+        (
+            {"threshold": 0.5},
+            "threshold=0.5 must be a number above 0.5 and at most 1; with less, two halves",
+        ),
         ({"threshold": 1.2}, "threshold=1.2"),
         ({"threshold": math.nan}, "threshold=nan"),
         ({"threshold": True}, "threshold=True"),
@@ -355,7 +425,10 @@ def test_noise_is_added_before_masking():
         ({"neighbours": "all"}, "neighbours='all'"),
         ({"range": 0}, "range=0 must be a positive"),
         ({"range": math.inf}, "range=inf"),
-        ({"range": 1e-200}, "range=1e-200 must be a positive number, from 1e-100 to 1e100; scale what clients send"),
+        (
+            {"range": 1e-200},
+            "range=1e-200 must be a positive number, from 1e-100 to 1e100; scale what clients send",
+        ),
         ({"bits": 1}, "bits=1 must be an integer from 2 to 40"),
         ({"bits": 41}, "bits=41 must be an integer from 2 to 40; single precision has 24"),
         ({"rounding": "up"}, "rounding 'up' is unknown"),
@@ -367,7 +440,7 @@ def test_settings_are_checked(settings, message):
         SecureAggregation(**settings)
 
 
-# -- primitives --------------------------------------------------------------------------------------------------------
+# -- primitives ------------------------------------------------------------------------------------
 
 
 def test_key_agreement_of_rfc_7748():
@@ -380,7 +453,11 @@ def test_key_agreement_of_rfc_7748():
     )
     assert (public_key(alice).hex(), public_key(bob).hex()) == publics
     shared = "4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742"
-    assert agree(load(alice), public_key(bob)).hex() == agree(load(bob), public_key(alice)).hex() == shared
+    assert (
+        agree(load(alice), public_key(bob)).hex()
+        == agree(load(bob), public_key(alice)).hex()
+        == shared
+    )
     with pytest.raises(SecureError, match="no public key"):
         agree(load(alice), bytes(32))
 
@@ -402,7 +479,9 @@ def info(*parts):
 
 @pytest.mark.parametrize(("bits", "width"), [(20, 32), (33, 64)])
 def test_a_masked_reply_recomputed_from_the_secrets(bits, width):
-    """y = x + own mask + masks with the later - masks with the earlier clients, with no function of ours."""
+    """y = x + own mask + masks with the later - masks with the earlier clients, with no function of
+    ours.
+    """
     config = SecureAggregation(range=8.0, bits=bits)
     replies = numbers(4)
     e = Exchange(replies, config, [3, 6, 9, 3]).up_to("mask")
@@ -414,13 +493,24 @@ def test_a_masked_reply_recomputed_from_the_secrets(bits, width):
     seed = bytes(e.clients[1].state.seed.numpy())
     e.ask("mask")
     kind = np.dtype(f"u{width // 8}")
-    y = np.rint(replies[1].numpy() / (8.0 / 2 ** (bits - 1))).astype(np.int64).astype(kind) * kind.type(2)
-    y += np.frombuffer(stream(hkdf(seed, info(b"self", tag, struct.pack("<q", 1))), 5 * width // 8), kind)
-    public = {i: X25519PrivateKey.from_private_bytes(s).public_key().public_bytes_raw() for i, s in secrets.items()}
+    y = np.rint(replies[1].numpy() / (8.0 / 2 ** (bits - 1))).astype(np.int64).astype(
+        kind
+    ) * kind.type(2)
+    y += np.frombuffer(
+        stream(hkdf(seed, info(b"self", tag, struct.pack("<q", 1))), 5 * width // 8), kind
+    )
+    public = {
+        i: X25519PrivateKey.from_private_bytes(s).public_key().public_bytes_raw()
+        for i, s in secrets.items()
+    }
     for i in (0, 2, 3):
-        agreed = X25519PrivateKey.from_private_bytes(secrets[1]).exchange(X25519PublicKey.from_public_bytes(public[i]))
+        agreed = X25519PrivateKey.from_private_bytes(secrets[1]).exchange(
+            X25519PublicKey.from_public_bytes(public[i])
+        )
         low, high = min(1, i), max(1, i)
-        key = hkdf(agreed, info(b"pair", tag, struct.pack("<2q", low, high), public[low], public[high]))
+        key = hkdf(
+            agreed, info(b"pair", tag, struct.pack("<2q", low, high), public[low], public[high])
+        )
         mask = np.frombuffer(stream(key, 5 * width // 8), kind)
         y = y + mask if i > 1 else y - mask
     answer = e.answers["mask"][1]
@@ -436,7 +526,12 @@ def test_masks_of_any_length_are_one_stream(monkeypatch):
     for kind in (np.uint32, np.uint64):
         whole = np.arange(1000, dtype=kind)
         add_mask(whole, b"k" * 32)
-        assert whole.tolist() == (np.arange(1000, dtype=kind) + np.frombuffer(stream(b"k" * 32, whole.nbytes), kind)).tolist()
+        assert (
+            whole.tolist()
+            == (
+                np.arange(1000, dtype=kind) + np.frombuffer(stream(b"k" * 32, whole.nbytes), kind)
+            ).tolist()
+        )
         with monkeypatch.context() as patch:
             patch.setattr(primitives, "_CHUNK", 48)
             add_mask(whole, b"k" * 32, subtract=True)
@@ -461,21 +556,36 @@ def test_keys_depend_on_all_they_are_bound_to():
         derive(a, b"x", b"yz"),
     ]
     others += [
-        box_key(*args) for args in ((b"t" * 32, a, 1, 2), (b"t" * 32, a, 2, 1), (b"u" * 32, a, 1, 2), (b"t" * 32, b, 1, 2))
+        box_key(*args)
+        for args in (
+            (b"t" * 32, a, 1, 2),
+            (b"t" * 32, a, 2, 1),
+            (b"u" * 32, a, 1, 2),
+            (b"t" * 32, b, 1, 2),
+        )
     ]
     assert len({one, *others}) == 13
 
 
 def test_the_tag_tells_exchanges_and_settings_apart():
     base = {"session": "s", "round": 1, "exchange": 0, "clients": 3, "weight": 5, "unit": 1}
-    changes = [{"session": "t"}, {"round": 2}, {"exchange": 1}, {"clients": 4}, {"weight": 6}, {"unit": 2}]
+    changes = [
+        {"session": "t"},
+        {"round": 2},
+        {"exchange": 1},
+        {"clients": 4},
+        {"weight": 6},
+        {"unit": 2},
+    ]
     tags = [Offer(**{**base, **c}).tag(CONFIG) for c in [{}, *changes]]
     fields = [{"threshold": 0.7}, {"neighbours": 4}, {"range": 4.0}, {"bits": 21}, {"headroom": 1}]
-    tags += [Offer(**base).tag(SecureAggregation(**{"range": 8.0, "bits": 20, **f})) for f in fields]
+    tags += [
+        Offer(**base).tag(SecureAggregation(**{"range": 8.0, "bits": 20, **f})) for f in fields
+    ]
     assert len(set(tags)) == 12
 
 
-# -- the sum -----------------------------------------------------------------------------------------------------------
+# -- the sum ---------------------------------------------------------------------------------------
 
 
 @settings(max_examples=40, deadline=None)
@@ -486,14 +596,18 @@ def test_the_mean_is_the_plain_one_to_half_a_step(data):
     size = data.draw(st.sampled_from([0, 1, 2, 7, 300]))
     weights = data.draw(st.lists(st.integers(1, 10**6), min_size=n, max_size=n))
     config = SecureAggregation(
-        threshold=data.draw(st.sampled_from([0.51, 2 / 3, 1.0])), range=7.0, bits=data.draw(st.integers(2, 40))
+        threshold=data.draw(st.sampled_from([0.51, 2 / 3, 1.0])),
+        range=7.0,
+        bits=data.draw(st.integers(2, 40)),
     )
     spare = n - config.needed(n)
     order = data.draw(st.permutations(range(n)))
     silent = {phase: [] for phase in PHASES}
     for i in order[: data.draw(st.integers(0, spare))]:
         silent[data.draw(st.sampled_from(PHASES))].append(i)
-    x = [{"w": v, "b": (v[:1] / 2).float()} for v in numbers(n, size, data.draw(st.integers(0, 99)))]
+    x = [
+        {"w": v, "b": (v[:1] / 2).float()} for v in numbers(n, size, data.draw(st.integers(0, 99)))
+    ]
     out = aggregate(x, weights, config, dropouts=silent)
     ids = [i for i in range(n) if i not in {j for phase in PHASES[:3] for j in silent[phase]}]
     assert out.total.ids == tuple(ids)
@@ -513,7 +627,10 @@ def test_the_sum_of_fixed_point_numbers_is_exact():
     """Multiples of the step come out as they went in."""
     x = [torch.tensor([1.0, -3.0, 8.0]) * s for s in (0.5, 0.25, 1.0, -1.0)]
     total = aggregate(x, [1, 2, 3, 4], SecureAggregation(range=8.0, bits=8)).total
-    assert total.sum.tolist() == sum(w * v.double() for w, v in zip([1, 2, 3, 4], x, strict=True)).tolist()
+    assert (
+        total.sum.tolist()
+        == sum(w * v.double() for w, v in zip([1, 2, 3, 4], x, strict=True)).tolist()
+    )
 
 
 def test_replies_of_every_form():
@@ -536,7 +653,9 @@ def test_ids_are_any_numbers():
 
 
 def test_masks_cancel_exactly():
-    """The sum of all masked replies, less everybody's own mask, is the sum of the fixed-point numbers: no pairwise mask is left."""
+    """The sum of all masked replies, less everybody's own mask, is the sum of the fixed-point
+    numbers: no pairwise mask is left.
+    """
     x = numbers(5)
     e = Exchange(x).up_to("mask")
     seeds = {i: bytes(c.state.seed.numpy()) for i, c in e.clients.items()}
@@ -544,22 +663,36 @@ def test_masks_cancel_exactly():
     total = sum(e.answers["mask"][i]["reply"].numpy().view(np.uint32) for i in range(5))
     for i in range(5):
         add_mask(total, self_key(e.server.tag, seeds[i], i), subtract=True)
-    assert total.view(np.int32).tolist() == sum(np.rint(v.numpy() / CONFIG.fixed_point.step) for v in x).tolist()
+    assert (
+        total.view(np.int32).tolist()
+        == sum(np.rint(v.numpy() / CONFIG.fixed_point.step) for v in x).tolist()
+    )
 
 
 @pytest.mark.parametrize("bits", [20, 33])
 def test_a_masked_reply_is_uniform_whatever_the_reply(bits):
-    """Chi-square over its bytes, and over the bytes of its difference from another run with the same reply."""
+    """Chi-square over its bytes, and over the bytes of its difference from another run with the
+    same reply.
+    """
     config = SecureAggregation(range=8.0, bits=bits)
     for value in (0.0, 8.0):
         x = [torch.full((20_000,), value)] * 3
-        runs = [Exchange(x, config, seed=s).up_to("mask").ask("mask").answers["mask"][0]["reply"].numpy() for s in (1, 2)]
+        runs = [
+            Exchange(x, config, seed=s)
+            .up_to("mask")
+            .ask("mask")
+            .answers["mask"][0]["reply"]
+            .numpy()
+            for s in (1, 2)
+        ]
         kind = np.dtype(f"u{runs[0].itemsize}")
         one, two = (r.view(kind) for r in runs)
         for sample in (one, two, one - two):
             counts = np.bincount(sample.view(np.uint8), minlength=256)
             assert stats.chisquare(counts).pvalue > 1e-4
-            assert abs(np.corrcoef(sample[:-1].astype(float), sample[1:].astype(float))[0, 1]) < 0.03
+            assert (
+                abs(np.corrcoef(sample[:-1].astype(float), sample[1:].astype(float))[0, 1]) < 0.03
+            )
         assert (one == two).mean() < 1e-3
 
 
@@ -576,23 +709,31 @@ def test_masks_come_from_the_operating_system_and_not_from_a_seed():
 def test_the_masks_do_not_depend_on_the_reply():
     """With the same secrets, masked replies differ by exactly the difference of the replies."""
     a, b = torch.tensor([1.0, -2.0, 8.0]), torch.tensor([-8.0, 3.0, 0.5])
-    ya, yb = (Exchange([v] * 3, seed=5).up_to("mask").ask("mask").answers["mask"][1]["reply"].numpy() for v in (a, b))
+    ya, yb = (
+        Exchange([v] * 3, seed=5).up_to("mask").ask("mask").answers["mask"][1]["reply"].numpy()
+        for v in (a, b)
+    )
     assert ((ya - yb) * CONFIG.fixed_point.step).tolist() == (a - b).tolist()
 
 
 def test_what_another_client_receives_does_not_open_a_reply():
-    """Shares of a secret below the threshold, all other clients' messages included, do not rebuild it."""
+    """Shares of a secret below the threshold, all other clients' messages included, do not rebuild
+    it.
+    """
     e = Exchange(numbers(6)).up_to("unmask")
     secret = {i: c.state.shares.numpy() for i, c in e.clients.items()}  # [holder][owner, 2, 9]
     three = np.stack([secret[i][5, 1] for i in (0, 1, 2)])
     four = np.stack([secret[i][5, 1] for i in (0, 1, 2, 3)])
     right = shamir.combine(np.array([1, 2, 3, 4]), four)
-    assert hashlib.sha256(b"foedus/seed" + e.server.tag + struct.pack("<q", 5) + right).digest() == e.server.commitments[5]
+    assert (
+        hashlib.sha256(b"foedus/seed" + e.server.tag + struct.pack("<q", 5) + right).digest()
+        == e.server.commitments[5]
+    )
     with contextlib.suppress(SecureError):
         assert shamir.combine(np.array([1, 2, 3]), three) != right
 
 
-# -- dropouts ----------------------------------------------------------------------------------------------------------
+# -- dropouts --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -603,11 +744,14 @@ def test_dropouts_up_to_the_threshold_and_no_further(phase, n, spare):
         total = Exchange(x, weights=weights).run({phase: gone})
         ids = range(n) if phase == "unmask" else [i for i in range(n) if i not in gone]
         assert total.ids == tuple(ids)
-        assert torch.allclose(total.mean(), plain(x, weights, ids), atol=CONFIG.fixed_point.step / 2 + 1e-12)
+        assert torch.allclose(
+            total.mean(), plain(x, weights, ids), atol=CONFIG.fixed_point.step / 2 + 1e-12
+        )
     left = n - spare - 1
     with pytest.raises(
         TooFewClients,
-        match=rf"round 3: {phase}: {left} of {n} clients are left, threshold=0.667 needs {left + 1}; nothing was unmasked \(client 0: {phase}: it did not",
+        match=rf"round 3: {phase}: {left} of {n} clients are left, threshold=0.667 needs "
+        rf"{left + 1}; nothing was unmasked \(client 0: {phase}: it did not",
     ):
         Exchange(x, weights=weights).run({phase: range(spare + 1)})
 
@@ -642,7 +786,9 @@ def test_a_neighbourhood_that_is_too_small_stops_everything():
     e = Exchange(numbers(40), SPARSE, seed=4).up_to("mask")
     near = e.server.ids[e.server.around[0]]
     with pytest.raises(
-        TooFewClients, match=r"mask: 5 of the 9 holders of the secrets of client .* are left, 6 are needed; nothing was"
+        TooFewClients,
+        match=r"mask: 5 of the 9 holders of the secrets of client .* are left, 6 are needed; "
+        r"nothing was",
     ):
         e.ask("mask", near[near != 0][:4]).then()
     e = Exchange(numbers(40), SPARSE, seed=4).up_to("unmask")
@@ -651,7 +797,9 @@ def test_a_neighbourhood_that_is_too_small_stops_everything():
 
 
 def test_a_graph_that_falls_apart_stops_everything():
-    """With two neighbours each, two gaps in the ring leave two groups whose sums would be seen apart."""
+    """With two neighbours each, two gaps in the ring leave two groups whose sums would be seen
+    apart.
+    """
     config = SecureAggregation(range=8.0, bits=20, neighbours=2, threshold=0.6)
     e = Exchange(numbers(12), config, seed=4).up_to("mask")
     gone = e.server.ids[e.server.order[[0, 6]]]
@@ -670,7 +818,7 @@ def test_a_thousand_clients():
     assert out.phases["share"].messages == 1000 and out.phases["unmask"].messages == 998
 
 
-# -- what clients refuse -----------------------------------------------------------------------------------------------
+# -- what clients refuse ---------------------------------------------------------------------------
 
 
 def changed(message, **changes):
@@ -692,8 +840,14 @@ def other(phase, **about):
 
 KEY_LISTS = {
     "a key twice": (lambda m: changed(m, keys=put(1, m["keys"][2])), "a key twice"),
-    "one key for both purposes": (lambda m: changed(m, keys=put((1, 0), m["keys"][1, 1])), "a key twice"),
-    "the own key of another": (lambda m: changed(m, keys=put((1, 1), m["keys"][0, 1])), "a key twice"),
+    "one key for both purposes": (
+        lambda m: changed(m, keys=put((1, 0), m["keys"][1, 1])),
+        "a key twice",
+    ),
+    "the own key of another": (
+        lambda m: changed(m, keys=put((1, 1), m["keys"][0, 1])),
+        "a key twice",
+    ),
     "own key for boxes altered": (
         lambda m: changed(m, keys=put((0, 0, 0), m["keys"][0, 0, 0] ^ 1)),
         "keys of client 0 as they were sent",
@@ -709,20 +863,48 @@ KEY_LISTS = {
         "has 2 clients; with 4 in all there must be 3 to 4",
     ),
     "too many clients": (
-        lambda m: changed(m, ids=lambda t: torch.cat([t, torch.tensor([9])]), keys=lambda t: torch.cat([t, t[:1] ^ 3])),
+        lambda m: changed(
+            m,
+            ids=lambda t: torch.cat([t, torch.tensor([9])]),
+            keys=lambda t: torch.cat([t, t[:1] ^ 3]),
+        ),
         "has 5 clients",
     ),
-    "a key of small order": (lambda m: changed(m, keys=put((1, 0), torch.zeros(32, dtype=torch.uint8))), "no public key"),
-    "another session": (lambda m: other("share", session="t"), "another session, round or exchange"),
+    "a key of small order": (
+        lambda m: changed(m, keys=put((1, 0), torch.zeros(32, dtype=torch.uint8))),
+        "no public key",
+    ),
+    "another session": (
+        lambda m: other("share", session="t"),
+        "another session, round or exchange",
+    ),
     "another round": (lambda m: other("share", round=2), "another session, round or exchange"),
-    "another exchange": (lambda m: other("share", exchange=2), "another session, round or exchange"),
-    "other settings": (lambda m: other("share", config=SecureAggregation(range=8.0, bits=21)), "other settings"),
+    "another exchange": (
+        lambda m: other("share", exchange=2),
+        "another session, round or exchange",
+    ),
+    "other settings": (
+        lambda m: other("share", config=SecureAggregation(range=8.0, bits=21)),
+        "other settings",
+    ),
     "other weights": (lambda m: other("share", weights=[1, 1, 1, 5]), "other settings"),
-    "an earlier try of the same exchange": (lambda m: other("share"), "keys of client 0 as they were sent"),
-    "keys of another length": (lambda m: changed(m, keys=lambda t: t[:, :, :31]), "keys must be torch.uint8"),
+    "an earlier try of the same exchange": (
+        lambda m: other("share"),
+        "keys of client 0 as they were sent",
+    ),
+    "keys of another length": (
+        lambda m: changed(m, keys=lambda t: t[:, :, :31]),
+        "keys must be torch.uint8",
+    ),
     "fewer keys than clients": (lambda m: changed(m, keys=lambda t: t[:3]), "must have as many"),
-    "keys of another type": (lambda m: changed(m, keys=lambda t: t.int()), "keys must be torch.uint8"),
-    "no tag": (lambda m: {k: v for k, v in m.items() if k != "tag"}, "must have the fields tag, ids, keys"),
+    "keys of another type": (
+        lambda m: changed(m, keys=lambda t: t.int()),
+        "keys must be torch.uint8",
+    ),
+    "no tag": (
+        lambda m: {k: v for k, v in m.items() if k != "tag"},
+        "must have the fields tag, ids, keys",
+    ),
     "more fields": (lambda m: {**m, "more": torch.zeros(1)}, "must have the fields"),
     "no dict": (lambda m: [m["ids"]], "must have the fields .* got a list"),
     "numbers for tensors": (lambda m: {**m, "ids": 3}, "ids must be torch.int64"),
@@ -744,25 +926,44 @@ def test_a_mask_key_of_small_order_is_refused_before_anything_is_sent():
     e = Exchange(numbers(4)).up_to("share")
     for i in range(4):
         if i != 2:
-            e.questions["share"][i] = changed(e.questions["share"][i], keys=put((2, 1), torch.zeros(32, dtype=torch.uint8)))
+            e.questions["share"][i] = changed(
+                e.questions["share"][i], keys=put((2, 1), torch.zeros(32, dtype=torch.uint8))
+            )
     e.ask("share", silent=[2]).then()
     assert 2 not in e.questions["mask"][0]["ids"]
     e = Exchange(numbers(4)).up_to("share")
-    e.questions["share"][0] = changed(e.questions["share"][0], keys=put((2, 1), torch.zeros(32, dtype=torch.uint8)))
+    e.questions["share"][0] = changed(
+        e.questions["share"][0], keys=put((2, 1), torch.zeros(32, dtype=torch.uint8))
+    )
     e.ask("share").then()
     with pytest.raises(SecureError, match="no public key"):
         e.call("mask", 0, e.questions["mask"][0])
 
 
 BOXES = {
-    "altered shares": (lambda m: changed(m, boxes=put((1, 40), m["boxes"][1, 40] ^ 1)), "box from client 2 was altered"),
-    "altered check": (lambda m: changed(m, boxes=put((0, 99), m["boxes"][0, 99] ^ 1)), "box from client 1 was altered"),
-    "altered nonce": (lambda m: changed(m, boxes=put((0, 0), m["boxes"][0, 0] ^ 1)), "box from client 1 was altered"),
-    "senders exchanged": (lambda m: changed(m, boxes=lambda t: t[[1, 0, 2]]), "box from client 1 was altered"),
+    "altered shares": (
+        lambda m: changed(m, boxes=put((1, 40), m["boxes"][1, 40] ^ 1)),
+        "box from client 2 was altered",
+    ),
+    "altered check": (
+        lambda m: changed(m, boxes=put((0, 99), m["boxes"][0, 99] ^ 1)),
+        "box from client 1 was altered",
+    ),
+    "altered nonce": (
+        lambda m: changed(m, boxes=put((0, 0), m["boxes"][0, 0] ^ 1)),
+        "box from client 1 was altered",
+    ),
+    "senders exchanged": (
+        lambda m: changed(m, boxes=lambda t: t[[1, 0, 2]]),
+        "box from client 1 was altered",
+    ),
     "its own": (lambda m: changed(m, ids=put(0, 0)), "client 0 is none"),
     "a stranger's": (lambda m: changed(m, ids=put(0, 17)), "client 17 is none"),
     "a client twice": (lambda m: changed(m, ids=put(0, 2)), "names a client twice"),
-    "too few": (lambda m: changed(m, ids=lambda t: t[:1], boxes=lambda t: t[:1]), "2 of 4 neighbours have shared keys; 3 must"),
+    "too few": (
+        lambda m: changed(m, ids=lambda t: t[:1], boxes=lambda t: t[:1]),
+        "2 of 4 neighbours have shared keys; 3 must",
+    ),
     "one box missing": (lambda m: changed(m, boxes=lambda t: t[:2]), "2 boxes of 3 clients"),
     "short boxes": (lambda m: changed(m, boxes=lambda t: t[:, :-1]), "boxes must be"),
     "another round": (lambda m: other("mask", round=4), "another session, round or exchange"),
@@ -805,24 +1006,55 @@ def test_shares_that_are_no_field_elements_are_refused(monkeypatch):
 
 
 REQUESTS = {
-    "both secrets of one": (lambda m: changed(m, dropped=lambda t: torch.tensor([2])), "asks for both secrets of client 2"),
-    "a client twice": (lambda m: changed(m, survivors=lambda t: torch.tensor([0, 1, 2, 3, 3])), "names a client twice"),
-    "one left out": (lambda m: changed(m, survivors=lambda t: torch.tensor([0, 1, 2])), "exactly the clients whose masks"),
-    "a stranger": (lambda m: changed(m, survivors=lambda t: torch.tensor([0, 1, 2, 4])), "exactly the clients whose masks"),
-    "one more": (lambda m: changed(m, dropped=lambda t: torch.tensor([7])), "exactly the clients whose masks"),
+    "both secrets of one": (
+        lambda m: changed(m, dropped=lambda t: torch.tensor([2])),
+        "asks for both secrets of client 2",
+    ),
+    "a client twice": (
+        lambda m: changed(m, survivors=lambda t: torch.tensor([0, 1, 2, 3, 3])),
+        "names a client twice",
+    ),
+    "one left out": (
+        lambda m: changed(m, survivors=lambda t: torch.tensor([0, 1, 2])),
+        "exactly the clients whose masks",
+    ),
+    "a stranger": (
+        lambda m: changed(m, survivors=lambda t: torch.tensor([0, 1, 2, 4])),
+        "exactly the clients whose masks",
+    ),
+    "one more": (
+        lambda m: changed(m, dropped=lambda t: torch.tensor([7])),
+        "exactly the clients whose masks",
+    ),
     "itself": (
-        lambda m: changed(m, survivors=lambda t: torch.tensor([1, 2, 3]), dropped=lambda t: torch.tensor([0])),
+        lambda m: changed(
+            m, survivors=lambda t: torch.tensor([1, 2, 3]), dropped=lambda t: torch.tensor([0])
+        ),
         "client 0 itself has dropped",
     ),
     "too few": (
-        lambda m: changed(m, survivors=lambda t: torch.tensor([0, 1]), dropped=lambda t: torch.tensor([2, 3])),
+        lambda m: changed(
+            m, survivors=lambda t: torch.tensor([0, 1]), dropped=lambda t: torch.tensor([2, 3])
+        ),
         "leaves 2 survivors of 4; 3 are needed",
     ),
-    "another session": (lambda m: other("unmask", session="t"), "another session, round or exchange"),
+    "another session": (
+        lambda m: other("unmask", session="t"),
+        "another session, round or exchange",
+    ),
     "another round": (lambda m: other("unmask", round=4), "another session, round or exchange"),
-    "another exchange": (lambda m: other("unmask", exchange=0), "another session, round or exchange"),
-    "ids as 32 bits": (lambda m: changed(m, survivors=lambda t: t.int()), "survivors must be torch.int64"),
-    "a matrix": (lambda m: changed(m, survivors=lambda t: t.view(2, 2)), "survivors must be torch.int64"),
+    "another exchange": (
+        lambda m: other("unmask", exchange=0),
+        "another session, round or exchange",
+    ),
+    "ids as 32 bits": (
+        lambda m: changed(m, survivors=lambda t: t.int()),
+        "survivors must be torch.int64",
+    ),
+    "a matrix": (
+        lambda m: changed(m, survivors=lambda t: t.view(2, 2)),
+        "survivors must be torch.int64",
+    ),
     "garbage": (lambda m: 5, "must have the fields"),
 }
 
@@ -837,13 +1069,17 @@ def test_requests_that_ask_too_much_are_refused(case):
 
 
 def test_every_phase_is_answered_once_and_in_order():
-    """Also after the state has been through a file: a second request gets nothing, not even the same one."""
+    """Also after the state has been through a file: a second request gets nothing, not even the
+    same one.
+    """
     for phase in PHASES:
         e = Exchange(numbers(4)).up_to(phase)
         question = e.questions[phase][0]
         for wrong in PHASES:
             if wrong != phase:
-                with pytest.raises(SecureError, match=f"asked to {wrong}, but what it can do next is {phase}"):
+                with pytest.raises(
+                    SecureError, match=f"asked to {wrong}, but what it can do next is {phase}"
+                ):
                     e.call(wrong, 0, question)
         e.call(phase, 0, question)
         with pytest.raises(SecureError, match=f"client 0 is asked to {phase}, but"):
@@ -851,13 +1087,18 @@ def test_every_phase_is_answered_once_and_in_order():
 
 
 def test_the_two_secrets_of_a_client_are_never_both_answered():
-    """Whoever is called a survivor, each client gives one secret's share of every other: the seed's or the key's."""
+    """Whoever is called a survivor, each client gives one secret's share of every other: the seed's
+    or the key's.
+    """
     for gone in itertools.combinations(range(6), 2):
         e = Exchange(numbers(6)).up_to("mask").ask("mask", gone).then()
         shares = {i: c.state.shares.numpy() for i, c in e.clients.items()}
         e.ask("unmask")
         for i, answer in e.answers["unmask"].items():
-            seeds, keys = e.questions["unmask"][i]["survivors"].tolist(), e.questions["unmask"][i]["dropped"].tolist()
+            seeds, keys = (
+                e.questions["unmask"][i]["survivors"].tolist(),
+                e.questions["unmask"][i]["dropped"].tolist(),
+            )
             assert answer["seeds"].tolist() == shares[i][seeds, 1].tolist()
             assert answer["keys"].tolist() == shares[i][keys, 0].tolist()
             assert keys == list(gone)
@@ -875,7 +1116,15 @@ def test_the_two_secrets_of_a_client_are_never_both_answered():
         {"session": "s", "round": 0, "exchange": True, "clients": 3, "weight": 3, "unit": 1},
         {"session": "", "round": 0, "exchange": 0, "clients": 3, "weight": 3, "unit": 1},
         {"session": "s", "round": 0, "exchange": 0, "clients": 3, "weight": 3.0, "unit": 1},
-        {"session": "s", "round": 0, "exchange": 0, "clients": 3, "weight": 3, "unit": 1, "more": 1},
+        {
+            "session": "s",
+            "round": 0,
+            "exchange": 0,
+            "clients": 3,
+            "weight": 3,
+            "unit": 1,
+            "more": 1,
+        },
         {"session": "s", "round": 0, "exchange": 0, "clients": 3, "weight": 2**60, "unit": 1},
     ],
 )
@@ -915,7 +1164,11 @@ def test_garbage_is_refused_and_changes_nothing(phase, data):
         question[data.draw(st.sampled_from(sorted(question)))] = data.draw(leaf)
     else:
         question = data.draw(
-            st.one_of(leaf, st.lists(leaf, max_size=2), st.dictionaries(st.sampled_from(sorted(question)), leaf))
+            st.one_of(
+                leaf,
+                st.lists(leaf, max_size=2),
+                st.dictionaries(st.sampled_from(sorted(question)), leaf),
+            )
         )
     before = e.clients[0].state
     with pytest.raises(SecureError):
@@ -926,11 +1179,14 @@ def test_garbage_is_refused_and_changes_nothing(phase, data):
 GARBAGE = {phase: Exchange(numbers(4)).up_to(phase) for phase in PHASES[1:]}
 
 
-# -- state -------------------------------------------------------------------------------------------------------------
+# -- state -----------------------------------------------------------------------------------------
 
 
 def test_states_hold_what_is_needed_and_say_what_is_secret():
-    """`Exchange` takes every state through the wire. Here: what is in it, phase by phase; keys are forgotten when they are used."""
+    """`Exchange` takes every state through the wire.
+
+    Here: what is in it, phase by phase; keys are forgotten when they are used.
+    """
     public = {"id", "phase", "offer", "public", "ids", "needed"}
     e, kept = Exchange(numbers(4)), []
     kept.append(set(e.clients[0].export()))
@@ -951,7 +1207,7 @@ def test_an_exported_state_is_a_copy():
     assert saved.phase == "unmask" and e.clients[0].state.phase == "nothing more"
 
 
-# -- what the server refuses -------------------------------------------------------------------------------------------
+# -- what the server refuses -----------------------------------------------------------------------
 
 BAD_ANSWERS = {
     ("advertise", "no dict"): lambda m: None,
@@ -988,7 +1244,8 @@ def test_bad_answers_are_left_out_and_named(phase):
         for bad in (0, 6):
             e = Exchange(x)
             for name in PHASES:
-                e.ask(name, [3] if name == "mask" else ())  # so that there are shares of keys as well
+                # so that there are shares of keys as well
+                e.ask(name, [3] if name == "mask" else ())
                 if name == phase:
                     e.answers[name][bad] = spoil(e.answers[name][bad])
                 result = e.then()
@@ -1022,12 +1279,19 @@ def test_a_key_that_two_advertise_leaves_both_out():
 
 @pytest.mark.parametrize("secret", ["seeds", "keys"])
 def test_altered_shares_stop_everything(secret):
-    """The secret that is rebuilt is checked against what was published: a wrong sum never comes out."""
+    """The secret that is rebuilt is checked against what was published: a wrong sum never comes
+    out.
+    """
     e = Exchange(numbers(7)).up_to("mask").ask("mask", [3]).then().ask("unmask")
     for i in (0, 1):
         answer = e.answers["unmask"][i]
-        e.answers["unmask"][i] = changed(answer, **{secret: put((0, 8), (answer[secret][0, 8] + 1) % shamir.P)})
-    with pytest.raises(SecureError, match=f"round 3: the secret of client {0 if secret == 'seeds' else 3} is not right"):
+        e.answers["unmask"][i] = changed(
+            answer, **{secret: put((0, 8), (answer[secret][0, 8] + 1) % shamir.P)}
+        )
+    with pytest.raises(
+        SecureError,
+        match=f"round 3: the secret of client {0 if secret == 'seeds' else 3} is not right",
+    ):
         e.then()
 
 
@@ -1057,12 +1321,14 @@ def test_a_client_of_weight_zero_changes_nothing():
 
 def test_numbers_of_numpy_do_as_ids_and_weights():
     ids, rows = torch.tensor([4, 9]), np.array([3, 6])
-    server = SecureServer(CONFIG, dict(zip(ids.numpy(), rows, strict=True)), session="s", round=np.int64(2))
+    server = SecureServer(
+        CONFIG, dict(zip(ids.numpy(), rows, strict=True)), session="s", round=np.int64(2)
+    )
     offer = {"session": "s", "round": 2, "exchange": 0, "clients": 2, "weight": 3, "unit": 3}
     assert wire.decode(wire.encode(server.offer())) == offer
 
 
-# -- signatures --------------------------------------------------------------------------------------------------------
+# -- signatures ------------------------------------------------------------------------------------
 
 
 def test_signed_keys():
@@ -1071,7 +1337,9 @@ def test_signed_keys():
     verify = verifier({i: s.public_key().public_bytes_raw() for i, s in enumerate(signers)})
     hooks = {"sign": lambda i: signers[i].sign, "verify": lambda i: verify}
     x = numbers(4)
-    assert torch.allclose(Exchange(x, **hooks).run({"mask": [1]}).mean(), plain(x, [1] * 4, [0, 2, 3]), atol=1e-5)
+    assert torch.allclose(
+        Exchange(x, **hooks).run({"mask": [1]}).mean(), plain(x, [1] * 4, [0, 2, 3]), atol=1e-5
+    )
 
     def refused(tamper):
         e = Exchange(x, **hooks).up_to("share")
@@ -1085,26 +1353,34 @@ def test_signed_keys():
     refused(lambda m: changed(m, ids=put(2, 9)))
     refused(lambda m: {k: v for k, v in m.items() if k != "signatures"})
     refused(lambda m: changed(m, signatures=lambda t: t[:3]))
-    old = Exchange(x, round=2, **hooks).up_to("share").questions["share"][0]  # signed, but for another round
-    refused(lambda m: changed(m, keys=put(2, old["keys"][2]), signatures=put(2, old["signatures"][2])))
+    # signed, but for another round
+    old = Exchange(x, round=2, **hooks).up_to("share").questions["share"][0]
+    refused(
+        lambda m: changed(m, keys=put(2, old["keys"][2]), signatures=put(2, old["signatures"][2]))
+    )
 
 
 def test_a_server_may_check_signatures_too():
     signers = [Ed25519PrivateKey.generate() for _ in range(4)]
     verify = verifier({i: s.public_key().public_bytes_raw() for i, s in enumerate(signers)})
-    clients = {i: SecureClient(i, CONFIG, sign=signers[i].sign) for i in range(3)} | {3: SecureClient(3, CONFIG)}
+    clients = {i: SecureClient(i, CONFIG, sign=signers[i].sign) for i in range(3)} | {
+        3: SecureClient(3, CONFIG)
+    }
     server = SecureServer(CONFIG, dict.fromkeys(range(4), 1), session="s", verify=verify)
     server.keys({i: c.advertise(server.offer()) for i, c in clients.items()})
     assert server.alive == [0, 1, 2] and "not signed" in server.faults[3]
 
 
-# -- in one process ----------------------------------------------------------------------------------------------------
+# -- in one process --------------------------------------------------------------------------------
 
 
 def test_bytes_are_those_of_the_wire():
     """By phase, also with dropouts: what `Exchange` sends, encoded."""
     x, silent = numbers(9, 50), {"advertise": [1], "mask": [2], "unmask": [3]}
-    out, e = aggregate(x, [5] * 9, CONFIG, dropouts=silent, session="s", round=3, exchange=1), Exchange(x, weights=[5] * 9)
+    out, e = (
+        aggregate(x, [5] * 9, CONFIG, dropouts=silent, session="s", round=3, exchange=1),
+        Exchange(x, weights=[5] * 9),
+    )
     e.run(silent)
     for phase in PHASES:
         down = sum(len(wire.encode(q)) for q in e.questions[phase].values())
@@ -1118,7 +1394,9 @@ def test_bytes_are_those_of_the_wire():
 
 
 def test_arguments_of_aggregate():
-    with pytest.raises(ConfigError, match="dropouts: 'later' is no phase; use advertise, share, mask, unmask"):
+    with pytest.raises(
+        ConfigError, match="dropouts: 'later' is no phase; use advertise, share, mask, unmask"
+    ):
         aggregate(numbers(3), dropouts={"later": [1]})
     with pytest.raises(ConfigError, match="at least 2 clients, got 1"):
         aggregate(numbers(1))
@@ -1139,7 +1417,9 @@ try:
 except ConfigError as error:
     print(error)
 """
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert "needs the package cryptography" in shown and "pip install 'foedus[secure]'" in shown
 
 
@@ -1155,5 +1435,7 @@ def test_numbers_that_no_secret_has_are_refused():
 
 
 def test_a_box_has_a_key_for_its_receiver_alone():
-    keys = {box_key(b"t" * 32, b"a" * 32, sender, receiver) for sender in (1, 2) for receiver in (1, 2)}
+    keys = {
+        box_key(b"t" * 32, b"a" * 32, sender, receiver) for sender in (1, 2) for receiver in (1, 2)
+    }
     assert len(keys) == 4

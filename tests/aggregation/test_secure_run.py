@@ -1,4 +1,6 @@
-"""Secure aggregation as part of a run: the numbers of the plain one to the quantisation step, every byte, and what is refused."""
+"""Secure aggregation as part of a run: the numbers of the plain one to the quantisation step, every
+byte, and what is refused.
+"""
 
 from __future__ import annotations
 
@@ -74,17 +76,21 @@ QUICK = [("FedAvg", check) for check in CHECKS] + [
     ],
 )
 def test_conformance(name, check, fed, monkeypatch):
-    """Masks come from the operating system, and cancel to the last bit: runs repeat, whatever the order, and go on from checkpoints."""
+    """Masks come from the operating system, and cancel to the last bit: runs repeat, whatever the
+    order, and go on from checkpoints.
+    """
     monkeypatch.setattr(testing, "run", partial(fd.run, aggregation=SECURE))
     if name in WHOLE:
         whole = partial(fd.run, aggregation=SECURE)
-        monkeypatch.setattr(testing, "run", lambda *args, participation=1.0, **options: whole(*args, **options))
+        monkeypatch.setattr(
+            testing, "run", lambda *args, participation=1.0, **options: whole(*args, **options)
+        )
         if check is testing.check_seeds:
             return  # with all clients it draws nothing
     check(ALGORITHMS[name], fed, fd.Local())
 
 
-# -- by hand -----------------------------------------------------------------------------------------------------------
+# -- by hand ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,11 @@ class Ask(fd.Algorithm):
 
     def round(self, clients, state):
         add = torch.ones(())
-        got = clients.sum(self.say, add=add) if self.how == "sum" else clients.mean(self.say, weights=self.how, add=add)
+        got = (
+            clients.sum(self.say, add=add)
+            if self.how == "sum"
+            else clients.mean(self.say, weights=self.how, add=add)
+        )
         return fd.State(x=got["x"], n=got["n"], who=clients.answered, came=clients.answered_rows)
 
 
@@ -118,7 +128,11 @@ def few() -> fd.Federation:
 
 @pytest.mark.parametrize(
     ("how", "x", "n"),
-    [("rows", (1.3 + 2 * 1.6 + 3 * 1.9 + 10 * 4.0) / 16, 1), ("uniform", (1.3 + 1.6 + 1.9 + 4.0) / 4, 1), ("sum", 8.8, 4)],
+    [
+        ("rows", (1.3 + 2 * 1.6 + 3 * 1.9 + 10 * 4.0) / 16, 1),
+        ("uniform", (1.3 + 1.6 + 1.9 + 4.0) / 4, 1),
+        ("sum", 8.8, 4),
+    ],
 )
 def test_weights_by_hand(how, x, n, few):
     run = fd.run(Ask(how), few, 1, aggregation=fd.SecureAggregation(), evaluate_every=0)
@@ -161,25 +175,33 @@ def test_dropouts_in_every_phase(phase, few, gone):
     everyone = (1.3 + 2 * 1.6 + 3 * 1.9 + 10 * 4.0) / 16
     two = fd.run(Ask(), few, 2, aggregation=Drops(), evaluate_every=0)
     there = phase == "unmask"
-    assert two.state.x.item() == pytest.approx(everyone if there else (1.3 + 2 * 1.6 + 10 * 4.0) / 13, abs=2e-6)
+    assert two.state.x.item() == pytest.approx(
+        everyone if there else (1.3 + 2 * 1.6 + 10 * 4.0) / 13, abs=2e-6
+    )
     assert two.state.who.tolist() == ([3, 5, 8, 9] if there else [3, 5, 9])
     assert two.state.came.tolist() == ([1, 2, 3, 10] if there else [1, 2, 10])
     assert run.state.x.item() == pytest.approx(everyone, abs=2e-6)  # it is back
     assert run.history.left_out.isna().tolist() == [True, True, False, True]
     assert run.history.left_out[2] == f"8: {phase}: it did not answer"
     states = tree.leaves(run.clients["states"])
-    counts = torch.cat([t.reshape(-1) for t in states if isinstance(t, torch.Tensor) and t.is_floating_point()])
-    assert counts.tolist() == [3, 3, 3 if there else 2, 3]  # who dropped out before `mask` was not asked for anything
+    counts = torch.cat(
+        [t.reshape(-1) for t in states if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    )
+    # who dropped out before `mask` was not asked for anything
+    assert counts.tolist() == [3, 3, 3 if there else 2, 3]
 
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_below_the_threshold_it_stops(phase, few, gone):
     gone[2, phase] = [5, 8]  # 2 of 4 are left, 3 must be
-    with pytest.raises(fd.TooFewClients, match=rf"round 2: {phase}: 2 of 4 clients are left.*needs 3; nothing was unmasked"):
+    with pytest.raises(
+        fd.TooFewClients,
+        match=rf"round 2: {phase}: 2 of 4 clients are left.*needs 3; nothing was unmasked",
+    ):
         fd.run(Ask(), few, 3, aggregation=Drops(), evaluate_every=0)
 
 
-# -- bytes -------------------------------------------------------------------------------------------------------------
+# -- bytes -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dropped", [{}, {"share": [5]}, {"mask": [5]}, {"unmask": [9]}])
@@ -189,7 +211,9 @@ def test_every_byte_of_every_phase_is_charged(dropped, few, gone):
     run = fd.run(Ask(), few, 1, aggregation=Drops(), evaluate_every=0)
     reply = {"x": torch.ones(()), "n": torch.ones(2, dtype=torch.int64)}
     about = {"session": "0" * 32, "round": 1, "exchange": 0}
-    cost = aggregate(dict.fromkeys([3, 5, 8, 9], reply), [1, 2, 3, 10], Drops(), dropouts=dropped, **about)
+    cost = aggregate(
+        dict.fromkeys([3, 5, 8, 9], reply), [1, 2, 3, 10], Drops(), dropouts=dropped, **about
+    )
     row = run.records.rows[-1]
     sent = wire.nbytes({"add": torch.ones(())})
     assert row["bytes_up"] == cost.bytes_up
@@ -197,13 +221,15 @@ def test_every_byte_of_every_phase_is_charged(dropped, few, gone):
     assert row["messages_up"] == sum(p.messages for p in cost.phases.values())
 
 
-# -- who takes part ----------------------------------------------------------------------------------------------------
+# -- who takes part --------------------------------------------------------------------------------
 
 
 def test_some_clients(fed):
     algorithm = ALGORITHMS["FedAvg"]
     for part in (0.5, fd.Poisson(0.9)):
-        plain, secure = (fd.run(algorithm, fed, 4, participation=part, aggregation=a) for a in (None, SECURE))
+        plain, secure = (
+            fd.run(algorithm, fed, 4, participation=part, aggregation=a) for a in (None, SECURE)
+        )
         assert secure.history.clients.tolist() == plain.history.clients.tolist()
         for k in plain.state.w:
             torch.testing.assert_close(secure.state.w[k], plain.state.w[k], rtol=1e-5, atol=1e-6)
@@ -211,16 +237,26 @@ def test_some_clients(fed):
 
 def test_one_client_alone_is_an_error(fed):
     with pytest.raises(
-        fd.TooFewClients, match=r"round \d+: 1 client is asked for train; .* needs at least 2.*larger participation"
+        fd.TooFewClients,
+        match=r"round \d+: 1 client is asked for train; .* needs at least 2.*larger participation",
     ):
-        fd.run(ALGORITHMS["FedAvg"], fed, 50, participation=fd.Poisson(0.2), aggregation=SECURE, evaluate_every=0)
-    with pytest.raises(fd.ConfigError, match=r"at least 2 clients in a sum.*participation=0.1 is 1 client a round"):
+        fd.run(
+            ALGORITHMS["FedAvg"],
+            fed,
+            50,
+            participation=fd.Poisson(0.2),
+            aggregation=SECURE,
+            evaluate_every=0,
+        )
+    with pytest.raises(
+        fd.ConfigError, match=r"at least 2 clients in a sum.*participation=0.1 is 1 client a round"
+    ):
         fd.run(ALGORITHMS["FedAvg"], fed, 1, participation=0.1, aggregation=SECURE)
     with pytest.raises(fd.ConfigError, match="there is 1 client"):
         fd.run(ALGORITHMS["FedAvg"], fed.pool(), 1, aggregation=SECURE)
 
 
-# -- what does not go together -----------------------------------------------------------------------------------------
+# -- what does not go together ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -237,18 +273,36 @@ def test_single_replies_are_refused(algorithm, part, step, fed):
 
 
 def test_fedfw_keeps_no_copies_of_what_it_cannot_see(fed):
-    """With some of the clients it moves the center by p eta times the mean of their points; matrices of rank one are averaged."""
-    run = fd.run(fd.FedFW(fd.Linear(), fd.L2Ball(5.0), penalty=1e-3), fed, 3, participation=0.5, aggregation=SECURE)
-    before = fd.run(fd.FedFW(fd.Linear(), fd.L2Ball(5.0), penalty=1e-3), fed, 2, participation=0.5, aggregation=SECURE)
+    """With some of the clients it moves the center by p eta times the mean of their points;
+    matrices of rank one are averaged.
+    """
+    run = fd.run(
+        fd.FedFW(fd.Linear(), fd.L2Ball(5.0), penalty=1e-3),
+        fed,
+        3,
+        participation=0.5,
+        aggregation=SECURE,
+    )
+    before = fd.run(
+        fd.FedFW(fd.Linear(), fd.L2Ball(5.0), penalty=1e-3),
+        fed,
+        2,
+        participation=0.5,
+        aggregation=SECURE,
+    )
     assert run.state.copies is None
     p = run.history.clients.iloc[-1] / len(fed)
     rate = p * 2 / (p * 2 + 2)  # eta_3 = 2 / (tau + 1), tau = 2 p + 1
     # The mean of points of the ball's surface has at most its radius.
-    mean = {k: (v - (1 - rate) * before.state.center[k]) / rate for k, v in run.state.center.items()}
+    mean = {
+        k: (v - (1 - rate) * before.state.center[k]) / rate for k, v in run.state.center.items()
+    }
     assert sum(float(v.square().sum()) for v in mean.values()) ** 0.5 <= 5.0 + 1e-3
     whole = fd.FedFW(fd.Linear(bias=False), fd.NuclearBall(5.0), penalty=1e-3)
     plain, secure = (fd.run(whole, fed, 2, aggregation=a) for a in (None, SECURE))
-    torch.testing.assert_close(secure.state.center["weight"], plain.state.center["weight"], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        secure.state.center["weight"], plain.state.center["weight"], rtol=1e-3, atol=1e-4
+    )
 
 
 def test_settings_that_do_not_go_together(fed):
@@ -256,8 +310,12 @@ def test_settings_that_do_not_go_together(fed):
         fd.run(ALGORITHMS["FedAvg"], fed, 1, quantise="int8", aggregation=SECURE)
     with pytest.raises(fd.ConfigError, match=r"fd.Delayed and secure aggregation"):
         fd.run(ALGORITHMS["FedAvg"], fed, 1, engine=fd.Delayed(up=1), aggregation=SECURE)
-    late, local = (fd.run(ALGORITHMS["FedAvg"], fed, 2, engine=e, aggregation=SECURE) for e in (fd.Delayed(), fd.Local()))
-    assert all(torch.equal(late.state.w[k], local.state.w[k]) for k in local.state.w)  # delays of nothing
+    late, local = (
+        fd.run(ALGORITHMS["FedAvg"], fed, 2, engine=e, aggregation=SECURE)
+        for e in (fd.Delayed(), fd.Local())
+    )
+    # delays of nothing
+    assert all(torch.equal(late.state.w[k], local.state.w[k]) for k in local.state.w)
     with pytest.raises(fd.ConfigError, match="weights 'row' is unknown"):
         fd.run(Ask("row"), fed, 1, aggregation=SECURE, evaluate_every=0)
 
@@ -277,7 +335,9 @@ def test_a_session_is_closed_when_its_aggregation_is_refused(fed):
 
 
 def test_numbers_out_of_range_and_not_finite(few):
-    with pytest.raises(fd.ReplyError, match=r"round 1: client 9: x holds 4\.0, outside -2 \.\. 2; nothing was sent"):
+    with pytest.raises(
+        fd.ReplyError, match=r"round 1: client 9: x holds 4\.0, outside -2 \.\. 2; nothing was sent"
+    ):
         fd.run(Ask(), few, 1, aggregation=fd.SecureAggregation(range=2.0), evaluate_every=0)
 
     class Wild(Ask):
@@ -287,16 +347,20 @@ def test_numbers_out_of_range_and_not_finite(few):
         def round(self, clients, state):
             clients.mean(self.say, add=torch.ones(()))
 
-    with pytest.raises(fd.DivergenceError, match="round 1: the reply of client 5 is not finite") as caught:
+    with pytest.raises(
+        fd.DivergenceError, match="round 1: the reply of client 5 is not finite"
+    ) as caught:
         fd.run(Wild(), few, 1, aggregation=fd.SecureAggregation(), evaluate_every=0)
     assert caught.value.clients == (5,)
 
 
-# -- for others --------------------------------------------------------------------------------------------------------
+# -- for others ------------------------------------------------------------------------------------
 
 
 def test_noise_and_clipping_at_clients(few):
-    """What differential privacy needs: clients change their replies before encoding, and add whole numbers of steps."""
+    """What differential privacy needs: clients change their replies before encoding, and add whole
+    numbers of steps.
+    """
 
     seen = {}
 
@@ -320,5 +384,8 @@ def test_noise_and_clipping_at_clients(few):
 @pytest.mark.slow
 def test_on_ray(fed, ray_engine):
     for name in ("FedAvg", "Scaffold", "FedNewton"):
-        ray, local = (fd.run(ALGORITHMS[name], fed, 3, engine=e, aggregation=SECURE) for e in (ray_engine, fd.Local()))
+        ray, local = (
+            fd.run(ALGORITHMS[name], fed, 3, engine=e, aggregation=SECURE)
+            for e in (ray_engine, fd.Local())
+        )
         testing._close(ray, local, name)

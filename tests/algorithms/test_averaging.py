@@ -1,7 +1,8 @@
-"""The averaging methods against numbers worked out by hand: two clients, two local steps, two rounds.
+"""The averaging methods against numbers worked out by hand: two clients, two local steps, two
+rounds.
 
-f_A'(w) = w - 2 (one row) and f_B'(w) = 4w - 2 (two rows), lr = 0.1, two full-batch steps from w = 0:
-A goes 0 -> 0.2 -> 0.38, B goes 0 -> 0.2 -> 0.32.
+f_A'(w) = w - 2 (one row) and f_B'(w) = 4w - 2 (two rows), lr = 0.1, two full-batch steps from w =
+0: A goes 0 -> 0.2 -> 0.38, B goes 0 -> 0.2 -> 0.32.
 """
 
 from __future__ import annotations
@@ -44,13 +45,18 @@ def test_fedavg_server_step_and_momentum(two):
 
 
 def test_client_momentum(two):
-    # A: v = -2, w = 0.2; v = -1 - 1.8 = -2.8, w = 0.48. B: v = -2, w = 0.2; v = -1 - 1.2 = -2.2, w = 0.42.
-    assert weights(after(fd.FedAvg(**HOW, momentum=0.5, weights="uniform"), two, 1)) == pytest.approx(0.45)
+    # A: v = -2, w = 0.2; v = -1 - 1.8 = -2.8, w = 0.48. B: v = -2, w = 0.2; v = -1 - 1.2 = -2.2, w
+    # = 0.42.
+    assert weights(
+        after(fd.FedAvg(**HOW, momentum=0.5, weights="uniform"), two, 1)
+    ) == pytest.approx(0.45)
 
 
 def test_weight_decay(two):
     # A: 0.2, then -1.8 + 0.2 = -1.6: 0.36. B: 0.2, then -1.2 + 0.2: 0.3.
-    assert weights(after(fd.FedAvg(**HOW, weight_decay=1.0, weights="uniform"), two, 1)) == pytest.approx(0.33)
+    assert weights(
+        after(fd.FedAvg(**HOW, weight_decay=1.0, weights="uniform"), two, 1)
+    ) == pytest.approx(0.33)
 
 
 def test_clipping(two):
@@ -59,7 +65,8 @@ def test_clipping(two):
 
 
 def test_adam(two):
-    # Adam's first step is lr * g / (|g| + eps); the second, with gradients g1, g2, by its definition.
+    # Adam's first step is lr * g / (|g| + eps); the second, with gradients g1, g2, by its
+    # definition.
     def adam(g):
         w = m = s = 0.0
         for t in (1, 2):
@@ -69,14 +76,19 @@ def test_adam(two):
         return w
 
     want = (adam(lambda w: w - 2) + 2 * adam(lambda w: 4 * w - 2)) / 3
-    assert weights(after(fd.FedAvg(**HOW, optimizer="adam"), two, 1)) == pytest.approx(want, rel=1e-5)
+    assert weights(after(fd.FedAvg(**HOW, optimizer="adam"), two, 1)) == pytest.approx(
+        want, rel=1e-5
+    )
 
 
 def test_fedprox(two):
     # A: 0.2, then -1.8 + 0.2 = -1.6: 0.36. B: 0.2, then -1.2 + 0.2 = -1: 0.3.
     assert weights(after(fd.FedProx(**HOW, mu=1.0), two, 1)) == pytest.approx((0.36 + 2 * 0.3) / 3)
-    # Round 2 from 0.32: A 0.32 -> 0.488 -> (-1.512 + 0.168) 0.6224; B -> 0.392 -> (-0.432 + 0.072) 0.428.
-    assert weights(after(fd.FedProx(**HOW, mu=1.0), two, 2)) == pytest.approx((0.6224 + 2 * 0.428) / 3)
+    # Round 2 from 0.32: A 0.32 -> 0.488 -> (-1.512 + 0.168) 0.6224; B -> 0.392 -> (-0.432 + 0.072)
+    # 0.428.
+    assert weights(after(fd.FedProx(**HOW, mu=1.0), two, 2)) == pytest.approx(
+        (0.6224 + 2 * 0.428) / 3
+    )
 
 
 def test_scaffold_option_2(two):
@@ -92,7 +104,8 @@ def test_scaffold_option_2(two):
 
 def test_scaffold_option_1(two):
     first, second = (after(fd.Scaffold(**HOW, option=1), two, r) for r in (1, 2))
-    # Both gradients at 0 are -2, so the corrections vanish in round 2: A -> 0.515 -> 0.6635, B -> 0.41 -> 0.446.
+    # Both gradients at 0 are -2, so the corrections vanish in round 2: A -> 0.515 -> 0.6635, B ->
+    # 0.41 -> 0.446.
     assert weights(first) == pytest.approx(0.35)
     assert float(first.state.c["weight"]) == pytest.approx(-2.0)
     assert weights(second) == pytest.approx((0.6635 + 0.446) / 2)
@@ -104,7 +117,10 @@ def test_scaffold_sends_the_difference_of_controls(two):
     run = next(
         r
         for s in range(20)
-        if (r := fd.run(fd.Scaffold(**HOW), two, 1, seed=s, participation=0.5)).clients["states"]["slot"][0] == 0
+        if (r := fd.run(fd.Scaffold(**HOW), two, 1, seed=s, participation=0.5)).clients["states"][
+            "slot"
+        ][0]
+        == 0
     )
     assert float(run.state.w["weight"]) == pytest.approx(0.38)
     assert float(run.state.c["weight"]) == pytest.approx(-1.9 / 2)
@@ -115,7 +131,8 @@ def test_feddyn(two):
     # A -> 0.36, B -> 0.3 as in FedProx; h = -0.33, w = 0.33 + 0.33.
     assert weights(first) == pytest.approx(0.66)
     assert float(first.state.h["weight"]) == pytest.approx(-0.33)
-    # A, grad -0.36: 0.66 -> 0.758 -> 0.8364. B, grad -0.3: 0.66 -> 0.566 -> 0.519. Mean move 0.0177.
+    # A, grad -0.36: 0.66 -> 0.758 -> 0.8364. B, grad -0.3: 0.66 -> 0.566 -> 0.519. Mean move
+    # 0.0177.
     assert float(second.state.h["weight"]) == pytest.approx(-0.3477)
     assert weights(second) == pytest.approx(0.66 + 0.0177 + 0.3477)
 
@@ -133,7 +150,9 @@ def test_independent_momentum_survives_rounds(two):
         after(fd.Independent(**HOW, momentum=0.5), two, 2),
     )
     x = np.ones((1, 1), np.float32)
-    assert float(once.model_of(0).predict(x)[0]) == pytest.approx(float(twice.model_of(0).predict(x)[0]))
+    assert float(once.model_of(0).predict(x)[0]) == pytest.approx(
+        float(twice.model_of(0).predict(x)[0])
+    )
 
 
 def test_central(two):
@@ -144,7 +163,9 @@ def test_central(two):
 
 
 def test_epochs_use_every_row_once():
-    """One epoch of batches of one row, lr so small that order does not matter: the sum of all row gradients."""
+    """One epoch of batches of one row, lr so small that order does not matter: the sum of all row
+    gradients.
+    """
     x = np.array([[1.0], [2.0], [3.0], [4.0], [5.0]], np.float32)
     fed = fd.Federation.from_clients([(x, x[:, 0])])
     run = after(fd.FedAvg(fd.Linear(bias=False), lr=1e-6, batch_size=1, epochs=2), fed, 1)
@@ -162,18 +183,25 @@ def test_last_batch_is_the_mean_of_the_rows_left():
 @settings(max_examples=6, deadline=None)
 @given(st.integers(0, 10_000), st.integers(2, 6))
 def test_drift_free_methods_reach_the_global_optimum(seed, clients):
-    """On unequal quadratics, Scaffold and FedDyn converge to the minimiser of the average; FedAvg does not, in general."""
+    """On unequal quadratics, Scaffold and FedDyn converge to the minimiser of the average; FedAvg
+    does not, in general.
+    """
     rng = np.random.default_rng(seed)
     parts = []
     for _ in range(clients):
-        x = rng.normal(size=(8, 2)).astype(np.float32) * rng.uniform(0.5, 1.0, size=2).astype(np.float32)
+        x = rng.normal(size=(8, 2)).astype(np.float32) * rng.uniform(0.5, 1.0, size=2).astype(
+            np.float32
+        )
         parts.append((x, (x @ rng.normal(size=2) * 2).astype(np.float32)))
     H = np.mean([x.T @ x / len(x) for x, _ in parts], axis=0)
     b = np.mean([x.T @ y / len(x) for x, y in parts], axis=0)
     best = np.linalg.solve(H, b)
     fed = fd.Federation.from_clients(parts)
     how = {"model": fd.Linear(bias=False), "lr": 0.05, "steps": 10, "batch_size": None}
-    for algorithm, tolerance in ((fd.Scaffold(**how), 2e-2), (fd.FedDyn(**how | {"steps": 40}, alpha=1.0), 2e-2)):
+    for algorithm, tolerance in (
+        (fd.Scaffold(**how), 2e-2),
+        (fd.FedDyn(**how | {"steps": 40}, alpha=1.0), 2e-2),
+    ):
         got = after(algorithm, fed, 400).state.w["weight"][0].numpy()
         gap = (got - best) @ H @ (got - best) / max(best @ H @ best, 1e-6)
         assert gap < tolerance**2, algorithm
@@ -214,7 +242,9 @@ def test_bad_settings(make, message):
 
 
 def test_the_start_is_that_of_the_seed(two):
-    """Key 0 of the seed, which every client has too: a client alone starts from the same model as all together."""
+    """Key 0 of the seed, which every client has too: a client alone starts from the same model as
+    all together.
+    """
     net = fd.MLP((3,))
     want = net.init(two.spec, random.fold(random.key(5), 0))
     start = fd.run(fd.FedAvg(net), two, 0, seed=5, evaluate_every=0).state.w

@@ -1,4 +1,6 @@
-"""Bandits: what is chosen, what is learnt from it, and what it costs; against plain NumPy and numbers by hand."""
+"""Bandits: what is chosen, what is learnt from it, and what it costs; against plain NumPy and
+numbers by hand.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +26,25 @@ def small(rounds: int = 12, flat: bool = False, seed: int = 0) -> fd.Federation:
     parts = []
     for _ in range(3):
         shape = (rounds, 4) if flat else (rounds, 3, 4)
-        parts.append((rng.normal(size=shape).astype(np.float32), rng.random((rounds, 3)).astype(np.float32)))
+        parts.append(
+            (rng.normal(size=shape).astype(np.float32), rng.random((rounds, 3)).astype(np.float32))
+        )
     return fd.rewards_federation(parts)
 
 
 def draws(round: int, client: int) -> tuple[float, float]:
     """The two uniforms of a client's round, its first exchange."""
-    return tuple(random.uniform(random.fold(random.key(0), round, 0, torch.tensor([client])), 2, torch.float64)[0].tolist())
+    return tuple(
+        random.uniform(
+            random.fold(random.key(0), round, 0, torch.tensor([client])), 2, torch.float64
+        )[0].tolist()
+    )
 
 
 def reference(fed, rounds, every, eta, up, down, flat, bernoulli, shared, private):
-    """Section 5.1 with the timeline of FedRes in explorations: n = 1, 2, ... in rounds every, 2 every, ..."""
+    """Section 5.1 with the timeline of FedRes in explorations: n = 1, 2, ... in rounds every, 2
+    every, ...
+    """
     x, y = fed.data.x_train.astype(float), fed.data.y_train
     clients, actions = len(fed), y.shape[1]
     size = (lambda cols: (actions, len(cols))) if flat else (lambda cols: (len(cols),))
@@ -67,7 +77,9 @@ def reference(fed, rounds, every, eta, up, down, flat, bernoulli, shared, privat
                 gradient = lambda rows, one=one: np.outer(one, rows) if flat else one @ rows  # noqa: E731
                 arrives = n + -(-up[i] // every)
                 pending_global.setdefault(arrives, []).append(gradient(xg))
-                pending_local.setdefault((i, n + -(-up[i] // every) + -(-down[i] // every)), []).append(gradient(xl))
+                pending_local.setdefault(
+                    (i, n + -(-up[i] // every) + -(-down[i] // every)), []
+                ).append(gradient(xl))
             else:
                 seen = [s for s in broadcast if s <= t - down[i]]
                 w = broadcast[max(seen) if seen else min(broadcast)]
@@ -89,7 +101,9 @@ def reference(fed, rounds, every, eta, up, down, flat, bernoulli, shared, privat
 @pytest.mark.parametrize("bernoulli", [False, True], ids=["mean", "bernoulli"])
 @pytest.mark.parametrize("every", [2, 3])
 @pytest.mark.parametrize(
-    ("up", "down"), [((0, 0, 0), (0, 0, 0)), ((0, 2, 5), (1, 0, 4)), ((1, 3, 2), (2, 2, 2))], ids=["prompt", "late", "all late"]
+    ("up", "down"),
+    [((0, 0, 0), (0, 0, 0)), ((0, 2, 5), (1, 0, 4)), ((1, 3, 2), (2, 2, 2))],
+    ids=["prompt", "late", "all late"],
 )
 @pytest.mark.parametrize("send", ["rows", "gradient"])
 def test_epsilon_greedy_is_the_papers(flat, bernoulli, up, down, send, every):
@@ -100,10 +114,14 @@ def test_epsilon_greedy_is_the_papers(flat, bernoulli, up, down, send, every):
         reward="bernoulli" if bernoulli else "mean",
     )  # fmt: skip
     result = fd.run(algorithm, fed, 13, engine=fd.Delayed(up=up, down=down), evaluate_every=0)
-    w, local, regret, reward = reference(fed, 13, every, 0.05, up, down, flat, bernoulli, shared, private)
+    w, local, regret, reward = reference(
+        fed, 13, every, 0.05, up, down, flat, bernoulli, shared, private
+    )
     np.testing.assert_allclose(result.state.w["weight"].squeeze(0), w, atol=1e-5)
     for i in range(3):
-        np.testing.assert_allclose(result.clients["states"]["states"]["local"]["weight"][i].squeeze(0), local[i], atol=1e-5)
+        np.testing.assert_allclose(
+            result.clients["states"]["states"]["local"]["weight"][i].squeeze(0), local[i], atol=1e-5
+        )
     assert result.history.regret.iloc[-1] == pytest.approx(regret, abs=1e-6)
     assert result.history.reward.iloc[-1] == pytest.approx(reward, abs=1e-6)
 
@@ -127,10 +145,14 @@ def test_inverse_gaps_are_probabilities_that_fall_with_the_gap(scores, gamma):
 
 
 def test_squarecb_draws_from_its_probabilities_and_learns_every_round():
-    """One client; every action's expected reward is the bias of the model, so that one step is easy to follow."""
+    """One client; every action's expected reward is the bias of the model, so that one step is easy
+    to follow.
+    """
     rounds = 6
     fed = small(rounds)
-    algorithm = fd.FedResBandit(explore="squarecb", gamma=3.0, step=0.1, schedule="constant", reward="mean")
+    algorithm = fd.FedResBandit(
+        explore="squarecb", gamma=3.0, step=0.1, schedule="constant", reward="mean"
+    )
     result = fd.run(algorithm, fed, rounds, evaluate_every=0)
     x, y = fed.data.x_train.astype(float), fed.data.y_train
     w, local, regret = np.zeros(4), np.zeros((3, 4)), 0.0
@@ -157,7 +179,9 @@ class Known(fd.Linear):
     """A model that knows the truth from the start."""
 
     def init(self, spec, key):
-        return {"weight": torch.tensor([[0.5, 0.1]]) if spec.features == 2 else torch.tensor([[0.4]])}
+        return {
+            "weight": torch.tensor([[0.5, 0.1]]) if spec.features == 2 else torch.tensor([[0.4]])
+        }
 
 
 def test_who_knows_the_truth_regrets_explorations_alone():
@@ -165,7 +189,9 @@ def test_who_knows_the_truth_regrets_explorations_alone():
     x = rng.random((40, 4, 3)).astype(np.float32)
     mean = x @ np.array([0.5, 0.1, 0.4], np.float32)
     fed = fd.rewards_federation([(x, mean)])
-    algorithm = fd.FedResBandit(Known(bias=False), Known(bias=False), shared=(0, 1), private=(2,), every=40, reward="mean")
+    algorithm = fd.FedResBandit(
+        Known(bias=False), Known(bias=False), shared=(0, 1), private=(2,), every=40, reward="mean"
+    )
     history = fd.run(algorithm, fed, 39, evaluate_every=0).history
     assert history.regret.iloc[-1] == pytest.approx(0, abs=1e-7)
     assert history.reward.iloc[-1] == pytest.approx(mean[:39].max(1).mean(), abs=1e-6)
@@ -177,12 +203,24 @@ def test_only_explorations_are_sent():
     assert history["round"][sends].tolist() == [4, 8, 12]
     gets = history.bytes_down.diff().fillna(0) > 0
     assert history["round"][gets].tolist() == [1, 4, 5, 8, 9, 12]
-    assert fd.run(alone(fd.FedResBandit(every=4), "local"), small(), 12, evaluate_every=0).history.bytes_down.iloc[-1] == 0
+    assert (
+        fd.run(
+            alone(fd.FedResBandit(every=4), "local"), small(), 12, evaluate_every=0
+        ).history.bytes_down.iloc[-1]
+        == 0
+    )
 
 
 def test_both_models_beat_either_alone_and_inverse_gaps_beat_epsilon():
     fed = fd.linear_bandit(clients=20, actions=5, rounds=1500, seed=1)
-    base = fd.FedResBandit(shared=range(8), private=range(8, 12), explore="squarecb", gamma=20.0, step=0.1, measure_every=1500)
+    base = fd.FedResBandit(
+        shared=range(8),
+        private=range(8, 12),
+        explore="squarecb",
+        gamma=20.0,
+        step=0.1,
+        measure_every=1500,
+    )
     end = lambda a: fd.run(a, fed, 1500, evaluate_every=0).history.regret.iloc[-1]  # noqa: E731
     both = end(base)
     assert both < end(alone(base, "global")) and both < end(alone(base, "local"))
@@ -190,7 +228,8 @@ def test_both_models_beat_either_alone_and_inverse_gaps_beat_epsilon():
 
 
 def test_exploration_period_is_theorem_3s():
-    # P T = 10^6, K = 2: (10^6 / 16)^(1/5) = 9.1; T^(1/4) / 64^(1/8) = 10.6; T^(1/3) / 4^(1/3) = 29.2 for T = 10^5.
+    # P T = 10^6, K = 2: (10^6 / 16)^(1/5) = 9.1; T^(1/4) / 64^(1/8) = 10.6; T^(1/3) / 4^(1/3) =
+    # 29.2 for T = 10^5.
     assert exploration_period(100_000, 10, 2) == 9
     assert exploration_period(100_000, 10**6, 2) == 10
     assert exploration_period(100, 1, 10) == 2
@@ -209,9 +248,15 @@ def test_the_linear_environment_is_realisable():
 def test_a_bandit_of_classes_rewards_the_right_class():
     fed = fd.split(fd.load("digits"), "iid", clients=4)
     bandit = fd.class_bandit(fed)
-    assert np.array_equal(bandit.data.y_train.argmax(1), fed.data.y_train) and (bandit.data.y_train.sum(1) == 1).all()
+    assert (
+        np.array_equal(bandit.data.y_train.argmax(1), fed.data.y_train)
+        and (bandit.data.y_train.sum(1) == 1).all()
+    )
     history = fd.run(
-        fd.FedResBandit(fd.Linear(), fd.Linear(), explore="squarecb", step=0.03, gamma=20.0), bandit, 300, evaluate_every=0
+        fd.FedResBandit(fd.Linear(), fd.Linear(), explore="squarecb", step=0.03, gamma=20.0),
+        bandit,
+        300,
+        evaluate_every=0,
     ).history
     assert history.reward.iloc[-1] > 0.45  # a guess has 0.1
     np.testing.assert_allclose(history.reward.iloc[-1], 1 - history.regret.iloc[-1])
@@ -219,7 +264,9 @@ def test_a_bandit_of_classes_rewards_the_right_class():
 
 @pytest.mark.parametrize("explore", ["epsilon", "squarecb"])
 def test_conformance(explore):
-    fed = fd.class_bandit(fd.split(fd.load("digits"), "dirichlet", clients=4, alpha=1.0).select(np.arange(4)))
+    fed = fd.class_bandit(
+        fd.split(fd.load("digits"), "dirichlet", clients=4, alpha=1.0).select(np.arange(4))
+    )
     testing.check_algorithm(fd.FedResBandit(every=2, explore=explore), fed)
 
 
@@ -248,15 +295,23 @@ def test_bad_models_and_rewards():
     with pytest.raises(fd.ModelError, match="global_model"):
         fd.run(fd.FedResBandit(nn.Linear(4, 7), every=2), small(), 1)
     data = fd.Data.from_arrays(np.zeros((6, 2), np.float32), np.full((6, 3), 5.0, np.float32))
-    fed = fd.Federation.from_owners(data, np.zeros(6, int), np.zeros(0, int), np.arange(1), "by hand", {})
+    fed = fd.Federation.from_owners(
+        data, np.zeros(6, int), np.zeros(0, int), np.arange(1), "by hand", {}
+    )
     with pytest.raises(fd.DataError, match=r"rewards are from 5 to 5; they must be in \[0, 1\]"):
         fd.run(fd.FedResBandit(every=2), fed, 1)
-    data = fd.Data.from_arrays(np.zeros((2, 2), np.float32), np.array([[0, 0.5], [1, 1.5]], np.float32))
-    fed = fd.Federation.from_owners(data, np.zeros(2, int), np.zeros(0, int), np.arange(1), "by hand", {})
+    data = fd.Data.from_arrays(
+        np.zeros((2, 2), np.float32), np.array([[0, 0.5], [1, 1.5]], np.float32)
+    )
+    fed = fd.Federation.from_owners(
+        data, np.zeros(2, int), np.zeros(0, int), np.arange(1), "by hand", {}
+    )
     with pytest.raises(fd.DataError, match=r"rewards are from 0 to 1.5"):
         fd.run(fd.FedResBandit(every=2), fed, 1)
     images = fd.Data.from_arrays(np.zeros((6, 4, 4), np.float32), np.zeros((6, 3), np.float32))
-    fed = fd.Federation.from_owners(images, np.zeros(6, int), np.zeros(0, int), np.arange(1), "by hand", {})
+    fed = fd.Federation.from_owners(
+        images, np.zeros(6, int), np.zeros(0, int), np.arange(1), "by hand", {}
+    )
     with pytest.raises(fd.DataError, match=r"contexts have shape \(4, 4\)"):
         fd.run(fd.FedResBandit(every=2), fed, 1)
 

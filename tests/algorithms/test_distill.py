@@ -1,4 +1,6 @@
-"""FFGB-Distill and ensemble distillation by closed forms, warm starts, and images cropped and flipped at random."""
+"""FFGB-Distill and ensemble distillation by closed forms, warm starts, and images cropped and
+flipped at random.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ QUICK = fd.Training(lr=1e-2, optimizer="adam", epochs=2, batch_size=16)
 STILL = fd.Training(lr=1e-30, steps=1, batch_size=None)
 """A student that stays where it starts."""
 
-# -- FFGB-Distill by closed forms ----------------------------------------------------------------------------------------
+# -- FFGB-Distill by closed forms ------------------------------------------------------------------
 
 SHRUNK = 0.5
 RIDGE = fd.Training(lr=0.4, epochs=300, batch_size=None, weight_decay=SHRUNK)
@@ -34,12 +36,16 @@ def uneven(width=2) -> fd.Federation:
     clients = []
     for i, n in enumerate((8, 12, 20)):
         x = rng.normal(size=(n, 4)).astype(np.float32)
-        clients.append((x, (x[:, :width] * (i + 1) + rng.normal(size=(n, width))).astype(np.float32)))
+        clients.append(
+            (x, (x[:, :width] * (i + 1) + rng.normal(size=(n, width))).astype(np.float32))
+        )
     return fd.Federation.from_clients(clients, test=clients[0])
 
 
 def distilled(fed, rounds, *, K, step, mu, residual, weights, public=PUBLIC):
-    """Clients fit ridge regressions (bias included) to their targets; the student goes to the nearest model that says the teacher's values."""
+    """Clients fit ridge regressions (bias included) to their targets; the student goes to the
+    nearest model that says the teacher's values.
+    """
     w, A = np.zeros((5, fed.spec.outputs)), bias(public)
     for _ in range(rounds):
         sizes, teacher = [], []
@@ -55,7 +61,9 @@ def distilled(fed, rounds, *, K, step, mu, residual, weights, public=PUBLIC):
                 delta = target - B @ h if residual else 0.0
             sizes.append(len(rows))
             teacher.append(values)
-        share = np.array(sizes) / sum(sizes) if weights == "rows" else np.full(len(fed), 1 / len(fed))
+        share = (
+            np.array(sizes) / sum(sizes) if weights == "rows" else np.full(len(fed), 1 / len(fed))
+        )
         w = w + np.linalg.pinv(A) @ (np.tensordot(share, teacher, 1) - A @ w)
     return A @ w, w
 
@@ -96,18 +104,34 @@ def forward(params, x):
 
 
 def test_the_teacher_from_the_replies():
-    """Classes, K = 2: the client step is asked through a session, and the weights are (1 - eta mu)^2, eta (1 - eta mu) and eta."""
+    """Classes, K = 2: the client step is asked through a session, and the weights are (1 - eta
+    mu)^2, eta (1 - eta mu) and eta.
+    """
     rng = np.random.default_rng(1)
-    clients = [(rng.normal(size=(n, 4)).astype(np.float32), rng.integers(0, 3, n)) for n in (10, 15)]
+    clients = [
+        (rng.normal(size=(n, 4)).astype(np.float32), rng.integers(0, 3, n)) for n in (10, 15)
+    ]
     fed, eta, mu = fd.Federation.from_clients(clients, classes=3), 0.8, 0.25
     student = fd.Training(lr=2e-2, optimizer="adam", epochs=1500, batch_size=None)
     algorithm = fd.FFGBDistill(
-        fd.MLP(24), PUBLIC, weak=fd.MLP(6), step=eta, mu=mu, local_steps=2, oracle=QUICK, student=student, weights="rows"
+        fd.MLP(24),
+        PUBLIC,
+        weak=fd.MLP(6),
+        step=eta,
+        mu=mu,
+        local_steps=2,
+        oracle=QUICK,
+        student=student,
+        weights="rows",
     )
     start = fd.run(algorithm, fed, 1, evaluate_every=0)
     first = fd.MLP(24).init(fed.spec, random.fold(random.key(0), 0))
     session = fd.Local(batch=False).open(algorithm, fed, random.key(0))
-    replies = list(session.exchange(Ask("boost", {"w": first, "t": 1}, torch.tensor([0, 1]), random.key(0), 1, 0)))
+    replies = list(
+        session.exchange(
+            Ask("boost", {"w": first, "t": 1}, torch.tensor([0, 1]), random.key(0), 1, 0)
+        )
+    )
     f = (1 - eta * mu) ** 2 * forward(first, PUBLIC)
     for share, (_, reply, _) in zip((10 / 25, 15 / 25), replies, strict=True):
         h1, h2 = (forward(h, PUBLIC) for h in reply["functions"])
@@ -126,13 +150,21 @@ def test_boosting_with_distillation_learns(fed, digits):
 
 
 def test_one_model_goes_down_and_k_come_up(fed, digits):
-    """64 x 5 + 5 + 5 x 10 + 10 = 385 numbers a model; what is said of them takes a few bytes more."""
-    run = fd.run(fd.FFGBDistill(fd.MLP(5), digits.x_train[300:310], local_steps=3, oracle=QUICK, student=QUICK), fed, 2)
+    """64 x 5 + 5 + 5 x 10 + 10 = 385 numbers a model; what is said of them takes a few bytes
+    more.
+    """
+    run = fd.run(
+        fd.FFGBDistill(
+            fd.MLP(5), digits.x_train[300:310], local_steps=3, oracle=QUICK, student=QUICK
+        ),
+        fed,
+        2,
+    )
     per_client = run.records.last("bytes_up") / 10, run.records.last("bytes_down") / 10
     assert 0 <= per_client[0] - 3 * 385 * 4 < 300 and 0 <= per_client[1] - 385 * 4 < 120
 
 
-# -- ensemble distillation -----------------------------------------------------------------------------------------------
+# -- ensemble distillation -------------------------------------------------------------------------
 
 
 def locally(fed, lr=0.2):
@@ -151,28 +183,50 @@ def test_the_student_starts_at_the_weighted_average(weights):
     each, sizes = locally(fed)
     share = sizes / sizes.sum() if weights == "rows" else np.full(3, 1 / 3)
     how = {"lr": 0.2, "steps": 1, "batch_size": None}
-    run = fd.run(fd.FedAvgDistill(model=fd.Linear(), public=PUBLIC, student=STILL, weights=weights, **how), fed, 1)
+    run = fd.run(
+        fd.FedAvgDistill(model=fd.Linear(), public=PUBLIC, student=STILL, weights=weights, **how),
+        fed,
+        1,
+    )
     want = np.tensordot(share, each, 1)
     np.testing.assert_allclose(run.state.w["weight"], want[:4].T, atol=1e-6)
     np.testing.assert_allclose(run.state.w["bias"], want[4], atol=1e-6)
-    # And ends at the teacher, the plain average of what the clients' models say, however clients are weighed.
-    run = fd.run(fd.FedAvgDistill(model=fd.Linear(), public=PUBLIC, student=INTERPOLATE, weights=weights, **how), fed, 1)
+    # And ends at the teacher, the plain average of what the clients' models say, however clients
+    # are weighed.
+    run = fd.run(
+        fd.FedAvgDistill(
+            model=fd.Linear(), public=PUBLIC, student=INTERPOLATE, weights=weights, **how
+        ),
+        fed,
+        1,
+    )
     np.testing.assert_allclose(run.model.outputs(PUBLIC), bias(PUBLIC) @ each.mean(0), atol=1e-4)
 
 
 def test_the_teacher_of_classes_is_the_softmax_of_the_average():
     """One step on cross-entropy from zero: w_i = lr B^T (onehot - 1/3) / n."""
     rng = np.random.default_rng(2)
-    clients = [(rng.normal(size=(n, 4)).astype(np.float32), np.r_[0, 1, 2, rng.integers(0, 3, n - 3)]) for n in (6, 14)]
+    clients = [
+        (rng.normal(size=(n, 4)).astype(np.float32), np.r_[0, 1, 2, rng.integers(0, 3, n - 3)])
+        for n in (6, 14)
+    ]
     fed = fd.Federation.from_clients(clients, classes=3)
     logits = [4.0 * bias(PUBLIC) @ bias(x).T @ (np.eye(3)[y] - 1 / 3) / len(x) for x, y in clients]
     e = np.exp(np.mean(logits, 0))
     student = fd.Training(lr=1.0, epochs=3000, batch_size=None)
-    run = fd.run(fd.FedAvgDistill(model=fd.Linear(), public=PUBLIC, student=student, lr=4.0, steps=1, batch_size=None), fed, 1)
-    np.testing.assert_allclose(run.model.predict_proba(PUBLIC), e / e.sum(1, keepdims=True), atol=2e-3)
+    run = fd.run(
+        fd.FedAvgDistill(
+            model=fd.Linear(), public=PUBLIC, student=student, lr=4.0, steps=1, batch_size=None
+        ),
+        fed,
+        1,
+    )
+    np.testing.assert_allclose(
+        run.model.predict_proba(PUBLIC), e / e.sum(1, keepdims=True), atol=2e-3
+    )
 
 
-# -- conformance ---------------------------------------------------------------------------------------------------------
+# -- conformance -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("check", testing.CHECKS, ids=lambda c: c.__name__.removeprefix("check_"))
@@ -180,14 +234,20 @@ def test_the_teacher_of_classes_is_the_softmax_of_the_average():
 def test_conformance(kind, check, fed, digits):
     public = digits.x_train[300:330]
     if kind == "FFGBDistill":
-        algorithm = fd.FFGBDistill(fd.MLP(5), public, local_steps=2, step=1.0, mu=0.1, oracle=QUICK, student=QUICK)
+        algorithm = fd.FFGBDistill(
+            fd.MLP(5), public, local_steps=2, step=1.0, mu=0.1, oracle=QUICK, student=QUICK
+        )
     else:
         how = {"lr": 1e-2, "optimizer": "adam", "epochs": 2, "batch_size": 16}
         algorithm = fd.FedAvgDistill(model=fd.MLP(5), public=public, student=QUICK, **how)
-    check(algorithm, fed, fd.Delayed(fd.Local()) if check is testing.check_batched_equals_looped else fd.Local())
+    check(
+        algorithm,
+        fed,
+        fd.Delayed(fd.Local()) if check is testing.check_batched_equals_looped else fd.Local(),
+    )
 
 
-# -- bad input -----------------------------------------------------------------------------------------------------------
+# -- bad input -------------------------------------------------------------------------------------
 
 
 def made(kind, public, **changes):
@@ -213,7 +273,15 @@ def test_bad_public_rows_are_refused(kind):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"oracle": fd.Forest()}, {"local_steps": 0}, {"step": 0.0}, {"step": "theorem4.1"}, {"mu": -1.0}], ids=str
+    "changes",
+    [
+        {"oracle": fd.Forest()},
+        {"local_steps": 0},
+        {"step": 0.0},
+        {"step": "theorem4.1"},
+        {"mu": -1.0},
+    ],
+    ids=str,
 )
 def test_bad_settings_are_refused(changes):
     with pytest.raises(fd.ConfigError, match=next(iter(changes))):
@@ -252,7 +320,7 @@ def test_views_of_public_images():
         assert any(np.array_equal(row, c) for c in crops(image))
 
 
-# -- warm starts ---------------------------------------------------------------------------------------------------------
+# -- warm starts -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["FedAvg", "FedProx", "Scaffold", "FedDyn", "FedAvgDistill"])
@@ -264,18 +332,24 @@ def test_a_run_starts_from_another(kind, fed, digits):
     algorithm = getattr(fd, kind)(model=fd.MLP(8), lr=0.05, batch_size=16, **more)
     warm, cold = fd.run(algorithm, fed, 1, start=first), fd.run(algorithm, fed, 1)
     begun, ended = warm.records.rows[0], first.records.rows[-1]
-    assert begun["accuracy"] == ended["accuracy"] and begun["loss"] == pytest.approx(ended["loss"], rel=1e-6)
+    assert begun["accuracy"] == ended["accuracy"] and begun["loss"] == pytest.approx(
+        ended["loss"], rel=1e-6
+    )
     assert begun["bytes_up"] == begun["bytes_down"] == 0
     assert warm.records.last("loss") != cold.records.last("loss")
     assert warm.records.last("loss") < begun["loss"]  # it goes on from there
     before = {k: v.clone() for k, v in first.state.w.items()}
     fd.run(algorithm, fed, 1, start=first)
-    assert all(torch.equal(v, before[k]) for k, v in first.state.w.items())  # the first run stays as it was
+    # the first run stays as it was
+    assert all(torch.equal(v, before[k]) for k, v in first.state.w.items())
 
 
 def test_runs_that_cannot_be_started_from(fed, digits):
     first = fd.run(fd.FedAvg(fd.MLP(8), lr=0.05), fed, 1)
-    with pytest.raises(fd.ConfigError, match=r"holds a model of shapes .*\(8, 64\).*FedAvg learns one of .*\(9, 64\)"):
+    with pytest.raises(
+        fd.ConfigError,
+        match=r"holds a model of shapes .*\(8, 64\).*FedAvg learns one of .*\(9, 64\)",
+    ):
         fd.run(fd.FedAvg(fd.MLP(9), lr=0.05), fed, 1, start=first)
     with pytest.raises(fd.ConfigError, match="holds a model of shapes"):
         fd.run(fd.FedAvg(fd.Linear(), lr=0.05), fed, 1, start=first)
@@ -306,7 +380,7 @@ def test_a_checkpoint_of_another_warm_start_is_refused(fed, tmp_path):
         fd.run(algorithm, fed, 2, start=two, checkpoint=path, resume=True)
 
 
-# -- images cropped and flipped at random --------------------------------------------------------------------------------
+# -- images cropped and flipped at random ----------------------------------------------------------
 
 
 def pictures(n, shape=(2, 5, 7), seed=0) -> np.ndarray:
@@ -317,12 +391,18 @@ def crops(image: np.ndarray, pad=4) -> list[np.ndarray]:
     """All 81 crops of a padded image, as they are and mirrored."""
     _, height, width = image.shape
     wide = np.pad(image, ((0, 0), (pad, pad), (pad, pad)))
-    found = [wide[:, i : i + height, j : j + width] for i in range(2 * pad + 1) for j in range(2 * pad + 1)]
+    found = [
+        wide[:, i : i + height, j : j + width]
+        for i in range(2 * pad + 1)
+        for j in range(2 * pad + 1)
+    ]
     return found + [c[:, :, ::-1] for c in found]
 
 
 def test_every_outcome_is_a_crop_or_its_mirror_image():
-    """3000 copies of one image: each is one of the 162, and every one of them comes up about equally often."""
+    """3000 copies of one image: each is one of the 162, and every one of them comes up about
+    equally often.
+    """
     image = pictures(1)[0]
     x = torch.from_numpy(np.repeat(image[None], 3000, 0))
     got = crop_flip(x, random.key(0)).numpy()
@@ -380,10 +460,19 @@ def images(digits) -> fd.Federation:
     return fd.split(data, "dirichlet", clients=4, alpha=0.5, seed=0)
 
 
-@pytest.mark.parametrize("model", [fd.MLP(5), fd.CNN(padding="same")], ids=["closed form", "convolutions"])
+@pytest.mark.parametrize(
+    "model", [fd.MLP(5), fd.CNN(padding="same")], ids=["closed form", "convolutions"]
+)
 def test_training_with_augmentation(model, images):
-    how = {"lr": 0.05, "batch_size": 8, "epochs": 2} if isinstance(model, fd.MLP) else {"lr": 0.05, "batch_size": 8, "steps": 2}
-    plain, one, two = (fd.run(fd.FedAvg(model, augment=a, **how), images, 1) for a in (None, "crop_flip", "crop_flip"))
+    how = (
+        {"lr": 0.05, "batch_size": 8, "epochs": 2}
+        if isinstance(model, fd.MLP)
+        else {"lr": 0.05, "batch_size": 8, "steps": 2}
+    )
+    plain, one, two = (
+        fd.run(fd.FedAvg(model, augment=a, **how), images, 1)
+        for a in (None, "crop_flip", "crop_flip")
+    )
     assert all(torch.equal(v, two.state.w[k]) for k, v in one.state.w.items())
     assert any(not torch.equal(v, plain.state.w[k]) for k, v in one.state.w.items())
 
@@ -394,33 +483,45 @@ def test_augmentation_does_not_depend_on_batching(images):
 
 
 def test_augmentation_does_not_depend_on_the_company_of_larger_clients():
-    """Clients of 3 and 30 rows, batches of 8: the small client alone has its rows in order, and permuted in a batch with the other."""
+    """Clients of 3 and 30 rows, batches of 8: the small client alone has its rows in order, and
+    permuted in a batch with the other.
+    """
     x, y = pictures(33, (1, 8, 8)), np.arange(33) % 10
     fed = fd.Federation.from_clients([(x[:3], y[:3]), (x[3:], y[3:])], classes=10)
     algorithm = fd.FedAvg(fd.Linear(), lr=0.1, batch_size=8, augment="crop_flip")
-    one, many = (fd.run(algorithm, fed, 1, engine=fd.Local(batch=b)).state.w["weight"] for b in (False, True))
+    one, many = (
+        fd.run(algorithm, fed, 1, engine=fd.Local(batch=b)).state.w["weight"] for b in (False, True)
+    )
     np.testing.assert_allclose(one, many, atol=1e-5)
 
 
 def test_one_augmented_step_by_hand(images):
-    """One client, one full batch, a linear model from zero: w = -lr mean (softmax - onehot) x' on rows x' that were each moved.
+    """One client, one full batch, a linear model from zero: w = -lr mean (softmax - onehot) x' on
+    rows x' that were each moved.
 
-    The bias does not depend on x'; the weights are those of the crops of the rows in the order of their epoch.
+    The bias does not depend on x'; the weights are those of the crops of the rows in the order of
+    their epoch.
     """
     one = images.pool()
-    run = fd.run(fd.FedAvg(fd.Linear(), lr=1.0, steps=1, batch_size=None, augment="crop_flip"), one, 1)
+    run = fd.run(
+        fd.FedAvg(fd.Linear(), lr=1.0, steps=1, batch_size=None, augment="crop_flip"), one, 1
+    )
     y = one.data.y_train
     np.testing.assert_allclose(run.state.w["bias"], (np.eye(10)[y] - 0.1).mean(0), atol=1e-6)
     key = random.fold(random.key(0), 1, 0, torch.tensor([0]))[0]
     order = random.permutation(key, len(y)).numpy()
     moved = (
-        crop_flip(torch.from_numpy(one.data.x_train[order]), random.fold(random.fold(key, 0xA06), 0))
+        crop_flip(
+            torch.from_numpy(one.data.x_train[order]), random.fold(random.fold(key, 0xA06), 0)
+        )
         .flatten(1)
         .double()
         .numpy()
     )
     y = y[order]
-    np.testing.assert_allclose(run.state.w["weight"], (np.eye(10)[y] - 0.1).T @ moved / len(y), atol=1e-5)
+    np.testing.assert_allclose(
+        run.state.w["weight"], (np.eye(10)[y] - 0.1).T @ moved / len(y), atol=1e-5
+    )
 
 
 def test_augmentation_of_flat_rows_is_refused(fed):

@@ -1,4 +1,6 @@
-"""FedBoost and AFLBoost: steps by hand, expectations by enumeration, optima by SciPy, the facts of Section 3, and bad input."""
+"""FedBoost and AFLBoost: steps by hand, expectations by enumeration, optima by SciPy, the facts of
+Section 3, and bad input.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def ends(algorithm, fed, rounds, **options):
     return fd.run(algorithm, fed, rounds, evaluate_every=0, **options).state
 
 
-# -- by hand -------------------------------------------------------------------------------------------------------------
+# -- by hand ---------------------------------------------------------------------------------------
 
 
 def test_two_rounds_of_exponentiated_gradient_by_hand():
@@ -55,14 +57,21 @@ def test_two_rounds_of_exponentiated_gradient_by_hand():
 
 
 def test_two_rounds_of_projected_gradient_by_hand():
-    """Squared loss, eta = 0.1: d_k = 2 <mixture - (3/4, 1/4), h_k>; alpha - eta d, projected on the line of sum 1."""
-    alpha, table, p = np.array([0.5, 0.5]), np.array([[0.8, 0.2], [0.3, 0.7]]), np.array([0.75, 0.25])
+    """Squared loss, eta = 0.1: d_k = 2 <mixture - (3/4, 1/4), h_k>; alpha - eta d, projected on the
+    line of sum 1.
+    """
+    alpha, table, p = (
+        np.array([0.5, 0.5]),
+        np.array([[0.8, 0.2], [0.3, 0.7]]),
+        np.array([0.75, 0.25]),
+    )
     for _ in range(2):
         v = alpha - 0.1 * 2 * table @ (alpha @ table - p)
         alpha = v + (1 - v.sum()) / 2
     algorithm = fd.FedBoost(TWO, sampling="all", mirror=fd.Euclidean(), loss="squared", step=0.1)
     np.testing.assert_allclose(ends(algorithm, labels([3, 1]), 2).alpha, alpha, atol=1e-6)
-    # The first step by hand: mixture - p = (-0.2, 0.2), d = 2 (-0.12, 0.08), v = (0.524, 0.484), alpha = (0.52, 0.48).
+    # The first step by hand: mixture - p = (-0.2, 0.2), d = 2 (-0.12, 0.08), v = (0.524, 0.484),
+    # alpha = (0.52, 0.48).
     np.testing.assert_allclose(ends(algorithm, labels([3, 1]), 1).alpha, [0.52, 0.48], atol=1e-6)
 
 
@@ -86,7 +95,9 @@ def test_the_probabilities_are_those_of_the_paper():
 
 
 def test_the_default_step_is_that_of_theorem_2():
-    """With a horizon, sqrt(2 r sigma / T) / G, r = log q and G the largest gradient so far in the maximum norm."""
+    """With a horizon, sqrt(2 r sigma / T) / G, r = log q and G the largest gradient so far in the
+    maximum norm.
+    """
     fed, q = labels([3, 1]), 2
     algorithm = fd.FedBoost(TWO, sampling="all", horizon=10, floor=1e-12)
     d = -np.array([[0.8, 0.2], [0.3, 0.7]]) @ (np.array([0.75, 0.25]) / np.array([0.55, 0.45]))
@@ -95,7 +106,7 @@ def test_the_default_step_is_that_of_theorem_2():
     np.testing.assert_allclose(ends(algorithm, fed, 1).alpha, v / v.sum(), atol=1e-6)
 
 
-# -- expectations by enumeration -----------------------------------------------------------------------------------------
+# -- expectations by enumeration -------------------------------------------------------------------
 
 
 def expectation(algorithm: fd.FedBoost, fed, alpha: np.ndarray, gamma: np.ndarray) -> np.ndarray:
@@ -116,17 +127,26 @@ def expectation(algorithm: fd.FedBoost, fed, alpha: np.ndarray, gamma: np.ndarra
 def client_slope(algorithm, fed, which, weight, excess=None) -> torch.Tensor:
     """The one client's gradient."""
     data = fed.data
-    rows = Rows(torch.from_numpy(data.x_train), torch.from_numpy(data.y_train), torch.arange(len(data.y_train)),
-                torch.ones(len(data.y_train)), fed.spec)  # fmt: skip
+    rows = Rows(
+        torch.from_numpy(data.x_train),
+        torch.from_numpy(data.y_train),
+        torch.arange(len(data.y_train)),
+        torch.ones(len(data.y_train)),
+        fed.spec,
+    )
     prepared = algorithm.prepare(rows)
-    return algorithm.predictors.loss(prepared, rows, which, None, weight, algorithm.loss, algorithm.floor, excess)[1]
+    return algorithm.predictors.loss(
+        prepared, rows, which, None, weight, algorithm.loss, algorithm.floor, excess
+    )[1]
 
 
 @pytest.mark.parametrize("alpha", [(0.5, 0.3, 0.2), (0.05, 0.9, 0.05)])
 @pytest.mark.parametrize("gamma", [(0.5, 0.5, 0.5), (0.9, 0.2, 0.6), (1.0, 0.1, 0.3)])
 @pytest.mark.parametrize("kind", ["densities", "classifiers"])
 def test_the_corrected_gradient_is_unbiased_and_the_other_is_not(alpha, gamma, kind):
-    """Over all samples: the corrected estimate is the gradient; the uncorrected is off by 2 alpha (1/gamma - 1) mean |h|^2."""
+    """Over all samples: the corrected estimate is the gradient; the uncorrected is off by 2 alpha
+    (1/gamma - 1) mean |h|^2.
+    """
     alpha, gamma = np.array(alpha), np.array(gamma)
     rng = np.random.default_rng(1)
     if kind == "densities":
@@ -152,12 +172,14 @@ def test_the_corrected_gradient_is_unbiased_and_the_other_is_not(alpha, gamma, k
     assert bias.max() > 0.01
 
 
-# -- the optimum ---------------------------------------------------------------------------------------------------------
+# -- the optimum -----------------------------------------------------------------------------------
 
 
 @settings(max_examples=8, deadline=None)
 @given(
-    seed=st.integers(0, 1000), loss=st.sampled_from(["log", "squared"]), mirror=st.sampled_from([fd.Entropy(), fd.Euclidean()])
+    seed=st.integers(0, 1000),
+    loss=st.sampled_from(["log", "squared"]),
+    mirror=st.sampled_from([fd.Entropy(), fd.Euclidean()]),
 )
 def test_it_finds_the_optimum_that_scipy_finds(seed, loss, mirror):
     rng = np.random.default_rng(seed)
@@ -176,7 +198,9 @@ def test_it_finds_the_optimum_that_scipy_finds(seed, loss, mirror):
         constraints={"type": "eq", "fun": lambda a: a.sum() - 1},
         options={"ftol": 1e-12, "maxiter": 500},
     )
-    algorithm = fd.FedBoost(fd.Densities(table), sampling="all", loss=loss, mirror=mirror, measure_every=0, floor=1e-9)
+    algorithm = fd.FedBoost(
+        fd.Densities(table), sampling="all", loss=loss, mirror=mirror, measure_every=0, floor=1e-9
+    )
     enough = 2e-3 * max(1e-3, value(np.full(4, 0.25)) - best.fun) + 1e-3
     state = ends(algorithm, labels(*counts), 800)
     if value(state.alpha.numpy()) - best.fun >= enough:  # a few cases, such as seed 149, are slow
@@ -186,7 +210,9 @@ def test_it_finds_the_optimum_that_scipy_finds(seed, loss, mirror):
 
 
 def test_sampling_goes_to_the_same_optimum():
-    """With the correction, a third of the predictors a round; without it, more bandwidth is less bias."""
+    """With the correction, a third of the predictors a round; without it, more bandwidth is less
+    bias.
+    """
     rng = np.random.default_rng(0)
     table, p = rng.dirichlet(np.ones(8), 6), None
     fed = labels((rng.dirichlet(np.ones(8)) * 400).astype(int) + 1)
@@ -197,20 +223,24 @@ def test_sampling_goes_to_the_same_optimum():
         return mixed @ mixed - 2 * p @ mixed + 1
 
     options = {"loss": "squared", "measure_every": 0}
-    exact = value(ends(fd.FedBoost(fd.Densities(table), sampling="all", **options), fed, 300).alpha.numpy())
+    exact = value(
+        ends(fd.FedBoost(fd.Densities(table), sampling="all", **options), fed, 300).alpha.numpy()
+    )
     excess = {}
     for name, more in {
         "corrected": {"budget": 2, "bias_correction": True},
         "plain": {"budget": 2},
         "repeats": {"budget": 2, "repeats": 3},
     }.items():
-        state = ends(fd.FedBoost(fd.Densities(table), sampling="uniform", **more, **options), fed, 1500)
+        state = ends(
+            fd.FedBoost(fd.Densities(table), sampling="uniform", **more, **options), fed, 1500
+        )
         excess[name] = value((state.total / state.rounds).numpy()) - exact
     assert excess["corrected"] < 0.25 * excess["plain"]
     assert excess["repeats"] < 0.25 * excess["plain"]  # six of six: a bandwidth of C R
 
 
-# -- what is sent --------------------------------------------------------------------------------------------------------
+# -- what is sent ----------------------------------------------------------------------------------
 
 
 def test_bytes_do_not_depend_on_the_number_of_predictors():
@@ -218,7 +248,12 @@ def test_bytes_do_not_depend_on_the_number_of_predictors():
     for q in (10, 100, 1000):
         table = np.full((q, 50), 1 / 50)
         fed = labels(np.ones(50, int))
-        history = fd.run(fd.FedBoost(fd.Densities(table), budget=5, sampling="uniform"), fed, 60, evaluate_every=0).history
+        history = fd.run(
+            fd.FedBoost(fd.Densities(table), budget=5, sampling="uniform"),
+            fed,
+            60,
+            evaluate_every=0,
+        ).history
         down[q] = history.bytes_down.iloc[-1] / history.sent.sum()
     assert max(down.values()) < 1.1 * min(down.values())
 
@@ -235,7 +270,13 @@ def test_a_cache_sends_every_predictor_once_and_changes_no_number():
     fed = labels(*np.random.default_rng(0).integers(1, 3, (6, 200)))
     table = np.random.default_rng(1).dirichlet(np.ones(200), 7)
     runs = [
-        fd.run(fd.FedBoost(fd.Densities(table), budget=3, cache=c, step=0.2), fed, 40, participation=0.5, evaluate_every=0)
+        fd.run(
+            fd.FedBoost(fd.Densities(table), budget=3, cache=c, step=0.2),
+            fed,
+            40,
+            participation=0.5,
+            evaluate_every=0,
+        )
         for c in (False, True)
     ]
     np.testing.assert_allclose(runs[0].state.alpha, runs[1].state.alpha, atol=1e-6)
@@ -246,29 +287,48 @@ def test_a_cache_sends_every_predictor_once_and_changes_no_number():
 
 def test_repeats_send_the_predictors_in_parts():
     fed, table = labels([3, 1, 2]), np.random.default_rng(1).dirichlet(np.ones(3), 6)
-    once = fd.run(fd.FedBoost(fd.Densities(table), budget=6, sampling="uniform", step=0.1), fed, 5, evaluate_every=0)
+    once = fd.run(
+        fd.FedBoost(fd.Densities(table), budget=6, sampling="uniform", step=0.1),
+        fed,
+        5,
+        evaluate_every=0,
+    )
     parts = fd.run(
-        fd.FedBoost(fd.Densities(table), budget=2, repeats=3, sampling="uniform", step=0.1), fed, 5, evaluate_every=0
+        fd.FedBoost(fd.Densities(table), budget=2, repeats=3, sampling="uniform", step=0.1),
+        fed,
+        5,
+        evaluate_every=0,
     )
     np.testing.assert_allclose(once.state.alpha, parts.state.alpha, atol=1e-6)
     assert once.history.messages_up.iloc[-1] == parts.history.messages_up.iloc[-1] == 5
 
 
 def test_an_uncovered_element_is_finite():
-    """Point masses, one predictor a round: what was not sent has probability 0, and costs -log(floor)."""
+    """Point masses, one predictor a round: what was not sent has probability 0, and costs
+    -log(floor).
+    """
     fed = labels([5, 3, 2])
-    run = fd.run(fd.FedBoost(fd.Densities(np.eye(3)), budget=1, step=0.05), fed, 30, evaluate_every=0)
+    run = fd.run(
+        fd.FedBoost(fd.Densities(np.eye(3)), budget=1, step=0.05), fed, 30, evaluate_every=0
+    )
     assert run.history.objective.notna().all()
     assert run.history.objective.iloc[0] == pytest.approx(math.log(3), abs=1e-4)
-    never = fd.run(fd.FedBoost(fd.Densities([[1.0, 0.0, 0.0]]), sampling="all", floor=1e-4), fed, 1, evaluate_every=0)
+    never = fd.run(
+        fd.FedBoost(fd.Densities([[1.0, 0.0, 0.0]]), sampling="all", floor=1e-4),
+        fed,
+        1,
+        evaluate_every=0,
+    )
     assert never.history.objective.iloc[-1] == pytest.approx(-0.5 * math.log(1e-4), abs=1e-3)
 
 
-# -- the worst mixture of domains ------------------------------------------------------------------------------------------
+# -- the worst mixture of domains ------------------------------------------------------------------
 
 
 def test_a_round_of_aflboost_by_hand():
-    """Two domains of one client each: alpha against the mixture by lambda, lambda along the domains' losses."""
+    """Two domains of one client each: alpha against the mixture by lambda, lambda along the
+    domains' losses.
+    """
     fed = labels([3, 1], [0, 2])
     table, p = np.array([[0.8, 0.2], [0.3, 0.7]]), np.array([[0.75, 0.25], [0.0, 1.0]])
     state = ends(fd.AFLBoost(TWO, sampling="all", step=0.5, step_domains=0.2, floor=1e-12), fed, 1)
@@ -281,7 +341,9 @@ def test_a_round_of_aflboost_by_hand():
 
 
 def test_aflboost_finds_the_minimax_mixture():
-    """Three domains, squared loss: the largest domain loss is that of the linear-programming-free minimax by SciPy."""
+    """Three domains, squared loss: the largest domain loss is that of the linear-programming-free
+    minimax by SciPy.
+    """
     rng = np.random.default_rng(3)
     table = rng.dirichlet(np.ones(5), 4)
     counts = (rng.dirichlet(0.5 * np.ones(5), 3) * 200).astype(int) + 1
@@ -301,15 +363,29 @@ def test_aflboost_finds_the_minimax_mixture():
         ],
         options={"ftol": 1e-12},
     )
-    run = fd.run(fd.AFLBoost(fd.Densities(table), sampling="all", loss="squared"), labels(*counts), 1500, evaluate_every=0)
+    run = fd.run(
+        fd.AFLBoost(fd.Densities(table), sampling="all", loss="squared"),
+        labels(*counts),
+        1500,
+        evaluate_every=0,
+    )
     assert run.history.worst.iloc[-1] == pytest.approx(best.fun, abs=3e-3)
-    plain = fd.run(fd.FedBoost(fd.Densities(table), sampling="all", loss="squared"), labels(*counts), 300, evaluate_every=0)
+    plain = fd.run(
+        fd.FedBoost(fd.Densities(table), sampling="all", loss="squared"),
+        labels(*counts),
+        300,
+        evaluate_every=0,
+    )
     assert losses(plain.state.alpha.numpy()).max() > run.history.worst.iloc[-1] + 1e-3
 
 
 def test_domains_are_groups_of_clients():
     counts = [[3, 1], [2, 5], [4, 4]]
-    grouped = ends(fd.AFLBoost(TWO, sampling="all", step=0.3, domains={"a": [0, 2], "b": [1]}), labels(*counts), 3)
+    grouped = ends(
+        fd.AFLBoost(TWO, sampling="all", step=0.3, domains={"a": [0, 2], "b": [1]}),
+        labels(*counts),
+        3,
+    )
     merged = ends(fd.AFLBoost(TWO, sampling="all", step=0.3), labels([7, 5], [2, 5]), 3)
     np.testing.assert_allclose(grouped.alpha, merged.alpha, atol=1e-6)
     np.testing.assert_allclose(grouped.lam, merged.lam, atol=1e-6)
@@ -322,26 +398,34 @@ def test_bounds_keep_lambda_inside():
     assert float(state.lam.max()) <= 0.5 + 1e-9
 
 
-# -- Section 3 -----------------------------------------------------------------------------------------------------------
+# -- Section 3 -------------------------------------------------------------------------------------
 
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10_000), mirror=st.sampled_from([fd.Entropy(), fd.Euclidean()]))
 def test_lemma_1_the_mixture_minimises_the_weighted_divergence(seed, mirror):
     rng = np.random.default_rng(seed)
-    domains, other = torch.tensor(rng.dirichlet(np.ones(5), 3)), torch.tensor(rng.dirichlet(np.ones(5)))
+    domains, other = (
+        torch.tensor(rng.dirichlet(np.ones(5), 3)),
+        torch.tensor(rng.dirichlet(np.ones(5))),
+    )
     lam = torch.tensor(rng.dirichlet(np.ones(3)))
     loss = lambda h: float(lam @ mirror.divergence(domains, h.expand(3, 5)))  # noqa: E731
     best = lam @ domains
     assert loss(best) <= loss(other) + 1e-12
-    # The difference is the divergence from the mixture itself (equation 12), so the minimiser is unique.
-    assert loss(other) - loss(best) == pytest.approx(float(mirror.divergence(best, other)), abs=1e-9)
+    # The difference is the divergence from the mixture itself (equation 12), so the minimiser is
+    # unique.
+    assert loss(other) - loss(best) == pytest.approx(
+        float(mirror.divergence(best, other)), abs=1e-9
+    )
 
 
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10_000), mirror=st.sampled_from([fd.Entropy(), fd.Euclidean()]))
 def test_theorem_1_the_information_radius_bounds_the_minimax_loss(seed, mirror):
-    """With one predictor for each domain, off by epsilon: min over alpha, max over lambda is at most R + epsilon."""
+    """With one predictor for each domain, off by epsilon: min over alpha, max over lambda is at
+    most R + epsilon.
+    """
     rng = np.random.default_rng(seed)
     domains = torch.tensor(0.9 * rng.dirichlet(np.ones(4), 3) + 0.025)
     near = torch.tensor(0.95 * domains.numpy() + 0.05 * rng.dirichlet(np.ones(4), 3))
@@ -359,7 +443,7 @@ def test_theorem_1_the_information_radius_bounds_the_minimax_loss(seed, mirror):
     assert found <= r + epsilon + 2e-3  # the grid's own error
 
 
-# -- bad input -----------------------------------------------------------------------------------------------------------
+# -- bad input -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -422,7 +506,7 @@ def test_bad_collections_and_domains():
         fd.run(fd.AFLBoost(TWO, budget=1, high=0.4), labels([1, 2], [2, 1]), 1)
 
 
-# -- domains that do not answer --------------------------------------------------------------------------------------------
+# -- domains that do not answer --------------------------------------------------------------------
 
 
 class SilentFrom(fd.Hostile):
@@ -436,20 +520,36 @@ class SilentFrom(fd.Hostile):
 
 
 def test_a_domain_that_falls_silent_keeps_its_last_loss():
-    fed, algorithm = labels([6, 2], [1, 9]), fd.AFLBoost(TWO, sampling="all", step=0.5, step_domains=0.2)
+    fed, algorithm = (
+        labels([6, 2], [1, 9]),
+        fd.AFLBoost(TWO, sampling="all", step=0.5, step_domains=0.2),
+    )
     one, two = ends(algorithm, fed, 1), ends(algorithm, fed, 2)
-    quiet = fd.run(algorithm, fed, 2, evaluate_every=0, engine=SilentFrom(clients=[1], attack="garbage")).state
-    losses = torch.stack((two.latest[0], one.latest[1]))  # its own of this round, and the last one of the silent domain
+    quiet = fd.run(
+        algorithm, fed, 2, evaluate_every=0, engine=SilentFrom(clients=[1], attack="garbage")
+    ).state
+    # its own of this round, and the last one of the silent domain
+    losses = torch.stack((two.latest[0], one.latest[1]))
     moved = one.lam * torch.exp(0.2 * losses)
     torch.testing.assert_close(quiet.lam, moved / moved.sum())
     torch.testing.assert_close(quiet.latest, losses)
-    alone = ends(fd.FedBoost(TWO, sampling="all", step=0.5, start_weights=tuple(one.alpha.tolist())), fed.select([0]), 1)
-    torch.testing.assert_close(quiet.alpha, alone.alpha)  # the gradient of those who answered, with the weight of all
+    alone = ends(
+        fd.FedBoost(TWO, sampling="all", step=0.5, start_weights=tuple(one.alpha.tolist())),
+        fed.select([0]),
+        1,
+    )
+    # the gradient of those who answered, with the weight of all
+    torch.testing.assert_close(quiet.alpha, alone.alpha)
 
 
 def test_a_domain_that_was_never_heard_neither_wins_nor_loses():
-    fed, algorithm = labels([6, 2], [1, 9]), fd.AFLBoost(TWO, sampling="all", step=0.5, step_domains=0.2)
-    state = fd.run(algorithm, fed, 3, evaluate_every=0, engine=fd.Hostile(clients=[1], attack="garbage")).state
+    fed, algorithm = (
+        labels([6, 2], [1, 9]),
+        fd.AFLBoost(TWO, sampling="all", step=0.5, step_domains=0.2),
+    )
+    state = fd.run(
+        algorithm, fed, 3, evaluate_every=0, engine=fd.Hostile(clients=[1], attack="garbage")
+    ).state
     torch.testing.assert_close(state.lam, torch.tensor([0.5, 0.5], dtype=torch.float64))
 
 
@@ -465,15 +565,29 @@ def test_others_of_a_domain_stand_for_those_who_do_not_answer():
 
 
 def test_losses_of_rows_by_hand():
-    """h = (0.2, 0.8) of label 1: -log(0.8 + 0.1), and 0.2^2 + (0.8 - 1)^2; of label 0: -log(0.2 + 0.1), and 0.8^2 + 0.8^2."""
-    outputs, y, members = torch.tensor([[0.2, 0.8], [0.2, 0.8]]), torch.tensor([1, 0]), fd.Densities(np.eye(2))
-    log, squared = (fd.FedBoost(members, sampling="all", loss=loss, floor=0.1) for loss in ("log", "squared"))
+    """h = (0.2, 0.8) of label 1: -log(0.8 + 0.1), and 0.2^2 + (0.8 - 1)^2; of label 0: -log(0.2 +
+    0.1), and 0.8^2 + 0.8^2.
+    """
+    outputs, y, members = (
+        torch.tensor([[0.2, 0.8], [0.2, 0.8]]),
+        torch.tensor([1, 0]),
+        fd.Densities(np.eye(2)),
+    )
+    log, squared = (
+        fd.FedBoost(members, sampling="all", loss=loss, floor=0.1) for loss in ("log", "squared")
+    )
     np.testing.assert_allclose(log.row_loss(outputs, y), -np.log([0.9, 0.3]), rtol=1e-6)
     np.testing.assert_allclose(squared.row_loss(outputs, y), [0.08, 1.28], rtol=1e-6)
 
 
 def test_predictors_are_drawn_independently():
-    """Eight with a chance of one half each: over 60 rounds, their number has the deviation sqrt(2) and is not always 0 or 8."""
-    run = fd.run(fd.FedBoost(fd.Densities(np.eye(8)), budget=4, sampling="uniform", measure_every=0), labels([1] * 8), 60)
+    """Eight with a chance of one half each: over 60 rounds, their number has the deviation sqrt(2)
+    and is not always 0 or 8.
+    """
+    run = fd.run(
+        fd.FedBoost(fd.Densities(np.eye(8)), budget=4, sampling="uniform", measure_every=0),
+        labels([1] * 8),
+        60,
+    )
     sent = run.history["sent"].iloc[1:]
     assert 1 < sent.std() < 2 and 3 < sent.mean() < 5

@@ -1,4 +1,6 @@
-"""A point outside of the set is provably hostile: honest points always pass, others do not, on every way that points take."""
+"""A point outside of the set is provably hostile: honest points always pass, others do not, on
+every way that points take.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ SHAPES = {"weight": (3, 4), "bias": (3,)}
 def test_points_of_the_oracle_are_members(name, size, data):
     """In float32, with gradients of any size."""
     domain, shape = SETS[name]
-    g = data.draw(arrays(np.float32, (2, *shape), elements=st.floats(-1, 1, width=32))) * np.float32(10.0**size)
+    g = data.draw(
+        arrays(np.float32, (2, *shape), elements=st.floats(-1, 1, width=32))
+    ) * np.float32(10.0**size)
     whole = domain_of(domain)
     points = whole.lmo({"x": torch.from_numpy(g.astype(np.float32))}, batch=1)
     accept = fd.FedFW(fd.Linear(), domain).outside({"x": torch.empty(shape)})
@@ -34,13 +38,21 @@ def test_so_are_long_ones(size):
     g = {"x": torch.from_numpy(np.random.default_rng(0).normal(size=(1, size)).astype(np.float32))}
     for domain in (fd.L2Ball(3.0), fd.L1Ball(3.0), fd.GroupBall(3.0, size), fd.LInfBall(3.0)):
         whole = domain_of(domain)
-        assert whole.contains(whole.dense(whole.lmo(g, batch=1), {"x": torch.empty(size)}), MEMBER, batch=1).all()
+        assert whole.contains(
+            whole.dense(whole.lmo(g, batch=1), {"x": torch.empty(size)}), MEMBER, batch=1
+        ).all()
 
 
 @pytest.fixture(scope="module")
 def fed() -> fd.Federation:
     digits = fd.load("digits")
-    few = fd.Data.from_arrays(digits.x_train[:300], digits.y_train[:300], digits.x_test[:100], digits.y_test[:100], classes=10)
+    few = fd.Data.from_arrays(
+        digits.x_train[:300],
+        digits.y_train[:300],
+        digits.x_test[:100],
+        digits.y_test[:100],
+        classes=10,
+    )
     return fd.split(few, "dirichlet", clients=6, alpha=1.0, seed=0)
 
 
@@ -61,11 +73,18 @@ WAYS = {
 def test_who_sends_points_outside_is_dropped_named_and_counted(fed, way, participation):
     algorithm = fd.FedFW(fd.Linear(), penalty=1e-3, measure_every=0, **WAYS[way])
     engine = fd.Hostile(clients=[1, 4], attack="scale", strength=1.01)
-    options = {"evaluate_every": 0, "participation": participation if participation == 1 else fd.Poisson(participation)}
+    options = {
+        "evaluate_every": 0,
+        "participation": participation if participation == 1 else fd.Poisson(participation),
+    }
     run = fd.run(algorithm, fed, 3, engine=engine, **options)
     assert run.history.dropped.tolist()[1:] == [2, 2, 2]
-    assert run.history.left_out[1] == "1: its point lies outside of the set; 4: its point lies outside of the set"
-    nan = fd.run(algorithm, fed, 3, engine=fd.Hostile(clients=[1, 4], attack="nan"), **options)  # they are left out as well
+    assert (
+        run.history.left_out[1]
+        == "1: its point lies outside of the set; 4: its point lies outside of the set"
+    )
+    # they are left out as well
+    nan = fd.run(algorithm, fed, 3, engine=fd.Hostile(clients=[1, 4], attack="nan"), **options)
     for k in run.state.center:
         torch.testing.assert_close(run.state.center[k], nan.state.center[k])
     honest = fd.run(algorithm, fed, 3, engine=fd.Hostile(clients=0.0), **options)
@@ -83,19 +102,35 @@ def test_a_hostile_point_inside_stays_inside(fed):
     """-s is a member: nobody can prove anything, and the centre stays in the set."""
     algorithm = fd.FedFW(fd.Linear(), fd.L1Ball(10.0), penalty=1e-3)
     run = fd.run(algorithm, fed, 5, engine=fd.Hostile(clients=0.5, attack="sign_flip"))
-    assert run.history.dropped.tolist()[1:] == [0] * 5 and bool(algorithm.set.contains(run.state.center))
+    assert run.history.dropped.tolist()[1:] == [0] * 5 and bool(
+        algorithm.set.contains(run.state.center)
+    )
 
 
 def test_a_robust_mean_and_the_check_go_together(fed):
     algorithm = fd.FedFW(fd.Linear(), fd.L2Ball(5.0), penalty=1e-3, measure_every=0)
-    run = fd.run(algorithm, fed, 3, engine=fd.Hostile(clients=[0], attack="scale"), aggregation=fd.GeometricMedian())
+    run = fd.run(
+        algorithm,
+        fed,
+        3,
+        engine=fd.Hostile(clients=[0], attack="scale"),
+        aggregation=fd.GeometricMedian(),
+    )
     assert run.history.dropped.tolist()[1:] == [1, 1, 1]
 
 
 def test_the_scale_of_a_corner_is_only_a_sign():
     """A stranger's scale of 1000 would pass as a member, and must then count as one in the sum."""
     corner = fd.Box(-1.0, 2.0).lmo(torch.tensor([[1.0, -1.0, 3.0], [1.0, 1.0, -1.0]]), batch=1)
-    loud = Corner(type(corner.signs)(corner.signs.bits, torch.tensor([1000.0, -3.0]), corner.signs.shape), corner.lo, corner.hi)
+    loud = Corner(
+        type(corner.signs)(corner.signs.bits, torch.tensor([1000.0, -3.0]), corner.signs.shape),
+        corner.lo,
+        corner.hi,
+    )
     weights = torch.tensor([0.25, 0.75])
-    torch.testing.assert_close(loud.weighted_sum(weights), (weights.unsqueeze(1) * loud.dense()).sum(0))
-    torch.testing.assert_close(corner.weighted_sum(weights), (weights.unsqueeze(1) * corner.dense()).sum(0))
+    torch.testing.assert_close(
+        loud.weighted_sum(weights), (weights.unsqueeze(1) * loud.dense()).sum(0)
+    )
+    torch.testing.assert_close(
+        corner.weighted_sum(weights), (weights.unsqueeze(1) * corner.dense()).sum(0)
+    )

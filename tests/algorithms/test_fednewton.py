@@ -1,4 +1,6 @@
-"""FedNewton and its relatives: by hand, against closed forms, and where the theory says that they must or must not converge."""
+"""FedNewton and its relatives: by hand, against closed forms, and where the theory says that they
+must or must not converge.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,12 @@ def clients_of(sizes, features, outputs=1, seed=0, shift=0.0, uneven=1.0):
     parts = []
     for n in sizes:
         x = (
-            rng.normal(size=(n, features)) * (1 + uneven * rng.uniform(-0.8, 1, features)) + shift * rng.normal(size=features)
+            rng.normal(size=(n, features)) * (1 + uneven * rng.uniform(-0.8, 1, features))
+            + shift * rng.normal(size=features)
         ).astype(np.float32)
-        y = (x @ rng.normal(size=(features, outputs)) + 0.1 * rng.normal(size=(n, outputs))).astype(np.float32)
+        y = (x @ rng.normal(size=(features, outputs)) + 0.1 * rng.normal(size=(n, outputs))).astype(
+            np.float32
+        )
         parts.append((x, y))
     return fd.Federation.from_clients(parts)
 
@@ -57,26 +62,35 @@ def quietly(*args, **kwargs):
 
 def path(algorithm, fed, rounds, **options):
     """w after the start and after every round."""
-    return [quietly(algorithm, fed, r, evaluate_every=0, **options).state.w.numpy() for r in range(rounds + 1)]
+    return [
+        quietly(algorithm, fed, r, evaluate_every=0, **options).state.w.numpy()
+        for r in range(rounds + 1)
+    ]
 
 
-# -- by hand -------------------------------------------------------------------------------------------------------------
+# -- by hand ---------------------------------------------------------------------------------------
 
 
 def test_two_clients_by_hand(two):
     """reg = 1: H_A = 2, b_A = 2, H_B = 5, b_B = 2, p = (1/3, 2/3); so H = 4, b = 2, P = 0.3.
 
-    DKRR: 1/3 * 1 + 2/3 * 0.4 = 0.6. KRR: 0.5. Newton: w - 0.3 (4 w - 2) = 0.48, then 0.504. One unknown: cg is there at once.
+    DKRR: 1/3 * 1 + 2/3 * 0.4 = 0.6. KRR: 0.5. Newton: w - 0.3 (4 w - 2) = 0.48, then 0.504. One
+    unknown: cg is there at once.
     """
     one = fd.Identity()
-    assert [w.item() for w in path(fd.FedNewton(one, reg=1.0), two, 2)] == pytest.approx([0.6, 0.48, 0.504])
-    assert [w.item() for w in path(fd.FedNewton(one, reg=1.0, solver="cg"), two, 2)] == pytest.approx([0.6, 0.5, 0.5])
+    assert [w.item() for w in path(fd.FedNewton(one, reg=1.0), two, 2)] == pytest.approx(
+        [0.6, 0.48, 0.504]
+    )
+    assert [
+        w.item() for w in path(fd.FedNewton(one, reg=1.0, solver="cg"), two, 2)
+    ] == pytest.approx([0.6, 0.5, 0.5])
     assert [w.item() for w in path(fd.DKRR(one, reg=1.0), two, 2)] == pytest.approx([0.6, 0.6, 0.6])
     assert fd.run(fd.KRR(one, reg=1.0), two, 0).state.w.item() == pytest.approx(0.5)
 
 
 def test_averaging_baselines_by_hand(two):
-    """FedAvg, lr 0.1, from 0.6: A 0.8 w + 0.2 twice is 0.744, B 0.5 w + 0.2 twice is 0.45; their average 0.548.
+    """FedAvg, lr 0.1, from 0.6: A 0.8 w + 0.2 twice is 0.744, B 0.5 w + 0.2 twice is 0.45; their
+    average 0.548.
 
     FedProx, mu 1: A (2 + 0.6) / 3, B (2 + 0.6) / 6; their average 2.6 (1/9 + 1/9).
     """
@@ -87,11 +101,15 @@ def test_averaging_baselines_by_hand(two):
 
 
 def test_the_averaging_baseline_is_fedavg():
-    """The same move as FedAvg on the rows themselves, from the same point (here 0, where b = 0 for the other's start)."""
+    """The same move as FedAvg on the rows themselves, from the same point (here 0, where b = 0 for
+    the other's start).
+    """
     fed = clients_of([20, 30, 10], 4)
     reg, lr = 0.3, 0.05
     ours = fd.RidgeFedAvg(fd.Identity(), reg=reg, lr=lr, steps=3)
-    theirs = fd.FedAvg(fd.Linear(bias=False), lr=lr, steps=3, batch_size=None, weight_decay=reg, loss="squared")
+    theirs = fd.FedAvg(
+        fd.Linear(bias=False), lr=lr, steps=3, batch_size=None, weight_decay=reg, loss="squared"
+    )
     zero = torch.zeros(4, 1, dtype=torch.float64)
     p, hs, bs = systems(fed, reg)
     moved = []
@@ -101,7 +119,9 @@ def test_the_averaging_baseline_is_fedavg():
             w = w - lr * (h @ w - b)
         moved.append(w)
     want = np.tensordot(p, moved, 1)
-    np.testing.assert_allclose(fd.run(theirs, fed, 1).state.w["weight"].T, want, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        fd.run(theirs, fed, 1).state.w["weight"].T, want, rtol=1e-4, atol=1e-6
+    )
     start, after = path(ours, fed, 1)
     moved = []
     for h, b in zip(hs, bs, strict=True):
@@ -112,7 +132,7 @@ def test_the_averaging_baseline_is_fedavg():
     np.testing.assert_allclose(after, np.tensordot(p, moved, 1), rtol=1e-10)
 
 
-# -- exactness -----------------------------------------------------------------------------------------------------------
+# -- exactness -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("solver", ["newton", "cg"])
@@ -123,9 +143,13 @@ def test_one_client_or_identical_clients_need_one_round(solver, rows):
     same = fd.Federation.from_clients([(x, y)] * 3)
     want = krr(alone, 1e-3)
     for fed in (alone, same):
-        got = fd.run(fd.FedNewton(fd.Identity(), reg=1e-3, solver=solver), fed, 1, evaluate_every=0).state.w.numpy()
+        got = fd.run(
+            fd.FedNewton(fd.Identity(), reg=1e-3, solver=solver), fed, 1, evaluate_every=0
+        ).state.w.numpy()
         assert np.linalg.norm(got - want) / np.linalg.norm(want) < 1e-10
-        np.testing.assert_allclose(fd.run(fd.KRR(fd.Identity(), reg=1e-3), fed, 0).state.w, want, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(
+            fd.run(fd.KRR(fd.Identity(), reg=1e-3), fed, 0).state.w, want, rtol=1e-9, atol=1e-12
+        )
 
 
 @settings(max_examples=25, deadline=None)
@@ -135,7 +159,9 @@ def test_one_client_or_identical_clients_need_one_round(solver, rows):
     reg=st.sampled_from([1e-2, 0.1, 1.0]),
 )
 def test_gradient_and_hessian_partition(sizes, features, reg):
-    """Proposition 1: the averages of the clients' gradients and Hessians are those of all rows in one place."""
+    """Proposition 1: the averages of the clients' gradients and Hessians are those of all rows in
+    one place.
+    """
     fed = clients_of(sizes, features)
     x, y = fed.data.x_train.astype(np.float64), fed.data.y_train.astype(np.float64).reshape(-1, 1)
     h = x.T @ x / len(x) + reg * np.eye(features)
@@ -143,11 +169,15 @@ def test_gradient_and_hessian_partition(sizes, features, reg):
     class Asked(fd.FedNewton):
         def start(self, clients):
             v = torch.arange(1.0, features + 1, dtype=torch.float64).unsqueeze(1)
-            return fd.State(g=clients.mean(self.gradient, w=v), hv=clients.mean(self.product, v=v), v=v)
+            return fd.State(
+                g=clients.mean(self.gradient, w=v), hv=clients.mean(self.product, v=v), v=v
+            )
 
     state = fd.run(Asked(fd.Identity(), reg=reg), fed, 0, evaluate_every=0).state
     np.testing.assert_allclose(state.hv, h @ state.v.numpy(), rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(state.g, h @ state.v.numpy() - x.T @ y / len(x), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(
+        state.g, h @ state.v.numpy() - x.T @ y / len(x), rtol=1e-9, atol=1e-9
+    )
 
 
 @settings(max_examples=25, deadline=None)
@@ -159,7 +189,9 @@ def test_gradient_and_hessian_partition(sizes, features, reg):
     seed=st.integers(0, 99),
 )
 def test_cg_always_reaches_krr(sizes, features, reg, shift, seed):
-    """In as many rounds as there are unknowns, with a few to spare for rounding; and the H-norm of the error never rises."""
+    """In as many rounds as there are unknowns, with a few to spare for rounding; and the H-norm of
+    the error never rises.
+    """
     fed = clients_of(sizes, features, outputs=2, seed=seed, shift=shift)
     p, hs, _ = systems(fed, reg)
     h, want = np.tensordot(p, hs, 1), krr(fed, reg)
@@ -205,9 +237,14 @@ def test_outputs_are_problems_of_their_own():
         whole = path(fd.FedNewton(fd.Identity(), reg=0.1, solver=solver), fed, 3)[-1]
         for k in range(3):
             parts = [
-                (fed.data.x_train[fed.client_rows(j)], fed.data.y_train[fed.client_rows(j)][:, k]) for j in range(len(fed))
+                (fed.data.x_train[fed.client_rows(j)], fed.data.y_train[fed.client_rows(j)][:, k])
+                for j in range(len(fed))
             ]
-            one = path(fd.FedNewton(fd.Identity(), reg=0.1, solver=solver), fd.Federation.from_clients(parts), 3)[-1]
+            one = path(
+                fd.FedNewton(fd.Identity(), reg=0.1, solver=solver),
+                fd.Federation.from_clients(parts),
+                3,
+            )[-1]
             np.testing.assert_allclose(whole[:, k], one[:, 0], rtol=1e-9)
 
 
@@ -225,7 +262,7 @@ def test_classes_are_one_against_all(fed):
     assert np.array_equal(shares.argmax(1), np.argmax(x_test @ want, 1))
 
 
-# -- bytes, columns, participation ---------------------------------------------------------------------------------------
+# -- bytes, columns, participation -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("solver", ["newton", "cg"])
@@ -243,14 +280,21 @@ def test_two_vectors_each_way_a_round(solver, dtype, fed):
 
 
 def test_a_column_that_has_converged_is_no_longer_sent():
-    """The second target is 0 everywhere: its column starts at the solution, and only the first is ever sent."""
+    """The second target is 0 everywhere: its column starts at the solution, and only the first is
+    ever sent.
+    """
     fed = clients_of([10, 20], 6, outputs=1)
     parts = []
     for j in range(2):
-        x, y = fed.data.x_train[fed.client_rows(j)], fed.data.y_train[fed.client_rows(j)].reshape(-1, 1)
+        x, y = (
+            fed.data.x_train[fed.client_rows(j)],
+            fed.data.y_train[fed.client_rows(j)].reshape(-1, 1),
+        )
         parts.append((x, np.c_[y, 0 * y]))
     fed = fd.Federation.from_clients(parts)
-    run = fd.run(fd.FedNewton(fd.Identity(), reg=0.1, solver="cg", tol=1e-8), fed, 12, evaluate_every=0)
+    run = fd.run(
+        fd.FedNewton(fd.Identity(), reg=0.1, solver="cg", tol=1e-8), fed, 12, evaluate_every=0
+    )
     half, none = 2 * 2 * nbytes(torch.zeros(6, 1, dtype=torch.float64)), 0
     sent = run.history.bytes_up.diff()[1:].tolist()
     assert set(sent) == {half, none}
@@ -260,11 +304,25 @@ def test_a_column_that_has_converged_is_no_longer_sent():
 
 
 def test_cg_restarts_when_the_cohort_changes():
-    """With other clients it asks for their gradient first (three exchanges), and steps to the lowest point along P g of *theirs*."""
+    """With other clients it asks for their gradient first (three exchanges), and steps to the
+    lowest point along P g of *theirs*.
+    """
     fed = clients_of([10, 20, 15, 12, 9, 11], 5)
     reg = 0.1
-    run = fd.run(fd.FedNewton(fd.Identity(), reg=reg, solver="cg"), fed, 2, participation=0.5, evaluate_every=0)
-    before = fd.run(fd.FedNewton(fd.Identity(), reg=reg, solver="cg"), fed, 1, participation=0.5, evaluate_every=0).state
+    run = fd.run(
+        fd.FedNewton(fd.Identity(), reg=reg, solver="cg"),
+        fed,
+        2,
+        participation=0.5,
+        evaluate_every=0,
+    )
+    before = fd.run(
+        fd.FedNewton(fd.Identity(), reg=reg, solver="cg"),
+        fed,
+        1,
+        participation=0.5,
+        evaluate_every=0,
+    ).state
     assert not torch.equal(before.cohort, run.state.cohort)
     assert run.history.messages_up.diff().tolist()[1:] == [9.0, 9.0]
     some = fed.select(run.state.cohort.numpy())
@@ -278,15 +336,20 @@ def test_cg_restarts_when_the_cohort_changes():
 
 def test_newton_with_some_of_the_clients_takes_their_step():
     fed = clients_of([10, 20, 15, 12], 5)
-    first, second = (quietly(fd.FedNewton(fd.Identity(), reg=0.5), fed, r, participation=0.5, evaluate_every=0) for r in (1, 2))
+    first, second = (
+        quietly(fd.FedNewton(fd.Identity(), reg=0.5), fed, r, participation=0.5, evaluate_every=0)
+        for r in (1, 2)
+    )
     some = fed.select(cohort(0.5, 4, random.fold(random.key(0), 2, 0xFFFFFFFE)).numpy())
     p, hs, bs = systems(some, 0.5)
     w = first.state.w.numpy()
     g = np.tensordot(p, hs, 1) @ w - np.tensordot(p, bs, 1)
-    np.testing.assert_allclose(second.state.w, w - np.tensordot(p, [np.linalg.solve(a, g) for a in hs], 1), rtol=1e-9)
+    np.testing.assert_allclose(
+        second.state.w, w - np.tensordot(p, [np.linalg.solve(a, g) for a in hs], 1), rtol=1e-9
+    )
 
 
-# -- what it says --------------------------------------------------------------------------------------------------------
+# -- what it says ----------------------------------------------------------------------------------
 
 
 def test_divergence_is_foreseen_once():
@@ -306,7 +369,12 @@ def test_no_warning_where_there_is_nothing_to_warn_of(solver):
             clients_of([40], 6),
         ):  # converges; one client, where all is rounding
             fd.run(fd.FedNewton(fd.Identity(), reg=0.1, solver=solver), fed, 25, evaluate_every=0)
-        fd.run(fd.FedNewton(fd.Identity(), reg=1e-3, solver="cg"), clients_of([3, 4, 5, 3], 10, seed=1), 6, evaluate_every=0)
+        fd.run(
+            fd.FedNewton(fd.Identity(), reg=1e-3, solver="cg"),
+            clients_of([3, 4, 5, 3], 10, seed=1),
+            6,
+            evaluate_every=0,
+        )
 
 
 def test_diagnosis_is_numpys():
@@ -349,24 +417,31 @@ def test_a_diagnosis_where_newton_is_exact():
 
 def test_the_radius_alone_costs_one_vector():
     fed = clients_of([30, 40, 20, 50], 7, shift=1.0)
-    whole, alone = (fd.spectrum(fed, fd.Identity(), 0.02, iterations=100, per_client=p) for p in (True, False))
+    whole, alone = (
+        fd.spectrum(fed, fd.Identity(), 0.02, iterations=100, per_client=p) for p in (True, False)
+    )
     assert alone.radius == pytest.approx(whole.radius, rel=1e-6)
     assert alone.upsilon is None
     assert str(alone).count("\n") == 0
 
 
 def test_a_diagnosis_says_what_to_do():
-    assert "use solver='cg'" in str(fd.spectrum(clients_of([3, 4, 5, 3], 10, seed=1), fd.Identity(), 1e-3))
+    assert "use solver='cg'" in str(
+        fd.spectrum(clients_of([3, 4, 5, 3], 10, seed=1), fd.Identity(), 1e-3)
+    )
     good = fd.spectrum(clients_of([200, 300], 4, uneven=0.2), fd.Identity(), 1.0)
     assert good.converges
     assert "converges, and multiplies" in str(good)
 
 
-# -- features ------------------------------------------------------------------------------------------------------------
+# -- features --------------------------------------------------------------------------------------
 
 
 def test_the_seed_of_the_run_makes_the_features(fed, tmp_path):
-    free, fixed = fd.FedNewton(fd.RandomFourier(30, 4.0), reg=0.5), fd.FedNewton(fd.RandomFourier(30, 4.0, seed=3), reg=0.5)
+    free, fixed = (
+        fd.FedNewton(fd.RandomFourier(30, 4.0), reg=0.5),
+        fd.FedNewton(fd.RandomFourier(30, 4.0, seed=3), reg=0.5),
+    )
     drawn = fd.run(free, fed, 1, seed=3)
     assert drawn.algorithm == fixed
     assert torch.equal(drawn.state.w, fd.run(fixed, fed, 1, seed=8).state.w)
@@ -374,7 +449,9 @@ def test_the_seed_of_the_run_makes_the_features(fed, tmp_path):
     drawn.save(tmp_path / "run")
     loaded = fd.Run.load(tmp_path / "run")
     assert loaded.algorithm == fixed
-    assert np.array_equal(loaded.model.predict(fed.data.x_test), drawn.model.predict(fed.data.x_test))
+    assert np.array_equal(
+        loaded.model.predict(fed.data.x_test), drawn.model.predict(fed.data.x_test)
+    )
 
 
 def test_a_module_as_feature_map(fed, tmp_path):
@@ -385,7 +462,9 @@ def test_a_module_as_feature_map(fed, tmp_path):
     run.save(tmp_path / "run")
     with pytest.raises(fd.CheckpointError, match="pass the algorithm"):
         fd.Run.load(tmp_path / "run")
-    assert fd.Run.load(tmp_path / "run", algorithm=run.algorithm).model.predict(fed.data.x_test).shape == (100,)
+    assert fd.Run.load(tmp_path / "run", algorithm=run.algorithm).model.predict(
+        fed.data.x_test
+    ).shape == (100,)
 
 
 def test_a_module_with_other_weights_is_another_algorithm(fed, tmp_path):
@@ -405,19 +484,23 @@ def test_probabilities_agree_with_predictions_far_from_the_data(fed):
         model = quietly(fd.FedNewton(fd.Identity(), reg=0.05, loss=loss), fed, 2).model
         x = 20 * fed.data.x_test
         shares = model.predict_proba(x)
-        assert (shares.max(1) - shares[np.arange(len(x)), model.predict(x)] < 1e-12).all()  # but for ties of certainties
+        # but for ties of certainties
+        assert (shares.max(1) - shares[np.arange(len(x)), model.predict(x)] < 1e-12).all()
         np.testing.assert_allclose(shares.sum(1), 1, rtol=1e-9)
 
 
 def test_single_precision_is_close(fed):
     phi = fd.RandomFourier(60, bandwidth=4.0)
-    double, single = (fd.run(fd.FedNewton(phi, reg=1e-3, solver="cg", dtype=d), fed, 10) for d in ("float64", "float32"))
+    double, single = (
+        fd.run(fd.FedNewton(phi, reg=1e-3, solver="cg", dtype=d), fed, 10)
+        for d in ("float64", "float32")
+    )
     assert single.state.w.dtype == torch.float32
     assert float((double.state.w - single.state.w).norm() / double.state.w.norm()) < 1e-3
     assert single.history.bytes_up.iloc[-1] < 0.51 * double.history.bytes_up.iloc[-1]
 
 
-# -- other losses --------------------------------------------------------------------------------------------------------
+# -- other losses ----------------------------------------------------------------------------------
 
 
 def pooled_solution(fed, loss, reg, outputs):
@@ -434,7 +517,11 @@ def pooled_solution(fed, loss, reg, outputs):
 
     size = x.shape[1] * outputs
     return minimize(
-        objective, np.zeros(size), jac=True, method="L-BFGS-B", options={"maxiter": 2000, "ftol": 1e-15, "gtol": 1e-10}
+        objective,
+        np.zeros(size),
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": 2000, "ftol": 1e-15, "gtol": 1e-10},
     )
 
 
@@ -445,7 +532,11 @@ def test_other_losses_reach_the_pooled_solution(name):
     for n in (40, 60, 50):
         x = rng.normal(size=(n, 4)).astype(np.float32) + 0.3 * rng.normal(size=4).astype(np.float32)
         f = x @ rng.normal(size=(4, 3))
-        y = (f[:, 0] + rng.standard_t(1.5, n)).astype(np.float32) if name == "huber" else f.argmax(1)
+        y = (
+            (f[:, 0] + rng.standard_t(1.5, n)).astype(np.float32)
+            if name == "huber"
+            else f.argmax(1)
+        )
         parts.append((x, y))
     fed = fd.Federation.from_clients(parts)
     algorithm = fd.FedNewton(fd.Identity(), reg=0.05, loss=name, delta=0.8)
@@ -458,7 +549,9 @@ def test_other_losses_reach_the_pooled_solution(name):
 
 
 def test_one_client_makes_newton_steps():
-    """The first step of Newton's method from 0 on logistic regression: H = x^2/4 + reg, g = (1/2 - y) x, averaged over rows."""
+    """The first step of Newton's method from 0 on logistic regression: H = x^2/4 + reg, g = (1/2 -
+    y) x, averaged over rows.
+    """
     x, y = np.array([[1.0], [-2.0], [0.5]], np.float32), np.array([1, 0, 0])
     fed = fd.Federation.from_clients([(x, y)])
     run = fd.run(fd.FedNewton(fd.Identity(), reg=0.5, loss="logistic"), fed, 1, evaluate_every=0)
@@ -488,10 +581,18 @@ def test_probabilities_of_other_losses(fed):
 
 
 def test_other_losses_do_not_stall():
-    """Few rows and a small reg: the best step is far below 1. Huber with every residual beyond delta: no second derivative at all."""
+    """Few rows and a small reg: the best step is far below 1.
+
+    Huber with every residual beyond delta: no second derivative at all.
+    """
     rng = np.random.default_rng(0)
     few = [(rng.normal(size=(5, 30)).astype(np.float32), rng.integers(0, 2, 5)) for _ in range(20)]
-    run = fd.run(fd.FedNewton(fd.Identity(), reg=1e-6, loss="logistic"), fd.Federation.from_clients(few), 8, evaluate_every=0)
+    run = fd.run(
+        fd.FedNewton(fd.Identity(), reg=1e-6, loss="logistic"),
+        fd.Federation.from_clients(few),
+        8,
+        evaluate_every=0,
+    )
     assert run.history.objective.iloc[-1] < 0.9 * 2 * np.log(2)
     assert (run.history.objective.diff()[2:] <= 1e-12).all()
     far = []
@@ -499,7 +600,10 @@ def test_other_losses_do_not_stall():
         x = rng.normal(size=(n, 3)).astype(np.float32)
         far.append((x, (300 + x.sum(1)).astype(np.float32)))
     run = fd.run(
-        fd.FedNewton(fd.Identity(intercept=True), reg=1e-7, loss="huber"), fd.Federation.from_clients(far), 40, evaluate_every=0
+        fd.FedNewton(fd.Identity(intercept=True), reg=1e-7, loss="huber"),
+        fd.Federation.from_clients(far),
+        40,
+        evaluate_every=0,
     )
     np.testing.assert_allclose(run.state.w.flatten(), [1, 1, 1, 300], rtol=1e-2)
 
@@ -507,13 +611,28 @@ def test_other_losses_do_not_stall():
 def test_local_systems_of_other_losses_are_no_larger_than_the_rows(monkeypatch):
     """Five rows, forty features: nothing of the size of the features squared is factorised."""
     seen = []
-    monkeypatch.setattr("foedus.models.curvature.cholesky", lambda *a: seen.append(a[0].shape) or torch.linalg.cholesky(a[0]))
+    monkeypatch.setattr(
+        "foedus.models.curvature.cholesky",
+        lambda *a: seen.append(a[0].shape) or torch.linalg.cholesky(a[0]),
+    )
     rng = np.random.default_rng(0)
     few = [(rng.normal(size=(5, 40)).astype(np.float32), rng.integers(0, 2, 5)) for _ in range(3)]
-    many = [(rng.normal(size=(50, 40)).astype(np.float32), rng.integers(0, 2, 50)) for _ in range(3)]
-    fd.run(fd.FedNewton(fd.Identity(), reg=0.1, loss="logistic"), fd.Federation.from_clients(few), 1, evaluate_every=0)
+    many = [
+        (rng.normal(size=(50, 40)).astype(np.float32), rng.integers(0, 2, 50)) for _ in range(3)
+    ]
+    fd.run(
+        fd.FedNewton(fd.Identity(), reg=0.1, loss="logistic"),
+        fd.Federation.from_clients(few),
+        1,
+        evaluate_every=0,
+    )
     assert seen == []
-    fd.run(fd.FedNewton(fd.Identity(), reg=0.1, loss="logistic"), fd.Federation.from_clients(many), 1, evaluate_every=0)
+    fd.run(
+        fd.FedNewton(fd.Identity(), reg=0.1, loss="logistic"),
+        fd.Federation.from_clients(many),
+        1,
+        evaluate_every=0,
+    )
     assert {tuple(s[-2:]) for s in seen} == {(40, 40)}
 
 
@@ -522,25 +641,38 @@ def test_inner_bounds_the_local_steps():
     parts = [(rng.normal(size=(5, 40)).astype(np.float32), rng.integers(0, 2, 5)) for _ in range(3)]
     fed = fd.Federation.from_clients(parts)
     one, many = (
-        fd.run(fd.FedNewton(fd.Identity(), reg=1e-3, loss="logistic", inner=i), fed, 1, evaluate_every=0).state.w
+        fd.run(
+            fd.FedNewton(fd.Identity(), reg=1e-3, loss="logistic", inner=i),
+            fed,
+            1,
+            evaluate_every=0,
+        ).state.w
         for i in (1, 50)
     )
     assert not torch.allclose(one, many)
 
 
-# -- precision and quantised replies --------------------------------------------------------------------------------------
+# -- precision and quantised replies ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{"dtype": "float32"}, {"quantise": "float16"}, {"quantise": "int8"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"dtype": "float32"}, {"quantise": "float16"}, {"quantise": "int8"}], ids=str
+)
 def test_rounding_is_no_divergence(options):
     fed = clients_of([200, 300, 250], 6, uneven=0.2)
     dtype = options.get("dtype", "float64")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run = fd.run(
-            fd.FedNewton(fd.Identity(), reg=1e-2, dtype=dtype), fed, 20, quantise=options.get("quantise"), evaluate_every=0
+            fd.FedNewton(fd.Identity(), reg=1e-2, dtype=dtype),
+            fed,
+            20,
+            quantise=options.get("quantise"),
+            evaluate_every=0,
         )
-    assert np.linalg.norm(run.state.w.double().numpy() - krr(fed, 1e-2)) < 0.02 * np.linalg.norm(krr(fed, 1e-2))
+    assert np.linalg.norm(run.state.w.double().numpy() - krr(fed, 1e-2)) < 0.02 * np.linalg.norm(
+        krr(fed, 1e-2)
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -549,20 +681,35 @@ def test_a_column_of_zeros_hides_nothing(dtype, solver):
     fed = clients_of([3, 4, 5, 3], 10, seed=1)
     parts = []
     for j in range(4):
-        x, y = fed.data.x_train[fed.client_rows(j)], fed.data.y_train[fed.client_rows(j)].reshape(-1, 1)
+        x, y = (
+            fed.data.x_train[fed.client_rows(j)],
+            fed.data.y_train[fed.client_rows(j)].reshape(-1, 1),
+        )
         parts.append((x, np.c_[y, 0 * y]))
     algorithm = fd.FedNewton(fd.Identity(), reg=1e-2, dtype=dtype, solver=solver)
     if solver == "cg":
-        assert fd.run(algorithm, fd.Federation.from_clients(parts), 6, evaluate_every=0).history.residual.notna().all()
+        assert (
+            fd.run(algorithm, fd.Federation.from_clients(parts), 6, evaluate_every=0)
+            .history.residual.notna()
+            .all()
+        )
     else:
         with pytest.warns(fd.DivergenceWarning):
             fd.run(algorithm, fd.Federation.from_clients(parts), 6, evaluate_every=0)
 
 
 def test_cg_keeps_to_the_truth_under_quantised_replies():
-    """Every fifth round asks for the gradient; the rounding of the start would otherwise stay for ever."""
+    """Every fifth round asks for the gradient; the rounding of the start would otherwise stay for
+    ever.
+    """
     fed = clients_of([200, 300, 250], 6, uneven=0.2)
-    run = fd.run(fd.FedNewton(fd.Identity(), reg=0.1, solver="cg"), fed, 26, quantise="float16", evaluate_every=0)
+    run = fd.run(
+        fd.FedNewton(fd.Identity(), reg=0.1, solver="cg"),
+        fed,
+        26,
+        quantise="float16",
+        evaluate_every=0,
+    )
     want = krr(fed, 0.1)
     assert np.linalg.norm(run.state.w.numpy() - want) < 1e-3 * np.linalg.norm(want)
     assert run.history.messages_up.diff().iloc[5] == 9
@@ -580,11 +727,18 @@ def test_single_precision_with_small_reg(reg, rows):
 
 def test_single_precision_refuses_what_it_cannot_solve():
     with pytest.raises(fd.ConfigError, match="singular in float32"):
-        fd.run(fd.FedNewton(fd.Identity(), reg=1e-12, dtype="float32"), clients_of([30], 40), 3, evaluate_every=0)
+        fd.run(
+            fd.FedNewton(fd.Identity(), reg=1e-12, dtype="float32"),
+            clients_of([30], 40),
+            3,
+            evaluate_every=0,
+        )
 
 
 def test_the_right_hand_side_may_cancel():
-    """Two clients with opposite b: the solution is 0, the residual is measured against the first one, and cg stops."""
+    """Two clients with opposite b: the solution is 0, the residual is measured against the first
+    one, and cg stops.
+    """
     x = np.array([[1.0], [2.0]], np.float32)
     fed = fd.Federation.from_clients([(x, x[:, 0]), (2 * x, -x[:, 0] / 2)])
     run = fd.run(fd.FedNewton(fd.Identity(), reg=0.1, solver="cg"), fed, 4, evaluate_every=0)
@@ -596,10 +750,19 @@ def test_the_right_hand_side_may_cancel():
 def test_divergence_with_some_of_the_clients_is_noticed():
     fed = clients_of([3] * 12, 10, seed=1)
     with pytest.warns(fd.DivergenceWarning, match="fold"):
-        run = fd.run(fd.FedNewton(fd.Identity(), reg=1e-3), fed, 12, participation=0.5, evaluate_every=0)
+        run = fd.run(
+            fd.FedNewton(fd.Identity(), reg=1e-3), fed, 12, participation=0.5, evaluate_every=0
+        )
     assert "radius" not in run.history
-    cg = fd.run(fd.FedNewton(fd.Identity(), reg=1e-3, solver="cg"), fed, 3, participation=0.5, evaluate_every=0)
-    assert cg.history.residual.notna().sum() == 1  # of all clients at the start; after that it is the cohort's
+    cg = fd.run(
+        fd.FedNewton(fd.Identity(), reg=1e-3, solver="cg"),
+        fed,
+        3,
+        participation=0.5,
+        evaluate_every=0,
+    )
+    # of all clients at the start; after that it is the cohort's
+    assert cg.history.residual.notna().sum() == 1
     assert cg.history.cohort_residual.notna().sum() == 3
 
 
@@ -609,7 +772,7 @@ def test_a_run_that_overflows_says_what_to_do():
         quietly(fd.FedNewton(fd.Identity(), reg=1e-5, dtype="float32"), fed, 40, evaluate_every=0)
 
 
-# -- bad input -----------------------------------------------------------------------------------------------------------
+# -- bad input -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -656,19 +819,26 @@ def test_other_bad_input(values):
         fd.spectrum(values, fd.Identity(), confidence=1)
 
 
-# -- real data -----------------------------------------------------------------------------------------------------------
+# -- real data -------------------------------------------------------------------------------------
 
 
 def test_pendigits_newton_falls_and_cg_reaches_krr(real):
-    """Ten clients, Dirichlet(1), M = 1000, bandwidth 1, reg 1e-4: plain Newton ends below 10%, cg is at KRR in 4 rounds."""
+    """Ten clients, Dirichlet(1), M = 1000, bandwidth 1, reg 1e-4: plain Newton ends below 10%, cg
+    is at KRR in 4 rounds.
+    """
     fed = fd.split(fd.load("pendigits"), "dirichlet", clients=10, alpha=1.0, seed=0)
     phi = fd.RandomFourier(1000, bandwidth=1.0)
     reference = fd.run(fd.KRR(phi, reg=1e-4), fed, 0)
     newton = quietly(fd.FedNewton(phi, reg=1e-4), fed, 8).history.accuracy
     assert newton[0] > 0.94
     assert newton[8] < 0.1
-    runs = [fd.run(fd.FedNewton(phi, reg=1e-4, solver="cg"), fed, r, evaluate_every=r) for r in (0, 2, 4, 8)]
-    errors = [float((r.state.w - reference.state.w).norm() / reference.state.w.norm()) for r in runs]
+    runs = [
+        fd.run(fd.FedNewton(phi, reg=1e-4, solver="cg"), fed, r, evaluate_every=r)
+        for r in (0, 2, 4, 8)
+    ]
+    errors = [
+        float((r.state.w - reference.state.w).norm() / reference.state.w.norm()) for r in runs
+    ]
     assert errors == sorted(errors, reverse=True)
     assert runs[2].history.accuracy.iloc[-1] > reference.history.accuracy[0] - 0.002
 
@@ -679,7 +849,11 @@ class OneRound:
     round, total, ids, quantise = 1, 1, torch.tensor([0]), None
 
     def mean(self, step, **payload):
-        told = {"gradient": torch.ones(1, 1), "direction": torch.ones(1, 1), "search": torch.arange(1.0, 13.0)}
+        told = {
+            "gradient": torch.ones(1, 1),
+            "direction": torch.ones(1, 1),
+            "search": torch.arange(1.0, 13.0),
+        }
         return told[step.__name__].double()
 
     def log(self, **metrics):
@@ -687,7 +861,9 @@ class OneRound:
 
 
 def test_where_no_step_is_any_good_smaller_ones_are_tried_next():
-    """w stays; the steps of the next round are 2^-20 of these, the smallest that was tried, and not 0 for ever."""
+    """w stays; the steps of the next round are 2^-20 of these, the smallest that was tried, and not
+    0 for ever.
+    """
     state = fd.State(w=torch.zeros(1, 1).double(), spec=None, step=0.5)
     after = fd.FedNewton(fd.Identity(), loss="logistic").round(OneRound(), state)
     assert after.w.item() == 0 and after.step == 0.5 * 2.0**-20

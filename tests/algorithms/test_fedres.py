@@ -1,4 +1,6 @@
-"""FedRes: rounds by hand, against NumPy straight from the paper, Example 2, Appendix C, rollouts, and bad input."""
+"""FedRes: rounds by hand, against NumPy straight from the paper, Example 2, Appendix C, rollouts,
+and bad input.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ RULES = ("aligned", "asymmetric", "misaligned")
 UP, DOWN = [0, 2, 1], [1, 0, 3]  # round trips 1, 2, 4
 
 
-# -- the paper in NumPy --------------------------------------------------------------------------------------------------
+# -- the paper in NumPy ----------------------------------------------------------------------------
 
 
 def descend(w, g, squares, t, eta, schedule, radius):
@@ -46,13 +48,14 @@ def slope_of(loss, z, y):
 
 
 def reference(
-    parts, rounds, up=0, down=0, rule="aligned", step=0.1, local_step=None, schedule="constant", batch_size=1, radius=None,
-    loss="squared", start_global=None, start_local=None, learn_global=True, learn_local=True,
+    parts, rounds, up=0, down=0, rule="aligned", step=0.1, local_step=None, schedule="constant",
+    batch_size=1, radius=None, loss="squared", start_global=None, start_local=None,
+    learn_global=True, learn_local=True,
 ):  # fmt: skip
     """(7), (8) and Section 3.2.1 with every model of every round kept.
 
-    parts: (global features, local features, targets) of each client. Returns G[t], L[i][t] for t = 1 .. rounds + 1, and the
-    losses (rounds, clients) of the predictions.
+    parts: (global features, local features, targets) of each client. Returns G[t], L[i][t] for t =
+    1 .. rounds + 1, and the losses (rounds, clients) of the predictions.
     """
     P = len(parts)
     up, down = (list(d) if np.ndim(d) else [d] * P for d in (up, down))
@@ -103,7 +106,17 @@ def online(losses):
     return losses.mean(1).cumsum() / np.arange(1, len(losses) + 1)
 
 
-def erm_reference(parts, rounds, up=0, down=0, play=False, batch_size=1, start_global=None, start_local=None, fit=None):
+def erm_reference(
+    parts,
+    rounds,
+    up=0,
+    down=0,
+    play=False,
+    batch_size=1,
+    start_global=None,
+    start_local=None,
+    fit=None,
+):
     """(2), (3), or with `play` (5), (6): everything fitted again from all rows in every round."""
     P = len(parts)
     up, down = (list(d) if np.ndim(d) else [d] * P for d in (up, down))
@@ -142,7 +155,7 @@ def erm_reference(parts, rounds, up=0, down=0, play=False, batch_size=1, start_g
     return G, L, losses
 
 
-# -- data, and what a run ends with --------------------------------------------------------------------------------------
+# -- data, and what a run ends with ----------------------------------------------------------------
 
 
 def sites(seed=0, sizes=(5, 7, 4), features=5, classes=None):
@@ -151,13 +164,19 @@ def sites(seed=0, sizes=(5, 7, 4), features=5, classes=None):
     result = []
     for n in sizes:
         x = rng.normal(size=(n, features)).astype(np.float32)
-        y = rng.normal(size=n).astype(np.float32) if classes is None else rng.integers(classes, size=n)
+        y = (
+            rng.normal(size=n).astype(np.float32)
+            if classes is None
+            else rng.integers(classes, size=n)
+        )
         result.append((x, y))
     return result
 
 
 def parts_of(data, shared, private, classes=None, bias=False):
-    """Global features, local features and targets, in double precision; a bias is a feature that is 1."""
+    """Global features, local features and targets, in double precision; a bias is a feature that is
+    1.
+    """
     result = []
     for x, y in data:
         x = x.astype(float)
@@ -207,18 +226,21 @@ def agrees(result, G, L, losses, rounds, tolerance=2e-5):
     np.testing.assert_allclose(result.history.online_loss[1:], online(losses), **close)
 
 
-# -- by hand -------------------------------------------------------------------------------------------------------------
+# -- by hand ---------------------------------------------------------------------------------------
 
 
 def test_rounds_by_hand():
-    """Rows (x^g, x^l, y): A has (1, 1, 1), (1, 2, 2), B has (2, 1, 3), (1, -1, 1), in turn. up = down = 1, eta 0.05, eta_i 0.1.
+    """Rows (x^g, x^l, y): A has (1, 1, 1), (1, 2, 2), B has (2, 1, 3), (1, -1, 1), in turn. up =
+    down = 1, eta 0.05, eta_i 0.1.
 
-    With r = f - y the loss is r^2 and the gradients are 2 r x^g and 2 r x^l.
-    Round 1, all models 0: A: r = -1, gradients (-2, -2); B: r = -3, (-12, -6). Nothing arrives: w2 = 0.
-    Round 2, all models 0: A: r = -2, (-4, -8); B: r = -1, (-2, 2). Of round 1 arrives -14: w3 = 0.05 * 14 = 0.7.
-    Round 3, with w2 = 0: as round 1. Of round 2 arrives -6: w4 = 0.7 + 0.3 = 1. Clients learn from round 1: A 0.2, B 0.6.
-    Round 4, with w3 = 0.7: A: f = 0.7 + 0.4, r = -0.9, (-1.8, -3.6); B: f = 0.7 - 0.6, r = -0.9, (-1.8, 1.8).
-      Of round 3 arrives -14: w5 = 1.7. Clients learn from round 2: A 0.2 + 0.8 = 1, B 0.6 - 0.2 = 0.4.
+    With r = f - y the loss is r^2 and the gradients are 2 r x^g and 2 r x^l. Round 1, all models 0:
+    A: r = -1, gradients (-2, -2); B: r = -3, (-12, -6). Nothing arrives: w2 = 0. Round 2, all
+    models 0: A: r = -2, (-4, -8); B: r = -1, (-2, 2). Of round 1 arrives -14: w3 = 0.05 * 14 = 0.7.
+    Round 3, with w2 = 0: as round 1. Of round 2 arrives -6: w4 = 0.7 + 0.3 = 1. Clients learn from
+    round 1: A 0.2, B 0.6. Round 4, with w3 = 0.7: A: f = 0.7 + 0.4, r = -0.9, (-1.8, -3.6); B: f =
+    0.7 - 0.6, r = -0.9, (-1.8, 1.8).
+      Of round 3 arrives -14: w5 = 1.7. Clients learn from round 2: A 0.2 + 0.8 = 1, B 0.6 - 0.2 =
+      0.4.
     Round 5, with w4 = 1: A: f = 2, r = 1; B: f = 2.4, r = -0.6.
       Of round 4 arrives -3.6: w6 = 1.88. Clients learn from round 3: A 1.2, B 1.
     """
@@ -227,7 +249,10 @@ def test_rounds_by_hand():
     options = {"schedule": "constant", "step": 0.05, "local_step": 0.1}
     algorithm = fd.FedRes(PLAIN, PLAIN, shared=(0,), private=(1,), **options)
     losses = [[1, 9], [4, 1], [1, 9], [0.81, 0.81], [1, 0.36]]
-    server, clients = {1: 0, 2: 0, 3: 0.7, 4: 1, 5: 1.7, 6: 1.88}, {4: (0.2, 0.6), 5: (1, 0.4), 6: (1.2, 1)}
+    server, clients = (
+        {1: 0, 2: 0, 3: 0.7, 4: 1, 5: 1.7, 6: 1.88},
+        {4: (0.2, 0.6), 5: (1, 0.4), 6: (1.2, 1)},
+    )
     for rounds in (1, 2, 3, 4, 5):
         result = go(algorithm, federation(data), rounds, up=1, down=1)
         assert float(result.state.w["weight"]) == pytest.approx(server[rounds + 1], abs=1e-6)
@@ -243,7 +268,7 @@ def test_rounds_by_hand():
     np.testing.assert_allclose(found, losses)
 
 
-# -- against the reference -----------------------------------------------------------------------------------------------
+# -- against the reference -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
@@ -251,8 +276,20 @@ def test_rounds_by_hand():
 @pytest.mark.parametrize("rule", RULES)
 def test_unequal_delays(rule, schedule, batch_size):
     data, shared, private, rounds = sites(), (0, 3), (1, 2, 4), 12
-    options = {"rule": rule, "schedule": schedule, "batch_size": batch_size, "step": 0.07, "local_step": 0.11}
-    found = go(fd.FedRes(PLAIN, PLAIN, shared=shared, private=private, **options), federation(data), rounds, UP, DOWN)
+    options = {
+        "rule": rule,
+        "schedule": schedule,
+        "batch_size": batch_size,
+        "step": 0.07,
+        "local_step": 0.11,
+    }
+    found = go(
+        fd.FedRes(PLAIN, PLAIN, shared=shared, private=private, **options),
+        federation(data),
+        rounds,
+        UP,
+        DOWN,
+    )
     agrees(found, *reference(parts_of(data, shared, private), rounds, UP, DOWN, **options), rounds)
 
 
@@ -260,7 +297,9 @@ def test_unequal_delays(rule, schedule, batch_size):
 def test_equal_delays(rule):
     data, rounds = sites(1), 12
     options = {"rule": rule, "step": 0.05, "local_step": 0.1}
-    algorithm = fd.FedRes(PLAIN, PLAIN, shared=(0, 3), private=(1, 2), schedule="constant", **options)
+    algorithm = fd.FedRes(
+        PLAIN, PLAIN, shared=(0, 3), private=(1, 2), schedule="constant", **options
+    )
     found = go(algorithm, federation(data), rounds, 1, 1)
     agrees(found, *reference(parts_of(data, (0, 3), (1, 2)), rounds, 1, 1, **options), rounds)
 
@@ -275,19 +314,35 @@ def test_the_ball(rule, schedule):
     G, L, losses = reference(parts, rounds, UP, DOWN, **options)
     bound = lambda models: any(np.linalg.norm(w) == pytest.approx(0.3) for w in models.values())  # noqa: E731
     assert bound(G) and any(bound(models) for models in L)
-    result = go(fd.FedRes(shared=(0, 3), private=(1, 2, 4), **options), federation(data), rounds, UP, DOWN)
+    result = go(
+        fd.FedRes(shared=(0, 3), private=(1, 2, 4), **options), federation(data), rounds, UP, DOWN
+    )
     agrees(result, G, L, losses, rounds)
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(
-    ("classes", "loss", "batch_size"), [(2, "logistic", 1), (2, "logistic", 2), (3, "logistic", 2), (3, "squared", 1)]
+    ("classes", "loss", "batch_size"),
+    [(2, "logistic", 1), (2, "logistic", 2), (3, "logistic", 2), (3, "squared", 1)],
 )
 def test_labels(classes, loss, batch_size, rule):
     """Labels are +-1, one output for two classes and one for each class of three."""
     data, rounds = sites(3, classes=classes), 12
-    options = {"rule": rule, "loss": loss, "batch_size": batch_size, "step": 0.3, "local_step": 0.2, "schedule": "sqrt"}
-    found = go(fd.FedRes(shared=(0, 3), private=(1, 2), **options), federation(data, classes), rounds, UP, DOWN)
+    options = {
+        "rule": rule,
+        "loss": loss,
+        "batch_size": batch_size,
+        "step": 0.3,
+        "local_step": 0.2,
+        "schedule": "sqrt",
+    }
+    found = go(
+        fd.FedRes(shared=(0, 3), private=(1, 2), **options),
+        federation(data, classes),
+        rounds,
+        UP,
+        DOWN,
+    )
     parts = parts_of(data, (0, 3), (1, 2), classes, bias=True)
     assert parts[0][2].shape[1] == (1 if classes == 2 else 3)
     agrees(found, *reference(parts, rounds, UP, DOWN, **options), rounds)
@@ -298,27 +353,43 @@ def test_delays_belong_to_clients_by_id():
     data, rounds = sites(4), 12
     fed = federation(data).select([2, 0, 1])
     found = go(fd.FedRes(PLAIN, PLAIN, shared=(0, 3), private=(1, 2)), fed, rounds, UP, DOWN)
-    agrees(found, *reference(parts_of(data, (0, 3), (1, 2)), rounds, UP, DOWN, schedule="adagrad"), rounds)
+    agrees(
+        found,
+        *reference(parts_of(data, (0, 3), (1, 2)), rounds, UP, DOWN, schedule="adagrad"),
+        rounds,
+    )
 
 
 def test_clients_one_after_the_other():
     data, rounds = sites(5), 12
     engine = fd.Delayed(fd.Local(batch=False), up=UP, down=DOWN)
     found = go(fd.FedRes(shared=(0, 3), private=(1, 2)), federation(data), rounds, engine=engine)
-    agrees(found, *reference(parts_of(data, (0, 3), (1, 2), bias=True), rounds, UP, DOWN, schedule="adagrad"), rounds)
+    agrees(
+        found,
+        *reference(parts_of(data, (0, 3), (1, 2), bias=True), rounds, UP, DOWN, schedule="adagrad"),
+        rounds,
+    )
 
 
 def test_all_columns_for_both_models():
     data, rounds = sites(6, features=3), 6
     found = go(fd.FedRes(schedule="constant"), federation(data), rounds, UP, DOWN)
     everything = (0, 1, 2)
-    agrees(found, *reference(parts_of(data, everything, everything, bias=True), rounds, UP, DOWN), rounds)
+    agrees(
+        found,
+        *reference(parts_of(data, everything, everything, bias=True), rounds, UP, DOWN),
+        rounds,
+    )
 
 
 def test_measure_every():
     data = sites(7)
-    whole = go(fd.FedRes(PLAIN, PLAIN, shared=(0,), private=(1,)), federation(data), 6).history.online_loss
-    some = go(fd.FedRes(PLAIN, PLAIN, shared=(0,), private=(1,), measure_every=3), federation(data), 6).history.online_loss
+    whole = go(
+        fd.FedRes(PLAIN, PLAIN, shared=(0,), private=(1,)), federation(data), 6
+    ).history.online_loss
+    some = go(
+        fd.FedRes(PLAIN, PLAIN, shared=(0,), private=(1,), measure_every=3), federation(data), 6
+    ).history.online_loss
     assert [i for i in range(7) if not math.isnan(some[i])] == [3, 6]
     losses = reference(parts_of(data, [0], [1]), 6, schedule="adagrad")[2]
     assert some[[3, 6]].tolist() == pytest.approx(online(losses)[[2, 5]])
@@ -326,7 +397,7 @@ def test_measure_every():
     assert "online_loss" not in go(fd.FedRes(measure_every=0), federation(data), 2).history
 
 
-# -- what must be the same -----------------------------------------------------------------------------------------------
+# -- what must be the same -------------------------------------------------------------------------
 
 
 def test_rules_coincide_without_delay():
@@ -348,7 +419,10 @@ def test_rules_coincide_without_delay():
 
 def test_rules_differ_under_delay():
     data = sites(8)
-    ends = [go(fd.FedRes(shared=(0, 3), private=(1, 2), rule=r), federation(data), 12, UP, DOWN).state.w for r in RULES]
+    ends = [
+        go(fd.FedRes(shared=(0, 3), private=(1, 2), rule=r), federation(data), 12, UP, DOWN).state.w
+        for r in RULES
+    ]
     for a, b in ((0, 1), (0, 2), (1, 2)):
         assert (ends[a]["weight"] - ends[b]["weight"]).abs().max() > 1e-3
 
@@ -357,12 +431,23 @@ def test_rules_differ_under_delay():
 @pytest.mark.parametrize("delays", [(None, 0), (UP, DOWN), (1, 2)])
 def test_gradients_are_the_same_as_rows(rule, delays):
     data = sites(9, classes=2)
-    options = {"shared": (0, 3), "private": (1, 2), "loss": "logistic", "batch_size": 2, "rule": rule}
-    rows, gradient = (go(fd.FedRes(**options, send=s), federation(data, 2), 12, *delays) for s in ("rows", "gradient"))
+    options = {
+        "shared": (0, 3),
+        "private": (1, 2),
+        "loss": "logistic",
+        "batch_size": 2,
+        "rule": rule,
+    }
+    rows, gradient = (
+        go(fd.FedRes(**options, send=s), federation(data, 2), 12, *delays)
+        for s in ("rows", "gradient")
+    )
     np.testing.assert_allclose(flat(gradient.state.w), flat(rows.state.w), atol=1e-6)
     np.testing.assert_allclose(gradient.history.online_loss, rows.history.online_loss, atol=1e-6)
     for i in range(3):
-        np.testing.assert_allclose(flat(kept(gradient, i)["local"]), flat(kept(rows, i)["local"]), atol=1e-6)
+        np.testing.assert_allclose(
+            flat(kept(gradient, i)["local"]), flat(kept(rows, i)["local"]), atol=1e-6
+        )
     up, down = (0 if d is None else d for d in delays)
     parts = parts_of(data, (0, 3), (1, 2), 2, bias=True)
     options = {"loss": "logistic", "batch_size": 2, "rule": rule, "schedule": "adagrad"}
@@ -372,7 +457,8 @@ def test_gradients_are_the_same_as_rows(rule, delays):
 def test_gradients_are_the_same_as_rows_when_nobody_takes_part_for_a_while():
     fed, options = federation(sites(9, sizes=(4, 5))), {"shared": (0, 3), "private": (1, 2)}
     rows, gradient = (
-        go(fd.FedRes(**options, send=send), fed, 15, 1, 1, participation=fd.Poisson(0.3)) for send in ("rows", "gradient")
+        go(fd.FedRes(**options, send=send), fed, 15, 1, 1, participation=fd.Poisson(0.3))
+        for send in ("rows", "gradient")
     )
     np.testing.assert_allclose(flat(gradient.state.w), flat(rows.state.w), atol=1e-6)
 
@@ -386,10 +472,13 @@ def test_the_online_loss_is_of_those_who_have_predicted(kind):
     assert history.online_loss.iloc[-1] == pytest.approx(1)
 
 
-# -- Independent and Central ---------------------------------------------------------------------------------------------
+# -- Independent and Central -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("rule", "delays"), [("aligned", (None, 0)), ("aligned", (UP, DOWN)), ("misaligned", (UP, DOWN))])
+@pytest.mark.parametrize(
+    ("rule", "delays"),
+    [("aligned", (None, 0)), ("aligned", (UP, DOWN)), ("misaligned", (UP, DOWN))],
+)
 def test_independent_is_sgd_on_all_features_of_each_client(rule, delays):
     """Columns 0, 1, 3, 4 in that order (2 is nobody's); no delay matters, for nothing is sent."""
     data, rounds = sites(10), 12
@@ -420,7 +509,9 @@ def test_independent_logs_its_loss():
 
 def test_independent_logs_its_loss_under_delay():
     data, rounds = sites(10), 6
-    result = go(fd.FedRes(shared=(0, 3), private=(1, 4)).independent(), federation(data), rounds, 2, 1)
+    result = go(
+        fd.FedRes(shared=(0, 3), private=(1, 4)).independent(), federation(data), rounds, 2, 1
+    )
     parts = parts_of(data, (0, 3), (0, 1, 3, 4), bias=True)
     losses = reference(parts, rounds, schedule="adagrad", learn_global=False)[2]
     np.testing.assert_allclose(result.history.online_loss[1:], online(losses), rtol=1e-5)
@@ -446,11 +537,13 @@ def test_central_is_sgd_on_the_global_features_of_all(delays, schedule):
     np.testing.assert_allclose(flat(result.state.w)[0], w, atol=2e-5)
     assert "local" not in kept(result, 0)
     parts = parts_of(data, (0, 3), (1, 2), bias=True)
-    losses = reference(parts, rounds, *delays, "misaligned", 0.04, schedule=schedule, learn_local=False)[2]
+    losses = reference(
+        parts, rounds, *delays, "misaligned", 0.04, schedule=schedule, learn_local=False
+    )[2]
     np.testing.assert_allclose(result.history.online_loss[1:], online(losses), rtol=1e-4)
 
 
-# -- memory --------------------------------------------------------------------------------------------------------------
+# -- memory ----------------------------------------------------------------------------------------
 
 
 def test_clients_keep_the_gradients_that_are_needed():
@@ -463,7 +556,12 @@ def test_clients_keep_the_gradients_that_are_needed():
 
 
 @pytest.mark.parametrize(
-    ("options", "gradients"), [({"rule": "asymmetric"}, False), ({"rule": "misaligned"}, False), ({"send": "gradient"}, True)]
+    ("options", "gradients"),
+    [
+        ({"rule": "asymmetric"}, False),
+        ({"rule": "misaligned"}, False),
+        ({"send": "gradient"}, True),
+    ],
 )
 def test_nothing_is_kept_that_is_not_needed(options, gradients):
     result = go(fd.FedRes(**options), federation(sites()), 2, UP, DOWN)
@@ -484,39 +582,50 @@ def test_resuming_with_rows_and_gradients_on_their_way(tmp_path):
     agrees(again, *reference(parts_of(data, (0, 3), (1, 2)), 12, UP, DOWN, schedule="adagrad"), 12)
 
 
-# -- bytes ---------------------------------------------------------------------------------------------------------------
+# -- bytes -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("classes", "delays"), [(2, (None, 0)), (2, (UP, DOWN)), (3, (None, 0)), (None, (UP, DOWN))])
+@pytest.mark.parametrize(
+    ("classes", "delays"), [(2, (None, 0)), (2, (UP, DOWN)), (3, (None, 0)), (None, (UP, DOWN))]
+)
 def test_bytes_of_rows(classes, delays):
-    """A message is two rows of two global features, their labels, and what the local model says of them."""
+    """A message is two rows of two global features, their labels, and what the local model says of
+    them.
+    """
     outputs = 3 if classes == 3 else 1
     y = torch.zeros(2, dtype=torch.uint8 if classes else torch.float32)
     message = len(wire.encode({"x": torch.zeros(2, 2), "y": y, "local": torch.zeros(2, outputs)}))
-    broadcast = len(wire.encode({"w": {"weight": torch.zeros(outputs, 2), "bias": torch.zeros(outputs)}}))
+    broadcast = len(
+        wire.encode({"w": {"weight": torch.zeros(outputs, 2), "bias": torch.zeros(outputs)}})
+    )
     fed = federation(sites(classes=classes), classes)
     history = go(fd.FedRes(shared=(0, 3), private=(1, 2), batch_size=2), fed, 5, *delays).history
     assert history.bytes_up.tolist() == [t * 3 * message for t in range(6)]
     assert history.bytes_down.tolist() == [t * 3 * broadcast for t in range(6)]
     assert history.messages_up.tolist() == [3 * t for t in range(6)]
-    central = go(fd.FedRes(shared=(0, 3), private=(1, 2), batch_size=2).central(), fed, 5, *delays).history
+    central = go(
+        fd.FedRes(shared=(0, 3), private=(1, 2), batch_size=2).central(), fed, 5, *delays
+    ).history
     assert central.bytes_up.iloc[-1] == 5 * 3 * len(wire.encode({"x": torch.zeros(2, 2), "y": y}))
 
 
 def test_bytes_of_gradients():
     each = len(wire.encode({"weight": torch.zeros(1, 2), "bias": torch.zeros(1)}))
-    history = go(fd.FedRes(shared=(0, 3), private=(1, 2), send="gradient"), federation(sites()), 5).history
+    history = go(
+        fd.FedRes(shared=(0, 3), private=(1, 2), send="gradient"), federation(sites()), 5
+    ).history
     assert history.bytes_up.iloc[-1] == 5 * 3 * each
 
 
-# -- Example 2 -----------------------------------------------------------------------------------------------------------
+# -- Example 2 -------------------------------------------------------------------------------------
 
 
 def test_example_2():
-    """y = (u + v) x at half of the clients, (u - v) x at the others, with the same features for both models.
+    """y = (u + v) x at half of the clients, (u - v) x at the others, with the same features for
+    both models.
 
-    Clients see the same x in a round, so that +v and -v cancel in the sum: the global model alone goes to u, and has the loss
-    (v x)^2 for ever.
+    Clients see the same x in a round, so that +v and -v cancel in the sum: the global model alone
+    goes to u, and has the loss (v x)^2 for ever.
     """
     rng = np.random.default_rng(0)
     x = rng.normal(size=(30, 2)).astype(np.float32)
@@ -538,7 +647,7 @@ def test_example_2():
         np.testing.assert_allclose(total, u + sign * v, atol=0.02)
 
 
-# -- Appendix C ----------------------------------------------------------------------------------------------------------
+# -- Appendix C ------------------------------------------------------------------------------------
 
 
 class FromOneZero(fd.Linear):
@@ -562,43 +671,67 @@ COLUMNS = {"shared": (0, 1), "private": (2, 3), "measure_every": 0}
 def test_appendix_c():
     """Gradients and ERM find (0, 1) from (1, 0); fictitious play is still on its way."""
     rounds, start = 600, FromOneZero(bias=False)
-    fed, starts = federation(appendix_c(rounds)), {"bias": False, "start_global": (1, 0), "start_local": (1, 0)}
+    fed, starts = (
+        federation(appendix_c(rounds)),
+        {"bias": False, "start_global": (1, 0), "start_local": (1, 0)},
+    )
     sgd = go(fd.FedRes(start, start, schedule="constant", step=0.1, **COLUMNS), fed, rounds)
     np.testing.assert_allclose(flat(sgd.state.w)[0], [0, 1], atol=0.01)
     np.testing.assert_allclose(flat(kept(sgd, 0)["local"])[0], [0, 1], atol=0.01)
-    erm, play = (go(kind(**starts, **COLUMNS), fed, 300) for kind in (fd.FedResERM, fd.FictitiousPlay))
+    erm, play = (
+        go(kind(**starts, **COLUMNS), fed, 300) for kind in (fd.FedResERM, fd.FictitiousPlay)
+    )
     np.testing.assert_allclose(erm.state.w[:, 0], [0, 1], atol=1e-4)
     np.testing.assert_allclose(kept(erm, 0)["local"][:, 0], [0, 1], atol=1e-4)
     for w in (play.state.w, kept(play, 0)["local"]):
         assert np.linalg.norm(w[:, 0].numpy() - [0, 1]) > 0.3
 
 
-# -- ERM and fictitious play ---------------------------------------------------------------------------------------------
+# -- ERM and fictitious play -----------------------------------------------------------------------
 
 
 def erm_agrees(result, G, L, losses, rounds, tolerance=1e-6):
     np.testing.assert_allclose(result.state.w, G[rounds + 1], atol=tolerance, rtol=tolerance)
     for i, models in enumerate(L):  # the model that a client predicted with in the last round
-        np.testing.assert_allclose(kept(result, i)["local"], models[rounds], atol=tolerance, rtol=tolerance)
+        np.testing.assert_allclose(
+            kept(result, i)["local"], models[rounds], atol=tolerance, rtol=tolerance
+        )
     np.testing.assert_allclose(result.history.online_loss[1:], online(losses), rtol=tolerance)
 
 
 @pytest.mark.parametrize(
-    ("delays", "bias"), [((0, 0), True), ((1, 1), False), ((UP, DOWN), False), ((UP, DOWN), True), (([2, 3, 2], 0), True)]
+    ("delays", "bias"),
+    [
+        ((0, 0), True),
+        ((1, 1), False),
+        ((UP, DOWN), False),
+        ((UP, DOWN), True),
+        (([2, 3, 2], 0), True),
+    ],
 )
 @pytest.mark.parametrize("kind", [fd.FedResERM, fd.FictitiousPlay])
 def test_erm_is_least_squares_from_scratch(kind, delays, bias):
     data, rounds = sites(20, sizes=(9, 14, 6)), 12
-    result = go(kind(shared=(0, 3), private=(1, 2, 4), bias=bias), federation(data), rounds, *delays)
+    result = go(
+        kind(shared=(0, 3), private=(1, 2, 4), bias=bias), federation(data), rounds, *delays
+    )
     parts = parts_of(data, (0, 3), (1, 2, 4), bias=bias)
-    erm_agrees(result, *erm_reference(parts, rounds, *delays, play=kind is fd.FictitiousPlay), rounds)
+    erm_agrees(
+        result, *erm_reference(parts, rounds, *delays, play=kind is fd.FictitiousPlay), rounds
+    )
 
 
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("kind", [fd.FedResERM, fd.FictitiousPlay])
 def test_erm_of_labels_in_batches(kind, classes):
     data, rounds = sites(21, sizes=(9, 14, 6), classes=classes), 8
-    result = go(kind(shared=(0, 3), private=(1, 2), batch_size=2), federation(data, classes), rounds, UP, DOWN)
+    result = go(
+        kind(shared=(0, 3), private=(1, 2), batch_size=2),
+        federation(data, classes),
+        rounds,
+        UP,
+        DOWN,
+    )
     parts = parts_of(data, (0, 3), (1, 2), classes, bias=True)
     found = erm_reference(parts, rounds, UP, DOWN, play=kind is fd.FictitiousPlay, batch_size=2)
     erm_agrees(result, *found, rounds)
@@ -608,11 +741,15 @@ def test_erm_of_labels_in_batches(kind, classes):
 def test_erm_from_a_start(kind):
     """With up = 3 the first model is the server's for three rounds."""
     data, rounds = sites(22, sizes=(9, 14)), 7
-    algorithm = kind(shared=(0, 3), private=(1, 2), bias=False, start_global=(1, 0), start_local=(0.5, -1))
+    algorithm = kind(
+        shared=(0, 3), private=(1, 2), bias=False, start_global=(1, 0), start_local=(0.5, -1)
+    )
     starts = {"start_global": np.array([[1.0], [0]]), "start_local": np.array([[0.5], [-1]])}
     for n in (2, rounds):
         result = go(algorithm, federation(data), n, 3, 1)
-        found = erm_reference(parts_of(data, (0, 3), (1, 2)), n, 3, 1, play=kind is fd.FictitiousPlay, **starts)
+        found = erm_reference(
+            parts_of(data, (0, 3), (1, 2)), n, 3, 1, play=kind is fd.FictitiousPlay, **starts
+        )
         erm_agrees(result, *found, n)
 
 
@@ -631,7 +768,11 @@ def test_erm_in_a_ball(kind):
             lambda w: np.sum((x @ w - y[:, 0]) ** 2),
             best[:, 0] * radius / np.linalg.norm(best),
             jac=lambda w: 2 * x.T @ (x @ w - y[:, 0]),
-            constraints={"type": "ineq", "fun": lambda w: radius**2 - w @ w, "jac": lambda w: -2 * w},
+            constraints={
+                "type": "ineq",
+                "fun": lambda w: radius**2 - w @ w,
+                "jac": lambda w: -2 * w,
+            },
             method="SLSQP",
             options={"ftol": 1e-14, "maxiter": 500},
         )
@@ -646,18 +787,27 @@ def test_erm_in_a_ball(kind):
 
 @settings(max_examples=150, deadline=None)
 @given(
-    st.integers(1, 5), st.integers(1, 4), st.integers(1, 2), st.integers(0, 10**6), st.floats(0.02, 3.0), st.booleans()
+    st.integers(1, 5), st.integers(1, 4), st.integers(1, 2), st.integers(0, 10**6),
+    st.floats(0.02, 3.0), st.booleans(),
 )  # fmt: skip
 def test_least_squares_in_a_ball(rows, features, outputs, seed, radius, batched):
-    """The conditions of Karush, Kuhn and Tucker: (a + mu I) w = c with mu >= 0, and |w| = D where mu > 0; also of singular a."""
+    """The conditions of Karush, Kuhn and Tucker: (a + mu I) w = c with mu >= 0, and |w| = D where
+    mu > 0; also of singular a.
+    """
     rng = np.random.default_rng(seed)
-    x, y = rng.integers(-3, 4, (rows, features)).astype(float), rng.integers(-3, 4, (rows, outputs)).astype(float)
+    x, y = (
+        rng.integers(-3, 4, (rows, features)).astype(float),
+        rng.integers(-3, 4, (rows, outputs)).astype(float),
+    )
     a, c = x.T @ x, x.T @ y
     free = np.linalg.pinv(x) @ y
     np.testing.assert_allclose(least_squares(torch.tensor(a), torch.tensor(c)), free, atol=1e-8)
     given_a, given_c = torch.tensor(a), torch.tensor(c)
     if batched:  # with a neighbour whose ball does not bind
-        given_a, given_c = torch.stack((given_a, torch.eye(features).double())), torch.stack((given_c, 0 * given_c))
+        given_a, given_c = (
+            torch.stack((given_a, torch.eye(features).double())),
+            torch.stack((given_c, 0 * given_c)),
+        )
     w = least_squares(given_a, given_c, radius).numpy()
     if batched:
         assert not w[1].any()
@@ -671,15 +821,19 @@ def test_least_squares_in_a_ball(rows, features, outputs, seed, radius, batched)
         np.testing.assert_allclose(a @ w + mu * w, c, atol=1e-7 * (1 + np.abs(c).max()))
 
 
-# -- models of other kinds -----------------------------------------------------------------------------------------------
+# -- models of other kinds -------------------------------------------------------------------------
 
 
 def test_local_models_and_columns_of_each_client():
-    """Linear models with and without a bias, on one, two and three columns; client 1 learns its neighbour's way with its own."""
+    """Linear models with and without a bias, on one, two and three columns; client 1 learns its
+    neighbour's way with its own.
+    """
     data, rounds = sites(30), 12
     models = {0: fd.Linear(), 1: PLAIN, 2: fd.Linear()}
     private = {0: (1,), 1: (4, 2), 2: (1, 2, 4)}
-    algorithm = fd.FedRes(PLAIN, models, shared=(0, 3), private=private, schedule="sqrt", step=0.05, local_step=0.1)
+    algorithm = fd.FedRes(
+        PLAIN, models, shared=(0, 3), private=private, schedule="sqrt", step=0.05, local_step=0.1
+    )
     result = go(algorithm, federation(data), rounds, UP, DOWN)
     parts = [parts_of([site], (0, 3), private[i], bias=i != 1)[0] for i, site in enumerate(data)]
     parts = [(x_g[:, :2], x_l, y) for x_g, x_l, y in parts]
@@ -688,7 +842,10 @@ def test_local_models_and_columns_of_each_client():
     agrees(result, G, L, losses, rounds)
     x = sites(31, sizes=(6,))[0][0]
     for i in range(3):
-        said = x[:, [0, 3]] @ G[max(rounds - DOWN[i], 1)][0] + x[:, private[i]] @ L[i][rounds + 1][0, : len(private[i])]
+        said = (
+            x[:, [0, 3]] @ G[max(rounds - DOWN[i], 1)][0]
+            + x[:, private[i]] @ L[i][rounds + 1][0, : len(private[i])]
+        )
         said = said + (L[i][rounds + 1][0, -1] if i != 1 else 0)
         np.testing.assert_allclose(result.model_of(i).outputs(x)[:, 0], said, atol=1e-4)
 
@@ -696,7 +853,9 @@ def test_local_models_and_columns_of_each_client():
 @pytest.mark.parametrize("each", [False, True], ids=["alike", "of each client"])
 @pytest.mark.parametrize("rule", RULES)
 def test_modules_against_autograd(rule, each):
-    """A global network and local networks, up = down = 1, five rounds (the last is the first to see all of it)."""
+    """A global network and local networks, up = down = 1, five rounds (the last is the first to see
+    all of it).
+    """
     torch.manual_seed(0)
     net = lambda d, h: nn.Sequential(nn.Linear(d, h), nn.Tanh(), nn.Linear(h, 1))  # noqa: E731
     data, shared, rounds, eta, eta_l = sites(32, sizes=(4, 3)), [0, 3], 5, 0.1, 0.2
@@ -719,7 +878,11 @@ def test_modules_against_autograd(rule, each):
         z = say(w, x[at, shared]) + say(w_l, x[at, columns[i]])
         loss = (y[at] - z[0]) ** 2
         g = torch.autograd.grad(loss, [*w.values(), *w_l.values()])
-        return dict(zip(w, g[: len(w)], strict=True)), dict(zip(w_l, g[len(w) :], strict=True)), loss.item()
+        return (
+            dict(zip(w, g[: len(w)], strict=True)),
+            dict(zip(w_l, g[len(w) :], strict=True)),
+            loss.item(),
+        )
 
     losses = np.zeros((rounds, 2))
     for t in range(1, rounds + 1):
@@ -733,13 +896,22 @@ def test_modules_against_autograd(rule, each):
                 g = gradients(i, s, *pair(s))[1]
                 L[i][t + 1] = {k: p - eta_l * g[k] for k, p in L[i][t].items()}
             if t > 1:
-                g = gradients(i, t - 1, *((G[t], L[i][t - 1]) if rule == "misaligned" else pair(t - 1)))[0]
+                g = gradients(
+                    i, t - 1, *((G[t], L[i][t - 1]) if rule == "misaligned" else pair(t - 1))
+                )[0]
                 total = {k: v + g[k] for k, v in total.items()}
         G[t + 1] = {k: p - eta * total[k] for k, p in G[t].items()}
 
     private = {i: tuple(c) for i, c in enumerate(columns)} if each else tuple(columns[0])
     algorithm = fd.FedRes(
-        top, local, shared=tuple(shared), private=private, schedule="constant", step=eta, local_step=eta_l, rule=rule
+        top,
+        local,
+        shared=tuple(shared),
+        private=private,
+        schedule="constant",
+        step=eta,
+        local_step=eta_l,
+        rule=rule,
     )
     result = go(algorithm, federation(data), rounds, 1, 1)
     for k, p in G[rounds + 1].items():
@@ -751,7 +923,7 @@ def test_modules_against_autograd(rule, each):
     np.testing.assert_allclose(result.history.online_loss[1:], online(losses), rtol=1e-5)
 
 
-# -- rollouts ------------------------------------------------------------------------------------------------------------
+# -- rollouts --------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -763,7 +935,10 @@ def tasks():
 
 
 def columns(fed):
-    return {k: tuple(fed.settings[f"{n}_features"].tolist()) for k, n in (("shared", "global"), ("private", "local"))}
+    return {
+        k: tuple(fed.settings[f"{n}_features"].tolist())
+        for k, n in (("shared", "global"), ("private", "local"))
+    }
 
 
 FOUR = ([0, 2, 1, 0], [1, 0, 3, 0])
@@ -779,7 +954,8 @@ def task_parts(fed, test=False):
 
 
 @pytest.mark.parametrize(
-    ("rule", "delays"), [*((rule, delays) for rule in RULES for delays in ((0, 0), FOUR)), ("aligned", (1, 2))]
+    ("rule", "delays"),
+    [*((rule, delays) for rule in RULES for delays in ((0, 0), FOUR)), ("aligned", (1, 2))],
 )
 def test_rollouts_are_runs(tasks, rule, delays):
     rounds = 9  # a client has six rows
@@ -805,15 +981,19 @@ def test_rollouts_against_the_reference(tasks, rule):
     rounds, seen = 11, []
     scheme = {"mine": lambda fed: fd.FedRes(**columns(fed), rule=rule, local_step=0.05)}
     table = fd.rollouts(
-        scheme, tasks, rounds, up=FOUR[0], down=FOUR[1],
-        watch=lambda name, t, now: seen.append((name, t, now["loss"].clone(), flat(now["w"]).copy())),
+        scheme, tasks, rounds, up=FOUR[0], down=FOUR[1], watch=lambda name, t,
+        now: seen.append((name, t, now["loss"].clone(), flat(now["w"]).copy())),
     )  # fmt: skip
     assert [(name, t) for name, t, *_ in seen] == [("mine", t) for t in range(1, rounds + 1)]
     for r, fed in enumerate(tasks):
         options = {"rule": rule, "local_step": 0.05, "schedule": "adagrad"}
         G, L, losses = reference(task_parts(fed), rounds, *FOUR, **options)
-        np.testing.assert_allclose(np.stack([loss[r] for *_, loss, _ in seen]), losses, rtol=1e-3, atol=1e-4)
-        np.testing.assert_allclose(np.stack([w[r] for *_, w in seen]), [G[t + 1] for t in range(1, rounds + 1)], atol=1e-4)
+        np.testing.assert_allclose(
+            np.stack([loss[r] for *_, loss, _ in seen]), losses, rtol=1e-3, atol=1e-4
+        )
+        np.testing.assert_allclose(
+            np.stack([w[r] for *_, w in seen]), [G[t + 1] for t in range(1, rounds + 1)], atol=1e-4
+        )
         assert table.online_loss[r] == pytest.approx(losses.mean(), rel=1e-4)
         right = []
         for i, (x_g, x_l, y) in enumerate(task_parts(fed, test=True)):
@@ -830,7 +1010,9 @@ def test_rollouts_of_independent_and_central(tasks):
     }
     table = fd.rollouts(schemes, tasks, 9, up=FOUR[0], down=FOUR[1])
     for row in table.itertuples():
-        history = go(schemes[row.scheme](tasks[row.rollout]), tasks[row.rollout], 9, *FOUR, evaluate_every=9).history
+        history = go(
+            schemes[row.scheme](tasks[row.rollout]), tasks[row.rollout], 9, *FOUR, evaluate_every=9
+        ).history
         for name in ("own_accuracy", "own_accuracy_worst", "online_loss"):
             assert getattr(row, name) == pytest.approx(history[name].iloc[-1], abs=1e-6)
 
@@ -848,7 +1030,7 @@ def test_rollouts_of_regression():
             assert table[name][r] == pytest.approx(history[name].iloc[-1], rel=1e-5)
 
 
-# -- bad input -----------------------------------------------------------------------------------------------------------
+# -- bad input -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -891,14 +1073,26 @@ class Twice(fd.Linear):
     [
         ({"shared": (0, 5)}, fd.DataError, "column 5 of global_model is beyond the 5 features"),
         ({"private": (7, 1)}, fd.DataError, "column 7 of local_model is beyond the 5 features"),
-        ({"private": {0: (1,), 1: (2,), 2: (9,)}}, fd.DataError, r"column 9 of local_model\[2\] is beyond the 5 features"),
+        (
+            {"private": {0: (1,), 1: (2,), 2: (9,)}},
+            fd.DataError,
+            r"column 9 of local_model\[2\] is beyond the 5 features",
+        ),
         ({"loss": "logistic"}, fd.ConfigError, "loss='logistic' needs class labels"),
         ({"global_model": nn.Linear(5, 3)}, fd.ModelError, "its last layer must have 1 outputs"),
         ({"global_model": Twice()}, fd.ModelError, r"global_model returns shape \(2, 2\)"),
         ({"local_model": Twice()}, fd.ModelError, r"local_model returns shape \(2, 2\)"),
-        ({"local_model": {0: PLAIN, 1: Twice(), 2: PLAIN}}, fd.ModelError, r"local_model\[1\] returns shape \(2, 2\)"),
+        (
+            {"local_model": {0: PLAIN, 1: Twice(), 2: PLAIN}},
+            fd.ModelError,
+            r"local_model\[1\] returns shape \(2, 2\)",
+        ),
         ({"local_model": nn.Linear(4, 1)}, fd.ModelError, "cannot take rows of shape"),
-        ({"local_model": {0: PLAIN, 1: PLAIN}}, fd.ConfigError, r"local_model says nothing of clients \[2\]"),
+        (
+            {"local_model": {0: PLAIN, 1: PLAIN}},
+            fd.ConfigError,
+            r"local_model says nothing of clients \[2\]",
+        ),
         ({"private": {1: (0,)}}, fd.ConfigError, r"private says nothing of clients \[0, 2\]"),
         (
             {"private": {0: (1,), 1: (2,), 2: (3,)}, "local_model": {0: PLAIN, 1: PLAIN}},
@@ -912,7 +1106,9 @@ def test_what_does_not_fit_the_data(options, error, message):
         fd.run(fd.FedRes(**options), federation(sites()), 1)
 
 
-@pytest.mark.parametrize("options", [{"local_model": None}, {"private": {0: (1,)}}, {"local_model": {0: PLAIN}}])
+@pytest.mark.parametrize(
+    "options", [{"local_model": None}, {"private": {0: (1,)}}, {"local_model": {0: PLAIN}}]
+)
 def test_independent_needs_one_local_model(options):
     with pytest.raises(fd.ConfigError, match=r"independent\(\) needs one local_model"):
         fd.FedRes(**options).independent()
@@ -927,7 +1123,11 @@ def test_independent_needs_one_local_model(options):
         ({"shared": (0, 5)}, fd.DataError, "column 5 of shared is beyond the 5 features"),
         ({"private": (6,)}, fd.DataError, "column 6 of private is beyond the 5 features"),
         ({"start_global": (1, 0)}, fd.ConfigError, "start_global has 2 numbers; the model has 6"),
-        ({"private": (1, 2), "start_local": (1, 0)}, fd.ConfigError, "start_local has 2 numbers; the model has 3"),
+        (
+            {"private": (1, 2), "start_local": (1, 0)},
+            fd.ConfigError,
+            "start_local has 2 numbers; the model has 3",
+        ),
     ],
 )
 @pytest.mark.parametrize("kind", [fd.FedResERM, fd.FictitiousPlay])
@@ -937,7 +1137,9 @@ def test_bad_settings_of_erm(kind, options, error, message):
 
 
 def test_a_start_is_for_one_output():
-    with pytest.raises(fd.ConfigError, match="start_global has 6 numbers; the model has 6 for each of 3 outputs"):
+    with pytest.raises(
+        fd.ConfigError, match="start_global has 6 numbers; the model has 6 for each of 3 outputs"
+    ):
         fd.run(fd.FedResERM(start_global=(0,) * 6), federation(sites(classes=3), 3), 1)
 
 
@@ -955,18 +1157,27 @@ def test_a_start_is_for_one_output():
         (fd.FedRes(fd.MLP(3)), {}, fd.ConfigError, "closed-form gradients"),
         (fd.FedRes(local_model=nn.Linear(5, 1)), {}, fd.ConfigError, "closed-form gradients"),
         (fd.FedRes(local_model=fd.Linear(zero_start=False)), {}, fd.ConfigError, "fixed start"),
-        (fd.FedRes(private={0: (1,), 1: (1,), 2: (1,)}), {}, fd.ConfigError, "local models of one kind"),
+        (
+            fd.FedRes(private={0: (1,), 1: (1,), 2: (1,)}),
+            {},
+            fd.ConfigError,
+            "local models of one kind",
+        ),
         (fd.FedRes(shared=(5,)), {}, fd.DataError, "column 5 of global_model"),
     ],
 )
 def test_bad_rollouts(algorithm, options, error, message):
     with pytest.raises(error, match=message):
-        fd.rollouts({"a": lambda _: algorithm}, **{"feds": [federation(sites())], "rounds": 2, **options})
+        fd.rollouts(
+            {"a": lambda _: algorithm}, **{"feds": [federation(sites())], "rounds": 2, **options}
+        )
 
 
 def test_rollouts_must_be_alike():
     three, two = federation(sites()), federation(sites(sizes=(3, 4)))
-    with pytest.raises(fd.SplitError, match="feds must be at least one federation, all with as many clients"):
+    with pytest.raises(
+        fd.SplitError, match="feds must be at least one federation, all with as many clients"
+    ):
         fd.rollouts({"a": lambda _: fd.FedRes()}, [three, two], 2)
     feds, labels = [three, federation(sites(1))], federation(sites(classes=3), 3)
     steps = iter((0.1, 0.2))
@@ -980,7 +1191,9 @@ def test_rollouts_must_be_alike():
 
 
 def test_two_classes_are_those_of_the_labels():
-    """One row x = 1 of class 1, step 1/2: the slope at 0 is 2 (0 - 1), so that w = 1 says +1 of x = 1 and -1 of x = -1."""
+    """One row x = 1 of class 1, step 1/2: the slope at 0 is 2 (0 - 1), so that w = 1 says +1 of x =
+    1 and -1 of x = -1.
+    """
     fed = fd.Federation.from_clients([(np.ones((1, 1), np.float32), np.array([1]))], classes=2)
     algorithm = fd.FedRes(fd.Linear(bias=False), None, step=0.5, schedule="constant")
     model = fd.run(algorithm, fed, 1, evaluate_every=0).model

@@ -1,4 +1,6 @@
-"""FFGB: rounds by hand, a plain simulation of Algorithms 1 to 3, the theorems of Section 4, oracles, bytes, and bad input."""
+"""FFGB: rounds by hand, a plain simulation of Algorithms 1 to 3, the theorems of Section 4,
+oracles, bytes, and bad input.
+"""
 
 from __future__ import annotations
 
@@ -38,27 +40,37 @@ def outputs(algorithm, fed, rounds, x, **options) -> np.ndarray:
     return ends(algorithm, fed, rounds, **options).model.outputs(x).double().numpy()
 
 
-# -- by hand -------------------------------------------------------------------------------------------------------------
+# -- by hand ---------------------------------------------------------------------------------------
 
 
 def test_two_clients_two_rounds_two_steps_by_hand():
-    """Stumps, squared loss, mu = 0.1, eta = 0.5: g <- 0.95 g - 0.5 h. A has x = 0, 1, 2 and y = 0, 2, 6; B has x = 1, 3 and y = 4, -2.
+    """Stumps, squared loss, mu = 0.1, eta = 0.5: g <- 0.95 g - 0.5 h. A has x = 0, 1, 2 and y = 0,
+    2, 6; B has x = 1, 3 and y = 4, -2.
 
-    Round 1. A: target (0, -2, -6), h = -1 up to 1.5, -6 beyond; Delta = (1, -1, 0); g = (0.5, 0.5, 3);
-                target (0.5, -1.5, -3) + Delta = (1.5, -2.5, -3), h = 1.5 up to 0.5, -2.75 beyond; g = (-0.275, 1.85, 4.225).
-             B: target (-4, 2) = h, split at 2; g = (2, -1); target (-2, 1) = h; g = (2.9, -1.45).
-             f at 0, 1, 2, 3: averages of A's (-0.275, 1.85, 4.225, 4.225) and B's (2.9, 2.9, 2.9, -1.45).
-    Round 2. A: target (1.3125, 0.375, -2.4375), h = 0.84375 up to 1.5, -2.4375 beyond; Delta = (0.46875, -0.46875, 0);
-                g = (0.825, 1.834375, 4.603125); target (1.29375, -0.634375, -1.396875), h = 1.29375 up to 0.5, -1.015625 beyond;
-                g = (0.136875, 2.25046875, 4.88078125), and 0.9025 * 1.3875 + 0.5 (0.95 * 2.4375 + 1.015625) = 2.91784375 at 3.
-             B: h = (-1.625, 3.3875); g = (3.06875, -0.375625); h = (-0.93125, 1.624375); g = (3.3809375, -1.16903125),
-                0.9025 * 1.3125 + 0.5 (0.95 * 1.625 + 0.93125) = 2.42203125 at 0 and 0.9025 * 3.5625 + 1.2375 = 4.45265625 at 2.
+    Round 1. A: target (0, -2, -6), h = -1 up to 1.5, -6 beyond; Delta = (1, -1, 0); g = (0.5, 0.5,
+    3);
+                target (0.5, -1.5, -3) + Delta = (1.5, -2.5, -3), h = 1.5 up to 0.5, -2.75 beyond; g
+                = (-0.275, 1.85, 4.225).
+             B: target (-4, 2) = h, split at 2; g = (2, -1); target (-2, 1) = h; g = (2.9, -1.45). f
+             at 0, 1, 2, 3: averages of A's (-0.275, 1.85, 4.225, 4.225) and B's (2.9, 2.9, 2.9,
+             -1.45).
+    Round 2. A: target (1.3125, 0.375, -2.4375), h = 0.84375 up to 1.5, -2.4375 beyond; Delta =
+    (0.46875, -0.46875, 0);
+                g = (0.825, 1.834375, 4.603125); target (1.29375, -0.634375, -1.396875), h = 1.29375
+                up to 0.5, -1.015625 beyond; g = (0.136875, 2.25046875, 4.88078125), and 0.9025 *
+                1.3875 + 0.5 (0.95 * 2.4375 + 1.015625) = 2.91784375 at 3.
+             B: h = (-1.625, 3.3875); g = (3.06875, -0.375625); h = (-0.93125, 1.624375); g =
+             (3.3809375, -1.16903125),
+                0.9025 * 1.3125 + 0.5 (0.95 * 1.625 + 0.93125) = 2.42203125 at 0 and 0.9025 * 3.5625
+                + 1.2375 = 4.45265625 at 2.
     """
     a, b = (column(0, 1, 2), np.array([0, 2, 6.0])), (column(1, 3), np.array([4, -2.0]))
     fed = fd.Federation.from_clients([a, b])
     algorithm = fd.FFGB(STUMP, loss="squared", local_steps=2, mu=0.1, step=0.5)
     at = column(0, 1, 2, 3)
-    np.testing.assert_allclose(outputs(algorithm, fed, 1, at)[:, 0], [1.3125, 2.375, 3.5625, 1.3875], rtol=1e-6)
+    np.testing.assert_allclose(
+        outputs(algorithm, fed, 1, at)[:, 0], [1.3125, 2.375, 3.5625, 1.3875], rtol=1e-6
+    )
     second = [
         (0.136875 + 2.42203125) / 2,
         (2.25046875 + 3.3809375) / 2,
@@ -69,24 +81,33 @@ def test_two_clients_two_rounds_two_steps_by_hand():
 
 
 def test_one_step_without_residual_by_hand():
-    """As above, but the second target of A is (0.5, -1.5, -3) alone: h = 0.5 up to 0.5, -2.25 beyond; g = (0.225, 1.6, 3.975)."""
+    """As above, but the second target of A is (0.5, -1.5, -3) alone: h = 0.5 up to 0.5, -2.25
+    beyond; g = (0.225, 1.6, 3.975).
+    """
     fed = fd.Federation.from_clients([(column(0, 1, 2), np.array([0, 2, 6.0]))])
     algorithm = fd.FFGB(STUMP, local_steps=2, mu=0.1, step=0.5, residual=False)
-    np.testing.assert_allclose(outputs(algorithm, fed, 1, column(0, 1, 2))[:, 0], [0.225, 1.6, 3.975], rtol=1e-6)
+    np.testing.assert_allclose(
+        outputs(algorithm, fed, 1, column(0, 1, 2))[:, 0], [0.225, 1.6, 3.975], rtol=1e-6
+    )
 
 
 def test_the_steps_of_the_theorems():
     """4 / (mu (t K + k + 1)) and 2 / (mu (t K + k + 1)), t from 0 and k from 1."""
-    first, third = (fd.FFGB(mu=0.5, local_steps=3, step=name) for name in ("theorem4.1", "theorem4.3"))
-    assert first.eta(0, 1) == pytest.approx(4.0) and first.eta(2, 3) == pytest.approx(4 / (0.5 * 10))
+    first, third = (
+        fd.FFGB(mu=0.5, local_steps=3, step=name) for name in ("theorem4.1", "theorem4.3")
+    )
+    assert first.eta(0, 1) == pytest.approx(4.0) and first.eta(2, 3) == pytest.approx(
+        4 / (0.5 * 10)
+    )
     assert third.eta(0, 1) == pytest.approx(2.0) and third.eta(1, 2) == pytest.approx(2 / (0.5 * 6))
     assert fd.FFGB(step=0.7).eta(5, 2) == 0.7
     net = fd.SobolevNet(fd.MLP(2))
-    assert fd.FFGBLipschitz(net, local_steps=2).eta(1, 1) == pytest.approx(4 / 4)  # mu = 1 by the squared loss
+    # mu = 1 by the squared loss
+    assert fd.FFGBLipschitz(net, local_steps=2).eta(1, 1) == pytest.approx(4 / 4)
     assert fd.FFGBLipschitz(net, local_steps=2, mu=1.0).eta(1, 1) == pytest.approx(4 / 8)
 
 
-# -- against a plain simulation ------------------------------------------------------------------------------------------
+# -- against a plain simulation --------------------------------------------------------------------
 
 
 def softmax(f):
@@ -125,14 +146,27 @@ class Ensemble:
 def weak(oracle: fd.Forest, x, target, key):
     """scikit-learn's trees from the seed that a client would use, one after the other."""
     generator = np.random.RandomState(int(random.words(key, 1)[0]))
-    kind = {"max_depth": oracle.depth, "min_samples_leaf": oracle.leaf, "max_features": oracle.features}
+    kind = {
+        "max_depth": oracle.depth,
+        "min_samples_leaf": oracle.leaf,
+        "max_features": oracle.features,
+    }
     kind["splitter"] = "random" if oracle.extra else "best"
-    trees = [DecisionTreeRegressor(random_state=generator, **kind).fit(x, target) for _ in range(oracle.trees)]
-    return lambda rows: sum(t.tree_.predict(rows).reshape(len(rows), -1) for t in trees) / len(trees)
+    trees = [
+        DecisionTreeRegressor(random_state=generator, **kind).fit(x, target)
+        for _ in range(oracle.trees)
+    ]
+    return lambda rows: (
+        sum(t.tree_.predict(rows).reshape(len(rows), -1) for t in trees) / len(trees)
+    )
 
 
 def simulate(algorithm: fd.FFGB, fed, rounds, *, slope, participation=1.0, seed=0) -> Ensemble:
-    """Algorithms 1 and 2. A client's key holds the round, the number of the question in it (the first), and the client's number."""
+    """Algorithms 1 and 2.
+
+    A client's key holds the round, the number of the question in it (the first), and the client's
+    number.
+    """
     data, width, n = fed.data, fed.spec.outputs, len(fed)
     f, K = Ensemble(), algorithm.local_steps
     c = {"theorem4.1": 4.0, "theorem4.3": 2.0}.get(algorithm.step)
@@ -142,7 +176,10 @@ def simulate(algorithm: fd.FFGB, fed, rounds, *, slope, participation=1.0, seed=
         if not who:
             continue
         rows = {i: len(fed.client_rows(i)) for i in who}
-        share = {i: rows[i] / sum(rows.values()) if algorithm.weights == "rows" else 1 / len(who) for i in who}
+        share = {
+            i: rows[i] / sum(rows.values()) if algorithm.weights == "rows" else 1 / len(who)
+            for i in who
+        }
         total = Ensemble()
         for i in who:
             x, y = data.x_train[fed.client_rows(i)], data.y_train[fed.client_rows(i)]
@@ -187,21 +224,31 @@ def close(algorithm, fed, rounds, slope, **options):
     np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-4 * max(1.0, np.abs(want).max()))
 
 
-STEPS = [(mu, step) for mu in (0.0, 0.3) for step in (0.4, 1.5, "theorem4.1", "theorem4.3") if mu or not isinstance(step, str)]
+STEPS = [
+    (mu, step)
+    for mu in (0.0, 0.3)
+    for step in (0.4, 1.5, "theorem4.1", "theorem4.3")
+    if mu or not isinstance(step, str)
+]
 
 
 @pytest.mark.parametrize("residual", [True, False])
 @pytest.mark.parametrize(("mu", "step"), STEPS)
 @pytest.mark.parametrize("K", [1, 2, 3])
 def test_the_sum_is_that_of_a_plain_simulation(K, mu, step, residual):
-    """All clients in each round; weights in turn. 1 - eta mu is -1, -1/3, 0, ... in the first steps of Theorem 4.1, 0 in 4.3's first."""
+    """All clients in each round; weights in turn.
+
+    1 - eta mu is -1, -1/3, 0, ... in the first steps of Theorem 4.1, 0 in 4.3's first.
+    """
     weights = "rows" if K % 2 else "uniform"
     algorithm = fd.FFGB(TREES, local_steps=K, mu=mu, step=step, residual=residual, weights=weights)
     close(algorithm, unequal(), 3, SLOPES["squared"])
 
 
 @pytest.mark.parametrize("weights", ["uniform", "rows"])
-@pytest.mark.parametrize(("mu", "step"), [(0.0, 0.5), (0.3, 0.5), (0.3, "theorem4.1"), (0.3, "theorem4.3")])
+@pytest.mark.parametrize(
+    ("mu", "step"), [(0.0, 0.5), (0.3, 0.5), (0.3, "theorem4.1"), (0.3, "theorem4.3")]
+)
 @pytest.mark.parametrize("K", [1, 3])
 def test_clients_that_miss_rounds_catch_up(K, mu, step, weights):
     """Two of four clients in each of six rounds."""
@@ -211,10 +258,18 @@ def test_clients_that_miss_rounds_catch_up(K, mu, step, weights):
 
 def test_clients_that_come_by_chance_catch_up():
     """With Poisson's participation there are rounds without anybody; they pass all the same."""
-    algorithm, fed, took_part = fd.FFGB(TREES, mu=0.3, step=0.5, local_steps=2), unequal(), fd.Poisson(0.25)
-    sizes = [len(cohort(took_part, 4, random.fold(random.key(1), t, 0xFFFFFFFE))) for t in range(1, 9)]
+    algorithm, fed, took_part = (
+        fd.FFGB(TREES, mu=0.3, step=0.5, local_steps=2),
+        unequal(),
+        fd.Poisson(0.25),
+    )
+    sizes = [
+        len(cohort(took_part, 4, random.fold(random.key(1), t, 0xFFFFFFFE))) for t in range(1, 9)
+    ]
     assert 0 in sizes[:-1]
-    assert len(ends(algorithm, fed, 8, participation=took_part, seed=1).state.f.parts) == sum(s > 0 for s in sizes)
+    assert len(ends(algorithm, fed, 8, participation=took_part, seed=1).state.f.parts) == sum(
+        s > 0 for s in sizes
+    )
     close(algorithm, fed, 8, SLOPES["squared"], participation=took_part, seed=1)
 
 
@@ -248,12 +303,20 @@ def test_losses_on_classes(name):
 
 @pytest.mark.parametrize("name", ["auto", "squared", "huber"])
 def test_losses_on_values(name):
-    close(fd.FFGB(TREES, loss=name, step=0.4, local_steps=2), unequal(), 3, SLOPES["squared" if name == "auto" else name])
+    close(
+        fd.FFGB(TREES, loss=name, step=0.4, local_steps=2),
+        unequal(),
+        3,
+        SLOPES["squared" if name == "auto" else name],
+    )
 
 
 def test_a_loss_of_ones_own():
     rng = np.random.default_rng(0)
-    clients = [(rng.normal(size=(12, 3)).astype(np.float32), rng.uniform(-1, 1, 12).astype(np.float32)) for _ in range(2)]
+    clients = [
+        (rng.normal(size=(12, 3)).astype(np.float32), rng.uniform(-1, 1, 12).astype(np.float32))
+        for _ in range(2)
+    ]
     fed = fd.Federation.from_clients(clients, test=clients[0])
 
     def slope(f, y):
@@ -270,7 +333,12 @@ def test_a_loss_of_ones_own():
 def test_the_losses_reported_are_those_of_the_name():
     """At f = 0: log 3, 1/2, 3 log 2, and 1/2 (one output off by 1)."""
     fed = unequal(classes=3)
-    for name, want in (("cross_entropy", math.log(3)), ("squared", 0.5), ("logistic", 3 * math.log(2)), ("huber", 0.5)):
+    for name, want in (
+        ("cross_entropy", math.log(3)),
+        ("squared", 0.5),
+        ("logistic", 3 * math.log(2)),
+        ("huber", 0.5),
+    ):
         first = fd.run(fd.FFGB(TREES, loss=name), fed, 1).records.rows[0]
         assert first["loss"] == pytest.approx(want, rel=1e-5)
 
@@ -298,12 +366,14 @@ def test_with_one_client_it_is_gradient_boosting():
             assert (run.model.predict(X) == test.argmax(1)).all()
 
 
-# -- the theorems --------------------------------------------------------------------------------------------------------
+# -- the theorems ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Table(Oracle):
-    """Functions on finitely many points of a line: `part` times phi on the client's own rows; elsewhere what `elsewhere` says, or 0."""
+    """Functions on finitely many points of a line: `part` times phi on the client's own rows;
+    elsewhere what `elsewhere` says, or 0.
+    """
 
     part: float = 1.0
     elsewhere: tuple = ()
@@ -315,7 +385,10 @@ class Table(Oracle):
         values = self.part * total / torch.bincount(place).unsqueeze(1)
         for at, value in self.elsewhere:
             if at not in points.tolist():
-                points, values = torch.cat([points, torch.tensor([at])]), torch.cat([values, torch.tensor([value])])
+                points, values = (
+                    torch.cat([points, torch.tensor([at])]),
+                    torch.cat([values, torch.tensor([value])]),
+                )
         return {"at": points, "values": values}
 
     def join(self, functions):
@@ -329,8 +402,13 @@ class Table(Oracle):
 
 
 def test_theorem_4_2_an_adversarial_oracle_keeps_f_at_zero():
-    """Two clients with one row each. Every function is exact at its own row, and minus the other's gradient at the other."""
-    fed = fd.Federation.from_clients([(column(1), np.array([0])), (column(2), np.array([1]))], classes=2)
+    """Two clients with one row each.
+
+    Every function is exact at its own row, and minus the other's gradient at the other.
+    """
+    fed = fd.Federation.from_clients(
+        [(column(1), np.array([0])), (column(2), np.array([1]))], classes=2
+    )
     # softmax(0) = (1/2, 1/2): gradients (-1/2, 1/2) at x = 1 and (1/2, -1/2) at x = 2.
     adversary = Table(elsewhere=((1.0, (0.5, -0.5)), (2.0, (-0.5, 0.5))))
     at = column(1, 2)
@@ -339,15 +417,26 @@ def test_theorem_4_2_an_adversarial_oracle_keeps_f_at_zero():
         for rounds in (1, 2, 20):
             assert (outputs(algorithm, fed, rounds, at) == 0).all()
     # It is an oracle with gamma = 1: on the client's support it is exact.
-    function = adversary.fit(torch.tensor([[1.0]]), torch.tensor([[-0.5, 0.5]]), random.key(0), fed.spec)
-    assert gamma(adversary, function, torch.tensor([[1.0]]), torch.tensor([[-0.5, 0.5]]), fed.spec) == 1
+    function = adversary.fit(
+        torch.tensor([[1.0]]), torch.tensor([[-0.5, 0.5]]), random.key(0), fed.spec
+    )
+    assert (
+        gamma(adversary, function, torch.tensor([[1.0]]), torch.tensor([[-0.5, 0.5]]), fed.spec)
+        == 1
+    )
     # One that says 0 elsewhere does learn: f(1) = -1/2 (-1/2, 1/2).
-    np.testing.assert_allclose(outputs(fd.FFGB(Table(), step=1.0), fed, 1, at), [[0.25, -0.25], [-0.25, 0.25]])
+    np.testing.assert_allclose(
+        outputs(fd.FFGB(Table(), step=1.0), fed, 1, at), [[0.25, -0.25], [-0.25, 0.25]]
+    )
     assert (outputs(fd.FFGB(Table(), step=1.0), fed, 20, at).argmax(1) == [0, 1]).all()
 
 
 POINTS = column(0, 1, 2)
-LABELS = [np.array([3.0, -1, 2], np.float32), np.array([1.0, 5, -4], np.float32), np.array([2.0, -1, 8], np.float32)]
+LABELS = [
+    np.array([3.0, -1, 2], np.float32),
+    np.array([1.0, 5, -4], np.float32),
+    np.array([2.0, -1, 8], np.float32),
+]
 MEAN = np.array([2.0, 1.0, 2.0])
 
 
@@ -357,10 +446,15 @@ def alike() -> fd.Federation:
 
 
 def test_theorem_4_3_with_the_residual_f_goes_to_the_minimiser():
-    """f* = mean label / (1 + mu). An oracle that gives a third of phi: error falls with T where K grows like sqrt(T)."""
+    """f* = mean label / (1 + mu).
+
+    An oracle that gives a third of phi: error falls with T where K grows like sqrt(T).
+    """
     mu, errors = 0.5, []
     for K, T in ((2, 4), (5, 25), (10, 100)):
-        algorithm = fd.FFGB(Table(part=1 / 3), loss="squared", local_steps=K, mu=mu, step="theorem4.3")
+        algorithm = fd.FFGB(
+            Table(part=1 / 3), loss="squared", local_steps=K, mu=mu, step="theorem4.3"
+        )
         errors.append(np.abs(outputs(algorithm, alike(), T, POINTS)[:, 0] - MEAN / (1 + mu)).max())
     assert errors[0] > 1.7 * errors[1] > 3 * errors[2] and errors[2] < 0.12, errors
 
@@ -368,7 +462,9 @@ def test_theorem_4_3_with_the_residual_f_goes_to_the_minimiser():
 def test_theorem_4_3_without_the_residual_f_goes_elsewhere():
     """0 = part (f - mean) + mu f: f = part mean / (part + mu)."""
     part, mu = 1 / 3, 0.5
-    algorithm = fd.FFGB(Table(part=part), loss="squared", local_steps=10, mu=mu, step="theorem4.3", residual=False)
+    algorithm = fd.FFGB(
+        Table(part=part), loss="squared", local_steps=10, mu=mu, step="theorem4.3", residual=False
+    )
     got = outputs(algorithm, alike(), 60, POINTS)[:, 0]
     np.testing.assert_allclose(got, part * MEAN / (part + mu), atol=0.02)
     assert np.abs(got - MEAN / (1 + mu)).max() > 0.3
@@ -378,12 +474,16 @@ def test_theorem_4_3_with_stumps():
     """A stump cannot say three values; the residual makes up for it. It does not without."""
     mu, far = 0.5, {}
     for residual in (True, False):
-        algorithm = fd.FFGB(STUMP, loss="squared", local_steps=10, mu=mu, step="theorem4.3", residual=residual)
-        far[residual] = np.abs(outputs(algorithm, alike(), 25, POINTS)[:, 0] - MEAN / (1 + mu)).max()
+        algorithm = fd.FFGB(
+            STUMP, loss="squared", local_steps=10, mu=mu, step="theorem4.3", residual=residual
+        )
+        far[residual] = np.abs(
+            outputs(algorithm, alike(), 25, POINTS)[:, 0] - MEAN / (1 + mu)
+        ).max()
     assert far[True] < 0.13 < 0.26 < far[False], far
 
 
-# -- bytes ---------------------------------------------------------------------------------------------------------------
+# -- bytes -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -400,7 +500,9 @@ class Watched(fd.FFGB):
     def boost(self, client, t):
         reply, state = super().boost(client, t)
         news = self.got.pop(int(client.id), None)
-        self.seen.append((t, int(client.id), {"t": t, **({} if news is None else {"f": news})}, reply))
+        self.seen.append(
+            (t, int(client.id), {"t": t, **({} if news is None else {"f": news})}, reply)
+        )
         return reply, state
 
 
@@ -424,7 +526,10 @@ def test_bytes_are_those_of_the_functions():
                 assert len(parts) == 1 and len(parts[0].roots) == 16
                 assert torch.equal(parts[0].value, torch.cat([h.value for h in before]))
                 assert weights[0].shape == (8,)
-        assert run.records.rows[t + 1]["bytes_up"] == up and run.records.rows[t + 1]["bytes_down"] == down
+        assert (
+            run.records.rows[t + 1]["bytes_up"] == up
+            and run.records.rows[t + 1]["bytes_down"] == down
+        )
         assert run.records.rows[t + 1]["messages_up"] == 4 * (t + 1)
 
 
@@ -452,7 +557,12 @@ def test_replies_that_are_no_functions_are_refused():
         def boost(self, client, **payload):
             reply, state = super().boost(client, **payload)
             h = reply["functions"][0]
-            made = {"few": [h], "none": [], "text": [h, {"a": torch.zeros(1)}], "trees": [h, self.oracle.join([h, h])]}
+            made = {
+                "few": [h],
+                "none": [],
+                "text": [h, {"a": torch.zeros(1)}],
+                "trees": [h, self.oracle.join([h, h])],
+            }
             return {"functions": made[self.kind]} if self.kind != "list" else [h, h], state
 
     for kind in ("few", "none", "text", "trees", "list"):
@@ -470,7 +580,9 @@ def test_saved_and_loaded(tmp_path):
 def test_loaded_from_its_own_settings(tmp_path):
     run = ends(fd.FFGB(TREES, step=0.5), unequal(), 2)
     run.save(tmp_path / "run.safetensors")
-    np.testing.assert_array_equal(fd.Run.load(tmp_path / "run.safetensors").model.predict(X), run.model.predict(X))
+    np.testing.assert_array_equal(
+        fd.Run.load(tmp_path / "run.safetensors").model.predict(X), run.model.predict(X)
+    )
 
 
 def test_probabilities_of_the_logistic_loss():
@@ -491,7 +603,7 @@ def test_an_archive_that_cannot_be_read_is_refused():
         fd.run(Junk(fd.Sklearn(Ridge())), unequal(), 1)
 
 
-# -- oracles -------------------------------------------------------------------------------------------------------------
+# -- oracles ---------------------------------------------------------------------------------------
 
 
 def spec(features=1, width=1) -> fd.Spec:
@@ -524,7 +636,9 @@ def test_a_network_fits():
     x, y = wave()
     far = []
     for epochs in (1, 10, 100):
-        net = fd.Net(fd.MLP(16), fd.Training(lr=1e-2, optimizer="adam", epochs=epochs, batch_size=16))
+        net = fd.Net(
+            fd.MLP(16), fd.Training(lr=1e-2, optimizer="adam", epochs=epochs, batch_size=16)
+        )
         h = net.fit(x, y, random.key(0), spec())
         far.append(float((net.values(net.join([h]), torch.ones(1), x, spec()) - y).square().mean()))
     assert far[0] > far[1] > far[2] and far[2] < 0.05, far
@@ -542,7 +656,9 @@ def test_sums_of_networks():
     weights = [0.5, -2.0, 3.0]
     joined = net.concat([net.join(hs[:1]), net.join(hs[1:])])
     got = net.values(joined, torch.tensor(weights), x, spec())
-    np.testing.assert_allclose(got, sum(w * apply(h) for w, h in zip(weights, hs, strict=True)), atol=1e-5)
+    np.testing.assert_allclose(
+        got, sum(w * apply(h) for w, h in zip(weights, hs, strict=True)), atol=1e-5
+    )
     assert all(len(v) == 3 for v in joined.values())
 
 
@@ -586,7 +702,9 @@ def test_lipschitz_constant_by_hand():
     assert lipschitz_constant(x, y) == pytest.approx(9 / 4)
     assert lipschitz_constant(x[:1], y[:1]) == 0
     # Two outputs: the length of the difference. Equal rows do not count.
-    assert lipschitz_constant(torch.tensor([[0.0], [1.0], [1.0]]), torch.tensor([[0.0, 0], [3, 4], [3, 4]])) == pytest.approx(5)
+    assert lipschitz_constant(
+        torch.tensor([[0.0], [1.0], [1.0]]), torch.tensor([[0.0, 0], [3, 4], [3, 4]])
+    ) == pytest.approx(5)
 
 
 def test_lipschitz_constant_of_many_rows_far_from_0():
@@ -599,15 +717,22 @@ def test_lipschitz_constant_of_many_rows_far_from_0():
 def test_a_network_for_the_maximum_of_next_to_nothing(size):
     """Where phi is 0 the network must come to be so, too, and not stay where it was drawn."""
     x, oracle = torch.linspace(-1, 1, 21).unsqueeze(1), fd.MaxNet(fd.MLP(8), steps=300)
-    first = oracle.model.apply(oracle.model.init(spec(), random.fold(random.key(0), 0)), x).abs().max()
+    first = (
+        oracle.model.apply(oracle.model.init(spec(), random.fold(random.key(0), 0)), x).abs().max()
+    )
     h = oracle.fit(x, torch.full((21, 1), size), random.key(0), spec())
     assert oracle.model.apply(h, x).abs().max() < 0.1 * first
 
 
 def test_lipschitz_extension_by_hand():
-    """Rows 0 -> 1 and 2 -> 2, L = 3: u(1) = min(4, 5), u(-1) = min(4, 11), u(1.8) = min(6.4, 2.6)."""
+    """Rows 0 -> 1 and 2 -> 2, L = 3: u(1) = min(4, 5), u(-1) = min(4, 11), u(1.8) = min(6.4,
+    2.6).
+    """
     got = lipschitz_extension(
-        torch.tensor([[0.0], [2.0]]), torch.tensor([1.0, 2.0]), 3.0, torch.tensor([[1.0], [-1.0], [1.8], [0.0]])
+        torch.tensor([[0.0], [2.0]]),
+        torch.tensor([1.0, 2.0]),
+        3.0,
+        torch.tensor([[1.0], [-1.0], [1.8], [0.0]]),
     )
     np.testing.assert_allclose(got[:, 0], [4, 4, 2.6, 1], rtol=1e-6)
     with pytest.raises(fd.ConfigError, match="constant"):
@@ -642,13 +767,21 @@ SOBOLEV = fd.SobolevNet(fd.MLP(8), steps=60, lr=2e-2, points=16)
 
 @pytest.mark.parametrize(("mu", "step"), [(0.0, "theorem4.1"), (0.2, 0.4)])
 def test_algorithm_3_by_its_recursion(mu, step):
-    """g <- g - eta (g - h + mu g), averaged, from the functions in the state: two clients, three rounds, K = 2."""
+    """g <- g - eta (g - h + mu g), averaged, from the functions in the state: two clients, three
+    rounds, K = 2.
+    """
     fed, K = halves(), 2
     run = fd.run(fd.FFGBLipschitz(SOBOLEV, local_steps=K, mu=mu, step=step), fed, 3)
     x = np.linspace(-1.2, 1.2, 30, dtype=np.float32)[:, None]
     f = np.zeros((30, 1))
     for t, part in enumerate(run.state.f.parts):
-        h = [fd.MLP(8).apply({k: v[j] for k, v in part.items()}, torch.from_numpy(x)).double().numpy() for j in range(2 * K)]
+        h = [
+            fd.MLP(8)
+            .apply({k: v[j] for k, v in part.items()}, torch.from_numpy(x))
+            .double()
+            .numpy()
+            for j in range(2 * K)
+        ]
         ends_ = []
         for client in range(2):
             g = f
@@ -663,7 +796,9 @@ def test_algorithm_3_by_its_recursion(mu, step):
 def test_lipschitz_boosting_learns_a_sine():
     """Both clients have rows all over the line."""
     x = np.linspace(-1, 1, 32, dtype=np.float32)
-    fed = fd.Federation.from_clients([(p[:, None], np.sin(3 * p)) for p in (x[::2], x[1::2])], test=(x[:, None], np.sin(3 * x)))
+    fed = fd.Federation.from_clients(
+        [(p[:, None], np.sin(3 * p)) for p in (x[::2], x[1::2])], test=(x[:, None], np.sin(3 * x))
+    )
     oracle = fd.SobolevNet(fd.MLP(16), steps=120, lr=2e-2, points=8, slopes=1e-3)
     run = fd.run(fd.FFGBLipschitz(oracle, local_steps=2, step=0.4), fed, 4)
     mse = [row["mse"] for row in run.records.rows]
@@ -678,16 +813,25 @@ class Asked(fd.SobolevNet):
 
     def fit_function(self, x, phi, key, spec):
         h = super().fit_function(x, phi, key, spec)
-        self.seen.append((phi(x).detach().double().numpy(), self.model.apply(h, x).double().numpy()))
+        self.seen.append(
+            (phi(x).detach().double().numpy(), self.model.apply(h, x).double().numpy())
+        )
         return h
 
 
 @pytest.mark.parametrize("residual", [True, False])
 def test_what_algorithm_3_asks_its_oracle(residual):
-    """u - Delta_{k-1}, Delta_k = Delta_{k-1} - u + h_k; on the rows u is y. It is u alone without the residual."""
+    """u - Delta_{k-1}, Delta_k = Delta_{k-1} - u + h_k; on the rows u is y.
+
+    It is u alone without the residual.
+    """
     Asked.seen.clear()
     fed, K = halves(), 3
-    ends(fd.FFGBLipschitz(Asked(fd.MLP(4), steps=10, points=4), local_steps=K, residual=residual), fed, 1)
+    ends(
+        fd.FFGBLipschitz(Asked(fd.MLP(4), steps=10, points=4), local_steps=K, residual=residual),
+        fed,
+        1,
+    )
     assert len(Asked.seen) == 2 * K
     for client in range(2):
         y, delta = fed.data.y_train[fed.client_rows(client)][:, None].astype(float), 0.0
@@ -713,7 +857,9 @@ def test_the_lipschitz_constant_of_algorithm_3(constant):
 
 
 def test_slopes_are_learnt_too():
-    """Of two points only the values are known, but phi = x^2 has slopes: the network with them is closer between."""
+    """Of two points only the values are known, but phi = x^2 has slopes: the network with them is
+    closer between.
+    """
     x = torch.tensor([[-1.0], [1.0]])
     between = torch.linspace(-0.9, 0.9, 19).unsqueeze(1)
     far = {}
@@ -743,7 +889,10 @@ def test_any_regressor_against_numpy(width):
         before, after = f[-1], []
         for i in range(4):
             rows = fed.client_rows(i)
-            x, y = fed.data.x_train[rows].astype(float), fed.data.y_train[rows].reshape(len(rows), -1).astype(float)
+            x, y = (
+                fed.data.x_train[rows].astype(float),
+                fed.data.y_train[rows].reshape(len(rows), -1).astype(float),
+            )
             h1 = ridge(x, before(x) - y)
             g2 = lambda z, h1=h1, before=before: 0.95 * before(z) - 0.5 * h1(z)  # noqa: E731
             delta = before(x) - y - h1(x)
@@ -771,7 +920,12 @@ def archive(thing) -> dict:
 
 @pytest.mark.parametrize(
     "thing",
-    [{"a": 1}, Ridge(), Ridge().fit(np.eye(4), np.ones(4)), Ridge().fit(np.eye(3), np.ones((3, 2)))],
+    [
+        {"a": 1},
+        Ridge(),
+        Ridge().fit(np.eye(4), np.ones(4)),
+        Ridge().fit(np.eye(3), np.ones((3, 2))),
+    ],
     ids=["no regressor", "one that is not fitted", "one for four features", "one of two outputs"],
 )
 def test_archives_of_anything_else_are_refused(thing):
@@ -782,13 +936,18 @@ def test_archives_of_anything_else_are_refused(thing):
 
 
 def test_a_regressor_draws_from_the_clients_key():
-    tree = fd.Sklearn(DecisionTreeRegressor(splitter="random", max_depth=2), trusted=("sklearn.tree._tree.Tree",))
+    tree = fd.Sklearn(
+        DecisionTreeRegressor(splitter="random", max_depth=2), trusted=("sklearn.tree._tree.Tree",)
+    )
     x, y = torch.from_numpy(X), torch.from_numpy(X[:, :1] ** 2)
-    a, b, c = (tree.values(tree.join([tree.fit(x, y, random.key(s), spec(3))]), torch.ones(1), x, spec(3)) for s in (0, 0, 1))
+    a, b, c = (
+        tree.values(tree.join([tree.fit(x, y, random.key(s), spec(3))]), torch.ones(1), x, spec(3))
+        for s in (0, 0, 1)
+    )
     assert torch.equal(a, b) and not torch.equal(a, c)
 
 
-# -- bad input -----------------------------------------------------------------------------------------------------------
+# -- bad input -------------------------------------------------------------------------------------
 
 BAD = [
     ({"local_steps": 0}, "local_steps=0"),
@@ -831,7 +990,16 @@ def test_losses_that_do_not_fit_are_refused():
 
 
 @pytest.mark.parametrize(
-    "changes", [{"trees": 0}, {"leaf": 0}, {"depth": 0}, {"features": 0.0}, {"features": 1.5}, {"features": True}], ids=str
+    "changes",
+    [
+        {"trees": 0},
+        {"leaf": 0},
+        {"depth": 0},
+        {"features": 0.0},
+        {"features": 1.5},
+        {"features": True},
+    ],
+    ids=str,
 )
 def test_bad_forests_are_refused(changes):
     with pytest.raises(fd.ConfigError, match=next(iter(changes))):

@@ -28,7 +28,12 @@ def times(n: int, rounds: int) -> np.ndarray:
 def test_squared_loss_against_one_large_least_squares_problem(bias, columns):
     fed, rounds = federation(None), 25
     model = fd.Linear(bias=bias)
-    run = fd.run(fd.FedRes(model, model, shared=columns[0], private=columns[1], step=0.05), fed, rounds, evaluate_every=0)
+    run = fd.run(
+        fd.FedRes(model, model, shared=columns[0], private=columns[1], step=0.05),
+        fed,
+        rounds,
+        evaluate_every=0,
+    )
     rows, right, owner = [], [], []
     for i in range(3):
         k = fed.client_rows(i)
@@ -53,14 +58,19 @@ def test_squared_loss_against_one_large_least_squares_problem(bias, columns):
 
 def test_logistic_loss_against_scipy():
     fed, rounds = federation(2, seed=3), 30
-    run = fd.run(fd.FedRes(shared=(0, 1), private=(2, 3), loss="logistic"), fed, rounds, evaluate_every=0)
+    run = fd.run(
+        fd.FedRes(shared=(0, 1), private=(2, 3), loss="logistic"), fed, rounds, evaluate_every=0
+    )
 
     def average(w: np.ndarray) -> float:
         total = 0.0
         for i in range(3):
             k = fed.client_rows(i)
             x, y = fed.data.x_train[k].astype(float), 2.0 * fed.data.y_train[k] - 1
-            z = np.c_[x[:, :2], np.ones(len(x))] @ w[:3] + np.c_[x[:, 2:], np.ones(len(x))] @ w[3 + 3 * i : 6 + 3 * i]
+            z = (
+                np.c_[x[:, :2], np.ones(len(x))] @ w[:3]
+                + np.c_[x[:, 2:], np.ones(len(x))] @ w[3 + 3 * i : 6 + 3 * i]
+            )
             total += times(len(k), rounds) @ np.logaddexp(0, -y * z) / rounds / 3
         return total
 
@@ -70,9 +80,14 @@ def test_logistic_loss_against_scipy():
 
 def test_alone_and_erm():
     fed = federation(None)
-    alone = fd.regret(fd.run(fd.FedRes(shared=(0, 1), private=(2, 3)).independent(), fed, 20, evaluate_every=0))
-    both = fd.regret(fd.run(fd.FedResERM(shared=(0, 1), private=(2, 3), radius=5.0), fed, 20, evaluate_every=0))
-    assert alone.best <= both.best  # all features for everyone leave less than a global model for half of them
+    alone = fd.regret(
+        fd.run(fd.FedRes(shared=(0, 1), private=(2, 3)).independent(), fed, 20, evaluate_every=0)
+    )
+    both = fd.regret(
+        fd.run(fd.FedResERM(shared=(0, 1), private=(2, 3), radius=5.0), fed, 20, evaluate_every=0)
+    )
+    # all features for everyone leave less than a global model for half of them
+    assert alone.best <= both.best
 
 
 def test_what_has_no_regret():

@@ -1,4 +1,6 @@
-"""Sites and a hub: the numbers of a run, one row at a time, by messages; and messages that must be refused."""
+"""Sites and a hub: the numbers of a run, one row at a time, by messages; and messages that must be
+refused.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,14 @@ def fed() -> fd.Federation:
     return fd.split(fd.load("digits"), "tasks", clients=3)
 
 
-def play(algorithm: fd.FedRes, fed: fd.Federation, rounds: int, lag: int = 0) -> tuple[fd.Hub, dict[int, fd.Site], list[bytes]]:
+def play(
+    algorithm: fd.FedRes, fed: fd.Federation, rounds: int, lag: int = 0
+) -> tuple[fd.Hub, dict[int, fd.Site], list[bytes]]:
     """Every site predicts and learns once a round; messages arrive `lag` rounds late."""
-    hub, sites = fd.Hub(algorithm, fed.spec), {i: fd.Site(algorithm, fed.spec, i, lag=lag) for i in range(len(fed))}
+    hub, sites = (
+        fd.Hub(algorithm, fed.spec),
+        {i: fd.Site(algorithm, fed.spec, i, lag=lag) for i in range(len(fed))},
+    )
     post: list[dict[int, bytes]] = []
     for t in range(rounds):
         messages = {}
@@ -48,7 +55,9 @@ def test_a_service_has_the_numbers_of_a_run(fed, options, lag):
     run = fd.run(algorithm, fed, 70, engine=fd.Delayed(up=lag), evaluate_every=0)
     hub, sites, _ = play(algorithm, fed, 70, lag)
     torch.testing.assert_close(hub.w["weight"], run.state.w["weight"], rtol=1e-5, atol=1e-6)
-    assert np.mean([s.loss for s in sites.values()]) == pytest.approx(run.history.online_loss.iloc[-1], rel=1e-5)
+    assert np.mean([s.loss for s in sites.values()]) == pytest.approx(
+        run.history.online_loss.iloc[-1], rel=1e-5
+    )
     # The site's pair is the one that the run ends with, but for the model that the last round made.
     model, x = run.model_of(1), fed.data.x_test[:20]
     assert [sites[1].predict(row) for row in x] == model.predict(x).tolist()
@@ -58,7 +67,8 @@ def test_the_family_has_a_name_of_its_own():
     for name in ("FedRes", "Hub", "Site", "Regret", "regret", "rollouts"):
         assert getattr(fd.fedres, name) is getattr(fd, name)
     assert "fedres" in dir(fd)
-    assert callable(fd.fedres.regret) and callable(fd.fedres.rollouts)  # the functions, not the modules of that name
+    # the functions, not the modules of that name
+    assert callable(fd.fedres.regret) and callable(fd.fedres.rollouts)
 
 
 def test_alone_a_site_sends_nothing(fed):
@@ -68,10 +78,13 @@ def test_alone_a_site_sends_nothing(fed):
 
 def test_regression_values():
     spec = fd.Spec((2,), None, 1)
-    algorithm = fd.FedRes(fd.Linear(bias=False), fd.Linear(bias=False), schedule="constant", step=0.1)
+    algorithm = fd.FedRes(
+        fd.Linear(bias=False), fd.Linear(bias=False), schedule="constant", step=0.1
+    )
     site, hub = fd.Site(algorithm, spec, 4), fd.Hub(algorithm, spec)
     assert site.predict([1.0, 2.0]) == 0.0
-    hub.learn({4: site.learn([1.0, 2.0], 3.0)})  # the gradient of (3 - f)^2 is -2 * 3 * (1, 2): both models become 0.6 * (1, 2)
+    # the gradient of (3 - f)^2 is -2 * 3 * (1, 2): both models become 0.6 * (1, 2)
+    hub.learn({4: site.learn([1.0, 2.0], 3.0)})
     site.receive(hub.broadcast())
     assert site.predict([1.0, 2.0]) == pytest.approx(2 * 0.6 * 5)
     assert site.loss == pytest.approx(9.0)

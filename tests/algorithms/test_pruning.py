@@ -33,7 +33,11 @@ def contributions(run: fd.Run, x: np.ndarray) -> np.ndarray:
         for i, row in enumerate(x):
             node = root
             while feature[node] >= 0:
-                node = left[node] if row[feature[node]] <= float(trees.threshold[node]) else right[node]
+                node = (
+                    left[node]
+                    if row[feature[node]] <= float(trees.threshold[node])
+                    else right[node]
+                )
             out[j // 2, i] += float(weights[j // 2]) / 2 * trees.value[number[node]].numpy()
     return out
 
@@ -54,8 +58,12 @@ def test_the_smallest_go_first_while_the_loss_allows_it(run, rows, tolerance):
             gone = k
     small = fd.prune(run, x, y, tolerance, refit=False)
     assert len(small) == len(said) - gone
-    np.testing.assert_allclose(small.model.outputs(x), said[np.sort(order[gone:])].sum(0), atol=1e-4)
-    assert small.nbytes == len(wire.encode({"functions": small.functions, "weights": small.weights}))
+    np.testing.assert_allclose(
+        small.model.outputs(x), said[np.sort(order[gone:])].sum(0), atol=1e-4
+    )
+    assert small.nbytes == len(
+        wire.encode({"functions": small.functions, "weights": small.weights})
+    )
     assert tolerance < 1 or gone > 0
 
 
@@ -86,12 +94,19 @@ def test_functions_without_weight_are_left_out(run, rows):
 
 def test_probabilities_are_those_of_the_loss():
     data = fd.load("digits")
-    run = fd.run(fd.FFGB(fd.Forest(trees=2), loss="logistic"), fd.split(data, "iid", clients=2), 2, evaluate_every=0)
+    run = fd.run(
+        fd.FFGB(fd.Forest(trees=2), loss="logistic"),
+        fd.split(data, "iid", clients=2),
+        2,
+        evaluate_every=0,
+    )
     x, want = data.x_test[:100], run.model.predict_proba(data.x_test[:100])
     small = fd.prune(run, x, data.y_test[:100], tolerance=0.0, refit=False)
     f = small.model.outputs(x).double().numpy()
     sigmoid = 1 / (1 + np.exp(-f))
-    np.testing.assert_allclose(small.model.predict_proba(x), sigmoid / sigmoid.sum(1, keepdims=True), atol=1e-5)
+    np.testing.assert_allclose(
+        small.model.predict_proba(x), sigmoid / sigmoid.sum(1, keepdims=True), atol=1e-5
+    )
     if len(small) == 4:
         np.testing.assert_allclose(small.model.predict_proba(x), want, atol=1e-5)
 
@@ -108,7 +123,9 @@ def test_a_part_of_the_trees(run, rows):
     assert len(part.roots) == 2 and int(part.roots[0]) == 0
     said = contributions(run, rows[0][:20])[2]
     weight = run.algorithm.ensemble(run.state)[1][2]
-    found = run.algorithm.oracle.values(part, weight.reshape(1), torch.from_numpy(rows[0][:20]), run.spec)
+    found = run.algorithm.oracle.values(
+        part, weight.reshape(1), torch.from_numpy(rows[0][:20]), run.spec
+    )
     np.testing.assert_allclose(found, said, atol=1e-4)
 
 
@@ -117,8 +134,12 @@ def test_one_function_that_says_the_same(run):
     teacher = run.model.predict(data.x_test)
     forest = fd.distil(run, data.x_train, fd.Forest(trees=20, depth=None, features=1.0))
     assert len(forest) == 1 and (forest.model.predict(data.x_test) == teacher).mean() > 0.9
-    net = fd.distil(run, data.x_train, fd.Net(fd.MLP(16), fd.Training(lr=0.01, optimizer="adam", epochs=30)))
-    assert (net.model.predict(data.x_test) == teacher).mean() > 0.85 and net.nbytes < forest.nbytes / 50
+    net = fd.distil(
+        run, data.x_train, fd.Net(fd.MLP(16), fd.Training(lr=0.01, optimizer="adam", epochs=30))
+    )
+    assert (
+        net.model.predict(data.x_test) == teacher
+    ).mean() > 0.85 and net.nbytes < forest.nbytes / 50
 
 
 def test_bad_input(run, rows):

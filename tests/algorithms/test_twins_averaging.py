@@ -104,19 +104,27 @@ def test_some_gradients_are_clipped_and_some_are_not(case):
     assert min(norms) < 0.99 * case.clip < 1.01 * case.clip < max(norms)
 
 
-@pytest.mark.parametrize("how", [{}, {"weight_decay": 0.37}, {"clip": "between", "server_lr": 0.7}], ids=str)
+@pytest.mark.parametrize(
+    "how", [{}, {"weight_decay": 0.37}, {"clip": "between", "server_lr": 0.7}], ids=str
+)
 def test_fedavg_with_adam(case, how):
     how = filled(case, how)
-    compare(fd.FedAvg(case.model, optimizer="adam", **FULL, **how), case, fedavg(case, adam=True, **how))
+    compare(
+        fd.FedAvg(case.model, optimizer="adam", **FULL, **how), case, fedavg(case, adam=True, **how)
+    )
 
 
-@pytest.mark.parametrize("how", [{}, {"adam": True}, {"momentum": 0.61}, {"clip": "between"}], ids=str)
+@pytest.mark.parametrize(
+    "how", [{}, {"adam": True}, {"momentum": 0.61}, {"clip": "between"}], ids=str
+)
 def test_clients_that_make_more_steps_than_others(how):
     """Two epochs of ceil(n / 2) batches: 2, 8, 4, 6 and 4 steps for 2, 7, 3, 5 and 4 rows."""
     case = copies()
     how = filled(case, how)
     steps = dict(enumerate((2, 8, 4, 6, 4)))
-    options = {k: v for k, v in how.items() if k != "adam"} | ({"optimizer": "adam"} if "adam" in how else {})
+    options = {k: v for k, v in how.items() if k != "adam"} | (
+        {"optimizer": "adam"} if "adam" in how else {}
+    )
     algorithm = fd.FedAvg(case.model, lr=0.13, epochs=2, batch_size=2, **options)
     compare(algorithm, case, fedavg(case, steps=steps.get, **how))
 
@@ -162,7 +170,9 @@ def scaffold(
         for i in who:
             c_i = own.get(i, np.zeros_like(x))
             more = {"weight_decay": weight_decay, "momentum": momentum}
-            y = train(case.gradient(i), x, lr=FULL["lr"], steps=FULL["steps"], correction=c - c_i, **more)
+            y = train(
+                case.gradient(i), x, lr=FULL["lr"], steps=FULL["steps"], correction=c - c_i, **more
+            )
             if option == 1:
                 own[i] = case.gradient(i)(x) + weight_decay * x
             else:
@@ -263,13 +273,17 @@ def onto_l1(radius: float) -> Any:
         low, high = 0.0, np.abs(v).max()
         for _ in range(200):
             theta = (low + high) / 2
-            low, high = (theta, high) if np.maximum(np.abs(v) - theta, 0).sum() > radius else (low, theta)
+            low, high = (
+                (theta, high) if np.maximum(np.abs(v) - theta, 0).sum() > radius else (low, theta)
+            )
         return np.sign(v) * np.maximum(np.abs(v) - high, 0)
 
     return project
 
 
-def feddr(case: Case, project: Any, *, eta: float, relaxation: float, weight_decay: float = 0.0) -> Rounds:
+def feddr(
+    case: Case, project: Any, *, eta: float, relaxation: float, weight_decay: float = 0.0
+) -> Rounds:
     """Tran-Dinh et al., Algorithm 1, with n = 5 and x_i = y_i = start before the first visit."""
     n, h, own = len(SIZES), case.start, {}
     center = project(h)
@@ -295,7 +309,9 @@ def feddr(case: Case, project: Any, *, eta: float, relaxation: float, weight_dec
 )
 def test_feddr(case, domain, project, relaxation):
     how = {"eta": 1.7, "relaxation": relaxation}
-    runs = compare(fd.FedDR(case.model, domain=domain, **FULL, **how), case, feddr(case, project, **how))
+    runs = compare(
+        fd.FedDR(case.model, domain=domain, **FULL, **how), case, feddr(case, project, **how)
+    )
     apart = [float((run.state.h["weight"] - run.state.w["weight"]).abs().max()) for run in runs]
     assert min(apart) > 0.01  # the set binds in every round
 
@@ -306,7 +322,9 @@ def test_projected_fedavg(case):
     twin = list(fedavg(case, project=onto_l2(0.31), **how))
     ids = {"ids": np.arange(len(SIZES)), "sizes": np.array(SIZES)}
     want = [(server | ids, clients) for server, clients in twin]
-    runs = compare(fd.ProjectedFedAvg(case.model, domain=fd.L2Ball(0.31), **FULL, **how), case, want)
+    runs = compare(
+        fd.ProjectedFedAvg(case.model, domain=fd.L2Ball(0.31), **FULL, **how), case, want
+    )
     for done, (server, _) in enumerate(twin, 1):
         w = np.concatenate([server["w"]["weight"].ravel(), server["w"]["bias"]])
         assert np.linalg.norm(w) == pytest.approx(0.31) or done == 1
@@ -412,12 +430,20 @@ def in_names(case: Case, memory: dict[str, Any]) -> dict[str, Any]:
     return {k: v if k == "steps" else case.named(v) for k, v in memory.items()}
 
 
-def independent(case: Case, steps: Any, *, lr: float = 0.13, adam: bool = False, **how: Any) -> Rounds:
+def independent(
+    case: Case, steps: Any, *, lr: float = 0.13, adam: bool = False, **how: Any
+) -> Rounds:
     """Clients go on from their own model and optimizer's memory in the rounds they take part in."""
     own: dict[int, tuple[np.ndarray, dict[str, Any]]] = {}
     for who in case.cohorts:
         for i in who:
-            fresh = adam_memory(case.start) if adam else {"velocity": 0 * case.start} if how.get("momentum") else {}
+            fresh = (
+                adam_memory(case.start)
+                if adam
+                else {"velocity": 0 * case.start}
+                if how.get("momentum")
+                else {}
+            )
             w, memory = own.get(i, (case.start, fresh))
             memory = copy.deepcopy(memory)
             own[i] = (
@@ -426,11 +452,16 @@ def independent(case: Case, steps: Any, *, lr: float = 0.13, adam: bool = False,
             )
         yield (
             {},
-            {i: {"w": case.named(w), "memory": in_names(case, memory)} for i, (w, memory) in own.items()},
+            {
+                i: {"w": case.named(w), "memory": in_names(case, memory)}
+                for i, (w, memory) in own.items()
+            },
         )
 
 
-@pytest.mark.parametrize("how", [{}, {"momentum": 0.61, "weight_decay": 0.37}, {"clip": "between"}], ids=str)
+@pytest.mark.parametrize(
+    "how", [{}, {"momentum": 0.61, "weight_decay": 0.37}, {"clip": "between"}], ids=str
+)
 def test_independent(case, how):
     how = filled(case, how)
     compare(fd.Independent(case.model, **FULL, **how), case, independent(case, lambda i: 3, **how))
@@ -451,7 +482,9 @@ def test_independent_with_adam_where_clients_make_more_steps_than_others():
     compare(algorithm, case, independent(case, lambda i: steps[i], lr=0.019, adam=True))
 
 
-@pytest.mark.parametrize("how", [{}, {"momentum": 0.61, "weight_decay": 0.37}, {"adam": True}], ids=str)
+@pytest.mark.parametrize(
+    "how", [{}, {"momentum": 0.61, "weight_decay": 0.37}, {"adam": True}], ids=str
+)
 def test_central(case, how):
     """All rows in one place in every round, whatever the participation; the memory is kept."""
     adam = how.get("adam", False)

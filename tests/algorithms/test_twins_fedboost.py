@@ -1,4 +1,6 @@
-"""FedBoost and AFLBoost against NumPy over three rounds: half of six unequal clients, all of them, and late messages."""
+"""FedBoost and AFLBoost against NumPy over three rounds: half of six unequal clients, all of them,
+and late messages.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +41,14 @@ def said(predictors, x):
     """h_k of each row: (q, n, classes)."""
     if isinstance(predictors, fd.Densities):
         return np.repeat(TABLE[:, None], len(x), 1)
-    each = [(layer.weight.detach().double().numpy(), layer.bias.detach().double().numpy()) for layer in NETWORKS]
+    each = [
+        (layer.weight.detach().double().numpy(), layer.bias.detach().double().numpy())
+        for layer in NETWORKS
+    ]
     return np.stack([twins.softmax(x @ w.T + b) for w, b in each])
 
 
-# -- mirror maps -----------------------------------------------------------------------------------------------------------
+# -- mirror maps -----------------------------------------------------------------------------------
 
 
 def nearest(point, low, high):
@@ -70,12 +75,18 @@ def length(mirror, g):
 
 
 def reach(mirror, n):
-    """The largest divergence from the uniform vector: at a corner, log n or ((1 - 1/n)^2 + (n - 1)/n^2) / 2."""
-    return math.log(n) if isinstance(mirror, fd.Entropy) else ((1 - 1 / n) ** 2 + (n - 1) / n**2) / 2
+    """The largest divergence from the uniform vector: at a corner, log n or ((1 - 1/n)^2 + (n -
+    1)/n^2) / 2.
+    """
+    return (
+        math.log(n) if isinstance(mirror, fd.Entropy) else ((1 - 1 / n) ** 2 + (n - 1) / n**2) / 2
+    )
 
 
 class Pace:
-    """eta of Theorem 2: sqrt(2 r / T) / G, with the largest gradient so far for G, or T G^2 the sum of squares so far."""
+    """eta of Theorem 2: sqrt(2 r / T) / G, with the largest gradient so far for G, or T G^2 the sum
+    of squares so far.
+    """
 
     def __init__(self, mirror, n, step, horizon):
         self.mirror, self.n, self.step, self.horizon = mirror, n, step, horizon
@@ -90,15 +101,21 @@ class Pace:
         return math.sqrt(2 * reach(self.mirror, self.n) / bound)
 
 
-# -- Figures 1 and 2 -------------------------------------------------------------------------------------------------------
+# -- Figures 1 and 2 -------------------------------------------------------------------------------
 
 
 class Twin:
     def __init__(self, algorithm, clients, participation=1.0, delays=None):
         self.a, self.p, self.delays = algorithm, participation, delays
-        self.data = [(said(algorithm.predictors, x), np.eye(CLASSES)[y]) for x, y in twins.double(clients)]
+        self.data = [
+            (said(algorithm.predictors, x), np.eye(CLASSES)[y]) for x, y in twins.double(clients)
+        ]
         self.rows = np.array([len(y) for _, y in clients], float)
-        self.alpha = np.full(Q, 1 / Q) if algorithm.start_weights is None else np.array(algorithm.start_weights)
+        self.alpha = (
+            np.full(Q, 1 / Q)
+            if algorithm.start_weights is None
+            else np.array(algorithm.start_weights)
+        )
         self.total, self.t, self.past = np.zeros(Q), 0, {}
         self.pace = Pace(algorithm.mirror, Q, algorithm.step, algorithm.horizon)
         self.agnostic = isinstance(algorithm, fd.AFLBoost)
@@ -121,7 +138,9 @@ class Twin:
         return np.minimum(1, gamma)
 
     def at(self, i, sent, gamma, alpha):
-        """The loss of client i's rows at a = alpha 1 / gamma, and its gradient in a, 0 where nothing was sent."""
+        """The loss of client i's rows at a = alpha 1 / gamma, and its gradient in a, 0 where
+        nothing was sent.
+        """
         h, y = self.data[i]
         a = np.where(sent, alpha / gamma, 0)
         mixed = np.einsum("q,qnk->nk", a, h)
@@ -142,13 +161,18 @@ class Twin:
         gamma = self.probabilities()
         draws = random.uniform(random.fold(twins.server_key(SEED, t), 1), Q, torch.float64).numpy()
         sent = draws < gamma
-        gamma = np.where(gamma > 0, gamma, 1)  # what has no chance is not sent: its probability divides nothing
+        # what has no chance is not sent: its probability divides nothing
+        gamma = np.where(gamma > 0, gamma, 1)
         assert sent.any(), "choose a seed with which something is sent"
         self.past[t] = sent, gamma, self.alpha
         self.total = self.total + self.alpha
         if self.agnostic:
             self.lam_total = self.lam_total + self.lam
-        came = self.delays.arriving(t) if self.delays else [(i, t, t) for i in twins.cohort(SEED, t, N, self.p)]
+        came = (
+            self.delays.arriving(t)
+            if self.delays
+            else [(i, t, t) for i in twins.cohort(SEED, t, N, self.p)]
+        )
         if not came:
             return
         who = [i for i, _, _ in came]
@@ -203,11 +227,15 @@ def compare(algorithm, participation=1.0, delays=None, rounds=ROUNDS):
             twins.near(row[name], weight @ twin.losses(alpha), what=name)
         if twin.agnostic:
             for name in ("lam", "lam_total", "latest"):
-                twins.near(getattr(state, name), getattr(twin, name), what=f"{name} after round {t}")
+                twins.near(
+                    getattr(state, name), getattr(twin, name), what=f"{name} after round {t}"
+                )
             twins.near(state.lam_steepest, twin.lam_pace.steepest, what="the largest loss")
             twins.near(state.lam_squares, twin.lam_pace.squares, what="the sum of squared losses")
             each = twin.losses(twin.result())
-            worst = [twin.rows[list(g)] @ each[list(g)] / twin.rows[list(g)].sum() for g in twin.domains]
+            worst = [
+                twin.rows[list(g)] @ each[list(g)] / twin.rows[list(g)].sum() for g in twin.domains
+            ]
             twins.near(row["worst"], max(worst), what="worst")
         x = clients[3][0]
         mixed = np.einsum("q,qnk->nk", twin.result(), said(algorithm.predictors, x.astype(float)))
@@ -222,8 +250,19 @@ VARIANTS = {
     "theorem": {"sampling": "uniform", "budget": 3},
     "horizon": {"sampling": "weighted", "budget": 2.6, "horizon": 7},
     "squared": {"sampling": "weighted", "budget": 2.6, "step": 0.37, "loss": "squared"},
-    "correction": {"sampling": "uniform", "budget": 3, "step": 0.17, "loss": "squared", "bias_correction": True},
-    "weighted correction": {"sampling": "weighted", "budget": 2.2, "loss": "squared", "bias_correction": True},
+    "correction": {
+        "sampling": "uniform",
+        "budget": 3,
+        "step": 0.17,
+        "loss": "squared",
+        "bias_correction": True,
+    },
+    "weighted correction": {
+        "sampling": "weighted",
+        "budget": 2.2,
+        "loss": "squared",
+        "bias_correction": True,
+    },
     "no rescaling": {"sampling": "weighted", "budget": 2.6, "step": 0.37, "reweigh": False},
     "repeats": {"sampling": "weighted", "budget": 1.4, "step": 0.37, "repeats": 2},
     "explore": {"sampling": "weighted", "budget": 2.6, "step": 0.37, "explore": 0.3},
@@ -254,7 +293,9 @@ def test_predictors_that_look_at_the_features(variant):
     compare(algorithm, participation=0.5)
 
 
-@pytest.mark.parametrize("variant", ["uniform", "weighted", "theorem", "weighted correction", "no rescaling"])
+@pytest.mark.parametrize(
+    "variant", ["uniform", "weighted", "theorem", "weighted correction", "no rescaling"]
+)
 def test_late_messages(variant):
     """A reply counts for the predictors and probabilities of the round that it answers."""
     algorithm = fd.FedBoost(DENSITIES, start_weights=ALPHA, **VARIANTS[variant])
@@ -264,8 +305,13 @@ def test_late_messages(variant):
 DOMAINS = {"north": [0, 3], "south": [1, 4, 5], "east": [2]}
 AGNOSTIC = {
     "two steps": {"budget": 2.6, "step": 0.37, "step_domains": 0.19, "domains": DOMAINS},
-    "one step": {"budget": 2.6, "step": 0.17, "sampling": "uniform", "domains": DOMAINS, "average": False},
-    "bounds": {"budget": 2.6, "step": 0.37, "step_domains": 0.53, "domains": DOMAINS, "low": 0.22, "high": 0.41},
+    "one step": {
+        "budget": 2.6, "step": 0.17, "sampling": "uniform", "domains": DOMAINS, "average": False,
+    },
+    "bounds": {
+        "budget": 2.6, "step": 0.37, "step_domains": 0.53, "domains": DOMAINS, "low": 0.22,
+        "high": 0.41,
+    },
     "theorem": {"budget": 2.6, "domains": DOMAINS},
     "horizon": {"budget": 2.6, "horizon": 9, "domains": DOMAINS, "low": 0.1},
     "clients": {"budget": 2.6, "step": 0.37, "step_domains": 0.19},
@@ -283,10 +329,25 @@ def test_domains(variant, participation):
     compare(algorithm, participation=participation)
 
 
-@pytest.mark.parametrize(("mirror", "mirror_domains"), [("euclidean", None), ("entropy", "euclidean")])
+@pytest.mark.parametrize(
+    ("mirror", "mirror_domains"), [("euclidean", None), ("entropy", "euclidean")]
+)
 def test_mirrors_of_domains(mirror, mirror_domains):
-    more = {"mirror_domains": MIRRORS.get(mirror_domains), "low": 0.15, "high": 0.6, "domains": DOMAINS}
-    algorithm = fd.AFLBoost(DENSITIES, 2.6, start_weights=ALPHA, mirror=MIRRORS[mirror], step=0.11, step_domains=0.07, **more)
+    more = {
+        "mirror_domains": MIRRORS.get(mirror_domains),
+        "low": 0.15,
+        "high": 0.6,
+        "domains": DOMAINS,
+    }
+    algorithm = fd.AFLBoost(
+        DENSITIES,
+        2.6,
+        start_weights=ALPHA,
+        mirror=MIRRORS[mirror],
+        step=0.11,
+        step_domains=0.07,
+        **more,
+    )
     compare(algorithm, participation=0.5)
 
 

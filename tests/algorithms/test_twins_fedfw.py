@@ -1,4 +1,6 @@
-"""FedFW and NaiveFW against NumPy over three rounds: half of six unequal clients, all of them, and late messages."""
+"""FedFW and NaiveFW against NumPy over three rounds: half of six unequal clients, all of them, and
+late messages.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,13 @@ SEED, ROUNDS = 3, 3
 N = len(twins.SIZES)
 
 
-# -- the sets --------------------------------------------------------------------------------------------------------------
+# -- the sets --------------------------------------------------------------------------------------
 
 
 def oracle(domain, g, shape):
-    """argmin over s in the set of <g, s>, for vectors (matrices of `shape` for the nuclear ball)."""
+    """argmin over s in the set of <g, s>, for vectors (matrices of `shape` for the nuclear
+    ball).
+    """
     r = domain.radius
     if isinstance(domain, fd.L1Ball):
         s = np.zeros_like(g)
@@ -43,7 +47,7 @@ def gap(domain, g, x, shape):
     return g @ (x - oracle(domain, g, shape))
 
 
-# -- Algorithm 1 and its variants ------------------------------------------------------------------------------------------
+# -- Algorithm 1 and its variants ------------------------------------------------------------------
 
 
 class Twin:
@@ -59,7 +63,9 @@ class Twin:
         self.center, self.known = start.copy(), [start.copy() for _ in range(N)]
         self.penalty = algorithm.penalty
         if self.penalty == "auto":
-            gaps = [gap(algorithm.domain, self.slope(i, start), start, self.shape) for i in range(N)]
+            gaps = [
+                gap(algorithm.domain, self.slope(i, start), start, self.shape) for i in range(N)
+            ]
             self.penalty = np.mean(gaps) / N / diameter(algorithm.domain, len(start)) ** 2
         self.sent, self.points, self.t = {}, {}, 0
 
@@ -118,16 +124,22 @@ class Twin:
     def measured(self):
         """Objective, gap and consensus at the centre, over all clients."""
         g = sum(self.slope(i, self.center) for i in range(N)) / N
-        f = [twins.linear_value(self.loss, self.center, *self.data[i], self.outputs, self.bias) for i in range(N)]
+        f = [
+            twins.linear_value(self.loss, self.center, *self.data[i], self.outputs, self.bias)
+            for i in range(N)
+        ]
         apart = [((x - self.center) ** 2).sum() for x in self.x]
         return np.mean(f), gap(self.a.domain, g, self.center, self.shape), np.mean(apart)
 
 
-def compare(algorithm, clients, outputs=1, classes=None, participation=1.0, delays=None, rounds=ROUNDS):
+def compare(
+    algorithm, clients, outputs=1, classes=None, participation=1.0, delays=None, rounds=ROUNDS
+):
     first = algorithm.model.init(twins.federation(clients, classes).spec, twins.shared_key(SEED))
     start = twins.flat(first)
     if algorithm.begin == "projected" and isinstance(algorithm.domain, fd.L2Ball):
-        assert np.linalg.norm(start) > algorithm.domain.radius  # so that the projection has something to do
+        # so that the projection has something to do
+        assert np.linalg.norm(start) > algorithm.domain.radius
         start = start * algorithm.domain.radius / np.linalg.norm(start)
     twin = Twin(algorithm, clients, outputs, start, participation, delays)
     options = {"engine": delays.engine} if delays else {"participation": participation}
@@ -138,7 +150,9 @@ def compare(algorithm, clients, outputs=1, classes=None, participation=1.0, dela
         twins.near(twins.flat(run.state.center), twin.center, what=f"centre after round {t}")
         states = twins.states_of(run)
         for i in range(N):
-            twins.near(twins.flat(states[i]["x"]), twin.x[i], what=f"x of client {i} after round {t}")
+            twins.near(
+                twins.flat(states[i]["x"]), twin.x[i], what=f"x of client {i} after round {t}"
+            )
             if algorithm.variant == "augmented":
                 twins.near(twins.flat(states[i]["y"]), twin.y[i], what=f"y of client {i}")
             if algorithm.variant == "stochastic":
@@ -152,17 +166,25 @@ def compare(algorithm, clients, outputs=1, classes=None, participation=1.0, dela
 
 
 ANYWHERE = fd.Linear(zero_start=False)
-SETS = {"l1": fd.L1Ball(2.7), "l2": fd.L2Ball(1.3), "linf": fd.LInfBall(0.9), "nuclear": fd.NuclearBall(2.1)}
+SETS = {
+    "l1": fd.L1Ball(2.7),
+    "l2": fd.L2Ball(1.3),
+    "linf": fd.LInfBall(0.9),
+    "nuclear": fd.NuclearBall(2.1),
+}
 VARIANTS = {
     "penalty": {"variant": "penalty", "penalty": 0.37},
     "auto": {"variant": "penalty", "penalty": "auto"},
     "augmented": {"variant": "augmented", "penalty": 0.37},
     "augmented auto": {"variant": "augmented", "penalty": "auto"},
     "stochastic": {"variant": "stochastic", "penalty": 0.37, "batch_size": 3},
-    "convex batches": {"variant": "stochastic", "penalty": 0.23, "batch_size": 3, "schedule": "convex"},
+    "convex batches": {
+        "variant": "stochastic", "penalty": 0.23, "batch_size": 3, "schedule": "convex",
+    },
     "nonconvex": {"variant": "penalty", "penalty": 0.37, "schedule": "nonconvex", "horizon": 7},
     "nonconvex batches": {
-        "variant": "stochastic", "penalty": 0.37, "batch_size": 2, "schedule": "nonconvex", "horizon": 7,
+        "variant": "stochastic", "penalty": 0.37, "batch_size": 2, "schedule": "nonconvex",
+        "horizon": 7,
     },
     "slow": {"variant": "augmented", "penalty": 0.37, "schedule": "stochastic"},
 }  # fmt: skip
@@ -178,10 +200,13 @@ def test_variants_and_schedules(variant, participation):
 
 
 @pytest.mark.parametrize(
-    ("variant", "participation"), [("auto", 0.5), ("augmented", 1.0), ("stochastic", 0.5), ("nonconvex", 1.0)]
+    ("variant", "participation"),
+    [("auto", 0.5), ("augmented", 1.0), ("stochastic", 0.5), ("nonconvex", 1.0)],
 )
 def test_matrices_in_a_nuclear_ball(variant, participation):
-    algorithm = fd.FedFW(fd.Linear(bias=False, zero_start=False), SETS["nuclear"], **VARIANTS[variant])
+    algorithm = fd.FedFW(
+        fd.Linear(bias=False, zero_start=False), SETS["nuclear"], **VARIANTS[variant]
+    )
     compare(algorithm, twins.labels(), outputs=3, classes=3, participation=participation)
 
 
@@ -190,9 +215,13 @@ def test_a_start_that_is_projected():
     compare(algorithm, twins.labels(), outputs=3, classes=3, participation=0.5)
 
 
-@pytest.mark.parametrize(("variant", "participation"), [("auto", 0.5), ("penalty", 1.0), ("augmented", 1.0)])
+@pytest.mark.parametrize(
+    ("variant", "participation"), [("auto", 0.5), ("penalty", 1.0), ("augmented", 1.0)]
+)
 def test_supersets(variant, participation):
-    """Section 4.3: two clients with an L2 ball and one with a cube around the cross-polytope of the others."""
+    """Section 4.3: two clients with an L2 ball and one with a cube around the cross-polytope of the
+    others.
+    """
     outer = {1: fd.L2Ball(2.9), 3: fd.LInfBall(2.8), 4: fd.L2Ball(2.9)}
     algorithm = fd.FedFW(ANYWHERE, SETS["l1"], supersets=outer, **VARIANTS[variant])
     compare(algorithm, twins.values(), participation=participation)
@@ -207,13 +236,17 @@ def test_late_messages(variant):
 
 
 def test_supersets_with_late_messages():
-    algorithm = fd.FedFW(ANYWHERE, SETS["l1"], supersets={2: fd.L2Ball(2.9), 5: fd.L2Ball(3.1)}, penalty=0.37)
+    algorithm = fd.FedFW(
+        ANYWHERE, SETS["l1"], supersets={2: fd.L2Ball(2.9), 5: fd.L2Ball(3.1)}, penalty=0.37
+    )
     compare(algorithm, twins.values(), delays=twins.Delays(), rounds=4)
 
 
 @pytest.mark.parametrize("name", SETS)
 def test_naive(name):
-    """Equation 20: x <- (1 - eta) x + eta times the plain mean of those who came, eta = 2 / (t + 1)."""
+    """Equation 20: x <- (1 - eta) x + eta times the plain mean of those who came, eta = 2 / (t +
+    1).
+    """
     bias = name != "nuclear"
     clients = twins.double(rows := twins.labels())
     algorithm = fd.NaiveFW(fd.Linear(bias=bias, zero_start=False), SETS[name])
@@ -235,19 +268,25 @@ def test_naive(name):
 
 @pytest.mark.parametrize("variant", ["penalty", "slow"])
 def test_averages_alone_are_seen(variant):
-    """Differential privacy hides the points: centre <- (1 - p eta) centre + p eta mean, with p n clients expected.
+    """Differential privacy hides the points: centre <- (1 - p eta) centre + p eta mean, with p n
+    clients expected.
 
-    Who came is known to nobody but the clients, whose x_i move. The least noise that is allowed has 0.01 of the clip as its
-    standard deviation: 0.014 / 3 in the mean, times p eta of at most 1/2, is 0.0023 in the centre. A p or eta that is forgotten
-    makes ten times as much. The twin goes on from the noisy centre.
+    Who came is known to nobody but the clients, whose x_i move. The least noise that is allowed has
+    0.01 of the clip as its standard deviation: 0.014 / 3 in the mean, times p eta of at most 1/2,
+    is 0.0023 in the centre. A p or eta that is forgotten makes ten times as much. The twin goes on
+    from the noisy centre.
     """
     rows, domain = twins.values(), SETS["l2"]
     algorithm = fd.FedFW(ANYWHERE, domain, measure_every=0, **VARIANTS[variant])
     start = twins.flat(ANYWHERE.init(twins.federation(rows).spec, twins.shared_key(SEED)))
     twin, cohorts = Twin(algorithm, rows, 1, start, 0.5), []
     for t in range(1, ROUNDS + 1):
-        private = fd.DifferentialPrivacy(clip=1.4, noise=0.01, delta=1e-3, accountant="rdp", entropy=Counted(b"twins"))
-        run = twins.run(algorithm, rows, t, seed=SEED, participation=fd.Poisson(0.5), aggregation=private)
+        private = fd.DifferentialPrivacy(
+            clip=1.4, noise=0.01, delta=1e-3, accountant="rdp", entropy=Counted(b"twins")
+        )
+        run = twins.run(
+            algorithm, rows, t, seed=SEED, participation=fd.Poisson(0.5), aggregation=private
+        )
         states = twins.states_of(run)
         where = [twins.flat(states[i]["x"]) if i in states else start for i in range(N)]
         who = [i for i in range(N) if np.abs(where[i] - twin.x[i]).max() > 1e-3]

@@ -1,4 +1,6 @@
-"""FedNewton, DKRR, KRR and the ridge baselines against NumPy over three rounds: half of six unequal clients, and delays."""
+"""FedNewton, DKRR, KRR and the ridge baselines against NumPy over three rounds: half of six unequal
+clients, and delays.
+"""
 
 from __future__ import annotations
 
@@ -58,13 +60,16 @@ class Systems:
 EVERYBODY = list(range(N))
 
 
-# -- the squared loss --------------------------------------------------------------------------------------------------------
+# -- the squared loss ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("classes", [None, 3])
 @pytest.mark.parametrize("name", MAPS)
 def test_the_start_and_the_reference(name, classes):
-    """DKRR: sum_j p_j H_j^-1 b_j. KRR: H^-1 b of all rows. Neither moves, whoever takes part later."""
+    """DKRR: sum_j p_j H_j^-1 b_j.
+
+    KRR: H^-1 b of all rows. Neither moves, whoever takes part later.
+    """
     clients, outputs, phi, y = prepared(name, classes)
     s = Systems(phi, y, outputs, REG)
     run = twins.run(fd.DKRR(MAPS[name], REG), clients, 3, classes, seed=SEED, participation=0.5)
@@ -88,13 +93,21 @@ def test_newton(name, classes, participation):
         d = s.mean(lambda j, g=g: np.linalg.solve(s.H[j], g), who)
         w = w - d
         run = twins.run(algorithm, clients, t, classes, seed=SEED, participation=participation)
-        for what, got, want in (("w", run.state.w, w), ("g", run.state.g, g), ("d", run.state.d, d)):
+        for what, got, want in (
+            ("w", run.state.w, w),
+            ("g", run.state.g, g),
+            ("d", run.state.d, d),
+        ):
             twins.near(got, want, CLOSE, f"{what} after round {t}")
         row = run.records.rows[-1]
         twins.near(row["gradient"], np.linalg.norm(g), CLOSE)
         if past is not None and participation == 1:  # d^T H d / g^T d - 1 of the round before
             g_before, d_before = past
-            quotients = [a @ (b - c) / (b @ a) for a, b, c in zip(d_before.T, g_before.T, g.T, strict=True) if b @ a > 0]
+            quotients = [
+                a @ (b - c) / (b @ a)
+                for a, b, c in zip(d_before.T, g_before.T, g.T, strict=True)
+                if b @ a > 0
+            ]
             if not warned:  # having warned, a run does not look any more
                 twins.near(row["radius"], max(max(quotients) - 1, 0), 1e-7)
             warned = warned or max(quotients) > 2
@@ -102,7 +115,11 @@ def test_newton(name, classes, participation):
         past = g, d
 
 
-STAYS = next(s for s in range(999) if twins.cohort(s, 1, N, 0.5) == twins.cohort(s, 2, N, 0.5) != twins.cohort(s, 3, N, 0.5))
+STAYS = next(
+    s
+    for s in range(999)
+    if twins.cohort(s, 1, N, 0.5) == twins.cohort(s, 2, N, 0.5) != twins.cohort(s, 3, N, 0.5)
+)
 """A seed with which the same half takes part in two rounds, and another in the third."""
 
 
@@ -141,7 +158,9 @@ def test_conjugate_gradients(name, classes, participation, seed):
 @pytest.mark.parametrize("solver", ["newton", "cg"])
 @pytest.mark.parametrize(("name", "classes"), [("linear", None), ("waves", 3)])
 def test_late_messages(name, classes, solver):
-    """Gradients at the w, directions of the g (products with the p) that had reached each client; "cg" starts anew every round."""
+    """Gradients at the w, directions of the g (products with the p) that had reached each client;
+    "cg" starts anew every round.
+    """
     clients, outputs, phi, y = prepared(name, classes)
     s, delays = Systems(phi, y, outputs, REG), twins.Delays()
     w = s.mean(lambda j: s.local[j], EVERYBODY)
@@ -166,7 +185,7 @@ def test_late_messages(name, classes, solver):
         twins.near(run.state.w, w, 1e-8, f"w after round {t}")
 
 
-# -- other losses (Remark 4) -------------------------------------------------------------------------------------------------
+# -- other losses (Remark 4) -----------------------------------------------------------------------
 
 DELTA = 0.37
 STEPS = (0.0, 4.0, 2.0, 1.0, 0.5, 0.25, 2**-4, 2**-6, 2**-9, 2**-12, 2**-16, 2**-20)
@@ -209,11 +228,15 @@ class Objective:
 
     def hessian(self, w):
         size = self.phi.shape[1] * self.k
-        H = np.einsum("nab,nm,nl->ambl", self.curvature(w), self.phi, self.phi).reshape(size, size) / len(self.phi)
+        H = np.einsum("nab,nm,nl->ambl", self.curvature(w), self.phi, self.phi).reshape(
+            size, size
+        ) / len(self.phi)
         return H + self.reg * np.eye(size)
 
     def solve(self, w, g, steps=None):
-        """H^-1 g, or what so many steps of conjugate gradients from 0 make of it (for each column, where they do not meet)."""
+        """H^-1 g, or what so many steps of conjugate gradients from 0 make of it (for each column,
+        where they do not meet).
+        """
         H, right = self.hessian(w), g.T.reshape(-1)
         if steps is None:
             return np.linalg.solve(H, right).reshape(self.k, -1).T
@@ -242,7 +265,10 @@ def newton(algorithm, clients, classes, objectives, rows, participation, steps=N
         g = sum(p * objectives[j].gradient(w) for p, j in zip(weight, who, strict=True))
         d = sum(p * objectives[j].solve(w, g, steps) for p, j in zip(weight, who, strict=True))
         tried = [last * size for size in STEPS]
-        found = [sum(p * objectives[j].value(w - size * d) for p, j in zip(weight, who, strict=True)) for size in tried]
+        found = [
+            sum(p * objectives[j].value(w - size * d) for p, j in zip(weight, who, strict=True))
+            for size in tried
+        ]
         best = int(np.argmin(found))
         assert best > 0
         w, last = w - tried[best] * d, tried[best]
@@ -250,7 +276,11 @@ def newton(algorithm, clients, classes, objectives, rows, participation, steps=N
         twins.near(run.state.w, w, 1e-8, f"w after round {t}")
         assert run.state.step == tried[best]
         row = run.records.rows[-1]
-        twins.near([row["gradient"], row["objective"], row["step"]], [np.linalg.norm(g), found[best], tried[best]], 1e-8)
+        twins.near(
+            [row["gradient"], row["objective"], row["step"]],
+            [np.linalg.norm(g), found[best], tried[best]],
+            1e-8,
+        )
 
 
 LOSSES = [("logistic", 3), ("cross_entropy", 3), ("huber", None), ("huber", 3), ("logistic", 2)]
@@ -259,7 +289,9 @@ LOSSES = [("logistic", 3), ("cross_entropy", 3), ("huber", None), ("huber", 3), 
 @pytest.mark.parametrize("participation", [0.5, 1.0])
 @pytest.mark.parametrize(("loss", "classes"), LOSSES)
 def test_other_losses(loss, classes, participation):
-    """With so little regularisation that the steps taken are 1/8 to 1/2, each relative to the one before."""
+    """With so little regularisation that the steps taken are 1/8 to 1/2, each relative to the one
+    before.
+    """
     clients, outputs, phi, y = prepared("linear", classes)
     objectives = [Objective(loss, p, t, outputs, 0.02) for p, t in zip(phi, y, strict=True)]
     algorithm = fd.FedNewton(MAPS["linear"], 0.02, loss=loss, delta=DELTA)
@@ -268,7 +300,9 @@ def test_other_losses(loss, classes, participation):
 
 @pytest.mark.parametrize(("loss", "classes"), LOSSES[:3])
 def test_directions_that_are_not_exact(loss, classes):
-    """Ten features and at most eight rows: local systems are solved by two steps of conjugate gradients."""
+    """Ten features and at most eight rows: local systems are solved by two steps of conjugate
+    gradients.
+    """
     clients, outputs, phi, y = prepared("monomials", classes)
     objectives = [Objective(loss, p, t, outputs) for p, t in zip(phi, y, strict=True)]
     algorithm = fd.FedNewton(MAPS["monomials"], REG, loss=loss, delta=DELTA, inner=2)
@@ -277,10 +311,15 @@ def test_directions_that_are_not_exact(loss, classes):
 
 def test_steps_follow_the_docstring():
     """Twelve steps from 0 to 4 times the last one."""
-    assert fd.FedNewton.steps == STEPS and len(STEPS) == 12 and max(STEPS) == 4 and math.log2(STEPS[-1]) == -20
+    assert (
+        fd.FedNewton.steps == STEPS
+        and len(STEPS) == 12
+        and max(STEPS) == 4
+        and math.log2(STEPS[-1]) == -20
+    )
 
 
-# -- baselines on the same objective -----------------------------------------------------------------------------------------
+# -- baselines on the same objective ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["linear", "monomials"])

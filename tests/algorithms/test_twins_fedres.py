@@ -1,4 +1,6 @@
-"""FedRes, its ERM variants and its bandit against NumPy over three rounds and more: half of six unequal clients, and delays."""
+"""FedRes, its ERM variants and its bandit against NumPy over three rounds and more: half of six
+unequal clients, and delays.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,10 @@ def with_one(x):
 def parts_of(clients, classes=None, bias=True):
     """(global features, local features, targets) of each client."""
     own = with_one if bias else (lambda x: x)
-    return [(own(x[:, SHARED]), own(x[:, PRIVATE]), targets(y, classes)) for x, y in twins.double(clients)]
+    return [
+        (own(x[:, SHARED]), own(x[:, PRIVATE]), targets(y, classes))
+        for x, y in twins.double(clients)
+    ]
 
 
 def grid(params):
@@ -71,7 +76,7 @@ class Learner:
             self.w = self.w * self.radius / norm
 
 
-# -- Algorithms 3 and 4 ----------------------------------------------------------------------------------------------------
+# -- Algorithms 3 and 4 ----------------------------------------------------------------------------
 
 
 class Twin:
@@ -83,14 +88,19 @@ class Twin:
         self.server = Learner((m, parts[0][0].shape[1]), a.step, a.schedule, a.radius)
         eta = a.step if a.local_step is None else a.local_step
         self.local = [Learner((m, part[1].shape[1]), eta, a.schedule, a.radius) for part in parts]
-        self.global_learns, self.local_learns = a.global_model is not None, a.local_model is not None
+        self.global_learns, self.local_learns = (
+            a.global_model is not None,
+            a.local_model is not None,
+        )
         self.pairs = [[] for _ in range(N)]  # (w, w_i, rows) of each of a client's rounds
         self.at = [{} for _ in range(N)]  # the number of a client's round, by round of the run
         self.loss, self.t, self.sent = np.zeros(N), 0, {}
 
     def gradients(self, i, w, own, rows):
         x_g, x_l, y = (v[rows] for v in self.parts[i])
-        s = slope(self.a.loss, self.global_learns * x_g @ w.T + self.local_learns * x_l @ own.T, y) / len(rows)
+        s = slope(
+            self.a.loss, self.global_learns * x_g @ w.T + self.local_learns * x_l @ own.T, y
+        ) / len(rows)
         return s.T @ x_g, s.T @ x_l
 
     def round(self):
@@ -109,7 +119,11 @@ class Twin:
             self.loss[i] += value(a.loss, z, y)
             trip = self.delays.up[i] + self.delays.down[i] if self.delays else 0
             late = n - trip if a.rule == "aligned" and self.global_learns else n
-            g = self.gradients(i, *self.pairs[i][late])[1] if late >= 0 else np.zeros_like(self.local[i].w)
+            g = (
+                self.gradients(i, *self.pairs[i][late])[1]
+                if late >= 0
+                else np.zeros_like(self.local[i].w)
+            )
             if self.local_learns:
                 self.local[i].move(g, n + 1)
         came = self.delays.arriving(t) if self.delays else [(i, t, t) for i in who]
@@ -118,7 +132,10 @@ class Twin:
         total = 0
         for i, made, _ in came:
             w, own, rows = self.pairs[i][self.at[i][made]]
-            total = total + self.gradients(i, self.server.w if a.rule == "misaligned" else w, own, rows)[0]
+            total = (
+                total
+                + self.gradients(i, self.server.w if a.rule == "misaligned" else w, own, rows)[0]
+            )
         self.server.move(total, t)
 
 
@@ -132,7 +149,9 @@ def compare(algorithm, clients, classes=None, participation=1.0, delays=None, ro
         if twin.global_learns:
             twins.near(grid(run.state.w), twin.server.w, what=f"w after round {t}")
             if algorithm.schedule == "adagrad":
-                twins.near(grid(run.state.squares), twin.server.squares, what="the server's squares")
+                twins.near(
+                    grid(run.state.squares), twin.server.squares, what="the server's squares"
+                )
         states = twins.states_of(run)
         for i in range(N):
             count = len(twin.pairs[i])
@@ -142,9 +161,17 @@ def compare(algorithm, clients, classes=None, participation=1.0, delays=None, ro
             assert int(states[i]["t"]) == count
             twins.near(states[i]["loss"], twin.loss[i], what=f"losses of client {i}")
             if twin.local_learns:
-                twins.near(grid(states[i]["local"]), twin.local[i].w, what=f"local model {i} after round {t}")
+                twins.near(
+                    grid(states[i]["local"]),
+                    twin.local[i].w,
+                    what=f"local model {i} after round {t}",
+                )
                 if algorithm.schedule == "adagrad":
-                    twins.near(grid(states[i]["squares"]), twin.local[i].squares, what=f"squares of client {i}")
+                    twins.near(
+                        grid(states[i]["squares"]),
+                        twin.local[i].squares,
+                        what=f"squares of client {i}",
+                    )
             x = clients[3][0]
             z = 0.0
             if twin.global_learns:
@@ -154,7 +181,9 @@ def compare(algorithm, clients, classes=None, participation=1.0, delays=None, ro
             want = np.hstack([-z / 2, z / 2]) if classes == 2 else z
             twins.near(run.model_of(i).outputs(x), want, what=f"the pair that client {i} holds")
         everyone = sum(len(pairs) for pairs in twin.pairs)
-        twins.near(run.records.rows[-1]["online_loss"], twin.loss.sum() / everyone, what="online_loss")
+        twins.near(
+            run.records.rows[-1]["online_loss"], twin.loss.sum() / everyone, what="online_loss"
+        )
 
 
 COLUMNS = {"shared": SHARED, "private": PRIVATE}
@@ -165,9 +194,20 @@ VARIANTS = {
     "one step": {"schedule": "sqrt", "step": 0.053},
     "gradient": {"schedule": "sqrt", "step": 0.037, "local_step": 0.073, "send": "gradient"},
     "batches": {"schedule": "adagrad", "step": 0.37, "local_step": 0.23, "batch_size": 2},
-    "batches gradient": {"schedule": "constant", "step": 0.037, "batch_size": 2, "send": "gradient"},
+    "batches gradient": {
+        "schedule": "constant",
+        "step": 0.037,
+        "batch_size": 2,
+        "send": "gradient",
+    },
     "ball": {"schedule": "constant", "step": 0.37, "local_step": 0.29, "radius": 0.61},
-    "ball adagrad": {"schedule": "adagrad", "step": 0.37, "local_step": 0.53, "radius": 0.61, "batch_size": 2},
+    "ball adagrad": {
+        "schedule": "adagrad",
+        "step": 0.37,
+        "local_step": 0.53,
+        "radius": 0.61,
+        "batch_size": 2,
+    },
 }
 DATA = {
     None: twins.values(features=4),
@@ -185,10 +225,17 @@ def test_half_of_the_clients(variant):
 
 @pytest.mark.parametrize(
     ("kind", "loss", "variant"),
-    [(2, "logistic", "sqrt"), (3, "logistic", "batches"), (2, "squared", "batches gradient"), (3, "squared", "ball")],
+    [
+        (2, "logistic", "sqrt"),
+        (3, "logistic", "batches"),
+        (2, "squared", "batches gradient"),
+        (3, "squared", "ball"),
+    ],
 )
 def test_losses_of_labels(kind, loss, variant):
-    compare(fd.FedRes(**COLUMNS, loss=loss, **VARIANTS[variant]), DATA[kind], kind, participation=0.5)
+    compare(
+        fd.FedRes(**COLUMNS, loss=loss, **VARIANTS[variant]), DATA[kind], kind, participation=0.5
+    )
 
 
 def test_several_outputs():
@@ -197,7 +244,9 @@ def test_several_outputs():
 
 @pytest.mark.parametrize("missing", ["global_model", "local_model"])
 def test_one_model_alone(missing):
-    compare(fd.FedRes(**COLUMNS, **{missing: None}, **VARIANTS["sqrt"]), DATA[None], participation=0.5)
+    compare(
+        fd.FedRes(**COLUMNS, **{missing: None}, **VARIANTS["sqrt"]), DATA[None], participation=0.5
+    )
 
 
 @pytest.mark.parametrize("rule", ["aligned", "asymmetric", "misaligned"])
@@ -219,7 +268,7 @@ def test_nothing_arrives_in_the_first_round():
     compare(fd.FedRes(**COLUMNS, **VARIANTS["sqrt"]), DATA[None], delays=delays, rounds=4)
 
 
-# -- Algorithms 1 and 2, and fictitious play ---------------------------------------------------------------------------------
+# -- Algorithms 1 and 2, and fictitious play -------------------------------------------------------
 
 
 def fitted(x, y, radius):
@@ -232,7 +281,11 @@ def fitted(x, y, radius):
         return np.linalg.solve(x.T @ x + mu * np.eye(x.shape[1]), x.T @ y)
 
     most = np.linalg.norm(x.T @ y) / radius
-    return at(scipy.optimize.brentq(lambda mu: np.linalg.norm(at(mu)) - radius, 1e-12, most, xtol=1e-15, rtol=1e-14))
+    return at(
+        scipy.optimize.brentq(
+            lambda mu: np.linalg.norm(at(mu)) - radius, 1e-12, most, xtol=1e-15, rtol=1e-14
+        )
+    )
 
 
 class ErmTwin:
@@ -242,10 +295,13 @@ class ErmTwin:
         self.a, self.parts, self.p, self.delays = a, parts, participation, delays
         self.play = isinstance(a, fd.FictitiousPlay)
         m = parts[0][2].shape[1]
-        start = lambda given, size: np.zeros((size, m)) if given is None else np.array(given)[:, None]  # noqa: E731
+        start = lambda given, size: (  # noqa: E731
+            np.zeros((size, m)) if given is None else np.array(given)[:, None]
+        )
         self.w = start(a.start_global, parts[0][0].shape[1])
         self.local = [start(a.start_local, part[1].shape[1]) for part in parts]
-        self.rounds = [[] for _ in range(N)]  # of each client: (rows, w^g, w_i) in the order of its own rounds
+        # of each client: (rows, w^g, w_i) in the order of its own rounds
+        self.rounds = [[] for _ in range(N)]
         self.at = [{} for _ in range(N)]
         self.known = [0] * N  # how many of a client's rounds the server has
         self.loss, self.t, self.sent = np.zeros(N), 0, {}
@@ -256,8 +312,12 @@ class ErmTwin:
         return (v[at] for v in self.parts[i])
 
     def said(self, i, count, which):
-        """What the model of its own round said of each row: `which` is 1 for the global, 2 for the local model."""
-        return np.vstack([self.parts[i][which - 1][r[0]] @ r[which] for r in self.rounds[i][:count]])
+        """What the model of its own round said of each row: `which` is 1 for the global, 2 for the
+        local model.
+        """
+        return np.vstack(
+            [self.parts[i][which - 1][r[0]] @ r[which] for r in self.rounds[i][:count]]
+        )
 
     def round(self):
         self.t += 1
@@ -301,11 +361,15 @@ def compare_erm(algorithm, clients, classes=None, participation=1.0, delays=None
         states = twins.states_of(run)
         for i in range(N):
             if twin.rounds[i]:
-                twins.near(states[i]["local"], twin.local[i], what=f"local model {i} after round {t}")
+                twins.near(
+                    states[i]["local"], twin.local[i], what=f"local model {i} after round {t}"
+                )
                 twins.near(states[i]["loss"], twin.loss[i], what=f"losses of client {i}")
                 assert int(states[i]["t"]) == len(twin.rounds[i])
         everyone = sum(len(rounds) for rounds in twin.rounds)
-        twins.near(run.records.rows[-1]["online_loss"], twin.loss.sum() / everyone, what="online_loss")
+        twins.near(
+            run.records.rows[-1]["online_loss"], twin.loss.sum() / everyone, what="online_loss"
+        )
 
 
 ERM = {
@@ -333,14 +397,16 @@ def test_erm_under_delay(kind, variant):
     compare_erm(kind(**COLUMNS, **ERM[variant]), DATA[None], delays=twins.Delays())
 
 
-# -- the bandit --------------------------------------------------------------------------------------------------------------
+# -- the bandit ------------------------------------------------------------------------------------
 
 
 ACTIONS = 3
 
 
 def bandit(actionwise, seed=8):
-    """Contexts (3, 4), one for each action, or (4,) for all; targets are expected rewards in [0, 1]."""
+    """Contexts (3, 4), one for each action, or (4,) for all; targets are expected rewards in [0,
+    1].
+    """
     rng = np.random.default_rng(seed)
     clients = []
     for n in twins.SIZES:
@@ -350,7 +416,9 @@ def bandit(actionwise, seed=8):
 
 
 class BanditTwin:
-    """Section 5.1 and inverse-gap weighting, without delay; models are (d,) of an action's context or (3, d) of the row's."""
+    """Section 5.1 and inverse-gap weighting, without delay; models are (d,) of an action's context
+    or (3, d) of the row's.
+    """
 
     def __init__(self, a, clients, participation):
         self.a, self.p, self.data = a, participation, twins.double(clients)
@@ -415,12 +483,19 @@ class BanditTwin:
 
 BANDITS = {
     "epsilon": {"every": 2, "schedule": "sqrt", "step": 0.037, "local_step": 0.073},
-    "epsilon mean": {"every": 2, "schedule": "adagrad", "step": 0.37, "local_step": 0.23, "reward": "mean"},
-    "squarecb": {"explore": "squarecb", "gamma": 3.7, "schedule": "sqrt", "step": 0.37, "local_step": 0.23},
-    "squarecb gradient": {
-        "explore": "squarecb", "gamma": 3.7, "schedule": "constant", "step": 0.37, "send": "gradient", "reward": "mean",
+    "epsilon mean": {
+        "every": 2, "schedule": "adagrad", "step": 0.37, "local_step": 0.23, "reward": "mean",
     },
-    "ball": {"explore": "squarecb", "gamma": 9.1, "schedule": "adagrad", "step": 0.37, "radius": 0.53},
+    "squarecb": {
+        "explore": "squarecb", "gamma": 3.7, "schedule": "sqrt", "step": 0.37, "local_step": 0.23,
+    },
+    "squarecb gradient": {
+        "explore": "squarecb", "gamma": 3.7, "schedule": "constant", "step": 0.37,
+        "send": "gradient", "reward": "mean",
+    },
+    "ball": {
+        "explore": "squarecb", "gamma": 9.1, "schedule": "adagrad", "step": 0.37, "radius": 0.53,
+    },
 }  # fmt: skip
 
 
@@ -432,7 +507,8 @@ def test_bandits(variant, actionwise):
     twin = BanditTwin(algorithm, clients, 0.5)
     for t in range(1, 13):
         twin.round()
-        if t not in (2, 3, 12):  # after eleven rounds, a gamma_t of the wrong t would have taken another action
+        # after eleven rounds, a gamma_t of the wrong t would have taken another action
+        if t not in (2, 3, 12):
             continue
         run = twins.run(algorithm, clients, t, seed=SEED, participation=0.5)
         twins.near(run.state.w["weight"], twin.server.w, what=f"w after round {t}")
@@ -442,10 +518,16 @@ def test_bandits(variant, actionwise):
         for i in range(N):
             if not twin.count[i]:
                 continue
-            twins.near(states[i]["local"]["weight"], twin.local[i].w, what=f"local model {i} after round {t}")
+            twins.near(
+                states[i]["local"]["weight"],
+                twin.local[i].w,
+                what=f"local model {i} after round {t}",
+            )
             for name in ("regret", "reward", "loss"):
                 twins.near(states[i][name], getattr(twin, name)[i], what=f"{name} of client {i}")
             assert (int(states[i]["t"]), int(states[i]["n"])) == (twin.count[i], twin.explored[i])
         row = run.records.rows[-1]
         for name in ("regret", "reward"):
-            twins.near(row[name], getattr(twin, name).sum() / twin.count.sum(), what=f"history's {name}")
+            twins.near(
+                row[name], getattr(twin, name).sum() / twin.count.sum(), what=f"history's {name}"
+            )

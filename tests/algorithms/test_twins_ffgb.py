@@ -1,4 +1,6 @@
-"""FFGB, FFGBLipschitz and the distilled methods against NumPy over three rounds: half of six unequal clients, and delays."""
+"""FFGB, FFGBLipschitz and the distilled methods against NumPy over three rounds: half of six
+unequal clients, and delays.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ def fit_tree(x, target):
     return lambda rows: found.predict(rows).reshape(len(rows), -1)
 
 
-# -- Algorithms 1 to 3 -----------------------------------------------------------------------------------------------------
+# -- Algorithms 1 to 3 -----------------------------------------------------------------------------
 
 
 class Ensemble:
@@ -79,7 +81,16 @@ class Ensemble:
 
 
 class Twin:
-    def __init__(self, algorithm, clients, outputs, loss="squared", fit=fit_line, participation=1.0, delays=None):
+    def __init__(
+        self,
+        algorithm,
+        clients,
+        outputs,
+        loss="squared",
+        fit=fit_line,
+        participation=1.0,
+        delays=None,
+    ):
         self.a, self.outputs, self.loss, self.fit = algorithm, outputs, loss, fit
         self.data, self.p, self.delays = twins.double(clients), participation, delays
         self.f, self.sent, self.made, self.t = Ensemble(), {}, {}, 0
@@ -136,7 +147,9 @@ class Twin:
             came = [c for c in self.delays.arriving(t) if c[:2] in self.made]
         if not came:
             return
-        weight = self.rows[[i for i, _, _ in came]] if self.a.weights == "rows" else np.ones(len(came))
+        weight = (
+            self.rows[[i for i, _, _ in came]] if self.a.weights == "rows" else np.ones(len(came))
+        )
         total = Ensemble()
         for (i, _, version), share in zip(came, weight / weight.sum(), strict=True):
             # What a client has found, as a change of f by the steps of the round that it answers.
@@ -144,7 +157,9 @@ class Twin:
         self.f = total
 
     def changed(self, learn, i, version):
-        """The client's steps from the f that it was sent, made on the f of now: the same factor, the same functions."""
+        """The client's steps from the f that it was sent, made on the f of now: the same factor,
+        the same functions.
+        """
         then = self.sent[version]
         g = learn(i, then, version - 1)
         new = Ensemble(g.terms[len(then.terms) :])
@@ -154,7 +169,16 @@ class Twin:
         return self.f.times(factor).plus(1.0, new)
 
 
-def compare(algorithm, clients, outputs=1, classes=None, rounds=ROUNDS, probes=PROBES, tolerance=1e-5, **more):
+def compare(
+    algorithm,
+    clients,
+    outputs=1,
+    classes=None,
+    rounds=ROUNDS,
+    probes=PROBES,
+    tolerance=1e-5,
+    **more,
+):
     twin = Twin(algorithm, clients, outputs, **more)
     options = {"engine": twin.delays.engine} if twin.delays else {}
     for t in range(1, rounds + 1):
@@ -167,7 +191,11 @@ def compare(algorithm, clients, outputs=1, classes=None, rounds=ROUNDS, probes=P
         kept = {}
         for c, h in twin.f.terms:
             kept[id(h)] = kept.get(id(h), 0.0) + c
-        twins.near(np.sort(weights.double().numpy()), np.sort(list(kept.values())), what=f"weights after round {t}")
+        twins.near(
+            np.sort(weights.double().numpy()),
+            np.sort(list(kept.values())),
+            what=f"weights after round {t}",
+        )
     assert np.abs(want).max() > 1e-2
 
 
@@ -187,7 +215,13 @@ VARIANTS = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_rounds(variant, participation):
     algorithm = fd.FFGB(Line(fd.Linear()), **VARIANTS[variant])
-    compare(algorithm, twins.values(outputs=2), 2, rounds=4 if participation < 1 else 3, participation=participation)
+    compare(
+        algorithm,
+        twins.values(outputs=2),
+        2,
+        rounds=4 if participation < 1 else 3,
+        participation=participation,
+    )
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "logistic", "huber"])
@@ -201,7 +235,14 @@ def test_trees(variant):
     """One feature, so that no two splits are the same."""
     clients = twins.values(outputs=2, features=1)
     oracle = fd.Forest(trees=1, depth=2, extra=False, features=1.0)
-    compare(fd.FFGB(oracle, **VARIANTS[variant]), clients, 2, probes=PROBES[:, :1], fit=fit_tree, participation=0.5)
+    compare(
+        fd.FFGB(oracle, **VARIANTS[variant]),
+        clients,
+        2,
+        probes=PROBES[:, :1],
+        fit=fit_tree,
+        participation=0.5,
+    )
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
@@ -234,7 +275,7 @@ def test_lipschitz_with_late_messages():
     compare(algorithm, twins.values(), delays=twins.Delays(), rounds=4)
 
 
-# -- distillation ------------------------------------------------------------------------------------------------------------
+# -- distillation ----------------------------------------------------------------------------------
 
 
 def descend(how, loss, w, x, target, outputs):
@@ -261,13 +302,22 @@ DISTILLED = {
 @pytest.mark.parametrize("classes", [None, 3])
 @pytest.mark.parametrize("variant", DISTILLED)
 def test_functions_distilled(variant, classes):
-    """Equation 17. Clients' networks start from one draw a round and step; the student goes on from where it was."""
+    """Equation 17.
+
+    Clients' networks start from one draw a round and step; the student goes on from where it was.
+    """
     clients = twins.labels(3) if classes else twins.values(outputs=3)
     data, k, loss = twins.double(clients), 3, "cross_entropy" if classes else "squared"
     weak = fd.Linear(zero_start=False)
-    algorithm = fd.FFGBDistill(fd.Linear(), PROBES, weak=weak, oracle=FIT, student=STUDENT, **DISTILLED[variant])
+    algorithm = fd.FFGBDistill(
+        fd.Linear(), PROBES, weak=weak, oracle=FIT, student=STUDENT, **DISTILLED[variant]
+    )
     eta, mu, K = algorithm.step, algorithm.mu, algorithm.local_steps
-    spec, theta, public = twins.federation(clients, classes).spec, np.zeros(k * 4), PROBES.astype(float)
+    spec, theta, public = (
+        twins.federation(clients, classes).spec,
+        np.zeros(k * 4),
+        PROBES.astype(float),
+    )
     for t in range(1, ROUNDS + 1):
         who = twins.cohort(SEED, t, N, 0.5)
         weight = np.array([len(data[i][0]) if algorithm.weights == "rows" else 1.0 for i in who])
@@ -292,17 +342,29 @@ def test_functions_distilled(variant, classes):
 @pytest.mark.parametrize("classes", [None, 3])
 @pytest.mark.parametrize("weights", ["rows", "uniform"])
 def test_averages_distilled(weights, classes):
-    """FedDF: from the average of the clients' weights towards the plain mean of their outputs, through a softmax for classes."""
+    """FedDF: from the average of the clients' weights towards the plain mean of their outputs,
+    through a softmax for classes.
+    """
     clients = twins.labels(3) if classes else twins.values(outputs=3)
     data, k, loss = twins.double(clients), 3, "cross_entropy" if classes else "squared"
     algorithm = fd.FedAvgDistill(
-        lr=0.17, epochs=3, batch_size=None, weights=weights, model=fd.Linear(), public=PROBES, student=STUDENT
+        lr=0.17,
+        epochs=3,
+        batch_size=None,
+        weights=weights,
+        model=fd.Linear(),
+        public=PROBES,
+        student=STUDENT,
     )
     w, public = np.zeros(k * 4), PROBES.astype(float)
     for t in range(1, ROUNDS + 1):
         who = twins.cohort(SEED, t, N, 0.5)
         trained = [descend(FIT, loss, w, *data[i], k) for i in who]
-        rows = np.array([len(data[i][0]) for i in who], float) if weights == "rows" else np.ones(len(who))
+        rows = (
+            np.array([len(data[i][0]) for i in who], float)
+            if weights == "rows"
+            else np.ones(len(who))
+        )
         teacher = np.mean([outputs_of(v, public, k) for v in trained], 0)
         if classes:
             teacher = twins.softmax(teacher)

@@ -34,11 +34,15 @@ class Seen(fd.Algorithm):
         return fd.State(cohorts=[], drawn=[])
 
     def round(self, clients: Any, state: fd.State) -> fd.State:
-        return state.replace(cohorts=[*state.cohorts, clients.ids], drawn=[*state.drawn, clients.key])
+        return state.replace(
+            cohorts=[*state.cohorts, clients.ids], drawn=[*state.drawn, clients.key]
+        )
 
 
 def seen(fed: fd.Federation, rounds: int, participation: Any = PART, seed: int = SEED) -> fd.State:
-    return fd.run(Seen(), fed, rounds, seed=seed, participation=participation, evaluate_every=0).state
+    return fd.run(
+        Seen(), fed, rounds, seed=seed, participation=participation, evaluate_every=0
+    ).state
 
 
 @dataclass(eq=False)
@@ -99,7 +103,14 @@ class Case:
         """A bound that some of the gradients at the start exceed and others do not."""
         return (
             round(
-                float(np.median([np.linalg.norm(self.gradient(i)(self.start)) for i in range(len(self.rows))])),
+                float(
+                    np.median(
+                        [
+                            np.linalg.norm(self.gradient(i)(self.start))
+                            for i in range(len(self.rows))
+                        ]
+                    )
+                ),
                 2,
             )
             + 0.003
@@ -113,11 +124,17 @@ class Case:
         return sizes / sizes.sum() if kind == "rows" else np.full(len(sizes), 1 / len(sizes))
 
     def mean(self, replies: dict[int, np.ndarray], kind: str = "rows") -> np.ndarray:
-        return sum(p * r for p, r in zip(self.weights(replies, kind), replies.values(), strict=True))
+        return sum(
+            p * r for p, r in zip(self.weights(replies, kind), replies.values(), strict=True)
+        )
 
     def share(self, who: Iterable[int], kind: str) -> float:
         """The part of all rows, or of all clients, that takes part."""
-        return self.sizes[list(who)].sum() / self.sizes.sum() if kind == "rows" else len(list(who)) / len(self.sizes)
+        return (
+            self.sizes[list(who)].sum() / self.sizes.sum()
+            if kind == "rows"
+            else len(list(who)) / len(self.sizes)
+        )
 
 
 def values(seed: int = 3) -> Case:
@@ -125,7 +142,9 @@ def values(seed: int = 3) -> Case:
     rng = np.random.default_rng(seed)
     parts = []
     for n in SIZES:
-        x = (0.8 * rng.normal(size=(n, FEATURES)) + 0.3 * rng.normal(size=FEATURES)).astype(np.float32)
+        x = (0.8 * rng.normal(size=(n, FEATURES)) + 0.3 * rng.normal(size=FEATURES)).astype(
+            np.float32
+        )
         y = 0.6 * (x @ rng.normal(size=FEATURES)) + 0.5 * rng.normal() + 0.1 * rng.normal(size=n)
         parts.append((x, y.astype(np.float32)))
     return Case(parts, None)
@@ -193,12 +212,16 @@ def adam_memory(w: np.ndarray) -> dict[str, Any]:
 def flat(values: Any, name: str = "") -> dict[str, np.ndarray]:
     """Every tensor and number of a tree by its path; the form of the data (`spec`) is left out."""
     if isinstance(values, dict):
-        return {k: v for key, part in values.items() for k, v in flat(part, f"{name}/{key}").items()}
+        return {
+            k: v for key, part in values.items() for k, v in flat(part, f"{name}/{key}").items()
+        }
     if isinstance(values, list | tuple):
         return {k: v for i, part in enumerate(values) for k, v in flat(part, f"{name}/{i}").items()}
     if isinstance(values, fd.Spec) or values is None:
         return {}
-    values = values.double().numpy() if isinstance(values, torch.Tensor) else np.asarray(values, float)
+    values = (
+        values.double().numpy() if isinstance(values, torch.Tensor) else np.asarray(values, float)
+    )
     return {name: values}
 
 
@@ -216,7 +239,9 @@ def same(found: Any, want: Any, where: str, tolerance: float = 1e-5) -> None:
     for name, right in want.items():
         assert found[name].shape == right.shape, f"{where}: {name}"
         scale = sizes[name.removesuffix("/weight").removesuffix("/bias")]
-        np.testing.assert_allclose(found[name], right, rtol=0, atol=tolerance * scale, err_msg=f"{where}: {name}")
+        np.testing.assert_allclose(
+            found[name], right, rtol=0, atol=tolerance * scale, err_msg=f"{where}: {name}"
+        )
 
 
 def states_of(run: fd.Run) -> dict[int, Any]:
@@ -229,14 +254,22 @@ def states_of(run: fd.Run) -> dict[int, Any]:
 
 
 def _pick(stacked: Any, slot: int) -> Any:
-    return {k: _pick(v, slot) for k, v in stacked.items()} if isinstance(stacked, dict) else stacked[slot]
+    return (
+        {k: _pick(v, slot) for k, v in stacked.items()}
+        if isinstance(stacked, dict)
+        else stacked[slot]
+    )
 
 
-def compare(algorithm: fd.Algorithm, case: Case, twin: Rounds, tolerance: float = 1e-5) -> list[fd.Run]:
+def compare(
+    algorithm: fd.Algorithm, case: Case, twin: Rounds, tolerance: float = 1e-5
+) -> list[fd.Run]:
     """Runs of one, two and three rounds against the twin's three states."""
     runs = []
     for done, (server, clients) in enumerate(twin, 1):
-        run = fd.run(algorithm, case.fed, done, seed=case.seed, participation=PART, evaluate_every=0)
+        run = fd.run(
+            algorithm, case.fed, done, seed=case.seed, participation=PART, evaluate_every=0
+        )
         same(run.state, server, f"the server after round {done}", tolerance)
         same(states_of(run), clients, f"the clients after round {done}", tolerance)
         runs.append(run)

@@ -1,4 +1,6 @@
-"""What the NumPy twins of the five paper families share: tiny federations, draws, delays, and comparisons."""
+"""What the NumPy twins of the five paper families share: tiny federations, draws, delays, and
+comparisons.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,14 @@ SIZES = (2, 7, 3, 8, 5, 4)
 """Rows of the six clients: no two are alike."""
 
 UP, DOWN = (0, 1, 2, 0, 1, 0), (1, 0, 0, 2, 1, 0)
-"""Delays of the six clients: each has a pair of its own, and their round trips are from 0 to 2 rounds."""
+"""Delays of the six clients: each has a pair of its own, and their round trips are from 0 to 2
+rounds.
+"""
 
 _COHORT, _SERVER = 0xFFFFFFFE, 0xFFFFFFFF
 
 
-# -- data ----------------------------------------------------------------------------------------------------------------
+# -- data ------------------------------------------------------------------------------------------
 
 
 def values(outputs=1, features=3, sizes=SIZES, seed=5):
@@ -50,10 +54,13 @@ def federation(clients, classes=None):
 
 def double(clients):
     """The same rows as float64, with targets (n, k)."""
-    return [(x.astype(float), y if y.dtype.kind == "i" else y.astype(float).reshape(len(y), -1)) for x, y in clients]
+    return [
+        (x.astype(float), y if y.dtype.kind == "i" else y.astype(float).reshape(len(y), -1))
+        for x, y in clients
+    ]
 
 
-# -- draws ---------------------------------------------------------------------------------------------------------------
+# -- draws -----------------------------------------------------------------------------------------
 
 
 def cohort(seed, t, n, participation):
@@ -76,11 +83,13 @@ def client_key(seed, t, i, exchange=0):
     return random.fold(random.key(seed), t, exchange, i)
 
 
-# -- delays --------------------------------------------------------------------------------------------------------------
+# -- delays ----------------------------------------------------------------------------------------
 
 
 class Delays:
-    """In round t client i acts on the broadcast of round max(t - down_i, 1); its reply is there in round t + up_i."""
+    """In round t client i acts on the broadcast of round max(t - down_i, 1); its reply is there in
+    round t + up_i.
+    """
 
     def __init__(self, up=UP, down=DOWN):
         self.up, self.down, self.n = up, down, len(up)
@@ -89,7 +98,9 @@ class Delays:
         return max(t - self.down[i], 1)
 
     def arriving(self, t):
-        """(client, the round in which it acted, the round of the broadcast that it acted on) of all replies of round t."""
+        """(client, the round in which it acted, the round of the broadcast that it acted on) of all
+        replies of round t.
+        """
         made = [(i, t - self.up[i]) for i in range(self.n) if t - self.up[i] >= 1]
         return [(i, s, self.version(s, i)) for i, s in made]
 
@@ -98,7 +109,7 @@ class Delays:
         return fd.Delayed(up=self.up, down=self.down)
 
 
-# -- runs ----------------------------------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------
 
 
 def run(algorithm, clients, rounds, classes=None, **options):
@@ -132,10 +143,12 @@ def near(got, want, tolerance=1e-5, what=""):
     want = np.asarray(want, float)
     assert got.size == want.size, f"{what}: {got.shape} instead of {want.shape}"
     got, scale = got.reshape(want.shape), np.abs(want[np.isfinite(want)]).max(initial=0)
-    np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance * max(scale, 1e-6), err_msg=what)
+    np.testing.assert_allclose(
+        got, want, rtol=tolerance, atol=tolerance * max(scale, 1e-6), err_msg=what
+    )
 
 
-# -- losses of linear models -----------------------------------------------------------------------------------------------
+# -- losses of linear models -----------------------------------------------------------------------
 
 
 def softmax(f):

@@ -45,27 +45,44 @@ def client():
 
 def test_psnr_by_hand():
     black = torch.zeros(1, 2, 2)
-    assert psnr(torch.full((1, 2, 2), 0.1, dtype=torch.float64), black) == pytest.approx(20.0)  # 10 log10(1 / 0.01)
-    assert psnr(torch.tensor([[[1.0, 0.0], [0.0, 0.0]]]), black) == pytest.approx(10 * math.log10(4))  # error 1/4
-    assert psnr(torch.full((2, 2), 25.5, dtype=torch.float64), torch.zeros(2, 2), span=255) == pytest.approx(20.0)
+    # 10 log10(1 / 0.01)
+    assert psnr(torch.full((1, 2, 2), 0.1, dtype=torch.float64), black) == pytest.approx(20.0)
+    # error 1/4
+    assert psnr(torch.tensor([[[1.0, 0.0], [0.0, 0.0]]]), black) == pytest.approx(
+        10 * math.log10(4)
+    )
+    assert psnr(
+        torch.full((2, 2), 25.5, dtype=torch.float64), torch.zeros(2, 2), span=255
+    ) == pytest.approx(20.0)
     assert psnr(black, black) == math.inf
 
 
 def test_network_is_the_lenet_of_dlg():
-    shapes = {k: tuple(v.shape) for k, v in SigmoidLeNet().init(Spec((3, 32, 32), 100, 100), random.key(0)).items()}
-    assert shapes["weight"] == (100, 768) and shapes["conv0"] == (12, 3, 5, 5) and shapes["conv2"] == (12, 12, 5, 5)
+    shapes = {
+        k: tuple(v.shape)
+        for k, v in SigmoidLeNet().init(Spec((3, 32, 32), 100, 100), random.key(0)).items()
+    }
+    assert (
+        shapes["weight"] == (100, 768)
+        and shapes["conv0"] == (12, 3, 5, 5)
+        and shapes["conv2"] == (12, 12, 5, 5)
+    )
     params = SigmoidLeNet().init(SPEC, random.key(0))
     flat = torch.cat([p.flatten() for p in params.values()])
     assert -0.5 <= flat.min() < -0.45 and 0.45 < flat.max() <= 0.5
     for side in (8, 9, 11, 28):  # the last layer fits whatever the side
         spec = Spec((1, side, side), 3, 3)
-        assert SigmoidLeNet().apply(SigmoidLeNet().init(spec, random.key(0)), torch.zeros(2, 1, side, side)).shape == (2, 3)
+        assert SigmoidLeNet().apply(
+            SigmoidLeNet().init(spec, random.key(0)), torch.zeros(2, 1, side, side)
+        ).shape == (2, 3)
 
 
 def test_gradient_agrees_with_an_independent_one(client):
     params, x, y, g = client
     leaves = {k: v.clone().requires_grad_() for k, v in params.items()}
-    torch.nn.functional.cross_entropy(SigmoidLeNet().apply(leaves, x[None]), torch.tensor([y])).backward()
+    torch.nn.functional.cross_entropy(
+        SigmoidLeNet().apply(leaves, x[None]), torch.tensor([y])
+    ).backward()
     for name, p in leaves.items():
         torch.testing.assert_close(g[name], p.grad)
 
@@ -94,21 +111,36 @@ def test_noise_is_relative_to_the_root_mean_square(client):
 
 
 def test_mismatch_by_hand():
-    g = {"w": torch.tensor([3.0, 0.0], dtype=torch.float64), "b": torch.tensor([4.0], dtype=torch.float64)}
-    other = {"w": torch.tensor([0.0, 0.0], dtype=torch.float64), "b": torch.tensor([10.0], dtype=torch.float64)}
+    g = {
+        "w": torch.tensor([3.0, 0.0], dtype=torch.float64),
+        "b": torch.tensor([4.0], dtype=torch.float64),
+    }
+    other = {
+        "w": torch.tensor([0.0, 0.0], dtype=torch.float64),
+        "b": torch.tensor([10.0], dtype=torch.float64),
+    }
 
     def value(domain, at):
         domain = domain and domain_of(domain)
         return float(mismatch(leakage.opened(message(g, domain), domain, g), domain)(at))
 
     assert value(None, other) == pytest.approx((9 + 36) / 25)
-    assert value(fd.L2Ball(7.0), other) == pytest.approx(1 - 4 / 5)  # the cosine of (3, 0, 4) and (0, 0, 10)
+    # the cosine of (3, 0, 4) and (0, 0, 10)
+    assert value(fd.L2Ball(7.0), other) == pytest.approx(1 - 4 / 5)
     rms = 10 / math.sqrt(3)
     signed = [0.0, 0.0, 10 / rms, 0.0, 0.0, -10 / rms]
-    assert value(fd.L1Ball(7.0), other) == pytest.approx(math.log(sum(map(math.exp, signed))) - 10 / rms)
-    # Signs of -g are (-, +, -) with a zero counted as +. At (-1, 0, 4) the first is wrong: the gap is 2 radius 1.
-    at = {"w": torch.tensor([-1.0, 0.0], dtype=torch.float64), "b": torch.tensor([4.0], dtype=torch.float64)}
-    assert value(fd.LInfBall(2.0), at) == pytest.approx(2 * 2 * 1 / (2 * 2 * math.sqrt(3) * math.sqrt(17)))
+    assert value(fd.L1Ball(7.0), other) == pytest.approx(
+        math.log(sum(map(math.exp, signed))) - 10 / rms
+    )
+    # Signs of -g are (-, +, -) with a zero counted as +. At (-1, 0, 4) the first is wrong: the gap
+    # is 2 radius 1.
+    at = {
+        "w": torch.tensor([-1.0, 0.0], dtype=torch.float64),
+        "b": torch.tensor([4.0], dtype=torch.float64),
+    }
+    assert value(fd.LInfBall(2.0), at) == pytest.approx(
+        2 * 2 * 1 / (2 * 2 * math.sqrt(3) * math.sqrt(17))
+    )
     # Over the simplex the least entry wins, which is the second.
     assert value(fd.Simplex(1.0), other) == pytest.approx(math.log(2 + math.exp(-10 / rms)))
     # Each tensor on its own: (3, 0) and (0, 0) are uncorrelated, 4 and 10 have one direction.
@@ -138,17 +170,28 @@ def test_the_true_gradient_explains_its_message(client, domain):
 
 
 def test_the_surrogate_of_one_entry_has_a_slope(client):
-    """The message itself is constant almost everywhere; an attack without a slope would prove nothing."""
+    """The message itself is constant almost everywhere; an attack without a slope would prove
+    nothing.
+    """
     params, _, y, g = client
     domain = domain_of(fd.L1Ball(1.0))
     distance = mismatch(leakage.opened(message(g, domain), domain, params), domain)
     precise = {k: v.double() for k, v in params.items()}
     dummy = torch.full((1, 8, 8), 0.5, dtype=torch.float64, requires_grad=True)
-    loss = distance(gradient(SigmoidLeNet(), precise, dummy, torch.eye(10, dtype=torch.float64)[y], graph=True))
+    loss = distance(
+        gradient(SigmoidLeNet(), precise, dummy, torch.eye(10, dtype=torch.float64)[y], graph=True)
+    )
     (slope,) = torch.autograd.grad(loss, dummy)
     assert float(slope.abs().min()) > 0
     ends = [
-        distance(gradient(SigmoidLeNet(), precise, dummy.detach() + step, torch.eye(10, dtype=torch.float64)[y]))
+        distance(
+            gradient(
+                SigmoidLeNet(),
+                precise,
+                dummy.detach() + step,
+                torch.eye(10, dtype=torch.float64)[y],
+            )
+        )
         for step in (1e-6, -1e-6)
     ]
     assert float(ends[0] - ends[1]) / 2e-6 == pytest.approx(float(slope.sum()), rel=1e-4)
@@ -160,8 +203,10 @@ def test_label_shown_by_hand():
 
     ball = domain_of(fd.L1Ball(1.0))
     nothing = [[0.0, 0.0]] * 3
-    assert label_shown(seen(nothing, [0.2, -0.9, 0.7]), None, 3) == 1  # the gradient: negative at the label
-    assert label_shown(seen(nothing, [-0.2, 0.9, -0.7]), ball, 3) == 1  # a step: against the gradient
+    # the gradient: negative at the label
+    assert label_shown(seen(nothing, [0.2, -0.9, 0.7]), None, 3) == 1
+    # a step: against the gradient
+    assert label_shown(seen(nothing, [-0.2, 0.9, -0.7]), ball, 3) == 1
     assert label_shown(seen(nothing, [0.0, 0.0, -1.0]), ball, 3) is None  # only: not label 2
     assert label_shown(seen([[0.0, 0.0], [0.0, 0.0], [0.0, 1.0]], [0.0] * 3), ball, 3) == 2
     assert label_shown(seen(nothing, [0.0] * 3), ball, 3) is None  # the entry lies in another layer
@@ -205,13 +250,18 @@ def test_result_is_consistent(digit):
 
 
 def test_twins_by_brute_force(digit):
-    """With the network of the audit: images whose largest gradient entry has the same place and sign."""
+    """With the network of the audit: images whose largest gradient entry has the same place and
+    sign.
+    """
     data = fd.load("digits", scale=None)
     params = SigmoidLeNet().init(SPEC, random.fold(random.key(0), 0))
 
     def largest(i):
         g = gradient(
-            SigmoidLeNet(), params, torch.tensor(data.x_train[i]).reshape(1, 8, 8) / 16, torch.eye(10)[data.y_train[i]]
+            SigmoidLeNet(),
+            params,
+            torch.tensor(data.x_train[i]).reshape(1, 8, 8) / 16,
+            torch.eye(10)[data.y_train[i]],
         )
         flat = torch.cat([v.flatten() for v in g.values()])
         return int(flat.abs().argmax()), bool(flat[flat.abs().argmax()] > 0)
@@ -228,8 +278,16 @@ def test_no_other_image_has_the_same_gradient(digit):
 
 def test_same_seed_same_numbers():
     before = torch.get_rng_state()
-    settings = {"messages": {"L2": fd.L2Ball(1.0)}, "iterations": 5, "restarts": 1, "others": 0, "noise": 0.1}
-    a, b, c = (audit_leakage("digits", 0, **settings, seed=seed).messages["L2"] for seed in (1, 1, 2))
+    settings = {
+        "messages": {"L2": fd.L2Ball(1.0)},
+        "iterations": 5,
+        "restarts": 1,
+        "others": 0,
+        "noise": 0.1,
+    }
+    a, b, c = (
+        audit_leakage("digits", 0, **settings, seed=seed).messages["L2"] for seed in (1, 1, 2)
+    )
     assert a.psnr == b.psnr and a.loss == b.loss and torch.equal(a.image, b.image)
     assert a.psnr != c.psnr
     assert torch.equal(before, torch.get_rng_state())
@@ -237,30 +295,41 @@ def test_same_seed_same_numbers():
 
 def test_radius_changes_nothing_for_the_observer():
     runs = [
-        audit_leakage("digits", 0, messages={"L1": fd.L1Ball(r)}, iterations=5, restarts=1, others=0).messages["L1"]
+        audit_leakage(
+            "digits", 0, messages={"L1": fd.L1Ball(r)}, iterations=5, restarts=1, others=0
+        ).messages["L1"]
         for r in (1.0, 64.0)
     ]
     assert runs[0].loss == pytest.approx(runs[1].loss) and runs[0].label == runs[1].label
 
 
 def test_label_can_be_looked_for_as_well():
-    found = audit_leakage("digits", 3, messages={"g": None}, iterations=100, restarts=1, others=0, label="optimise").messages[
-        "g"
-    ]
+    found = audit_leakage(
+        "digits", 3, messages={"g": None}, iterations=100, restarts=1, others=0, label="optimise"
+    ).messages["g"]
     assert not found.label_shown
     assert found.psnr[-1] > 25 and found.label == fd.load("digits").y_train[3]
 
 
 def test_noise_hides_some_of_it():
     settings = {"messages": {"g": None}, "iterations": 40, "restarts": 1, "others": 0}
-    clean, noise = (audit_leakage("digits", 3, **settings, noise=n).messages["g"].psnr[-1] for n in (0.0, 1.0))
+    clean, noise = (
+        audit_leakage("digits", 3, **settings, noise=n).messages["g"].psnr[-1] for n in (0.0, 1.0)
+    )
     assert noise < clean - 10
 
 
 def test_restarts_keep_the_least_mismatch():
     def last(restarts):
         return (
-            audit_leakage("digits", 0, messages={"L2": fd.L2Ball(1.0)}, iterations=4, restarts=restarts, others=0)
+            audit_leakage(
+                "digits",
+                0,
+                messages={"L2": fd.L2Ball(1.0)},
+                iterations=4,
+                restarts=restarts,
+                others=0,
+            )
             .messages["L2"]
             .loss[-1]
         )
@@ -270,8 +339,9 @@ def test_restarts_keep_the_least_mismatch():
 
 def test_other_models_and_sets():
     found = audit_leakage(
-        "digits", 0, model=fd.MLP((16,)), messages={"signs": fd.LInfBall(1.0), "layers": fd.PerLayer(fd.L1Ball(1.0))},
-        iterations=3, restarts=1, others=20,
+        "digits", 0, model=fd.MLP((16,)),
+        messages={"signs": fd.LInfBall(1.0), "layers": fd.PerLayer(fd.L1Ball(1.0))}, iterations=3,
+        restarts=1, others=20,
     )  # fmt: skip
     assert set(found.messages) == {"signs", "layers"}
     assert found.messages["signs"].bytes > found.messages["layers"].bytes
@@ -279,10 +349,30 @@ def test_other_models_and_sets():
 
 def test_attack_stops_when_all_is_explained_or_nothing_is_finite():
     target = torch.full((1, 2, 2), 0.25, dtype=torch.float64)
-    guesses = list(attack(lambda x, _: (x - target).square().sum(), (1, 2, 2), 3, key=random.key(0), iterations=50, label=1))
+    guesses = list(
+        attack(
+            lambda x, _: (x - target).square().sum(),
+            (1, 2, 2),
+            3,
+            key=random.key(0),
+            iterations=50,
+            label=1,
+        )
+    )
     assert len(guesses) < 10 and guesses[-1].loss < leakage.ENOUGH and guesses[-1].label == 1
     torch.testing.assert_close(guesses[-1].image, target.float())
-    assert list(attack(lambda x, y: (x.sum() + y.sum()) * math.nan, (1, 2, 2), 3, key=random.key(0), iterations=5)) == []
+    assert (
+        list(
+            attack(
+                lambda x, y: (x.sum() + y.sum()) * math.nan,
+                (1, 2, 2),
+                3,
+                key=random.key(0),
+                iterations=5,
+            )
+        )
+        == []
+    )
 
 
 def test_images_are_scaled_to_the_range_of_the_set():
@@ -329,7 +419,9 @@ def test_public_names():
 
 @pytest.mark.parametrize("ending", ["svg", "png"])
 def test_picture(digit, tmp_path, ending):
-    first, second = (digit.picture(tmp_path / "new" / f"{name}.{ending}").read_bytes() for name in "ab")
+    first, second = (
+        digit.picture(tmp_path / "new" / f"{name}.{ending}").read_bytes() for name in "ab"
+    )
     assert first == second
     assert first.startswith(b"<?xml" if ending == "svg" else b"\x89PNG")
 
@@ -353,7 +445,9 @@ def cli(tmp_path, monkeypatch):
 
 
 def test_command(cli, tmp_path):
-    text = cli("digits", "--image", "3", "--iterations", "3", "--restarts", "1", "--out", "p.svg").output
+    text = cli(
+        "digits", "--image", "3", "--iterations", "3", "--restarts", "1", "--out", "p.svg"
+    ).output
     for words in (
         "training image 3, label 4",
         "gradient",

@@ -43,7 +43,12 @@ def test_philox_gives_the_known_answers_of_random123(counter, key, expected):
 
 
 def test_stream_counts_blocks_from_zero():
-    assert random.words(random.key(0), 4).tolist() == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    assert random.words(random.key(0), 4).tolist() == [
+        0x6627E8D5,
+        0xE169C58D,
+        0xBC57AC4C,
+        0x9B00DBD8,
+    ]
 
 
 @pytest.mark.parametrize("name", DRAWS)
@@ -66,7 +71,9 @@ def test_longer_draw_begins_with_the_shorter_one(draw, dtype):
 def test_longer_integers_and_words_begin_with_the_shorter_ones():
     for n in range(1, 20):
         assert torch.equal(random.words(random.key(5), n), random.words(random.key(5), 64)[:n])
-        assert torch.equal(random.integers(random.key(5), n, 99), random.integers(random.key(5), 64, 99)[:n])
+        assert torch.equal(
+            random.integers(random.key(5), n, 99), random.integers(random.key(5), 64, 99)[:n]
+        )
 
 
 def test_permutation_is_one_and_puts_invalid_positions_last_in_order():
@@ -105,7 +112,9 @@ def test_a_few_of_many_are_those_drawn_first(n, size):
 
 def test_more_is_drawn_where_too_many_came_twice(monkeypatch):
     counts = []
-    monkeypatch.setattr(random, "integers", lambda key, n, high: counts.append(n) or torch.arange(n) // 2)
+    monkeypatch.setattr(
+        random, "integers", lambda key, n, high: counts.append(n) or torch.arange(n) // 2
+    )
     assert random.subset(random.key(0), 10_000, 100).tolist() == list(range(100))
     assert counts == [165, 330]
 
@@ -125,7 +134,9 @@ def test_permutation_valid_may_be_batched():
 def test_permutations_are_uniform():
     keys = random.fold(random.key(8), torch.arange(24_000))
     orders = random.permutation(keys, 4)
-    counts = np.unique((orders * torch.tensor([64, 16, 4, 1])).sum(1).numpy(), return_counts=True)[1]
+    counts = np.unique((orders * torch.tensor([64, 16, 4, 1])).sum(1).numpy(), return_counts=True)[
+        1
+    ]
     assert len(counts) == 24
     assert scipy.stats.chisquare(counts).pvalue > 1e-3
 
@@ -159,7 +170,9 @@ def test_integers_are_uniform_and_in_range():
 
 def test_integers_have_a_bound_for_each_batch_entry():
     high = torch.arange(1, 8)
-    looped = torch.stack([random.integers(k, (7, 3), int(h)) for k, h in zip(KEYS, high, strict=True)])
+    looped = torch.stack(
+        [random.integers(k, (7, 3), int(h)) for k, h in zip(KEYS, high, strict=True)]
+    )
     assert torch.equal(random.integers(KEYS, (7, 3), high), looped)
     assert torch.equal(vmap(lambda k, h: random.integers(k, (7, 3), h))(KEYS, high), looped)
 

@@ -47,15 +47,32 @@ def test_leaves_and_map_see_every_container():
 def test_forms_tell_trees_apart():
     form = lambda t: tree.flatten(t)[1]  # noqa: E731
     assert form({"a": 1, "b": [2]}) == form({"a": 5, "b": [6]})
-    different = [{"a": 1, "b": [2, 3]}, {"a": 1, "c": [2]}, {"a": 1, "b": (2,)}, State(a=1, b=[2]), [1, [2]], 1]
+    different = [
+        {"a": 1, "b": [2, 3]},
+        {"a": 1, "c": [2]},
+        {"a": 1, "b": (2,)},
+        State(a=1, b=[2]),
+        [1, [2]],
+        1,
+    ]
     assert all(form(t) != form({"a": 1, "b": [2]}) for t in different)
     assert form(Poly(torch.ones(1), 2)) != form(Poly(torch.ones(1), 3))
 
 
 def test_map_meets_other_trees_by_name_and_refuses_other_forms():
-    assert tree.map(lambda a, b: a - b, {"x": 5, "y": [7]}, {"y": [1], "x": 2}) == {"x": 3, "y": [6]}
+    assert tree.map(lambda a, b: a - b, {"x": 5, "y": [7]}, {"y": [1], "x": 2}) == {
+        "x": 3,
+        "y": [6],
+    }
     assert tree.map(lambda a, b: (a, b), [1], [{"deep": 2}]) == [(1, {"deep": 2})]
-    for other in ({"x": 1}, {"x": 1, "z": [2]}, {"x": 1, "y": [2, 3]}, {"x": 1, "y": (2,)}, 4, [1, [2]]):
+    for other in (
+        {"x": 1},
+        {"x": 1, "z": [2]},
+        {"x": 1, "y": [2, 3]},
+        {"x": 1, "y": (2,)},
+        4,
+        [1, [2]],
+    ):
         with pytest.raises(ValueError, match="trees differ"):
             tree.map(lambda a, b: a, {"x": 5, "y": [7]}, other)
 
@@ -96,7 +113,13 @@ def test_all_finite():
 
 
 def test_dissolve_and_restore_are_inverse():
-    t = State(w=torch.ones(2), l=[1, 2.5, True, None, "s"], t=(torch.zeros(()),), d={"x": State()}, p=Poly(torch.ones(1), 4))
+    t = State(
+        w=torch.ones(2),
+        l=[1, 2.5, True, None, "s"],
+        t=(torch.zeros(()),),
+        d={"x": State()},
+        p=Poly(torch.ones(1), 4),
+    )
     form, tensors = tree.dissolve(t)
     back = tree.restore(json.loads(json.dumps(form)), tensors)
     assert isinstance(back, State)

@@ -41,7 +41,8 @@ def test_version(cli):
 
 
 @pytest.mark.parametrize(
-    "command", ["demo", "run", "compare", "tune", "diagnose", "report", "data list", "data get", "data show"]
+    "command",
+    ["demo", "run", "compare", "tune", "diagnose", "report", "data list", "data get", "data show"],
 )
 def test_help_has_an_example(cli, command):
     text = cli(*command.split(), "--help").output
@@ -57,7 +58,15 @@ def test_help_lists_the_commands(cli):
 
 def test_demo(cli, tmp_path):
     result = cli("demo", "--rounds", "2", "--seeds", "1", "--out", "d")
-    for name in ("FedAvg", "FedProx", "Scaffold", "FedDyn", "Independent", "Central", "target: accuracy"):
+    for name in (
+        "FedAvg",
+        "FedProx",
+        "Scaffold",
+        "FedDyn",
+        "Independent",
+        "Central",
+        "target: accuracy",
+    ):
         assert name in result.output
     page = tmp_path / "d" / "report.html"
     assert f"page: {Path('d') / 'report.html'}" in result.output
@@ -65,7 +74,9 @@ def test_demo(cli, tmp_path):
 
 
 def test_run_then_report(cli, tmp_path):
-    (tmp_path / "c.toml").write_text(CONFIG.format('algorithm = { type = "FedAvg" }\noutput = { run = "a.safetensors" }'))
+    (tmp_path / "c.toml").write_text(
+        CONFIG.format('algorithm = { type = "FedAvg" }\noutput = { run = "a.safetensors" }')
+    )
     result = cli("run", "c.toml")
     assert "accuracy" in result.output
     assert "run:  a.safetensors" in result.output
@@ -74,7 +85,9 @@ def test_run_then_report(cli, tmp_path):
     result = cli("report", "a.safetensors", "--out", "p.html", "--target", "0.5")
     assert "target: accuracy at least 0.5000" in result.output
     assert (tmp_path / "p.html").is_file()
-    assert "already among the runs" in cli("report", "a.safetensors", "b.safetensors", code=2).stderr
+    assert (
+        "already among the runs" in cli("report", "a.safetensors", "b.safetensors", code=2).stderr
+    )
 
 
 def test_the_seed_of_the_file_is_that_of_the_run(cli, tmp_path):
@@ -85,13 +98,18 @@ def test_the_seed_of_the_file_is_that_of_the_run(cli, tmp_path):
 
 
 def test_run_writes_a_page_when_asked(cli, tmp_path):
-    (tmp_path / "c.toml").write_text(CONFIG.format('algorithm = { type = "FedAvg" }\noutput = { report = "p.html" }'))
+    (tmp_path / "c.toml").write_text(
+        CONFIG.format('algorithm = { type = "FedAvg" }\noutput = { report = "p.html" }')
+    )
     cli("run", "c.toml")
     assert (tmp_path / "p.html").is_file()
 
 
 def test_compare_and_report_on_its_folder(cli, tmp_path):
-    text = 'algorithms.FedAvg = { lr = 0.1 }\nalgorithms.Central = {}\noutput = { runs = "runs", report = "p.html" }'
+    text = (
+        'algorithms.FedAvg = { lr = 0.1 }\nalgorithms.Central = {}\noutput = { runs = "runs", '
+        'report = "p.html" }'
+    )
     (tmp_path / "c.toml").write_text(CONFIG.format(text))
     first = cli("compare", "c.toml").output
     assert "2 files in runs" in first
@@ -105,7 +123,9 @@ def test_the_configs_in_the_help_work(cli, tmp_path):
     for command in ("run", "compare", "tune"):
         text = cli(command, "--help").output
         lines = [line.strip() for line in text.splitlines() if re.match(r"\s+[\w.]+\s*= \{", line)]
-        config = "\n".join(lines).replace("rounds = 30", "rounds = 1").replace("seeds = 3", "seeds = 1")
+        config = (
+            "\n".join(lines).replace("rounds = 30", "rounds = 1").replace("seeds = 3", "seeds = 1")
+        )
         assert set(tomllib.loads(config)) >= {"data", "split", "run"}
         (tmp_path / "c.toml").write_text(config)
         cli(command, "c.toml")
@@ -137,7 +157,10 @@ def test_errors_are_one_message_and_exit_code_2(cli, arguments, message):
 def test_config_errors(cli, tmp_path):
     (tmp_path / "c.toml").write_text(CONFIG.format('algorithm = { type = "FedAvg", lr = "0.1" }'))
     result = cli("run", "c.toml", code=2)
-    assert result.stderr.strip() == "foedus: error: c.toml: algorithm.lr: '0.1' is text, but must be a number"
+    assert (
+        result.stderr.strip()
+        == "foedus: error: c.toml: algorithm.lr: '0.1' is text, but must be a number"
+    )
 
 
 def test_unwritable_page(cli, tmp_path):
@@ -151,7 +174,9 @@ def test_divergence_has_exit_code_1(cli, tmp_path):
     (tmp_path / "c.toml").write_text(CONFIG.format(f"algorithm = {bad}"))
     result = cli("run", "c.toml", code=1)
     assert "round" in result.stderr
-    (tmp_path / "c.toml").write_text(CONFIG.format(f"algorithms.bad = {bad}\nalgorithms.Central = {{}}"))
+    (tmp_path / "c.toml").write_text(
+        CONFIG.format(f"algorithms.bad = {bad}\nalgorithms.Central = {{}}")
+    )
     result = cli("compare", "c.toml")  # the others are worth having
     assert "diverged in round" in result.output
     (tmp_path / "c.toml").write_text(CONFIG.format(f"algorithms.bad = {bad}"))
@@ -199,7 +224,10 @@ def test_the_examples_run_in_a_process_of_their_own(tmp_path):
 
     example = Path(__file__).parents[2] / "examples" / "run.toml"
     done = subprocess.run(
-        [sys.executable, "-m", "foedus.cli", "run", str(example)], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-m", "foedus.cli", "run", str(example)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert "accuracy" in done.stdout
@@ -235,7 +263,7 @@ def test_resume_from_the_command_line(tmp_path):
     assert CliRunner().invoke(app, ["run", str(config), "--resume"]).exit_code == 0
 
 
-# -- diagnose ----------------------------------------------------------------------------------------------------------
+# -- diagnose --------------------------------------------------------------------------------------
 
 
 FEDERATION = """
@@ -246,9 +274,19 @@ split = { scheme = "labels", clients = 4, per_client = 2 }
 
 def test_diagnose_measures_and_advises(cli, tmp_path):
     (tmp_path / "f.toml").write_text(FEDERATION)
-    output = cli("diagnose", "f.toml", "--iterations", 8, "--out", "d/p.html", "--plot", "p.svg").output
+    output = cli(
+        "diagnose", "f.toml", "--iterations", 8, "--out", "d/p.html", "--plot", "p.svg"
+    ).output
     assert "wine: 4 clients, labels per_client=2" in output
-    for measure in ("label TV", "omega_TV", "omega_W1", "Delta_D", "Delta_f", "spectral radius", "task similarity"):
+    for measure in (
+        "label TV",
+        "omega_TV",
+        "omega_W1",
+        "Delta_D",
+        "Delta_f",
+        "spectral radius",
+        "task similarity",
+    ):
         assert re.search(rf"^.*{measure}.*  -?[\d.]+  \S", output, re.M), measure
     found = fd.diagnose(fd.split(fd.load("wine"), "labels", clients=4, per_client=2), iterations=8)
     assert str(found) in output
@@ -259,7 +297,9 @@ def test_diagnose_measures_and_advises(cli, tmp_path):
 def test_diagnose_looks_at_the_features_of_the_file(cli):
     output = cli("diagnose", EXAMPLES / "fednewton.toml", "--iterations", 8).output
     assert re.search(
-        r"spectral radius +[\d.]+  plain Newton diverges; fd.RandomFourier\(500, bandwidth=4.0\), reg=0.0001", output
+        r"spectral radius +[\d.]+  plain Newton diverges; fd.RandomFourier\(500, bandwidth=4.0\), "
+        r"reg=0.0001",
+        output,
     )
     assert re.search(r"one model for all: fd.FedNewton\(.*solver='cg'\)", output)
 
@@ -271,10 +311,16 @@ def test_diagnose_takes_the_files_of_the_other_commands(cli, example):
 
 def test_diagnose_errors(cli, tmp_path):
     (tmp_path / "f.toml").write_text(FEDERATION)
-    assert "a picture must be named .svg or .png, not 'p.gif'" in cli("diagnose", "f.toml", "--plot", "p.gif", code=2).stderr
+    assert (
+        "a picture must be named .svg or .png, not 'p.gif'"
+        in cli("diagnose", "f.toml", "--plot", "p.gif", code=2).stderr
+    )
     assert "--out: cannot write" in cli("diagnose", "f.toml", "--out", tmp_path, code=2).stderr
     (tmp_path / "f.toml").write_text(FEDERATION.replace("labels", "label"))
-    assert "split.scheme: scheme 'label' is unknown; did you mean 'labels'" in cli("diagnose", "f.toml", code=2).stderr
+    assert (
+        "split.scheme: scheme 'label' is unknown; did you mean 'labels'"
+        in cli("diagnose", "f.toml", code=2).stderr
+    )
     (tmp_path / "f.toml").write_text('data = { name = "wine" }')
     assert "the section [split] is missing" in cli("diagnose", "f.toml", code=2).stderr
 
@@ -292,8 +338,13 @@ def test_papers_are_listed_with_their_durations(cli):
 
 def test_an_item_of_a_paper(cli):
     first = cli("paper", "ffgb", "theorem43", "--quick", "--only", "T=4", "--workers", 1)
-    assert "with residual" in first.output and "not measured" not in first.output.split("does not hold")[0]
-    assert Path("results/quick/ffgb-theorem43.json").exists() and Path("results/index.html").exists()
+    assert (
+        "with residual" in first.output
+        and "not measured" not in first.output.split("does not hold")[0]
+    )
+    assert (
+        Path("results/quick/ffgb-theorem43.json").exists() and Path("results/index.html").exists()
+    )
     assert list(Path("results/quick/figures").glob("ffgb-theorem43*.svg"))
     again = cli("paper", "ffgb", "theorem43", "--show", "--quick")
     assert "with residual" in again.output
@@ -330,9 +381,15 @@ def test_a_closed_pipe_ends_a_command_quietly():
 def test_audit_hostile(cli, monkeypatch):
     from foedus.audit import hostility as hostile
 
-    some = {k: v for k, v in hostile.methods(6, quick=True).items() if k in ("FedAvg, mean", "FedAvg, median", "FedFW")}
+    some = {
+        k: v
+        for k, v in hostile.methods(6, quick=True).items()
+        if k in ("FedAvg, mean", "FedAvg, median", "FedFW")
+    }
     monkeypatch.setattr(hostile, "methods", lambda clients, quick: some)
-    out = cli("audit", "hostile", "--quick", "--attack", "scale", "--attack", "nan", "--clients", "6").stdout
+    out = cli(
+        "audit", "hostile", "--quick", "--attack", "scale", "--attack", "nan", "--clients", "6"
+    ).stdout
     lines = [line.split() for line in out.splitlines() if line.strip().startswith(("scale", "nan"))]
     assert len(lines) == 6
     found = {(line[0], " ".join(line[1:-3])): [float(v) for v in line[-3:]] for line in lines}

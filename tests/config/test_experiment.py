@@ -21,7 +21,11 @@ def write(tmp_path: Path, text: str | None = None, **sections: str | None) -> Pa
     path = tmp_path / "exp.toml"
     if text is None:
         parts = {**BASE, **sections}
-        text = "\n".join(f"[{name.replace('__', '.')}]\n{body}" for name, body in parts.items() if body is not None)
+        text = "\n".join(
+            f"[{name.replace('__', '.')}]\n{body}"
+            for name, body in parts.items()
+            if body is not None
+        )
     path.write_text(text, encoding="utf-8")
     return path
 
@@ -29,13 +33,17 @@ def write(tmp_path: Path, text: str | None = None, **sections: str | None) -> Pa
 def test_a_run(tmp_path):
     path = write(
         tmp_path,
-        run='rounds = 3\nseed = 7\nparticipation = { poisson = 0.5 }\nquantise = "int8"\ntarget = 1',
-        algorithm='type = "FedProx"\nlr = 1\nmu = 0.2\nbatch_size = "none"\nmodel = { type = "MLP", hidden = [8, 4] }',
+        run='rounds = 3\nseed = 7\nparticipation = { poisson = 0.5 }\nquantise = "int8"\ntarget = '
+        "1",
+        algorithm='type = "FedProx"\nlr = 1\nmu = 0.2\nbatch_size = "none"\nmodel = { type = '
+        '"MLP", hidden = [8, 4] }',
         engine="batch = false\nmemory = 1000",
         output='run = "r.safetensors"',
     )
     experiment = read_config(path, "run")
-    assert experiment.algorithms == {"": fd.FedProx(fd.MLP((8, 4)), lr=1.0, mu=0.2, batch_size=None)}
+    assert experiment.algorithms == {
+        "": fd.FedProx(fd.MLP((8, 4)), lr=1.0, mu=0.2, batch_size=None)
+    }
     assert (experiment.rounds, experiment.seeds, experiment.target) == (3, [7], 1)
     assert experiment.options == {
         "participation": fd.Poisson(0.5),
@@ -50,7 +58,10 @@ def test_a_run(tmp_path):
 
 def test_how_replies_are_averaged(tmp_path):
     section = 'type = "SecureAggregation"\nthreshold = 0.8\nrange = 4'
-    for command, change in (("run", {}), ("compare", {"algorithm": None, "algorithms__FedAvg": ""})):
+    for command, change in (
+        ("run", {}),
+        ("compare", {"algorithm": None, "algorithms__FedAvg": ""}),
+    ):
         experiment = read_config(write(tmp_path, aggregation=section, **change), command)
         assert experiment.options["aggregation"] == fd.SecureAggregation(threshold=0.8, range=4.0)
     robust = read_config(write(tmp_path, aggregation='type = "TrimmedMean"\npart = 0.1'), "run")
@@ -58,17 +69,26 @@ def test_how_replies_are_averaged(tmp_path):
 
 
 def test_a_comparison(tmp_path):
-    sections = {"algorithm": None, "algorithms__FedAvg": "", 'algorithms__"tuned, 1"': 'type = "FedAvg"\nmodel = "MLP"'}
+    sections = {
+        "algorithm": None,
+        "algorithms__FedAvg": "",
+        'algorithms__"tuned, 1"': 'type = "FedAvg"\nmodel = "MLP"',
+    }
     path = write(tmp_path, run="rounds = 3\nseeds = 2", **sections)
     experiment = read_config(path, "compare")
     assert experiment.algorithms == {"FedAvg": fd.FedAvg(), "tuned, 1": fd.FedAvg(fd.MLP())}
     assert experiment.seeds == [0, 1]
-    assert read_config(write(tmp_path, run="rounds = 1\nseeds = [4, 2]", **sections)).seeds == [4, 2]
+    assert read_config(write(tmp_path, run="rounds = 1\nseeds = [4, 2]", **sections)).seeds == [
+        4,
+        2,
+    ]
 
 
 def test_options_reach_load_and_split(tmp_path):
     path = write(
-        tmp_path, data='name = "wine"\nscale = "none"\ntest = 0.5', split='scheme = "labels"\nclients = 3\nper_client = 2'
+        tmp_path,
+        data='name = "wine"\nscale = "none"\ntest = 0.5',
+        split='scheme = "labels"\nclients = 3\nper_client = 2',
     )
     experiment = read_config(path, "run")
     assert experiment.data == {"name_or_path": "wine", "scale": None, "test": 0.5}
@@ -78,16 +98,32 @@ def test_options_reach_load_and_split(tmp_path):
 @pytest.mark.parametrize(
     ("sections", "key", "words"),
     [
-        ({"dta": ""}, "dta", ["section 'dta' is unknown", "did you mean 'data'", "allowed: data, split"]),
+        (
+            {"dta": ""},
+            "dta",
+            ["section 'dta' is unknown", "did you mean 'data'", "allowed: data, split"],
+        ),
         ({"data": None}, "data", ["section [data] is missing"]),
-        ({"data": 'nam = "wine"'}, "data.nam", ["did you mean 'name'", "allowed: name, path, scale"]),
+        (
+            {"data": 'nam = "wine"'},
+            "data.nam",
+            ["did you mean 'name'", "allowed: name, path, scale"],
+        ),
         ({"data": 'name = "wien"'}, "data.name", ["did you mean 'wine'", "digits"]),
         ({"data": "name = 3"}, "data.name", ["3 is a whole number, but must be text"]),
         ({"data": ""}, "data", ["either name", "or path"]),
         ({"data": 'name = "wine"\npath = "x"'}, "data", ["either name", "or path"]),
         ({"data": 'path = "no/such.csv"'}, "data.path", ["no file or folder 'no/such.csv'"]),
-        ({"data": 'name = "wine"\nscale = "standart"'}, "data.scale", ["did you mean 'standard'", "minmax", "none"]),
-        ({"split": 'scheme = "dirichle"\nclients = 3'}, "split.scheme", ["did you mean 'dirichlet'", "allowed: iid"]),
+        (
+            {"data": 'name = "wine"\nscale = "standart"'},
+            "data.scale",
+            ["did you mean 'standard'", "minmax", "none"],
+        ),
+        (
+            {"split": 'scheme = "dirichle"\nclients = 3'},
+            "split.scheme",
+            ["did you mean 'dirichlet'", "allowed: iid"],
+        ),
         ({"split": "clients = 3"}, "split.scheme", ["is missing", "allowed: iid, dirichlet"]),
         ({"split": 'scheme = "dirichlet"\nclients = 3'}, "split.alpha", ["is missing", "a number"]),
         ({"split": 'scheme = "iid"'}, "split.clients", ["is missing", "a whole number"]),
@@ -96,47 +132,139 @@ def test_options_reach_load_and_split(tmp_path):
             "split.alpha",
             ["key 'alpha' is unknown", "allowed: scheme, clients"],
         ),
-        ({"split": 'scheme = "iid"\nclients = 3.5'}, "split.clients", ["3.5 is a number, but must be a whole number"]),
+        (
+            {"split": 'scheme = "iid"\nclients = 3.5'},
+            "split.clients",
+            ["3.5 is a number, but must be a whole number"],
+        ),
         ({"run": "round = 3"}, "run.round", ["did you mean 'rounds'"]),
         ({"run": ""}, "run.rounds", ["is missing", "a whole number"]),
-        ({"run": "rounds = true"}, "run.rounds", ["True is true or false, but must be a whole number"]),
+        (
+            {"run": "rounds = true"},
+            "run.rounds",
+            ["True is true or false, but must be a whole number"],
+        ),
         ({"run": "rounds = -1"}, "run.rounds", ["at least 0"]),
         ({"run": "rounds = 1\nparticipation = 0"}, "run.participation", ["(0, 1]", "poisson"]),
-        ({"run": "rounds = 1\nparticipation = { poison = 1 }"}, "run.participation.poison", ["did you mean 'poisson'"]),
-        ({"run": "rounds = 1\nparticipation = { poisson = 2 }"}, "run.participation.poisson", ["at most 1"]),
+        (
+            {"run": "rounds = 1\nparticipation = { poison = 1 }"},
+            "run.participation.poison",
+            ["did you mean 'poisson'"],
+        ),
+        (
+            {"run": "rounds = 1\nparticipation = { poisson = 2 }"},
+            "run.participation.poisson",
+            ["at most 1"],
+        ),
         ({"run": 'rounds = 1\nquantise = "int4"'}, "run.quantise", ["float16, bfloat16, int8"]),
         ({"run": "rounds = 1\nseeds = 2"}, "run.seeds", ["foedus compare"]),
         ({"run": "rounds = 1\nresume = true"}, "run.resume", ["run.checkpoint"]),
-        ({"aggregation": 'type = "SecureAgregation"'}, "aggregation.type", ["did you mean 'SecureAggregation'"]),
+        (
+            {"aggregation": 'type = "SecureAgregation"'},
+            "aggregation.type",
+            ["did you mean 'SecureAggregation'"],
+        ),
         ({"aggregation": "range = 4"}, "aggregation.type", ["is missing", "SecureAggregation"]),
         (
             {"aggregation": 'type = "SecureAggregation"\nthreshold = 0.4'},
             "aggregation.threshold",
             ["above 0.5 and at most 1", "two halves"],
         ),
-        ({"aggregation": 'type = "SecureAggregation"\nbits = "many"'}, "aggregation.bits", ["whole number"]),
+        (
+            {"aggregation": 'type = "SecureAggregation"\nbits = "many"'},
+            "aggregation.bits",
+            ["whole number"],
+        ),
         ({"engine": 'type = "Ry"'}, "engine.type", ["did you mean 'Ray'"]),
-        ({"engine": 'type = "Ray"\nworkers = 0'}, "engine.workers", ["workers=0 must be an integer of at least 1 or None"]),
+        (
+            {"engine": 'type = "Ray"\nworkers = 0'},
+            "engine.workers",
+            ["workers=0 must be an integer of at least 1 or None"],
+        ),
         ({"engine": "bach = true"}, "engine.bach", ["did you mean 'batch'"]),
         ({"engine": 'batch = "always"'}, "engine.batch", ["True, False or 'auto'"]),
         ({"algorithm": None}, "algorithm", ["section [algorithm] is missing"]),
         ({"algorithm": "lr = 1"}, "algorithm.type", ["is missing", "FedAvg"]),
-        ({"algorithm": 'type = "FedAvrg"'}, "algorithm.type", ["did you mean 'FedAvg'", "allowed:"]),
-        ({"algorithm": 'type = "FedAvg"\nlearning = 1'}, "algorithm.learning", ["key 'learning' is unknown", "lr, epochs"]),
-        ({"algorithm": 'type = "FedAvg"\nlr = "0.1"'}, "algorithm.lr", ["'0.1' is text, but must be a number"]),
-        ({"algorithm": 'type = "FedAvg"\nlr = -1'}, "algorithm.lr", ["must be a positive finite number"]),
-        ({"algorithm": 'type = "FedAvg"\nsteps = 1.5'}, "algorithm.steps", ['a whole number or "none"']),
-        ({"algorithm": 'type = "FedAvg"\noptimizer = "adm"'}, "algorithm.optimizer", ["'adm' is unknown", "'adam'?", "sgd"]),
-        ({"algorithm": 'type = "FedAvg"\noptimizer = 3'}, "algorithm.optimizer", ['must be one of "sgd", "adam"']),
-        ({"algorithm": 'type = "Scaffold"\noption = 3'}, "algorithm.option", ["option=3 must be 1 (gradient at x) or 2"]),
-        ({"algorithm": 'type = "Scaffold"\noption = true'}, "algorithm.option", ["must be one of 1, 2"]),
-        ({"algorithm": 'type = "FedDR"\nweights = "rows"'}, "algorithm.weights", ["must be 'uniform'", "count alike"]),
-        ({"aggregation": 'type = "NormBound"\nbound = "mean"'}, "aggregation.bound", ["a positive finite number or 'median'"]),
-        ({"aggregation": 'type = "NormBound"\nbound = true'}, "aggregation.bound", ['a number or one of "median"']),
-        ({"algorithm": 'type = "FedAvg"\noptimizer = "sdg"'}, "algorithm.optimizer", ["did you mean 'sgd'"]),
-        ({"algorithm": 'type = "FedAvg"\nmodel = "MPL"'}, "algorithm.model.type", ["did you mean 'MLP'", "CNN, Linear, MLP"]),
-        ({"algorithm": 'type = "FedAvg"\nmodel = 5'}, "algorithm.model", ["one of CNN, Linear, MLP"]),
-        ({"algorithm": 'type = "FedAvg"\nmodel = { hidden = [8] }'}, "algorithm.model.type", ["is missing"]),
+        (
+            {"algorithm": 'type = "FedAvrg"'},
+            "algorithm.type",
+            ["did you mean 'FedAvg'", "allowed:"],
+        ),
+        (
+            {"algorithm": 'type = "FedAvg"\nlearning = 1'},
+            "algorithm.learning",
+            ["key 'learning' is unknown", "lr, epochs"],
+        ),
+        (
+            {"algorithm": 'type = "FedAvg"\nlr = "0.1"'},
+            "algorithm.lr",
+            ["'0.1' is text, but must be a number"],
+        ),
+        (
+            {"algorithm": 'type = "FedAvg"\nlr = -1'},
+            "algorithm.lr",
+            ["must be a positive finite number"],
+        ),
+        (
+            {"algorithm": 'type = "FedAvg"\nsteps = 1.5'},
+            "algorithm.steps",
+            ['a whole number or "none"'],
+        ),
+        (
+            {"algorithm": 'type = "FedAvg"\noptimizer = "adm"'},
+            "algorithm.optimizer",
+            ["'adm' is unknown", "'adam'?", "sgd"],
+        ),
+        (
+            {"algorithm": 'type = "FedAvg"\noptimizer = 3'},
+            "algorithm.optimizer",
+            ['must be one of "sgd", "adam"'],
+        ),
+        (
+            {"algorithm": 'type = "Scaffold"\noption = 3'},
+            "algorithm.option",
+            ["option=3 must be 1 (gradient at x) or 2"],
+        ),
+        (
+            {"algorithm": 'type = "Scaffold"\noption = true'},
+            "algorithm.option",
+            ["must be one of 1, 2"],
+        ),
+        (
+            {"algorithm": 'type = "FedDR"\nweights = "rows"'},
+            "algorithm.weights",
+            ["must be 'uniform'", "count alike"],
+        ),
+        (
+            {"aggregation": 'type = "NormBound"\nbound = "mean"'},
+            "aggregation.bound",
+            ["a positive finite number or 'median'"],
+        ),
+        (
+            {"aggregation": 'type = "NormBound"\nbound = true'},
+            "aggregation.bound",
+            ['a number or one of "median"'],
+        ),
+        (
+            {"algorithm": 'type = "FedAvg"\noptimizer = "sdg"'},
+            "algorithm.optimizer",
+            ["did you mean 'sgd'"],
+        ),
+        (
+            {"algorithm": 'type = "FedAvg"\nmodel = "MPL"'},
+            "algorithm.model.type",
+            ["did you mean 'MLP'", "CNN, Linear, MLP"],
+        ),
+        (
+            {"algorithm": 'type = "FedAvg"\nmodel = 5'},
+            "algorithm.model",
+            ["one of CNN, Linear, MLP"],
+        ),
+        (
+            {"algorithm": 'type = "FedAvg"\nmodel = { hidden = [8] }'},
+            "algorithm.model.type",
+            ["is missing"],
+        ),
         (
             {"algorithm": 'type = "FedAvg"\nmodel = { type = "MLP", hidden = [8, "x"] }'},
             "algorithm.model.hidden[1]",
@@ -185,7 +313,11 @@ def test_the_other_command_is_named(tmp_path):
     ("section", "value", "why"),
     [
         ("algorithm", "type = [1]", r"algorithm\.type: type \[1\] is unknown"),
-        ("algorithm", f'type = "FedAvg"\nlr = {"9" * 400}', r"algorithm\.lr: 9{20}\.\.\. is too large"),
+        (
+            "algorithm",
+            f'type = "FedAvg"\nlr = {"9" * 400}',
+            r"algorithm\.lr: 9{20}\.\.\. is too large",
+        ),
         ("run", f"rounds = {1 << 65}", r"run\.rounds: \d+\.\.\. is too large"),
         ("run", f"rounds = {'9' * 5000}", "not valid TOML"),
         ("run", f"rounds = {'[' * 3000}{']' * 3000}", "not valid TOML"),
@@ -199,7 +331,15 @@ def test_what_mutated_files_have_found(tmp_path, section, value, why):
 
 def test_seeds_without_end(tmp_path):
     with pytest.raises(fd.ConfigError, match=r"run\.seeds: 1000000000000 seeds are too many"):
-        read_config(write(tmp_path, run="rounds = 1\nseeds = 1000000000000", algorithm=None, algorithms__FedAvg=""), "compare")
+        read_config(
+            write(
+                tmp_path,
+                run="rounds = 1\nseeds = 1000000000000",
+                algorithm=None,
+                algorithms__FedAvg="",
+            ),
+            "compare",
+        )
 
 
 def test_syntax_errors_have_their_line(tmp_path):
@@ -213,7 +353,9 @@ def test_syntax_errors_have_their_line(tmp_path):
 
 
 def test_a_section_must_be_a_table(tmp_path):
-    with pytest.raises(fd.ConfigError, match=r"algorithm: must be a section \[algorithm\], not text"):
+    with pytest.raises(
+        fd.ConfigError, match=r"algorithm: must be a section \[algorithm\], not text"
+    ):
         read_config(write(tmp_path, 'algorithm = "FedAvg"'), "run")
 
 

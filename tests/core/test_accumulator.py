@@ -36,7 +36,9 @@ def test_a_sum_is_that_in_double_precision(cuts, width, dtype):
     found = added(replies, weights, cuts)
     assert found.dtype == dtype
     exact = (weights.unsqueeze(1) * replies.double()).sum(0)
-    tolerance = {torch.float64: 1e-13, torch.float32: 3e-6, torch.float16: 1e-2}[dtype] * float(weights.sum())
+    tolerance = {torch.float64: 1e-13, torch.float32: 3e-6, torch.float16: 1e-2}[dtype] * float(
+        weights.sum()
+    )
     torch.testing.assert_close(found.double(), exact, rtol=0, atol=tolerance)
 
 
@@ -74,7 +76,12 @@ def test_a_single_reply_that_is_not_finite_is_traced(bad):
 
 
 @pytest.mark.parametrize(
-    "other", [{"a": torch.zeros(1, 4)}, {"b": torch.zeros(1, 5)}, {"a": torch.zeros(1, 5), "b": torch.zeros(1, 5)}]
+    "other",
+    [
+        {"a": torch.zeros(1, 4)},
+        {"b": torch.zeros(1, 5)},
+        {"a": torch.zeros(1, 5), "b": torch.zeros(1, 5)},
+    ],
 )
 def test_a_single_reply_of_another_structure_is_refused(other):
     total, one = Accumulator(), torch.ones(1, dtype=torch.float64)

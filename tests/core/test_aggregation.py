@@ -70,7 +70,10 @@ def test_it_goes_on_from_a_checkpoint(fed, tmp_path):
     fd.run(algorithm, fed, 2, aggregation=Doubled(), checkpoint=path)
     again = fd.run(algorithm, fed, 4, aggregation=Doubled(), checkpoint=path, resume=True)
     assert again.history["asked"].tolist() == whole.history["asked"].tolist() == [0, 1, 2, 3, 4]
-    assert all(torch.equal(a, b) for a, b in zip(again.state.w.values(), whole.state.w.values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(again.state.w.values(), whole.state.w.values(), strict=True)
+    )
     with pytest.raises(fd.CheckpointError, match="aggregation"):
         fd.run(algorithm, fed, 4, checkpoint=path, resume=True)
 
@@ -83,8 +86,14 @@ def test_it_is_asked_before_single_replies_are_seen(fed):
 def test_measurements_and_references_do_not_go_through_it(fed):
     run = fd.run(fd.Central(fd.Linear()), fed, 1, aggregation=Doubled())
     assert "asked" not in run.history
-    run = fd.run(fd.FedFW(fd.Linear(), fd.L2Ball(5.0), penalty=1e-3, measure_every=1), fed, 1, aggregation=Doubled())
-    assert run.history["asked"].tolist() == [0, 1]  # the gap and the distance were measured by exchanges of their own
+    run = fd.run(
+        fd.FedFW(fd.Linear(), fd.L2Ball(5.0), penalty=1e-3, measure_every=1),
+        fed,
+        1,
+        aggregation=Doubled(),
+    )
+    # the gap and the distance were measured by exchanges of their own
+    assert run.history["asked"].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("wrong", ["median", Doubled, 3])

@@ -1,4 +1,6 @@
-"""Callbacks of `fd.run`: what they are told and when, resumed runs, and that none of them can harm a run."""
+"""Callbacks of `fd.run`: what they are told and when, resumed runs, and that none of them can harm
+a run.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +118,9 @@ def test_a_failure_warns_once_and_costs_nothing(fed, tmp_path, method):
 def test_an_interrupt_is_no_failure(fed, tmp_path):
     path, other = tmp_path / "c.safetensors", Notes()
     with pytest.raises(KeyboardInterrupt):
-        fd.run(ALGORITHM, fed, 3, checkpoint=path, callbacks=[other, Notes("row", KeyboardInterrupt())])
+        fd.run(
+            ALGORITHM, fed, 3, checkpoint=path, callbacks=[other, Notes("row", KeyboardInterrupt())]
+        )
     assert isinstance(other.calls[-1][2], KeyboardInterrupt)
     assert len(fd.run(ALGORITHM, fed, 3, checkpoint=path, resume=True).records) == 4
 
@@ -140,10 +144,14 @@ def test_what_never_began_has_no_end(fed, tmp_path):
 
 def test_compare_tells_the_names_of_its_table(fed):
     notes = Notes()
-    cmp = fd.compare({"plain": ALGORITHM, "slow, really": fd.FedAvg(lr=0.01)}, fed, 1, seeds=2, callbacks=[notes])
+    cmp = fd.compare(
+        {"plain": ALGORITHM, "slow, really": fd.FedAvg(lr=0.01)}, fed, 1, seeds=2, callbacks=[notes]
+    )
     started = [call[1] for call in notes.calls if call[0] == "start"]
     assert started == ["plain-seed0", "plain-seed1", "slow, really-seed0", "slow, really-seed1"]
-    assert notes.rows == [row for runs in cmp.runs.values() for run in runs for row in run.records.rows]
+    assert notes.rows == [
+        row for runs in cmp.runs.values() for run in runs for row in run.records.rows
+    ]
     with pytest.warns(fd.CallbackWarning, match="^Notes failed"):
         fd.compare({"plain": ALGORITHM}, fed, 1, callbacks=[Notes(fails="start")])
 
@@ -154,7 +162,11 @@ def test_compare_tells_the_names_of_its_table(fed):
     [
         ("runs", r"callbacks='runs' must be a list of callbacks"),
         (Notes(), "must be a list of callbacks"),
-        ([print], r"callbacks\[0\] must be a fd.Callback such as fd.TensorBoard\('runs'\), not <built-in function print>"),
+        (
+            [print],
+            r"callbacks\[0\] must be a fd.Callback such as fd.TensorBoard\('runs'\), not <built-in "
+            r"function print>",
+        ),
         ([Notes(), Notes], r"callbacks\[1\] must be .* not the class Notes: add parentheses"),
     ],
 )

@@ -19,8 +19,9 @@ from foedus.testing import EncodingSession
 ROOT = Path(foedus.__file__).parent
 
 CONDITIONS = {
-    "aggregator", "conditions", "delays", "device", "faults", "free", "hidden", "holdings", "ledger", "longest", "mail",
-    "measures", "network", "quantise", "seed_key", "session", "taking", "trusted", "unsure", "wary",
+    "aggregator", "conditions", "delays", "device", "faults", "free", "hidden", "holdings",
+    "ledger", "longest", "mail", "measures", "network", "quantise", "seed_key", "session", "taking",
+    "trusted", "unsure", "wary",
 }  # fmt: skip
 """What engines and aggregators know of a run; algorithms must not read it from `clients`."""
 
@@ -58,20 +59,39 @@ def session_probes(module: ast.Module) -> list[str]:
 
 
 def test_an_algorithm_knows_no_engine():
-    found = {str(path): bad for path, module in trees("algorithms", "papers") if (bad := engine_conditions(module))}
+    found = {
+        str(path): bad
+        for path, module in trees("algorithms", "papers")
+        if (bad := engine_conditions(module))
+    }
     assert not found
-    spoilt = ast.parse("def round(self, clients, state):\n    return clients.longest or clients.network.mail")
+    spoilt = ast.parse(
+        "def round(self, clients, state):\n    return clients.longest or clients.network.mail"
+    )
     assert len(engine_conditions(spoilt)) == 2
 
 
 def test_sessions_are_not_probed():
-    found = {str(path): bad for path, module in trees("core", "engines", "aggregation") if (bad := session_probes(module))}
+    found = {
+        str(path): bad
+        for path, module in trees("core", "engines", "aggregation")
+        if (bad := session_probes(module))
+    }
     assert not found
-    assert len(session_probes(ast.parse('getattr(self.session, "late", None)\nhasattr(session, "phase")'))) == 2
+    assert (
+        len(
+            session_probes(
+                ast.parse('getattr(self.session, "late", None)\nhasattr(session, "phase")')
+            )
+        )
+        == 2
+    )
 
 
 def test_sessions_forward_nothing_blindly():
-    """Wrappers implement the whole contract: no `__getattr__`, and every abstract method is there."""
+    """Wrappers implement the whole contract: no `__getattr__`, and every abstract method is
+    there.
+    """
     for path, module in trees("core", "engines"):
         names = {node.name for node in ast.walk(module) if isinstance(node, ast.FunctionDef)}
         assert "__getattr__" not in names, path
@@ -85,7 +105,9 @@ def test_private_names_stay_in_their_module():
     for path, module in trees("core", "engines", "aggregation", "algorithms"):
         for node in ast.walk(module):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("foedus."):
-                private = [a.name for a in node.names if a.name.startswith("_") and a.name != "_compiled"]
+                private = [
+                    a.name for a in node.names if a.name.startswith("_") and a.name != "_compiled"
+                ]
                 assert not private or private == ["__version__"], (path, private)
 
 
@@ -97,4 +119,6 @@ def test_files_are_short_and_rounds_read_like_their_papers(path):
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef) and node.name == "round":
             body = node.body[1:] if ast.get_docstring(node) else node.body
-            assert node.body[-1].end_lineno - body[0].lineno + 2 <= 20, f"{path}: line {node.lineno}"
+            assert node.body[-1].end_lineno - body[0].lineno + 2 <= 20, (
+                f"{path}: line {node.lineno}"
+            )

@@ -1,4 +1,6 @@
-"""Held values: the shortest way to each client's copy, to the last bit; versions sent, doubted, forgotten and resumed."""
+"""Held values: the shortest way to each client's copy, to the last bit; versions sent, doubted,
+forgotten and resumed.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,15 @@ from hypothesis import strategies as st
 import foedus as fd
 from foedus import testing, wire
 from foedus.base import random
-from foedus.core.held import NOTHING_KNOWN, HeldArrays, HeldItems, HeldSum, Holdings, rebuilt, shortest
+from foedus.core.held import (
+    NOTHING_KNOWN,
+    HeldArrays,
+    HeldItems,
+    HeldSum,
+    Holdings,
+    rebuilt,
+    shortest,
+)
 from foedus.wire.arrays import LowRank, Sparse
 
 ALGORITHM = fd.Algorithm()
@@ -30,7 +40,9 @@ def one_entry(size: int, at: int, value: float) -> dict:
 def test_a_change_by_hand():
     """0.5 * (1, 2) + (0, 3) = (0.5, 4); then 0.25 * that + (1, 0) = (1.125, 1)."""
     held = HeldArrays({"w": torch.tensor([1.0, 2.0])})
-    held = held.moved(0.5, {"w": torch.tensor([0.0, 3.0])}).moved(0.25, {"w": torch.tensor([1.0, 0.0])})
+    held = held.moved(0.5, {"w": torch.tensor([0.0, 3.0])}).moved(
+        0.25, {"w": torch.tensor([1.0, 0.0])}
+    )
     assert held.version == 2 and held["w"].tolist() == [1.125, 1.0]
 
 
@@ -47,7 +59,9 @@ def test_the_shortest_of_nothing_changes_and_whole():
 
 
 def test_the_log_is_no_longer_than_the_value():
-    """100 numbers take 400 bytes and some; a change of one entry some 40: about ten are kept, whatever the number of rounds."""
+    """100 numbers take 400 bytes and some; a change of one entry some 40: about ten are kept,
+    whatever the number of rounds.
+    """
     held = arrays()
     for k in range(200):
         held = held.moved(0.9, one_entry(100, k % 100, 1.0))
@@ -68,7 +82,9 @@ def test_copies_have_the_bits_of_the_original(base, seed):
             copy = {k: v.clone() for k, v in held.value.items()}
         left, right = (torch.from_numpy(rng.normal(size=(n, 1)).astype(np.float32)) for n in (6, 5))
         dense = torch.from_numpy(rng.normal(size=(6, 5)).astype(np.float32))
-        add = [{"w": dense}, {"w": LowRank(left, right)}, shortest({"w": dense * (dense > 1.5)})][int(rng.integers(3))]
+        add = [{"w": dense}, {"w": LowRank(left, right)}, shortest({"w": dense * (dense > 1.5)})][
+            int(rng.integers(3))
+        ]
         held = held.moved(float(rng.uniform(0, 1)), add)
     update = held.update(min(base, 12) if base < 12 else 12, ALGORITHM)
     if base == 12:
@@ -85,11 +101,17 @@ def test_a_sum_of_functions_by_hand():
         f = f.grown(keep, f"h{f.version + 1}", torch.tensor([weight], dtype=torch.float64))
     keep, weights = f.since(0)
     assert keep == pytest.approx(0.05)
-    torch.testing.assert_close(torch.cat(weights), torch.tensor([0.1, 0.3, 4.0], dtype=torch.float64))
-    keep, parts, weights = f.update(1, ALGORITHM)  # what a client has of 2 h1 is now worth 0.05 of it
+    torch.testing.assert_close(
+        torch.cat(weights), torch.tensor([0.1, 0.3, 4.0], dtype=torch.float64)
+    )
+    # what a client has of 2 h1 is now worth 0.05 of it
+    keep, parts, weights = f.update(1, ALGORITHM)
     assert keep == pytest.approx(0.05) and parts == ["h2", "h3"]
     assert f.update(3, ALGORITHM) is None
-    assert f.update(NOTHING_KNOWN, ALGORITHM)[0] == 0.0 and len(f.update(NOTHING_KNOWN, ALGORITHM)[1]) == 3
+    assert (
+        f.update(NOTHING_KNOWN, ALGORITHM)[0] == 0.0
+        and len(f.update(NOTHING_KNOWN, ALGORITHM)[1]) == 3
+    )
 
 
 def test_items_are_sent_once():
@@ -105,13 +127,18 @@ def test_items_are_sent_once():
     holdings.settle(first, torch.tensor([0, 1]))
     second = {"models": HeldItems(torch.tensor([2, 3]), 4)}
     groups = holdings.updates(second, torch.tensor([0, 1, 2]), False, algorithm)
-    assert {tuple(places.tolist()): u["models"] for places, u in groups} == {(0, 1): [3], (2,): [2, 3]}
+    assert {tuple(places.tolist()): u["models"] for places, u in groups} == {
+        (0, 1): [3],
+        (2,): [2, 3],
+    }
     whole = holdings.updates(second, torch.tensor([0, 1, 2]), True, algorithm)
     assert [(places.tolist(), u["models"]) for places, u in whole] == [([0, 1, 2], [2, 3])]
 
 
 def test_who_has_what():
-    """Settled, doubted (the whole is sent), forgotten (what a newcomer makes itself), saved and restored."""
+    """Settled, doubted (the whole is sent), forgotten (what a newcomer makes itself), saved and
+    restored.
+    """
     held = arrays()
     for k in range(3):
         held = held.moved(1.0, one_entry(100, k, 1.0))
@@ -150,7 +177,9 @@ class Flaky(testing.EncodingSession):
 
 
 def test_a_lost_answer_is_followed_by_the_whole(fed):
-    """Each site's copy is the server's (`EncodingSession` asserts it), also after answers were lost."""
+    """Each site's copy is the server's (`EncodingSession` asserts it), also after answers were
+    lost.
+    """
 
     class Engine(testing.Encoding):
         def open(self, algorithm, fed, seed_key):
@@ -164,7 +193,8 @@ def test_a_lost_answer_is_followed_by_the_whole(fed):
     assert engine.down == run.history.bytes_down.iloc[-1]
     steps = run.history.bytes_down.diff()
     whole = wire.nbytes({"center": run.state.center.value})
-    assert steps[3] > whole > steps[2] and steps[4] > whole > steps[6]  # rounds 3 and 4 begin with a doubt about client 1
+    # rounds 3 and 4 begin with a doubt about client 1
+    assert steps[3] > whole > steps[2] and steps[4] > whole > steps[6]
 
 
 def test_resumed_runs_know_who_has_what(fed, tmp_path):
@@ -181,7 +211,9 @@ def test_the_size_of_a_message_does_not_tell_who_has_been_here(fed):
     """Where clients are drawn in secret, everybody is sent the whole, in the first round, too."""
     private = fd.DifferentialPrivacy(clip=10.0, noise=1.0, delta=1e-3)
     algorithm = fd.FedFW(fd.Linear(), fd.L1Ball(5.0), penalty=1e-2, measure_every=0)
-    run = fd.run(algorithm, fed, 4, participation=fd.Poisson(0.7), aggregation=private, evaluate_every=0)
+    run = fd.run(
+        algorithm, fed, 4, participation=fd.Poisson(0.7), aggregation=private, evaluate_every=0
+    )
     message = wire.nbytes({"center": run.state.center.value, "pace": torch.zeros(5)})
     sent = run.history.bytes_down.diff()[1:]
     assert (sent % message == 0).all() and (sent > 0).any()

@@ -23,7 +23,10 @@ from tests.algorithms.twins import Case, copies, same, seen, states_of, values
 
 def rows_of(*numbers: float) -> fd.Federation:
     """One client for each number, which is its only feature; the i-th has i + 1 rows."""
-    one = [(np.full((i + 1, 1), v, np.float32), np.zeros(i + 1, np.float32)) for i, v in enumerate(numbers)]
+    one = [
+        (np.full((i + 1, 1), v, np.float32), np.zeros(i + 1, np.float32))
+        for i, v in enumerate(numbers)
+    ]
     return fd.Federation.from_clients(one)
 
 
@@ -141,7 +144,9 @@ def growing() -> fd.Federation:
 def test_the_run_of_a_divergence_is_the_one_before_it():
     """The replies of round 3 are finite; it is the loss of its model that is not."""
     algorithm = fd.FedAvg(fd.Linear(bias=False), lr=1e7, server_momentum=0.3)
-    with pytest.raises(fd.DivergenceError, match="round 3: the loss on the test set is inf") as caught:
+    with pytest.raises(
+        fd.DivergenceError, match="round 3: the loss on the test set is inf"
+    ) as caught:
         fd.run(algorithm, growing(), 9)
     run, before = caught.value.run, fd.run(algorithm, growing(), 2)
     assert caught.value.round == 3 and set(run.state) == {"w", "spec", "v"}
@@ -183,7 +188,9 @@ def test_fednewton_warns_exactly_where_it_diverges(radius):
     said = [w for w in caught if issubclass(w.category, fd.DivergenceWarning)]
     assert len(said) == (1 if radius > 1 else 0)
     assert run.history["radius"].dropna().to_numpy() == pytest.approx(radius, rel=1e-5)
-    assert "radius" in run.history and run.history["radius"].notna().sum() == (1 if radius > 1 else 3)
+    assert "radius" in run.history and run.history["radius"].notna().sum() == (
+        1 if radius > 1 else 3
+    )
 
 
 # -- FedBoost's step -------------------------------------------------------------------------------
@@ -212,9 +219,13 @@ def test_fedboosts_step_for_a_horizon(kind):
     """
     r, order = (math.log(3), np.inf) if kind == "entropy" else (1 / 3, 2)
     labels = [[0, 0], [1, 1, 2], [2, 2, 0, 2, 1, 2, 2], [0, 1, 0, 0], [1, 1, 1, 1, 0]]
-    fed = fd.Federation.from_clients([(np.zeros((len(y), 1), np.float32), np.array(y)) for y in labels], classes=3)
+    fed = fd.Federation.from_clients(
+        [(np.zeros((len(y), 1), np.float32), np.array(y)) for y in labels], classes=3
+    )
     mirror = fd.Entropy() if kind == "entropy" else fd.Euclidean()
-    algorithm = fd.FedBoost(fd.Densities(TABLE), sampling="all", mirror=mirror, horizon=7, floor=1e-3)
+    algorithm = fd.FedBoost(
+        fd.Densities(TABLE), sampling="all", mirror=mirror, horizon=7, floor=1e-3
+    )
     rounds = 5
     cohorts = [who.tolist() for who in seen(fed, rounds).cohorts]
     alpha, total, steepest, squares, sizes = np.full(3, 1 / 3), np.zeros(3), 0.0, 0.0, []
@@ -239,7 +250,8 @@ def test_fedboosts_step_for_a_horizon(kind):
             "squares": squares,
         }
         same(run.state, want, f"round {t}")
-    assert any(b < max(sizes[:t]) for t, b in enumerate(sizes) if t)  # not always the last is the largest
+    # not always the last is the largest
+    assert any(b < max(sizes[:t]) for t, b in enumerate(sizes) if t)
     assert any(b > max(sizes[:t]) for t, b in enumerate(sizes) if t)
 
 
@@ -287,7 +299,9 @@ def test_krums_neighbors_are_of_the_replies_that_are_left(numbers, hostile, want
     broken = [i for i, v in enumerate(numbers) if v == 5.0]
     engine = fd.Hostile(clients=broken, attack="nan")
     aggregation = fd.Krum(hostile=hostile)
-    run = fd.run(Says(), rows_of(*numbers), 1, engine=engine, aggregation=aggregation, evaluate_every=0)
+    run = fd.run(
+        Says(), rows_of(*numbers), 1, engine=engine, aggregation=aggregation, evaluate_every=0
+    )
     assert run.state.x.tolist() == [want]
     assert run.history["dropped"].iloc[-1] == len(broken)
 
@@ -375,7 +389,9 @@ def account(
     budget: float | None = None,
     **more: Any,
 ) -> fd.Run:
-    aggregation = fd.DifferentialPrivacy(clip=1.0, noise=2.3, delta=1e-3, budget=budget, accountant="rdp")
+    aggregation = fd.DifferentialPrivacy(
+        clip=1.0, noise=2.3, delta=1e-3, budget=budget, accountant="rdp"
+    )
     more = {"participation": fd.Poisson(0.37), **more}
     return fd.run(algorithm, fed, rounds, aggregation=aggregation, evaluate_every=0, **more)
 
@@ -425,7 +441,9 @@ def test_rounds_that_a_crash_undid_are_accounted(tmp_path, every):
 
 
 @pytest.mark.parametrize("exchanges", [2, 3])
-def test_a_round_of_several_exchanges_that_the_budget_does_not_cover_is_not_begun(tmp_path, exchanges):
+def test_a_round_of_several_exchanges_that_the_budget_does_not_cover_is_not_begun(
+    tmp_path, exchanges
+):
     """Everybody in every round: n exchanges cost what one of noise 2.3 / sqrt(n) does.
 
     The budget covers three rounds and all exchanges of a fourth but its last.
@@ -448,6 +466,8 @@ def test_a_round_of_several_exchanges_that_the_budget_does_not_cover_is_not_begu
 def test_all_mini_batches_of_copies_have_one_gradient():
     """Or the twins of clients with unequal numbers of steps would depend on permutations."""
     case: Case = copies()
-    for (x, y), (x_first, y_first) in zip(case.rows, [(x[:1], y[:1]) for x, y in case.rows], strict=True):
+    for (x, y), (x_first, y_first) in zip(
+        case.rows, [(x[:1], y[:1]) for x, y in case.rows], strict=True
+    ):
         whole, one = (case.gradient_on(a, b, case.start) for a, b in ((x, y), (x_first, y_first)))
         np.testing.assert_allclose(whole, one, rtol=1e-12)

@@ -25,7 +25,7 @@ from foedus.storage import checkpoint
 ALGORITHM = fd.FedAvg(fd.Linear(), lr=0.1, batch_size=16)
 
 
-# -- participation -----------------------------------------------------------------------------------------------------
+# -- participation ---------------------------------------------------------------------------------
 
 
 @settings(max_examples=40, deadline=None)
@@ -46,7 +46,9 @@ def test_fraction_is_fair():
 
 
 def test_poisson_is_independent_with_probability_p():
-    sizes = np.array([len(cohort(fd.Poisson(0.3), 50, random.fold(random.key(2), t))) for t in range(2000)])
+    sizes = np.array(
+        [len(cohort(fd.Poisson(0.3), 50, random.fold(random.key(2), t))) for t in range(2000)]
+    )
     assert sizes.mean() == pytest.approx(15, abs=5 * (50 * 0.21 / 2000) ** 0.5)
     assert sizes.var() == pytest.approx(50 * 0.21, rel=0.2)
 
@@ -61,7 +63,7 @@ def test_a_round_without_clients_changes_nothing(fed):
         assert run.history["bytes_up"][t] == run.history["bytes_up"][t - 1]
 
 
-# -- history and evaluation --------------------------------------------------------------------------------------------
+# -- history and evaluation ------------------------------------------------------------------------
 
 
 def test_history_of_a_run(fed):
@@ -81,8 +83,12 @@ def test_evaluation_is_that_of_the_model(fed):
     run = fd.run(ALGORITHM, fed, 3)
     data = fed.data
     p = run.model.predict_proba(data.x_test)
-    assert run.history["accuracy"].iloc[-1] == pytest.approx((run.model.predict(data.x_test) == data.y_test).mean())
-    assert run.history["loss"].iloc[-1] == pytest.approx(-np.log(p[np.arange(len(p)), data.y_test]).mean(), rel=1e-4)
+    assert run.history["accuracy"].iloc[-1] == pytest.approx(
+        (run.model.predict(data.x_test) == data.y_test).mean()
+    )
+    assert run.history["loss"].iloc[-1] == pytest.approx(
+        -np.log(p[np.arange(len(p)), data.y_test]).mean(), rel=1e-4
+    )
     assert isinstance(p, np.ndarray)
     assert p.shape == (len(data.x_test), 10)
     np.testing.assert_allclose(p.sum(1), 1, rtol=1e-5)
@@ -91,7 +97,9 @@ def test_evaluation_is_that_of_the_model(fed):
 def test_regression_is_measured_by_mse(values):
     run = fd.run(fd.FedAvg(lr=0.05, batch_size=8), values, 20)
     x, y = values.data.x_test, values.data.y_test
-    assert run.history["mse"].iloc[-1] == pytest.approx(((run.model.predict(x) - y) ** 2).mean(), rel=1e-4)
+    assert run.history["mse"].iloc[-1] == pytest.approx(
+        ((run.model.predict(x) - y) ** 2).mean(), rel=1e-4
+    )
     assert run.model.predict(x).shape == y.shape
     with pytest.raises(AttributeError, match="for classification"):
         run.model.predict_proba(x)
@@ -104,7 +112,9 @@ def test_personal_models_are_measured_on_their_own_rows(fed):
     for i in range(len(fed)):
         own = fed.test_client_rows(i)
         model = run.model_of(i)
-        hits += (model.predict(fed.data.x_test[own]) == fed.data.y_test[own]).sum() if len(own) else 0
+        hits += (
+            (model.predict(fed.data.x_test[own]) == fed.data.y_test[own]).sum() if len(own) else 0
+        )
         rows += len(own)
         everywhere.append((model.predict(fed.data.x_test) == fed.data.y_test).mean())
     assert run.history["own_accuracy"].iloc[-1] == pytest.approx(hits / rows)
@@ -124,12 +134,17 @@ def test_per_client_adds_up(fed, algorithm):
     assert table["test_rows"].tolist() == [len(fed.test_client_rows(i)) for i in range(len(fed))]
     column = "own_accuracy" if algorithm.personal else "accuracy"
     some = table[table["test_rows"] > 0]
-    assert np.average(some["accuracy"], weights=some["test_rows"]) == pytest.approx(run.history[column].iloc[-1])
+    assert np.average(some["accuracy"], weights=some["test_rows"]) == pytest.approx(
+        run.history[column].iloc[-1]
+    )
 
 
 @pytest.mark.parametrize("algorithm", [fd.FedAvg(lr=0.1), fd.Independent(lr=0.1)])
 def test_per_client_goes_by_id(fed, algorithm):
-    tables = [fd.run(algorithm, f, 2, evaluate_every=0).per_client() for f in (fed, fed.select([3, 0, 4, 1, 2]))]
+    tables = [
+        fd.run(algorithm, f, 2, evaluate_every=0).per_client()
+        for f in (fed, fed.select([3, 0, 4, 1, 2]))
+    ]
     assert tables[1]["test_rows"].tolist() == fed.test_sizes.tolist()
     np.testing.assert_allclose(tables[0].to_numpy(), tables[1].to_numpy(), rtol=1e-5)
 
@@ -163,7 +178,7 @@ def test_an_algorithm_adds_columns(fed):
     assert np.isnan(h["cohort"][0])
 
 
-# -- checkpoints and saved runs ----------------------------------------------------------------------------------------
+# -- checkpoints and saved runs --------------------------------------------------------------------
 
 
 def test_resume_goes_on_where_it_stopped(fed, tmp_path):
@@ -175,7 +190,9 @@ def test_resume_goes_on_where_it_stopped(fed, tmp_path):
 
 
 def test_a_resumed_run_has_the_numbers_of_one_that_was_never_stopped(fed, tmp_path):
-    """Three rounds and three more: every column of the history (but seconds), the server's state and the clients'."""
+    """Three rounds and three more: every column of the history (but seconds), the server's state
+    and the clients'.
+    """
     options = {"participation": 0.5, "evaluate_every": 2}
     whole = fd.run(fd.Scaffold(lr=0.1), fed, 6, **options)
     fd.run(fd.Scaffold(lr=0.1), fed, 3, checkpoint=tmp_path, **options)
@@ -207,8 +224,17 @@ def test_resume_without_a_file_starts(fed, tmp_path):
 
 def test_resume_refuses_another_run(fed, tmp_path):
     fd.run(ALGORITHM, fed, 1, checkpoint=tmp_path)
-    with pytest.raises(fd.CheckpointError, match=r"algorithm\.lr was 0\.1, now 0\.2; seed was 0, now 1"):
-        fd.run(fd.FedAvg(fd.Linear(), lr=0.2, batch_size=16), fed, 2, seed=1, checkpoint=tmp_path, resume=True)
+    with pytest.raises(
+        fd.CheckpointError, match=r"algorithm\.lr was 0\.1, now 0\.2; seed was 0, now 1"
+    ):
+        fd.run(
+            fd.FedAvg(fd.Linear(), lr=0.2, batch_size=16),
+            fed,
+            2,
+            seed=1,
+            checkpoint=tmp_path,
+            resume=True,
+        )
 
 
 def test_saved_run_comes_back(fed, tmp_path):
@@ -216,7 +242,9 @@ def test_saved_run_comes_back(fed, tmp_path):
     run.save(tmp_path / "run.safetensors")
     again = fd.Run.load(tmp_path / "run.safetensors")
     assert again.algorithm == run.algorithm
-    np.testing.assert_array_equal(again.model.predict(fed.data.x_test), run.model.predict(fed.data.x_test))
+    np.testing.assert_array_equal(
+        again.model.predict(fed.data.x_test), run.model.predict(fed.data.x_test)
+    )
     assert again.history.equals(run.history)
     assert again.settings == run.settings
     assert json.dumps(again.settings)
@@ -224,7 +252,10 @@ def test_saved_run_comes_back(fed, tmp_path):
 
 def test_a_saved_run_loads_in_a_new_process(fed, tmp_path):
     fd.run(fd.FedAvg(fd.MLP(3)), fed, 1).save(tmp_path / "run.safetensors")
-    code = f"import foedus as fd; print(fd.Run.load({str(tmp_path / 'run.safetensors')!r}).algorithm.model)"
+    code = (
+        "import foedus as fd; "
+        f"print(fd.Run.load({str(tmp_path / 'run.safetensors')!r}).algorithm.model)"
+    )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "MLP(hidden=(3,))"
 
@@ -235,7 +266,8 @@ def test_saved_personal_models_come_back(fed, tmp_path):
     again = fd.Run.load(tmp_path / "run.safetensors")
     for i in (0, 3):
         np.testing.assert_array_equal(
-            again.model_of(i).predict_proba(fed.data.x_test), run.model_of(i).predict_proba(fed.data.x_test)
+            again.model_of(i).predict_proba(fed.data.x_test),
+            run.model_of(i).predict_proba(fed.data.x_test),
         )
 
 
@@ -246,7 +278,9 @@ def test_a_module_cannot_come_from_a_file(fed, tmp_path):
     with pytest.raises(fd.CheckpointError, match="pass the algorithm"):
         fd.Run.load(tmp_path / "run.safetensors")
     again = fd.Run.load(tmp_path / "run.safetensors", algorithm=algorithm)
-    np.testing.assert_array_equal(again.model.predict(fed.data.x_test), run.model.predict(fed.data.x_test))
+    np.testing.assert_array_equal(
+        again.model.predict(fed.data.x_test), run.model.predict(fed.data.x_test)
+    )
 
 
 def test_loading_never_builds_unknown_types(tmp_path):
@@ -284,7 +318,9 @@ class Interrupted(fd.FedAvg):
 
 @pytest.fixture
 def interruptible():
-    """Ctrl-C raises KeyboardInterrupt, also where the tests were started in the background, which ignores it."""
+    """Ctrl-C raises KeyboardInterrupt, also where the tests were started in the background, which
+    ignores it.
+    """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -309,11 +345,13 @@ def test_ctrl_c_without_a_checkpoint_stops_at_once(fed):
         fd.run(Interrupted(lr=0.1), fed, 5)
 
 
-# -- divergence --------------------------------------------------------------------------------------------------------
+# -- divergence ------------------------------------------------------------------------------------
 
 
 def test_divergence_stops_the_run_and_keeps_the_last_good_state(values, tmp_path):
-    with pytest.raises(fd.DivergenceError, match=r"round \d+: .* is (not finite|inf|nan)") as caught:
+    with pytest.raises(
+        fd.DivergenceError, match=r"round \d+: .* is (not finite|inf|nan)"
+    ) as caught:
         fd.run(fd.FedAvg(lr=50.0, batch_size=4, epochs=3), values, 50, checkpoint=tmp_path)
     error = caught.value
     assert error.clients
@@ -326,11 +364,15 @@ def test_divergence_stops_the_run_and_keeps_the_last_good_state(values, tmp_path
 
 @pytest.mark.parametrize("batch", [True, False])
 def test_a_client_alone_that_diverges_is_named(values, batch):
-    """Nothing is sent, yet the model that is no longer finite is found, with or without evaluation."""
+    """Nothing is sent, yet the model that is no longer finite is found, with or without
+    evaluation.
+    """
     x = values.data.x_train.copy()
     x[values.client_rows(2)] *= 1e20
     data = fd.Data.from_arrays(x, values.data.y_train)
-    fed = dataclasses.replace(values, data=data, test_rows=values.test_rows[:0], test_offsets=values.test_offsets * 0)
+    fed = dataclasses.replace(
+        values, data=data, test_rows=values.test_rows[:0], test_offsets=values.test_offsets * 0
+    )
     with pytest.raises(fd.DivergenceError, match="the state of client 2 is not finite"):
         fd.run(fd.Independent(lr=0.1), fed, 5, engine=fd.Local(batch=batch), evaluate_every=0)
 
@@ -347,7 +389,7 @@ def test_a_client_that_never_took_part_has_no_model(fed):
         run.model_of(absent)
 
 
-# -- bad input ---------------------------------------------------------------------------------------------------------
+# -- bad input -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -384,7 +426,9 @@ def test_bad_arguments(fed, change, message):
 
 def test_prediction_of_the_wrong_shape(fed):
     run = fd.run(ALGORITHM, fed, 1)
-    with pytest.raises(ValueError, match=r"shape \(2, 63\), the model expects rows of shape \(64,\)"):
+    with pytest.raises(
+        ValueError, match=r"shape \(2, 63\), the model expects rows of shape \(64,\)"
+    ):
         run.model.predict(np.zeros((2, 63), np.float32))
     with pytest.raises(fd.DataError, match=r"for a single row pass x\[None\]"):
         run.model.predict(np.zeros(64))
@@ -392,13 +436,14 @@ def test_prediction_of_the_wrong_shape(fed):
     assert run.model.predict(np.zeros((2, 64), int)).shape == (2,)
 
 
-# -- import and progress -----------------------------------------------------------------------------------------------
+# -- import and progress ---------------------------------------------------------------------------
 
 
 def test_import_is_light():
     code = (
         "import sys, foedus; [getattr(foedus, n) for n in foedus.__all__];"
-        "heavy = [m for m in ('sklearn', 'matplotlib', 'ray', 'flwr', 'pandas', 'rich', 'typer', 'scipy') if m in sys.modules];"
+        "heavy = [m for m in ('sklearn', 'matplotlib', 'ray', 'flwr', 'pandas', 'rich', 'typer', "
+        "'scipy') if m in sys.modules];"
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

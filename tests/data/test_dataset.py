@@ -57,7 +57,10 @@ def bad(value, at=(1, 2)):
     ("arguments", "words"),
     [
         ((bad(np.nan), [0, 1, 0, 1]), ["x_train", "1 NaN", "row 1, column 2", "impute"]),
-        ((bad(-np.inf, (slice(2, 4), 0)), [0, 1, 0, 1]), ["x_train", "2 NaN or infinite values", "-inf", "row 2, column 0"]),
+        (
+            (bad(-np.inf, (slice(2, 4), 0)), [0, 1, 0, 1]),
+            ["x_train", "2 NaN or infinite values", "-inf", "row 2, column 0"],
+        ),
         ((bad(1e300), [0, 1, 0, 1]), ["infinite", "row 1, column 2"]),
         ((X, [0, 1, 0]), ["y_train", "3 rows", "4"]),
         ((X[:0], []), ["x_train", "no rows"]),
@@ -94,7 +97,11 @@ def test_labels_out_of_range(y, shown):
 
 def test_groups_are_checked():
     assert Data.from_arrays(X, [0, 1, 0, 1], groups=[5, 5, 2, 2]).groups_train.dtype == np.int64
-    for groups, word in (([0, 1], "2 rows"), ([0, 1, -1, 1], "group -1"), ([0.5, 1, 1, 1], "dtype")):
+    for groups, word in (
+        ([0, 1], "2 rows"),
+        ([0, 1, -1, 1], "group -1"),
+        ([0.5, 1, 1, 1], "dtype"),
+    ):
         with pytest.raises(DataError, match=word):
             Data.from_arrays(X, [0, 1, 0, 1], groups=groups)
     with pytest.raises(DataError, match="class_names"):

@@ -44,14 +44,25 @@ def real():
 
 def test_import_is_light():
     code = (
-        "import sys, foedus.data; print(*[m for m in ('sklearn', 'pandas', 'matplotlib', 'scipy', 'rich') if m in sys.modules])"
+        "import sys, foedus.data; print(*[m for m in ('sklearn', 'pandas', 'matplotlib', "
+        "'scipy', 'rich') if m in sys.modules])"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == ""
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "rows", "features", "classes"),
-    [("digits", 1797, 64, 10), ("breast_cancer", 569, 30, 2), ("wine", 178, 13, 3), ("diabetes", 442, 10, None)],
+    [
+        ("digits", 1797, 64, 10),
+        ("breast_cancer", 569, 30, 2),
+        ("wine", 178, 13, 3),
+        ("diabetes", 442, 10, None),
+    ],
 )
 def test_bundled(name, rows, features, classes):
     data = load(name)
@@ -69,7 +80,8 @@ def test_bundled(name, rows, features, classes):
         classes,
     )
     if classes:
-        assert np.allclose(np.bincount(data.y_test) / np.bincount(data.y_train), 1 / 3, atol=0.05)  # stratified
+        # stratified
+        assert np.allclose(np.bincount(data.y_test) / np.bincount(data.y_train), 1 / 3, atol=0.05)
 
 
 def test_scaling_is_fitted_on_training_rows(tmp_path):
@@ -83,7 +95,9 @@ def test_scaling_is_fitted_on_training_rows(tmp_path):
     assert np.abs(data.x_train.mean(0)).max() < 1e-5
     assert np.allclose(data.x_train.std(0)[[0, 1, 3]], 1, atol=1e-5)
     assert (np.abs(data.x_train[:, 2]) < 1e-5).all()
-    assert np.allclose(data.x_test[:, 0], (x_test[:, 0] - x[:, 0].mean()) / x[:, 0].std(), atol=1e-4)
+    assert np.allclose(
+        data.x_test[:, 0], (x_test[:, 0] - x[:, 0].mean()) / x[:, 0].std(), atol=1e-4
+    )
     low = load(path, scale="minmax")
     assert low.x_train.min() == 0
     assert low.x_train.max() == 1
@@ -115,7 +129,13 @@ def test_auto_scaling(tmp_path, x, scaling):
 
 
 def test_test_part(tmp_path):
-    np.savez(tmp_path / "a.npz", x_train=np.eye(20), y_train=np.arange(20) % 2, x_test=np.eye(20)[:4], y_test=np.arange(4) % 2)
+    np.savez(
+        tmp_path / "a.npz",
+        x_train=np.eye(20),
+        y_train=np.arange(20) % 2,
+        x_test=np.eye(20)[:4],
+        y_test=np.arange(4) % 2,
+    )
     assert len(load(tmp_path / "a.npz").x_test) == 4
     assert len(load(tmp_path / "a.npz", test=0.5).x_test) == 12
     assert len(load(tmp_path / "a.npz", test=0).x_test) == 0
@@ -132,12 +152,18 @@ def test_test_part(tmp_path):
 def test_nan_and_infinite_features(tmp_path):
     x = np.ones((8, 3))
     x[3, 1] = np.nan
-    np.savez(tmp_path / "a.npz", x_train=x, y_train=np.arange(8) % 2, x_test=x, y_test=np.arange(8) % 2)
-    with pytest.raises(DataError, match=r"1 missing values .* row 3, column 1; pass impute='median'"):
+    np.savez(
+        tmp_path / "a.npz", x_train=x, y_train=np.arange(8) % 2, x_test=x, y_test=np.arange(8) % 2
+    )
+    with pytest.raises(
+        DataError, match=r"1 missing values .* row 3, column 1; pass impute='median'"
+    ):
         load(tmp_path / "a.npz")
     assert np.isfinite(load(tmp_path / "a.npz", impute="median").x_test).all()
     x[4, 2] = np.inf
-    np.savez(tmp_path / "a.npz", x_train=x, y_train=np.arange(8) % 2, x_test=x, y_test=np.arange(8) % 2)
+    np.savez(
+        tmp_path / "a.npz", x_train=x, y_train=np.arange(8) % 2, x_test=x, y_test=np.arange(8) % 2
+    )
     with pytest.raises(DataError, match="infinite"):
         load(tmp_path / "a.npz", impute="median", scale=None)
     with pytest.raises(DataError, match="impute 'medain' is unknown"):
@@ -159,8 +185,20 @@ def test_found_by_name_in_the_folder_and_the_cache(tmp_path, monkeypatch):
     folder = tmp_path / "sets"
     folder.mkdir()
     cache_dir().mkdir(parents=True)
-    np.savez(folder / "mine.npz", x_train=np.eye(3), y_train=[0, 1, 0], x_test=np.eye(3), y_test=[0, 1, 0])
-    np.savez(cache_dir() / "mine.npz", x_train=np.eye(5), y_train=[0, 1, 0, 1, 0], x_test=np.eye(5), y_test=[0] * 5)
+    np.savez(
+        folder / "mine.npz",
+        x_train=np.eye(3),
+        y_train=[0, 1, 0],
+        x_test=np.eye(3),
+        y_test=[0, 1, 0],
+    )
+    np.savez(
+        cache_dir() / "mine.npz",
+        x_train=np.eye(5),
+        y_train=[0, 1, 0, 1, 0],
+        x_test=np.eye(5),
+        y_test=[0] * 5,
+    )
     assert len(load("mine").x_train) == 5
     monkeypatch.setenv("FOEDUS_DATA", str(folder))
     assert len(load("mine").x_train) == 3
@@ -184,7 +222,9 @@ def server(tmp_path):
         def log_message(self, *args):
             hits.append(self.path)
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder))) as httpd:
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(Handler, directory=str(folder))
+    ) as httpd:
         threading.Thread(target=httpd.serve_forever, daemon=True).start()
         yield folder, f"http://127.0.0.1:{httpd.server_address[1]}/", hits
         httpd.shutdown()
@@ -192,7 +232,10 @@ def server(tmp_path):
 
 def serve(monkeypatch, name: str, url: str, **changes):
     home = catalog._HOMES[name]
-    sources = tuple(replace(s, **{"url": url + s.url.rsplit("/", 1)[-1], "former": None, **changes}) for s in home.sources)
+    sources = tuple(
+        replace(s, **{"url": url + s.url.rsplit("/", 1)[-1], "former": None, **changes})
+        for s in home.sources
+    )
     monkeypatch.setitem(catalog._HOMES, name, replace(home, sources=sources))
 
 
@@ -213,7 +256,10 @@ def test_download_end_to_end(server, monkeypatch):
     load("letter")
     assert len(hits) == 2  # the second time comes from the cache
     recorded = json.loads((cache_dir() / "checksums.json").read_text())
-    assert recorded[url + "letter.scale"] == hashlib.sha256((folder / "letter.scale").read_bytes()).hexdigest()
+    assert (
+        recorded[url + "letter.scale"]
+        == hashlib.sha256((folder / "letter.scale").read_bytes()).hexdigest()
+    )
 
     (cache_dir() / "letter.npz").unlink()
     (folder / "letter.scale").write_text("1 1:1 16:0.5\n2 1:-1\n25 3:0.25\n")
@@ -231,7 +277,9 @@ def test_published_checksum(server, monkeypatch):
     import struct
 
     def idx(a):
-        return gzip.compress(struct.pack(f">BBBB{a.ndim}I", 0, 0, 8, a.ndim, *a.shape) + a.tobytes())
+        return gzip.compress(
+            struct.pack(f">BBBB{a.ndim}I", 0, 0, 8, a.ndim, *a.shape) + a.tobytes()
+        )
 
     files = {}
     for part, n in (("train", 6), ("t10k", 2)):
@@ -245,7 +293,10 @@ def test_published_checksum(server, monkeypatch):
     assert not list(cache_dir().glob("*.npz"))
     assert not list(cache_dir().glob(".download*"))
     home = catalog._HOMES["mnist"]
-    own = tuple(replace(s, md5=hashlib.md5(files[s.url.rsplit("/", 1)[-1]]).hexdigest()) for s in home.sources)
+    own = tuple(
+        replace(s, md5=hashlib.md5(files[s.url.rsplit("/", 1)[-1]]).hexdigest())
+        for s in home.sources
+    )
     monkeypatch.setitem(catalog._HOMES, "mnist", replace(home, sources=own))
     data = load("mnist")
     assert data.x_train.shape == (6, 784)
@@ -265,14 +316,18 @@ def test_emnist_is_upright_and_its_archive_kept(server, monkeypatch):
         for part in ("letters", "balanced"):
             for half in ("train", "test"):
                 head = struct.pack(">BBBB3I", 0, 0, 8, 3, *images.shape)
-                archive.writestr(f"gzip/emnist-{part}-{half}-images-idx3-ubyte.gz", gzip.compress(head + images.tobytes()))
+                archive.writestr(
+                    f"gzip/emnist-{part}-{half}-images-idx3-ubyte.gz",
+                    gzip.compress(head + images.tobytes()),
+                )
                 labels = bytes([1, 2, 3]) if part == "letters" else bytes([0, 1, 2])
                 archive.writestr(
                     f"gzip/emnist-{part}-{half}-labels-idx1-ubyte.gz",
                     gzip.compress(struct.pack(">BBBBI", 0, 0, 8, 1, 3) + labels),
                 )
             archive.writestr(
-                f"gzip/emnist-{part}-mapping.txt", "1 65 97\n2 66 98\n3 67 99\n" if part == "letters" else "0 48\n1 49\n2 50\n"
+                f"gzip/emnist-{part}-mapping.txt",
+                "1 65 97\n2 66 98\n3 67 99\n" if part == "letters" else "0 48\n1 49\n2 50\n",
             )
     for name in ("emnist", "emnist_letters"):
         serve(monkeypatch, name, url)
@@ -306,14 +361,29 @@ def test_cifar100_keeps_both_kinds_of_labels(server, monkeypatch):
 def test_failed_download_says_what_to_do(server, monkeypatch, tmp_path):
     _, url, _ = server
     cache_dir().mkdir(parents=True)
-    np.savez(cache_dir() / "covtype60k.npz", x_train=np.eye(3), y_train=[0, 1, 0], x_test=np.eye(3), y_test=[0, 1, 0])
+    np.savez(
+        cache_dir() / "covtype60k.npz",
+        x_train=np.eye(3),
+        y_train=[0, 1, 0],
+        x_test=np.eye(3),
+        y_test=[0, 1, 0],
+    )
     serve(monkeypatch, "covtype", url)
     with pytest.raises(DataError) as error:
         load("covtype")
-    for word in ("covtype.bz2", "404", str(cache_dir()), "covtype60k", "Put covtype.npz", "$FOEDUS_DATA is not set"):
+    for word in (
+        "covtype.bz2",
+        "404",
+        str(cache_dir()),
+        "covtype60k",
+        "Put covtype.npz",
+        "$FOEDUS_DATA is not set",
+    ):
         assert word in str(error.value)
     monkeypatch.setitem(
-        catalog._HOMES, "gone", Home(1, 1, 1, 2, (Source((tmp_path / "none").as_uri()),), catalog._parse_libsvm)
+        catalog._HOMES,
+        "gone",
+        Home(1, 1, 1, 2, (Source((tmp_path / "none").as_uri()),), catalog._parse_libsvm),
     )
     with pytest.raises(DataError, match="failed"):
         load("gone")
@@ -331,13 +401,18 @@ def test_a_download_that_breaks_off_is_not_kept(server, monkeypatch):
 
     monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "do_GET", short)
     serve(monkeypatch, "letter", url)
-    with pytest.raises(DataError, match=r"letter\.scale failed \(.*6 bytes read, 994 more expected.*Put letter\.npz"):
+    with pytest.raises(
+        DataError,
+        match=r"letter\.scale failed \(.*6 bytes read, 994 more expected.*Put letter\.npz",
+    ):
         load("letter")
     assert list(cache_dir().iterdir()) == []
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     serve(monkeypatch, "letter", f"http://127.0.0.1:{port}/")
-    with pytest.raises(DataError, match=r"letter\.scale failed \(\[Errno \d+\] Connection refused\)\. Looked for"):
+    with pytest.raises(
+        DataError, match=r"letter\.scale failed \(\[Errno \d+\] Connection refused\)\. Looked for"
+    ):
         load("letter")
 
 
@@ -404,7 +479,9 @@ def serve_small_edition(monkeypatch, url: str, **changes):
     """The local home, and a parser that is content with the three plays of the sample."""
     serve(monkeypatch, "shakespeare", url, **changes)
     parse = partial(catalog._parse_shakespeare, plays=3, speakers=len(USERS))
-    monkeypatch.setitem(catalog._HOMES, "shakespeare", replace(catalog._HOMES["shakespeare"], parse=parse))
+    monkeypatch.setitem(
+        catalog._HOMES, "shakespeare", replace(catalog._HOMES["shakespeare"], parse=parse)
+    )
 
 
 def test_shakespeare_is_downloaded_once(server, monkeypatch):
@@ -412,11 +489,16 @@ def test_shakespeare_is_downloaded_once(server, monkeypatch):
     file = folder / "1994-01-100.zip"
     file.write_bytes(zipped(EDITION))
     serve_small_edition(monkeypatch, url)
-    assert (info("shakespeare").where, info("shakespeare").source) == ("to download", url + "1994-01-100.zip")
+    assert (info("shakespeare").where, info("shakespeare").source) == (
+        "to download",
+        url + "1994-01-100.zip",
+    )
     users = load_speeches()
     assert {u["id"]: u["speeches"] for u in users} == USERS
     data = load("shakespeare", window=60, stride=20, test=0)
-    assert data.group_names == tuple(i for i, speeches in USERS.items() if len("\n".join(speeches)) > 60)
+    assert data.group_names == tuple(
+        i for i, speeches in USERS.items() if len("\n".join(speeches)) > 60
+    )
     first = "\n".join(USERS["ALLS_WELL_THAT_ENDS_WELL_COUNTESS"])
     assert "".join(data.class_names[int(c)] for c in data.x_train[0]) == first[:60]
     assert hits == ["/1994-01-100.zip"]
@@ -444,7 +526,9 @@ def test_shakespeare_at_its_former_address(server, monkeypatch):
     assert hits[0] == "/1994-01-100.zip"
     assert hits[-1] == "/before.zip"
     # One file, wherever it lay: its checksum belongs to the present address.
-    assert list(json.loads((cache_dir() / "checksums.json").read_text())) == [url + "1994-01-100.zip"]
+    assert list(json.loads((cache_dir() / "checksums.json").read_text())) == [
+        url + "1994-01-100.zip"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -475,7 +559,9 @@ def test_three_plays_are_not_the_edition(server, monkeypatch):
     folder, url, _ = server
     (folder / "1994-01-100.zip").write_bytes(zipped(EDITION))
     serve(monkeypatch, "shakespeare", url)
-    with pytest.raises(DataError, match="3 plays and 16 speaking characters found, expected at least 30 and 500"):
+    with pytest.raises(
+        DataError, match="3 plays and 16 speaking characters found, expected at least 30 and 500"
+    ):
         load("shakespeare")
 
 
@@ -488,13 +574,19 @@ def test_shakespeare_absent_and_from_leaf(server, monkeypatch):
     folder = cache_dir() / "shakespeare"
     for part in ("train", "test"):
         (folder / part).mkdir(parents=True)
-        content = {"users": ["u"], "num_samples": [2], "user_data": {"u": {"x": ["abc", "bca"], "y": ["a", "b"]}}}
+        content = {
+            "users": ["u"],
+            "num_samples": [2],
+            "user_data": {"u": {"x": ["abc", "bca"], "y": ["a", "b"]}},
+        }
         (folder / part / "data.json").write_text(json.dumps(content))
     data = load("shakespeare")
     assert data.x_train.shape == (2, 3)
     assert data.group_names == ("u",)
     assert data.name == "shakespeare"
-    (cache_dir() / "shakespeare_by_speaker.json.gz").write_bytes(gzip.compress(b'{"users": [{"id": 1}]}'))
+    (cache_dir() / "shakespeare_by_speaker.json.gz").write_bytes(
+        gzip.compress(b'{"users": [{"id": 1}]}')
+    )
     with pytest.raises(DataError, match="not a JSON file of speeches"):
         load("shakespeare")
 
@@ -523,7 +615,13 @@ def test_real_set(real, name):
     if locate(name) is None:
         pytest.skip(f"{name} is not in FOEDUS_DATA")
     data = load(name)
-    assert (len(data.x_train), len(data.x_test), data.spec.shape, data.classes, data.scaling) == SETS[name]
+    assert (
+        len(data.x_train),
+        len(data.x_test),
+        data.spec.shape,
+        data.classes,
+        data.scaling,
+    ) == SETS[name]
     fed = split(data, "dirichlet", clients=10, alpha=0.5)
     assert np.array_equal(np.sort(fed.rows), np.arange(len(data.x_train)))
 
@@ -567,6 +665,10 @@ def test_real_letter_is_learnable(real):
 def test_every_group_gives_its_part_to_the_test_rows():
     """Groups of 4 and 8 rows, a quarter of each: one and two."""
     groups = np.repeat([0, 1], [4, 8])
-    raw = hold_out(Raw(np.arange(12.0)[:, None], np.arange(12) % 2, groups_train=groups), 0.25, 0, None)
-    assert np.bincount(raw.groups_test).tolist() == [1, 2] and np.bincount(raw.groups_train).tolist() == [3, 6]
+    raw = hold_out(
+        Raw(np.arange(12.0)[:, None], np.arange(12) % 2, groups_train=groups), 0.25, 0, None
+    )
+    assert np.bincount(raw.groups_test).tolist() == [1, 2] and np.bincount(
+        raw.groups_train
+    ).tolist() == [3, 6]
     assert sorted([*raw.x_train[:, 0], *raw.x_test[:, 0]]) == list(range(12))

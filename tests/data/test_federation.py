@@ -11,7 +11,11 @@ from foedus.errors import DataError, SplitError
 def fed() -> Federation:
     rng = np.random.default_rng(0)
     data = Data.from_arrays(
-        rng.standard_normal((60, 3)), np.arange(60) % 4, rng.standard_normal((20, 3)), np.arange(20) % 4, name="toy"
+        rng.standard_normal((60, 3)),
+        np.arange(60) % 4,
+        rng.standard_normal((20, 3)),
+        np.arange(20) % 4,
+        name="toy",
     )
     return split(data, "dirichlet", clients=6, alpha=0.5, seed=2)
 
@@ -48,7 +52,9 @@ def test_summary_counts_labels(fed):
     assert table["test_rows"].sum() == 20
     assert (table[[0, 1, 2, 3]].sum() == 15).all()
     k = 3
-    assert np.array_equal(table.loc[k, [0, 1, 2, 3]], np.bincount(fed.data.y_train[fed.client_rows(k)], minlength=4))
+    assert np.array_equal(
+        table.loc[k, [0, 1, 2, 3]], np.bincount(fed.data.y_train[fed.client_rows(k)], minlength=4)
+    )
 
 
 def test_summary_of_regression():
@@ -100,7 +106,9 @@ def test_from_clients():
     for k, (x, y) in enumerate(parts):
         assert np.array_equal(fed.data.x_train[fed.client_rows(k)], x.astype(np.float32))
         assert np.array_equal(fed.data.y_train[fed.client_rows(k)], y)
-    own = Federation.from_clients(parts, test=[parts[1], (np.zeros((0, 2)), []), parts[2]], classes=3)
+    own = Federation.from_clients(
+        parts, test=[parts[1], (np.zeros((0, 2)), []), parts[2]], classes=3
+    )
     assert own.test_sizes.tolist() == [5, 0, 2]
     common = Federation.from_clients(parts, test=(np.zeros((10, 2)), np.zeros(10, int)), classes=3)
     assert common.test_sizes.sum() == 10
@@ -112,7 +120,11 @@ def test_from_clients():
         ([], SplitError, "empty"),
         ([(np.zeros((2, 2)), [0, 1]), (np.zeros((2, 3)), [0, 1])], DataError, r"clients\[1\]"),
         ([(np.zeros((2, 2)), [0])], DataError, r"clients\[0\]"),
-        ([(np.zeros((2, 2)), [0, 1]), (np.zeros((0, 2)), [])], SplitError, "client 1 has no training rows"),
+        (
+            [(np.zeros((2, 2)), [0, 1]), (np.zeros((0, 2)), [])],
+            SplitError,
+            "client 1 has no training rows",
+        ),
     ],
 )
 def test_from_clients_errors(clients, kind, word):

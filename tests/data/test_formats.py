@@ -28,7 +28,13 @@ DENSE = [[0.5, 0, 2], [0, 0.1, 0], [0, 0, 0], [0, 0, -4]]
 
 @pytest.mark.parametrize(
     ("name", "pack"),
-    [("a.svm", bytes), ("a.bz2", bz2.compress), ("a.xz", lzma.compress), ("a.gz", gzip.compress), ("a", bytes)],
+    [
+        ("a.svm", bytes),
+        ("a.bz2", bz2.compress),
+        ("a.xz", lzma.compress),
+        ("a.gz", gzip.compress),
+        ("a", bytes),
+    ],
 )
 def test_libsvm(tmp_path, name, pack):
     (tmp_path / name).write_bytes(pack(TEXT))
@@ -47,7 +53,10 @@ def test_libsvm_both_parsers_agree(tmp_path):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((50, 30)) * (rng.random((50, 30)) < 0.3)
     x[:, -1] = 1
-    lines = [f"{i % 3} " + " ".join(f"{j + 1}:{v:.17g}" for j, v in enumerate(row) if v) for i, row in enumerate(x)]
+    lines = [
+        f"{i % 3} " + " ".join(f"{j + 1}:{v:.17g}" for j, v in enumerate(row) if v)
+        for i, row in enumerate(x)
+    ]
     (tmp_path / "fast.svm").write_text("\n".join(lines))
     (tmp_path / "slow.svm").write_text("#\n" + "\n".join(lines))
     fast, slow = read(tmp_path / "fast.svm"), read(tmp_path / "slow.svm")
@@ -77,7 +86,9 @@ def test_libsvm_errors_name_the_line(tmp_path, text, words):
     path.write_bytes(text)
     with pytest.raises(DataError) as error:
         read(path)
-    assert str(path) in str(error.value) and all(word in str(error.value) for word in words), error.value
+    assert str(path) in str(error.value) and all(word in str(error.value) for word in words), (
+        error.value
+    )
 
 
 @settings(max_examples=200, deadline=None)
@@ -115,7 +126,9 @@ def write_idx(folder, part: str, n: int, packed: bool) -> tuple[np.ndarray, np.n
     rng = np.random.default_rng(n)
     x, y = rng.integers(0, 256, (n, 4, 5), dtype=np.uint8), (np.arange(n) % 3).astype(np.uint8)
     for kind, array in ((f"{part}-images-idx3-ubyte", x), (f"{part}-labels-idx1-ubyte", y)):
-        (folder / (kind + ".gz" * packed)).write_bytes(gzip.compress(idx(array)) if packed else idx(array))
+        (folder / (kind + ".gz" * packed)).write_bytes(
+            gzip.compress(idx(array)) if packed else idx(array)
+        )
     return x, y
 
 
@@ -181,7 +194,11 @@ def test_cifar_file_folder_and_archive(tmp_path):
     folder = tmp_path / "cifar-10-batches-bin"
     folder.mkdir()
     names = "\n".join(f"class{i}" for i in range(10)) + "\n\n"
-    contents = {"data_batch_1.bin": records(4, 1), "data_batch_2.bin": records(6, 1), "test_batch.bin": records(3, 1)}
+    contents = {
+        "data_batch_1.bin": records(4, 1),
+        "data_batch_2.bin": records(6, 1),
+        "test_batch.bin": records(3, 1),
+    }
     for name, content in contents.items():
         (folder / name).write_bytes(content)
     (folder / "batches.meta.txt").write_text(names)
@@ -265,7 +282,9 @@ def test_npz_errors(tmp_path):
     with pytest.raises(DataError, match="not a readable npz"):
         read(path)
     head = io.BytesIO()
-    np.lib.format.write_array_header_1_0(head, {"descr": "<f8", "fortran_order": False, "shape": (10**9, 10**6)})
+    np.lib.format.write_array_header_1_0(
+        head, {"descr": "<f8", "fortran_order": False, "shape": (10**9, 10**6)}
+    )
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x_train.npy", head.getvalue())
         archive.writestr("y_train.npy", head.getvalue())
@@ -282,7 +301,9 @@ def test_npz_errors(tmp_path):
 
 def test_csv(tmp_path):
     path = tmp_path / "sites.csv"
-    path.write_text("age,site,dose,ill\n30,north,0.5,yes\n40,south,1.5,no\n50,north,2.5,no\n60,south,3.5,yes\n")
+    path.write_text(
+        "age,site,dose,ill\n30,north,0.5,yes\n40,south,1.5,no\n50,north,2.5,no\n60,south,3.5,yes\n"
+    )
     data = load(path, label="ill", group="site", test=0, scale=None)
     assert data.class_names == ("no", "yes")
     assert data.y_train.tolist() == [1, 0, 0, 1]
@@ -339,12 +360,24 @@ def test_csv_imputes_from_training_rows(tmp_path):
 
 
 def leaf(users: dict) -> str:
-    return json.dumps({"users": list(users), "num_samples": [len(u["y"]) for u in users.values()], "user_data": users})
+    return json.dumps(
+        {
+            "users": list(users),
+            "num_samples": [len(u["y"]) for u in users.values()],
+            "user_data": users,
+        }
+    )
 
 
 def test_leaf_folder(tmp_path):
     for part, users in (
-        ("train", {"ann": {"x": [[1.0, 2.0], [3.0, 4.0]], "y": [0, 1]}, "bob": {"x": [[5.0, 6.0]], "y": [2]}}),
+        (
+            "train",
+            {
+                "ann": {"x": [[1.0, 2.0], [3.0, 4.0]], "y": [0, 1]},
+                "bob": {"x": [[5.0, 6.0]], "y": [2]},
+            },
+        ),
         ("test", {"bob": {"x": [[7.0, 8.0]], "y": [1]}}),
     ):
         (tmp_path / part).mkdir()
@@ -359,7 +392,9 @@ def test_leaf_folder(tmp_path):
 
 def test_leaf_text(tmp_path):
     path = tmp_path / "a.json"
-    path.write_text(leaf({"ann": {"x": ["abc", "bca"], "y": ["a", "d"]}, "bob": {"x": ["ddd"], "y": ["b"]}}))
+    path.write_text(
+        leaf({"ann": {"x": ["abc", "bca"], "y": ["a", "d"]}, "bob": {"x": ["ddd"], "y": ["b"]}})
+    )
     data = load(path, test=0)
     assert data.class_names == ("a", "b", "c", "d")
     assert data.scaling is None
@@ -373,11 +408,20 @@ def test_leaf_text(tmp_path):
         ("{", "not JSON"),
         ("[1]", "not LEAF JSON"),
         ('{"users": ["a"], "user_data": {}}', "user 'a'"),
-        ('{"users": ["a"], "num_samples": [2], "user_data": {"a": {"x": [[1]], "y": [0]}}}', "num_samples"),
+        (
+            '{"users": ["a"], "num_samples": [2], "user_data": {"a": {"x": [[1]], "y": [0]}}}',
+            "num_samples",
+        ),
         ('{"users": ["a"], "user_data": {"a": {"x": [[1], [1, 2]], "y": [0, 1]}}}', "equal length"),
         ('{"users": [], "user_data": {}}', "no rows"),
-        ('{"users": ["a"], "user_data": {"a": {"x": ["ab", "a"], "y": ["a", "b"]}}}', "equal lengths"),
-        ('{"users": ["a"], "user_data": {"a": {"x": ["ab", 3], "y": ["a", "b"]}}}', "some rows are text"),
+        (
+            '{"users": ["a"], "user_data": {"a": {"x": ["ab", "a"], "y": ["a", "b"]}}}',
+            "equal lengths",
+        ),
+        (
+            '{"users": ["a"], "user_data": {"a": {"x": ["ab", 3], "y": ["a", "b"]}}}',
+            "some rows are text",
+        ),
     ],
 )
 def test_leaf_errors(tmp_path, text, word):

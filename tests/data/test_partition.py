@@ -8,15 +8,30 @@ from hypothesis import strategies as st
 from foedus.data import Data, split
 from foedus.errors import SplitError
 
-SCHEMES = {"iid": {}, "dirichlet": {"alpha": 0.3}, "homogeneity": {"s": 0.1}, "labels": {"per_client": 2}}
+SCHEMES = {
+    "iid": {},
+    "dirichlet": {"alpha": 0.3},
+    "homogeneity": {"s": 0.1},
+    "labels": {"per_client": 2},
+}
 
 
-def make(rows: int, classes: int, test_rows: int = 0, seed: int = 0, regression: bool = False) -> Data:
+def make(
+    rows: int, classes: int, test_rows: int = 0, seed: int = 0, regression: bool = False
+) -> Data:
     rng = np.random.default_rng(seed)
     x, x_test = rng.standard_normal((rows, 4)), rng.standard_normal((test_rows, 4))
     if regression:
-        return Data.from_arrays(x, rng.standard_normal(rows), x_test, rng.standard_normal(test_rows))
-    return Data.from_arrays(x, rng.integers(0, classes, rows), x_test, rng.integers(0, classes, test_rows), classes=classes)
+        return Data.from_arrays(
+            x, rng.standard_normal(rows), x_test, rng.standard_normal(test_rows)
+        )
+    return Data.from_arrays(
+        x,
+        rng.integers(0, classes, rows),
+        x_test,
+        rng.integers(0, classes, test_rows),
+        classes=classes,
+    )
 
 
 def check_exact(fed, rows: int, test_rows: int, clients: int) -> None:
@@ -78,7 +93,10 @@ def test_iid_of_regression_deals_test_rows_by_size():
 
 def test_dirichlet_is_more_unequal_for_smaller_alpha():
     d = make(5000, 10)
-    spread = [split(d, "dirichlet", clients=10, alpha=a).label_counts().std(0).mean() for a in (0.05, 0.5, 5.0, 1e6)]
+    spread = [
+        split(d, "dirichlet", clients=10, alpha=a).label_counts().std(0).mean()
+        for a in (0.05, 0.5, 5.0, 1e6)
+    ]
     assert spread == sorted(spread, reverse=True)
     assert spread[-1] < 2
 
@@ -128,13 +146,24 @@ def test_homogeneity_extremes():
 
 
 @settings(max_examples=30, deadline=None)
-@given(clients=st.integers(1, 60), classes=st.integers(2, 15), per_client=st.integers(1, 15), seed=st.integers(0, 1000))
+@given(
+    clients=st.integers(1, 60),
+    classes=st.integers(2, 15),
+    per_client=st.integers(1, 15),
+    seed=st.integers(0, 1000),
+)
 def test_labels_are_exactly_so_many(clients, classes, per_client, seed):
     per_client = min(per_client, classes)
     if clients * per_client < classes:
         return
     y = np.random.default_rng(seed).permutation(np.repeat(np.arange(classes), 80))
-    fed = split(Data.from_arrays(np.zeros((len(y), 1)), y), "labels", clients=clients, per_client=per_client, seed=seed)
+    fed = split(
+        Data.from_arrays(np.zeros((len(y), 1)), y),
+        "labels",
+        clients=clients,
+        per_client=per_client,
+        seed=seed,
+    )
     counts = fed.label_counts()
     assert ((counts > 0).sum(1) == per_client).all()
     holders = (counts > 0).sum(0)
@@ -159,12 +188,18 @@ def test_test_label_without_training_rows_goes_by_size():
 
 def test_natural():
     d = Data.from_arrays(
-        np.zeros((5, 1)), [0, 1, 0, 1, 0], np.zeros((4, 1)), [0, 1, 1, 0], groups=[7, 3, 7, 9, 3], groups_test=[3, 9, 8, 7]
+        np.zeros((5, 1)),
+        [0, 1, 0, 1, 0],
+        np.zeros((4, 1)),
+        [0, 1, 1, 0],
+        groups=[7, 3, 7, 9, 3],
+        groups_test=[3, 9, 8, 7],
     )
     fed = split(d, "natural")
     assert fed.ids.tolist() == [3, 7, 9]
     assert [fed.client_rows(k).tolist() for k in range(3)] == [[1, 4], [0, 2], [3]]
-    assert [fed.test_client_rows(k).tolist() for k in range(3)] == [[0], [3], [1]]  # group 8 has no training rows
+    # group 8 has no training rows
+    assert [fed.test_client_rows(k).tolist() for k in range(3)] == [[0], [3], [1]]
     assert split(d, "natural", clients=3).ids.tolist() == [3, 7, 9]
     with pytest.raises(SplitError, match=r"clients=2, but .* 3 groups"):
         split(d, "natural", clients=2)

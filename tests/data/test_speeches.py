@@ -16,7 +16,8 @@ COMMERCIALLY.  PROHIBITED COMMERCIAL DISTRIBUTION INCLUDES BY ANY
 SERVICE THAT CHARGES FOR DOWNLOAD TIME OR FOR MEMBERSHIP.>>
 """
 
-# A few lines in the layout of the edition, with its irregularities. Blanks at the ends of lines are where it has page breaks.
+# A few lines in the layout of the edition, with its irregularities. Blanks at the ends of lines are
+# where it has page breaks.
 EDITION = f"""\
 This is the 100th Etext file presented by Project Gutenberg, and
 is presented in cooperation with World Library, Inc., from their
@@ -279,9 +280,16 @@ USERS = {
         "RICHARD the Second here was hack'd to death;\n"
         "O, were that all!",
     ],
-    "ALLS_WELL_THAT_ENDS_WELL_BISHOP_OF_ELY": ["Marry and will, my lord,\nwith all my heart.", "Where is my lord?"],
-    "ALLS_WELL_THAT_ENDS_WELL_GRUMIO_BIONDELLO": ["O excellent motion!\nAmen. Fellows, let's be gone."],
-    "THE_COMEDY_OF_ERRORS_AEGEON": ["Proceed, Solinus, to procure my fall,\nAnd by the doom of death end woes and all."],
+    "ALLS_WELL_THAT_ENDS_WELL_BISHOP_OF_ELY": [
+        "Marry and will, my lord,\nwith all my heart.",
+        "Where is my lord?",
+    ],
+    "ALLS_WELL_THAT_ENDS_WELL_GRUMIO_BIONDELLO": [
+        "O excellent motion!\nAmen. Fellows, let's be gone."
+    ],
+    "THE_COMEDY_OF_ERRORS_AEGEON": [
+        "Proceed, Solinus, to procure my fall,\nAnd by the doom of death end woes and all."
+    ],
     "THE_COMEDY_OF_ERRORS_ANTIPHOLUS_OF_SYRACUSE": [
         "What, wilt thou flout me thus unto my face,\n"
         "Being forbid? There, take you that, sir knave.\n"
@@ -294,7 +302,9 @@ USERS = {
     ],
     "THE_COMEDY_OF_ERRORS_DROMIO_OF_EPHESUS": ["To me, sir? Why, you gave no gold to me."],
     "THE_COMEDY_OF_ERRORS_A_SERVANT": ["Neither my husband nor the slave return'd."],
-    "THE_TRAGEDY_OF_ROMEO_AND_JULIET_CHOR": ["Two households, both alike in dignity,\nIn fair Verona, where we lay our scene."],
+    "THE_TRAGEDY_OF_ROMEO_AND_JULIET_CHOR": [
+        "Two households, both alike in dignity,\nIn fair Verona, where we lay our scene."
+    ],
     "THE_TRAGEDY_OF_ROMEO_AND_JULIET_SAMP": ["I strike quickly, being moved.", "Well, sir."],
     "THE_TRAGEDY_OF_ROMEO_AND_JULIET_M_WIFE": ["Thou shalt not stir one foot to seek a foe."],
     "THE_TRAGEDY_OF_ROMEO_AND_JULIET_LADY_P": ["Go, ye giddy goose."],
@@ -309,17 +319,27 @@ def test_every_character_of_the_sample():
     assert [user["id"] for user in users] == list(USERS)  # in order of appearance
     assert [set(user) for user in users] == [{"id", "play", "speaker", "speeches"}] * len(USERS)
     named = {user["id"]: (user["play"], user["speaker"]) for user in users}
-    assert named["ALLS_WELL_THAT_ENDS_WELL_BISHOP_OF_ELY"] == ("ALLS WELL THAT ENDS WELL", "BISHOP OF ELY")
-    assert named["THE_TRAGEDY_OF_ROMEO_AND_JULIET_1_MUS"] == ("THE TRAGEDY OF ROMEO AND JULIET", "1. MUS")
+    assert named["ALLS_WELL_THAT_ENDS_WELL_BISHOP_OF_ELY"] == (
+        "ALLS WELL THAT ENDS WELL",
+        "BISHOP OF ELY",
+    )
+    assert named["THE_TRAGEDY_OF_ROMEO_AND_JULIET_1_MUS"] == (
+        "THE TRAGEDY OF ROMEO AND JULIET",
+        "1. MUS",
+    )
 
 
 def spoken(*lines: str) -> list[str]:
     """What is said in a play of these lines."""
-    users = parse_plays("\n".join(["A PLAY", "by William Shakespeare", *lines]), "100.txt", plays=0, speakers=0)
+    users = parse_plays(
+        "\n".join(["A PLAY", "by William Shakespeare", *lines]), "100.txt", plays=0, speakers=0
+    )
     return [speech for user in users for speech in user["speeches"]]
 
 
-@pytest.mark.parametrize("heading", ["ACT I.", "SCENE 1.", "Scene I.", "PROLOGUE", "THE PROLOGUE", "INDUCTION. SCENE I."])
+@pytest.mark.parametrize(
+    "heading", ["ACT I.", "SCENE 1.", "Scene I.", "PROLOGUE", "THE PROLOGUE", "INDUCTION. SCENE I."]
+)
 def test_speeches_begin_after_a_heading(heading):
     assert spoken("  NYM. A person", heading, "  NYM. Pish!") == ["Pish!"]
     assert spoken("  NYM. A person", f"  {heading}", "  NYM. Pish!") == []
@@ -351,19 +371,26 @@ def test_stage_directions(direction):
 
 def test_words_of_stage_directions_within_a_speech():
     lines = "  KING. God knows, not Henry.", "    Enter his chamber,", "    view his corpse."
-    assert spoken("ACT I.", *lines) == ["God knows, not Henry.\nEnter his chamber,\nview his corpse."]
+    assert spoken("ACT I.", *lines) == [
+        "God knows, not Henry.\nEnter his chamber,\nview his corpse."
+    ]
     lines = "  KING. God knows.", " " * 40 + "Exit WARWICK,", "    not Henry."
     assert spoken("ACT I.", *lines) == ["God knows.\nnot Henry."]
 
 
 @pytest.mark.parametrize(("plays", "speakers"), [(4, 1), (1, len(USERS) + 1)])
 def test_too_few_plays_or_characters(plays, speakers):
-    with pytest.raises(DataError, match=f"100.txt does not look like .* expected at least {plays} and {speakers}"):
+    with pytest.raises(
+        DataError, match=f"100.txt does not look like .* expected at least {plays} and {speakers}"
+    ):
         parse_plays(EDITION, "100.txt", plays=plays, speakers=speakers)
 
 
 def test_another_layout_is_refused():
     """The present edition: names in lines of their own, nothing indented."""
-    text = "HAMLET\n\nby William Shakespeare\n\nACT I\n\nBARNARDO.\nWho's there?\n\nFRANCISCO.\nNay, answer me.\n"
+    text = (
+        "HAMLET\n\nby William Shakespeare\n\nACT I\n\nBARNARDO.\nWho's "
+        "there?\n\nFRANCISCO.\nNay, answer me.\n"
+    )
     with pytest.raises(DataError, match="0 plays and 0 speaking characters"):
         parse_plays(text * 40, "100-0.txt")

@@ -15,7 +15,10 @@ def test_leaf_shapes_and_sizes():
     total = fed.sizes + fed.test_sizes
     assert total.min() >= 50
     assert np.array_equal(fed.test_sizes, np.round(total * 0.1))
-    again, other = synthetic_leaf(1, 1, clients=20, seed=3), synthetic_leaf(1, 1, clients=20, seed=4)
+    again, other = (
+        synthetic_leaf(1, 1, clients=20, seed=3),
+        synthetic_leaf(1, 1, clients=20, seed=4),
+    )
     assert np.array_equal(fed.data.x_train, again.data.x_train)
     assert np.array_equal(fed.data.y_train, again.data.y_train)
     assert fed.data.x_train.shape != other.data.x_train.shape
@@ -42,7 +45,8 @@ def test_leaf_beta_moves_features_and_alpha_moves_models():
         fed = synthetic_leaf(0, beta, clients=300, rows=30000, test=0, features=30)
         return np.stack([fed.data.x_train[fed.client_rows(k)].mean(0) for k in range(300)])
 
-    # The mean of client k has variance beta^2 between clients (over all features alike) and 1 within.
+    # The mean of client k has variance beta^2 between clients (over all features alike) and 1
+    # within.
     assert abs(centers(0).mean(1).std() - 1 / np.sqrt(30)) < 0.1
     assert abs(centers(3).mean(1).std() - 3) < 0.4
     assert abs(centers(3).std(1).mean() - 1) < 0.1

@@ -32,14 +32,25 @@ def named(fed: fd.Federation, numbers: np.ndarray) -> list[str]:
 
 
 def test_a_client_for_each_text():
-    """Ten words and five: the last fifth of each is for testing, and a word that only it holds is another."""
+    """Ten words and five: the last fifth of each is for testing, and a word that only it holds is
+    another.
+    """
     fed = word_federation(["a b a c a b a c a Z", "B, b; b. b d"], least=5)
     assert len(fed) == 2
     assert fed.sizes.tolist() == [8, 4]
     assert fed.test_sizes.tolist() == [2, 1]
     assert fed.data.class_names == ("<other>", "b", "a", "c")  # by frequency: b 2 + 4, a 4, c 2
     assert fed.data.classes == 4
-    assert named(fed, fed.data.y_train[fed.client_rows(0)]) == ["a", "b", "a", "c", "a", "b", "a", "c"]
+    assert named(fed, fed.data.y_train[fed.client_rows(0)]) == [
+        "a",
+        "b",
+        "a",
+        "c",
+        "a",
+        "b",
+        "a",
+        "c",
+    ]
     assert named(fed, fed.data.y_train[fed.client_rows(1)]) == ["b"] * 4
     assert named(fed, fed.data.y_test[fed.test_client_rows(0)]) == ["a", "<other>"]
     assert named(fed, fed.data.y_test[fed.test_client_rows(1)]) == ["<other>"]
@@ -48,7 +59,12 @@ def test_a_client_for_each_text():
 
 
 def test_words_of_one_frequency_are_in_alphabetical_order():
-    assert word_federation(["c b a c"], least=2, test=0).data.class_names == ("<other>", "c", "a", "b")
+    assert word_federation(["c b a c"], least=2, test=0).data.class_names == (
+        "<other>",
+        "c",
+        "a",
+        "b",
+    )
 
 
 def test_a_limited_vocabulary():
@@ -59,7 +75,9 @@ def test_a_limited_vocabulary():
 
 
 def test_contexts():
-    """The words before each, oldest first; -1 before the text; test rows look back into the training part."""
+    """The words before each, oldest first; -1 before the text; test rows look back into the
+    training part.
+    """
     fed = word_federation(["a b c a", "b b a a"], least=2, before=2, test=0.25)
     name = {-1: "-", **dict(enumerate(fed.data.class_names))}
     seen = ["".join(name[int(v)] for v in row) for row in fed.data.x_train[fed.client_rows(0)]]
@@ -74,7 +92,9 @@ def test_contexts():
 @pytest.mark.parametrize("before", [1, 2, 5, 12])
 def test_contexts_are_shifted_words(before):
     rng = np.random.default_rng(before)
-    fed = word_federation([" ".join(rng.choice(list("abcdef"), n)) for n in (9, 4)], least=2, before=before, test=0)
+    fed = word_federation(
+        [" ".join(rng.choice(list("abcdef"), n)) for n in (9, 4)], least=2, before=before, test=0
+    )
     for i in range(2):
         y, x = fed.data.y_train[fed.client_rows(i)], fed.data.x_train[fed.client_rows(i)]
         for back in range(1, before + 1):
@@ -96,7 +116,9 @@ def test_every_client_keeps_a_word_to_train_on():
 def test_without_a_test_part():
     fed = word_federation(["a b c"], least=2, test=0)
     assert len(fed.data.x_test) == 0
-    assert len(fd.run(fd.FedBoost(fd.Densities.of_clients(fed), sampling="all"), fed, 1).history) == 2
+    assert (
+        len(fd.run(fd.FedBoost(fd.Densities.of_clients(fed), sampling="all"), fed, 1).history) == 2
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""`fd.diagnose`: numbers by hand, every rule on a federation made for it, sampling, the page and the picture, bad input."""
+"""`fd.diagnose`: numbers by hand, every rule on a federation made for it, sampling, the page and
+the picture, bad input.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def images(**options):
 
 
 def boxes(classes=4, **options):
-    """Labels by thresholds on two of eight features: easy for trees, hard for smooth functions of all eight."""
+    """Labels by thresholds on two of eight features: easy for trees, hard for smooth functions of
+    all eight.
+    """
     x = rng().uniform(-1, 1, size=(800, 8))
     cell = 2 * (np.floor(x[:, 0] * 3).astype(int) % 2) + np.floor(x[:, 1] * 3).astype(int) % 2
     return given(x, cell if classes else cell.astype(np.float32), 4, classes, **options)
@@ -48,7 +52,9 @@ def linear(rows, clients, signs=None, features=3, noise=0.3, scale=1.0):
 
 
 def blobs(clients=4, rows=60, skewed=False, features=3, shift=0.0):
-    """Three well separated classes; skewed: clients hold one each; shift: what client i adds to all its features."""
+    """Three well separated classes; skewed: clients hold one each; shift: what client i adds to all
+    its features.
+    """
     made = []
     for i in range(clients):
         y = np.full(rows, i % 3) if skewed else rng(i).integers(0, 3, rows)
@@ -67,7 +73,9 @@ def related():
 
 
 def windows():
-    """Each client sees another piece of one curve, nearly straight: own lines do well, and one curve for all does better."""
+    """Each client sees another piece of one curve, nearly straight: own lines do well, and one
+    curve for all does better.
+    """
     x = [rng(i).uniform(2 * i, 2 * i + 2, size=(40, 1)).astype(np.float32) - 8 for i in range(8)]
     return fd.Federation.from_clients([(v, np.sin(v[:, 0])) for v in x])
 
@@ -75,7 +83,11 @@ def windows():
 # For each rule, in their order: a federation for which it is made, and what it then says.
 CASES = [
     (images, ONE, "fd.FedAvg(epochs=5, model=fd.CNN())"),
-    (lambda: images(scheme="labels", per_client=1), ONE, "fd.FedDyn(epochs=5, model=fd.CNN(), alpha=0.6)"),
+    (
+        lambda: images(scheme="labels", per_client=1),
+        ONE,
+        "fd.FedDyn(epochs=5, model=fd.CNN(), alpha=0.6)",
+    ),
     (boxes, ONE, "fd.FFGB()"),
     (lambda: boxes(scheme="dirichlet", alpha=0.3), ONE, "fd.FFGB(step=3.0)"),
     (lambda: linear(200, 3), ONE, "fd.FedNewton(fd.Identity(intercept=True), reg=0.01)"),
@@ -131,13 +143,17 @@ def test_trees_for_regression_have_a_smaller_step():
     assert found.advice[0].algorithm == fd.FFGB(step=1.0)
 
 
-# -- numbers -----------------------------------------------------------------------------------------------------------
+# -- numbers ---------------------------------------------------------------------------------------
 
 
 def test_disjoint_labels_by_hand():
-    """Two clients with a label each, at 0 and at 3: from the pooled labels each is 1/2 away, from the pooled rows 1.5."""
+    """Two clients with a label each, at 0 and at 3: from the pooled labels each is 1/2 away, from
+    the pooled rows 1.5.
+    """
     x = np.zeros((8, 1), np.float32)
-    found = fd.diagnose(fd.Federation.from_clients([(x, np.zeros(8, int)), (x + 3, np.ones(8, int))], classes=2))
+    found = fd.diagnose(
+        fd.Federation.from_clients([(x, np.zeros(8, int)), (x + 3, np.ones(8, int))], classes=2)
+    )
     assert found.labels.tolist() == [0.5, 0.5]
     assert found.facts["label_tv"] == found.facts["label_tv_max"] == 0.5
     assert found.facts["omega_tv"] == 0.5
@@ -146,15 +162,21 @@ def test_disjoint_labels_by_hand():
 
 
 def test_label_tv_is_to_the_pooled_labels():
-    """Rows count, not clients: pooled labels are 7/8 and 1/8; client 0 has 5/6 and 1/6, client 1 has 1 and 0."""
+    """Rows count, not clients: pooled labels are 7/8 and 1/8; client 0 has 5/6 and 1/6, client 1
+    has 1 and 0.
+    """
     labels = [[0, 0, 0, 0, 0, 1], [0, 0]]
-    fed = fd.Federation.from_clients([(np.eye(len(y), 2, dtype=np.float32), np.array(y)) for y in labels], classes=2)
+    fed = fd.Federation.from_clients(
+        [(np.eye(len(y), 2, dtype=np.float32), np.array(y)) for y in labels], classes=2
+    )
     assert fd.diagnose(fed, iterations=3).labels == pytest.approx([1 / 24, 1 / 8])
 
 
 def test_identical_clients_are_at_no_distance():
     x, y = rng().normal(size=(30, 2)).astype(np.float32), rng().integers(0, 2, 30)
-    found = fd.diagnose(fd.Federation.from_clients([(x, y)] * 3, classes=2), features=fd.Identity(), reg=0.1)
+    found = fd.diagnose(
+        fd.Federation.from_clients([(x, y)] * 3, classes=2), features=fd.Identity(), reg=0.1
+    )
     for name in ("label_tv", "omega_tv", "omega_w1", "data_shift", "model_shift", "radius"):
         assert found.facts[name] == pytest.approx(0, abs=1e-6), name
 
@@ -165,7 +187,10 @@ def test_rounds_that_gain_a_digit():
     radius = found.newton.radius
     assert found.facts["rounds_a_digit"] == pytest.approx(1 / -math.log10(radius))
     exact = fd.run(fd.KRR(fd.Identity(), reg=0.5), fed, 0).state.w
-    error = [(fd.run(fd.FedNewton(fd.Identity(), reg=0.5), fed, t).state.w - exact).norm() for t in (2, 4)]
+    error = [
+        (fd.run(fd.FedNewton(fd.Identity(), reg=0.5), fed, t).state.w - exact).norm()
+        for t in (2, 4)
+    ]
     assert float((error[1] / error[0]) ** 0.5) == pytest.approx(radius, rel=0.2)
 
 
@@ -182,7 +207,10 @@ def test_given_features_are_used(fed):
 
 
 def test_a_diagnosis_repeats_in_any_order_of_clients(fed):
-    one, two = fd.diagnose(fed, iterations=5), fd.diagnose(fed.select([2, 4, 0, 1, 3]), iterations=5)
+    one, two = (
+        fd.diagnose(fed, iterations=5),
+        fd.diagnose(fed.select([2, 4, 0, 1, 3]), iterations=5),
+    )
     assert two.facts == pytest.approx(one.facts, rel=1e-6)
     assert two.advice == one.advice
 
@@ -191,7 +219,9 @@ def test_large_federations_are_sampled(monkeypatch):
     monkeypatch.setattr(module, "_CLIENTS", 5)
     monkeypatch.setattr(module, "_ROWS", 100)
     sizes = [3, 10, 60, 80, 90, 70, 65]
-    fed = fd.Federation.from_clients([(rng(n).normal(size=(n, 2)).astype(np.float32), rng(n).integers(0, 2, n)) for n in sizes])
+    fed = fd.Federation.from_clients(
+        [(rng(n).normal(size=(n, 2)).astype(np.float32), rng(n).integers(0, 2, n)) for n in sizes]
+    )
     found = fd.diagnose(fed, iterations=3)
     assert len(found.part) == 5
     assert 95 <= len(found.part.rows) <= 100
@@ -219,14 +249,16 @@ def test_large_federations_are_sampled(monkeypatch):
     ids=["one row", "a row each", "constant features", "one label"],
 )
 def test_federations_with_little_in_them(clients, tmp_path):
-    fed = fd.Federation.from_clients([(np.asarray(x, np.float32), np.array(y)) for x, y in clients], classes=3)
+    fed = fd.Federation.from_clients(
+        [(np.asarray(x, np.float32), np.array(y)) for x, y in clients], classes=3
+    )
     found = fd.diagnose(fed, iterations=3)
     assert found.advice[0].algorithm is not None
     assert "nan" not in str(found)
     found.report(tmp_path / "p.html")
 
 
-# -- page, picture, errors ---------------------------------------------------------------------------------------------
+# -- page, picture, errors -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["classes", "values", "many"])
@@ -236,7 +268,13 @@ def test_the_page_is_whole(kind, fed, values, tmp_path):
     found = fd.diagnose(values if kind == "values" else fed, iterations=5)
     page = found.report(tmp_path / "new" / "page.html").read_text(encoding="utf-8")
     parsed = check(page)
-    for text in (found.advice[0].code, found.advice[0].text, "omega_W1", "task similarity", "clients"):
+    for text in (
+        found.advice[0].code,
+        found.advice[0].text,
+        "omega_W1",
+        "task similarity",
+        "clients",
+    ):
         assert text in parsed.text
     assert ("label TV" in parsed.text) == (kind != "values")
     assert parsed.tags.count("figure") == {"classes": 5, "values": 5, "many": 6}[kind]
@@ -266,7 +304,11 @@ def test_bad_input(fed):
 def test_an_algorithm_gives_its_features(fed):
     found = fd.diagnose(fed, algorithm=fd.FedNewton(fd.Identity(), 0.5), iterations=60)
     alone = fd.spectrum(fed, fd.Identity(), 0.5, iterations=60)
-    assert (found.features, found.newton.reg, found.radius) == (fd.Identity(), 0.5, pytest.approx(alone.radius))
+    assert (found.features, found.newton.reg, found.radius) == (
+        fd.Identity(),
+        0.5,
+        pytest.approx(alone.radius),
+    )
     assert found.converges == alone.converges == (alone.radius < 1)
     word = "converges" if alone.converges else "diverges"
     assert f"plain Newton {word}; fd.Identity(), reg=0.5" in str(found)
@@ -300,9 +342,14 @@ def test_a_gain_counts_beyond_its_noise():
     assert not rules._adds_up({"gain": 0.002, "gain_noise": 0.0})
 
 
-@pytest.mark.parametrize(("radius", "solver"), [(0.2, "Newton converges"), (0.95, "would diverge"), (3.0, "would diverge")])
+@pytest.mark.parametrize(
+    ("radius", "solver"),
+    [(0.2, "Newton converges"), (0.95, "would diverge"), (3.0, "would diverge")],
+)
 def test_one_solver_of_fednewton_is_advised(radius, solver):
-    """A radius near 1 hardly moves, and is approached from below: conjugate gradients from 0.9 on."""
+    """A radius near 1 hardly moves, and is approached from below: conjugate gradients from 0.9
+    on.
+    """
     about = [rule for rule in rules.RULES if rule.text.startswith("The spectral radius")]
     (right,) = (rule for rule in about if rule.when({"radius": radius}))
     assert len(about) == 2 and solver in right.text

@@ -17,7 +17,9 @@ from foedus.errors import ConfigError
 
 def federation(*clients) -> fd.Federation:
     """Clients that bring rows; their label is their position."""
-    return fd.Federation.from_clients([(np.asarray(x, np.float64), np.full(len(x), k)) for k, x in enumerate(clients)])
+    return fd.Federation.from_clients(
+        [(np.asarray(x, np.float64), np.full(len(x), k)) for k, x in enumerate(clients)]
+    )
 
 
 def mixture(clients) -> tuple[np.ndarray, np.ndarray]:
@@ -31,7 +33,9 @@ def transport_by_lp(x, p, y, q, power: int) -> float:
     cost = np.linalg.norm(x[:, None] - y[None], axis=2) ** power
     rows = np.kron(np.eye(len(x)), np.ones(len(y)))
     columns = np.kron(np.ones(len(x)), np.eye(len(y)))
-    result = linprog(cost.ravel(), A_eq=np.vstack([rows, columns]), b_eq=np.concatenate([p, q]), bounds=(0, None))
+    result = linprog(
+        cost.ravel(), A_eq=np.vstack([rows, columns]), b_eq=np.concatenate([p, q]), bounds=(0, None)
+    )
     assert result.success
     return result.fun
 
@@ -39,7 +43,9 @@ def transport_by_lp(x, p, y, q, power: int) -> float:
 def squared_w2_on_a_line(x, y) -> float:
     """Both samples repeated to a common size, and matched in order."""
     size = math.lcm(len(x), len(y))
-    return np.mean((np.repeat(np.sort(x), size // len(x)) - np.repeat(np.sort(y), size // len(y))) ** 2)
+    return np.mean(
+        (np.repeat(np.sort(x), size // len(x)) - np.repeat(np.sort(y), size // len(y))) ** 2
+    )
 
 
 # By hand
@@ -57,7 +63,8 @@ def test_two_points_at_distance_three(point):
 
 @pytest.mark.parametrize("columns", [1, 2])
 def test_rows_that_clients_share(columns):
-    # α has 7/12 at 0, 2/12 at 1, 3/12 at 2; the first client 8/12, 4/12, 0; the second 6/12, 0, 6/12.
+    # α has 7/12 at 0, 2/12 at 1, 3/12 at 2; the first client 8/12, 4/12, 0; the second 6/12, 0,
+    # 6/12.
     clients = [np.eye(1, columns) * np.array(values)[:, None] for values in ([0, 1, 0], [2, 0])]
     h = heterogeneity(federation(*clients))
     assert h.per_client["tv"].tolist() == pytest.approx([3 / 12, 3 / 12])
@@ -113,13 +120,20 @@ def test_on_a_line_against_scipy(columns):
     h = heterogeneity(federation(*(np.eye(1, columns) * v[:, None] for v in values)))
     points, weights = mixture(values)
     assert h.exact
-    assert h.per_client["w1"].tolist() == pytest.approx([wasserstein_distance(points, v, weights) for v in values])
-    assert h.w2 == pytest.approx(np.mean([[squared_w2_on_a_line(a, b) for a in values] for b in values]))
+    assert h.per_client["w1"].tolist() == pytest.approx(
+        [wasserstein_distance(points, v, weights) for v in values]
+    )
+    assert h.w2 == pytest.approx(
+        np.mean([[squared_w2_on_a_line(a, b) for a in values] for b in values])
+    )
 
 
 def test_in_the_plane_against_the_linear_program():
     rng = np.random.default_rng(2)
-    clients = [rng.normal(size=(n, 2)).astype(np.float32).astype(np.float64) + k for k, n in enumerate((4, 9, 6))]
+    clients = [
+        rng.normal(size=(n, 2)).astype(np.float32).astype(np.float64) + k
+        for k, n in enumerate((4, 9, 6))
+    ]
     clients[2][0] = clients[0][0]
     h = heterogeneity(federation(*clients))
     points, weights = mixture(clients)
@@ -141,8 +155,13 @@ def test_sliced_is_the_mean_over_directions():
     directions = np.random.default_rng(4).standard_normal((30, 3))
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
     points, weights = mixture(clients)
-    w1 = [np.mean([wasserstein_distance(points @ u, x @ u, weights) for u in directions]) for x in clients]
-    w2 = np.mean([squared_w2_on_a_line(x @ u, y @ u) for u in directions for x in clients for y in clients])
+    w1 = [
+        np.mean([wasserstein_distance(points @ u, x @ u, weights) for u in directions])
+        for x in clients
+    ]
+    w2 = np.mean(
+        [squared_w2_on_a_line(x @ u, y @ u) for u in directions for x in clients for y in clients]
+    )
     assert not h.exact
     assert h.per_client["w1"].tolist() == pytest.approx(w1)
     assert h.w2 == pytest.approx(w2)
@@ -157,11 +176,14 @@ def test_blocks_of_directions_change_nothing(monkeypatch):
 
 
 def test_a_translation_is_the_distance():
-    # One sample and the same sample elsewhere: W_2 is the length of the translation, and slices see |u·v|² = |v|²/d on average.
+    # One sample and the same sample elsewhere: W_2 is the length of the translation, and slices see
+    # |u·v|² = |v|²/d on average.
     x = np.random.default_rng(6).integers(-50, 50, (40, 5))
     fed = federation(x, x + np.array([3, 0, 4, 0, 0]))
     assert heterogeneity(fed).w2 == pytest.approx(25 / 2)
-    assert heterogeneity(fed, max_points=1, projections=4000).w2 == pytest.approx(25 / 2 / 5, rel=0.1)
+    assert heterogeneity(fed, max_points=1, projections=4000).w2 == pytest.approx(
+        25 / 2 / 5, rel=0.1
+    )
 
 
 def test_the_solver_reaches_the_optimum(monkeypatch):
@@ -181,7 +203,9 @@ def test_the_solver_reaches_the_optimum(monkeypatch):
 # Properties
 
 rows = st.lists(st.tuples(st.integers(-6, 6), st.integers(-6, 6)), min_size=1, max_size=8)
-federations = st.lists(rows, min_size=1, max_size=5).map(lambda clients: [np.array(x, np.float64) for x in clients])
+federations = st.lists(rows, min_size=1, max_size=5).map(
+    lambda clients: [np.array(x, np.float64) for x in clients]
+)
 points = st.sampled_from([1, 2000])
 
 
@@ -194,18 +218,24 @@ def numbers(h) -> list[float]:
 def test_the_order_of_clients_and_rows_decides_nothing(clients, max_points, data):
     order = data.draw(st.permutations(range(len(clients))))
     fed = federation(*clients)
-    h, other = (heterogeneity(f, max_points=max_points, projections=10) for f in (fed, fed.select(order)))
+    h, other = (
+        heterogeneity(f, max_points=max_points, projections=10) for f in (fed, fed.select(order))
+    )
     assert numbers(other) == pytest.approx(numbers(h), abs=1e-9)
     assert other.per_client["client"].tolist() == list(order)
     assert np.allclose(other.per_client, h.per_client.iloc[order], atol=1e-9)
-    backwards = heterogeneity(federation(*(x[::-1] for x in clients)), max_points=max_points, projections=10)
+    backwards = heterogeneity(
+        federation(*(x[::-1] for x in clients)), max_points=max_points, projections=10
+    )
     assert numbers(backwards) == pytest.approx(numbers(h), abs=1e-9)
 
 
 @settings(max_examples=30, deadline=None)
 @given(clients=federations)
 def test_bounds(clients):
-    exact, sliced = (heterogeneity(federation(*clients), max_points=m, projections=20) for m in (2000, 1))
+    exact, sliced = (
+        heterogeneity(federation(*clients), max_points=m, projections=20) for m in (2000, 1)
+    )
     tv, diameter = exact.per_client["tv"], 12 * np.sqrt(2)
     assert exact.exact
     assert tv.between(0, 1 - 1 / len(clients) + 1e-12).all()
@@ -213,12 +243,18 @@ def test_bounds(clients):
     assert (exact.per_client["w1"] >= tv - 1e-9).all()  # distinct rows are at least 1 apart
     assert (sliced.per_client["w1"] <= exact.per_client["w1"] + 1e-9).all()
     assert sliced.w2 <= exact.w2 + 1e-9
-    assert exact.omega_w1**2 <= exact.w2 + 1e-9  # Jensen: W_1(α, α_i) ≤ mean of W_1(α_s, α_i) ≤ mean of W_2
+    # Jensen: W_1(α, α_i) ≤ mean of W_1(α_s, α_i) ≤ mean of W_2
+    assert exact.omega_w1**2 <= exact.w2 + 1e-9
     assert sliced.omega_tv == exact.omega_tv
 
 
 @settings(max_examples=30, deadline=None)
-@given(clients=federations, max_points=points, scale=st.sampled_from([0.25, 2.0, -8.0]), shift=st.integers(-99, 99))
+@given(
+    clients=federations,
+    max_points=points,
+    scale=st.sampled_from([0.25, 2.0, -8.0]),
+    shift=st.integers(-99, 99),
+)
 def test_scale_and_translation(clients, max_points, scale, shift):
     h, moved = (
         heterogeneity(federation(*c), max_points=max_points, projections=10)
@@ -245,7 +281,9 @@ def test_repeating_all_rows_changes_nothing(clients, max_points):
 def test_a_sample_of_the_pairs_where_all_are_alike(max_points):
     fed = federation(*(x[None] for x in np.eye(40)))  # any two clients are sqrt(2) apart
     h = heterogeneity(fed, max_points=max_points, projections=2000)
-    assert h.w2 == pytest.approx(2 * 39 / 40 if h.exact else 2 * 39 / 40 / 40, rel=1e-9 if h.exact else 0.05)
+    assert h.w2 == pytest.approx(
+        2 * 39 / 40 if h.exact else 2 * 39 / 40 / 40, rel=1e-9 if h.exact else 0.05
+    )
     assert h.exact == (max_points >= 40)
 
 
@@ -268,20 +306,25 @@ def test_a_sample_of_the_pairs_estimates_their_mean():
 def test_label_skew_on_digits(digits, max_points):
     small = fd.Data.from_arrays(digits.x_train[:700], digits.y_train[:700])
     results = [
-        heterogeneity(fd.split(small, "homogeneity", clients=5, s=s), max_points=max_points, projections=100)
+        heterogeneity(
+            fd.split(small, "homogeneity", clients=5, s=s), max_points=max_points, projections=100
+        )
         for s in (0.0, 0.5, 1.0)
     ]
     for name in ("omega_w1", "w2", "label_tv"):
         skewed, half, iid = (getattr(h, name) for h in results)
         assert skewed > half > iid > 0
     assert all(h.exact == (max_points == 2000) for h in results)
-    # Equal images have equal labels here, so labels are a function of the features, and no further apart.
+    # Equal images have equal labels here, so labels are a function of the features, and no further
+    # apart.
     assert all(h.label_tv <= h.omega_tv + 1e-12 for h in results)
 
 
 def test_images_are_flat_rows(digits):
     x, y = digits.x_train[:60].reshape(60, -1), digits.y_train[:60]
-    flat, images = (fd.split(fd.Data.from_arrays(a, y), "iid", clients=3) for a in (x, x.reshape(60, 1, 8, 8)))
+    flat, images = (
+        fd.split(fd.Data.from_arrays(a, y), "iid", clients=3) for a in (x, x.reshape(60, 1, 8, 8))
+    )
     assert numbers(heterogeneity(images)) == numbers(heterogeneity(flat))
 
 
@@ -292,7 +335,9 @@ def test_features_are_compared_instead(digits):
     again = fd.split(fd.Data.from_arrays(x.mean(axis=2), y), "iid", clients=3)
     assert numbers(h) == numbers(heterogeneity(again))
     constant = heterogeneity(fed, features=lambda rows: np.zeros((len(rows), 4), int))
-    assert (constant.omega_tv, constant.omega_w1, constant.w2) == pytest.approx((0, 0, 0), abs=1e-12)
+    assert (constant.omega_tv, constant.omega_w1, constant.w2) == pytest.approx(
+        (0, 0, 0), abs=1e-12
+    )
 
 
 def test_labels_only_where_there_are_any(values, fed):

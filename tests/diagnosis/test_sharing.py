@@ -1,4 +1,6 @@
-"""`fd.sharing`: numbers by hand, tasks of which the answer is known, and the joint solution against plain least squares."""
+"""`fd.sharing`: numbers by hand, tasks of which the answer is known, and the joint solution against
+plain least squares.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,16 @@ def tasks(weights, rows=40, noise=0.0, seed=0):
     clients = []
     for w in np.atleast_2d(weights):
         x = rng.normal(size=(rows, len(w)))
-        clients.append((x.astype(np.float32), (x @ w + noise * rng.normal(size=rows)).astype(np.float32)))
+        clients.append(
+            (x.astype(np.float32), (x @ w + noise * rng.normal(size=rows)).astype(np.float32))
+        )
     return fd.Federation.from_clients(clients)
 
 
 def test_labels_alone_by_hand():
-    """Rows that say nothing; a client's mean of 8 of its 10 rows is shrunk by 8/9, so of 1/4 there is left (1/18)^2."""
+    """Rows that say nothing; a client's mean of 8 of its 10 rows is shrunk by 8/9, so of 1/4 there
+    is left (1/18)^2.
+    """
     x = np.zeros((10, 2), np.float32)
     fed = fd.Federation.from_clients([(x, np.zeros(10, int)), (x, np.ones(10, int))], classes=2)
     found = fd.sharing(fed)
@@ -50,12 +56,16 @@ def test_opposite_tasks_share_nothing():
 
 
 def test_tasks_with_something_in_common_need_both():
-    """Fifteen rows do not tell twenty weights; what all clients have in common they learn together."""
+    """Fifteen rows do not tell twenty weights; what all clients have in common they learn
+    together.
+    """
     rng = np.random.default_rng(1)
     weights = np.tile(rng.normal(size=20), (12, 1))
     weights[:, 0] = 4 * np.sign(rng.normal(size=12))
     found = fd.sharing(tasks(weights, rows=15, noise=0.1))
-    assert found.explained["both"] > max(found.explained["shared"], found.explained["private"]) + 0.05
+    assert (
+        found.explained["both"] > max(found.explained["shared"], found.explained["private"]) + 0.05
+    )
     gain, noise = found.gain
     better = max(found.explained["shared"], found.explained["private"])
     assert gain == pytest.approx(found.explained["both"] - better)
@@ -96,7 +106,9 @@ def test_wide_rows_are_reduced():
 @pytest.mark.parametrize("rows", [1, 2])
 def test_tiny_clients(rows):
     rng = np.random.default_rng(0)
-    clients = [(rng.normal(size=(rows, 2)).astype(np.float32), rng.integers(0, 3, rows)) for _ in range(7)]
+    clients = [
+        (rng.normal(size=(rows, 2)).astype(np.float32), rng.integers(0, 3, rows)) for _ in range(7)
+    ]
     found = fd.sharing(fd.Federation.from_clients(clients, classes=3))
     assert all(np.isfinite(list(found.explained.values())))
     assert np.isnan(found.similarity).all()

@@ -1,4 +1,6 @@
-"""Families whose replies only make sense next to an old broadcast, with messages that are late: against loops written out here."""
+"""Families whose replies only make sense next to an old broadcast, with messages that are late:
+against loops written out here.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ UP, DOWN = [0, 2, 1], [1, 0, 2]
 
 
 def arrivals(rounds: int, asks=lambda t: True):
-    """(t, [(i, s, v), ...]): in round t the server takes client i's reply of round s, made from the broadcast of round v.
+    """(t, [(i, s, v), ...]): in round t the server takes client i's reply of round s, made from the
+    broadcast of round v.
 
     In a round in which nobody is asked, replies wait.
     """
@@ -36,7 +39,13 @@ def test_fedfw(variant):
     a, y, n, penalty = np.array([1.0, 2.0, 0.5]), np.array([1.0, -3.0, 2.0]), 3, 0.3
     clients = [(np.array([[a[i]]], np.float32), np.array([y[i]], np.float32)) for i in range(n)]
     algorithm = fd.FedFW(fd.Linear(bias=False), fd.LInfBall(2.0), variant=variant, penalty=penalty)
-    result = fd.run(algorithm, fd.Federation.from_clients(clients), 9, engine=fd.Delayed(up=UP, down=DOWN), evaluate_every=0)
+    result = fd.run(
+        algorithm,
+        fd.Federation.from_clients(clients),
+        9,
+        engine=fd.Delayed(up=UP, down=DOWN),
+        evaluate_every=0,
+    )
 
     eta, pull = (lambda t: 2 / (t + 1)), (lambda t: penalty * np.sqrt(t + 1))
     scale = _slope_scale()
@@ -57,7 +66,9 @@ def test_fedfw(variant):
             point, step = points[i, s]
             seen[i] += step * (point - seen[i])
         centers[t + 1] = seen.mean()
-    torch.testing.assert_close(result.state.center["weight"].flatten(), torch.tensor([centers[10]], dtype=torch.float32))
+    torch.testing.assert_close(
+        result.state.center["weight"].flatten(), torch.tensor([centers[10]], dtype=torch.float32)
+    )
     states = result.clients["states"]["states"]["x"]["weight"].flatten()
     torch.testing.assert_close(states, torch.tensor(x, dtype=torch.float32))
 
@@ -66,12 +77,16 @@ def _slope_scale() -> float:
     """The squared loss is |f - y|^2 or half of it: asked, not assumed."""
     from foedus.models.losses import loss_for
 
-    return float(loss_for("squared", None).slope(torch.tensor([[1.0]]), torch.tensor([[0.0]]), torch.ones(1)))
+    return float(
+        loss_for("squared", None).slope(torch.tensor([[1.0]]), torch.tensor([[0.0]]), torch.ones(1))
+    )
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.67])
 def test_ffgb(participation):
-    """All clients have the same two inputs; the oracle is exact, so that a function is a gradient: two numbers."""
+    """All clients have the same two inputs; the oracle is exact, so that a function is a gradient:
+    two numbers.
+    """
     y = np.array([[1.0, 2.0], [-1.0, 0.5], [3.0, 0.0]])
     clients = [(np.array([[0.0], [1.0]], np.float32), y[i].astype(np.float32)) for i in range(3)]
     algorithm = fd.FFGB(Table(), loss="squared", step="theorem4.3", mu=0.5, local_steps=2)
@@ -97,7 +112,8 @@ def test_ffgb(participation):
             if (i, t - UP[i]) in made:
                 here.append(made[i, t - UP[i]])
         g = np.zeros(2)
-        for hs, v in here:  # the steps of the round that the functions were made for, on f as it is now
+        # the steps of the round that the functions were made for, on f as it is now
+        for hs, v in here:
             now = f[t]
             for k, h in enumerate(hs, 1):
                 eta = 2 / (0.5 * ((v - 1) * 2 + k + 1))
@@ -117,7 +133,9 @@ def _cohort(participation: float, t: int) -> list[int]:
 
 @pytest.mark.parametrize("agnostic", [False, True], ids=["FedBoost", "AFLBoost"])
 def test_fedboost(agnostic):
-    """Three densities over four symbols, two of which are sent on average; three clients with symbols of their own."""
+    """Three densities over four symbols, two of which are sent on average; three clients with
+    symbols of their own.
+    """
     table = np.array([[0.7, 0.1, 0.1, 0.1], [0.1, 0.6, 0.2, 0.1], [0.1, 0.1, 0.2, 0.6]])
     labels = [np.array([0, 0, 1]), np.array([1, 2]), np.array([3, 3, 3, 2])]
     clients = [(np.zeros((len(v), 1), np.float32), v) for v in labels]

@@ -22,7 +22,10 @@ from foedus.storage.states import States
 def federation(sizes: list[int], seed: int = 0) -> fd.Federation:
     rng = np.random.default_rng(seed)
     return fd.Federation.from_clients(
-        [(rng.normal(size=(n, 3)).astype(np.float32), rng.normal(size=n).astype(np.float32)) for n in sizes]
+        [
+            (rng.normal(size=(n, 3)).astype(np.float32), rng.normal(size=n).astype(np.float32))
+            for n in sizes
+        ]
     )
 
 
@@ -48,10 +51,16 @@ class MeanTarget(Asks):
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.sampled_from([1, 2000, 1 << 30]), st.booleans())
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=12),
+    st.sampled_from([1, 2000, 1 << 30]),
+    st.booleans(),
+)
 def test_mean_over_any_batching_is_the_mean_over_rows(sizes, memory, batch):
     fed = federation(sizes)
-    run = fd.run(MeanTarget(), fed, 1, engine=fd.Local(batch=batch, memory=memory), evaluate_every=0)
+    run = fd.run(
+        MeanTarget(), fed, 1, engine=fd.Local(batch=batch, memory=memory), evaluate_every=0
+    )
     assert float(run.state.value) == pytest.approx(fed.data.y_train.mean(), abs=1e-5)
     assert float(run.state.rows) == pytest.approx(np.average(sizes, weights=sizes), rel=1e-5)
 
@@ -107,7 +116,9 @@ class Remembers(Asks):
 
     def round(self, clients, state):
         replies = clients.gather(self.count)
-        return fd.State(ids=replies.ids, calls=replies.stack()["calls"], first=replies.stack()["first"])
+        return fd.State(
+            ids=replies.ids, calls=replies.stack()["calls"], first=replies.stack()["first"]
+        )
 
 
 @pytest.mark.parametrize("batch", [True, False])
@@ -144,11 +155,19 @@ def test_states_grow_with_the_clients_seen():
 @dataclass(frozen=True)
 class Draws(Asks):
     def draw(self, client):
-        return {"u": random.uniform(client.key, 3), "shared": random.uniform(client.shared, 1), "id": client.id}, None
+        return {
+            "u": random.uniform(client.key, 3),
+            "shared": random.uniform(client.shared, 1),
+            "id": client.id,
+        }, None
 
     def round(self, clients, state):
         first, second = clients.gather(self.draw), clients.gather(self.draw)
-        draws = {"first": first.stack()["u"], "second": second.stack()["u"], "server": random.uniform(clients.shared, 1)}
+        draws = {
+            "first": first.stack()["u"],
+            "second": second.stack()["u"],
+            "server": random.uniform(clients.shared, 1),
+        }
         return fd.State(**draws, shared=first.stack()["shared"], ids=first.stack()["id"])
 
 
@@ -182,13 +201,19 @@ class SendsStructure(Asks):
 def test_structured_replies_average_to_dense_and_cost_their_encoded_size():
     fed = federation([2, 2, 4])
     for batch in (True, False):
-        run = fd.run(SendsStructure("sparse"), fed, 1, engine=fd.Local(batch=batch), evaluate_every=0)
+        run = fd.run(
+            SendsStructure("sparse"), fed, 1, engine=fd.Local(batch=batch), evaluate_every=0
+        )
         torch.testing.assert_close(run.state.value, torch.tensor([2 / 3, 2 / 3, 2 / 3, 0, 0, 0]))
         message = wire.encode(wire.Sparse(torch.tensor([1]), torch.tensor([2.0]), (6,)))
         assert run.records.last("bytes_up") == 3 * len(message)
         assert run.records.last("bytes_down") == 0
-        low = fd.run(SendsStructure("lowrank"), fed, 1, engine=fd.Local(batch=batch), evaluate_every=0)
-        torch.testing.assert_close(low.state.value[:, 0], torch.tensor([1 / 3, 1 / 3, 1 / 3, 0, 0, 0]))
+        low = fd.run(
+            SendsStructure("lowrank"), fed, 1, engine=fd.Local(batch=batch), evaluate_every=0
+        )
+        torch.testing.assert_close(
+            low.state.value[:, 0], torch.tensor([1 / 3, 1 / 3, 1 / 3, 0, 0, 0])
+        )
 
 
 @dataclass(frozen=True)
@@ -231,10 +256,19 @@ class Prepares(Asks):
 def test_prepare_is_done_once(batch, participation):
     fed = federation([3, 3, 8, 8])
     Prepares.made.clear()
-    run = fd.run(Prepares(), fed, 5, engine=fd.Local(batch=batch), participation=participation, evaluate_every=0)
+    run = fd.run(
+        Prepares(),
+        fed,
+        5,
+        engine=fd.Local(batch=batch),
+        participation=participation,
+        evaluate_every=0,
+    )
     assert len(Prepares.made) <= 4
     if participation == 1.0:
-        torch.testing.assert_close(run.state.value, torch.from_numpy(fed.data.x_train.sum(0)) / 4, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            run.state.value, torch.from_numpy(fed.data.x_train.sum(0)) / 4, rtol=1e-4, atol=1e-5
+        )
 
 
 @dataclass(frozen=True)
@@ -243,7 +277,9 @@ class Breaks(Asks):
 
     def ask(self, client):
         bad = client.id == 2
-        return {"v": torch.where(bad, float("nan") if self.how == "nan" else float("inf"), 1.0)}, None
+        return {
+            "v": torch.where(bad, float("nan") if self.how == "nan" else float("inf"), 1.0)
+        }, None
 
     def round(self, clients, state):
         return fd.State(value=clients.mean(self.ask)["v"])
@@ -252,8 +288,12 @@ class Breaks(Asks):
 @pytest.mark.parametrize("batch", [True, False])
 @pytest.mark.parametrize("how", ["nan", "inf"])
 def test_a_reply_that_is_not_finite_names_round_and_client(batch, how):
-    with pytest.raises(fd.DivergenceError, match=r"round 1: the reply of client 2 is not finite") as error:
-        fd.run(Breaks(how), federation([2, 2, 5, 2]), 3, engine=fd.Local(batch=batch), evaluate_every=0)
+    with pytest.raises(
+        fd.DivergenceError, match=r"round 1: the reply of client 2 is not finite"
+    ) as error:
+        fd.run(
+            Breaks(how), federation([2, 2, 5, 2]), 3, engine=fd.Local(batch=batch), evaluate_every=0
+        )
     assert (error.value.round, error.value.clients) == (1, (2,))
 
 
@@ -286,13 +326,16 @@ def test_quantised_replies_are_charged_as_sent_and_stay_unbiased(fed):
     plain = fd.run(fd.FedAvg(lr=0.1), fed, 3)
     for kind, width in (("float16", 2), ("bfloat16", 2), ("int8", 1)):
         small = fd.run(fd.FedAvg(lr=0.1), fed, 3, quantise=kind)
-        assert small.records.last("bytes_up") == pytest.approx(plain.records.last("bytes_up") * width / 4, rel=0.06)
+        assert small.records.last("bytes_up") == pytest.approx(
+            plain.records.last("bytes_up") * width / 4, rel=0.06
+        )
         assert small.records.last("bytes_down") == plain.records.last("bytes_down")
         assert small.records.last("loss") == pytest.approx(plain.records.last("loss"), rel=0.02)
 
 
 @pytest.mark.parametrize(
-    ("make", "message"), [(lambda: fd.Local(batch="yes"), "batch='yes'"), (lambda: fd.Local(memory=0), "memory=0")]
+    ("make", "message"),
+    [(lambda: fd.Local(batch="yes"), "batch='yes'"), (lambda: fd.Local(memory=0), "memory=0")],
 )
 def test_bad_engine_settings(make, message):
     with pytest.raises(fd.ConfigError, match=message):
@@ -302,7 +345,9 @@ def test_bad_engine_settings(make, message):
 def test_many_clients_are_not_many_python_objects():
     """100,000 clients that do nothing: one round is a handful of tensor operations."""
     fed = fd.split(
-        fd.Data.from_arrays(np.zeros((100_000, 1), np.float32), np.zeros(100_000, np.float32)), "iid", clients=100_000
+        fd.Data.from_arrays(np.zeros((100_000, 1), np.float32), np.zeros(100_000, np.float32)),
+        "iid",
+        clients=100_000,
     )
     run = fd.run(MeanTarget(), fed, 2, participation=0.5, evaluate_every=0)
     assert float(run.state.rows) == pytest.approx(1.0, rel=1e-6)
@@ -320,15 +365,24 @@ class Wide(Asks):
 
 def test_the_mean_over_many_clients_keeps_its_digits():
     """20,000 equal replies: a plain sum in single precision would be off in the fourth digit."""
-    fed = fd.split(fd.Data.from_arrays(np.zeros((20_000, 1), np.float32), np.zeros(20_000, np.float32)), "iid", clients=20_000)
+    fed = fd.split(
+        fd.Data.from_arrays(np.zeros((20_000, 1), np.float32), np.zeros(20_000, np.float32)),
+        "iid",
+        clients=20_000,
+    )
     value = fd.run(Wide(), fed, 1, evaluate_every=0).state.value
     torch.testing.assert_close(value, torch.full((50,), 0.1), rtol=1e-6, atol=0)
 
 
 def test_large_models_are_trained_a_client_a_core(digits):
-    """Several threads of one core each give what one gives, to the bit, and leave the number of threads as it was."""
+    """Several threads of one core each give what one gives, to the bit, and leave the number of
+    threads as it was.
+    """
     fed = fd.split(
-        fd.Data.from_arrays(digits.x_train[:200], digits.y_train[:200], classes=10), "dirichlet", clients=7, alpha=0.5
+        fd.Data.from_arrays(digits.x_train[:200], digits.y_train[:200], classes=10),
+        "dirichlet",
+        clients=7,
+        alpha=0.5,
     )
     algorithm = fd.Scaffold(fd.CNN((2,), kernel=3, hidden=(8,)), lr=0.05, batch_size=8)
     before = torch.get_num_threads()
@@ -369,7 +423,9 @@ def test_an_error_in_a_worker_is_raised_and_the_threads_are_restored(fed):
 
 @pytest.mark.parametrize("options", [{"batch_size": None}, {"steps": 300}, {"epochs": 20}])
 def test_one_large_client_does_not_blow_up_the_batch_of_the_small_ones(options):
-    """Everything that is padded to the largest client stays within the budget, whatever the settings."""
+    """Everything that is padded to the largest client stays within the budget, whatever the
+    settings.
+    """
     fed = federation([5] * 200 + [2000])
     session = fd.Local(memory=64 << 20).open(fd.FedAvg(**options), fed, random.key(0))
     algorithm = session.algorithm
@@ -377,7 +433,11 @@ def test_one_large_client_does_not_blow_up_the_batch_of_the_small_ones(options):
         n = int(session.train.sizes[group.positions].max())
         least = int(session.train.sizes[group.positions].min())
         passes = algorithm.steps * 32 / least if algorithm.steps else algorithm.epochs
-        padded = len(group.positions) * n * (16 * passes + (session.train.row_bytes if algorithm.batch_size is None else 0))
+        padded = (
+            len(group.positions)
+            * n
+            * (16 * passes + (session.train.row_bytes if algorithm.batch_size is None else 0))
+        )
         assert len(group.positions) == 1 or padded <= 64 << 20
 
 
@@ -429,15 +489,24 @@ class NearByVmap(fd.FedProx):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"steps": 3}, {"batch_size": None}, {"optimizer": "adam", "epochs": 2}, {"momentum": 0.5}]
+    "options",
+    [{}, {"steps": 3}, {"batch_size": None}, {"optimizer": "adam", "epochs": 2}, {"momentum": 0.5}],
 )
-@pytest.mark.parametrize(("at_once", "by_vmap"), [(fd.FedAvg, AveragedByVmap), (fd.FedProx, NearByVmap)])
+@pytest.mark.parametrize(
+    ("at_once", "by_vmap"), [(fd.FedAvg, AveragedByVmap), (fd.FedProx, NearByVmap)]
+)
 @pytest.mark.parametrize("sizes", [[20] * 7, [1, 2, 40, 7, 13]])
 @pytest.mark.parametrize("model", [fd.Linear(zero_start=False), fd.MLP(4)])
-def test_a_step_that_takes_a_batch_at_once_finds_what_vmap_finds(at_once, by_vmap, sizes, model, options):
+def test_a_step_that_takes_a_batch_at_once_finds_what_vmap_finds(
+    at_once, by_vmap, sizes, model, options
+):
     options = {"lr": 0.05, "batch_size": 8} | options
-    one, other = (fd.run(kind(model, **options), federation(sizes), 2) for kind in (at_once, by_vmap))
-    assert all(torch.equal(a, b) for a, b in zip(one.state.w.values(), other.state.w.values(), strict=True))
+    one, other = (
+        fd.run(kind(model, **options), federation(sizes), 2) for kind in (at_once, by_vmap)
+    )
+    assert all(
+        torch.equal(a, b) for a, b in zip(one.state.w.values(), other.state.w.values(), strict=True)
+    )
     assert one.history.bytes_up.tolist() == other.history.bytes_up.tolist()
 
 
@@ -453,7 +522,8 @@ def test_a_batch_comes_at_once_only_where_the_step_says_so():
 
     fed = federation([20] * 3)
     fd.run(Noted(lr=0.1), fed, 1)
-    fd.run(Noted(lr=0.1), fed, 1, quantise="int8")  # each reply is rounded with its own client's key
+    # each reply is rounded with its own client's key
+    fd.run(Noted(lr=0.1), fed, 1, quantise="int8")
     fd.run(Noted(lr=0.1), fed, 1, engine=fd.Local(batch=False))
     assert shapes == [(3, 20), (20,), (20,), (20,), (20,)]
 
@@ -464,7 +534,9 @@ class Pulled(fd.FedAvg):
 
     @fd.stacked
     def train(self, client, w):
-        moved = self.descend(client, w, correction={k: 0.3 * torch.ones_like(v) for k, v in w.items()})["params"]
+        moved = self.descend(
+            client, w, correction={k: 0.3 * torch.ones_like(v) for k, v in w.items()}
+        )["params"]
         return {k: moved[k] - w[k] for k in w}, None
 
 
@@ -476,8 +548,13 @@ class PulledByVmap(Pulled):
 
 @pytest.mark.parametrize("sizes", [[20], [20] * 4, [40, 33, 7], [1, 2, 40, 7, 13]])
 def test_a_correction_may_be_shared_by_a_batch(sizes):
-    one, other = (fd.run(kind(fd.MLP(4), lr=0.05, batch_size=8), federation(sizes), 2) for kind in (Pulled, PulledByVmap))
-    assert all(torch.equal(a, b) for a, b in zip(one.state.w.values(), other.state.w.values(), strict=True))
+    one, other = (
+        fd.run(kind(fd.MLP(4), lr=0.05, batch_size=8), federation(sizes), 2)
+        for kind in (Pulled, PulledByVmap)
+    )
+    assert all(
+        torch.equal(a, b) for a, b in zip(one.state.w.values(), other.state.w.values(), strict=True)
+    )
 
 
 def test_a_batch_at_once_must_send_a_reply_for_each():
@@ -487,7 +564,9 @@ def test_a_batch_at_once_must_send_a_reply_for_each():
         def train(self, client, w):
             return w, None
 
-    with pytest.raises(fd.ReplyError, match="a stacked client step was asked for 3 replies at once"):
+    with pytest.raises(
+        fd.ReplyError, match="a stacked client step was asked for 3 replies at once"
+    ):
         fd.run(Forgets(), federation([5] * 3), 1)
 
 
@@ -503,12 +582,18 @@ def test_a_batch_at_once_has_no_memory():
 
 
 def test_states_that_were_given_away_do_not_change():
-    """All of them, in order, are no copy; one that is written afterwards must not show in what somebody else holds."""
+    """All of them, in order, are no copy; one that is written afterwards must not show in what
+    somebody else holds.
+    """
     states = States(3)
     states.put_many(torch.arange(3), {"a": torch.tensor([1.0, 2.0, 3.0])})
     held = states.get_many(torch.arange(3))["a"]
     states.put_many(torch.tensor([1]), {"a": torch.tensor([7.0])})
-    assert held.tolist() == [1, 2, 3] and states.get_many(torch.arange(3))["a"].tolist() == [1, 7, 3]
+    assert held.tolist() == [1, 2, 3] and states.get_many(torch.arange(3))["a"].tolist() == [
+        1,
+        7,
+        3,
+    ]
 
 
 def test_states_of_another_number_of_clients_are_refused():
@@ -528,7 +613,9 @@ class Constant(Asks):
 
 
 def test_clients_round_independently():
-    """int8 codes of 0.3 are 38 or 39 with the mean 38.1: over 400 clients, the mean of codes has a deviation of 0.3 / 20."""
+    """int8 codes of 0.3 are 38 or 39 with the mean 38.1: over 400 clients, the mean of codes has a
+    deviation of 0.3 / 20.
+    """
     run = fd.run(Constant(), federation([1] * 400), 1, quantise="int8", evaluate_every=0)
     assert float(run.state.mean[0]) * 127 == pytest.approx(38.1, abs=0.06)
 
@@ -569,11 +656,18 @@ class Keeps(Asks):
 
 
 def test_first_states_draw_from_keys_of_their_own():
-    """By the number that is told apart from those of rounds, and the client's id; batched or not."""
+    """By the number that is told apart from those of rounds, and the client's id; batched or
+    not.
+    """
     key = random.fold(random.key(0), 0xFFFFFFFD, torch.arange(3))
     for batch in (True, False):
-        run = fd.run(Keeps(), federation([2, 2, 2]), 1, engine=fd.Local(batch=batch), evaluate_every=0)
-        assert torch.equal(run.state.all, random.uniform(key, ())) and len(set(run.state.all.tolist())) == 3
+        run = fd.run(
+            Keeps(), federation([2, 2, 2]), 1, engine=fd.Local(batch=batch), evaluate_every=0
+        )
+        assert (
+            torch.equal(run.state.all, random.uniform(key, ()))
+            and len(set(run.state.all.tolist())) == 3
+        )
 
 
 @dataclass(frozen=True)

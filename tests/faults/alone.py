@@ -1,4 +1,6 @@
-"""Faults of one process with a checkpoint: kill -9, damaged checkpoints, a full disk, a clock that jumps."""
+"""Faults of one process with a checkpoint: kill -9, damaged checkpoints, a full disk, a clock that
+jumps.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,12 @@ class Subject:
     """An algorithm, the result that it must come to, and the seconds that it takes to."""
 
     def __init__(self, name: str, folder: Path, rounds: int = ROUNDS):
-        self.name, self.algorithm, self.rounds, self.fed = name, ALGORITHMS[name], rounds, federation()
+        self.name, self.algorithm, self.rounds, self.fed = (
+            name,
+            ALGORITHMS[name],
+            rounds,
+            federation(),
+        )
         self.folder = folder / name
         self.folder.mkdir(parents=True)
         began = time.monotonic()
@@ -52,7 +59,14 @@ class Subject:
 
         def work() -> None:
             path = at / "c.safetensors"
-            run = fd.run(self.algorithm, self.fed, rounds or self.rounds, checkpoint=path, resume=True, **OPTIONS)
+            run = fd.run(
+                self.algorithm,
+                self.fed,
+                rounds or self.rounds,
+                checkpoint=path,
+                resume=True,
+                **OPTIONS,
+            )
             run.save(at / "result.safetensors")
 
         return forked(work, at / "said.txt")
@@ -91,11 +105,13 @@ def killed(tally: Tally, subjects: list[Subject], kills: int, rng: Random) -> No
         shutil.rmtree(at)
 
 
-# -- damaged checkpoints ------------------------------------------------------------------------------------------------------
+# -- damaged checkpoints ---------------------------------------------------------------------------
 
 
 def damaged(data: bytes, rng: Random) -> bytes:
-    """Bits flipped, bytes overwritten, a piece cut off or lost, zeros in the place of a block: what disks and copies do."""
+    """Bits flipped, bytes overwritten, a piece cut off or lost, zeros in the place of a block: what
+    disks and copies do.
+    """
     bad = bytearray(data)
     kind = rng.randrange(5)
     at = rng.randrange(len(bad))
@@ -115,7 +131,10 @@ def damaged(data: bytes, rng: Random) -> bytes:
 
 def looked_at(tally: Tally, subject: Subject, count: int, rng: Random) -> None:
     """Every damage is noticed on reading."""
-    data, path = (subject.folder / "whole" / "c.safetensors").read_bytes(), subject.folder / "bad.safetensors"
+    data, path = (
+        (subject.folder / "whole" / "c.safetensors").read_bytes(),
+        subject.folder / "bad.safetensors",
+    )
     for _ in range(count):
         bad = damaged(data, rng)
         path.write_bytes(bad)
@@ -128,7 +147,9 @@ def looked_at(tally: Tally, subject: Subject, count: int, rng: Random) -> None:
 
 
 def corrupted(tally: Tally, subjects: list[Subject], runs: int, rng: Random) -> None:
-    """Stop halfway, damage the newest checkpoint (every fifth time the one before it, too), and go on."""
+    """Stop halfway, damage the newest checkpoint (every fifth time the one before it, too), and go
+    on.
+    """
     for number in range(runs):
         subject = subjects[number % len(subjects)]
         at, both = subject.folder / f"damage{number}", number % 5 == 4
@@ -146,19 +167,25 @@ def corrupted(tally: Tally, subjects: list[Subject], runs: int, rng: Random) -> 
             tally.end(SAME, f"{subject.name}: {said}")
         else:
             notes = fd.Run.load(at / "result.safetensors").notes
-            silent = None if len(notes) == 1 and "goes on from the checkpoint before it" in notes[0] else f"not said: {notes}"
+            silent = (
+                None
+                if len(notes) == 1 and "goes on from the checkpoint before it" in notes[0]
+                else f"not said: {notes}"
+            )
             tally.end(SAME, subject.compare(at) or silent)
         shutil.rmtree(at)
 
 
-# -- a full disk --------------------------------------------------------------------------------------------------------------
+# -- a full disk -----------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def small_disk(at: Path, size: int) -> Iterator[bool]:
     """A file system of so many bytes at a folder; False where we may not mount one."""
     at.mkdir(parents=True)
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(at)], capture_output=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(at)], capture_output=True
+    )
     try:
         yield done.returncode == 0
     finally:
@@ -170,14 +197,18 @@ def full_disk(tally: Tally, subjects: list[Subject], runs: int, rng: Random) -> 
     """A disk with room for one to three checkpoints; then room is made, and the run goes on."""
     for number in range(runs):
         subject = subjects[number % len(subjects)]
-        at, size = subject.folder / f"disk{number}", (subject.folder / "whole" / "c.safetensors").stat().st_size
+        at, size = (
+            subject.folder / f"disk{number}",
+            (subject.folder / "whole" / "c.safetensors").stat().st_size,
+        )
         room = int(rng.uniform(0.3, 2.9) * size)
         with small_disk(at, room) as mounted:
             tally.notes["tmpfs" if mounted else "RLIMIT_FSIZE in the place of a full disk"] += 1
             pid = subject.start(at) if mounted else _limited(subject, at, rng.randint(1000, size))
             tally.injected += 1
             code = wait(pid)
-            # The file that says why is on the same disk; without room for it, the process could only say it in its code.
+            # The file that says why is on the same disk; without room for it, the process could
+            # only say it in its code.
             said = (at / "said.txt").read_text() if (at / "said.txt").exists() else ""
             left = [p.name for p in at.iterdir() if p.name.startswith(".")] if at.exists() else []
             if code == BROKEN and mounted and not said:
@@ -197,12 +228,19 @@ def _limited(subject: Subject, at: Path, most: int) -> int:
 
     def work() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-        fd.run(subject.algorithm, subject.fed, subject.rounds, checkpoint=at / "c.safetensors", resume=True, **OPTIONS)
+        fd.run(
+            subject.algorithm,
+            subject.fed,
+            subject.rounds,
+            checkpoint=at / "c.safetensors",
+            resume=True,
+            **OPTIONS,
+        )
 
     return forked(work, at / "said.txt")
 
 
-# -- clocks -------------------------------------------------------------------------------------------------------------------
+# -- clocks ----------------------------------------------------------------------------------------
 
 
 COMPILER = shutil.which("cc")
@@ -211,18 +249,27 @@ JUMPS = (3600, -3600, 30 * DAY, -2 * DAY, 0, 3652 * DAY, -5)
 
 
 class Clock:
-    """A wall clock that jumps, for processes with this environment: a library of ours in the place of the system's."""
+    """A wall clock that jumps, for processes with this environment: a library of ours in the place
+    of the system's.
+    """
 
     def __init__(self, folder: Path):
         folder.mkdir(parents=True)
         library, source = folder / "clock.so", Path(__file__).with_name("clock.c")
-        subprocess.run([COMPILER, "-shared", "-fPIC", "-O2", "-o", str(library), str(source)], check=True)
+        subprocess.run(
+            [COMPILER, "-shared", "-fPIC", "-O2", "-o", str(library), str(source)], check=True
+        )
         self.offset = folder / "offset"
         self.offset.write_bytes(bytes(8))
-        self.environment = {**os.environ, "LD_PRELOAD": str(library), "CAMPAIGN_CLOCK": str(self.offset)}
+        self.environment = {
+            **os.environ,
+            "LD_PRELOAD": str(library),
+            "CAMPAIGN_CLOCK": str(self.offset),
+        }
 
     def jump(self, seconds: int) -> None:
-        with open(self.offset, "r+b") as f:  # processes have it in their memory: it must never be shorter
+        # processes have it in their memory: it must never be shorter
+        with open(self.offset, "r+b") as f:
             f.write(seconds.to_bytes(8, sys.byteorder, signed=True))
 
 
@@ -230,20 +277,41 @@ def clocks(tally: Tally, subjects: list[Subject], runs: int, rng: Random) -> Non
     """The wall clock jumps back and forth during the run."""
     for number in range(runs):
         subject = subjects[number % len(subjects)]
-        at, clock = subject.folder / f"clock{number}", Clock(subject.folder / f"clock{number}" / "clock")
-        words = [sys.executable, "-m", "tests.faults.alone", subject.name, str(at), str(subject.rounds)]
+        at, clock = (
+            subject.folder / f"clock{number}",
+            Clock(subject.folder / f"clock{number}" / "clock"),
+        )
+        words = [
+            sys.executable,
+            "-m",
+            "tests.faults.alone",
+            subject.name,
+            str(at),
+            str(subject.rounds),
+        ]
         with open(at / "said.txt", "wb") as said:
             process = subprocess.Popen(words, env=clock.environment, stdout=said, stderr=said)
             while process.poll() is None:
                 time.sleep(rng.uniform(0.02, 0.2))
                 clock.jump(rng.choice(JUMPS))
                 tally.injected += 1
-        tally.end(SAME, subject.compare(at) if process.returncode == 0 else (at / "said.txt").read_text()[-500:])
+        tally.end(
+            SAME,
+            subject.compare(at)
+            if process.returncode == 0
+            else (at / "said.txt").read_text()[-500:],
+        )
 
 
 def _main() -> None:
     name, at, rounds = sys.argv[1:]
-    run = fd.run(ALGORITHMS[name], federation(), int(rounds), checkpoint=Path(at) / "c.safetensors", **OPTIONS)
+    run = fd.run(
+        ALGORITHMS[name],
+        federation(),
+        int(rounds),
+        checkpoint=Path(at) / "c.safetensors",
+        **OPTIONS,
+    )
     run.save(Path(at) / "result.safetensors")
 
 

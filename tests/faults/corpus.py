@@ -29,11 +29,22 @@ def trees() -> Iterator[Tree]:
     yield torch.randn(20, 10, generator=g)
     yield [1, -5, 2.5, "text", "tëxt", True, False, None, float("nan"), 2**62]
     yield {"w": {"weight": torch.randn(3, 4, generator=g), "bias": torch.zeros(3)}, "n": 3}
-    yield fd.State(x=torch.randn(4, generator=g), count=torch.tensor(3), inner=fd.State(y=torch.zeros(2, dtype=torch.float16)))
+    yield fd.State(
+        x=torch.randn(4, generator=g),
+        count=torch.tensor(3),
+        inner=fd.State(y=torch.zeros(2, dtype=torch.float16)),
+    )
     yield ([torch.ones(2)], (torch.zeros(1, dtype=torch.int64),), {"a": [{"b": ()}]})
     yield Spec((4,), 3, 3)
-    for n, dtype in ((200, torch.int32), (70_000, torch.int64), (2**25, torch.int32), (2**33, torch.int64)):
-        yield Sparse(torch.tensor([1, 5, n - 1], dtype=dtype), torch.randn(3, generator=g), (n // 8, 8))
+    for n, dtype in (
+        (200, torch.int32),
+        (70_000, torch.int64),
+        (2**25, torch.int32),
+        (2**33, torch.int64),
+    ):
+        yield Sparse(
+            torch.tensor([1, 5, n - 1], dtype=dtype), torch.randn(3, generator=g), (n // 8, 8)
+        )
     yield Sparse(torch.tensor([[0, 1], [2, 3]]), torch.ones(2, 2, dtype=torch.float64), (5,))
     yield LowRank(torch.randn(6, 2, generator=g), torch.randn(5, 2, generator=g))
     yield LowRank(torch.randn(2, 3, 1, generator=g), torch.randn(2, 4, 1, generator=g))
@@ -41,7 +52,9 @@ def trees() -> Iterator[Tree]:
     yield Signs.pack(torch.randn(3, 9, generator=g), torch.ones(3))
     key = random.key(0)
     for kind in ("int8", "float16", "bfloat16"):
-        yield wire.quantise({"w": torch.randn(4, 4, generator=g), "b": torch.randn(4, generator=g)}, kind, key)
+        yield wire.quantise(
+            {"w": torch.randn(4, 4, generator=g), "b": torch.randn(4, generator=g)}, kind, key
+        )
     yield Quantised(torch.zeros(2, 3, dtype=torch.int8), torch.ones(2), "float64")
     yield _tree(2), _tree(300)
     yield {"tree": _tree(40_000), "rate": torch.tensor(0.1)}
@@ -52,11 +65,21 @@ def _tree(features: int) -> Trees:
     index = torch.tensor([0, -1, -1, features - 1, -1, -1], dtype=torch.int32)
     left = torch.tensor([1, -1, -1, 4, -1, -1], dtype=torch.int16)
     right = torch.tensor([2, -1, -1, 5, -1, -1], dtype=torch.int16)
-    return Trees(index, torch.randn(6), left, right, torch.randn(4, 2), torch.tensor([0, 3], dtype=torch.int8), features)
+    return Trees(
+        index,
+        torch.randn(6),
+        left,
+        right,
+        torch.randn(4, 2),
+        torch.tensor([0, 3], dtype=torch.int8),
+        features,
+    )
 
 
 def secure() -> dict[str, list[Tree]]:
-    """The messages of an exchange of secure aggregation, by phase: what the server says, then what a client answers."""
+    """The messages of an exchange of secure aggregation, by phase: what the server says, then what
+    a client answers.
+    """
     from foedus.aggregation.secure.simulated import SecureAggregation, SecureClient, SecureServer
 
     config = SecureAggregation()
@@ -85,14 +108,22 @@ def secure() -> dict[str, list[Tree]]:
 def checkpoints() -> list[bytes]:
     """Files of runs and of checkpoints."""
     rng = np.random.default_rng(0)
-    data = fd.Data.from_arrays(*(rng.normal(size=(n, 3)) if k == 0 else rng.integers(0, 2, n) for n in (8, 4) for k in (0, 1)))
+    data = fd.Data.from_arrays(
+        *(
+            rng.normal(size=(n, 3)) if k == 0 else rng.integers(0, 2, n)
+            for n in (8, 4)
+            for k in (0, 1)
+        )
+    )
     fed = fd.split(data, "iid", clients=2)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "c.safetensors"
         run = fd.run(fd.Scaffold(fd.Linear(), lr=0.1), fed, 1, checkpoint=path)
         run.save(Path(folder) / "run.safetensors")
         checkpoint.write(
-            Path(folder) / "t.safetensors", {"state": [t for t in trees() if not isinstance(t, float)]}, {"kind": "x"}
+            Path(folder) / "t.safetensors",
+            {"state": [t for t in trees() if not isinstance(t, float)]},
+            {"kind": "x"},
         )
         return [p.read_bytes() for p in sorted(Path(folder).iterdir())]
 
@@ -109,7 +140,14 @@ def headers() -> list[bytes]:
         "seen": [0, 0],
         "quantise": None,
     }
-    said = {"round": 3, "exchange": 0, "ids": [0, 1], "lost": [], "lengths": [11, 11], "seconds": 0.5}
+    said = {
+        "round": 3,
+        "exchange": 0,
+        "ids": [0, 1],
+        "lost": [],
+        "lengths": [11, 11],
+        "seconds": 0.5,
+    }
     hello = {
         "clients": [0],
         "rows": [8],
@@ -118,7 +156,10 @@ def headers() -> list[bytes]:
         "checksum": 7,
     }
     own = {"ids": [0, 1], "sums": {"rows": [4.0, 4.0], "loss": [1.0, 2.0]}}
-    return [json.dumps(h).encode() for h in (asked, said, hello, own, {"error": "it failed", "seconds": 1})]
+    return [
+        json.dumps(h).encode()
+        for h in (asked, said, hello, own, {"error": "it failed", "seconds": 1})
+    ]
 
 
 def archives() -> list[bytes]:

@@ -1,11 +1,14 @@
-"""Faults on purpose: every run must end with the result of an undisturbed run, or with a clear error and a usable checkpoint.
+"""Faults on purpose: every run must end with the result of an undisturbed run, or with a clear
+error and a usable checkpoint.
 
-    python -m tests.faults.faults                     everything: at least 100 kills, about 20 minutes
+    python -m tests.faults.faults                     everything: at least 100 kills, about 20
+                                                      minutes
     python -m tests.faults.faults --quick             some of each, without federations: seconds
     python -m tests.faults.faults --only kill disk    some kinds
 
-Moments, victims and damages are drawn from `--seed`; what else the machine does meanwhile is not, so two campaigns hit the same run at
-different points. The table counts what became of the runs. Anything but the two allowed ends is printed, and the exit code is 1.
+Moments, victims and damages are drawn from `--seed`; what else the machine does meanwhile is not,
+so two campaigns hit the same run at different points. The table counts what became of the runs.
+Anything but the two allowed ends is printed, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -39,13 +42,15 @@ KINDS = {
     "server": "kill -9 of a deployed server",
 }
 FULL = {
-    "kill": 70, "damage": 2000, "resume": 20, "disk": 8, "clock": 2, "ray": 16, "client": 12, "node": 6, "slow": 3, "flap": 1,
-    "clocks": 1, "server": 4,
+    "kill": 70, "damage": 2000, "resume": 20, "disk": 8, "clock": 2, "ray": 16, "client": 12,
+    "node": 6, "slow": 3, "flap": 1, "clocks": 1, "server": 4,
 }  # fmt: skip
 QUICK = {"kill": 4, "damage": 200, "resume": 5, "disk": 2}
 
 
-def campaign(counts: dict[str, int], seed: int, folder: Path, say: Callable[[str], None] = print) -> list[Tally]:
+def campaign(
+    counts: dict[str, int], seed: int, folder: Path, say: Callable[[str], None] = print
+) -> list[Tally]:
     """All kinds of faults in `counts`, so many of each; the table is printed as it grows."""
     torch.set_num_threads(1)
     tallies: list[Tally] = []
@@ -65,7 +70,8 @@ def campaign(counts: dict[str, int], seed: int, folder: Path, say: Callable[[str
     def many(kind: str, work: Callable[..., None], what: Any) -> None:
         do(kind, lambda tally, rng: work(tally, what, counts[kind], rng))
 
-    if {"kill", "damage", "resume", "disk", "clock"} & set(counts):  # before anything here has threads: these fork
+    # before anything here has threads: these fork
+    if {"kill", "damage", "resume", "disk", "clock"} & set(counts):
         subjects = [alone.Subject(name, folder) for name in ALGORITHMS]
         many("kill", alone.killed, subjects)
         many("damage", alone.looked_at, subjects[0])
@@ -93,9 +99,13 @@ def campaign(counts: dict[str, int], seed: int, folder: Path, say: Callable[[str
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.faults.faults", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.faults.faults", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--quick", action="store_true", help="some of each, without federations")
-    parser.add_argument("--only", nargs="+", choices=list(KINDS), metavar="KIND", help=f"of {', '.join(KINDS)}")
+    parser.add_argument(
+        "--only", nargs="+", choices=list(KINDS), metavar="KIND", help=f"of {', '.join(KINDS)}"
+    )
     parser.add_argument("--kills", type=int, help="kills of the process of a run")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -110,8 +120,13 @@ def main() -> int:
     kills, wrong = sum(t.kills for t in tallies), [(t.fault, w) for t in tallies for w in t.wrong]
     ends = {kind: sum(t.outcomes[kind] for t in tallies) for kind in (SAME, RESUMED, ERROR)}
     print(f"\n{kills} kills in all; {time.monotonic() - began:.0f} s")
-    print(f"{sum(t.runs for t in tallies)} runs: {', '.join(f'{k} {n}' for k, n in ends.items())}, anything else {len(wrong)}")
-    for note, times in sum((t.notes for t in tallies), start=type(tallies[0].notes)()).items() if tallies else ():
+    print(
+        f"{sum(t.runs for t in tallies)} runs: {', '.join(f'{k} {n}' for k, n in ends.items())}, "
+        f"anything else {len(wrong)}"
+    )
+    for note, times in (
+        sum((t.notes for t in tallies), start=type(tallies[0].notes)()).items() if tallies else ()
+    ):
         print(f"{note}: {times} times")
     if {"clock", "clocks"} & set(counts) and not alone.COMPILER:
         print("clocks were left out: there is no C compiler, which a clock that jumps needs")

@@ -1,12 +1,16 @@
-"""Mutated messages and files: whatever arrives, foedus answers with a value or with an error of its own, soon and in little memory.
+"""Mutated messages and files: whatever arrives, foedus answers with a value or with an error of its
+own, soon and in little memory.
 
-    python -m tests.faults.fuzz                       a million messages of the wire, and some of everything else: minutes
+    python -m tests.faults.fuzz                       a million messages of the wire, and some of
+                                                      everything else: minutes
     python -m tests.faults.fuzz --wire 20000 --only wire config
     python -m tests.faults.fuzz --again FILE          a case that was kept
 
-Each case is a valid message with a few changes (`tests.faults.mutate`), its checksum put right in most, so that what comes behind the
-checksum is reached. A case fails if anything but a `FoedusError` comes out, if it takes longer than `PATIENCE` seconds, if it needs
-more than `ROOM` bytes of address space, or if a message of the wire is accepted that `encode` would not have written.
+Each case is a valid message with a few changes (`tests.faults.mutate`), its checksum put right in
+most, so that what comes behind the checksum is reached. A case fails if anything but a
+`FoedusError` comes out, if it takes longer than `PATIENCE` seconds, if it needs more than `ROOM`
+bytes of address space, or if a message of the wire is accepted that `encode` would not have
+written.
 """
 
 from __future__ import annotations
@@ -51,7 +55,9 @@ class Hang(BaseException):
 
 @dataclass
 class Target:
-    """A thing to feed: `make` gives a mutated case, `feed` hands it over. share: of the cases of the wire."""
+    """A thing to feed: `make` gives a mutated case, `feed` hands it over. share: of the cases of
+    the wire.
+    """
 
     make: Callable[[Random], bytes]
     feed: Callable[[bytes], None]
@@ -65,7 +71,7 @@ class Target:
     """The first case of each kind of failure."""
 
 
-# -- the wire and what is read from it --------------------------------------------------------------------------------------
+# -- the wire and what is read from it -------------------------------------------------------------
 
 
 def repaired(message: bytes) -> bytes:
@@ -95,7 +101,9 @@ def wire_target() -> Target:
 
 
 def secure_target() -> Target:
-    """Messages of secure aggregation, to a client at the phase they belong to, or to its server's first check."""
+    """Messages of secure aggregation, to a client at the phase they belong to, or to its server's
+    first check.
+    """
     from foedus.aggregation.secure.protocol import PHASES, Offer, fields
     from foedus.aggregation.secure.simulated import SecureAggregation, SecureClient
 
@@ -105,7 +113,9 @@ def secure_target() -> Target:
 
     def make(rng: Random) -> bytes:
         number = rng.randrange(len(phases))
-        return bytes([number]) + repaired(mutated(rng.choice(valid[phases[number]]), rng, everything))
+        return bytes([number]) + repaired(
+            mutated(rng.choice(valid[phases[number]]), rng, everything)
+        )
 
     def feed(case: bytes) -> None:
         phase, message = phases[case[0] % len(phases)], wire.decode(case[1:])
@@ -134,7 +144,9 @@ class _Site:
 
     def pull_messages(self, ids: list[str]) -> list:
         about = types.SimpleNamespace(reply_to_message_id="id")
-        return [types.SimpleNamespace(content=self.content, metadata=about, has_error=lambda: False)]
+        return [
+            types.SimpleNamespace(content=self.content, metadata=about, has_error=lambda: False)
+        ]
 
 
 def reply_target() -> Target:
@@ -153,12 +165,30 @@ def reply_target() -> Target:
     fed = types.SimpleNamespace(spec=spec)
     w = algorithm.model.init(spec, random.key(0))
     ask = Ask("train", {"w": w}, torch.tensor([0, 1]), random.key(0), 3, 0, taking=2)
-    headers, bodies = corpus.headers(), [wire.encode(w) for _ in range(20)] + [wire.encode(t) for t in corpus.trees()]
+    headers, bodies = (
+        corpus.headers(),
+        [wire.encode(w) for _ in range(20)] + [wire.encode(t) for t in corpus.trees()],
+    )
 
     def make(rng: Random) -> bytes:
-        parts = [repaired(mutated(rng.choice(bodies), rng, bodies)) if rng.random() < 0.7 else rng.choice(bodies) for _ in "12"]
-        said = {"round": 3, "exchange": 0, "ids": [0, 1], "lost": [], "lengths": [len(p) for p in parts]}
-        header = json.dumps(said).encode() if rng.random() < 0.6 else mutated(rng.choice(headers), rng, headers)
+        parts = [
+            repaired(mutated(rng.choice(bodies), rng, bodies))
+            if rng.random() < 0.7
+            else rng.choice(bodies)
+            for _ in "12"
+        ]
+        said = {
+            "round": 3,
+            "exchange": 0,
+            "ids": [0, 1],
+            "lost": [],
+            "lengths": [len(p) for p in parts],
+        }
+        header = (
+            json.dumps(said).encode()
+            if rng.random() < 0.6
+            else mutated(rng.choice(headers), rng, headers)
+        )
         return struct.pack("<I", len(header)) + header + b"".join(parts)
 
     def feed(case: bytes) -> None:
@@ -171,14 +201,15 @@ def reply_target() -> Target:
         try:
             list(session.exchange(ask))
         finally:
-            for why in session.faults.values():  # what is caught as a stranger's fault must not have been ours
+            # what is caught as a stranger's fault must not have been ours
+            for why in session.faults.values():
                 if "allocate" in why or "MemoryError" in why:
                     raise AssertionError(why)
 
     return Target(make, feed, 0.03)
 
 
-# -- files ------------------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 
 
 def _checksummed(data: bytes) -> bytes:
@@ -250,12 +281,14 @@ def targets(folder: Path) -> dict[str, Callable[[], Target]]:
     }
 
 
-# -- the campaign -----------------------------------------------------------------------------------------------------------
+# -- the campaign ----------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def limits(room: int) -> Iterator[None]:
-    """No more than `room` bytes of address space beyond those in use, and an alarm that ends a hang."""
+    """No more than `room` bytes of address space beyond those in use, and an alarm that ends a
+    hang.
+    """
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)
 
@@ -278,7 +311,9 @@ def _resident(peak: bool) -> int:
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
     name = "VmHWM" if peak else "VmRSS"
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    line = next(
+        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)
+    )
     return int(line.split()[1]) << 10
 
 
@@ -320,11 +355,22 @@ def fuzz(target: Target, cases: int, seed: int, room: int = ROOM) -> Target:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.faults.fuzz", description=__doc__.splitlines()[0])
-    parser.add_argument("--wire", type=int, default=1_000_000, help="messages of the wire; of others, a part of that")
-    parser.add_argument("--only", nargs="+", choices=list(targets(Path())), help="some of the targets")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.faults.fuzz", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "--wire",
+        type=int,
+        default=1_000_000,
+        help="messages of the wire; of others, a part of that",
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=list(targets(Path())), help="some of the targets"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", type=Path, default=Path("fuzz-failures"), help="folder for cases that failed")
+    parser.add_argument(
+        "--keep", type=Path, default=Path("fuzz-failures"), help="folder for cases that failed"
+    )
     parser.add_argument("--again", type=Path, help="a case that was kept: TARGET-*.bin")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -339,7 +385,10 @@ def main() -> int:
 
 
 def campaign(chosen: dict[str, Callable[[], Target]], options: argparse.Namespace) -> int:
-    print("| what is fed | cases | accepted | refused in words | anything else | slowest, ms | memory, MB | seconds |")
+    print(
+        "| what is fed | cases | accepted | refused in words | anything else | slowest, ms | "
+        "memory, MB | seconds |"
+    )
     print("|---|---|---|---|---|---|---|---|", flush=True)
     failed = 0
     for name, build in chosen.items():
@@ -347,7 +396,11 @@ def campaign(chosen: dict[str, Callable[[], Target]], options: argparse.Namespac
         fuzz(target, max(100, int(options.wire * target.share)), options.seed)
         n = target.accepted + target.refused + target.failed
         numbers = [f"{v:,}" for v in (n, target.accepted, target.refused, target.failed)]
-        numbers += [f"{1e3 * target.slowest:.1f}", f"{target.peak / 1e6:.0f}", f"{time.perf_counter() - began:.0f}"]
+        numbers += [
+            f"{1e3 * target.slowest:.1f}",
+            f"{target.peak / 1e6:.0f}",
+            f"{time.perf_counter() - began:.0f}",
+        ]
         print(f"| {name} | {' | '.join(numbers)} |", flush=True)
         for wrong, case in list(target.kinds.items())[:20]:
             options.keep.mkdir(parents=True, exist_ok=True)

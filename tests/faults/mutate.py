@@ -1,4 +1,7 @@
-"""Changes of bytes and of texts that a broken or hostile sender could make. All of them come from the generator that is given."""
+"""Changes of bytes and of texts that a broken or hostile sender could make.
+
+All of them come from the generator that is given.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,31 @@ import re
 from collections.abc import Callable, Sequence
 from random import Random
 
-INTERESTING = (0, 1, 2, 3, 4, 7, 8, 9, 10, 0x10, 0x11, 0x12, 0x13, 0x14, 0x20, 0x25, 0x28, 0x29, 0x2A, 0x7F, 0x80, 0xFE, 0xFF)
+INTERESTING = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    7,
+    8,
+    9,
+    10,
+    0x10,
+    0x11,
+    0x12,
+    0x13,
+    0x14,
+    0x20,
+    0x25,
+    0x28,
+    0x29,
+    0x2A,
+    0x7F,
+    0x80,
+    0xFE,
+    0xFF,
+)
 LENGTHS = (0, 1, 127, 128, 255, 2**14, 2**16, 2**20, 2**31 - 1, 2**31, 2**32, 2**48, 2**56, 2**62)
 
 
@@ -88,14 +115,18 @@ def mutated(data: bytes, rng: Random, others: Sequence[bytes], keep: int = 0) ->
 
 
 WORDS = (
-    "0", "1", "-1", "1.5", "-0.0", "nan", "inf", "-inf", "1e400", "9" * 400, "9" * 5000, "true", "false", '"none"', '""', '"FedAvg"',
-    '"\\u0000"', "[]", "[1]", "[[1], [2]]", '["a", 1]', "{}", "{ type = 3 }", '{ type = "MLP" }', "{ poisson = 0.5 }", "{ type = [1] }",
-    "1979-05-27T07:32:00Z", "07:32:00", "0x7fffffffffffffff", '"' + "x" * 300 + '"', "[" * 80 + "]" * 80, "[" * 3000 + "]" * 3000,
+    "0", "1", "-1", "1.5", "-0.0", "nan", "inf", "-inf", "1e400", "9" * 400, "9" * 5000, "true",
+    "false", '"none"', '""', '"FedAvg"', '"\\u0000"', "[]", "[1]", "[[1], [2]]", '["a", 1]', "{}",
+    "{ type = 3 }", '{ type = "MLP" }', "{ poisson = 0.5 }", "{ type = [1] }",
+    "1979-05-27T07:32:00Z", "07:32:00", "0x7fffffffffffffff", '"' + "x" * 300 + '"',
+    "[" * 80 + "]" * 80, "[" * 3000 + "]" * 3000,
 )  # fmt: skip
 
 
 def mutated_text(text: str, rng: Random, others: Sequence[str]) -> str:
-    """A TOML file after one to three changes: of its lines, of values, of keys, or of characters."""
+    """A TOML file after one to three changes: of its lines, of values, of keys, or of
+    characters.
+    """
     for _ in range(rng.choice((1, 1, 2, 3))):
         lines = text.split("\n")
         at = rng.randrange(len(lines))
@@ -103,7 +134,10 @@ def mutated_text(text: str, rng: Random, others: Sequence[str]) -> str:
         if kind <= 2:  # another value
             lines[at] = re.sub(r"=.*", lambda _: f"= {rng.choice(WORDS)}", lines[at], count=1)
         elif kind == 3:  # a value or a key of another line
-            a, b = lines[at].partition("="), rng.choice(rng.choice(others).split("\n")).partition("=")
+            a, b = (
+                lines[at].partition("="),
+                rng.choice(rng.choice(others).split("\n")).partition("="),
+            )
             lines[at] = "".join((*a[:2], b[2])) if rng.random() < 0.5 else "".join((b[0], *a[1:]))
         elif kind == 4:
             del lines[at]
@@ -118,7 +152,9 @@ def mutated_text(text: str, rng: Random, others: Sequence[str]) -> str:
                 one = rng.choice(found)
                 lines[at] = lines[at][: one.start()] + rng.choice(WORDS) + lines[at][one.end() :]
         else:
-            raw = mutated("\n".join(lines).encode(errors="surrogateescape"), rng, [o.encode() for o in others])
+            raw = mutated(
+                "\n".join(lines).encode(errors="surrogateescape"), rng, [o.encode() for o in others]
+            )
             lines = raw.decode(errors=rng.choice(("replace", "surrogateescape"))).split("\n")
         text = "\n".join(lines)
     return text

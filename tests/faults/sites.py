@@ -1,4 +1,6 @@
-"""Faults of real federations: Ray actors, SuperNodes, ClientApps and servers that are killed, sites that are slow or come and go."""
+"""Faults of real federations: Ray actors, SuperNodes, ClientApps and servers that are killed, sites
+that are slow or come and go.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,19 @@ RESULTS = "results"
 
 
 class Doer(threading.Thread):
-    """Does something at random moments while a run goes on, until it is told to end; `what` says how many it has done."""
+    """Does something at random moments while a run goes on, until it is told to end; `what` says
+    how many it has done.
+    """
 
     def __init__(self, what: Callable[[], int], pauses: Callable[[], float], most: int):
         super().__init__(daemon=True)
-        self.what, self.pauses, self.most, self.done, self.over = what, pauses, most, 0, threading.Event()
+        self.what, self.pauses, self.most, self.done, self.over = (
+            what,
+            pauses,
+            most,
+            0,
+            threading.Event(),
+        )
 
     def run(self) -> None:
         while self.done < self.most and not self.over.wait(self.pauses()):
@@ -59,7 +69,16 @@ def until_done(
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                run = fd.run(algorithm, fed, rounds, engine=engine, checkpoint=path, resume=True, progress=False, **options)
+                run = fd.run(
+                    algorithm,
+                    fed,
+                    rounds,
+                    engine=engine,
+                    checkpoint=path,
+                    resume=True,
+                    progress=False,
+                    **options,
+                )
             break
         except fd.FoedusError as error:
             errors += 1
@@ -70,7 +89,7 @@ def until_done(
     tally.end(RESUMED if errors else SAME, difference(run, whole))
 
 
-# -- Ray ----------------------------------------------------------------------------------------------------------------------
+# -- Ray -------------------------------------------------------------------------------------------
 
 
 def ray_workers() -> list[int]:
@@ -98,35 +117,44 @@ def ray(tally: Tally, folder: Path, kills: int, rng: Random) -> None:
             return True
         return False
 
-    with contextlib.redirect_stdout(sys.stderr), fd.Ray(workers=2) as engine:  # Ray tells of every worker that died
+    # Ray tells of every worker that died
+    with contextlib.redirect_stdout(sys.stderr), fd.Ray(workers=2) as engine:
         whole = fd.run(algorithm, fed, rounds, engine=engine, participation=0.5, progress=False)
         number = 0
         while tally.kills < kills:
-            # A worker that was lost takes seconds to replace; what is lost three times in one exchange is given up.
+            # A worker that was lost takes seconds to replace; what is lost three times in one
+            # exchange is given up.
             with Doer(shoot, lambda: rng.uniform(0.1, 6), min(4, kills - tally.kills)):
                 number += 1
                 path = folder / f"ray{number}.safetensors"
                 until_done(tally, algorithm, fed, rounds, engine, path, whole, participation=0.5)
 
 
-# -- Flower -------------------------------------------------------------------------------------------------------------------
+# -- Flower ----------------------------------------------------------------------------------------
 
 
 class Federation:
     """A real federation on loopback of two nodes, whose processes can be disturbed one by one."""
 
     def __init__(self, folder: Path, rounds: int = 6):
-        self.fed, self.algorithm, self.rounds = federation().select([0, 1]), ALGORITHMS["Scaffold"], rounds
+        self.fed, self.algorithm, self.rounds = (
+            federation().select([0, 1]),
+            ALGORITHMS["Scaffold"],
+            rounds,
+        )
         self.folder, self.runs = folder, 0
         self.engine = fd.Flower(nodes=2, timeout=TIMEOUT, min_clients=2)
         self.whole = fd.run(self.algorithm, self.fed, rounds, engine=self.engine, progress=False)
-        self.current = [0, 1]  # of each node, its number at the loopback: one that is started again has a new one
+        # of each node, its number at the loopback: one that is started again has a new one
+        self.current = [0, 1]
 
     @property
     def loopback(self) -> Any:
         return self.engine.loopback
 
-    def run(self, tally: Tally, what: Callable[[], int], pauses: Callable[[], float], most: int = 1) -> None:
+    def run(
+        self, tally: Tally, what: Callable[[], int], pauses: Callable[[], float], most: int = 1
+    ) -> None:
         self.runs += 1
         with Doer(what, pauses, most) as doer:
             path = self.folder / f"flower{self.runs}.safetensors"
@@ -138,12 +166,16 @@ class Federation:
         return self.loopback.nodes[self.current[node]]
 
     def restart(self, node: int) -> None:
-        """Start a SuperNode until it stays, as a supervisor would: Flower refuses one that it does not yet take for gone."""
+        """Start a SuperNode until it stays, as a supervisor would: Flower refuses one that it does
+        not yet take for gone.
+        """
         base = Path(self.engine.temporary.name)
         config = f'shards="{base / "shards" / str(node)}"'
         while True:
             self.loopback.stop_node(self.current[node])
-            self.current[node] = self.loopback.start_node(base / "keys" / f"node{node}", config, self.engine.eager)
+            self.current[node] = self.loopback.start_node(
+                base / "keys" / f"node{node}", config, self.engine.eager
+            )
             while self.processes(node)[0].poll() is None:
                 if "SuperNode ID" in self.loopback.log(f"node{self.current[node]}"):
                     return
@@ -151,7 +183,9 @@ class Federation:
             time.sleep(1)
 
     def revive(self) -> bool:
-        """Start the SuperNodes again that have ended, as a supervisor would; whether there were any."""
+        """Start the SuperNodes again that have ended, as a supervisor would; whether there were
+        any.
+        """
         ended = [node for node in (0, 1) if self.processes(node)[0].poll() is not None]
         for node in ended:
             self.restart(node)
@@ -166,7 +200,8 @@ def client_apps(tally: Tally, federation: Federation, kills: int, rng: Random) -
 
     def shoot() -> bool:
         end = time.monotonic() + 20
-        while time.monotonic() < end:  # an answer takes a fraction of a second, so somebody must be waited for
+        # an answer takes a fraction of a second, so somebody must be waited for
+        while time.monotonic() < end:
             there = [c for node in (0, 1) for c in children(federation.processes(node)[1].pid)]
             if there:
                 time.sleep(rng.uniform(0, 0.05))
@@ -185,7 +220,9 @@ def client_apps(tally: Tally, federation: Federation, kills: int, rng: Random) -
 
 
 def super_nodes(tally: Tally, federation: Federation, kills: int, rng: Random) -> None:
-    """kill -9 of a SuperNode with all its processes, or of both, which are started again after a while."""
+    """kill -9 of a SuperNode with all its processes, or of both, which are started again after a
+    while.
+    """
 
     def shoot() -> int:
         nodes = rng.choice(([0], [1], [0, 1]))
@@ -202,11 +239,16 @@ def super_nodes(tally: Tally, federation: Federation, kills: int, rng: Random) -
 
 
 def slow(tally: Tally, federation: Federation, runs: int, rng: Random) -> None:
-    """A site that stands still for a while: shorter than the server waits, or (every third time) longer."""
+    """A site that stands still for a while: shorter than the server waits, or (every third time)
+    longer.
+    """
 
     def pause() -> bool:
         processes, long = federation.processes(rng.randrange(2)), tally.injected % 3 == 2
-        for signal_, seconds in ((signal.SIGSTOP, TIMEOUT + 3 if long else rng.uniform(2, 6)), (signal.SIGCONT, 0)):
+        for signal_, seconds in (
+            (signal.SIGSTOP, TIMEOUT + 3 if long else rng.uniform(2, 6)),
+            (signal.SIGCONT, 0),
+        ):
             for process in processes:
                 os.killpg(process.pid, signal_)
             time.sleep(seconds)
@@ -246,16 +288,28 @@ def clocks(tally: Tally, folder: Path, runs: int, rng: Random) -> None:
                     tally.injected += 1
         lines = said.read_text().splitlines()
         last = lines[-1] if lines else ""
-        tally.end(RESUMED if "error" in last else SAME, None if last.startswith("fine") else said.read_text()[-800:])
+        tally.end(
+            RESUMED if "error" in last else SAME,
+            None if last.startswith("fine") else said.read_text()[-800:],
+        )
 
 
-# -- a deployed server --------------------------------------------------------------------------------------------------------
+# -- a deployed server -----------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def _up(folder: Path) -> Iterator[subprocess.Popen]:
-    command = [sys.executable, "-c", "from foedus.cli import main; main()", "deploy", "up", str(folder)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    command = [
+        sys.executable,
+        "-c",
+        "from foedus.cli import main; main()",
+        "deploy",
+        "up",
+        str(folder),
+    ]
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
     try:
         yield process
     finally:
@@ -277,12 +331,18 @@ def _trial(folder: Path) -> Path:
         sites[name].write_text("\n".join(["a,b,c,outcome", *rows]) + "\n")
     deploy.init(folder, sites, "outcome")
     plan = folder / "app" / "federation" / "federation.toml"
-    plan.write_text(plan.read_text().replace('type = "FedAvg"', 'type = "Scaffold"').replace("rounds = 20", "rounds = 12"))
+    plan.write_text(
+        plan.read_text()
+        .replace('type = "FedAvg"', 'type = "Scaffold"')
+        .replace("rounds = 20", "rounds = 12")
+    )
     return folder
 
 
 def server_apps(tally: Tally, folder: Path, kills: int, rng: Random) -> None:
-    """`foedus deploy up`, with kill -9 of the ServerApp, or of the command itself, in turn; the command is given again each time."""
+    """`foedus deploy up`, with kill -9 of the ServerApp, or of the command itself, in turn; the
+    command is given again each time.
+    """
     whole = _trial(folder / "undisturbed")
     with _up(whole) as process:
         process.wait(400)
@@ -291,7 +351,10 @@ def server_apps(tally: Tally, folder: Path, kills: int, rng: Random) -> None:
     while tally.kills < kills:
         number += 1
         before, trial = tally.kills, _trial(folder / f"deployed{number}")
-        result, rounds = (trial / RESULTS / f"Scaffold.{kind}" for kind in ("safetensors", "checkpoint.safetensors"))
+        result, rounds = (
+            trial / RESULTS / f"Scaffold.{kind}"
+            for kind in ("safetensors", "checkpoint.safetensors")
+        )
         for _ in range(12):
             with _up(trial) as process:
                 shot = False
@@ -306,7 +369,9 @@ def server_apps(tally: Tally, folder: Path, kills: int, rng: Random) -> None:
             if result.exists():
                 break
         if result.exists():
-            tally.end(RESUMED if tally.kills > before else SAME, difference(fd.Run.load(result), expected))
+            tally.end(
+                RESUMED if tally.kills > before else SAME, difference(fd.Run.load(result), expected)
+            )
         else:
             tally.end(RESUMED, "the deployed run did not come to an end")
             return
@@ -321,7 +386,9 @@ def _shoot(tally: Tally, up: subprocess.Popen, whole: bool) -> bool:
         end = time.monotonic() + 15
         while left := [pid for pid in under if _alive(pid)]:
             if time.monotonic() > end:
-                tally.wrong.append(f"{len(left)} processes of a command that was killed are still there")
+                tally.wrong.append(
+                    f"{len(left)} processes of a command that was killed are still there"
+                )
                 break
             time.sleep(0.1)
         return True
@@ -350,7 +417,9 @@ def _main() -> None:
         print("started", flush=True)
         with Doer(found.revive, lambda: 1.0, 1000):
             path = folder / "c.safetensors"
-            until_done(tally, found.algorithm, found.fed, found.rounds, found.engine, path, found.whole)
+            until_done(
+                tally, found.algorithm, found.fed, found.rounds, found.engine, path, found.whole
+            )
     finally:
         found.close()
     print(f"wrong: {tally.wrong}" if tally.wrong else f"fine: {dict(tally.outcomes)}", flush=True)

@@ -1,4 +1,6 @@
-"""The runs that are disturbed, what "the same result" means, and the table of what became of them."""
+"""The runs that are disturbed, what "the same result" means, and the table of what became of
+them.
+"""
 
 from __future__ import annotations
 
@@ -30,19 +32,28 @@ ALGORITHMS = {
 def federation(clients: int = 6) -> fd.Federation:
     """Some hundred rows of bundled data, in unequal parts."""
     d = fd.load("digits")
-    small = fd.Data.from_arrays(d.x_train[:300], d.y_train[:300], d.x_test[:100], d.y_test[:100], classes=10)
+    small = fd.Data.from_arrays(
+        d.x_train[:300], d.y_train[:300], d.x_test[:100], d.y_test[:100], classes=10
+    )
     return fd.split(small, "dirichlet", clients=clients, alpha=0.5, seed=0)
 
 
 def difference(a: fd.Run, b: fd.Run) -> str | None:
-    """Where two runs differ: in the history but for measured times, or in the state; to the last bit."""
-    rows = [[{k: v for k, v in row.items() if k not in MEASURED} for row in r.records.rows] for r in (a, b)]
+    """Where two runs differ: in the history but for measured times, or in the state; to the last
+    bit.
+    """
+    rows = [
+        [{k: v for k, v in row.items() if k not in MEASURED} for row in r.records.rows]
+        for r in (a, b)
+    ]
     if len(rows[0]) != len(rows[1]):
         return f"{len(rows[0])} rows of history, not {len(rows[1])}"
     for n, (x, y) in enumerate(zip(*rows, strict=True)):
         for k in x | y:
             u, v = x.get(k), y.get(k)
-            if u != v and not (isinstance(u, float) and isinstance(v, float) and math.isnan(u) and math.isnan(v)):
+            if u != v and not (
+                isinstance(u, float) and isinstance(v, float) and math.isnan(u) and math.isnan(v)
+            ):
                 return f"row {n}: {k} is {u!r}, not {v!r}"
     leaves = [[t for t in tree.leaves(r.state) if isinstance(t, torch.Tensor)] for r in (a, b)]
     for x, y in zip(*leaves, strict=True):
@@ -51,13 +62,15 @@ def difference(a: fd.Run, b: fd.Run) -> str | None:
     return None
 
 
-# -- processes ----------------------------------------------------------------------------------------------------------------
+# -- processes -------------------------------------------------------------------------------------
 
 DONE, REFUSED, BROKEN = 0, 3, 1
 
 
 def forked(work: Callable[[], None], said: Path) -> int:
-    """Do something in a process of its own, which ends with DONE, REFUSED (a `FoedusError`, written to `said`) or BROKEN."""
+    """Do something in a process of its own, which ends with DONE, REFUSED (a `FoedusError`, written
+    to `said`) or BROKEN.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -69,7 +82,9 @@ def forked(work: Callable[[], None], said: Path) -> int:
         work()
         code = DONE
     except fd.FoedusError as error:
-        said.write_text("\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])]))
+        said.write_text(
+            "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
+        )
         code = REFUSED
     except BaseException:
         said.write_text(traceback.format_exc())
@@ -78,7 +93,9 @@ def forked(work: Callable[[], None], said: Path) -> int:
 
 
 def wait(pid: int, seconds: float | None = None) -> int | None:
-    """How a process has ended (minus the signal, if by one); None if it has not within so many seconds."""
+    """How a process has ended (minus the signal, if by one); None if it has not within so many
+    seconds.
+    """
     end = None if seconds is None else time.monotonic() + seconds
     while True:
         found, status = os.waitpid(pid, 0 if end is None else os.WNOHANG)
@@ -110,7 +127,7 @@ def children(pid: int) -> list[int]:
     return found
 
 
-# -- the table ----------------------------------------------------------------------------------------------------------------
+# -- the table -------------------------------------------------------------------------------------
 
 SAME, RESUMED, ERROR = "same result", "error, then the same result", "clear error"
 
@@ -137,7 +154,8 @@ class Tally:
         if wrong is not None or time.monotonic() - self.shown > 10:
             self.shown = time.monotonic()
             print(
-                f"  {self.fault}: {max(self.injected, self.kills)} so far, {self.runs} runs {wrong or ''}".rstrip(),
+                f"  {self.fault}: {max(self.injected, self.kills)} so far, {self.runs} runs "
+                f"{wrong or ''}".rstrip(),
                 file=sys.stderr,
                 flush=True,
             )
@@ -147,10 +165,17 @@ class Tally:
         return sum(self.outcomes.values()) + len(self.wrong)
 
     def row(self) -> str:
-        cells = [self.fault, self.injected, self.runs, *(self.outcomes[k] for k in (SAME, RESUMED, ERROR)), len(self.wrong)]
+        cells = [
+            self.fault,
+            self.injected,
+            self.runs,
+            *(self.outcomes[k] for k in (SAME, RESUMED, ERROR)),
+            len(self.wrong),
+        ]
         return f"| {' | '.join(map(str, cells))} | {self.seconds:.0f} |"
 
 
 HEAD = (
-    f"| fault | injected | runs | {SAME} | {RESUMED} | {ERROR} | anything else | seconds |\n|---|---|---|---|---|---|---|---|"
+    f"| fault | injected | runs | {SAME} | {RESUMED} | {ERROR} | anything else | seconds "
+    "|\n|---|---|---|---|---|---|---|---|"
 )

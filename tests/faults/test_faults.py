@@ -1,4 +1,7 @@
-"""The campaigns in small, within seconds: some kills, damages and mutations. `make faults` and `make fuzz` are the whole."""
+"""The campaigns in small, within seconds: some kills, damages and mutations.
+
+`make faults` and `make fuzz` are the whole.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,21 @@ ROOT = Path(__file__).parents[2]
 def test_faults_in_small():
     """In a process of its own, which has no threads when it forks."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.faults.faults", "--only", "kill", "damage", "resume", "--quick", "--kills", "3"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    command = [
+        sys.executable,
+        "-m",
+        "tests.faults.faults",
+        "--only",
+        "kill",
+        "damage",
+        "resume",
+        "--quick",
+        "--kills",
+        "3",
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
     assert [row[0] for row in rows[1:]] == [
@@ -47,13 +63,22 @@ def test_a_difference_is_found(fed):
     assert "rows of history" in difference(short, run)
 
 
-@pytest.mark.skipif(alone.COMPILER is None or sys.platform != "linux", reason="needs a C compiler, and Linux")
+@pytest.mark.skipif(
+    alone.COMPILER is None or sys.platform != "linux", reason="needs a C compiler, and Linux"
+)
 def test_a_clock_that_jumps(tmp_path):
     """Other processes see another time; the clock by which waiting is measured goes on."""
     clock = alone.Clock(tmp_path / "clock")
-    script = "import time\nprint(time.time(), time.monotonic(), flush=True)\ninput()\nprint(time.time(), time.monotonic())"
+    script = (
+        "import time\nprint(time.time(), time.monotonic(), "
+        "flush=True)\ninput()\nprint(time.time(), time.monotonic())"
+    )
     process = subprocess.Popen(
-        [sys.executable, "-c", script], env=clock.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", script],
+        env=clock.environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     wall, steady = map(float, process.stdout.readline().split())
     assert abs(wall - time.time()) < 60
@@ -71,7 +96,8 @@ def test_what_is_wrong_is_counted_apart():
 
 
 @pytest.mark.parametrize(
-    ("name", "cases"), [("wire", 3000), ("secure", 150), ("checkpoint", 300), ("skops", 30), ("config", 150)]
+    ("name", "cases"),
+    [("wire", 3000), ("secure", 150), ("checkpoint", 300), ("skops", 30), ("config", 150)],
 )
 def test_mutated_messages_and_files(name, cases, tmp_path):
     target = fuzz.fuzz(fuzz.targets(tmp_path)[name](), cases, seed=1, room=1 << 30)

@@ -1,4 +1,6 @@
-"""Every set against an independent description of it: linear programmes, enumerated corners, general-purpose solvers."""
+"""Every set against an independent description of it: linear programmes, enumerated corners,
+general-purpose solvers.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +109,10 @@ def corners(domain: Domain, shape: tuple[int, ...]) -> Tensor:
         case Permutahedron(w):
             rows = list(itertools.permutations(w))
         case Birkhoff():
-            rows = [np.eye(shape[0])[list(order)].ravel() for order in itertools.permutations(range(shape[0]))]
+            rows = [
+                np.eye(shape[0])[list(order)].ravel()
+                for order in itertools.permutations(range(shape[0]))
+            ]
     return torch.tensor(np.array(rows), dtype=torch.float64).reshape(-1, *shape)
 
 
@@ -120,7 +125,11 @@ def linear_minimum(domain: Domain, g: np.ndarray) -> float:
             problem = {"c": both, "A_ub": np.ones((1, 2 * p)), "b_ub": [r]}
         case KSparse(k, r):
             each = np.hstack((np.eye(p), np.eye(p)))
-            problem = {"c": both, "A_ub": np.vstack((np.ones((1, 2 * p)), each)), "b_ub": [k * r] + [r] * p}
+            problem = {
+                "c": both,
+                "A_ub": np.vstack((np.ones((1, 2 * p)), each)),
+                "b_ub": [k * r] + [r] * p,
+            }
         case LInfBall(r):
             problem = {"c": g, "bounds": (-r, r)}
         case Box(lo, hi):
@@ -132,11 +141,19 @@ def linear_minimum(domain: Domain, g: np.ndarray) -> float:
             n = shape[0]
             rows = np.vstack((np.kron(np.eye(n), np.ones(n)), np.kron(np.ones(n), np.eye(n))))
             problem = {"c": g, "A_eq": rows, "b_eq": np.ones(2 * n)}
-        case Permutahedron(w):  # the k largest entries sum up to at most those of w, all of them to the same
+        # the k largest entries sum up to at most those of w, all of them to the same
+        case Permutahedron(w):
             some = [list(c) for k in range(1, p) for c in itertools.combinations(range(p), k)]
             limits = [sum(sorted(w)[-len(c) :]) for c in some]
             sums = np.array([[i in c for i in range(p)] for c in some], float)
-            problem = {"c": g, "A_ub": sums, "b_ub": limits, "A_eq": np.ones((1, p)), "b_eq": [sum(w)], "bounds": (None, None)}
+            problem = {
+                "c": g,
+                "A_ub": sums,
+                "b_ub": limits,
+                "A_eq": np.ones((1, p)),
+                "b_eq": [sum(w)],
+                "bounds": (None, None),
+            }
     return linprog(**problem).fun
 
 
@@ -164,8 +181,11 @@ def test_lmo_solves_the_linear_programme(domain, shape, data):
     g = data.draw(vectors(shape))
     point, points = dense(domain.lmo(torch.tensor(g))), corners(domain, shape)
     value = dot(torch.tensor(g), point)
-    assert value == pytest.approx(linear_minimum(domain, g), abs=1e-5)  # the solver's own tolerance is 1e-7 a constraint
-    assert value == pytest.approx(float((torch.tensor(g) * points).flatten(1).sum(1).min()), abs=1e-12)
+    # the solver's own tolerance is 1e-7 a constraint
+    assert value == pytest.approx(linear_minimum(domain, g), abs=1e-5)
+    assert value == pytest.approx(
+        float((torch.tensor(g) * points).flatten(1).sum(1).min()), abs=1e-12
+    )
     assert float((points - point).abs().flatten(1).amax(1).min()) < 1e-12, "not a corner"
 
 
@@ -173,12 +193,17 @@ def test_lmo_solves_the_linear_programme(domain, shape, data):
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_lmo_reaches_the_dual_norm(domain, shape, data):
-    g = data.draw(vectors(shape)) if math.prod(shape) < 20 else noise(*shape, seed=data.draw(st.integers(0, 99))).numpy()
+    g = (
+        data.draw(vectors(shape))
+        if math.prod(shape) < 20
+        else noise(*shape, seed=data.draw(st.integers(0, 99))).numpy()
+    )
     point = dense(domain.lmo(torch.tensor(g)))
     best = domain.radius * dual_norm(domain, g)
     assert dot(torch.tensor(g), point) == pytest.approx(-best, rel=1e-9, abs=1e-12)
     if best > 0:
-        assert float(torch.linalg.vector_norm(point)) == pytest.approx(domain.radius)  # extreme points of these are that long
+        # extreme points of these are that long
+        assert float(torch.linalg.vector_norm(point)) == pytest.approx(domain.radius)
     assert bool(domain.contains(point, tolerance=1e-9))
 
 
@@ -218,8 +243,13 @@ def test_lmo_by_hand():
     assert LInfBall(3.0).lmo(g).dense().tolist() == [[-3, 3, -3], [3, -3, 3]]
     assert Box(0.0, 3.0).lmo(g).dense().tolist() == [[0, 3, 0], [3, 0, 3]]
     assert Permutahedron((1, 2, 3, 4, 5, 6)).lmo(g).tolist() == [[3, 6, 2], [4, 1, 5]]
-    assert torch.allclose(GroupBall(2.5, "rows").lmo(g).dense(), torch.tensor([[0, 0, 0], [0, -2.0, 1.5]]))
-    assert torch.allclose(NuclearBall(2.0).lmo(torch.diag(torch.tensor([1.0, -3.0]))).dense(), torch.tensor([[0, 0], [0, 2.0]]))
+    assert torch.allclose(
+        GroupBall(2.5, "rows").lmo(g).dense(), torch.tensor([[0, 0, 0], [0, -2.0, 1.5]])
+    )
+    assert torch.allclose(
+        NuclearBall(2.0).lmo(torch.diag(torch.tensor([1.0, -3.0]))).dense(),
+        torch.tensor([[0, 0], [0, 2.0]]),
+    )
 
 
 @every
@@ -239,7 +269,10 @@ def test_ties_go_to_the_lowest_index():
     assert KSparse(2, 1).lmo(torch.ones(100, 1000), batch=1).indices.unique().tolist() == [0, 1]
     many = torch.tensor([3.0] + [1.0] * 400 + [2.0])
     assert KSparse(4, 1).lmo(many).indices.tolist() == [0, 1, 2, 401]
-    assert GroupBall(1, 2).lmo(torch.tensor([0.0, 1.0, 3.0, 4.0, 4.0, 3.0])).indices.tolist() == [2, 3]
+    assert GroupBall(1, 2).lmo(torch.tensor([0.0, 1.0, 3.0, 4.0, 4.0, 3.0])).indices.tolist() == [
+        2,
+        3,
+    ]
     assert Permutahedron((1, 2, 3)).lmo(torch.tensor([7.0, 7.0, 7.0])).tolist() == [3, 2, 1]
     assert Birkhoff().lmo(torch.zeros(3, 3)).indices.tolist() == [0, 4, 8]
 
@@ -248,7 +281,8 @@ def test_ties_go_to_the_lowest_index():
 @pytest.mark.parametrize("name", ["l2", "groups", "labels", "nuclear", "large nuclear"])
 def test_lmo_does_not_depend_on_the_scale_of_the_gradient(name, scale):
     domain, shape = ROUND[name]
-    g = (noise(*shape, dtype=torch.float32).clamp(-3, 3) * scale).double()  # what single precision leaves of it
+    # what single precision leaves of it
+    g = (noise(*shape, dtype=torch.float32).clamp(-3, 3) * scale).double()
     assert dot(g / scale, dense(domain.lmo(g.float()))) == pytest.approx(
         -domain.radius * dual_norm(domain, g.numpy() / scale), 1e-5
     )
@@ -258,7 +292,11 @@ def test_lmo_does_not_depend_on_the_scale_of_the_gradient(name, scale):
 def test_a_nan_stays_visible_and_in_its_own_client(domain, shape):
     g = noise(3, *shape, dtype=torch.float32)
     g[1].view(-1)[1] = torch.nan
-    for result in (dense(domain.lmo(g, batch=1)), domain.project(g, batch=1), dense(vmap(domain.lmo)(g))):
+    for result in (
+        dense(domain.lmo(g, batch=1)),
+        domain.project(g, batch=1),
+        dense(vmap(domain.lmo)(g)),
+    ):
         assert result.flatten(1).isnan().any(1).tolist() == [False, True, False]
     assert domain.contains(g, tolerance=1e6, batch=1)[1].item() is False
 
@@ -285,7 +323,9 @@ def test_groups_of_unequal_size_fill_up_with_zeros_elsewhere():
     g[5], g[8] = 3.0, -4.0  # the group labelled 2, of two entries
     point = GroupBall(10.0, LABELS).lmo(g)
     assert len(point.indices) == 6 == len(set(point.indices.tolist()))
-    assert {int(i): round(float(v), 5) for i, v in zip(point.indices, point.values, strict=True) if v} == {5: -6.0, 8: 8.0}
+    assert {
+        int(i): round(float(v), 5) for i, v in zip(point.indices, point.values, strict=True) if v
+    } == {5: -6.0, 8: 8.0}
     assert set(point.indices.tolist()) <= set(range(12))
 
 
@@ -304,7 +344,8 @@ def spectrum(values: Tensor, m: int, n: int, seed: int = 0) -> tuple[Tensor, Ten
 def test_large_matrices_whatever_the_gap(m, n, ratio):
     values = torch.linspace(ratio, 0.01, 66, dtype=torch.float64)
     matrix, right = spectrum(torch.cat((torch.ones(1, dtype=torch.float64), values)), m, n)
-    right_vector_two = right[:, 1].clone()  # the worst start: a singular vector that is not the top one
+    # the worst start: a singular vector that is not the top one
+    right_vector_two = right[:, 1].clone()
     for warm in (None, right[:, 0], right_vector_two, torch.zeros(n, dtype=torch.float64)):
         point = NuclearBall(2.0, tolerance=1e-6).lmo(matrix, warm=warm)
         u, v = -point.left[:, 0] / 2, point.right[:, 0]
@@ -320,13 +361,17 @@ def test_large_matrices_of_low_rank_and_single_precision():
     single[3, 4] = -5.0
     assert torch.allclose(NuclearBall(1.0).lmo(single).dense()[3, 4], torch.tensor(1.0))
     ones = torch.ones(4, 100, 100)
-    assert torch.allclose(NuclearBall(1.0).lmo(ones, batch=1).dense(), torch.full((4, 100, 100), -0.01), atol=1e-7)
+    assert torch.allclose(
+        NuclearBall(1.0).lmo(ones, batch=1).dense(), torch.full((4, 100, 100), -0.01), atol=1e-7
+    )
     eye = NuclearBall(1.0).lmo(torch.eye(100)).dense()
     assert float(eye.trace()) == pytest.approx(-1.0, rel=1e-5)
-    blocks = torch.block_diag(torch.ones(50, 50), 60 * torch.eye(50))  # 60 fifty times; the largest row says nothing
+    # 60 fifty times; the largest row says nothing
+    blocks = torch.block_diag(torch.ones(50, 50), 60 * torch.eye(50))
     assert dot(blocks, NuclearBall(1.0).lmo(blocks).dense()) == pytest.approx(-60, rel=1e-6)
     rows = torch.zeros(100, 70)
-    rows[:99, 0], rows[99, 1] = 1.0, 5.0  # the largest row is orthogonal to the top vector, of value sqrt(99)
+    # the largest row is orthogonal to the top vector, of value sqrt(99)
+    rows[:99, 0], rows[99, 1] = 1.0, 5.0
     assert dot(rows, NuclearBall(1.0).lmo(rows).dense()) == pytest.approx(-math.sqrt(99), rel=1e-6)
 
 
@@ -353,7 +398,10 @@ def test_tolerance_and_iterations_bound_the_work(monkeypatch):
 
 def test_large_matrices_do_not_depend_on_the_batch_or_the_random_state():
     matrices = torch.stack(
-        [spectrum(torch.linspace(1, ratio, 68).double() ** 8, 70, 80, seed=i)[0] for i, ratio in enumerate((0.1, 0.9))]
+        [
+            spectrum(torch.linspace(1, ratio, 68).double() ** 8, 70, 80, seed=i)[0]
+            for i, ratio in enumerate((0.1, 0.9))
+        ]
     )
     before = torch.get_rng_state()
     alone = NuclearBall(1.0, tolerance=0.1).lmo(matrices[0])
@@ -374,10 +422,16 @@ def test_a_warm_start_must_fit():
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_projection_inequality(domain, shape, data):
-    """P x is in the set, and <x - P x, z - P x> <= 0 for all z in it, which makes it the closest point."""
+    """P x is in the set, and <x - P x, z - P x> <= 0 for all z in it, which makes it the closest
+    point.
+    """
     scale = data.draw(st.sampled_from([0.01, 0.3, 1.0, 30.0]))
     small = math.prod(shape) < 20
-    x = torch.tensor(data.draw(vectors(shape))) if small else noise(*shape, seed=data.draw(st.integers(0, 99)))
+    x = (
+        torch.tensor(data.draw(vectors(shape)))
+        if small
+        else noise(*shape, seed=data.draw(st.integers(0, 99)))
+    )
     x = x * scale
     near = domain.project(x)
     assert bool(domain.contains(near, tolerance=1e-9))
@@ -391,23 +445,40 @@ def test_projection_inequality(domain, shape, data):
     assert torch.allclose(domain.project(z), z, atol=1e-10)
 
 
-CONSTRAINTS = {  # what SLSQP needs to know; norms without slopes at zero are written with the square
-    L1Ball(1.5): [{"type": "ineq", "fun": lambda x, s=s: 1.5 - np.dot(s, x)} for s in itertools.product((-1, 1), repeat=4)],
+# what SLSQP needs to know; norms without slopes at zero are written with the square
+CONSTRAINTS = {
+    L1Ball(1.5): [
+        {"type": "ineq", "fun": lambda x, s=s: 1.5 - np.dot(s, x)}
+        for s in itertools.product((-1, 1), repeat=4)
+    ],
     L2Ball(1.5): [{"type": "ineq", "fun": lambda x: 2.25 - x @ x}],
     LInfBall(1.5): [{"type": "ineq", "fun": lambda x: np.concatenate((1.5 - x, 1.5 + x))}],
-    Simplex(1.5): [{"type": "ineq", "fun": lambda x: x}, {"type": "eq", "fun": lambda x: x.sum() - 1.5}],
+    Simplex(1.5): [
+        {"type": "ineq", "fun": lambda x: x},
+        {"type": "eq", "fun": lambda x: x.sum() - 1.5},
+    ],
     Box((0.0, 0.0, -1.0, 0.5), 1.0): [
         {"type": "ineq", "fun": lambda x: np.concatenate((x - np.array([0, 0, -1, 0.5]), 1 - x))}
     ],
     KSparse(2, 0.7): [
         {"type": "ineq", "fun": lambda x: np.concatenate((0.7 - x, 0.7 + x))},
-        *({"type": "ineq", "fun": lambda x, s=s: 1.4 - np.dot(s, x)} for s in itertools.product((-1, 1), repeat=4)),
+        *(
+            {"type": "ineq", "fun": lambda x, s=s: 1.4 - np.dot(s, x)}
+            for s in itertools.product((-1, 1), repeat=4)
+        ),
     ],
-    GroupBall(1.5, 2): [{"type": "ineq", "fun": lambda x: 1.5 - np.hypot(x[0], x[1]) - np.hypot(x[2], x[3])}],
+    GroupBall(1.5, 2): [
+        {"type": "ineq", "fun": lambda x: 1.5 - np.hypot(x[0], x[1]) - np.hypot(x[2], x[3])}
+    ],
     Permutahedron((2.0, -1.0, 0.5, 1.0)): [
         {"type": "eq", "fun": lambda x: x.sum() - 2.5},
         *(
-            {"type": "ineq", "fun": lambda x, c=c: sum(sorted((2.0, -1.0, 0.5, 1.0))[-len(c) :]) - x[list(c)].sum()}
+            {
+                "type": "ineq",
+                "fun": lambda x, c=c: (
+                    sum(sorted((2.0, -1.0, 0.5, 1.0))[-len(c) :]) - x[list(c)].sum()
+                ),
+            }
             for k in (1, 2, 3)
             for c in itertools.combinations(range(4), k)
         ),
@@ -421,8 +492,9 @@ def test_projection_against_a_general_solver(domain):
         x = (noise(4, seed=seed) * (0.5 + seed)).numpy()
         start = domain.start((4,), torch.float64).numpy() + 1e-3
         found = minimize(
-            lambda y, x=x: ((y - x) ** 2).sum() / 2, start, jac=lambda y, x=x: y - x, method="SLSQP",
-            constraints=CONSTRAINTS[domain], options={"ftol": 1e-11, "maxiter": 500},
+            lambda y, x=x: ((y - x) ** 2).sum() / 2, start, jac=lambda y, x=x: y - x,
+            method="SLSQP", constraints=CONSTRAINTS[domain],
+            options={"ftol": 1e-11, "maxiter": 500},
         )  # fmt: skip
         assert np.allclose(domain.project(torch.tensor(x)).numpy(), found.x, atol=2e-5)
 
@@ -463,19 +535,29 @@ def test_projection_by_hand():
     assert KSparse(2, 1.0).project(torch.tensor([5.0, -1.0, 0.5])).tolist() == [1.0, -0.75, 0.25]
     assert KSparse(2, 1.0).project(torch.tensor([5.0, -3.0, 0.5])).tolist() == [1.0, -1.0, 0.0]
     assert KSparse(2, 1.0).project(torch.tensor([5.0, -0.5, 0.25])).tolist() == [1.0, -0.5, 0.25]
-    assert GroupBall(1.0, 2).project(torch.tensor([3.0, 4.0, 0.0, 0.0])).tolist() == pytest.approx([0.6, 0.8, 0.0, 0.0])
-    assert Permutahedron((1.0, 2.0, 3.0)).project(torch.tensor([9.0, 0.0, 0.0])).tolist() == [3.0, 1.5, 1.5]
+    assert GroupBall(1.0, 2).project(torch.tensor([3.0, 4.0, 0.0, 0.0])).tolist() == pytest.approx(
+        [0.6, 0.8, 0.0, 0.0]
+    )
+    assert Permutahedron((1.0, 2.0, 3.0)).project(torch.tensor([9.0, 0.0, 0.0])).tolist() == [
+        3.0,
+        1.5,
+        1.5,
+    ]
     assert torch.allclose(
-        NuclearBall(1.0).project(torch.diag(torch.tensor([1.0, -0.5]))), torch.diag(torch.tensor([0.75, -0.25]))
+        NuclearBall(1.0).project(torch.diag(torch.tensor([1.0, -0.5]))),
+        torch.diag(torch.tensor([0.75, -0.25])),
     )
     assert torch.allclose(
-        Birkhoff().project(torch.tensor([[1.0, 0.0], [0.0, 0.0]])), torch.tensor([[0.75, 0.25], [0.25, 0.75]])
+        Birkhoff().project(torch.tensor([[1.0, 0.0], [0.0, 0.0]])),
+        torch.tensor([[0.75, 0.25], [0.25, 0.75]]),
     )
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6, 1e12])
 def test_projections_keep_their_digits(scale):
-    """Sums of a million numbers, or next to huge ones, lose nothing: the point is on the boundary in single precision."""
+    """Sums of a million numbers, or next to huge ones, lose nothing: the point is on the boundary
+    in single precision.
+    """
     x = noise(20_000, dtype=torch.float32) * scale + scale
     for domain in (L1Ball(0.5), Simplex(0.5), L2Ball(0.5), GroupBall(0.5, 20), KSparse(100, 0.01)):
         near = domain.project(x)
@@ -486,7 +568,9 @@ def test_projections_keep_their_digits(scale):
 
 @every
 def test_projection_leaves_the_inside_alone(domain, shape):
-    inner = sum(domain.bounds(shape)).float() / 2 if isinstance(domain, Box) else domain.start(shape)
+    inner = (
+        sum(domain.bounds(shape)).float() / 2 if isinstance(domain, Box) else domain.start(shape)
+    )
     if not (isinstance(domain, Simplex | Permutahedron | Birkhoff)):
         inner = inner + 1e-3 * noise(*shape, dtype=torch.float32)
         assert torch.equal(domain.project(inner), inner)
@@ -521,8 +605,10 @@ def test_contains_knows_the_boundary(domain, shape):
         (Box(0.0, (1.0, 2.0, 3.0)), [1.5, 1.0, 1.0]),
         (KSparse(2, 1.0), [0.9, 0.9, 0.3]),  # no entry too large, but the sum
         (KSparse(2, 1.0), [1.1, 0.0, 0.0]),  # the sum is fine, an entry is not
-        (Permutahedron((3.0, 2.0, 1.0)), [3.0, 2.5, 0.5]),  # the sum of all is right, that of two is not
-        (Permutahedron((3.0, 2.0, 1.0)), [2.0, 2.0, 1.9]),  # all partial sums are fine, the last is too small
+        # the sum of all is right, that of two is not
+        (Permutahedron((3.0, 2.0, 1.0)), [3.0, 2.5, 0.5]),
+        # all partial sums are fine, the last is too small
+        (Permutahedron((3.0, 2.0, 1.0)), [2.0, 2.0, 1.9]),
         (GroupBall(1.0, (0, 0, 1)), [0.6, 0.6, 0.2]),
     ],
 )
@@ -573,8 +659,18 @@ def test_diameter_is_that_of_the_corners(domain, shape):
 
 @pytest.mark.parametrize(("domain", "shape"), ROUND.values(), ids=ROUND.keys())
 def test_diameter_of_the_round_sets(domain, shape):
-    points = torch.cat([dense(domain.lmo(s * noise(*shape, seed=i))).flatten()[None] for i in range(5) for s in (1, -1)])
-    assert domain.diameter == domain.diameter_of(shape) == pytest.approx(float(torch.cdist(points, points).max()))
+    points = torch.cat(
+        [
+            dense(domain.lmo(s * noise(*shape, seed=i))).flatten()[None]
+            for i in range(5)
+            for s in (1, -1)
+        ]
+    )
+    assert (
+        domain.diameter
+        == domain.diameter_of(shape)
+        == pytest.approx(float(torch.cdist(points, points).max()))
+    )
 
 
 def test_diameter_where_the_shape_matters():
@@ -604,7 +700,9 @@ def test_batched_equals_looped(domain, shape):
     assert torch.allclose(domain.project(g, batch=2), near, atol=1e-6)
     assert torch.allclose(vmap(lambda t: domain.project(t, batch=1))(g), near, atol=1e-6)
     some = torch.where(
-        torch.tensor([[True, False], [False, True], [True, True]])[(...,) + (None,) * len(shape)], near, near + 10
+        torch.tensor([[True, False], [False, True], [True, True]])[(...,) + (None,) * len(shape)],
+        near,
+        near + 10,
     )
     expected = [[bool(domain.contains(one)) for one in row] for row in some]
     assert expected == [[True, False], [False, True], [True, True]]
@@ -616,9 +714,13 @@ def test_batched_equals_looped(domain, shape):
 def test_a_warm_start_for_each_client():
     g = noise(3, 70, 80)
     warm = noise(3, 80, seed=1)
-    expected = torch.stack([NuclearBall(1.0).lmo(a, warm=v).dense() for a, v in zip(g, warm, strict=True)])
+    expected = torch.stack(
+        [NuclearBall(1.0).lmo(a, warm=v).dense() for a, v in zip(g, warm, strict=True)]
+    )
     assert torch.allclose(NuclearBall(1.0).lmo(g, batch=1, warm=warm).dense(), expected, atol=1e-9)
-    assert torch.allclose(vmap(lambda a, v: NuclearBall(1.0).lmo(a, warm=v))(g, warm).dense(), expected, atol=1e-9)
+    assert torch.allclose(
+        vmap(lambda a, v: NuclearBall(1.0).lmo(a, warm=v))(g, warm).dense(), expected, atol=1e-9
+    )
 
 
 @every
@@ -659,7 +761,16 @@ def test_a_corner_is_exact_in_both_precisions():
 
 
 @pytest.mark.parametrize(
-    "make", [L1Ball, L2Ball, LInfBall, Simplex, NuclearBall, lambda r: KSparse(1, r), lambda r: GroupBall(r, 1)]
+    "make",
+    [
+        L1Ball,
+        L2Ball,
+        LInfBall,
+        Simplex,
+        NuclearBall,
+        lambda r: KSparse(1, r),
+        lambda r: GroupBall(r, 1),
+    ],
 )
 @pytest.mark.parametrize("radius", [0, -1.0, math.nan, math.inf, "1", True, None])
 def test_a_radius_must_be_positive(make, radius):
@@ -681,8 +792,14 @@ def test_a_radius_must_be_positive(make, radius):
         (lambda: KSparse(1.5, 1.0), "k=1.5 must be an integer"),
         (lambda: GroupBall(1.0, 0), "groups=0 must be the size of the groups, 'rows' or a tuple"),
         (lambda: GroupBall(1.0, "columns"), "groups='columns' must be the size"),
-        (lambda: GroupBall(1.0, (0.5, 1)), "groups=.* must be .* or a tuple with a label, an integer, for each entry"),
-        (lambda: GroupBall(1.0, ()), "groups=.* must be .* or a tuple with a label, an integer, for each entry"),
+        (
+            lambda: GroupBall(1.0, (0.5, 1)),
+            "groups=.* must be .* or a tuple with a label, an integer, for each entry",
+        ),
+        (
+            lambda: GroupBall(1.0, ()),
+            "groups=.* must be .* or a tuple with a label, an integer, for each entry",
+        ),
         (lambda: Permutahedron(()), "weights=.* must be a tuple of finite numbers"),
         (lambda: Permutahedron(3.0), "weights=3.0 must be a tuple"),
         (lambda: Permutahedron(((1.0, 2.0),)), "weights=.* must be a tuple of finite numbers"),
@@ -694,7 +811,10 @@ def test_a_radius_must_be_positive(make, radius):
         (lambda: PerLayer({}), "domains=.* must be a set"),
         (lambda: domain_of(L1Ball), r"L1Ball \(the class: add parentheses\)"),
         (lambda: domain_of(1.0), "domain must be a set such as"),
-        (lambda: L1Ball(1).lmo(torch.ones(2, dtype=torch.int64)), r"floating tensors, not torch.int64: convert"),
+        (
+            lambda: L1Ball(1).lmo(torch.ones(2, dtype=torch.int64)),
+            r"floating tensors, not torch.int64: convert",
+        ),
         (lambda: L1Ball(1).reach("l3", (2,)), "norm 'l3' is unknown"),
         (lambda: L1Ball(1).reach("nuclear", (2,)), "nuclear norm needs a matrix"),
     ],
@@ -708,12 +828,20 @@ def test_bad_settings_are_named(make, message):
     ("domain", "shape", "message"),
     [
         (L1Ball(1), (0,), r"needs a tensor with entries, not one of shape \(0,\)"),
-        (NuclearBall(1), (3,), r"NuclearBall needs a matrix, not a tensor of shape \(3,\).*PerLayer"),
+        (
+            NuclearBall(1),
+            (3,),
+            r"NuclearBall needs a matrix, not a tensor of shape \(3,\).*PerLayer",
+        ),
         (NuclearBall(1), (3, 2, 2), "needs a matrix"),
         (Birkhoff(), (4,), "Birkhoff needs a matrix"),
         (Birkhoff(), (2, 3), r"square matrix, not one of shape \(2, 3\)"),
         (KSparse(5, 1), (2, 2), r"k=5 is more than the 4 entries of \(2, 2\).*LInfBall"),
-        (Box((0, 0), 1), (2, 3), r"lo has shape \(2,\), which does not broadcast to the tensor's \(2, 3\)"),
+        (
+            Box((0, 0), 1),
+            (2, 3),
+            r"lo has shape \(2,\), which does not broadcast to the tensor's \(2, 3\)",
+        ),
         (Box(0, ((1, 1),)), (2,), r"hi has shape \(1, 2\)"),
         (GroupBall(1, 3), (2, 2), "groups=3 does not divide the 4 entries"),
         (GroupBall(1, "rows"), (4,), "groups='rows' needs a matrix"),
@@ -724,8 +852,9 @@ def test_bad_settings_are_named(make, message):
 def test_shapes_that_do_not_fit_are_refused_everywhere(domain, shape, message):
     tensor = torch.ones(shape)
     calls = (
-        domain.check, domain.diameter_of, domain.start, domain.bounds, lambda s: domain.reach("l2", s),
-        lambda s: domain.lmo(tensor), lambda s: domain.project(tensor), lambda s: domain.contains(tensor),
+        domain.check, domain.diameter_of, domain.start, domain.bounds,
+        lambda s: domain.reach("l2", s), lambda s: domain.lmo(tensor),
+        lambda s: domain.project(tensor), lambda s: domain.contains(tensor),
     )  # fmt: skip
     for call in calls:
         with pytest.raises(ConfigError, match=message):
@@ -733,7 +862,11 @@ def test_shapes_that_do_not_fit_are_refused_everywhere(domain, shape, message):
 
 
 def test_sets_are_plain_settings():
-    sets = [*(d for d, _ in SETS.values()), Whole(L1Ball(1.0)), PerLayer({"w": NuclearBall(2.0), "b": Box(0, (1.0, 2.0))})]
+    sets = [
+        *(d for d, _ in SETS.values()),
+        Whole(L1Ball(1.0)),
+        PerLayer({"w": NuclearBall(2.0), "b": Box(0, (1.0, 2.0))}),
+    ]
     known = config.subclasses(Domain, ModelDomain)
     for domain in sets:
         assert config.from_config(config.to_config(domain), known) == domain
@@ -777,11 +910,24 @@ def test_reach_is_the_largest_norm_of_a_corner(domain, shape, kind):
 @pytest.mark.parametrize(
     ("domain", "shape", "farthest"),
     [  # the reach in each norm, and a point of the set that attains it
-        (L2Ball(2.0), (2, 3), {"l1": torch.full((2, 3), 2 / math.sqrt(6)), "l2": None, "linf": None, "nuclear": math.sqrt(2) * torch.eye(2, 3)}),
-        (NuclearBall(2.0), (2, 3), {"l1": torch.full((2, 3), 2 / math.sqrt(6)), "l2": None, "linf": None, "nuclear": None}),
-        (GroupBall(2.0, "rows"), (2, 3), {"l1": torch.tensor([[2.0] * 3, [0.0] * 3]) / math.sqrt(3), "l2": None, "linf": None, "nuclear": None}),
-        (GroupBall(2.0, 4), (4, 2), {"l1": torch.tensor([[1.0, 1], [1, 1], [0, 0], [0, 0]]), "nuclear": torch.eye(4, 2) * math.sqrt(2)}),
-        (GroupBall(2.0, (0, 1, 0, 1, 0, 1)), (2, 3), {"nuclear": torch.tensor([[math.sqrt(2), 0, 0], [0, math.sqrt(2), 0]]).flip(1)}),
+        (L2Ball(2.0), (2, 3), {
+            "l1": torch.full((2, 3), 2 / math.sqrt(6)), "l2": None, "linf": None,
+            "nuclear": math.sqrt(2) * torch.eye(2, 3),
+        }),
+        (NuclearBall(2.0), (2, 3), {
+            "l1": torch.full((2, 3), 2 / math.sqrt(6)), "l2": None, "linf": None, "nuclear": None,
+        }),
+        (GroupBall(2.0, "rows"), (2, 3), {
+            "l1": torch.tensor([[2.0] * 3, [0.0] * 3]) / math.sqrt(3), "l2": None, "linf": None,
+            "nuclear": None,
+        }),
+        (GroupBall(2.0, 4), (4, 2), {
+            "l1": torch.tensor([[1.0, 1], [1, 1], [0, 0], [0, 0]]),
+            "nuclear": torch.eye(4, 2) * math.sqrt(2),
+        }),
+        (GroupBall(2.0, (0, 1, 0, 1, 0, 1)), (2, 3), {
+            "nuclear": torch.tensor([[math.sqrt(2), 0, 0], [0, math.sqrt(2), 0]]).flip(1),
+        }),
     ],
 )  # fmt: skip
 def test_reach_of_the_round_sets(domain, shape, farthest):
@@ -789,13 +935,18 @@ def test_reach_of_the_round_sets(domain, shape, farthest):
     axis[0, 0] = 2.0  # an entry alone may be as large as the radius
     for kind, point in farthest.items():
         point = axis if point is None else point
-        if kind == "nuclear" and isinstance(domain.groups if isinstance(domain, GroupBall) else None, tuple):
+        if kind == "nuclear" and isinstance(
+            domain.groups if isinstance(domain, GroupBall) else None, tuple
+        ):
             point = torch.tensor([[math.sqrt(2), 0, 0], [0, 0, 0]])
-            point[1, 1] = math.sqrt(2)  # entries 0 and 4, of one group, in different rows and columns
+            # entries 0 and 4, of one group, in different rows and columns
+            point[1, 1] = math.sqrt(2)
         assert bool(domain.contains(point))
         assert domain.reach(kind, shape) == pytest.approx(norm_of(kind, point), rel=1e-6)
         for seed in range(20):
-            assert norm_of(kind, dense(domain.lmo(noise(*shape, seed=seed)))) <= domain.reach(kind, shape) * (1 + 1e-9)
+            assert norm_of(kind, dense(domain.lmo(noise(*shape, seed=seed)))) <= domain.reach(
+                kind, shape
+            ) * (1 + 1e-9)
 
 
 OUTER = {
@@ -827,7 +978,9 @@ def test_inside_agrees_with_the_corners(domain, shape, outer):
     assert len(undecided) <= (4 if isinstance(outer(1.0), NuclearBall | GroupBall) else 0)
 
 
-@pytest.mark.parametrize("inner", [L2Ball(1.0), NuclearBall(1.0), GroupBall(1.0, "rows"), GroupBall(1.0, 2), L1Ball(1.0)])
+@pytest.mark.parametrize(
+    "inner", [L2Ball(1.0), NuclearBall(1.0), GroupBall(1.0, "rows"), GroupBall(1.0, 2), L1Ball(1.0)]
+)
 @pytest.mark.parametrize("kind", ["l1", "l2", "linf", "nuclear"])
 def test_inside_turns_at_the_reach(inner, kind):
     shape = (4, 6)
@@ -838,9 +991,13 @@ def test_inside_turns_at_the_reach(inner, kind):
 
 
 def test_inside_names_what_it_cannot_decide():
-    with pytest.raises(ConfigError, match=r"whether Birkhoff contains Simplex cannot be decided: use an L1Ball"):
+    with pytest.raises(
+        ConfigError, match=r"whether Birkhoff contains Simplex cannot be decided: use an L1Ball"
+    ):
         inside(Birkhoff(), Simplex(2.0), (2, 2))
-    with pytest.raises(ConfigError, match=r"whether NuclearBall contains LInfBall cannot be decided"):
+    with pytest.raises(
+        ConfigError, match=r"whether NuclearBall contains LInfBall cannot be decided"
+    ):
         inside(NuclearBall(3.0), LInfBall(1.0), (2, 3))
     assert inside(Birkhoff(), Birkhoff(), (2, 2))
     assert inside(Permutahedron((1.0, 2.0)), Permutahedron((1.0, 2.0)), (2,))
@@ -859,8 +1016,13 @@ def test_inside_names_what_it_cannot_decide():
 SHAPES = {"weight": (3, 4), "bias": (3,), "scale": ()}
 
 
-def params(seed: int = 0, lead: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    return {name: noise(*lead, *shape, seed=seed + i, dtype=dtype) for i, (name, shape) in enumerate(SHAPES.items())}
+def params(
+    seed: int = 0, lead: tuple[int, ...] = (), dtype: torch.dtype = torch.float32
+) -> dict[str, Tensor]:
+    return {
+        name: noise(*lead, *shape, seed=seed + i, dtype=dtype)
+        for i, (name, shape) in enumerate(SHAPES.items())
+    }
 
 
 def joined(x: dict[str, Tensor], batch: int = 0) -> Tensor:
@@ -868,8 +1030,8 @@ def joined(x: dict[str, Tensor], batch: int = 0) -> Tensor:
 
 
 WHOLE = [
-    L1Ball(1.5), L2Ball(1.5), LInfBall(1.5), Simplex(1.5), Box(0, 1), Box(tuple(range(16)), 20), KSparse(3, 1.5), GroupBall(1.5, 4),
-    Permutahedron(tuple(range(16))),
+    L1Ball(1.5), L2Ball(1.5), LInfBall(1.5), Simplex(1.5), Box(0, 1), Box(tuple(range(16)), 20),
+    KSparse(3, 1.5), GroupBall(1.5, 4), Permutahedron(tuple(range(16))),
 ]  # fmt: skip
 
 
@@ -888,11 +1050,18 @@ def test_whole_is_the_set_of_the_joined_vector(domain):
     assert bool(whole.contains(whole.project(x)))
     assert not bool(whole.contains({name: t + 30 for name, t in x.items()}))
     assert whole.diameter_of(SHAPES) == domain.diameter_of((16,))
-    assert torch.equal(joined(whole.start(SHAPES, torch.float64)), domain.start((16,), torch.float64))
+    assert torch.equal(
+        joined(whole.start(SHAPES, torch.float64)), domain.start((16,), torch.float64)
+    )
     batch = params(lead=(2, 5))
     assert torch.allclose(dense(whole.lmo(batch, batch=2)), dense(vmap(vmap(whole.lmo))(batch)))
-    assert torch.allclose(joined(whole.dense(whole.lmo(batch, batch=2), SHAPES), 2), dense(domain.lmo(joined(batch, 2), 2)))
-    assert torch.allclose(joined(whole.project(batch, batch=2), 2), domain.project(joined(batch, 2), 2))
+    assert torch.allclose(
+        joined(whole.dense(whole.lmo(batch, batch=2), SHAPES), 2),
+        dense(domain.lmo(joined(batch, 2), 2)),
+    )
+    assert torch.allclose(
+        joined(whole.project(batch, batch=2), 2), domain.project(joined(batch, 2), 2)
+    )
     assert torch.equal(whole.contains(batch, batch=2), domain.contains(joined(batch, 2), batch=2))
     assert wire.nbytes(whole.lmo(batch, batch=2), batched=False) > 0
 
@@ -903,7 +1072,9 @@ def test_whole_of_one_tensor_keeps_its_shape():
     point = whole.lmo(only)
     assert isinstance(point, LowRank)
     assert torch.equal(whole.dense(point, only)["weight"], point.dense())
-    assert torch.allclose(whole.lmo(only, warm={"weight": point.right[:, 0]}).dense(), point.dense(), atol=1e-6)
+    assert torch.allclose(
+        whole.lmo(only, warm={"weight": point.right[:, 0]}).dense(), point.dense(), atol=1e-6
+    )
     assert whole.project(only)["weight"].shape == (70, 80)
     assert bool(whole.contains(whole.project(only)))
     assert whole.start(only)["weight"].shape == (70, 80)
@@ -913,9 +1084,15 @@ def test_whole_of_one_tensor_keeps_its_shape():
 
 
 def test_whole_names_the_remedy_for_matrices():
-    for call in (Whole(NuclearBall(1)).check, Whole(Birkhoff()).diameter_of, Whole(NuclearBall(1)).start):
+    for call in (
+        Whole(NuclearBall(1)).check,
+        Whole(Birkhoff()).diameter_of,
+        Whole(NuclearBall(1)).start,
+    ):
         with pytest.raises(
-            ConfigError, match=r"needs a matrix, which 3 tensors \(weight, bias, scale\) laid end to end are not: use PerLayer"
+            ConfigError,
+            match=r"needs a matrix, which 3 tensors \(weight, bias, scale\) laid end to end are "
+            r"not: use PerLayer",
         ):
             call(SHAPES)
     with pytest.raises(ConfigError, match=r"NuclearBall needs a matrix.*PerLayer"):
@@ -942,7 +1119,9 @@ def test_per_layer_is_one_set_for_each_tensor():
         assert bool(PER_LAYER.contains(outside, tolerance=100.0))
     assert bool(PER_LAYER.contains(near))
     assert PER_LAYER.diameter_of(SHAPES) == pytest.approx(math.sqrt(3**2 + 1**2 + 2**2))
-    assert {name: t.dtype for name, t in PER_LAYER.start(x, torch.float64).items()} == dict.fromkeys(SHAPES, torch.float64)
+    assert {
+        name: t.dtype for name, t in PER_LAYER.start(x, torch.float64).items()
+    } == dict.fromkeys(SHAPES, torch.float64)
     batch = params(lead=(4,))
     mapped = vmap(PER_LAYER.lmo)(batch)
     stacked = PER_LAYER.lmo(batch, batch=1)
@@ -954,7 +1133,11 @@ def test_per_layer_is_one_set_for_each_tensor():
     message = wire.decode(wire.encode(point))
     assert torch.equal(message["weight"].dense(), point["weight"].dense())
     same = PerLayer(L2Ball(2.0))
-    assert [round(float(torch.linalg.vector_norm(t)), 5) for t in same.lmo(x).values()] == [2.0, 2.0, 2.0]
+    assert [round(float(torch.linalg.vector_norm(t)), 5) for t in same.lmo(x).values()] == [
+        2.0,
+        2.0,
+        2.0,
+    ]
 
 
 def test_per_layer_passes_warm_starts_on():
@@ -1000,13 +1183,23 @@ def test_inside_of_models():
         assert not inside(Whole(make(turn * 0.999)), pair, shapes)
     assert inside(Whole(Simplex(3.0)), PerLayer({"w": Simplex(1.0), "b": Simplex(2.0)}), shapes)
     assert not inside(Whole(Simplex(2.0)), PerLayer({"w": Simplex(1.0), "b": Simplex(2.0)}), shapes)
-    assert inside(Whole(Box((0, 0, 0, 0, 0, 0, 1, 1), 1)), PerLayer({"w": Box(0, 1), "b": Box(1, 1)}), shapes)
+    assert inside(
+        Whole(Box((0, 0, 0, 0, 0, 0, 1, 1), 1)), PerLayer({"w": Box(0, 1), "b": Box(1, 1)}), shapes
+    )
     # One set over everything within sets of the tensors: what each tensor alone can be.
-    assert inside(PerLayer({"w": NuclearBall(math.sqrt(2)), "b": L2Ball(1.0)}), Whole(L2Ball(1.0)), shapes)
-    assert not inside(PerLayer({"w": NuclearBall(1.4), "b": L2Ball(1.0)}), Whole(L2Ball(1.0)), shapes)
-    assert not inside(PerLayer({"w": NuclearBall(2.0), "b": L2Ball(0.9)}), Whole(L2Ball(1.0)), shapes)
+    assert inside(
+        PerLayer({"w": NuclearBall(math.sqrt(2)), "b": L2Ball(1.0)}), Whole(L2Ball(1.0)), shapes
+    )
+    assert not inside(
+        PerLayer({"w": NuclearBall(1.4), "b": L2Ball(1.0)}), Whole(L2Ball(1.0)), shapes
+    )
+    assert not inside(
+        PerLayer({"w": NuclearBall(2.0), "b": L2Ball(0.9)}), Whole(L2Ball(1.0)), shapes
+    )
     assert inside(PerLayer({"w": L1Ball(3.0), "b": L1Ball(2.0)}), Whole(KSparse(3, 1.0)), shapes)
-    assert not inside(PerLayer({"w": L1Ball(2.9), "b": L1Ball(2.0)}), Whole(KSparse(3, 1.0)), shapes)
+    assert not inside(
+        PerLayer({"w": L1Ball(2.9), "b": L1Ball(2.0)}), Whole(KSparse(3, 1.0)), shapes
+    )
     assert inside(PerLayer(LInfBall(2.0)), Whole(Box(-1, 2)), shapes)
     assert not inside(PerLayer(LInfBall(2.0)), Whole(Box(-3, 2)), shapes)
     # Tensor by tensor.

@@ -1,4 +1,6 @@
-"""Mirror maps against numbers worked out by hand, a general-purpose solver, and the inequalities that define them."""
+"""Mirror maps against numbers worked out by hand, a general-purpose solver, and the inequalities
+that define them.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def inside(random: np.random.Generator, low: Tensor, high: Tensor, radius: float
 def objective(mirror: Mirror, x: np.ndarray, z: np.ndarray) -> tuple[float, np.ndarray]:
     """F(x) - <z, x> and its gradient, from the definitions of F."""
     if isinstance(mirror, Entropy):
-        return float((x * np.log(np.maximum(x, 1e-300))).sum() - z @ x), np.log(np.maximum(x, 1e-300)) + 1 - z
+        return float((x * np.log(np.maximum(x, 1e-300))).sum() - z @ x), np.log(
+            np.maximum(x, 1e-300)
+        ) + 1 - z
     p = mirror.norm
     norm = (np.abs(x) ** p).sum() ** (1 / p)
     return float(norm**2 / 2 - z @ x), np.sign(x) * np.abs(x) ** (p - 1) * norm ** (2 - p) - z
@@ -81,7 +85,9 @@ def test_exponentiated_gradient_by_hand():
 
 def test_projected_gradient_by_hand():
     # (0.5, 0.5) - 0.1 (1, 0) = (0.4, 0.5); both gain 0.05
-    torch.testing.assert_close(Euclidean().step(vector(0.5, 0.5), vector(1.0, 0.0), 0.1), vector(0.45, 0.55))
+    torch.testing.assert_close(
+        Euclidean().step(vector(0.5, 0.5), vector(1.0, 0.0), 0.1), vector(0.45, 0.55)
+    )
     # (-0.5, 0.5, 0.2): the first is cut, the others gain 0.15
     new = Euclidean().step(vector(0.5, 0.5, 0.2), vector(1.0, 0.0, 0.0), 1.0)
     torch.testing.assert_close(new, vector(0.0, 0.65, 0.35))
@@ -90,26 +96,39 @@ def test_projected_gradient_by_hand():
 def test_box_projections_by_hand():
     # c (0.8, 0.1, 0.1) clipped at 0.5: the other two share 0.5. Euclidean: the same, by symmetry.
     for mirror in MAPS:
-        torch.testing.assert_close(mirror.project(vector(0.8, 0.1, 0.1), high=0.5), vector(0.5, 0.25, 0.25))
+        torch.testing.assert_close(
+            mirror.project(vector(0.8, 0.1, 0.1), high=0.5), vector(0.5, 0.25, 0.25)
+        )
     # entropy: 0.6 is left for 0.3 : 0.1
-    torch.testing.assert_close(Entropy().project(vector(0.6, 0.3, 0.1), high=[0.4, 1, 1]), vector(0.4, 0.45, 0.15))
+    torch.testing.assert_close(
+        Entropy().project(vector(0.6, 0.3, 0.1), high=[0.4, 1, 1]), vector(0.4, 0.45, 0.15)
+    )
     # Euclidean: 0.3 and 0.1 gain 0.1 each
-    torch.testing.assert_close(Euclidean().project(vector(0.6, 0.3, 0.1), high=[0.4, 1, 1]), vector(0.4, 0.4, 0.2))
-    torch.testing.assert_close(Entropy().project(vector(1.0, 3.0), radius=8.0, high=9.0), vector(2.0, 6.0))
-    torch.testing.assert_close(Euclidean().project(vector(1.0, 3.0), radius=8.0, high=math.inf), vector(3.0, 5.0))
-    torch.testing.assert_close(Euclidean().project(vector(3.0, 0.0), low=-1.0, high=9.0), vector(2.0, -1.0))
+    torch.testing.assert_close(
+        Euclidean().project(vector(0.6, 0.3, 0.1), high=[0.4, 1, 1]), vector(0.4, 0.4, 0.2)
+    )
+    torch.testing.assert_close(
+        Entropy().project(vector(1.0, 3.0), radius=8.0, high=9.0), vector(2.0, 6.0)
+    )
+    torch.testing.assert_close(
+        Euclidean().project(vector(1.0, 3.0), radius=8.0, high=math.inf), vector(3.0, 5.0)
+    )
+    torch.testing.assert_close(
+        Euclidean().project(vector(3.0, 0.0), low=-1.0, high=9.0), vector(2.0, -1.0)
+    )
 
 
 def test_pnorm_step_by_hand():
-    # p = 3/2: z_i = x_i^(1/2) |x|^(1/2), so weights (16, 9) / 25 have z in the ratio 4 : 3, and z + theta for any theta
-    # projects back to them.
+    # p = 3/2: z_i = x_i^(1/2) |x|^(1/2), so weights (16, 9) / 25 have z in the ratio 4 : 3, and z +
+    # theta for any theta projects back to them.
     mirror = PNorm(1.5)
     x = vector(16, 9) / 25
     norm = (0.64**1.5 + 0.36**1.5) ** (2 / 3)
     z = norm**0.5 * vector(0.8, 0.6)
     torch.testing.assert_close(mirror.grad(x), z)
     torch.testing.assert_close(mirror.project(mirror.inverse(z - 0.3)), x)
-    torch.testing.assert_close(mirror.step(x, vector(7.0, 7.0), 0.1), x)  # a constant gradient changes nothing
+    # a constant gradient changes nothing
+    torch.testing.assert_close(mirror.step(x, vector(7.0, 7.0), 0.1), x)
     # From uniform (z = 1/2^(2/3) each), to x: the gradient is the difference.
     torch.testing.assert_close(mirror.step(vector(0.5, 0.5), -z / 0.1, 0.1), x)
 
@@ -118,8 +137,12 @@ def test_values_and_divergences_by_hand():
     x, y = vector(0.5, 0.5), vector(0.25, 0.75)
     assert float(Entropy().value(x)) == pytest.approx(-math.log(2))
     assert float(Entropy().value(vector(1.0, 0.0))) == 0
-    assert float(Entropy().divergence(x, y)) == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3))
-    assert float(Entropy().divergence(vector(2.0, 0.0), vector(1.0, 3.0))) == pytest.approx(2 * math.log(2) - 1 + 3)
+    assert float(Entropy().divergence(x, y)) == pytest.approx(
+        0.5 * math.log(2) + 0.5 * math.log(2 / 3)
+    )
+    assert float(Entropy().divergence(vector(2.0, 0.0), vector(1.0, 3.0))) == pytest.approx(
+        2 * math.log(2) - 1 + 3
+    )
     assert float(Entropy().divergence(x, vector(1.0, 0.0))) == math.inf
     assert float(Entropy().divergence(vector(1.0, 0.0), x)) == pytest.approx(math.log(2))
     assert float(Euclidean().value(vector(3.0, 4.0))) == 12.5
@@ -131,7 +154,9 @@ def test_values_and_divergences_by_hand():
 
 def test_entropy_divergence_keeps_its_digits_near_zero():
     y = vector(0.25, 0.75)
-    assert float(Entropy().divergence(y + vector(1e-9, -1e-9), y)) == pytest.approx(1e-18 / 2 * (4 + 4 / 3), rel=1e-6)
+    assert float(Entropy().divergence(y + vector(1e-9, -1e-9), y)) == pytest.approx(
+        1e-18 / 2 * (4 + 4 / 3), rel=1e-6
+    )
 
 
 @every
@@ -183,7 +208,9 @@ def test_mirror_descent_keeps_the_bound_of_best_step(mirror: Mirror):
     for g in slopes:
         paid += float(g @ x) / rounds
         x = mirror.step(x, g, eta)
-    assert paid - float(slopes.mean(0).min()) <= slope * math.sqrt(2 * mirror.reach(n) / (mirror.sigma * rounds))
+    assert paid - float(slopes.mean(0).min()) <= slope * math.sqrt(
+        2 * mirror.reach(n) / (mirror.sigma * rounds)
+    )
 
 
 # Against a general-purpose solver, and the inequalities
@@ -225,7 +252,9 @@ def test_projection_agrees_with_a_general_purpose_solver(mirror: Mirror, seed: i
 @settings(max_examples=40, deadline=None)
 @given(seed=seeds, n=st.integers(1, 40))
 def test_projection_satisfies_the_optimality_conditions(mirror: Mirror, seed: int, n: int):
-    """The gradient of B(x || v) is one number at free entries, at least that at low ones and at most at high ones."""
+    """The gradient of B(x || v) is one number at free entries, at least that at low ones and at
+    most at high ones.
+    """
     random = np.random.default_rng(seed)
     low, high, radius = box(random, n)
     v = point(mirror, random, n)
@@ -259,7 +288,9 @@ def test_step_is_gradient_inverse_and_projection(mirror: Mirror, seed: int, n: i
     low, high, radius = box(random, n)
     x, g = weights(random, n), torch.tensor(random.normal(size=n))
     composed = mirror.project(mirror.inverse(mirror.grad(x) - eta * g), low, high, radius)
-    torch.testing.assert_close(mirror.step(x, g, eta, low, high, radius), composed, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(
+        mirror.step(x, g, eta, low, high, radius), composed, rtol=1e-8, atol=1e-10
+    )
 
 
 @every
@@ -295,8 +326,13 @@ def test_points_of_the_set_stay(mirror: Mirror):
     x = vector(0.1, 0.2, 0.7)
     torch.testing.assert_close(mirror.project(x), x)
     torch.testing.assert_close(mirror.project(x, low=[0.1, 0, 0], high=0.7), x)
-    torch.testing.assert_close(mirror.project(vector(5.0, 1.0), low=[0.25, 0.75]), vector(0.25, 0.75))  # a single point
-    torch.testing.assert_close(mirror.project(vector(5.0, 1.0), high=[0.25, 0.75]), vector(0.25, 0.75))
+    # a single point
+    torch.testing.assert_close(
+        mirror.project(vector(5.0, 1.0), low=[0.25, 0.75]), vector(0.25, 0.75)
+    )
+    torch.testing.assert_close(
+        mirror.project(vector(5.0, 1.0), high=[0.25, 0.75]), vector(0.25, 0.75)
+    )
     torch.testing.assert_close(mirror.project(vector(1e-3)), vector(1.0))
 
 
@@ -306,7 +342,9 @@ def test_pnorm_two_is_euclidean(seed: int, n: int):
     random = np.random.default_rng(seed)
     low, high, radius = box(random, n)
     v = torch.tensor(random.normal(size=n))
-    torch.testing.assert_close(PNorm(2.0).project(v, low, high, radius), Euclidean().project(v, low, high, radius))
+    torch.testing.assert_close(
+        PNorm(2.0).project(v, low, high, radius), Euclidean().project(v, low, high, radius)
+    )
 
 
 # Batches, dtypes, extremes
@@ -321,7 +359,9 @@ def test_batching_equals_looping(mirror: Mirror, dtype: torch.dtype):
     high = torch.tensor(random.uniform(0.3, 0.6, (2, 3, 5)))
     steps, projected = mirror.step(x, g, 0.7), mirror.project(x + 1, 0.05, high)
     values, divergences = mirror.value(x), mirror.divergence(x, projected)
-    assert {t.dtype for t in (steps, projected, values, divergences, mirror.grad(x), mirror.inverse(g))} == {dtype}
+    assert {
+        t.dtype for t in (steps, projected, values, divergences, mirror.grad(x), mirror.inverse(g))
+    } == {dtype}
     for i in np.ndindex(2, 3):
         torch.testing.assert_close(steps[i], mirror.step(x[i], g[i], 0.7))
         torch.testing.assert_close(projected[i], mirror.project(x[i] + 1, 0.05, high[i]))
@@ -339,11 +379,16 @@ def test_extreme_steps(mirror: Mirror, dtype: torch.dtype, eta: float):
     g = torch.tensor([-1.0, 1.0, 2.0, 3e38, 3e38], dtype=dtype)
     assert mirror.step(x, g, eta).tolist() == [1, 0, 0, 0, 0]
     assert mirror.step(x, g * math.inf, eta).tolist() == [1, 0, 0, 0, 0]
-    # Each takes what it may, in the order of the gradients. In that of entropy, the last entry, being zero, comes last.
+    # Each takes what it may, in the order of the gradients. In that of entropy, the last entry,
+    # being zero, comes last.
     new = mirror.step(x, g, eta, low=0.05, high=[0.3, 0.2, 0.6, 1, 1])
     torch.testing.assert_close(new, torch.tensor([0.3, 0.2, 0.4, 0.05, 0.05], dtype=dtype))
     new = mirror.step(x, -g, eta, low=0.05, high=[1, 0.4, 0.2, 0.3, 0.0625])
-    last = [0.05, 0.4, 0.2, 0.3, 0.05] if isinstance(mirror, Entropy) else [0.05, 0.3875, 0.2, 0.3, 0.0625]
+    last = (
+        [0.05, 0.4, 0.2, 0.3, 0.05]
+        if isinstance(mirror, Entropy)
+        else [0.05, 0.3875, 0.2, 0.3, 0.0625]
+    )
     torch.testing.assert_close(new, torch.tensor(last, dtype=dtype))
     torch.testing.assert_close(mirror.step(x, g.clamp(max=2), 1e-300), x)
 
@@ -358,10 +403,16 @@ def test_zero_weights():
     zero = Entropy().step(vector(0.5, 0.5, 0.0), vector(1.0, 0.0, -1e308), 1e308)
     assert zero.tolist() == [0, 1, 0]
     assert Entropy().project(vector(0.0, 2.0, 2.0)).tolist() == [0, 0.5, 0.5]
-    assert Entropy().project(vector(0.0, 3.0, 1.0), low=0.2).tolist() == pytest.approx([0.2, 0.6, 0.2])
+    assert Entropy().project(vector(0.0, 3.0, 1.0), low=0.2).tolist() == pytest.approx(
+        [0.2, 0.6, 0.2]
+    )
     # The mass has no other place: zeros share it evenly.
-    assert Entropy().project(vector(1.0, 0.0, 0.0), high=0.5).tolist() == pytest.approx([0.5, 0.25, 0.25])
-    assert Entropy().project(vector(1.0, 0.0, 0.0), high=[0.5, 0.1, 1]).tolist() == pytest.approx([0.5, 0.1, 0.4])
+    assert Entropy().project(vector(1.0, 0.0, 0.0), high=0.5).tolist() == pytest.approx(
+        [0.5, 0.25, 0.25]
+    )
+    assert Entropy().project(vector(1.0, 0.0, 0.0), high=[0.5, 0.1, 1]).tolist() == pytest.approx(
+        [0.5, 0.1, 0.4]
+    )
     for mirror in MAPS:
         assert mirror.project(torch.zeros(4)).tolist() == pytest.approx([0.25] * 4)
         assert mirror.project(torch.zeros(2), high=[0.3, 1]).tolist() == pytest.approx([0.3, 0.7])
@@ -412,7 +463,9 @@ def test_empty_sets(mirror: Mirror, bounds: dict, match: str):
 def test_bounds_rounded_to_float32_are_no_empty_set():
     for mirror in MAPS:
         for bounds in ({"low": torch.full((3,), 1 / 3)}, {"high": torch.full((3,), 0.33333331)}):
-            torch.testing.assert_close(mirror.project(torch.tensor([1.0, 2.0, 3.0]), **bounds), torch.full((3,), 1 / 3))
+            torch.testing.assert_close(
+                mirror.project(torch.tensor([1.0, 2.0, 3.0]), **bounds), torch.full((3,), 1 / 3)
+            )
 
 
 @pytest.mark.parametrize("p", [1, 1.0, 0.5, 2.1, math.nan, True, "2"])

@@ -22,15 +22,23 @@ from foedus.models.losses import CrossEntropy, Huber, Logistic, Squared
 from foedus.models.training import descend as training
 from foedus.models.training.descend import descend
 
-pytestmark = pytest.mark.skipif(not kernels.ready, reason="foedus was installed without a compiler, or FOEDUS_COMPILED=0")
+pytestmark = pytest.mark.skipif(
+    not kernels.ready, reason="foedus was installed without a compiler, or FOEDUS_COMPILED=0"
+)
 
 
-WAYS = {"as it comes": (True, True), "plain vectors": (False, True), "threads of its own": (True, False)}
+WAYS = {
+    "as it comes": (True, True),
+    "plain vectors": (False, True),
+    "threads of its own": (True, False),
+}
 
 
 @pytest.fixture(scope="module", autouse=True, params=WAYS.values(), ids=list(WAYS))
 def way(request):
-    """With vectors of eight or without, with PyTorch's threads or others: whatever of it the machine has."""
+    """With vectors of eight or without, with PyTorch's threads or others: whatever of it the
+    machine has.
+    """
     if kernels._compiled.choose(*request.param) != request.param:
         pytest.skip("this machine has no such thing")
     yield
@@ -50,7 +58,7 @@ def without(function, *args):
         return function(*args)
 
 
-# -- random words and orders ---------------------------------------------------------------------------------------------
+# -- random words and orders -----------------------------------------------------------------------
 
 
 def test_words_are_the_known_answers_of_random123():
@@ -58,7 +66,10 @@ def test_words_are_the_known_answers_of_random123():
     assert kernels.words(zero, 4)[0].tolist() == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
     assert kernels.fold(ones, np.full((1, 4), 0xFFFFFFFF))[0].tolist() == [0x408F276D, 0x41C83B0E]
     pi = np.array([[0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344]])
-    assert kernels.fold(np.array([[0xA4093822, 0x299F31D0]]), pi)[0].tolist() == [0xD16CFE09, 0x94FDCCEB]
+    assert kernels.fold(np.array([[0xA4093822, 0x299F31D0]]), pi)[0].tolist() == [
+        0xD16CFE09,
+        0x94FDCCEB,
+    ]
 
 
 @settings(max_examples=60, deadline=None)
@@ -92,7 +103,13 @@ def test_orders_are_those_of_python(seed, epochs, clients, n, data):
     valid = torch.arange(n) < sizes.unsqueeze(1)
     if data.draw(st.booleans()):
         valid = valid.flip(1)
-    for some in (None, valid, valid[0], valid.expand(epochs, -1, -1), valid[:1].expand(epochs, 1, -1)):
+    for some in (
+        None,
+        valid,
+        valid[0],
+        valid.expand(epochs, -1, -1),
+        valid[:1].expand(epochs, 1, -1),
+    ):
         found = random.permutation(keys, n, some)
         assert torch.equal(found, without(random.permutation, keys, n, some))
         assert torch.equal(found.sort(-1).values, torch.arange(n).expand_as(found))
@@ -106,12 +123,14 @@ def test_valid_places_come_first_in_the_order_of_their_words():
     assert random.permutation(keys, 6, valid)[0].tolist() == [*first, 1, 4]
 
 
-# -- training ------------------------------------------------------------------------------------------------------------
+# -- training --------------------------------------------------------------------------------------
 
 LOSSES = [CrossEntropy(), Squared(), Logistic(), Huber(0.3)]
 
 
-def train(x, y, used, shares, steps, weight, bias=None, more=(None, None), *, loss=0, lr=0.5, keep=1.0):
+def train(
+    x, y, used, shares, steps, weight, bias=None, more=(None, None), *, loss=0, lr=0.5, keep=1.0
+):
     """A linear model's weights and bias after training."""
     layers = [(weight.clone(), None if bias is None else bias.clone())]
     kernels.train(layers, [more], x, y, used, shares, steps, loss=loss, lr=lr, keep=keep)
@@ -122,39 +141,55 @@ def train(x, y, used, shares, steps, weight, bias=None, more=(None, None), *, lo
 def counted(monkeypatch):
     """How often compiled training was called."""
     calls, run = [], kernels.train
-    monkeypatch.setattr(kernels, "train", lambda *args, **options: (calls.append(1), run(*args, **options)))
+    monkeypatch.setattr(
+        kernels, "train", lambda *args, **options: (calls.append(1), run(*args, **options))
+    )
     return calls
 
 
 def test_two_steps_of_softmax_regression_by_hand():
-    """One client, one feature, two classes, rows x = 1 (class 0) and x = 2 (class 1), one a step, from 0.
+    """One client, one feature, two classes, rows x = 1 (class 0) and x = 2 (class 1), one a step,
+    from 0.
 
-    First p = (1/2, 1/2): slopes (-1/2, 1/2), W = (1/4, -1/4), b the same. Then outputs are (3/4, -3/4), p_0 = 1 / (1 + e^-1.5).
+    First p = (1/2, 1/2): slopes (-1/2, 1/2), W = (1/4, -1/4), b the same. Then outputs are (3/4,
+    -3/4), p_0 = 1 / (1 + e^-1.5).
     """
     used, shares = torch.tensor([[[0]], [[1]]]), torch.ones(2, 1, 1)
     x, y = torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1])
-    weight, bias = train(x, y, used, shares, torch.tensor([2]), torch.zeros(1, 2, 1), torch.zeros(1, 2))
+    weight, bias = train(
+        x, y, used, shares, torch.tensor([2]), torch.zeros(1, 2, 1), torch.zeros(1, 2)
+    )
     p = 1 / (1 + np.exp(-1.5))
     np.testing.assert_allclose(weight[0, :, 0], [0.25 - p, -0.25 + p], rtol=1e-6)
     np.testing.assert_allclose(bias[0], [0.25 - p / 2, -0.25 + p / 2], rtol=1e-6)
 
 
 def test_terms_of_a_step_by_hand():
-    """Squared loss, f = 3 * 2 + 1 = 7, y = 5, slope 2 with weight 1/4: w <- 0.9 * 3 - 0.1 (0.5 * 2 + 10), b <- 0.9 * 1 - 0.1 (0.5 - 1)."""
+    """Squared loss, f = 3 * 2 + 1 = 7, y = 5, slope 2 with weight 1/4: w <- 0.9 * 3 - 0.1 (0.5 * 2
+    + 10), b <- 0.9 * 1 - 0.1 (0.5 - 1).
+    """
     more = (torch.full((1, 1, 1), 10.0), torch.full((1, 1), -1.0))
     weight, bias = train(
-        torch.tensor([[2.0]]), torch.tensor([5.0]), torch.tensor([[[0]]]), torch.full((1, 1, 1), 0.25), torch.tensor([1]),
-        torch.full((1, 1, 1), 3.0), torch.ones(1, 1), more, loss=1, lr=0.1, keep=0.9,
+        torch.tensor([[2.0]]), torch.tensor([5.0]), torch.tensor([[[0]]]),
+        torch.full((1, 1, 1), 0.25), torch.tensor([1]), torch.full((1, 1, 1), 3.0),
+        torch.ones(1, 1), more, loss=1, lr=0.1, keep=0.9,
     )  # fmt: skip
-    assert float(weight) == pytest.approx(2.7 - 0.1 * 11) and float(bias) == pytest.approx(0.9 + 0.05)
+    assert float(weight) == pytest.approx(2.7 - 0.1 * 11) and float(bias) == pytest.approx(
+        0.9 + 0.05
+    )
 
 
 def test_a_step_of_a_network_by_hand():
-    """One feature, x = 2; hidden units 1 * 2 + 1 = 3 and -1 * 2 + 1 < 0, which says 0; f = 2 * 3 + 5 * 0 - 4 = 2, y = 1: the slope is 1.
+    """One feature, x = 2; hidden units 1 * 2 + 1 = 3 and -1 * 2 + 1 < 0, which says 0; f = 2 * 3 +
+    5 * 0 - 4 = 2, y = 1: the slope is 1.
 
-    Only the first unit passes it back: lr = 0.1 takes 0.1 * 2 * 2 off its weight and 0.1 * 2 off its bias; on top, 0.1 * 3, 0 and 0.1.
+    Only the first unit passes it back: lr = 0.1 takes 0.1 * 2 * 2 off its weight and 0.1 * 2 off
+    its bias; on top, 0.1 * 3, 0 and 0.1.
     """
-    layers = [(torch.tensor([[[1.0], [-1.0]]]), torch.ones(1, 2)), (torch.tensor([[[2.0, 5.0]]]), torch.full((1, 1), -4.0))]
+    layers = [
+        (torch.tensor([[[1.0], [-1.0]]]), torch.ones(1, 2)),
+        (torch.tensor([[[2.0, 5.0]]]), torch.full((1, 1), -4.0)),
+    ]
     none = [(None, None)] * 2
     one = torch.ones(1, 1, 1)
     kernels.train(
@@ -176,8 +211,14 @@ def test_a_step_of_a_network_by_hand():
     assert float(a) == pytest.approx(-4.1)
 
 
-# The same examples every time, and few steps: where a unit's input is next to 0, rounding may decide whether it passes anything on.
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+# The same examples every time, and few steps: where a unit's input is next to 0, rounding may
+# decide whether it passes anything on.
+@settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(
     st.sampled_from(LOSSES),
     st.integers(1, 70),  # features: below one vector, whole vectors, and what is left over
@@ -190,11 +231,17 @@ def test_a_step_of_a_network_by_hand():
     st.booleans(),
     st.integers(0, 1000),
 )
-def test_training_is_that_of_pytorch(counted, loss, d, hidden, k, clients, n, batch, bias, labels, seed):
+def test_training_is_that_of_pytorch(
+    counted, loss, d, hidden, k, clients, n, batch, bias, labels, seed
+):
     rng = torch.Generator().manual_seed(seed)
     x = torch.randn(clients * n, d, generator=rng)
     labels = labels or isinstance(loss, CrossEntropy)
-    y = torch.randint(k, (clients * n,), generator=rng) if labels else torch.randn(clients * n, k, generator=rng)
+    y = (
+        torch.randint(k, (clients * n,), generator=rng)
+        if labels
+        else torch.randn(clients * n, k, generator=rng)
+    )
     if not labels and k == 1 and seed % 2:
         y = y.flatten()
     sizes = torch.randint(1, n + 1, (clients, 1), generator=rng)
@@ -203,7 +250,9 @@ def test_training_is_that_of_pytorch(counted, loss, d, hidden, k, clients, n, ba
     spec = Spec((d,), k, k)
     start = model.init(spec, random.key(seed))
     how = fd.Training(lr=0.2 / max(d, *hidden, 0), batch_size=batch, steps=5, weight_decay=0.01)
-    correction = {name: 0.1 * torch.randn(clients, *v.shape, generator=rng) for name, v in start.items()}
+    correction = {
+        name: 0.1 * torch.randn(clients, *v.shape, generator=rng) for name, v in start.items()
+    }
     keys = random.fold(random.key(seed), torch.arange(clients))
     rows = Rows(x, y, index, weight, spec)
 
@@ -215,7 +264,9 @@ def test_training_is_that_of_pytorch(counted, loss, d, hidden, k, clients, n, ba
     assert counted == [1]
     assert torch.equal(ours["steps"], theirs["steps"])
     for name in start:
-        torch.testing.assert_close(ours["params"][name], theirs["params"][name], rtol=2e-4, atol=2e-5)
+        torch.testing.assert_close(
+            ours["params"][name], theirs["params"][name], rtol=2e-4, atol=2e-5
+        )
 
 
 @pytest.mark.parametrize("model", [fd.Linear(), fd.MLP((20, 6))])
@@ -231,17 +282,24 @@ def test_many_clients_of_unequal_size(model, counted):
         real.float(),
         Spec((11,), 3, 3),
     )
-    start, keys = model.init(rows.spec, random.key(0)), random.fold(random.key(0), torch.arange(200))
+    start, keys = (
+        model.init(rows.spec, random.key(0)),
+        random.fold(random.key(0), torch.arange(200)),
+    )
     how = fd.Training(batch_size=8, epochs=2)
     learnt = lambda: descend(how, model, CrossEntropy(), start, rows, keys)  # noqa: E731
     ours, theirs = learnt(), without(learnt)
     assert counted == [1] and len(ours["steps"].unique()) > 1
     for name in start:
-        torch.testing.assert_close(ours["params"][name], theirs["params"][name], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            ours["params"][name], theirs["params"][name], rtol=1e-4, atol=1e-5
+        )
 
 
 def test_what_it_does_not_know_goes_to_pytorch(counted):
-    """Other losses of the same name, other precisions and layouts, gradients that are asked for: all train, and as PyTorch does."""
+    """Other losses of the same name, other precisions and layouts, gradients that are asked for:
+    all train, and as PyTorch does.
+    """
 
     class Squared(fd.models.losses.Squared):
         pass
@@ -252,13 +310,22 @@ def test_what_it_does_not_know_goes_to_pytorch(counted):
     start = model.init(spec, random.key(0))
 
     def learnt(x=x, y=y, weight=ones, loss=LOSSES[1], **more):
-        return descend(fd.Training(batch_size=4), model, loss, start, Rows(x, y, index, weight, spec), keys, **more)["params"]
+        return descend(
+            fd.Training(batch_size=4),
+            model,
+            loss,
+            start,
+            Rows(x, y, index, weight, spec),
+            keys,
+            **more,
+        )["params"]
 
     known = learnt()
     assert counted == [1]
     strange = torch.stack([y, y], 1)[:, 0]
     for other in (
-        learnt(loss=Squared()), learnt(x=x.T.contiguous().T), learnt(y=strange), learnt(weight=ones.double()),
+        learnt(loss=Squared()), learnt(x=x.T.contiguous().T), learnt(y=strange),
+        learnt(weight=ones.double()),
         learnt(correction={k: torch.zeros(v.shape, dtype=torch.float64) for k, v in start.items()}),
         learnt(correction={k: torch.zeros(v.shape, requires_grad=True) for k, v in start.items()}),
     ):  # fmt: skip
@@ -313,10 +380,18 @@ def test_a_client_alone_and_in_any_company_learns_the_same_bits(model, batch):
 
 
 def slopes(outputs: torch.Tensor, loss: int, label: int = 0) -> torch.Tensor:
-    """Minus the slope at these outputs: what one step adds to biases of 0, with outputs as weights of the only feature, 1."""
+    """Minus the slope at these outputs: what one step adds to biases of 0, with outputs as weights
+    of the only feature, 1.
+    """
     k = len(outputs)
     one = torch.ones(1, 1, 1)
-    args = (torch.ones(1, 1), torch.tensor([label]), torch.zeros(1, 1, 1, dtype=torch.int64), one, torch.tensor([1]))
+    args = (
+        torch.ones(1, 1),
+        torch.tensor([label]),
+        torch.zeros(1, 1, 1, dtype=torch.int64),
+        one,
+        torch.tensor([1]),
+    )
     return train(*args, outputs.view(1, k, 1), torch.zeros(1, k), loss=loss, lr=1.0)[1][0]
 
 
@@ -366,8 +441,8 @@ def test_diverging_training_names_its_clients():
 )
 def test_arguments_that_do_not_fit_are_refused(changes, error):
     args = {
-        "x": torch.zeros(3, 5), "y": torch.tensor([0, 1, 0]), "used": torch.tensor([[[1]]]), "shares": torch.ones(1, 1, 1),
-        "steps": torch.tensor([1]),
+        "x": torch.zeros(3, 5), "y": torch.tensor([0, 1, 0]), "used": torch.tensor([[[1]]]),
+        "shares": torch.ones(1, 1, 1), "steps": torch.tensor([1]),
     }  # fmt: skip
     train(**args, weight=torch.zeros(1, 2, 5))
     with pytest.raises(error):
@@ -378,12 +453,16 @@ def test_arguments_that_do_not_fit_are_refused(changes, error):
     ("name", "args"),
     [
         ("words", (np.zeros(4, np.int64), np.zeros(2, np.int64), 1, 5)),
-        ("words", (np.zeros(0, np.int64), np.zeros(8, np.int64), 4, 1 << 62)),  # the product is 0 in 64 bits
+        # the product is 0 in 64 bits
+        ("words", (np.zeros(0, np.int64), np.zeros(8, np.int64), 4, 1 << 62)),
         ("words", (np.zeros(1, np.int64), np.zeros(2, np.int64), -1, -1)),
         ("fold", (np.zeros(4, np.int64), np.zeros(4, np.int64), np.zeros(4, np.int64), 2)),
         ("order", (np.zeros(6, np.int64), np.zeros(4, np.int64), np.ones(2, bool), 2, 3, 1, 1)),
         ("pack_trees", (np.zeros((2, 4), np.int32), *[np.zeros(1, np.int32)] * 5, 1, 1, 1)),
-        ("sum_trees", (np.zeros(1, np.float32), *[np.zeros(4, np.float32)] * 5, (1, 4, 1, 1, 1, 1), 1)),
+        (
+            "sum_trees",
+            (np.zeros(1, np.float32), *[np.zeros(4, np.float32)] * 5, (1, 4, 1, 1, 1, 1), 1),
+        ),
     ],
 )
 def test_buffers_of_another_size_are_refused(name, args):
@@ -394,13 +473,19 @@ def test_buffers_of_another_size_are_refused(name, args):
 def test_roots_that_are_no_nodes_and_rows_of_nothing_are_refused():
     nodes = np.array([[0, 0, 0, 0]], np.int32)
     rest = np.ones(1, np.float32), np.ones((1, 1), np.float32), 1
-    assert kernels.sum_trees(np.zeros((2, 3), np.float32), nodes, np.array([0], np.int32), *rest).tolist() == [[1], [1]]
-    for x, root in ((np.zeros((2, 3), np.float32), 1), (np.zeros((2, 3), np.float32), -1), (np.zeros((2, 0), np.float32), 0)):
+    assert kernels.sum_trees(
+        np.zeros((2, 3), np.float32), nodes, np.array([0], np.int32), *rest
+    ).tolist() == [[1], [1]]
+    for x, root in (
+        (np.zeros((2, 3), np.float32), 1),
+        (np.zeros((2, 3), np.float32), -1),
+        (np.zeros((2, 0), np.float32), 0),
+    ):
         with pytest.raises(ValueError, match="root"):
             kernels.sum_trees(x, nodes, np.array([root], np.int32), *rest)
 
 
-# -- the whole ------------------------------------------------------------------------------------------------------------
+# -- the whole -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -422,14 +507,20 @@ def test_runs_are_those_without_compiled_loops(algorithm, in_python):
     in_python()
     runs.append(fd.run(algorithm, fed, 3, participation=0.5))
     a, b = (r.history.drop(columns="seconds") for r in runs)
-    assert a[["bytes_up", "bytes_down", "messages_up"]].equals(b[["bytes_up", "bytes_down", "messages_up"]])
-    np.testing.assert_allclose(a["loss"], b["loss"], rtol=0 if isinstance(algorithm, fd.FFGB) else 1e-4)
+    assert a[["bytes_up", "bytes_down", "messages_up"]].equals(
+        b[["bytes_up", "bytes_down", "messages_up"]]
+    )
+    np.testing.assert_allclose(
+        a["loss"], b["loss"], rtol=0 if isinstance(algorithm, fd.FFGB) else 1e-4
+    )
 
 
 def test_they_can_be_left_out():
     code = "from foedus import kernels; print(kernels.ready)"
     there = {**os.environ, "FOEDUS_COMPILED": "0"}
-    said = subprocess.run([sys.executable, "-c", code], env=there, capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [sys.executable, "-c", code], env=there, capture_output=True, text=True, check=True
+    ).stdout
     assert said.strip() == "False"
 
 
@@ -460,5 +551,8 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def test_a_forked_process_does_not_wait_for_threads_that_it_has_not():
-    """Nodes of a federation on one machine fork their client processes. (PyTorch's own operations do wait, if they are large.)"""
+    """Nodes of a federation on one machine fork their client processes.
+
+    (PyTorch's own operations do wait, if they are large.)
+    """
     assert subprocess.run([sys.executable, "-c", FORKED], timeout=120).returncode == 0

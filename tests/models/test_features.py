@@ -16,7 +16,9 @@ from foedus.models.features import ModuleFeatures, features_of
 
 
 def test_random_fourier_features_estimate_the_gaussian_kernel():
-    """phi(x) . phi(z) -> exp(-|x - z|^2 / (2 bandwidth^2)), or half of it with the paper's 1 / sqrt(M)."""
+    """phi(x) . phi(z) -> exp(-|x - z|^2 / (2 bandwidth^2)), or half of it with the paper's 1 /
+    sqrt(M).
+    """
     x = torch.tensor(np.random.default_rng(0).normal(size=(6, 3)))
     kernel = torch.exp(-torch.cdist(x, x).square() / (2 * 1.7**2))
     error = 4 / 20_000**0.5  # four standard deviations of a mean of 20,000 terms of at most 2
@@ -31,7 +33,8 @@ def test_random_fourier_has_the_stated_frequencies():
     phi = fd.RandomFourier(50_000, bandwidth=10.0, seed=0)
     at = phi(torch.cat((torch.zeros(1, 2), torch.eye(2)))) * 50_000**0.5
     assert at.abs().max() <= 1
-    # For narrow Omega the difference is -sin(b) Omega_i, whose mean square is (1/2) (1 / bandwidth^2) to first order.
+    # For narrow Omega the difference is -sin(b) Omega_i, whose mean square is (1/2) (1 /
+    # bandwidth^2) to first order.
     assert float((at[1] - at[0]).square().mean()) == pytest.approx(0.5 / 10**2, rel=0.03)
     assert float(at[0].mean()) == pytest.approx(0, abs=0.02)
 
@@ -40,7 +43,8 @@ def test_columns_of_zeros_change_no_feature():
     x = torch.randn(5, 6, dtype=torch.float64)
     x[:, [0, 3]] = 0
     phi = fd.RandomFourier(40, seed=2)
-    full = torch.cat((x, torch.ones(1, 6, dtype=torch.float64)))  # the last row has no zeros, so no column is left out
+    # the last row has no zeros, so no column is left out
+    full = torch.cat((x, torch.ones(1, 6, dtype=torch.float64)))
     torch.testing.assert_close(phi(x), phi(full)[:5], rtol=0, atol=1e-14)
     assert torch.equal(phi(torch.zeros(2, 6))[0], phi(torch.zeros(1, 6))[0])
 
@@ -49,7 +53,10 @@ def test_random_fourier_is_its_seed():
     x = torch.randn(4, 5)
     assert torch.equal(fd.RandomFourier(8, seed=1)(x), fd.RandomFourier(8, seed=1)(x))
     assert not torch.equal(fd.RandomFourier(8, seed=1)(x), fd.RandomFourier(8, seed=2)(x))
-    small, large = fd.RandomFourier(8, seed=1)(x) * 8**0.5, fd.RandomFourier(20, seed=1)(x) * 20**0.5
+    small, large = (
+        fd.RandomFourier(8, seed=1)(x) * 8**0.5,
+        fd.RandomFourier(20, seed=1)(x) * 20**0.5,
+    )
     torch.testing.assert_close(small, large[:, :8])
     assert fd.RandomFourier(8).seeded(5) == fd.RandomFourier(8, seed=5)
     assert fd.RandomFourier(8, seed=1).seeded(5) == fd.RandomFourier(8, seed=1)
@@ -112,5 +119,7 @@ def test_bad_maps():
 
 
 def test_phases_are_uniform_on_the_whole_circle():
-    phases = torch.cat([features._waves(3, 100, 1.0, seed, torch.float64)[-1] for seed in range(40)]) / (2 * np.pi)
+    phases = torch.cat(
+        [features._waves(3, 100, 1.0, seed, torch.float64)[-1] for seed in range(40)]
+    ) / (2 * np.pi)
     assert scipy.stats.kstest(phases.numpy(), "uniform").pvalue > 1e-3

@@ -1,4 +1,6 @@
-"""Models: closed-form gradients against autograd, shapes against the papers, and what is refused."""
+"""Models: closed-form gradients against autograd, shapes against the papers, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,17 @@ def test_closed_form_gradient_equals_autograd(seed, clients, rows, model, classi
     spec = Spec((3,), 4 if classify else None, 4)
     loss = CrossEntropy() if classify else Squared()
     each = [model.init(spec, random.key(seed + c)) for c in range(clients)]
-    each = [{k: v + 0.1 * draw(seed + 7 + c, *v.shape) for k, v in p.items()} for c, p in enumerate(each)]
+    each = [
+        {k: v + 0.1 * draw(seed + 7 + c, *v.shape) for k, v in p.items()}
+        for c, p in enumerate(each)
+    ]
     params = {k: torch.stack([p[k] for p in each]) for k in each[0]}
     x = draw(seed + 1, clients, rows, 3)
-    y = random.integers(random.key(seed + 2), (clients, rows), 4) if classify else draw(seed + 2, clients, rows, 4)
+    y = (
+        random.integers(random.key(seed + 2), (clients, rows), 4)
+        if classify
+        else draw(seed + 2, clients, rows, 4)
+    )
     weight = random.uniform(random.key(seed + 3), (clients, rows))
     got = gradient_of(model, loss, clients)(params, x, y, weight)
     for c, p in enumerate(each):
@@ -48,7 +57,10 @@ def test_closed_form_gradient_equals_autograd(seed, clients, rows, model, classi
             torch.testing.assert_close(got[k][c], g, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("model", [Linear(), MLP((5,)), Module(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4)))])
+@pytest.mark.parametrize(
+    "model",
+    [Linear(), MLP((5,)), Module(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4)))],
+)
 @pytest.mark.parametrize("clients", [1, 3])
 def test_value_and_gradient_are_those_of_autograd(model, clients):
     """Weighted rows, in one pass; with a client dimension by vmap and without."""
@@ -56,7 +68,10 @@ def test_value_and_gradient_are_those_of_autograd(model, clients):
     table_x, table_y = draw(0, 10, 3), random.integers(random.key(1), (10,), 4)
     index = torch.arange(4).repeat(clients, 1) + torch.arange(clients).unsqueeze(1)
     weight = torch.tensor([1.0, 2.0, 1.0, 0.0]).repeat(clients, 1)
-    each = [{k: v + 0.1 * draw(7 + c, *v.shape) for k, v in model.init(spec, random.key(c)).items()} for c in range(clients)]
+    each = [
+        {k: v + 0.1 * draw(7 + c, *v.shape) for k, v in model.init(spec, random.key(c)).items()}
+        for c in range(clients)
+    ]
     params = {k: torch.stack([p[k] for p in each]) for k in each[0]}
 
     def one(params, index, weight):
@@ -80,8 +95,12 @@ def test_losses_by_hand():
     y = torch.tensor([0, 1])
     expected = torch.tensor([torch.log(torch.tensor(2.0)), torch.log(1 + torch.e * torch.ones(()))])
     torch.testing.assert_close(CrossEntropy().value(outputs, y), expected)
-    torch.testing.assert_close(CrossEntropy().slope(outputs[:1], y[:1], torch.tensor([2.0])), torch.tensor([[-1.0, 1.0]]))
-    torch.testing.assert_close(Squared().value(outputs, torch.tensor([[1.0, 2.0], [1.0, 0.0]])), torch.tensor([2.5, 0.0]))
+    torch.testing.assert_close(
+        CrossEntropy().slope(outputs[:1], y[:1], torch.tensor([2.0])), torch.tensor([[-1.0, 1.0]])
+    )
+    torch.testing.assert_close(
+        Squared().value(outputs, torch.tensor([[1.0, 2.0], [1.0, 0.0]])), torch.tensor([2.5, 0.0])
+    )
     torch.testing.assert_close(Squared().value(outputs, y), torch.tensor([0.5, 1.0]))
 
 
@@ -120,7 +139,13 @@ def test_cnn_equals_the_same_layers_in_torch():
     model = CNN(channels=(4,), kernel=3, hidden=(5,))
     p = model.init(spec, random.key(1))
     net = nn.Sequential(
-        nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(100, 5), nn.ReLU(), nn.Linear(5, 3)
+        nn.Conv2d(2, 4, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(100, 5),
+        nn.ReLU(),
+        nn.Linear(5, 3),
     )
     names = ["0.weight", "0.bias", "4.weight", "4.bias", "6.weight", "6.bias"]
     net.load_state_dict(dict(zip(names, p.values(), strict=True)))
@@ -130,12 +155,16 @@ def test_cnn_equals_the_same_layers_in_torch():
     theirs = dict(zip(p, (v.grad for v in net.parameters()), strict=True))
     slope = torch.func.grad(lambda p, x: model.apply(p, x).square().sum())
     torch.testing.assert_close(slope(p, x), theirs, rtol=1e-4, atol=1e-5)
-    rows = torch.func.vmap(slope, in_dims=(None, 0))(p, x.unsqueeze(1))  # each row alone, side by side
+    # each row alone, side by side
+    rows = torch.func.vmap(slope, in_dims=(None, 0))(p, x.unsqueeze(1))
     torch.testing.assert_close({k: v.sum(0) for k, v in rows.items()}, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_padding_and_leaks_of_a_cnn_are_those_of_torch():
-    model, spec = CNN(channels=(3,), kernel=3, hidden=(4,), padding="same", leak=0.2), Spec((2, 6, 6), 3, 3)
+    model, spec = (
+        CNN(channels=(3,), kernel=3, hidden=(4,), padding="same", leak=0.2),
+        Spec((2, 6, 6), 3, 3),
+    )
     p = model.init(spec, random.key(1))
     net = nn.Sequential(
         nn.Conv2d(2, 3, 3, padding="same"), nn.LeakyReLU(0.2), nn.MaxPool2d(2), nn.Flatten(),
@@ -169,7 +198,9 @@ def test_any_module_trains_like_the_built_in_model(fed):
     ours = fd.run(fd.FedAvg(Linear(), lr=0.1), fed, 2)
     for batch in (True, False):
         theirs = fd.run(fd.FedAvg(net, lr=0.1), fed, 2, engine=fd.Local(batch=batch))
-        torch.testing.assert_close(theirs.state.w["0/weight"], ours.state.w["weight"], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            theirs.state.w["0/weight"], ours.state.w["weight"], rtol=1e-4, atol=1e-6
+        )
     assert net[0].weight.abs().max() == 0, "the module passed in must not change"
 
 
@@ -253,7 +284,9 @@ def test_a_parameter_that_is_not_used_does_not_move(fed, batch):
     assert run.model.predict(fed.data.x_test.astype(float)).shape == (100,)
 
 
-@pytest.mark.parametrize("change", [{"channels": ()}, {"kernel": 0}, {"kernel": 4, "padding": "same"}, {"hidden": (0,)}])
+@pytest.mark.parametrize(
+    "change", [{"channels": ()}, {"kernel": 0}, {"kernel": 4, "padding": "same"}, {"hidden": (0,)}]
+)
 def test_cnn_settings_must_make_sense(change):
     with pytest.raises(fd.ModelError, match=f"{next(iter(change))}="):
         CNN(**change)
@@ -292,9 +325,14 @@ class _Meeting(nn.Module):
 
 
 def test_modules_called_in_two_threads_keep_to_their_own_parameters():
-    """`Local` trains convolutions of several clients at once: `functional_call` on one module would mix their weights up."""
+    """`Local` trains convolutions of several clients at once: `functional_call` on one module would
+    mix their weights up.
+    """
     model = Module(_Meeting())
     with ThreadPoolExecutor(2) as pool:
-        calls = [pool.submit(model.apply, {"weight": torch.full((1, 1), w)}, torch.ones(1, 1)) for w in (2.0, 3.0)]
+        calls = [
+            pool.submit(model.apply, {"weight": torch.full((1, 1), w)}, torch.ones(1, 1))
+            for w in (2.0, 3.0)
+        ]
         assert [float(c.result()) for c in calls] == [2.0, 3.0]
     assert float(model.module.weight.detach()) == 0.0

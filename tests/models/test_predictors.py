@@ -1,4 +1,6 @@
-"""Collections of predictors: what is sent, losses and gradients by numpy and by differences, n-grams by hand, bad input."""
+"""Collections of predictors: what is sent, losses and gradients by numpy and by differences,
+n-grams by hand, bad input.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,13 @@ X = RNG.normal(size=(60, 2)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(int) + 2 * (X[:, 1] > 0.5)  # labels 0 .. 3
 FED = fd.Federation.from_clients([(X[:9], Y[:9]), (X[9:30], Y[9:30]), (X[30:], Y[30:])], classes=4)
 ROWS = Rows(torch.from_numpy(X), torch.from_numpy(Y), torch.arange(40), torch.ones(40), FED.spec)
-PADDED = Rows(ROWS.table_x, ROWS.table_y, torch.cat((torch.arange(40), torch.zeros(5, dtype=torch.int64))),
-              torch.cat((torch.ones(40), torch.zeros(5))), FED.spec)  # fmt: skip
+PADDED = Rows(
+    ROWS.table_x,
+    ROWS.table_y,
+    torch.cat((torch.arange(40), torch.zeros(5, dtype=torch.int64))),
+    torch.cat((torch.ones(40), torch.zeros(5))),
+    FED.spec,
+)
 
 
 def network(seed: int) -> torch.nn.Module:
@@ -62,7 +69,9 @@ def classifiers() -> fd.Classifiers:
 
 
 def unigrams(rest: float = 0.1) -> fd.Densities:
-    """Five unigrams over 40 words, each of a few words, with a uniform background; entries below 4 occur for all labels."""
+    """Five unigrams over 40 words, each of a few words, with a uniform background; entries below 4
+    occur for all labels.
+    """
     table = np.zeros((5, 40))
     for k in range(5):
         table[k, k : k + 3] = (0.5, 0.3, 0.2)
@@ -71,7 +80,10 @@ def unigrams(rest: float = 0.1) -> fd.Densities:
 
 
 def text_federation() -> fd.Federation:
-    texts = ["to be or not to be that is the question " * 4, "to the question that is not the question to be " * 3]
+    texts = [
+        "to be or not to be that is the question " * 4,
+        "to the question that is not the question to be " * 3,
+    ]
     return fd.word_federation(texts, before=2, least=20)
 
 
@@ -79,14 +91,19 @@ def look(members, which, weight, loss="log", floor=1e-3, excess=None, data=ROWS,
     """Loss and gradient; with `sent`, at a site that has the encoded message only."""
     which, weight = torch.tensor(which), torch.tensor(weight, dtype=torch.float32)
     if sent:
-        members, models = members.remote(), wire.decode(wire.encode({"models": members.message(which)}))["models"]
+        members, models = (
+            members.remote(),
+            wire.decode(wire.encode({"models": members.message(which)}))["models"],
+        )
     else:
         models = None
     excess = None if excess is None else torch.tensor(excess, dtype=torch.float32)
-    return members.loss(members.prepare(data, loss), data, which, models, weight, loss, floor, excess)
+    return members.loss(
+        members.prepare(data, loss), data, which, models, weight, loss, floor, excess
+    )
 
 
-# -- densities -----------------------------------------------------------------------------------------------------------
+# -- densities -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -120,16 +137,22 @@ def test_each_has_its_own_share_of_the_background():
 
 def test_bytes_are_those_of_the_encoded_members():
     for members in (unigrams(), classifiers(), fd.NGrams.of_clients(text_federation())):
-        lengths = [len(wire.encode({"models": members.message(torch.tensor([k]))})) for k in range(len(members))]
+        lengths = [
+            len(wire.encode({"models": members.message(torch.tensor([k]))}))
+            for k in range(len(members))
+        ]
         assert members.nbytes() == lengths
 
 
 def test_a_unigram_costs_what_it_has_seen():
-    """A word more is a number of 4 bytes and an index of 2 (1,000 words); all words would be 4,000 bytes."""
+    """A word more is a number of 4 bytes and an index of 2 (1,000 words); all words would be 4,000
+    bytes.
+    """
     even, sizes = np.full(1000, 1e-3), (1, 2, 10, 100)
     table = [0.9 * np.repeat((1 / n, 0), (n, 1000 - n)) + 0.1 * even for n in sizes]
     small = fd.Densities(table, even, 0.1).nbytes()
-    assert [b - small[0] for b in small] == pytest.approx([6 * (n - 1) for n in sizes], abs=1)  # a longer length, once
+    # a longer length, once
+    assert [b - small[0] for b in small] == pytest.approx([6 * (n - 1) for n in sizes], abs=1)
     assert fd.Densities(table).nbytes()[0] > 4000
     assert small[0] < 60
 
@@ -137,7 +160,10 @@ def test_a_unigram_costs_what_it_has_seen():
 @pytest.mark.parametrize("which", [[1], [0, 2], [4, 1, 3, 0, 2]])
 @pytest.mark.parametrize("data", [ROWS, PADDED], ids=["rows", "padded"])
 def test_densities_against_numpy(which, data):
-    """p: the client's distribution. Log: -p.log(m + floor); squared: |m|^2 - 2 p.m + 1 with m the mixture."""
+    """p: the client's distribution.
+
+    Log: -p.log(m + floor); squared: |m|^2 - 2 p.m + 1 with m the mixture.
+    """
     members, y = unigrams(), Y[:40]
     weight, excess = np.linspace(0.7, 0.2, len(which)), np.linspace(0.1, 0.3, len(which))
     h = members.table.double().numpy()[which]
@@ -151,15 +177,22 @@ def test_densities_against_numpy(which, data):
         assert float(value) == pytest.approx(mixed @ mixed - 2 * p @ mixed + 1, rel=1e-5)
         np.testing.assert_allclose(slope, 2 * h @ (mixed - p), rtol=1e-4, atol=1e-6)
         value, slope = look(members, which, weight, "squared", excess=excess, data=data, sent=sent)
-        assert float(value) == pytest.approx(mixed @ mixed - 2 * p @ mixed + 1 - (weight * excess) @ squares, rel=1e-5)
-        np.testing.assert_allclose(slope, 2 * h @ (mixed - p) - 2 * excess * squares, rtol=1e-4, atol=1e-6)
+        assert float(value) == pytest.approx(
+            mixed @ mixed - 2 * p @ mixed + 1 - (weight * excess) @ squares, rel=1e-5
+        )
+        np.testing.assert_allclose(
+            slope, 2 * h @ (mixed - p) - 2 * excess * squares, rtol=1e-4, atol=1e-6
+        )
 
 
 def test_densities_of_clients_by_hand():
     parts = [(np.zeros((4, 1)), [0, 0, 0, 2]), (np.zeros((2, 1)), [1, 2])]
-    fed = fd.Federation.from_clients([(x.astype(np.float32), np.array(y)) for x, y in parts], classes=4)
+    fed = fd.Federation.from_clients(
+        [(x.astype(np.float32), np.array(y)) for x, y in parts], classes=4
+    )
     members = fd.Densities.of_clients(fed, rest=0.2)
-    want = [[0.65, 0.05, 0.25, 0.05], [0.05, 0.45, 0.45, 0.05]]  # 0.8 (3/4, 0, 1/4, 0) + 0.05, 0.8 (0, 1/2, 1/2, 0) + 0.05
+    # 0.8 (3/4, 0, 1/4, 0) + 0.05, 0.8 (0, 1/2, 1/2, 0) + 0.05
+    want = [[0.65, 0.05, 0.25, 0.05], [0.05, 0.45, 0.45, 0.05]]
     np.testing.assert_allclose(members.table, want, atol=1e-7)
     assert members.counts.tolist() == [2, 2]
     plain = fd.Densities.of_clients(fed.select(np.array([1, 0])), rest=0)
@@ -174,10 +207,16 @@ def test_densities_of_clients_by_hand():
         (lambda: fd.Densities([]), "a row for each predictor"),
         (lambda: fd.Densities([[0.5, 0.5], [1.0]]), "table must be an array of numbers"),
         (lambda: fd.Densities("abc"), "table must be an array of numbers"),
-        (lambda: fd.Densities([[1.5, -0.5]]), r"predictor 0 is no distribution: it sums to 1, its least entry is -0\.5"),
+        (
+            lambda: fd.Densities([[1.5, -0.5]]),
+            r"predictor 0 is no distribution: it sums to 1, its least entry is -0\.5",
+        ),
         (lambda: fd.Densities([[0.5, math.nan]]), "predictor 0 is no distribution"),
         (lambda: fd.Densities([[0.5, 0.5]], rest=0.1), "give that too"),
-        (lambda: fd.Densities([[0.5, 0.5]], [1.0], 0.1), r"background has shape \(1,\), the table 2 columns"),
+        (
+            lambda: fd.Densities([[0.5, 0.5]], [1.0], 0.1),
+            r"background has shape \(1,\), the table 2 columns",
+        ),
         (lambda: fd.Densities([[0.5, 0.5]], [0.5, 0.6], 0.1), "background 0 is no distribution"),
         (lambda: fd.Densities([[0.5, 0.5]], [0.5, 0.5], [0.1, 0.1]), "rest must be a share"),
         (lambda: fd.Densities([[0.5, 0.5]], [0.5, 0.5], 1.5), "rest must be a share"),
@@ -195,7 +234,7 @@ def test_regression_has_no_labels(values):
             make(values)
 
 
-# -- at hand and from messages ---------------------------------------------------------------------------------------------
+# -- at hand and from messages ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("which", [[2], [5, 0, 1], [0, 1, 2, 3, 4, 5]])
@@ -211,8 +250,12 @@ def test_classifiers_against_numpy(which):
             value, slope = look(members, which, weight, data=data, sent=sent)
             assert float(value) == pytest.approx(-np.log(inside).mean(), rel=1e-5)
             np.testing.assert_allclose(slope, -(likely / inside).mean(1), rtol=1e-4)
-            value, slope = look(members, which, weight, "squared", data=data, excess=excess, sent=sent)
-            assert float(value) == pytest.approx((apart**2).sum(1).mean() - (weight * excess) @ squares, rel=1e-4)
+            value, slope = look(
+                members, which, weight, "squared", data=data, excess=excess, sent=sent
+            )
+            assert float(value) == pytest.approx(
+                (apart**2).sum(1).mean() - (weight * excess) @ squares, rel=1e-4
+            )
             exact = 2 * np.einsum("cnk,nk->c", h, apart) / 40 - 2 * excess * squares
             np.testing.assert_allclose(slope, exact, rtol=1e-4, atol=1e-5)
 
@@ -223,7 +266,10 @@ def test_gradients_against_differences(make, loss):
     members, weight = make(), np.array([0.3, 0.5, 0.4])
     _, slope = look(members, [0, 1, 2], weight, loss, floor=0.05)
     for k in range(3):
-        up, down = (float(look(members, [0, 1, 2], weight + s * 0.02 * np.eye(3)[k], loss, floor=0.05)[0]) for s in (1, -1))
+        up, down = (
+            float(look(members, [0, 1, 2], weight + s * 0.02 * np.eye(3)[k], loss, floor=0.05)[0])
+            for s in (1, -1)
+        )
         assert float(slope[k]) == pytest.approx((up - down) / 0.04, rel=0.02, abs=2e-3)
 
 
@@ -231,13 +277,18 @@ def test_ngram_gradients_against_differences():
     fed = text_federation()
     members, weight = fd.NGrams.of_clients(fed, order=3), np.array([0.3, 0.6])
     y = torch.from_numpy(fed.data.y_train)
-    data = Rows(torch.from_numpy(fed.data.x_train), y, torch.arange(len(y)), torch.ones(len(y)), fed.spec)
+    data = Rows(
+        torch.from_numpy(fed.data.x_train), y, torch.arange(len(y)), torch.ones(len(y)), fed.spec
+    )
     value, slope = look(members, [0, 1], weight, data=data)
     sent_value, sent_slope = look(members, [0, 1], weight, data=data, sent=True)
     assert float(value) == float(sent_value)
     assert torch.equal(slope, sent_slope)
     for k in range(2):
-        up, down = (float(look(members, [0, 1], weight + s * 0.02 * np.eye(2)[k], data=data)[0]) for s in (1, -1))
+        up, down = (
+            float(look(members, [0, 1], weight + s * 0.02 * np.eye(2)[k], data=data)[0])
+            for s in (1, -1)
+        )
         assert float(slope[k]) == pytest.approx((up - down) / 0.04, rel=0.02)
 
 
@@ -259,10 +310,17 @@ def cases():
 def test_a_run_from_messages_is_the_run_at_hand(case, kind):
     members, fed, options = case
     runs = [
-        fd.run(kind(m, budget=len(m) / 2, sampling="uniform", step=0.1, measure_every=0, **options), fed, 6, evaluate_every=0)
+        fd.run(
+            kind(m, budget=len(m) / 2, sampling="uniform", step=0.1, measure_every=0, **options),
+            fed,
+            6,
+            evaluate_every=0,
+        )
         for m in (members, members.remote())
     ]
-    assert not torch.equal(runs[0].state.alpha, torch.full_like(runs[0].state.alpha, 1 / len(members)))
+    assert not torch.equal(
+        runs[0].state.alpha, torch.full_like(runs[0].state.alpha, 1 / len(members))
+    )
     torch.testing.assert_close(runs[0].state.alpha, runs[1].state.alpha, rtol=1e-5, atol=1e-6)
     assert runs[0].history.bytes_down.tolist() == runs[1].history.bytes_down.tolist()
     assert runs[0].history.bytes_up.tolist() == runs[1].history.bytes_up.tolist()
@@ -277,7 +335,9 @@ def test_what_is_not_at_hand_cannot_be_kept():
 
 
 def test_the_corrected_loss_is_unbiased():
-    """Over all samples of three predictors, the mean of the corrected loss is the loss of the whole mixture."""
+    """Over all samples of three predictors, the mean of the corrected loss is the loss of the whole
+    mixture.
+    """
     alpha, gamma = np.array([0.5, 0.3, 0.2]), np.array([0.9, 0.4, 0.6])
     for members in (unigrams(), classifiers()):
         exact = float(look(members, [0, 1, 2], alpha, "squared")[0])
@@ -292,7 +352,7 @@ def test_the_corrected_loss_is_unbiased():
         assert plain > exact + 0.01
 
 
-# -- classifiers ---------------------------------------------------------------------------------------------------------
+# -- classifiers -----------------------------------------------------------------------------------
 
 
 def test_labels_not_seen_have_probability_zero():
@@ -306,7 +366,8 @@ def test_labels_not_seen_have_probability_zero():
 def test_the_mixture_of_classifiers():
     members, weight = classifiers(), torch.tensor([0.1, 0.2, 0.3, 0.1, 0.1, 0.2])
     by_hand = (
-        0.1 * members.members[0].predict_proba(X) + 0.2 * members.members[1](torch.from_numpy(X)).softmax(1).detach().numpy()
+        0.1 * members.members[0].predict_proba(X)
+        + 0.2 * members.members[1](torch.from_numpy(X)).softmax(1).detach().numpy()
     )
     rest = members.outputs(None, torch.from_numpy(X))[2:]
     by_hand = by_hand + torch.einsum("q,qnk->nk", weight[2:], rest).numpy()
@@ -344,7 +405,10 @@ def test_a_type_that_the_site_trusts_is_loaded():
     tree = "sklearn.tree._tree.Tree"
     members = fd.Classifiers([member.fit(X, Y)], 4, trusted=[tree])
     options = {"sampling": "all", "step": 0.1, "measure_every": 0}
-    runs = [fd.run(fd.FedBoost(m, **options), FED, 2, evaluate_every=0) for m in (members, members.remote())]
+    runs = [
+        fd.run(fd.FedBoost(m, **options), FED, 2, evaluate_every=0)
+        for m in (members, members.remote())
+    ]
     torch.testing.assert_close(runs[0].state.alpha, runs[1].state.alpha)
     with pytest.raises(fd.ModelError, match="trusted='Tree'"):
         fd.Classifiers([member], 4, trusted="Tree")
@@ -366,7 +430,8 @@ def test_an_untrusted_type_is_not_loaded(member, named):
     options = {"sampling": "all", "step": 0.1, "measure_every": 0}
     with pytest.raises(fd.ModelError, match="untrusted types"):
         fd.run(fd.FedBoost(members.remote(), **options), FED, 1, evaluate_every=0)
-    fd.run(fd.FedBoost(members, **options), FED, 1, evaluate_every=0)  # one's own members need no archive to be used
+    # one's own members need no archive to be used
+    fd.run(fd.FedBoost(members, **options), FED, 1, evaluate_every=0)
 
 
 def test_an_archive_with_a_function_is_not_loaded():
@@ -393,7 +458,9 @@ def test_an_archive_that_swells_is_not_unpacked():
 
 def test_nothing_is_pickled():
     files = sorted(Path(predictors.__file__).parent.glob("*.py"))
-    assert {"base.py", "classifiers.py", "densities.py", "ngrams.py"} <= {file.name for file in files}
+    assert {"base.py", "classifiers.py", "densities.py", "ngrams.py"} <= {
+        file.name for file in files
+    }
     source = "\n".join(file.read_text() for file in files)
     assert not re.search(r"^\s*(import|from)\s+\S*(pickle|joblib|dill)", source, re.MULTILINE)
     assert "torch.load" not in source
@@ -409,7 +476,9 @@ class Counted(GaussianNB):
         return super().predict_proba(x)
 
 
-@pytest.mark.parametrize(("engine", "rows"), [(fd.Local(batch=False), 60), (fd.Local(), 69)], ids=["looped", "batched"])
+@pytest.mark.parametrize(
+    ("engine", "rows"), [(fd.Local(batch=False), 60), (fd.Local(), 69)], ids=["looped", "batched"]
+)
 def test_a_member_sees_every_row_once(engine, rows):
     """Clients of 21 and 30 rows share a batch, which adds 9 rows of padding."""
     members = fd.Classifiers([Counted().fit(X, Y), network(0)], 4)
@@ -433,9 +502,15 @@ def two_outputs():
     [
         (lambda: [], "at least one"),
         (lambda: network(0), "must be a list"),
-        (lambda: [network(0), LogisticRegression()], "member 1, a LogisticRegression, is not fitted"),
+        (
+            lambda: [network(0), LogisticRegression()],
+            "member 1, a LogisticRegression, is not fitted",
+        ),
         (lambda: [SVC().fit(X, Y)], r"member 0, a SVC, gives no probabilities \(predict_proba\)"),
-        (lambda: [LogisticRegression().fit(X, Y + 1)], r"member 0 knows labels \[.*4.*not in 0 \.\. 3"),
+        (
+            lambda: [LogisticRegression().fit(X, Y + 1)],
+            r"member 0 knows labels \[.*4.*not in 0 \.\. 3",
+        ),
         (lambda: [LogisticRegression().fit(X, np.array(list("abcd"))[Y])], "member 0 knows labels"),
         (lambda: [two_outputs()], "several labels"),
     ],
@@ -462,8 +537,14 @@ class Sums(GaussianNB):
     ("member", "says"),
     [
         (torch.nn.Linear(3, 4), r"member 1 cannot take rows of shape \(2,\)"),
-        (torch.nn.Linear(2, 3), r"member 1 gives outputs of shape \(2, 3\) for 2 rows, not \(2, 4\)"),
-        (torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Flatten(0)), r"outputs of shape \(8,\)"),
+        (
+            torch.nn.Linear(2, 3),
+            r"member 1 gives outputs of shape \(2, 3\) for 2 rows, not \(2, 4\)",
+        ),
+        (
+            torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Flatten(0)),
+            r"outputs of shape \(8,\)",
+        ),
         (LogisticRegression().fit(np.c_[X, X], Y), "member 1 cannot take rows"),
         (Sums().fit(X, Y), "the output of member 1 for row 0 is no distribution: it sums to 4"),
     ],
@@ -479,14 +560,15 @@ def test_classifiers_for_other_classes():
         fd.run(fd.FedBoost(fd.Classifiers([torch.nn.Linear(2, 5)], 5), sampling="all"), FED, 1)
 
 
-# -- n-grams -------------------------------------------------------------------------------------------------------------
+# -- n-grams ---------------------------------------------------------------------------------------
 
 
 def test_bigrams_by_hand():
     """The text 0 1 0 1 1 over three words, smoothing 2, background (1/2, 1/4, 1/4).
 
-    h_1(w) = (n(w) + 2 b(w)) / (5 + 2): (3, 3.5, 0.5) / 7. After 0 (twice, both times 1): (n(0 w) + 2 h_1(w)) / 4. After 1
-    (twice: 0 and 1; the last 1 has no successor): (n(1 w) + 2 h_1(w)) / 4. Before the text (once, 0): (n + 2 h_1(w)) / 3.
+    h_1(w) = (n(w) + 2 b(w)) / (5 + 2): (3, 3.5, 0.5) / 7. After 0 (twice, both times 1): (n(0 w) +
+    2 h_1(w)) / 4. After 1 (twice: 0 and 1; the last 1 has no successor): (n(1 w) + 2 h_1(w)) / 4.
+    Before the text (once, 0): (n + 2 h_1(w)) / 3.
     """
     members = fd.NGrams([np.array([0, 1, 0, 1, 1])], [0.5, 0.25, 0.25], order=2, smoothing=2.0)
     one = np.array([3, 3.5, 0.5]) / 7
@@ -494,19 +576,29 @@ def test_bigrams_by_hand():
     for context, counts in seen.items():
         want = (np.array(counts) + 2 * one) / (sum(counts) + 2)
         x = torch.full((3, 1), float(context))
-        np.testing.assert_allclose(members.likelihoods(None, x, torch.arange(3))[0], want, atol=1e-6)
+        np.testing.assert_allclose(
+            members.likelihoods(None, x, torch.arange(3))[0], want, atol=1e-6
+        )
         np.testing.assert_allclose(members.mixture(torch.ones(1), x[:1])[0], want, atol=1e-6)
 
 
 def test_trigrams_by_hand():
-    """The text 0 1 0 1 1, smoothing 2: after (0, 1) come 0 and 1 once each, on top of the bigrams after 1."""
+    """The text 0 1 0 1 1, smoothing 2: after (0, 1) come 0 and 1 once each, on top of the bigrams
+    after 1.
+    """
     members = fd.NGrams([[0, 1, 0, 1, 1]], [0.5, 0.25, 0.25], order=3, smoothing=2.0)
     after_one = (np.array([1, 1, 0]) + 2 * np.array([3, 3.5, 0.5]) / 7) / 4
     x = torch.tensor([[0.0, 1.0]])
-    np.testing.assert_allclose(members.mixture(torch.ones(1), x)[0], (np.array([1, 1, 0]) + 2 * after_one) / 4, atol=1e-6)
-    np.testing.assert_allclose(members.mixture(torch.ones(1), torch.tensor([[2.0, 1.0]]))[0], after_one, atol=1e-6)
+    np.testing.assert_allclose(
+        members.mixture(torch.ones(1), x)[0], (np.array([1, 1, 0]) + 2 * after_one) / 4, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        members.mixture(torch.ones(1), torch.tensor([[2.0, 1.0]]))[0], after_one, atol=1e-6
+    )
     wide = torch.tensor([[7.0, 9.0, 0.0, 1.0]])  # more words than are looked at
-    torch.testing.assert_close(members.mixture(torch.ones(1), wide), members.mixture(torch.ones(1), x))
+    torch.testing.assert_close(
+        members.mixture(torch.ones(1), wide), members.mixture(torch.ones(1), x)
+    )
 
 
 def test_order_one_is_the_smoothed_unigram():
@@ -516,7 +608,9 @@ def test_order_one_is_the_smoothed_unigram():
     members = fd.NGrams(texts, background, order=1, smoothing=3.0)
     for k, text in enumerate(texts):
         want = (np.bincount(text, minlength=6) + 3 * background) / (len(text) + 3)
-        np.testing.assert_allclose(members.likelihoods(None, torch.zeros(6, 1), torch.arange(6))[k], want, atol=1e-6)
+        np.testing.assert_allclose(
+            members.likelihoods(None, torch.zeros(6, 1), torch.arange(6))[k], want, atol=1e-6
+        )
 
 
 @settings(max_examples=25, deadline=None)
@@ -527,11 +621,14 @@ def test_order_one_is_the_smoothed_unigram():
     data=st.data(),
 )
 def test_every_context_has_a_distribution(texts, order, smoothing, data):
-    """Known or not, also those that begin before the text; and the mixture is that of the members' likelihoods."""
+    """Known or not, also those that begin before the text; and the mixture is that of the members'
+    likelihoods.
+    """
     rng = np.random.default_rng(0)
     members = fd.NGrams(texts, rng.dirichlet(np.ones(5)), order, smoothing)
     contexts = torch.tensor(
-        data.draw(st.lists(st.tuples(*[st.integers(-1, 4)] * 3), min_size=1, max_size=6)), dtype=torch.float32
+        data.draw(st.lists(st.tuples(*[st.integers(-1, 4)] * 3), min_size=1, max_size=6)),
+        dtype=torch.float32,
     )
     weight = torch.tensor(rng.dirichlet(np.ones(len(texts))))
     mixed = members.mixture(weight, contexts)
@@ -546,19 +643,27 @@ def test_every_context_has_a_distribution(texts, order, smoothing, data):
 def test_ngrams_survive_their_message():
     rng = np.random.default_rng(2)
     members = fd.NGrams([rng.integers(0, 5, n) for n in (3, 20, 0)], np.full(5, 0.2), order=3)
-    x, y = torch.from_numpy(rng.integers(-1, 5, (50, 2))).float(), torch.from_numpy(rng.integers(0, 5, 50))
+    x, y = (
+        torch.from_numpy(rng.integers(-1, 5, (50, 2))).float(),
+        torch.from_numpy(rng.integers(0, 5, 50)),
+    )
     sent = wire.decode(wire.encode(members.message(torch.tensor([2, 0]))))
     assert list(sent) == ["2", "0"]
-    assert torch.equal(members.remote().likelihoods(sent, x, y), members.likelihoods(None, x, y)[[2, 0]])
+    assert torch.equal(
+        members.remote().likelihoods(sent, x, y), members.likelihoods(None, x, y)[[2, 0]]
+    )
     empty = members.likelihoods(None, x, y)[2]
-    torch.testing.assert_close(empty, torch.full((50,), 0.2))  # a text of no words is the background
+    # a text of no words is the background
+    torch.testing.assert_close(empty, torch.full((50,), 0.2))
 
 
 def test_ngrams_of_clients_read_their_own_words():
     fed = text_federation()
     members = fd.NGrams.of_clients(fed, order=2, smoothing=1.0)
     first = fed.data.y_train[fed.client_rows(0)]
-    alone = fd.NGrams([first], np.full(fed.data.classes, 1 / fed.data.classes), order=2, smoothing=1.0)
+    alone = fd.NGrams(
+        [first], np.full(fed.data.classes, 1 / fed.data.classes), order=2, smoothing=1.0
+    )
     x, y = torch.from_numpy(fed.data.x_train), torch.from_numpy(fed.data.y_train)
     assert torch.equal(members.likelihoods(None, x, y)[0], alone.likelihoods(None, x, y)[0])
     run = fd.run(fd.FedBoost(members, sampling="all"), fed, 5)
@@ -578,7 +683,11 @@ def test_ngrams_of_clients_read_their_own_words():
         ({"background": [[0.5, 0.5]]}, fd.ModelError, "background is a probability for each word"),
         ({"background": []}, fd.ModelError, "background is a probability for each word"),
         ({"texts": []}, fd.ModelError, "at least one text"),
-        ({"texts": [[0, 1], [0, 2]]}, fd.ModelError, r"text 1 must be a list of word numbers in 0 \.\. 1"),
+        (
+            {"texts": [[0, 1], [0, 2]]},
+            fd.ModelError,
+            r"text 1 must be a list of word numbers in 0 \.\. 1",
+        ),
         ({"texts": [[0, -1]]}, fd.ModelError, "text 0"),
         ({"texts": [[0.5]]}, fd.ModelError, "text 0"),
         ({"texts": ["to be"]}, fd.ModelError, "text 0"),
@@ -591,7 +700,9 @@ def test_bad_ngrams(options, error, says):
 
 def test_ngrams_that_do_not_fit():
     members = fd.NGrams([[0, 1]], [0.25] * 4, order=4)
-    with pytest.raises(fd.DataError, match="4 words with 3 before each; the data has 4 labels and 2 features"):
+    with pytest.raises(
+        fd.DataError, match="4 words with 3 before each; the data has 4 labels and 2 features"
+    ):
         fd.run(fd.FedBoost(members, sampling="all"), FED, 1)
     with pytest.raises(fd.ConfigError, match="use loss='log'"):
         fd.run(fd.FedBoost(members, sampling="all", loss="squared"), FED, 1)
@@ -604,4 +715,6 @@ def test_repr_and_checkpoints_tell_collections_apart():
     a, b = fd.Densities([[0.5, 0.5]]), fd.Densities([[0.4, 0.6]])
     assert not torch.equal(a.state_dict()["table"], b.state_dict()["table"])
     assert set(classifiers().state_dict()) >= {"0.skops", "1.weight", "1.bias"}
-    assert set(fd.NGrams([[0, 1]], [0.5, 0.5]).state_dict()) == {f"0.{m}.{n}" for m in (0, 1) for n in ("keys", "counts")}
+    assert set(fd.NGrams([[0, 1]], [0.5, 0.5]).state_dict()) == {
+        f"0.{m}.{n}" for m in (0, 1) for n in ("keys", "counts")
+    }

@@ -32,9 +32,16 @@ def system(data: Rows, reg: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 @settings(max_examples=40, deadline=None)
-@given(rows=st.integers(1, 25), size=st.integers(1, 25), padding=st.integers(0, 30), reg=st.sampled_from([1e-4, 1e-2, 1.0]))
+@given(
+    rows=st.integers(1, 25),
+    size=st.integers(1, 25),
+    padding=st.integers(0, 30),
+    reg=st.sampled_from([1e-4, 1e-2, 1.0]),
+)
 def test_systems_are_numpys(rows, size, padding, reg):
-    """Primal where there are as many rows (with padding) as features, dual where there are fewer; padding never counts."""
+    """Primal where there are as many rows (with padding) as features, dual where there are fewer;
+    padding never counts.
+    """
     data = client(rows, size, padding=padding)
     h, b = system(data, reg)
     ridge = prepare_ridge(fd.Identity(), reg, torch.float64, data)
@@ -43,7 +50,9 @@ def test_systems_are_numpys(rows, size, padding, reg):
     v = torch.from_numpy(np.random.default_rng(1).normal(size=(size, 3)))
     np.testing.assert_allclose(product(ridge, reg, v), h @ v.numpy(), rtol=1e-10, atol=1e-10)
     np.testing.assert_allclose(ridge["right"], b, rtol=1e-10, atol=1e-12)
-    np.testing.assert_allclose(solve(ridge, reg, v), np.linalg.solve(h, v.numpy()), rtol=1e-7, atol=1e-8 / reg)
+    np.testing.assert_allclose(
+        solve(ridge, reg, v), np.linalg.solve(h, v.numpy()), rtol=1e-7, atol=1e-8 / reg
+    )
     np.testing.assert_allclose(ridge["local"], np.linalg.solve(h, b), rtol=1e-7, atol=1e-8)
 
 
@@ -66,9 +75,11 @@ def test_the_dual_holds_nothing_of_the_size_of_the_primal():
 
 @pytest.mark.parametrize(("rows", "size"), [(60, 40), (30, 40)])
 def test_single_precision_is_refined(rows, size, monkeypatch):
-    """Features close to a few directions, condition 1e5: plain solutions in float32 lose three digits or more, refined ones none.
+    """Features close to a few directions, condition 1e5: plain solutions in float32 lose three
+    digits or more, refined ones none.
 
-    In the primal the system itself is kept in float32, so that is the one to be solved."""
+    In the primal the system itself is kept in float32, so that is the one to be solved.
+    """
     data, reg = client(rows, size), 1e-5
     turn = np.linalg.qr(np.random.default_rng(1).normal(size=(size, size)))[0].astype(np.float32)
     data.table_x.copy_((data.table_x * torch.logspace(0, -3, size)) @ torch.from_numpy(turn))
@@ -92,7 +103,9 @@ def test_local_solutions_in_single_precision(monkeypatch):
     data.table_x.mul_(torch.logspace(0, -3, 40))
     h, b = system(data, reg)
     want = np.linalg.solve(h, b)
-    error = lambda: np.linalg.norm(prepare_ridge(fd.Identity(), reg, torch.float32, data)["local"].double().numpy() - want)  # noqa: E731
+    error = lambda: np.linalg.norm(  # noqa: E731
+        prepare_ridge(fd.Identity(), reg, torch.float32, data)["local"].double().numpy() - want
+    )
     refined = error() / np.linalg.norm(want)
     assert refined < 1e-5
     monkeypatch.setattr("foedus.models.least_squares._REFINEMENTS", 0)
@@ -121,7 +134,9 @@ def test_large_clients_come_in_blocks(monkeypatch):
 def test_a_singular_system_is_an_error_with_a_remedy():
     data = client(4, 3)
     data.table_x[:] = torch.tensor([1.0, 2.0, 4.0])
-    with pytest.raises(fd.ConfigError, match=r"reg=1e-30 is too small.*singular in float64; raise reg$"):
+    with pytest.raises(
+        fd.ConfigError, match=r"reg=1e-30 is too small.*singular in float64; raise reg$"
+    ):
         prepare_ridge(fd.Identity(), 1e-30, torch.float64, data)
     with pytest.raises(fd.ConfigError, match="or use dtype='float64'"):
         prepare_ridge(fd.Identity(), 1e-12, torch.float32, data)
@@ -134,7 +149,11 @@ LOSSES = [CrossEntropy(), Squared(), Logistic(), Huber(0.7)]
 def test_slopes_and_bends_are_the_derivatives(loss):
     torch.manual_seed(0)
     f = torch.randn(9, 3, dtype=torch.float64, requires_grad=True)
-    y = torch.arange(9) % 3 if not isinstance(loss, Huber) else torch.randn(9, 3, dtype=torch.float64)
+    y = (
+        torch.arange(9) % 3
+        if not isinstance(loss, Huber)
+        else torch.randn(9, 3, dtype=torch.float64)
+    )
     weight = torch.rand(9, dtype=torch.float64)
     value = loss.value(f, y)
     (slope,) = torch.autograd.grad(weight @ value, f)
@@ -150,8 +169,12 @@ def test_slopes_and_bends_are_the_derivatives(loss):
 def test_values_by_hand():
     """Logistic: log(1 + e^f) - y f. Huber with delta 1: 1/8 at 1/2, and 2.5 at 3."""
     f = torch.tensor([[0.0, 1.0]], dtype=torch.float64)
-    assert float(Logistic().value(f, torch.tensor([1]))) == pytest.approx(0.6931471805599453 + 1.3132616875182228 - 1)
-    assert float(Huber().value(torch.tensor([[0.5, -3.0]]), torch.zeros(1, 2))) == pytest.approx(0.125 + 2.5)
+    assert float(Logistic().value(f, torch.tensor([1]))) == pytest.approx(
+        0.6931471805599453 + 1.3132616875182228 - 1
+    )
+    assert float(Huber().value(torch.tensor([[0.5, -3.0]]), torch.zeros(1, 2))) == pytest.approx(
+        0.125 + 2.5
+    )
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
@@ -162,10 +185,15 @@ def test_newton_directions_are_those_of_the_whole_hessian(loss, direct, monkeypa
     rows, size, k, reg = 12, 4, 3, 0.05
     data = client(rows, size, k, padding=3)
     if not isinstance(loss, Huber):
-        data = Rows(data.table_x, torch.arange(rows) % k, data.index, data.weight, Spec((size,), k, k))
+        data = Rows(
+            data.table_x, torch.arange(rows) % k, data.index, data.weight, Spec((size,), k, k)
+        )
     prepared = curvature.prepare(fd.Identity(), torch.float64, data)
     w = torch.randn(size, k, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    x, y = data.table_x.double(), data.table_y.double() if data.table_y.is_floating_point() else data.table_y
+    x, y = (
+        data.table_x.double(),
+        data.table_y.double() if data.table_y.is_floating_point() else data.table_y,
+    )
 
     def objective(flat: torch.Tensor) -> torch.Tensor:
         return loss.value(x @ flat.view(size, k), y).mean() + 0.5 * reg * flat.square().sum()

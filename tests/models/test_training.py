@@ -1,4 +1,6 @@
-"""Training where the rows lie: on the meta device, which computes nothing but refuses, like a GPU, tensors of two devices in one operation."""
+"""Training where the rows lie: on the meta device, which computes nothing but refuses, like a GPU,
+tensors of two devices in one operation.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def devices(monkeypatch):
 
 
 def rows(device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty(20, 3, 8, 8, device=device), torch.zeros(20, dtype=torch.int64, device=device)
+    return torch.empty(20, 3, 8, 8, device=device), torch.zeros(
+        20, dtype=torch.int64, device=device
+    )
 
 
 def two_clients(model: fd.Model) -> dict:
@@ -59,9 +63,14 @@ def two_clients(model: fd.Model) -> dict:
 def test_all_of_a_training_is_on_the_device_of_the_rows(model, how, devices):
     args = two_clients(MODELS[model])
     args["correction"] = tree.map(torch.zeros_like, args["params"])
-    result = descend._descend.__wrapped__(args, (HOWS[how], MODELS[model], CrossEntropy(), *rows("meta"), 0.1))
+    result = descend._descend.__wrapped__(
+        args, (HOWS[how], MODELS[model], CrossEntropy(), *rows("meta"), 0.1)
+    )
     assert {v.device.type for v in tree.leaves([result["params"], result["memory"]])} == {"meta"}
-    assert result["steps"].device.type == "cpu" and result["steps"].tolist() == [3 * HOWS[how].epochs, 2 * HOWS[how].epochs]
+    assert result["steps"].device.type == "cpu" and result["steps"].tolist() == [
+        3 * HOWS[how].epochs,
+        2 * HOWS[how].epochs,
+    ]
     assert "meta" in devices
 
 
@@ -69,13 +78,19 @@ def test_all_of_a_training_is_on_the_device_of_the_rows(model, how, devices):
 def test_targets_and_gradients_are_made_on_the_device_of_the_rows(model, devices):
     model, (x, y) = MODELS[model], rows("meta")
     target = torch.zeros(2, 10, 4)
-    found = descend._descend_to.__wrapped__({**two_clients(model), "target": target}, (HOWS["plain"], model, Squared(), x))
+    found = descend._descend_to.__wrapped__(
+        {**two_clients(model), "target": target}, (HOWS["plain"], model, Squared(), x)
+    )
     assert {v.device.type for v in found.values()} == {"meta"}
     w, data = model.init(SPEC, random.key(0)), Rows(x, y, torch.arange(5), torch.ones(5), SPEC)
     value, slope = gradients.value_and_gradient(model, CrossEntropy(), w, data)
     slopes = [slope, gradients.gradient(model, CrossEntropy(), w, data)]
     some = two_clients(model)
-    slopes.append(gradients.batch_gradient(model, CrossEntropy(), some["params"], some["index"], some["weight"] / 10, x, y))
+    slopes.append(
+        gradients.batch_gradient(
+            model, CrossEntropy(), some["params"], some["index"], some["weight"] / 10, x, y
+        )
+    )
     assert {v.device.type for v in tree.leaves([value, slopes])} == {"meta"}
 
 
@@ -84,7 +99,9 @@ def test_rows_come_to_the_index_and_the_index_goes_to_the_rows():
     with pytest.raises(NotImplementedError):  # nothing comes from there, but it was asked for
         take(x, torch.arange(3))
     assert take(x, torch.arange(3, device="meta")).device.type == "meta"
-    assert {v.device.type for v in Rows(x, y, torch.arange(3), torch.ones(3), SPEC).there} == {"meta"}
+    assert {v.device.type for v in Rows(x, y, torch.arange(3), torch.ones(3), SPEC).there} == {
+        "meta"
+    }
 
 
 @pytest.mark.parametrize("device", ["cudo", "cuda:97"])
@@ -96,10 +113,15 @@ def test_a_device_that_is_not_there_is_an_error_at_once(device):
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("model", ["MLP", "Linear"])
 def test_how_many_clients_are_trained_at_a_time_changes_nothing(model, how, monkeypatch):
-    """Seven clients of 3 to 10 rows, with a correction each and a pull to the start: three at a time as all at once; in PyTorch."""
+    """Seven clients of 3 to 10 rows, with a correction each and a pull to the start: three at a
+    time as all at once; in PyTorch.
+    """
     monkeypatch.setattr(kernels, "ready", False)
     x = random.normal(random.key(3), (70, 3, 8, 8))
-    params = {k: v + random.normal(random.key(5), (7, *v.shape)) for k, v in MODELS[model].init(SPEC, random.key(0)).items()}
+    params = {
+        k: v + random.normal(random.key(5), (7, *v.shape))
+        for k, v in MODELS[model].init(SPEC, random.key(0)).items()
+    }
     args = {
         "params": params,
         "correction": tree.map(lambda v: 0.1 * torch.ones_like(v), params),
@@ -117,15 +139,21 @@ def test_how_many_clients_are_trained_at_a_time_changes_nothing(model, how, monk
         for a, b in zip(tree.leaves(whole), tree.leaves(parts), strict=True):
             assert torch.allclose(a, b, atol=1e-5)
     assert not torch.allclose(
-        whole["params"]["bias" if model == "Linear" else "bias0"], params["bias" if model == "Linear" else "bias0"]
+        whole["params"]["bias" if model == "Linear" else "bias0"],
+        params["bias" if model == "Linear" else "bias0"],
     )
 
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_both_products_of_an_affine_map_are_one(bias):
-    x, weight = random.normal(random.key(1), (3, 40, 150)), random.normal(random.key(2), (3, 10, 150))
+    x, weight = (
+        random.normal(random.key(1), (3, 40, 150)),
+        random.normal(random.key(2), (3, 10, 150)),
+    )
     add = random.normal(random.key(3), (3, 10)) if bias else None
-    expected = torch.einsum("cnd,ckd->cnk", x.double(), weight.double()) + (0 if add is None else add.double().unsqueeze(1))
+    expected = torch.einsum("cnd,ckd->cnk", x.double(), weight.double()) + (
+        0 if add is None else add.double().unsqueeze(1)
+    )
     found = affine(x, weight, add)
     assert x.numel() * 10 >= linear._LARGE and found.is_contiguous()
     assert torch.allclose(found.double(), expected, atol=1e-4)
@@ -133,9 +161,13 @@ def test_both_products_of_an_affine_map_are_one(bias):
 
 
 def test_every_epoch_has_a_permutation_of_its_own():
-    """Three epochs of 40 rows in batches of one: each holds every row once, and no two in the same order."""
+    """Three epochs of 40 rows in batches of one: each holds every row once, and no two in the same
+    order.
+    """
     index, key = torch.arange(40).view(1, -1), random.key(3).view(1, 2)
-    used, _, steps = batch_schedule(fd.Training(epochs=3, batch_size=1), index, torch.ones(1, 40), key)
+    used, _, steps = batch_schedule(
+        fd.Training(epochs=3, batch_size=1), index, torch.ones(1, 40), key
+    )
     epochs = used.view(3, 40)
     assert steps.tolist() == [120] and all(torch.equal(e.sort().values, index[0]) for e in epochs)
     assert len({tuple(e.tolist()) for e in epochs}) == 3
@@ -144,11 +176,15 @@ def test_every_epoch_has_a_permutation_of_its_own():
 def test_every_step_has_crops_of_its_own(monkeypatch):
     """Three epochs of six images in batches of two: nine steps, each with another key."""
     keys, crop_flip = [], descent.crop_flip
-    monkeypatch.setattr(descent, "crop_flip", lambda x, key: keys.append(key.reshape(-1, 2)) or crop_flip(x, key))
+    monkeypatch.setattr(
+        descent, "crop_flip", lambda x, key: keys.append(key.reshape(-1, 2)) or crop_flip(x, key)
+    )
     spec = Spec((1, 8, 8), 2, 2)
     images = random.uniform(random.key(1), (6, 1, 8, 8))
     data = Rows(images, torch.zeros(6, dtype=torch.int64), torch.arange(6), torch.ones(6), spec)
     how = fd.Training(epochs=3, batch_size=2, augment="crop_flip")
     model = fd.Linear()
-    descent.descend(how, model, CrossEntropy(), model.init(spec, random.key(0)), data, random.key(2))
+    descent.descend(
+        how, model, CrossEntropy(), model.init(spec, random.key(0)), data, random.key(2)
+    )
     assert len(torch.cat(keys)) == len(torch.cat(keys).unique(dim=0)) == 9

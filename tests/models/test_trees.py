@@ -1,4 +1,6 @@
-"""Trees as arrays: scikit-learn's own predictions, arrays that must be refused, and the way over the wire."""
+"""Trees as arrays: scikit-learn's own predictions, arrays that must be refused, and the way over
+the wire.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ def ints(*numbers, dtype=torch.int32):
 def by_hand(**changes) -> Trees:
     """x0 <= 0.5: 1; else x1 <= 2: 10, else 100."""
     made = Trees(
-        ints(0, -1, 1, -1, -1), torch.tensor([0.5, 0, 2, 0, 0]), ints(1, -1, 3, -1, -1), ints(2, -1, 4, -1, -1),
-        torch.tensor([[1.0], [10], [100]]), ints(0), 2,
+        ints(0, -1, 1, -1, -1), torch.tensor([0.5, 0, 2, 0, 0]), ints(1, -1, 3, -1, -1),
+        ints(2, -1, 4, -1, -1), torch.tensor([[1.0], [10], [100]]), ints(0), 2,
     )  # fmt: skip
     return replace(made, **changes)
 
@@ -45,7 +47,9 @@ def walk(tree: Trees, root: int, row: np.ndarray) -> np.ndarray:
 def neighbours(thresholds: np.ndarray) -> np.ndarray:
     """Every threshold rounded to float32, and the numbers of float32 next to it on both sides."""
     near = thresholds.astype(np.float32)
-    return np.concatenate([near, np.nextafter(near, np.float32(-np.inf)), np.nextafter(near, np.float32(np.inf))])
+    return np.concatenate(
+        [near, np.nextafter(near, np.float32(-np.inf)), np.nextafter(near, np.float32(np.inf))]
+    )
 
 
 @pytest.mark.parametrize("kind", [DecisionTreeRegressor, ExtraTreeRegressor])
@@ -55,7 +59,9 @@ def test_predictions_are_those_of_scikit_learn(kind, outputs, depth):
     rng = np.random.default_rng(outputs)
     # Neighbours of float32: thresholds lie halfway between them, where rounding could change sides.
     base = rng.normal(size=(40, 3)).astype(np.float32)
-    x = np.concatenate([base, np.nextafter(base, np.float32(np.inf)), rng.normal(size=(40, 3)).astype(np.float32)])
+    x = np.concatenate(
+        [base, np.nextafter(base, np.float32(np.inf)), rng.normal(size=(40, 3)).astype(np.float32)]
+    )
     y = rng.normal(size=(len(x), outputs))
     tree = kind(random_state=0, max_depth=depth).fit(x, y if outputs > 1 else y[:, 0])
     inner = tree.tree_.children_left >= 0
@@ -73,7 +79,9 @@ def test_predictions_are_those_of_scikit_learn(kind, outputs, depth):
 
 @pytest.mark.parametrize("kind", [DecisionTreeRegressor, ExtraTreeRegressor])
 def test_rows_on_both_sides_of_a_threshold_between_neighbours(kind):
-    """0.1 and the next number of float32: the threshold lies between the two, and rounds to one of them or the other."""
+    """0.1 and the next number of float32: the threshold lies between the two, and rounds to one of
+    them or the other.
+    """
     for low in (
         np.float32(0.1),
         np.float32(1 / 3),
@@ -107,15 +115,27 @@ def test_a_threshold_of_double_precision_is_rounded_down(threshold, steps):
 def test_a_tree_by_hand():
     rows = torch.tensor([[0.5, 9.0], [0.6, 2.0], [0.6, 2.1], [-3.0, 0.0]])
     assert predict_trees(by_hand(), rows)[:, 0].tolist() == [1, 10, 100, 1]
-    assert predict_trees(by_hand(), rows, torch.tensor([-0.5]))[:, 0].tolist() == [-0.5, -5, -50, -0.5]
+    assert predict_trees(by_hand(), rows, torch.tensor([-0.5]))[:, 0].tolist() == [
+        -0.5,
+        -5,
+        -50,
+        -0.5,
+    ]
 
 
 def test_only_leaves_speak():
-    arrays = from_sklearn(DecisionTreeRegressor(max_depth=2).fit(np.arange(8.0)[:, None], np.arange(8.0) ** 2).tree_)
+    arrays = from_sklearn(
+        DecisionTreeRegressor(max_depth=2).fit(np.arange(8.0)[:, None], np.arange(8.0) ** 2).tree_
+    )
     inner = arrays.feature >= 0
     assert inner.sum() == 3 and (arrays.threshold[~inner] == 0).all()
-    np.testing.assert_allclose(arrays.value[:, 0], [5 / 3, 25 / 2, 61 / 2, 49], rtol=1e-6)  # 0 1 4, 9 16, 25 36 and 49
-    assert (arrays.left[~inner] == -1).all() and (arrays.right[~inner] == -1).all() and (arrays.feature[~inner] == -1).all()
+    # 0 1 4, 9 16, 25 36 and 49
+    np.testing.assert_allclose(arrays.value[:, 0], [5 / 3, 25 / 2, 61 / 2, 49], rtol=1e-6)
+    assert (
+        (arrays.left[~inner] == -1).all()
+        and (arrays.right[~inner] == -1).all()
+        and (arrays.feature[~inner] == -1).all()
+    )
 
 
 def forest(seed: int, count: int = 3, outputs: int = 2) -> Trees:
@@ -127,18 +147,25 @@ def forest(seed: int, count: int = 3, outputs: int = 2) -> Trees:
 @pytest.mark.parametrize("extra", [True, False])
 @pytest.mark.parametrize("depth", [4, None])
 @pytest.mark.parametrize(("leaf", "features"), [(1, 0.5), (5, 1.0), (1, 0.01)])
-def test_trees_are_those_of_scikit_learn_one_after_the_other_from_one_generator(extra, depth, leaf, features):
+def test_trees_are_those_of_scikit_learn_one_after_the_other_from_one_generator(
+    extra, depth, leaf, features
+):
     rng = np.random.default_rng(1)
     x, y = rng.normal(size=(50, 4)).astype(np.float32), rng.normal(size=(50, 2))
     options = {"max_depth": depth, "min_samples_leaf": leaf, "max_features": features}
     generator, splitter = np.random.RandomState(7), "random" if extra else "best"
-    fits = [DecisionTreeRegressor(random_state=generator, splitter=splitter, **options).fit(x, y) for _ in range(3)]
+    fits = [
+        DecisionTreeRegressor(random_state=generator, splitter=splitter, **options).fit(x, y)
+        for _ in range(3)
+    ]
     got = fit_trees(x, y, 3, 7, depth=depth, leaf=leaf, extra=extra, features=features)
     want = from_sklearn(*(fit.tree_ for fit in fits))
     for name in ("feature", "threshold", "left", "right", "value", "roots"):
         assert torch.equal(getattr(got, name), getattr(want, name))
     total = sum(w * fit.predict(x) for w, fit in zip((1.0, 2.0, -1.0), fits, strict=True))
-    np.testing.assert_allclose(predict_trees(got, torch.from_numpy(x), torch.tensor([1.0, 2.0, -1.0])), total, atol=1e-5)
+    np.testing.assert_allclose(
+        predict_trees(got, torch.from_numpy(x), torch.tensor([1.0, 2.0, -1.0])), total, atol=1e-5
+    )
 
 
 def test_a_seed_may_have_more_than_32_bits():
@@ -154,9 +181,14 @@ def test_joins_of_joins():
     for name in ("feature", "threshold", "left", "right", "value", "roots"):
         assert torch.equal(getattr(whole, name), getattr(other, name))
     check_trees(whole, 4, 2, 6)
-    parts = [predict_trees(t, x, w) for t, w in zip((a, b, c), weights.split([3, 1, 2]), strict=True)]
+    parts = [
+        predict_trees(t, x, w) for t, w in zip((a, b, c), weights.split([3, 1, 2]), strict=True)
+    ]
     np.testing.assert_allclose(predict_trees(whole, x, weights), sum(parts), atol=1e-5)
-    walked = [sum(float(w) * walk(whole, int(r), row) for w, r in zip(weights, whole.roots, strict=True)) for row in x.numpy()]
+    walked = [
+        sum(float(w) * walk(whole, int(r), row) for w, r in zip(weights, whole.roots, strict=True))
+        for row in x.numpy()
+    ]
     np.testing.assert_allclose(predict_trees(whole, x, weights), np.stack(walked), atol=1e-5)
     assert join([a]) is a
 
@@ -183,7 +215,9 @@ def test_one_thread_and_two_give_the_same():
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 1000), st.integers(1, 300), st.integers(1, 30), st.integers(1, 70))
 def test_every_row_ends_where_it_goes_node_after_node(seed, rows, outputs, count):
-    """Blocks of rows that are not full, and trees of one leaf; compiled and not, to the same bits."""
+    """Blocks of rows that are not full, and trees of one leaf; compiled and not, to the same
+    bits.
+    """
     rng = np.random.default_rng(seed)
     x, y = rng.normal(size=(40, 3)).astype(np.float32), rng.normal(size=(40, outputs))
     some = fit_trees(x, y, 4, seed, depth=int(rng.integers(1, 12)), extra=True)
@@ -192,19 +226,27 @@ def test_every_row_ends_where_it_goes_node_after_node(seed, rows, outputs, count
     weights = rng.normal(size=len(trees.roots))
     asked = rng.normal(size=(rows, 3)).astype(np.float32)
     exact = sum(
-        w * np.stack([walk(trees, int(r), row) for row in asked[:20]]) for w, r in zip(weights, trees.roots, strict=True)
+        w * np.stack([walk(trees, int(r), row) for row in asked[:20]])
+        for w, r in zip(weights, trees.roots, strict=True)
     )
     found = predict_trees(trees, torch.from_numpy(asked), torch.from_numpy(weights))
     assert found.shape == (rows, outputs)
     np.testing.assert_allclose(found[:20], exact, rtol=1e-4, atol=1e-4)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_THREADS_FROM", 0)
-        assert torch.equal(found, predict_trees(trees, torch.from_numpy(asked), torch.from_numpy(weights), threads=3))
+        assert torch.equal(
+            found,
+            predict_trees(trees, torch.from_numpy(asked), torch.from_numpy(weights), threads=3),
+        )
     if kernels.ready:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(kernels, "ready", False)
-            assert torch.equal(found, predict_trees(trees, torch.from_numpy(asked), torch.from_numpy(weights)))
-    torch.testing.assert_close(found[-1:], predict_trees(trees, torch.from_numpy(asked[-1:]), torch.from_numpy(weights)))
+            assert torch.equal(
+                found, predict_trees(trees, torch.from_numpy(asked), torch.from_numpy(weights))
+            )
+    torch.testing.assert_close(
+        found[-1:], predict_trees(trees, torch.from_numpy(asked[-1:]), torch.from_numpy(weights))
+    )
 
 
 def test_rows_with_other_features_are_refused():
@@ -228,7 +270,8 @@ def test_over_the_wire_and_back():
     assert isinstance(back, Trees) and back.features == 4
     for name in ("feature", "threshold", "left", "right", "value", "roots"):
         assert (
-            torch.equal(getattr(trees, name), getattr(back, name)) and getattr(trees, name).dtype == getattr(back, name).dtype
+            torch.equal(getattr(trees, name), getattr(back, name))
+            and getattr(trees, name).dtype == getattr(back, name).dtype
         )
     x = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
     assert torch.equal(predict_trees(trees, x), predict_trees(back, x))
@@ -258,8 +301,9 @@ HOSTILE = {
     "thresholds of double precision": {"threshold": torch.zeros(5, dtype=torch.float64)},
     "features that are not whole": {"feature": torch.zeros(5)},
     "a batch of trees": {
-        "feature": ints(0, -1, 1, -1, -1)[None], "threshold": torch.zeros(1, 5), "left": ints(1, -1, 3, -1, -1)[None],
-        "right": ints(2, -1, 4, -1, -1)[None], "value": torch.zeros(1, 3, 1), "roots": ints(0)[None],
+        "feature": ints(0, -1, 1, -1, -1)[None], "threshold": torch.zeros(1, 5),
+        "left": ints(1, -1, 3, -1, -1)[None], "right": ints(2, -1, 4, -1, -1)[None],
+        "value": torch.zeros(1, 3, 1), "roots": ints(0)[None],
     },
 }  # fmt: skip
 
@@ -271,7 +315,11 @@ def test_hostile_arrays_are_refused(changes):
         check_trees(by_hand(**changes), 2, 1, 1)
 
 
-STRUCTURAL = [name for name in HOSTILE if "child " in name or "a feature out" in name or "root" in name or "value too" in name]
+STRUCTURAL = [
+    name
+    for name in HOSTILE
+    if "child " in name or "a feature out" in name or "root" in name or "value too" in name
+]
 
 
 @pytest.mark.parametrize("name", [*STRUCTURAL, "two trees", "no trees"])
@@ -287,7 +335,10 @@ def test_a_root_behind_the_last_node_is_refused():
 
 
 def test_arrays_of_any_layout_and_width():
-    wide = {k: getattr(by_hand(), k).long().repeat_interleave(2)[::2] for k in ("feature", "left", "right")}
+    wide = {
+        k: getattr(by_hand(), k).long().repeat_interleave(2)[::2]
+        for k in ("feature", "left", "right")
+    }
     strange = by_hand(**wide, threshold=by_hand().threshold.repeat_interleave(2)[::2])
     x = torch.tensor([[0.0, 0.0], [1.0, 2.0], [1.0, 3.0]])
     assert predict_trees(strange, x)[:, 0].tolist() == [1, 10, 100]
@@ -301,17 +352,22 @@ def test_trees_deeper_than_asked_for_are_refused():
     n, at = 401, torch.arange(401, dtype=torch.int32)
     inner = (at % 2 == 0) & (at < n - 1)
     children = [torch.where(inner, at + step, -1) for step in (1, 2)]
-    chain = Trees(torch.where(inner, 0, -1), torch.zeros(n), *children, torch.zeros(201, 1), ints(0), 1)
+    chain = Trees(
+        torch.where(inner, 0, -1), torch.zeros(n), *children, torch.zeros(201, 1), ints(0), 1
+    )
     check_trees(chain, 1, 1, 1, depth=200)
     with pytest.raises(fd.ReplyError, match="deeper than the 12 levels"):
         check_trees(chain, 1, 1, 1, depth=12)
     with pytest.raises(fd.ReplyError, match="deeper"):
         fd.Forest(trees=1).accept(
-            replace(chain, features=2), fd.Federation.from_clients([(np.zeros((2, 2)), np.zeros(2))]).spec
+            replace(chain, features=2),
+            fd.Federation.from_clients([(np.zeros((2, 2)), np.zeros(2))]).spec,
         )
 
 
-@pytest.mark.parametrize("changes", [{"right": ints(2, -1, 3, -1, -1)}, {"left": ints(2, -1, 3, -1, -1)}])
+@pytest.mark.parametrize(
+    "changes", [{"right": ints(2, -1, 3, -1, -1)}, {"left": ints(2, -1, 3, -1, -1)}]
+)
 def test_nodes_with_two_parents_or_none_are_refused(changes):
     with pytest.raises(fd.ReplyError, match="the child of one other"):
         check_trees(by_hand(**changes), 2, 1, 1)
@@ -330,7 +386,8 @@ def test_a_child_in_another_trees_nodes_is_refused():
         predict_trees(astray, torch.ones(1, 2))
 
 
-# The trees of a reply are checked once, when they come; the compiled code must then be safe with them. These are not.
+# The trees of a reply are checked once, when they come; the compiled code must then be safe with
+# them. These are not.
 
 
 def test_a_child_in_another_trees_nodes_does_not_pass_the_check():
@@ -350,7 +407,10 @@ def test_small_integers_do_not_wrap_when_joined():
         return t.to(torch.int8)
 
     tree = by_hand(
-        feature=small(by_hand().feature), left=small(by_hand().left), right=small(by_hand().right), roots=small(ints(0))
+        feature=small(by_hand().feature),
+        left=small(by_hand().left),
+        right=small(by_hand().right),
+        roots=small(ints(0)),
     )
     check_trees(tree, 2, 1, 1)
     many = join([tree] * 40)  # 200 nodes
@@ -359,7 +419,9 @@ def test_small_integers_do_not_wrap_when_joined():
 
 
 def test_one_child_on_both_sides_is_refused():
-    """Node 0 goes to node 1, a leaf, either way: a node with two parents where none is without one."""
+    """Node 0 goes to node 1, a leaf, either way: a node with two parents where none is without
+    one.
+    """
     fields = {"feature": ints(0, -1), "left": ints(1, -1), "right": ints(1, -1), "roots": ints(0)}
     trees = Trees(**fields, threshold=torch.zeros(2), value=torch.ones(1, 1), features=2)
     with pytest.raises(fd.ReplyError, match="the child of one other"):

@@ -1,1 +1,3 @@
-"""Hand-made mutants of foedus, and the tests that should kill them: see `python -m tests.mutants --help`."""
+"""Hand-made mutants of foedus, and the tests that should kill them: see `python -m tests.mutants
+--help`.
+"""

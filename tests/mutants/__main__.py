@@ -1,11 +1,14 @@
 """Run the tests against hand-made mutants of foedus.
 
     python -m tests.mutants                       all of them
-    python -m tests.mutants 'feddyn-*' wire       ids, packages or files (`foedus/core/*`), with wildcards
-    python -m tests.mutants --check               only: does every `old` occur exactly once, and do all tests exist?
+    python -m tests.mutants 'feddyn-*' wire       ids, packages or files (`foedus/core/*`), with
+                                                  wildcards
+    python -m tests.mutants --check               only: does every `old` occur exactly once, and
+                                                  do all tests exist?
 
-The working tree is not touched: each mutant is a forked child process in which an import hook compiles the mutated text of one
-module. Every test that is needed first runs once without a mutant, and must pass. Exit code 1 if less than 95 % are killed.
+The working tree is not touched: each mutant is a forked child process in which an import hook
+compiles the mutated text of one module. Every test that is needed first runs once without a mutant,
+and must pass. Exit code 1 if less than 95 % are killed.
 """
 
 from __future__ import annotations
@@ -31,17 +34,24 @@ from typing import Any
 from tests.mutants.listing import ROOT, Mutant, arguments, check, load
 
 LIMIT = 120.0
-"""Seconds for the tests of one mutant; more counts as killed. A baseline of a whole test file has ten times as many."""
+"""Seconds for the tests of one mutant; more counts as killed.
+
+A baseline of a whole test file has ten times as many.
+"""
 
 LEAST = 95.0
 """Per cent of the mutants that must be killed."""
 
 PRELOADED = (
-    "torch", "torch.func", "torch.testing", "numpy", "scipy.optimize", "scipy.stats", "pandas", "pytest", "hypothesis",
-    "hypothesis.extra.numpy", "sklearn.ensemble", "sklearn.linear_model", "sklearn.datasets", "safetensors.torch", "joblib", "rich.console",
-    "typer.testing", "matplotlib.pyplot", "ot", "skops.io", "cryptography.hazmat.primitives.asymmetric.x25519", "dp_accounting",
+    "torch", "torch.func", "torch.testing", "numpy", "scipy.optimize", "scipy.stats", "pandas",
+    "pytest", "hypothesis", "hypothesis.extra.numpy", "sklearn.ensemble", "sklearn.linear_model",
+    "sklearn.datasets", "safetensors.torch", "joblib", "rich.console", "typer.testing",
+    "matplotlib.pyplot", "ot", "skops.io", "cryptography.hazmat.primitives.asymmetric.x25519",
+    "dp_accounting",
 )  # fmt: skip
-"""What is imported once, before the children are forked; not foedus, and nothing that starts threads."""
+"""What is imported once, before the children are forked; not foedus, and nothing that starts
+threads.
+"""
 
 
 class Hook(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader):
@@ -51,11 +61,15 @@ class Hook(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader):
         super().__init__(mutant.module, str(ROOT / mutant.file))
         self.text, self.loaded = mutant.source(), False
 
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Any = None, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
         if fullname != self.name:
             return None
         folders = [str(Path(self.path).parent)] if Path(self.path).name == "__init__.py" else None
-        return importlib.util.spec_from_file_location(fullname, self.path, loader=self, submodule_search_locations=folders)
+        return importlib.util.spec_from_file_location(
+            fullname, self.path, loader=self, submodule_search_locations=folders
+        )
 
     def get_code(self, fullname: str) -> Any:
         self.loaded = True
@@ -109,7 +123,8 @@ def preload() -> None:
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
     os.environ.setdefault("MPLBACKEND", "Agg")
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # no test here needs a plugin, and finding them takes a second
+    # no test here needs a plugin, and finding them takes a second
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     for name in PRELOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -139,10 +154,22 @@ def child(job: Job, folder: Path) -> None:
         import pytest
 
         watch = Watch()
-        options = ["-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={folder / 'tmp'}"]
+        options = [
+            "-q",
+            "--tb=short",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            f"--basetemp={folder / 'tmp'}",
+        ]
         options += ["-x"] if job.mutant else []
         code = int(pytest.main([*options, *job.selection], plugins=[watch]))
-        report = {"passed": watch.passed, "failed": watch.failed, "loaded": hook is None or hook.loaded}
+        report = {
+            "passed": watch.passed,
+            "failed": watch.failed,
+            "loaded": hook is None or hook.loaded,
+        }
     finally:
         report["code"] = code
         (folder / "report").write_text(json.dumps(report))
@@ -170,7 +197,8 @@ def outcomes(jobs: Sequence[Job], at_once: int) -> Iterator[tuple[Job, Outcome]]
                     if not ended and not late:
                         continue
                     with contextlib.suppress(ProcessLookupError, PermissionError):
-                        os.killpg(pid, signal.SIGKILL)  # whatever is left of the child's own process group
+                        # whatever is left of the child's own process group
+                        os.killpg(pid, signal.SIGKILL)
                     if not ended:
                         os.waitpid(pid, 0)
                     del running[pid]
@@ -195,24 +223,31 @@ def _outcome(folder: Path, seconds: float, ended: bool) -> Outcome:
 
 
 def baseline(mutants: Sequence[Mutant], at_once: int) -> tuple[dict[str, str], float]:
-    """Run every test that is needed without a mutant: what is wrong with tests, by entry; and the seconds it took."""
+    """Run every test that is needed without a mutant: what is wrong with tests, by entry; and the
+    seconds it took.
+    """
     began = time.monotonic()
     entries = sorted({test for mutant in mutants for test in mutant.tests})
     groups: dict[str, list[str]] = {}
     for test in entries:
         groups.setdefault(test if " -k " in test else test.partition("::")[0], []).append(test)
     jobs = [
-        Job(name, tuple(word for test in tests for word in arguments(test)), limit=10 * LIMIT) for name, tests in groups.items()
+        Job(name, tuple(word for test in tests for word in arguments(test)), limit=10 * LIMIT)
+        for name, tests in groups.items()
     ]
     bad = {}
     for job, outcome in outcomes(jobs, at_once):
         for test in groups[job.name]:
             file = test.partition(" -k ")[0]
-            own = lambda names, file=file: [n for n in names if n == file or n.startswith((f"{file}::", f"{file}["))]  # noqa: E731
+            own = lambda names, file=file: [  # noqa: E731
+                n for n in names if n == file or n.startswith((f"{file}::", f"{file}["))
+            ]
             if own(outcome.failed):
                 bad[test] = "fails without a mutant"
             elif not own(outcome.passed):
-                bad[test] = f"does not run (pytest ended with {outcome.code})\n{outcome.output[-2000:]}"
+                bad[test] = (
+                    f"does not run (pytest ended with {outcome.code})\n{outcome.output[-2000:]}"
+                )
     return bad, time.monotonic() - began
 
 
@@ -234,13 +269,19 @@ def percentage(results: list[tuple[Mutant, str]]) -> float:
 
 def main(argv: Sequence[str] | None = None, echo: Callable[[str], None] = print) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.mutants", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tests.mutants",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("patterns", nargs="*", help="ids, packages or files; all unless given")
     parser.add_argument("--jobs", type=int, default=2, help="child processes at once")
     parser.add_argument("--list", action="store_true", help="list the mutants and their tests")
-    parser.add_argument("--check", action="store_true", help="only check the list against the sources and the tests")
-    parser.add_argument("--json", metavar="FILE", help="write what happened to each mutant to a file")
+    parser.add_argument(
+        "--check", action="store_true", help="only check the list against the sources and the tests"
+    )
+    parser.add_argument(
+        "--json", metavar="FILE", help="write what happened to each mutant to a file"
+    )
     given = parser.parse_args(argv)
     try:
         mutants = load(given.patterns)
@@ -269,7 +310,9 @@ def main(argv: Sequence[str] | None = None, echo: Callable[[str], None] = print)
         echo("error: tests that fail without a mutant say nothing about one")
         return 2
     echo(f"tests without a mutant: all pass ({seconds:.0f} s)")
-    results: list[tuple[Mutant, str]] = [(mutant, "equivalent") for mutant in mutants if mutant.equivalent]
+    results: list[tuple[Mutant, str]] = [
+        (mutant, "equivalent") for mutant in mutants if mutant.equivalent
+    ]
     details: dict[str, Any] = {}
     jobs = [Job(mutant.id, mutant.arguments, mutant) for mutant in active]
     for job, outcome in outcomes(jobs, given.jobs):
@@ -287,9 +330,15 @@ def main(argv: Sequence[str] | None = None, echo: Callable[[str], None] = print)
     if given.json:
         Path(given.json).write_text(json.dumps(details, indent=1))
     killed = percentage(results)
-    echo(f"\n{table(results)}\n\nkilled: {killed:.1f} % of those that are not equivalent, in {time.monotonic() - began:.0f} s")
+    echo(
+        f"\n{table(results)}\n\nkilled: {killed:.1f} % of those that are not equivalent, in "
+        f"{time.monotonic() - began:.0f} s"
+    )
     if left := [mutant for mutant, status in results if status in ("survived", "error")]:
-        echo("not killed:\n" + "\n".join(f"  {m.id}  {m.file}: {m.old.strip()!r} -> {m.new.strip()!r}" for m in left))
+        echo(
+            "not killed:\n"
+            + "\n".join(f"  {m.id}  {m.file}: {m.old.strip()!r} -> {m.new.strip()!r}" for m in left)
+        )
     return int(killed < LEAST)
 
 

@@ -1,4 +1,5 @@
-"""The list of mutants: one TOML file a package in `catalog/`, one table a mutant under the path of the file that it changes.
+"""The list of mutants: one TOML file a package in `catalog/`, one table a mutant under the path of
+the file that it changes.
 
     [["foedus/algorithms/feddyn.py"]]
     id = "feddyn-h-times-alpha"
@@ -6,8 +7,9 @@
     new = '''h * self.alpha'''
     tests = ["tests/algorithms/test_averaging.py::test_feddyn"]
 
-tests: pytest node ids; or a single entry "FILE -k EXPRESSION". equivalent: why no test can tell the mutant from the original (it is then not run).
-A file that is moved takes its mutants along by a change of the headers.
+tests: pytest node ids; or a single entry "FILE -k EXPRESSION". equivalent: why no test can tell the
+mutant from the original (it is then not run). A file that is moved takes its mutants along by a
+change of the headers.
 """
 
 from __future__ import annotations
@@ -55,7 +57,10 @@ class Mutant:
         return tuple(word for test in self.tests for word in arguments(test))
 
     def source(self) -> str:
-        """The text of the mutated file. Raises ValueError where `old` does not occur exactly once."""
+        """The text of the mutated file.
+
+        Raises ValueError where `old` does not occur exactly once.
+        """
         path = ROOT / self.file
         if not path.is_file():
             raise ValueError(f"there is no file {self.file}")
@@ -110,14 +115,21 @@ def _functions(path: Path) -> frozenset[str]:
 
 
 def load(patterns: Sequence[str] = ()) -> list[Mutant]:
-    """All mutants, or those whose id, file or package matches one of the patterns. Raises ValueError on bad entries."""
+    """All mutants, or those whose id, file or package matches one of the patterns.
+
+    Raises ValueError on bad entries.
+    """
     mutants = []
     for path in sorted(CATALOG.glob("*.toml")):
         for file, entries in tomllib.loads(path.read_text(encoding="utf-8")).items():
             for entry in entries:
                 if strange := set(entry) - KEYS:
-                    raise ValueError(f"{path.name}: {entry.get('id')} has unknown keys {sorted(strange)}")
-                mutants.append(Mutant(file=file, **{**entry, "tests": tuple(entry.get("tests", []))}))
+                    raise ValueError(
+                        f"{path.name}: {entry.get('id')} has unknown keys {sorted(strange)}"
+                    )
+                mutants.append(
+                    Mutant(file=file, **{**entry, "tests": tuple(entry.get("tests", []))})
+                )
     ids = [mutant.id for mutant in mutants]
     if twice := sorted({name for name in ids if ids.count(name) > 1}):
         raise ValueError(f"ids occur twice: {', '.join(twice)}")

@@ -1,4 +1,6 @@
-"""The experiments of the FedBoost paper, at a small scale: what they compare, and the orders that the paper claims."""
+"""The experiments of the FedBoost paper, at a small scale: what they compare, and the orders that
+the paper claims.
+"""
 
 import numpy as np
 import pytest
@@ -30,7 +32,11 @@ def test_weighted_sampling_is_below_uniform_and_both_reach_all():
     for budget in (3, 12):
         assert end("weighted", budget) < end("uniform", budget)
         assert end("uniform", budget, corrected=True) < end("uniform", budget)
-    assert abs(end("uniform", 6, corrected=True) - everything) < 3e-3 > abs(end("weighted", 6, corrected=True) - everything)
+    assert (
+        abs(end("uniform", 6, corrected=True) - everything)
+        < 3e-3
+        > abs(end("weighted", 6, corrected=True) - everything)
+    )
 
 
 def test_curves_start_together():
@@ -39,14 +45,19 @@ def test_curves_start_together():
     assert all(c[-1]["loss value"] < c[0]["loss value"] for c in curves.values())
 
 
-@pytest.mark.skipif(locate("satimage") is None, reason="needs satimage: set FOEDUS_DATA to the folder of data sets")
+@pytest.mark.skipif(
+    locate("satimage") is None, reason="needs satimage: set FOEDUS_DATA to the folder of data sets"
+)
 def test_learnt_weights_beat_the_uniform_average_and_aflboost_the_worst_domain():
     table = {r["method"]: r for r in paper.classifiers(0, "satimage", 12, 60)}
     assert table["FedBoost, all sent"]["loss"] < table["uniform average"]["loss"]
     assert table["AFLBoost, all sent"]["worst domain"] < table["FedBoost, all sent"]["worst domain"]
 
 
-@pytest.mark.skipif(locate("shakespeare") is None, reason="needs shakespeare: set FOEDUS_DATA to the folder of data sets")
+@pytest.mark.skipif(
+    locate("shakespeare") is None,
+    reason="needs shakespeare: set FOEDUS_DATA to the folder of data sets",
+)
 def test_a_unigram_model_for_each_character():
     fed, members = paper.shakespeare(least=3000)
     assert len(fed) == len(members) > 10

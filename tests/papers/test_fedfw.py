@@ -1,4 +1,6 @@
-"""The experiments of the FedFW paper: what the authors' code does, step by step in NumPy, and the tables' machinery."""
+"""The experiments of the FedFW paper: what the authors' code does, step by step in NumPy, and the
+tables' machinery.
+"""
 
 import numpy as np
 import pytest
@@ -15,7 +17,9 @@ OWNER = np.repeat([0, 1], SIZES)
 
 
 def fed():
-    data = fd.Data.from_arrays(X, Y, X[:4], Y[:4], classes=3, groups=OWNER, groups_test=np.array([0, 0, 1, 1]))
+    data = fd.Data.from_arrays(
+        X, Y, X[:4], Y[:4], classes=3, groups=OWNER, groups_test=np.array([0, 0, 1, 1])
+    )
     return fd.split(data, "natural")
 
 
@@ -38,7 +42,9 @@ def best(g, ball):
 @pytest.mark.parametrize("ball", [fd.L2Ball(2.0), fd.L1Ball(3.0)])
 @pytest.mark.parametrize("averaged", [False, True])
 def test_published_protocol_step_by_step(ball, averaged):
-    """Batches in stored order, steps counted per client, a ball per tensor, clients that begin at the centre and send x_i."""
+    """Batches in stored order, steps counted per client, a ball per tensor, clients that begin at
+    the centre and send x_i.
+    """
     center = [np.zeros((3, 3)), np.zeros(3)]
     made, d = [0, 0], [[np.zeros((3, 3)), np.zeros(3)] for _ in range(2)]
     for _ in range(3):
@@ -50,15 +56,23 @@ def test_published_protocol_step_by_step(ball, averaged):
                 g = [v / 2 for v in slope(*x, X[batch], Y[batch])]
                 made[i] += 1
                 k = made[i]
-                eta, pull = (9 / (k + 8), 0.05 * np.sqrt(k + 8)) if averaged else (2 / (k + 1), 0.05 * np.sqrt(k + 1))
+                eta, pull = (
+                    (9 / (k + 8), 0.05 * np.sqrt(k + 8))
+                    if averaged
+                    else (2 / (k + 1), 0.05 * np.sqrt(k + 1))
+                )
                 if averaged:
                     rho = 4 / (k + 7) ** (2 / 3)
-                    g = d[i] = [(1 - rho) * old + rho * new for old, new in zip(d[i], g, strict=True)]
+                    g = d[i] = [
+                        (1 - rho) * old + rho * new for old, new in zip(d[i], g, strict=True)
+                    ]
                 g = [v + pull * (a - c) for v, a, c in zip(g, x, center, strict=True)]
                 x = [(1 - eta) * a + eta * best(v, ball) for a, v in zip(x, g, strict=True)]
             sent.append(x)
         center = [(a + b) / 2 for a, b in zip(*sent, strict=True)]
-    algorithm = paper.PublishedFedFW(fd.Linear(), fd.PerLayer(ball), penalty=0.05, batch_size=2, averaged=averaged)
+    algorithm = paper.PublishedFedFW(
+        fd.Linear(), fd.PerLayer(ball), penalty=0.05, batch_size=2, averaged=averaged
+    )
     state = fd.run(algorithm, fed(), 3).state
     np.testing.assert_allclose(state.center["weight"], center[0], atol=2e-5)
     np.testing.assert_allclose(state.center["bias"], center[1], atol=2e-5)
@@ -88,7 +102,14 @@ def test_published_feddr_step_by_step(ball):
     algorithm = paper.PublishedFedDR(fd.Linear(), domain=ball, lr=0.5, batch_size=2, steps=1)
     state = fd.run(algorithm, fed(), 4).state
     np.testing.assert_allclose(state.w["weight"], w[0], atol=1e-6)
-    assert float(torch.cat([v.flatten() for v in state.w.values()]).norm(1 if isinstance(ball, fd.L1Ball) else 2)) <= 0.1001
+    assert (
+        float(
+            torch.cat([v.flatten() for v in state.w.values()]).norm(
+                1 if isinstance(ball, fd.L1Ball) else 2
+            )
+        )
+        <= 0.1001
+    )
 
 
 @pytest.mark.parametrize("protocol", ["described", "published"])
@@ -97,11 +118,15 @@ def test_a_cell_has_every_method_with_its_published_number(protocol, which):
     rows = paper.accuracies(0, which, protocol, "l2", "synthetic", "non-iid", rounds=2)
     names = [r["method"] for r in rows]
     assert names[0] == "FedDR" and set(names[1:]) <= {"FedFW", "FedFW+", "FedFW-sto"}
-    assert ("FedFW+" in names) == (protocol == "described" and which != "table3")  # that branch of theirs never runs
+    # that branch of theirs never runs
+    assert ("FedFW+" in names) == (protocol == "described" and which != "table3")
     for row in rows:
         assert 0 <= row["last"] <= row["best"] <= 100
     known = {("table1", "FedFW"): 94.81, ("table2", "FedFW"): 96.13, ("table3", "FedFW-sto"): 87.32}
-    assert paper.published_numbers(which)["l2", "synthetic", "non-iid", names[1]] == known[which, names[1]]
+    assert (
+        paper.published_numbers(which)["l2", "synthetic", "non-iid", names[1]]
+        == known[which, names[1]]
+    )
 
 
 def test_published_synthetic_has_three_classes_and_described_three_labels_a_client():
@@ -142,5 +167,8 @@ def test_what_a_message_gives_away():
     assert gradient > l1 + 10
     pictures = {r["message"]: np.asarray(r["picture"]) for r in rows if "picture" in r}
     assert all(p.shape == (8, 8, 1) and p.min() >= 0 and p.max() <= 255 for p in pictures.values())
-    error = [np.square(pictures[m] / 255.0 - pictures["original"] / 255.0).mean() for m in ("gradient",)]
-    assert -10 * np.log10(error[0] + 1e-12) > 20  # the picture that is stored is the one that was measured
+    error = [
+        np.square(pictures[m] / 255.0 - pictures["original"] / 255.0).mean() for m in ("gradient",)
+    ]
+    # the picture that is stored is the one that was measured
+    assert -10 * np.log10(error[0] + 1e-12) > 20

@@ -24,7 +24,9 @@ def test_settings_are_chosen_without_the_test_rows(digits, monkeypatch):
     digits.y_test[:] = 0
     assert fednewton.chosen(0, "digits", 60, 4, 1.0) == before
     found = {r["quantity"]: r["value"] for r in before}
-    assert found["features"] == 64 and found["classes"] == 10 and found["rows"] == len(digits.x_train)
+    assert (
+        found["features"] == 64 and found["classes"] == 10 and found["rows"] == len(digits.x_train)
+    )
     assert found["bandwidth"] in (2.0, 8.0) and found["reg"] in 10.0 ** -np.arange(1, 10)
 
 
@@ -38,7 +40,10 @@ def test_the_chosen_reg_is_the_largest_within_one_standard_error(digits):
     scores = {}
     for b in fednewton.BANDWIDTHS:
         phi = fd.RandomFourier(60, b, seed=0)
-        features = [phi(__import__("torch").from_numpy(digits.x_train[rows])).numpy() for rows in (used, held)]
+        features = [
+            phi(__import__("torch").from_numpy(digits.x_train[rows])).numpy()
+            for rows in (used, held)
+        ]
         for r in 10.0 ** -np.arange(1, 10):
             model = Ridge(alpha=r * len(used), fit_intercept=False, solver="svd").fit(
                 features[0], np.eye(10)[digits.y_train[used]]
@@ -51,7 +56,10 @@ def test_the_chosen_reg_is_the_largest_within_one_standard_error(digits):
 
 
 def test_accuracies_of_every_method(digits):
-    rows = {r["method"]: r["accuracy"] for r in fednewton.accuracies(0, "digits", "dirichlet", 100, 4, 1.0, 8.0, 1e-2, 1e-3)}
+    rows = {
+        r["method"]: r["accuracy"]
+        for r in fednewton.accuracies(0, "digits", "dirichlet", 100, 4, 1.0, 8.0, 1e-2, 1e-3)
+    }
     assert set(rows) == {*fednewton.PLAIN, *fednewton.NEWTON, "cg 1", "cg 2", "cg 4", "cg 8", "KRR"}
     assert rows["cg 8"] == pytest.approx(rows["KRR"], abs=0.5)
 
@@ -60,7 +68,9 @@ def test_cells_of_table_3_wait_for_the_settings_of_table_2():
     import pandas as pd
 
     chosen = {"bandwidth": 3.0, "reg": 1e-4, "reg, iid": 1e-3, "reg, dirichlet": 1e-2}
-    found = Found(pd.DataFrame([{"data": "dna", "quantity": k, "value": v} for k, v in chosen.items()]))
+    found = Found(
+        pd.DataFrame([{"data": "dna", "quantity": k, "value": v} for k, v in chosen.items()])
+    )
     cells = fednewton._table3("usual", found)
     assert [(c["data"], c["split"], c["bandwidth"], c["reg"], c["reg_cg"]) for c in cells] == [
         ("dna", "iid", 3.0, 1e-3, 1e-4),
@@ -70,7 +80,13 @@ def test_cells_of_table_3_wait_for_the_settings_of_table_2():
 
 def test_figures_have_every_method():
     rows = fednewton.shifts(0, "model", 0.1, 1e-4)
-    assert all(r["heterogeneity"] > 0 for r in rows) and {"DKRR", "KRR", "Newton 8", "cg 8"} <= {r["method"] for r in rows}
+    assert all(r["heterogeneity"] > 0 for r in rows) and {"DKRR", "KRR", "Newton 8", "cg 8"} <= {
+        r["method"] for r in rows
+    }
     rows = fednewton.by_round(0, "synthetic", 3, 1e-4, 0.0, 200)
-    assert {r["method"]: r["round"] for r in rows} == dict.fromkeys(("Newton", "cg", "FedAvg", "FedProx", "KRR"), 3)
-    assert sum(r["rows"] for r in fednewton.partition(0, "digits", "iid", 4, 1.0)) == len(fd.load("digits").x_train)
+    assert {r["method"]: r["round"] for r in rows} == dict.fromkeys(
+        ("Newton", "cg", "FedAvg", "FedProx", "KRR"), 3
+    )
+    assert sum(r["rows"] for r in fednewton.partition(0, "digits", "iid", 4, 1.0)) == len(
+        fd.load("digits").x_train
+    )

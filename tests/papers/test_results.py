@@ -12,12 +12,15 @@ from tests.pages import ROOT
 RESULTS = ROOT / "results"
 
 
-@pytest.mark.parametrize(("name", "key"), [(n, k) for n in runner.PAPERS for k in runner.paper(n).items])
+@pytest.mark.parametrize(
+    ("name", "key"), [(n, k) for n in runner.PAPERS for k in runner.paper(n).items]
+)
 def test_every_item_is_stored(name, key):
     quick = render.stored(RESULTS, name, key, ("quick",))
     assert quick is not None, f"foedus paper {name} {key} --quick"
     assert all(c.versions and c.rows is not None for c in quick.cells)
-    assert len(quick.cells) == len(runner.wanted(name, key, "quick", RESULTS))  # with the settings of today
+    # with the settings of today
+    assert len(quick.cells) == len(runner.wanted(name, key, "quick", RESULTS))
     for view in quick.item.views:
         render.table_of(view, quick.found)
 
@@ -25,7 +28,9 @@ def test_every_item_is_stored(name, key):
 def test_the_pages_are_those_of_the_results(tmp_path):
     for path in write_docs(RESULTS, tmp_path, draw=False):
         committed = ROOT / "docs" / path.relative_to(tmp_path)
-        assert committed.read_text() == path.read_text(), f"{committed.name}: run `foedus paper --docs docs`"
+        assert committed.read_text() == path.read_text(), (
+            f"{committed.name}: run `foedus paper --docs docs`"
+        )
 
 
 def test_every_picture_of_the_pages_is_there():

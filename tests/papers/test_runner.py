@@ -1,4 +1,6 @@
-"""The runner: cells that are run once, in any number of processes, and go on; claims; what is shown."""
+"""The runner: cells that are run once, in any number of processes, and go on; claims; what is
+shown.
+"""
 
 from __future__ import annotations
 
@@ -46,12 +48,18 @@ ITEMS = {
         seeds={"quick": 1, "usual": lambda s: 2 if s["method"] == "a" else 1, "full": 3},
     ),
     "base": Item(
-        title="Base", cell=needs, cells=lambda scale: product(x=(1, 2)), views=(), seeds={"quick": 1, "usual": 1, "full": 1}
+        title="Base",
+        cell=needs,
+        cells=lambda scale: product(x=(1, 2)),
+        views=(),
+        seeds={"quick": 1, "usual": 1, "full": 1},
     ),
     "after": Item(
         title="After",
         cell=lambda seed, x, top: [{"value": x + top}],
-        cells=lambda scale, base: [{"x": x, "top": base.mean("value", x=x)} for x in base.values("x")],
+        cells=lambda scale, base: [
+            {"x": x, "top": base.mean("value", x=x)} for x in base.values("x")
+        ],
         needs=("base",),
         views=(),
         seeds={"quick": 1, "usual": 1, "full": 1},
@@ -112,7 +120,9 @@ def test_a_device_is_handed_to_cells_that_can_use_it(tmp_path, monkeypatch):
         said.append(device)
         return [{"value": x}]
 
-    monkeypatch.setitem(ITEMS, "table", Item(title="", cell=cell, cells=ITEMS["table"].cells, views=()))
+    monkeypatch.setitem(
+        ITEMS, "table", Item(title="", cell=cell, cells=ITEMS["table"].cells, views=())
+    )
     cells = runner.run_item("toy", "table", "quick", folder=tmp_path, device="meta")
     assert said == ["meta"] * 4 and "device" not in cells[0].settings
     runner.run_item("toy", "table", "quick", folder=tmp_path)
@@ -134,9 +144,14 @@ def test_what_an_item_needs_is_run_before_it(tmp_path):
 def test_processes_give_the_same_as_one(tmp_path, monkeypatch):
     monkeypatch.undo()  # processes know the real papers only
     one, two = (
-        runner.run_item("ffgb", "theorem43", "quick", folder=tmp_path / str(n), workers=n, only={"T": "4"}) for n in (1, 2)
+        runner.run_item(
+            "ffgb", "theorem43", "quick", folder=tmp_path / str(n), workers=n, only={"T": "4"}
+        )
+        for n in (1, 2)
     )
-    assert [(c.settings, c.seed, c.rows) for c in one] == [(c.settings, c.seed, c.rows) for c in two]
+    assert [(c.settings, c.seed, c.rows) for c in one] == [
+        (c.settings, c.seed, c.rows) for c in two
+    ]
     assert all(c.seconds > 0 and c.versions["torch"] for c in two)
 
 
@@ -144,11 +159,26 @@ def test_processes_give_the_same_as_one(tmp_path, monkeypatch):
     ("call", "words"),
     [
         (lambda f: runner.run_item("fedx", "table", folder=f), "NAME='fedx' is no paper"),
-        (lambda f: runner.run_item("toy", "table9", folder=f), "ITEM='table9' is not of toy; it has table, base, after"),
-        (lambda f: runner.run_item("toy", "table", folder=f, only={"y": "1"}), "have no y; they have x, method"),
-        (lambda f: runner.run_item("toy", "table", folder=f, only={"x": "7"}), "x is one of 1, 2, 3"),
-        (lambda f: runner.run_item("toy", "table", folder=f, seeds=0), "seeds=0 must be at least 1"),
-        (lambda f: runner.run_item("toy", "table", "huge", folder=f), "scale='huge' must be one of"),
+        (
+            lambda f: runner.run_item("toy", "table9", folder=f),
+            "ITEM='table9' is not of toy; it has table, base, after",
+        ),
+        (
+            lambda f: runner.run_item("toy", "table", folder=f, only={"y": "1"}),
+            "have no y; they have x, method",
+        ),
+        (
+            lambda f: runner.run_item("toy", "table", folder=f, only={"x": "7"}),
+            "x is one of 1, 2, 3",
+        ),
+        (
+            lambda f: runner.run_item("toy", "table", folder=f, seeds=0),
+            "seeds=0 must be at least 1",
+        ),
+        (
+            lambda f: runner.run_item("toy", "table", "huge", folder=f),
+            "scale='huge' must be one of",
+        ),
     ],
 )
 def test_bad_input(tmp_path, call, words):
@@ -165,7 +195,14 @@ def test_a_file_that_is_no_store_is_named(tmp_path):
 
 def test_the_store_keeps_what_json_can(tmp_path):
     store = Store(tmp_path, "toy", "table", "usual")
-    rows = [{"value": np.float32(0.1), "never": float("inf"), "count": np.int64(3), "list": [1.123456789]}]
+    rows = [
+        {
+            "value": np.float32(0.1),
+            "never": float("inf"),
+            "count": np.int64(3),
+            "list": [1.123456789],
+        }
+    ]
     store.add(Cell({"x": 1}, 0, rows, 1.26, {"torch": "1"}))
     (again,) = Store(tmp_path, "toy", "table", "usual").cells.values()
     assert again.rows == [{"value": 0.1, "never": None, "count": 3, "list": [1.123457]}]
@@ -185,7 +222,9 @@ def test_a_larger_scale_is_shown_once_it_is_complete(tmp_path):
     part = render.stored(tmp_path, "toy", "table")
     assert not part.complete and "Only 3 of 9 cells have run." in part.remarks
     runner.run_item("toy", "table", "usual", folder=tmp_path, workers=1, only={"x": "2"})
-    assert [n for _, v, n in render.stored(tmp_path, "toy", "table").verdicts if v == "holds"] == ["4 > 1 (of 6 of 9 cells)"]
+    assert [n for _, v, n in render.stored(tmp_path, "toy", "table").verdicts if v == "holds"] == [
+        "4 > 1 (of 6 of 9 cells)"
+    ]
     runner.run_item("toy", "table", "quick", folder=tmp_path, workers=1)
     assert render.stored(tmp_path, "toy", "table").scale == "quick"
 
@@ -199,7 +238,8 @@ def test_two_processes_may_add_to_one_store(tmp_path):
 
 def test_only_the_first_seed_of_what_is_needed_counts(tmp_path):
     runner.run_item("toy", "base", "usual", folder=tmp_path, workers=1, seeds=2)
-    Store(tmp_path, "toy", "base", "usual").add(Cell({"x": 9}, 0, [{"value": 9.0}]))  # of settings that have changed since
+    # of settings that have changed since
+    Store(tmp_path, "toy", "base", "usual").add(Cell({"x": 9}, 0, [{"value": 9.0}]))
     assert [c.settings["x"] for c in runner.wanted("toy", "after", "usual", tmp_path)] == [1, 2]
 
 
@@ -207,7 +247,10 @@ def test_the_larger_scale_is_shown(tmp_path):
     runner.run_item("toy", "table", "quick", folder=tmp_path, workers=1)
     runner.run_item("toy", "table", "usual", folder=tmp_path, workers=1)
     assert render.stored(tmp_path, "toy", "table").scale == "usual"
-    assert render.stored(tmp_path, "toy", "table", ("quick",)).command == "foedus paper toy table --quick"
+    assert (
+        render.stored(tmp_path, "toy", "table", ("quick",)).command
+        == "foedus paper toy table --quick"
+    )
 
 
 def test_cells_of_settings_that_have_changed_are_not_shown(tmp_path):
@@ -228,18 +271,35 @@ def test_a_table_has_the_paper_beside_ours():
         ]
     )
     headings, rows = render.table_of(
-        Table(("x",), ("value",), columns=("method",), published={(1,): 1.25}, digits=2), Found(frame)
+        Table(("x",), ("value",), columns=("method",), published={(1,): 1.25}, digits=2),
+        Found(frame),
     )
     assert headings == ["x", "paper", "a", "b"]
-    assert rows == [["1", "1.25", "1.50 ± 0.50 (+0.25)", "1.50 ± 0.50 (+0.25)"], ["2", "–", "4.50 ± 0.50", "–"]]
+    assert rows == [
+        ["1", "1.25", "1.50 ± 0.50 (+0.25)", "1.50 ± 0.50 (+0.25)"],
+        ["2", "–", "4.50 ± 0.50", "–"],
+    ]
 
 
 def test_a_table_with_a_number_of_the_paper_for_every_column():
-    frame = pd.DataFrame([{"x": None, "method": "a", "seed": 0, "n": 3.0}, {"x": None, "method": "b", "seed": 0, "n": np.inf}])
-    view = Table(
-        ("x",), ("n",), columns=("method",), published={(None, "a"): 4, (None, "b"): np.inf}, digits=0, never=("never", "> 100")
+    frame = pd.DataFrame(
+        [
+            {"x": None, "method": "a", "seed": 0, "n": 3.0},
+            {"x": None, "method": "b", "seed": 0, "n": np.inf},
+        ]
     )
-    assert render.table_of(view, Found(frame)) == (["x", "a", "b"], [["–", "3 (4)", "never (> 100)"]])
+    view = Table(
+        ("x",),
+        ("n",),
+        columns=("method",),
+        published={(None, "a"): 4, (None, "b"): np.inf},
+        digits=0,
+        never=("never", "> 100"),
+    )
+    assert render.table_of(view, Found(frame)) == (
+        ["x", "a", "b"],
+        [["–", "3 (4)", "never (> 100)"]],
+    )
 
 
 def test_spread_within_a_cell():
@@ -248,17 +308,28 @@ def test_spread_within_a_cell():
 
 
 def test_points_of_curves():
-    frame = pd.DataFrame([{"x": x, "value": float(x), "line": "l", "seed": 0} for x in range(1, 101)])
+    frame = pd.DataFrame(
+        [{"x": x, "value": float(x), "line": "l", "seed": 0} for x in range(1, 101)]
+    )
     headings, rows = render.table_of(Lines("x", "value", "line"), Found(frame))
     assert headings[1] == "x 1" and headings[-1] == "x 100" and len(headings) == 8
-    assert rows == [["l", *(h.split()[1] if int(h.split()[1]) < 10 else f"{h.split()[1]}.0" for h in headings[1:])]]
+    assert rows == [
+        [
+            "l",
+            *(
+                h.split()[1] if int(h.split()[1]) < 10 else f"{h.split()[1]}.0"
+                for h in headings[1:]
+            ),
+        ]
+    ]
 
 
 def test_found():
     found = Found(pd.DataFrame([{"a": 1, "v": 2.0}, {"a": 1, "v": 4.0}, {"a": 2, "v": None}]))
     assert found.mean("v", a=1) == 3.0 and found.values("a") == [1, 2]
     assert (
-        Claim("", lambda f: (f.where(a=3).frame["v"].eq(0).all(), "")).judge(found)[0] == "not measured"
+        Claim("", lambda f: (f.where(a=3).frame["v"].eq(0).all(), "")).judge(found)[0]
+        == "not measured"
     )  # nothing is not zero
     with pytest.raises(Missing):
         slope(pd.Series([1.0], index=[1]))
@@ -304,7 +375,11 @@ def test_cells_of_other_common_settings_are_run_again(tmp_path, monkeypatch):
 def test_claims_of_ours_are_counted_apart(tmp_path, monkeypatch):
     whole = ITEMS["table"]
     grow, _, fall = whole.claims
-    monkeypatch.setitem(ITEMS, "table", dataclasses.replace(whole, claims=(grow, dataclasses.replace(fall, ours=True))))
+    monkeypatch.setitem(
+        ITEMS,
+        "table",
+        dataclasses.replace(whole, claims=(grow, dataclasses.replace(fall, ours=True))),
+    )
     runner.run_item("toy", "table", "quick", folder=tmp_path, workers=1)
     markdown.write_docs(tmp_path, tmp_path / "docs", draw=False)
     text = (tmp_path / "docs" / "reproduction.md").read_text()
@@ -314,7 +389,9 @@ def test_claims_of_ours_are_counted_apart(tmp_path, monkeypatch):
 
 def test_a_mistake_in_a_claim_is_not_taken_for_a_missing_cell():
     with pytest.raises(KeyError):
-        Claim("wrong", lambda f: (f.frame["no such column"].mean() > 0, "")).judge(Found(pd.DataFrame({"x": [1]})))
+        Claim("wrong", lambda f: (f.frame["no such column"].mean() > 0, "")).judge(
+            Found(pd.DataFrame({"x": [1]}))
+        )
 
 
 def test_what_is_needed_is_that_of_the_first_seed(tmp_path):

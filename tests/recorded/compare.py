@@ -91,7 +91,9 @@ class Difference:
 
 
 def close(recorded: Any, now: Any, size: float = 0.0) -> bool:
-    """Numbers within the tolerance, relative to the recorded one or to `size`; anything else equal."""
+    """Numbers within the tolerance, relative to the recorded one or to `size`; anything else
+    equal.
+    """
     both = (recorded, now)
     if any(isinstance(v, bool | str) or v is None for v in both):
         return recorded == now
@@ -133,7 +135,8 @@ def _values(at: tuple[str, str, str], old: Any, new: Any) -> Difference | None:
     fewer = None
     for i, (a, b) in enumerate(zip(old, new, strict=True)):
         where = i if rounds else None
-        # The first entry of a digest is a sum, whose terms may cancel: it is held against the norm, the second.
+        # The first entry of a digest is a sum, whose terms may cancel: it is held against the norm,
+        # the second.
         size = abs(old[1]) if not rounds and i == 0 and len(old) > 1 else 0.0
         same = a == b if column in INTEGERS + BYTES else close(a, b, size)
         if same:

@@ -10,19 +10,45 @@ from foedus.core.history import History
 from foedus.core.result import Run
 
 
-def fake_run(metric, *, algorithm=None, name="accuracy", up=1_000_000, down=500_000, seconds=0.5, seed=0, own=None):
-    """A run whose round t has metric[t], and cost t * (up, down) bytes and t * seconds. None: not evaluated."""
+def fake_run(
+    metric,
+    *,
+    algorithm=None,
+    name="accuracy",
+    up=1_000_000,
+    down=500_000,
+    seconds=0.5,
+    seed=0,
+    own=None,
+):
+    """A run whose round t has metric[t], and cost t * (up, down) bytes and t * seconds.
+
+    None: not evaluated.
+    """
     algorithm = algorithm or FedAvg()
     rows = []
     for t, value in enumerate(metric):
-        row = {"round": t, "seconds": t * seconds, "bytes_up": t * up, "bytes_down": t * down, "messages_up": t, "clients": 2}
+        row = {
+            "round": t,
+            "seconds": t * seconds,
+            "bytes_up": t * up,
+            "bytes_down": t * down,
+            "messages_up": t,
+            "clients": 2,
+        }
         row |= {} if value is None else {name: value, "loss": 1.0}
         row |= {} if own is None else {f"own_{name}": own[t]}
         rows.append(row)
     scheme = "pool" if algorithm.pooled else "iid"
     settings = {
         "algorithm": to_config(algorithm),
-        "federation": {"data": "toy", "scheme": scheme, "settings": {"clients": 2}, "clients": 2, "rows": 8},
+        "federation": {
+            "data": "toy",
+            "scheme": scheme,
+            "settings": {"clients": 2},
+            "clients": 2,
+            "rows": 8,
+        },
         "seed": seed,
         "participation": 1.0,
         "evaluate_every": 1,

@@ -19,7 +19,7 @@ def fed():
     return fd.split(fd.load("wine"), "iid", clients=4, seed=0)
 
 
-# -- the table, by hand ------------------------------------------------------------------------------------------------
+# -- the table, by hand ----------------------------------------------------------------------------
 
 
 def test_table_by_hand():
@@ -56,7 +56,11 @@ def test_table_by_hand():
 
 
 def test_default_target_is_95_percent_of_the_best_without_pooled_data():
-    runs = {"A": [fake_run([0.1, 0.6, 0.8])], "B": [fake_run([0.1, 0.2, 0.4])], "all": [central([0.1, 1.0, 1.0])]}
+    runs = {
+        "A": [fake_run([0.1, 0.6, 0.8])],
+        "B": [fake_run([0.1, 0.2, 0.4])],
+        "all": [central([0.1, 1.0, 1.0])],
+    }
     cmp = Comparison(runs)
     assert cmp.target == pytest.approx(0.95 * 0.8)
     assert cmp.table()["rounds_to_target"].tolist()[::2] == [2, 1]
@@ -67,7 +71,9 @@ def test_default_target_is_95_percent_of_the_best_without_pooled_data():
 
 
 def test_regression_targets_are_reached_from_above():
-    cmp = Comparison({"A": [fake_run([9.0, 4.0, 1.9], name="mse")], "B": [fake_run([9.0, 3.0, 2.5], name="mse")]})
+    cmp = Comparison(
+        {"A": [fake_run([9.0, 4.0, 1.9], name="mse")], "B": [fake_run([9.0, 3.0, 2.5], name="mse")]}
+    )
     assert cmp.metric == "mse"
     assert cmp.target == pytest.approx(1.9 / 0.95)
     assert cmp.table().loc["A", "rounds_to_target"] == 2
@@ -105,7 +111,9 @@ def test_values_that_are_not_finite_are_no_points_of_a_curve():
 def test_numbers_as_text():
     assert mean_and_spread(0.5, 0.01) == "0.5000 ± 0.0100"
     assert mean_and_spread(1234.5, 20.0) == "1234.5 ± 20.0"
-    assert mean_and_spread(0.25, math.nan) == "0.2500" and mean_and_spread(math.nan, math.nan) == "–"
+    assert (
+        mean_and_spread(0.25, math.nan) == "0.2500" and mean_and_spread(math.nan, math.nan) == "–"
+    )
 
 
 def test_no_evaluation_at_all_still_counts_bytes():
@@ -117,7 +125,9 @@ def test_no_evaluation_at_all_still_counts_bytes():
 
 
 def test_curves_have_mean_and_range_over_seeds():
-    cmp = Comparison({"A": [fake_run([0.0, 0.4], seed=0), fake_run([0.2, 0.8], seed=1, seconds=1.5)]})
+    cmp = Comparison(
+        {"A": [fake_run([0.0, 0.4], seed=0), fake_run([0.2, 0.8], seed=1, seconds=1.5)]}
+    )
     (curve,) = cmp.curves()
     assert curve.mean == pytest.approx([0.1, 0.6])
     assert curve.low == [0.0, 0.4]
@@ -127,8 +137,12 @@ def test_curves_have_mean_and_range_over_seeds():
 
 def test_diverged_runs_are_left_out_of_the_numbers_and_remarked():
     runs = [fake_run([0.1, 0.5, 0.9], seed=0), fake_run([0.1, 0.2], seed=1)]
-    cmp = Comparison({"A": runs, "B": [fake_run([0.1], seed=0), fake_run([0.1], seed=1)]}, None, 0.8,
-                     {"A": {1: "round 2: no"}, "B": {0: "round 1: no", 1: "round 1: no"}})  # fmt: skip
+    cmp = Comparison(
+        {"A": runs, "B": [fake_run([0.1], seed=0), fake_run([0.1], seed=1)]},
+        None,
+        0.8,
+        {"A": {1: "round 2: no"}, "B": {0: "round 1: no", 1: "round 1: no"}},
+    )
     a, b = cmp.table().loc["A"], cmp.table().loc["B"]
     assert a["accuracy"] == 0.9
     assert a["seeds"] == 1
@@ -141,7 +155,9 @@ def test_diverged_runs_are_left_out_of_the_numbers_and_remarked():
 
 
 def test_text_table():
-    cmp = Comparison({"A[b]": [fake_run([0.1, 0.5, 0.9])], "all": [central([0.1, 1.0, 1.0])]}, target=0.75)
+    cmp = Comparison(
+        {"A[b]": [fake_run([0.1, 0.5, 0.9])], "all": [central([0.1, 1.0, 1.0])]}, target=0.75
+    )
     text = repr(cmp)
     assert "A[b]" in text  # not taken for markup
     assert "0.9000" in text
@@ -155,20 +171,24 @@ def test_mixed_kinds_cannot_be_compared():
         Comparison({"A": [fake_run([0.1])], "B": [fake_run([0.1], name="mse")]})
 
 
-# -- real runs ---------------------------------------------------------------------------------------------------------
+# -- real runs -------------------------------------------------------------------------------------
 
 
 def test_compare_runs_every_algorithm_on_every_seed(fed):
     state = torch.get_rng_state(), np.random.get_state()[1].copy()
     algorithms = {"avg": fd.FedAvg(), "alone": fd.Independent(), "all": fd.Central()}
     cmp = compare(algorithms, fed, 4, seeds=[3, 5], participation=0.5, target=0.0)
-    assert {n: [r.settings["seed"] for r in runs] for n, runs in cmp.runs.items()} == {key: [3, 5] for key in algorithms}
+    assert {n: [r.settings["seed"] for r in runs] for n, runs in cmp.runs.items()} == {
+        key: [3, 5] for key in algorithms
+    }
     # The target is reached at once, and stops nothing.
     assert all(len(r.records) == 5 for runs in cmp.runs.values() for r in runs)
     assert cmp.table().loc["avg", "rounds_to_target"] == 0
     single = fd.run(fd.FedAvg(), fed, 4, seed=5, participation=0.5).history
     assert single["accuracy"].tolist() == cmp.runs["avg"][1].history["accuracy"].tolist()
-    assert cmp.table().loc["avg", "mb"] == pytest.approx((single["bytes_up"] + single["bytes_down"]).iloc[-1] / 1e6)
+    assert cmp.table().loc["avg", "mb"] == pytest.approx(
+        (single["bytes_up"] + single["bytes_down"]).iloc[-1] / 1e6
+    )
     assert not math.isnan(cmp.table().loc["alone", "own_accuracy"])
     assert torch.equal(state[0], torch.get_rng_state())
     assert np.array_equal(state[1], np.random.get_state()[1])
@@ -187,7 +207,9 @@ def test_checkpoints_of_a_comparison_are_one_file_a_run(fed, tmp_path):
     algorithms = {"a/../b": fd.FedAvg()}
     first = compare(algorithms, fed, 3, seeds=2, checkpoint=tmp_path / "c")
     names = [f"a%2F..%2Fb-seed{seed}.safetensors" for seed in (0, 1)]  # and the one before, of each
-    assert sorted(f.name for f in (tmp_path / "c").iterdir()) == [n + end for n in names for end in ("", ".previous")]
+    assert sorted(f.name for f in (tmp_path / "c").iterdir()) == [
+        n + end for n in names for end in ("", ".previous")
+    ]
     again = compare(algorithms, fed, 5, seeds=2, checkpoint=tmp_path / "c", resume=True)
     assert again.runs["a/../b"][1].records.rows[:4] == first.runs["a/../b"][1].records.rows
 
@@ -216,7 +238,7 @@ def test_models_are_checked_before_the_first_run(fed):
         compare({"a": fd.FedAvg(), "b": fd.FedAvg(fd.CNN())}, fed, 10**9)
 
 
-# -- saved runs --------------------------------------------------------------------------------------------------------
+# -- saved runs ------------------------------------------------------------------------------------
 
 
 def test_save_and_load_keep_names_and_numbers(fed, tmp_path):
@@ -230,7 +252,13 @@ def test_save_and_load_keep_names_and_numbers(fed, tmp_path):
 
 
 def test_loaded_runs_are_told_apart_by_what_differs(tmp_path):
-    for i, run in enumerate([fake_run([0, 1.0], algorithm=fd.FedAvg(lr=lr), seed=s) for lr in (0.1, 0.5) for s in (0, 1)]):
+    for i, run in enumerate(
+        [
+            fake_run([0, 1.0], algorithm=fd.FedAvg(lr=lr), seed=s)
+            for lr in (0.1, 0.5)
+            for s in (0, 1)
+        ]
+    ):
         run.save(tmp_path / f"{i}.safetensors")
     cmp = Comparison.load(*(tmp_path / f"{i}.safetensors" for i in range(4)))
     assert {n: len(r) for n, r in cmp.runs.items()} == {"FedAvg (lr=0.1)": 2, "FedAvg (lr=0.5)": 2}
@@ -259,5 +287,7 @@ def test_load_refuses_what_is_no_run(tmp_path):
 def test_importing_foedus_stays_light():
     heavy = ("matplotlib", "sklearn", "rich", "typer", "pandas.plotting", "ray", "flwr")
     code = f"import foedus, sys; print([m for m in {heavy!r} if m in sys.modules])"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert out.strip() == "[]"

@@ -17,7 +17,9 @@ _VOID = {"meta", "link", "br", "hr", "img", "input"}
 
 
 class Checker(HTMLParser):
-    """Notes tags that are not closed in order, ids that come twice, and every address that a browser would load."""
+    """Notes tags that are not closed in order, ids that come twice, and every address that a
+    browser would load.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +74,10 @@ def check(page: str) -> Checker:
 @pytest.fixture(scope="module")
 def comparison():
     runs = {
-        "<script>alert(1)</script> & co": [fake_run([0.1, 0.7, 0.9], seed=0), fake_run([0.1, 0.6, 0.8], seed=1)],
+        "<script>alert(1)</script> & co": [
+            fake_run([0.1, 0.7, 0.9], seed=0),
+            fake_run([0.1, 0.6, 0.8], seed=1),
+        ],
         "alone": [independent([0.1, 0.2, 0.3], own=[0.1, 0.6, 0.7])],
         "all": [central([0.1, 0.95, 0.95])],
         "$lost$": [fake_run([0.1, 0.2])],
@@ -102,11 +107,15 @@ def test_everything_of_the_user_is_escaped(page):
 
 @pytest.mark.parametrize("kind", ["comparison", "diagnosis"])
 def test_names_in_the_data_are_escaped(kind, tmp_path):
-    """The name of a file and those of classes, columns and algorithms, in text, in figures and in attributes."""
+    """The name of a file and those of classes, columns and algorithms, in text, in figures and in
+    attributes.
+    """
     file, names = tmp_path / 'rows <script>"&.csv', ["<script>a", "</svg><script>b", '"><script>c']
     rows = [f"{i % 7},{i % 5},{names[i % 3]}" for i in range(60)]
     with file.open("w", newline="") as out:
-        csv.writer(out).writerows([["<script>one", "two", "class"], *(row.split(",") for row in rows)])
+        csv.writer(out).writerows(
+            [["<script>one", "two", "class"], *(row.split(",") for row in rows)]
+        )
     fed = fd.split(fd.load(file, label="class"), "iid", clients=3)
     if kind == "comparison":
         label = "</svg><script>alert(1)</script>"
@@ -153,7 +162,10 @@ def test_page_without_evaluation():
 
 def test_page_of_a_regression_and_of_many_algorithms():
     fed = fd.split(fd.load("diabetes"), "iid", clients=3)
-    runs = {f"algorithm number {i} of many": [fake_run([9.0, 3.0 + i / 10], name="mse")] for i in range(14)}
+    runs = {
+        f"algorithm number {i} of many": [fake_run([9.0, 3.0 + i / 10], name="mse")]
+        for i in range(14)
+    }
     assert "mean squared error" in check(render(Comparison(runs, fed))).text
 
 
@@ -161,7 +173,11 @@ def test_curves_name_axes_and_units():
     style = plots.styles(["A"])
     series = Comparison({"A": [fake_run([0.1, 0.5])]}).curves()
     # Text is drawn as shapes; matplotlib keeps it beside them as comments.
-    for against, label in (("rounds", "round"), ("megabytes", "megabytes sent"), ("seconds", "seconds of computing")):
+    for against, label in (
+        ("rounds", "round"),
+        ("megabytes", "megabytes sent"),
+        ("seconds", "seconds of computing"),
+    ):
         svg = plots.curves(series, against, "accuracy", style)
         assert f"<!-- {label}" in svg
         assert "<!-- accuracy on the test set -->" in svg
@@ -178,4 +194,6 @@ def test_styles_differ_in_grey_too():
 
 def test_figures_are_the_same_every_time(comparison):
     style = plots.styles(list(comparison.runs))
-    assert len({plots.curves(comparison.curves(), "rounds", "accuracy", style) for _ in range(2)}) == 1
+    assert (
+        len({plots.curves(comparison.curves(), "rounds", "accuracy", style) for _ in range(2)}) == 1
+    )

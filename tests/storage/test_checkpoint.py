@@ -57,7 +57,10 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(fed, tmp_path, whol
     path = tmp_path / NAME
     bad = damage(path.read_bytes())
     path.write_bytes(bad)
-    with pytest.warns(UserWarning, match=r"damaged.* the run goes on from the checkpoint before it, .*previous of round 1"):
+    with pytest.warns(
+        UserWarning,
+        match=r"damaged.* the run goes on from the checkpoint before it, .*previous of round 1",
+    ):
         run = fd.run(ALGORITHM, fed, 3, checkpoint=tmp_path, resume=True)
     testing._same(whole, run, "a damaged checkpoint left a trace")
     assert len(run.notes) == 1 and "previous of round 1" in run.notes[0]
@@ -87,7 +90,10 @@ def test_both_damaged_is_an_error_that_names_both(fed, tmp_path):
     with pytest.raises(fd.CheckpointError) as info:
         fd.run(ALGORITHM, fed, 2, checkpoint=tmp_path, resume=True)
     said = str(info.value)
-    assert f"{NAME} is not a foedus file, or it is damaged" in said and f"{NAME}.previous is not" in said
+    assert (
+        f"{NAME} is not a foedus file, or it is damaged" in said
+        and f"{NAME}.previous is not" in said
+    )
     assert "remove both" in said
     assert sorted(os.listdir(tmp_path)) == [NAME, f"{NAME}.previous"]  # nothing is touched
 
@@ -95,7 +101,9 @@ def test_both_damaged_is_an_error_that_names_both(fed, tmp_path):
 def test_a_new_run_does_not_take_the_place_of_one_before(fed, tmp_path):
     fd.run(ALGORITHM, fed, 1, checkpoint=tmp_path)
     (tmp_path / NAME).unlink()
-    with pytest.raises(fd.CheckpointError, match=r"previous holds a run at round 0; pass resume=True"):
+    with pytest.raises(
+        fd.CheckpointError, match=r"previous holds a run at round 0; pass resume=True"
+    ):
         fd.run(ALGORITHM, fed, 1, checkpoint=tmp_path)
 
 
@@ -107,7 +115,9 @@ def test_another_runs_checkpoint_is_no_damaged_one(fed, tmp_path):
     assert not (tmp_path / f"{NAME}.damaged").exists()
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.data())
 def test_any_change_of_bytes_is_noticed(tmp_path, data):
     path, bad = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
@@ -143,7 +153,10 @@ def test_the_checksum_is_that_of_the_file(tmp_path):
 def test_files_without_a_checksum_are_still_read(tmp_path):
     from safetensors.torch import save
 
-    path, header = tmp_path / "a.safetensors", {"version": 1, "forms": {"state": {"tensor": "t"}}, "meta": {"a": 1}}
+    path, header = (
+        tmp_path / "a.safetensors",
+        {"version": 1, "forms": {"state": {"tensor": "t"}}, "meta": {"a": 1}},
+    )
     path.write_bytes(save({"state/t": torch.arange(3)}, metadata={"foedus": json.dumps(header)}))
     trees, meta = checkpoint.read(path)
     assert torch.equal(trees["state"], torch.arange(3)) and meta == {"a": 1}
@@ -162,9 +175,13 @@ def test_a_full_disk_leaves_the_last_checkpoint(fed, tmp_path, monkeypatch, whol
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full_disk)
-        with pytest.raises(fd.CheckpointError, match=rf"{NAME} cannot be written: No space left") as info:
+        with pytest.raises(
+            fd.CheckpointError, match=rf"{NAME} cannot be written: No space left"
+        ) as info:
             fd.run(ALGORITHM, fed, 3, checkpoint=tmp_path, resume=True)
-    assert info.value.__notes__ == ["The checkpoint of round 1 is still good: resume=True goes on from it."]
+    assert info.value.__notes__ == [
+        "The checkpoint of round 1 is still good: resume=True goes on from it."
+    ]
     assert {p: p.read_bytes() for p in tmp_path.iterdir()} == before  # and nothing half written
     run = fd.run(ALGORITHM, fed, 3, checkpoint=tmp_path, resume=True)
     testing._same(whole, run, "a full disk left a trace")
@@ -196,7 +213,9 @@ def test_at_every_instant_there_is_a_checkpoint(tmp_path, monkeypatch):
             found = steps[name](*args)
             if writing:
                 assert rounds(path) in writing
-                assert rounds(checkpoint.previous_of(path)) in [n - 1 for n in writing] or writing == [0, 1]
+                assert rounds(checkpoint.previous_of(path)) in [
+                    n - 1 for n in writing
+                ] or writing == [0, 1]
             return found
 
         return call
@@ -206,7 +225,9 @@ def test_at_every_instant_there_is_a_checkpoint(tmp_path, monkeypatch):
         monkeypatch.setattr(os, name, looking(name))
     for number in range(4):
         writing = [number - 1, number] if number > 1 else []
-        checkpoint.write(path, {"state": torch.zeros(3)}, {"rounds_done": number}, checkpoint.previous_of(path))
+        checkpoint.write(
+            path, {"state": torch.zeros(3)}, {"rounds_done": number}, checkpoint.previous_of(path)
+        )
 
 
 def test_without_links_there_is_still_one_of_the_two(tmp_path, monkeypatch):
@@ -217,14 +238,18 @@ def test_without_links_there_is_still_one_of_the_two(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "link", none)
     for number in range(3):
-        checkpoint.write(path, {"state": torch.zeros(3)}, {"rounds_done": number}, checkpoint.previous_of(path))
+        checkpoint.write(
+            path, {"state": torch.zeros(3)}, {"rounds_done": number}, checkpoint.previous_of(path)
+        )
     assert (rounds(path), rounds(checkpoint.previous_of(path))) == (2, 1)
 
 
 def test_files_are_as_readable_as_any_other(tmp_path):
     checkpoint.replace(tmp_path / "a", [b"1"])
     (tmp_path / "b").write_bytes(b"1")
-    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == stat.S_IMODE((tmp_path / "b").stat().st_mode)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == stat.S_IMODE(
+        (tmp_path / "b").stat().st_mode
+    )
 
 
 @pytest.mark.parametrize(
@@ -236,7 +261,11 @@ def test_files_are_as_readable_as_any_other(tmp_path):
         {"version": 2, "forms": [], "meta": {}},
         {"version": 2, "forms": {"state": {"state": 3}}, "meta": {}},
         {"version": 2, "forms": {"state": {"dict": [[[], {"value": 1}]]}}, "meta": {}},
-        {"version": 2, "forms": {"state": {"node": "Sparse", "parts": [], "static": {}}}, "meta": {}},
+        {
+            "version": 2,
+            "forms": {"state": {"node": "Sparse", "parts": [], "static": {}}},
+            "meta": {},
+        },
         {"version": 2, "forms": {"state": {"node": [], "parts": {}, "static": {}}}, "meta": {}},
         {"version": 2, "forms": {"state": {"tensor": []}}, "meta": {}},
         {"version": 2, "forms": {"state": {"value": 1}}, "meta": 3},

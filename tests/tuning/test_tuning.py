@@ -1,4 +1,6 @@
-"""fd.tune finds what a closed form finds, on validation rows alone, and the same wherever and however it runs."""
+"""fd.tune finds what a closed form finds, on validation rows alone, and the same wherever and
+however it runs.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ ROUNDS_RUN: list[float] = []
 
 @dataclass(frozen=True)
 class Toy(fd.Algorithm):
-    """w <- w - lr (w - 1) from w = 0: after t rounds the squared error of w, where every y is 1, is (1 - lr)^(2 t)."""
+    """w <- w - lr (w - 1) from w = 0: after t rounds the squared error of w, where every y is 1, is
+    (1 - lr)^(2 t).
+    """
 
     lr: float = 0.5
     fails_in: int = 10**9
@@ -60,7 +64,7 @@ def numbers(found: fd.Tuning) -> Any:
     return found.table.drop(columns="seconds")
 
 
-# -- validation rows ---------------------------------------------------------------------------------------------------
+# -- validation rows -------------------------------------------------------------------------------
 
 
 @settings(max_examples=60, deadline=None)
@@ -73,12 +77,19 @@ def test_a_holdout_loses_no_row_and_leaves_everybody_some(sizes, fraction, seed)
     n = sum(sizes)
     x = np.arange(n, dtype=np.float32)[:, None]  # a row is known by its value
     owner = np.random.default_rng(0).permutation(np.repeat(np.arange(len(sizes)), sizes))
-    data = fd.Data.from_arrays(x, np.arange(n) % 2, np.full((3, 1), -1, np.float32), np.zeros(3, int), classes=2)
-    whole = fd.Federation.from_owners(data, owner, np.zeros(3, int), np.arange(len(sizes)) + 7, "given", {})
+    data = fd.Data.from_arrays(
+        x, np.arange(n) % 2, np.full((3, 1), -1, np.float32), np.zeros(3, int), classes=2
+    )
+    whole = fd.Federation.from_owners(
+        data, owner, np.zeros(3, int), np.arange(len(sizes)) + 7, "given", {}
+    )
     part = whole.holdout(fraction, seed)
     assert part.ids.tolist() == whole.ids.tolist()
     for p, size in enumerate(sizes):
-        kept, held = part.data.x_train[part.client_rows(p), 0], part.data.x_test[part.test_client_rows(p), 0]
+        kept, held = (
+            part.data.x_train[part.client_rows(p), 0],
+            part.data.x_test[part.test_client_rows(p), 0],
+        )
         assert sorted([*kept, *held]) == np.flatnonzero(owner == p).tolist()
         assert kept.tolist() == sorted(kept)  # in the order of before
         assert len(held) == min(max(round(fraction * size), 1), size - 1)
@@ -103,7 +114,9 @@ def test_a_holdout_keeps_groups_and_forgets_where_test_rows_came_from(digits):
     assert np.array_equal(part.data.groups_test[part.test_rows], owner)
 
 
-@pytest.mark.parametrize("wrong", [{"fraction": 0}, {"fraction": 1.0}, {"fraction": "a"}, {"seed": -1}, {"seed": 0.5}])
+@pytest.mark.parametrize(
+    "wrong", [{"fraction": 0}, {"fraction": 1.0}, {"fraction": "a"}, {"seed": -1}, {"seed": 0.5}]
+)
 def test_holdout_refuses(fed, wrong):
     with pytest.raises(fd.SplitError, match=next(iter(wrong))):
         fed.holdout(**wrong)
@@ -116,15 +129,20 @@ def test_test_rows_are_never_touched(fed):
     data = fed.data
     corrupt = replace(data, x_test=data.x_test * 1e6 - 7, y_test=(data.y_test + 1) % 10)
     none = replace(data, x_test=data.x_test[:0], y_test=data.y_test[:0])
-    assert expected.equals(numbers(fd.tune(fd.FedAvg(), replace(fed, data=corrupt), grid=grid, **options)))
+    assert expected.equals(
+        numbers(fd.tune(fd.FedAvg(), replace(fed, data=corrupt), grid=grid, **options))
+    )
     without = replace(fed, data=none, test_rows=[], test_offsets=np.zeros(len(fed) + 1))
     assert expected.equals(numbers(fd.tune(fd.FedAvg(), without, grid=grid, **options)))
     # That they could have mattered: on them, the same runs have other accuracies.
-    finals = [fd.run(fd.FedAvg(lr=0.1), replace(fed, data=d), 2).records.last("accuracy") for d in (data, corrupt)]
+    finals = [
+        fd.run(fd.FedAvg(lr=0.1), replace(fed, data=d), 2).records.last("accuracy")
+        for d in (data, corrupt)
+    ]
     assert finals[0] != finals[1]
 
 
-# -- the choice --------------------------------------------------------------------------------------------------------
+# -- the choice ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -156,14 +174,26 @@ def test_the_best_reg_is_that_of_the_closed_form(noisy):
             w = sum(len(r) / len(part.rows) * ridge(x[r], y[r], reg) for r in own)
             averaged[reg].append(np.mean((vx @ w - vy) ** 2))
     for algorithm, by_hand in ((fd.KRR, scores), (fd.DKRR, averaged)):
-        found = fd.tune(algorithm(fd.Identity()), noisy, 0, grid={"reg": REGS}, seeds=2, validation=0.25, workers=1)
+        found = fd.tune(
+            algorithm(fd.Identity()),
+            noisy,
+            0,
+            grid={"reg": REGS},
+            seeds=2,
+            validation=0.25,
+            workers=1,
+        )
         best = min(REGS, key=lambda reg, s=by_hand: np.mean(s[reg]))
         assert REGS[0] < best < REGS[-1]
         assert found.values == {"reg": best}
         assert found.best == algorithm(fd.Identity(), reg=best)
         table = found.table.sort_values("reg")
-        assert table.score.tolist() == pytest.approx([np.mean(by_hand[reg]) for reg in REGS], rel=1e-5)
-        assert table.spread.tolist() == pytest.approx([np.std(by_hand[reg], ddof=1) for reg in REGS], rel=1e-4)
+        assert table.score.tolist() == pytest.approx(
+            [np.mean(by_hand[reg]) for reg in REGS], rel=1e-5
+        )
+        assert table.spread.tolist() == pytest.approx(
+            [np.std(by_hand[reg], ddof=1) for reg in REGS], rel=1e-4
+        )
         assert found.table.score.is_monotonic_increasing
         assert found.border == ()
 
@@ -173,7 +203,8 @@ def test_scores_are_the_toys_own():
     found = fd.tune(Toy(), ones(), 3, grid={"lr": lrs}, halving=None, workers=1)
     by_hand = {lr: (1 - lr) ** 6 for lr in lrs}
     assert dict(zip(found.table.lr, found.table.score, strict=True)) == pytest.approx(by_hand)
-    assert found.table.lr.tolist() == [0.5, 1.5, 0.25, 1.75]  # 0.5 and 1.5 are equals: the first in the grid comes first
+    # 0.5 and 1.5 are equals: the first in the grid comes first
+    assert found.table.lr.tolist() == [0.5, 1.5, 0.25, 1.75]
     assert found.table.rounds.tolist() == [3] * 4
     assert found.table.index.tolist() == [1, 2, 0, 3]
 
@@ -186,7 +217,9 @@ class Sides(Toy):
     scale: float = 1.0
 
     def predictor(self, state):
-        return fd.Predictor(lambda x: torch.cat((torch.zeros_like(x), self.side * self.scale * x), 1), state.spec)
+        return fd.Predictor(
+            lambda x: torch.cat((torch.zeros_like(x), self.side * self.scale * x), 1), state.spec
+        )
 
     def row_loss(self, outputs, y):
         return torch.nn.functional.cross_entropy(outputs, y, reduction="none")
@@ -199,7 +232,14 @@ def test_accuracy_is_to_be_high_and_equals_are_told_by_their_loss():
     found = fd.tune(Sides(), fed, 0, grid=grid, workers=1)
     assert found.metric == "accuracy"
     assert found.table.score.tolist() == [1.0] * 3 + [0.0] * 3
-    assert list(zip(found.table.side, found.table.scale, strict=True)) == [(1, 3), (1, 2), (1, 1), (-1, 1), (-1, 2), (-1, 3)]
+    assert list(zip(found.table.side, found.table.scale, strict=True)) == [
+        (1, 3),
+        (1, 2),
+        (1, 1),
+        (-1, 1),
+        (-1, 2),
+        (-1, 3),
+    ]
     by_loss = fd.tune(Sides(), fed, 0, grid=grid, metric="loss", workers=1)
     assert by_loss.values == {"side": 1, "scale": 3.0}
     assert by_loss.table.score.iloc[-1] == pytest.approx(np.log(1 + np.exp(3)))
@@ -211,13 +251,28 @@ def test_personal_models_are_judged_on_their_own_clients_rows(fed):
     for row in found.table.to_dict("records"):
         alone = fd.run(fd.Independent(lr=row["lr"]), fed.holdout(0.2, 0), 2)
         assert row["score"] == alone.records.last("own_accuracy")
-    assert fd.tune(fd.Independent(), fed, 1, grid={"lr": [0.1]}, metric="accuracy", workers=1).metric == "accuracy"
+    assert (
+        fd.tune(fd.Independent(), fed, 1, grid={"lr": [0.1]}, metric="accuracy", workers=1).metric
+        == "accuracy"
+    )
 
 
 def test_each_seed_has_a_run_and_validation_rows_of_its_own(fed):
     algorithm = fd.FedAvg(fd.MLP(4), lr=0.1)
-    found = fd.tune(algorithm, fed, 2, grid={"lr": [0.1]}, seeds=[4, 1], participation=0.5, metric="loss", workers=1)
-    alone = [fd.run(algorithm, fed.holdout(0.2, s), 2, seed=s, participation=0.5).records.last("loss") for s in (4, 1)]
+    found = fd.tune(
+        algorithm,
+        fed,
+        2,
+        grid={"lr": [0.1]},
+        seeds=[4, 1],
+        participation=0.5,
+        metric="loss",
+        workers=1,
+    )
+    alone = [
+        fd.run(algorithm, fed.holdout(0.2, s), 2, seed=s, participation=0.5).records.last("loss")
+        for s in (4, 1)
+    ]
     assert found.table.score.tolist() == [pytest.approx(np.mean(alone), rel=1e-12)]
     assert found.table.spread.tolist() == [pytest.approx(np.std(alone, ddof=1), rel=1e-9)]
 
@@ -225,12 +280,23 @@ def test_each_seed_has_a_run_and_validation_rows_of_its_own(fed):
 def test_single_rows_stay_with_their_clients():
     x = np.zeros((4, 1), np.float32)
     pairs = [(x[:1], np.ones(1, np.float32)), (x[:3], np.ones(3, np.float32))]
-    assert fd.tune(Toy(), fd.Federation.from_clients(pairs), 1, grid={"lr": [0.5]}, workers=1).table.score[0] == 0.25
+    assert (
+        fd.tune(
+            Toy(), fd.Federation.from_clients(pairs), 1, grid={"lr": [0.5]}, workers=1
+        ).table.score[0]
+        == 0.25
+    )
     with pytest.raises(fd.SplitError, match="each of the 2 clients has a single training row"):
-        fd.tune(Toy(), fd.Federation.from_clients([pairs[0], pairs[0]]), 1, grid={"lr": [0.5]}, workers=1)
+        fd.tune(
+            Toy(),
+            fd.Federation.from_clients([pairs[0], pairs[0]]),
+            1,
+            grid={"lr": [0.5]},
+            workers=1,
+        )
 
 
-# -- halving -----------------------------------------------------------------------------------------------------------
+# -- halving ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -261,11 +327,15 @@ def test_halving_continues_and_finds_what_the_whole_grid_finds():
     assert halved.table.rounds.tolist() == [9] * 3 + [3] * 6
     assert halved.table.lr.tolist()[:3] == whole.table.lr.tolist()[:3]
     assert halved.table.score.tolist()[:3] == whole.table.score.tolist()[:3]
-    assert halved.table.score.tolist()[3:] == pytest.approx([(1 - lr) ** 6 for lr in halved.table.lr[3:]])
+    assert halved.table.score.tolist()[3:] == pytest.approx(
+        [(1 - lr) ** 6 for lr in halved.table.lr[3:]]
+    )
 
 
 def test_a_score_counts_after_as_many_rounds_only():
-    """Errors that grow with the rounds: those that were left behind have smaller ones, but after fewer rounds."""
+    """Errors that grow with the rounds: those that were left behind have smaller ones, but after
+    fewer rounds.
+    """
     found = fd.tune(Toy(), ones(), 6, grid={"lr": [2.35, 2.3, 2.25, 2.2]}, halving=2, workers=1)
     assert found.values == {"lr": 2.2}
     assert found.table.lr.tolist() == [2.2, 2.25, 2.3, 2.35]
@@ -275,7 +345,11 @@ def test_a_score_counts_after_as_many_rounds_only():
 @pytest.mark.parametrize(
     ("algorithm", "name", "options"),
     [
-        (fd.FedAvg(fd.MLP(6), lr=0.05, server_momentum=0.5), "lr", {"participation": 0.5, "quantise": "int8"}),
+        (
+            fd.FedAvg(fd.MLP(6), lr=0.05, server_momentum=0.5),
+            "lr",
+            {"participation": 0.5, "quantise": "int8"},
+        ),
         (fd.Scaffold(fd.Linear(), lr=0.1), "lr", {"participation": fd.Poisson(0.6)}),
         (fd.FedAvg(fd.Linear()), "lr", {"engine": fd.Delayed(fd.Local(), up=1, down=1)}),
         (fd.FedFW(fd.Linear(), fd.L2Ball(5.0), schedule="nonconvex", horizon=6), "penalty", {}),
@@ -291,15 +365,19 @@ def test_a_survivor_has_the_numbers_of_a_run_that_was_never_stopped(fed, algorit
     found = fd.tune(algorithm, fed, 6, grid=grid, halving=2, metric=loss, workers=1, **options)
     assert found.table.rounds.tolist() == [6, 6, 3]
     for row in found.table.to_dict("records"):
-        alone = fd.run(replace(algorithm, **{name: row[name]}), fed.holdout(0.2, 0), row["rounds"], **options)
+        alone = fd.run(
+            replace(algorithm, **{name: row[name]}), fed.holdout(0.2, 0), row["rounds"], **options
+        )
         assert row["score"] == alone.records.last(loss)
 
 
-# -- failures ----------------------------------------------------------------------------------------------------------
+# -- failures --------------------------------------------------------------------------------------
 
 
 def test_what_diverges_comes_last(fed):
-    found = fd.tune(fd.FedAvg(fd.MLP(4)), fed, 2, grid={"lr": [1e30, 0.01, 0.1]}, seeds=2, workers=1)
+    found = fd.tune(
+        fd.FedAvg(fd.MLP(4)), fed, 2, grid={"lr": [1e30, 0.01, 0.1]}, seeds=2, workers=1
+    )
     assert found.table.lr.tolist()[-1] == 1e30
     last = found.table.iloc[-1]
     assert np.isnan(last.score) and np.isnan(last.spread) and last.rounds == 0
@@ -329,17 +407,24 @@ def test_all_that_went_on_fail():
 
 
 def test_if_everything_fails_the_first_failure_is_named():
-    with pytest.raises(fd.DivergenceError, match=r"every combination of the grid failed; lr = 0.1: round 2: it was") as caught:
+    with pytest.raises(
+        fd.DivergenceError, match=r"every combination of the grid failed; lr = 0.1: round 2: it was"
+    ) as caught:
         fd.tune(Toy(fails_in=2), ones(), 3, grid={"lr": [0.1, 0.2]}, workers=1)
     assert caught.value.round == 2
 
 
-# -- the grid ----------------------------------------------------------------------------------------------------------
+# -- the grid --------------------------------------------------------------------------------------
 
 
 def test_values_reach_fields_of_fields_all_at_once():
     base = fd.FedFW(fd.MLP(8), fd.L2Ball(1.0))
-    grid = {"domain.radius": [2.0], "model.hidden": [(3,)], "horizon": [7], "schedule": ["nonconvex"]}
+    grid = {
+        "domain.radius": [2.0],
+        "model.hidden": [(3,)],
+        "horizon": [7],
+        "schedule": ["nonconvex"],
+    }
     made = grids.build(base, {k: v[0] for k, v in grid.items()})
     # The schedule needs a horizon: one after the other would be refused.
     assert made == fd.FedFW(fd.MLP((3,)), fd.L2Ball(2.0), horizon=7, schedule="nonconvex")
@@ -348,12 +433,18 @@ def test_values_reach_fields_of_fields_all_at_once():
 def test_a_function_or_a_class_makes_the_algorithm():
     assert fd.tune(Toy, ones(), 1, grid={"lr": np.array([0.5, 0.25])}, workers=1).best == Toy(0.5)
     assert fd.tune(lambda a: Toy(a / 2), ones(), 1, grid={"a": (1, 2)}, workers=1).best == Toy(1.0)
-    assert type(fd.tune(Toy, ones(), 1, grid={"lr": np.array([0.5])}, workers=1).values["lr"]) is float
+    assert (
+        type(fd.tune(Toy, ones(), 1, grid={"lr": np.array([0.5])}, workers=1).values["lr"]) is float
+    )
 
 
 def test_the_whole_grid_is_tried_once():
-    found = fd.tune(lambda a, b: Toy(a * b), ones(), 0, grid={"a": [1, 2, 3], "b": [10, 20]}, workers=1)
-    assert [(r.a, r.b) for r in found.table.sort_index().itertuples()] == [(a, b) for a in (1, 2, 3) for b in (10, 20)]
+    found = fd.tune(
+        lambda a, b: Toy(a * b), ones(), 0, grid={"a": [1, 2, 3], "b": [10, 20]}, workers=1
+    )
+    assert [(r.a, r.b) for r in found.table.sort_index().itertuples()] == [
+        (a, b) for a in (1, 2, 3) for b in (10, 20)
+    ]
 
 
 def test_random_draws():
@@ -379,7 +470,13 @@ def test_draws_from_a_range_are_uniform_in_the_logarithm():
 
 @pytest.mark.parametrize(
     ("values", "border"),
-    [([0.5, 0.7, 1.0], ("lr",)), ([1.0, 0.5, 1.5], ()), ([1.0, 1.2, 1.3], ("lr",)), ([0.5, 1.0], ()), ([1.0, 1.0, 0.5], ())],
+    [
+        ([0.5, 0.7, 1.0], ("lr",)),
+        ([1.0, 0.5, 1.5], ()),
+        ([1.0, 1.2, 1.3], ("lr",)),
+        ([0.5, 1.0], ()),
+        ([1.0, 1.0, 0.5], ()),
+    ],
 )
 def test_a_choice_at_the_end_of_its_list_is_said_to_be_so(values, border):
     found = fd.tune(Toy(), ones(), 1, grid={"lr": values, "extra": [None]}, workers=1)
@@ -389,7 +486,9 @@ def test_a_choice_at_the_end_of_its_list_is_said_to_be_so(values, border):
 
 
 def test_what_is_printed():
-    found = fd.tune(Toy(), ones(), 1, grid={"lr": [k / 20 for k in range(1, 14)]}, halving=None, workers=1)
+    found = fd.tune(
+        Toy(), ones(), 1, grid={"lr": [k / 20 for k in range(1, 14)]}, halving=None, workers=1
+    )
     lines = str(found).splitlines()
     assert lines[0] == "data: 13 settings of Toy, 1 round, 1 seed"
     assert "lr" in lines[2] and "mse" in lines[2] and lines[4].split() == ["0.65", "0.1225", "1"]
@@ -416,7 +515,10 @@ ERRORS = [
     ({"grid": {"rate": [1]}}, r"setting 'rate' is unknown.*allowed: .*\blr\b.*model\.hidden"),
     ({"grid": {"model.hiden": [1]}}, r"did you mean 'model.hidden'"),
     ({"grid": {"lr": [0.1, -1.0]}}, r"grid: lr = -1: lr=-1.0 must be"),
-    ({"grid": {"model": [fd.MLP(2)], "model.hidden": [(3,)]}}, "'model.hidden', which is a part of it"),
+    (
+        {"grid": {"model": [fd.MLP(2)], "model.hidden": [(3,)]}},
+        "'model.hidden', which is a part of it",
+    ),
     ({"grid": {"score": [1]}}, "'score' is that of a column"),
     ({"grid": {1: [1]}}, "key 1"),
     ({"grid": {"lr": fd.loguniform(0.1, 1)}}, r"grid\['lr'\] is a range, so trials="),
@@ -440,7 +542,14 @@ ERRORS = [
 
 @pytest.mark.parametrize(("change", "message"), ERRORS, ids=[m[:30] for _, m in ERRORS])
 def test_errors(fed, change, message):
-    arguments = {"algorithm": fd.FedAvg(fd.MLP(4)), "fed": fed, "rounds": 1, "grid": {"lr": [0.1, 0.2]}, "workers": 1, **change}
+    arguments = {
+        "algorithm": fd.FedAvg(fd.MLP(4)),
+        "fed": fed,
+        "rounds": 1,
+        "grid": {"lr": [0.1, 0.2]},
+        "workers": 1,
+        **change,
+    }
     with pytest.raises(fd.ConfigError, match=message):
         fd.tune(**arguments)
 
@@ -461,11 +570,13 @@ def test_a_metric_that_nobody_measures():
         fd.tune(Blind(), ones(), 1, grid={"lr": [0.1]}, workers=1)
 
 
-# -- processes ---------------------------------------------------------------------------------------------------------
+# -- processes -------------------------------------------------------------------------------------
 
 
 def test_the_same_in_two_processes():
-    """With arrays large enough to be shared, a cell that diverges, cells that are continued, and what no text describes."""
+    """With arrays large enough to be shared, a cell that diverges, cells that are continued, and
+    what no text describes.
+    """
     rng = np.random.default_rng(0)
     x = rng.normal(size=(3000, 110)).astype(np.float32)
     assert x.nbytes > 1 << 20
@@ -473,7 +584,9 @@ def test_the_same_in_two_processes():
     grid = {"lr": [0.03, 0.1, 1e30, 0.3, 1.0]}
     options = {"seeds": 2, "metric": "loss", "participation": 0.5}
     threads = torch.get_num_threads()
-    serial, parallel = (fd.tune(fd.FedAvg(fd.MLP(4)), large, 4, grid=grid, workers=w, **options) for w in (1, 2))
+    serial, parallel = (
+        fd.tune(fd.FedAvg(fd.MLP(4)), large, 4, grid=grid, workers=w, **options) for w in (1, 2)
+    )
     assert numbers(serial).equals(numbers(parallel))
     assert serial.table.rounds.tolist() == [4, 4, 2, 2, 0]
     assert str(serial) == str(parallel)
@@ -486,7 +599,9 @@ def test_the_same_in_two_processes():
     assert parallel.best.extra is held.extra
 
     with pytest.raises(
-        fd.ConfigError, match=r"workers=2: the algorithm cannot be sent to another process \(.*lock.*\); use workers=1"
+        fd.ConfigError,
+        match=r"workers=2: the algorithm cannot be sent to another process \(.*lock.*\); use "
+        r"workers=1",
     ):
         fd.tune(Toy(extra=threading.Lock().acquire), ones(), 1, grid={"lr": [0.1, 0.2]}, workers=2)
 
@@ -519,13 +634,19 @@ def test_one_thread_in_this_process_and_then_as_many_as_before():
         torch.set_num_threads(before)
 
 
-# -- the command -------------------------------------------------------------------------------------------------------
+# -- the command -----------------------------------------------------------------------------------
 
 CONFIG = """
 data      = { name = "wine" }
 split     = { scheme = "iid", clients = 4 }
-run       = { rounds = 2, seed = 3, participation = 0.5, checkpoint = "c.safetensors", evaluate_every = 2 }
 algorithm = { type = "FedAvg", batch_size = "none", model = { type = "MLP", hidden = [4] } }
+
+[run]
+rounds = 2
+seed = 3
+participation = 0.5
+checkpoint = "c.safetensors"
+evaluate_every = 2
 
 [tune]
 lr = [0.01, 0.3]
@@ -545,7 +666,9 @@ def file(tmp_path, monkeypatch):
 
 
 def test_the_command_prints_what_to_paste(file):
-    done = CliRunner().invoke(app, ["tune", file(CONFIG + "[tune.options]\nworkers = 1\nhalving = 'none'\n")])
+    done = CliRunner().invoke(
+        app, ["tune", file(CONFIG + "[tune.options]\nworkers = 1\nhalving = 'none'\n")]
+    )
     assert done.exit_code == 0, done.output
     assert "wine: 4 settings of FedAvg, 2 rounds, 1 seed" in done.output
     experiment = read_config("c.toml", "tune")
@@ -553,7 +676,16 @@ def test_the_command_prints_what_to_paste(file):
     assert experiment.tune_options == {"workers": 1, "halving": None}
     (algorithm,) = experiment.algorithms.values()
     fed = experiment.federation()
-    found = fd.tune(algorithm, fed, 2, grid=experiment.grid, seeds=[3], participation=0.5, halving=None, workers=1)
+    found = fd.tune(
+        algorithm,
+        fed,
+        2,
+        grid=experiment.grid,
+        seeds=[3],
+        participation=0.5,
+        halving=None,
+        workers=1,
+    )
     assert str(found) in done.output
     section = done.output[done.output.index("[algorithm]") :]
     pasted = re.sub(r"algorithm = .*\n", "", CONFIG.split("[tune]")[0]) + section
@@ -584,13 +716,22 @@ def test_other_commands_leave_the_section_alone(file):
     [
         ("", "tune: the section [tune] is missing"),
         ("[tune]", "tune: has nothing to try"),
-        ("[tune]\nepoch = [1]", "tune.epoch: FedAvg setting 'epoch' is unknown; did you mean 'epochs'?"),
+        (
+            "[tune]\nepoch = [1]",
+            "tune.epoch: FedAvg setting 'epoch' is unknown; did you mean 'epochs'?",
+        ),
         ("[tune]\nlr = 0.1", "tune.lr: 0.1 is a number, but must be a list of values"),
         ("[tune]\nlr = [0.1, 'a']", "tune.lr[1]: 'a' is text, but must be a number"),
-        ("[tune]\noptimizer = ['sgd', 'adm']", "tune.optimizer[1]: value 'adm' is unknown; did you mean 'adam'?"),
+        (
+            "[tune]\noptimizer = ['sgd', 'adm']",
+            "tune.optimizer[1]: value 'adm' is unknown; did you mean 'adam'?",
+        ),
         ("[tune]\nlr = []", "tune: grid['lr'] is empty"),
         ("[tune]\nlr = { loguniform = [1.0] }", "tune.lr.loguniform: [1.0] must be two numbers"),
-        ("[tune]\nlr = { loguniform = [1.0, 0.1] }", "tune.lr.loguniform: low=1.0 must be less than high=0.1"),
+        (
+            "[tune]\nlr = { loguniform = [1.0, 0.1] }",
+            "tune.lr.loguniform: low=1.0 must be less than high=0.1",
+        ),
         ("[tune]\nlr = { loguniform = [0.1, 1] }", "tune: grid['lr'] is a range, so trials="),
         (
             "[tune]\nlr = [0.1]\n[tune.options]\ntrails = 3",
@@ -615,6 +756,8 @@ def test_ranges_in_a_file(file):
 
 
 def test_if_everything_diverges_the_exit_code_is_1(file):
-    done = CliRunner().invoke(app, ["tune", file(CONFIG.split("[tune]")[0] + "[tune]\nlr = [1e30]")])
+    done = CliRunner().invoke(
+        app, ["tune", file(CONFIG.split("[tune]")[0] + "[tune]\nlr = [1e30]")]
+    )
     assert done.exit_code == 1
     assert "the only combination of the grid failed; lr = 1e+30: round " in done.stderr

@@ -32,7 +32,7 @@ class Labelled:
     name: str
 
 
-# --- trees to draw from ------------------------------------------------------------------------------------------------
+# --- trees to draw from ---------------------------------------------------------------------------
 
 DTYPES = list(layout.DTYPES)
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -43,22 +43,37 @@ leads = st.lists(st.integers(0, 3), max_size=2).map(tuple)
 @st.composite
 def tensors(draw, dtypes=tuple(DTYPES), shape=shapes):
     """Any bits at all: NaN payloads, infinities, negative zeros."""
-    dtype, size = draw(st.sampled_from(dtypes)), draw(shape) if not isinstance(shape, tuple) else shape
+    dtype, size = (
+        draw(st.sampled_from(dtypes)),
+        draw(shape) if not isinstance(shape, tuple) else shape,
+    )
     count = math.prod(size)
-    data = np.random.default_rng(draw(st.integers(0, 2**32))).integers(0, 256, count * dtype.itemsize, np.uint8)
+    data = np.random.default_rng(draw(st.integers(0, 2**32))).integers(
+        0, 256, count * dtype.itemsize, np.uint8
+    )
     if dtype == torch.bool:
         data &= 1
-    return torch.from_numpy(data).clone().view(dtype).view(size) if count else torch.empty(size, dtype=dtype)
+    return (
+        torch.from_numpy(data).clone().view(dtype).view(size)
+        if count
+        else torch.empty(size, dtype=dtype)
+    )
 
 
 def whole(draw, shape, low, high, dtypes=(torch.int32, torch.int64)):
     seed = draw(st.integers(0, 2**32))
-    return torch.from_numpy(np.random.default_rng(seed).integers(low, high, shape)).to(draw(st.sampled_from(dtypes)))
+    return torch.from_numpy(np.random.default_rng(seed).integers(low, high, shape)).to(
+        draw(st.sampled_from(dtypes))
+    )
 
 
 @st.composite
 def sparse(draw, lead=leads):
-    lead, shape, k = draw(lead), draw(st.lists(st.integers(1, 300), max_size=3).map(tuple)), draw(st.integers(0, 5))
+    lead, shape, k = (
+        draw(lead),
+        draw(st.lists(st.integers(1, 300), max_size=3).map(tuple)),
+        draw(st.integers(0, 5)),
+    )
     indices = whole(draw, (*lead, k), 0, math.prod(shape))
     return Sparse(indices, draw(tensors(tuple(DTYPES[1:]), (*lead, k))), shape)
 
@@ -73,31 +88,54 @@ def low_rank(draw, lead=leads):
 @st.composite
 def signs(draw, lead=leads):
     lead, shape = draw(lead), draw(shapes)
-    return Signs.pack(draw(tensors((torch.int8,), (*lead, *shape))), draw(tensors(tuple(FLOATS), lead)))
+    return Signs.pack(
+        draw(tensors((torch.int8,), (*lead, *shape))), draw(tensors(tuple(FLOATS), lead))
+    )
 
 
 @st.composite
 def quantised(draw, lead=leads):
     lead, shape = draw(lead), draw(shapes)
     codes = draw(tensors((torch.int8, torch.float16, torch.bfloat16), (*lead, *shape)))
-    return Quantised(codes, draw(tensors(tuple(FLOATS), lead)), draw(st.sampled_from(["float32", "float64", "float16"])))
+    return Quantised(
+        codes,
+        draw(tensors(tuple(FLOATS), lead)),
+        draw(st.sampled_from(["float32", "float64", "float16"])),
+    )
 
 
 @st.composite
 def forests(draw, lead=leads):
-    lead, nodes, outputs, trees = draw(lead), draw(st.integers(1, 6)), draw(st.integers(0, 3)), draw(st.integers(0, 3))
+    lead, nodes, outputs, trees = (
+        draw(lead),
+        draw(st.integers(1, 6)),
+        draw(st.integers(0, 3)),
+        draw(st.integers(0, 3)),
+    )
     features = draw(st.sampled_from([0, 1, 254, 255, 256, 70_000]))
     leaf = whole(draw, (nodes,), 0, 2 if features else 1) == 0
     leaf[-1] = True  # the last node has no room for children
     feature = torch.where(leaf, -1, whole(draw, (*lead, nodes), 0, max(features, 1)))
-    children = [whole(draw, (*lead, nodes), torch.arange(nodes).clamp(max=nodes - 2) + 1, nodes) for _ in range(2)]
-    children = [torch.where(feature >= 0, c, whole(draw, (*lead, nodes), -1, nodes)) for c in children]
-    threshold, value = (draw(tensors((torch.float32,), (*lead, *more))) for more in ((nodes,), (int(leaf.sum()), outputs)))
-    return Trees(feature, threshold, *children, value, whole(draw, (*lead, trees), 0, nodes), features)
+    children = [
+        whole(draw, (*lead, nodes), torch.arange(nodes).clamp(max=nodes - 2) + 1, nodes)
+        for _ in range(2)
+    ]
+    children = [
+        torch.where(feature >= 0, c, whole(draw, (*lead, nodes), -1, nodes)) for c in children
+    ]
+    threshold, value = (
+        draw(tensors((torch.float32,), (*lead, *more)))
+        for more in ((nodes,), (int(leaf.sum()), outputs))
+    )
+    return Trees(
+        feature, threshold, *children, value, whole(draw, (*lead, trees), 0, nodes), features
+    )
 
 
 structured = st.one_of(sparse(), low_rank(), signs(), quantised(), forests())
-scalars = st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(), st.text(max_size=5))
+scalars = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(), st.text(max_size=5)
+)
 
 
 def nested(leaf):
@@ -123,7 +161,10 @@ def assert_same(a, b):
     assert type(a) is type(b)
     if isinstance(a, Tensor):
         assert (a.dtype, a.shape) == (b.dtype, b.shape)
-        raw = [t.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b"" for t in (a, b)]
+        raw = [
+            t.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b""
+            for t in (a, b)
+        ]
         assert raw[0] == raw[1]
     elif isinstance(a, dict):
         assert list(a) == list(b)
@@ -142,7 +183,7 @@ def assert_same(a, b):
         assert a == b
 
 
-# --- round trips and lengths -------------------------------------------------------------------------------------------
+# --- round trips and lengths ----------------------------------------------------------------------
 
 
 @settings(deadline=None, max_examples=400)
@@ -173,7 +214,11 @@ def test_empty_tensors_that_numpy_has_made():
 
 def stacked(clients):
     lead = st.just((clients,))
-    leaf = st.one_of(tensors(shape=shapes.map(lambda s: (clients, *s))), *(f(lead=lead) for f in LEADING), scalars)
+    leaf = st.one_of(
+        tensors(shape=shapes.map(lambda s: (clients, *s))),
+        *(f(lead=lead) for f in LEADING),
+        scalars,
+    )
     return nested(leaf)
 
 
@@ -189,13 +234,19 @@ def test_batched_length_is_that_of_every_slice(t):
 
 
 def test_batched_length_needs_a_leading_dimension():
-    one = [torch.tensor(1.0), Sparse(torch.tensor([0]), torch.ones(1), (3,)), LowRank(torch.ones(2, 1), torch.ones(3, 1))]
+    one = [
+        torch.tensor(1.0),
+        Sparse(torch.tensor([0]), torch.ones(1), (3,)),
+        LowRank(torch.ones(2, 1), torch.ones(3, 1)),
+    ]
     for t in (
         *one,
         Signs.pack(torch.ones(3), 1.0),
         arrays.Quantised(torch.zeros(2, dtype=torch.int8), torch.ones(()), "float32"),
     ):
-        with pytest.raises(WireError, match=r"cannot encode x\.0: expected a leading dimension of clients"):
+        with pytest.raises(
+            WireError, match=r"cannot encode x\.0: expected a leading dimension of clients"
+        ):
             nbytes({"x": [t]}, batched=True)
 
 
@@ -207,7 +258,14 @@ def test_length_works_under_vmap():
 
 def test_tensors_of_every_memory_layout():
     base = torch.arange(24.0).reshape(4, 6)
-    for t in (base.T, base[:, ::2], base[1:, 3:], torch.ones(1).expand(5, 3), torch.nn.Parameter(base), base.requires_grad_()):
+    for t in (
+        base.T,
+        base[:, ::2],
+        base[1:, 3:],
+        torch.ones(1).expand(5, 3),
+        torch.nn.Parameter(base),
+        base.requires_grad_(),
+    ):
         assert torch.equal(decode(encode(t)), t.detach())
 
 
@@ -224,7 +282,10 @@ def test_small_messages_have_small_overhead():
     assert nbytes({"w": torch.zeros(10)}) == 3 + 2 + 2 + 3 + 40 + 4
 
 
-@pytest.mark.parametrize(("n", "width"), [(1, 1), (256, 1), (257, 2), (65_536, 2), (65_537, 3), (2**24 + 1, 4), (2**32 + 1, 5)])
+@pytest.mark.parametrize(
+    ("n", "width"),
+    [(1, 1), (256, 1), (257, 2), (65_536, 2), (65_537, 3), (2**24 + 1, 4), (2**32 + 1, 5)],
+)
 def test_indices_are_as_narrow_as_the_shape_allows(n, width):
     shape = (n,) if n < 2**31 else (n // 641, 641)
     some = Sparse(torch.tensor([n - 1, 0]), torch.ones(2), shape)
@@ -235,7 +296,10 @@ def test_indices_are_as_narrow_as_the_shape_allows(n, width):
 
 def test_documented_example():
     text = (Path(__file__).parents[2] / "docs" / "wire.md").read_text()
-    code, dump = re.search(r"```python\n(.*?)```", text, re.S)[1], re.search(r"```hex\n(.*?)```", text, re.S)[1]
+    code, dump = (
+        re.search(r"```python\n(.*?)```", text, re.S)[1],
+        re.search(r"```hex\n(.*?)```", text, re.S)[1],
+    )
     scope: dict = {}
     exec(code, scope)
     data = bytes.fromhex("".join(line.split("#")[0] for line in dump.splitlines()))
@@ -243,7 +307,7 @@ def test_documented_example():
     assert_same(decode(data), scope["message"])
 
 
-# --- what cannot be encoded --------------------------------------------------------------------------------------------
+# --- what cannot be encoded -----------------------------------------------------------------------
 
 
 def forest(**changes):
@@ -276,10 +340,16 @@ def forest(**changes):
         (Sparse(torch.tensor([1]), torch.ones(2), (3,)), "one shape"),
         (LowRank(torch.ones(2, 1), torch.ones(2, 2)), r"\[\.\.\., m, r\]"),
         (LowRank(torch.ones(2, 1), torch.ones(2, 1).double()), "one floating dtype"),
-        (Signs(torch.zeros(2, dtype=torch.uint8), torch.tensor(1.0), (3,)), r"3 signs take bits of shape \[1\]"),
+        (
+            Signs(torch.zeros(2, dtype=torch.uint8), torch.tensor(1.0), (3,)),
+            r"3 signs take bits of shape \[1\]",
+        ),
         (Quantised(torch.zeros(2), torch.tensor(1.0), "float32"), "codes must be int8"),
         (Quantised(torch.zeros(2, dtype=torch.int8), torch.tensor(1.0), "int8"), "floating dtype"),
-        (Quantised(torch.zeros(2, dtype=torch.int8), torch.ones(3), "float32"), "leading dimensions"),
+        (
+            Quantised(torch.zeros(2, dtype=torch.int8), torch.ones(3), "float32"),
+            "leading dimensions",
+        ),
         (forest(left=torch.tensor([0, -1, -1])), "higher index"),
         (forest(feature=torch.tensor([4, -1, -1])), r"feature in -1 \.\. 3, got -1 \.\. 4"),
         (forest(right=torch.tensor([3, -1, -1])), r"right in -1 \.\. 2"),
@@ -306,7 +376,7 @@ def test_nesting_has_a_limit():
         decode(seal(b"\x06\x01" * 100_000 + b"\x00"))
 
 
-# --- hostile bytes -----------------------------------------------------------------------------------------------------
+# --- hostile bytes --------------------------------------------------------------------------------
 
 
 def seal(body: bytes) -> bytes:
@@ -351,7 +421,12 @@ def test_random_bytes(data):
 
 
 @settings(deadline=None, max_examples=300)
-@given(st.lists(st.sampled_from([*range(11), *range(0x10, 0x15), *range(0x20, 0x2A), 0x80, 0xFF]), max_size=40).map(bytes))
+@given(
+    st.lists(
+        st.sampled_from([*range(11), *range(0x10, 0x15), *range(0x20, 0x2A), 0x80, 0xFF]),
+        max_size=40,
+    ).map(bytes)
+)
 def test_random_tags(data):
     survives(seal(data))
 
@@ -381,7 +456,8 @@ def test_damage_is_noticed_by_the_checksum():
             decode(data[:at] + bytes([data[at] ^ 0x20]) + data[at + 1 :])
 
 
-TREES_HEAD = b"\x14\x00\x04\x03\x02\x00\x01"  # no batch; 4 features, 3 nodes, 2 leaves, 0 outputs, 1 tree
+# no batch; 4 features, 3 nodes, 2 leaves, 0 outputs, 1 tree
+TREES_HEAD = b"\x14\x00\x04\x03\x02\x00\x01"
 
 
 @pytest.mark.parametrize(
@@ -398,7 +474,10 @@ TREES_HEAD = b"\x14\x00\x04\x03\x02\x00\x01"  # no batch; 4 features, 3 nodes, 2
         (seal(b"\x08\x02\x01a\x00\x01a\x00"), "every key once, got 'a' again, at byte 8"),
         (seal(b"\x08\x01\x01\xff\x00"), "valid UTF-8 in a key at byte 5"),
         (seal(b"\x05\x02\xc3("), "valid UTF-8 in text at byte 4"),
-        (seal(b"\x06\xff\xff\xff\xff\x0f\x00"), "number of items that fits into the message, got 4294967295, at byte 4"),
+        (
+            seal(b"\x06\xff\xff\xff\xff\x0f\x00"),
+            "number of items that fits into the message, got 4294967295, at byte 4",
+        ),
         (seal(b"\x06\x81\x00\x00"), "shortest form of the number of items at byte 4"),
         (seal(b"\x06" + b"\xff" * 9 + b"\x01"), "at most 63 bits"),
         (seal(b"\x03\x00"), "8 bytes of an integer, of which only 1 are there, at byte 4"),
@@ -407,20 +486,50 @@ TREES_HEAD = b"\x14\x00\x04\x03\x02\x00\x01"  # no batch; 4 features, 3 nodes, 2
         (seal(b"\x29\x02\x00\xff\xff\xff\xff\x0f"), "a shape within"),
         (seal(b"\x29\x21" + b"\x01" * 33), "at most 32 dimensions, got 33"),
         (seal(b"\x20\x01\x02\x01\x02"), "booleans of 0 or 1, got 2, at byte 6"),
-        (seal(b"\x10\x01\x03\x01\x01\x05\x03\x08" + bytes(4)), r"indices in 0 \.\. 2, got 3, at byte 9"),
-        (seal(b"\x10\x01\x03\x01\x01\x08\x00\x08" + bytes(4)), "signed integer dtype for indices at byte 8"),
+        (
+            seal(b"\x10\x01\x03\x01\x01\x05\x03\x08" + bytes(4)),
+            r"indices in 0 \.\. 2, got 3, at byte 9",
+        ),
+        (
+            seal(b"\x10\x01\x03\x01\x01\x08\x00\x08" + bytes(4)),
+            "signed integer dtype for indices at byte 8",
+        ),
         (seal(b"\x10\x01\x03\x01\x01\x03\x00\x08" + bytes(4)), "indices must be int32 or int64"),
         (seal(b"\x10\x01\x03\x01\x01\x05\x00\x63"), r"code of a dtype \(0 \.\. 9\), got 99"),
-        (seal(b"\x11\x28\x02\x01\x01" + bytes(4) + b"\x28\x02\x01\x02" + bytes(8)), r"m, r\] and \[\.\.\., n, r\]"),
-        (seal(b"\x12\x01\x09\x28\x00" + bytes(4) + b"\x00"), r"2 bytes of torch.uint8 \[2\], of which only 1"),
+        (
+            seal(b"\x11\x28\x02\x01\x01" + bytes(4) + b"\x28\x02\x01\x02" + bytes(8)),
+            r"m, r\] and \[\.\.\., n, r\]",
+        ),
+        (
+            seal(b"\x12\x01\x09\x28\x00" + bytes(4) + b"\x00"),
+            r"2 bytes of torch.uint8 \[2\], of which only 1",
+        ),
         (seal(b"\x13\x08\x28\x00" + bytes(4) + b"\x28\x00" + bytes(4)), "codes must be int8"),
         (seal(TREES_HEAD + b"\x05\x05\x00\x00"), r"features in -1 \.\. 3, got 4"),
         (seal(TREES_HEAD + b"\x05\x01\x00\x00\x05\x04\x00\x00"), r"children in -1 \.\. 2, got 3"),
-        (seal(TREES_HEAD + b"\x05\x01\x00\x00\x05\x01\x00\x00\x05\x02\x00\x00\x05\x00" + bytes(12)), "higher index"),
-        (seal(TREES_HEAD + b"\x05\x01\x00\x00\x05\x02\x00\x00\x05\x03\x00\x00\x05\x03" + bytes(12)), r"roots in 0 \.\. 2"),
-        (seal(TREES_HEAD + b"\x05\x00\x00\x00\x05\x00\x00\x00\x05\x00\x00\x00\x05\x00" + bytes(12)), "as many leaves"),
+        (
+            seal(
+                TREES_HEAD + b"\x05\x01\x00\x00\x05\x01\x00\x00\x05\x02\x00\x00\x05\x00" + bytes(12)
+            ),
+            "higher index",
+        ),
+        (
+            seal(
+                TREES_HEAD + b"\x05\x01\x00\x00\x05\x02\x00\x00\x05\x03\x00\x00\x05\x03" + bytes(12)
+            ),
+            r"roots in 0 \.\. 2",
+        ),
+        (
+            seal(
+                TREES_HEAD + b"\x05\x00\x00\x00\x05\x00\x00\x00\x05\x00\x00\x00\x05\x00" + bytes(12)
+            ),
+            "as many leaves",
+        ),
         (seal(b"\x14\x00\x04\x03\xff\xff\xff\xff\x0f\x00\x01"), "a shape within"),
-        (seal(b"\x14\x00\x04\x01\x7f\x7f\x01\x05\x00\x05\x00\x05\x00\x05\x00" + bytes(4)), "64516 bytes of torch.float32"),
+        (
+            seal(b"\x14\x00\x04\x01\x7f\x7f\x01\x05\x00\x05\x00\x05\x00\x05\x00" + bytes(4)),
+            "64516 bytes of torch.float32",
+        ),
         (seal(b"\x0a\x06Sparse"), "registered node, got 'Sparse', at byte 4"),
         (seal(b"\x0a\x03int"), "registered node, got 'int'"),
         (seal(b"\x28\x21" + b"\x01" * 33 + bytes(4)), "at most 32 dimensions, got 33, at byte 4"),
@@ -446,7 +555,9 @@ def test_a_message_has_so_many_values_at_most(monkeypatch):
 
 
 def test_no_trees_of_many_nodes_take_no_memory():
-    """A leading dimension of 0 makes any number of nodes fit into no bytes: nothing of that size may be made of it."""
+    """A leading dimension of 0 makes any number of nodes fit into no bytes: nothing of that size
+    may be made of it.
+    """
     nodes = b"\x80\x80\x80\x80\x08"  # 2^31
     body = b"\x14\x01\x00\x04" + nodes + b"\x01\x01\x01" + b"\x05" * 4
     before = torch.arange
@@ -497,7 +608,7 @@ def test_declared_lengths_allocate_nothing(body, monkeypatch):
     assert peak < 100_000
 
 
-# --- structured arrays -------------------------------------------------------------------------------------------------
+# --- structured arrays ----------------------------------------------------------------------------
 
 
 def batch(dtype=torch.float32):
@@ -505,12 +616,16 @@ def batch(dtype=torch.float32):
     key = random.key(3)
     yield Sparse(random.integers(key, (c, 4), 12), random.normal(key, (c, 4), dtype), (3, 4))
     yield Sparse(random.integers(key, (c, 4), 12).int(), random.normal(key, (c, 4), dtype), (3, 4))
-    yield LowRank(random.normal(key, (c, 3, 2), dtype), random.normal(random.fold(key, 1), (c, 4, 2), dtype))
+    yield LowRank(
+        random.normal(key, (c, 3, 2), dtype), random.normal(random.fold(key, 1), (c, 4, 2), dtype)
+    )
     yield Signs.pack(random.normal(key, (c, 3, 4), dtype), random.uniform(key, c, dtype))
     yield Signs.pack(random.normal(key, (c,), dtype), random.uniform(key, c, dtype))
     for kind in ("int8", "float16", "bfloat16"):
         keys = random.fold(key, torch.arange(c))
-        yield vmap(lambda x, k, kind=kind: wire.quantise(x, kind, k))(random.normal(key, (c, 3, 4), dtype), keys)
+        yield vmap(lambda x, k, kind=kind: wire.quantise(x, kind, k))(
+            random.normal(key, (c, 3, 4), dtype), keys
+        )
 
 
 @pytest.mark.parametrize("number", range(8))
@@ -520,7 +635,9 @@ def test_dense_and_weighted_sum_of_stacked_arrays(number):
     assert torch.equal(t.dense(), looped)
     assert torch.equal(vmap(lambda x: x.dense())(t), looped)
     weights = torch.tensor([0.1, 0.2, 0.0, 0.3, -1.0])
-    torch.testing.assert_close(t.weighted_sum(weights), torch.tensordot(weights.double(), looped, 1))
+    torch.testing.assert_close(
+        t.weighted_sum(weights), torch.tensordot(weights.double(), looped, 1)
+    )
 
 
 def test_weighted_sum_of_quantised_goes_in_chunks(monkeypatch):
@@ -531,13 +648,22 @@ def test_weighted_sum_of_quantised_goes_in_chunks(monkeypatch):
 
 
 def test_dense_by_hand():
-    assert Sparse(torch.tensor([1, 3, 1]), torch.tensor([1.0, 2, 3]), (2, 2)).dense().tolist() == [[0, 4], [0, 2]]
+    assert Sparse(torch.tensor([1, 3, 1]), torch.tensor([1.0, 2, 3]), (2, 2)).dense().tolist() == [
+        [0, 4],
+        [0, 2],
+    ]
     assert Sparse(torch.tensor([0]), torch.tensor([5.0]), ()).dense().item() == 5
-    assert LowRank(torch.tensor([[1.0], [2]]), torch.tensor([[3.0], [4]])).dense().tolist() == [[3, 4], [6, 8]]
+    assert LowRank(torch.tensor([[1.0], [2]]), torch.tensor([[3.0], [4]])).dense().tolist() == [
+        [3, 4],
+        [6, 8],
+    ]
     signs = Signs.pack(torch.tensor([1.0, -2, 0, -1, 1, 1, 1, 1, -3, 5]), 0.5)
     assert signs.bits.tolist() == [0b11110101, 0b10]
     assert signs.dense().tolist() == [0.5, -0.5, 0.5, -0.5, 0.5, 0.5, 0.5, 0.5, -0.5, 0.5]
-    assert Quantised(torch.tensor(3, dtype=torch.int8), torch.tensor(0.5), "float64").dense().dtype == torch.float64
+    assert (
+        Quantised(torch.tensor(3, dtype=torch.int8), torch.tensor(0.5), "float64").dense().dtype
+        == torch.float64
+    )
 
 
 @settings(deadline=None)
@@ -548,7 +674,16 @@ def test_pack_keeps_every_sign(t):
 
 
 def test_densify_turns_all_but_trees_dense():
-    out = wire.densify({"s": SAMPLE.sparse, "l": [SAMPLE.low], "b": SAMPLE.signs, "q": SAMPLE.q, "t": SAMPLE.trees, "n": 1})
+    out = wire.densify(
+        {
+            "s": SAMPLE.sparse,
+            "l": [SAMPLE.low],
+            "b": SAMPLE.signs,
+            "q": SAMPLE.q,
+            "t": SAMPLE.trees,
+            "n": 1,
+        }
+    )
     assert out["s"].shape == (1, 300, 300)
     assert out["l"][0].shape == (2, 3)
     assert out["b"].shape == (3,)
@@ -556,7 +691,7 @@ def test_densify_turns_all_but_trees_dense():
     assert out["n"] == 1
 
 
-# --- quantisation ------------------------------------------------------------------------------------------------------
+# --- quantisation ---------------------------------------------------------------------------------
 
 KINDS = ("int8", "float16", "bfloat16")
 STEPS = 1 << 10
@@ -571,12 +706,21 @@ def over_all_draws(x: Tensor, kind: str, monkeypatch) -> Tensor:
 
 
 def dyadic(dtype, kind):
-    """Numbers whose place between their neighbours is a multiple of 1 / STEPS, so that the mean over the grid is exact."""
+    """Numbers whose place between their neighbours is a multiple of 1 / STEPS, so that the mean
+    over the grid is exact.
+    """
     if kind == "int8":  # the largest is 127, so that the scale is 1
         return torch.tensor([127, 0, 0.5, -0.25, 3 + 1 / 1024, -126.75, 1 / 64, -0.0], dtype=dtype)
     bits = 10 if kind == "float16" else 7
     top = 2.0**14
-    big = [top, 1 + 2.0 ** -(bits + 10), -1 - 3 * 2.0 ** -(bits + 4), 1000 + 2.0**-6, 0.0, -top * (1 - 2.0 ** -(bits + 4))]
+    big = [
+        top,
+        1 + 2.0 ** -(bits + 10),
+        -1 - 3 * 2.0 ** -(bits + 4),
+        1000 + 2.0**-6,
+        0.0,
+        -top * (1 - 2.0 ** -(bits + 4)),
+    ]
     subnormal = [5 * 2.0**-33, -3 * 2.0**-26, 2.0**-34] if kind == "float16" else [2.0**-30]
     return torch.tensor(big + subnormal, dtype=dtype)
 
@@ -630,7 +774,10 @@ def test_constant_and_empty_tensors(kind, dtype, value):
             assert torch.equal(out, x)
     empty = wire.quantise(torch.zeros(0, 3, dtype=dtype), kind, random.key(0))
     assert wire.dequantise(empty).shape == (0, 3)
-    assert wire.dequantise(wire.quantise(torch.tensor(value, dtype=dtype), kind, random.key(0))).shape == ()
+    assert (
+        wire.dequantise(wire.quantise(torch.tensor(value, dtype=dtype), kind, random.key(0))).shape
+        == ()
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -650,7 +797,8 @@ def test_the_largest_float_does_not_overflow(kind, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_scale_never_makes_a_code_of_128(dtype, monkeypatch):
-    monkeypatch.setattr(random, "words", lambda key, n: torch.zeros(n))  # up, whenever there is anything to round
+    # up, whenever there is anything to round
+    monkeypatch.setattr(random, "words", lambda key, n: torch.zeros(n))
     x = torch.linspace(0.5, 1.5, 3000, dtype=dtype)
     q = vmap(lambda v: wire.quantise(v, "int8", random.key(0)))(x)
     assert (q.codes == 127).all()
@@ -693,7 +841,7 @@ def test_leaves_draw_from_keys_of_their_own():
     assert not torch.equal(q["a"].codes, q["b"].codes)
 
 
-# --- replies from strangers --------------------------------------------------------------------------------------------
+# --- replies from strangers -----------------------------------------------------------------------
 
 
 def test_validate_like_accepts_the_same_form():
@@ -705,8 +853,16 @@ def test_validate_like_accepts_the_same_form():
 @pytest.mark.parametrize(
     ("got", "expected", "message"),
     [
-        ({"a": [torch.ones(2)]}, {"a": [torch.ones(3)]}, r"the reply: at a\.0 got float32 \[2\], expected float32 \[3\]"),
-        (torch.ones(2), torch.ones(2).double(), r"at the top got float32 \[2\], expected float64 \[2\]"),
+        (
+            {"a": [torch.ones(2)]},
+            {"a": [torch.ones(3)]},
+            r"the reply: at a\.0 got float32 \[2\], expected float32 \[3\]",
+        ),
+        (
+            torch.ones(2),
+            torch.ones(2).double(),
+            r"at the top got float32 \[2\], expected float64 \[2\]",
+        ),
         ({"a": 1}, {"b": 1}, r"got the keys \['a'\], expected \['b'\]"),
         ({"a": 1, "b": 2}, {"b": 1, "a": 2}, "got the keys"),
         ([1], [1, 2], "got 1 items, expected 2"),
@@ -715,7 +871,11 @@ def test_validate_like_accepts_the_same_form():
         ({"a": None}, {"a": torch.ones(())}, r"got a NoneType, expected float32 \[\]"),
         (SAMPLE.sparse, torch.ones(1, 300, 300), "got a Sparse, expected float32"),
         (torch.ones(2), SAMPLE.low, r"got float32 \[2\], expected a LowRank"),
-        (Sparse(torch.zeros(1), torch.ones(1), (9,)), Sparse(torch.zeros(1), torch.ones(1), (3,)), r"at shape got \(9,\)"),
+        (
+            Sparse(torch.zeros(1), torch.ones(1), (9,)),
+            Sparse(torch.zeros(1), torch.ones(1), (3,)),
+            r"at shape got \(9,\)",
+        ),
         ([forest(roots=torch.tensor([0, 0]))], [forest()], r"at 0\.roots got int64 \[2\]"),
     ],
 )
@@ -725,6 +885,8 @@ def test_validate_like_names_the_difference(got, expected, message):
 
 
 def test_int8_codes_by_hand():
-    """The largest number has the code 127, so that a step is 1 here and whole numbers stay as they are."""
+    """The largest number has the code 127, so that a step is 1 here and whole numbers stay as they
+    are.
+    """
     made = wire.quantise(torch.tensor([-127.0, 1.0, 0.0, 64.0]), "int8", random.key(0))
     assert made.codes.tolist() == [-127, 1, 0, 64] and float(made.scale) == 1

@@ -1,4 +1,6 @@
-"""What private aggregators share: the accounting of rounds, the budget, and a journal that survives a crash."""
+"""What private aggregators share: the accounting of rounds, the budget, and a journal that survives
+a crash.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,16 @@ if TYPE_CHECKING:
 
 
 class Accounted(Aggregator):
-    """An aggregator that releases noisy sums: keeps account of them, and ends the run where the budget does."""
+    """An aggregator that releases noisy sums: keeps account of them, and ends the run where the
+    budget does.
+    """
 
     hides = draws = True
 
     apart = 0.0
-    """By how much the noise of an exchange may be off the normal one: see `foedus.aggregation.dp.accounting.epsilon`."""
+    """By how much the noise of an exchange may be off the normal one: see
+    `foedus.aggregation.dp.accounting.epsilon`.
+    """
 
     def __init__(self, privacy: DifferentialPrivacy, setting: Setting):
         self.privacy, self.ids = privacy, setting.ids
@@ -38,39 +44,51 @@ class Accounted(Aggregator):
         part = setting.participation
         if not isinstance(part, Poisson) and part != 1:
             raise ConfigError(
-                f"participation={part!r} draws a fixed number of clients, for which no epsilon is accounted; use "
+                f"participation={part!r} draws a fixed number of clients, for which no epsilon is "
+                "accounted; use "
                 f"participation=fd.Poisson({part!r}), or 1.0 for all of them"
             )
         self.probability = part.probability if isinstance(part, Poisson) else 1.0
-        if setting.session.conditions.delays is not None and setting.session.conditions.delays.longest:
+        if (
+            setting.session.conditions.delays is not None
+            and setting.session.conditions.delays.longest
+        ):
             raise ConfigError(
-                "fd.Delayed and differential privacy do not go together: two late replies of one client may come in one round, and "
+                "fd.Delayed and differential privacy do not go together: two late replies of one "
+                "client may come in one round, and "
                 "would count twice; use the engine without delays"
             )
         if privacy.delta >= 1 / len(self.ids):
             raise ConfigError(
-                f"delta={privacy.delta!r} allows to give away one of the {len(self.ids)} clients altogether; it must be well below "
+                f"delta={privacy.delta!r} allows to give away one of the {len(self.ids)} clients "
+                "altogether; it must be well below "
                 f"1 / clients, such as {0.01 / len(self.ids):.0e}"
             )
         for step, _ in privacy.clip if isinstance(privacy.clip, tuple) else ():
             if not callable(getattr(setting.algorithm, step, None)):
-                raise ConfigError(f"clip names {step!r}, which is no step of {type(setting.algorithm).__name__}")
+                raise ConfigError(
+                    f"clip names {step!r}, which is no step of {type(setting.algorithm).__name__}"
+                )
         self.rounds: Counter[tuple[float, float, int]] = Counter()
-        self.open_round: tuple[float, int] | None = None  # probability and exchanges so far of the round that is going on
+        # probability and exchanges so far of the round that is going on
+        self.open_round: tuple[float, int] | None = None
         self.usual = 1  # exchanges in a round
         self.round, self.cohort = -1, ""
         self.journal = None if setting.checkpoint is None else Journal(setting.checkpoint)
         if self.journal is not None and self.journal.path.exists():
             if not setting.resume:
                 raise CheckpointError(
-                    f"{self.journal.path} is the privacy account of an earlier run with this checkpoint; pass resume=True to go on, or remove both"
+                    f"{self.journal.path} is the privacy account of an earlier run with this "
+                    "checkpoint; pass resume=True to go on, or remove both"
                 )
             self.rounds = self.journal.read()
         if not self.rounds:
             self._affordable(self._with(self.probability, 1), "one round")
 
     def _begin(self, round: int) -> bool:
-        """Whether this is the first exchange of a round, whose cohort is to be drawn: each with `open_round[0]`, all before the first."""
+        """Whether this is the first exchange of a round, whose cohort is to be drawn: each with
+        `open_round[0]`, all before the first.
+        """
         if self.round == round:
             return False
         self._close()
@@ -89,10 +107,15 @@ class Accounted(Aggregator):
         return torch.from_numpy(sampling.bernoulli(self.chance, len(self.ids), self.entropy))
 
     def gathered(self, trip: RoundTrip, replies: Replies) -> None:
-        if any(tree.leaves(reply) for reply in ([replies.stacked] if replies.separate is None else replies.separate)):
+        if any(
+            tree.leaves(reply)
+            for reply in ([replies.stacked] if replies.separate is None else replies.separate)
+        ):
             raise ConfigError(
-                f"{type(trip.algorithm).__name__} looks at single replies ({trip.step}), which have no differential privacy here: "
-                "only averages and sums get noise. Use an algorithm that asks for averages, such as FedAvg, FedFW, FedBoost or FedNewton"
+                f"{type(trip.algorithm).__name__} looks at single replies ({trip.step}), which "
+                "have no differential privacy here: "
+                "only averages and sums get noise. Use an algorithm that asks for averages, such "
+                "as FedAvg, FedFW, FedBoost or FedNewton"
             )
 
     def _with(self, probability: float, exchanges: int) -> Counter[tuple[float, float, int]]:
@@ -107,14 +130,19 @@ class Accounted(Aggregator):
             return
         before = f", after {self._epsilon(self.rounds):.4g} so far" if self.rounds else ""
         raise BudgetSpent(
-            f"budget={self.privacy.budget!r}: {what} would make epsilon {cost:.4g}{before}; use more noise than {self.privacy.noise!r}, or a larger budget"
+            f"budget={self.privacy.budget!r}: {what} would make epsilon {cost:.4g}{before}; use "
+            f"more noise than {self.privacy.noise!r}, or a larger budget"
         )
 
     def _charge(self, trip: RoundTrip) -> None:
-        """Count an exchange before anything of it is released; refuse what the budget does not allow."""
+        """Count an exchange before anything of it is released; refuse what the budget does not
+        allow.
+        """
         assert self.open_round is not None
         probability, exchanges = self.open_round
-        self._affordable(self._with(probability, exchanges + 1), f"round {trip.round} ({trip.step})")
+        self._affordable(
+            self._with(probability, exchanges + 1), f"round {trip.round} ({trip.step})"
+        )
         self.open_round = (probability, exchanges + 1)
         if self.journal is not None:
             self.journal.add(self.cohort, probability, float(self.privacy.noise))
@@ -145,17 +173,24 @@ class Accounted(Aggregator):
             self.spent = str(error)
 
     def save(self) -> dict[str, Any]:
-        return {"rounds": [[*kind, times] for kind, times in sorted(self.rounds.items())], "usual": self.usual}
+        return {
+            "rounds": [[*kind, times] for kind, times in sorted(self.rounds.items())],
+            "usual": self.usual,
+        }
 
     def load(self, saved: dict[str, Any]) -> None:
         """The account of the checkpoint, and of what the journal says was released after it."""
-        known = Counter({(float(q), float(z), int(k)): int(times) for q, z, k, times in saved["rounds"]})
+        known = Counter(
+            {(float(q), float(z), int(k)): int(times) for q, z, k, times in saved["rounds"]}
+        )
         self.rounds, self.usual = known | self.rounds, int(saved["usual"])
         self._look_ahead()
 
 
 class Journal:
-    """Every exchange, written beside the checkpoint before its result is released: rounds that a crash undoes were released all the same."""
+    """Every exchange, written beside the checkpoint before its result is released: rounds that a
+    crash undoes were released all the same.
+    """
 
     def __init__(self, checkpoint: Path):
         self.path = checkpoint.with_name(checkpoint.name + ".privacy")
@@ -168,10 +203,15 @@ class Journal:
             os.fsync(file.fileno())
 
     def read(self) -> Counter[tuple[float, float, int]]:
-        """Rounds by kind. A last line that was cut off counts for nothing: it was never released."""
+        """Rounds by kind.
+
+        A last line that was cut off counts for nothing: it was never released.
+        """
         lines = self.path.read_text().split("\n")
         try:
             entries = Counter(tuple(json.loads(line)) for line in lines[:-1])
             return Counter((float(q), float(z), k) for (_, q, z), k in entries.items())
         except (ValueError, TypeError) as error:
-            raise CheckpointError(f"{self.path} is damaged, so what was spent is not known: {error!r}") from error
+            raise CheckpointError(
+                f"{self.path} is damaged, so what was spent is not known: {error!r}"
+            ) from error

@@ -1,17 +1,20 @@
 """How much privacy a run has spent: (epsilon, delta), by `dp-accounting`.
 
-A release is the sum of one vector a client, each of norm at most c, plus normal noise of standard deviation z c: a Gaussian mechanism
-whose sensitivity, where one client is added or removed, is c; z is its noise multiplier. k releases about the same clients, each chosen in the
-light of those before, are together no worse than one of noise multiplier z / sqrt(k).
+A release is the sum of one vector a client, each of norm at most c, plus normal noise of standard
+deviation z c: a Gaussian mechanism whose sensitivity, where one client is added or removed, is c; z
+is its noise multiplier. k releases about the same clients, each chosen in the light of those
+before, are together no worse than one of noise multiplier z / sqrt(k).
 
-Where a round's clients are drawn (each with probability q, and nobody knows who), the round is a Poisson-sampled Gaussian mechanism. All
-exchanges of a round ask the clients that were drawn once, so a round of k exchanges is one sample of noise multiplier z / sqrt(k). It is not
-k samples of z: whoever is in the first is in the others too.
+Where a round's clients are drawn (each with probability q, and nobody knows who), the round is a
+Poisson-sampled Gaussian mechanism. All exchanges of a round ask the clients that were drawn once,
+so a round of k exchanges is one sample of noise multiplier z / sqrt(k). It is not k samples of z:
+whoever is in the first is in the others too.
 
-    "pld"   the privacy loss distribution, composed numerically; what is rounded is rounded to the safe side
+    "pld"   the privacy loss distribution, composed numerically and rounded to the safe side
             (Koskela, Jalko and Honkela 2020; Doroshenko, Ghazi, Kamath, Kumar and Manurangsi 2022)
-    "rdp"   Renyi differential privacy of whole orders (Mironov, Talwar and Zhang 2019): looser, faster, and right for a
-            discrete Gaussian as well: for whole orders its moments are those of the continuous one
+    "rdp"   Renyi differential privacy of integer orders (Mironov, Talwar and Zhang 2019): looser,
+            faster, and right for a discrete Gaussian as well: for integer orders its moments are
+            those of the continuous one
 """
 
 from __future__ import annotations
@@ -40,15 +43,19 @@ def _library() -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != "dp_accounting":
             raise
-        raise FoedusError("differential privacy needs dp-accounting: pip install 'foedus[private]'") from None
+        raise FoedusError(
+            "differential privacy needs dp-accounting: pip install 'foedus[private]'"
+        ) from None
 
 
 def epsilon(spent: Spent, delta: float, accountant: str = "pld", apart: float = 0.0) -> float:
     """The epsilon, at this delta, of all that was released.
 
-    apart: for noise that is not quite normal (`foedus.aggregation.dp.distributed`). What k exchanges release, with this noise or with normal noise,
-    has probabilities within factors of exp(+-h), h = k apart, of each other, but for events that are together less likely than h delta exp(-e - h) / 2.
-    So what is (e, delta exp(-2 h)) with normal noise is (e + 2 h, delta) with this one.
+    apart: for noise that is not quite normal (`foedus.aggregation.dp.distributed`). What k
+    exchanges release, with this noise or with normal noise, has probabilities within factors of
+    exp(+-h), h = k apart, of each other, but for events that are together less likely than h delta
+    exp(-e - h) / 2. So what is (e, delta exp(-2 h)) with normal noise is (e + 2 h, delta) with this
+    one.
     """
     check_value("accountant", accountant, Accountant)
     together: Counter[tuple[float, float]] = Counter()
@@ -61,11 +68,15 @@ def epsilon(spent: Spent, delta: float, accountant: str = "pld", apart: float = 
     if certain:
         together[1.0, 1 / math.sqrt(certain)] += 1
     off = apart * sum(times * exchanges for (_, _, exchanges), times in spent.items())
-    return _epsilon(tuple(sorted(together.items())), delta * math.exp(-2 * off), accountant) + 2 * off
+    return (
+        _epsilon(tuple(sorted(together.items())), delta * math.exp(-2 * off), accountant) + 2 * off
+    )
 
 
 @functools.lru_cache(maxsize=4096)
-def _epsilon(rounds: tuple[tuple[tuple[float, float], int], ...], delta: float, accountant: str) -> float:
+def _epsilon(
+    rounds: tuple[tuple[tuple[float, float], int], ...], delta: float, accountant: str
+) -> float:
     if not rounds:
         return 0.0
     _library()
@@ -74,7 +85,8 @@ def _epsilon(rounds: tuple[tuple[tuple[float, float], int], ...], delta: float, 
 
         together = sum(times * _renyi(probability, noise) for (probability, noise), times in rounds)
         return float(compute_epsilon(ORDERS, together, delta)[0])
-    if len(rounds) == 1 and rounds[0][0][0] == 1:  # a Gaussian mechanism and no more: Balle and Wang 2018
+    # a Gaussian mechanism and no more: Balle and Wang 2018
+    if len(rounds) == 1 and rounds[0][0][0] == 1:
         from dp_accounting import get_epsilon_gaussian
 
         return float(get_epsilon_gaussian(rounds[0][0][1] / math.sqrt(rounds[0][1]), delta))
@@ -99,7 +111,10 @@ _latest: dict[tuple[float, float, float], tuple[int, Any]] = {}
 
 
 def _losses(probability: float, noise: float, step: float, times: int) -> Any:
-    """That of so many rounds. One more than the last time is one convolution, which is what a run asks for every round."""
+    """That of so many rounds.
+
+    One more than the last time is one convolution, which is what a run asks for every round.
+    """
     one, kind = _loss(probability, noise, step), (probability, noise, step)
     before, so_far = _latest.get(kind, (0, None))
     if before != times:
@@ -130,22 +145,28 @@ def noise_for(
     start: int = 0,
     accountant: str = "pld",
 ) -> float:
-    """The smallest noise multiplier, to a thousandth, with which so many rounds cost at most an epsilon of `target`.
+    """The smallest noise multiplier, to a thousandth, with which so many rounds cost at most an
+    epsilon of `target`.
 
-    probability: of taking part in a round. exchanges: averages in a round. start: those before the first round, of everybody.
+    probability: of taking part in a round. exchanges: averages in a round. start: those before the
+    first round, of everybody.
 
     Example:
         >>> noise_for(2.0, 1e-5, rounds=30, probability=0.2)
     """
 
     def cost(noise: float) -> float:
-        return epsilon({(1.0, noise, start): 1, (probability, noise, exchanges): rounds}, delta, accountant)
+        return epsilon(
+            {(1.0, noise, start): 1, (probability, noise, exchanges): rounds}, delta, accountant
+        )
 
     low, high = 0.0, 1.0
     while cost(high) > target:
         low, high = high, 2 * high
         if high > 1e6:
-            raise ConfigError(f"epsilon={target!r} at delta={delta!r} is out of reach in {rounds} rounds")
+            raise ConfigError(
+                f"epsilon={target!r} at delta={delta!r} is out of reach in {rounds} rounds"
+            )
     while high - low > 1e-3 * high:
         middle = (low + high) / 2
         low, high = (low, middle) if cost(middle) <= target else (middle, high)

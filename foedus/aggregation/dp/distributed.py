@@ -1,35 +1,47 @@
-"""Differential privacy under secure aggregation: every client clips its reply and adds its share of the noise before it masks them.
+"""Differential privacy under secure aggregation: every client clips its reply and adds its share of
+the noise before it masks them.
 
-Kairouz, Liu and Steinke, "The distributed discrete Gaussian mechanism for federated learning with secure aggregation", ICML 2021. Of n clients
-who are asked, the server gets a sum only if t = ceil(threshold n) of them stay to the end. With b bits the numbers of a reply are multiples
-of c / 2^(b - 1), where c is `clip`. Client i draws, as whole numbers of such steps,
+Kairouz, Liu and Steinke, "The distributed discrete Gaussian mechanism for federated learning with
+secure aggregation", ICML 2021. Of n clients who are asked, the server gets a sum only if t =
+ceil(threshold n) of them stay to the end. With b bits the numbers of a reply are multiples of c /
+2^(b - 1), where c is `clip`. Client i draws, as whole numbers of such steps,
 
-    y_i = clip(r_i) a_i + N_Z(0, v)  in every entry,        v = ceil(z^2 4^(b - 1) / t),        z: noise
+    y_i = clip(r_i) a_i + N_Z(0, v)  in every entry,    v = ceil(z^2 4^(b - 1) / t),    z: noise
 
-and masks that. N_Z is the discrete Gaussian (`foedus.aggregation.dp.noise`). a_i is 1 with the probability q of taking part, or 0: the client
-draws it, from its operating system's generator, once a round, and keeps it to itself. So all n are asked in every round, and whoever
-does not take part sends noise. That has two reasons:
+and masks that. N_Z is the discrete Gaussian (`foedus.aggregation.dp.noise`). a_i is 1 with the
+probability q of taking part, or 0: the client draws it, from its operating system's generator, once
+a round, and keeps it to itself. So all n are asked in every round, and whoever does not take part
+sends noise. That has two reasons:
 
-- Nobody knows who takes part, the server included, so that what sampling gains (`foedus.aggregation.dp.accounting`) holds against it too.
-- The variance of a sum of m replies is m v. Were only those asked who take part, the noise itself would tell how many they are.
+- Nobody knows who takes part, the server included, so that what sampling gains
+  (`foedus.aggregation.dp.accounting`) holds against it too.
+- The variance of a sum of m replies is m v. Were only those asked who take part, the noise itself
+  would tell how many they are.
 
-If m >= t reply, the sum has the noise of t and some more, which does no harm: it could have been added afterwards. So the account is that of
-noise z, however many drop out. As many as m - t of those who stay may tell the server what they added, and noise z is left.
-Neighbours are federations of the same n clients in which one has rows or has none, and then it replies 0; n is no secret.
+If m >= t reply, the sum has the noise of t and some more, which does no harm: it could have been
+added afterwards. So the account is that of noise z, however many drop out. As many as m - t of
+those who stay may tell the server what they added, and noise z is left. Neighbours are federations
+of the same n clients in which one has rows or has none, and then it replies 0; n is no secret.
 
-The account is for normal noise. How far from it is a sum of t discrete Gaussians, of variance s^2 = t v, in d entries?
+The account is for normal noise. How far from it is a sum of t discrete Gaussians, of variance s^2 =
+t v, in d entries?
 
-1. The probability of x is within exp(+-tau) of that under N_Z(0, s^2), tau = 10 sum_{k<t} exp(-2 pi^2 v k / (k + 1)) (their bound); and that
-   is the normal density f(x) over 1 + 2 sum_k exp(-2 pi^2 s^2 k^2). With v >= 25 these factors are 1 to a hundred digits.
-2. A normal number rounded to the nearest whole one has the probabilities r(x) = f(x) E[exp(-(2 x u + u^2) / (2 s^2))], u uniform in [-1/2, 1/2].
-   By Jensen's inequality, f(x) <= r(x) exp(1 / (24 s^2)) for every x. As sinh(a) <= a exp(a^2 / 6), r(x) <= f(x) exp(x^2 / (24 s^4)).
-3. |x|^2 <= 1.01 s^2 (d + 2 sqrt(150 d) + 300) but for a probability of e^-150 (Laurent and Massart 2000).
+1. The probability of x is within exp(+-tau) of that under N_Z(0, s^2), tau = 10 sum_{k<t} exp(-2
+   pi^2 v k / (k + 1)) (their bound); and that is the normal density f(x) over 1 + 2 sum_k exp(-2
+   pi^2 s^2 k^2). With v >= 25 these factors are 1 to a hundred digits.
+2. A normal number rounded to the nearest whole one has the probabilities r(x) = f(x) E[exp(-(2 x u
+   + u^2) / (2 s^2))], u uniform in [-1/2, 1/2]. By Jensen's inequality, f(x) <= r(x) exp(1 / (24
+   s^2)) for every x. As sinh(a) <= a exp(a^2 / 6), r(x) <= f(x) exp(x^2 / (24 s^4)).
+3. |x|^2 <= 1.01 s^2 (d + 2 sqrt(150 d) + 300) but for a probability of e^-150 (Laurent and Massart
+   2000).
 
-So both are within factors of exp(+-h) of each other, h = 1.01 (d + 2 sqrt(150 d) + 300) / (24 s^2), but for e^-150. A rounded normal vector is a
-function of a normal one, for which the account is exact. The grid must be so fine that h <= APART = 1e-8; what k exchanges add to epsilon,
-2e-8 k, is in the account. A share beyond TAIL = 16 standard deviations has a probability of 1e-55; it is an error, and nothing
-is sent: the modulus holds n replies and n such shares, so a sum never wraps. These probabilities are within what `accounting.epsilon`
-sets aside of delta, for a delta of 1e-20 or more and an epsilon of at most 20.
+So both are within factors of exp(+-h) of each other, h = 1.01 (d + 2 sqrt(150 d) + 300) / (24 s^2),
+but for e^-150. A rounded normal vector is a function of a normal one, for which the account is
+exact. The grid must be so fine that h <= APART = 1e-8; what k exchanges add to epsilon, 2e-8 k, is
+in the account. A share beyond TAIL = 16 standard deviations has a probability of 1e-55; it is an
+error, and nothing is sent: the modulus holds n replies and n such shares, so a sum never wraps.
+These probabilities are within what `accounting.epsilon` sets aside of delta, for a delta of 1e-20
+or more and an epsilon of at most 20.
 """
 
 from __future__ import annotations
@@ -55,7 +67,8 @@ _LEAST = 25
 
 
 class Share:
-    """What each of so many clients does in one exchange: `clip` is the largest norm of its reply, `variance` that of its noise, in steps.
+    """What each of so many clients does in one exchange: `clip` is the largest norm of its reply,
+    `variance` that of its noise, in steps.
 
     `settings` are those of the exchange: its range is `clip`, and it has room for the noise.
     """
@@ -63,19 +76,30 @@ class Share:
     def __init__(self, config: SecureAggregation, clip: float, clients: int):
         privacy = config.privacy
         assert privacy is not None
-        self.bits, self.multiplier, self.needed = config.bits, Fraction(privacy.noise), config.needed(clients)
+        self.bits, self.multiplier, self.needed = (
+            config.bits,
+            Fraction(privacy.noise),
+            config.needed(clients),
+        )
         self.clip, self.entropy = clip, privacy.entropy or os.urandom
         self.variance = math.ceil(self.multiplier**2 * 4 ** (self.bits - 1) / self.needed)
         self.headroom = math.isqrt(TAIL**2 * self.variance) + 1
         self.settings = replace(config, range=self.clip, headroom=self.headroom, privacy=None)
 
     def noise(self, size: int) -> np.ndarray:
-        """This client's noise for a reply of so many numbers; a grid that is too coarse for them is refused."""
+        """This client's noise for a reply of so many numbers; a grid that is too coarse for them is
+        refused.
+        """
         if not self._fine(size, self.bits):
             enough = [bits for bits in range(self.bits, 41) if self._fine(size, bits)]
-            remedy = f"use SecureAggregation(bits={enough[0]})" if enough else "use more noise, or a smaller model"
+            remedy = (
+                f"use SecureAggregation(bits={enough[0]})"
+                if enough
+                else "use more noise, or a smaller model"
+            )
             raise ConfigError(
-                f"bits={self.bits} is too coarse for noise={float(self.multiplier):g} on replies of {size} numbers; {remedy}"
+                f"bits={self.bits} is too coarse for noise={float(self.multiplier):g} on replies "
+                f"of {size} numbers; {remedy}"
             )
         return sampling.discrete_gaussian(size, self.variance, self.entropy)
 

@@ -1,21 +1,27 @@
-"""Differential privacy of whole clients, for everything that is averaged or added up: `fd.run(..., aggregation=fd.DifferentialPrivacy(...))`.
+"""Differential privacy of whole clients, for everything that is averaged or added up: `fd.run(...,
+aggregation=fd.DifferentialPrivacy(...))`.
 
-McMahan, Ramage, Talwar and Zhang, "Learning differentially private recurrent language models", ICLR 2018, with exact noise. In a round every
-one of n clients takes part with probability q, independently; S is who does. In each exchange of the round, client i replies r_i, all tensors
-of it as one vector, and the server gives the algorithm
+McMahan, Ramage, Talwar and Zhang, "Learning differentially private recurrent language models", ICLR
+2018, with exact noise. In a round every one of n clients takes part with probability q,
+independently; S is who does. In each exchange of the round, client i replies r_i, all tensors of it
+as one vector, and the server gives the algorithm
 
-    mean = ( sum_{i in S} r_i min(1, c / |r_i|)  +  z c N(0, I) ) / (q n)             c: clip,  z: noise
+    mean = ( sum_{i in S} r_i min(1, c / |r_i|)  +  z c N(0, I) ) / (q n)       c: clip,  z: noise
 
-in place of the average, and q n times that in place of a sum. The divisor is fixed. Were it the number of those who came, one client more
-would change every other one's share as well. For the same reason all clients weigh the same, whatever their numbers of rows.
+in place of the average, and q n times that in place of a sum. The divisor is fixed. Were it the
+number of those who came, one client more would change every other one's share as well. For the same
+reason all clients weigh the same, whatever their numbers of rows.
 
-Adding or removing one client changes the sum by at most c: `foedus.aggregation.dp.accounting` makes (epsilon, delta) of that. It holds if nobody learns
-who took part. So the server draws S itself, from the operating system's generator: sites know the seed of a run, and could redo what is
-drawn from it. And the algorithm is shown all clients, not S: a round in which nobody takes part releases noise like every other.
+Adding or removing one client changes the sum by at most c: `foedus.aggregation.dp.accounting` makes
+(epsilon, delta) of that. It holds if nobody learns who took part. So the server draws S itself,
+from the operating system's generator: sites know the seed of a run, and could redo what is drawn
+from it. And the algorithm is shown all clients, not S: a round in which nobody takes part releases
+noise like every other.
 
 Under secure aggregation clients do all this themselves: see `foedus.aggregation.dp.distributed`.
 
-Noise is exact: replies are rounded to a grid, and what is added is a normal number rounded down to the same grid (`foedus.aggregation.dp.noise`).
+Noise is exact: replies are rounded to a grid, and what is added is a normal number rounded down to
+the same grid (`foedus.aggregation.dp.noise`).
 """
 
 from __future__ import annotations
@@ -52,22 +58,30 @@ from foedus.aggregation.dp.accounted import Accounted
 
 @dataclass(frozen=True)
 class DifferentialPrivacy(Aggregation):
-    """Central differential privacy of clients: replies are clipped, and their sum gets Gaussian noise.
+    """Central differential privacy of clients: replies are clipped, and their sum gets Gaussian
+    noise.
 
-    clip: c, the largest norm of a reply; or one for each step that is averaged, {"gradient": 0.1, "direction": 1.0}. noise: z, the
-    standard deviation of the noise over c; `foedus.aggregation.dp.accounting.noise_for` finds the one for a given epsilon. delta: at which
-    epsilon is given; well below 1 / clients. budget: the largest epsilon. The run ends before a round that would take it beyond.
-    accountant: "pld" or "rdp". entropy: for tests only.
+    clip: c, the largest norm of a reply; or one for each step that is averaged, {"gradient": 0.1,
+    "direction": 1.0}. noise: z, the standard deviation of the noise over c;
+    `foedus.aggregation.dp.accounting.noise_for` finds the one for a given epsilon. delta: at which
+    epsilon is given; well below 1 / clients. budget: the largest epsilon. The run ends before a
+    round that would take it beyond. accountant: "pld" or "rdp". entropy: for tests only.
 
-    Clients take part by `participation=fd.Poisson(q)`, or all in every round. What comes before the first round asks everybody. All
-    clients weigh the same, also where an algorithm asks for an average by rows. The history has `epsilon`, of all rounds so far.
+    Clients take part by `participation=fd.Poisson(q)`, or all in every round. What comes before the
+    first round asks everybody. All clients weigh the same, also where an algorithm asks for an
+    average by rows. The history has `epsilon`, of all rounds so far.
 
     Example:
         >>> private = fd.DifferentialPrivacy(clip=1.0, noise=1.0, delta=1e-5, budget=4.0)
-        >>> fd.run(fd.FedAvg(fd.Linear()), fed, rounds=100, participation=fd.Poisson(0.1), aggregation=private)
+        >>> some = fd.Poisson(0.1)
+        >>> fd.run(fd.FedAvg(), fed, rounds=100, participation=some, aggregation=private)
     """
 
-    clip: Annotated[float, Gt(0)] | Mapping[str, Annotated[float, Gt(0)]] | tuple[tuple[str, Annotated[float, Gt(0)]], ...]
+    clip: (
+        Annotated[float, Gt(0)]
+        | Mapping[str, Annotated[float, Gt(0)]]
+        | tuple[tuple[str, Annotated[float, Gt(0)]], ...]
+    )
     noise: Annotated[float, Gt(0)]
     delta: Annotated[float, Gt(0)]
     budget: Annotated[float, Gt(0)] | None = None
@@ -83,11 +97,13 @@ class DifferentialPrivacy(Aggregation):
         check_settings(self)
         if self.noise < 0.01:
             raise ConfigError(
-                f"noise={self.noise!r} protects nobody; give a standard deviation, in units of clip, of 0.01 or more"
+                f"noise={self.noise!r} protects nobody; give a standard deviation, in units of "
+                "clip, of 0.01 or more"
             )
         if self.delta >= 1:
             raise ConfigError(
-                f"delta={self.delta!r} is a probability that privacy fails; it must be well below 1 / clients, such as 1e-5"
+                f"delta={self.delta!r} is a probability that privacy fails; it must be well below "
+                "1 / clients, such as 1e-5"
             )
 
     def clip_of(self, step: str) -> float:
@@ -97,7 +113,8 @@ class DifferentialPrivacy(Aggregation):
         clips = dict(self.clip)
         if step not in clips:
             raise ConfigError(
-                f"clip has no norm for {step!r}; it names {', '.join(map(repr, clips)) or 'nothing'}: add one, or give one number"
+                f"clip has no norm for {step!r}; it names "
+                f"{', '.join(map(repr, clips)) or 'nothing'}: add one, or give one number"
             )
         return clips[step]
 
@@ -121,7 +138,9 @@ class PrivateAggregator(Accounted):
         return self.member[torch.searchsorted(self.ids, ids)]
 
     def total(self, trip: RoundTrip, weights: str | None) -> Tree:
-        """The noisy sum of clipped replies; over the expected number of clients, where an average was asked for."""
+        """The noisy sum of clipped replies; over the expected number of clients, where an average
+        was asked for.
+        """
         trip.shares(weights, trip.sizes)  # refuses unknown weights
         clip = self.privacy.clip_of(trip.step)
         self._charge(trip)
@@ -137,13 +156,18 @@ class PrivateAggregator(Accounted):
                 continue
             flat = torch.cat([t.reshape(len(t), -1).double() for t in leaves], 1)
             if total is None:
-                form, shapes, dtypes = shape, [t.shape[1:] for t in leaves], [_dtype(t) for t in leaves]
+                form, shapes, dtypes = (
+                    shape,
+                    [t.shape[1:] for t in leaves],
+                    [_dtype(t) for t in leaves],
+                )
                 step = grid(self.privacy.noise, clip, flat.shape[1])
                 total = torch.zeros(flat.shape[1], dtype=torch.int64)
             elif (shape, [t.shape[1:] for t in leaves]) != (form, shapes):
                 assert ids is not None
                 raise ReplyError(
-                    f"round {trip.round}: clients {ids.tolist()[:5]} replied with another structure than those before"
+                    f"round {trip.round}: clients {ids.tolist()[:5]} replied with another "
+                    "structure than those before"
                 )
             if ids is not None:
                 if not bool(torch.isfinite(flat).all()):
@@ -157,10 +181,14 @@ class PrivateAggregator(Accounted):
         released = ((total + noise).double() + 0.5) * step  # the noise was rounded down
         released = released if weights is None else released / self.expected
         parts = released.split([math.prod(s) for s in shapes])
-        return tree.unflatten([p.view(s).to(d) for p, s, d in zip(parts, shapes, dtypes, strict=True)], form)
+        return tree.unflatten(
+            [p.view(s).to(d) for p, s, d in zip(parts, shapes, dtypes, strict=True)], form
+        )
 
     def _replies(self, trip: RoundTrip) -> Iterable[tuple[Tensor | None, Tree]]:
-        """The replies, batch by batch; where there are none, one of nobody, whose form alone counts."""
+        """The replies, batch by batch; where there are none, one of nobody, whose form alone
+        counts.
+        """
         if len(trip.ids):
             with contextlib.suppress(NothingArrived):
                 return ((batch.ids, batch.tree()) for batch in trip.batches())
@@ -173,13 +201,27 @@ def grid(noise: float, clip: float, size: int) -> float:
 
 
 def blank(trip: RoundTrip) -> Tree:
-    """What a client would reply, in form: a made-up one, with a row of zeros. Nobody's data are looked at."""
+    """What a client would reply, in form: a made-up one, with a row of zeros.
+
+    Nobody's data are looked at.
+    """
     spec, algorithm, shared = trip.network.spec, trip.algorithm, trip.network.shared
-    y = torch.zeros(1, dtype=torch.int64) if spec.classes else torch.zeros((1, spec.outputs)[: 1 + (spec.outputs > 1)])
-    rows = Rows(torch.zeros(1, *spec.shape), y, torch.zeros(1, dtype=torch.int64), torch.ones(1), spec)
+    y = (
+        torch.zeros(1, dtype=torch.int64)
+        if spec.classes
+        else torch.zeros((1, spec.outputs)[: 1 + (spec.outputs > 1)])
+    )
+    rows = Rows(
+        torch.zeros(1, *spec.shape), y, torch.zeros(1, dtype=torch.int64), torch.ones(1), spec
+    )
     client = Client(torch.tensor(0), rows, algorithm.prepare(rows), None, trip.key, shared, spec)
-    arguments = {**trip.broadcast.payload, **{name: h.argument for name, h in trip.broadcast.held.items()}}
-    reply, _ = getattr(algorithm, trip.step)(replace(client, state=algorithm.init(client)), **arguments)
+    arguments = {
+        **trip.broadcast.payload,
+        **{name: h.argument for name, h in trip.broadcast.held.items()},
+    }
+    reply, _ = getattr(algorithm, trip.step)(
+        replace(client, state=algorithm.init(client)), **arguments
+    )
     return tree.map(lambda t: t.unsqueeze(0) if isinstance(t, Tensor) else t, reply)
 
 

@@ -1,10 +1,11 @@
 """Random draws for privacy: from the operating system's generator, and exact.
 
-A proof of privacy is about real numbers. Noise that is made of floating point numbers in the usual way has gaps that tell which
-number it was added to (Mironov, "On significance of the least significant bits for differential privacy", 2012). Here noise is made of
-whole numbers, drawn with exactly the probabilities that the proof speaks of: nearly every draw is decided in double precision, with a
-margin for its rounding, and the few that are too close to call (about one in 10^9) are decided with as many more random bits, and digits, as it
-takes.
+A proof of privacy is about real numbers. Noise that is made of floating point numbers in the usual
+way has gaps that tell which number it was added to (Mironov, "On significance of the least
+significant bits for differential privacy", 2012). Here noise is made of whole numbers, drawn with
+exactly the probabilities that the proof speaks of: nearly every draw is decided in double
+precision, with a margin for its rounding, and the few that are too close to call (about one in
+10^9) are decided with as many more random bits, and digits, as it takes.
 """
 
 from __future__ import annotations
@@ -35,12 +36,15 @@ def bernoulli(probability: float, size: int, entropy: Entropy = os.urandom) -> n
 
 
 def rounded_gaussian(size: int, bits: int, entropy: Entropy = os.urandom) -> np.ndarray:
-    """floor(2^bits Z) for independent standard normal Z: whole numbers (int64), exactly distributed.
+    """floor(2^bits Z) for independent standard normal Z: whole numbers (int64), exactly
+    distributed.
 
-    For whole s, s + floor(y) = floor(s + y). So a sum of whole numbers plus this is a function of the same sum plus a normal number of
-    standard deviation 2^bits, and the privacy of the one is at least that of the other, whatever is known of normal noise. Its mean is -1/2.
+    For whole s, s + floor(y) = floor(s + y). So a sum of whole numbers plus this is a function of
+    the same sum plus a normal number of standard deviation 2^bits, and the privacy of the one is at
+    least that of the other, whatever is known of normal noise. Its mean is -1/2.
 
-    By inversion: |Z| >= z with probability 2 Q(z), so where p is uniform on (0, 1/2), Q(|Z|) = p. Of p the first 63 bits are drawn.
+    By inversion: |Z| >= z with probability 2 Q(z), so where p is uniform on (0, 1/2), Q(|Z|) = p.
+    Of p the first 63 bits are drawn.
     """
     drawn = words(size, entropy)
     above = (drawn >> np.uint64(63)).astype(bool)
@@ -62,7 +66,9 @@ def rounded_gaussian(size: int, bits: int, entropy: Entropy = os.urandom) -> np.
 
 
 def _quantile(tail: int, bits: int, entropy: Entropy) -> int:
-    """The whole n with Q((n + 1) / 2^bits) < p <= Q(n / 2^bits), where p has the first 64 binary digits `tail`."""
+    """The whole n with Q((n + 1) / 2^bits) < p <= Q(n / 2^bits), where p has the first 64 binary
+    digits `tail`.
+    """
     import mpmath
 
     known = 64
@@ -71,7 +77,9 @@ def _quantile(tail: int, bits: int, entropy: Entropy) -> int:
         nonlocal tail, known
         while True:
             with mpmath.workprec(known + 64):
-                limit = mpmath.ldexp(mpmath.erfc(mpmath.ldexp(n, -bits) / mpmath.sqrt(2)) / 2, known)
+                limit = mpmath.ldexp(
+                    mpmath.erfc(mpmath.ldexp(n, -bits) / mpmath.sqrt(2)) / 2, known
+                )
                 slack = mpmath.ldexp(limit, -known - 32)
                 if tail + 1 <= limit - slack:
                     return True
@@ -88,11 +96,15 @@ def _quantile(tail: int, bits: int, entropy: Entropy) -> int:
     return low
 
 
-def discrete_gaussian(size: int, variance: Fraction | int, entropy: Entropy = os.urandom) -> np.ndarray:
-    """Independent whole numbers x (int64) with probabilities proportional to exp(-x^2 / (2 variance)), exactly.
+def discrete_gaussian(
+    size: int, variance: Fraction | int, entropy: Entropy = os.urandom
+) -> np.ndarray:
+    """Independent whole numbers x (int64) with probabilities proportional to exp(-x^2 / (2
+    variance)), exactly.
 
-    Canonne, Kamath and Steinke, "The discrete Gaussian for differential privacy", NeurIPS 2020, Algorithm 3: a discrete Laplace number
-    of scale t = floor(sigma) + 1, accepted with probability exp(-(|x| - variance / t)^2 / (2 variance)).
+    Canonne, Kamath and Steinke, "The discrete Gaussian for differential privacy", NeurIPS 2020,
+    Algorithm 3: a discrete Laplace number of scale t = floor(sigma) + 1, accepted with probability
+    exp(-(|x| - variance / t)^2 / (2 variance)).
     """
     variance = Fraction(variance)
     scale = math.isqrt(math.floor(variance)) + 1
@@ -109,9 +121,12 @@ def discrete_gaussian(size: int, variance: Fraction | int, entropy: Entropy = os
 
 
 def _discrete_laplace(size: int, scale: int, entropy: Entropy) -> np.ndarray:
-    """At most `size` whole numbers with probabilities proportional to exp(-|x| / scale) (Algorithm 2)."""
+    """At most `size` whole numbers with probabilities proportional to exp(-|x| / scale) (Algorithm
+    2).
+    """
     drawn = words(size, entropy)
-    drawn = drawn[drawn < np.uint64(2**64 - 1 - (2**64 - 1) % scale)]  # so that every remainder has the same chance
+    # so that every remainder has the same chance
+    drawn = drawn[drawn < np.uint64(2**64 - 1 - (2**64 - 1) % scale)]
     u = (drawn % np.uint64(scale)).astype(np.int64)
     u = u[_bernoulli_exp(u / scale, lambda i: Fraction(int(u[i]), scale), entropy)]
     v, going = np.zeros_like(u), np.arange(len(u))
@@ -124,7 +139,9 @@ def _discrete_laplace(size: int, scale: int, entropy: Entropy) -> np.ndarray:
     return np.where(minus, -x, x)[keep]
 
 
-def _bernoulli_exp(gamma: np.ndarray, exact: Callable[[int], Fraction], entropy: Entropy) -> np.ndarray:
+def _bernoulli_exp(
+    gamma: np.ndarray, exact: Callable[[int], Fraction], entropy: Entropy
+) -> np.ndarray:
     """Truths of probability exp(-gamma); exact(i) is what gamma[i] is without rounding."""
     drawn = words(len(gamma), entropy)
     gap = np.exp(-gamma) - drawn.astype(np.float64) * 2.0**-64
@@ -135,13 +152,17 @@ def _bernoulli_exp(gamma: np.ndarray, exact: Callable[[int], Fraction], entropy:
 
 
 def _below_exp(drawn: int, gamma: Fraction, entropy: Entropy) -> bool:
-    """Whether a uniform number, of which the first 64 binary digits are drawn, is below exp(-gamma)."""
+    """Whether a uniform number, of which the first 64 binary digits are drawn, is below
+    exp(-gamma).
+    """
     import mpmath
 
     known = 64
     while True:
         with mpmath.workprec(known + 64):
-            limit = mpmath.ldexp(mpmath.exp(-mpmath.mpf(gamma.numerator) / gamma.denominator), known)
+            limit = mpmath.ldexp(
+                mpmath.exp(-mpmath.mpf(gamma.numerator) / gamma.denominator), known
+            )
             slack = mpmath.ldexp(limit, -known - 16)
             if drawn + 1 <= limit - slack:
                 return True

@@ -1,4 +1,6 @@
-"""Secure aggregation as part of a run: what `clients.mean` and `clients.sum` go through with `fd.run(..., aggregation=fd.SecureAggregation())`."""
+"""Secure aggregation as part of a run: what `clients.mean` and `clients.sum` go through with
+`fd.run(..., aggregation=fd.SecureAggregation())`.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,17 @@ if TYPE_CHECKING:
 
 
 class SecureAggregator(Aggregator):
-    """Runs the protocol for every average and every sum of a run; a single reply is refused unless it is empty.
+    """Runs the protocol for every average and every sum of a run; a single reply is refused unless
+    it is empty.
 
-    Weights are numbers of rows, or 1. Where the session has `phase`, its clients are elsewhere and do their part there
-    (`foedus.engines.flower.session`); otherwise they do it in this process, and only what clients do before anything is sent sees replies. All messages of
-    the four phases are charged as they are encoded; what a step is asked with goes with `mask`, to those who are left then.
+    Weights are numbers of rows, or 1. Where the session has `phase`, its clients are elsewhere and
+    do their part there (`foedus.engines.flower.session`); otherwise they do it in this process, and
+    only what clients do before anything is sent sees replies. All messages of the four phases are
+    charged as they are encoded; what a step is asked with goes with `mask`, to those who are left
+    then.
 
-    noise: gives whole numbers that each client adds to its fixed-point numbers, within `headroom`; in this process only.
+    noise: gives whole numbers that each client adds to its fixed-point numbers, within `headroom`;
+    in this process only.
     """
 
     hides = True
@@ -51,17 +57,24 @@ class SecureAggregator(Aggregator):
         delays = setting.session.conditions.delays
         if setting.quantise is not None:
             raise ConfigError(
-                f"quantise={setting.quantise!r} and secure aggregation do not go together: replies are sent as fixed-point "
+                f"quantise={setting.quantise!r} and secure aggregation do not go together: replies "
+                "are sent as fixed-point "
                 "numbers; use SecureAggregation(bits=...) for shorter ones"
             )
         if delays is not None and delays.longest:
             raise ConfigError(
-                "fd.Delayed and secure aggregation do not go together: clients mask their replies for those who answer in the same "
+                "fd.Delayed and secure aggregation do not go together: clients mask their replies "
+                "for those who answer in the same "
                 "exchange, so none can come later; use the engine without delays"
             )
         if total < 2 or (not isinstance(part, Poisson) and cohort_size(part, total) < 2):
-            why = f"participation={part:g} is 1 client a round" if total > 1 else "there is 1 client"
-            raise ConfigError(f"secure aggregation needs at least 2 clients in a sum, or it would be a reply; {why}")
+            why = (
+                f"participation={part:g} is 1 client a round" if total > 1 else "there is 1 client"
+            )
+            raise ConfigError(
+                "secure aggregation needs at least 2 clients in a sum, or it would be a reply; "
+                f"{why}"
+            )
         self.channel = setting.session.secure(config)
         if self.channel is not None and noise is not None:
             raise ConfigError("noise is added in this process only; sites know nothing of it")
@@ -77,13 +90,16 @@ class SecureAggregator(Aggregator):
         here = list(sizes) if channel is None else channel.present(ask)
         if len(here) < 2:
             raise TooFewClients(
-                f"round {ask.round}: {len(here)} client is asked for {ask.step}; secure aggregation needs at least 2, or the sum would be "
+                f"round {ask.round}: {len(here)} client is asked for {ask.step}; secure "
+                "aggregation needs at least 2, or the sum would be "
                 "its reply; use a larger participation"
             )
         trip.shares(weights, trip.sizes)  # refuses unknown weights
         own = {i: sizes[i] if weights == "rows" else 1 for i in here}
         name = uuid.uuid4().hex if channel is None else channel.name
-        server = SecureServer(self.settings(ask, len(here)), own, session=name, round=ask.round, exchange=ask.exchange)
+        server = SecureServer(
+            self.settings(ask, len(here)), own, session=name, round=ask.round, exchange=ask.exchange
+        )
         try:
             total = self._conduct(trip, ask, weights, server)
         finally:
@@ -100,7 +116,9 @@ class SecureAggregator(Aggregator):
         """Those of one exchange, with so many clients."""
         return self.config
 
-    def _conduct(self, trip: RoundTrip, ask: Ask, weights: str | None, server: SecureServer) -> Total:
+    def _conduct(
+        self, trip: RoundTrip, ask: Ask, weights: str | None, server: SecureServer
+    ) -> Total:
         """All phases, charged to the ledger."""
         self.phases, channel = {}, self.channel
         sizes = {i: wire.nbytes(message) for ids, message in ask.messages() for i in ids.tolist()}
@@ -113,7 +131,9 @@ class SecureAggregator(Aggregator):
         else:
             absent = lambda phase: self.absent(phase, ask)  # noqa: E731
             replies = lambda ids: self._replies(trip, ask.of(torch.tensor(ids)))  # noqa: E731
-            inner = Simulated(server.config, server.weights, replies, self.noise, absent, self.clip).ask
+            inner = Simulated(
+                server.config, server.weights, replies, self.noise, absent, self.clip
+            ).ask
 
         def asking(phase: str, questions: dict[int, Tree]) -> Iterator[tuple[int, Tree]]:
             if phase == "mask":  # those who have left are not sent what was charged for everybody
@@ -125,11 +145,19 @@ class SecureAggregator(Aggregator):
         return conduct(server, asking)
 
     def _replies(self, trip: RoundTrip, ask: Ask) -> Iterator[tuple[int, Tree]]:
-        """The replies of clients in this process, one after the other, as each is about to mask its own."""
+        """The replies of clients in this process, one after the other, as each is about to mask its
+        own.
+        """
         if not len(ask.ids):
             return
         for ids, reply, many in trip.network.session.exchange(ask):
-            batch = Batch(ids, trip.sizes[torch.searchsorted(trip.ids, ids)], stacked_reply(reply, many), True, ask.round)
+            batch = Batch(
+                ids,
+                trip.sizes[torch.searchsorted(trip.ids, ids)],
+                stacked_reply(reply, many),
+                True,
+                ask.round,
+            )
             if not tree.all_finite(batch.reply):
                 raise not_finite([batch.reply], ask.round, ids, remedy=trip.algorithm.remedy)
             reply = self.sent(batch)
@@ -141,23 +169,33 @@ class SecureAggregator(Aggregator):
         return {}
 
     def sent(self, batch: Batch) -> Tree:
-        """What clients in this process make of their replies (stacked) before they encode them: to clip them, say."""
+        """What clients in this process make of their replies (stacked) before they encode them: to
+        clip them, say.
+        """
         return batch.reply
 
     def absent(self, phase: str, ask: Ask) -> Collection[int]:
-        """Clients in this process who do not answer from this phase of an exchange on: nobody. Simulated dropouts go here."""
+        """Clients in this process who do not answer from this phase of an exchange on: nobody.
+
+        Simulated dropouts go here.
+        """
         return ()
 
     def gathered(self, trip: RoundTrip, replies: Replies) -> None:
-        if any(tree.leaves(reply) for reply in ([replies.stacked] if replies.separate is None else replies.separate)):
+        if any(
+            tree.leaves(reply)
+            for reply in ([replies.stacked] if replies.separate is None else replies.separate)
+        ):
             raise single_replies(trip.algorithm, trip.step)
 
 
 class PrivateSecureAggregator(Accounted, SecureAggregator):
-    """Clients clip, and add their shares of the noise, before they mask: see `foedus.aggregation.dp.distributed`.
+    """Clients clip, and add their shares of the noise, before they mask: see
+    `foedus.aggregation.dp.distributed`.
 
-    All clients are asked in every round. Each draws for itself whether it takes part, and sends noise alone if it does not. An average is the
-    sum over the number that is expected to take part of those whose messages are in it.
+    All clients are asked in every round. Each draws for itself whether it takes part, and sends
+    noise alone if it does not. An average is the sum over the number that is expected to take part
+    of those whose messages are in it.
     """
 
     apart = APART
@@ -167,9 +205,13 @@ class PrivateSecureAggregator(Accounted, SecureAggregator):
         Accounted.__init__(self, config.privacy, setting)
         SecureAggregator.__init__(self, config, setting)
         if self.channel is not None and config.privacy.entropy is not None:
-            raise ConfigError("entropy is for tests in this process: sites draw their noise themselves; leave entropy out")
+            raise ConfigError(
+                "entropy is for tests in this process: sites draw their noise themselves; leave "
+                "entropy out"
+            )
         everybody = len(setting.ids)
-        Share(config, 1.0, everybody).settings.fixed_point.width(everybody, everybody)  # refuses what has no room
+        # refuses what has no room
+        Share(config, 1.0, everybody).settings.fixed_point.width(everybody, everybody)
         self.member: torch.Tensor | None = None  # of clients in this process
 
     def among(self, round: int, ids: torch.Tensor) -> slice:

@@ -50,11 +50,13 @@ SECRETS = ("cipher_key", "mask_key", "seed", "shares", "box_keys")
 
 
 class SecureClient:
-    """A client in one exchange: `advertise`, `share`, `mask`, `unmask`, each once and in this order.
+    """A client in one exchange: `advertise`, `share`, `mask`, `unmask`, each once and in this
+    order.
 
-    `export` gives what must be kept between two messages as a tree of tensors, `restore` makes a client of it. The entries in
-    `SECRETS` must stay with the client, and only the newest state must be kept: one that is taken back to an older state could be
-    made to answer twice. Write it before the answer is sent. Keys and seed are gone after `mask`, all of it after `unmask`.
+    `export` gives what must be kept between two messages as a tree of tensors, `restore` makes a
+    client of it. The entries in `SECRETS` must stay with the client, and only the newest state must
+    be kept: one that is taken back to an older state could be made to answer twice. Write it before
+    the answer is sent. Keys and seed are gone after `mask`, all of it after `unmask`.
 
     sign, verify: sign the client's public keys, and check those of others. entropy: for tests only.
     """
@@ -68,7 +70,13 @@ class SecureClient:
         verify: Verify | None = None,
         entropy: Entropy = os.urandom,
     ):
-        self.id, self.config, self.sign, self.verify, self.entropy = int(id), config, sign, verify, entropy
+        self.id, self.config, self.sign, self.verify, self.entropy = (
+            int(id),
+            config,
+            sign,
+            verify,
+            entropy,
+        )
         self.state = State(id=self.id, phase="advertise")
 
     def export(self) -> State:
@@ -76,7 +84,9 @@ class SecureClient:
         return self.state.replace()
 
     @classmethod
-    def restore(cls, state: Mapping[str, Tree], config: SecureAggregation, **hooks: Any) -> SecureClient:
+    def restore(
+        cls, state: Mapping[str, Tree], config: SecureAggregation, **hooks: Any
+    ) -> SecureClient:
         """The client that exported this state."""
         new = cls(state["id"], config, **hooks)
         new.state = State(state)
@@ -84,7 +94,10 @@ class SecureClient:
 
     def _expect(self, phase: str) -> None:
         if self.state.phase != phase:
-            raise SecureError(f"client {self.id} is asked to {phase}, but what it can do next is {self.state.phase}")
+            raise SecureError(
+                f"client {self.id} is asked to {phase}, but what it can do next is "
+                f"{self.state.phase}"
+            )
 
     def _at(self, phase: str) -> tuple[State, Offer, bytes]:
         self._expect(phase)
@@ -119,8 +132,14 @@ class SecureClient:
         spec = {"ids": (torch.int64, None), "keys": (torch.uint8, None, 2, 32)}
         ids, keys = fields(message, "the key list", tag, **spec)
         self._check_list(offer, tag, ids, keys, signatures)
-        seed, mask_key, cipher_key = self.entropy(SECRET), to_bytes(s.mask_key), load(to_bytes(s.cipher_key))
-        shares = shamir.split([mask_key, seed], self.config.needed(len(ids)), len(ids), self.entropy)
+        seed, mask_key, cipher_key = (
+            self.entropy(SECRET),
+            to_bytes(s.mask_key),
+            load(to_bytes(s.cipher_key)),
+        )
+        shares = shamir.split(
+            [mask_key, seed], self.config.needed(len(ids)), len(ids), self.entropy
+        )
         boxes, box_keys = bytearray(), np.zeros((len(ids), 32), np.uint8)
         for i, other in enumerate(ids.tolist()):
             if other == self.id:
@@ -142,40 +161,69 @@ class SecureClient:
             public=torch.from_numpy(keys[:, 1].copy()),
         )
         answer = torch.frombuffer(boxes, dtype=torch.uint8).view(-1, BOX)
-        return {"tag": to_tensor(tag), "boxes": answer, "commitment": to_tensor(commitment(tag, seed, self.id))}
+        return {
+            "tag": to_tensor(tag),
+            "boxes": answer,
+            "commitment": to_tensor(commitment(tag, seed, self.id)),
+        }
 
-    def _check_list(self, offer: Offer, tag: bytes, ids: np.ndarray, keys: np.ndarray, signatures: Tree) -> None:
+    def _check_list(
+        self, offer: Offer, tag: bytes, ids: np.ndarray, keys: np.ndarray, signatures: Tree
+    ) -> None:
         """Refuse a list of keys that was tampered with."""
         if len(keys) != len(ids):
-            raise SecureError(f"the key list must have as many keys as clients, got {len(keys)} for {len(ids)}")
+            raise SecureError(
+                f"the key list must have as many keys as clients, got {len(keys)} for {len(ids)}"
+            )
         distinct(ids, "the key list")
         if len({key.tobytes() for key in keys.reshape(-1, 32)}) < 2 * len(ids):
             raise SecureError("the key list has a key twice")
         own = np.flatnonzero(ids == self.id)
         if not len(own) or keys[own[0]].tobytes() != to_bytes(self.state.public):
-            raise SecureError(f"the key list does not have the keys of client {self.id} as they were sent")
+            raise SecureError(
+                f"the key list does not have the keys of client {self.id} as they were sent"
+            )
         most = self.config.degree(offer.clients) + 1
         least = min(most, self.config.needed(offer.clients))
         if not least <= len(ids) <= most:
             raise SecureError(
-                f"the key list has {len(ids)} clients; with {offer.clients} in all there must be {least} to {most}"
+                f"the key list has {len(ids)} clients; with {offer.clients} in all there must be "
+                f"{least} to {most}"
             )
         if self.verify is None:
             return
         shape = (len(ids), SIGNATURE)
-        if not isinstance(signatures, Tensor) or signatures.dtype != torch.uint8 or tuple(signatures.shape) != shape:
+        if (
+            not isinstance(signatures, Tensor)
+            or signatures.dtype != torch.uint8
+            or tuple(signatures.shape) != shape
+        ):
             raise SecureError("the key list has no signatures")
         for i, other in enumerate(ids.tolist()):
-            if not self.verify(other, bound(b"keys", tag, other) + keys[i].tobytes(), to_bytes(signatures[i])):
-                raise SecureError(f"the keys in the key list of client {other} are not signed by it")
+            if not self.verify(
+                other, bound(b"keys", tag, other) + keys[i].tobytes(), to_bytes(signatures[i])
+            ):
+                raise SecureError(
+                    f"the keys in the key list of client {other} are not signed by it"
+                )
 
-    def mask(self, message: Tree, reply: Tree, weight: int = 1, noise: Noise | None = None, clip: float | None = None) -> Tree:
+    def mask(
+        self,
+        message: Tree,
+        reply: Tree,
+        weight: int = 1,
+        noise: Noise | None = None,
+        clip: float | None = None,
+    ) -> Tree:
         """The masked reply: a tree in the form of the reply, of whole numbers that look random.
 
-        weight: this client's, by which the reply is multiplied. noise: gives whole numbers to add before masking. clip: the largest norm of the reply.
+        weight: this client's, by which the reply is multiplied. noise: gives whole numbers to add
+        before masking. clip: the largest norm of the reply.
         """
         s, offer, tag = self._at("mask")
-        sources, boxes = fields(message, "the boxes", tag, ids=(torch.int64, None), boxes=(torch.uint8, None, BOX))
+        sources, boxes = fields(
+            message, "the boxes", tag, ids=(torch.int64, None), boxes=(torch.uint8, None, BOX)
+        )
         if len(sources) != len(boxes):
             raise SecureError(f"there are {len(boxes)} boxes of {len(sources)} clients")
         distinct(sources, "the boxes")
@@ -185,7 +233,8 @@ class SecureClient:
             raise SecureError(f"the boxes are not all of neighbours: client {strange[0]} is none")
         if len(sources) + 1 < self.config.needed(len(ids)):
             raise SecureError(
-                f"{len(sources) + 1} of {len(ids)} neighbours have shared keys; {self.config.needed(len(ids))} must"
+                f"{len(sources) + 1} of {len(ids)} neighbours have shared keys; "
+                f"{self.config.needed(len(ids))} must"
             )
         shares = [(self.id, s.shares.numpy())]
         for other, box in zip(sources.tolist(), boxes, strict=True):
@@ -207,21 +256,34 @@ class SecureClient:
             offer=s.offer,
             ids=torch.tensor([i for i, _ in shares]),
             shares=torch.from_numpy(np.stack([share for _, share in shares])),
-            # Where all are neighbours, these are all survivors: no sum of fewer than the server must have, some of whose noise is missing.
+            # Where all are neighbours, these are all survivors: no sum of fewer than the server
+            # must have, some of whose noise is missing.
             needed=self.config.needed(max(len(ids), offer.clients if self._complete(offer) else 0)),
         )
         leaves, structure = tree.flatten(reply)
-        parts = torch.from_numpy(numbers.view(np.dtype(f"i{numbers.itemsize}"))).split([t.numel() for t in leaves])
+        parts = torch.from_numpy(numbers.view(np.dtype(f"i{numbers.itemsize}"))).split(
+            [t.numel() for t in leaves]
+        )
         masked = [part.view(t.shape) for part, t in zip(parts, leaves, strict=True)]
-        return {"tag": to_tensor(tag), "reply": tree.unflatten(masked, structure), "dtypes": [dtype_of(t) for t in leaves]}
+        return {
+            "tag": to_tensor(tag),
+            "reply": tree.unflatten(masked, structure),
+            "dtypes": [dtype_of(t) for t in leaves],
+        }
 
-    def _numbers(self, offer: Offer, reply: Tree, weight: int, noise: Noise | None, clip: float | None) -> np.ndarray:
+    def _numbers(
+        self, offer: Offer, reply: Tree, weight: int, noise: Noise | None, clip: float | None
+    ) -> np.ndarray:
         check_value("weight", weight, Annotated[int, Ge(0)])
         if weight % offer.unit or weight // offer.unit > offer.weight:
             raise SecureError(
-                f"weight={weight} is not {offer.unit} times a whole number of at most {offer.weight}, as was offered"
+                f"weight={weight} is not {offer.unit} times a whole number of at most "
+                f"{offer.weight}, as was offered"
             )
-        points, width = self.config.fixed_point, self.config.fixed_point.width(offer.weight, offer.clients)
+        points, width = (
+            self.config.fixed_point,
+            self.config.fixed_point.width(offer.weight, offer.clients),
+        )
         return points.encode(
             reply,
             weight // offer.unit,
@@ -237,21 +299,35 @@ class SecureClient:
         return self.config.degree(offer.clients) == offer.clients - 1
 
     def unmask(self, message: Tree) -> Tree:
-        """Shares of the seeds of those who survived and of the mask keys of those who dropped out: never both of one client."""
+        """Shares of the seeds of those who survived and of the mask keys of those who dropped out:
+        never both of one client.
+        """
         s, _, tag = self._at("unmask")
         what = "the unmask request"
-        there, gone = fields(message, what, tag, survivors=(torch.int64, None), dropped=(torch.int64, None))
+        there, gone = fields(
+            message, what, tag, survivors=(torch.int64, None), dropped=(torch.int64, None)
+        )
         named, ids = np.concatenate([there, gone]), s.ids.numpy()
         if len(np.intersect1d(there, gone)):
-            raise SecureError(f"{what} asks for both secrets of client {np.intersect1d(there, gone)[0]}")
+            raise SecureError(
+                f"{what} asks for both secrets of client {np.intersect1d(there, gone)[0]}"
+            )
         distinct(named, what)
         if not np.array_equal(np.sort(named), ids):
-            raise SecureError(f"{what} does not name exactly the clients whose masks client {self.id} used")
+            raise SecureError(
+                f"{what} does not name exactly the clients whose masks client {self.id} used"
+            )
         if self.id in gone:
             raise SecureError(f"{what} says that client {self.id} itself has dropped out")
         if len(there) < s.needed:
-            raise SecureError(f"{what} leaves {len(there)} survivors of {len(ids)}; {s.needed} are needed")
+            raise SecureError(
+                f"{what} leaves {len(there)} survivors of {len(ids)}; {s.needed} are needed"
+            )
         shares = s.shares.numpy()
         seeds, keys = shares[np.searchsorted(ids, there), 1], shares[np.searchsorted(ids, gone), 0]
         self.state = State(id=self.id, phase="nothing more", offer=s.offer)
-        return {"tag": to_tensor(tag), "seeds": torch.from_numpy(seeds), "keys": torch.from_numpy(keys)}
+        return {
+            "tag": to_tensor(tag),
+            "seeds": torch.from_numpy(seeds),
+            "keys": torch.from_numpy(keys),
+        }

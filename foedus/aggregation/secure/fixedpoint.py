@@ -35,19 +35,23 @@ Bits = Annotated[int, Interval(ge=2, le=40), Remedy("single precision has 24")]
 Rounding = Literal["nearest", "stochastic"]
 
 FINE = 1024
-"""For differential privacy: steps of the grid in a reply of the largest norm whose entries are all alike, for each entry."""
+"""For differential privacy: steps of the grid in a reply of the largest norm whose entries are all
+alike, for each entry.
+"""
 
 _HAIR = 1 - 1e-9  # covers the rounding of a norm
 
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """Numbers in [-range, range] as multiples q of a step: q = round(x / step), step = range / 2^(bits - 1).
+    """Numbers in [-range, range] as multiples q of a step: q = round(x / step), step = range /
+    2^(bits - 1).
 
-    So |q| <= Q = 2^(bits - 1). A client of whole weight w sends w q + e modulo 2^width, where e is noise, |e| <= headroom = E,
-    or 0. Over clients of total weight W the sum lies within B = W Q + n E of 0. Read as a signed number of `width` bits it is right
-    if and only if it does not wrap, that is if B <= 2^(width - 1) - 1: `width` gives 32 or 64, or an error.
-    Without noise, sum_i w_i q_i step / W differs from the weighted mean of x_i by the weighted mean of the rounding errors:
+    So |q| <= Q = 2^(bits - 1). A client of whole weight w sends w q + e modulo 2^width, where e is
+    noise, |e| <= headroom = E, or 0. Over clients of total weight W the sum lies within B = W Q + n
+    E of 0. Read as a signed number of `width` bits it is right if and only if it does not wrap,
+    that is if B <= 2^(width - 1) - 1: `width` gives 32 or 64, or an error. Without noise, sum_i w_i
+    q_i step / W differs from the weighted mean of x_i by the weighted mean of the rounding errors:
     at most step / 2 (nearest), or less than step (stochastic, where each error has mean 0).
 
     range, bits: the largest magnitude, and the number of bits, of which one is the sign.
@@ -74,7 +78,8 @@ class FixedPoint:
             if bound < 2 ** (width - 1):
                 return width
         raise ConfigError(
-            f"bits={self.bits}: {clients} clients of total weight {weight} may sum to {bound:.3g} steps, beyond 64 bits; "
+            f"bits={self.bits}: {clients} clients of total weight {weight} may sum to {bound:.3g} "
+            "steps, beyond 64 bits; "
             f"use fewer bits, smaller weights or less headroom than {self.headroom}"
         )
 
@@ -90,9 +95,11 @@ class FixedPoint:
         round: int = 0,
         client: int = 0,
     ) -> np.ndarray:
-        """The numbers of a reply, one tensor after the other, as unsigned ones of `width` bits; one that does not fit is an error.
+        """The numbers of a reply, one tensor after the other, as unsigned ones of `width` bits; one
+        that does not fit is an error.
 
-        clip: the largest norm of all of them together; longer replies are scaled down, and so none is out of range.
+        clip: the largest norm of all of them together; longer replies are scaled down, and so none
+        is out of range.
         """
         flat = np.empty(sum(t.numel() for t in tree.leaves(reply)), np.dtype(f"u{width // 8}"))
         extra = None if noise is None else self._noise(noise, len(flat))
@@ -105,7 +112,9 @@ class FixedPoint:
             at += len(q)
         return flat
 
-    def _steps(self, reply: Tree, clip: float | None, entropy: Entropy, round: int, client: int) -> Iterator[np.ndarray]:
+    def _steps(
+        self, reply: Tree, clip: float | None, entropy: Entropy, round: int, client: int
+    ) -> Iterator[np.ndarray]:
         """The numbers of a reply in steps: tensor by tensor, or clipped, all at once."""
         largest, whole = self.range if clip is None else sys.float_info.max, []
         for number, t in enumerate(tree.leaves(reply)):
@@ -119,16 +128,22 @@ class FixedPoint:
         if clip is not None and whole:
             yield clipped(torch.from_numpy(np.concatenate(whole))[None], clip, self.step)[0].numpy()
 
-    def _refused(self, reply: Tree, number: int, x: np.ndarray, round: int, client: int) -> ReplyError | DivergenceError:
+    def _refused(
+        self, reply: Tree, number: int, x: np.ndarray, round: int, client: int
+    ) -> ReplyError | DivergenceError:
         """The error for tensor `number` of a reply, with the numbers x."""
         name = list(tree.dissolve(reply)[1])[number].removeprefix("t").removeprefix(".")
         where = f"round {round}: client {client}: {name or 'the reply'}"
         if not np.isfinite(x).all():
-            why = f"{where} holds {x[~np.isfinite(x)][0]}, which has no fixed-point form; nothing was sent"
+            why = (
+                f"{where} holds {x[~np.isfinite(x)][0]}, which has no fixed-point form; nothing "
+                "was sent"
+            )
             return DivergenceError(f"{why}. Lower the learning rate, or clip", round, (client,))
         worst = float(x[np.abs(x).argmax()])
         return ReplyError(
-            f"{where} holds {worst!r}, outside -{self.range:g} .. {self.range:g}; nothing was sent. Use "
+            f"{where} holds {worst!r}, outside -{self.range:g} .. {self.range:g}; nothing was "
+            "sent. Use "
             f"SecureAggregation(range={1.1 * abs(worst):.2g}) or more, or clip at the client"
         )
 
@@ -138,15 +153,21 @@ class FixedPoint:
             return np.rint(scaled, out=scaled)
         scaled += np.frombuffer(entropy(4 * len(x)), np.uint32) * 2.0**-32
         np.floor(scaled, out=scaled)
-        return np.minimum(scaled, 2.0 ** (self.bits - 1), out=scaled)  # with many bits, just below 1 may have become 1
+        # with many bits, just below 1 may have become 1
+        return np.minimum(scaled, 2.0 ** (self.bits - 1), out=scaled)
 
     def _noise(self, noise: Noise, size: int) -> np.ndarray:
         drawn = np.asarray(noise(size))
         if drawn.shape != (size,) or drawn.dtype != np.int64:
-            raise ConfigError(f"noise must give {size} whole numbers (int64), got {drawn.dtype} {list(drawn.shape)}")
+            raise ConfigError(
+                f"noise must give {size} whole numbers (int64), got {drawn.dtype} "
+                f"{list(drawn.shape)}"
+            )
         if size and max(int(drawn.max()), -int(drawn.min())) > self.headroom:
             largest = max(int(drawn.max()), -int(drawn.min()))
-            raise ConfigError(f"headroom={self.headroom} is too small for noise of {largest} steps; raise it")
+            raise ConfigError(
+                f"headroom={self.headroom} is too small for noise of {largest} steps; raise it"
+            )
         return drawn
 
     def decode(self, total: np.ndarray) -> np.ndarray:
@@ -155,8 +176,11 @@ class FixedPoint:
 
 
 def clipped(flat: Tensor, clip: float, step: float) -> Tensor:
-    """Rows of at most the norm `clip`, as multiples of `step`: scaled down where they are longer, then rounded."""
-    limit = (clip - step * math.sqrt(flat.shape[1]) / 2) * _HAIR  # rounding adds at most half a step to every entry
+    """Rows of at most the norm `clip`, as multiples of `step`: scaled down where they are longer,
+    then rounded.
+    """
+    # rounding adds at most half a step to every entry
+    limit = (clip - step * math.sqrt(flat.shape[1]) / 2) * _HAIR
     # In two steps: what is finite may have a square that is not.
     size = (
         flat.abs().amax(1, keepdim=True).clamp(min=torch.finfo(flat.dtype).tiny)
@@ -173,10 +197,14 @@ def dense(reply: Tree) -> Tree:
     reply = wire.densify(reply)
     for leaf in tree.pytree.tree_leaves(reply, is_leaf=lambda t: isinstance(t, Trees)):
         if not isinstance(leaf, Tensor):
-            raise ReplyError(f"a reply to be averaged holds a {type(leaf).__name__}; only tensors have a mean")
+            raise ReplyError(
+                f"a reply to be averaged holds a {type(leaf).__name__}; only tensors have a mean"
+            )
     return reply
 
 
 def dtype_of(t: Tensor) -> str:
-    """The type in which a mean of such tensors is given: their own, or float32 for whole numbers."""
+    """The type in which a mean of such tensors is given: their own, or float32 for whole
+    numbers.
+    """
     return str(t.dtype if t.is_floating_point() else torch.float32).removeprefix("torch.")

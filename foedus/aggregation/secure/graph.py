@@ -1,25 +1,32 @@
-"""Who shares masks with whom: everybody with everybody, or each with k random others (Bell et al. 2020).
+"""Who shares masks with whom: everybody with everybody, or each with k random others (Bell et al.
+2020).
 
-The random graph is a ring in random order in which everybody has the k / 2 next on either side as neighbours (a Harary graph, as in
-Bell, Bonawitz, Gascon, Lepoint and Raykova, "Secure Single-Server Aggregation with (Poly)Logarithmic Overhead", CCS 2020).
-Each secret is shared among the closed neighbourhood, of m = k + 1 clients, and takes t = ceil(threshold m) shares to rebuild. Let
-at most A = gamma n clients collude with the server and at most D = delta n drop out, whoever they are before the order is drawn:
+The random graph is a ring in random order in which everybody has the k / 2 next on either side as
+neighbours (a Harary graph, as in Bell, Bonawitz, Gascon, Lepoint and Raykova, "Secure Single-Server
+Aggregation with (Poly)Logarithmic Overhead", CCS 2020). Each secret is shared among the closed
+neighbourhood, of m = k + 1 clients, and takes t = ceil(threshold m) shares to rebuild. Let at most
+A = gamma n clients collude with the server and at most D = delta n drop out, whoever they are
+before the order is drawn:
 
-    connected   the ring falls apart only where k / 2 clients in a row are gone at two places. With B = A + D gone, a union over the
-                n (n - k - 1) / 2 pairs of places bounds the probability by n (n - k - 1) / 2 * C(B, k) / C(n, k)
-    hidden      a client's neighbours who collude are Hypergeometric(n - 1, A, k). Fewer than 2 t - m of them must be: then the
-                honest holders are too few for t shares of both of a client's secrets, even if the server tells some that
-                the client is there and others that it is gone. The bound is n times the probability
-    recovered   of a client's k neighbours, at least t must stay: n times P[Hypergeometric(n - 1, n - 1 - D, k) < t]
+    connected   the ring falls apart only where k / 2 clients in a row are gone at two places. With
+                B = A + D gone, a union over the n (n - k - 1) / 2 pairs of places bounds the
+                probability by n (n - k - 1) / 2 * C(B, k) / C(n, k)
+    hidden      a client's neighbours who collude are Hypergeometric(n - 1, A, k). Fewer than
+                2 t - m of them must be: then the honest holders are too few for t shares of both of
+                a client's secrets, even if the server tells some that the client is there and
+                others that it is gone. The bound is n times the probability
+    recovered   of a client's k neighbours, at least t must stay:
+                n times P[Hypergeometric(n - 1, n - 1 - D, k) < t]
 
-k is the smallest even number for which the first two are at most 2^-41 each (2^-40 together) and the third is at most 2^-20, with
-gamma = delta = 1/10. For a threshold of 2/3:
+k is the smallest even number for which the first two are at most 2^-41 each (2^-40 together) and
+the third is at most 2^-20, with gamma = delta = 1/10. For a threshold of 2/3:
 
     n       101   200   500   1,000   10,000   100,000
     k        32    58   100     124      160       178
 
-Up to 100 clients all are neighbours of each other, which bears any dropouts down to the threshold. The random graph bears
-a tenth with certainty enough; beyond that, some client's neighbourhood may be too small, and the aggregation stops with an error.
+Up to 100 clients all are neighbours of each other, which bears any dropouts down to the threshold.
+The random graph bears a tenth with certainty enough; beyond that, some client's neighbourhood may
+be too small, and the aggregation stops with an error.
 """
 
 from __future__ import annotations
@@ -48,7 +55,9 @@ def part(threshold: float, count: int) -> int:
 
 @functools.lru_cache(maxsize=256)
 def degree(n: int, threshold: float) -> int:
-    """The number of neighbours of each of n clients; n - 1 where all are neighbours of each other."""
+    """The number of neighbours of each of n clients; n - 1 where all are neighbours of each
+    other.
+    """
     if n <= COMPLETE:
         return n - 1
     for k in range(2, min(n - 1, _MOST + 1), 2):
@@ -58,18 +67,25 @@ def degree(n: int, threshold: float) -> int:
     if n - 1 <= _MOST:
         return n - 1
     raise ConfigError(
-        f"threshold={threshold:g}: no {_MOST} neighbours or fewer are safe enough for {n} clients of which {COLLUDING:.0%} may "
+        f"threshold={threshold:g}: no {_MOST} neighbours or fewer are safe enough for {n} clients "
+        f"of which {COLLUDING:.0%} may "
         f"collude and {DROPPING:.0%} may drop out; use threshold=2/3, or choose neighbours yourself"
     )
 
 
 def risks(n: int, k: int, threshold: float) -> tuple[float, float, float]:
     """log2 of the bounds on the probabilities of failure: connected, hidden, recovered."""
-    m, colluding, dropping = k + 1, math.floor(COLLUDING * n + 1e-9), math.floor(DROPPING * n + 1e-9)
+    m, colluding, dropping = (
+        k + 1,
+        math.floor(COLLUDING * n + 1e-9),
+        math.floor(DROPPING * n + 1e-9),
+    )
     t, gone = part(threshold, m), colluding + dropping
     apart = -math.inf
     if k <= gone and k < n - 1:
-        apart = math.log2(n * (n - k - 1) / 2) + float(_choose(gone, k) - _choose(n, k)) / math.log(2)
+        apart = math.log2(n * (n - k - 1) / 2) + float(_choose(gone, k) - _choose(n, k)) / math.log(
+            2
+        )
     seen = _tail(n - 1, min(colluding, n - 1), k, least=2 * t - m)
     lost = _tail(n - 1, dropping, k, least=k - t + 1)
     return apart, math.log2(n) + seen, math.log2(n) + lost
@@ -92,7 +108,9 @@ def _tail(total: int, marked: int, drawn: int, least: int) -> float:
 
 
 def ring(n: int, entropy: Entropy) -> np.ndarray:
-    """The clients 0 .. n - 1 in random order: ties among the random numbers have probability n^2 / 2^65."""
+    """The clients 0 .. n - 1 in random order: ties among the random numbers have probability n^2 /
+    2^65.
+    """
     return np.argsort(np.frombuffer(entropy(8 * n), np.uint64), kind="stable")
 
 
@@ -108,7 +126,9 @@ def neighbourhoods(order: np.ndarray, k: int) -> np.ndarray:
 
 
 def connected(order: np.ndarray, k: int, present: np.ndarray) -> bool:
-    """Whether those present (booleans by client) hang together: at most one gap of k / 2 or more in the ring."""
+    """Whether those present (booleans by client) hang together: at most one gap of k / 2 or more in
+    the ring.
+    """
     if len(order) <= k + 1:
         return True
     places = np.flatnonzero(present[order])

@@ -1,4 +1,6 @@
-"""What secure aggregation needs of cryptography: X25519, HKDF-SHA256, AES-256-GCM and AES-256-CTR, all from `cryptography`."""
+"""What secure aggregation needs of cryptography: X25519, HKDF-SHA256, AES-256-GCM and AES-256-CTR,
+all from `cryptography`.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def load(secret: bytes) -> X25519PrivateKey:
 
 
 def agree(secret: X25519PrivateKey, public: bytes) -> bytes:
-    """X25519: what two have in common, from the secret key of one and the public key of the other."""
+    """X25519: what two have in common, from the secret key of one and the public key of the
+    other.
+    """
     try:
         return secret.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
@@ -45,7 +49,9 @@ def agree(secret: X25519PrivateKey, public: bytes) -> bytes:
 
 
 def derive(secret: bytes, *info: bytes) -> bytes:
-    """HKDF-SHA256: a key for one purpose; `info` is what it is bound to, each part with its length."""
+    """HKDF-SHA256: a key for one purpose; `info` is what it is bound to, each part with its
+    length.
+    """
     parts = b"".join(struct.pack("<I", len(part)) + part for part in info)
     return HKDF(algorithm=SHA256(), length=32, salt=None, info=parts).derive(secret)
 
@@ -54,10 +60,16 @@ def _who(*ids: int) -> bytes:
     return struct.pack(f"<{len(ids)}q", *ids)
 
 
-def pair_key(tag: bytes, secret: X25519PrivateKey, mine: int, public: bytes, other: int, other_public: bytes) -> bytes:
-    """The key of the mask that two clients have in common, the same from both sides; their keys are those for masks."""
+def pair_key(
+    tag: bytes, secret: X25519PrivateKey, mine: int, public: bytes, other: int, other_public: bytes
+) -> bytes:
+    """The key of the mask that two clients have in common, the same from both sides; their keys are
+    those for masks.
+    """
     first, last = sorted([(mine, public), (other, other_public)])
-    return derive(agree(secret, other_public), b"pair", tag, _who(first[0], last[0]), first[1], last[1])
+    return derive(
+        agree(secret, other_public), b"pair", tag, _who(first[0], last[0]), first[1], last[1]
+    )
 
 
 def self_key(tag: bytes, seed: bytes, client: int) -> bytes:
@@ -66,12 +78,16 @@ def self_key(tag: bytes, seed: bytes, client: int) -> bytes:
 
 
 def box_key(tag: bytes, agreed: bytes, sender: int, receiver: int) -> bytes:
-    """The key of the box that one client sends to another, from what their keys for boxes agree on."""
+    """The key of the box that one client sends to another, from what their keys for boxes agree
+    on.
+    """
     return derive(agreed, b"box", tag, _who(sender, receiver))
 
 
 def bound(kind: bytes, tag: bytes, *ids: int) -> bytes:
-    """What is signed, encrypted or hashed along with a thing, so that it is good for nothing else."""
+    """What is signed, encrypted or hashed along with a thing, so that it is good for nothing
+    else.
+    """
     return b"foedus/" + kind + tag + _who(*ids)
 
 
@@ -81,7 +97,9 @@ def commitment(tag: bytes, seed: bytes, client: int) -> bytes:
 
 
 def add_mask(numbers: np.ndarray, key: bytes, subtract: bool = False) -> None:
-    """Add the stream of a key to unsigned numbers in place (or subtract it), modulo their width: AES-256-CTR from 0."""
+    """Add the stream of a key to unsigned numbers in place (or subtract it), modulo their width:
+    AES-256-CTR from 0.
+    """
     stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     buffer = np.empty(min(_CHUNK, numbers.nbytes) + 16, np.uint8)
     change, length = np.subtract if subtract else np.add, _CHUNK // numbers.itemsize
@@ -92,7 +110,9 @@ def add_mask(numbers: np.ndarray, key: bytes, subtract: bool = False) -> None:
 
 
 def seal(key: bytes, data: bytes, tag: bytes, sender: int, receiver: int, nonce: bytes) -> bytes:
-    """A box: the nonce, then AES-256-GCM of the data, which holds for this sender and receiver only."""
+    """A box: the nonce, then AES-256-GCM of the data, which holds for this sender and receiver
+    only.
+    """
     return nonce + AESGCM(key).encrypt(nonce, data, bound(b"box", tag, sender, receiver))
 
 
@@ -105,7 +125,9 @@ def unseal(key: bytes, box: bytes, tag: bytes, sender: int, receiver: int) -> by
 
 
 def verifier(keys: Mapping[int, bytes]) -> Callable[[int, bytes, bytes], bool]:
-    """A `verify` for clients with these Ed25519 public keys (32 bytes each); their `sign` is `Ed25519PrivateKey.sign`."""
+    """A `verify` for clients with these Ed25519 public keys (32 bytes each); their `sign` is
+    `Ed25519PrivateKey.sign`.
+    """
     known = {client: Ed25519PublicKey.from_public_bytes(key) for client, key in keys.items()}
 
     def verify(client: int, message: bytes, signature: bytes) -> bool:

@@ -1,4 +1,6 @@
-"""What both sides of secure aggregation know: the settings, the offer, and how a message is read."""
+"""What both sides of secure aggregation know: the settings, the offer, and how a message is
+read.
+"""
 
 from __future__ import annotations
 
@@ -33,21 +35,29 @@ Verify = Callable[[int, bytes, bytes], bool]
 
 @dataclass(frozen=True)
 class SecureAggregation(Aggregation):
-    """Secure aggregation (`foedus.aggregation.secure.simulated`): the server learns averages and sums of replies, and no single reply.
+    """Secure aggregation (`foedus.aggregation.secure.simulated`): the server learns averages and
+    sums of replies, and no single reply.
 
         >>> fd.run(fd.FedAvg(fd.Linear()), fed, rounds=10, aggregation=fd.SecureAggregation())
 
-    threshold: the part of the clients that must stay to the end, and of a neighbourhood's shares that rebuild a secret; above 1/2.
-    neighbours: with how many others a client shares masks (an even number), or "auto": see `foedus.aggregation.secure.graph`.
-    range, bits, rounding, headroom: of the fixed-point numbers, see `foedus.aggregation.secure.fixedpoint.FixedPoint`. The step is
+    threshold: the part of the clients that must stay to the end, and of a neighbourhood's shares
+        that rebuild a secret; above 1/2.
+    neighbours: with how many others a client shares masks (an even number), or "auto": see
+        `foedus.aggregation.secure.graph`.
+    range, bits, rounding, headroom: of the fixed-point numbers, see
+        `foedus.aggregation.secure.fixedpoint.FixedPoint`. The step is
         range / 2^(bits - 1); a number beyond the range is an error at the client.
-    privacy: differential privacy as well (`foedus.aggregation.dp.distributed`): clients clip their replies and add noise before they mask them. Then
-        the range is `privacy.clip`, headroom is what the noise needs, and all clients are asked in every round.
+    privacy: differential privacy as well (`foedus.aggregation.dp.distributed`): clients clip their
+    replies and add noise before they mask them. Then
+        the range is `privacy.clip`, headroom is what the noise needs, and all clients are asked in
+        every round.
 
         >>> fd.SecureAggregation(privacy=fd.DifferentialPrivacy(clip=1.0, noise=1.0, delta=1e-5))
     """
 
-    threshold: Annotated[float, Gt(0.5), Le(1), Remedy("with less, two halves could be told different things")] = 2 / 3
+    threshold: Annotated[
+        float, Gt(0.5), Le(1), Remedy("with less, two halves could be told different things")
+    ] = 2 / 3
     neighbours: Annotated[int, Ge(2), MultipleOf(2)] | Literal["auto"] = "auto"
     range: Range = 16.0
     bits: Bits = 24
@@ -60,19 +70,29 @@ class SecureAggregation(Aggregation):
         if self.privacy is None:
             return
         if self.range != 16.0:
-            raise ConfigError(f"range={self.range!r} does not go with privacy, where clip is the range; leave range out")
+            raise ConfigError(
+                f"range={self.range!r} does not go with privacy, where clip is the range; leave "
+                "range out"
+            )
         if self.headroom:
-            raise ConfigError(f"headroom={self.headroom!r} does not go with privacy, which knows its noise; leave headroom out")
+            raise ConfigError(
+                f"headroom={self.headroom!r} does not go with privacy, which knows its noise; "
+                "leave headroom out"
+            )
         if self.rounding != "nearest":
             raise ConfigError(
-                f"rounding={self.rounding!r} does not go with privacy: it could make a reply longer than clip; use rounding='nearest'"
+                f"rounding={self.rounding!r} does not go with privacy: it could make a reply "
+                "longer than clip; use rounding='nearest'"
             )
 
     def open(self, setting: Setting) -> Aggregator:
         """The aggregator of one run."""
-        from foedus.aggregation.secure.aggregator import PrivateSecureAggregator, SecureAggregator  # and with it cryptography
+        # and with it cryptography
+        from foedus.aggregation.secure.aggregator import PrivateSecureAggregator, SecureAggregator
 
-        return (SecureAggregator if self.privacy is None else PrivateSecureAggregator)(self, setting)
+        return (SecureAggregator if self.privacy is None else PrivateSecureAggregator)(
+            self, setting
+        )
 
     @property
     def fixed_point(self) -> FixedPoint:
@@ -80,7 +100,11 @@ class SecureAggregation(Aggregation):
 
     def degree(self, clients: int) -> int:
         """The number of neighbours of each of so many clients."""
-        return graph.degree(clients, self.threshold) if self.neighbours == "auto" else min(self.neighbours, clients - 1)
+        return (
+            graph.degree(clients, self.threshold)
+            if self.neighbours == "auto"
+            else min(self.neighbours, clients - 1)
+        )
 
     def needed(self, count: int) -> int:
         """How many of so many clients, or of so many shares, are needed."""
@@ -89,7 +113,9 @@ class SecureAggregation(Aggregation):
 
 @dataclass(frozen=True)
 class Offer:
-    """What a server proposes to all: which exchange this is, for how many clients of how much weight, in units of `unit`."""
+    """What a server proposes to all: which exchange this is, for how many clients of how much
+    weight, in units of `unit`.
+    """
 
     session: str
     round: int
@@ -106,15 +132,25 @@ class Offer:
         least = {"round": 0, "exchange": 0, "clients": 2, "weight": 1, "unit": 1}
         for name, low in least.items():
             if type(message[name]) is not int or message[name] < low:
-                raise SecureError(f"the offer's {name}={message[name]!r} must be a whole number of at least {low}")
+                raise SecureError(
+                    f"the offer's {name}={message[name]!r} must be a whole number of at least {low}"
+                )
         if not isinstance(message["session"], str) or not 0 < len(message["session"]) <= 256:
             raise SecureError("the offer's session must be a text of at most 256 characters")
         return cls(**message)
 
     def tag(self, config: SecureAggregation) -> bytes:
         """What every message, key, box and signature of the exchange is bound to."""
-        settings = [float(config.threshold), config.neighbours, float(config.range), config.bits, config.headroom]
-        return hashlib.sha256(wire.encode(["foedus secure aggregation 1", vars(self), settings])).digest()
+        settings = [
+            float(config.threshold),
+            config.neighbours,
+            float(config.range),
+            config.bits,
+            config.headroom,
+        ]
+        return hashlib.sha256(
+            wire.encode(["foedus secure aggregation 1", vars(self), settings])
+        ).digest()
 
 
 def to_tensor(data: bytes) -> Tensor:
@@ -123,18 +159,28 @@ def to_tensor(data: bytes) -> Tensor:
 
 
 def fields(message: Tree, what: str, tag: bytes, **expected: tuple) -> list[np.ndarray]:
-    """The tensors of a message that has this tag and these fields: name -> (dtype, *shape), None for any size."""
+    """The tensors of a message that has this tag and these fields: name -> (dtype, *shape), None
+    for any size.
+    """
     expected = {"tag": (torch.uint8, 32), **expected}
     if not isinstance(message, dict) or set(message) != set(expected):
-        got = ", ".join(map(str, message)) if isinstance(message, dict) else f"a {type(message).__name__}"
+        got = (
+            ", ".join(map(str, message))
+            if isinstance(message, dict)
+            else f"a {type(message).__name__}"
+        )
         raise SecureError(f"{what} must have the fields {', '.join(expected)}, got {got}")
     for name, (dtype, *shape) in expected.items():
         t = message[name]
         fits = isinstance(t, Tensor) and t.dtype == dtype and t.dim() == len(shape)
         if not fits or any(n is not None and n != m for n, m in zip(shape, t.shape, strict=True)):
-            raise SecureError(f"{what}: {name} must be {dtype} {['any' if n is None else n for n in shape]}")
+            raise SecureError(
+                f"{what}: {name} must be {dtype} {['any' if n is None else n for n in shape]}"
+            )
     if message["tag"].numpy().tobytes() != tag:
-        raise SecureError(f"{what} belongs to another session, round or exchange, or to other settings")
+        raise SecureError(
+            f"{what} belongs to another session, round or exchange, or to other settings"
+        )
     return [message[name].numpy() for name in expected if name != "tag"]
 
 
@@ -152,6 +198,8 @@ def to_bytes(t: Tensor) -> bytes:
 def single_replies(algorithm: object, step: str) -> ConfigError:
     """The error for an algorithm whose server wants to see every reply."""
     return ConfigError(
-        f"{type(algorithm).__name__} asks for every client's own reply to {step}, and under secure aggregation the server sees sums alone. "
-        "Use settings with which it only averages (participation=1.0 for FedFW), another algorithm, or no secure aggregation"
+        f"{type(algorithm).__name__} asks for every client's own reply to {step}, and under secure "
+        "aggregation the server sees sums alone. "
+        "Use settings with which it only averages (participation=1.0 for FedFW), another "
+        "algorithm, or no secure aggregation"
     )

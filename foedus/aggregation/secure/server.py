@@ -14,8 +14,25 @@ from annotated_types import Ge
 from torch import Tensor
 
 from foedus.aggregation.secure import graph, shamir
-from foedus.aggregation.secure.primitives import add_mask, bound, commitment, load, pair_key, public_key, self_key
-from foedus.aggregation.secure.protocol import BOX, SIGNATURE, Offer, SecureAggregation, Verify, fields, to_bytes, to_tensor
+from foedus.aggregation.secure.primitives import (
+    add_mask,
+    bound,
+    commitment,
+    load,
+    pair_key,
+    public_key,
+    self_key,
+)
+from foedus.aggregation.secure.protocol import (
+    BOX,
+    SIGNATURE,
+    Offer,
+    SecureAggregation,
+    Verify,
+    fields,
+    to_bytes,
+    to_tensor,
+)
 from foedus.aggregation.secure.shamir import LIMBS, Entropy
 from foedus.base import tree
 from foedus.base.settings import check_value
@@ -26,7 +43,9 @@ from foedus.wire import layout
 
 @dataclass(frozen=True, eq=False)
 class Total:
-    """What comes out: the weighted sum (float64), the weight and the ids of those whose replies are in it."""
+    """What comes out: the weighted sum (float64), the weight and the ids of those whose replies are
+    in it.
+    """
 
     sum: Tree
     weight: int
@@ -40,7 +59,10 @@ class Total:
     def cast(self, divisor: float = 1) -> Tree:
         """The weighted sum over a divisor, in the types of the replies."""
         leaves, structure = tree.flatten(self.sum)
-        return tree.unflatten([(t / divisor).to(layout.NAMES[d]) for t, d in zip(leaves, self.dtypes, strict=True)], structure)
+        return tree.unflatten(
+            [(t / divisor).to(layout.NAMES[d]) for t, d in zip(leaves, self.dtypes, strict=True)],
+            structure,
+        )
 
 
 _SILENT = "it did not answer"
@@ -58,12 +80,15 @@ class _Sum:
 
 
 class SecureServer:
-    """The server in one exchange: `offer`, `keys`, `boxes`, `add` for each masked reply, `request`, `total`, in this order.
+    """The server in one exchange: `offer`, `keys`, `boxes`, `add` for each masked reply, `request`,
+    `total`, in this order.
 
-    Messages to clients come as {id: message}; answers are taken as {id: answer}, where an error says why there is none. Those who do
-    not answer, or not well, are left out and named in `faults`; too few are an error (`TooFewClients`), and nothing is unmasked.
+    Messages to clients come as {id: message}; answers are taken as {id: answer}, where an error
+    says why there is none. Those who do not answer, or not well, are left out and named in
+    `faults`; too few are an error (`TooFewClients`), and nothing is unmasked.
 
-    weights: of the clients that are asked, whole numbers. Their greatest common divisor is taken out, to keep the modulus small.
+    weights: of the clients that are asked, whole numbers. Their greatest common divisor is taken
+    out, to keep the modulus small.
     """
 
     def __init__(
@@ -80,13 +105,23 @@ class SecureServer:
         for i, weight in weights.items():
             check_value(f"weights[{i}]", weight, Annotated[int, Ge(0)])
         if len(weights) < 2:
-            raise ConfigError(f"secure aggregation needs at least 2 clients, got {len(weights)}: the sum would be the reply")
+            raise ConfigError(
+                f"secure aggregation needs at least 2 clients, got {len(weights)}: the sum would "
+                "be the reply"
+            )
         if not any(weights.values()):
             raise ConfigError("weights must not all be 0")
         self.config, self.verify, self.entropy = config, verify, entropy
         self.weights = {int(i): int(weight) for i, weight in weights.items()}
         unit = math.gcd(*self.weights.values())
-        self.asked = Offer(session, int(round), int(exchange), len(weights), sum(self.weights.values()) // unit, unit)
+        self.asked = Offer(
+            session,
+            int(round),
+            int(exchange),
+            len(weights),
+            sum(self.weights.values()) // unit,
+            unit,
+        )
         self.tag, self.minimum = self.asked.tag(config), config.needed(len(weights))
         self.width = config.fixed_point.width(self.asked.weight, self.asked.clients)
         self.faults: dict[int, str] = {}
@@ -97,7 +132,9 @@ class SecureServer:
         """The first message, the same for all."""
         return dict(vars(self.asked))
 
-    def _gather(self, phase: str, answers: Mapping[int, Tree], read: Callable[[int, Tree], Any]) -> dict[int, Any]:
+    def _gather(
+        self, phase: str, answers: Mapping[int, Tree], read: Callable[[int, Tree], Any]
+    ) -> dict[int, Any]:
         """What can be read of the answers of those who are still there; the others are left out."""
         good = {}
         for i in self.alive:
@@ -116,8 +153,10 @@ class SecureServer:
         if len(left) < self.minimum:
             why = "; ".join(f"client {i}: {self.faults[i]}" for i in sorted(self.faults)[:5])
             raise TooFewClients(
-                f"round {self.asked.round}: {phase}: {len(left)} of {self.asked.clients} clients are left, "
-                f"threshold={self.config.threshold:.3g} needs {self.minimum}; nothing was unmasked ({why})"
+                f"round {self.asked.round}: {phase}: {len(left)} of {self.asked.clients} clients "
+                "are left, "
+                f"threshold={self.config.threshold:.3g} needs {self.minimum}; nothing was unmasked "
+                f"({why})"
             )
 
     def keys(self, adverts: Mapping[int, Tree]) -> dict[int, Tree]:
@@ -128,7 +167,11 @@ class SecureServer:
             advert = dict(advert) if isinstance(advert, dict) else advert
             signature = advert.pop("signature", None) if isinstance(advert, dict) else None
             (keys,) = fields(advert, "its keys", self.tag, keys=(torch.uint8, 2, 32))
-            if isinstance(signature, Tensor) and signature.dtype == torch.uint8 and tuple(signature.shape) == (SIGNATURE,):
+            if (
+                isinstance(signature, Tensor)
+                and signature.dtype == torch.uint8
+                and tuple(signature.shape) == (SIGNATURE,)
+            ):
                 signatures[i] = to_bytes(signature)
             if self.verify is not None and not self.verify(
                 i, bound(b"keys", self.tag, i) + keys.tobytes(), signatures.get(i, b"")
@@ -152,7 +195,11 @@ class SecureServer:
         self.around = graph.neighbourhoods(self.order, self.k)
         self.place = {i: p for p, i in enumerate(self.alive)}
         self.needed = self.config.needed(self.around.shape[1])
-        signed = np.stack([np.frombuffer(signatures.get(i, bytes(64)), np.uint8) for i in self.alive]) if signatures else None
+        signed = (
+            np.stack([np.frombuffer(signatures.get(i, bytes(64)), np.uint8) for i in self.alive])
+            if signatures
+            else None
+        )
         lists = {}
         for i, near in zip(self.alive, self.around, strict=True):
             lists[i] = self._message(ids=self.ids[near], keys=self.public[near])
@@ -161,13 +208,18 @@ class SecureServer:
         return lists
 
     def _message(self, **arrays: np.ndarray) -> Tree:
-        return {"tag": to_tensor(self.tag), **{name: torch.from_numpy(a) for name, a in arrays.items()}}
+        return {
+            "tag": to_tensor(self.tag),
+            **{name: torch.from_numpy(a) for name, a in arrays.items()},
+        }
 
     def boxes(self, shares: Mapping[int, Tree]) -> dict[int, Tree]:
         """From each client's boxes to those that are for each client."""
         rows = self.around.shape[1] - 1
         spec = {"commitment": (torch.uint8, 32), "boxes": (torch.uint8, rows, BOX)}
-        found = self._gather("share", shares, lambda i, m: fields(m, "its shares", self.tag, **spec))
+        found = self._gather(
+            "share", shares, lambda i, m: fields(m, "its shares", self.tag, **spec)
+        )
         self.shared = np.isin(self.ids, self.alive)
         self.commitments = {i: c.tobytes() for i, (c, _) in found.items()}
         inboxes = {}
@@ -175,7 +227,8 @@ class SecureServer:
             p = self.place[i]
             near = [q for q in self.around[p] if q != p and self.shared[q]]
             mine = np.empty((len(near), BOX), np.uint8)
-            for n, q in enumerate(near):  # in q's boxes p comes at its place among q's neighbours, q itself left out
+            # in q's boxes p comes at its place among q's neighbours, q itself left out
+            for n, q in enumerate(near):
                 mine[n] = found[int(self.ids[q])][1][np.searchsorted(self.around[q], p) - (q < p)]
             inboxes[i] = self._message(ids=self.ids[near], boxes=mine)
         return inboxes
@@ -192,9 +245,13 @@ class SecureServer:
             fields({"tag": message["tag"]}, "its masked reply", self.tag)
             leaves, structure = tree.flatten(message["reply"])
             dtypes, whole = message["dtypes"], torch.int32 if self.width == 32 else torch.int64
-            if not isinstance(dtypes, list) or [d for d in dtypes if d not in ("float16", "bfloat16", "float32", "float64")]:
+            if not isinstance(dtypes, list) or [
+                d for d in dtypes if d not in ("float16", "bfloat16", "float32", "float64")
+            ]:
                 raise SecureError("its masked reply names no known types")
-            if len(dtypes) != len(leaves) or not all(isinstance(t, Tensor) and t.dtype == whole for t in leaves):
+            if len(dtypes) != len(leaves) or not all(
+                isinstance(t, Tensor) and t.dtype == whole for t in leaves
+            ):
                 raise SecureError(f"its masked reply must be tensors of {whole}")
         except FoedusError as error:
             self.faults[client] = f"mask: {error}"
@@ -213,28 +270,40 @@ class SecureServer:
             at += t.numel()
 
     def request(self) -> dict[int, Tree]:
-        """Whom each survivor is asked about. Replies of another form than most have are left out."""
+        """Whom each survivor is asked about.
+
+        Replies of another form than most have are left out.
+        """
         forms = sorted(self.sums.values(), key=lambda s: -len(s.ids))
         for other in forms[1:]:
-            self.faults |= dict.fromkeys(other.ids, "mask: its reply has another form than the others'")
+            self.faults |= dict.fromkeys(
+                other.ids, "mask: its reply has another form than the others'"
+            )
         there = sorted(forms[0].ids) if forms else []
         for i in self.alive:
             if i not in there:
                 self.faults.setdefault(i, f"mask: {_SILENT}")
         self._enough("mask", there)
         if not any(self.weights[i] for i in there):
-            raise TooFewClients(f"round {self.asked.round}: those who are left have weight 0; nothing was unmasked")
+            raise TooFewClients(
+                f"round {self.asked.round}: those who are left have weight 0; nothing was unmasked"
+            )
         self.masked = forms[0]
         self.there = np.isin(self.ids, there)
         self._hold(self.there, "mask")
         if not graph.connected(self.order, self.k, self.there):
-            raise TooFewClients(f"round {self.asked.round}: the survivors' graph fell apart, so parts of the sum would be seen")
+            raise TooFewClients(
+                f"round {self.asked.round}: the survivors' graph fell apart, so parts of the sum "
+                "would be seen"
+            )
         questions = {}
         for i in there:
             near = self.around[self.place[i]]
             near = near[self.shared[near]]
             survived = self.there[near]
-            questions[i] = self._message(survivors=self.ids[near[survived]], dropped=self.ids[near[~survived]])
+            questions[i] = self._message(
+                survivors=self.ids[near[survived]], dropped=self.ids[near[~survived]]
+            )
         self.questions = questions
         return questions
 
@@ -245,7 +314,8 @@ class SecureServer:
         if len(short):
             p = short[0]
             raise TooFewClients(
-                f"round {self.asked.round}: {phase}: {holders[p]} of the {self.around.shape[1]} holders of the secrets of client "
+                f"round {self.asked.round}: {phase}: {holders[p]} of the {self.around.shape[1]} "
+                "holders of the secrets of client "
                 f"{self.ids[p]} are left, {self.needed} are needed; nothing was unmasked"
             )
 
@@ -254,7 +324,10 @@ class SecureServer:
 
         def read(i: int, answer: Tree) -> list[np.ndarray]:
             there, gone = self.questions[i]["survivors"], self.questions[i]["dropped"]
-            spec = {"seeds": (torch.int32, len(there), LIMBS), "keys": (torch.int32, len(gone), LIMBS)}
+            spec = {
+                "seeds": (torch.int32, len(there), LIMBS),
+                "keys": (torch.int32, len(gone), LIMBS),
+            }
             found = fields(answer, "its shares", self.tag, **spec)
             if any(len(a) and not 0 <= a.min() <= a.max() < shamir.P for a in found):
                 raise SecureError("its shares are out of range")
@@ -264,17 +337,23 @@ class SecureServer:
         self._hold(np.isin(self.ids, self.alive), "unmask")
         shares: dict[int, list[tuple[int, np.ndarray]]] = {}
         for i, (there, gone, seeds, keys) in found.items():
-            for owner, share in zip((*there.tolist(), *gone.tolist()), (*seeds, *keys), strict=True):
+            for owner, share in zip(
+                (*there.tolist(), *gone.tolist()), (*seeds, *keys), strict=True
+            ):
                 shares.setdefault(owner, []).append((self.place[i], share))
         numbers = self.masked.numbers
         for owner, held in shares.items():
             p = self.place[owner]
             points = np.searchsorted(self.around[p], [q for q, _ in held[: self.needed]]) + 1
             try:
-                secret = shamir.combine(points, np.stack([share for _, share in held[: self.needed]]))
+                secret = shamir.combine(
+                    points, np.stack([share for _, share in held[: self.needed]])
+                )
                 (self._survived if self.there[p] else self._dropped)(numbers, p, secret)
             except SecureError as error:
-                raise SecureError(f"round {self.asked.round}: the secret of client {owner} is not right: {error}") from None
+                raise SecureError(
+                    f"round {self.asked.round}: the secret of client {owner} is not right: {error}"
+                ) from None
         ids = tuple(sorted(self.masked.ids))
         real = torch.from_numpy(self.config.fixed_point.decode(numbers)).mul_(self.asked.unit)
         parts = real.split([math.prod(shape) for shape in self.masked.shapes])

@@ -1,12 +1,15 @@
 """Shamir's secret sharing, for secrets of 32 bytes.
 
-A secret is nine numbers of 30 bits, each a field element modulo the prime p = 2^31 - 1. For each of them a random polynomial of
-degree t - 1 has it as its value at 0; holder i = 1 .. m gets the value at i (Shamir, "How to share a secret", 1979):
+A secret is nine numbers of 30 bits, each a field element modulo the prime p = 2^31 - 1. For each of
+them a random polynomial of degree t - 1 has it as its value at 0; holder i = 1 .. m gets the value
+at i (Shamir, "How to share a secret", 1979):
 
-    f(x) = s + a_1 x + ... + a_(t-1) x^(t-1) mod p,       s = sum_i f(x_i) prod_(j != i) x_j / (x_j - x_i) mod p
+    f(x) = s + a_1 x + ... + a_(t-1) x^(t-1) mod p
+    s = sum_i f(x_i) prod_(j != i) x_j / (x_j - x_i) mod p
 
-from any t values. Fewer tell nothing: whatever the secret, they are uniform. That holds in any field with more elements than
-holders, so a small one does: products of two elements fit into 64 bits, and NumPy works on all holders and numbers at a time.
+from any t values. Fewer tell nothing: whatever the secret, they are uniform. That holds in any
+field with more elements than holders, so a small one does: products of two elements fit into 64
+bits, and NumPy works on all holders and numbers at a time.
 """
 
 from __future__ import annotations
@@ -26,14 +29,21 @@ Entropy = Callable[[int], bytes]
 
 
 def split(secrets: Sequence[bytes], threshold: int, holders: int, entropy: Entropy) -> np.ndarray:
-    """Shares (holders, secrets, 9) of secrets of 32 bytes; any `threshold` of them give the secrets back."""
+    """Shares (holders, secrets, 9) of secrets of 32 bytes; any `threshold` of them give the secrets
+    back.
+    """
     limbs = np.array([_limbs(s) for s in secrets], np.uint64).reshape(-1)
-    coefficients = _uniform((threshold - 1) * len(limbs), entropy).reshape(threshold - 1, len(limbs))
+    coefficients = _uniform((threshold - 1) * len(limbs), entropy).reshape(
+        threshold - 1, len(limbs)
+    )
     return _values(limbs, coefficients, holders).reshape(holders, len(secrets), LIMBS)
 
 
 def combine(points: np.ndarray, shares: np.ndarray) -> bytes:
-    """The secret from shares (t, 9) of the holders at these points. Shares that were altered give another one, or an error."""
+    """The secret from shares (t, 9) of the holders at these points.
+
+    Shares that were altered give another one, or an error.
+    """
     weights = np.frombuffer(_weights(np.asarray(points, np.uint64).tobytes()), np.uint64)
     limbs = (weights[:, None] * shares.astype(np.uint64) % P).sum(0) % P
     number = sum(int(limb) << _BITS * i for i, limb in enumerate(limbs))
@@ -48,7 +58,9 @@ def _limbs(secret: bytes) -> list[int]:
 
 
 def _uniform(count: int, entropy: Entropy) -> np.ndarray:
-    """Numbers below p, exactly uniform: of 31 random bits, the one value that is p is drawn again."""
+    """Numbers below p, exactly uniform: of 31 random bits, the one value that is p is drawn
+    again.
+    """
     numbers = np.frombuffer(entropy(4 * count), np.uint32) & P
     while (again := numbers == P).any():
         numbers[again] = np.frombuffer(entropy(4 * int(again.sum())), np.uint32) & P
@@ -56,7 +68,9 @@ def _uniform(count: int, entropy: Entropy) -> np.ndarray:
 
 
 def _values(secret: np.ndarray, coefficients: np.ndarray, holders: int) -> np.ndarray:
-    """The polynomials with these values at 0 and these coefficients a_1, a_2, ..., at 1 .. holders (Horner)."""
+    """The polynomials with these values at 0 and these coefficients a_1, a_2, ..., at 1 .. holders
+    (Horner).
+    """
     x = np.arange(1, holders + 1, dtype=np.uint64)[:, None]
     y = np.zeros((holders, len(secret)), np.uint64)
     for row in coefficients[::-1]:

@@ -1,48 +1,61 @@
 """Secure aggregation: the server learns the weighted sum of the replies and no single one.
 
-Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017, with double masking; for many
-clients on the random graph of Bell et al., CCS 2020 (`foedus.aggregation.secure.graph`). Client u turns its reply into whole numbers x_u
+Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017,
+with double masking; for many clients on the random graph of Bell et al., CCS 2020
+(`foedus.aggregation.secure.graph`). Client u turns its reply into whole numbers x_u
 (`foedus.aggregation.secure.fixedpoint`) and sends, modulo 2^32 or 2^64,
 
-    y_u = w_u x_u + PRG(b_u) + sum over neighbours v > u of PRG(s_uv) - sum over neighbours v < u of PRG(s_uv)
+    y_u = w_u x_u + PRG(b_u) + sum over neighbours v > u of PRG(s_uv) - sum over neighbours v < u of
+    PRG(s_uv)
 
-s_uv is what u and v agree on by X25519, so that these masks cancel in the sum; b_u is u's own. Both u's secret mask key and b_u are
-shared among u and its neighbours (`foedus.aggregation.secure.shamir`), t shares rebuilding them. Four messages go each way:
+s_uv is what u and v agree on by X25519, so that these masks cancel in the sum; b_u is u's own. Both
+u's secret mask key and b_u are shared among u and its neighbours
+(`foedus.aggregation.secure.shamir`), t shares rebuilding them. Four messages go each way:
 
-    advertise   offer: session, round, exchange, settings         -> two X25519 public keys
-    share       the neighbours' public keys                       -> a box of shares for each neighbour; SHA-256 of b_u
-    mask        the boxes from the neighbours                     -> y_u, as a tree in the form of the reply
-    unmask      who of the neighbours survived, who dropped out   -> shares of b_v of survivors, of the mask key of the others
+    advertise   offer: session, round, exchange, settings   -> two X25519 public keys
+    share       the neighbours' public keys                 -> a box of shares for each neighbour;
+                                                               SHA-256 of b_u
+    mask        the boxes from the neighbours               -> y_u, in the form of the reply
+    unmask      which neighbours survived or dropped out    -> shares of b_v of survivors, of the
+                                                               mask key of the others
 
-The server subtracts PRG(b_u) of those whose y_u came, and the pairwise masks between them and those who dropped out after `share`.
-Whatever is rebuilt is checked against its public key or its SHA-256 before use. PRG is AES-256 in counter mode under a key that is
-used once; keys come from HKDF-SHA256, boxes are AES-256-GCM. Every derivation, box and signature is bound to a tag, the SHA-256 of
-session, round, exchange, number of clients, weights and settings; and to sender and receiver. Randomness is the operating system's.
+The server subtracts PRG(b_u) of those whose y_u came, and the pairwise masks between them and those
+who dropped out after `share`. Whatever is rebuilt is checked against its public key or its SHA-256
+before use. PRG is AES-256 in counter mode under a key that is used once; keys come from
+HKDF-SHA256, boxes are AES-256-GCM. Every derivation, box and signature is bound to a tag, the
+SHA-256 of session, round, exchange, number of clients, weights and settings; and to sender and
+receiver. Randomness is the operating system's.
 
-Weights are public: whole numbers (rows, or 1) that the server knows anyway. A client multiplies by its own, which it does not take
-from the server, so that the server cannot make one reply stand out.
+Weights are public: whole numbers (rows, or 1) that the server knows anyway. A client multiplies by
+its own, which it does not take from the server, so that the server cannot make one reply stand out.
 
-What is protected, against whom. An honest-but-curious server, together with fewer than t clients of any neighbourhood, learns the sum
-over the survivors, who took part, their weights and the shapes of replies. On the random graph this holds but for a probability
-of 2^-40, if at most a tenth of the clients collude; the server draws the graph, and is trusted to draw it at random.
+What is protected, against whom. An honest-but-curious server, together with fewer than t clients of
+any neighbourhood, learns the sum over the survivors, who took part, their weights and the shapes of
+replies. On the random graph this holds but for a probability of 2^-40, if at most a tenth of the
+clients collude; the server draws the graph, and is trusted to draw it at random.
 
-Of a server that deviates, clients refuse: another tag (a replay from another session, round or exchange, or other settings); a key
-list without their own keys as they are, with a key or a client twice, or with too few or too many clients; boxes that were altered
-or come from elsewhere; an unmask request that names a client as both survivor and dropped out, that names others than those whose
-masks were used or leaves some out, that calls the client itself dropped out, that leaves fewer than t survivors, or that comes a
-second time. To be told by some that u survived and by others that it dropped out, and so to get both secrets of u, takes
-2 t - m or more colluding clients among u's m holders: with threshold 2/3, a third of them.
+Of a server that deviates, clients refuse: another tag (a replay from another session, round or
+exchange, or other settings); a key list without their own keys as they are, with a key or a client
+twice, or with too few or too many clients; boxes that were altered or come from elsewhere; an
+unmask request that names a client as both survivor and dropped out, that names others than those
+whose masks were used or leaves some out, that calls the client itself dropped out, that leaves
+fewer than t survivors, or that comes a second time. To be told by some that u survived and by
+others that it dropped out, and so to get both secrets of u, takes 2 t - m or more colluding clients
+among u's m holders: with threshold 2/3, a third of them.
 
-What is not protected. The sum itself: with two survivors, each knows the other's reply, and two rounds (or one that is run twice)
-whose clients differ by one show that one's reply; differential privacy is for that
-(`foedus.aggregation.dp.distributed`). The result, against clients who send wrong
-numbers or wrong shares: they can spoil a round. A reply, against a server that invents clients or their keys: for that, give `sign`
-and `verify` (for Ed25519, `foedus.aggregation.secure.primitives.verifier`), and keys must be signed by those to whom they are said to belong. A reply,
-against a server that tells every client another story of who has shared keys and who dropped out, together with about an eighth
-of a neighbourhood (threshold 2/3): the signatures by which survivors agree on one story in the variant of Bonawitz et al.
-against active adversaries are not part of this. Nor is secrecy on the way: use TLS.
+What is not protected. The sum itself: with two survivors, each knows the other's reply, and two
+rounds (or one that is run twice) whose clients differ by one show that one's reply; differential
+privacy is for that (`foedus.aggregation.dp.distributed`). The result, against clients who send
+wrong numbers or wrong shares: they can spoil a round. A reply, against a server that invents
+clients or their keys: for that, give `sign` and `verify` (for Ed25519,
+`foedus.aggregation.secure.primitives.verifier`), and keys must be signed by those to whom they are
+said to belong. A reply, against a server that tells every client another story of who has shared
+keys and who dropped out, together with about an eighth of a neighbourhood (threshold 2/3): the
+signatures by which survivors agree on one story in the variant of Bonawitz et al. against active
+adversaries are not part of this. Nor is secrecy on the way: use TLS.
 
-What it costs: replies are dense, of 4 or 8 bytes a number, and every client does two key agreements a neighbour.
+What it costs: replies are dense, of 4 or 8 bytes a number, and every client does two key agreements
+a neighbour.
 """
 
 from __future__ import annotations
@@ -87,7 +100,9 @@ class Phase:
 
 @dataclass(eq=False)
 class Outcome:
-    """The sum, what it cost by phase, the seconds (of computing) of all clients together and of the server, and who was left out, and why."""
+    """The sum, what it cost by phase, the seconds (of computing) of all clients together and of the
+    server, and who was left out, and why.
+    """
 
     total: Total
     phases: dict[str, Phase]
@@ -104,7 +119,9 @@ class Outcome:
 
 
 Ask = Callable[[str, dict[int, Tree]], Iterable[tuple[int, Tree]]]
-"""Puts the questions of a phase to clients, and gives their answers as they come; an error in the place of one says why there is none."""
+"""Puts the questions of a phase to clients, and gives their answers as they come; an error in the
+place of one says why there is none.
+"""
 
 
 def conduct(server: SecureServer, ask: Ask) -> Total:
@@ -132,9 +149,11 @@ def counted(ask: Ask, phases: dict[str, Phase]) -> Ask:
 
 
 class Simulated:
-    """Clients in this process, each of which does its work in earnest; `seconds` is how long all of them have computed.
+    """Clients in this process, each of which does its work in earnest; `seconds` is how long all of
+    them have computed.
 
-    replies: gives the replies of those who are asked for them, in any order. absent: who does not answer from a phase on.
+    replies: gives the replies of those who are asked for them, in any order. absent: who does not
+    answer from a phase on.
     """
 
     def __init__(
@@ -147,7 +166,13 @@ class Simulated:
         clip: float | None = None,
     ):
         self.clients = {i: SecureClient(i, config) for i in weights}
-        self.weights, self.replies, self.noise, self.absent, self.clip = weights, replies, noise, absent, clip
+        self.weights, self.replies, self.noise, self.absent, self.clip = (
+            weights,
+            replies,
+            noise,
+            absent,
+            clip,
+        )
         self.seconds = 0.0
 
     def ask(self, phase: str, questions: dict[int, Tree]) -> Iterator[tuple[int, Tree]]:

@@ -1,4 +1,6 @@
-"""AFLBoost: Figure 2 of Hamer, Mohri and Suresh, "FedBoost: communication-efficient algorithms for federated learning", ICML 2020."""
+"""AFLBoost: Figure 2 of Hamer, Mohri and Suresh, "FedBoost: communication-efficient algorithms for
+federated learning", ICML 2020.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +25,23 @@ from foedus.geometry import Mirror
 
 @dataclass(frozen=True)
 class AFLBoost(FedBoost):
-    """FedBoost for the worst mixture of domains (Figure 2): min over alpha of max over lambda in Lambda of sum_d lambda_d L_d(alpha).
+    """FedBoost for the worst mixture of domains (Figure 2): min over alpha of max over lambda in
+    Lambda of sum_d lambda_d L_d(alpha).
 
-    L_d is the mean loss over the rows of domain d, a group of clients. alpha descends as in FedBoost, against the gradient
-    of the mixture by lambda, and lambda ascends:
+    L_d is the mean loss over the rows of domain d, a group of clients. alpha descends as in
+    FedBoost, against the gradient of the mixture by lambda, and lambda ascends:
 
-        w = [grad F]^-1(grad F(lambda) + eta_lambda L_.(a)),   lambda <- Bregman projection of w onto Lambda
+        w = [grad F]^-1(grad F(lambda) + eta_lambda L_.(a))
+        lambda <- Bregman projection of w onto Lambda
 
-    domains: groups of client ids that together are all clients ({name: ids} or a list of lists), or None: every client is one.
-    low, high: Lambda = {lambda in the simplex: low <= lambda <= high}. mirror_domains, step_domains: as mirror and step, for
-    lambda; by default the same. With some of the clients, a domain's loss is estimated by those who came, each in inverse
-    proportion to its chance. Where sites fail to answer, the others of their domain stand for them; a domain of which nobody answers keeps
-    its last loss (it must neither win nor lose weight by silence) and is left out of the gradient, which the others fill up to the
-    weight of all. Clients send their own loss and gradient, C + 1 numbers. The history has `worst`, the largest domain loss of the result.
+    domains: groups of client ids that together are all clients ({name: ids} or a list of lists), or
+    None: every client is one. low, high: Lambda = {lambda in the simplex: low <= lambda <= high}.
+    mirror_domains, step_domains: as mirror and step, for lambda; by default the same. With some of
+    the clients, a domain's loss is estimated by those who came, each in inverse proportion to its
+    chance. Where sites fail to answer, the others of their domain stand for them; a domain of which
+    nobody answers keeps its last loss (it must neither win nor lose weight by silence) and is left
+    out of the gradient, which the others fill up to the weight of all. Clients send their own loss
+    and gradient, C + 1 numbers. The history has `worst`, the largest domain loss of the result.
     """
 
     domains: Mapping[str, Sequence[int]] | Sequence[Sequence[int]] | None = None
@@ -50,7 +56,9 @@ class AFLBoost(FedBoost):
             object.__setattr__(self, "mirror_domains", self.mirror)
         super().__post_init__()
         if self.low > self.high:
-            raise ConfigError(f"low={self.low!r} and high={self.high!r} must be bounds with 0 <= low <= high <= 1")
+            raise ConfigError(
+                f"low={self.low!r} and high={self.high!r} must be bounds with 0 <= low <= high <= 1"
+            )
 
     @property
     def names_clients(self) -> bool:
@@ -65,11 +73,15 @@ class AFLBoost(FedBoost):
         groups = disjoint_groups(self.domains) or tuple((int(i),) for i in clients.ids)
         domain = domain_of_clients(groups, clients.ids)
         if self.low * len(groups) > 1 or self.high * len(groups) < 1:
-            raise ConfigError(f"low={self.low!r} and high={self.high!r} leave no mixture of {len(groups)} domains")
+            raise ConfigError(
+                f"low={self.low!r} and high={self.high!r} leave no mixture of {len(groups)} domains"
+            )
         mirror = self.mirror_domains or self.mirror
         lam = mirror.project(mirror.start(len(groups), torch.float64), self.low, self.high)
         state = super().start(clients)
-        state = state.replace(lam=lam, lam_total=torch.zeros_like(lam), lam_steepest=0.0, lam_squares=0.0)
+        state = state.replace(
+            lam=lam, lam_total=torch.zeros_like(lam), lam_steepest=0.0, lam_squares=0.0
+        )
         state = state.replace(domain=domain, ids=clients.ids, sizes=clients.sizes)
         state = state.replace(latest=torch.full_like(lam, torch.inf))  # no loss yet
         self.measure_worst(clients, state)
@@ -80,20 +92,30 @@ class AFLBoost(FedBoost):
         self.measure_worst(clients, state)
         return state
 
-    def ask(self, clients: Clients, state: State, sent: dict[str, Tree], note: list[Tensor]) -> tuple[State, Tensor]:
+    def ask(
+        self, clients: Clients, state: State, sent: dict[str, Tree], note: list[Tensor]
+    ) -> tuple[State, Tensor]:
         """Lines 3 to 5 of Figure 2, and 7: lambda moves at once, alpha by the mixture as it was."""
         replies = clients.gather(self.slope, note=note, **sent)
         share, absent = self.shares(clients, state, replies.ids), self.absent(clients, state)
         parts = share.sum(1)  # of each domain that is there
         losses = share @ replies.column("loss").double()
         latest = torch.where(parts > 0, losses / parts, state.latest)
-        # A domain that does not answer keeps its last loss; before it has had one, the mean of the others'. It has no gradient: the mixture
-        # of those that have one is scaled up to the weight of all.
-        losses = losses + absent * torch.where(latest.isfinite(), latest, losses.sum() / parts.sum())
-        here = float(state.lam @ parts)  # 0 where lambda has left all domains that answered: then there is no gradient
-        g = self.mixed(replies, state.lam @ share) * (1 + float(state.lam @ absent) / here if here else 1.0)
+        # A domain that does not answer keeps its last loss; before it has had one, the mean of the
+        # others'. It has no gradient: the mixture of those that have one is scaled up to the weight
+        # of all.
+        losses = losses + absent * torch.where(
+            latest.isfinite(), latest, losses.sum() / parts.sum()
+        )
+        # 0 where lambda has left all domains that answered: then there is no gradient
+        here = float(state.lam @ parts)
+        g = self.mixed(replies, state.lam @ share) * (
+            1 + float(state.lam @ absent) / here if here else 1.0
+        )
         mirror, step = self.mirror_domains or self.mirror, self.step_domains or self.step
-        eta, steepest, squares = pace(mirror, step, self.horizon, losses, state.lam_steepest, state.lam_squares)
+        eta, steepest, squares = pace(
+            mirror, step, self.horizon, losses, state.lam_steepest, state.lam_squares
+        )
         lam = mirror.step(state.lam, -losses, eta, self.low, self.high) if eta else state.lam
         return state.replace(lam=lam, lam_steepest=steepest, lam_squares=squares, latest=latest), g
 
@@ -104,33 +126,46 @@ class AFLBoost(FedBoost):
             total += self.whole(some.weights @ some.stack()["slope"].double(), *broadcast.note)
         return total
 
-    # -- who stands for whom -----------------------------------------------------------------------------------------
+    # -- who stands for whom -----------------------------------------------------------------------
 
     def rows(self, state: State, ids: Tensor) -> Tensor:
         """How many rows these clients hold of each domain."""
         at = torch.searchsorted(state.ids, ids)
-        return torch.zeros(len(state.lam), dtype=torch.float64).index_add(0, state.domain[at], state.sizes[at].double())
+        return torch.zeros(len(state.lam), dtype=torch.float64).index_add(
+            0, state.domain[at], state.sizes[at].double()
+        )
 
     def failed(self, clients: Clients) -> Tensor:
         """Those who were asked in this round and will not answer."""
         return torch.tensor(sorted(clients.dropped), dtype=torch.int64)
 
     def shares(self, clients: Clients, state: State, came: Tensor) -> Tensor:
-        """What each reply adds to each domain's loss, in inverse proportion to its client's chance: (domains, replies).
+        """What each reply adds to each domain's loss, in inverse proportion to its client's chance:
+        (domains, replies).
 
         Those who were asked and failed to answer are stood for by the others of their domain.
         """
         at = torch.searchsorted(state.ids, came)
-        _, which, times = came.unique(return_inverse=True, return_counts=True)  # late replies may come two at a time
-        share = state.sizes[at].double() / times[which] / self.rows(state, state.ids)[state.domain[at]] / clients.participation
+        # late replies may come two at a time
+        _, which, times = came.unique(return_inverse=True, return_counts=True)
+        share = (
+            state.sizes[at].double()
+            / times[which]
+            / self.rows(state, state.ids)[state.domain[at]]
+            / clients.participation
+        )
         if clients.dropped:
             asked = self.rows(state, clients.ids)
-            share = share * (asked / (asked - self.rows(state, self.failed(clients))))[state.domain[at]]
+            share = (
+                share * (asked / (asked - self.rows(state, self.failed(clients))))[state.domain[at]]
+            )
         zeros = torch.zeros(len(state.lam), len(at), dtype=torch.float64)
         return zeros.index_put((state.domain[at], torch.arange(len(at))), share)
 
     def absent(self, clients: Clients, state: State) -> Tensor:
-        """The part of each domain that was asked where nobody will answer: (domains,), 0 where somebody does."""
+        """The part of each domain that was asked where nobody will answer: (domains,), 0 where
+        somebody does.
+        """
         asked, failed = self.rows(state, clients.ids), self.rows(state, self.failed(clients))
         part = asked / self.rows(state, state.ids) / clients.participation
         return torch.where((asked > 0) & (failed == asked), part, 0.0)
@@ -154,7 +189,9 @@ def disjoint_groups(given: Any) -> tuple[tuple[int, ...], ...] | None:
     try:
         groups = tuple(tuple(sorted(int(c) for c in g)) for g in groups)
     except (TypeError, ValueError):
-        raise ConfigError(f"domains={given!r} must be lists of client ids, one for each domain") from None
+        raise ConfigError(
+            f"domains={given!r} must be lists of client ids, one for each domain"
+        ) from None
     members = [c for g in groups for c in g]
     if len(set(members)) != len(members) or not groups or not all(groups):
         raise ConfigError("domains must not be empty and no client may be in two of them")
@@ -166,7 +203,10 @@ def domain_of_clients(groups: tuple[tuple[int, ...], ...], ids: Tensor) -> Tenso
     members = sorted(c for g in groups for c in g)
     if members != ids.tolist():
         apart = sorted(set(members) ^ set(ids.tolist()))
-        raise ConfigError(f"domains must hold every client once; these are in none, or are no clients: {apart[:10]}")
+        raise ConfigError(
+            "domains must hold every client once; these are in none, or are no clients: "
+            f"{apart[:10]}"
+        )
     domain = torch.empty_like(ids)
     for d, group in enumerate(groups):
         domain[torch.searchsorted(ids, torch.tensor(group))] = d

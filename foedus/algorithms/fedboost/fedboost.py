@@ -1,8 +1,11 @@
-"""FedBoost and AFLBoost: Hamer, Mohri and Suresh, "FedBoost: communication-efficient algorithms for federated learning", ICML 2020.
+"""FedBoost and AFLBoost: Hamer, Mohri and Suresh, "FedBoost: communication-efficient algorithms for
+federated learning", ICML 2020.
 
-A server owns q given predictors h_k, too large to send them all, and learns the weights alpha of the mixture h = sum_k alpha_k h_k:
+A server owns q given predictors h_k, too large to send them all, and learns the weights alpha of
+the mixture h = sum_k alpha_k h_k:
 
-    min over alpha in the simplex of L(alpha) = sum_j m_j/m L_j(alpha),   L_j(alpha) the mean loss of h on client j's m_j rows
+    min over alpha in the simplex of L(alpha) = sum_j m_j/m L_j(alpha)
+    L_j(alpha): the mean loss of h on client j's m_j rows
 
 Each round it sends a few predictors, drawn at random, and clients send back as many numbers.
 """
@@ -36,39 +39,48 @@ from foedus.models.predictors.base import Predictors
 
 @dataclass(frozen=True)
 class FedBoost(Algorithm):
-    """Mirror descent on the weights of given predictors, a few of which are sent in a round (Figure 1).
+    """Mirror descent on the weights of given predictors, a few of which are sent in a round (Figure
+    1).
 
-    Round t, with 1_k whether h_k is sent (independently, with probability gamma_k), and a_k = alpha_k 1_k / gamma_k:
+    Round t, with 1_k whether h_k is sent (independently, with probability gamma_k), and a_k =
+    alpha_k 1_k / gamma_k:
 
         client j:  sends  d_k = dL_j(a) / da_k  for the h_k it was sent
-        server:    g_k = (1_k / gamma_k) sum_j m_j/m d_k;   v = [grad F]^-1(grad F(alpha) - eta g);   alpha <- Bregman projection of v
+        server:    g_k = (1_k / gamma_k) sum_j m_j/m d_k;   v = [grad F]^-1(grad F(alpha) - eta g)
+                   alpha <- Bregman projection of v
 
-    and the average of alpha over the rounds is what is learnt. gamma_k is C/q with sampling="uniform", min(1, C alpha_k) with
-    "weighted" (equation 8), 1 with "all"; the number of predictors sent is C = budget on average, at most. Figure 1 leaves open
-    what dL_j/da_k is for a predictor that was not sent; 1_k / gamma_k, the derivative of a in alpha, is Section 4.2's answer.
-    With reweigh=False it is left out: predictors that are not sent just keep their place.
+    and the average of alpha over the rounds is what is learnt. gamma_k is C/q with
+    sampling="uniform", min(1, C alpha_k) with "weighted" (equation 8), 1 with "all"; the number of
+    predictors sent is C = budget on average, at most. Figure 1 leaves open what dL_j/da_k is for a
+    predictor that was not sent; 1_k / gamma_k, the derivative of a in alpha, is Section 4.2's
+    answer. With reweigh=False it is left out: predictors that are not sent just keep their place.
 
-    bias_correction: for the squared loss. The paper's derivative in Section 4.2 multiplies by alpha_l where h_l(x) is meant; with
-    <,> the mean over rows of the inner product over labels, and e_y the label, the right one is
+    bias_correction: for the squared loss. The paper's derivative in Section 4.2 multiplies by
+    alpha_l where h_l(x) is meant; with <,> the mean over rows of the inner product over labels, and
+    e_y the label, the right one is
 
         dL/dalpha_l = 2 <sum_k alpha_k h_k - e_y, h_l>,
         E[g_l] = dL/dalpha_l + 2 alpha_l (1/gamma_l - 1) <h_l, h_l>,
 
-    so that  g_l - 2 (1_l / gamma_l) alpha_l (1/gamma_l - 1) <h_l, h_l>  has the gradient as its expectation, exactly. Clients
-    take it off their own sums. (Off the loss they take  sum_l 1_l (alpha_l / gamma_l) alpha_l (1/gamma_l - 1) <h_l, h_l>.)
+    so that g_l - 2 (1_l / gamma_l) alpha_l (1/gamma_l - 1) <h_l, h_l> has the gradient as its exact
+    expectation. Clients subtract it from their own sums, and from the loss
+    sum_l 1_l (alpha_l / gamma_l) alpha_l (1/gamma_l - 1) <h_l, h_l>.
 
-    budget: C. repeats: R, the bandwidth of Corollary 2: C R predictors are drawn, and sent in R exchanges of about C with the
-    same clients, who keep what the predictors say of their rows, not the predictors; so a client holds about C at a time.
-    step: eta, or None for the step of Theorem 2 (see `foedus.geometry.best_step`; the paper's has a misprint) with `horizon`
-    rounds and for G the largest gradient so far; without a horizon, T G^2 is the sum of the squared gradients so far.
-    loss: "log", -log(h(y|x) + floor), with `floor` for what no predictor that was sent covers; "squared", |h(x) - e_y|^2.
-    average: whether the average of alpha or the last one is the result. explore: part of the probabilities that is spread evenly
-    over all predictors (with "weighted", a weight of 0 is never tried again without). cache: clients keep predictors, so that
-    each is sent to a client only once; the simulation keeps one copy of each for all of them.
-    start_weights: alpha before the first round (uniform unless given). measure_every: log the loss over all clients' rows with
-    all predictors (`objective`, of the result so far; `objective_last`, of the last alpha) every so many rounds, uncharged.
-    Where messages are late, each reply counts for the predictors and probabilities of its own round, which the server keeps as
-    long as replies to it may come.
+    budget: C. repeats: R, the bandwidth of Corollary 2: C R predictors are drawn, and sent in R
+    exchanges of about C with the same clients, who keep what the predictors say of their rows, not
+    the predictors; so a client holds about C at a time. step: eta, or None for the step of Theorem
+    2 (see `foedus.geometry.best_step`; the paper's has a misprint) with `horizon` rounds and for G
+    the largest gradient so far; without a horizon, T G^2 is the sum of the squared gradients so
+    far. loss: "log", -log(h(y|x) + floor), with `floor` for what no predictor that was sent covers;
+    "squared", |h(x) - e_y|^2. average: whether the average of alpha or the last one is the result.
+    explore: part of the probabilities that is spread evenly over all predictors (with "weighted", a
+    weight of 0 is never tried again without). cache: clients keep predictors, so that each is sent
+    to a client only once; the simulation keeps one copy of each for all of them. start_weights:
+    alpha before the first round (uniform unless given). measure_every: log the loss over all
+    clients' rows with all predictors (`objective`, of the result so far; `objective_last`, of the
+    last alpha) every so many rounds, uncharged. Where messages are late, each reply counts for the
+    predictors and probabilities of its own round, which the server keeps as long as replies to it
+    may come.
 
     Example:
         >>> fd.run(fd.FedBoost(fd.Classifiers(fitted, classes=10), budget=3), fed, rounds=100)
@@ -96,10 +108,15 @@ class FedBoost(Algorithm):
     def __post_init__(self) -> None:
         if not isinstance(self.predictors, Predictors):
             raise ConfigError(
-                f"predictors={self.predictors!r} must be a collection: fd.Densities(table), fd.Classifiers([...]) or fd.NGrams(...)"
+                f"predictors={self.predictors!r} must be a collection: fd.Densities(table), "
+                "fd.Classifiers([...]) or fd.NGrams(...)"
             )
         if self.start_weights is not None:
-            object.__setattr__(self, "start_weights", mixture("start_weights", self.start_weights, len(self.predictors)))
+            object.__setattr__(
+                self,
+                "start_weights",
+                mixture("start_weights", self.start_weights, len(self.predictors)),
+            )
         check_settings(self)
         check_together(self)
 
@@ -109,7 +126,7 @@ class FedBoost(Algorithm):
     def check(self, spec: Spec) -> None:
         self.predictors.check(spec, self.loss)
 
-    # -- clients -----------------------------------------------------------------------------------------------------
+    # -- clients -----------------------------------------------------------------------------------
 
     def prepare(self, data: Rows) -> Tree:
         return self.predictors.prepare(data, self.loss)
@@ -123,10 +140,24 @@ class FedBoost(Algorithm):
         return {"slope": self.at(client, **sent)[1]}, None
 
     def at(
-        self, client: Client, which: Tensor, weight: Tensor, models: Tree = None, excess: Tensor | None = None
+        self,
+        client: Client,
+        which: Tensor,
+        weight: Tensor,
+        models: Tree = None,
+        excess: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The loss of the mixture of what was sent, and its gradient."""
-        args = (client.prepared, client.data, which.long(), models, weight, self.loss, self.floor, excess)
+        args = (
+            client.prepared,
+            client.data,
+            which.long(),
+            models,
+            weight,
+            self.loss,
+            self.floor,
+            excess,
+        )
         value, slope = self.predictors.loss(*args)
         assert slope is not None
         return value, slope
@@ -135,20 +166,35 @@ class FedBoost(Algorithm):
         """For the history: the loss of mixtures (rows of `weight`) of all predictors."""
         all_of_them = torch.arange(len(self.predictors))
         values = [
-            self.predictors.loss(client.prepared, client.data, all_of_them, None, w, self.loss, self.floor, None, slope=False)[
-                0
-            ]
+            self.predictors.loss(
+                client.prepared,
+                client.data,
+                all_of_them,
+                None,
+                w,
+                self.loss,
+                self.floor,
+                None,
+                slope=False,
+            )[0]
             for w in weight.unbind()
         ]
         return {"loss": torch.stack(values)}, None
 
-    # -- server ------------------------------------------------------------------------------------------------------
+    # -- server ------------------------------------------------------------------------------------
 
     def start(self, clients: Clients) -> State:
         alpha = self.mirror.start(len(self.predictors), torch.float64)
         if self.start_weights is not None:
             alpha = torch.tensor(self.start_weights, dtype=torch.float64)
-        state = State(alpha=alpha, total=torch.zeros_like(alpha), rounds=0, steepest=0.0, squares=0.0, spec=clients.spec)
+        state = State(
+            alpha=alpha,
+            total=torch.zeros_like(alpha),
+            rounds=0,
+            steepest=0.0,
+            squares=0.0,
+            spec=clients.spec,
+        )
         self.measure(clients, state)
         return state
 
@@ -161,7 +207,9 @@ class FedBoost(Algorithm):
         even = torch.full_like(alpha, budget / len(alpha))
         if self.sampling == "uniform":
             return even
-        return ((1 - self.explore) * (alpha * budget).clamp(max=1) + self.explore * even).clamp(max=1)
+        return ((1 - self.explore) * (alpha * budget).clamp(max=1) + self.explore * even).clamp(
+            max=1
+        )
 
     def draw(self, clients: Clients, alpha: Tensor) -> tuple[Tensor, Tensor]:
         """Line 2: which predictors are sent, and all probabilities."""
@@ -188,7 +236,9 @@ class FedBoost(Algorithm):
         return {"which": which.to(torch.int32), "weight": weight.float(), **excess}
 
     def models(self, clients: Clients, which: Tensor) -> dict[str, Tree]:
-        """Line 3: the predictors, to go with the weights; in `repeats` exchanges, all but their numbers before."""
+        """Line 3: the predictors, to go with the weights; in `repeats` exchanges, all but their
+        numbers before.
+        """
         parts = [p for p in which.tensor_split(self.repeats) if len(p)]
         send = (lambda p: HeldItems(p, len(self.predictors))) if self.cache else self.items
         if len(parts) == 1:
@@ -200,10 +250,16 @@ class FedBoost(Algorithm):
     def items(self, which: Tensor) -> Tree:
         return self.predictors.message(which)
 
-    def ask(self, clients: Clients, state: State, sent: dict[str, Tree], note: list[Tensor]) -> tuple[State, Tensor]:
-        """The average over rows of the gradients that come back, each for what was drawn in the round that it answers."""
+    def ask(
+        self, clients: Clients, state: State, sent: dict[str, Tree], note: list[Tensor]
+    ) -> tuple[State, Tensor]:
+        """The average over rows of the gradients that come back, each for what was drawn in the
+        round that it answers.
+        """
         parts = clients.mean_by_broadcast(self.slope, note=note, **sent)
-        return state, reduce(torch.add, (self.whole(mean["slope"], *broadcast.note) for broadcast, mean in parts))
+        return state, reduce(
+            torch.add, (self.whole(mean["slope"], *broadcast.note) for broadcast, mean in parts)
+        )
 
     def whole(self, slope: Tensor, which: Tensor, gamma: Tensor) -> Tensor:
         """The gradient in all q weights, from that in the weights of what was sent."""
@@ -212,7 +268,9 @@ class FedBoost(Algorithm):
 
     def move(self, state: State, g: Tensor) -> State:
         """Line 5."""
-        eta, steepest, squares = pace(self.mirror, self.step, self.horizon, g, state.steepest, state.squares)
+        eta, steepest, squares = pace(
+            self.mirror, self.step, self.horizon, g, state.steepest, state.squares
+        )
         alpha = self.mirror.step(state.alpha, g, eta) if eta else state.alpha
         return state.replace(alpha=alpha, steepest=steepest, squares=squares)
 
@@ -221,9 +279,13 @@ class FedBoost(Algorithm):
         return state.total / state.rounds if self.average and state.rounds else state.alpha
 
     def measure(self, clients: Clients, state: State) -> None:
-        """Log the loss of the result so far, and of the last alpha, over all rows with all predictors; not sent."""
+        """Log the loss of the result so far, and of the last alpha, over all rows with all
+        predictors; not sent.
+        """
         if self.due(clients):
-            seen = clients.measure(self.look, weight=torch.stack((self.result(state), state.alpha)).float())
+            seen = clients.measure(
+                self.look, weight=torch.stack((self.result(state), state.alpha)).float()
+            )
             if seen is not None:
                 clients.log(objective=seen["loss"][0], objective_last=seen["loss"][1])
 
@@ -233,7 +295,9 @@ class FedBoost(Algorithm):
 
     def predictor(self, state: State) -> Predictor:
         weight = self.result(state).float()
-        return Predictor(lambda x: self.predictors.mixture(weight, x), state.spec, probabilities=_as_they_are)
+        return Predictor(
+            lambda x: self.predictors.mixture(weight, x), state.spec, probabilities=_as_they_are
+        )
 
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         if self.loss == "log":

@@ -16,15 +16,26 @@ if TYPE_CHECKING:
 
 
 def pace(
-    mirror: Mirror, step: float | None, horizon: int | None, g: Tensor, steepest: float, squares: float
+    mirror: Mirror,
+    step: float | None,
+    horizon: int | None,
+    g: Tensor,
+    steepest: float,
+    squares: float,
 ) -> tuple[float, float, float]:
-    """eta, the largest gradient so far in the dual norm, and the sum of their squares: the steps of Theorem 2."""
+    """eta, the largest gradient so far in the dual norm, and the sum of their squares: the steps of
+    Theorem 2.
+    """
     size = float(torch.linalg.vector_norm(g, mirror.dual))
     steepest, squares = max(steepest, size), squares + size**2
     if step is not None:
         return step, steepest, squares
     bound = horizon * steepest**2 if horizon else squares
-    return (math.sqrt(2 * mirror.sigma * mirror.reach(len(g)) / bound) if bound else 0.0), steepest, squares
+    return (
+        (math.sqrt(2 * mirror.sigma * mirror.reach(len(g)) / bound) if bound else 0.0),
+        steepest,
+        squares,
+    )
 
 
 def mixture(name: str, values: Any, size: int) -> tuple[float, ...]:
@@ -35,7 +46,8 @@ def mixture(name: str, values: Any, size: int) -> tuple[float, ...]:
         raise ConfigError(f"{name}={values!r} must be {size} numbers") from None
     if len(values) != size or not min(values) >= 0 or not abs(math.fsum(values) - 1) <= 1e-6:
         raise ConfigError(
-            f"{name} must be {size} numbers that are not negative and sum to 1; these {len(values)} sum to {math.fsum(values):.6g}, "
+            f"{name} must be {size} numbers that are not negative and sum to 1; these "
+            f"{len(values)} sum to {math.fsum(values):.6g}, "
             f"the least is {min(values, default=0):.4g}"
         )
     return values
@@ -45,12 +57,26 @@ def check_together(settings: FedBoost) -> None:
     """Refuse settings that do not go together."""
     q, budget = len(settings.predictors), settings.budget
     if settings.sampling == "all" and budget not in (None, q):
-        raise ConfigError(f"budget={budget!r} with sampling='all' sends all {q}; leave the budget out")
+        raise ConfigError(
+            f"budget={budget!r} with sampling='all' sends all {q}; leave the budget out"
+        )
     if settings.sampling != "all" and (budget is None or budget > q):
-        raise ConfigError(f"budget={budget!r} must be above 0 and at most the {q} predictors (or sampling='all')")
+        raise ConfigError(
+            f"budget={budget!r} must be above 0 and at most the {q} predictors (or sampling='all')"
+        )
     if settings.bias_correction and settings.loss != "squared":
-        raise ConfigError(f"bias_correction is for loss='squared'; no unbiased gradient is known for loss={settings.loss!r}")
+        raise ConfigError(
+            "bias_correction is for loss='squared'; no unbiased gradient is known for "
+            f"loss={settings.loss!r}"
+        )
     if settings.bias_correction and not settings.reweigh:
-        raise ConfigError("bias_correction needs reweigh=True: without it the gradient is of another function")
-    if not settings.predictors.at_hand and (settings.cache or settings.repeats > 1 or settings.measure_every):
-        raise ConfigError("predictors that are not at hand allow neither cache, nor repeats above 1, nor measure_every above 0")
+        raise ConfigError(
+            "bias_correction needs reweigh=True: without it the gradient is of another function"
+        )
+    if not settings.predictors.at_hand and (
+        settings.cache or settings.repeats > 1 or settings.measure_every
+    ):
+        raise ConfigError(
+            "predictors that are not at hand allow neither cache, nor repeats above 1, nor "
+            "measure_every above 0"
+        )

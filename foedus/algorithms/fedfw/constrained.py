@@ -1,4 +1,6 @@
-"""What the methods on a convex set share: a model, a loss, and the set that its parameters stay in."""
+"""What the methods on a convex set share: a model, a loss, and the set that its parameters stay
+in.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,14 @@ from foedus.models.training.gradients import gradient, value_and_gradient
 
 @dataclass(frozen=True)
 class ConstrainedTraining(Algorithm):
-    """What the methods on a convex set share: a model, a loss, and the set that the parameters stay in.
+    """What the methods on a convex set share: a model, a loss, and the set that the parameters stay
+    in.
 
-    model: a foedus model or any `torch.nn.Module`. domain: one set over all parameters as one vector (`L1Ball(10.0)`), or
-    one for each tensor (`PerLayer(L1Ball(10.0))`). loss: "auto", "cross_entropy", "squared", "logistic" or "huber".
-    begin: where x starts: at the "model"'s own start (an error if that is outside), at the point of the set closest to it
-    ("projected"; for networks, which cannot leave zero), or at the canonical point of the "domain".
+    model: a foedus model or any `torch.nn.Module`. domain: one set over all parameters as one
+    vector (`L1Ball(10.0)`), or one for each tensor (`PerLayer(L1Ball(10.0))`). loss: "auto",
+    "cross_entropy", "squared", "logistic" or "huber". begin: where x starts: at the "model"'s own
+    start (an error if that is outside), at the point of the set closest to it ("projected"; for
+    networks, which cannot leave zero), or at the canonical point of the "domain".
     """
 
     model: Model = Linear()  # noqa: RUF009 - frozen
@@ -80,17 +84,25 @@ class ConstrainedTraining(Algorithm):
 
     def slope(self, client: Client, x: Params, rows: Rows | None = None) -> Params:
         """The gradient of f_i, the mean loss over the client's rows (or over some of them)."""
-        return gradient(self.model, loss_for(self.loss, client.spec.classes), x, rows or client.data)
+        return gradient(
+            self.model, loss_for(self.loss, client.spec.classes), x, rows or client.data
+        )
 
     def look(self, client: Client, center: Params) -> tuple[dict[str, Any], None]:
-        """For the history: objective and gradient at the center, and the distance of the client's own x from it."""
+        """For the history: objective and gradient at the center, and the distance of the client's
+        own x from it.
+        """
         x = (client.state or {}).get("x", center)
         apart = sum((x[k] - center[k]).double().square().sum() for k in center)
-        value, slope = value_and_gradient(self.model, loss_for(self.loss, client.spec.classes), center, client.data)
+        value, slope = value_and_gradient(
+            self.model, loss_for(self.loss, client.spec.classes), center, client.data
+        )
         return {"objective": value, "slope": slope, "apart": apart}, None
 
     def measure(self, clients: Clients, center: Params, every: int, consensus: bool = True) -> None:
-        """Log, every so many rounds, the objective, the gap of equation 11 and the consensus, over all clients; not sent."""
+        """Log, every so many rounds, the objective, the gap of equation 11 and the consensus, over
+        all clients; not sent.
+        """
         if not every or clients.round % every:
             return
         seen = clients.measure(self.look, weights="uniform", center=center)
@@ -104,10 +116,14 @@ class ConstrainedTraining(Algorithm):
         return Predictor(lambda x: self.model.apply(center, x), state.spec)
 
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return loss_for(self.loss, None if y.is_floating_point() else outputs.shape[-1]).value(outputs, y)
+        return loss_for(self.loss, None if y.is_floating_point() else outputs.shape[-1]).value(
+            outputs, y
+        )
 
 
 def gap(domain: ModelDomain, slope: Params, x: Params) -> Tensor:
-    """max over u in D of <slope, x - u>: 0 exactly at stationary points of the constrained problem."""
+    """max over u in D of <slope, x - u>: 0 exactly at stationary points of the constrained
+    problem.
+    """
     best = domain.dense(domain.lmo(slope), x)
     return reduce(torch.add, ((slope[k].double() * (x[k] - best[k]).double()).sum() for k in x))

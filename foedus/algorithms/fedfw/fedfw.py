@@ -1,9 +1,11 @@
-"""FedFW: Dadras, Banerjee, Prakhya and Yurtsever, "Federated Frank-Wolfe Algorithm" (Algorithm 1 and its variants).
+"""FedFW: Dadras, Banerjee, Prakhya and Yurtsever, "Federated Frank-Wolfe Algorithm" (Algorithm 1
+and its variants).
 
     minimise F(x) = 1/n sum_i f_i(x) over x in D,   a convex compact set
 
-Client i holds x_i, the server their average, the center. Consensus is asked for by a penalty lambda_t/2 sum_i |x_i - center|^2 that
-grows, and a client moves towards the extreme point of D that its penalized gradient likes best. Only that point is sent.
+Client i holds x_i, the server their average, the center. Consensus is asked for by a penalty
+lambda_t/2 sum_i |x_i - center|^2 that grows, and a client moves towards the extreme point of D that
+its penalized gradient likes best. Only that point is sent.
 """
 
 from __future__ import annotations
@@ -41,47 +43,60 @@ class FedFW(ConstrainedTraining):
 
     Round t, with steps eta_t, penalties lambda_t and n clients:
 
-        client i:  g_i = grad f_i(x_i) / n + lambda_t (x_i - center)                               variant="penalty"
-                   y_i <- y_i + lambda_0 (x_i - center);  g_i = grad f_i(x_i) / n + lambda_t (x_i - center) + y_i  "augmented"
-                   d_i <- (1 - rho_t) d_i + rho_t grad f_i(x_i; batch) / n;  g_i = d_i + lambda_t (x_i - center)   "stochastic"
-                   s_i = argmin over s in D of <g_i, s>;   x_i <- (1 - eta_t) x_i + eta_t s_i;   sends s_i
+        client i:  "penalty"     g_i = grad f_i(x_i) / n + lambda_t (x_i - center)
+                   "augmented"   y_i <- y_i + lambda_0 (x_i - center)
+                                 g_i = grad f_i(x_i) / n + lambda_t (x_i - center) + y_i
+                   "stochastic"  d_i <- (1 - rho_t) d_i + rho_t grad f_i(x_i; batch) / n
+                                 g_i = d_i + lambda_t (x_i - center)
+                   s_i = argmin over s in D of <g_i, s>;  x_i <- (1 - eta_t) x_i + eta_t s_i
+                   sends s_i
         server:    center <- (1 - eta_t) center + eta_t / n sum_i s_i
 
     Schedules, with tau = p (t - 1) + 1 for participation p (tau = t if everybody takes part):
 
-        "convex"      eta = 2 / (tau + 1),  lambda = lambda_0 sqrt(tau + 1)                           Theorem 1, Section 4.2
-        "nonconvex"   eta = T^(-2/3),       lambda = lambda_0 T^(1/3), T = horizon (p T + 1 if p < 1)  Theorem 2, Section 4.2
-        "stochastic"  eta = 9 / (tau + 8),  lambda = lambda_0 sqrt(tau + 8)                            Theorem 3
+        "convex"      eta = 2 / (tau + 1),  lambda = lambda_0 sqrt(tau + 1)   Theorem 1, Section 4.2
+        "nonconvex"   eta = T^(-2/3),       lambda = lambda_0 T^(1/3)         Theorem 2, Section 4.2
+                      T = horizon, and p T + 1 if p < 1
+        "stochastic"  eta = 9 / (tau + 8),  lambda = lambda_0 sqrt(tau + 8)   Theorem 3
 
-    and rho = 4 / (tau + 7)^(2/3) for the stochastic variant, whatever its schedule (Theorem 3; p < 1 is ours). With some of the
-    clients, those who stay away keep x_i, and the center, which is the average of all x_i, moves by eta/n sum (s_i - x_i) over those
-    who came; the server knows their x_i from the points they have sent, late ones included, each by the eta of the round that it
-    answers. Where it sees only averages of points (differential privacy, secure aggregation), their x_i count as the center:
+    and rho = 4 / (tau + 7)^(2/3) for the stochastic variant, whatever its schedule (Theorem 3; p <
+    1 is ours). With some of the clients, those who stay away keep x_i, and the center, which is the
+    average of all x_i, moves by eta/n sum (s_i - x_i) over those who came; the server knows their
+    x_i from the points they have sent, late ones included, each by the eta of the round that it
+    answers. Where it sees only averages of points (differential privacy, secure aggregation), their
+    x_i count as the center:
 
         center <- (1 - p eta_t) center + p eta_t mean of s_i over those who came
 
-    Over who comes, this has the same expectation, p eta_t / n sum_i (s_i - x_i). What it misses by, and the noise in the mean, is
-    forgotten at the rate p eta_t, as the x_i themselves forget; summed up as s_i - x_i, noise would stay in the center forever.
+    Over who comes, this has the same expectation, p eta_t / n sum_i (s_i - x_i). What it misses by,
+    and the noise in the mean, is forgotten at the rate p eta_t, as the x_i themselves forget;
+    summed up as s_i - x_i, noise would stay in the center forever.
 
     Args:
         variant: "penalty", "augmented" or "stochastic".
-        penalty: lambda_0, or "auto": the mean over clients of the Frank-Wolfe gap of f_i / n at the start, over the squared
-            diameter of D, so that gradient and penalty pull alike whatever the scale of either (one more number up, once).
+        penalty: lambda_0, or "auto": the mean over clients of the Frank-Wolfe gap of f_i / n at the
+            start, over the squared diameter of D, so that gradient and penalty pull alike whatever
+            the scale of either (one more number up, once).
         schedule: "convex", "nonconvex" or "stochastic"; by default that of the variant.
         horizon: T, for "nonconvex".
         batch_size: rows of a mini-batch, for "stochastic".
-        noise: standard deviation, relative to the root mean square of g_i, of Gaussian noise on what the oracle sees (Section 3.2).
-        supersets: {client: set} for stragglers (Section 4.3): a larger set with a cheaper oracle, such as an L2 ball around a nuclear
-            ball; it must contain the domain, and somebody must keep to the domain itself. The center is then in the domain only in
-            the limit: clients with a superset pull it outside on the way.
-        measure_every: log `objective`, `fw_gap` (equation 11, at the center) and `consensus` (mean of |x_i - center|^2) every so
-            many rounds (0: never); they are measured by the simulation and not charged.
+        noise: standard deviation, relative to the root mean square of g_i, of Gaussian noise on
+            what the oracle sees (Section 3.2).
+        supersets: {client: set} for stragglers (Section 4.3): a larger set with a cheaper oracle,
+            such as an L2 ball around a nuclear ball; it must contain the domain, and somebody must
+            keep to the domain itself. The center is then in the domain only in the limit: clients
+            with a superset pull it outside on the way.
+        measure_every: log `objective`, `fw_gap` (equation 11, at the center) and `consensus` (mean
+            of |x_i - center|^2) every so many rounds (0: never); they are measured by the
+            simulation and not charged.
 
-    Both directions are short. Up goes the extreme point in its own form (one entry, one sign each, rank one). Down goes what turns a
-    client's copy of the center into this one, sparse or of low rank where that is shorter than the center.
+    Both directions are short. Up goes the extreme point in its own form (one entry, one sign each,
+    rank one). Down goes what turns a client's copy of the center into this one, sparse or of low
+    rank where that is shorter than the center.
 
-    Where clients are untrusted (real sites, `fd.Hostile`), a point outside of the set is provably not honest: it is left out of the
-    round, and its client named. A hostile point inside moves the center by eta / n times the diameter at most.
+    Where clients are untrusted (real sites, `fd.Hostile`), a point outside of the set is provably
+    not honest: it is left out of the round, and its client named. A hostile point inside moves the
+    center by eta / n times the diameter at most.
 
     Example:
         >>> fd.run(fd.FedFW(fd.Linear(), fd.L1Ball(30.0)), fed, rounds=300)
@@ -100,7 +115,10 @@ class FedFW(ConstrainedTraining):
         object.__setattr__(self, "supersets", Supersets.of(self.supersets))
         super().__post_init__()
         if self.pacing == "nonconvex" and self.horizon is None:
-            raise ConfigError("horizon=None: schedule='nonconvex' needs the number of rounds T, such as horizon=100")
+            raise ConfigError(
+                "horizon=None: schedule='nonconvex' needs the number of rounds T, such as "
+                "horizon=100"
+            )
 
     @property
     def names_clients(self) -> bool:
@@ -137,7 +155,7 @@ class FedFW(ConstrainedTraining):
         horizon = self.horizon if participation == 1 else participation * self.horizon + 1
         return horizon ** (-2 / 3), horizon ** (1 / 3), rho
 
-    # -- clients -----------------------------------------------------------------------------------------------------
+    # -- clients -----------------------------------------------------------------------------------
 
     def init(self, client: Client) -> dict[str, Params]:
         x = self.first(client.spec, client.shared)
@@ -153,10 +171,13 @@ class FedFW(ConstrainedTraining):
         return gap(self.set, self.slope(client, x), x), None
 
     def step(self, client: Client, center: Params, pace: Tensor) -> tuple[Any, dict[str, Params]]:
-        """Lines 4 to 8: one Frank-Wolfe step on the penalized objective; the extreme point is sent back."""
+        """Lines 4 to 8: one Frank-Wolfe step on the penalized objective; the extreme point is sent
+        back.
+        """
         eta, pull, start_pull, rho, share = pace.unbind()
         x, state = client.state["x"], dict(client.state)
-        g = tree.map(lambda g: g.mul_(share), self.slope(client, x, self.batch(client)))  # fresh, so scale in place
+        # fresh, so scale in place
+        g = tree.map(lambda g: g.mul_(share), self.slope(client, x, self.batch(client)))
         if self.variant == "stochastic":
             g = state["d"] = tree.map(lambda d, g: (1 - rho) * d + rho * g, client.state["d"], g)
         apart = tree.sub(x, center)
@@ -175,9 +196,11 @@ class FedFW(ConstrainedTraining):
             return None
         data, size = client.data, self.batch_size
         picked = random.integers(random.fold(client.key, 1), size, data.count.long())
-        return Rows(data.table_x, data.table_y, data.index.gather(0, picked), torch.ones(size), data.spec)
+        return Rows(
+            data.table_x, data.table_y, data.index.gather(0, picked), torch.ones(size), data.spec
+        )
 
-    # -- server ------------------------------------------------------------------------------------------------------
+    # -- server ------------------------------------------------------------------------------------
 
     def start(self, clients: Clients) -> State:
         center, penalty = self.beginning(clients), self.penalty
@@ -188,45 +211,68 @@ class FedFW(ConstrainedTraining):
             penalty = mean_gap / diameter**2 if diameter else 0.0
         clients.log(penalty=penalty)
         self.measure(clients, center, self.measure_every)
-        # Who stays away, or is late, keeps x_i, so that the average moves by s_i - x_i: the server has to know the x_i.
+        # Who stays away, or is late, keeps x_i, so that the average moves by s_i - x_i: the server
+        # has to know the x_i.
         copies = clients.copies(center)
-        return State(center=HeldArrays(center), spec=clients.spec, penalty=float(penalty), copies=copies)
+        return State(
+            center=HeldArrays(center), spec=clients.spec, penalty=float(penalty), copies=copies
+        )
 
     def round(self, clients: Clients, state: State) -> State:
         eta, factor, rho = self.steps(clients.round, clients.participation)  # line 2
         pace = torch.tensor([eta, state.penalty * factor, state.penalty, rho, 1 / clients.total])
-        sent = {"center": state.center, "pace": pace, "weights": "uniform", "accept": self.outside(state.center.value)}
+        sent = {
+            "center": state.center,
+            "pace": pace,
+            "weights": "uniform",
+            "accept": self.outside(state.center.value),
+        }
         if state.copies is None:
             rate = eta * clients.participation
             keep, add = 1 - rate, self.average(clients, sent, rate, state.center.value)  # line 10
         else:
             replies = clients.gather(self.step, **sent)
-            copies, moves = self.moved(clients, state.copies, replies, state.center.value)  # Section 4.2
+            # Section 4.2
+            copies, moves = self.moved(clients, state.copies, replies, state.center.value)
             keep, add = 1.0, shortest(tree.scale(moves, 1 / clients.total))
             state = state.replace(copies=copies)
         center = state.center.moved(keep, add)
         self.measure(clients, center.value, self.measure_every)
         return state.replace(center=center)
 
-    def average(self, clients: Clients, sent: dict[str, Any], rate: float, like: Params) -> dict[str, Tree]:
-        """`rate` times the average of the extreme points, in its shortest form: matrices of rank one add up to one of low rank."""
+    def average(
+        self, clients: Clients, sent: dict[str, Any], rate: float, like: Params
+    ) -> dict[str, Tree]:
+        """`rate` times the average of the extreme points, in its shortest form: matrices of rank
+        one add up to one of low rank.
+        """
         if not self.set.low_rank(like):
             return shortest(tree.scale(self.dense(0, clients.mean(self.step, **sent), like), rate))
         mean, each = clients.mean_and_each(self.step, **sent)
         dense = tree.scale(self.dense(0, mean, like), rate)
-        return shortest(dense, None if each is None or self.supersets else wide_sum(each, rate, dense))
+        return shortest(
+            dense, None if each is None or self.supersets else wide_sum(each, rate, dense)
+        )
 
-    def moved(self, clients: Clients, copies: Copies, replies: Replies, like: Params) -> tuple[Copies, Params]:
-        """The x_i of those whose points came, after the steps that these were made with; and the sum of their moves."""
+    def moved(
+        self, clients: Clients, copies: Copies, replies: Replies, like: Params
+    ) -> tuple[Copies, Params]:
+        """The x_i of those whose points came, after the steps that these were made with; and the
+        sum of their moves.
+        """
         total = tree.zeros_like(like)
         for broadcast, some in replies.by_broadcast():
             eta, _, _ = self.steps(broadcast.round, clients.participation)
-            copies, moves = copies.moved(clients.positions(some.ids), dense_points(self, some, like), eta)
+            copies, moves = copies.moved(
+                clients.positions(some.ids), dense_points(self, some, like), eta
+            )
             total = tree.add(total, moves)
         return copies, total
 
     def outside(self, like: Params) -> Accept:
-        """Which points are not in their client's set: no oracle gives such a point, so they are hostile, or broken."""
+        """Which points are not in their client's set: no oracle gives such a point, so they are
+        hostile, or broken.
+        """
         return lambda ids, points: outside(self, ids, points, like)
 
     def readmit(self, state: State, ids: Tensor) -> State:

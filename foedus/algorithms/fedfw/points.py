@@ -1,4 +1,6 @@
-"""Extreme points as FedFW's clients send them: whose set they are from, whether they are in it, and what they add up to."""
+"""Extreme points as FedFW's clients send them: whose set they are from, whether they are in it, and
+what they add up to.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,15 @@ if TYPE_CHECKING:
     from foedus.algorithms.fedfw.fedfw import FedFW
 
 MEMBER = 1e-4
-"""How far, relative to the size of the set, a point may be outside of it by rounding: float32 with millions of entries needs less."""
+"""How far, relative to the size of the set, a point may be outside of it by rounding: float32 with
+millions of entries needs less.
+"""
 
 
 class Supersets(tuple):
-    """Larger sets of some clients, as pairs (client, set) in order of client; an error names the entry that is wrong."""
+    """Larger sets of some clients, as pairs (client, set) in order of client; an error names the
+    entry that is wrong.
+    """
 
     @classmethod
     def of(cls, given: Any) -> Supersets:
@@ -34,10 +40,15 @@ class Supersets(tuple):
         try:
             pairs = [(client, outer) for client, outer in pairs]
         except (TypeError, ValueError):
-            raise ConfigError(f"supersets={given!r} must be a dict {{client: set}}, such as {{3: L2Ball(10.0)}}") from None
+            raise ConfigError(
+                f"supersets={given!r} must be a dict {{client: set}}, such as {{3: L2Ball(10.0)}}"
+            ) from None
         for client, outer in pairs:
             if isinstance(client, bool) or not isinstance(client, Integral):
-                raise ConfigError(f"supersets[{client!r}]: a client is named by its number, such as {{3: L2Ball(10.0)}}")
+                raise ConfigError(
+                    f"supersets[{client!r}]: a client is named by its number, "
+                    "such as {3: L2Ball(10.0)}"
+                )
             try:
                 domain_of(outer)
             except ConfigError as error:
@@ -50,19 +61,31 @@ class Supersets(tuple):
         """Refuse sets that do not contain the domain."""
         for client, outer in self:
             if not inside(domain_of(outer), domain, x):
-                raise ConfigError(f"supersets[{client}]={outer} does not contain {given}; give a larger set")
+                raise ConfigError(
+                    f"supersets[{client}]={outer} does not contain {given}; give a larger set"
+                )
 
     def check_clients(self, ids: Tensor, domain: Any) -> None:
-        """Refuse supersets of unknown clients, and of all: the sets of all clients must have the domain in common."""
+        """Refuse supersets of unknown clients, and of all: the sets of all clients must have the
+        domain in common.
+        """
         known = set(ids.tolist())
         unknown = [client for client, _ in self if client not in known]
         if unknown:
-            raise ConfigError(f"supersets[{unknown[0]}] is for a client that does not exist; there are {len(ids)} clients")
+            raise ConfigError(
+                f"supersets[{unknown[0]}] is for a client that does not exist; "
+                f"there are {len(ids)} clients"
+            )
         if self and len(self) == len(ids) and all(outer != domain for _, outer in self):
-            raise ConfigError(f"supersets are given for all {len(ids)} clients; at least one must keep to {domain}")
+            raise ConfigError(
+                f"supersets are given for all {len(ids)} clients; "
+                f"at least one must keep to {domain}"
+            )
 
     def mixed(self, domain: ModelDomain) -> bool:
-        """Whether some sets are of a model's tensors one by one and others of all of them; points are then sent as parameters."""
+        """Whether some sets are of a model's tensors one by one and others of all of them; points
+        are then sent as parameters.
+        """
         return any(type(domain_of(outer)) is not type(domain) for _, outer in self)
 
     def kinds(self, ids: Tensor) -> Tensor | None:
@@ -80,7 +103,9 @@ def outside(algorithm: FedFW, ids: Tensor, points: Tree, like: Params) -> dict[i
     kinds = algorithm.kinds(ids)
     kind = 0 if kinds is None else int(kinds[0])
     found = ~algorithm.set_of(kind).contains(algorithm.dense(kind, points, like), MEMBER, batch=1)
-    return dict.fromkeys(torch.nonzero(found).flatten().tolist(), "its point lies outside of the set")
+    return dict.fromkeys(
+        torch.nonzero(found).flatten().tolist(), "its point lies outside of the set"
+    )
 
 
 def dense_points(algorithm: FedFW, replies: Replies, like: Params) -> Params:
@@ -97,7 +122,9 @@ def dense_points(algorithm: FedFW, replies: Replies, like: Params) -> Params:
 
 
 def wide_sum(replies: Replies, rate: float, dense: Params) -> dict[str, LowRank]:
-    """rate times the average of points, as matrices of as many ranks as there are points, by the tensor that they are of."""
+    """rate times the average of points, as matrices of as many ranks as there are points, by the
+    tensor that they are of.
+    """
     points = replies.stack()
     points = points if isinstance(points, dict) else {next(iter(dense)): points}
     wide = {}
@@ -114,4 +141,7 @@ def noisy(g: Params, noise: float, key: Tensor) -> Params:
         return g
     total = reduce(torch.add, (v.square().sum() for v in g.values()))
     deviation = noise * (total / sum(v.numel() for v in g.values())).sqrt()
-    return {k: v + deviation * random.normal(random.fold(key, i), v.shape) for i, (k, v) in enumerate(g.items())}
+    return {
+        k: v + deviation * random.normal(random.fold(key, i), v.shape)
+        for i, (k, v) in enumerate(g.items())
+    }

@@ -1,7 +1,8 @@
-"""FedAvg and FedProx on ridge regression with the closed-form start: what the FedNewton paper compares itself with.
+"""FedAvg and FedProx on ridge regression with the closed-form start: what the FedNewton paper
+compares itself with.
 
-They are the averaging methods on the very objective of `foedus.algorithms.fednewton`, so a local step needs only the
-client's normal equations, M^2 operations an output however many rows there are.
+They are the averaging methods on the very objective of `foedus.algorithms.fednewton`, so a local
+step needs only the client's normal equations, M^2 operations an output however many rows there are.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from foedus.models.least_squares import DTYPES, Ridge, prepare_ridge, product, s
 
 @dataclass(frozen=True)
 class RidgeFedAvg(FeatureRegression):
-    """FedAvg: `steps` gradient steps on all local rows, w_j <- w_j - lr (H_j w_j - b_j) from w; the server averages the w_j.
+    """FedAvg: `steps` gradient steps on all local rows, w_j <- w_j - lr (H_j w_j - b_j) from w; the
+    server averages the w_j.
 
-    The same as `FedAvg(Linear(bias=False), loss="squared", batch_size=None, steps=steps, weight_decay=reg)` on features,
-    but started from the average of the clients' own solutions. The paper makes 2 steps.
+    The same as `FedAvg(Linear(bias=False), loss="squared", batch_size=None, steps=steps,
+    weight_decay=reg)` on features, but started from the average of the clients' own solutions. The
+    paper makes 2 steps.
     """
 
     lr: Annotated[float, Gt(0)] = 0.1
@@ -42,7 +45,8 @@ class RidgeFedAvg(FeatureRegression):
 
 @dataclass(frozen=True)
 class RidgeFedProx(FeatureRegression):
-    """FedProx with the exact local solution of min F_j(v) + mu/2 |v - w|^2, which is (H_j + mu I)^-1 (b_j + mu w).
+    """FedProx with the exact local solution of min F_j(v) + mu/2 |v - w|^2, which is (H_j + mu
+    I)^-1 (b_j + mu w).
 
     Started from the average of the clients' own solutions (with `reg` alone), as in the paper.
     """
@@ -53,7 +57,9 @@ class RidgeFedProx(FeatureRegression):
         return prepare_ridge(self.features, self.reg, DTYPES[self.dtype], data, pull=self.mu)
 
     def train(self, client: Client, w: Tensor) -> tuple[Tensor, None]:
-        return solve(client.prepared, self.reg + self.mu, client.prepared["right"] + self.mu * w), None
+        return solve(
+            client.prepared, self.reg + self.mu, client.prepared["right"] + self.mu * w
+        ), None
 
     def round(self, clients: Clients, state: State) -> State:
         return state.replace(w=clients.mean(self.train, w=state.w))

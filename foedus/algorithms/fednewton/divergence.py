@@ -17,24 +17,34 @@ class DivergenceWarning(UserWarning):
 
 
 def foresee(reg: float, clients: Clients, state: State, g: Tensor) -> bool:
-    """Warn, once, when the last two gradients prove that an eigenvalue of P H is above 2; whether it has been said."""
+    """Warn, once, when the last two gradients prove that an eigenvalue of P H is above 2; whether
+    it has been said.
+    """
     if "g" not in state or state.warned:
         return state.get("warned", False)
     proof = ""
     if len(clients) == clients.total and not clients.rounded:
         before, d = state.g.double(), state.d.double()
         right = (before * d).sum(0)
-        quotient = ((d * (before - g.double())).sum(0)[right > 0] / right[right > 0]).max() if (right > 0).any() else 1.0
+        quotient = (
+            ((d * (before - g.double())).sum(0)[right > 0] / right[right > 0]).max()
+            if (right > 0).any()
+            else 1.0
+        )
         # Once it has converged, what is left of the gradients is rounding and proves nothing.
         if d.norm() > math.sqrt(torch.finfo(g.dtype).eps) * state.w.norm():
             clients.log(radius=max(float(quotient) - 1, 0.0))
             if quotient > 2:
-                proof = f"the spectral radius of its iteration is at least {float(quotient) - 1:.3g}, and must be below 1"
+                proof = (
+                    "the spectral radius of its iteration is at least "
+                    f"{float(quotient) - 1:.3g}, and must be below 1"
+                )
     elif g.norm() > 1e3 * state.first:
         proof = f"the gradient has grown {float(g.norm()) / state.first:.3g}-fold"
     if proof:
         warnings.warn(
-            f"round {clients.round}: FedNewton(solver='newton') diverges on this federation: {proof}. Use solver='cg', which "
+            f"round {clients.round}: FedNewton(solver='newton') diverges on this federation: "
+            f"{proof}. Use solver='cg', which "
             f"converges at the same cost a round, or a larger reg than {reg:g}",
             DivergenceWarning,
             stacklevel=5,

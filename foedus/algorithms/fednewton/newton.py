@@ -1,12 +1,15 @@
-"""FedNewton: "Efficient Newton-type federated learning with non-IID data" (Algorithm 1), its start DKRR and its reference KRR.
+"""FedNewton: "Efficient Newton-type federated learning with non-IID data" (Algorithm 1), its start
+DKRR and its reference KRR.
 
 The objective is ridge regression on features phi, over all rows D of all clients (equation 1):
 
-    F(w) = sum_j p_j F_j(w),   F_j(w) = 1/(2 n_j) sum_{i in D_j} |phi(x_i)^T w - y_i|^2 + reg/2 |w|^2,   p_j = n_j / n
+    F(w) = sum_j p_j F_j(w),   p_j = n_j / n
+    F_j(w) = 1/(2 n_j) sum_{i in D_j} |phi(x_i)^T w - y_i|^2 + reg/2 |w|^2
 
-with w of shape (M, k), one column an output: k targets, or k classes one against all (labels as 0 and 1). A client's gradient
-and Hessian are g_j = H_j w - b_j and H_j = Phi_j^T Phi_j + reg I (Phi_j: its features divided by sqrt(n_j)), and by Proposition 1
-the global ones are their averages, g = sum_j p_j g_j and H = sum_j p_j H_j.
+with w of shape (M, k), one column an output: k targets, or k classes one against all (labels as 0
+and 1). A client's gradient and Hessian are g_j = H_j w - b_j and H_j = Phi_j^T Phi_j + reg I
+(Phi_j: its features divided by sqrt(n_j)), and by Proposition 1 the global ones are their averages,
+g = sum_j p_j g_j and H = sum_j p_j H_j.
 """
 
 from __future__ import annotations
@@ -34,48 +37,60 @@ from foedus.models.losses import Huber, Loss, loss_for
 
 @dataclass(frozen=True)
 class FedNewton(FeatureRegression):
-    """Newton's method with the global gradient and local Hessians; two exchanges of M numbers an output in a round.
+    """Newton's method with the global gradient and local Hessians; two exchanges of M numbers an
+    output in a round.
 
-    `solver="newton"` is Algorithm 1, line by line. (Equations 4 and 5 print the local gradient; the global one of lines 6 to 8
-    is right: only with it is the KRR solution a fixed point.)
+    `solver="newton"` is Algorithm 1, line by line. (Equations 4 and 5 print the local gradient; the
+    global one of lines 6 to 8 is right: only with it is the KRR solution a fixed point.)
 
-        server: w    client j: g_j = H_j w - b_j           line 5       server: g = sum_j p_j g_j          line 6
-        server: g    client j: d_j = H_j^-1 g              line 7       server: w <- w - sum_j p_j d_j     line 8
+        server: w    client j: g_j = H_j w - b_j   line 5    server: g = sum_j p_j g_j        line 6
+        server: g    client j: d_j = H_j^-1 g      line 7    server: w <- w - sum_j p_j d_j   line 8
 
-    With P = sum_j p_j H_j^-1 the error is multiplied by I - P H every round. Inversion is operator-convex, so P >= H^-1 and
-    every eigenvalue of P H is at least 1: the iteration converges if and only if the largest is below 2, and its rate, the
-    spectral radius, is that eigenvalue minus 1. Few local rows or strong heterogeneity make it larger. A run that will
-    diverge says so (`DivergenceWarning`) as soon as the gradients it has seen anyway prove it, in its second round at the
-    earliest: the Rayleigh quotient d^T H d / g^T d of d = P g is a lower bound of that eigenvalue (minus 1: `radius` in the
-    history), and H d is the difference of two gradients. `fd.diagnose` tells beforehand.
+    With P = sum_j p_j H_j^-1 the error is multiplied by I - P H every round. Inversion is
+    operator-convex, so P >= H^-1 and every eigenvalue of P H is at least 1: the iteration converges
+    if and only if the largest is below 2, and its rate, the spectral radius, is that eigenvalue
+    minus 1. Few local rows or strong heterogeneity make it larger. A run that will diverge says so
+    (`DivergenceWarning`) as soon as the gradients it has seen anyway prove it, in its second round
+    at the earliest: the Rayleigh quotient d^T H d / g^T d of d = P g is a lower bound of that
+    eigenvalue (minus 1: `radius` in the history), and H d is the difference of two gradients.
+    `fd.diagnose` tells beforehand.
 
-    `solver="cg"` does not diverge and asks as much of the clients in a round, one local solution and one product:
-    conjugate gradients on H w = b preconditioned by P, column by column. The H-norm of every column's error falls in every
-    round, and after at most M rounds it is 0 in exact arithmetic.
+    `solver="cg"` does not diverge and asks as much of the clients in a round, one local solution
+    and one product: conjugate gradients on H w = b preconditioned by P, column by column. The
+    H-norm of every column's error falls in every round, and after at most M rounds it is 0 in exact
+    arithmetic.
 
-        server: r    client j: H_j^-1 r    server: z = sum_j p_j H_j^-1 r,  beta = r^T z / (r^T z of before),  p <- z + beta p
-        server: p    client j: H_j p       server: q = sum_j p_j H_j p,  alpha = r^T z / p^T q,  w <- w + alpha p,  r <- r - alpha q
+        server: r    client j: H_j^-1 r    server: z = sum_j p_j H_j^-1 r
+                                           beta = r^T z / (r^T z of before),  p <- z + beta p
+        server: p    client j: H_j p       server: q = sum_j p_j H_j p,  alpha = r^T z / p^T q
+                                           w <- w + alpha p,  r <- r - alpha q
 
-    Its start also brings b (one more vector up) and H w (one down, one up). A column whose residual is at most
-    `tol` |b| is done and no longer sent. Where replies are quantised (`fd.run(quantise=)`), the residual would drift from the
-    truth: every fifth round then asks for the gradient (a third exchange) and starts anew.
+    Its start also brings b (one more vector up) and H w (one down, one up). A column whose residual
+    is at most `tol` |b| is done and no longer sent. Where replies are quantised
+    (`fd.run(quantise=)`), the residual would drift from the truth: every fifth round then asks for
+    the gradient (a third exchange) and starts anew.
 
-    Partial participation: the averages are over those who take part. For "newton" that is a step towards the solution of
-    their rows only, so that w keeps moving about the solution of all rows. For "cg", conjugacy means nothing from one system to
-    another: when the cohort changes, its own gradient is asked for (a third exchange in that round) and the directions start
-    anew; each round is then an exact line search on the cohort's objective, and the history has `cohort_residual`. It is the same
-    where messages are late (`fd.Delayed`), since conjugacy needs replies of one round; "newton" then takes full steps on late
-    gradients, which overshoot: a delay of one round puts even a perfect preconditioner at the limit of stability.
+    Partial participation: the averages are over those who take part. For "newton" that is a step
+    towards the solution of their rows only, so that w keeps moving about the solution of all rows.
+    For "cg", conjugacy means nothing from one system to another: when the cohort changes, its own
+    gradient is asked for (a third exchange in that round) and the directions start anew; each round
+    is then an exact line search on the cohort's objective, and the history has `cohort_residual`.
+    It is the same where messages are late (`fd.Delayed`), since conjugacy needs replies of one
+    round; "newton" then takes full steps on late gradients, which overshoot: a delay of one round
+    puts even a perfect preconditioner at the limit of stability.
 
-    Other losses (Remark 4), "newton" only: "logistic" (one class against the rest), "cross_entropy" (softmax) and "huber"
-    (residuals beyond `delta` count linearly; its curvature is that of reweighted least squares). They start at 0, Hessians are
-    those at w, a local system of at most `curvature.DIRECT` unknowns, and no more than the client has rows, is factorised and a
-    larger one solved inexactly by `inner` steps of conjugate gradients without forming it. A third exchange evaluates the clients'
-    objectives at twelve steps along d, from 0 to 4 times the last one that was taken, and the best is taken: where everybody
-    takes part, the objective never rises.
+    Other losses (Remark 4), "newton" only: "logistic" (one class against the rest), "cross_entropy"
+    (softmax) and "huber" (residuals beyond `delta` count linearly; its curvature is that of
+    reweighted least squares). They start at 0, Hessians are those at w, a local system of at most
+    `curvature.DIRECT` unknowns, and no more than the client has rows, is factorised and a larger
+    one solved inexactly by `inner` steps of conjugate gradients without forming it. A third
+    exchange evaluates the clients' objectives at twelve steps along d, from 0 to 4 times the last
+    one that was taken, and the best is taken: where everybody takes part, the objective never
+    rises.
 
     Example:
-        >>> fd.run(fd.FedNewton(fd.RandomFourier(2000, bandwidth=4.0), reg=1e-5, solver="cg"), fed, rounds=8)
+        >>> features = fd.RandomFourier(2000, bandwidth=4.0)
+        >>> fd.run(fd.FedNewton(features, reg=1e-5, solver="cg"), fed, rounds=8)
     """
 
     loss: Literal["squared", "logistic", "cross_entropy", "huber"] = "squared"
@@ -86,14 +101,18 @@ class FedNewton(FeatureRegression):
 
     remedy: ClassVar[str] = "use solver='cg' (for the squared loss), or a larger reg"
 
-    steps: ClassVar[tuple[float, ...]] = (0.0, *(2.0**-k for k in (-2, -1, 0, 1, 2, 4, 6, 9, 12, 16, 20)))
+    steps: ClassVar[tuple[float, ...]] = (
+        0.0,
+        *(2.0**-k for k in (-2, -1, 0, 1, 2, 4, 6, 9, 12, 16, 20)),
+    )
     """Steps that are tried, relative to the last one taken."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.solver == "cg" and not self.quadratic:
             raise ConfigError(
-                f"solver='cg' needs loss='squared', whose Hessian does not change; with {self.loss!r} use 'newton'"
+                "solver='cg' needs loss='squared', whose Hessian does not change; with "
+                f"{self.loss!r} use 'newton'"
             )
 
     @property
@@ -112,11 +131,15 @@ class FedNewton(FeatureRegression):
         if self.quadratic:
             return super().footprint(rows, row_bytes)
         size = self.features.rough_size(row_bytes // 4)
-        return 3 * rows * (row_bytes + 8 * size) + (32 * size**2 if size <= min(rows, curvature.DIRECT) else 0)
+        return 3 * rows * (row_bytes + 8 * size) + (
+            32 * size**2 if size <= min(rows, curvature.DIRECT) else 0
+        )
 
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         y = y.to(outputs.dtype) if y.is_floating_point() else y
-        return self.objective(None if y.is_floating_point() else outputs.shape[-1]).value(outputs, y)
+        return self.objective(None if y.is_floating_point() else outputs.shape[-1]).value(
+            outputs, y
+        )
 
     def predictor(self, state: State) -> Predictor:
         shares = {
@@ -125,7 +148,7 @@ class FedNewton(FeatureRegression):
         }.get(self.loss, simplex_shares)
         return Predictor(lambda x: self._outputs(x, state.w), state.spec, shares)
 
-    # -- clients -----------------------------------------------------------------------------------------------------
+    # -- clients -----------------------------------------------------------------------------------
 
     def prepare(self, data: Rows) -> dict[str, Tensor]:
         if self.quadratic:
@@ -133,10 +156,16 @@ class FedNewton(FeatureRegression):
         return curvature.prepare(self.features, DTYPES[self.dtype], data)
 
     def init(self, client: Client) -> dict[str, Tensor]:
-        """Where the loss is not squared, a client remembers the round's w, so that it need be sent only once."""
+        """Where the loss is not squared, a client remembers the round's w, so that it need be sent
+        only once.
+        """
         if self.quadratic:
             return {}
-        return {"w": torch.zeros(self.features.size(client.spec), client.spec.outputs, dtype=DTYPES[self.dtype])}
+        return {
+            "w": torch.zeros(
+                self.features.size(client.spec), client.spec.outputs, dtype=DTYPES[self.dtype]
+            )
+        }
 
     def begin(self, client: Client) -> tuple[dict[str, Tensor], None]:
         """For conjugate gradients, the start of line 2 and the right-hand side of the system."""
@@ -154,7 +183,9 @@ class FedNewton(FeatureRegression):
         if self.quadratic:
             return solve(client.prepared, self.reg, g), None
         loss = self.objective(client.spec.classes)
-        return curvature.solve(client.prepared, loss, self.reg, client.state["w"], g, self.inner), None
+        return curvature.solve(
+            client.prepared, loss, self.reg, client.state["w"], g, self.inner
+        ), None
 
     def product(self, client: Client, v: Tensor) -> tuple[Tensor, None]:
         return product(client.prepared, self.reg, v), None
@@ -165,12 +196,16 @@ class FedNewton(FeatureRegression):
         steps = [last * s for s in self.steps]
         return curvature.along(client.prepared, loss, self.reg, client.state["w"], d, steps), None
 
-    # -- server ------------------------------------------------------------------------------------------------------
+    # -- server ------------------------------------------------------------------------------------
 
     def start(self, clients: Clients) -> State:
         if not self.quadratic:
             size = self.features.size(clients.spec)
-            return State(w=torch.zeros(size, clients.spec.outputs, dtype=DTYPES[self.dtype]), spec=clients.spec, step=1.0)
+            return State(
+                w=torch.zeros(size, clients.spec.outputs, dtype=DTYPES[self.dtype]),
+                spec=clients.spec,
+                step=1.0,
+            )
         if self.solver == "newton":
             return super().start(clients)
         first = clients.mean(self.begin)
@@ -179,7 +214,15 @@ class FedNewton(FeatureRegression):
         scale = torch.maximum(first["b"].norm(dim=0), r.norm(dim=0)).double()
         clients.log(residual=_largest(r, scale))
         zero = torch.zeros_like(r)
-        return State(w=first["w"], spec=clients.spec, r=r, p=zero, rz=zero[0], scale=scale, cohort=clients.ids)
+        return State(
+            w=first["w"],
+            spec=clients.spec,
+            r=r,
+            p=zero,
+            rz=zero[0],
+            scale=scale,
+            cohort=clients.ids,
+        )
 
     def round(self, clients: Clients, state: State) -> State:
         if self.solver == "cg":
@@ -207,8 +250,16 @@ class FedNewton(FeatureRegression):
     def _conjugate(self, clients: Clients, state: State) -> State:
         w, r, p, rz = state.w.clone(), state.r, state.p, state.rz
         late = not clients.punctual
-        if late or not torch.equal(clients.ids, state.cohort) or (clients.rounded and clients.round % 5 == 0):
-            r, p, rz = -clients.mean(self.gradient, w=state.w), torch.zeros_like(p), torch.zeros_like(rz)
+        if (
+            late
+            or not torch.equal(clients.ids, state.cohort)
+            or (clients.rounded and clients.round % 5 == 0)
+        ):
+            r, p, rz = (
+                -clients.mean(self.gradient, w=state.w),
+                torch.zeros_like(p),
+                torch.zeros_like(rz),
+            )
         r, p, rz = r.clone(), p.clone(), rz.clone()
         tol = max(self.tol, 4 * torch.finfo(r.dtype).eps)
         open_ = torch.nonzero((r.norm(dim=0) > tol * state.scale) | late).flatten()
@@ -223,9 +274,21 @@ class FedNewton(FeatureRegression):
             w[:, open_] += alpha * p[:, open_]
             r[:, open_] -= alpha * q
             rz[open_] = new
-        clients.log(**{"residual" if len(clients) == clients.total else "cohort_residual": _largest(r, state.scale)})
+        clients.log(
+            **{
+                "residual" if len(clients) == clients.total else "cohort_residual": _largest(
+                    r, state.scale
+                )
+            }
+        )
         # Where somebody has failed to answer, the next round starts anew as well.
-        return state.replace(w=w, r=r, p=p, rz=rz, cohort=clients.ids if clients.answered is None else clients.answered)
+        return state.replace(
+            w=w,
+            r=r,
+            p=p,
+            rz=rz,
+            cohort=clients.ids if clients.answered is None else clients.answered,
+        )
 
 
 def _largest(r: Tensor, scale: Tensor) -> float:

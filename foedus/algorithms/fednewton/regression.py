@@ -24,12 +24,14 @@ from foedus.models.losses import loss_for
 
 @dataclass(frozen=True)
 class FeatureRegression(Algorithm):
-    """What the methods on features share: the clients' factorised systems, and the closed-form start.
+    """What the methods on features share: the clients' factorised systems, and the closed-form
+    start.
 
-    features: a foedus feature map, or any `torch.nn.Module`. reg: lambda of equation 1, above 0. dtype: "float64", or
-    "float32" for half the memory and messages; local solutions are then refined with residuals in double precision (those of a
-    client with more rows than features solve its system as it is kept, rounded to single precision). Rounded messages limit
-    the accuracy to about 1e-7 |b| / reg.
+    features: a foedus feature map, or any `torch.nn.Module`. reg: lambda of equation 1, above 0.
+    dtype: "float64", or "float32" for half the memory and messages; local solutions are then
+    refined with residuals in double precision (those of a client with more rows than features solve
+    its system as it is kept, rounded to single precision). Rounded messages limit the accuracy to
+    about 1e-7 |b| / reg.
     """
 
     remedy: ClassVar[str] = "use a larger reg"
@@ -56,7 +58,7 @@ class FeatureRegression(Algorithm):
         size = self.features.rough_size(row_bytes // 4)
         return 3 * rows * row_bytes + ridge_bytes(rows, size, DTYPES[self.dtype])
 
-    # -- clients -----------------------------------------------------------------------------------------------------
+    # -- clients -----------------------------------------------------------------------------------
 
     def prepare(self, data: Rows) -> Ridge:
         """Line 1: features, the local Hessian and its factor, made once."""
@@ -66,7 +68,7 @@ class FeatureRegression(Algorithm):
         """Line 2: the client's own solution, H_j^-1 b_j."""
         return client.prepared["local"], None
 
-    # -- server ------------------------------------------------------------------------------------------------------
+    # -- server ------------------------------------------------------------------------------------
 
     def start(self, clients: Clients) -> State:
         """Lines 2 and 3: the average of the clients' own solutions."""
@@ -81,14 +83,18 @@ class FeatureRegression(Algorithm):
         return torch.cat([self.features(some, w.dtype) @ w for some in x.split(block)])
 
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return loss_for("squared", None).value(outputs, y.to(outputs.dtype) if y.is_floating_point() else y)
+        return loss_for("squared", None).value(
+            outputs, y.to(outputs.dtype) if y.is_floating_point() else y
+        )
 
 
 @dataclass(frozen=True)
 class DKRR(FeatureRegression):
-    """Distributed kernel ridge regression: the average of the clients' own solutions, sum_j p_j H_j^-1 b_j. No rounds.
+    """Distributed kernel ridge regression: the average of the clients' own solutions, sum_j p_j
+    H_j^-1 b_j. No rounds.
 
-    One message a client, and then nothing: later rounds leave it as it is. It is where FedNewton starts.
+    One message a client, and then nothing: later rounds leave it as it is. It is where FedNewton
+    starts.
     """
 
     def round(self, clients: Clients, state: State) -> State:
@@ -97,7 +103,8 @@ class DKRR(FeatureRegression):
 
 @dataclass(frozen=True)
 class KRR(FeatureRegression):
-    """Kernel ridge regression on all rows in one place, H^-1 b (equation 2): the reference that FedNewton approaches.
+    """Kernel ridge regression on all rows in one place, H^-1 b (equation 2): the reference that
+    FedNewton approaches.
 
     It is no federated method: the cost of bringing the data together is not counted.
     """
@@ -109,5 +116,7 @@ class KRR(FeatureRegression):
 
 
 def simplex_shares(outputs: Tensor) -> Tensor:
-    """Probabilities from one-against-all outputs, which estimate 0 and 1: the closest point of the probability simplex."""
+    """Probabilities from one-against-all outputs, which estimate 0 and 1: the closest point of the
+    probability simplex.
+    """
     return Simplex().project(outputs, batch=1)

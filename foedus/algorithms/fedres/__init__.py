@@ -1,4 +1,7 @@
-"""FedRes: a shared global model and private local models learn each other's residual. In short `fd.fedres`."""
+"""FedRes: a shared global model and private local models learn each other's residual.
+
+In short `fd.fedres`.
+"""
 
 from foedus.algorithms.fedres.bandit import FedResBandit
 from foedus.algorithms.fedres.erm import FedResERM
@@ -8,4 +11,14 @@ from foedus.algorithms.fedres.regret import Regret, regret
 from foedus.algorithms.fedres.rollouts import rollouts
 from foedus.algorithms.fedres.sgd import FedRes
 
-__all__ = ["FedRes", "FedResBandit", "FedResERM", "FictitiousPlay", "Hub", "Regret", "Site", "regret", "rollouts"]
+__all__ = [
+    "FedRes",
+    "FedResBandit",
+    "FedResERM",
+    "FictitiousPlay",
+    "Hub",
+    "Regret",
+    "Site",
+    "regret",
+    "rollouts",
+]

@@ -1,11 +1,14 @@
-"""Contextual bandits on FedRes: Section 5 of the FedRes paper, and an exploration that the paper leaves open.
+"""Contextual bandits on FedRes: Section 5 of the FedRes paper, and an exploration that the paper
+leaves open.
 
-In round t client i sees contexts of K actions, takes one, and learns the reward of that one alone. A global and a local model together
-say what reward to expect of each action, and learn each other's residual as in FedRes.
+In round t client i sees contexts of K actions, takes one, and learns the reward of that one alone.
+A global and a local model together say what reward to expect of each action, and learn each other's
+residual as in FedRes.
 
-An environment is a federation: its rows are contexts, (K, d) with features of their own for every action or (d,) the same for all,
-and its targets the expected rewards of the K actions, in [0, 1]. The learner sees a draw of the one it takes, nothing else; the table
-is there so that regret is exact. `fd.class_bandit` and `fd.linear_bandit` make some.
+An environment is a federation: its rows are contexts, (K, d) with features of their own for every
+action or (d,) the same for all, and its targets the expected rewards of the K actions, in [0, 1].
+The learner sees a draw of the one it takes, nothing else; the table is there so that regret is
+exact. `fd.class_bandit` and `fd.linear_bandit` make some.
 """
 
 from __future__ import annotations
@@ -40,21 +43,26 @@ from foedus.models.linear import Linear
 class FedResBandit(FedRes):
     """Epsilon-greedy on FedRes (Section 5.1), or inverse-gap weighting.
 
-    explore="epsilon": in every B-th round all clients take an action at random, and feed its squared error (r - f(x(a)))^2 to FedRes;
-    in the other rounds they take the action of the highest expected reward (12), and nothing is learnt or sent, but for the new
-    global model in the first of them (in each of them, where messages are late). With delays, messages wait for the next such round: the round trip is ceil(up / B) +
-    ceil(down / B) of them. B = `every`, or by `exploration_period` from `horizon`, the number of rounds T.
-    explore="squarecb": every round learns. With f_b the highest expected reward, action a has the probability 1 / (K + gamma_t (f_b -
-    f_a)), and b the rest (Abe and Long 1999; Foster and Rakhlin 2020), where gamma_t = gamma sqrt(t): regret of order sqrt T
-    with the same oracle, where epsilon-greedy has T^{4/5}.
+    explore="epsilon": in every B-th round all clients take an action at random, and feed its
+    squared error (r - f(x(a)))^2 to FedRes; in the other rounds they take the action of the highest
+    expected reward (12), and nothing is learnt or sent, but for the new global model in the first
+    of them (in each of them, where messages are late). With delays, messages wait for the next such
+    round: the round trip is ceil(up / B) + ceil(down / B) of them. B = `every`, or by
+    `exploration_period` from `horizon`, the number of rounds T. explore="squarecb": every round
+    learns. With f_b the highest expected reward, action a has the probability 1 / (K + gamma_t (f_b
+    - f_a)), and b the rest (Abe and Long 1999; Foster and Rakhlin 2020), where gamma_t = gamma
+    sqrt(t): regret of order sqrt T with the same oracle, where epsilon-greedy has T^{4/5}.
 
-    reward: "bernoulli", rewards are 0 or 1 with the expected reward as probability; "mean", they are the expected reward itself.
-    The models, columns, steps, `send` and `rule` are those of `fd.FedRes`; columns are those of one action's context. The history has
-    `regret`, the average over all clients and rounds so far of max_a f*(x(a)) - f*(x(a_t)), and `reward`, that of what was got.
+    reward: "bernoulli", rewards are 0 or 1 with the expected reward as probability; "mean", they
+    are the expected reward itself. The models, columns, steps, `send` and `rule` are those of
+    `fd.FedRes`; columns are those of one action's context. The history has `regret`, the average
+    over all clients and rounds so far of max_a f*(x(a)) - f*(x(a_t)), and `reward`, that of what
+    was got.
 
     Example:
         >>> fed = fd.linear_bandit(clients=10, actions=5, rounds=2000)
-        >>> fd.run(fd.FedResBandit(shared=range(8), private=range(8, 12), every=10), fed, rounds=2000, evaluate_every=0)
+        >>> bandit = fd.FedResBandit(shared=range(8), private=range(8, 12), every=10)
+        >>> fd.run(bandit, fed, rounds=2000, evaluate_every=0)
     """
 
     global_model: Model | None = Linear(bias=False)  # noqa: RUF009 - frozen
@@ -70,24 +78,31 @@ class FedResBandit(FedRes):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.loss != "squared" or self.batch_size != 1 or not self.alike:
-            raise ConfigError("a bandit needs loss='squared', batch_size=1 and local models of one kind")
+            raise ConfigError(
+                "a bandit needs loss='squared', batch_size=1 and local models of one kind"
+            )
         if self.explore == "epsilon" and self.every is None and self.horizon is None:
             raise ConfigError(
-                "explore='epsilon' needs every=, the rounds between two explorations, or horizon=, the rounds of the run"
+                "explore='epsilon' needs every=, the rounds between two explorations, or horizon=, "
+                "the rounds of the run"
             )
 
     def check(self, spec: Spec) -> None:
         if spec.classes or spec.outputs < 2:
             raise DataError(
-                "a bandit needs expected rewards of at least 2 actions as targets; see fd.class_bandit, fd.linear_bandit"
+                "a bandit needs expected rewards of at least 2 actions as targets; see "
+                "fd.class_bandit, fd.linear_bandit"
             )
         width = spec.shape[-1] if self.actionwise(spec) else spec.features
         for name, columns in (("shared", self.shared), ("private", self.private)):
             if columns is not None and max(columns) >= width:
-                raise DataError(f"column {max(columns)} of {name} is beyond the {width} features of a context")
+                raise DataError(
+                    f"column {max(columns)} of {name} is beyond the {width} features of a context"
+                )
         if len(spec.shape) > 1 and not self.actionwise(spec):
             raise DataError(
-                f"contexts have shape {spec.shape}; give (features,), or ({spec.outputs}, features): one for each action"
+                f"contexts have shape {spec.shape}; give (features,), or ({spec.outputs}, "
+                "features): one for each action"
             )
         for name, model, columns in (
             ("global_model", self.global_model, self.shared),
@@ -95,7 +110,9 @@ class FedResBandit(FedRes):
         ):
             if model is not None:
                 shape = (width if columns is None else len(columns),)
-                check_fits(name, model, Spec(shape, None, 1 if self.actionwise(spec) else spec.outputs))
+                check_fits(
+                    name, model, Spec(shape, None, 1 if self.actionwise(spec) else spec.outputs)
+                )
 
     @staticmethod
     def actionwise(spec: Spec) -> bool:
@@ -118,11 +135,14 @@ class FedResBandit(FedRes):
         assert self.horizon is not None
         return exploration_period(self.horizon, clients, actions)
 
-    # -- clients -----------------------------------------------------------------------------------------------------
+    # -- clients -----------------------------------------------------------------------------------
 
     def init(self, client: Client) -> dict[str, Tree]:
         zero = torch.zeros((), dtype=torch.float64)
-        state: dict[str, Tree] = {"t": torch.zeros((), dtype=torch.int64), "n": torch.zeros((), dtype=torch.int64)}
+        state: dict[str, Tree] = {
+            "t": torch.zeros((), dtype=torch.int64),
+            "n": torch.zeros((), dtype=torch.int64),
+        }
         state |= {"loss": zero, "regret": zero.clone(), "reward": zero.clone()}
         model, spec = self.view(self.global_model, self.shared, client.spec)
         if model is not None:
@@ -142,7 +162,13 @@ class FedResBandit(FedRes):
 
     def _play(self, client: Client, w: Params | None, how: str, every: int) -> tuple[Tree, Tree]:
         data = client.data
-        args = {"state": client.state, "w": w, "index": data.index, "weight": data.weight, "key": client.key}
+        args = {
+            "state": client.state,
+            "w": w,
+            "index": data.index,
+            "weight": data.weight,
+            "key": client.key,
+        }
         args |= {"lag": -(-client.up // every) - (-client.down // every), "longest": client.longest}
         found = play(args, (self, how, data.table_x, data.table_y, client.spec))
         return found["reply"], found["state"]
@@ -152,7 +178,10 @@ class FedResBandit(FedRes):
         return {"least": client.data.y.min(), "most": client.data.y.max()}, None
 
     def tally(self, client: Client) -> tuple[Tree, None]:
-        return {**{k: client.state[k] for k in ("regret", "reward")}, "t": client.state["t"].double()}, None
+        return {
+            **{k: client.state[k] for k in ("regret", "reward")},
+            "t": client.state["t"].double(),
+        }, None
 
     def outputs(self, client: Client, x: Tensor) -> Tensor:
         z = torch.zeros(())
@@ -164,7 +193,7 @@ class FedResBandit(FedRes):
             z = z if used is None else z + used.apply(params, part(x, columns, x.dim() - 1))
         return z
 
-    # -- server ------------------------------------------------------------------------------------------------------
+    # -- server ------------------------------------------------------------------------------------
 
     def start(self, clients: Clients) -> State:
         self._check_rewards(clients)
@@ -174,34 +203,49 @@ class FedResBandit(FedRes):
 
     def _check_rewards(self, clients: Clients) -> None:
         found = clients.measure_each(self.extremes)
-        if found is not None and (float(found["least"].min()) < 0 or float(found["most"].max()) > 1):
+        if found is not None and (
+            float(found["least"].min()) < 0 or float(found["most"].max()) > 1
+        ):
             raise DataError(
-                f"rewards are from {float(found['least'].min()):.4g} to {float(found['most'].max()):.4g}; they must be in [0, 1]: scale them"
+                f"rewards are from {float(found['least'].min()):.4g} to "
+                f"{float(found['most'].max()):.4g}; they must be in [0, 1]: scale them"
             )
 
     def round(self, clients: Clients, state: State) -> State:
         n, rest = divmod(clients.round, state.period)
         with contextlib.suppress(NothingArrived):
             if rest:
-                # The first of these rounds brings the new model; where messages are late, or some clients away, any may be the
-                # one that a client sees.
+                # The first of these rounds brings the new model; where messages are late, or some
+                # clients away, any may be the one that a client sees.
                 news = rest == 1 or not clients.punctual or clients.participation < 1
-                clients.mean(self.exploit, **({"w": state.w} if news and self.global_model is not None else {}))
+                clients.mean(
+                    self.exploit,
+                    **({"w": state.w} if news and self.global_model is not None else {}),
+                )
             elif self.global_model is None:
                 clients.mean(self.learn)
             else:
                 sent = {"w": state.w, **({} if clients.punctual else {"every": state.period})}
-                g = clients.sum(self.learn, **sent) if self.send == "gradient" else self._gradient(clients, state, sent)
+                g = (
+                    clients.sum(self.learn, **sent)
+                    if self.send == "gradient"
+                    else self._gradient(clients, state, sent)
+                )
                 state = self.moved(state, g, n - 1)  # the n-th round of FedRes
         log_tally(self, clients, regret="regret", reward="reward")
         return state
 
     def _gradient(self, clients: Clients, state: State, sent: dict[str, Any]) -> Params:
-        accept = None if self.actionwise(state.spec) else lambda _, reply: in_range(reply, "action", state.spec.outputs)
+        accept = (
+            None
+            if self.actionwise(state.spec)
+            else lambda _, reply: in_range(reply, "action", state.spec.outputs)
+        )
         replies = clients.gather(self.learn, accept=accept, **sent)
         w, seen, count = self.models_of(replies, state), replies.stack(), len(replies)
         assert self.global_model is not None
-        z, pull = forward(self.global_model, w, seen["x"])  # actionwise, the context of the action that was taken
+        # actionwise, the context of the action that was taken
+        z, pull = forward(self.global_model, w, seen["x"])
         if self.actionwise(state.spec):
             predicted = z[..., 0]
         else:
@@ -216,7 +260,9 @@ class FedResBandit(FedRes):
         model, _ = self.view(self.global_model, self.shared, state.spec)
         if model is None:
             return None
-        return Predictor(lambda x: model.apply(state.w, part(x, self.shared, x.dim() - 1)), state.spec)
+        return Predictor(
+            lambda x: model.apply(state.w, part(x, self.shared, x.dim() - 1)), state.spec
+        )
 
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         return (outputs - y).square().mean(-1)
@@ -234,11 +280,19 @@ def exploration_period(
 ) -> int:
     """B of Theorem 3 for T = horizon rounds, P clients and K actions, at least 2.
 
-        B = min{(P T / (K^4 norms sigma^2))^{1/5}, T^{1/4} / (K^6 gamma D^4 G^2)^{1/8}, T^{1/3} / (K^2 D G)^{1/3}}
+        B = min{(P T / (K^4 norms sigma^2))^{1/5}, T^{1/4} / (K^6 gamma D^4 G^2)^{1/8}, T^{1/3} /
+        (K^2 D G)^{1/3}}
 
-    norms: |w*_g|^2 + sum_i |w*_i|^2. sigma^2: the variance of gradients. gamma: smoothness. bound: D. slope: G, the largest gradient.
+    norms: |w*_g|^2 + sum_i |w*_i|^2. sigma^2: the variance of gradients. gamma: smoothness. bound:
+    D. slope: G, the largest gradient.
     """
-    for name, v in (("norms", norms), ("sigma", sigma), ("gamma", gamma), ("bound", bound), ("slope", slope)):
+    for name, v in (
+        ("norms", norms),
+        ("sigma", sigma),
+        ("gamma", gamma),
+        ("bound", bound),
+        ("slope", slope),
+    ):
         positive(name, v)
     for name, v in (("horizon", horizon), ("clients", clients), ("actions", actions)):
         whole_number(name, v)

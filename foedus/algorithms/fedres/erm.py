@@ -1,7 +1,9 @@
-"""FedRes by empirical risk minimisation, and why not by fictitious play: Section 3.1 and Appendix C of the FedRes paper.
+"""FedRes by empirical risk minimisation, and why not by fictitious play: Section 3.1 and Appendix C
+of the FedRes paper.
 
-Linear models and the squared loss, sum_s |y_s - A^g x^g_s - A^l x^l_s|^2: every minimum is a least-squares solution from sums of
-products, which a new row changes in O(d^2) operations. Nothing is ever fitted again on old rows.
+Linear models and the squared loss, sum_s |y_s - A^g x^g_s - A^l x^l_s|^2: every minimum is a
+least-squares solution from sums of products, which a new row changes in O(d^2) operations. Nothing
+is ever fitted again on old rows.
 """
 
 from __future__ import annotations
@@ -15,7 +17,16 @@ from annotated_types import Ge, Gt
 from torch import Tensor
 
 from foedus.algorithms.fedres.least_squares import least_squares
-from foedus.algorithms.fedres.pair import Columns, columns_of, logits, part, part_spec, row_loss, targets, value
+from foedus.algorithms.fedres.pair import (
+    Columns,
+    columns_of,
+    logits,
+    part,
+    part_spec,
+    row_loss,
+    targets,
+    value,
+)
 from foedus.algorithms.fedres.step import in_range, log_tally, stream
 from foedus.base import tree
 from foedus.base.batching import batched
@@ -34,17 +45,23 @@ Statistics = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class FedResERM(Algorithm):
-    """Both models minimise the loss over all rows so far, given the other's newest model (Algorithms 1 and 2).
+    """Both models minimise the loss over all rows so far, given the other's newest model
+    (Algorithms 1 and 2).
 
-        client i:  w_{i,t} = argmin over |w| <= D of sum_{s < t} l_{i,s}(w^g_{t-down}, w)                                      (2)
-        server:    w^g_{t+1} = argmin over |w| <= D of sum_i sum_{s <= t-up} l_{i,s}(w, w_{i,t-up})                            (3)
+        client i:  w_{i,t} = argmin over |w| <= D of sum_{s < t} l_{i,s}(w^g_{t-down}, w)        (2)
+        server:    w^g_{t+1} = argmin over |w| <= D of
+                               sum_i sum_{s <= t-up} l_{i,s}(w, w_{i,t-up})                      (3)
 
-    With sums S_lg = sum_s x^l_s x^g_s^T and so on, (2) is S_ll w = S_ly - S_lg w^g, where the ball, if it binds, adds mu I to S_ll with
-    the mu >= 0 for which |w| = D; of several minima the shortest is taken. Clients send their rows and their local model, as
-    (3) needs them. (In Appendix C, Algorithm 6 prints w^l_s where (3) has the newest, and lets the client fit to w^g_t where (2) has w^g_{t+1}; this is (2) and (3).)
+    With sums S_lg = sum_s x^l_s x^g_s^T and so on, (2) is S_ll w = S_ly - S_lg w^g, where the ball,
+    if it binds, adds mu I to S_ll with the mu >= 0 for which |w| = D; of several minima the
+    shortest is taken. Clients send their rows and their local model, as (3) needs them. (In
+    Appendix C, Algorithm 6 prints w^l_s where (3) has the newest, and lets the client fit to w^g_t
+    where (2) has w^g_{t+1}; this is (2) and (3).)
 
-    shared, private: the columns of global and local features (`None`: all). batch_size, measure_every: as in `fd.FedRes`. radius: D, or `None` for no ball. bias: a constant feature for both
-    models. start_global, start_local: the models before the first row (0 unless given), for one output.
+    shared, private: the columns of global and local features (`None`: all). batch_size,
+    measure_every: as in `fd.FedRes`. radius: D, or `None` for no ball. bias: a constant feature for
+    both models. start_global, start_local: the models before the first row (0 unless given), for
+    one output.
     """
 
     shared: Columns = None
@@ -71,7 +88,8 @@ class FedResERM(Algorithm):
                     values = (math.nan,)
                 if not all(math.isfinite(v) for v in values):
                     raise ConfigError(
-                        f"{name}={getattr(self, name)!r} must be finite numbers, one for each feature of the model"
+                        f"{name}={getattr(self, name)!r} must be finite numbers, one for each "
+                        "feature of the model"
                     )
                 object.__setattr__(self, name, values)
         check_settings(self)
@@ -82,7 +100,10 @@ class FedResERM(Algorithm):
     def check(self, spec: Spec) -> None:
         for name, columns in (("shared", self.shared), ("private", self.private)):
             if columns is not None and max(columns) >= spec.features:
-                raise DataError(f"column {max(columns)} of {name} is beyond the {spec.features} features of the data")
+                raise DataError(
+                    f"column {max(columns)} of {name} is beyond the {spec.features} features of "
+                    "the data"
+                )
         for name, columns in (("start_global", self.shared), ("start_local", self.private)):
             self._first(name, columns, spec)
 
@@ -93,32 +114,51 @@ class FedResERM(Algorithm):
         if given is None:
             return torch.zeros(size, form.outputs, dtype=torch.float64)
         if len(given) != size or form.outputs != 1:
-            raise ConfigError(f"{name} has {len(given)} numbers; the model has {size} for each of {form.outputs} outputs")
+            raise ConfigError(
+                f"{name} has {len(given)} numbers; the model has {size} for each of {form.outputs} "
+                "outputs"
+            )
         return torch.tensor(given, dtype=torch.float64).unsqueeze(1)
 
-    # -- clients -----------------------------------------------------------------------------------------------------
+    # -- clients -----------------------------------------------------------------------------------
 
     def init(self, client: Client) -> dict[str, Tree]:
         local, seen = (
-            self._first(*args, client.spec) for args in (("start_local", self.private), ("start_global", self.shared))
+            self._first(*args, client.spec)
+            for args in (("start_local", self.private), ("start_global", self.shared))
         )
         (d, m), g = local.shape, len(seen)
         zeros = lambda *shape: torch.zeros(shape, dtype=torch.float64)  # noqa: E731
         sums = {"own": zeros(d, d), "cross": zeros(d, g), "y": zeros(d, m)}
-        return {"t": torch.zeros((), dtype=torch.int64), "loss": zeros(), "local": local, "seen": seen, "sums": sums}
+        return {
+            "t": torch.zeros((), dtype=torch.int64),
+            "loss": zeros(),
+            "local": local,
+            "seen": seen,
+            "sums": sums,
+        }
 
     def act(self, client: Client, w: Tensor) -> tuple[Tree, Tree]:
         """Algorithm 1, or (5): fit, predict, see a row."""
-        args = {"state": client.state, "w": w, "index": client.data.index, "weight": client.data.weight}
+        args = {
+            "state": client.state,
+            "w": w,
+            "index": client.data.index,
+            "weight": client.data.weight,
+        }
         found = _act(args, (self, client.data.table_x, client.data.table_y, client.spec))
         return found["reply"], found["state"]
 
     def fit(self, sums: Statistics, other: Tensor, now: Tensor, t: Tensor) -> Tensor:
-        """(2) or (3): the best model given the other one, or the one there is, before the first row."""
+        """(2) or (3): the best model given the other one, or the one there is, before the first
+        row.
+        """
         best = least_squares(sums["own"], sums["y"] - sums["cross"] @ other, self.radius)
         return torch.where((t > 0).view(-1, 1, 1), best, now)
 
-    def learn(self, sums: Statistics, own: Tensor, other: Tensor, y: Tensor, said: Tensor) -> Statistics:
+    def learn(
+        self, sums: Statistics, own: Tensor, other: Tensor, y: Tensor, said: Tensor
+    ) -> Statistics:
         """The sums with new rows (c, b, d); `said` is what the other model predicted for them."""
         return {
             "own": sums["own"] + own.mT @ own,
@@ -126,7 +166,9 @@ class FedResERM(Algorithm):
             "y": sums["y"] + own.mT @ y,
         }
 
-    def message(self, x_g: Tensor, x_l: Tensor, y: Tensor, said: Tensor, local: Tensor) -> dict[str, Tensor]:
+    def message(
+        self, x_g: Tensor, x_l: Tensor, y: Tensor, said: Tensor, local: Tensor
+    ) -> dict[str, Tensor]:
         """What a client sends: the rows and the local model."""
         return {"x": x_g.float(), "x_local": x_l.float(), "y": y, "local": local}
 
@@ -134,15 +176,20 @@ class FedResERM(Algorithm):
         return {"loss": client.state["loss"], "t": client.state["t"].double()}, None
 
     def outputs(self, client: Client, x: Tensor) -> Tensor:
-        z = self.features(x, self.shared, 1) @ client.state["seen"] + self.features(x, self.private, 1) @ client.state["local"]
+        z = (
+            self.features(x, self.shared, 1) @ client.state["seen"]
+            + self.features(x, self.private, 1) @ client.state["local"]
+        )
         return logits(z.float(), client.spec)
 
     def features(self, x: Tensor, columns: Columns, batch: int) -> Tensor:
-        """Rows of one of the models, flat, in double precision, with a constant if there is a bias."""
+        """Rows of one of the models, flat, in double precision, with a constant if there is a
+        bias.
+        """
         x = part(x, columns, batch).flatten(batch).double()
         return torch.cat((x, torch.ones(*x.shape[:-1], 1, dtype=x.dtype)), -1) if self.bias else x
 
-    # -- server ------------------------------------------------------------------------------------------------------
+    # -- server ------------------------------------------------------------------------------------
 
     def start(self, clients: Clients) -> State:
         w = self._first("start_global", self.shared, clients.spec)
@@ -150,7 +197,9 @@ class FedResERM(Algorithm):
         (d, m), g = local.shape, len(w)
         zeros = lambda *shape: torch.zeros(shape, dtype=torch.float64)  # noqa: E731
         state = State(w=w, spec=clients.spec, own=zeros(g, g), y=zeros(g, m), seen=0)
-        return state.replace(**self.remembers(zeros(clients.total, g, d), local.expand(clients.total, d, m).clone()))
+        return state.replace(
+            **self.remembers(zeros(clients.total, g, d), local.expand(clients.total, d, m).clone())
+        )
 
     def remembers(self, cross: Tensor, local: Tensor) -> dict[str, Tensor]:
         """What the server keeps of each client."""
@@ -158,7 +207,11 @@ class FedResERM(Algorithm):
 
     def round(self, clients: Clients, state: State) -> State:
         try:
-            replies = clients.gather(self.act, w=state.w, accept=lambda _, reply: in_range(reply, "y", state.spec.classes))
+            replies = clients.gather(
+                self.act,
+                w=state.w,
+                accept=lambda _, reply: in_range(reply, "y", state.spec.classes),
+            )
         except NothingArrived:
             replies = None
         if replies is not None:
@@ -174,11 +227,20 @@ class FedResERM(Algorithm):
         cross = state.cross.index_add(0, who, x.mT @ x_l)
         local = state.local.index_copy(0, who, sent["local"])
         w = least_squares(own, right - (cross @ local).sum(0), self.radius)
-        return state.replace(w=w, own=own, y=right, cross=cross, local=local, seen=state.seen + x.shape[0] * x.shape[1])
+        return state.replace(
+            w=w,
+            own=own,
+            y=right,
+            cross=cross,
+            local=local,
+            seen=state.seen + x.shape[0] * x.shape[1],
+        )
 
     def predictor(self, state: State) -> Predictor:
         spec = state.spec
-        return Predictor(lambda x: logits((self.features(x, self.shared, 1) @ state.w).float(), spec), spec)
+        return Predictor(
+            lambda x: logits((self.features(x, self.shared, 1) @ state.w).float(), spec), spec
+        )
 
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         return row_loss("squared", outputs, y)
@@ -192,7 +254,10 @@ def _act(args: dict[str, Tree], shared: tuple) -> Tree:
     rows = stream(t, args["index"], (args["weight"] > 0).sum(1), b)
     x, labels = take(table_x, rows).float(), take(table_y, rows)
     y = targets(labels, spec).double()
-    x_g, x_l = algorithm.features(x, algorithm.shared, 2), algorithm.features(x, algorithm.private, 2)
+    x_g, x_l = (
+        algorithm.features(x, algorithm.shared, 2),
+        algorithm.features(x, algorithm.private, 2),
+    )
     local = algorithm.fit(state["sums"], w, state["local"], t)
     z_g, z_l = x_g @ w, x_l @ local
     sums = algorithm.learn(state["sums"], x_l, x_g, y, z_g)

@@ -16,12 +16,14 @@ from foedus.core.algorithm import Client
 
 @dataclass(frozen=True)
 class FictitiousPlay(FedResERM):
-    """Either model minimises the loss over all rows given what the other said of each row when it was new: (5) and (6).
+    """Either model minimises the loss over all rows given what the other said of each row when it
+    was new: (5) and (6).
 
-        w_{i,t+1} = argmin_w sum_{s <= t} l_{i,s}(w^g_{s-down}, w),    w^g_{t+1} = argmin_w sum_i sum_{s <= t-up} l_{i,s}(w, w_{i,s})
+        w_{i,t+1} = argmin_w sum_{s <= t} l_{i,s}(w^g_{s-down}, w)                           (5)
+        w^g_{t+1} = argmin_w sum_i sum_{s <= t-up} l_{i,s}(w, w_{i,s})                       (6)
 
-    Clients need send only (x^g, y, f(x^l; w_{i,s})). It is cheap, natural, and may stall: both learn against each other's past
-    (Appendix C).
+    Clients need send only (x^g, y, f(x^l; w_{i,s})). It is cheap, natural, and may stall: both
+    learn against each other's past (Appendix C).
     """
 
     def init(self, client: Client) -> dict[str, Tree]:
@@ -29,12 +31,18 @@ class FictitiousPlay(FedResERM):
         return {**state, "sums": {k: v for k, v in state["sums"].items() if k != "cross"}}
 
     def fit(self, sums: Statistics, other: Tensor, now: Tensor, t: Tensor) -> Tensor:
-        return torch.where((t > 0).view(-1, 1, 1), least_squares(sums["own"], sums["y"], self.radius), now)
+        return torch.where(
+            (t > 0).view(-1, 1, 1), least_squares(sums["own"], sums["y"], self.radius), now
+        )
 
-    def learn(self, sums: Statistics, own: Tensor, other: Tensor, y: Tensor, said: Tensor) -> Statistics:
+    def learn(
+        self, sums: Statistics, own: Tensor, other: Tensor, y: Tensor, said: Tensor
+    ) -> Statistics:
         return {"own": sums["own"] + own.mT @ own, "y": sums["y"] + own.mT @ (y - said)}
 
-    def message(self, x_g: Tensor, x_l: Tensor, y: Tensor, said: Tensor, local: Tensor) -> dict[str, Tensor]:
+    def message(
+        self, x_g: Tensor, x_l: Tensor, y: Tensor, said: Tensor, local: Tensor
+    ) -> dict[str, Tensor]:
         return {"x": x_g.float(), "y": y, "local": said}
 
     def remembers(self, cross: Tensor, local: Tensor) -> dict[str, Tensor]:
@@ -44,5 +52,8 @@ class FictitiousPlay(FedResERM):
         x, y = self.features(sent["x"], None, 2), targets(sent["y"], state.spec).double()
         own, right = state.own + (x.mT @ x).sum(0), state.y + (x.mT @ (y - sent["local"])).sum(0)
         return state.replace(
-            w=least_squares(own, right, self.radius), own=own, y=right, seen=state.seen + x.shape[0] * x.shape[1]
+            w=least_squares(own, right, self.radius),
+            own=own,
+            y=right,
+            seen=state.seen + x.shape[0] * x.shape[1],
         )

@@ -1,4 +1,5 @@
-"""FedRes as a service: sites that predict and then learn, one row at a time, and a hub that learns from what they send.
+"""FedRes as a service: sites that predict and then learn, one row at a time, and a hub that learns
+from what they send.
 
     hub = fd.Hub(algorithm, spec)
     site = fd.Site(algorithm, spec, id=7)
@@ -7,7 +8,8 @@
     message = site.learn(x, y)                     # once the truth is known
     hub.learn({7: message})
 
-The numbers are those of `fd.run`; a message is in foedus' wire form, and what comes from a peer is checked before it is used.
+The numbers are those of `fd.run`; a message is in foedus' wire form, and what comes from a peer is
+checked before it is used.
 """
 
 from __future__ import annotations
@@ -29,14 +31,22 @@ from foedus.base import random, tree
 from foedus.base.spec import Spec
 from foedus.base.tree import Tree
 from foedus.core.algorithm import Client
-from foedus.errors import ConfigError, DataError, DivergenceError, ReplyError, WireError, whole_number
+from foedus.errors import (
+    ConfigError,
+    DataError,
+    DivergenceError,
+    ReplyError,
+    WireError,
+    whole_number,
+)
 
 
 class Site:
     """A client's own process: the newest global model it has, and its private one.
 
-    It starts with the model that the hub starts with, made from the same seed. spec: the form of the data (`fed.spec`, or `fd.Spec((features,), classes, outputs)`). lag: rounds between a row and the first global
-    model that knows it; the local model then learns from the row as late, (7).
+    It starts with the model that the hub starts with, made from the same seed. spec: the form of
+    the data (`fed.spec`, or `fd.Spec((features,), classes, outputs)`). lag: rounds between a row
+    and the first global model that knows it; the local model then learns from the row as late, (7).
     """
 
     def __init__(self, algorithm: FedRes, spec: Spec, id: int = 0, *, seed: int = 0, lag: int = 0):
@@ -51,16 +61,26 @@ class Site:
         first = random.fold(key, 0xFFFFFFFD, id)
         about = (None, None, first, random.fold(key, 0), spec, lag, 0, lag)
         self._client = Client(torch.tensor(id), None, *about)  # type: ignore[arg-type]  # rows come one by one
-        self.state: dict[str, Tree] = tree.map(lambda v: v.unsqueeze(0), algorithm.init(self._client))
+        self.state: dict[str, Tree] = tree.map(
+            lambda v: v.unsqueeze(0), algorithm.init(self._client)
+        )
         self.w = self.state.get("seen")
 
     def receive(self, message: bytes) -> None:
-        """Take up a global model that the hub has broadcast; one that is older than what the site has is left aside."""
+        """Take up a global model that the hub has broadcast; one that is older than what the site
+        has is left aside.
+        """
         if self.w is None:
-            raise ReplyError("this site has no global model (global_model=None): it needs no broadcast")
+            raise ReplyError(
+                "this site has no global model (global_model=None): it needs no broadcast"
+            )
         like = tree.map(lambda v: v[0], self.w)
         found = _decode("the broadcast", message, 1 << 16, like)
-        if not isinstance(found, dict) or set(found) != {"version", "w"} or not _is_version(found["version"]):
+        if (
+            not isinstance(found, dict)
+            or set(found) != {"version", "w"}
+            or not _is_version(found["version"])
+        ):
             raise ReplyError("this is no broadcast of a hub: it must hold a version and a model")
         _same_form("the broadcast model", found["w"], like)
         if found["version"] < self.version:
@@ -75,7 +95,9 @@ class Site:
         return float(out[0]) if self.spec.outputs == 1 else out.numpy()
 
     def learn(self, x: Any, y: Any) -> bytes:
-        """Learn from a row; returns what to send to the hub (nothing, if there is no global model)."""
+        """Learn from a row; returns what to send to the hub (nothing, if there is no global
+        model).
+        """
         row, target = self._row(x), self._target(y)
         model, columns = self.algorithm.local(self._client)
         args = {"state": self.state, "w": self.w, "index": torch.zeros(1, 1, dtype=torch.int64)}
@@ -84,7 +106,9 @@ class Site:
             found = act(self.algorithm, model, columns, args, (row, target, self.spec))
         if not tree.all_finite(found["state"]):
             raise DivergenceError(
-                f"site {self.id}: its model is no longer finite; {self.algorithm.remedy}", int(self.state["t"]), [self.id]
+                f"site {self.id}: its model is no longer finite; {self.algorithm.remedy}",
+                int(self.state["t"]),
+                [self.id],
             )
         self.state = found["state"]
         reply = tree.map(lambda v: v[0], found["reply"])
@@ -100,18 +124,27 @@ class Site:
         z, shared = torch.zeros(()), self.algorithm.global_model
         with torch.no_grad():
             if shared is not None:
-                z = z + shared.apply(tree.map(lambda v: v[0], self.w), part(row, self.algorithm.shared, 1))
+                z = z + shared.apply(
+                    tree.map(lambda v: v[0], self.w), part(row, self.algorithm.shared, 1)
+                )
             if model is not None:
-                z = z + model.apply(tree.map(lambda v: v[0], self.state["local"]), part(row, columns, 1))
+                z = z + model.apply(
+                    tree.map(lambda v: v[0], self.state["local"]), part(row, columns, 1)
+                )
         return z
 
     def _row(self, x: Any) -> Tensor:
         try:
             row = np.asarray(x, np.float32)
         except (TypeError, ValueError):
-            raise DataError(f"x={x!r} must be one row of numbers, of shape {self.spec.shape}") from None
+            raise DataError(
+                f"x={x!r} must be one row of numbers, of shape {self.spec.shape}"
+            ) from None
         if row.shape != self.spec.shape or not np.isfinite(row).all():
-            raise DataError(f"x has shape {row.shape}; give one row of shape {self.spec.shape}, of finite numbers")
+            raise DataError(
+                f"x has shape {row.shape}; give one row of shape {self.spec.shape}, of finite "
+                "numbers"
+            )
         return torch.from_numpy(row.copy()).unsqueeze(0)
 
     def _target(self, y: Any) -> Tensor:
@@ -137,11 +170,19 @@ class Hub:
 
     def __init__(self, algorithm: FedRes, spec: Spec, *, seed: int = 0, keep: int = 100):
         whole_number("keep", keep, 0)
-        if type(algorithm) is not FedRes or algorithm.global_model is None or algorithm.batch_size != 1:
-            raise ConfigError(f"algorithm={algorithm!r} must be a fd.FedRes with a global model and batch_size=1")
+        if (
+            type(algorithm) is not FedRes
+            or algorithm.global_model is None
+            or algorithm.batch_size != 1
+        ):
+            raise ConfigError(
+                f"algorithm={algorithm!r} must be a fd.FedRes with a global model and batch_size=1"
+            )
         algorithm.check(spec)
         self.algorithm, self.spec, self.keep, self.version = algorithm, spec, keep, 1
-        self.w = algorithm.global_model.init(part_spec(spec, algorithm.shared), random.fold(random.key(seed), 0))
+        self.w = algorithm.global_model.init(
+            part_spec(spec, algorithm.shared), random.fold(random.key(seed), 0)
+        )
         self.squares = tree.zeros_like(self.w) if algorithm.schedule == "adagrad" else None
         self.past = {1: self.w} if self._refers else {}
 
@@ -155,18 +196,27 @@ class Hub:
         return wire.encode({"version": self.version, "w": self.w})
 
     def learn(self, messages: Mapping[int, bytes]) -> None:
-        """One round: (8), from one message a site. The model has a new version then. A bad message refuses the round, by site."""
+        """One round: (8), from one message a site.
+
+        The model has a new version then. A bad message refuses the round, by site.
+        """
         found = {site: self._read(site, messages[site]) for site in sorted(messages, key=str)}
         if found:
             with torch.no_grad():
                 each = self._gradients(list(found.values()))
                 g = {k: v.sum(0) for k, v in each.items()}
                 t = torch.tensor(self.version - 1)
-                w, squares = descended(self.algorithm, self.w, g, self.squares, t, self.algorithm.step, 0)
+                w, squares = descended(
+                    self.algorithm, self.w, g, self.squares, t, self.algorithm.step, 0
+                )
             if not tree.all_finite((w, squares)):
-                sizes = torch.stack([v.double().flatten(1).square().sum(1) for v in each.values()]).sum(0)
+                sizes = torch.stack(
+                    [v.double().flatten(1).square().sum(1) for v in each.values()]
+                ).sum(0)
                 worst = list(found)[int(sizes.nan_to_num(torch.inf).argmax())]
-                raise ReplyError(f"the message of site {worst} is finite, but its gradient is too large to use")
+                raise ReplyError(
+                    f"the message of site {worst} is finite, but its gradient is too large to use"
+                )
             self.w, self.squares = w, squares
         self.version += 1
         if self._refers:
@@ -181,11 +231,16 @@ class Hub:
             raise ReplyError(f"{who} has no version")
         if self._refers and version not in self.past:
             raise ReplyError(
-                f"{who} refers to version {version}; from {min(self.past)} to {self.version} are kept (keep={self.keep})"
+                f"{who} refers to version {version}; from {min(self.past)} to {self.version} are "
+                f"kept (keep={self.keep})"
             )
         rest = {k: v for k, v in found.items() if k != "version"}
         _same_form(who, rest, form)
-        if self.algorithm.send == "rows" and self.spec.classes and not 0 <= int(rest["y"][0]) < self.spec.classes:
+        if (
+            self.algorithm.send == "rows"
+            and self.spec.classes
+            and not 0 <= int(rest["y"][0]) < self.spec.classes
+        ):
             raise ReplyError(f"{who} has class {int(rest['y'][0])}; there are {self.spec.classes}")
         return {"version": version, **rest}
 
@@ -193,20 +248,30 @@ class Hub:
         """What a message must look like."""
         if self.algorithm.send == "gradient":
             return self.w
-        spec, few = part_spec(self.spec, self.algorithm.shared), self.spec.classes and self.spec.classes <= 256
+        spec, few = (
+            part_spec(self.spec, self.algorithm.shared),
+            self.spec.classes and self.spec.classes <= 256,
+        )
         y = (
             torch.zeros(1, dtype=torch.uint8 if few else torch.int64)
             if self.spec.classes
             else torch.zeros(1, self.spec.outputs)
         )
         form = {"x": torch.zeros(1, *spec.shape), "y": y}
-        return form if self.algorithm.local_model is None else {**form, "local": torch.zeros(1, spec.outputs)}
+        return (
+            form
+            if self.algorithm.local_model is None
+            else {**form, "local": torch.zeros(1, spec.outputs)}
+        )
 
     def _gradients(self, found: list[dict[str, Any]]) -> dict[str, Tensor]:
         """Each site's, with a leading dimension."""
         if self.algorithm.send == "gradient":
             return {k: torch.stack([f[k] for f in found]) for k in self.w}
-        past = [self.w if self.algorithm.rule == "misaligned" else self.past[f["version"]] for f in found]
+        past = [
+            self.w if self.algorithm.rule == "misaligned" else self.past[f["version"]]
+            for f in found
+        ]
         w = {k: torch.stack([p[k] for p in past]) for k in self.w}
         sent = {k: torch.stack([f[k] for f in found]) for k in found[0] if k != "version"}
         return self.algorithm.global_gradient(w, sent, self.spec)
@@ -221,7 +286,9 @@ def _decode(who: str, message: Any, spare: int, form: dict[str, Tensor]) -> Tree
     if not isinstance(message, bytes | bytearray | memoryview):
         raise ReplyError(f"{who} must be bytes, not {type(message).__name__}")
     try:
-        return wire.decode(message, max_bytes=spare + sum(t.numel() * t.element_size() for t in form.values()))
+        return wire.decode(
+            message, max_bytes=spare + sum(t.numel() * t.element_size() for t in form.values())
+        )
     except WireError as error:
         raise ReplyError(f"{who} cannot be read: {error}") from error
 
@@ -230,7 +297,8 @@ def _same_form(what: str, got: Any, like: dict[str, Tensor] | None) -> None:
     """Refuse what has other names, shapes or types than it must, or numbers that are not finite."""
     if not isinstance(got, dict) or like is None or set(got) != set(like):
         raise ReplyError(
-            f"{what} must hold {', '.join(like or {})}; it holds {', '.join(got) if isinstance(got, dict) else got!r}"
+            f"{what} must hold {', '.join(like or {})}; it holds "
+            f"{', '.join(got) if isinstance(got, dict) else got!r}"
         )
     for name, want in like.items():
         t = got[name]

@@ -22,7 +22,9 @@ Columns = Sequence[int] | None
 
 
 def forward(model: Model, params: Params, x: Tensor) -> tuple[Tensor, Pull]:
-    """Outputs (c, b, m) of rows (c, b, ...) by parameters with a client dimension, and the pullback of their slope."""
+    """Outputs (c, b, m) of rows (c, b, ...) by parameters with a client dimension, and the pullback
+    of their slope.
+    """
     if model.closed_form:
         return model.pullback(params, x.flatten(2))
     with torch.enable_grad():
@@ -38,7 +40,10 @@ def value(loss: str, z: Tensor, y: Tensor) -> Tensor:
 def row_loss(loss: str, outputs: Tensor, y: Tensor) -> Tensor:
     """The loss of each row from `logits`, for evaluation."""
     if outputs.shape[-1] == 2 and not y.is_floating_point():
-        outputs, y = outputs[..., 1:] - outputs[..., :1], (2 * y - 1).to(outputs.dtype).unsqueeze(-1)
+        outputs, y = (
+            outputs[..., 1:] - outputs[..., :1],
+            (2 * y - 1).to(outputs.dtype).unsqueeze(-1),
+        )
     elif not y.is_floating_point():
         y = 2 * F.one_hot(y, outputs.shape[-1]).to(outputs.dtype) - 1
     elif y.dim() < outputs.dim():
@@ -52,7 +57,9 @@ def slope(loss: str, z: Tensor, y: Tensor) -> Tensor:
 
 
 def targets(y: Tensor, spec: Spec) -> Tensor:
-    """What the outputs should be: +-1 for labels (one output for two classes), else the targets; (..., m)."""
+    """What the outputs should be: +-1 for labels (one output for two classes), else the targets;
+    (..., m).
+    """
     if spec.classes == 2:
         return (2 * y.float() - 1).unsqueeze(-1)
     if spec.classes:
@@ -70,7 +77,11 @@ def part(x: Tensor, columns: Columns, batch: int) -> Tensor:
     if columns is None:
         return x
     place = _place(columns)
-    return x.flatten(batch)[..., place] if isinstance(place, slice) else x.flatten(batch).index_select(-1, place)
+    return (
+        x.flatten(batch)[..., place]
+        if isinstance(place, slice)
+        else x.flatten(batch).index_select(-1, place)
+    )
 
 
 @functools.lru_cache(maxsize=256)
@@ -82,7 +93,11 @@ def _place(columns: tuple[int, ...]) -> slice | Tensor:
 
 def part_spec(spec: Spec, columns: Columns) -> Spec:
     """The form of some features, with an output for each that is learnt."""
-    return Spec(spec.shape if columns is None else (len(columns),), None, 1 if spec.classes == 2 else spec.outputs)
+    return Spec(
+        spec.shape if columns is None else (len(columns),),
+        None,
+        1 if spec.classes == 2 else spec.outputs,
+    )
 
 
 def columns_of(name: str, given: Any) -> tuple[int, ...]:
@@ -102,5 +117,7 @@ def by_id(name: str, given: Any, f: Callable) -> Any:
     if not isinstance(given, Mapping):
         return f(given)
     if not all(isinstance(k, Integral) and not isinstance(k, bool) for k in given):
-        raise ConfigError(f"{name} must have client ids as keys, whole numbers; it has {list(given)[:5]}")
+        raise ConfigError(
+            f"{name} must have client ids as keys, whole numbers; it has {list(given)[:5]}"
+        )
     return {int(k): f(v) for k, v in given.items()}

@@ -1,4 +1,6 @@
-"""One round of the bandit at a batch of clients: choose an action, see its reward, learn from it."""
+"""One round of the bandit at a batch of clients: choose an action, see its reward, learn from
+it.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def play(args: dict[str, Tree], shared: tuple) -> Tree:
     new = {**state, "t": t + 1}
     w = args["w"] if args["w"] is not None else state.get("seen")
     if args["w"] is not None and (how != "uniform" or not args["longest"]):
-        new["seen"] = w  # where messages are late, the last broadcast for an exploration may be older than what the client has
+        # where messages are late, the last broadcast for an exploration may be older than what the
+        # client has
+        new["seen"] = w
     z, parts = torch.zeros(()), {}
     for name, model, columns, params in (
         ("global", algorithm.global_model, algorithm.shared, w),
@@ -96,14 +100,20 @@ def play(args: dict[str, Tree], shared: tuple) -> Tree:
         if "waiting" in state:
             new["waiting"], g = late(state["waiting"], g, state["n"], args["lag"], False)
         eta = algorithm.local_step or algorithm.step
-        new["local"], squares = descended(algorithm, state["local"], g, state.get("squares"), state["n"], eta, 1)
+        new["local"], squares = descended(
+            algorithm, state["local"], g, state.get("squares"), state["n"], eta, 1
+        )
         if squares is not None:
             new["squares"] = squares
     return {"reply": reply, "state": tree.map(lambda v: v.contiguous(), new)}
 
 
 def _forward(model: Model, params: Params, x: Tensor) -> tuple[Tensor, Pull]:
-    return model.pullback(params, x) if isinstance(model, Actionwise) and model.closed_form else forward(model, params, x)
+    return (
+        model.pullback(params, x)
+        if isinstance(model, Actionwise) and model.closed_form
+        else forward(model, params, x)
+    )
 
 
 def _choose(how: str, z: Tensor, draw: Tensor, gamma: float, n: Tensor) -> Tensor:
@@ -122,7 +132,9 @@ def _choose(how: str, z: Tensor, draw: Tensor, gamma: float, n: Tensor) -> Tenso
 
 
 def inverse_gaps(z: Tensor, gamma: Tensor | float) -> Tensor:
-    """Probabilities (c, K) by the gaps between expected rewards: 1 / (K + gamma gap), and the rest for the best action."""
+    """Probabilities (c, K) by the gaps between expected rewards: 1 / (K + gamma gap), and the rest
+    for the best action.
+    """
     best = z.argmax(1, keepdim=True)
     p = 1 / (z.shape[1] + gamma * (z.gather(1, best) - z).double())
     p = p.scatter(1, best, 0.0)

@@ -1,4 +1,6 @@
-"""The regret of an online run: against the best pair of a global model and local models in hindsight."""
+"""The regret of an online run: against the best pair of a global model and local models in
+hindsight.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Regret:
-    """Equation (1): average loss of all predictions, that of the best pair, and the difference; and all of it by client."""
+    """Equation (1): average loss of all predictions, that of the best pair, and the difference; and
+    all of it by client.
+    """
 
     loss: float
     best: float
@@ -32,16 +36,19 @@ class Regret:
 
 
 def regret(run: Run) -> Regret:
-    """The regret of a finished run of `fd.FedRes`, `fd.FedResERM` or `fd.FictitiousPlay` with linear models.
+    """The regret of a finished run of `fd.FedRes`, `fd.FedResERM` or `fd.FictitiousPlay` with
+    linear models.
 
-    The best pair minimises the loss over the rows that the clients have seen, as often as they have; no ball is put around it, so that
-    with a `radius` the regret is at most this.
+    The best pair minimises the loss over the rows that the clients have seen, as often as they
+    have; no ball is put around it, so that with a `radius` the regret is at most this.
     """
     import pandas as pd
 
     algorithm = run.algorithm
     if run.fed is None or not (type(algorithm) is FedRes or isinstance(algorithm, FedResERM)):
-        raise FoedusError("regret needs a run of FedRes, FedResERM or FictitiousPlay, with its federation")
+        raise FoedusError(
+            "regret needs a run of FedRes, FedResERM or FictitiousPlay, with its federation"
+        )
     loss, bias = _linear(algorithm)
     private = algorithm.private if isinstance(algorithm, FedResERM) else algorithm.only_local[1]
     parts, online = [], []
@@ -55,19 +62,29 @@ def regret(run: Run) -> Regret:
         seen, rows = int(state["t"]) * algorithm.batch_size, run.fed.client_rows(i)
         times = np.full(len(rows), seen // len(rows))
         times[: seen % len(rows)] += 1
-        x, y = (torch.from_numpy(np.asarray(t[rows])) for t in (run.fed.data.x_train, run.fed.data.y_train))
-        features = [_features(x, columns, b) for columns, b in zip((algorithm.shared, private), bias, strict=True)]
+        x, y = (
+            torch.from_numpy(np.asarray(t[rows]))
+            for t in (run.fed.data.x_train, run.fed.data.y_train)
+        )
+        features = [
+            _features(x, columns, b)
+            for columns, b in zip((algorithm.shared, private), bias, strict=True)
+        ]
         target = targets(y.unsqueeze(0), run.fed.spec)[0].double()
         parts.append((*features, target, torch.from_numpy(times).double() / seen))
         online.append(float(state["loss"]) / int(state["t"]))
     best = (_squared if loss == "squared" else _descended)(parts, loss)
     frame = pd.DataFrame({"client": run.fed.ids[order], "loss": online, "best": best})
     frame["regret"] = frame.loss - frame.best
-    return Regret(float(frame.loss.mean()), float(frame.best.mean()), float(frame.regret.mean()), frame)
+    return Regret(
+        float(frame.loss.mean()), float(frame.best.mean()), float(frame.regret.mean()), frame
+    )
 
 
 def _linear(algorithm: FedRes | FedResERM) -> tuple[str, list[bool | None]]:
-    """The loss, and whether the global and the local model have a bias (`None`: there is no such model)."""
+    """The loss, and whether the global and the local model have a bias (`None`: there is no such
+    model).
+    """
     if isinstance(algorithm, FedResERM):
         return "squared", [algorithm.bias, algorithm.bias]
     models = [algorithm.global_model, algorithm.local_model]
@@ -105,12 +122,18 @@ def _descended(parts: list[tuple[Tensor, ...]], loss: str) -> list[float]:
     """By quasi-Newton steps, from 0."""
     outputs = parts[0][2].shape[1]
     free = [
-        torch.zeros(p.shape[1], outputs, dtype=torch.float64, requires_grad=True) for p in (parts[0][0], *(q[1] for q in parts))
+        torch.zeros(p.shape[1], outputs, dtype=torch.float64, requires_grad=True)
+        for p in (parts[0][0], *(q[1] for q in parts))
     ]
-    optimiser = torch.optim.LBFGS(free, lr=1.0, max_iter=500, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
+    optimiser = torch.optim.LBFGS(
+        free, lr=1.0, max_iter=500, tolerance_grad=1e-9, line_search_fn="strong_wolfe"
+    )
 
     def each() -> list[Tensor]:
-        return [(k * value(loss, g @ free[0] + own @ w, y)).sum() for (g, own, y, k), w in zip(parts, free[1:], strict=True)]
+        return [
+            (k * value(loss, g @ free[0] + own @ w, y)).sum()
+            for (g, own, y, k), w in zip(parts, free[1:], strict=True)
+        ]
 
     def closure() -> Tensor:
         optimiser.zero_grad()

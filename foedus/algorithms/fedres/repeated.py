@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 class Study:
     """One scheme on all federations: R rollouts of P clients each."""
 
-    def __init__(self, algorithms: list[FedRes], feds: Sequence[Federation], up: Tensor, down: Tensor):
+    def __init__(
+        self, algorithms: list[FedRes], feds: Sequence[Federation], up: Tensor, down: Tensor
+    ):
         first, spec = algorithms[0], feds[0].spec
         if not all(type(a) is FedRes for a in algorithms):
             raise ConfigError(f"rollouts are of fd.FedRes, not of {type(first).__name__}")
@@ -35,17 +37,27 @@ class Study:
         for a, fed in zip(algorithms, feds, strict=True):
             a.check(fed.spec)
             if not a.alike or (fed.spec.classes, fed.spec.outputs) != (spec.classes, spec.outputs):
-                raise ConfigError("rollouts need local models of one kind, and federations with the same outputs")
-            if replace(a, shared=first.shared, private=first.private) != first or _width(a, fed) != _width(first, feds[0]):
-                raise ConfigError("the algorithms of a scheme may differ in the choice of columns alone")
+                raise ConfigError(
+                    "rollouts need local models of one kind, and federations with the same outputs"
+                )
+            if replace(a, shared=first.shared, private=first.private) != first or _width(
+                a, fed
+            ) != _width(first, feds[0]):
+                raise ConfigError(
+                    "the algorithms of a scheme may differ in the choice of columns alone"
+                )
         self.feds, self.rollouts, self.clients = feds, len(feds), len(feds[0])
         wide, narrow = _width(first, feds[0])
-        # Every federation's columns in one order: those of the global model, then those of the local one.
-        self.algorithm = replace(first, shared=tuple(range(wide)), private=tuple(range(wide, wide + narrow)))
+        # Every federation's columns in one order: those of the global model, then those of the
+        # local one.
+        self.algorithm = replace(
+            first, shared=tuple(range(wide)), private=tuple(range(wide, wide + narrow))
+        )
         outputs = part_spec(spec, None).outputs
         self.spec, self.classes = Spec((wide + narrow,), None, outputs), spec.classes
         self.columns = [
-            np.concatenate([_all(c, f) for c in (a.shared, a.only_local[1])]) for a, f in zip(algorithms, feds, strict=True)
+            np.concatenate([_all(c, f) for c in (a.shared, a.only_local[1])])
+            for a, f in zip(algorithms, feds, strict=True)
         ]
         if first.local_model is None:
             self.columns = [c[:wide] for c in self.columns]
@@ -55,10 +67,17 @@ class Study:
             self.columns = [c[wide:] for c in self.columns]
             self.algorithm = replace(self.algorithm, shared=None, private=None)
             self.spec = Spec((narrow,), None, outputs)
-        self.x = torch.cat([torch.from_numpy(f.data.x_train.reshape(len(f.data.x_train), -1)[:, c]) for f, c in self._pairs()])
+        self.x = torch.cat(
+            [
+                torch.from_numpy(f.data.x_train.reshape(len(f.data.x_train), -1)[:, c])
+                for f, c in self._pairs()
+            ]
+        )
         y = torch.cat([torch.from_numpy(f.data.y_train) for f in feds])
         self.y = targets(y.unsqueeze(0), spec)[0]  # made once: from here on they are real targets
-        self.index, weight = _index([(f.rows, f.offsets, f.ids) for f in feds], [len(f.data.x_train) for f in feds])
+        self.index, weight = _index(
+            [(f.rows, f.offsets, f.ids) for f in feds], [len(f.data.x_train) for f in feds]
+        )
         self.count = (weight > 0).sum(1)
         # Where all clients have as many rows, whose turn it is need not be looked up.
         alike = first.batch_size == 1 and bool((self.count == self.count[0]).all())
@@ -73,7 +92,10 @@ class Study:
 
     def _begin(self) -> None:
         a, many = self.algorithm, self.rollouts * self.clients
-        self.state: dict[str, Any] = {"t": torch.zeros(many, dtype=torch.int64), "loss": torch.zeros(many, dtype=torch.float64)}
+        self.state: dict[str, Any] = {
+            "t": torch.zeros(many, dtype=torch.int64),
+            "loss": torch.zeros(many, dtype=torch.float64),
+        }
         self.w: Params | None = None
         self.squares: Params | None = None
         self.past: Params = {}
@@ -84,11 +106,15 @@ class Study:
             if a.schedule == "adagrad":
                 self.state["squares"] = tree.zeros_like(local)
             if a.waits(self.longest):
-                self.state["waiting"] = tree.map(lambda p: p.new_zeros(many, self.longest + 1, *p.shape[1:]), local)
+                self.state["waiting"] = tree.map(
+                    lambda p: p.new_zeros(many, self.longest + 1, *p.shape[1:]), local
+                )
         if a.global_model is not None:
             self.w = _start(a.global_model, part_spec(self.spec, a.shared), self.rollouts)
             self.squares = tree.zeros_like(self.w) if a.schedule == "adagrad" else None
-            self.past = tree.map(lambda p: p.unsqueeze(1).repeat(1, self.longest + 1, *[1] * (p.dim() - 1)), self.w)
+            self.past = tree.map(
+                lambda p: p.unsqueeze(1).repeat(1, self.longest + 1, *[1] * (p.dim() - 1)), self.w
+            )
             outputs = part_spec(self.spec, None).outputs
             self.spoken = torch.zeros(many, int(self.up.max()) + 1, a.batch_size, outputs)
 
@@ -99,7 +125,13 @@ class Study:
                 for k, past in self.past.items():
                     past[:, t % (self.longest + 1)] = self.w[k]
             seen = self._version((t - self.down).clamp(min=1))
-        args = {"state": self.state, "w": seen, "index": self.index, "count": self.count, "lag": self.lag}
+        args = {
+            "state": self.state,
+            "w": seen,
+            "index": self.index,
+            "count": self.count,
+            "lag": self.lag,
+        }
         if self.turns is not None:
             args["rows"] = self.turns[(t - 1) % len(self.turns)]
         found = act(a, *a.only_local, args, (self.x, self.y, self.spec), own=True)
@@ -108,7 +140,10 @@ class Study:
             # A reply that arrives at once brings the gradient that its client has at hand.
             prompt = not self.longest or (a.rule != "misaligned" and self.spoken.shape[1] == 1)
             self._move(t, found["gradient"]() if prompt else self._late(t, found["reply"]))
-        return {"loss": (self.state["loss"] - before).view(self.rollouts, self.clients), "w": self.w}
+        return {
+            "loss": (self.state["loss"] - before).view(self.rollouts, self.clients),
+            "w": self.w,
+        }
 
     def _version(self, rounds: Tensor) -> Params:
         """The global model of each client's rollout, as it was in a round."""
@@ -144,7 +179,9 @@ class Study:
         a = self.algorithm
         assert self.w is not None
         g = {k: v.view(self.rollouts, self.clients, *v.shape[1:]).sum(1) for k, v in g.items()}
-        self.w, self.squares = descended(a, self.w, g, self.squares, torch.full((self.rollouts,), t - 1), a.step, 1)
+        self.w, self.squares = descended(
+            a, self.w, g, self.squares, torch.full((self.rollouts,), t - 1), a.step, 1
+        )
 
     def scores(self) -> dict[str, Any]:
         """Each rollout's pairs on their clients' own test rows."""
@@ -159,11 +196,21 @@ class Study:
                 for key in (name, f"{name}_worst"):
                     result.setdefault(key, []).append(float("nan"))
                 continue
-            x = take(torch.from_numpy(fed.data.x_test.reshape(len(fed.data.x_test), -1)[:, columns]), index).float()
+            x = take(
+                torch.from_numpy(fed.data.x_test.reshape(len(fed.data.x_test), -1)[:, columns]),
+                index,
+            ).float()
             mine = slice(r * self.clients, (r + 1) * self.clients)
             z = torch.zeros(())
             if a.global_model is not None:
-                z = z + forward(a.global_model, tree.map(lambda p, m=mine: p[m], self.state["seen"]), part(x, a.shared, 2))[0]
+                z = (
+                    z
+                    + forward(
+                        a.global_model,
+                        tree.map(lambda p, m=mine: p[m], self.state["seen"]),
+                        part(x, a.shared, 2),
+                    )[0]
+                )
             if model is not None:
                 local = tree.map(lambda p, m=mine: p[m], self.state["local"])
                 z = z + forward(model, local, part(x, private, 2))[0]
@@ -177,7 +224,9 @@ class Study:
             count = weight.sum(1)
             each = score.sum(1)[count > 0] / count[count > 0]
             result.setdefault(name, []).append(float(score.sum() / count.sum()))
-            result.setdefault(f"{name}_worst", []).append(float(each.min() if classes else each.max()))
+            result.setdefault(f"{name}_worst", []).append(
+                float(each.min() if classes else each.max())
+            )
         online = (self.state["loss"] / self.state["t"]).view(self.rollouts, self.clients).mean(1)
         return {**result, "online_loss": online.tolist()}
 
@@ -190,16 +239,28 @@ def _width(a: FedRes, fed: Federation) -> tuple[int, int]:
     return len(_all(a.shared, fed)), len(_all(a.only_local[1], fed))
 
 
-def _index(parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]], sizes: list[int]) -> tuple[Tensor, Tensor]:
-    """Row numbers of all clients of all federations in tables laid end to end, padded with a client's first row, and weights."""
+def _index(
+    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]], sizes: list[int]
+) -> tuple[Tensor, Tensor]:
+    """Row numbers of all clients of all federations in tables laid end to end, padded with a
+    client's first row, and weights.
+    """
     orders = [np.argsort(ids, kind="stable") for _, _, ids in parts]
-    counts = np.concatenate([np.diff(offsets)[order] for (_, offsets, _), order in zip(parts, orders, strict=True)])
+    counts = np.concatenate(
+        [np.diff(offsets)[order] for (_, offsets, _), order in zip(parts, orders, strict=True)]
+    )
     width = np.arange(max(counts, default=0))
     tables = []
-    for (rows, offsets, _), order, base in zip(parts, orders, np.cumsum([0, *sizes[:-1]]), strict=True):
+    for (rows, offsets, _), order, base in zip(
+        parts, orders, np.cumsum([0, *sizes[:-1]]), strict=True
+    ):
         size = np.diff(offsets)[order][:, None]
         at = offsets[:-1][order][:, None] + np.where(width < size, width, 0)
-        tables.append(base + rows[np.minimum(at, len(rows) - 1)] if len(rows) else np.zeros((len(order), len(width)), np.int64))
+        tables.append(
+            base + rows[np.minimum(at, len(rows) - 1)]
+            if len(rows)
+            else np.zeros((len(order), len(width)), np.int64)
+        )
     index = np.concatenate(tables)
     return torch.from_numpy(index), torch.from_numpy((width < counts[:, None]).astype(np.float32))
 
@@ -209,6 +270,7 @@ def _start(model: Model, spec: Spec, many: int) -> Params:
     first, other = (model.init(spec, random.key(seed)) for seed in (0, 1))
     if not model.closed_form or any(not torch.equal(first[k], other[k]) for k in first):
         raise ConfigError(
-            f"rollouts need models with closed-form gradients and a fixed start such as fd.Linear(), not {model!r}"
+            "rollouts need models with closed-form gradients and a fixed start such as "
+            f"fd.Linear(), not {model!r}"
         )
     return tree.map(lambda p: p.unsqueeze(0).repeat(many, *[1] * p.dim()), first)

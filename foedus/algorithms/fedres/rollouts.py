@@ -1,8 +1,10 @@
-"""Many independent repetitions of FedRes at once: rollouts are one more dimension of the batch of clients.
+"""Many independent repetitions of FedRes at once: rollouts are one more dimension of the batch of
+clients.
 
-A study of an online learner repeats short runs on small tasks. One after the other, almost all of the time goes into calling
-things; together, a round of all rollouts costs little more than a round of one. The arithmetic is that of `FedRes`, to the letter:
-`foedus.algorithms.fedres.sgd.act` and its server's step, with the clients of all rollouts in one batch and a global model for each.
+A study of an online learner repeats short runs on small tasks. One after the other, almost all of
+the time goes into calling things; together, a round of all rollouts costs little more than a round
+of one. The arithmetic is that of `FedRes`, to the letter: `foedus.algorithms.fedres.sgd.act` and
+its server's step, with the clients of all rollouts in one batch and a global model for each.
 """
 
 from __future__ import annotations
@@ -38,18 +40,21 @@ def rollouts(
 ) -> pd.DataFrame:
     """Run each scheme on each federation, all federations of a scheme at once.
 
-    schemes: {name: function from a federation to a `FedRes`}; a scheme's algorithms may differ in their columns alone, and
-    their models must have closed-form gradients and a start that is not random (`fd.Linear()`). feds: as many clients in each. up,
-    down: delays as in `fd.Delayed`, the same in each rollout. watch: called after each round with the name of the scheme, the
-    round, and {"loss": of each rollout's clients in it, "w": the global models}.
+    schemes: {name: function from a federation to a `FedRes`}; a scheme's algorithms may differ in
+    their columns alone, and their models must have closed-form gradients and a start that is not
+    random (`fd.Linear()`). feds: as many clients in each. up, down: delays as in `fd.Delayed`, the
+    same in each rollout. watch: called after each round with the name of the scheme, the round, and
+    {"loss": of each rollout's clients in it, "w": the global models}.
 
-    Returns a row for each scheme and rollout, with the values that `fd.run` ends with: `own_accuracy` (or `own_mse`),
-    `own_accuracy_worst`, `online_loss`.
+    Returns a row for each scheme and rollout, with the values that `fd.run` ends with:
+    `own_accuracy` (or `own_mse`), `own_accuracy_worst`, `online_loss`.
 
     Example:
         >>> feds = [fd.split(data, "tasks", clients=50, seed=s) for s in range(50)]
-        >>> part = lambda fed: {"shared": fed.settings["global_features"], "private": fed.settings["local_features"]}
-        >>> fd.rollouts({"FedRes": lambda fed: fd.FedRes(**part(fed))}, feds, rounds=500)
+        >>> def fedres(fed):
+        ...     shared, private = fed.settings["global_features"], fed.settings["local_features"]
+        ...     return fd.FedRes(shared=shared, private=private)
+        >>> fd.rollouts({"FedRes": fedres}, feds, rounds=500)
     """
     import pandas as pd
 
@@ -59,7 +64,9 @@ def rollouts(
     clients = len(feds[0])
     delays = draw_delays(up, down, clients)
     if not schemes:
-        raise ConfigError("schemes={} has nothing to run: give {name: function from a federation to a FedRes}")
+        raise ConfigError(
+            "schemes={} has nothing to run: give {name: function from a federation to a FedRes}"
+        )
     parts = []
     with RoundProgress("rollouts", rounds * len(schemes), progress) as bar, torch.no_grad():
         for k, (name, make) in enumerate(schemes.items()):
@@ -69,5 +76,7 @@ def rollouts(
                 if watch is not None:
                     watch(name, t, seen)
                 bar.update(k * rounds + t)
-            parts.append(pd.DataFrame({"scheme": name, "rollout": range(len(feds)), **study.scores()}))
+            parts.append(
+                pd.DataFrame({"scheme": name, "rollout": range(len(feds)), **study.scores()})
+            )
     return pd.concat(parts, ignore_index=True)

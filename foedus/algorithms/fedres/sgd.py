@@ -4,8 +4,8 @@ Client i predicts with a global model on global features plus a model of its own
 
     f(x^g; w^g) + f(x^l; w_i),   loss l(y, f(x^g; w^g) + f(x^l; w_i)),
 
-one row (or mini-batch) a round, and learns from it online. Either model learns what the other leaves: the residual. The local
-model and the local features never leave the client.
+one row (or mini-batch) a round, and learns from it online. Either model learns what the other
+leaves: the residual. The local model and the local features never leave the client.
 """
 
 from __future__ import annotations
@@ -49,41 +49,50 @@ from foedus.models.linear import Linear
 
 @dataclass(frozen=True)
 class FedRes(Algorithm):
-    """Aligned stochastic gradients (Algorithms 3 and 4), under delays of up_i and down_i rounds (`fd.Delayed`).
+    """Aligned stochastic gradients (Algorithms 3 and 4), under delays of up_i and down_i rounds
+    (`fd.Delayed`).
 
-    Round t, with w^g_t the server's model and s_i = t - down_i the round whose broadcast has reached client i:
+    Round t, with w^g_t the server's model and s_i = t - down_i the round whose broadcast has
+    reached client i:
 
-        client i:  predicts with (w^g_{s_i}, w_{i,t}), sees a row, and sends (x^g, f(x^l; w_{i,t}), y)
-                   w_{i,t+1} = P_D(w_{i,t} - eta_i grad^l_{i,t-up_i-down_i})                                        (7)
-        server:    w^g_{t+1} = P_D(w^g_t - eta sum_i grad^g_{i,t-up_i})                                             (8)
+        client i:  predicts with (w^g_{s_i}, w_{i,t}), sees a row, sends (x^g, f(x^l; w_{i,t}), y)
+                   w_{i,t+1} = P_D(w_{i,t} - eta_i grad^l_{i,t-up_i-down_i})                     (7)
+        server:    w^g_{t+1} = P_D(w^g_t - eta sum_i grad^g_{i,t-up_i})                          (8)
 
-    where grad_{i,s} is the gradient at the pair that client i predicted with in round s, and P_D projects onto the ball of radius
-    D = `radius` (`None`: no ball). So both models learn from a row at the same time, a round trip after it was seen. The paper
-    writes w_t on the left of (7) and (8); without delay the gradient would then be taken at a model that it is needed for.
-    Here it is t + 1, as in the paper's Section 3.2.1.
+    where grad_{i,s} is the gradient at the pair that client i predicted with in round s, and P_D
+    projects onto the ball of radius D = `radius` (`None`: no ball). So both models learn from a row
+    at the same time, a round trip after it was seen. The paper writes w_t on the left of (7) and
+    (8); without delay the gradient would then be taken at a model that it is needed for. Here it is
+    t + 1, as in the paper's Section 3.2.1.
 
-    rule: "aligned", or one of the paper's two rules that are not (Section 3.2.1), to compare. In both the client takes its own
-    gradient at once, (w^g_{s_i}, w_{i,t}) -> w_{i,t+1}; "misaligned" takes the server's at the pair (w^g_t, w_{i,t-up_i}),
-    "asymmetric" at the right pair. Without delay, all three are the same.
-    send: "rows", what (8) says: the server sees x^g, y and the local prediction of every row; or "gradient": the client
-    computes grad^g_{i,t} itself, and only the sum over clients is needed. The same numbers; only "misaligned" needs rows.
+    rule: "aligned", or one of the paper's two rules that are not (Section 3.2.1), to compare. In
+    both the client takes its own gradient at once, (w^g_{s_i}, w_{i,t}) -> w_{i,t+1}; "misaligned"
+    takes the server's at the pair (w^g_t, w_{i,t-up_i}), "asymmetric" at the right pair. Without
+    delay, all three are the same. send: "rows", what (8) says: the server sees x^g, y and the local
+    prediction of every row; or "gradient": the client computes grad^g_{i,t} itself, and only the
+    sum over clients is needed. The same numbers; only "misaligned" needs rows.
 
-    global_model, local_model: any models (or `nn.Module`s); `None` leaves one out. local_model may be {client id: model}: local
-    models need not be alike. shared, private: the columns of global and local features (`None`: all); private may be
-    {client id: columns}. loss: "squared", |f - y|^2, or "logistic", log(1 + exp(-y f)). Labels are y = +-1: one output for
-    two classes, else one for each class. step, local_step: eta and eta_i (by default the same), with `schedule` "constant", "sqrt"
-    (eta / sqrt t) or "adagrad" (by coordinate, eta / sqrt of the sum of squared gradients; Vowpal Wabbit's --adaptive).
-    batch_size: rows in a round, of which the loss is averaged (Section 4). Where only some clients take part in a round, a client's t, and its
-    delay in (7), count the rounds that it takes part in. Rows come in the order of the data, again and again.
-    measure_every: log `online_loss`, the average loss of all predictions so far, every so many rounds; sent by nobody.
+    global_model, local_model: any models (or `nn.Module`s); `None` leaves one out. local_model may
+    be {client id: model}: local models need not be alike. shared, private: the columns of global
+    and local features (`None`: all); private may be {client id: columns}. loss: "squared", |f -
+    y|^2, or "logistic", log(1 + exp(-y f)). Labels are y = +-1: one output for two classes, else
+    one for each class. step, local_step: eta and eta_i (by default the same), with `schedule`
+    "constant", "sqrt" (eta / sqrt t) or "adagrad" (by coordinate, eta / sqrt of the sum of squared
+    gradients; Vowpal Wabbit's --adaptive). batch_size: rows in a round, of which the loss is
+    averaged (Section 4). Where only some clients take part in a round, a client's t, and its delay
+    in (7), count the rounds that it takes part in. Rows come in the order of the data, again and
+    again. measure_every: log `online_loss`, the average loss of all predictions so far, every so
+    many rounds; sent by nobody.
 
-    Clients are scored on their own test rows (`own_accuracy`) with the pair that they hold after the round: the last global model that has
-    reached them, and their own. `accuracy` is that of the server's model alone, what a newcomer would get.
+    Clients are scored on their own test rows (`own_accuracy`) with the pair that they hold after
+    the round: the last global model that has reached them, and their own. `accuracy` is that of the
+    server's model alone, what a newcomer would get.
 
     Example:
         >>> fed = fd.split(fd.load("digits"), "tasks", clients=10)
-        >>> part = {"shared": fed.settings["global_features"], "private": fed.settings["local_features"]}
-        >>> fd.run(fd.FedRes(**part, step=0.1), fed, rounds=300, engine=fd.Delayed(up=2, down=3))
+        >>> shared, private = fed.settings["global_features"], fed.settings["local_features"]
+        >>> fedres = fd.FedRes(shared=shared, private=private, step=0.1)
+        >>> fd.run(fedres, fed, rounds=300, engine=fd.Delayed(up=2, down=3))
     """
 
     global_model: Model | None = Linear()  # noqa: RUF009 - frozen
@@ -107,7 +116,10 @@ class FedRes(Algorithm):
         if self.global_model is None and self.local_model is None:
             raise ConfigError("global_model and local_model are both None: nothing would learn")
         if self.rule == "misaligned" and self.send == "gradient":
-            raise ConfigError("rule='misaligned' needs send='rows': a client cannot know the model that the server has by then")
+            raise ConfigError(
+                "rule='misaligned' needs send='rows': a client cannot know the model that the "
+                "server has by then"
+            )
         each = {
             "global_model": None if self.global_model is None else model_of(self.global_model),
             "local_model": by_id("local_model", self.local_model, model_of),
@@ -118,7 +130,7 @@ class FedRes(Algorithm):
             object.__setattr__(self, name, checked)
         check_settings(self)
 
-    # -- what is learnt ----------------------------------------------------------------------------------------------
+    # -- what is learnt ----------------------------------------------------------------------------
 
     @property
     def alike(self) -> bool:
@@ -136,20 +148,35 @@ class FedRes(Algorithm):
         return not self.alike
 
     def batching(self) -> Batching:
-        pays = self.alike and all(m.batchable for m in (self.global_model, self.local_model) if isinstance(m, Model))
+        pays = self.alike and all(
+            m.batchable for m in (self.global_model, self.local_model) if isinstance(m, Model)
+        )
         return Batching(spread=math.inf, alike=self.alike, pays=pays)
 
     def independent(self) -> FedRes:
         """Every client alone, on all of its features: the paper's Independent."""
         if not self.alike or self.local_model is None:
-            raise ConfigError("independent() needs one local_model, and one set of columns, for all clients")
+            raise ConfigError(
+                "independent() needs one local_model, and one set of columns, for all clients"
+            )
         private = self.only_local[1]
-        both = None if self.shared is None or private is None else tuple(sorted({*self.shared, *private}))
+        both = (
+            None
+            if self.shared is None or private is None
+            else tuple(sorted({*self.shared, *private}))
+        )
         return replace(self, global_model=None, private=both, rule="aligned")
 
     def central(self) -> FedRes:
-        """One model of the global features, with every row sent to the server, which learns from it as it is then: Central."""
-        return replace(self, local_model=None, private=None, rule="misaligned" if self.send == "rows" else "aligned")
+        """One model of the global features, with every row sent to the server, which learns from it
+        as it is then: Central.
+        """
+        return replace(
+            self,
+            local_model=None,
+            private=None,
+            rule="misaligned" if self.send == "rows" else "aligned",
+        )
 
     def check(self, spec: Spec) -> None:
         check_parts(self, spec)
@@ -162,15 +189,23 @@ class FedRes(Algorithm):
             columns[int(client.id)] if isinstance(columns, Mapping) else columns,
         )
 
-    # -- clients -----------------------------------------------------------------------------------------------------
+    # -- clients -----------------------------------------------------------------------------------
 
     def init(self, client: Client) -> dict[str, Tree]:
-        state: dict[str, Tree] = {"t": torch.zeros((), dtype=torch.int64), "loss": torch.zeros((), dtype=torch.float64)}
+        state: dict[str, Tree] = {
+            "t": torch.zeros((), dtype=torch.int64),
+            "loss": torch.zeros((), dtype=torch.float64),
+        }
         if self.global_model is not None:
-            state["seen"] = self.global_model.init(part_spec(client.spec, self.shared), client.shared)
+            state["seen"] = self.global_model.init(
+                part_spec(client.spec, self.shared), client.shared
+            )
         model, columns = self.local(client)
         if model is not None:
-            state |= self.with_local(model.init(part_spec(client.spec, columns), random.fold(client.key, 1)), client.longest)
+            state |= self.with_local(
+                model.init(part_spec(client.spec, columns), random.fold(client.key, 1)),
+                client.longest,
+            )
         return state
 
     def with_local(self, local: Params, longest: int) -> dict[str, Tree]:
@@ -189,14 +224,21 @@ class FedRes(Algorithm):
     def act(self, client: Client, w: Params | None = None) -> tuple[Tree, Tree]:
         """Algorithm 3: predict, see a row, learn from the row of a round trip ago."""
         model, columns = self.local(client)
-        args = {"state": client.state, "w": w, "index": client.data.index, "weight": client.data.weight}
+        args = {
+            "state": client.state,
+            "w": w,
+            "index": client.data.index,
+            "weight": client.data.weight,
+        }
         args["lag"] = client.up + client.down
         shared = (self, model, columns, client.data.table_x, client.data.table_y, client.spec)
         found = act_batched(args, shared)
         return found["reply"], found["state"]
 
     def tally(self, client: Client) -> tuple[Tree, None]:
-        """For the history: the losses of a client's predictions so far, and how many rounds they are of."""
+        """For the history: the losses of a client's predictions so far, and how many rounds they
+        are of.
+        """
         return {"loss": client.state["loss"], "t": client.state["t"].double()}, None
 
     def outputs(self, client: Client, x: Tensor) -> Tensor:
@@ -208,18 +250,22 @@ class FedRes(Algorithm):
             z = z + model.apply(client.state["local"], part(x, columns, 1))
         return logits(z, client.spec)
 
-    # -- server ------------------------------------------------------------------------------------------------------
+    # -- server ------------------------------------------------------------------------------------
 
     def start(self, clients: Clients) -> State:
         check_ids(self, clients.ids.tolist())
         state = State(spec=clients.spec)
         if self.global_model is not None:
-            state = self.with_model(state, self.global_model.init(part_spec(clients.spec, self.shared), clients.shared))
+            state = self.with_model(
+                state, self.global_model.init(part_spec(clients.spec, self.shared), clients.shared)
+            )
         return state
 
     def with_model(self, state: State, w: Params) -> State:
         """The first state with a global model, and what goes with it."""
-        return state.replace(w=w, **({"squares": tree.zeros_like(w)} if self.schedule == "adagrad" else {}))
+        return state.replace(
+            w=w, **({"squares": tree.zeros_like(w)} if self.schedule == "adagrad" else {})
+        )
 
     def readmit(self, state: State, ids: Tensor) -> State:
         """Their local models begin anew."""
@@ -230,25 +276,37 @@ class FedRes(Algorithm):
             if self.global_model is None:
                 clients.mean(self.act)
             else:
-                g = clients.sum(self.act, w=state.w) if self.send == "gradient" else self.gradient(clients, state)
+                g = (
+                    clients.sum(self.act, w=state.w)
+                    if self.send == "gradient"
+                    else self.gradient(clients, state)
+                )
                 state = self.moved(state, g, clients.round - 1)  # (8)
         log_tally(self, clients, loss="online_loss")
         return state
 
     def moved(self, state: State, g: Params, t: int) -> State:
         """(8): the server's step, from the sum of the clients' gradients."""
-        w, squares = descended(self, state.w, g, state.get("squares"), torch.tensor(t), self.step, 0)
+        w, squares = descended(
+            self, state.w, g, state.get("squares"), torch.tensor(t), self.step, 0
+        )
         return state.replace(w=w, **({} if squares is None else {"squares": squares}))
 
     def gradient(self, clients: Clients, state: State) -> Params:
-        """Algorithm 4: the gradient of each row that has arrived, at the version that its client had."""
+        """Algorithm 4: the gradient of each row that has arrived, at the version that its client
+        had.
+        """
         accept = lambda _, reply: in_range(reply, "y", state.spec.classes)  # noqa: E731
         replies = clients.gather(self.act, w=state.w, accept=accept)
         w = self.models_of(replies, state)
-        return {k: g.sum(0) for k, g in self.global_gradient(w, replies.stack(), state.spec).items()}
+        return {
+            k: g.sum(0) for k, g in self.global_gradient(w, replies.stack(), state.spec).items()
+        }
 
     def models_of(self, replies: Replies, state: State) -> Params:
-        """The global model that each reply's gradient is taken at, with a leading client dimension."""
+        """The global model that each reply's gradient is taken at, with a leading client
+        dimension.
+        """
         if self.rule == "misaligned":
             return {k: p.expand(len(replies), *p.shape) for k, p in state.w.items()}
         return replies.sent("w")
@@ -256,7 +314,9 @@ class FedRes(Algorithm):
     def global_gradient(self, w: Params, sent: dict[str, Tensor], spec: Spec) -> Params:
         """grad^g_{i,s} of each client from what it sent: all with a leading client dimension."""
         x, y = sent["x"], targets(sent["y"], spec)
-        if y.shape[:2] != x.shape[:2] or (self.local_model is not None and sent["local"].shape != y.shape):
+        if y.shape[:2] != x.shape[:2] or (
+            self.local_model is not None and sent["local"].shape != y.shape
+        ):
             shapes = ", ".join(f"{k} {tuple(v.shape[1:])}" for k, v in sent.items())
             raise ReplyError(f"replies do not fit together: {shapes}")
         assert self.global_model is not None
@@ -269,7 +329,9 @@ class FedRes(Algorithm):
         model, spec = self.global_model, state.spec
         if model is None:
             return None
-        return Predictor(lambda x: logits(model.apply(state.w, part(x, self.shared, 1)), spec), spec)
+        return Predictor(
+            lambda x: logits(model.apply(state.w, part(x, self.shared, 1)), spec), spec
+        )
 
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         return row_loss(self.loss, outputs, y)

@@ -1,4 +1,6 @@
-"""One round of FedRes at a batch of clients: predict, see rows, learn from those of a round trip ago."""
+"""One round of FedRes at a batch of clients: predict, see rows, learn from those of a round trip
+ago.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
 
 
 def log_tally(algorithm: Any, clients: Clients, **names: str) -> None:
-    """Log what clients have added up over their rounds so far (`tally`), as averages over all rounds of all of them."""
+    """Log what clients have added up over their rounds so far (`tally`), as averages over all
+    rounds of all of them.
+    """
     if algorithm.measure_every and clients.round % algorithm.measure_every == 0:
         found = clients.measure(algorithm.tally, weights="uniform")
         if found is not None:
@@ -31,11 +35,18 @@ def log_tally(algorithm: Any, clients: Clients, **names: str) -> None:
 
 
 def act(
-    algorithm: FedRes, model: Model | None, columns: Columns, args: dict[str, Tree], tables: Sequence[Any], own: bool = False
+    algorithm: FedRes,
+    model: Model | None,
+    columns: Columns,
+    args: dict[str, Tree],
+    tables: Sequence[Any],
+    own: bool = False,
 ) -> Tree:
-    """One round of a batch of clients: `reply` and new `state`, everything with a leading client dimension.
+    """One round of a batch of clients: `reply` and new `state`, everything with a leading client
+    dimension.
 
-    `gradient()` is that in the global model, whether or not it is sent. own: the state belongs to the caller alone, and what waits in it may be changed in place.
+    `gradient()` is that in the global model, whether or not it is sent. own: the state belongs to
+    the caller alone, and what waits in it may be changed in place.
     """
     table_x, table_y, spec = tables
     state, w, index, b = args["state"], args["w"], args["index"], algorithm.batch_size
@@ -43,7 +54,9 @@ def act(
     if "rows" in args:
         rows = args["rows"]
     else:
-        rows = stream(t, index, args["count"] if "count" in args else (args["weight"] > 0).sum(1), b)
+        rows = stream(
+            t, index, args["count"] if "count" in args else (args["weight"] > 0).sum(1), b
+        )
     x, y = take(table_x, rows).float(), take(table_y, rows)
     target = targets(y, spec)
     z, reply, new = torch.zeros_like(target), {}, {**state, "t": t + 1}
@@ -61,7 +74,10 @@ def act(
         if algorithm.send == "gradient":
             reply = pull_g(s)
         else:
-            reply = {"x": x_g, "y": y.to(torch.uint8) if spec.classes and spec.classes <= 256 else y}
+            reply = {
+                "x": x_g,
+                "y": y.to(torch.uint8) if spec.classes and spec.classes <= 256 else y,
+            }
             if model is not None:
                 reply["local"] = z_l
     if model is not None:
@@ -69,7 +85,9 @@ def act(
         if "waiting" in state:
             new["waiting"], g = late(state["waiting"], g, t, args["lag"], own)
         eta = algorithm.local_step or algorithm.step
-        new["local"], squares = descended(algorithm, state["local"], g, state.get("squares"), t, eta, 1)
+        new["local"], squares = descended(
+            algorithm, state["local"], g, state.get("squares"), t, eta, 1
+        )
         if squares is not None:
             new["squares"] = squares
     return {"reply": reply, "state": new, "gradient": lambda: pull_g(s)}
@@ -89,7 +107,9 @@ def by_client(values: Tensor, like: Tensor) -> Tensor:
 
 
 def late(waiting: Params, g: Params, t: Tensor, lag: Tensor, own: bool) -> tuple[Params, Params]:
-    """Put the gradients of round t into the ring, and take out those of round t - lag: zero, where there was none."""
+    """Put the gradients of round t into the ring, and take out those of round t - lag: zero, where
+    there was none.
+    """
     clients = torch.arange(len(t))
     size = next(iter(waiting.values())).shape[1]
     kept, due = {}, {}
@@ -107,25 +127,39 @@ def stream(t: Tensor, index: Tensor, count: Tensor, b: int) -> Tensor:
 
 
 def in_range(replies: Tree, name: str, most: int | None) -> dict[int, str]:
-    """Which of some stacked replies have whole numbers of this name that are not all below `most`."""
+    """Which of some stacked replies have whole numbers of this name that are not all below
+    `most`.
+    """
     values = replies.get(name) if isinstance(replies, dict) else None
     if not isinstance(values, Tensor) or (most is not None and values.is_floating_point()):
         raise ReplyError(f"its reply has no {name}, or one that is not of whole numbers")
     if most is None:
         return {}
     bad = ((values < 0) | (values >= most)).reshape(len(values), -1).any(1)
-    return dict.fromkeys(torch.nonzero(bad).flatten().tolist(), f"its {name} must be whole numbers from 0 to {most - 1}")
+    return dict.fromkeys(
+        torch.nonzero(bad).flatten().tolist(),
+        f"its {name} must be whole numbers from 0 to {most - 1}",
+    )
 
 
 def descended(
-    settings: FedRes, w: Params, g: Params, squares: Params | None, t: Tensor, eta: float, batch: int
+    settings: FedRes,
+    w: Params,
+    g: Params,
+    squares: Params | None,
+    t: Tensor,
+    eta: float,
+    batch: int,
 ) -> tuple[Params, Params | None]:
     """One step of the schedule, and the projection; parameters with `batch` leading dimensions."""
     if settings.schedule == "adagrad":
         assert squares is not None
         squares = {k: s.addcmul(g[k], g[k]) for k, s in squares.items()}
         # Where no gradient has been, the sum is 0 and so is the gradient: any finite factor does.
-        w = {k: p.addcmul(g[k], squares[k].clamp(min=1e-30).rsqrt(), value=-eta) for k, p in w.items()}
+        w = {
+            k: p.addcmul(g[k], squares[k].clamp(min=1e-30).rsqrt(), value=-eta)
+            for k, p in w.items()
+        }
     elif settings.schedule == "constant":
         w = {k: p + -eta * g[k] for k, p in w.items()}
     else:

@@ -1,8 +1,11 @@
-"""FFGB: Shen, Hassani, Kale and Karbasi, "Federated functional gradient boosting", AISTATS 2022. Clients send functions.
+"""FFGB: Shen, Hassani, Kale and Karbasi, "Federated functional gradient boosting", AISTATS 2022.
+Clients send functions.
 
-    min over functions f of F[f] = 1/N sum_i (R_i[f] + mu/2 |f|^2_{alpha_i}),   R_i[f] = E over client i's rows of loss(f(x), y)
+    min over functions f of F[f] = 1/N sum_i (R_i[f] + mu/2 |f|^2_{alpha_i})
+    R_i[f]: the mean of loss(f(x), y) over client i's rows
 
-What is learnt is a sum of functions; every client adds to it what it can find against its own gradient.
+What is learnt is a sum of functions; every client adds to it what it can find against its own
+gradient.
 """
 
 from __future__ import annotations
@@ -37,19 +40,23 @@ STEPS = {"theorem4.1": 4.0, "theorem4.3": 2.0}
 class FFGB(Algorithm):
     """Boosting with functions as messages (Algorithms 1 and 2).
 
-    In round t = 0, 1, ... a client starts from g_1 = f^t and Delta_0 = 0, and makes K = `local_steps` steps on its own rows,
+    In round t = 0, 1, ... a client starts from g_1 = f^t and Delta_0 = 0, and makes K =
+    `local_steps` steps on its own rows,
 
         h_k = Q(Delta_{k-1} + grad R_i[g_k])                 (line 4: the oracle)
         g_{k+1} = g_k - eta_k (h_k + mu g_k)                 (line 5)
-        Delta_k = Delta_{k-1} + grad R_i[g_k] - h_k          (line 6: what the oracle has missed so far)
+        Delta_k = Delta_{k-1} + grad R_i[g_k] - h_k          (line 6: what the oracle has missed)
 
-    and f^{t+1} is the average of the clients' g_{K+1}. Since g is known but for the h_k, a client sends the K functions h_k and nothing
-    else, and the server keeps f as a sum of functions with weights. A client keeps the values of f on its rows, and is sent the functions that are
-    new to it. Late functions enter f by the steps that they were made with.
+    and f^{t+1} is the average of the clients' g_{K+1}. Since g is known but for the h_k, a client
+    sends the K functions h_k and nothing else, and the server keeps f as a sum of functions with
+    weights. A client keeps the values of f on its rows, and is sent the functions that are new to
+    it. Late functions enter f by the steps that they were made with.
 
-    oracle: what fits h (`fd.Forest()`, `fd.Net(model)`, ...). loss: "auto" (cross-entropy or squared), "logistic", "huber", or any object with `value`
-    and `slope` of a convex loss. step: eta, or "theorem4.1", 4 / (mu (t K + k + 1)), or "theorem4.3", 2 / (mu (t K + k + 1)). residual: False leaves
-    line 6 out (Delta stays 0), to see what it is for. weights: "uniform", as in the paper, or "rows".
+    oracle: what fits h (`fd.Forest()`, `fd.Net(model)`, ...). loss: "auto" (cross-entropy or
+    squared), "logistic", "huber", or any object with `value` and `slope` of a convex loss. step:
+    eta, or "theorem4.1", 4 / (mu (t K + k + 1)), or "theorem4.3", 2 / (mu (t K + k + 1)). residual:
+    False leaves line 6 out (Delta stays 0), to see what it is for. weights: "uniform", as in the
+    paper, or "rows".
 
     Example:
         >>> fd.run(fd.FFGB(fd.Forest(trees=10)), fed, rounds=30)
@@ -72,8 +79,13 @@ class FFGB(Algorithm):
         check_settings(self)
         if isinstance(self.step, str) and not self.decay:
             raise ConfigError(f"step={self.step!r} is c / (mu (t K + k + 1)): it needs mu above 0")
-        if not isinstance(self.loss, str) and not all(hasattr(self.loss, name) for name in ("value", "slope")):
-            raise ConfigError(f"loss={self.loss!r} must be a name, or have value(outputs, y) and slope(outputs, y, weight)")
+        if not isinstance(self.loss, str) and not all(
+            hasattr(self.loss, name) for name in ("value", "slope")
+        ):
+            raise ConfigError(
+                f"loss={self.loss!r} must be a name, or have value(outputs, y) and slope(outputs, "
+                "y, weight)"
+            )
 
     def batching(self) -> Batching:
         return Batching(alike=False, pays=False)
@@ -93,10 +105,12 @@ class FFGB(Algorithm):
 
     @property
     def decay(self) -> float:
-        """What a step takes off what is there, g <- (1 - eta decay) g + ...; the strong convexity that steps of the theorems go by."""
+        """What a step takes off what is there, g <- (1 - eta decay) g + ...; the strong convexity
+        that steps of the theorems go by.
+        """
         return self.mu
 
-    # -- clients -----------------------------------------------------------------------------------------------------
+    # -- clients -----------------------------------------------------------------------------------
 
     def init(self, client: Client) -> dict[str, Tensor]:
         """f on the client's rows: it has no functions yet."""
@@ -126,7 +140,7 @@ class FFGB(Algorithm):
                 delta = target - fitted  # line 6
         return {"functions": found}, None
 
-    # -- server ------------------------------------------------------------------------------------------------------
+    # -- server ------------------------------------------------------------------------------------
 
     def start(self, clients: Clients) -> State:
         if clients.spec.classes:
@@ -143,19 +157,32 @@ class FFGB(Algorithm):
         held = clients.measure(self.labels, weights=None)
         if held is not None and bool((held["counts"] == 0).any()):
             missing = torch.nonzero(held["counts"] == 0).flatten().tolist()
-            warnings.warn(f"classes {missing[:10]} appear at no client: their scores can only fall", stacklevel=2)
+            warnings.warn(
+                f"classes {missing[:10]} appear at no client: their scores can only fall",
+                stacklevel=2,
+            )
 
     def round(self, clients: Clients, state: State) -> State:
-        """Algorithm 1: every client starts from f^t (line 4), and f^{t+1} is the average of their g_{K+1} (line 5)."""
+        """Algorithm 1: every client starts from f^t (line 4), and f^{t+1} is the average of their
+        g_{K+1} (line 5).
+        """
         accept = lambda ids, reply: self.unusable(ids, reply, state.spec)  # noqa: E731
-        replies = clients.gather(self.boost, weights=self.weights, accept=accept, f=state.f, t=clients.round - 1)
+        replies = clients.gather(
+            self.boost, weights=self.weights, accept=accept, f=state.f, t=clients.round - 1
+        )
         functions, weights, shrink = [], [], 0.0
-        for reply, share, when in zip(replies, replies.weights.tolist(), replies.versions.tolist(), strict=True):
-            factor, pulls = step_weights([self.eta(when - 1, k) for k in range(1, self.local_steps + 1)], self.decay)
+        for reply, share, when in zip(
+            replies, replies.weights.tolist(), replies.versions.tolist(), strict=True
+        ):
+            factor, pulls = step_weights(
+                [self.eta(when - 1, k) for k in range(1, self.local_steps + 1)], self.decay
+            )
             shrink += share * factor
             functions += self._functions(reply, state.spec)
             weights += [self.sign * pull * share for pull in pulls]
-        f = state.f.grown(shrink, self.oracle.join(functions), torch.tensor(weights, dtype=torch.float64))
+        f = state.f.grown(
+            shrink, self.oracle.join(functions), torch.tensor(weights, dtype=torch.float64)
+        )
         return state.replace(f=f)
 
     def unusable(self, ids: Tensor, replies: Tree, spec: Spec) -> dict[int, str]:
@@ -192,7 +219,11 @@ class FFGB(Algorithm):
         spec = state.spec
 
         def forward(x: Tensor) -> Tensor:
-            return self.oracle.values(functions, weights, x, spec) if len(weights) else torch.zeros(len(x), spec.outputs)
+            return (
+                self.oracle.values(functions, weights, x, spec)
+                if len(weights)
+                else torch.zeros(len(x), spec.outputs)
+            )
 
         return self.speaks(forward, spec)
 
@@ -204,11 +235,15 @@ class FFGB(Algorithm):
 
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         classes = outputs.shape[-1] if not y.is_floating_point() else None
-        return (loss_for(self.loss, classes) if isinstance(self.loss, str) else self.loss).value(outputs, y)
+        return (loss_for(self.loss, classes) if isinstance(self.loss, str) else self.loss).value(
+            outputs, y
+        )
 
 
 def step_weights(etas: list[float], decay: float) -> tuple[float, list[float]]:
-    """g_{K+1} = prod_k (1 - eta_k decay) f -+ sum_k eta_k prod_{j > k} (1 - eta_j decay) h_k: the factor of f, and those of the h_k."""
+    """g_{K+1} = prod_k (1 - eta_k decay) f -+ sum_k eta_k prod_{j > k} (1 - eta_j decay) h_k: the
+    factor of f, and those of the h_k.
+    """
     shrink, pulls = 1.0, []
     for eta in reversed(etas):
         pulls.append(eta * shrink)

@@ -1,4 +1,5 @@
-"""Distillation on an unlabelled public set: FFGB-Distill (FFGB, Section 5) and ensemble distillation (FedDF, Lin et al. 2020).
+"""Distillation on an unlabelled public set: FFGB-Distill (FFGB, Section 5) and ensemble
+distillation (FedDF, Lin et al. 2020).
 
 The server turns what clients sent into one model again, by training on rows that belong to nobody.
 """
@@ -36,15 +37,23 @@ STUDENT = Training(lr=1e-3, optimizer="adam", epochs=20, batch_size=64, clip=5.0
 
 
 class Public:
-    """Unlabelled rows that the server may use. views: how many randomly cropped and flipped copies stand in for them (images)."""
+    """Unlabelled rows that the server may use. views: how many randomly cropped and flipped copies
+    stand in for them (images).
+    """
 
     def __init__(self, x: Any, views: int = 0):
         check_value("views", views, Annotated[int, Ge(0)])
         self.x = torch.from_numpy(np.ascontiguousarray(x, np.float32))
         if self.x.dim() < 2 or not len(self.x) or not bool(torch.isfinite(self.x).all()):
-            raise DataError(f"public has shape {tuple(self.x.shape)}; it must be rows of finite numbers, at least one")
+            raise DataError(
+                f"public has shape {tuple(self.x.shape)}; it must be rows of finite numbers, at "
+                "least one"
+            )
         if views and self.x.dim() != 4:
-            raise DataError(f"views={views} needs images (rows, channels, height, width), not {tuple(self.x.shape)}")
+            raise DataError(
+                f"views={views} needs images (rows, channels, height, width), not "
+                f"{tuple(self.x.shape)}"
+            )
         self.views = views
 
     def check(self, spec: Spec) -> None:
@@ -72,13 +81,16 @@ class Public:
 class FFGBDistill(Algorithm):
     """FFGB whose ensemble is distilled into one model after every round (equation 17).
 
-    A round sends the model theta down and K networks up. Client i starts from g_1 = h_theta on its rows and makes the K steps of `fd.FFGB`
-    with networks fitted by least squares (Q^2, equation 6); the server then trains theta on the public rows towards
+    A round sends the model theta down and K networks up. Client i starts from g_1 = h_theta on its
+    rows and makes the K steps of `fd.FFGB` with networks fitted by least squares (Q^2, equation 6);
+    the server then trains theta on the public rows towards
 
-        f(x) = prod_k (1 - eta mu) h_theta(x) - 1/|S| sum_i sum_k eta prod_{j > k} (1 - eta mu) h_{i,k}(x)
+        f(x) = prod_k (1 - eta mu) h_theta(x) - 1/|S| sum_i sum_k eta prod_{j > k} (1 - eta mu)
+        h_{i,k}(x)
 
-    by squared error, from where it was. public: rows without labels (an array, or `fd.Public(x, views=...)`). oracle, student: how clients
-    fit and how the server distils (`fd.Training`). weak: the clients' model, if not the same. step, mu, residual, weights: as in `fd.FFGB`.
+    by squared error, from where it was. public: rows without labels (an array, or `fd.Public(x,
+    views=...)`). oracle, student: how clients fit and how the server distils (`fd.Training`). weak:
+    the clients' model, if not the same. step, mu, residual, weights: as in `fd.FFGB`.
     """
 
     model: Model
@@ -107,7 +119,11 @@ class FFGBDistill(Algorithm):
         return self.model if self.weak is None else self.weak
 
     def batching(self) -> Batching:
-        return Batching(float("inf"), pays=self.fitted.batchable and self.model.batchable, footprint=self.footprint)
+        return Batching(
+            float("inf"),
+            pays=self.fitted.batchable and self.model.batchable,
+            footprint=self.footprint,
+        )
 
     def footprint(self, rows: int, row_bytes: int) -> int:
         return 64 * self.oracle.epochs * rows + 4 * rows * row_bytes
@@ -119,7 +135,9 @@ class FFGBDistill(Algorithm):
             model.check(spec)
 
     def boost(self, client: Client, w: Params, t: int) -> tuple[Tree, None]:
-        """Algorithm 2 with networks; all clients' start from the same draw, another in every round."""
+        """Algorithm 2 with networks; all clients' start from the same draw, another in every
+        round.
+        """
         data, spec = client.data, client.spec
         x, y, loss = data.x, data.y, loss_for(self.loss, spec.classes)
         g = self.model.apply(w, x)
@@ -128,7 +146,9 @@ class FFGBDistill(Algorithm):
             key = random.fold(client.key, k)
             target = delta + loss.slope(g, y, torch.ones_like(data.weight))
             start = self.fitted.init(spec, random.fold(client.shared, t, k))
-            h = descend_to(self.oracle, self.fitted, Squared(), start, data, target, random.fold(key, 1))
+            h = descend_to(
+                self.oracle, self.fitted, Squared(), start, data, target, random.fold(key, 1)
+            )
             said = self.fitted.apply(h, x)
             g = g - self.step * (said + self.mu * g)
             if self.residual:
@@ -144,12 +164,27 @@ class FFGBDistill(Algorithm):
         functions, share = replies.stack()["functions"], replies.weights.float()
         shrink, pulls = step_weights([self.step] * self.local_steps, self.mu)
         rows = clients.place(self.public.rows(clients.key))
-        teacher = torch.cat([self._teacher(block, state.w, functions, pulls, share, shrink) for block in rows.split(1024)])
+        teacher = torch.cat(
+            [
+                self._teacher(block, state.w, functions, pulls, share, shrink)
+                for block in rows.split(1024)
+            ]
+        )
         data = Rows(rows, teacher, torch.arange(len(rows)), torch.ones(len(rows)), state.spec)
-        w = descend(self.student, self.model, Squared(), state.w, data, random.fold(clients.key, 1))["params"]
+        w = descend(
+            self.student, self.model, Squared(), state.w, data, random.fold(clients.key, 1)
+        )["params"]
         return state.replace(w=w)
 
-    def _teacher(self, x: Tensor, w: Params, functions: list, pulls: list[float], share: Tensor, shrink: float) -> Tensor:
+    def _teacher(
+        self,
+        x: Tensor,
+        w: Params,
+        functions: list,
+        pulls: list[float],
+        share: Tensor,
+        shrink: float,
+    ) -> Tensor:
         """f of the new ensemble on public rows."""
         with torch.no_grad():
             f = shrink * self.model.apply(to(x.device, w), x)
@@ -161,15 +196,19 @@ class FFGBDistill(Algorithm):
         return Predictor(lambda x: self.model.apply(state.w, x), state.spec)
 
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return loss_for(self.loss, None if y.is_floating_point() else outputs.shape[-1]).value(outputs, y)
+        return loss_for(self.loss, None if y.is_floating_point() else outputs.shape[-1]).value(
+            outputs, y
+        )
 
 
 @dataclass(frozen=True)
 class FedAvgDistill(LocalTraining):
-    """FedAvg whose average is then distilled from the ensemble of the clients' models (FedDF, Lin et al. 2020, Algorithm 1).
+    """FedAvg whose average is then distilled from the ensemble of the clients' models (FedDF, Lin
+    et al. 2020, Algorithm 1).
 
-    The average of the clients' weights is where the student starts; the teacher is softmax(1/|S| sum_i f_i(x)) on the public rows, and the loss the
-    Kullback-Leibler divergence (squared error for values). student: how it is trained (`fd.Training`).
+    The average of the clients' weights is where the student starts; the teacher is softmax(1/|S|
+    sum_i f_i(x)) on the public rows, and the loss the Kullback-Leibler divergence (squared error
+    for values). student: how it is trained (`fd.Training`).
     """
 
     public: Any = field(default=None, compare=False)
@@ -191,15 +230,25 @@ class FedAvgDistill(LocalTraining):
     def round(self, clients: Clients, state: State) -> State:
         replies = clients.gather(self.train, weights=self.weights, w=state.w)
         stacked, share = replies.stack(), replies.weights
-        start = tree.map(lambda v: (v.double() * share.view(-1, *[1] * (v.dim() - 1))).sum(0).to(v.dtype), stacked)
-        rows, even = clients.place(self.public.rows(clients.key)), torch.full((len(share),), 1 / len(share))
+        start = tree.map(
+            lambda v: (v.double() * share.view(-1, *[1] * (v.dim() - 1))).sum(0).to(v.dtype),
+            stacked,
+        )
+        rows, even = (
+            clients.place(self.public.rows(clients.key)),
+            torch.full((len(share),), 1 / len(share)),
+        )
         with torch.no_grad():
-            teacher = torch.cat([weighted_outputs(self.model, stacked, even, block) for block in rows.split(1024)])
+            teacher = torch.cat(
+                [weighted_outputs(self.model, stacked, even, block) for block in rows.split(1024)]
+            )
         loss: Any = Squared()
         if state.spec.classes:
             loss, teacher = SoftLabels(), teacher.softmax(-1)
         data = Rows(rows, teacher, torch.arange(len(rows)), torch.ones(len(rows)), state.spec)
-        w = descend(self.student, self.model, loss, start, data, random.fold(clients.key, 1))["params"]
+        w = descend(self.student, self.model, loss, start, data, random.fold(clients.key, 1))[
+            "params"
+        ]
         return state.replace(w=w)
 
 

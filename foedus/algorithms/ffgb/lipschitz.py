@@ -1,4 +1,6 @@
-"""FFGB for the squared loss with Lipschitz functions: Algorithm 3 of "Federated functional gradient boosting"."""
+"""FFGB for the squared loss with Lipschitz functions: Algorithm 3 of "Federated functional gradient
+boosting".
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,22 @@ from foedus.models.oracles import SobolevNet
 class FFGBLipschitz(FFGB):
     """FFGB for the squared loss with functions that stay Lipschitz (Algorithm 3, Theorem 4.4).
 
-    The gradient g - u_i is taken at the Lipschitz extension u_i of the client's labels (13), known everywhere, and only that part is left to the oracle:
+    The gradient g - u_i is taken at the Lipschitz extension u_i of the client's labels (13), known
+    everywhere, and only that part is left to the oracle:
 
-        h_k = Q(u_i - Delta_{k-1}),    g_{k+1} = g_k - eta_k (g_k - h_k),    Delta_k = Delta_{k-1} - u_i + h_k
+        h_k = Q(u_i - Delta_{k-1})
+        g_{k+1} = g_k - eta_k (g_k - h_k)
+        Delta_k = Delta_{k-1} - u_i + h_k
 
-    (the paper's line 4 has the opposite sign, and its line 7 returns g_K where g_{K+1} is meant). The squared loss is 1-strongly convex, so that steps of
-    Theorem 4.4 have mu = 1; a `mu` above 0 shrinks f as well. oracle: `fd.SobolevNet(model)`. constant: L, or `None` for the largest slope between two
-    of a client's rows.
+    (the paper's line 4 has the opposite sign, and its line 7 returns g_K where g_{K+1} is meant).
+    The squared loss is 1-strongly convex, so that steps of Theorem 4.4 have mu = 1; a `mu` above 0
+    shrinks f as well. oracle: `fd.SobolevNet(model)`. constant: L, or `None` for the largest slope
+    between two of a client's rows.
     """
 
-    oracle: Annotated[SobolevNet, Means("a fd.SobolevNet(model)"), Remedy("functions must be close in slope, too")] = None  # type: ignore[assignment]  # it must be given, but follows fields with defaults
+    oracle: Annotated[
+        SobolevNet, Means("a fd.SobolevNet(model)"), Remedy("functions must be close in slope, too")
+    ] = None  # type: ignore[assignment]  # it must be given, but follows fields with defaults
     loss: Any = "squared"
     step: Annotated[float, Gt(0)] | Literal["theorem4.1", "theorem4.3"] = "theorem4.1"
     constant: Annotated[float, Gt(0)] | None = None

@@ -1,4 +1,6 @@
-"""Smaller models for deployment from an ensemble of FFGB: functions that do not matter left out, or one model that says the same."""
+"""Smaller models for deployment from an ensemble of FFGB: functions that do not matter left out, or
+one model that says the same.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from foedus.models.oracles import Forest, Oracle
 
 @dataclass(frozen=True, eq=False)
 class Small:
-    """A model for deployment: `model` predicts, `functions` and `weights` are what it is made of, `nbytes` what it takes to send it."""
+    """A model for deployment: `model` predicts, `functions` and `weights` are what it is made of,
+    `nbytes` what it takes to send it.
+    """
 
     model: Predictor
     functions: Tree
@@ -35,9 +39,11 @@ class Small:
 def prune(run: Run, x: Any, y: Any, tolerance: float = 0.01, refit: bool = True) -> Small:
     """Leave out the functions of an ensemble that do not matter on validation rows.
 
-    Functions go in order of the size of what they add, |weight| times the root of the mean square of their values on x, smallest first, for as long as
-    the loss on (x, y) stays within `tolerance` (a part of it) of the whole ensemble's. refit: the weights of those that stay are then fitted, by least squares
-    on x, so that they take over what the others said; kept only if the loss is lower for it.
+    Functions go in order of the size of what they add, |weight| times the root of the mean square
+    of their values on x, smallest first, for as long as the loss on (x, y) stays within `tolerance`
+    (a part of it) of the whole ensemble's. refit: the weights of those that stay are then fitted,
+    by least squares on x, so that they take over what the others said; kept only if the loss is
+    lower for it.
     """
     algorithm, functions, weights, rows = _whole(run, x)
     if not 0 <= tolerance < float("inf"):
@@ -47,7 +53,12 @@ def prune(run: Run, x: Any, y: Any, tolerance: float = 0.01, refit: bool = True)
         raise DataError(f"x has {len(rows)} rows and y {len(labels)}")
     oracle, spec = algorithm.oracle, run.spec
     singles = [oracle.pick(functions, j) for j in range(len(weights))]
-    said = torch.stack([weights[j].float() * oracle.values(h, torch.ones(1), rows, spec) for j, h in enumerate(singles)])
+    said = torch.stack(
+        [
+            weights[j].float() * oracle.values(h, torch.ones(1), rows, spec)
+            for j, h in enumerate(singles)
+        ]
+    )
     order = torch.argsort(said.square().mean((1, 2)))
     whole = said.sum(0)
     # What is left after the smallest 0, 1, 2, ... are gone.
@@ -63,15 +74,21 @@ def prune(run: Run, x: Any, y: Any, tolerance: float = 0.01, refit: bool = True)
         columns = said[stay].flatten(1).double()  # already times their weights: factors near 1
         system = columns @ columns.mT
         ridge = 1e-3 * system.diagonal().mean() * torch.eye(len(stay), dtype=system.dtype)
-        factor = torch.linalg.solve(system + ridge, columns @ whole.flatten().double() + ridge.sum(1))
+        factor = torch.linalg.solve(
+            system + ridge, columns @ whole.flatten().double() + ridge.sum(1)
+        )
         better = torch.einsum("j,jnk->nk", factor.float(), said[stay])
-        if float(algorithm.row_loss(better, labels).mean()) < float(algorithm.row_loss(said[stay].sum(0), labels).mean()):
+        if float(algorithm.row_loss(better, labels).mean()) < float(
+            algorithm.row_loss(said[stay].sum(0), labels).mean()
+        ):
             kept = kept * factor
     return _small(oracle, oracle.concat([singles[j] for j in stay.tolist()]), kept, run)
 
 
 def distil(run: Run, x: Any, oracle: Oracle | None = None, seed: int = 0) -> Small:
-    """One function of an oracle, by default a forest of 50 trees, fitted to what an ensemble says of unlabelled rows."""
+    """One function of an oracle, by default a forest of 50 trees, fitted to what an ensemble says
+    of unlabelled rows.
+    """
     algorithm, functions, weights, rows = _whole(run, x)
     oracle = Forest(trees=50) if oracle is None else oracle
     oracle.check(run.spec)
@@ -88,7 +105,9 @@ def _whole(run: Run, x: Any) -> tuple[FFGB, Tree, Tensor, Tensor]:
         raise ConfigError("the ensemble is empty: run at least one round")
     rows = torch.from_numpy(np.ascontiguousarray(x, np.float32))
     if tuple(rows.shape[1:]) != run.spec.shape or not len(rows):
-        raise DataError(f"x has shape {tuple(rows.shape)}; the model expects rows of shape {run.spec.shape}")
+        raise DataError(
+            f"x has shape {tuple(rows.shape)}; the model expects rows of shape {run.spec.shape}"
+        )
     return run.algorithm, functions, weights, rows
 
 
@@ -96,4 +115,6 @@ def _small(oracle: Oracle, functions: Tree, weights: Tensor, run: Run) -> Small:
     assert isinstance(run.algorithm, FFGB)
     spec = run.spec
     model = run.algorithm.speaks(lambda z: oracle.values(functions, weights, z, spec), spec)
-    return Small(model, functions, weights, wire.nbytes({"functions": functions, "weights": weights}))
+    return Small(
+        model, functions, weights, wire.nbytes({"functions": functions, "weights": weights})
+    )

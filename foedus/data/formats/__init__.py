@@ -6,4 +6,13 @@ from foedus.data.formats.npz import npz_shapes
 from foedus.data.formats.raw import Raw, read_bytes
 from foedus.data.formats.read import READERS, read
 
-__all__ = ["READERS", "Raw", "characters", "npz_shapes", "parse_cifar", "parse_idx", "read", "read_bytes"]
+__all__ = [
+    "READERS",
+    "Raw",
+    "characters",
+    "npz_shapes",
+    "parse_cifar",
+    "parse_idx",
+    "read",
+    "read_bytes",
+]

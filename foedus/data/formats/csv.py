@@ -13,10 +13,12 @@ from foedus.errors import DataError, unknown
 
 
 def read_csv(path: Path, label: str | int | None = None, group: str | None = None) -> Raw:
-    """CSV with a header and a label column (`label`: its name or position; else a column named label, target, class or y).
+    """CSV with a header and a label column (`label`: its name or position; else a column named
+    label, target, class or y).
 
-    All other columns are features and must hold numbers: encode categories first (for instance with pandas.get_dummies). Text
-    or whole-number labels mean classes, numbers with fractions regression. `group` names the column that says whose row it is.
+    All other columns are features and must hold numbers: encode categories first (for instance with
+    pandas.get_dummies). Text or whole-number labels mean classes, numbers with fractions
+    regression. `group` names the column that says whose row it is.
     """
     import pandas as pd
 
@@ -37,18 +39,25 @@ def read_csv(path: Path, label: str | int | None = None, group: str | None = Non
     if y.isna().any():
         line = int(np.flatnonzero(y.isna())[0]) + 2
         raise DataError(
-            f"{path}, line {line}: column {label!r} (the label) is missing in {int(y.isna().sum())} rows; remove those rows"
+            f"{path}, line {line}: column {label!r} (the label) is missing in "
+            f"{int(y.isna().sum())} rows; remove those rows"
         )
     groups = names = None
     if group is not None and group != label:
-        names, groups = np.unique(frame.pop(group).astype(str).to_numpy(dtype=str), return_inverse=True)
+        names, groups = np.unique(
+            frame.pop(group).astype(str).to_numpy(dtype=str), return_inverse=True
+        )
     for column in frame.columns:
-        if not (pd.api.types.is_numeric_dtype(frame[column]) or pd.api.types.is_bool_dtype(frame[column])):
+        if not (
+            pd.api.types.is_numeric_dtype(frame[column])
+            or pd.api.types.is_bool_dtype(frame[column])
+        ):
             values = pd.to_numeric(frame[column], errors="coerce")
             wrong = np.flatnonzero(values.isna() & frame[column].notna())
             at = int(wrong[0]) if len(wrong) else 0
             raise DataError(
-                f"{path}, line {at + 2}: column {column!r} holds text ({str(frame[column].iloc[at])!r}); "
+                f"{path}, line {at + 2}: column {column!r} holds text "
+                f"({str(frame[column].iloc[at])!r}); "
                 "encode it as numbers first, for instance with pandas.get_dummies"
             )
     if frame.shape[1] == 0:
@@ -73,7 +82,9 @@ def _label_column(path: Path, columns: list[str], label: str | int | None) -> st
     if label is None:
         found = [c for c in columns if c.lower() in ("label", "target", "class", "y")]
         if len(found) != 1:
-            raise DataError(f"{path}: pass label=, the column to predict (columns: {', '.join(columns)})")
+            raise DataError(
+                f"{path}: pass label=, the column to predict (columns: {', '.join(columns)})"
+            )
         return found[0]
     if label not in columns:
         raise DataError(f"{path}: {unknown('label', label, columns)}")

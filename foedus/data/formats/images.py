@@ -22,34 +22,54 @@ _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0
 
 
 def parse_idx(content: bytes, where: object) -> np.ndarray:
-    """The array of an IDX file: two zero bytes, a type, the number of dimensions, their sizes (big endian), the numbers."""
-    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _IDX_TYPES or not 1 <= content[3] <= 8:
+    """The array of an IDX file: two zero bytes, a type, the number of dimensions, their sizes (big
+    endian), the numbers.
+    """
+    if (
+        len(content) < 4
+        or content[:2] != b"\0\0"
+        or content[2] not in _IDX_TYPES
+        or not 1 <= content[3] <= 8
+    ):
         raise DataError(
-            f"{where}, offset 0: magic number {content[:4].hex()!r}; expected IDX (0000, a type, the number of dimensions)"
+            f"{where}, offset 0: magic number {content[:4].hex()!r}; expected IDX (0000, a type, "
+            "the number of dimensions)"
         )
     start = 4 + 4 * content[3]
     if len(content) < start:
-        raise DataError(f"{where}, offset {len(content)}: the file ends within the header of {start} bytes")
+        raise DataError(
+            f"{where}, offset {len(content)}: the file ends within the header of {start} bytes"
+        )
     shape = tuple(int(s) for s in np.frombuffer(content[4:start], ">u4"))
     dtype = np.dtype(_IDX_TYPES[content[2]])
     expected = start + math.prod(shape) * dtype.itemsize
     if len(content) != expected:
         raise DataError(
-            f"{where}, offset {min(len(content), expected)}: shape {shape} needs {expected} bytes, the file has {len(content)}"
+            f"{where}, offset {min(len(content), expected)}: shape {shape} needs {expected} bytes, "
+            f"the file has {len(content)}"
         )
-    return np.frombuffer(content, dtype, offset=start).reshape(shape).astype(dtype.newbyteorder("="))
+    return (
+        np.frombuffer(content, dtype, offset=start).reshape(shape).astype(dtype.newbyteorder("="))
+    )
 
 
 def read_idx(path: Path, label: object = None, group: object = None) -> Raw:
-    """IDX images and labels as of MNIST: a folder, or the images file beside its labels file. Images become flat rows.
+    """IDX images and labels as of MNIST: a folder, or the images file beside its labels file.
+    Images become flat rows.
 
     The test part is found by its name (`t10k-` or `-test-` for `train`).
     """
     if path.is_dir():
-        images = sorted(p for p in path.iterdir() if re.search(r"images.idx3.ubyte(\.gz)?$", p.name))
-        train = [p for p in images if "train" in p.name] or [p for p in images if not re.search(r"t10k|test", p.name)]
+        images = sorted(
+            p for p in path.iterdir() if re.search(r"images.idx3.ubyte(\.gz)?$", p.name)
+        )
+        train = [p for p in images if "train" in p.name] or [
+            p for p in images if not re.search(r"t10k|test", p.name)
+        ]
         if not train:
-            raise DataError(f"{path}: no training images; expected a file such as train-images-idx3-ubyte.gz")
+            raise DataError(
+                f"{path}: no training images; expected a file such as train-images-idx3-ubyte.gz"
+            )
         path = train[0]
     x, y = _idx_pair(path)
     names = {path.name.replace("train", other, 1) for other in ("t10k", "test")} - {path.name}
@@ -68,12 +88,14 @@ def _idx_pair(path: Path) -> tuple[np.ndarray, np.ndarray]:
     labels = _either(path.with_name(name)) if name != path.name else []
     if not labels:
         raise DataError(
-            f"{path}: no labels file beside it; expected names such as train-images-idx3-ubyte and train-labels-idx1-ubyte"
+            f"{path}: no labels file beside it; expected names such as train-images-idx3-ubyte and "
+            "train-labels-idx1-ubyte"
         )
     x, y = parse_idx(read_bytes(path), path), parse_idx(read_bytes(labels[0]), labels[0])
     if y.ndim != 1 or len(x) != len(y):
         raise DataError(
-            f"{labels[0]}: labels of shape {y.shape} for {len(x)} images in {path.name}; expected one label an image"
+            f"{labels[0]}: labels of shape {y.shape} for {len(x)} images in {path.name}; expected "
+            "one label an image"
         )
     return x.reshape(len(x), -1), y
 
@@ -81,22 +103,31 @@ def _idx_pair(path: Path) -> tuple[np.ndarray, np.ndarray]:
 # CIFAR, binary version
 
 
-def parse_cifar(content: bytes, where: object, fine: bool | None, coarse: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Images `[n, 3, 32, 32]` and labels of CIFAR records, which begin with one label (CIFAR-10) or two (`fine`, CIFAR-100)."""
+def parse_cifar(
+    content: bytes, where: object, fine: bool | None, coarse: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Images `[n, 3, 32, 32]` and labels of CIFAR records, which begin with one label (CIFAR-10) or
+    two (`fine`, CIFAR-100).
+    """
     if fine is None:
         fine = len(content) % (_CIFAR_PIXELS + 1) != 0 and len(content) % (_CIFAR_PIXELS + 2) == 0
     head, classes = (2, 20 if coarse else 100) if fine else (1, 10)
     size = head + _CIFAR_PIXELS
     if len(content) == 0 or len(content) % size:
         raise DataError(
-            f"{where}, offset {len(content) // size * size}: the file ends within a record; expected records of "
-            f"{_CIFAR_PIXELS + 1} bytes (CIFAR-10) or {_CIFAR_PIXELS + 2} bytes (CIFAR-100), not {len(content)} bytes"
+            f"{where}, offset {len(content) // size * size}: the file ends within a record; "
+            "expected records of "
+            f"{_CIFAR_PIXELS + 1} bytes (CIFAR-10) or {_CIFAR_PIXELS + 2} bytes (CIFAR-100), not "
+            f"{len(content)} bytes"
         )
     records = np.frombuffer(content, np.uint8).reshape(-1, size)
     labels = records[:, 0 if coarse or not fine else 1].astype(np.int64)
     if labels.max() >= classes:
         bad = int(np.flatnonzero(labels >= classes)[0])
-        raise DataError(f"{where}, offset {bad * size}: label {labels[bad]} in record {bad}; expected 0 to {classes - 1}")
+        raise DataError(
+            f"{where}, offset {bad * size}: label {labels[bad]} in record {bad}; expected 0 to "
+            f"{classes - 1}"
+        )
     return records[:, head:].reshape(-1, 3, 32, 32), labels
 
 
@@ -112,15 +143,27 @@ def read_cifar(path: Path, label: str | None = None, group: object = None) -> Ra
     names: dict[str, list[str]] = {}
     for name, content in _cifar_files(path):
         if name.endswith(".txt"):
-            names[name] = [line.strip() for line in content.decode("utf-8", "replace").splitlines() if line.strip()]
+            names[name] = [
+                line.strip()
+                for line in content.decode("utf-8", "replace").splitlines()
+                if line.strip()
+            ]
             continue
         fine = True if name in ("train.bin", "test.bin") else False if "batch" in name else None
         part = test if name.startswith("test") and path.suffix != ".bin" else train
-        part.append(parse_cifar(content, path / name if path.is_dir() else f"{path}:{name}", fine, label == "coarse"))
+        part.append(
+            parse_cifar(
+                content, path / name if path.is_dir() else f"{path}:{name}", fine, label == "coarse"
+            )
+        )
     if not train:
-        raise DataError(f"{path}: no training records; expected files such as data_batch_1.bin or train.bin")
+        raise DataError(
+            f"{path}: no training records; expected files such as data_batch_1.bin or train.bin"
+        )
     x, y = (np.concatenate(arrays) for arrays in zip(*train, strict=True))
-    x_test, y_test = (np.concatenate(arrays) for arrays in zip(*test, strict=True)) if test else (None, None)
+    x_test, y_test = (
+        (np.concatenate(arrays) for arrays in zip(*test, strict=True)) if test else (None, None)
+    )
     called = names.get("batches.meta.txt") or names.get(f"{label or 'fine'}_label_names.txt")
     return Raw(x, y, x_test, y_test, called if called and len(called) > y.max() else None)
 
@@ -136,13 +179,21 @@ def _cifar_files(path: Path) -> Iterator[tuple[str, bytes]]:
     else:
         limit = path.stat().st_size * _RATIO + SLACK
         with tarfile.open(path) as archive:
-            members = [m for m in archive.getmembers() if m.isfile() and m.name.endswith((".bin", ".txt"))]
+            members = [
+                m for m in archive.getmembers() if m.isfile() and m.name.endswith((".bin", ".txt"))
+            ]
             for member in sorted(members, key=lambda m: m.name):
                 if member.size > limit:
-                    raise DataError(f"{path}: {member.name} claims {member.size} bytes, more than the archive can hold")
+                    raise DataError(
+                        f"{path}: {member.name} claims {member.size} bytes, more than the archive "
+                        "can hold"
+                    )
                 file = archive.extractfile(member)
                 assert file is not None  # a regular file
                 content = file.read()
                 if len(content) != member.size:
-                    raise DataError(f"{path}: {member.name} ends after {len(content)} of {member.size} bytes; fetch it again")
+                    raise DataError(
+                        f"{path}: {member.name} ends after {len(content)} of {member.size} bytes; "
+                        "fetch it again"
+                    )
                 yield Path(member.name).name, content

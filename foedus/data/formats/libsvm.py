@@ -16,10 +16,14 @@ _DENSE_BYTES = 4 << 30
 # LIBSVM text
 
 
-def read_libsvm(path: Path, label: object = None, group: object = None, features: int | None = None) -> Raw:
-    """LIBSVM (svmlight) text: `label index:value ...` a line, indices from 1 and rising; plain, .gz, .bz2 or .xz.
+def read_libsvm(
+    path: Path, label: object = None, group: object = None, features: int | None = None
+) -> Raw:
+    """LIBSVM (svmlight) text: `label index:value ...` a line, indices from 1 and rising; plain,
+    .gz, .bz2 or .xz.
 
-    Comments after `#` are skipped. `features` widens the rows (a test file may lack the last features).
+    Comments after `#` are skipped. `features` widens the rows (a test file may lack the last
+    features).
     """
     text = read_bytes(path)
     if b"\0" in text[:4096]:
@@ -32,7 +36,8 @@ def read_libsvm(path: Path, label: object = None, group: object = None, features
     entries = len(y) * width
     if entries > 1000 * len(text) + SLACK or entries * 4 > _DENSE_BYTES:
         raise DataError(
-            f"{path}: {len(y)} rows of {width} features (the largest index) are too many to hold densely; select features first"
+            f"{path}: {len(y)} rows of {width} features (the largest index) are too many to hold "
+            "densely; select features first"
         )
     x = np.zeros((len(y), width), np.float32)
     x[row, index - 1] = value
@@ -42,7 +47,9 @@ def read_libsvm(path: Path, label: object = None, group: object = None, features
 
 
 def _libsvm_fast(text: bytes) -> tuple[np.ndarray, ...] | None:
-    """Labels, rows, indices and values of a clean file in whole-array operations; `None` where a line needs a closer look."""
+    """Labels, rows, indices and values of a clean file in whole-array operations; `None` where a
+    line needs a closer look.
+    """
     if b"#" in text or b"qid" in text:
         return None
     text = text.rstrip() + b"\n"
@@ -55,15 +62,20 @@ def _libsvm_fast(text: bytes) -> tuple[np.ndarray, ...] | None:
     newlines = np.flatnonzero(byte == 10)
     line = np.searchsorted(newlines, starts)
     first = np.concatenate(([True], line[1:] != line[:-1]))
-    place = np.arange(len(starts)) - np.maximum.accumulate(np.where(first, np.arange(len(starts)), 0))
+    place = np.arange(len(starts)) - np.maximum.accumulate(
+        np.where(first, np.arange(len(starts)), 0)
+    )
     colon = np.concatenate(([False], byte[starts[1:] - 1] == ord(":")))
-    # label, then index:value pairs: every second token follows a colon, and colons stand nowhere else.
+    # label, then index:value pairs: every second token follows a colon, and colons stand nowhere
+    # else.
     if (colon != ((place % 2 == 0) & (place > 0))).any() or colon.sum() != (byte == ord(":")).sum():
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
-            numbers = np.fromstring(text.replace(b":", b" ").decode("ascii"), sep=" ", dtype=np.float64)
+            numbers = np.fromstring(
+                text.replace(b":", b" ").decode("ascii"), sep=" ", dtype=np.float64
+            )
         except (ValueError, DeprecationWarning, UnicodeDecodeError):
             return None
     if len(numbers) != len(starts):
@@ -94,7 +106,8 @@ def _libsvm_lines(path: Path, text: bytes) -> tuple[np.ndarray, ...]:
             labels.append(float(tokens[0]))
         except ValueError:
             raise DataError(
-                f"{path}, line {number}: label {shown_line(tokens[0])} is not a number; expected 'label index:value ...'"
+                f"{path}, line {number}: label {shown_line(tokens[0])} is not a number; expected "
+                "'label index:value ...'"
             ) from None
         last = 0
         for token in tokens[1:]:
@@ -104,9 +117,15 @@ def _libsvm_lines(path: Path, text: bytes) -> tuple[np.ndarray, ...]:
             try:
                 index, value = int(key), float(entry)
             except ValueError:
-                raise DataError(f"{path}, line {number}: {shown_line(token)} is not a pair index:value of numbers") from None
+                raise DataError(
+                    f"{path}, line {number}: {shown_line(token)} is not a pair index:value of "
+                    "numbers"
+                ) from None
             if not last < index <= 2**31:
-                raise DataError(f"{path}, line {number}: index {index} after {last}; indices begin at 1 and rise within a line")
+                raise DataError(
+                    f"{path}, line {number}: index {index} after {last}; indices begin at 1 and "
+                    "rise within a line"
+                )
             last = index
             rows.append(len(labels) - 1)
             indices.append(index)

@@ -17,7 +17,9 @@ from foedus.errors import DataError
 
 
 def npz_shapes(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Shape and type of each array of an .npz, from the headers alone; a header must agree with the size of its member."""
+    """Shape and type of each array of an .npz, from the headers alone; a header must agree with the
+    size of its member.
+    """
     shapes = {}
     size = path.stat().st_size
     with zipfile.ZipFile(path) as archive:
@@ -29,7 +31,8 @@ def npz_shapes(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
             needed = start + math.prod(shape) * dtype.itemsize
             if needed != member.file_size or needed > size * _RATIO + SLACK:
                 raise DataError(
-                    f"{path}: {member.filename} claims shape {shape}, which its {member.file_size} bytes cannot hold"
+                    f"{path}: {member.filename} claims shape {shape}, which its {member.file_size} "
+                    "bytes cannot hold"
                 )
             shapes[member.filename.removesuffix(".npy")] = shape, dtype
     return shapes
@@ -39,17 +42,24 @@ def _npy_header(file: IO[bytes], where: str) -> tuple[tuple[int, ...], np.dtype,
     head = io.BytesIO(file.read(65536))
     try:
         version = np.lib.format.read_magic(head)
-        reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        reader = (
+            np.lib.format.read_array_header_1_0
+            if version == (1, 0)
+            else np.lib.format.read_array_header_2_0
+        )
         shape, _, dtype = reader(head)
     except ValueError as error:
         raise DataError(f"{where}, offset 0: not an array ({error})") from None
     if dtype.hasobject:
-        raise DataError(f"{where}: holds Python objects, which are never loaded; save numbers or text")
+        raise DataError(
+            f"{where}: holds Python objects, which are never loaded; save numbers or text"
+        )
     return shape, dtype, head.tell()
 
 
 def read_npz(path: Path, label: str | None = None, group: object = None) -> Raw:
-    """An .npz with `x_train y_train x_test y_test` (or `x y`); groups in `client_train client_test`, names in `class_names`.
+    """An .npz with `x_train y_train x_test y_test` (or `x y`); groups in `client_train
+    client_test`, names in `class_names`.
 
     `label="coarse"` takes the labels of `y_train_coarse y_test_coarse`.
     """
@@ -64,7 +74,8 @@ def read_npz(path: Path, label: str | None = None, group: object = None) -> Raw:
         if x is None or y is None:
             wanted = "x_train" if x is None else f"y_train{suffix}"
             raise DataError(
-                f"{path}: no array {wanted!r} (it holds {', '.join(shapes) or 'none'}); expected x_train, y_train, x_test "
+                f"{path}: no array {wanted!r} (it holds {', '.join(shapes) or 'none'}); expected "
+                "x_train, y_train, x_test "
                 "and y_test"
             )
         names = get("coarse_names") if label == "coarse" else get("class_names", "fine_names")
@@ -74,5 +85,7 @@ def read_npz(path: Path, label: str | None = None, group: object = None) -> Raw:
             get("client_names", "group_names"), get("feature_names"),
         )  # fmt: skip
     if (raw.x_test is None) != (raw.y_test is None):
-        raise DataError(f"{path}: only one of x_test and y_test{suffix} is there; expected both or neither")
+        raise DataError(
+            f"{path}: only one of x_test and y_test{suffix} is there; expected both or neither"
+        )
     return raw

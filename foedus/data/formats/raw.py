@@ -24,7 +24,9 @@ Names = Sequence[str] | np.ndarray
 
 @dataclass
 class Raw:
-    """Arrays of a file: features, and labels as they are written (numbers or text); `None` where the file has no test part."""
+    """Arrays of a file: features, and labels as they are written (numbers or text); `None` where
+    the file has no test part.
+    """
 
     x_train: np.ndarray
     y_train: np.ndarray
@@ -36,11 +38,14 @@ class Raw:
     group_names: Names | None = None
     feature_names: Names | None = None
     tokens: bool = False  # features are character ids, which must not be scaled
-    extra: dict[str, np.ndarray] = field(default_factory=dict)  # other labels of the same rows, for the cache
+    # other labels of the same rows, for the cache
+    extra: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def read_bytes(path: Path) -> bytes:
-    """Contents of a file, decompressed if its name ends in .gz, .bz2 or .xz, up to what such a file can justify."""
+    """Contents of a file, decompressed if its name ends in .gz, .bz2 or .xz, up to what such a file
+    can justify.
+    """
     openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
     opener = openers.get(path.suffix.lower(), open)
     limit = path.stat().st_size * _RATIO + SLACK
@@ -51,7 +56,8 @@ def read_bytes(path: Path) -> bytes:
             total += len(chunk)
             if total > limit:
                 raise DataError(
-                    f"{path}: decompresses to more than {_RATIO} times its size; it is damaged or not meant to be read"
+                    f"{path}: decompresses to more than {_RATIO} times its size; it is damaged or "
+                    "not meant to be read"
                 )
     return b"".join(chunks)
 

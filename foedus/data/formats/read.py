@@ -1,8 +1,8 @@
 """Readers of data files: LIBSVM text, IDX, CIFAR's binary version, npz, CSV, LEAF JSON.
 
-Each reader returns a `Raw`: arrays as the file has them, neither scaled nor imputed. A malformed file raises `DataError` with
-the file, the line or offset, and what was expected there; a size that a file claims is believed only as far as the file's own
-length allows. Nothing is ever unpickled.
+Each reader returns a `Raw`: arrays as the file has them, neither scaled nor imputed. A malformed
+file raises `DataError` with the file, the line or offset, and what was expected there; a size that
+a file claims is believed only as far as the file's own length allows. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ from foedus.data.formats.raw import Raw
 from foedus.errors import DataError, unknown
 
 
-def read(path: str | Path, *, format: str | None = None, label: str | int | None = None, group: str | None = None) -> Raw:
+def read(
+    path: str | Path,
+    *,
+    format: str | None = None,
+    label: str | int | None = None,
+    group: str | None = None,
+) -> Raw:
     """Read a file or folder; the format is told from its name and contents unless given."""
     path = Path(path)
     if not path.exists():
@@ -35,14 +41,28 @@ def read(path: str | Path, *, format: str | None = None, label: str | int | None
     if format not in READERS:
         raise DataError(unknown("format", format, READERS))
     if group is not None and format != "csv":
-        raise DataError(f"group={group!r} names a column of a CSV file, and {path} is read as {format}; leave it out")
+        raise DataError(
+            f"group={group!r} names a column of a CSV file, and {path} is read as {format}; leave "
+            "it out"
+        )
     if label is not None and format not in ("csv", "cifar", "npz"):
-        raise DataError(f"label={label!r}: a {format} file says itself what the label is ({path}); leave it out")
+        raise DataError(
+            f"label={label!r}: a {format} file says itself what the label is ({path}); leave it out"
+        )
     try:
         return READERS[format](path, label, group)
-    except (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError, MemoryError) as error:
+    except (
+        OSError,
+        EOFError,
+        zlib.error,
+        lzma.LZMAError,
+        zipfile.BadZipFile,
+        tarfile.TarError,
+        MemoryError,
+    ) as error:
         raise DataError(
-            f"{path}: not a readable {format} file ({error or type(error).__name__}); fetch or write it again"
+            f"{path}: not a readable {format} file ({error or type(error).__name__}); fetch or "
+            "write it again"
         ) from error
 
 
@@ -56,12 +76,14 @@ def _guess(path: Path) -> str:
         if "train" in names or any(n.endswith((".json", ".json.gz")) for n in names):
             return "leaf"
         raise DataError(
-            f"{path}: a folder of no known format; expected IDX files, CIFAR's .bin files, or LEAF's train/ and test/"
+            f"{path}: a folder of no known format; expected IDX files, CIFAR's .bin files, or "
+            "LEAF's train/ and test/"
         )
     name = path.name.lower()
     for endings, kind in (
         ((".npz",), "npz"), ((".csv", ".csv.gz"), "csv"), ((".json", ".json.gz"), "leaf"),
-        ((".bin", ".tar.gz", ".tgz"), "cifar"), ((".idx", ".idx.gz"), "idx"), ((".svm", ".libsvm", ".svmlight"), "libsvm"),
+        ((".bin", ".tar.gz", ".tgz"), "cifar"), ((".idx", ".idx.gz"), "idx"),
+        ((".svm", ".libsvm", ".svmlight"), "libsvm"),
     ):  # fmt: skip
         if name.endswith(endings):
             return kind

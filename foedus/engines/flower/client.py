@@ -1,8 +1,9 @@
 """The side of the site: a Flower ClientApp that answers for the clients whose rows it has.
 
-Every message is a new process. What a client must remember lives in Flower's `context.state` (and, where the node has a `cache`
-folder, on its disk, so that it outlives the SuperNode), under the version of the exchange that made it: the server says which version
-it has seen an answer of, so that an answer that got lost is undone, and a state that is gone is noticed. What `prepare` makes of
+Every message is a new process. What a client must remember lives in Flower's `context.state` (and,
+where the node has a `cache` folder, on its disk, so that it outlives the SuperNode), under the
+version of the exchange that made it: the server says which version it has seen an answer of, so
+that an answer that got lost is undone, and a state that is gone is noticed. What `prepare` makes of
 the rows is kept in the cache, under a checksum of rows and algorithm.
 """
 
@@ -56,7 +57,10 @@ class SiteApp(ClientApp):
             header, body = {"error": str(error)}, b""
         except Exception as error:
             header, body = {"error": f"{type(error).__name__}: {error}"}, b""
-        return Message(messages.content({**header, "seconds": time.perf_counter() - began}, body), reply_to=message)
+        return Message(
+            messages.content({**header, "seconds": time.perf_counter() - began}, body),
+            reply_to=message,
+        )
 
 
 def answer(message: Message, context: Context) -> tuple[dict[str, Any], bytes]:
@@ -77,12 +81,23 @@ def answer(message: Message, context: Context) -> tuple[dict[str, Any], bytes]:
     if kind == "evaluate.own":
         return evaluate_own(asked, site, memory, algorithm_of(asked, config)), b""
     if kind.startswith("train."):
-        return exchange(asked, messages.body(message), site, memory, algorithm_of(asked, config), kind.removeprefix("train."))
-    raise ReplyError(f"this site does not know messages of type {kind!r}; it has foedus {__version__}")
+        return exchange(
+            asked,
+            messages.body(message),
+            site,
+            memory,
+            algorithm_of(asked, config),
+            kind.removeprefix("train."),
+        )
+    raise ReplyError(
+        f"this site does not know messages of type {kind!r}; it has foedus {__version__}"
+    )
 
 
 def algorithm_of(asked: dict[str, Any], config: dict[str, Any]) -> Algorithm:
-    """The algorithm of a run: the app's own if it has one of these settings, else built from the settings alone."""
+    """The algorithm of a run: the app's own if it has one of these settings, else built from the
+    settings alone.
+    """
     given, own = asked["algorithm"], config.get("code")
     if own:
         module, _, name = str(own).partition(":")
@@ -94,7 +109,9 @@ def algorithm_of(asked: dict[str, Any], config: dict[str, Any]) -> Algorithm:
         return known_algorithm(given).seeded(asked["seed"])
     except ConfigError as error:
         versions = f"the server has foedus {asked.get('foedus')}, this site {__version__}"
-        raise ConfigError(f"the algorithm of this run is not known here ({versions}): {error}") from None
+        raise ConfigError(
+            f"the algorithm of this run is not known here ({versions}): {error}"
+        ) from None
 
 
 class Holding:
@@ -107,7 +124,9 @@ class Holding:
         if self.shards is None:
             schema = asked.get("schema")
             if not schema:
-                raise ConfigError("the server sends no schema: sites with files of their own need one")
+                raise ConfigError(
+                    "the server sends no schema: sites with files of their own need one"
+                )
             classes = None if schema["classes"] is None else tuple(schema["classes"])
             self.site = read_site(config, Schema(tuple(schema["columns"]), classes))
 
@@ -128,13 +147,30 @@ class Holding:
         """Who is here, and what a common scaling needs to know."""
         if self.site is None:
             fed = self.federation()
-            return {"clients": fed.ids.tolist(), "rows": fed.sizes.tolist(), "name": "shard", "foedus": __version__}
+            return {
+                "clients": fed.ids.tolist(),
+                "rows": fed.sizes.tolist(),
+                "name": "shard",
+                "foedus": __version__,
+            }
         site = self.site
-        about = {"name": site.name, "checksum": site.checksum, "foedus": __version__, "sums": site.sums()}
-        return {"clients": [site.client], "rows": [len(site.y)], "test_rows": [len(site.y_test)], **about}
+        about = {
+            "name": site.name,
+            "checksum": site.checksum,
+            "foedus": __version__,
+            "sums": site.sums(),
+        }
+        return {
+            "clients": [site.client],
+            "rows": [len(site.y)],
+            "test_rows": [len(site.y_test)],
+            **about,
+        }
 
     def try_model(self, file: bytes, algorithm: Algorithm) -> dict[str, Any]:
-        """Keep the final model, if there is a cache, and say how it does on this site's test rows."""
+        """Keep the final model, if there is a cache, and say how it does on this site's test
+        rows.
+        """
         fed = self.federation()
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.safetensors"
@@ -150,14 +186,29 @@ class Holding:
         predicted = run.model.predict(x)
         if fed.data.classes:
             return {"rows": len(y), "hits": int((predicted == y).sum())}
-        return {"rows": len(y), "squares": float(((predicted - y) ** 2).mean(tuple(range(1, y.ndim))).sum())}
+        return {
+            "rows": len(y),
+            "squares": float(((predicted - y) ** 2).mean(tuple(range(1, y.ndim))).sum()),
+        }
 
 
 def exchange(
-    asked: dict[str, Any], body: bytes, site: Holding, memory: Memory, algorithm: Algorithm, step: str
+    asked: dict[str, Any],
+    body: bytes,
+    site: Holding,
+    memory: Memory,
+    algorithm: Algorithm,
+    step: str,
 ) -> tuple[dict[str, Any], bytes]:
-    """Run a client step for the clients asked; those whose state is gone are named as lost. In secure aggregation, replies are masked."""
-    if step.startswith("_") or hasattr(Algorithm, step) or not callable(getattr(type(algorithm), step, None)):
+    """Run a client step for the clients asked; those whose state is gone are named as lost.
+
+    In secure aggregation, replies are masked.
+    """
+    if (
+        step.startswith("_")
+        or hasattr(Algorithm, step)
+        or not callable(getattr(type(algorithm), step, None))
+    ):
         raise ReplyError(f"{step!r} is no client step of {type(algorithm).__name__}")
     masked = "phase" in asked
     if masked and asked["phase"] != "mask":
@@ -175,7 +226,8 @@ def exchange(
         for some, reply, stacked in session.exchange(ask):
             for n, i in enumerate(some.tolist()):
                 replies[i] = Replies(some, some, stacked=reply)[n] if stacked else reply
-        for i in away:  # after the step all the same: how long an answer takes must not tell who takes part
+        # after the step all the same: how long an answer takes must not tell who takes part
+        for i in away:
             replies[i] = tree.map(torch.zeros_like, dense(replies[i]))
             if session.remembers:
                 session.states.put(places[i], before[i])
@@ -192,11 +244,22 @@ def exchange(
         weigh = asked["weights"] == "rows"  # the site's own number, not one that the server gives
         more = lambda i: (replies[i], int(session.train.sizes[places[i]]) if weigh else 1)  # noqa: E731
         here = [(i, part) for i, part in zip(asked["ids"], parts, strict=True) if i not in lost]
-        header, sent = phase({**asked, "ids": [i for i, _ in here]}, [p for _, p in here], site.config, site.cache, more)
+        header, sent = phase(
+            {**asked, "ids": [i for i, _ in here]},
+            [p for _, p in here],
+            site.config,
+            site.cache,
+            more,
+        )
         return {**header, "lost": sorted(lost)}, sent
     order = sorted(replies)
     messages_ = [wire.encode(replies[i]) for i in order]
-    about = {"round": asked["round"], "exchange": asked["exchange"], "ids": order, "lost": sorted(lost)}
+    about = {
+        "round": asked["round"],
+        "exchange": asked["exchange"],
+        "ids": order,
+        "lost": sorted(lost),
+    }
     return {**about, "lengths": [len(m) for m in messages_]}, b"".join(messages_)
 
 
@@ -209,7 +272,9 @@ def received(
     session: LocalSession,
     copies: dict[int, dict[str, Tree]],
 ) -> Ask:
-    """What the clients that are here are asked, with their copies of held values brought up to date."""
+    """What the clients that are here are asked, with their copies of held values brought up to
+    date.
+    """
     names, items, updates = asked["held"], asked["items"], []
     held: dict[str, Held] = {}
     for members, body in zip(asked["groups"], bodies, strict=True):
@@ -217,8 +282,15 @@ def received(
         mine = [i for i in members if i in ids]
         if names and not session.absorbs:
             for i in mine:
-                copies[i] |= {name: rebuilt(copies[i].get(name, {}), message.get(name)) for name in names}
-        updates.append((torch.tensor([ids.index(i) for i in mine], dtype=torch.int64), {n: message.get(n) for n in names}))
+                copies[i] |= {
+                    name: rebuilt(copies[i].get(name, {}), message.get(name)) for name in names
+                }
+        updates.append(
+            (
+                torch.tensor([ids.index(i) for i in mine], dtype=torch.int64),
+                {n: message.get(n) for n in names},
+            )
+        )
         payload = {name: value for name, value in message.items() if name not in (*names, *items)}
     if names and not session.absorbs:
         held = {name: HeldArrays(copies[ids[0]][name]) for name in names}
@@ -226,20 +298,27 @@ def received(
     return Ask(step, payload, *about, held=held, updates=updates if names else [])
 
 
-def evaluate_own(asked: dict[str, Any], site: Holding, memory: Memory, algorithm: Algorithm) -> dict[str, Any]:
+def evaluate_own(
+    asked: dict[str, Any], site: Holding, memory: Memory, algorithm: Algorithm
+) -> dict[str, Any]:
     """How the clients' own models do on their own test rows: sums."""
     session, lost, _ = opened(asked, site, memory, algorithm)
     sums, ids = session.evaluate_own(), session.ids.tolist()
     return {
         "ids": [i for i in ids if i in asked["ids"] and i not in lost],
-        "sums": {k: [float(v[p]) for p, i in enumerate(ids) if i in asked["ids"] and i not in lost] for k, v in sums.items()},
+        "sums": {
+            k: [float(v[p]) for p, i in enumerate(ids) if i in asked["ids"] and i not in lost]
+            for k, v in sums.items()
+        },
     }
 
 
 def opened(
     asked: dict[str, Any], site: Holding, memory: Memory, algorithm: Algorithm
 ) -> tuple[LocalSession, set[int], dict[int, dict[str, Tree]]]:
-    """A session on this node's clients, with what they remember; those that should remember something and do not; held values."""
+    """A session on this node's clients, with what they remember; those that should remember
+    something and do not; held values.
+    """
     session = Local().open(algorithm, site.federation(), random.key(asked["seed"]))
     places = {int(i): p for p, i in enumerate(session.ids)}
     strange = [i for i in asked["ids"] if i not in places]
@@ -293,14 +372,18 @@ def keep_prepared(session: LocalSession, site: Holding, asked: dict[str, Any]) -
 
 
 class Memory:
-    """What clients remember, by version: of this round all versions, and the last of each of two rounds before it."""
+    """What clients remember, by version: of this round all versions, and the last of each of two
+    rounds before it.
+    """
 
     def __init__(self, context: Context, session: str, cache: Path | None):
         self.records, self.session = context.state.config_records, session
         self.folder = cache / "states" if cache else None
 
     def _record(self, client: int) -> dict[str, Any]:
-        """The record of a client in this run: Flower's, or the one on disk; an empty one if there is neither."""
+        """The record of a client in this run: Flower's, or the one on disk; an empty one if there
+        is neither.
+        """
         record = self.records.get(f"client-{client}")
         if record is not None and record["session"] == self.session:
             return dict(record)
@@ -310,7 +393,11 @@ class Memory:
                 record = wire.decode(path.read_bytes())
                 if record["session"] == self.session:
                     states = [bytes(s.numpy()) for s in record["states"]]
-                    return {"session": self.session, "versions": list(record["versions"]), "states": states}
+                    return {
+                        "session": self.session,
+                        "versions": list(record["versions"]),
+                        "states": states,
+                    }
         return {"session": self.session, "versions": [], "states": []}
 
     def recall(self, client: int, version: int) -> Any:
@@ -323,8 +410,9 @@ class Memory:
     def keep(self, client: int, state: Any, version: int, seen: int) -> None:
         """Keep a new state under the version of the exchange that made it.
 
-        Of the rounds before, the one that the server has seen (`seen`) is kept, and that of a round before it, for a server that has to
-        go back to its checkpoint before the last; of this round, all that came before.
+        Of the rounds before, the one that the server has seen (`seen`) is kept, and that of a round
+        before it, for a server that has to go back to its checkpoint before the last; of this
+        round, all that came before.
         """
         old = self._record(client)
         pairs = [(v, s) for v, s in zip(old["versions"], old["states"], strict=True) if v < version]
@@ -332,12 +420,20 @@ class Memory:
             further = max((v for v, _ in pairs if v >> 16 < seen >> 16), default=seen)
             pairs = [(v, s) for v, s in pairs if v in (seen, further)]
         pairs.append((version, wire.encode(state)))
-        record: dict[str, Any] = {"session": self.session, "versions": [v for v, _ in pairs], "states": [s for _, s in pairs]}
+        record: dict[str, Any] = {
+            "session": self.session,
+            "versions": [v for v, _ in pairs],
+            "states": [s for _, s in pairs],
+        }
         self.records[f"client-{client}"] = ConfigRecord(record)
         if self.folder:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            as_tensors = [torch.from_numpy(np.frombuffer(s, np.uint8).copy()) for s in record["states"]]
-            files.replace(self.folder / f"{client}.bin", [wire.encode({**record, "states": as_tensors})])
+            as_tensors = [
+                torch.from_numpy(np.frombuffer(s, np.uint8).copy()) for s in record["states"]
+            ]
+            files.replace(
+                self.folder / f"{client}.bin", [wire.encode({**record, "states": as_tensors})]
+            )
 
 
 app = SiteApp()

@@ -1,4 +1,6 @@
-"""`foedus deploy`: a folder with all that a federation needs, and a way to try it on one machine."""
+"""`foedus deploy`: a folder with all that a federation needs, and a way to try it on one
+machine.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ from foedus.engines.flower.server import server_app
 
 app = server_app(Path(__file__).parent / "federation.toml")"""
 
-PLAN = """# What is learnt, and from what: every site is checked against [data] before training begins.
-# All keys are explained in the documentation of foedus.engines.flower.server.
+PLAN = """# What is learnt, and from what: every site is checked against [data] before training
+# begins. All keys are explained in the documentation of foedus.engines.flower.server.
 
 [algorithm]
 type = "FedAvg"
@@ -38,7 +40,8 @@ scale = "standard"
 rounds = 20
 seed = 0
 
-# [aggregation]                       # with this, the server sees averages and sums of replies, and no single reply
+# [aggregation]                       # with this, the server sees averages and sums of replies,
+#                                     # and no single reply
 # type = "SecureAggregation"
 
 [federation]
@@ -53,8 +56,9 @@ folder = "results"
 
 README = """# A federation of {count} sites
 
-Server: `{address}`. Files: `app/` (what is run; edit `app/federation/federation.toml`), `tls/` (certificates, valid for {days:g} days: for a
-trial; a certificate authority of your own is better), `keys/` (one pair a site, and one key for signing; `peers.toml` has the public parts of those),
+Server: `{address}`. Files: `app/` (what is run; edit `app/federation/federation.toml`), `tls/`
+(certificates, valid for {days:g} days: for a trial; a certificate authority of your own is better),
+`keys/` (one pair a site, and one key for signing; `peers.toml` has the public parts of those),
 `sites.toml` (for a trial of everything on one machine).
 
 Everywhere: Python 3.11 or newer, `pip install 'foedus[flower]'`, and
@@ -63,29 +67,34 @@ Everywhere: Python 3.11 or newer, `pip install 'foedus[flower]'`, and
 
 ## On the server
 
-    flower-superlink --ssl-certfile tls/server.pem --ssl-keyfile tls/server.key --ssl-ca-certfile tls/ca.pem \\
-        --enable-supernode-auth --host 0.0.0.0 --port {port}
+    flower-superlink --ssl-certfile tls/server.pem --ssl-keyfile tls/server.key \\
+        --ssl-ca-certfile tls/ca.pem --enable-supernode-auth --host 0.0.0.0 --port {port}
 
 Tell `flwr` where that is: `export FLWR_HOME=$PWD/flwr`. Admit the sites, once each:
 
 {register}
 
-When the sites have connected, run it; results go to `results/` in the folder where the SuperLink was started:
+When the sites have connected, run it; results go to `results/` in the folder where the
+SuperLink was started:
 
     flwr run app server --stream
 
 ## At each site
 
-Bring `tls/ca.pem`, `keys/peers.toml` and the site's own keys (`keys/NAME` and `keys/NAME.sign`, which nobody else needs) to the site. Its rows stay there, in a CSV
-file with a header.
-Then start a SuperNode:
+Bring `tls/ca.pem`, `keys/peers.toml` and the site's own keys (`keys/NAME` and `keys/NAME.sign`,
+which nobody else needs) to the site. Its rows stay there, in a CSV file with a header. Then start a
+SuperNode:
 
 {sites}
 
-`client` is the number of the site, another for each. `cache` is a folder where states and models are kept: with it, a training goes on after the
-server or the SuperNode was started again. `test=0.25` is the part of the rows that is only for testing. `secure="required"` makes a site answer under secure aggregation alone
-(`[aggregation]` in the plan), `secure_noise=1.0` only with at least that noise of differential privacy (`[aggregation.privacy]`). There, sites sign their keys with `signing_key`, and check those of the others with `peers`: then no server can put in keys of its own, if it does not
-have the signing keys. So for more than a trial let every site make its own, and hand the public parts round without the server.
+`client` is the number of the site, another for each. `cache` is a folder where states and models
+are kept: with it, a training goes on after the server or the SuperNode was started again.
+`test=0.25` is the part of the rows that is only for testing. `secure="required"` makes a site
+answer under secure aggregation alone (`[aggregation]` in the plan), `secure_noise=1.0` only with at
+least that noise of differential privacy (`[aggregation.privacy]`). There, sites sign their keys
+with `signing_key`, and check those of the others with `peers`: then no server can put in keys of
+its own, if it does not have the signing keys. So for more than a trial let every site make its own,
+and hand the public parts round without the server.
 
 ## All on one machine, for a trial
 
@@ -101,7 +110,9 @@ def init(
     port: int = 9091,
     days: float = 30,
 ) -> None:
-    """Write a folder for these sites; columns and classes are those of the files that are at hand."""
+    """Write a folder for these sites; columns and classes are those of the files that are at
+    hand.
+    """
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty; choose a new folder")
     if not sites:
@@ -113,7 +124,9 @@ def init(
     app = write_app(folder / "app", "federation", SERVER, {"output": ""})
     listed = ", ".join(f'"{c}"' for c in columns)
     kinds = "" if classes is None else "classes = [" + ", ".join(f'"{c}"' for c in classes) + "]"
-    plan = PLAN.format(columns=listed, classes=kinds, clients=len(sites), least=max(1, len(sites) - 1))
+    plan = PLAN.format(
+        columns=listed, classes=kinds, clients=len(sites), least=max(1, len(sites) - 1)
+    )
     (app / "federation" / "federation.toml").write_text(plan)
     certificates(folder / "tls", tuple(dict.fromkeys([host, "localhost", "127.0.0.1"])), days)
     (folder / "flwr").mkdir()
@@ -134,16 +147,21 @@ def init(
         )
         admit.append(f"    flwr supernode register keys/{name}.pub server --name {name}")
         commands.append(
-            f"**{name}**\n\n    flower-supernode --root-certificates ca.pem --superlink {host}:{port} \\\n"
+            f"**{name}**\n\n    flower-supernode --root-certificates ca.pem --superlink "
+            f"{host}:{port} \\\n"
             f"        --auth-supernode-private-key {name} \\\n"
-            f'        --node-config \'data="/path/to/{name}.csv" label="{label}" client={number} name="{name}" cache="/folder/of/{name}" '
+            f'        --node-config \'data="/path/to/{name}.csv" label="{label}" client={number} '
+            f'name="{name}" cache="/folder/of/{name}" '
             f'signing_key="/path/to/{name}.sign" peers="/path/to/peers.toml"\'\n'
         )
     peers.write_text("# By which each site signs, by its number.\n\n" + "".join(public))
-    (folder / "sites.toml").write_text("# Where each site's rows are, for a trial on one machine.\n\n" + "\n".join(entries))
+    (folder / "sites.toml").write_text(
+        "# Where each site's rows are, for a trial on one machine.\n\n" + "\n".join(entries)
+    )
     readme = README.format(
-        count=len(sites), address=f"{host}:{port}", port=port, days=days, folder=folder.name, sites="\n".join(commands),
-        register="\n".join(admit), exports="export " + " ".join(f"{k}={v}" for k, v in SETTINGS.items()),
+        count=len(sites), address=f"{host}:{port}", port=port, days=days, folder=folder.name,
+        sites="\n".join(commands), register="\n".join(admit),
+        exports="export " + " ".join(f"{k}={v}" for k, v in SETTINGS.items()),
     )  # fmt: skip
     (folder / "README.md").write_text(readme)
 
@@ -178,7 +196,9 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def up(folder: Path, say: Callable[[str], None] = print) -> Path:
-    """Run the federation of a folder with all sites on this machine; returns the folder of results."""
+    """Run the federation of a folder with all sites on this machine; returns the folder of
+    results.
+    """
     config = folder / "sites.toml"
     if not config.is_file():
         raise ConfigError(f"{folder} has no sites.toml: make the folder with `foedus deploy init`")
@@ -191,14 +211,22 @@ def up(folder: Path, say: Callable[[str], None] = print) -> Path:
     files = {name: results / f"{name.replace('/', '-')}.sites.json" for name in plan.algorithms}
     began, before = time.monotonic(), {name: _identity(path) for name, path in files.items()}
     with ended_gently():
-        loopback = Loopback(folder.resolve() / "loopback", supervised=True, tls=folder / "tls", cwd=folder)
+        loopback = Loopback(
+            folder.resolve() / "loopback", supervised=True, tls=folder / "tls", cwd=folder
+        )
         try:
             say(f"SuperLink at {loopback.address}, with TLS")
             loopback.start_link()
             loopback.register([folder / "keys" / f"{name}.pub" for name in sites])
             for name, entry in sites.items():
-                settings = {"name": name, "cache": str((folder / "cache" / name).resolve()), **entry}
-                words = " ".join(f'{k}="{v}"' if isinstance(v, str) else f"{k}={v}" for k, v in settings.items())
+                settings = {
+                    "name": name,
+                    "cache": str((folder / "cache" / name).resolve()),
+                    **entry,
+                }
+                words = " ".join(
+                    f'{k}="{v}"' if isinstance(v, str) else f"{k}={v}" for k, v in settings.items()
+                )
                 loopback.start_node(folder / "keys" / name, words)
                 say(f"SuperNode of {name}: {entry.get('data')}")
             for line in loopback.stream("run", (folder / "app").resolve(), "loopback", "--stream"):
@@ -208,7 +236,8 @@ def up(folder: Path, say: Callable[[str], None] = print) -> Path:
     done = [name for name, path in files.items() if _identity(path) not in (None, before[name])]
     if len(done) < len(plan.algorithms):
         raise ConfigError(
-            f"the run did not finish ({len(done)} of {len(plan.algorithms)} algorithms); see {folder}/loopback/link.log"
+            f"the run did not finish ({len(done)} of {len(plan.algorithms)} algorithms); see "
+            f"{folder}/loopback/link.log"
         )
     say(f"done in {time.monotonic() - began:.0f} s; results in {results}")
     return results

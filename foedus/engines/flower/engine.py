@@ -1,4 +1,7 @@
-"""The engine of a real federation, on loopback: for tests and notebooks. See `foedus.engines.flower` for sites on machines of their own."""
+"""The engine of a real federation, on loopback: for tests and notebooks.
+
+See `foedus.engines.flower` for sites on machines of their own.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,16 @@ from foedus.errors import ConfigError, FoedusError
 
 
 class Flower:
-    """Flower's own SuperLink and SuperNodes, started on this machine with TLS and keys; clients are dealt out to the nodes.
+    """Flower's own SuperLink and SuperNodes, started on this machine with TLS and keys; clients are
+    dealt out to the nodes.
 
-    They start with the first run and stay until `close()`, or until the end of a `with` block; starting takes some ten seconds.
+    They start with the first run and stay until `close()`, or until the end of a `with` block;
+    starting takes some ten seconds.
 
-    nodes: SuperNodes, each with a share of the clients (one each if there are no more clients than nodes). timeout: seconds that a
-    node may take for an exchange. min_clients: a run goes on while so many clients answer. code: "module:name" of an algorithm (or a
-    dictionary of them) that text cannot describe, such as one with a `torch.nn.Module`, importable on every node.
+    nodes: SuperNodes, each with a share of the clients (one each if there are no more clients than
+    nodes). timeout: seconds that a node may take for an exchange. min_clients: a run goes on while
+    so many clients answer. code: "module:name" of an algorithm (or a dictionary of them) that text
+    cannot describe, such as one with a `torch.nn.Module`, importable on every node.
 
     Example:
         >>> with fd.Flower(nodes=2) as engine:
@@ -36,13 +42,28 @@ class Flower:
 
     eager = True  # nodes that fork their client processes and ask more often than Flower's command
 
-    def __init__(self, nodes: int = 2, *, timeout: float = 120.0, min_clients: int = 1, code: str | None = None):
+    def __init__(
+        self,
+        nodes: int = 2,
+        *,
+        timeout: float = 120.0,
+        min_clients: int = 1,
+        code: str | None = None,
+    ):
         check_value("nodes", nodes, Annotated[int, Ge(1)])
         check_value("timeout", timeout, Annotated[float, Gt(0)])
         check_value("min_clients", min_clients, Annotated[int, Ge(1)])
         if code is not None and (not isinstance(code, str) or ":" not in code):
-            raise ConfigError(f"code={code!r} must be 'module:name', of an algorithm or a dictionary of algorithms")
-        self.count, self.timeout, self.min_clients, self.code = nodes, float(timeout), min_clients, code
+            raise ConfigError(
+                f"code={code!r} must be 'module:name', of an algorithm or a dictionary of "
+                "algorithms"
+            )
+        self.count, self.timeout, self.min_clients, self.code = (
+            nodes,
+            float(timeout),
+            min_clients,
+            code,
+        )
         self.loopback: Any = None
         self.grid: Any = None
         self.line: Any = None
@@ -65,7 +86,9 @@ class Flower:
             from foedus.engines.flower import keys as keys_
             from foedus.engines.flower import loopback
         except ImportError as error:
-            raise FoedusError(f"fd.Flower needs flwr: pip install 'foedus[flower]' ({error})") from None
+            raise FoedusError(
+                f"fd.Flower needs flwr: pip install 'foedus[flower]' ({error})"
+            ) from None
         self.temporary = tempfile.TemporaryDirectory(prefix="foedus-flower-")
         folder = Path(self.temporary.name)
         self.loopback = loopback.Loopback(folder)
@@ -79,7 +102,9 @@ class Flower:
             shards.mkdir(parents=True)
             self.loopback.start_node(key, f'shards="{shards}"', self.eager)
         config = {"code": self.code} if self.code else {}
-        loopback.write_app(folder / "app", "loopbackapp", "app = None  # fd.run is the server", config)
+        loopback.write_app(
+            folder / "app", "loopbackapp", "app = None  # fd.run is the server", config
+        )
         self._serve()
 
     def _serve(self) -> None:
@@ -90,7 +115,9 @@ class Flower:
         self._leave()
         self.loopback.flwr("run", Path(self.temporary.name) / "app", "loopback")
         with linked():
-            self.grid = processes.become_server(self.loopback.address, self.loopback.tls["ca"].read_bytes())
+            self.grid = processes.become_server(
+                self.loopback.address, self.loopback.tls["ca"].read_bytes()
+            )
 
     def _leave(self) -> None:
         """Be the server no longer, if this is one."""
@@ -103,7 +130,10 @@ class Flower:
     def open(self, algorithm: Algorithm, fed: Federation, seed_key: Tensor) -> Any:
         """Deal the clients out, greet the nodes, and get ready to ask."""
         if algorithm.pooled:
-            raise ConfigError(f"{type(algorithm).__name__} needs all rows in one place; in a federation, sites keep theirs")
+            raise ConfigError(
+                f"{type(algorithm).__name__} needs all rows in one place; in a federation, sites "
+                "keep theirs"
+            )
         self.start()
         from foedus.engines.flower.server import greet, wait_for
         from foedus.engines.flower.session import Line, LinkLost, SitesEngine
@@ -122,7 +152,10 @@ class Flower:
         for number in range(self.count):
             mine = order[number :: self.count]
             if len(mine):
-                write_shard(Path(self.temporary.name) / "shards" / str(number) / f"{name}.npz", fed.select(mine))
+                write_shard(
+                    Path(self.temporary.name) / "shards" / str(number) / f"{name}.npz",
+                    fed.select(mine),
+                )
         low, high = seed_key.tolist()
         question = {
             "shard": name,
@@ -131,12 +164,22 @@ class Flower:
             "foedus": __version__,
             "session": "",
         }
-        self.line = Line(self.grid, {}, timeout=max(self.timeout, 60.0), min_clients=self.min_clients, common={"shard": name})
-        said = greet(self.line, nodes, question)  # the first message waits until the nodes have imported what they need
+        self.line = Line(
+            self.grid,
+            {},
+            timeout=max(self.timeout, 60.0),
+            min_clients=self.min_clients,
+            common={"shard": name},
+        )
+        # the first message waits until the nodes have imported what they need
+        said = greet(self.line, nodes, question)
         self.line.timeout = self.timeout
         missing = sorted(set(fed.ids.tolist()) - set(self.line.nodes))
         if missing:
-            raise FoedusError(f"no node has client {missing[0]}; {len(said)} of {self.count} nodes answered (see the warnings)")
+            raise FoedusError(
+                f"no node has client {missing[0]}; {len(said)} of {self.count} nodes answered (see "
+                "the warnings)"
+            )
         return SitesEngine(self.line).open(algorithm, fed, seed_key)
 
     def close(self) -> None:

@@ -22,9 +22,11 @@ from foedus.wire.checks import Form, form_of
 
 
 class Forms:
-    """The server's own client: it holds one row of zeros, does what clients are asked to do, and shows what a reply looks like.
+    """The server's own client: it holds one row of zeros, does what clients are asked to do, and
+    shows what a reply looks like.
 
-    A form is kept for each step and each form (and whole number) of what is sent, so that most steps are done once in a run.
+    A form is kept for each step and each form (and whole number) of what is sent, so that most
+    steps are done once in a run.
     """
 
     def __init__(self, algorithm: Algorithm, spec: Spec, seed_key: Tensor):
@@ -32,16 +34,24 @@ class Forms:
         self.known: dict[tuple, Form | None] = {}
 
     def of(self, ask: Ask, kind: int = 0) -> Form | None:
-        """The form of a reply of a client of this kind; None where a client of one row cannot say."""
-        choices = tuple(t for t in leaves(ask.payload) if isinstance(t, int | str))  # which of several forms, say
+        """The form of a reply of a client of this kind; None where a client of one row cannot
+        say.
+        """
+        # which of several forms, say
+        choices = tuple(t for t in leaves(ask.payload) if isinstance(t, int | str))
         sort = (ask.step, ask.quantise, form_of(ask.payload), tuple(ask.held), choices, kind)
         if sort not in self.known:
             try:
                 self.session.states = States(1)  # it takes part for the first time
                 self.session.kinds = torch.tensor([kind])
-                ((_, reply, stacked),) = self.session.exchange(replace(ask, ids=torch.tensor([0]), updates=[]))
-                self.known[sort] = form_of(wire.dequantise(reply) if ask.quantise else reply, stacked)
-            except Exception:  # a step may need more than this row; then the others' replies have to do
+                ((_, reply, stacked),) = self.session.exchange(
+                    replace(ask, ids=torch.tensor([0]), updates=[])
+                )
+                self.known[sort] = form_of(
+                    wire.dequantise(reply) if ask.quantise else reply, stacked
+                )
+            # a step may need more than this row; then the others' replies have to do
+            except Exception:
                 self.known[sort] = None
         return self.known[sort]
 
@@ -50,6 +60,10 @@ class Forms:
         spec, one = self.spec, np.array([0, 1])
         x = np.zeros((1, *spec.shape), np.float32)
         target = np.zeros((1, spec.outputs) if spec.outputs > 1 else 1, np.float32)
-        data = Data.from_arrays(x, np.zeros(1, np.int64) if spec.classes else target, classes=spec.classes)
-        fed = Federation(data, np.array([0]), one, np.array([], np.int64), np.array([0, 0]), np.array([0]))
+        data = Data.from_arrays(
+            x, np.zeros(1, np.int64) if spec.classes else target, classes=spec.classes
+        )
+        fed = Federation(
+            data, np.array([0]), one, np.array([], np.int64), np.array([0, 0]), np.array([0])
+        )
         return Local(batch=False).open(self.algorithm, fed, self.seed_key)

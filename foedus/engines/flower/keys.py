@@ -1,6 +1,8 @@
-"""Certificates and keys for a federation: a certificate authority of its own, a certificate of the server, two keys a site.
+"""Certificates and keys for a federation: a certificate authority of its own, a certificate of the
+server, two keys a site.
 
-They are meant for trials and for federations that trust one operator; where there is a certificate authority, use its certificates.
+They are meant for trials and for federations that trust one operator; where there is a certificate
+authority, use its certificates.
 """
 
 from __future__ import annotations
@@ -31,8 +33,11 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 
 
-def certificates(folder: Path, hosts: Sequence[str] = ("localhost", "127.0.0.1"), days: float = 30) -> dict[str, Path]:
-    """Make `ca.pem`, `server.pem` and `server.key` for a server under these names or addresses; returns the paths by name.
+def certificates(
+    folder: Path, hosts: Sequence[str] = ("localhost", "127.0.0.1"), days: float = 30
+) -> dict[str, Path]:
+    """Make `ca.pem`, `server.pem` and `server.key` for a server under these names or addresses;
+    returns the paths by name.
 
     The key of the certificate authority is not kept: nobody can make another certificate with it.
     """
@@ -48,18 +53,30 @@ def certificates(folder: Path, hosts: Sequence[str] = ("localhost", "127.0.0.1")
 
     sign_only = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
     authority = (
-        builder(issuer, ca_key.public_key()).add_extension(x509.BasicConstraints(True, 0), True).add_extension(sign_only, True)
+        builder(issuer, ca_key.public_key())
+        .add_extension(x509.BasicConstraints(True, 0), True)
+        .add_extension(sign_only, True)
     )
-    authority = authority.add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), False)
+    authority = authority.add_extension(
+        x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), False
+    )
     names = x509.SubjectAlternativeName([_name(h) for h in hosts])
-    server = builder(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])]), key.public_key())
-    server = server.add_extension(names, False).add_extension(x509.BasicConstraints(False, None), True)
+    server = builder(
+        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])]), key.public_key()
+    )
+    server = server.add_extension(names, False).add_extension(
+        x509.BasicConstraints(False, None), True
+    )
     server = server.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False)
-    server = server.add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), False)
+    server = server.add_extension(
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), False
+    )
     pem = serialization.Encoding.PEM
     return {
         "ca": _write(folder / "ca.pem", authority.sign(ca_key, hashes.SHA384()).public_bytes(pem)),
-        "certificate": _write(folder / "server.pem", server.sign(ca_key, hashes.SHA384()).public_bytes(pem)),
+        "certificate": _write(
+            folder / "server.pem", server.sign(ca_key, hashes.SHA384()).public_bytes(pem)
+        ),
         "key": _write(folder / "server.key", _pem(key), secret=True),
     }
 
@@ -76,15 +93,25 @@ def node_key(path: Path) -> tuple[Path, Path]:
     key = ec.generate_private_key(CURVE)
     form = serialization.PrivateFormat.OpenSSH
     private = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
     return _write(path, private, secret=True), _write(path.with_name(path.name + ".pub"), public)
 
 
 def signing_key(path: Path) -> tuple[Path, str]:
-    """Make the Ed25519 key by which a site signs what it sends in secure aggregation; its public part in hexadecimal."""
+    """Make the Ed25519 key by which a site signs what it sends in secure aggregation; its public
+    part in hexadecimal.
+    """
     key = ed25519.Ed25519PrivateKey.generate()
-    raw = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    return _write(path, key.private_bytes(*raw), secret=True), key.public_key().public_bytes_raw().hex()
+    raw = (
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    return _write(
+        path, key.private_bytes(*raw), secret=True
+    ), key.public_key().public_bytes_raw().hex()
 
 
 def expired(certificate: Path) -> datetime.datetime | None:

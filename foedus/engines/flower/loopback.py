@@ -1,4 +1,6 @@
-"""A whole federation on one machine: a SuperLink and SuperNodes as processes of their own, with TLS and keys, on loopback."""
+"""A whole federation on one machine: a SuperLink and SuperNodes as processes of their own, with TLS
+and keys, on loopback.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +56,12 @@ clientapp = "{name}.client:app"
 """
 
 
-def write_app(folder: Path, name: str, server: str, config: dict[str, str], client: str = "") -> Path:
-    """A Flower app folder whose ClientApp is foedus' own, and whose ServerApp is made by the line `server`."""
+def write_app(
+    folder: Path, name: str, server: str, config: dict[str, str], client: str = ""
+) -> Path:
+    """A Flower app folder whose ClientApp is foedus' own, and whose ServerApp is made by the line
+    `server`.
+    """
     package = folder / name
     package.mkdir(parents=True, exist_ok=True)
     settings = "\n".join(f'{k} = "{v}"' for k, v in config.items())
@@ -63,7 +69,8 @@ def write_app(folder: Path, name: str, server: str, config: dict[str, str], clie
     (package / "__init__.py").write_text("")
     (package / "server.py").write_text(f'"""The server."""\n\n{server}\n')
     (package / "client.py").write_text(
-        client or '"""The sites."""\n\nfrom foedus.engines.flower import client\n\napp = client.app\n'
+        client
+        or '"""The sites."""\n\nfrom foedus.engines.flower import client\n\napp = client.app\n'
     )
     return folder
 
@@ -75,37 +82,51 @@ def free_port() -> int:
 
 
 class Loopback:
-    """Processes of a federation that keep their files under one folder: a SuperLink, and one SuperNode for each node config.
+    """Processes of a federation that keep their files under one folder: a SuperLink, and one
+    SuperNode for each node config.
 
     They end with `close()`, or soon after this process, even if it is killed.
 
-    supervised: the SuperLink starts ServerApps itself; otherwise this process can become the server (`processes.become_server`).
+    supervised: the SuperLink starts ServerApps itself; otherwise this process can become the server
+        (`processes.become_server`).
     tls: a folder of certificates; without it, new ones are made. cwd: where the processes run.
     """
 
-    def __init__(self, folder: Path, supervised: bool = False, tls: Path | None = None, cwd: Path | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        supervised: bool = False,
+        tls: Path | None = None,
+        cwd: Path | None = None,
+    ):
         self.folder, self.supervised, self.cwd = folder, supervised, cwd or folder
         self.address = f"127.0.0.1:{free_port()}"
         self.processes: list[subprocess.Popen] = []
         self.nodes: list[list[subprocess.Popen]] = []
         folder.mkdir(parents=True, exist_ok=True)
         self.tls = (
-            {n: tls / f for n, f in (("ca", "ca.pem"), ("certificate", "server.pem"), ("key", "server.key"))}
+            {
+                n: tls / f
+                for n, f in (("ca", "ca.pem"), ("certificate", "server.pem"), ("key", "server.key"))
+            }
             if tls
             else (certificates(folder / "tls"))
         )
         if end := expired(self.tls["certificate"]):
             raise FoedusError(
-                f"the certificate {self.tls['certificate'].name} expired on {end:%Y-%m-%d %H:%M} UTC; make a new one"
+                f"the certificate {self.tls['certificate'].name} expired on {end:%Y-%m-%d %H:%M} "
+                "UTC; make a new one"
             )
         self.environment = {
-            **os.environ, **SETTINGS, "FLWR_HOME": str(folder / "flwr"), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05", PARENT: str(os.getpid()),
+            **os.environ, **SETTINGS, "FLWR_HOME": str(folder / "flwr"), "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+            PARENT: str(os.getpid()),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         }  # fmt: skip
         (folder / "flwr").mkdir(exist_ok=True)
         (folder / "flwr" / "config.toml").write_text(
-            f'[superlink]\ndefault = "loopback"\n\n[superlink.loopback]\naddress = "{self.address}"\n'
+            '[superlink]\ndefault = "loopback"\n\n[superlink.loopback]\naddress = '
+            f'"{self.address}"\n'
             f'root-certificates = "{self.tls["ca"].resolve()}"\n'
         )
 
@@ -118,7 +139,18 @@ class Loopback:
         ]
         how = ["--isolation", "subprocess" if self.supervised else "process"]
         link = self._start(
-            "link", [*INSIDE, "superlink", *tls, "--enable-supernode-auth", "--host", host, "--port", port, *how]
+            "link",
+            [
+                *INSIDE,
+                "superlink",
+                *tls,
+                "--enable-supernode-auth",
+                "--host",
+                host,
+                "--port",
+                port,
+                *how,
+            ],
         )
         context = ssl.create_default_context(cafile=str(self.tls["ca"]))
         for _ in range(600):
@@ -139,7 +171,9 @@ class Loopback:
         self.flwr(*words)
 
     def start_node(self, key: Path, config: str, eager: bool = True) -> int:
-        """Start a SuperNode with a node config; returns its number. eager: forks its client processes, and waits less."""
+        """Start a SuperNode with a node config; returns its number. eager: forks its client
+        processes, and waits less.
+        """
         number, port = len(self.nodes), free_port()
         name = f"node{number}"
         words = [
@@ -153,7 +187,13 @@ class Loopback:
         words += ["--node-config", config, "--port", port]
         if eager:
             started = [self._start(name, [*INSIDE, "supernode", *words, "--isolation", "process"])]
-            executor = [*INSIDE, "executor", "--insecure", "--runtime-api-address", f"127.0.0.1:{port}"]
+            executor = [
+                *INSIDE,
+                "executor",
+                "--insecure",
+                "--runtime-api-address",
+                f"127.0.0.1:{port}",
+            ]
             started.append(self._start(f"{name}.executor", executor))
         else:
             started = [self._start(name, [*INSIDE, "plain-supernode", *words])]
@@ -163,9 +203,14 @@ class Loopback:
     def flwr(self, *words: Any) -> str:
         """Run `flwr` commands (several, separated by "--then") against this SuperLink."""
         command = [*INSIDE, "flwr", *map(str, words)]
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, cwd=self.cwd)
+        done = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, cwd=self.cwd
+        )
         if done.returncode:
-            raise FoedusError(f"flwr {' '.join(map(str, words[:3]))} failed: {(done.stderr or done.stdout)[-500:]}")
+            raise FoedusError(
+                f"flwr {' '.join(map(str, words[:3]))} failed: "
+                f"{(done.stderr or done.stdout)[-500:]}"
+            )
         return done.stdout
 
     def stream(self, *words: Any) -> Iterator[str]:
@@ -188,8 +233,9 @@ class Loopback:
     def _start(self, name: str, command: list[Any]) -> subprocess.Popen:
         with open(self.folder / f"{name}.log", "ab") as log:
             process = subprocess.Popen(
-                [str(c) for c in command], stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=self.environment,
-                cwd=self.cwd, start_new_session=True,
+                [str(c) for c in command], stdout=log, stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL, env=self.environment, cwd=self.cwd,
+                start_new_session=True,
             )  # fmt: skip
         self.processes.append(process)
         return process
@@ -210,7 +256,9 @@ class Loopback:
 
 @contextlib.contextmanager
 def ended_gently() -> Iterator[None]:
-    """SIGTERM ends what is inside as Ctrl-C does, so that processes that were started are ended, too; once is enough."""
+    """SIGTERM ends what is inside as Ctrl-C does, so that processes that were started are ended,
+    too; once is enough.
+    """
     if threading.current_thread() is not threading.main_thread():  # signals are not for this thread
         yield
         return

@@ -1,7 +1,8 @@
 """What travels through Flower: a header of plain values, and a body in the wire form of foedus.
 
-The body of a question is the message of each group of clients who are sent the same; that of an answer is one message a client, one after the other. Only
-bodies are counted as bytes sent. Headers say which round and which exchange a message belongs to.
+The body of a question is the message of each group of clients who are sent the same; that of an
+answer is one message a client, one after the other. Only bodies are counted as bytes sent. Headers
+say which round and which exchange a message belongs to.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def header(message: Message) -> dict[str, Any]:
         if not isinstance(text, str | bytes):
             raise TypeError(f"it is a {type(text).__name__}")
         if len(text) > _LONGEST:
-            raise ReplyError(f"the header of the message has {len(text)} characters; at most {_LONGEST} are read")
+            raise ReplyError(
+                f"the header of the message has {len(text)} characters; at most {_LONGEST} are read"
+            )
         found = json.loads(text)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         if isinstance(error, ReplyError):
@@ -59,15 +62,23 @@ def body(message: Message) -> bytes:
 
 def cut(joined: bytes, lengths: Any) -> list[bytes]:
     """The messages that were joined, by their lengths."""
-    if not isinstance(lengths, list) or not all(type(n) is int and n >= 0 for n in lengths) or sum(lengths) != len(joined):
-        raise ReplyError(f"the lengths of its parts do not sum to the {len(joined)} bytes of the body")
+    if (
+        not isinstance(lengths, list)
+        or not all(type(n) is int and n >= 0 for n in lengths)
+        or sum(lengths) != len(joined)
+    ):
+        raise ReplyError(
+            f"the lengths of its parts do not sum to the {len(joined)} bytes of the body"
+        )
     ends = _sums(lengths)
     return [joined[end - n : end] for n, end in zip(lengths, ends, strict=True)]
 
 
 def split(parts: list[bytes], groups: Any, ids: list[int]) -> tuple[list[bytes], list[bytes]]:
     """The messages of the groups of clients who are sent the same, and what comes behind them."""
-    fine = isinstance(groups, list) and all(isinstance(g, list) and all(type(i) is int for i in g) for g in groups)
+    fine = isinstance(groups, list) and all(
+        isinstance(g, list) and all(type(i) is int for i in g) for g in groups
+    )
     if not fine or sorted(i for g in groups for i in g) != sorted(ids) or len(groups) > len(parts):
         raise ReplyError("the groups of clients in the header are not those who are asked")
     return parts[: len(groups)], parts[len(groups) :]

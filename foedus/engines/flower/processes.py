@@ -1,9 +1,10 @@
-"""All that touches the inside of flwr: what its public interface does not offer. Everything else goes through `flwr.app`,
-`flwr.clientapp`, `flwr.serverapp` and its commands.
+"""All that touches the inside of flwr: what its public interface does not offer. Everything else
+goes through `flwr.app`, `flwr.clientapp`, `flwr.serverapp` and its commands.
 
-Six things: this process as the ServerApp of a run (so that `fd.run` in a notebook can be the server), an executor that forks
-(so that a client message does not pay for importing torch), a SuperNode that looks for messages more often, several commands of
-`flwr` in one process, processes that do not outlive the one that started them, and an answer for client processes that were killed.
+Six things: this process as the ServerApp of a run (so that `fd.run` in a notebook can be the
+server), an executor that forks (so that a client message does not pay for importing torch), a
+SuperNode that looks for messages more often, several commands of `flwr` in one process, processes
+that do not outlive the one that started them, and an answer for client processes that were killed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ KILLED = "the client process was killed"
 
 
 def become_server(address: str, certificate: bytes, patience: float = 60.0) -> Any:
-    """Take up the ServerApp task that waits at a SuperLink (with `--isolation process`), and return its Grid."""
+    """Take up the ServerApp task that waits at a SuperLink (with `--isolation process`), and return
+    its Grid.
+    """
     from flwr.common.serde import run_from_proto
     from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest
     from flwr.supercore.constant import TaskType
@@ -50,9 +53,13 @@ def become_server(address: str, certificate: bytes, patience: float = 60.0) -> A
             raise FoedusError(f"Flower's SuperLink has not started the run within {patience:g} s")
         time.sleep(0.05)
     client.close()
-    grid = HttpGrid(runtime_api_address=address, insecure=False, root_certificates=certificate, token=token)
+    grid = HttpGrid(
+        runtime_api_address=address, insecure=False, root_certificates=certificate, token=token
+    )
     give_up = grid._retry_invoker.should_giveup
-    grid._retry_invoker.should_giveup = lambda error: refused(error) or (give_up is not None and give_up(error))
+    grid._retry_invoker.should_giveup = lambda error: (
+        refused(error) or (give_up is not None and give_up(error))
+    )
     task = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
     grid.set_run(run_from_proto(task.run))
     beat = HeartbeatSender(lambda: say_alive(grid._runtime_client))
@@ -60,14 +67,20 @@ def become_server(address: str, certificate: bytes, patience: float = 60.0) -> A
 
     def speak() -> None:
         """Messages take the run that they belong to from a global: set it before making some."""
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = task.task_id, task.run.run_id, task.context.node_id
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = (
+            task.task_id,
+            task.run.run_id,
+            task.context.node_id,
+        )
 
     vars(grid).update(beat=beat, speak=speak)  # for as long as the grid is there
     return grid
 
 
 def link_errors() -> tuple[type[BaseException], ...]:
-    """What Flower's Grid raises when its SuperLink cannot be reached or has ended the run; one of them is no `Exception`."""
+    """What Flower's Grid raises when its SuperLink cannot be reached or has ended the run; one of
+    them is no `Exception`.
+    """
     import httpx
     from flwr.supercore.run import RunNotRunningException
 
@@ -75,15 +88,17 @@ def link_errors() -> tuple[type[BaseException], ...]:
 
 
 def refused(error: Exception) -> bool:
-    """Whether the SuperLink has ended the run; Flower's own sends SIGINT to this process then, as if somebody had pressed Ctrl-C."""
+    """Whether the SuperLink has ended the run; Flower's own sends SIGINT to this process then, as
+    if somebody had pressed Ctrl-C.
+    """
     return getattr(getattr(error, "response", None), "status_code", None) == 401
 
 
 def say_alive(client: Any) -> bool:
     """Tell the SuperLink that this server is there; whether that is settled.
 
-    Flower's own sends SIGINT to this process when the SuperLink has ended the run. Here that is found out with the next message
-    (`foedus.engines.flower.session.LinkLost`).
+    Flower's own sends SIGINT to this process when the SuperLink has ended the run. Here that is
+    found out with the next message (`foedus.engines.flower.session.LinkLost`).
     """
     import httpx
     from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
@@ -98,11 +113,16 @@ def say_alive(client: Any) -> bool:
 
 
 def forking_executor() -> None:
-    """`flower-superexec`, but client processes are forked from this one, in which everything is imported already."""
+    """`flower-superexec`, but client processes are forked from this one, in which everything is
+    imported already.
+    """
     import torch
     from flwr.common.constant import SubStatus
     from flwr.supercore.cli.flower_superexec import flower_superexec
-    from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
+    from flwr.supercore.interceptors import (
+        RuntimeTokenHttpInterceptor,
+        RuntimeVersionHttpInterceptor,
+    )
     from flwr.supercore.retry import make_simple_http_retry_invoker
     from flwr.supercore.runtime import RuntimeHttpClient
     from flwr.supercore.superexec import run_superexec
@@ -124,7 +144,9 @@ def forking_executor() -> None:
             if pid == 0:
                 code = 1
                 try:
-                    certificates = validate_and_resolve_root_certificates(spec.root_certificates_path, spec.insecure)
+                    certificates = validate_and_resolve_root_certificates(
+                        spec.root_certificates_path, spec.insecure
+                    )
                     run_clientapp(spec.runtime_api_address, spec.token, spec.insecure, certificates)
                     code = 0
                 finally:
@@ -142,14 +164,22 @@ def forking_executor() -> None:
 
     def tell(spec: Any) -> None:
         """In the name of a child that cannot any more, tell the SuperNode that it has failed."""
-        certificates = validate_and_resolve_root_certificates(spec.root_certificates_path, spec.insecure)
+        certificates = validate_and_resolve_root_certificates(
+            spec.root_certificates_path, spec.insecure
+        )
         once = make_simple_http_retry_invoker()
-        once.should_giveup = lambda error: True  # it would end this process where a child had finished before it was killed
+        # it would end this process where a child had finished before it was killed
+        once.should_giveup = lambda error: True
         client = RuntimeHttpClient.from_server_address(
-            server_address=spec.runtime_api_address, insecure=spec.insecure, root_certificates=certificates,
-            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), RuntimeTokenHttpInterceptor(spec.token)],
+            server_address=spec.runtime_api_address,
+            insecure=spec.insecure,
+            root_certificates=certificates,
+            interceptors=[
+                RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
+                RuntimeTokenHttpInterceptor(spec.token),
+            ],
             retry_invoker=once,
-        )  # fmt: skip
+        )
         with contextlib.suppress(Exception):  # it had finished, or the SuperNode is gone, too
             push_task_output(client, None, SubStatus.FAILED, KILLED)
         client.close()
@@ -159,10 +189,11 @@ def forking_executor() -> None:
 
 
 def eager_supernode(pause: float = 0.3, beat: int = 10) -> None:
-    """`flower-supernode`, but it waits `pause` seconds at most before it looks again, where Flower waits three.
+    """`flower-supernode`, but it waits `pause` seconds at most before it looks again, where Flower
+    waits three.
 
-    It says at least every `beat` seconds that it is there, not every 30: only after two such times without a word does a SuperLink
-    take a node for gone, and let one that was killed come back.
+    It says at least every `beat` seconds that it is there, not every 30: only after two such times
+    without a word does a SuperLink take a node for gone, and let one that was killed come back.
     """
     from flwr.supercore import heartbeat
     from flwr.supernode import fleet_http_connection, start_client_internal
@@ -180,18 +211,32 @@ def eager_supernode(pause: float = 0.3, beat: int = 10) -> None:
 def answer_for_the_killed() -> None:
     """Have a SuperNode answer at once, with an error, for a client process that was killed.
 
-    Flower's own waits for a minute, or for ever if the process had not yet taken up its message, or had sent a part of its answer.
+    Flower's own waits for a minute, or for ever if the process had not yet taken up its message, or
+    had sent a part of its answer.
     """
     from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-    from flwr.supernode.nodestate.in_memory_nodestate import CLIENT_APP_CRASHED_ERROR, InMemoryNodeState
+    from flwr.supernode.nodestate.in_memory_nodestate import (
+        CLIENT_APP_CRASHED_ERROR,
+        InMemoryNodeState,
+    )
 
     finish, get = InMemoryNodeState.finish_task, InMemoryNodeState.get_messages_legacy
 
     def partial(self: Any) -> list[str]:
         """Answers of which something is still to come."""
-        replies = [name for name, entry in self.msg_store.items() if entry.message.metadata.reply_to_message_id]
-        trees = {name: iterate_object_tree(self.object_store.get_object_tree(name)) for name in replies}
-        return [name for name, tree in trees.items() if any(self.object_store.get(o.object_id) == b"" for o in tree)]
+        replies = [
+            name
+            for name, entry in self.msg_store.items()
+            if entry.message.metadata.reply_to_message_id
+        ]
+        trees = {
+            name: iterate_object_tree(self.object_store.get_object_tree(name)) for name in replies
+        }
+        return [
+            name
+            for name, tree in trees.items()
+            if any(self.object_store.get(o.object_id) == b"" for o in tree)
+        ]
 
     def get_messages(self: Any, *, is_reply: bool | None = None, **more: Any) -> Any:
         """Give out answers when they are whole: there is one at a time."""
@@ -210,7 +255,9 @@ def answer_for_the_killed() -> None:
                 for entry in self.msg_store.values():
                     if not entry.message.metadata.reply_to_message_id:
                         entry.is_retrieved = True  # or it would not be answered
-            self._store_error_replies({t.run_id for t in self.get_tasks(task_ids=[task_id])}, CLIENT_APP_CRASHED_ERROR)
+            self._store_error_replies(
+                {t.run_id for t in self.get_tasks(task_ids=[task_id])}, CLIENT_APP_CRASHED_ERROR
+            )
         return finished
 
     for name, method in ("finish_task", finish_task), ("get_messages_legacy", get_messages):
@@ -218,7 +265,9 @@ def answer_for_the_killed() -> None:
 
 
 def commands() -> None:
-    """Several `flwr` commands, separated by `--then`: importing flwr takes longer than most of them."""
+    """Several `flwr` commands, separated by `--then`: importing flwr takes longer than most of
+    them.
+    """
     from flwr.cli.app import app
 
     command: list[str] = []
@@ -243,7 +292,9 @@ def plain_supernode() -> None:
 
 
 def end_with(parent: int, every: float = 0.5) -> None:
-    """End this process, and what it has started, soon after its parent, which may be killed before it can do so itself."""
+    """End this process, and what it has started, soon after its parent, which may be killed before
+    it can do so itself.
+    """
 
     def watch() -> None:
         while os.getppid() == parent:

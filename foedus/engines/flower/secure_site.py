@@ -1,9 +1,11 @@
-"""The side of the site in secure aggregation: what it demands, and its clients' part of the four phases.
+"""The side of the site in secure aggregation: what it demands, and its clients' part of the four
+phases.
 
-Every message is a new process, and Flower may start two at once, or send an answer before it has saved `context.state`. A client that
-could be taken back to an older state could be made to answer twice, and so to give away both of a client's secrets. So what a client
-must keep between two messages is a file in the site's `cache`, which a process takes away before it uses it, and writes anew before
-it answers. After the last phase it is gone.
+Every message is a new process, and Flower may start two at once, or send an answer before it has
+saved `context.state`. A client that could be taken back to an older state could be made to answer
+twice, and so to give away both of a client's secrets. So what a client must keep between two
+messages is a file in the site's `cache`, which a process takes away before it uses it, and writes
+anew before it answers. After the last phase it is gone.
 """
 
 from __future__ import annotations
@@ -29,7 +31,14 @@ from foedus.aggregation.secure.protocol import PHASES, Offer, SecureAggregation
 from foedus.base.tree import Tree
 from foedus.core.describe import from_config
 from foedus.engines.flower import messages
-from foedus.errors import ConfigError, DataError, DivergenceError, FoedusError, ReplyError, SecureError
+from foedus.errors import (
+    ConfigError,
+    DataError,
+    DivergenceError,
+    FoedusError,
+    ReplyError,
+    SecureError,
+)
 from foedus.storage import checkpoint as files
 
 
@@ -41,10 +50,12 @@ class Plain(SecureError):  # noqa: N818 - says it all
 class Demands:
     """What a site asks of secure aggregation, as its node config says:
 
-    secure="required"          nothing but empty replies in the clear; neighbours as many as "auto" gives
+    secure="required"          nothing but empty replies in the clear; neighbours as many as "auto"
+                               gives
     secure_clients=3           the fewest clients in a sum
     secure_threshold=0.6       the lowest threshold; with secure="required" 2/3 unless given
-    secure_noise=1.0           the least noise of differential privacy; nothing is sent without, as with secure="required"
+    secure_noise=1.0           the least noise of differential privacy; nothing is sent without, as
+                               with secure="required"
     """
 
     required: bool = False
@@ -59,10 +70,15 @@ class Demands:
             raise DataError(f'--node-config: secure={said!r} must be "required" or "offered"')
         clients = config.get("secure_clients", 2)
         if type(clients) is not int or clients < 2:
-            raise DataError(f"--node-config: secure_clients={clients!r} must be a whole number of at least 2")
+            raise DataError(
+                f"--node-config: secure_clients={clients!r} must be a whole number of at least 2"
+            )
         noise = config.get("secure_noise", 0.0)
         if type(noise) not in (int, float) or not 0 <= noise < math.inf:
-            raise DataError(f"--node-config: secure_noise={noise!r} must be a number that is not negative, such as 1.0")
+            raise DataError(
+                f"--node-config: secure_noise={noise!r} must be a number that is not negative, "
+                "such as 1.0"
+            )
         required = said == "required" or noise > 0
         threshold = config.get("secure_threshold", 2 / 3 if required else 0.5)
         if type(threshold) not in (int, float) or not 0.5 <= threshold <= 1:
@@ -70,7 +86,9 @@ class Demands:
         return cls(required, clients, float(threshold), float(noise))
 
     def greeting(self, secure: Any) -> None:
-        """Refuse, before any training, a run that this site would not answer; `secure` are its settings, or None."""
+        """Refuse, before any training, a run that this site would not answer; `secure` are its
+        settings, or None.
+        """
         if secure is not None:
             self.settings(secure)
         elif self.required:
@@ -90,23 +108,46 @@ class Demands:
             raise ConfigError(f"secure: {str(config)[:80]!r} are no settings of secure aggregation")
         if settings.threshold < self.threshold - 1e-9:
             raise SecureError(
-                f"threshold={settings.threshold:.3g} is less than the {self.threshold:.3g} that this site demands"
+                f"threshold={settings.threshold:.3g} is less than the {self.threshold:.3g} that "
+                "this site demands"
             )
         given = 0.0 if settings.privacy is None else settings.privacy.noise
         if given < self.noise:
-            said = f"noise={given:.3g} is less than" if given else "the run has no differential privacy, with"
-            raise SecureError(f"{said} the noise of {self.noise:.3g} that this site demands (secure_noise in its node config)")
+            said = (
+                f"noise={given:.3g} is less than"
+                if given
+                else "the run has no differential privacy, with"
+            )
+            raise SecureError(
+                f"{said} the noise of {self.noise:.3g} that this site demands (secure_noise in its "
+                "node config)"
+            )
         return settings
 
     def offer(self, settings: SecureAggregation, asked: dict[str, Any], message: Tree) -> None:
-        """Refuse an offer that is for another exchange than the message says, or that is not good enough."""
+        """Refuse an offer that is for another exchange than the message says, or that is not good
+        enough.
+        """
         offer = Offer.read(message)
-        if (offer.session, offer.round, offer.exchange) != (asked["session"], asked["round"], asked["exchange"]):
-            raise SecureError("the offer is for another session, round or exchange than its message")
+        if (offer.session, offer.round, offer.exchange) != (
+            asked["session"],
+            asked["round"],
+            asked["exchange"],
+        ):
+            raise SecureError(
+                "the offer is for another session, round or exchange than its message"
+            )
         if offer.clients < self.clients:
-            raise SecureError(f"the sum is of {offer.clients} clients; this site demands {self.clients} at least")
-        if self.required and settings.degree(offer.clients) < (least := graph.degree(offer.clients, settings.threshold)):
-            raise SecureError(f"neighbours={settings.neighbours} are fewer than the {least} that this site demands")
+            raise SecureError(
+                f"the sum is of {offer.clients} clients; this site demands {self.clients} at least"
+            )
+        if self.required and settings.degree(offer.clients) < (
+            least := graph.degree(offer.clients, settings.threshold)
+        ):
+            raise SecureError(
+                f"neighbours={settings.neighbours} are fewer than the {least} that this site "
+                "demands"
+            )
 
 
 _DEMANDED = (
@@ -116,7 +157,9 @@ _DEMANDED = (
 
 
 def signatures(config: dict[str, Any]) -> dict[str, Any]:
-    """By which a client signs its keys (`signing_key`, a file), and checks those of others (`peers`, a file of their public keys by number)."""
+    """By which a client signs its keys (`signing_key`, a file), and checks those of others
+    (`peers`, a file of their public keys by number).
+    """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -139,12 +182,15 @@ def signatures(config: dict[str, Any]) -> dict[str, Any]:
 
 
 class Secrets:
-    """What clients keep between the messages of a secure exchange: at most one state each, the newest."""
+    """What clients keep between the messages of a secure exchange: at most one state each, the
+    newest.
+    """
 
     def __init__(self, cache: Path | None):
         if cache is None:
             raise ConfigError(
-                'secure aggregation needs cache="/folder" in this site\'s node config, where keys are kept between messages'
+                'secure aggregation needs cache="/folder" in this site\'s node config, where keys '
+                "are kept between messages"
             )
         self.folder = cache / "secure"
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -156,7 +202,8 @@ class Secrets:
             (self.folder / f"{client}.bin").rename(mine)
         except FileNotFoundError:
             raise SecureError(
-                f"client {client} has no keys for this: it was not asked to advertise some, or has used them"
+                f"client {client} has no keys for this: it was not asked to advertise some, or has "
+                "used them"
             ) from None
         try:
             return wire.decode(mine.read_bytes())
@@ -164,7 +211,9 @@ class Secrets:
             mine.unlink()
 
     def takes_part(self, client: int, cohort: str, probability: float) -> bool:
-        """Whether a client takes part in a round: drawn once for a cohort, and kept, as all exchanges of a round are of one sample."""
+        """Whether a client takes part in a round: drawn once for a cohort, and kept, as all
+        exchanges of a round are of one sample.
+        """
         path = self.folder / f"{client}.cohort"
         with contextlib.suppress(OSError, ValueError, TypeError):
             known, takes = json.loads(path.read_text())
@@ -182,9 +231,15 @@ class Secrets:
 
     @contextlib.contextmanager
     def client(
-        self, client: int, phase: str, offer: Tree, settings: Callable[[Tree], SecureAggregation], **hooks: Any
+        self,
+        client: int,
+        phase: str,
+        offer: Tree,
+        settings: Callable[[Tree], SecureAggregation],
+        **hooks: Any,
     ) -> Iterator[Any]:
-        """The client in its present state; what becomes of it is written before anything is answered.
+        """The client in its present state; what becomes of it is written before anything is
+        answered.
 
         offer: in the first phase. settings: of an exchange, by its offer.
         """
@@ -213,21 +268,32 @@ def phase(
 ) -> tuple[dict[str, Any], bytes]:
     """Header and body of the answer of these clients to one phase; the errors of each are its own.
 
-    parts: the question of each client asked. more: what `mask` needs of a client besides: its reply and its weight. Under differential
-    privacy all weigh the same, whatever the server says, and replies are clipped and get noise.
+    parts: the question of each client asked. more: what `mask` needs of a client besides: its reply
+    and its weight. Under differential privacy all weigh the same, whatever the server says, and
+    replies are clipped and get noise.
     """
     demands, name = Demands.of(config), asked["phase"]
     if name not in PHASES:
         raise SecureError(f"{str(name)[:40]!r} is no phase of secure aggregation")
-    settings, secrets, hooks = demands.settings(asked.get("secure")), Secrets(cache), signatures(config)
+    settings, secrets, hooks = (
+        demands.settings(asked.get("secure")),
+        Secrets(cache),
+        signatures(config),
+    )
     if len(parts) != len(asked["ids"]):
         raise SecureError(f"there are {len(parts)} questions for {len(asked['ids'])} clients")
 
     def share(offer: Tree) -> Share:
         assert settings.privacy is not None
-        return Share(settings, settings.privacy.clip_of(str(asked.get("step"))), Offer.read(offer).clients)
+        return Share(
+            settings, settings.privacy.clip_of(str(asked.get("step"))), Offer.read(offer).clients
+        )
 
-    of = (lambda offer: settings) if settings.privacy is None else (lambda offer: share(offer).settings)
+    of = (
+        (lambda offer: settings)
+        if settings.privacy is None
+        else (lambda offer: share(offer).settings)
+    )
     answers: dict[int, bytes] = {}
     errors: dict[str, str] = {}
     for i, part in zip(asked["ids"], parts, strict=True):
@@ -245,23 +311,41 @@ def phase(
         except (DivergenceError, ReplyError) as error:  # its words may quote the reply
             warnings.warn(str(error), stacklevel=2)
             within = (
-                f"does not fit into -{settings.range:g} .. {settings.range:g}" if settings.privacy is None else "is not finite"
+                f"does not fit into -{settings.range:g} .. {settings.range:g}"
+                if settings.privacy is None
+                else "is not finite"
             )
-            errors[str(i)] = f"its reply {within}, so nothing was sent; the log of the site says more"
+            errors[str(i)] = (
+                f"its reply {within}, so nothing was sent; the log of the site says more"
+            )
         except FoedusError as error:
             errors[str(i)] = str(error)
-    about = {"round": asked["round"], "exchange": asked["exchange"], "phase": name, "ids": list(answers), "errors": errors}
+    about = {
+        "round": asked["round"],
+        "exchange": asked["exchange"],
+        "phase": name,
+        "ids": list(answers),
+        "errors": errors,
+    }
     return {**about, "lengths": [len(a) for a in answers.values()]}, b"".join(answers.values())
 
 
-def absent(asked: dict[str, Any], step: str, ids: list[int], config: dict[str, Any], cache: Path | None) -> list[int]:
-    """Those of the clients who do not take part in this round, though they answer: nobody without differential privacy."""
+def absent(
+    asked: dict[str, Any], step: str, ids: list[int], config: dict[str, Any], cache: Path | None
+) -> list[int]:
+    """Those of the clients who do not take part in this round, though they answer: nobody without
+    differential privacy.
+    """
     if Demands.of(config).settings(asked.get("secure")).privacy is None:
         return []
     cohort, probability = asked.get("cohort"), asked.get("probability")
     if not isinstance(cohort, str) or not 0 < len(cohort) <= 64:
         raise SecureError("cohort must be a text of at most 64 characters")
-    if isinstance(probability, bool) or not isinstance(probability, int | float) or not 0 < probability <= 1:
+    if (
+        isinstance(probability, bool)
+        or not isinstance(probability, int | float)
+        or not 0 < probability <= 1
+    ):
         raise SecureError(f"probability={str(probability)[:40]} must be above 0 and at most 1")
     if asked.get("step") != step:
         raise SecureError(f"keys were made for {str(asked.get('step'))[:40]!r}, not for {step}")

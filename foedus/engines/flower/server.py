@@ -1,8 +1,10 @@
-"""The side of the server: a Flower ServerApp that greets the sites, checks them, runs the algorithms of a file, and brings the model home.
+"""The side of the server: a Flower ServerApp that greets the sites, checks them, runs the
+algorithms of a file, and brings the model home.
 
 The file is TOML, in the form of `foedus.config.experiment` as far as the two have keys in common:
 
-    [algorithm]                       # or several, run one after the other: [algorithms.FedNewton], [algorithms.FedFW], ...
+    [algorithm]                       # or several, run one after the other: [algorithms.FedNewton],
+                                      # [algorithms.FedFW], ...
     type = "FedAvg"
 
     [data]                            # what the rows of every site must look like
@@ -15,7 +17,8 @@ The file is TOML, in the form of `foedus.config.experiment` as far as the two ha
     seed = 0
 
     [aggregation]                     # how replies are averaged, if not by adding them up
-    type = "SecureAggregation"        # the server sees averages and sums alone; further keys are its settings
+    type = "SecureAggregation"        # the server sees averages and sums alone; further keys are
+                                      # its settings
 
     [federation]
     clients = 4                       # wait for so many sites, at most `patience` seconds
@@ -61,8 +64,17 @@ from foedus.version import __version__
 if TYPE_CHECKING:
     from foedus.data.federation import Federation
 
-_DATA = {"columns": tuple[str, ...], "classes": tuple[str, ...], "scale": Literal["standard", "none"]}
-_RUN = {"rounds": int, "seed": int, "participation": Number | dict, "quantise": Literal["float16", "bfloat16", "int8"]}
+_DATA = {
+    "columns": tuple[str, ...],
+    "classes": tuple[str, ...],
+    "scale": Literal["standard", "none"],
+}
+_RUN = {
+    "rounds": int,
+    "seed": int,
+    "participation": Number | dict,
+    "quantise": Literal["float16", "bfloat16", "int8"],
+}
 _FEDERATION = {"clients": int, "min_clients": int, "timeout": Number, "patience": Number}
 
 
@@ -85,11 +97,15 @@ class Plan:
     @property
     def spec(self) -> Spec:
         outputs = 1 if self.classes is None else len(self.classes)
-        return Spec((len(self.columns),), None if self.classes is None else len(self.classes), outputs)
+        return Spec(
+            (len(self.columns),), None if self.classes is None else len(self.classes), outputs
+        )
 
 
 def read_plan(path: Path, code: str = "") -> Plan:
-    """Read and check a file. code: "module:name" of algorithms that text cannot describe, in the place of the file's own."""
+    """Read and check a file. code: "module:name" of algorithms that text cannot describe, in the
+    place of the file's own.
+    """
     reader = Reader(path, "compare" if "algorithms" in Reader(path, "run").table else "run")
     known = ("algorithm", "algorithms", "data", "run", "aggregation", "federation", "output")
     for name in reader.table:
@@ -106,15 +122,22 @@ def read_plan(path: Path, code: str = "") -> Plan:
     least = found.get("min_clients", clients)
     if not 1 <= least <= clients:
         reader.fail("federation.min_clients", f"{least} must be from 1 to the {clients} clients")
-    folder = reader.settings("output", reader.section("output", needed=False), {"folder": str}).get("folder", "results")
+    folder = reader.settings("output", reader.section("output", needed=False), {"folder": str}).get(
+        "folder", "results"
+    )
     plan = Plan(
-        _imported(code) if code else {k or type(a).__name__: a for k, a in reader.algorithms().items()},
-        tuple(data["columns"]), data.get("classes"), data.get("scale", "standard"), rounds, options, clients, least,
+        _imported(code) if code
+        else {k or type(a).__name__: a for k, a in reader.algorithms().items()},
+        tuple(data["columns"]), data.get("classes"), data.get("scale", "standard"),
+        rounds, options, clients, least,
         float(found.get("timeout", 300)), float(found.get("patience", 60)), Path(folder),
     )  # fmt: skip
     for name, algorithm in plan.algorithms.items():
         if algorithm.pooled:
-            reader.fail(f"algorithms.{name}", f"{type(algorithm).__name__} needs all rows in one place; sites keep theirs")
+            reader.fail(
+                f"algorithms.{name}",
+                f"{type(algorithm).__name__} needs all rows in one place; sites keep theirs",
+            )
         reader.attempt(f"algorithms.{name}", partial(algorithm.check, plan.spec))
     return plan
 
@@ -133,7 +156,9 @@ def _imported(code: str) -> dict[str, Algorithm]:
 
 @dataclass(eq=False)
 class Sites:
-    """What the server knows of a federation of sites, in the place of a `Federation`: who they are and how many rows they have."""
+    """What the server knows of a federation of sites, in the place of a `Federation`: who they are
+    and how many rows they have.
+    """
 
     ids: np.ndarray
     sizes: np.ndarray
@@ -156,7 +181,12 @@ class Sites:
         """No rows, but what a run asks of them; checksums stand for the rows that are elsewhere."""
         nothing = np.zeros((0, *self.spec.shape), np.float32)
         return types.SimpleNamespace(
-            name="sites", classes=self.spec.classes, x_train=self.checksums, y_train=self.sizes, x_test=nothing, y_test=nothing
+            name="sites",
+            classes=self.spec.classes,
+            x_train=self.checksums,
+            y_train=self.sizes,
+            x_test=nothing,
+            y_test=nothing,
         )
 
 
@@ -164,25 +194,43 @@ def wait_for(grid: Any, clients: int, least: int, patience: float) -> list[int]:
     """The nodes that are there once `clients` are, or after `patience` seconds."""
     began = time.monotonic()
     with linked():
-        while len(nodes := sorted(grid.get_node_ids())) < clients and time.monotonic() - began < patience:
+        while (
+            len(nodes := sorted(grid.get_node_ids())) < clients
+            and time.monotonic() - began < patience
+        ):
             time.sleep(0.1)
     if not nodes:
-        raise TooFewClients(f"no SuperNode has connected within {patience:g} s; start them first, with this server's address")
+        raise TooFewClients(
+            f"no SuperNode has connected within {patience:g} s; start them first, with this "
+            "server's address"
+        )
     if len(nodes) < least:
-        raise TooFewClients(f"{len(nodes)} SuperNodes have connected within {patience:g} s, at least {least} must")
+        raise TooFewClients(
+            f"{len(nodes)} SuperNodes have connected within {patience:g} s, at least {least} must"
+        )
     return nodes
 
 
 def _wrong(said: dict[str, Any], columns: int | None) -> str | None:
-    """What is wrong with a greeting, if anything: it comes from a stranger, and all sites' scaling depends on it."""
+    """What is wrong with a greeting, if anything: it comes from a stranger, and all sites' scaling
+    depends on it.
+    """
 
     def whole(v: Any, least: int, most: int) -> bool:
         return type(v) is int and least <= v <= most
 
     clients, rows = said.get("clients"), said.get("rows")
-    if not isinstance(clients, list) or not clients or not all(whole(c, 0, 2**32 - 1) for c in clients):
+    if (
+        not isinstance(clients, list)
+        or not clients
+        or not all(whole(c, 0, 2**32 - 1) for c in clients)
+    ):
         return "no numbers of clients"
-    if not isinstance(rows, list) or len(rows) != len(clients) or not all(whole(n, 1, 2**40) for n in rows):
+    if (
+        not isinstance(rows, list)
+        or len(rows) != len(clients)
+        or not all(whole(n, 1, 2**40) for n in rows)
+    ):
         return "no numbers of rows"
     if not isinstance(said.get("name"), str) or len(said["name"]) > 100:
         return "no name, or one that is too long"
@@ -191,7 +239,9 @@ def _wrong(said: dict[str, Any], columns: int | None) -> str | None:
     if len(clients) != 1 or not whole(said.get("checksum"), 0, 2**32 - 1):
         return "no checksum, or several clients"
     sums = said.get("sums")
-    values: list[Any] = [sums.get(k) for k in ("count", "sum", "squares")] if isinstance(sums, dict) else []
+    values: list[Any] = (
+        [sums.get(k) for k in ("count", "sum", "squares")] if isinstance(sums, dict) else []
+    )
     if len(values) != 3 or not all(isinstance(v, list) and len(v) == columns for v in values):
         return f"no sums of {columns} columns"
     if not all(type(v) in (int, float) and math.isfinite(v) for column in values for v in column):
@@ -201,26 +251,36 @@ def _wrong(said: dict[str, Any], columns: int | None) -> str | None:
     return None
 
 
-def greet(line: Line, nodes: list[int], question: dict[str, Any], columns: int | None = None) -> dict[int, dict[str, Any]]:
-    """Ask every node who it is; those with errors are named and left aside. Returns what the others said, by node."""
+def greet(
+    line: Line, nodes: list[int], question: dict[str, Any], columns: int | None = None
+) -> dict[int, dict[str, Any]]:
+    """Ask every node who it is; those with errors are named and left aside.
+
+    Returns what the others said, by node.
+    """
     answers = line.post("query.hello", dict.fromkeys(nodes, question))
     good: dict[int, dict[str, Any]] = {}
     whose: dict[int, str] = {}
     for node in nodes:
         answer = answers[node]
         try:
-            said: dict[str, Any] = {"error": answer} if isinstance(answer, str) else messages.header(answer)
+            said: dict[str, Any] = (
+                {"error": answer} if isinstance(answer, str) else messages.header(answer)
+            )
         except FoedusError as error:
             said = {"error": str(error)}
         if "error" not in said and (wrong := _wrong(said, columns)):
             said = {"error": f"its greeting has {wrong}"}
         if "error" in said:
-            warnings.warn(f"node {node} does not take part: {str(said['error'])[:300]}", stacklevel=2)
+            warnings.warn(
+                f"node {node} does not take part: {str(said['error'])[:300]}", stacklevel=2
+            )
             continue
         for client in said["clients"]:
             if client in whose:
                 raise ConfigError(
-                    f"two sites are client {client}: {whose[client]} and {said['name']!r} (node {node}); give each a number of its own"
+                    f"two sites are client {client}: {whose[client]} and {said['name']!r} (node "
+                    f"{node}); give each a number of its own"
                 )
             whose[client] = f"{said['name']!r} (node {node})"
             line.nodes[client] = node
@@ -229,27 +289,42 @@ def greet(line: Line, nodes: list[int], question: dict[str, Any], columns: int |
     return good
 
 
-def scaling(said: list[dict[str, Any]], how: str, columns: tuple[str, ...]) -> tuple[list[float], list[float]]:
-    """Centre and scale of every column over the rows of all sites, from their sums; missing values do not count."""
-    count, total, squares = (np.sum([s["sums"][k] for s in said], axis=0) for k in ("count", "sum", "squares"))
+def scaling(
+    said: list[dict[str, Any]], how: str, columns: tuple[str, ...]
+) -> tuple[list[float], list[float]]:
+    """Centre and scale of every column over the rows of all sites, from their sums; missing values
+    do not count.
+    """
+    count, total, squares = (
+        np.sum([s["sums"][k] for s in said], axis=0) for k in ("count", "sum", "squares")
+    )
     if (count == 0).any():
-        raise ConfigError(f"column {columns[int(np.argmax(count == 0))]!r} has no value at any site; leave it out")
+        raise ConfigError(
+            f"column {columns[int(np.argmax(count == 0))]!r} has no value at any site; leave it out"
+        )
     mean = total / count
     if how == "none":
         return mean.tolist(), np.ones_like(mean).tolist()
     spread = np.sqrt(np.maximum(squares / count - mean**2, 0))
-    return mean.tolist(), np.where(spread > 1e-12 * np.maximum(1, np.abs(mean)), spread, 1.0).tolist()
+    return mean.tolist(), np.where(
+        spread > 1e-12 * np.maximum(1, np.abs(mean)), spread, 1.0
+    ).tolist()
 
 
-def _roster(folder: Path, line: Line, said: dict[int, dict[str, Any]], plan: Plan) -> dict[str, Any]:
-    """Who takes part, with which rows and which scaling: as it was, where a training goes on; sites that are not there now may come back."""
+def _roster(
+    folder: Path, line: Line, said: dict[int, dict[str, Any]], plan: Plan
+) -> dict[str, Any]:
+    """Who takes part, with which rows and which scaling: as it was, where a training goes on; sites
+    that are not there now may come back.
+    """
     path = folder / "roster.json"
     own = {s["clients"][0]: s for s in said.values()}
     if not (path.exists() and any(folder.glob("*.checkpoint.safetensors*"))):
         center, scale = scaling(list(said.values()), plan.scale, plan.columns)
         ids = sorted(own)
         roster = {
-            "ids": ids, "rows": [own[i]["rows"][0] for i in ids], "checksums": [own[i]["checksum"] for i in ids],
+            "ids": ids, "rows": [own[i]["rows"][0] for i in ids],
+            "checksums": [own[i]["checksum"] for i in ids],
             "names": {str(i): own[i]["name"] for i in ids}, "center": center, "scale": scale,
         }  # fmt: skip
         files.replace(path, [json.dumps(roster).encode()])
@@ -260,11 +335,17 @@ def _roster(folder: Path, line: Line, said: dict[int, dict[str, Any]], plan: Pla
         raise ConfigError(f"{path} is damaged: {error}; remove the folder to begin anew") from error
     for i, checksum in zip(roster["ids"], roster["checksums"], strict=True):
         if i in own and own[i]["checksum"] != checksum:
-            raise ConfigError(f"the rows of client {line.name(i)} have changed since {path}; remove the folder to begin anew")
+            raise ConfigError(
+                f"the rows of client {line.name(i)} have changed since {path}; remove the folder "
+                "to begin anew"
+            )
         line.names.setdefault(i, roster["names"][str(i)])
         line.nodes.setdefault(i, -1)  # nobody has this number: it is not connected
     for i in sorted(set(own) - set(roster["ids"])):
-        warnings.warn(f"client {line.name(i)} was not there when the training began, and does not take part", stacklevel=2)
+        warnings.warn(
+            f"client {line.name(i)} was not there when the training began, and does not take part",
+            stacklevel=2,
+        )
         del line.nodes[i]
     return roster
 
@@ -273,27 +354,51 @@ def train(grid: Any, plan: Plan, folder: Path) -> dict[str, Run]:
     """Greet the sites, run every algorithm of the plan, and write what comes out of it."""
     line = Line(grid, {}, timeout=plan.timeout, min_clients=plan.min_clients)
     nodes = wait_for(grid, plan.clients, plan.min_clients, plan.patience)
-    schema = {"columns": list(plan.columns), "classes": None if plan.classes is None else list(plan.classes)}
+    schema = {
+        "columns": list(plan.columns),
+        "classes": None if plan.classes is None else list(plan.classes),
+    }
     seed = plan.options.get("seed", 0)
     first = next(iter(plan.algorithms.values()))
-    question = {"schema": schema, "algorithm": to_config(first), "seed": seed, "foedus": __version__, "session": ""}
+    question = {
+        "schema": schema,
+        "algorithm": to_config(first),
+        "seed": seed,
+        "foedus": __version__,
+        "session": "",
+    }
     aggregation = plan.options.get("aggregation")
-    question["secure"] = to_config(aggregation) if isinstance(aggregation, SecureAggregation) else None
+    question["secure"] = (
+        to_config(aggregation) if isinstance(aggregation, SecureAggregation) else None
+    )
     said = greet(line, nodes, question, len(plan.columns))
     if len(line.nodes) < plan.min_clients:
-        raise TooFewClients(f"{len(line.nodes)} sites can take part, at least {plan.min_clients} must; see the warnings above")
+        raise TooFewClients(
+            f"{len(line.nodes)} sites can take part, at least {plan.min_clients} must; see the "
+            "warnings above"
+        )
     roster = _roster(folder, line, said, plan)
-    line.common = {"schema": schema, "center": roster["center"], "scale": roster["scale"], "foedus": __version__}
+    line.common = {
+        "schema": schema,
+        "center": roster["center"],
+        "scale": roster["scale"],
+        "foedus": __version__,
+    }
     sites = Sites(
-        np.array(roster["ids"]), np.array(roster["rows"]), plan.spec, np.array(roster["checksums"]), settings=roster["names"]
+        np.array(roster["ids"]),
+        np.array(roster["rows"]),
+        plan.spec,
+        np.array(roster["checksums"]),
+        settings=roster["names"],
     )
     folder.mkdir(parents=True, exist_ok=True)
     runs = {}
     for name, algorithm in plan.algorithms.items():
         label = name.replace("/", "-")
         result = run(
-            algorithm, cast("Federation", sites), plan.rounds, engine=SitesEngine(line), checkpoint=folder / f"{label}.checkpoint.safetensors",
-            resume=True, progress=False, **plan.options,
+            algorithm, cast("Federation", sites), plan.rounds, engine=SitesEngine(line),
+            checkpoint=folder / f"{label}.checkpoint.safetensors", resume=True, progress=False,
+            **plan.options,
         )  # fmt: skip
         result.save(folder / f"{label}.safetensors")
         result.history.to_csv(folder / f"{label}.csv", index=False)
@@ -304,12 +409,16 @@ def train(grid: Any, plan: Plan, folder: Path) -> dict[str, Run]:
     return runs
 
 
-def try_model(line: Line, result: Run, path: Path, algorithm: Algorithm, seed: int) -> list[dict[str, Any]]:
+def try_model(
+    line: Line, result: Run, path: Path, algorithm: Algorithm, seed: int
+) -> list[dict[str, Any]]:
     """Send the final model to every site, and ask how it does on the site's test rows."""
     if algorithm.personal and algorithm.predictor(result.state) is None:
         return []
     question = {**line.common, "algorithm": to_config(algorithm), "seed": seed, "session": ""}
-    answers = line.post("evaluate.model", dict.fromkeys(set(line.nodes.values()), question), path.read_bytes())
+    answers = line.post(
+        "evaluate.model", dict.fromkeys(set(line.nodes.values()), question), path.read_bytes()
+    )
     table = []
     for client, node in sorted(line.nodes.items()):
         entry: dict[str, Any] = {"client": client, "site": line.names[client]}
@@ -319,7 +428,9 @@ def try_model(line: Line, result: Run, path: Path, algorithm: Algorithm, seed: i
             if "error" in said:
                 entry["error"] = str(said["error"])[:300]
             elif said["rows"]:
-                score, name = (said["hits"], "accuracy") if "hits" in said else (said["squares"], "mse")
+                score, name = (
+                    (said["hits"], "accuracy") if "hits" in said else (said["squares"], "mse")
+                )
                 entry |= {"test_rows": int(said["rows"]), name: float(score) / int(said["rows"])}
         except Exception as error:  # whatever a stranger has sent
             entry["error"] = f"its answer cannot be read: {error!r}"[:300]
@@ -328,17 +439,24 @@ def try_model(line: Line, result: Run, path: Path, algorithm: Algorithm, seed: i
 
 
 def _shown(table: list[dict[str, Any]]) -> str:
-    words = [f"{e['site']} {e.get('accuracy', e.get('mse')):.4f}" for e in table if "accuracy" in e or "mse" in e]
+    words = [
+        f"{e['site']} {e.get('accuracy', e.get('mse')):.4f}"
+        for e in table
+        if "accuracy" in e or "mse" in e
+    ]
     return ", ".join(words) or "no test rows"
 
 
 def server_app(plan: str | Path) -> ServerApp:
-    """The ServerApp of a file: in an app folder, `app = server_app(Path(__file__).parent / "federation.toml")`."""
+    """The ServerApp of a file: in an app folder, `app = server_app(Path(__file__).parent /
+    "federation.toml")`.
+    """
     app = ServerApp()
 
     @app.main()
     def main(grid: Any, context: Any) -> None:
-        if "--parent-pid" in sys.argv:  # Flower ends this process with that one, too, but in doing so it may wait for itself
+        # Flower ends this process with that one, too, but in doing so it may wait for itself
+        if "--parent-pid" in sys.argv:
             processes.end_with(os.getppid(), every=3.0)
         read = read_plan(Path(plan), str(context.run_config.get("code", "")))
         folder = Path(str(context.run_config.get("output", "") or read.folder))

@@ -1,8 +1,9 @@
 """The side of the server: exchanges with sites through Flower's Grid.
 
-A site that does not answer in time, or whose answer is no good (it cannot be decoded, has another form than was asked for, or belongs
-to another round or client; its numbers are looked at by `foedus.core.clients`), is left out of the rest of the round and named in the
-history; the round goes on with the others, as long as enough of them are left.
+A site that does not answer in time, or whose answer is no good (it cannot be decoded, has another
+form than was asked for, or belongs to another round or client; its numbers are looked at by
+`foedus.core.clients`), is left out of the rest of the round and named in the history; the round
+goes on with the others, as long as enough of them are left.
 """
 
 from __future__ import annotations
@@ -38,22 +39,30 @@ _POLL = 0.1
 
 
 class LinkLost(FoedusError):  # noqa: N818 - what has happened
-    """The SuperLink no longer takes what this server sends; with a checkpoint, the run can go on."""
+    """The SuperLink no longer takes what this server sends; with a checkpoint, the run can go
+    on.
+    """
 
 
 @contextlib.contextmanager
 def linked() -> Iterator[None]:
-    """What the SuperLink refuses, in words: it ends a run that somebody stops, or whose server it has not heard of for a minute."""
+    """What the SuperLink refuses, in words: it ends a run that somebody stops, or whose server it
+    has not heard of for a minute.
+    """
     try:
         yield
     except processes.link_errors() as error:
         why = (str(error) or type(error).__name__).splitlines()[0]
-        raise LinkLost(f"Flower's SuperLink does not let this server go on with its run: {why}") from error
+        raise LinkLost(
+            f"Flower's SuperLink does not let this server go on with its run: {why}"
+        ) from error
 
 
 @dataclass(eq=False)
 class Line:
-    """The connection to all sites: Flower's Grid, who is where, how long to wait, and how many must answer."""
+    """The connection to all sites: Flower's Grid, who is where, how long to wait, and how many must
+    answer.
+    """
 
     grid: Any
     nodes: dict[int, int]
@@ -75,26 +84,36 @@ class Line:
     def post(
         self, kind: str, headers: dict[int, dict[str, Any]], body: bytes | dict[int, bytes] = b""
     ) -> dict[int, Message | str]:
-        """Send one message to each of these nodes and wait for the answers: a message, or why there is none.
+        """Send one message to each of these nodes and wait for the answers: a message, or why there
+        is none.
 
         body: for all of them, or for each its own.
 
-        Only ids that are still outstanding are asked for: Flower answers for one that was fetched before with an error.
+        Only ids that are still outstanding are asked for: Flower answers for one that was fetched
+        before with an error.
         """
         with linked():
             return self._post(kind, headers, body)
 
-    def _post(self, kind: str, headers: dict[int, dict[str, Any]], body: bytes | dict[int, bytes]) -> dict[int, Message | str]:
+    def _post(
+        self, kind: str, headers: dict[int, dict[str, Any]], body: bytes | dict[int, bytes]
+    ) -> dict[int, Message | str]:
         began = time.monotonic()
         getattr(self.grid, "speak", lambda: None)()
         here = set(self.grid.get_node_ids())
-        answers: dict[int, Message | str] = {n: "it is not connected" for n in headers if n not in here}
+        answers: dict[int, Message | str] = {
+            n: "it is not connected" for n in headers if n not in here
+        }
         asked = [n for n in headers if n in here]
         bodies = body if isinstance(body, dict) else dict.fromkeys(headers, body)
         group = str(next((h["round"] for h in headers.values() if "round" in h), ""))
         letters = [
             Message(
-                messages.content(headers[n], bodies[n]), dst_node_id=n, message_type=kind, ttl=self.timeout + 30, group_id=group
+                messages.content(headers[n], bodies[n]),
+                dst_node_id=n,
+                message_type=kind,
+                ttl=self.timeout + 30,
+                group_id=group,
             )
             for n in asked
         ]
@@ -110,7 +129,9 @@ class Line:
             for reply in self.grid.pull_messages(list(waiting)):
                 if reply.metadata.reply_to_message_id in waiting:
                     n = waiting.pop(reply.metadata.reply_to_message_id)
-                    answers[n] = f"Flower reports: {reply.error.reason}" if reply.has_error() else reply
+                    answers[n] = (
+                        f"Flower reports: {reply.error.reason}" if reply.has_error() else reply
+                    )
             if time.monotonic() - began > self.timeout:
                 break
             if waiting:
@@ -140,7 +161,12 @@ class FlowerSession(Session, SecureChannel):
     def __init__(self, line: Line, algorithm: Algorithm, seed: int, spec: Spec):
         self.line, self.algorithm = line, algorithm
         self.ids = torch.tensor(sorted(line.nodes))
-        self.common = {**line.common, "session": uuid.uuid4().hex, "algorithm": to_config(algorithm), "seed": seed}
+        self.common = {
+            **line.common,
+            "session": uuid.uuid4().hex,
+            "algorithm": to_config(algorithm),
+            "seed": seed,
+        }
         self.name = self.common["session"]
         self.seen: dict[int, int] = {}  # the version of the last answer of each client
         self.conditions = Conditions(trusted=False, measures=False)
@@ -155,14 +181,17 @@ class FlowerSession(Session, SecureChannel):
         self.last = (-1, -1)
         self.taking = 0
         self.secured = False
-        self.plain: set[int] = set()  # those who refuse to send what the last exchange asked for in the clear
+        # those who refuse to send what the last exchange asked for in the clear
+        self.plain: set[int] = set()
 
-    # -- exchanges ---------------------------------------------------------------------------------------------------
+    # -- exchanges ---------------------------------------------------------------------------------
 
     def exchange(self, ask: Ask) -> Iterator[tuple[Tensor, Tree, bool]]:
         """Ask, and give the answers that are good, in order of client id."""
         asked, more = self.present(ask), self._about(ask)
-        answers = self.line.post(f"train.{ask.step}", *self._letters(ask, asked, more, lambda i: []))
+        answers = self.line.post(
+            f"train.{ask.step}", *self._letters(ask, asked, more, lambda i: [])
+        )
         replies, faults = self._sorted(answers, asked, more)
         if self.secured and faults and not replies and self.plain >= set(asked):
             raise single_replies(self.algorithm, ask.step)
@@ -191,7 +220,12 @@ class FlowerSession(Session, SecureChannel):
 
     def _about(self, ask: Ask) -> dict[str, Any]:
         version = (ask.round << 16) + ask.exchange + 1
-        return {"round": ask.round, "exchange": ask.exchange, "version": version, "quantise": ask.quantise}
+        return {
+            "round": ask.round,
+            "exchange": ask.exchange,
+            "version": version,
+            "quantise": ask.quantise,
+        }
 
     def _sorted(
         self, answers: dict[int, Message | str], asked: list[int], more: dict[str, Any]
@@ -207,7 +241,11 @@ class FlowerSession(Session, SecureChannel):
                 replies |= good
                 faults |= bad
             except Exception as error:  # whatever a stranger has sent
-                why = str(error) if isinstance(error, FoedusError) else f"its answer cannot be read: {error!r}"
+                why = (
+                    str(error)
+                    if isinstance(error, FoedusError)
+                    else f"its answer cannot be read: {error!r}"
+                )
                 faults |= dict.fromkeys(mine, why)
         return replies, faults
 
@@ -217,7 +255,7 @@ class FlowerSession(Session, SecureChannel):
             self.before[i] = self.seen.get(i, 0)
             self.seen[i] = self._about(ask)["version"]
 
-    # -- secure aggregation (`foedus.aggregation.secure.aggregator`) ------------------------------------------------------------
+    # -- secure aggregation (`foedus.aggregation.secure.aggregator`) -------------------------------
 
     def secure(self, config: SecureAggregation) -> SecureChannel:
         """From now on sites are told that nothing but empty replies may be sent in the clear."""
@@ -225,28 +263,54 @@ class FlowerSession(Session, SecureChannel):
         return self
 
     def phase(
-        self, ask: Ask, phase: str, questions: dict[int, Tree], weights: str | None, told: dict[str, Any]
+        self,
+        ask: Ask,
+        phase: str,
+        questions: dict[int, Tree],
+        weights: str | None,
+        told: dict[str, Any],
     ) -> dict[int, Tree | SecureError]:
-        """Put the questions of a phase to clients; what a step is asked with goes with `mask`. Answers, or why there is none.
+        """Put the questions of a phase to clients; what a step is asked with goes with `mask`.
+        Answers, or why there is none.
 
         told: what sites must know besides.
         """
-        asked, more = sorted(questions), {**self._about(ask), "phase": phase, "weights": weights, **told}
-        letters = self._letters(ask if phase == "mask" else None, asked, more, lambda i: [wire.encode(questions[i])])
-        answers = self.line.post(f"train.{ask.step}" if phase == "mask" else "query.secure", *letters)
+        asked, more = (
+            sorted(questions),
+            {**self._about(ask), "phase": phase, "weights": weights, **told},
+        )
+        letters = self._letters(
+            ask if phase == "mask" else None, asked, more, lambda i: [wire.encode(questions[i])]
+        )
+        answers = self.line.post(
+            f"train.{ask.step}" if phase == "mask" else "query.secure", *letters
+        )
         replies, faults = self._sorted(answers, asked, more)
         return {**replies, **{i: SecureError(why) for i, why in faults.items()}}
 
     def _letters(
-        self, ask: Ask | None, asked: list[int], more: dict[str, Any], questions: Callable[[int], list[bytes]]
+        self,
+        ask: Ask | None,
+        asked: list[int],
+        more: dict[str, Any],
+        questions: Callable[[int], list[bytes]],
     ) -> tuple[dict[int, dict[str, Any]], dict[int, bytes]]:
-        """Headers and bodies by node: the message of each group of clients who are sent the same, and what each client is asked besides."""
+        """Headers and bodies by node: the message of each group of clients who are sent the same,
+        and what each client is asked besides.
+        """
         headers, bodies = self._headers(asked, more), {}
-        messages_ = [] if ask is None else [(set(ids.tolist()), wire.encode(message)) for ids, message in ask.messages()]
+        messages_ = (
+            []
+            if ask is None
+            else [(set(ids.tolist()), wire.encode(message)) for ids, message in ask.messages()]
+        )
         for node, header in headers.items():
             mine = [([i for i in header["ids"] if i in ids], message) for ids, message in messages_]
             groups = [(ids, message) for ids, message in mine if ids]
-            parts = [*(message for _, message in groups), *(part for i in header["ids"] for part in questions(i))]
+            parts = [
+                *(message for _, message in groups),
+                *(part for i in header["ids"] for part in questions(i)),
+            ]
             if ask is not None:
                 items = [name for name, h in ask.held.items() if isinstance(h, HeldItems)]
                 names = [name for name in ask.held if name not in items]
@@ -259,7 +323,13 @@ class FlowerSession(Session, SecureChannel):
         for i in asked:
             by_node.setdefault(self.line.nodes[i], []).append(i)
         return {
-            node: {**self.common, **more, **self._late(ids), "ids": ids, "seen": [self.seen.get(i, 0) for i in ids]}
+            node: {
+                **self.common,
+                **more,
+                **self._late(ids),
+                "ids": ids,
+                "seen": [self.seen.get(i, 0) for i in ids],
+            }
             for node, ids in by_node.items()
         }
 
@@ -269,9 +339,15 @@ class FlowerSession(Session, SecureChannel):
         if delays is None:
             return {}
         place = torch.searchsorted(self.ids, torch.tensor(ids))
-        return {"up": delays.up[place].tolist(), "down": delays.down[place].tolist(), "longest": delays.longest}
+        return {
+            "up": delays.up[place].tolist(),
+            "down": delays.down[place].tolist(),
+            "longest": delays.longest,
+        }
 
-    def _read(self, answer: Message | str, mine: list[int], more: dict[str, Any]) -> tuple[dict[int, Tree], dict[int, str]]:
+    def _read(
+        self, answer: Message | str, mine: list[int], more: dict[str, Any]
+    ) -> tuple[dict[int, Tree], dict[int, str]]:
         """The replies in an answer that may be used, and what is wrong with the others."""
         if isinstance(answer, str):
             raise ReplyError(answer)
@@ -282,14 +358,24 @@ class FlowerSession(Session, SecureChannel):
             raise ReplyError(str(said["error"]))
         for name in ("round", "exchange", "phase"):
             if said.get(name) != more.get(name):
-                raise ReplyError(f"its answer is for {name} {said.get(name)!r}, not {more.get(name)}")
+                raise ReplyError(
+                    f"its answer is for {name} {said.get(name)!r}, not {more.get(name)}"
+                )
         body = messages.body(answer)
         self.line.received += len(body)
-        ids, lost, parts = said.get("ids"), said.get("lost", []), messages.cut(body, said.get("lengths"))
+        ids, lost, parts = (
+            said.get("ids"),
+            said.get("lost", []),
+            messages.cut(body, said.get("lengths")),
+        )
         if not isinstance(ids, list) or not isinstance(lost, list):
             raise ReplyError("its answer names clients that it was not asked for")
         whole = [*ids, *lost]
-        if not all(type(i) is int and i in mine for i in whole) or len(set(whole)) < len(whole) or len(ids) != len(parts):
+        if (
+            not all(type(i) is int and i in mine for i in whole)
+            or len(set(whole)) < len(whole)
+            or len(ids) != len(parts)
+        ):
             raise ReplyError("its answer names clients that it was not asked for")
         errors = said["errors"] if isinstance(said.get("errors"), dict) else {}
         replies, faults = {}, {}
@@ -307,15 +393,22 @@ class FlowerSession(Session, SecureChannel):
         return replies, faults
 
     def _misfits(self, ask: Ask, replies: dict[int, Tree]) -> dict[int, str]:
-        """Replies that cannot be what was asked for: of another form, or too large once dense where the form is free."""
-        if self.algorithm.batching().alike and batch_of(getattr(self.algorithm, ask.step)) != "loop":
+        """Replies that cannot be what was asked for: of another form, or too large once dense where
+        the form is free.
+        """
+        if (
+            self.algorithm.batching().alike
+            and batch_of(getattr(self.algorithm, ask.step)) != "loop"
+        ):
             plain = {i: wire.dequantise(r) for i, r in replies.items()} if ask.quantise else replies
             ids = torch.tensor(sorted(plain), dtype=torch.int64)
             kinds = self.algorithm.kinds(ids)
             kinds = torch.zeros_like(ids) if kinds is None else kinds
             bad: dict[int, str] = {}
             for kind in kinds.unique().tolist():
-                bad |= checks.misfits({i: plain[i] for i in ids[kinds == kind].tolist()}, self.forms.of(ask, kind))
+                bad |= checks.misfits(
+                    {i: plain[i] for i in ids[kinds == kind].tolist()}, self.forms.of(ask, kind)
+                )
             return bad
         large = [i for i, r in replies.items() if checks.dense_size(r) > checks.MOST]
         return dict.fromkeys(large, f"its reply stands for more than {checks.MOST} numbers")
@@ -324,7 +417,9 @@ class FlowerSession(Session, SecureChannel):
         why = why if len(why) <= 300 else f"{why[:300]} ..."
         self.out.add(client)
         self.faults[client] = why
-        warnings.warn(f"round {self.round}: client {self.line.name(client)} is left out: {why}", stacklevel=2)
+        warnings.warn(
+            f"round {self.round}: client {self.line.name(client)} is left out: {why}", stacklevel=2
+        )
 
     def leave(self, faults: Mapping[int, str]) -> None:
         """Leave these clients out of the rest of the round, if they are not yet."""
@@ -346,8 +441,13 @@ class FlowerSession(Session, SecureChannel):
     def _enough(self, taking: int) -> None:
         left, need = taking - len(self.out), min(self.line.min_clients, taking)
         if left < need:
-            faults = "; ".join(f"client {self.line.name(i)}: {why}" for i, why in sorted(self.faults.items()))
-            raise TooFewClients(f"round {self.round}: {left} of {taking} clients are left, at least {need} must be ({faults})")
+            faults = "; ".join(
+                f"client {self.line.name(i)}: {why}" for i, why in sorted(self.faults.items())
+            )
+            raise TooFewClients(
+                f"round {self.round}: {left} of {taking} clients are left, at least {need} must be "
+                f"({faults})"
+            )
 
     def repeat_round(self) -> None:
         self.seen = {i: v for i, v in self.at_start.items() if i in self.seen}
@@ -361,26 +461,36 @@ class FlowerSession(Session, SecureChannel):
             if not allowed:
                 self.excluded.add(i)
                 warnings.warn(
-                    f"client {self.line.name(i)} has lost its state and is excluded: {type(self.algorithm).__name__} has no rule for "
+                    f"client {self.line.name(i)} has lost its state and is excluded: "
+                    f"{type(self.algorithm).__name__} has no rule for "
                     "coming back",
                     stacklevel=2,
                 )
 
-    # -- evaluation --------------------------------------------------------------------------------------------------
+    # -- evaluation --------------------------------------------------------------------------------
 
     def evaluate_own(self) -> dict[str, Tensor]:
-        """Each client's own model on its own test rows: sums by client; none for those who do not answer."""
+        """Each client's own model on its own test rows: sums by client; none for those who do not
+        answer.
+        """
         ids = self.ids.tolist()
         place = {i: p for p, i in enumerate(ids)}
-        answers = self.line.post("evaluate.own", self._headers([i for i in ids if i not in self.excluded], {}))
+        answers = self.line.post(
+            "evaluate.own", self._headers([i for i in ids if i not in self.excluded], {})
+        )
         sums: dict[str, Tensor] = {"rows": torch.zeros(len(ids), dtype=torch.float64)}
         for node, answer in answers.items():
             mine = {i for i in ids if self.line.nodes[i] == node}
             try:
-                said: dict[str, Any] = {"error": answer} if isinstance(answer, str) else messages.header(answer)
+                said: dict[str, Any] = (
+                    {"error": answer} if isinstance(answer, str) else messages.header(answer)
+                )
                 if "error" in said:
                     raise ReplyError(str(said["error"])[:300])
-                values = torch.tensor([[float(v) for v in column] for column in said["sums"].values()], dtype=torch.float64)
+                values = torch.tensor(
+                    [[float(v) for v in column] for column in said["sums"].values()],
+                    dtype=torch.float64,
+                )
                 if (
                     not set(said["ids"]) <= mine
                     or values.shape[1] != len(said["ids"])
@@ -389,16 +499,20 @@ class FlowerSession(Session, SecureChannel):
                     raise ReplyError("its sums are not finite, or not of its own clients")
                 at = [place[i] for i in said["ids"]]
                 for name, column in zip(said["sums"], values, strict=True):
-                    sums.setdefault(str(name), torch.zeros(len(ids), dtype=torch.float64))[at] = column
+                    sums.setdefault(str(name), torch.zeros(len(ids), dtype=torch.float64))[at] = (
+                        column
+                    )
             except Exception as error:  # whatever a stranger has sent
-                warnings.warn(f"the clients {sorted(mine)[:10]} are not evaluated: {error}", stacklevel=2)
+                warnings.warn(
+                    f"the clients {sorted(mine)[:10]} are not evaluated: {error}", stacklevel=2
+                )
         return sums
 
     def evaluate_global(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Common test rows are not sent to sites."""
         return {"rows": torch.zeros(len(self.ids), dtype=torch.float64)}
 
-    # -- checkpoints -------------------------------------------------------------------------------------------------
+    # -- checkpoints -------------------------------------------------------------------------------
 
     def save(self) -> Tree:
         """Which answers the server has seen; what clients remember stays with them."""
@@ -413,7 +527,8 @@ class FlowerSession(Session, SecureChannel):
     def load(self, saved: Tree) -> None:
         if "sites" not in saved:
             raise CheckpointError(
-                "the checkpoint holds the states of simulated clients; a federation of sites cannot go on from it"
+                "the checkpoint holds the states of simulated clients; a federation of sites "
+                "cannot go on from it"
             )
         self.name = self.common["session"] = saved["sites"]["session"]
         self.seen = {int(i): v for i, v in saved["sites"]["seen"].items()}
@@ -427,6 +542,8 @@ def _seconds(answer: Message | str) -> float:
     """How long a site says that it has worked."""
     if isinstance(answer, str):
         return 0.0
-    with contextlib.suppress(FoedusError, AttributeError, KeyError, OverflowError, TypeError, ValueError):
+    with contextlib.suppress(
+        FoedusError, AttributeError, KeyError, OverflowError, TypeError, ValueError
+    ):
         return float(messages.header(answer)["seconds"])
     return 0.0

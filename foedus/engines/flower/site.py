@@ -1,10 +1,12 @@
-"""A site's own rows: a file that never leaves it, checked against what the server expects before anything is learnt.
+"""A site's own rows: a file that never leaves it, checked against what the server expects before
+anything is learnt.
 
 A site is told where its rows are by Flower's `--node-config`:
 
-    data="/path/to/site.csv" label="target" client=2 name="Hungarian"     one client; optional: test=0.25, seed=0, cache="/path",
-                                                                          and what secure aggregation has (`foedus.engines.flower.secure_site`)
-    shards="/folder"                                                      loopback: clients of a simulation, written by fd.Flower
+    data="/path/to/site.csv" label="target" client=2 name="Hungarian"
+                        one client; optional: test=0.25, seed=0, cache="/path", and what secure
+                        aggregation has (`foedus.engines.flower.secure_site`)
+    shards="/folder"    loopback: clients of a simulation, written by fd.Flower
 """
 
 from __future__ import annotations
@@ -25,25 +27,37 @@ from foedus.data.loading import hold_out
 from foedus.errors import DataError, unknown
 
 KEYS = ("data", "label", "client", "name", "test", "seed", "cache", "shards")
-SECURE_KEYS = ("secure", "secure_clients", "secure_threshold", "secure_noise", "signing_key", "peers")
+SECURE_KEYS = (
+    "secure",
+    "secure_clients",
+    "secure_threshold",
+    "secure_noise",
+    "signing_key",
+    "peers",
+)
 
 
 @dataclass(frozen=True)
 class Schema:
-    """What all sites' rows must look like: columns in order, and the classes by name (`None`: numbers are predicted)."""
+    """What all sites' rows must look like: columns in order, and the classes by name (`None`:
+    numbers are predicted).
+    """
 
     columns: tuple[str, ...]
     classes: tuple[str, ...] | None
     scale: str = "standard"
 
     def check(self, raw: formats.Raw, path: Path) -> np.ndarray:
-        """The columns in the order of the schema; an error names what is missing, unknown or out of range."""
+        """The columns in the order of the schema; an error names what is missing, unknown or out of
+        range.
+        """
         found = list(raw.feature_names or [])
         missing = [c for c in self.columns if c not in found]
         if missing:
             more = [c for c in found if c not in self.columns]
             raise DataError(
-                f"{path.name}: column{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))} of the federation missing"
+                f"{path.name}: column{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))} of "
+                "the federation missing"
                 + (f"; the file has {', '.join(map(repr, more[:10]))} instead" if more else "")
             )
         return np.asarray(raw.x_train, np.float64)[:, [found.index(c) for c in self.columns]]
@@ -52,13 +66,17 @@ class Schema:
         """Class numbers, or values."""
         if self.classes is None:
             if y.dtype.kind not in "iuf":
-                raise DataError(f"{path.name}: the label holds text ({str(y[0])!r}); the federation predicts numbers")
+                raise DataError(
+                    f"{path.name}: the label holds text ({str(y[0])!r}); the federation predicts "
+                    "numbers"
+                )
             return y.astype(np.float32)
         text = [as_text(v) for v in y]
         strange = sorted(set(text) - set(self.classes))
         if strange:
             raise DataError(
-                f"{path.name}: label {strange[0]!r} is none of the classes of the federation ({', '.join(self.classes)})"
+                f"{path.name}: label {strange[0]!r} is none of the classes of the federation "
+                f"({', '.join(self.classes)})"
             )
         return np.array([self.classes.index(v) for v in text])
 
@@ -83,10 +101,16 @@ class Site:
     classes: int | None
 
     def sums(self) -> dict[str, list[float]]:
-        """Number, sum and sum of squares of the values of each column that are there: for a scaling common to all sites."""
+        """Number, sum and sum of squares of the values of each column that are there: for a scaling
+        common to all sites.
+        """
         there = ~np.isnan(self.x)
         x = np.where(there, self.x, 0.0)
-        return {"count": there.sum(0).tolist(), "sum": x.sum(0).tolist(), "squares": (x * x).sum(0).tolist()}
+        return {
+            "count": there.sum(0).tolist(),
+            "sum": x.sum(0).tolist(),
+            "squares": (x * x).sum(0).tolist(),
+        }
 
     def federation(self, center: list[float], scale: list[float]) -> Federation:
         """The site as a federation of one client, scaled; what is missing becomes the centre."""
@@ -94,7 +118,14 @@ class Site:
         def scaled(x: np.ndarray) -> np.ndarray:
             return np.nan_to_num((x - np.array(center)) / np.array(scale)).astype(np.float32)
 
-        data = Data.from_arrays(scaled(self.x), self.y, scaled(self.x_test), self.y_test, classes=self.classes, name=self.name)
+        data = Data.from_arrays(
+            scaled(self.x),
+            self.y,
+            scaled(self.x_test),
+            self.y_test,
+            classes=self.classes,
+            name=self.name,
+        )
         rows, test_rows = np.arange(len(self.y)), np.arange(len(self.y_test))
         offsets, test_offsets = np.array([0, len(rows)]), np.array([0, len(test_rows)])
         return Federation(data, rows, offsets, test_rows, test_offsets, np.array([self.client]))
@@ -115,9 +146,14 @@ def read_site(config: dict[str, Any], schema: Schema) -> Site:
             raise DataError(f"--node-config: {unknown('key', key, [*KEYS, *SECURE_KEYS])}")
     for key in ("data", "client"):
         if key not in config:
-            raise DataError(f'--node-config: {key} is missing; such as: data="/path/site.csv" label="target" client=0')
+            raise DataError(
+                f'--node-config: {key} is missing; such as: data="/path/site.csv" label="target" '
+                "client=0"
+            )
     path, client = Path(str(config["data"])), config["client"]
-    site_number = Annotated[int, Ge(0), Lt(2**32), Means("the number of the site, such as client=0")]
+    site_number = Annotated[
+        int, Ge(0), Lt(2**32), Means("the number of the site, such as client=0")
+    ]
     check_value("--node-config: client", client, site_number, DataError)
     if not path.is_file():
         raise DataError(f"--node-config: there is no file {path.name!r} where data= says")
@@ -126,17 +162,34 @@ def read_site(config: dict[str, Any], schema: Schema) -> Site:
     infinite = np.isinf(x)
     if infinite.any():
         row, column = np.argwhere(infinite)[0].tolist()
-        raise DataError(f"{path.name}, line {row + 2}: column {schema.columns[column]!r} is infinite")
+        raise DataError(
+            f"{path.name}, line {row + 2}: column {schema.columns[column]!r} is infinite"
+        )
     share = float(config.get("test", 0.25))
     if not 0 <= share < 1:
-        raise DataError(f"--node-config: test={share} must be a part of the rows, at least 0 and below 1")
-    raw = hold_out(replace(raw, x_train=x, y_train=y), share, int(config.get("seed", 0)), schema.classes is None)
+        raise DataError(
+            f"--node-config: test={share} must be a part of the rows, at least 0 and below 1"
+        )
+    raw = hold_out(
+        replace(raw, x_train=x, y_train=y),
+        share,
+        int(config.get("seed", 0)),
+        schema.classes is None,
+    )
     classes = None if schema.classes is None else len(schema.classes)
     assert raw.x_test is not None and raw.y_test is not None
-    return Site(raw.x_train, raw.y_train, raw.x_test, raw.y_test, client, str(config.get("name", path.stem)), classes)
+    return Site(
+        raw.x_train,
+        raw.y_train,
+        raw.x_test,
+        raw.y_test,
+        client,
+        str(config.get("name", path.stem)),
+        classes,
+    )
 
 
-# -- clients of a simulation -----------------------------------------------------------------------------------------
+# -- clients of a simulation -----------------------------------------------------------------------
 
 
 def write_shard(path: Path, fed: Federation) -> None:
@@ -160,5 +213,19 @@ def read_shard(folder: Path, name: str) -> Federation:
     if not name.isalnum():
         raise DataError(f"the shard {name!r} is no name of a file")
     with np.load(folder / f"{name}.npz", allow_pickle=False) as f:
-        data = Data.from_arrays(f["x"], f["y"], f["x_test"], f["y_test"], classes=int(f["classes"]) or None, name="shard")
-        return Federation(data, np.arange(len(f["y"])), f["offsets"], np.arange(len(f["y_test"])), f["test_offsets"], f["ids"])
+        data = Data.from_arrays(
+            f["x"],
+            f["y"],
+            f["x_test"],
+            f["y_test"],
+            classes=int(f["classes"]) or None,
+            name="shard",
+        )
+        return Federation(
+            data,
+            np.arange(len(f["y"])),
+            f["offsets"],
+            np.arange(len(f["y_test"])),
+            f["test_offsets"],
+            f["ids"],
+        )

@@ -1,4 +1,6 @@
-"""A connection to Ray, the worker processes that it gives us, and what it takes to replace one that is lost."""
+"""A connection to Ray, the worker processes that it gives us, and what it takes to replace one that
+is lost.
+"""
 
 from __future__ import annotations
 
@@ -27,27 +29,41 @@ _connections = 0
 def load_ray() -> Any:
     """The ray module, imported only when it is needed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray would warn about otherwise
+    # what Ray would warn about otherwise
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         import ray
     except ImportError as error:
-        raise ConfigError(f"fd.Ray needs Ray, which is not there ({error}): pip install 'foedus[ray]'") from error
+        raise ConfigError(
+            f"fd.Ray needs Ray, which is not there ({error}): pip install 'foedus[ray]'"
+        ) from error
     return ray
 
 
 class Cluster:
-    """Ray, started here or attached to; closing it ends the workers, and of Ray itself only what was started here."""
+    """Ray, started here or attached to; closing it ends the workers, and of Ray itself only what
+    was started here.
+    """
 
-    def __init__(self, address: str | None, workers: int | None, resources: dict[str, float] | None):
+    def __init__(
+        self, address: str | None, workers: int | None, resources: dict[str, float] | None
+    ):
         self.ray = load_ray()
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = (
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1
+        )
         own = address is None and not self.ray.is_initialized()
-        # On a machine of our own the workers share its cores; on a cluster a worker takes one, unless told otherwise.
+        # On a machine of our own the workers share its cores; on a cluster a worker takes one,
+        # unless told otherwise.
         share = max(1, cores // (workers or cores)) if own else 1
         self.resources = {"CPU": share, **(resources or {})}
         self.threads = max(1, int(self.resources["CPU"]))
         self.idle: list[Any] = []
-        self.connected = self._connect(address, (workers or cores) * self.resources["CPU"] if own else None)
+        self.connected = self._connect(
+            address, (workers or cores) * self.resources["CPU"] if own else None
+        )
         try:
             self.workers = self._room(workers)
         except BaseException:
@@ -61,7 +77,10 @@ class Cluster:
         if ray.is_initialized():
             there = ray.get_runtime_context().gcs_address
             if address not in (None, "auto", there):
-                raise ConfigError(f"address={address!r}: this process is connected to the Ray cluster at {there} already")
+                raise ConfigError(
+                    f"address={address!r}: this process is connected to the Ray cluster at {there} "
+                    "already"
+                )
             if _connections == 0:
                 return False  # somebody else's, who will close it
             _connections += 1
@@ -74,10 +93,13 @@ class Cluster:
             else:
                 _reach(address)
                 ray.init(address, **quiet)
-        except Exception as error:  # Ray has bare ones, such as that of a machine too busy to start it in time
+        # Ray has bare ones, such as that of a machine too busy to start it in time
+        except Exception as error:
             if isinstance(error, ConfigError):
                 raise
-            raise ConfigError(f"address={address!r}: cannot connect to Ray: {brief(error)}") from error
+            raise ConfigError(
+                f"address={address!r}: cannot connect to Ray: {brief(error)}"
+            ) from error
         _connections = 1
         return True
 
@@ -85,11 +107,18 @@ class Cluster:
         """How many workers to have; an error if the cluster has no room for them, busy or not."""
         need = {k: v for k, v in self.resources.items() if v}
         nodes = [n["Resources"] for n in self.ray.nodes() if n["Alive"]]
-        room = sum(min(int(n.get(k, 0) / v + 1e-9) for k, v in need.items()) if need else 1 << 20 for n in nodes)
+        room = sum(
+            min(int(n.get(k, 0) / v + 1e-9) for k, v in need.items()) if need else 1 << 20
+            for n in nodes
+        )
         if room < (workers or 1):
-            has = "; ".join(", ".join(f"{k} {n[k]:g}" for k in sorted(n) if ":" not in k and "memory" not in k) for n in nodes)
+            has = "; ".join(
+                ", ".join(f"{k} {n[k]:g}" for k in sorted(n) if ":" not in k and "memory" not in k)
+                for n in nodes
+            )
             raise ConfigError(
-                f"workers={workers!r} with resources={need} each: the Ray cluster has room for {room}; its nodes have {has}"
+                f"workers={workers!r} with resources={need} each: the Ray cluster has room for "
+                f"{room}; its nodes have {has}"
             )
         return workers or room
 
@@ -117,7 +146,8 @@ class Cluster:
         if waiting:
             self.dismiss(new)
             raise ConfigError(
-                f"resources={self.resources}: the Ray cluster gave {len(found) + len(done)} of {count} workers within "
+                f"resources={self.resources}: the Ray cluster gave {len(found) + len(done)} of "
+                f"{count} workers within "
                 f"{PATIENCE:g} seconds; wait until others are done, or ask for less"
             )
         return found + new
@@ -128,7 +158,9 @@ class Cluster:
             self.ray.kill(worker)
 
     def close(self) -> None:
-        """End the workers that are kept, and the connection if it is ours and nobody else of ours uses it."""
+        """End the workers that are kept, and the connection if it is ours and nobody else of ours
+        uses it.
+        """
         global _connections
         if self.ray.is_initialized():
             self.dismiss(self.idle)
@@ -142,7 +174,9 @@ class Cluster:
 
 @dataclass(eq=False)
 class Call:
-    """Something asked of a worker; `before` counts what had been asked of it since the last copy of its states."""
+    """Something asked of a worker; `before` counts what had been asked of it since the last copy of
+    its states.
+    """
 
     method: str
     args: tuple
@@ -153,7 +187,9 @@ class Call:
 class Shard:
     """Some clients on a worker, and all it takes to have them on another one if that is lost."""
 
-    def __init__(self, cluster: Cluster, worker: Any, ids: np.ndarray, opening: tuple, remembers: bool):
+    def __init__(
+        self, cluster: Cluster, worker: Any, ids: np.ndarray, opening: tuple, remembers: bool
+    ):
         self.cluster, self.ray, self.worker = cluster, cluster.ray, worker
         self.ids, self.opening, self.remembers = ids, opening, remembers
         self.clients = f"client {ids[0]}" if len(ids) == 1 else f"clients {ids[0]} to {ids[-1]}"
@@ -177,7 +213,11 @@ class Shard:
 
     def _send(self, method: str, args: tuple) -> Any:
         bound = getattr(self.worker, method)
-        return bound.options(num_returns="streaming").remote(*args) if method == "exchange" else bound.remote(*args)
+        return (
+            bound.options(num_returns="streaming").remote(*args)
+            if method == "exchange"
+            else bound.remote(*args)
+        )
 
     def finish(self, call: Call) -> Answer:
         """The worker's answer."""
@@ -206,10 +246,13 @@ class Shard:
             except self.lost as error:
                 reason = error
             except self.ray.exceptions.RayTaskError as error:
-                raise ConfigError(f"a Ray worker cannot use what it was sent: {brief(error)}") from error
+                raise ConfigError(
+                    f"a Ray worker cannot use what it was sent: {brief(error)}"
+                ) from error
         assert reason is not None
         raise FoedusError(
-            f"the worker of {self.clients} was lost {TRIES} times in a row in one exchange ({brief(reason)}); a step that takes "
+            f"the worker of {self.clients} was lost {TRIES} times in a row in one exchange "
+            f"({brief(reason)}); a step that takes "
             "more memory than there is, or that crashes its process, would do that"
         ) from reason
 
@@ -230,8 +273,10 @@ class Shard:
             done, error = False, brief(lost)
         if not done:
             raise CheckpointError(
-                f"the worker of {self.clients} was lost, and the states of these clients cannot be restored: their last copy is "
-                f"lost too ({error}); fd.run(..., checkpoint=PATH, resume=True) goes on from what is on disk"
+                f"the worker of {self.clients} was lost, and the states of these clients cannot be "
+                "restored: their last copy is "
+                f"lost too ({error}); fd.run(..., checkpoint=PATH, resume=True) goes on from what "
+                "is on disk"
             )
 
     def copied(self, call: Call, whole: bool) -> Tree:
@@ -250,11 +295,15 @@ def _reach(address: str) -> None:
         return
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "/" in address:
-        raise ConfigError(f"address={address!r} must be 'HOST:PORT' of a running Ray cluster, or 'auto'")
+        raise ConfigError(
+            f"address={address!r} must be 'HOST:PORT' of a running Ray cluster, or 'auto'"
+        )
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
     except OSError as error:
-        raise ConfigError(f"address={address!r}: nobody answers there ({error}); is the Ray cluster running?") from error
+        raise ConfigError(
+            f"address={address!r}: nobody answers there ({error}); is the Ray cluster running?"
+        ) from error
 
 
 def brief(error: BaseException) -> str:

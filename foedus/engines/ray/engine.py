@@ -1,12 +1,14 @@
-"""The engine for more clients or data than one process holds: Ray workers, each with some of the clients.
+"""The engine for more clients or data than one process holds: Ray workers, each with some of the
+clients.
 
-A worker is given its clients' rows once and runs the Local engine on them; keys depend on clients' ids, so the numbers are
-those of `fd.Local()`. Whatever only needs a sum is added up on the workers, and the workers' sums in order of client id.
-Client states stay where the clients are.
+A worker is given its clients' rows once and runs the Local engine on them; keys depend on clients'
+ids, so the numbers are those of `fd.Local()`. Whatever only needs a sum is added up on the workers,
+and the workers' sums in order of client id. Client states stay where the clients are.
 
-A worker that is lost is replaced. Client steps are pure functions, so its clients' part of the exchange is simply done again,
-from the states before it: those of the last copy, which the workers hand out every few exchanges, and the exchanges since,
-repeated. What the other workers did stands. The result is that of an undisturbed run, to the last bit.
+A worker that is lost is replaced. Client steps are pure functions, so its clients' part of the
+exchange is simply done again, from the states before it: those of the last copy, which the workers
+hand out every few exchanges, and the exchanges since, repeated. What the other workers did stands.
+The result is that of an undisturbed run, to the last bit.
 """
 
 from __future__ import annotations
@@ -30,31 +32,45 @@ from foedus.core.reduce import Accumulator, diverged
 from foedus.core.session import Reduced, Session
 from foedus.data.federation import Federation
 from foedus.engines.ray.cluster import Call, Cluster, Shard
-from foedus.engines.ray.shards import cut, join_states, pack, part_of, split_states, unpack, unpacked_sum
+from foedus.engines.ray.shards import (
+    cut,
+    join_states,
+    pack,
+    part_of,
+    split_states,
+    unpack,
+    unpacked_sum,
+)
 from foedus.errors import ConfigError, DivergenceError
 
 COPY_EVERY = 8
-"""States are copied after so many exchanges (and evaluations): fewer copies against more to repeat when a worker is lost."""
+"""States are copied after so many exchanges (and evaluations): fewer copies against more to repeat
+when a worker is lost.
+"""
 
 
 @dataclass(frozen=True)
 class Ray:
     """Clients spread over the worker processes of a Ray cluster.
 
-    address: of a running cluster, "HOST:PORT" or "auto"; without one, Ray is started on this machine for the run, unless this
-    process is connected to a cluster already.
-    workers: how many; by default as many as the machine has cores, or as the cluster has room for.
-    resources: what Ray must set aside for each worker, such as {"CPU": 4}; a worker computes with as many threads as it has
-    CPUs. By default the machine's cores are shared out, and on a cluster a worker takes one.
+    address: of a running cluster, "HOST:PORT" or "auto"; without one, Ray is started on this
+    machine for the run, unless this process is connected to a cluster already. workers: how many;
+    by default as many as the machine has cores, or as the cluster has room for. resources: what Ray
+    must set aside for each worker, such as {"CPU": 4}; a worker computes with as many threads as it
+    has CPUs. By default the machine's cores are shared out, and on a cluster a worker takes one.
     state_memory: bytes of client states that a worker keeps in memory; what is more lies on disk.
 
-    Every run starts its workers and ends them. For many runs with the same workers, and one start of Ray:
+    Every run starts its workers and ends them. For many runs with the same workers, and one start
+    of Ray:
 
         >>> with fd.Ray(workers=4) as engine:
         ...     fd.compare({"FedAvg": ..., "Scaffold": ...}, fed, rounds=20, engine=engine)
     """
 
-    address: Annotated[Annotated[str, MinLen(1)] | None, Means("'HOST:PORT' of a running Ray cluster, 'auto' or None")] = None
+    address: Annotated[
+        Annotated[str, MinLen(1)] | None,
+        Means("'HOST:PORT' of a running Ray cluster, 'auto' or None"),
+    ] = None
     workers: Annotated[int, Ge(1)] | None = None
     resources: dict[str, Annotated[float, Gt(0)]] | None = None
     state_memory: Annotated[int, Ge(1)] | None = None
@@ -72,7 +88,9 @@ class Ray:
 
     def open(self, algorithm: Algorithm, fed: Federation, seed_key: Tensor) -> RaySession:
         """Start the workers, and place the data."""
-        cluster = self._held[-1] if self._held else Cluster(self.address, self.workers, self.resources)
+        cluster = (
+            self._held[-1] if self._held else Cluster(self.address, self.workers, self.resources)
+        )
         try:
             return RaySession(self, cluster, algorithm, fed, seed_key)
         except BaseException:
@@ -84,8 +102,15 @@ class Ray:
 class RaySession(Session):
     """One run of one algorithm on Ray."""
 
-    def __init__(self, engine: Ray, cluster: Cluster, algorithm: Algorithm, fed: Federation, seed_key: Tensor):
-        self.engine, self.cluster, self.algorithm, self.ray = engine, cluster, algorithm, cluster.ray
+    def __init__(
+        self, engine: Ray, cluster: Cluster, algorithm: Algorithm, fed: Federation, seed_key: Tensor
+    ):
+        self.engine, self.cluster, self.algorithm, self.ray = (
+            engine,
+            cluster,
+            algorithm,
+            cluster.ray,
+        )
         self.ids = torch.from_numpy(np.sort(fed.ids))
         self._rows: tuple[Tensor, Tensor, Any] | None = None
         self.absorbs = type(algorithm).absorb is not Algorithm.absorb
@@ -95,7 +120,8 @@ class RaySession(Session):
             shared = self.ray.put(algorithm)
         except TypeError as error:
             raise ConfigError(
-                f"{type(algorithm).__name__} cannot be sent to Ray workers: {error.__cause__ or error}"
+                f"{type(algorithm).__name__} cannot be sent to Ray workers: "
+                f"{error.__cause__ or error}"
             ) from error
         parts = cut(fed, cluster.workers)
         self.shards: list[Shard] = []
@@ -116,20 +142,29 @@ class RaySession(Session):
             self.close()
             raise
 
-    # -- the exchange ------------------------------------------------------------------------------------------------
+    # -- the exchange ------------------------------------------------------------------------------
 
     def _asked(self, ask: Ask, method: str, *more: Tensor) -> list[tuple[Shard, Call]]:
-        """Ask the workers that hold clients of an exchange. What is sent goes into the object store once, and once to a node."""
+        """Ask the workers that hold clients of an exchange.
+
+        What is sent goes into the object store once, and once to a node.
+        """
         payload = self.ray.put(pack(ask.arguments))
         holder = torch.searchsorted(self.ends, torch.searchsorted(self.ids, ask.ids), right=True)
         calls = []
         for k in holder.unique().tolist():
             mine = holder == k
             own = ask.of(ask.ids[mine])
-            some = {f.name: getattr(own, f.name) for f in fields(ask) if f.name not in ("payload", "held", "updates")}
+            some = {
+                f.name: getattr(own, f.name)
+                for f in fields(ask)
+                if f.name not in ("payload", "held", "updates")
+            }
             some["updates"] = own.updates if self.absorbs else []
             args, shard = (pack(some), payload), self.shards[k]
-            call = shard.start(method, *args, *(pack(t[mine]) for t in more), repeat=("repeat", args))
+            call = shard.start(
+                method, *args, *(pack(t[mine]) for t in more), repeat=("repeat", args)
+            )
             shard.asked += int(mine.sum())
             calls.append((shard, call))
         return calls
@@ -171,7 +206,7 @@ class RaySession(Session):
         for (shard, whole), call in zip(due, calls, strict=True):
             shard.copied(call, whole)
 
-    # -- delays ------------------------------------------------------------------------------------------------------
+    # -- delays ------------------------------------------------------------------------------------
 
     def delay(self, delays: Delays) -> None:
         """Tell every worker's clients."""
@@ -184,16 +219,26 @@ class RaySession(Session):
             first = mine.stop
         self._all(calls)
 
-    # -- evaluation of personal models -------------------------------------------------------------------------------
+    # -- evaluation of personal models -------------------------------------------------------------
 
     def evaluate_own(self) -> dict[str, Tensor]:
-        """Where the algorithm is personal: each client's model on its own test rows. Sums by client, in id order."""
+        """Where the algorithm is personal: each client's model on its own test rows.
+
+        Sums by client, in id order.
+        """
         return self._evaluated("evaluate_own")
 
     def evaluate_global(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Where the algorithm is personal: each client's model on the same rows, which are sent once for all rounds."""
+        """Where the algorithm is personal: each client's model on the same rows, which are sent
+        once for all rounds.
+        """
         kept = self._rows
-        if kept is None or kept[0].data_ptr() != x.data_ptr() or kept[1].data_ptr() != y.data_ptr() or len(kept[0]) != len(x):
+        if (
+            kept is None
+            or kept[0].data_ptr() != x.data_ptr()
+            or kept[1].data_ptr() != y.data_ptr()
+            or len(kept[0]) != len(x)
+        ):
             self._rows = kept = x, y, self.ray.put(pack((x, y)))
         return self._evaluated("evaluate_global", kept[2])
 
@@ -203,17 +248,25 @@ class RaySession(Session):
         self._copy()
         return {k: torch.cat([part[k] for part in parts]) for k in parts[0]}
 
-    # -- checkpoints -------------------------------------------------------------------------------------------------
+    # -- checkpoints -------------------------------------------------------------------------------
 
     def save(self) -> Tree:
-        """All client states, in the form that `fd.Local()` gives them; also the copy from which lost ones are restored."""
+        """All client states, in the form that `fd.Local()` gives them; also the copy from which
+        lost ones are restored.
+        """
         calls = [(s, s.start("copy", True)) for s in self.shards]
         return join_states([unpack(shard.copied(call, True))["saved"] for shard, call in calls])
 
     def load(self, saved: Tree) -> None:
         """Take up the client states of a checkpoint, whichever engine made it."""
-        for shard, part in zip(self.shards, split_states(saved, [len(s.ids) for s in self.shards]), strict=True):
-            shard.copies, shard.since, shard.asked = [self.ray.put((True, pack({"saved": part})))], [], 0
+        for shard, part in zip(
+            self.shards, split_states(saved, [len(s.ids) for s in self.shards]), strict=True
+        ):
+            shard.copies, shard.since, shard.asked = (
+                [self.ray.put((True, pack({"saved": part})))],
+                [],
+                0,
+            )
         self._all([(s, s.start("restore", *s.copies)) for s in self.shards])
 
     def close(self) -> None:
@@ -231,7 +284,9 @@ class RaySession(Session):
 
 
 def _raise(errors: list[Exception], remedy: str) -> None:
-    """Raise what the workers report: the first error, or all clients whose numbers are no longer finite in one."""
+    """Raise what the workers report: the first error, or all clients whose numbers are no longer
+    finite in one.
+    """
     not_finite = [e for e in errors if isinstance(e, DivergenceError) and hasattr(e, "what")]
     if 1 < len(errors) == len(not_finite) and len({e.what for e in not_finite}) == 1:
         clients = sorted(i for e in not_finite for i in e.clients)

@@ -1,4 +1,6 @@
-"""Parts of a federation for worker processes: who gets which clients, and how states and trees travel there and back."""
+"""Parts of a federation for worker processes: who gets which clients, and how states and trees
+travel there and back.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,13 @@ from foedus.data.federation import Federation
 from foedus.errors import CheckpointError
 from foedus.storage.states import States
 
-# -- who gets what -------------------------------------------------------------------------------------------------------
+# -- who gets what ---------------------------------------------------------------------------------
 
 
 def cut(fed: Federation, parts: int) -> list[np.ndarray]:
-    """Positions of the clients of each part: neighbours in order of id, as many rows in each part as whole clients allow."""
+    """Positions of the clients of each part: neighbours in order of id, as many rows in each part
+    as whole clients allow.
+    """
     order = np.argsort(fed.ids, kind="stable")
     parts = min(parts, len(fed))
     ends = np.cumsum(fed.sizes[order])
@@ -39,26 +43,46 @@ def part_of(fed: Federation, positions: np.ndarray) -> Federation:
     some, data = fed.select(positions), fed.data
     rows, test = some.rows, some.test_rows
     own = Data(
-        data.name, data.x_train[rows], data.y_train[rows], data.x_test[test], data.y_test[test], data.classes, data.class_names
+        data.name,
+        data.x_train[rows],
+        data.y_train[rows],
+        data.x_test[test],
+        data.y_test[test],
+        data.classes,
+        data.class_names,
     )
-    return Federation(own, np.arange(len(rows)), some.offsets, np.arange(len(test)), some.test_offsets, some.ids)
+    return Federation(
+        own, np.arange(len(rows)), some.offsets, np.arange(len(test)), some.test_offsets, some.ids
+    )
 
 
 def split_states(saved: Tree, sizes: list[int]) -> list[Tree]:
-    """What `LocalSession.save` gave for all clients, as what it would give for each part of so many neighbours."""
+    """What `LocalSession.save` gave for all clients, as what it would give for each part of so many
+    neighbours.
+    """
     if "late" in saved:
-        raise CheckpointError("the checkpoint was made with messages on their way: use the same fd.Delayed(...) engine")
+        raise CheckpointError(
+            "the checkpoint was made with messages on their way: use the same fd.Delayed(...) "
+            "engine"
+        )
     if len(saved["slot"]) != sum(sizes):
-        raise CheckpointError(f"the checkpoint has {len(saved['slot'])} clients, the federation {sum(sizes)}")
+        raise CheckpointError(
+            f"the checkpoint has {len(saved['slot'])} clients, the federation {sum(sizes)}"
+        )
     found, first = [], 0
     for size in sizes:
         slot = saved["slot"][first : first + size]
         slots = slot[slot >= 0].sort().values
-        part: dict[str, Tree] = {"slot": torch.where(slot >= 0, torch.searchsorted(slots, slot), -1)}
+        part: dict[str, Tree] = {
+            "slot": torch.where(slot >= 0, torch.searchsorted(slots, slot), -1)
+        }
         if "states" in saved:
             part["states"] = tree.map(lambda t, s=slots: t[s], saved["states"])
         else:
-            part["separate"] = {str(p): saved["separate"][str(first + p)] for p in torch.nonzero(slot >= 0).flatten().tolist()}
+            part["separate"] = {
+                str(p): saved["separate"][str(first + p)]
+                for p in torch.nonzero(slot >= 0).flatten().tolist()
+            }
         found.append(part)
         first += size
     return found
@@ -80,7 +104,10 @@ def join_states(parts: list[Tree]) -> Tree:
         states.load(part)
         known = torch.nonzero(part["slot"] >= 0).flatten().tolist()
         separate |= {
-            str(first + p): tree.map(lambda t: t.clone() if isinstance(t, Tensor) else t, states.get(p)) for p in known
+            str(first + p): tree.map(
+                lambda t: t.clone() if isinstance(t, Tensor) else t, states.get(p)
+            )
+            for p in known
         }
         first += len(part["slot"])
     return {"slot": torch.cat(slots), "separate": separate}
@@ -92,7 +119,7 @@ def _alike(trees: list[Tree]) -> bool:
     return all(form(t) == form(trees[0]) for t in trees[1:])
 
 
-# -- how trees travel ----------------------------------------------------------------------------------------------------
+# -- how trees travel ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +136,9 @@ def pack(t: Tree) -> Tree:
         if not isinstance(leaf, Tensor):
             return leaf
         leaf = leaf.detach().contiguous()
-        return _Bits(leaf.view(torch.int16).numpy()) if leaf.dtype == torch.bfloat16 else leaf.numpy()
+        return (
+            _Bits(leaf.view(torch.int16).numpy()) if leaf.dtype == torch.bfloat16 else leaf.numpy()
+        )
 
     return tree.map(one, t)
 
@@ -133,7 +162,11 @@ def packed_sum(reduced: Reduced) -> Reduced:
     """A partial sum, to be sent: as trees, because the structures of trees do not travel alone."""
     sums = reduced.total
     assert sums.total is not None
-    sums.total, sums.rest, sums.form = pack(tree.unflatten(sums.total, sums.form)), pack(sums.rest), None
+    sums.total, sums.rest, sums.form = (
+        pack(tree.unflatten(sums.total, sums.form)),
+        pack(sums.rest),
+        None,
+    )
     return reduced
 
 

@@ -1,7 +1,8 @@
-"""What a worker process does: it holds some of the clients and answers for them, with the Local engine.
+"""What a worker process does: it holds some of the clients and answers for them, with the Local
+engine.
 
-Every method returns (True, result) or (False, error): an error is an answer like any other, and comes back as itself.
-Results are packed (`foedus.engines.ray.shards.pack`).
+Every method returns (True, result) or (False, error): an error is an answer like any other, and
+comes back as itself. Results are packed (`foedus.engines.ray.shards.pack`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from foedus.storage.states import States
 
 Answer = tuple[bool, Any]
 _CHUNK = 1 << 20
-"""Replies travel together until they have so many bytes: one message for each of many small ones would take longer than they do."""
+"""Replies travel together until they have so many bytes: one message for each of many small ones
+would take longer than they do.
+"""
 
 
 def _answers(method: Callable) -> Callable:
@@ -44,7 +47,9 @@ def _answers(method: Callable) -> Callable:
 
 
 def _portable(error: Exception) -> Exception:
-    """The error itself, if it can be sent; one that is not for the user to mend says where it happened."""
+    """The error itself, if it can be sent; one that is not for the user to mend says where it
+    happened.
+    """
     if not isinstance(error, FoedusError):
         error.add_note("In a worker:\n" + "".join(traceback.format_exception(error)).rstrip())
     try:
@@ -73,7 +78,8 @@ class Worker:
     ) -> None:
         """Take some clients on."""
         torch.set_num_threads(threads)
-        for node in nodes:  # the user's own kinds of tree nodes, which no import has registered here
+        # the user's own kinds of tree nodes, which no import has registered here
+        for node in nodes:
             if node.__name__ not in tree.NODES:
                 tree.node(static=node.tree_static)(node)
         self.session = LocalSession(Local(), algorithm, fed, unpack(seed_key))
@@ -96,7 +102,7 @@ class Worker:
         up, down = unpack(delays)
         self.session.delay(SomeDelays(up, down, longest))
 
-    # -- exchanges ---------------------------------------------------------------------------------------------------
+    # -- exchanges ---------------------------------------------------------------------------------
 
     def _asked(self, ask: dict[str, Any], payload: Tree) -> Ask:
         """The exchange, whose clients' states it will change."""
@@ -106,9 +112,13 @@ class Worker:
 
     @_answers
     def reduce(self, ask: dict[str, Any], payload: Tree, weights: Any) -> Any:
-        """The weighted sum of the replies, in double precision; how many clients replied, and what they sent."""
+        """The weighted sum of the replies, in double precision; how many clients replied, and what
+        they sent.
+        """
         session = self.session
-        return packed_sum(add_up(session, self._asked(ask, payload), unpack(weights), session.algorithm.remedy))
+        return packed_sum(
+            add_up(session, self._asked(ask, payload), unpack(weights), session.algorithm.remedy)
+        )
 
     def exchange(self, ask: dict[str, Any], payload: Tree) -> Iterator[Answer]:
         """The replies, in lists of (ids, reply, whether stacked)."""
@@ -130,7 +140,7 @@ class Worker:
         for _ in self.session.exchange(self._asked(ask, payload)):
             pass
 
-    # -- evaluation of personal models -------------------------------------------------------------------------------
+    # -- evaluation of personal models -------------------------------------------------------------
 
     @_answers
     def evaluate_own(self) -> Any:
@@ -147,11 +157,13 @@ class Worker:
         self.changed |= (self.session.states.slot >= 0) & ~before
         return found
 
-    # -- copies of the states, for whoever takes over if this process is lost -----------------------------------------
+    # -- copies of the states, for whoever takes over if this process is lost ----------------------
 
     @_answers
     def copy(self, whole: bool) -> Any:
-        """The states: all of them, or those that may have changed since the last copy if that is much less."""
+        """The states: all of them, or those that may have changed since the last copy if that is
+        much less.
+        """
         states = self.session.states
         changed = torch.nonzero(self.changed & (states.slot >= 0)).flatten()
         self.changed.zero_()
@@ -159,7 +171,8 @@ class Worker:
         if whole or self.copied > 2 * states.used:
             self.copied = 0
             return pack({"saved": states.save()})
-        changed = changed[states.slot[changed].argsort()]  # put back in this order, new ones get the places that they have here
+        # put back in this order, new ones get the places that they have here
+        changed = changed[states.slot[changed].argsort()]
         if states.tensors is not None:
             return pack({"positions": changed, "states": states.get_many(changed)})
         return pack({"separate": {p: states.get(p) for p in changed.tolist()}})

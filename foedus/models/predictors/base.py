@@ -1,9 +1,11 @@
-"""Given predictors: what FedBoost learns to mix. A server owns q of them, each a map from rows to probabilities.
+"""Given predictors: what FedBoost learns to mix. A server owns q of them, each a map from rows to
+probabilities.
 
-A collection knows three things of its members: what of them a client needs to know on its own rows (`prepare`, once), the loss
-of a mixture of some of them and its gradient in the weights (`loss`), and what has to be sent so that a client has them
-(`message`). Nothing is ever pickled: densities and networks travel as arrays, scikit-learn estimators as skops archives, which
-are loaded only if every type in them is one that skops trusts.
+A collection knows three things of its members: what of them a client needs to know on its own rows
+(`prepare`, once), the loss of a mixture of some of them and its gradient in the weights (`loss`),
+and what has to be sent so that a client has them (`message`). Nothing is ever pickled: densities
+and networks travel as arrays, scikit-learn estimators as skops archives, which are loaded only if
+every type in them is one that skops trusts.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ LOSSES = ("log", "squared")
 class Predictors:
     """Base of the collections. `len` is q.
 
-    A simulation holds one copy of the members for all clients, so that steps need not unpack what they are sent (`at_hand`).
-    `remote()` is the same collection as a site sees it, which has nothing but the messages; the numbers are the same.
+    A simulation holds one copy of the members for all clients, so that steps need not unpack what
+    they are sent (`at_hand`). `remote()` is the same collection as a site sees it, which has
+    nothing but the messages; the numbers are the same.
     """
 
     at_hand: bool = True
@@ -68,11 +71,13 @@ class Predictors:
         excess: Tensor | None,
         slope: bool = True,
     ) -> tuple[Tensor, Tensor | None]:
-        """Mean loss of sum_k weight_k h_k on a client's rows, over k in `which`; and, with `slope`, its gradient in these weights.
+        """Mean loss of sum_k weight_k h_k on a client's rows, over k in `which`; and, with `slope`,
+        its gradient in these weights.
 
-        models: the message with them; None: they are taken from the collection (a simulation holds one copy for all clients).
-        excess: for the squared loss, a number for each member; weight_k excess_k mean |h_k|^2 is taken off the loss, and twice
-        excess_k mean |h_k|^2 off the gradient.
+        models: the message with them; None: they are taken from the collection (a simulation holds
+        one copy for all clients). excess: for the squared loss, a number for each member; weight_k
+        excess_k mean |h_k|^2 is taken off the loss, and twice excess_k mean |h_k|^2 off the
+        gradient.
         """
         raise NotImplementedError
 
@@ -113,4 +118,6 @@ def probabilities(table: Tensor, what: str) -> None:
     if bool(bad.any()):
         k = int(bad.nonzero()[0])
         total, low = float(table[k].double().sum()), float(table[k].min())
-        raise ModelError(f"{what} {k} is no distribution: it sums to {total:.6g}, its least entry is {low:.4g}")
+        raise ModelError(
+            f"{what} {k} is no distribution: it sums to {total:.6g}, its least entry is {low:.4g}"
+        )

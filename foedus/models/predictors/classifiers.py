@@ -39,7 +39,11 @@ class _Evaluated(Predictors):
         raise NotImplementedError
 
     def prepare(self, data: Rows, loss: str) -> Tensor | None:
-        return _evaluate({"index": data.index}, (self, None, data.table_x, data.table_y, loss)) if self.at_hand else None
+        return (
+            _evaluate({"index": data.index}, (self, None, data.table_x, data.table_y, loss))
+            if self.at_hand
+            else None
+        )
 
     def loss(self, prepared, data, which, models, weight, loss, floor, excess, slope=True):
         if prepared is None:
@@ -72,31 +76,46 @@ def _evaluate(args: dict[str, Tensor], shared: tuple) -> Tensor:
 
 
 class Classifiers(_Evaluated):
-    """Fitted classifiers: scikit-learn estimators with `predict_proba`, and `torch.nn.Module`s that give logits, in any mixture.
+    """Fitted classifiers: scikit-learn estimators with `predict_proba`, and `torch.nn.Module`s that
+    give logits, in any mixture.
 
-    classes: how many labels there are. An estimator that has seen fewer gives the others probability 0. Networks are used in
-    evaluation mode. Estimators with compiled parts (trees and forests, k-d trees) and some others hold types that skops does not
-    trust: a simulation evaluates them and counts their bytes, but a site that is sent one refuses it, unless it lists these types
-    as trusted: `trusted=["sklearn.tree._tree.Tree"]` takes forests from a server that one trusts with memory of one's own process.
+    classes: how many labels there are. An estimator that has seen fewer gives the others
+    probability 0. Networks are used in evaluation mode. Estimators with compiled parts (trees and
+    forests, k-d trees) and some others hold types that skops does not trust: a simulation evaluates
+    them and counts their bytes, but a site that is sent one refuses it, unless it lists these types
+    as trusted: `trusted=["sklearn.tree._tree.Tree"]` takes forests from a server that one trusts
+    with memory of one's own process.
     """
 
     def __init__(self, members: Sequence[Any], classes: int, trusted: Sequence[str] = ()) -> None:
         if isinstance(trusted, str) or not all(isinstance(name, str) for name in trusted):
             raise ModelError(f"trusted={trusted!r} must be a list of the full names of types")
         if not isinstance(members, list | tuple) or not members:
-            raise ModelError(f"members must be a list of at least one fitted classifier, not {members!r}")
+            raise ModelError(
+                f"members must be a list of at least one fitted classifier, not {members!r}"
+            )
         check_value("classes", classes, Annotated[int, Ge(2)], ModelError)
         for k, member in enumerate(members):
             if isinstance(member, nn.Module):
                 continue
             if not hasattr(member, "predict_proba"):
-                raise ModelError(f"member {k}, a {type(member).__name__}, gives no probabilities (predict_proba)")
+                raise ModelError(
+                    f"member {k}, a {type(member).__name__}, gives no probabilities (predict_proba)"
+                )
             if not hasattr(member, "classes_"):
-                raise ModelError(f"member {k}, a {type(member).__name__}, is not fitted: call its fit first")
+                raise ModelError(
+                    f"member {k}, a {type(member).__name__}, is not fitted: call its fit first"
+                )
             if any(np.ndim(c) for c in member.classes_):
-                raise ModelError(f"member {k}, a {type(member).__name__}, predicts several labels for a row: give one for each")
+                raise ModelError(
+                    f"member {k}, a {type(member).__name__}, predicts several labels for a row: "
+                    "give one for each"
+                )
             if not np.isin(member.classes_, np.arange(classes)).all():
-                raise ModelError(f"member {k} knows labels {list(member.classes_)[:5]}, which are not in 0 .. {classes - 1}")
+                raise ModelError(
+                    f"member {k} knows labels {list(member.classes_)[:5]}, which are not in 0 .. "
+                    f"{classes - 1}"
+                )
         self.members, self.classes, self.trusted = tuple(members), int(classes), tuple(trusted)
         self._archives: dict[int, Tensor] = {}
 
@@ -105,14 +124,21 @@ class Classifiers(_Evaluated):
 
     def check(self, spec: Spec, loss: str) -> None:
         if spec.classes != self.classes:
-            raise DataError(f"the classifiers are for {self.classes} classes, the data has {spec.classes}")
+            raise DataError(
+                f"the classifiers are for {self.classes} classes, the data has {spec.classes}"
+            )
         for k, member in enumerate(self.members):
             try:
                 out = self._one(member, None, torch.zeros(2, *spec.shape))
             except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
-                raise ModelError(f"member {k} cannot take rows of shape {spec.shape}: {error}") from error
+                raise ModelError(
+                    f"member {k} cannot take rows of shape {spec.shape}: {error}"
+                ) from error
             if out.shape != (2, self.classes):
-                raise ModelError(f"member {k} gives outputs of shape {tuple(out.shape)} for 2 rows, not (2, {self.classes})")
+                raise ModelError(
+                    f"member {k} gives outputs of shape {tuple(out.shape)} for 2 rows, not (2, "
+                    f"{self.classes})"
+                )
             probabilities(out, f"the output of member {k} for row")
 
     def message(self, which: Tensor) -> dict[str, Tree]:
@@ -123,12 +149,19 @@ class Classifiers(_Evaluated):
         if isinstance(member, nn.Module):
             return {name: v.detach() for name, v in member.state_dict().items()}
         if k not in self._archives:
-            self._archives[k] = torch.frombuffer(bytearray(_skops().dumps(member)), dtype=torch.uint8)
+            self._archives[k] = torch.frombuffer(
+                bytearray(_skops().dumps(member)), dtype=torch.uint8
+            )
         return {"skops": self._archives[k]}
 
     def outputs(self, models: Tree, x: Tensor) -> Tensor:
         chosen = range(len(self)) if models is None else [int(k) for k in models]
-        return torch.stack([self._one(self.members[k], None if models is None else models[str(k)], x) for k in chosen])
+        return torch.stack(
+            [
+                self._one(self.members[k], None if models is None else models[str(k)], x)
+                for k in chosen
+            ]
+        )
 
     def _one(self, member: Any, sent: Tree, x: Tensor) -> Tensor:
         if isinstance(member, nn.Module):
@@ -154,12 +187,17 @@ def _skops() -> Any:
     try:
         import skops.io
     except ImportError as error:
-        raise ModelError("scikit-learn estimators are sent as skops archives: pip install skops") from error
+        raise ModelError(
+            "scikit-learn estimators are sent as skops archives: pip install skops"
+        ) from error
     return skops.io
 
 
 def unpack(archive: Tensor, trusted: Sequence[str] = ()) -> Any:
-    """The estimator in a skops archive. One that needs a type which neither skops nor the caller trusts is refused."""
+    """The estimator in a skops archive.
+
+    One that needs a type which neither skops nor the caller trusts is refused.
+    """
     io = _skops()
     data = archive.numpy().tobytes()
     try:
@@ -167,7 +205,8 @@ def unpack(archive: Tensor, trusted: Sequence[str] = ()) -> Any:
             size = sum(f.file_size for f in files.infolist())
         if size > _SWELL * len(data):  # skops does not compress, so whoever did means harm
             raise ModelError(
-                f"a predictor was sent as an archive of {len(data)} bytes that unpacks to {size}; it is not loaded"
+                f"a predictor was sent as an archive of {len(data)} bytes that unpacks to {size}; "
+                "it is not loaded"
             )
         strange = [name for name in io.get_untrusted_types(data=data) if name not in trusted]
         if not strange:
@@ -175,8 +214,11 @@ def unpack(archive: Tensor, trusted: Sequence[str] = ()) -> Any:
     except ModelError:
         raise
     except Exception as error:  # what a stranger has sent can go wrong in any way
-        raise ModelError(f"a predictor was sent that is no readable skops archive: {error!r}") from error
+        raise ModelError(
+            f"a predictor was sent that is no readable skops archive: {error!r}"
+        ) from error
     raise ModelError(
-        f"a predictor was sent that needs untrusted types ({', '.join(strange[:3])}); it is not loaded. "
+        f"a predictor was sent that needs untrusted types ({', '.join(strange[:3])}); it is not "
+        "loaded. "
         "If the sender may have a hold on this process, pass them as trusted=[...]"
     )

@@ -19,25 +19,39 @@ from foedus.models.predictors.classifiers import _Evaluated
 
 
 class NGrams(_Evaluated):
-    """Smoothed n-gram language models: h(w | context) interpolates counts of contexts of all lengths up to order - 1.
+    """Smoothed n-gram language models: h(w | context) interpolates counts of contexts of all
+    lengths up to order - 1.
 
-        h_0(w) = background(w),   h_m(w | c) = (n(c, w) + smoothing h_{m-1}(w | c')) / (n(c) + smoothing)
+        h_0(w)     = background(w),
+        h_m(w | c) = (n(c, w) + smoothing h_{m-1}(w | c')) / (n(c) + smoothing)
 
-    with n the counts of member k, c the last m - 1 words and c' the last m - 2 (MacKay and Peto's Dirichlet smoothing): a
-    distribution for every context. Rows hold the previous order - 1 words as features, the word as label; a context that begins
-    before the text has -1.
+    with n the counts of member k, c the last m - 1 words and c' the last m - 2 (MacKay and Peto's
+    Dirichlet smoothing): a distribution for every context. Rows hold the previous order - 1 words
+    as features, the word as label; a context that begins before the text has -1.
     """
 
-    def __init__(self, texts: Sequence[Tensor | np.ndarray], background: Any, order: int = 2, smoothing: float = 10.0) -> None:
+    def __init__(
+        self,
+        texts: Sequence[Tensor | np.ndarray],
+        background: Any,
+        order: int = 2,
+        smoothing: float = 10.0,
+    ) -> None:
         self.background = number_array("background", background)
         if self.background.dim() != 1 or not len(self.background):
-            raise ModelError(f"background is a probability for each word, not of shape {tuple(self.background.shape)}")
+            raise ModelError(
+                "background is a probability for each word, not of shape "
+                f"{tuple(self.background.shape)}"
+            )
         probabilities(self.background.unsqueeze(0), "background")
         check_value("order", order, Annotated[int, Ge(1)])
         check_value("smoothing", smoothing, Annotated[float, Gt(0)])
         self.order, self.smoothing = int(order), float(smoothing)
         if (len(self.background) + 1) ** order >= 2**63:
-            raise ConfigError(f"order={order!r} is too much for {len(self.background):,} words: contexts cannot be numbered")
+            raise ConfigError(
+                f"order={order!r} is too much for {len(self.background):,} words: contexts cannot "
+                "be numbered"
+            )
         words = [self._words(k, text) for k, text in enumerate(texts)]
         if not words:
             raise ModelError("texts must hold at least one text")
@@ -45,11 +59,14 @@ class NGrams(_Evaluated):
 
     @classmethod
     def of_clients(cls, fed: Any, order: int = 2, smoothing: float = 10.0) -> NGrams:
-        """One for each client of a federation of words, from its training words; the background is uniform."""
+        """One for each client of a federation of words, from its training words; the background is
+        uniform.
+        """
         classes = label_count(fed)
         if fed.settings.get("before", order) < order - 1:
             raise DataError(
-                f"order={order!r} needs the {order - 1} words before each: word_federation(..., before={order - 1})"
+                f"order={order!r} needs the {order - 1} words before each: word_federation(..., "
+                f"before={order - 1})"
             )
         texts = [fed.data.y_train[fed.client_rows(i)] for i in range(len(fed))]
         return cls(texts, np.full(classes, 1 / classes), order, smoothing)
@@ -59,10 +76,14 @@ class NGrams(_Evaluated):
 
     def check(self, spec: Spec, loss: str) -> None:
         if loss != "log":
-            raise ConfigError(f"loss={loss!r}: n-gram models give the probability of a word, not of all words; use loss='log'")
+            raise ConfigError(
+                f"loss={loss!r}: n-gram models give the probability of a word, not of all words; "
+                "use loss='log'"
+            )
         if spec.classes != len(self.background) or spec.features < self.order - 1:
             raise DataError(
-                f"the models are over {len(self.background):,} words with {self.order - 1} before each; "
+                f"the models are over {len(self.background):,} words with {self.order - 1} before "
+                "each; "
                 f"the data has {spec.classes} labels and {spec.features} features"
             )
 
@@ -70,13 +91,18 @@ class NGrams(_Evaluated):
         given = np.asarray(text)
         whole = given.ndim == 1 and (not given.size or given.dtype.kind in "iu")
         if not whole or ((given < 0) | (given >= len(self.background))).any():
-            raise ModelError(f"text {k} must be a list of word numbers in 0 .. {len(self.background) - 1}")
+            raise ModelError(
+                f"text {k} must be a list of word numbers in 0 .. {len(self.background) - 1}"
+            )
         return torch.from_numpy(given.astype(np.int64))
 
     def _count(self, words: Tensor, length: int) -> dict[str, Tensor]:
         """Numbers of all windows of this length in a text, and how often each occurs."""
         if not len(words):
-            return {"keys": torch.zeros(0, dtype=torch.int64), "counts": torch.zeros(0, dtype=torch.int32)}
+            return {
+                "keys": torch.zeros(0, dtype=torch.int64),
+                "counts": torch.zeros(0, dtype=torch.int32),
+            }
         before = torch.cat((torch.full((length - 1,), -1, dtype=torch.int64), words))
         keys, counts = self._key(before.unfold(0, length, 1)).unique(return_counts=True)
         return {"keys": keys, "counts": counts.to(torch.int32)}
@@ -89,18 +115,33 @@ class NGrams(_Evaluated):
         return {str(k): {str(m): c for m, c in enumerate(self.counts[k])} for k in which.tolist()}
 
     def likelihoods(self, models: Tree, x: Tensor, y: Tensor) -> Tensor:
-        chosen = self.counts if models is None else [[m[str(i)] for i in range(self.order)] for m in models.values()]
-        windows = torch.cat((x.flatten(1)[:, x[0].numel() - self.order + 1 :].long(), y.unsqueeze(1)), 1)
+        chosen = (
+            self.counts
+            if models is None
+            else [[m[str(i)] for i in range(self.order)] for m in models.values()]
+        )
+        windows = torch.cat(
+            (x.flatten(1)[:, x[0].numel() - self.order + 1 :].long(), y.unsqueeze(1)), 1
+        )
         return torch.stack([self._likelihood(counts, windows) for counts in chosen])
 
     def _likelihood(self, counts: list[dict[str, Tensor]], windows: Tensor) -> Tensor:
         base, h = len(self.background) + 1, self.background[windows[:, -1]]
         for m, table in enumerate(counts, start=1):
-            keys, running = table["keys"], torch.cat((torch.zeros(1, dtype=torch.int64), table["counts"].cumsum(0)))
+            keys, running = (
+                table["keys"],
+                torch.cat((torch.zeros(1, dtype=torch.int64), table["counts"].cumsum(0))),
+            )
             number = self._key(windows[:, self.order - m :])
             context = number - number % base
-            seen = running[torch.searchsorted(keys, number, right=True)] - running[torch.searchsorted(keys, number)]
-            of_context = running[torch.searchsorted(keys, context + base)] - running[torch.searchsorted(keys, context)]
+            seen = (
+                running[torch.searchsorted(keys, number, right=True)]
+                - running[torch.searchsorted(keys, number)]
+            )
+            of_context = (
+                running[torch.searchsorted(keys, context + base)]
+                - running[torch.searchsorted(keys, context)]
+            )
             h = (seen + self.smoothing * h) / (of_context + self.smoothing)
         return h
 
@@ -108,10 +149,19 @@ class NGrams(_Evaluated):
         """All words for each of n contexts: (n, |Y|), by the same formula for every word."""
         words = torch.arange(len(self.background))
         contexts = x.flatten(1)[:, x[0].numel() - self.order + 1 :]
-        keys, of_row = self._key(contexts.long()).unique(return_inverse=True)  # many rows have the same context
+        # many rows have the same context
+        keys, of_row = self._key(contexts.long()).unique(return_inverse=True)
         some_row = torch.zeros_like(keys).scatter_(0, of_row, torch.arange(len(x)))
-        rows = [weight.float() @ self.likelihoods(None, c.expand(len(words), -1), words) for c in contexts[some_row]]
+        rows = [
+            weight.float() @ self.likelihoods(None, c.expand(len(words), -1), words)
+            for c in contexts[some_row]
+        ]
         return torch.stack(rows)[of_row]
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {f"{k}.{m}.{n}": t for k, each in enumerate(self.counts) for m, c in enumerate(each) for n, t in c.items()}
+        return {
+            f"{k}.{m}.{n}": t
+            for k, each in enumerate(self.counts)
+            for m, c in enumerate(each)
+            for n, t in c.items()
+        }

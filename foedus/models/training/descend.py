@@ -24,17 +24,22 @@ from foedus.models.training.schedule import batch_schedule
 from foedus.models.training.settings import Training
 
 _BLOCK_BYTES = 1 << 21
-"""Rows are collected for several steps at once, in blocks of about this size, so that they are still in cache when used."""
+"""Rows are collected for several steps at once, in blocks of about this size, so that they are
+still in cache when used.
+"""
 
 _STEP_BYTES, _STATE_BYTES, _FEWEST = 1 << 22, 1 << 25, 4
-"""Clients are trained so many at a time that one step's rows, and their parameters with all that belongs to them, have about these sizes, and no
-fewer than this."""
+"""Clients are trained so many at a time that one step's rows, and their parameters with all that
+belongs to them, have about these sizes, and no fewer than this.
+"""
 
 _TRAINED = ("params", "correction", "memory")
 """Of the arguments of a training, those that are on the device of the rows while it goes on."""
 
 _LARGE_STEP, _LARGE_NET = 1 << 22, 1 << 20
-"""Multiplications of a step from which several threads do it faster than one; weights of a network from which no core's cache holds them."""
+"""Multiplications of a step from which several threads do it faster than one; weights of a network
+from which no core's cache holds them.
+"""
 
 
 def descend(
@@ -49,13 +54,16 @@ def descend(
     correction: Params | None = None,
     memory: Any = None,
 ) -> dict[str, Any]:
-    """Train from `params` on a client's rows. One step, with g the mini-batch gradient of the mean loss at w:
+    """Train from `params` on a client's rows. One step, with g the mini-batch gradient of the mean
+    loss at w:
 
         w <- w - lr * optimizer(g + correction + prox * (w - params) + weight_decay * w)
 
-    Returns `params`; `steps`, how many were made; and `memory`, the optimizer's, to go on with another time. Given the rows of a batch of
-    clients at once (see `foedus.core.algorithm.stacked`), what it returns has their dimension, too; `params` are those that all start from,
-    a `correction` may be one for all or have their dimension, and there is no `memory`.
+    Returns `params`; `steps`, how many were made; and `memory`, the optimizer's, to go on with
+    another time. Given the rows of a batch of clients at once (see
+    `foedus.core.algorithm.stacked`), what it returns has their dimension, too; `params` are those
+    that all start from, a `correction` may be one for all or have their dimension, and there is no
+    `memory`.
     """
     args = {"params": params, "index": data.index, "weight": data.weight, "key": key}
     if correction is not None:
@@ -70,15 +78,27 @@ def descend(
         args["params"] = {k: v.expand(clients, *v.shape) for k, v in params.items()}
         if correction is not None:
             own = {k: v.dim() > params[k].dim() for k, v in correction.items()}
-            args["correction"] = {k: v if own[k] else v.expand(clients, *v.shape) for k, v in correction.items()}
+            args["correction"] = {
+                k: v if own[k] else v.expand(clients, *v.shape) for k, v in correction.items()
+            }
         with torch.no_grad():
             return _descend.__wrapped__(args, shared)
     return _descend(args, shared)
 
 
-def descend_to(how: Training, model: Model, loss: Loss, params: Params, data: Rows, target: Tensor, key: Tensor) -> Params:
-    """Train from `params` towards targets (n, outputs) of a client's own rows instead of its labels."""
-    args = {"params": params, "index": data.index, "weight": data.weight, "key": key, "target": target}
+def descend_to(
+    how: Training, model: Model, loss: Loss, params: Params, data: Rows, target: Tensor, key: Tensor
+) -> Params:
+    """Train from `params` towards targets (n, outputs) of a client's own rows instead of its
+    labels.
+    """
+    args = {
+        "params": params,
+        "index": data.index,
+        "weight": data.weight,
+        "key": key,
+        "target": target,
+    }
     return _descend_to(args, (how, model, loss, data.table_x))
 
 
@@ -97,13 +117,19 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
     how, model, loss, table_x, table_y, prox = shared
     used, weight, steps = batch_schedule(how, args["index"], args["weight"], args["key"])
     decay = prox + how.weight_decay
-    in_place = model.closed_form and how.optimizer == "sgd" and not how.momentum and how.clip is None
+    in_place = (
+        model.closed_form and how.optimizer == "sgd" and not how.momentum and how.clip is None
+    )
     if in_place and not how.augment and _knows(model, loss, table_x, table_y, args, used.shape[2]):
         params = _own(args["params"])
-        layers, more = (model.layers({k: v.contiguous() for k, v in part.items()}) for part in (params, _constant(args, prox)))
+        layers, more = (
+            model.layers({k: v.contiguous() for k, v in part.items()})
+            for part in (params, _constant(args, prox))
+        )
         kernels.train(
-            layers, more, table_x.flatten(1), table_y, used.contiguous(), weight.contiguous(), steps, loss=_LOSSES.index(type(loss)), lr=how.lr,
-            keep=1 - how.lr * decay, delta=getattr(loss, "delta", 1.0),
+            layers, more, table_x.flatten(1), table_y, used.contiguous(), weight.contiguous(),
+            steps, loss=_LOSSES.index(type(loss)), lr=how.lr, keep=1 - how.lr * decay,
+            delta=getattr(loss, "delta", 1.0),
         )  # fmt: skip
         return {"params": params, "memory": args.get("memory") or {}, "steps": steps}
     order = torch.argsort(steps, descending=True, stable=True)
@@ -120,26 +146,37 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
     params = _own(args["params"])
     clients, total = len(steps), len(used)
     memory = _own(args["memory"]) if args.get("memory") else fresh_memory(how, params, (clients,))
-    even = "memory" not in args or "steps" not in memory or bool((memory["steps"] == memory["steps"][0]).all())
+    even = (
+        "memory" not in args
+        or "steps" not in memory
+        or bool((memory["steps"] == memory["steps"][0]).all())
+    )
     constant = _constant(args, prox)
 
     still = (steps.unsqueeze(0) > torch.arange(total).unsqueeze(1)).sum(1).tolist()
     shape = table_x.shape[1:]
     if how.augment and len(shape) != 3:
         raise ConfigError(
-            f"augment={how.augment!r} needs images of shape (channels, height, width); rows have shape {tuple(shape)}"
+            f"augment={how.augment!r} needs images of shape (channels, height, width); rows have "
+            f"shape {tuple(shape)}"
         )
-    noise = random.fold(args["key"][order] if moved else args["key"], 0xA06) if how.augment else None
+    noise = (
+        random.fold(args["key"][order] if moved else args["key"], 0xA06) if how.augment else None
+    )
     if model.closed_form:
         table_x = table_x.flatten(1)
     row_bytes = table_x[:1].numel() * table_x.element_size()
-    # Networks under autograd pay for every call; closed forms are faster on as many clients as the cache holds.
+    # Networks under autograd pay for every call; closed forms are faster on as many clients as the
+    # cache holds.
     many = clients
     if model.closed_form:
         kept = sum(v[:1].nbytes for v in tree.leaves((params, memory))) + (
             0 if in_place else sum(v[:1].nbytes for v in params.values())
         )
-        many = max(_FEWEST, min(_STEP_BYTES // max(1, used.shape[2] * row_bytes), _STATE_BYTES // max(1, kept)))
+        many = max(
+            _FEWEST,
+            min(_STEP_BYTES // max(1, used.shape[2] * row_bytes), _STATE_BYTES // max(1, kept)),
+        )
     many = -(-clients // -(-clients // many))
 
     def train(low: int, high: int) -> None:
@@ -164,14 +201,26 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
             a = left[first]
             picked = used[first : min(first + block, len(left)), low : low + a]
             flat = picked.reshape(-1)
-            x = torch.index_select(table_x, 0, flat, out=buffer[: len(flat)]).view(*picked.shape, *table_x.shape[1:])
-            y = take(table_y, picked) if every_y is None else every_y[first : first + len(picked), :a]
+            x = torch.index_select(table_x, 0, flat, out=buffer[: len(flat)]).view(
+                *picked.shape, *table_x.shape[1:]
+            )
+            y = (
+                take(table_y, picked)
+                if every_y is None
+                else every_y[first : first + len(picked), :a]
+            )
             if noise is not None:
                 steps_here = torch.arange(first, first + len(picked)).unsqueeze(1)
-                x = crop_flip(x.view(*picked.shape, *shape), random.fold(noise[low : low + a], steps_here)).view(x.shape)
+                x = crop_flip(
+                    x.view(*picked.shape, *shape), random.fold(noise[low : low + a], steps_here)
+                ).view(x.shape)
             shares = weight[first : first + len(picked), low : low + a]
             for t, here, labels, share in zip(
-                range(first, first + len(picked)), x.unbind(), y.unbind(), shares.unbind(), strict=True
+                range(first, first + len(picked)),
+                x.unbind(),
+                y.unbind(),
+                shares.unbind(),
+                strict=True,
             ):
                 if left[t] < a:
                     here, labels, share = here[: left[t]], labels[: left[t]], share[: left[t]]
@@ -194,7 +243,9 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
 
     for low in range(0, clients, many):
         train(low, min(low + many, clients))
-    result = to(home, {"params": params, "memory": memory, "steps": steps[order] if moved else steps})
+    result = to(
+        home, {"params": params, "memory": memory, "steps": steps[order] if moved else steps}
+    )
     if moved:
         back = torch.argsort(order)
         result = tree.map(lambda v: v[back], result)
@@ -207,11 +258,16 @@ def _own(values: Any) -> Any:
 
 
 def _constant(args: dict[str, Any], prox: float) -> Params:
-    """What is added to every gradient of a training: the correction, and the part of the pull towards the start that does not change."""
+    """What is added to every gradient of a training: the correction, and the part of the pull
+    towards the start that does not change.
+    """
     constant = dict(args.get("correction") or {})
     if prox:
         start = args["params"]
-        constant = {k: torch.add(constant[k], v, alpha=-prox) if k in constant else v * -prox for k, v in start.items()}
+        constant = {
+            k: torch.add(constant[k], v, alpha=-prox) if k in constant else v * -prox
+            for k, v in start.items()
+        }
     return constant
 
 
@@ -219,11 +275,24 @@ _LOSSES = (CrossEntropy, Squared, Logistic, Huber)
 """Those that compiled code knows, by its numbers."""
 
 
-def _knows(model: Model, loss: Loss, x: Tensor, y: Tensor, args: dict[str, Any], batch: int) -> bool:
-    """Whether compiled training is there for such a model, loss and data, and the faster way: it gives every client to one thread."""
-    if not kernels.ready or type(model) not in (Linear, MLP) or type(loss) not in _LOSSES or x.device.type != "cpu":
+def _knows(
+    model: Model, loss: Loss, x: Tensor, y: Tensor, args: dict[str, Any], batch: int
+) -> bool:
+    """Whether compiled training is there for such a model, loss and data, and the faster way: it
+    gives every client to one thread.
+    """
+    if (
+        not kernels.ready
+        or type(model) not in (Linear, MLP)
+        or type(loss) not in _LOSSES
+        or x.device.type != "cpu"
+    ):
         return False
-    numbers = [x, args["weight"], *tree.leaves([args[k] for k in ("params", "correction") if k in args])]
+    numbers = [
+        x,
+        args["weight"],
+        *tree.leaves([args[k] for k in ("params", "correction") if k in args]),
+    ]
     if (
         any(t.dtype != torch.float32 for t in numbers)
         or any(t.requires_grad for t in (*numbers, y))
@@ -236,7 +305,11 @@ def _knows(model: Model, loss: Loss, x: Tensor, y: Tensor, args: dict[str, Any],
     if y.dtype == torch.int64 and y.dim() == 1:
         fits = True
     else:
-        fits = y.dtype == torch.float32 and y.numel() == len(y) * outputs and type(loss) is not CrossEntropy
+        fits = (
+            y.dtype == torch.float32
+            and y.numel() == len(y) * outputs
+            and type(loss) is not CrossEntropy
+        )
     busy = clients >= threads or batch * max(w[0].numel() for w in weights) < _LARGE_STEP
     small = len(weights) == 1 or sum(w[0].numel() for w in weights) <= _LARGE_NET
     return fits and busy and small and len(weights) <= kernels.MOST_LAYERS

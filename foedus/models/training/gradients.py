@@ -20,15 +20,24 @@ def gradient(model: Model, loss: Loss, params: Params, data: Rows) -> Params:
     return _home(_gradient(_whole(params, data), (model, loss)), data)
 
 
-def value_and_gradient(model: Model, loss: Loss, params: Params, data: Rows) -> tuple[Tensor, Params]:
-    """The mean loss over all of a client's rows, and its gradient, at `params`: one pass for both."""
+def value_and_gradient(
+    model: Model, loss: Loss, params: Params, data: Rows
+) -> tuple[Tensor, Params]:
+    """The mean loss over all of a client's rows, and its gradient, at `params`: one pass for
+    both.
+    """
     return _home(_value_and_gradient(_whole(params, data), (model, loss)), data)
 
 
 def _whole(params: Params, data: Rows) -> dict[str, Any]:
     """All rows of a client, where the table lies, with weights that sum to 1."""
     x, y, weight = data.there
-    return {"params": to(x.device, params), "x": x, "y": y, "weight": weight / weight.sum(-1, keepdim=True)}
+    return {
+        "params": to(x.device, params),
+        "x": x,
+        "y": y,
+        "weight": weight / weight.sum(-1, keepdim=True),
+    }
 
 
 def _home(found: Any, data: Rows) -> Any:
@@ -67,8 +76,12 @@ def _value_and_gradient(args: dict[str, Any], shared: tuple) -> tuple[Tensor, Pa
     return value.unsqueeze(0), {k: v.unsqueeze(0) for k, v in slopes.items()}
 
 
-def gradient_of(model: Model, loss: Loss, clients: int) -> Callable[[Params, Tensor, Tensor, Tensor], Params]:
-    """The function (parameters, x, y, normalised row weights), all with a client dimension -> gradients."""
+def gradient_of(
+    model: Model, loss: Loss, clients: int
+) -> Callable[[Params, Tensor, Tensor, Tensor], Params]:
+    """The function (parameters, x, y, normalised row weights), all with a client dimension ->
+    gradients.
+    """
     if model.closed_form:
 
         def closed(params: Params, x: Tensor, y: Tensor, weight: Tensor) -> Params:
@@ -87,18 +100,30 @@ def gradient_of(model: Model, loss: Loss, clients: int) -> Callable[[Params, Ten
         leaves = {k: v.detach()[0].requires_grad_() for k, v in params.items()}
         with torch.enable_grad():
             value = mean_loss(leaves, x[0], y[0], weight[0])
-            grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
+            grads = torch.autograd.grad(
+                value, list(leaves.values()), allow_unused=True, materialize_grads=True
+            )
         return {k: g.unsqueeze(0) for k, g in zip(leaves, grads, strict=True)}
 
     return single
 
 
 def batch_gradient(
-    model: Model, loss: Loss, params: Params, index: Tensor, weight: Tensor, table_x: Tensor, table_y: Tensor
+    model: Model,
+    loss: Loss,
+    params: Params,
+    index: Tensor,
+    weight: Tensor,
+    table_x: Tensor,
+    table_y: Tensor,
 ) -> Params:
-    """Gradients of several clients, each on the rows (c, b) of its index with weights that sum to 1; made where the table lies."""
+    """Gradients of several clients, each on the rows (c, b) of its index with weights that sum to
+    1; made where the table lies.
+    """
     home, device = index.device, table_x.device
     index = index.to(device)
     x, y = take(table_x, index), take(table_y, index)
     x = x.flatten(2) if model.closed_form else x
-    return to(home, gradient_of(model, loss, len(index))(to(device, params), x, y, weight.to(device)))
+    return to(
+        home, gradient_of(model, loss, len(index))(to(device, params), x, y, weight.to(device))
+    )

@@ -16,7 +16,9 @@ _kept = threading.local()
 
 
 def take_buffer(rows: int, like: Tensor) -> Tensor:
-    """Room for so many rows, used again by the next call: fresh memory would have to be cleared by the system first."""
+    """Room for so many rows, used again by the next call: fresh memory would have to be cleared by
+    the system first.
+    """
     size = rows * like[:1].numel()
     old = getattr(_kept, "buffer", None)
     if old is None or old.dtype != like.dtype or old.device != like.device or old.numel() < size:
@@ -25,7 +27,9 @@ def take_buffer(rows: int, like: Tensor) -> Tensor:
 
 
 def fresh_memory(how: Training, params: Params, batch: tuple[int, ...] = ()) -> dict[str, Any]:
-    """The optimizer's running averages before its first step, for parameters with leading dimensions `batch`."""
+    """The optimizer's running averages before its first step, for parameters with leading
+    dimensions `batch`.
+    """
     if how.optimizer == "adam":
         return {
             "mean": tree.zeros_like(params),

@@ -14,15 +14,21 @@ _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
 
 
 def clip_gradients(grads: Params, limit: float) -> None:
-    """Scale each client's gradient to at most `limit` in Euclidean norm over all of its parameters."""
+    """Scale each client's gradient to at most `limit` in Euclidean norm over all of its
+    parameters.
+    """
     norm = cast("Tensor", sum(g.flatten(1).square().sum(1) for g in grads.values())).sqrt()
     factor = (limit / norm.clamp(min=1e-30)).clamp(max=1.0)
     for g in grads.values():
         g.mul_(factor.view(-1, *[1] * (g.dim() - 1)))
 
 
-def update_parameters(how: Training, params: Params, grads: Params, memory: dict[str, Any], a: int, even: bool) -> None:
-    """One optimizer step, in place, on the first `a` clients. even: they have made as many steps as each other."""
+def update_parameters(
+    how: Training, params: Params, grads: Params, memory: dict[str, Any], a: int, even: bool
+) -> None:
+    """One optimizer step, in place, on the first `a` clients. even: they have made as many steps as
+    each other.
+    """
     if how.optimizer == "adam":
         memory["steps"][:a] += 1
         t = memory["steps"][:a]
@@ -30,8 +36,9 @@ def update_parameters(how: Training, params: Params, grads: Params, memory: dict
             names, many = list(grads), [t[:1].float().clone().squeeze(0) for _ in grads]
             mean, square = ([memory[m][k][:a] for k in names] for m in ("mean", "square"))
             torch._fused_adam_(
-                [params[k] for k in names], [grads[k].contiguous() for k in names], mean, square, [], many, lr=how.lr,
-                beta1=_BETA1, beta2=_BETA2, weight_decay=0.0, eps=_EPSILON, amsgrad=False, maximize=False,
+                [params[k] for k in names], [grads[k].contiguous() for k in names], mean, square,
+                [], many, lr=how.lr, beta1=_BETA1, beta2=_BETA2, weight_decay=0.0, eps=_EPSILON,
+                amsgrad=False, maximize=False,
             )  # fmt: skip
             return
         for k, g in grads.items():
@@ -40,7 +47,9 @@ def update_parameters(how: Training, params: Params, grads: Params, memory: dict
             mean.lerp_(g, 1 - _BETA1)
             square.mul_(_BETA2).addcmul_(g, g, value=1 - _BETA2)
             # 1 - beta^t loses half of its digits in single precision while t is small.
-            first, second = ((1 - beta ** t.double()).to(g.dtype).view(shape) for beta in (_BETA1, _BETA2))
+            first, second = (
+                (1 - beta ** t.double()).to(g.dtype).view(shape) for beta in (_BETA1, _BETA2)
+            )
             root = (square / second).sqrt_().add_(_EPSILON)
             params[k].addcdiv_(mean / first, root, value=-how.lr)
         return

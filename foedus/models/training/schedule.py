@@ -9,19 +9,27 @@ from foedus.base import random
 from foedus.models.training.settings import Training
 
 
-def batch_schedule(how: Training, index: Tensor, weight: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Which rows each client uses in each step: (row numbers (T, c, b), weights (T, c, b) summing to 1, steps (c,)).
+def batch_schedule(
+    how: Training, index: Tensor, weight: Tensor, key: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Which rows each client uses in each step: (row numbers (T, c, b), weights (T, c, b) summing
+    to 1, steps (c,)).
 
-    Every epoch is a fresh permutation of the client's rows, cut into batches; the last one may be smaller.
+    Every epoch is a fresh permutation of the client's rows, cut into batches; the last one may be
+    smaller.
     """
     clients, n = index.shape
     b = min(how.batch_size or n, n)
     rows = (weight > 0).sum(1)
     per_epoch = torch.div(rows + b - 1, b, rounding_mode="floor").clamp_(min=1)
     steps = torch.full_like(per_epoch, how.steps) if how.steps else per_epoch * how.epochs
-    batches, epochs = int(per_epoch.max()), int(torch.div(steps + per_epoch - 1, per_epoch, rounding_mode="floor").max())
+    batches, epochs = (
+        int(per_epoch.max()),
+        int(torch.div(steps + per_epoch - 1, per_epoch, rounding_mode="floor").max()),
+    )
     full = int(rows.min()) == n and bool((weight == 1).all())
-    if batches == 1 and not how.augment:  # (augmented, a row's place in its batch must not depend on who else is there)
+    # (augmented, a row's place in its batch must not depend on who else is there)
+    if batches == 1 and not how.augment:
         table, table_weight = index.view(1, clients, 1, n), weight.view(1, clients, 1, n)
     else:
         keys = key.unsqueeze(0)
@@ -30,9 +38,12 @@ def batch_schedule(how: Training, index: Tensor, weight: Tensor, key: Tensor) ->
         order = random.permutation(keys, n, valid=None if full else weight > 0)
         order = torch.nn.functional.pad(order, (0, batches * b - n))
         table = index.expand(epochs, -1, -1).gather(-1, order).view(epochs, clients, batches, b)
-        if full and len(table) * batches == int(steps[0]):  # whole epochs, the same for all: no need to look up who is where
+        # whole epochs, the same for all: no need to look up who is where
+        if full and len(table) * batches == int(steps[0]):
             real = (torch.arange(batches * b) < n).to(weight.dtype).view(batches, 1, b)
-            used_weight = (real / real.sum(-1, keepdim=True)).expand(-1, clients, -1).repeat(epochs, 1, 1)
+            used_weight = (
+                (real / real.sum(-1, keepdim=True)).expand(-1, clients, -1).repeat(epochs, 1, 1)
+            )
             return table.transpose(1, 2).reshape(epochs * batches, clients, b), used_weight, steps
         table_weight = weight.expand(epochs, -1, -1).gather(-1, order)
         table_weight[..., n:] = 0

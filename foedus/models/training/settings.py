@@ -1,8 +1,10 @@
-"""Local training: mini-batch descent on one client's rows, run for a whole batch of clients at once.
+"""Local training: mini-batch descent on one client's rows, run for a whole batch of clients at
+once.
 
-Every averaging method of foedus is this loop with another gradient: that of the local loss, plus a fixed `correction`,
-plus a pull towards the starting point (`prox`). Clients of unequal size share a batch at no cost: they are ordered by
-their number of steps, and step t runs on those that still have one, a prefix of the batch.
+Every averaging method of foedus is this loop with another gradient: that of the local loss, plus a
+fixed `correction`, plus a pull towards the starting point (`prox`). Clients of unequal size share a
+batch at no cost: they are ordered by their number of steps, and step t runs on those that still
+have one, a prefix of the batch.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ class Training:
     """How a client trains in one round.
 
     lr: step size. optimizer: "sgd" or "adam". momentum: of SGD (PyTorch's form, v = m v + g).
-    epochs: passes over the client's rows; steps: a number of mini-batches instead. batch_size: rows in one (`None`: all).
-    weight_decay: L2 term added to the gradient. clip: largest norm of a mini-batch gradient of the local loss (before
-    correction terms and weight decay are added); `None`: no limit. augment: "crop_flip" crops every image of a mini-batch
-    at random after padding it by 4, and flips it or not; `None`: rows as they are.
+    epochs: passes over the client's rows; steps: a number of mini-batches instead. batch_size: rows
+    in one (`None`: all). weight_decay: L2 term added to the gradient. clip: largest norm of a
+    mini-batch gradient of the local loss (before correction terms and weight decay are added);
+    `None`: no limit. augment: "crop_flip" crops every image of a mini-batch at random after padding
+    it by 4, and flips it or not; `None`: rows as they are.
     """
 
     lr: Annotated[float, Gt(0)] = 0.1

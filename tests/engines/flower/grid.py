@@ -1,4 +1,6 @@
-"""Flower's Grid without its processes: messages are answered at once, in this process, by the same ClientApp."""
+"""Flower's Grid without its processes: messages are answered at once, in this process, by the same
+ClientApp.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,19 @@ from foedus.engines.flower.site import write_shard
 
 
 class HereGrid:
-    """Nodes by number, each with a node config; `spoil` may change an answer, or swallow it by returning None."""
+    """Nodes by number, each with a node config; `spoil` may change an answer, or swallow it by
+    returning None.
+    """
 
     def __init__(self, configs: dict[int, dict[str, Any]], code: str | None = None):
         self.contexts = {
-            n: Context(run_id=1, node_id=n, node_config=c, state=RecordDict(), run_config={"code": code} if code else {})
+            n: Context(
+                run_id=1,
+                node_id=n,
+                node_config=c,
+                state=RecordDict(),
+                run_config={"code": code} if code else {},
+            )
             for n, c in configs.items()
         }
         self.app, self.box = SiteApp(), {}
@@ -45,7 +55,9 @@ class HereGrid:
             message.metadata.__dict__["_message_id"] = id_
             self.asked.append(message)
             ids.append(id_)
-            answer = self.spoil(message, self.app(message, self.contexts[message.metadata.dst_node_id]))
+            answer = self.spoil(
+                message, self.app(message, self.contexts[message.metadata.dst_node_id])
+            )
             if answer is not None:
                 self.box[id_] = answer
         return ids
@@ -59,9 +71,18 @@ class HereGrid:
 
 
 class Here:
-    """`fd.Flower` with `HereGrid` in the place of processes: clients are dealt out to nodes in the same way."""
+    """`fd.Flower` with `HereGrid` in the place of processes: clients are dealt out to nodes in the
+    same way.
+    """
 
-    def __init__(self, folder: Path, nodes: int = 2, code: str | None = None, cache: bool = True, **options: Any):
+    def __init__(
+        self,
+        folder: Path,
+        nodes: int = 2,
+        code: str | None = None,
+        cache: bool = True,
+        **options: Any,
+    ):
         self.folder, self.nodes, self.options = folder, nodes, options
         configs = {}
         for n in range(nodes):
@@ -80,7 +101,12 @@ class Here:
         low, high = seed_key.tolist()
         self.line = Line(self.grid, {}, common={"shard": name}, **{"timeout": 0.3, **self.options})
         used = list(self.grid.contexts)[: len(fed)]
-        question = {"shard": name, "algorithm": to_config(algorithm), "seed": low | high << 32, "session": ""}
+        question = {
+            "shard": name,
+            "algorithm": to_config(algorithm),
+            "seed": low | high << 32,
+            "session": "",
+        }
         said = greet(self.line, used, question)
         assert len(said) == len(used)
         return SitesEngine(self.line).open(algorithm, fed, seed_key)

@@ -27,14 +27,20 @@ def trial(folder: Path, data: Path) -> Path:
     sites = {n: written(data, n, table(k, 80)) for k, n in enumerate(("north", "south"))}
     deploy.init(folder, sites, "outcome")
     plan = folder / "app" / "federation" / "federation.toml"
-    text = plan.read_text().replace('type = "FedAvg"', 'type = "Scaffold"').replace("rounds = 20", "rounds = 5")
+    text = (
+        plan.read_text()
+        .replace('type = "FedAvg"', 'type = "Scaffold"')
+        .replace("rounds = 20", "rounds = 5")
+    )
     plan.write_text(text)
     return folder
 
 
 def up(folder: Path) -> subprocess.Popen:
     command = [str(Path(sys.executable).parent / "foedus"), "deploy", "up", str(folder)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
 
 
 def servers(folder: Path) -> list[int]:
@@ -42,7 +48,9 @@ def servers(folder: Path) -> list[int]:
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            if "flwr-serverapp" in (entry / "cmdline").read_text() and os.readlink(entry / "cwd") == str(folder.resolve()):
+            if "flwr-serverapp" in (entry / "cmdline").read_text() and os.readlink(
+                entry / "cwd"
+            ) == str(folder.resolve()):
                 found.append(int(entry.name))
         except OSError:
             continue
@@ -59,7 +67,9 @@ def test_a_server_that_is_killed_goes_on_to_the_same_result(tmp_path):
     folder = trial(tmp_path / "b", tmp_path / "data")
     process, checkpoint = up(folder), folder / "results" / "Scaffold.checkpoint.safetensors"
     end = time.monotonic() + 300
-    while time.monotonic() < end and not (checkpoint.exists() and files.read(checkpoint)[1]["rounds_done"] >= 2):
+    while time.monotonic() < end and not (
+        checkpoint.exists() and files.read(checkpoint)[1]["rounds_done"] >= 2
+    ):
         time.sleep(0.1)
     killed = servers(folder)
     assert killed

@@ -40,7 +40,10 @@ def test_sigterm_ends_what_was_started(tmp_path):
     deploy.init(tmp_path / "trial", {"north": written(tmp_path, "north", table(0))}, "outcome")
     environment = {**os.environ, "PYTHONPATH": str(Path(deploy.__file__).parents[3])}
     up = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(tmp_path / "trial")], stdout=subprocess.PIPE, text=True, env=environment
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "trial")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
     )
     pid = int(up.stdout.readline())
     assert _there(pid)
@@ -68,7 +71,12 @@ time.sleep(600)
 
 def test_kill_9_ends_what_was_started(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(Path(deploy.__file__).parents[3])}
-    server = subprocess.Popen([sys.executable, "-c", LINK, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment)
+    server = subprocess.Popen(
+        [sys.executable, "-c", LINK, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
     host, port = server.stdout.readline().split(":")
     server.kill()
     server.wait()

@@ -1,4 +1,6 @@
-"""A real federation on loopback: Flower's SuperLink and SuperNodes as processes, with TLS and keys."""
+"""A real federation on loopback: Flower's SuperLink and SuperNodes as processes, with TLS and
+keys.
+"""
 
 from __future__ import annotations
 
@@ -34,22 +36,35 @@ def pair(fed):
 def same(a: fd.Run, b: fd.Run) -> None:
     for column in b.records.columns:
         if column not in ("seconds", *MEASURED):
-            np.testing.assert_allclose(a.records.values(column), b.records.values(column), rtol=1e-6, err_msg=column)
+            np.testing.assert_allclose(
+                a.records.values(column), b.records.values(column), rtol=1e-6, err_msg=column
+            )
 
 
-@pytest.mark.parametrize("algorithm", [AVERAGE, fd.Scaffold(fd.Linear(), lr=0.1, batch_size=16)], ids=["FedAvg", "Scaffold"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [AVERAGE, fd.Scaffold(fd.Linear(), lr=0.1, batch_size=16)],
+    ids=["FedAvg", "Scaffold"],
+)
 def test_the_same_numbers_and_bytes_as_in_the_simulator(algorithm, engine, pair):
     real, local = fd.run(algorithm, pair, 2, engine=engine), fd.run(algorithm, pair, 2)
     same(real, local)
-    assert (engine.line.received, engine.line.sent) == (local.records.last("bytes_up"), local.records.last("bytes_down"))
+    assert (engine.line.received, engine.line.sent) == (
+        local.records.last("bytes_up"),
+        local.records.last("bytes_down"),
+    )
 
 
 @pytest.mark.slow
 def test_several_clients_on_a_node_and_a_resumed_run(engine, fed, tmp_path):
     algorithm, path = fd.Scaffold(fd.Linear(), lr=0.1, batch_size=16), tmp_path / "run.safetensors"
     fd.run(algorithm, fed, 1, engine=engine, checkpoint=path)
-    # The shard of the first run is not that of the second; the clients' states are found by their session.
-    same(fd.run(algorithm, fed, 2, engine=engine, checkpoint=path, resume=True), fd.run(algorithm, fed, 2))
+    # The shard of the first run is not that of the second; the clients' states are found by their
+    # session.
+    same(
+        fd.run(algorithm, fed, 2, engine=engine, checkpoint=path, resume=True),
+        fd.run(algorithm, fed, 2),
+    )
 
 
 @pytest.mark.slow
@@ -65,7 +80,10 @@ def test_a_run_that_flower_has_ended_goes_on(engine, pair, tmp_path, capsys):
     with pytest.raises(fd.FoedusError, match="does not let this server go on"):
         fd.run(algorithm, pair, 3, engine=engine, checkpoint=path, callbacks=[Stop()])
     assert "Ctrl-C" not in capsys.readouterr().err  # nobody has pressed it
-    same(fd.run(algorithm, pair, 3, engine=engine, checkpoint=path, resume=True), fd.run(algorithm, pair, 3))
+    same(
+        fd.run(algorithm, pair, 3, engine=engine, checkpoint=path, resume=True),
+        fd.run(algorithm, pair, 3),
+    )
 
 
 def test_nobody_gets_in_without_a_key_that_is_known(engine):
@@ -88,10 +106,15 @@ def test_nobody_gets_in_without_a_key_that_is_known(engine):
 
 @pytest.mark.slow
 def test_secure_aggregation(engine, fed):
-    """Every phase of every exchange is a process of its own, and what it leaves at the site is taken up by the next."""
+    """Every phase of every exchange is a process of its own, and what it leaves at the site is
+    taken up by the next.
+    """
     secure = fd.SecureAggregation()
     for algorithm in (AVERAGE, fd.Scaffold(fd.Linear(), lr=0.1, batch_size=16)):
-        real, local = (fd.run(algorithm, fed, 2, engine=e, aggregation=secure) for e in (engine, fd.Local(batch=False)))
+        real, local = (
+            fd.run(algorithm, fed, 2, engine=e, aggregation=secure)
+            for e in (engine, fd.Local(batch=False))
+        )
         same(real, local)
         assert engine.line.received == local.records.last("bytes_up")
     folder = engine.loopback.folder / "shards"
@@ -113,7 +136,10 @@ def test_a_node_that_dies_is_left_out_and_the_run_goes_on(pair):
             session.exchange = deadly
             return session
 
-    with Dying(nodes=2, timeout=10) as engine, pytest.warns(UserWarning, match="is left out: no answer within 10 s"):
+    with (
+        Dying(nodes=2, timeout=10) as engine,
+        pytest.warns(UserWarning, match="is left out: no answer within 10 s"),
+    ):
         run = fd.run(AVERAGE, pair, 2, engine=engine)
     assert run.history.left_out.notna().tolist() == [False, False, True]
     assert run.history.left_out[2] == "0: no answer within 10 s"
@@ -121,7 +147,9 @@ def test_a_node_that_dies_is_left_out_and_the_run_goes_on(pair):
 
 @pytest.mark.slow
 def test_a_client_process_that_is_killed_is_an_error_of_one_round(pair):
-    """Flower's own SuperNode would wait for its answer for a minute, or for ever, and take up no other message."""
+    """Flower's own SuperNode would wait for its answer for a minute, or for ever, and take up no
+    other message.
+    """
 
     class Deadly(fd.Flower):
         def open(self, algorithm, fed, seed_key):
@@ -143,7 +171,10 @@ def test_a_client_process_that_is_killed_is_an_error_of_one_round(pair):
             session.exchange = deadly
             return session
 
-    with Deadly(nodes=2, timeout=60) as engine, pytest.warns(UserWarning, match="ClientApp stopped responding"):
+    with (
+        Deadly(nodes=2, timeout=60) as engine,
+        pytest.warns(UserWarning, match="ClientApp stopped responding"),
+    ):
         run = fd.run(AVERAGE, pair, 3, engine=engine)
     assert run.history.left_out.notna().tolist() == [False, False, True, False]
     assert run.history.seconds.iloc[-1] < 50  # nobody was waited for
@@ -157,7 +188,8 @@ def test_what_needs_all_rows_is_refused_before_anything_starts(fed):
 
 
 @pytest.mark.parametrize(
-    ("options", "why"), [({"nodes": 0}, "nodes=0"), ({"timeout": 0}, "timeout=0"), ({"code": "x"}, "code='x'")]
+    ("options", "why"),
+    [({"nodes": 0}, "nodes=0"), ({"timeout": 0}, "timeout=0"), ({"code": "x"}, "code='x'")],
 )
 def test_bad_settings(options, why):
     with pytest.raises(fd.ConfigError, match=why):
@@ -170,7 +202,9 @@ FAMILIES = ("FedNewton", "FedFW", "FedBoost, predictors from messages", "FedRes"
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize(
-    "check", [testing.check_client_order, testing.check_seeds], ids=lambda c: c.__name__.removeprefix("check_")
+    "check",
+    [testing.check_client_order, testing.check_seeds],
+    ids=lambda c: c.__name__.removeprefix("check_"),
 )
 def test_one_algorithm_of_each_family(name, check, engine, fed):
     from tests.conformance import ALGORITHMS

@@ -16,7 +16,17 @@ def test_a_message_for_each_group_and_the_rest():
 
 @pytest.mark.parametrize(
     "groups",
-    [None, 3, [1, 2, 3], [[1, 2]], [[1, 2], [2, 3]], [[1, 2, 3, 4]], [[1], [2], [3]], [[1.0, 2, 3]], [[True, 2, 3]]],
+    [
+        None,
+        3,
+        [1, 2, 3],
+        [[1, 2]],
+        [[1, 2], [2, 3]],
+        [[1, 2, 3, 4]],
+        [[1], [2], [3]],
+        [[1.0, 2, 3]],
+        [[True, 2, 3]],
+    ],
     ids=repr,
 )
 def test_groups_that_are_not_those_who_are_asked(groups):

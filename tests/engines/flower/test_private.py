@@ -1,4 +1,6 @@
-"""Differential privacy between sites: noise by the server, or by the sites themselves under secure aggregation."""
+"""Differential privacy between sites: noise by the server, or by the sites themselves under secure
+aggregation.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*left out:UserWarning")
 
 
 def private(**more) -> fd.DifferentialPrivacy:
-    return fd.DifferentialPrivacy(**{"clip": 1.0, "noise": 1.0, "delta": 1e-3, "accountant": "rdp", **more})
+    return fd.DifferentialPrivacy(
+        **{"clip": 1.0, "noise": 1.0, "delta": 1e-3, "accountant": "rdp", **more}
+    )
 
 
 def joined(**more) -> fd.SecureAggregation:
@@ -57,49 +61,74 @@ def retold(engine, node: int, at: tuple[int, str], **said):
     engine.grid.app = app
 
 
-# -- noise by the server -----------------------------------------------------------------------------------------------
+# -- noise by the server ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("algorithm", [AVERAGE, SCAFFOLD], ids=["FedAvg", "Scaffold"])
 @pytest.mark.parametrize("part", [1.0, fd.Poisson(0.4)], ids=["all", "some"])
 def test_the_same_noise_and_account_as_in_the_simulator(algorithm, part, fed, tmp_path):
-    """The server draws both who is asked and the noise, here from known bytes; in some of the rounds nobody is asked."""
+    """The server draws both who is asked and the noise, here from known bytes; in some of the
+    rounds nobody is asked.
+    """
     here, local = (
-        fd.run(algorithm, fed, 4, engine=e, participation=part, aggregation=private(entropy=Counted(b"sites")))
+        fd.run(
+            algorithm,
+            fed,
+            4,
+            engine=e,
+            participation=part,
+            aggregation=private(entropy=Counted(b"sites")),
+        )
         for e in (Here(tmp_path, nodes=5), fd.Local(batch=False))
     )
     same(here, local, 2e-3)  # the grid
     for column in ("epsilon", "bytes_up", "bytes_down", "messages_up"):
         assert here.records.values(column) == local.records.values(column)
-    assert here.history["epsilon"].iloc[-1] == epsilon({(1.0 if part == 1.0 else 0.4, 1.0, 1): 4}, 1e-3, "rdp")
+    assert here.history["epsilon"].iloc[-1] == epsilon(
+        {(1.0 if part == 1.0 else 0.4, 1.0, 1): 4}, 1e-3, "rdp"
+    )
 
 
-def test_a_site_that_does_not_answer_is_missing_in_the_sum_and_the_divisor_stays(fed, engine, monkeypatch):
+def test_a_site_that_does_not_answer_is_missing_in_the_sum_and_the_divisor_stays(
+    fed, engine, monkeypatch
+):
     """All replies have the norm of the clip: the average of four, over five."""
-    monkeypatch.setattr(sampling, "rounded_gaussian", lambda size, bits, entropy: np.zeros(size, np.int64))
+    monkeypatch.setattr(
+        sampling, "rounded_gaussian", lambda size, bits, entropy: np.zeros(size, np.int64)
+    )
     engine.grid.spoil = lambda asked, answer: (
-        None if asked.metadata.dst_node_id == 1 and messages.header(asked).get("round") == 1 else answer
+        None
+        if asked.metadata.dst_node_id == 1 and messages.header(asked).get("round") == 1
+        else answer
     )
     here = fd.run(AVERAGE, fed, 1, engine=engine, aggregation=private(clip=1e-3))
-    monkeypatch.setattr(dp.PrivateAggregator, "_draw", lambda self: torch.tensor([False, True, True, True, True]))
+    monkeypatch.setattr(
+        dp.PrivateAggregator, "_draw", lambda self: torch.tensor([False, True, True, True, True])
+    )
     local = fd.run(AVERAGE, fed, 1, engine=fd.Local(batch=False), aggregation=private(clip=1e-3))
     same(here, local, 2e-6)
     assert here.history.left_out[1].startswith("0: no answer")
     assert here.history["epsilon"].iloc[-1] == local.history["epsilon"].iloc[-1]
 
 
-# -- noise by the sites ------------------------------------------------------------------------------------------------
+# -- noise by the sites ----------------------------------------------------------------------------
 
 
 @pytest.fixture
 def noiseless(monkeypatch):
-    monkeypatch.setattr(sampling, "discrete_gaussian", lambda size, variance, entropy: np.zeros(size, np.int64))
+    monkeypatch.setattr(
+        sampling, "discrete_gaussian", lambda size, variance, entropy: np.zeros(size, np.int64)
+    )
 
 
 @pytest.mark.parametrize("algorithm", [AVERAGE, SCAFFOLD], ids=["FedAvg", "Scaffold"])
 @pytest.mark.parametrize("some", [False, True], ids=["all", "some"])
-def test_without_noise_the_numbers_and_bytes_of_the_simulator(algorithm, some, fed, engine, noiseless, monkeypatch):
-    """All take part, or every other client in turns: the others send zeros and stay as they are, on both engines."""
+def test_without_noise_the_numbers_and_bytes_of_the_simulator(
+    algorithm, some, fed, engine, noiseless, monkeypatch
+):
+    """All take part, or every other client in turns: the others send zeros and stay as they are, on
+    both engines.
+    """
     if some:
         cohorts: list[str] = []
 
@@ -109,7 +138,11 @@ def test_without_noise_the_numbers_and_bytes_of_the_simulator(algorithm, some, f
             return (client + cohorts.index(cohort)) % 2 == 0
 
         monkeypatch.setattr(Secrets, "takes_part", takes_part)
-        monkeypatch.setattr(PrivateSecureAggregator, "_draw", lambda self: (torch.arange(5) + self.round - 1) % 2 == 0)
+        monkeypatch.setattr(
+            PrivateSecureAggregator,
+            "_draw",
+            lambda self: (torch.arange(5) + self.round - 1) % 2 == 0,
+        )
     part = fd.Poisson(0.5) if some else 1.0
     here, local = (
         fd.run(algorithm, fed, 3, engine=e, participation=part, aggregation=joined(clip=0.5))
@@ -119,11 +152,16 @@ def test_without_noise_the_numbers_and_bytes_of_the_simulator(algorithm, some, f
     for column in ("epsilon", "bytes_up", "bytes_down", "messages_up"):
         assert here.records.values(column) == local.records.values(column)
     assert engine.line.received == local.records.last("bytes_up")
-    assert here.history["epsilon"].iloc[-1] == epsilon({(0.5 if some else 1.0, 1.0, 1): 3}, 1e-3, "rdp", APART)
+    assert here.history["epsilon"].iloc[-1] == epsilon(
+        {(0.5 if some else 1.0, 1.0, 1): 3}, 1e-3, "rdp", APART
+    )
 
 
 def test_sites_add_the_noise_that_is_accounted(tmp_path, monkeypatch):
-    """Six clients who take no part; one drops out, and 4 must stay. The average over 3 has a variance of (z c)^2 5 / 4 / 2.5^2."""
+    """Six clients who take no part; one drops out, and 4 must stay.
+
+    The average over 3 has a variance of (z c)^2 5 / 4 / 2.5^2.
+    """
     monkeypatch.setattr(Secrets, "takes_part", lambda self, client, cohort, probability: False)
     rng = np.random.default_rng(0)
     rows = [(rng.normal(size=(4, 600)).astype(np.float32), np.arange(4) % 4) for _ in range(6)]
@@ -132,25 +170,41 @@ def test_sites_add_the_noise_that_is_accounted(tmp_path, monkeypatch):
     engine.grid.spoil = silent({2: (1, "mask")})
     zero = fd.run(AVERAGE, fed, 0).state.w
     run = fd.run(
-        AVERAGE, fed, 1, engine=engine, participation=fd.Poisson(0.5), aggregation=joined(noise=3.0, clip=2.0), evaluate_every=0
+        AVERAGE,
+        fed,
+        1,
+        engine=engine,
+        participation=fd.Poisson(0.5),
+        aggregation=joined(noise=3.0, clip=2.0),
+        evaluate_every=0,
     )
     moved = torch.cat([(run.state.w[k] - zero[k]).flatten() for k in zero]).double() * 2.5 / 6.0
     assert abs(float(moved.var()) / (5 / 4) - 1) < 6 * math.sqrt(2 / len(moved))
     assert len(moved) > 2000
 
 
-def test_what_a_site_sends_is_clipped_and_noisy_whatever_the_server_says_of_weights(fed, engine, monkeypatch):
-    """Constant noise of 1000 steps; a server that asks site 0 to weigh its reply by rows gets the same as without."""
-    monkeypatch.setattr(sampling, "discrete_gaussian", lambda size, variance, entropy: np.full(size, 1000))
+def test_what_a_site_sends_is_clipped_and_noisy_whatever_the_server_says_of_weights(
+    fed, engine, monkeypatch
+):
+    """Constant noise of 1000 steps; a server that asks site 0 to weigh its reply by rows gets the
+    same as without.
+    """
+    monkeypatch.setattr(
+        sampling, "discrete_gaussian", lambda size, variance, entropy: np.full(size, 1000)
+    )
     honest = fd.run(AVERAGE, fed, 1, engine=engine, aggregation=joined(clip=0.5))
     retold(engine, 1, (1, "mask"), weights="rows")
     again = fd.run(AVERAGE, fed, 1, engine=engine, aggregation=joined(clip=0.5))
     same(honest, again)
-    monkeypatch.setattr(sampling, "discrete_gaussian", lambda size, variance, entropy: np.zeros(size, np.int64))
+    monkeypatch.setattr(
+        sampling, "discrete_gaussian", lambda size, variance, entropy: np.zeros(size, np.int64)
+    )
     bare = fd.run(AVERAGE, fed, 1, engine=engine, aggregation=joined(clip=0.5))
     for a, b in zip(tree.leaves(honest.state), tree.leaves(bare.state), strict=True):
         if isinstance(a, torch.Tensor) and a.is_floating_point():
-            torch.testing.assert_close((a - b).abs(), torch.full_like(a, 1000 * 0.5 / 2**23), rtol=1e-2, atol=1e-7)
+            torch.testing.assert_close(
+                (a - b).abs(), torch.full_like(a, 1000 * 0.5 / 2**23), rtol=1e-2, atol=1e-7
+            )
 
 
 def test_who_takes_part_is_drawn_once_for_a_cohort(tmp_path):
@@ -175,7 +229,15 @@ def test_the_time_of_an_answer_does_not_tell_who_takes_part(fed, engine, monkeyp
 
     monkeypatch.setattr(fd.FedAvg, "train", train)
     monkeypatch.setattr(Secrets, "takes_part", lambda self, client, cohort, probability: False)
-    fd.run(AVERAGE, fed, 1, engine=engine, participation=fd.Poisson(0.5), aggregation=joined(), evaluate_every=0)
+    fd.run(
+        AVERAGE,
+        fed,
+        1,
+        engine=engine,
+        participation=fd.Poisson(0.5),
+        aggregation=joined(),
+        evaluate_every=0,
+    )
     assert len(trained) >= 5
 
 
@@ -183,12 +245,20 @@ def test_a_site_may_demand_noise(fed, engine):
     engine.grid.contexts[1].node_config["secure_noise"] = 1.0
     for aggregation, why in (
         (None, "is not sent in the clear: this site answers under secure aggregation alone"),
-        (fd.SecureAggregation(), "the run has no differential privacy, with the noise of 1 that this site demands"),
+        (
+            fd.SecureAggregation(),
+            "the run has no differential privacy, with the noise of 1 that this site demands",
+        ),
         (joined(noise=0.5), "noise=0.5 is less than the noise of 1 that this site demands"),
     ):
         run = fd.run(AVERAGE, fed, 1, engine=engine, aggregation=aggregation, evaluate_every=0)
         assert why in run.history.left_out[1]
-    assert "left_out" not in fd.run(AVERAGE, fed, 1, engine=engine, aggregation=joined(), evaluate_every=0).history
+    assert (
+        "left_out"
+        not in fd.run(
+            AVERAGE, fed, 1, engine=engine, aggregation=joined(), evaluate_every=0
+        ).history
+    )
     with pytest.raises(DataError, match="secure_noise=-1"):
         Demands.of({"secure_noise": -1})
 
@@ -205,12 +275,17 @@ def test_a_site_may_demand_noise(fed, engine):
 def test_what_a_site_refuses(phase, said, why, fed, engine):
     """A server that changes its mind between two phases, or makes no sense."""
     retold(engine, 1, (1, phase), **said)
-    run = fd.run(AVERAGE, fed, 1, engine=engine, aggregation=joined(clip={"train": 1.0, "round": 2.0}))
+    run = fd.run(
+        AVERAGE, fed, 1, engine=engine, aggregation=joined(clip={"train": 1.0, "round": 2.0})
+    )
     assert f"0: {phase}: " in run.history.left_out[1] and why in run.history.left_out[1]
 
 
 def test_entropy_of_the_server_is_refused(fed, engine):
-    with pytest.raises(fd.ConfigError, match="entropy is for tests in this process: sites draw their noise themselves"):
+    with pytest.raises(
+        fd.ConfigError,
+        match="entropy is for tests in this process: sites draw their noise themselves",
+    ):
         fd.run(AVERAGE, fed, 1, engine=engine, aggregation=joined(entropy=Counted()))
 
 
@@ -225,7 +300,12 @@ def test_a_server_that_was_killed_goes_on_with_the_account(fed, tmp_path):
             raise Killed
         return answer
 
-    options = {"engine": engine, "participation": fd.Poisson(0.5), "aggregation": joined(), "checkpoint": path}
+    options = {
+        "engine": engine,
+        "participation": fd.Poisson(0.5),
+        "aggregation": joined(),
+        "checkpoint": path,
+    }
     engine.grid.spoil = die
     with pytest.raises(Killed):
         fd.run(SCAFFOLD, fed, 4, **options)
@@ -234,7 +314,8 @@ def test_a_server_that_was_killed_goes_on_with_the_account(fed, tmp_path):
         engine.grid.restart(node)
     run = fd.run(SCAFFOLD, fed, 4, resume=True, **options)
     assert "left_out" not in run.history
-    assert run.history["epsilon"].iloc[-1] == epsilon({(0.5, 1.0, 1): 5}, 1e-3, "rdp", APART)  # the third was made twice
+    # the third was made twice
+    assert run.history["epsilon"].iloc[-1] == epsilon({(0.5, 1.0, 1): 5}, 1e-3, "rdp", APART)
 
 
 def test_masked_messages_alone_leave_a_site(fed, engine):
@@ -246,24 +327,43 @@ def test_masked_messages_alone_leave_a_site(fed, engine):
         return answer
 
     engine.grid.spoil = watch
-    fd.run(AVERAGE, fed, 1, engine=engine, participation=fd.Poisson(0.5), aggregation=joined(), evaluate_every=0)
+    fd.run(
+        AVERAGE,
+        fed,
+        1,
+        engine=engine,
+        participation=fd.Poisson(0.5),
+        aggregation=joined(),
+        evaluate_every=0,
+    )
     assert len(sent) == 5 and all(set(m) == {"tag", "reply", "dtypes"} for m in sent)
     assert {t.dtype for m in sent for t in tree.leaves(m["reply"])} <= {torch.int32, torch.int64}
 
 
-# -- processes ---------------------------------------------------------------------------------------------------------
+# -- processes -------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_on_loopback(fed):
-    """Real processes: noise by the server from known bytes gives the simulator's numbers; noise by the sites is accounted."""
+    """Real processes: noise by the server from known bytes gives the simulator's numbers; noise by
+    the sites is accounted.
+    """
     with fd.Flower(nodes=2, timeout=60) as engine:
         real, local = (
-            fd.run(AVERAGE, fed, 2, engine=e, participation=fd.Poisson(0.5), aggregation=private(entropy=Counted(b"loop")))
+            fd.run(
+                AVERAGE,
+                fed,
+                2,
+                engine=e,
+                participation=fd.Poisson(0.5),
+                aggregation=private(entropy=Counted(b"loop")),
+            )
             for e in (engine, fd.Local(batch=False))
         )
         same(real, local, 2e-3)
         assert real.records.values("epsilon") == local.records.values("epsilon")
-        both = fd.run(SCAFFOLD, fed, 2, engine=engine, participation=fd.Poisson(0.5), aggregation=joined())
+        both = fd.run(
+            SCAFFOLD, fed, 2, engine=engine, participation=fd.Poisson(0.5), aggregation=joined()
+        )
         assert both.history["epsilon"].iloc[-1] == epsilon({(0.5, 1.0, 1): 2}, 1e-3, "rdp", APART)
         assert "left_out" not in both.history

@@ -1,4 +1,6 @@
-"""Secure aggregation between sites: the numbers and bytes of the simulator, sites that go away, and a server that is not honest."""
+"""Secure aggregation between sites: the numbers and bytes of the simulator, sites that go away, and
+a server that is not honest.
+"""
 
 from __future__ import annotations
 
@@ -39,19 +41,30 @@ def phase_of(message: Message) -> tuple[int, str]:
 
 def silent(where: dict[int, tuple[int, str]]):
     """Nodes that do not answer in a phase of a round."""
-    return lambda asked, answer: None if where.get(asked.metadata.dst_node_id) == phase_of(asked) else answer
+    return lambda asked, answer: (
+        None if where.get(asked.metadata.dst_node_id) == phase_of(asked) else answer
+    )
 
 
 def meddle(engine, node: int, at: tuple[int, str], change):
-    """A server that asks one node something else, in a phase of a round: `change` has the parts of the body, decoded."""
+    """A server that asks one node something else, in a phase of a round: `change` has the parts of
+    the body, decoded.
+    """
     honest = engine.grid.app
 
     def app(message, context):
         if context.node_id == node and phase_of(message) == at:
             said = messages.header(message)
-            parts = change([wire.decode(part) for part in messages.cut(messages.body(message), said["lengths"])])
+            parts = change(
+                [
+                    wire.decode(part)
+                    for part in messages.cut(messages.body(message), said["lengths"])
+                ]
+            )
             bodies = [wire.encode(part) for part in parts]
-            content = messages.content({**said, "lengths": [len(b) for b in bodies]}, b"".join(bodies))
+            content = messages.content(
+                {**said, "lengths": [len(b) for b in bodies]}, b"".join(bodies)
+            )
             changed = Message(content, dst_node_id=node, message_type=message.metadata.message_type)
             changed.metadata.__dict__["_message_id"] = message.metadata.message_id
             message = changed
@@ -78,38 +91,61 @@ def same(here: fd.Run, local: fd.Run, within: float = 0.0) -> None:
             torch.testing.assert_close(a, b, rtol=0.0, atol=within)
 
 
-# -- the same numbers --------------------------------------------------------------------------------------------------
+# -- the same numbers ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["FedAvg", "FedNewton", "FedFW, one entry", "FedBoost, cache", "Scaffold"])
+@pytest.mark.parametrize(
+    "name", ["FedAvg", "FedNewton", "FedFW, one entry", "FedBoost, cache", "Scaffold"]
+)
 def test_the_numbers_and_bytes_of_the_simulator(name, fed, tmp_path):
     engine = Here(tmp_path, nodes=5, code="tests.aggregation.test_secure_run:ALGORITHMS")
-    here, local = (fd.run(ALGORITHMS[name], fed, 2, engine=e, aggregation=SECURE) for e in (engine, fd.Local(batch=False)))
-    # To the last bit: what was rounded to steps is added up without rounding. FedBoost's own arithmetic rounds before that.
+    here, local = (
+        fd.run(ALGORITHMS[name], fed, 2, engine=e, aggregation=SECURE)
+        for e in (engine, fd.Local(batch=False))
+    )
+    # To the last bit: what was rounded to steps is added up without rounding. FedBoost's own
+    # arithmetic rounds before that.
     same(here, local, SECURE.fixed_point.step if name.startswith("FedBoost") else 0.0)
     for column in ("bytes_up", "bytes_down", "messages_up"):
         assert here.records.values(column) == local.records.values(column)
-    assert (engine.line.received, engine.line.sent) == (local.records.last("bytes_up"), local.records.last("bytes_down"))
+    assert (engine.line.received, engine.line.sent) == (
+        local.records.last("bytes_up"),
+        local.records.last("bytes_down"),
+    )
     assert not list(tmp_path.glob("*/cache/secure/*"))  # no key has outlived its exchange
 
 
 def test_several_clients_on_a_node_and_some_of_them_in_a_round(fed, tmp_path):
     options = {"participation": 0.5, "aggregation": SECURE}
-    here, local = (fd.run(STATEFUL["Scaffold"], fed, 4, engine=e, **options) for e in (Here(tmp_path), fd.Local(batch=False)))
+    here, local = (
+        fd.run(STATEFUL["Scaffold"], fed, 4, engine=e, **options)
+        for e in (Here(tmp_path), fd.Local(batch=False))
+    )
     same(here, local)
 
 
-# -- sites that go away ------------------------------------------------------------------------------------------------
+# -- sites that go away ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_site_that_goes_away_in_a_phase(phase, fed, engine):
-    """As if it had not been asked, unless its masked reply had come; it is back in the next round, from the right state."""
+    """As if it had not been asked, unless its masked reply had come; it is back in the next round,
+    from the right state.
+    """
     engine.grid.spoil = silent({1: (2, phase)})
     scaffold = STATEFUL["Scaffold"]
-    with pytest.warns(UserWarning, match=rf"round 2: client 0 \(shard\) is left out: {phase}: no answer within 0.3 s"):
+    with pytest.warns(
+        UserWarning,
+        match=rf"round 2: client 0 \(shard\) is left out: {phase}: no answer within 0.3 s",
+    ):
         here = fd.run(scaffold, fed, 3, engine=engine, aggregation=SECURE)
-    local = fd.run(scaffold, fed, 3, engine=fd.Local(batch=False), aggregation=Absent(range=64.0, bits=32, phase=phase))
+    local = fd.run(
+        scaffold,
+        fed,
+        3,
+        engine=fd.Local(batch=False),
+        aggregation=Absent(range=64.0, bits=32, phase=phase),
+    )
     same(here, local)
     assert here.history.left_out.isna().tolist() == [True, True, False, True]
     assert here.history.left_out[2] == f"0: {phase}: no answer within 0.3 s"
@@ -121,7 +157,9 @@ def test_a_site_that_goes_away_in_a_phase(phase, fed, engine):
 def test_beyond_the_threshold_nothing_is_unmasked(phase, fed, engine):
     engine.grid.spoil = silent({1: (2, phase), 2: (2, phase)})  # 3 of 5 are left; 2/3 are 4
     with pytest.raises(
-        fd.TooFewClients, match=rf"round 2: {phase}: 3 of 5 clients are left.*needs 4; nothing was unmasked.*no answer"
+        fd.TooFewClients,
+        match=rf"round 2: {phase}: 3 of 5 clients are left.*needs 4; nothing was unmasked.*no "
+        r"answer",
     ):
         fd.run(AVERAGE, fed, 3, engine=engine, aggregation=SECURE)
 
@@ -135,7 +173,9 @@ def test_fewer_than_min_clients_stop_the_run_before_unmasking(fed, tmp_path):
 
 
 def test_a_site_that_is_away_and_comes_back(fed, engine):
-    """FedFW asks those who are behind in a group of their own, unless that would show what they send."""
+    """FedFW asks those who are behind in a group of their own, unless that would show what they
+    send.
+    """
     engine.grid.spoil = silent({1: (1, "advertise")})
     run = fd.run(STATEFUL["FedFW"], fed, 4, engine=engine, aggregation=SECURE)
     assert run.history.left_out.notna().tolist() == [False, True, False, False, False]
@@ -176,19 +216,28 @@ def test_a_server_that_was_killed_goes_on_to_the_same_numbers(fed, tmp_path):
     engine.grid.spoil = lambda asked, answer: answer
     for node in engine.grid.contexts:
         engine.grid.restart(node)
-    resumed = fd.run(algorithm, fed, 4, engine=engine, aggregation=SECURE, checkpoint=path, resume=True)
+    resumed = fd.run(
+        algorithm, fed, 4, engine=engine, aggregation=SECURE, checkpoint=path, resume=True
+    )
     testing._same(_without_clients(whole), _without_clients(resumed), "the resumed run differs")
 
 
 def test_an_error_of_one_client_is_its_own(fed, tmp_path):
     """Of a node with several clients, the one whose question is wrong is left out."""
     engine = Here(tmp_path, nodes=2)  # clients 0, 2, 4 and 1, 3
-    meddle(engine, 1, (1, "share"), lambda parts: [parts[0], {**parts[1], "ids": parts[1]["ids"] + 1}, parts[2]])
+    meddle(
+        engine,
+        1,
+        (1, "share"),
+        lambda parts: [parts[0], {**parts[1], "ids": parts[1]["ids"] + 1}, parts[2]],
+    )
     run = fd.run(AVERAGE, fed, 1, engine=engine, aggregation=SECURE)
-    assert run.history.left_out[1].startswith("2: share: the key list does not have the keys of client 2")
+    assert run.history.left_out[1].startswith(
+        "2: share: the key list does not have the keys of client 2"
+    )
 
 
-# -- a server that is not honest ---------------------------------------------------------------------------------------
+# -- a server that is not honest -------------------------------------------------------------------
 
 
 def put(message, name, at, value):
@@ -198,16 +247,32 @@ def put(message, name, at, value):
 
 
 MEDDLING = {
-    "another offer": ("advertise", lambda p: [{**p[0], "round": 1}], "the offer is for another session, round or exchange"),
+    "another offer": (
+        "advertise",
+        lambda p: [{**p[0], "round": 1}],
+        "the offer is for another session, round or exchange",
+    ),
     "no offer": ("advertise", lambda p: [{"session": "x"}], "the offer must have the fields"),
-    "my key": ("share", lambda p: [put(p[0], "keys", (0, 1), torch.arange(32).byte())], "does not have the keys of client 0"),
-    "a key twice": ("share", lambda p: [put(p[0], "keys", (2, 1), p[0]["keys"][1, 1])], "has a key twice"),
+    "my key": (
+        "share",
+        lambda p: [put(p[0], "keys", (0, 1), torch.arange(32).byte())],
+        "does not have the keys of client 0",
+    ),
+    "a key twice": (
+        "share",
+        lambda p: [put(p[0], "keys", (2, 1), p[0]["keys"][1, 1])],
+        "has a key twice",
+    ),
     "too short a list": (
         "share",
         lambda p: [{**p[0], "ids": p[0]["ids"][:2], "keys": p[0]["keys"][:2]}],
         "the key list has 2 clients; with 5 in all there must be 4 to 5",
     ),
-    "an altered box": ("mask", lambda p: [p[0], put(p[1], "boxes", (1, 40), 7 ^ p[1]["boxes"][1, 40])], "was altered"),
+    "an altered box": (
+        "mask",
+        lambda p: [p[0], put(p[1], "boxes", (1, 40), 7 ^ p[1]["boxes"][1, 40])],
+        "was altered",
+    ),
     "both secrets": (
         "unmask",
         lambda p: [{**p[0], "dropped": p[0]["survivors"][2:3]}],
@@ -251,7 +316,10 @@ def test_other_settings_halfway_are_refused(fed, engine):
 
     engine.grid.app = app
     run = fd.run(AVERAGE, fed, 1, engine=engine, aggregation=SECURE)
-    assert "share: the key list belongs to another session, round or exchange, or to other settings" in run.history.left_out[1]
+    assert (
+        "share: the key list belongs to another session, round or exchange, or to other settings"
+        in run.history.left_out[1]
+    )
 
 
 def test_replayed_messages_are_refused(fed, engine):
@@ -274,7 +342,9 @@ def test_replayed_messages_are_refused(fed, engine):
 
 
 def test_an_answer_is_given_once(fed, engine):
-    """The same question a second time, or two stories of who survived: the second finds nothing left to tell."""
+    """The same question a second time, or two stories of who survived: the second finds nothing
+    left to tell.
+    """
     honest, second = engine.grid.app, []
 
     def app(message, context):
@@ -322,11 +392,15 @@ def test_the_server_never_sees_a_reply(fed, engine):
 
 
 def test_an_error_does_not_quote_the_reply(fed, engine):
-    """A server that asks for a tiny range would otherwise be told the largest number of every reply."""
+    """A server that asks for a tiny range would otherwise be told the largest number of every
+    reply.
+    """
     with (
-        pytest.warns(UserWarning, match=r"weight holds -?0\.\d+, outside -0\.001 \.\. 0\.001"),  # in the log of the site
+        # in the log of the site
+        pytest.warns(UserWarning, match=r"weight holds -?0\.\d+, outside -0\.001 \.\. 0\.001"),
         pytest.raises(
-            fd.TooFewClients, match=r"mask: its reply does not fit into -0\.001 \.\. 0\.001, so nothing was sent"
+            fd.TooFewClients,
+            match=r"mask: its reply does not fit into -0\.001 \.\. 0\.001, so nothing was sent",
         ) as error,
     ):
         fd.run(AVERAGE, fed, 1, engine=engine, aggregation=SecureAggregation(range=1e-3))
@@ -341,7 +415,7 @@ def test_what_a_killed_process_left_is_removed(fed, engine, tmp_path):
     assert not left.exists()
 
 
-# -- in the clear ------------------------------------------------------------------------------------------------------
+# -- in the clear ----------------------------------------------------------------------------------
 
 
 def test_single_replies_stay_where_they_are(fed, engine):
@@ -370,8 +444,8 @@ def test_a_site_may_demand_it(fed, tmp_path):
     engine.grid.contexts[1].node_config["secure"] = "required"
     run = fd.run(AVERAGE, fed, 1, engine=engine)
     assert (
-        "0: the reply to train is not sent in the clear: this site answers under secure aggregation alone"
-        in run.history.left_out[1]
+        "0: the reply to train is not sent in the clear: this site answers under secure "
+        "aggregation alone" in run.history.left_out[1]
     )
     run = fd.run(AVERAGE, fed, 1, engine=engine, aggregation=SECURE)
     assert "left_out" not in run.history
@@ -382,10 +456,26 @@ def test_a_site_may_demand_it(fed, tmp_path):
 @pytest.mark.parametrize(
     ("demands", "settings", "why"),
     [
-        ({"secure": "required"}, {"threshold": 0.6}, "threshold=0.6 is less than the 0.667 that this site demands"),
-        ({"secure_threshold": 0.9}, {}, "threshold=0.667 is less than the 0.9 that this site demands"),
-        ({"secure_clients": 6}, {}, "advertise: the sum is of 5 clients; this site demands 6 at least"),
-        ({"secure": "required"}, {"neighbours": 2}, "advertise: neighbours=2 are fewer than the 4 that this site demands"),
+        (
+            {"secure": "required"},
+            {"threshold": 0.6},
+            "threshold=0.6 is less than the 0.667 that this site demands",
+        ),
+        (
+            {"secure_threshold": 0.9},
+            {},
+            "threshold=0.667 is less than the 0.9 that this site demands",
+        ),
+        (
+            {"secure_clients": 6},
+            {},
+            "advertise: the sum is of 5 clients; this site demands 6 at least",
+        ),
+        (
+            {"secure": "required"},
+            {"neighbours": 2},
+            "advertise: neighbours=2 are fewer than the 4 that this site demands",
+        ),
     ],
 )
 def test_settings_that_are_too_weak(demands, settings, why, fed, engine):
@@ -402,7 +492,11 @@ def test_settings_that_cannot_be(fed, engine):
             said = messages.header(message)
             if context.node_id == 1 and said.get("phase") == "advertise":
                 said["secure"] = settings
-                changed = Message(messages.content(said, messages.body(message)), dst_node_id=1, message_type="query.secure")
+                changed = Message(
+                    messages.content(said, messages.body(message)),
+                    dst_node_id=1,
+                    message_type="query.secure",
+                )
                 changed.metadata.__dict__["_message_id"] = message.metadata.message_id
                 message = changed
             return honest(message, context)
@@ -410,7 +504,9 @@ def test_settings_that_cannot_be(fed, engine):
         engine.grid.app = app
         return fd.run(AVERAGE, fed, 1, engine=engine, aggregation=SECURE).history.left_out[1]
 
-    assert "threshold=0.1 must be a number above 0.5 and at most 1" in run({"type": "SecureAggregation", "threshold": 0.1})
+    assert "threshold=0.1 must be a number above 0.5 and at most 1" in run(
+        {"type": "SecureAggregation", "threshold": 0.1}
+    )
     assert "are no settings of secure aggregation" in run("none")
     assert "type 'FedAvg' is unknown" in run({"type": "FedAvg"})
 
@@ -433,7 +529,7 @@ def test_without_a_cache_there_is_no_place_for_keys(tmp_path):
         Secrets(None)
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 
 SECURE_PLAN = PLAN.replace("[algorithms.Trees]", "[nothing]").split("[nothing]")[0] + (
     '[aggregation]\ntype = "SecureAggregation"\nrange = 32\n\n[data]' + PLAN.split("[data]")[1]
@@ -449,9 +545,15 @@ def signed(tmp_path):
     (tmp_path / "trial" / "app" / "federation" / "federation.toml").write_text(SECURE_PLAN)
     keys, configs = tmp_path / "trial" / "keys", {}
     for n, name in enumerate(names):
-        more = {"signing_key": str(keys / f"{name}.sign"), "peers": str(keys / "peers.toml"), "secure": "required"}
+        more = {
+            "signing_key": str(keys / f"{name}.sign"),
+            "peers": str(keys / "peers.toml"),
+            "secure": "required",
+        }
         configs[n + 1] = config(sites[name], n, cache=str(tmp_path / "cache" / name), **more)
-    return HereGrid(configs), server.read_plan(tmp_path / "trial" / "app" / "federation" / "federation.toml")
+    return HereGrid(configs), server.read_plan(
+        tmp_path / "trial" / "app" / "federation" / "federation.toml"
+    )
 
 
 def test_a_training_from_files(signed, tmp_path):
@@ -469,16 +571,27 @@ def _bodies(grid, phase):
 
 def test_a_key_that_its_owner_has_not_signed(signed, tmp_path):
     grid, plan = signed
-    meddle(type("Engine", (), {"grid": grid}), 1, (2, "share"), lambda p: [put(p[0], "keys", (1, 1), torch.arange(32).byte())])
+    meddle(
+        type("Engine", (), {"grid": grid}),
+        1,
+        (2, "share"),
+        lambda p: [put(p[0], "keys", (1, 1), torch.arange(32).byte())],
+    )
     run = server.train(grid, plan, tmp_path / "results")["FedAvg"]
-    assert run.history.left_out[2] == "0: share: the keys in the key list of client 1 are not signed by it"
+    assert (
+        run.history.left_out[2]
+        == "0: share: the keys in the key list of client 1 are not signed by it"
+    )
 
 
 def test_a_site_that_demands_it_says_so_before_training(signed, tmp_path):
     grid, plan = signed
     del plan.options["aggregation"]
     with (
-        pytest.warns(UserWarning, match="node 1 does not take part: this site answers under secure aggregation alone"),
+        pytest.warns(
+            UserWarning,
+            match="node 1 does not take part: this site answers under secure aggregation alone",
+        ),
         pytest.raises(fd.TooFewClients, match="0 sites can take part"),
     ):
         server.train(grid, plan, tmp_path / "results")

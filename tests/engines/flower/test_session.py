@@ -1,4 +1,6 @@
-"""The session of a server and the app of a site, talking to each other as through Flower: the same numbers, and what goes wrong."""
+"""The session of a server and the app of a site, talking to each other as through Flower: the same
+numbers, and what goes wrong.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,17 @@ from tests.conformance import ALGORITHMS
 from tests.engines.flower.grid import Here, HereGrid
 
 # Measurements are not sent through Flower: these columns are for simulations.
-MEASURED = ("objective", "objective_last", "fw_gap", "consensus", "worst", "online_loss", "regret", "reward", "penalty")
+MEASURED = (
+    "objective",
+    "objective_last",
+    "fw_gap",
+    "consensus",
+    "worst",
+    "online_loss",
+    "regret",
+    "reward",
+    "penalty",
+)
 QUICK = (
     "FedAvg",
     "Scaffold",
@@ -36,28 +48,45 @@ QUICK = (
     "FedFW, stochastic, rank one",
     "FedBoost, cache",
 )
-QUICK += ("AFLBoost", "FedRes", "FedResERM", "FFGB, two steps, theorem's step", "FFGBDistill", "Everything the contract allows")
+QUICK += (
+    "AFLBoost",
+    "FedRes",
+    "FedResERM",
+    "FFGB, two steps, theorem's step",
+    "FFGBDistill",
+    "Everything the contract allows",
+)
 DESCRIBED = {k: a for k, a in ALGORITHMS.items() if not a.pooled}
 
 
 @pytest.mark.parametrize(
-    "algorithm", [pytest.param(a, id=k, marks=[] if k in QUICK else pytest.mark.slow) for k, a in DESCRIBED.items()]
+    "algorithm",
+    [
+        pytest.param(a, id=k, marks=[] if k in QUICK else pytest.mark.slow)
+        for k, a in DESCRIBED.items()
+    ],
 )
 def test_the_same_numbers_as_in_the_simulator(algorithm, fed, tmp_path):
     engine = Here(tmp_path, nodes=5, code="tests.conformance:ALGORITHMS")
     here = fd.run(algorithm, fed, 3, engine=engine)
     local = fd.run(algorithm, fed, 3, engine=fd.Local(batch=False))
     for column in local.records.columns:
-        if column in ("seconds", *MEASURED) or (column not in here.records.columns and algorithm.personal):
+        if column in ("seconds", *MEASURED) or (
+            column not in here.records.columns and algorithm.personal
+        ):
             continue
         torch.testing.assert_close(
-            torch.tensor(here.records.values(column)).double(), torch.tensor(local.records.values(column)).double(),
-            rtol=1e-6, atol=1e-6, equal_nan=True, msg=lambda m, c=column: f"{c}: {m}",
+            torch.tensor(here.records.values(column)).double(),
+            torch.tensor(local.records.values(column)).double(), rtol=1e-6, atol=1e-6,
+            equal_nan=True, msg=lambda m, c=column: f"{c}: {m}",
         )  # fmt: skip
     for x, y in zip(tree.leaves(here.state), tree.leaves(local.state), strict=True):
         if isinstance(x, torch.Tensor):
             torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
-    assert (engine.line.received, engine.line.sent) == (local.records.last("bytes_up"), local.records.last("bytes_down"))
+    assert (engine.line.received, engine.line.sent) == (
+        local.records.last("bytes_up"),
+        local.records.last("bytes_down"),
+    )
 
 
 AVERAGE = fd.FedAvg(fd.Linear(), lr=0.1, batch_size=16)
@@ -73,7 +102,11 @@ def only(node: int, round: int, change):
 
     def spoil(asked: Message, answer: Message) -> Message | None:
         said = messages.header(asked)
-        return change(asked, answer) if asked.metadata.dst_node_id == node and said.get("round") == round else answer
+        return (
+            change(asked, answer)
+            if asked.metadata.dst_node_id == node and said.get("round") == round
+            else answer
+        )
 
     return spoil
 
@@ -133,7 +166,9 @@ def test_who_answers_badly_is_left_out_of_the_round_and_named(change, why, fed, 
     moves = [r for _, r, _ in session.exchange(Ask("train", {"w": w}, ids, random.key(0), 2, 0))]
     share = torch.from_numpy(fed.sizes[1:] / fed.sizes[1:].sum()).float()
     for k in w:
-        torch.testing.assert_close(after.state.w[k], w[k] + sum(s * m[k] for s, m in zip(share, moves, strict=True)))
+        torch.testing.assert_close(
+            after.state.w[k], w[k] + sum(s * m[k] for s, m in zip(share, moves, strict=True))
+        )
 
 
 def _spoilt_again(engine, change):
@@ -148,17 +183,24 @@ def test_too_few_answers_stop_the_run(fed, tmp_path):
     )
     with (
         pytest.warns(UserWarning, match="no answer"),
-        pytest.raises(fd.TooFewClients, match=r"round 1: 3 of 5 clients are left, at least 4 must be \(client 0"),
+        pytest.raises(
+            fd.TooFewClients,
+            match=r"round 1: 3 of 5 clients are left, at least 4 must be \(client 0",
+        ),
     ):
         fd.run(AVERAGE, fed, 3, engine=engine)
 
 
 REQUEST = httpx.Request("POST", "https://127.0.0.1/v1/runtime/pull-messages")
-UNAUTHORIZED = httpx.HTTPStatusError("401 Unauthorized", request=REQUEST, response=httpx.Response(401, request=REQUEST))
+UNAUTHORIZED = httpx.HTTPStatusError(
+    "401 Unauthorized", request=REQUEST, response=httpx.Response(401, request=REQUEST)
+)
 
 
 @pytest.mark.parametrize(
-    ("error", "why"), [(UNAUTHORIZED, "401 Unauthorized"), (RunNotRunningException(), "RunNotRunningException")], ids=str
+    ("error", "why"),
+    [(UNAUTHORIZED, "401 Unauthorized"), (RunNotRunningException(), "RunNotRunningException")],
+    ids=str,
 )
 def test_a_superlink_that_ends_the_run_is_an_error_in_words(error, why, fed, tmp_path):
     """As it does when its clock jumps by more than a minute; the run can go on with a new one."""
@@ -175,7 +217,9 @@ def test_a_superlink_that_ends_the_run_is_an_error_in_words(error, why, fed, tmp
         fd.run(AVERAGE, fed, 3, engine=engine, checkpoint=path)
     del engine.grid.pull_messages
     again = fd.run(AVERAGE, fed, 3, engine=engine, checkpoint=path, resume=True)
-    assert again.history.accuracy.equals(fd.run(AVERAGE, fed, 3, engine=fd.Local(batch=False)).history.accuracy)
+    assert again.history.accuracy.equals(
+        fd.run(AVERAGE, fed, 3, engine=fd.Local(batch=False)).history.accuracy
+    )
 
 
 def test_a_run_that_flower_has_ended_does_not_interrupt_this_process():
@@ -210,7 +254,9 @@ STATEFUL = {
 
 @pytest.mark.parametrize("algorithm", STATEFUL.values(), ids=list(STATEFUL))
 def test_an_answer_that_got_lost_is_undone(algorithm, fed, engine, tmp_path):
-    """A client whose reply did not arrive is as if it had not been asked: it goes on from the state before."""
+    """A client whose reply did not arrive is as if it had not been asked: it goes on from the state
+    before.
+    """
     engine.grid.spoil = only(1, 2, lambda asked, answer: None)
     with pytest.warns(UserWarning, match="no answer"):
         lost = fd.run(algorithm, fed, 4, engine=engine)
@@ -239,7 +285,9 @@ def _without_clients(run):
 
 @pytest.mark.parametrize("algorithm", STATEFUL.values(), ids=list(STATEFUL))
 def test_a_server_that_was_killed_goes_on_to_the_same_numbers(algorithm, fed, tmp_path):
-    """After the second round's first answers nothing is written any more; a new server takes up the checkpoint."""
+    """After the second round's first answers nothing is written any more; a new server takes up the
+    checkpoint.
+    """
     path, folder = tmp_path / "run.safetensors", tmp_path / "nodes"
     whole = fd.run(algorithm, fed, 4, engine=Here(tmp_path / "whole", nodes=5))
     engine = Here(folder, nodes=5)
@@ -256,14 +304,17 @@ def test_a_server_that_was_killed_goes_on_to_the_same_numbers(algorithm, fed, tm
     with pytest.raises(Killed):
         fd.run(algorithm, fed, 4, engine=engine, checkpoint=path)
     engine.grid.spoil = lambda asked, answer: answer
-    for node in engine.grid.contexts:  # a new run of Flower's has a context of its own: states come from the nodes' disks
+    # a new run of Flower's has a context of its own: states come from the nodes' disks
+    for node in engine.grid.contexts:
         engine.grid.restart(node)
     resumed = fd.run(algorithm, fed, 4, engine=engine, checkpoint=path, resume=True)
     testing._same(_without_clients(whole), _without_clients(resumed), "the resumed run differs")
 
 
 def test_sites_follow_a_server_to_the_checkpoint_before_its_last(fed, tmp_path):
-    """Killed in round 4, its checkpoint of round 3 damaged: it goes on from round 2, and sites from what they were after it."""
+    """Killed in round 4, its checkpoint of round 3 damaged: it goes on from round 2, and sites from
+    what they were after it.
+    """
     algorithm, path = STATEFUL["Scaffold"], tmp_path / "run.safetensors"
     whole = fd.run(algorithm, fed, 5, engine=Here(tmp_path / "whole", nodes=5))
     engine = Here(tmp_path / "nodes", nodes=5)
@@ -293,7 +344,9 @@ def _lose(engine, node: int, round: int, folder):
     """A SuperNode that starts again without its state, before a round."""
 
     def spoil(asked, answer):
-        if messages.header(asked).get("round") == round and asked.metadata.dst_node_id == max(engine.grid.contexts):
+        if messages.header(asked).get("round") == round and asked.metadata.dst_node_id == max(
+            engine.grid.contexts
+        ):
             engine.grid.restart(node)
             shutil.rmtree(folder / str(node - 1) / "cache" / "states", ignore_errors=True)
         return answer
@@ -304,7 +357,9 @@ def _lose(engine, node: int, round: int, folder):
 def test_a_state_that_is_gone_is_noticed_and_its_client_excluded(fed, tmp_path):
     engine = Here(tmp_path, nodes=5)
     engine.grid.spoil = _lose(engine, 1, 1, tmp_path)
-    with pytest.warns(UserWarning, match="client 0 .* has lost its state and is excluded: Scaffold"):
+    with pytest.warns(
+        UserWarning, match="client 0 .* has lost its state and is excluded: Scaffold"
+    ):
         run = fd.run(STATEFUL["Scaffold"], fed, 4, engine=engine)
     assert run.history.left_out.tolist()[2:] == [
         "0: it has lost its state",
@@ -322,11 +377,16 @@ def test_where_there_is_a_rule_it_comes_back_as_a_newcomer(name, fed, tmp_path):
     named = run.history.left_out
     assert named.notna().tolist() == [False, False, False, True, False, False, False]
     plain = fd.run(STATEFUL[name], fed, 6)
-    assert abs(run.history.loss.iloc[-1] - plain.history.loss.iloc[-1]) < 0.25 * plain.history.loss.iloc[-1]
+    assert (
+        abs(run.history.loss.iloc[-1] - plain.history.loss.iloc[-1])
+        < 0.25 * plain.history.loss.iloc[-1]
+    )
 
 
 def test_ffgb_sends_a_newcomer_all_functions(fed, tmp_path):
-    """So that its values of f are right: its next tree is the one it would have grown from f itself."""
+    """So that its values of f are right: its next tree is the one it would have grown from f
+    itself.
+    """
     engine = Here(tmp_path, nodes=5)
     engine.grid.spoil = _lose(engine, 1, 2, tmp_path)
     with pytest.warns(UserWarning, match="lost"):
@@ -349,7 +409,8 @@ def test_settings_that_a_site_does_not_know_are_an_error_in_its_words(fed, engin
         question = {**session.common, "algorithm": config, "foedus": "9.9"}
         with pytest.warns(
             UserWarning,
-            match=rf"node 1 does not take part: the algorithm of this run is not known here .the server has foedus 9.9.*{why}",
+            match=r"node 1 does not take part: the algorithm of this run is not known here .the "
+            rf"server has foedus 9.9.*{why}",
         ):
             assert greet(Line(engine.grid, {}), [1], question) == {}
 
@@ -367,9 +428,12 @@ def test_only_client_steps_can_be_asked_for(fed, engine):
 def test_what_was_prepared_is_prepared_once(fed, tmp_path, monkeypatch):
     algorithm, count = fd.FedNewton(fd.RandomFourier(20, bandwidth=4.0), reg=0.1), []
     prepare = type(algorithm).prepare
-    monkeypatch.setattr(type(algorithm), "prepare", lambda self, data: count.append(1) or prepare(self, data))
+    monkeypatch.setattr(
+        type(algorithm), "prepare", lambda self, data: count.append(1) or prepare(self, data)
+    )
     fd.run(algorithm, fed, 3, engine=Here(tmp_path, nodes=5))
-    assert len(count) == 6  # one for each node, in seven exchanges; and the server's, who looks what replies must look like
+    # one for each node, in seven exchanges; and the server's, who looks what replies must look like
+    assert len(count) == 6
 
 
 def test_quantised_replies(fed, engine):
@@ -380,7 +444,9 @@ def test_quantised_replies(fed, engine):
 
 
 def test_functions_that_must_not_be_used_are_left_out(fed, engine):
-    """FFGB checks what it is sent itself: one function too many, and a tree for three classes in the place of ten."""
+    """FFGB checks what it is sent itself: one function too many, and a tree for three classes in
+    the place of ten.
+    """
 
     def twice(sent):
         reply = wire.decode(sent)
@@ -388,7 +454,9 @@ def test_functions_that_must_not_be_used_are_left_out(fed, engine):
 
     def broken(sent):
         trees = wire.decode(sent)["functions"][0]
-        return wire.encode({"functions": [dataclasses.replace(trees, value=trees.value[..., :3].contiguous())]})
+        return wire.encode(
+            {"functions": [dataclasses.replace(trees, value=trees.value[..., :3].contiguous())]}
+        )
 
     for spoil, why in ((twice, "must send 1 functions"), (broken, "outputs")):
         engine.grid.spoil = only(1, 2, rewritten(body=spoil))
@@ -399,19 +467,26 @@ def test_functions_that_must_not_be_used_are_left_out(fed, engine):
         assert len(run.state.f.weights[1]) == 4
 
 
-@pytest.mark.parametrize("name", ["FedAvg", "Scaffold", "FedRes", "FFGB", "FedFW, one entry", "FedBoost"])
+@pytest.mark.parametrize(
+    "name", ["FedAvg", "Scaffold", "FedRes", "FFGB", "FedFW, one entry", "FedBoost"]
+)
 def test_late_messages(name, fed, tmp_path):
     """Delays go around this engine as around the others, and clients know of them."""
     late = {"up": [0, 1, 2, 0, 1], "down": [1, 0, 2, 0, 0]}
     engine = fd.Delayed(Here(tmp_path, nodes=5, code="tests.conformance:ALGORITHMS"), **late)
-    here, local = (fd.run(ALGORITHMS[name], fed, 5, engine=e) for e in (engine, fd.Delayed(fd.Local(batch=False), **late)))
+    here, local = (
+        fd.run(ALGORITHMS[name], fed, 5, engine=e)
+        for e in (engine, fd.Delayed(fd.Local(batch=False), **late))
+    )
     for x, y in zip(tree.leaves(here.state), tree.leaves(local.state), strict=True):
         if isinstance(x, torch.Tensor):
             torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
 
 
 def test_conjugate_gradients_start_anew_after_a_failure(fed, engine):
-    """A round without one client belongs to another system of equations; the run still ends at the solution of all rows."""
+    """A round without one client belongs to another system of equations; the run still ends at the
+    solution of all rows.
+    """
     algorithm = fd.FedNewton(fd.RandomFourier(20, bandwidth=4.0), reg=0.1, solver="cg")
     engine.grid.spoil = only(2, 2, lambda asked, answer: None)
     with pytest.warns(UserWarning, match="no answer"):
@@ -423,13 +498,17 @@ def test_conjugate_gradients_start_anew_after_a_failure(fed, engine):
 def silent(node: int, *rounds: int):
     """A node whose answers in some rounds do not arrive."""
     return lambda asked, answer: (
-        None if asked.metadata.dst_node_id == node and messages.header(asked).get("round") in rounds else answer
+        None
+        if asked.metadata.dst_node_id == node and messages.header(asked).get("round") in rounds
+        else answer
     )
 
 
 @pytest.mark.parametrize("algorithm", STATEFUL.values(), ids=list(STATEFUL))
 def test_a_site_may_be_away_for_several_rounds(algorithm, fed, tmp_path):
-    """Two lost answers in a row: its state is that of the last answer that was seen, and it is alone in a group when it is asked again."""
+    """Two lost answers in a row: its state is that of the last answer that was seen, and it is
+    alone in a group when it is asked again.
+    """
     engine = Here(tmp_path, nodes=5, min_clients=3)
     engine.grid.spoil = silent(1, 2, 3)
     with pytest.warns(UserWarning, match="no answer"):
@@ -467,7 +546,9 @@ def test_headers_of_strangers(header, fed, engine):
 
 
 def test_all_states_gone_at_once(fed, tmp_path):
-    """Where there is a rule, everybody begins anew and the round is done again; where there is none, the run stops."""
+    """Where there is a rule, everybody begins anew and the round is done again; where there is
+    none, the run stops.
+    """
     for name in ("FedFW", "Scaffold"):
         engine = Here(tmp_path / name, nodes=5, min_clients=4)
 
@@ -475,7 +556,9 @@ def test_all_states_gone_at_once(fed, tmp_path):
             if messages.header(asked).get("round") == 1 and asked.metadata.dst_node_id == 5:
                 for node in range(1, 6):
                     engine.grid.restart(node)
-                    shutil.rmtree(tmp_path / name / str(node - 1) / "cache" / "states", ignore_errors=True)
+                    shutil.rmtree(
+                        tmp_path / name / str(node - 1) / "cache" / "states", ignore_errors=True
+                    )
             return answer
 
         engine.grid.spoil = lose
@@ -490,7 +573,8 @@ def test_all_states_gone_at_once(fed, tmp_path):
 def test_a_refused_answer_is_undone_in_any_group(fed, engine):
     """FFGB in two groups: the answer of the first is refused after the second was asked."""
     engine.grid.spoil = lambda asked, answer: silent(1, 1)(
-        asked, only(2, 2, rewritten(body=lambda sent: wire.encode({"functions": []})))(asked, answer)
+        asked,
+        only(2, 2, rewritten(body=lambda sent: wire.encode({"functions": []})))(asked, answer),
     )
     session = {}
     opened = engine.open
@@ -506,7 +590,9 @@ def test_a_refused_answer_is_undone_in_any_group(fed, engine):
 
 
 @pytest.mark.parametrize(
-    "algorithm", [fd.FedRes(step=0.05), fd.FedResERM(shared=range(6), private=range(6, 12))], ids=["FedRes", "FedResERM"]
+    "algorithm",
+    [fd.FedRes(step=0.05), fd.FedResERM(shared=range(6), private=range(6, 12))],
+    ids=["FedRes", "FedResERM"],
 )
 def test_labels_that_cannot_be_are_left_out(algorithm, fed, engine):
     def wrong(sent):
@@ -521,7 +607,9 @@ def test_labels_that_cannot_be_are_left_out(algorithm, fed, engine):
 
 @pytest.mark.parametrize("wrong", [2, 3, 5])
 def test_the_server_knows_the_form_whatever_most_send(wrong, fed, engine):
-    """Half of the sites, most of them or all send models of one other form: they are refused, and nobody else."""
+    """Half of the sites, most of them or all send models of one other form: they are refused, and
+    nobody else.
+    """
 
     def spoil(asked, answer):
         bad = asked.metadata.dst_node_id <= wrong and messages.header(asked).get("round") == 2
@@ -532,10 +620,14 @@ def test_the_server_knows_the_form_whatever_most_send(wrong, fed, engine):
         with pytest.warns(UserWarning, match="form float32"), pytest.raises(fd.TooFewClients):
             fd.run(AVERAGE, fed, 3, engine=engine)
         return
-    with pytest.warns(UserWarning, match=r"form float32 \[3, 3\], float32 \[3, 3\], not float32 \[10, 64\]"):
+    with pytest.warns(
+        UserWarning, match=r"form float32 \[3, 3\], float32 \[3, 3\], not float32 \[10, 64\]"
+    ):
         run = fd.run(AVERAGE, fed, 3, engine=engine)
     assert run.history.dropped.tolist()[1:] == [0, wrong, 0]
-    assert [entry.split(":")[0] for entry in run.history.left_out[2].split("; ")] == [str(i) for i in range(wrong)]
+    assert [entry.split(":")[0] for entry in run.history.left_out[2].split("; ")] == [
+        str(i) for i in range(wrong)
+    ]
 
 
 def test_where_nobody_knows_the_form_more_than_half_must_agree():
@@ -549,8 +641,12 @@ def test_where_nobody_knows_the_form_more_than_half_must_agree():
 
 
 def test_a_few_bytes_for_a_huge_tensor_are_refused(fed, engine):
-    """FFGB's replies have no form of their own; one that would be dense in terabytes is not made dense."""
-    huge = wire.encode({"functions": [wire.Sparse(torch.tensor([0]), torch.ones(1), (1 << 20, 1 << 20))]})
+    """FFGB's replies have no form of their own; one that would be dense in terabytes is not made
+    dense.
+    """
+    huge = wire.encode(
+        {"functions": [wire.Sparse(torch.tensor([0]), torch.ones(1), (1 << 20, 1 << 20))]}
+    )
     engine.grid.spoil = only(1, 2, rewritten(body=lambda sent: huge))
     with pytest.warns(UserWarning, match="stands for more than"):
         run = fd.run(fd.FFGB(fd.Forest(trees=1, depth=2)), fed, 2, engine=engine)
@@ -558,24 +654,40 @@ def test_a_few_bytes_for_a_huge_tensor_are_refused(fed, engine):
 
 
 def test_robust_means_between_sites(fed, engine):
-    engine.grid.spoil = only(1, 2, rewritten(body=lambda sent: wire.encode({k: v * 1e6 for k, v in wire.decode(sent).items()})))
+    engine.grid.spoil = only(
+        1,
+        2,
+        rewritten(
+            body=lambda sent: wire.encode({k: v * 1e6 for k, v in wire.decode(sent).items()})
+        ),
+    )
     here = fd.run(AVERAGE, fed, 2, engine=engine, aggregation=fd.Median())
     local = fd.run(AVERAGE, fed, 2, aggregation=fd.Median())
     plain = fd.run(AVERAGE, fed, 2, engine=engine)
-    assert here.state.w["weight"].norm() < 2 * local.state.w["weight"].norm() < 1e-2 * plain.state.w["weight"].norm()
+    assert (
+        here.state.w["weight"].norm()
+        < 2 * local.state.w["weight"].norm()
+        < 1e-2 * plain.state.w["weight"].norm()
+    )
 
 
 def test_versions_rise_with_every_exchange():
-    """A state is kept under the version of the exchange that made it: two of one round must not be taken for each other."""
+    """A state is kept under the version of the exchange that made it: two of one round must not be
+    taken for each other.
+    """
     session = FlowerSession(Line(None, {0: 0}), fd.FedAvg(), 0, fd.Spec((2,), 2, 2))
-    asks = [Ask("train", {}, torch.tensor([0]), random.key(0), t, e) for t in (1, 2) for e in (0, 1, 2)]
+    asks = [
+        Ask("train", {}, torch.tensor([0]), random.key(0), t, e) for t in (1, 2) for e in (0, 1, 2)
+    ]
     versions = [session._about(ask)["version"] for ask in asks]
     assert versions == sorted(set(versions)) and len(versions) == 6
     assert [v >> 16 for v in versions] == [1, 1, 1, 2, 2, 2]
 
 
 def test_an_answer_of_the_same_round_is_undone():
-    """Two exchanges in round 1; the answer to the second got lost, so that the third goes on from the state of the first."""
+    """Two exchanges in round 1; the answer to the second got lost, so that the third goes on from
+    the state of the first.
+    """
     context = types.SimpleNamespace(state=types.SimpleNamespace(config_records={}))
     first, second = (1 << 16) + 1, (1 << 16) + 2
     memory = Memory(context, "run", None)

@@ -1,4 +1,6 @@
-"""Sites with files of their own: what is refused and in which words, and a whole training from files to the final model."""
+"""Sites with files of their own: what is refused and in which words, and a whole training from
+files to the final model.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ def config(path, client: int = 0, **more):
 
 
 def test_a_site_is_read_as_the_schema_says(tmp_path):
-    frame = table(0)[["score", "outcome", "pulse", "age"]].assign(extra=1)  # another order, and a column too many
+    # another order, and a column too many
+    frame = table(0)[["score", "outcome", "pulse", "age"]].assign(extra=1)
     site = read_site(config(written(tmp_path, "north", frame), 7), SCHEMA)
     held = sum(int(n * 0.25 + 0.5) for n in frame.outcome.value_counts())  # a quarter of each class
     assert (site.client, site.name, len(site.y), len(site.y_test)) == (7, "north", 60 - held, held)
@@ -74,7 +77,11 @@ _NAMED = _Named()
         (lambda f: f.rename(columns={"pulse": "Pulse"}), {}, "the file has 'Pulse' instead"),
         (lambda f: f.assign(age="old"), {}, "column 'age' holds text"),
         (lambda f: f.assign(age=np.inf), {}, "line 2: column 'age' is infinite"),
-        (lambda f: f.assign(outcome="dead"), {}, "label 'dead' is none of the classes of the federation"),
+        (
+            lambda f: f.assign(outcome="dead"),
+            {},
+            "label 'dead' is none of the classes of the federation",
+        ),
         (lambda f: f.iloc[:0], {}, "no rows"),
         (lambda f: f, {"label": "result"}, "result"),
         (lambda f: f, {"client": "first"}, "client='first' must be the number of the site"),
@@ -96,7 +103,7 @@ def test_a_missing_setting():
         read_site({"data": "x.csv"}, SCHEMA)
 
 
-# -- a training ------------------------------------------------------------------------------------------------------
+# -- a training ------------------------------------------------------------------------------------
 
 PLAN = """
 [algorithms.FedAvg]
@@ -148,7 +155,9 @@ def test_a_training_from_files_to_the_final_model(plan, grid, tmp_path):
     feds = [s.federation(center.tolist(), spread.tolist()) for s in sites]
     whole = fd.Federation.from_clients([(f.data.x_train, f.data.y_train) for f in feds], classes=2)
     local = fd.run(plan.algorithms["FedAvg"], whole, 3)
-    torch.testing.assert_close(runs["FedAvg"].state.w["weight"], local.state.w["weight"], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        runs["FedAvg"].state.w["weight"], local.state.w["weight"], rtol=1e-4, atol=1e-5
+    )
     said = json.loads((tmp_path / "results" / "FedAvg.sites.json").read_text())
     for entry, f in zip(said, feds, strict=True):
         hits = (local.model.predict(f.data.x_test) == f.data.y_test).mean()
@@ -168,14 +177,19 @@ def test_a_training_goes_on_from_its_checkpoint(plan, grid, tmp_path):
 
 def test_a_site_with_a_bad_file_does_not_stop_the_others(plan, grid, tmp_path):
     written(tmp_path / "data", "south", table(1).drop(columns="age"))
-    with pytest.warns(UserWarning, match=r"node 2 does not take part: south.csv: column 'age' of the federation missing"):
+    with pytest.warns(
+        UserWarning,
+        match=r"node 2 does not take part: south.csv: column 'age' of the federation missing",
+    ):
         runs = server.train(grid, plan, tmp_path / "results")
     assert runs["FedAvg"].history.clients.tolist()[1:] == [2, 2, 2]
 
 
 def test_two_sites_with_one_number(plan, grid, tmp_path):
     grid.contexts[3].node_config["client"] = 0
-    with pytest.raises(fd.ConfigError, match=r"two sites are client 0: 'north' \(node 1\) and 'west' \(node 3\)"):
+    with pytest.raises(
+        fd.ConfigError, match=r"two sites are client 0: 'north' \(node 1\) and 'west' \(node 3\)"
+    ):
         server.train(grid, plan, tmp_path / "results")
 
 
@@ -183,14 +197,19 @@ def test_no_sites_and_too_few(plan, grid, tmp_path):
     with pytest.raises(fd.TooFewClients, match=r"no SuperNode has connected within 0\.3 s"):
         server.train(HereGrid({}), plan, tmp_path / "results")
     del grid.contexts[1], grid.contexts[2]
-    with pytest.raises(fd.TooFewClients, match=r"1 SuperNodes have connected within 0\.3 s, at least 2 must"):
+    with pytest.raises(
+        fd.TooFewClients, match=r"1 SuperNodes have connected within 0\.3 s, at least 2 must"
+    ):
         server.train(grid, plan, tmp_path / "results")
 
 
 def test_too_few_good_files(plan, grid, tmp_path):
     for name in ("south", "west"):
         (tmp_path / "data" / f"{name}.csv").unlink()
-    with pytest.warns(UserWarning, match="no file"), pytest.raises(fd.TooFewClients, match="1 sites can take part, at least 2"):
+    with (
+        pytest.warns(UserWarning, match="no file"),
+        pytest.raises(fd.TooFewClients, match="1 sites can take part, at least 2"),
+    ):
         server.train(grid, plan, tmp_path / "results")
 
 
@@ -198,8 +217,16 @@ def test_too_few_good_files(plan, grid, tmp_path):
     ("old", "new", "why"),
     [
         ("rounds = 3", "rounds = -3", "run.rounds: -3 must be at least 0"),
-        ("min_clients = 2", "min_clients = 4", "federation.min_clients: 4 must be from 1 to the 3 clients"),
-        ("[federation]", "[fedration]", "section 'fedration' is unknown; did you mean 'federation'"),
+        (
+            "min_clients = 2",
+            "min_clients = 4",
+            "federation.min_clients: 4 must be from 1 to the 3 clients",
+        ),
+        (
+            "[federation]",
+            "[fedration]",
+            "section 'fedration' is unknown; did you mean 'federation'",
+        ),
         ("lr = 0.3", "rate = 0.3", "key 'rate' is unknown"),
         ('type = "FFGB"', 'type = "Central"', "oracle"),
         ("columns", "colums", "key 'colums' is unknown; did you mean 'columns'"),
@@ -215,7 +242,11 @@ def test_bad_plans(old, new, why, tmp_path):
 
 def test_what_needs_all_rows_in_one_place_is_refused(tmp_path):
     path = tmp_path / "federation.toml"
-    path.write_text(PLAN.replace('type = "FFGB"\noracle = { type = "Forest", trees = 2, depth = 3 }', 'type = "Central"'))
+    path.write_text(
+        PLAN.replace(
+            'type = "FFGB"\noracle = { type = "Forest", trees = 2, depth = 3 }', 'type = "Central"'
+        )
+    )
     with pytest.raises(fd.ConfigError, match="Central needs all rows in one place"):
         server.read_plan(path)
 
@@ -223,14 +254,17 @@ def test_what_needs_all_rows_in_one_place_is_refused(tmp_path):
 def test_scaling_by_sums():
     said = [{"sums": {"count": [2, 1], "sum": [4.0, 1.0], "squares": [10.0, 1.0]}}]
     said.append({"sums": {"count": [2, 1], "sum": [0.0, 1.0], "squares": [2.0, 1.0]}})
-    assert server.scaling(said, "standard", ("a", "b")) == ([1.0, 1.0], [pytest.approx(np.sqrt(2)), 1.0])
+    assert server.scaling(said, "standard", ("a", "b")) == (
+        [1.0, 1.0],
+        [pytest.approx(np.sqrt(2)), 1.0],
+    )
     assert server.scaling(said, "none", ("a", "b")) == ([1.0, 1.0], [1.0, 1.0])
     said[0]["sums"]["count"][1] = said[1]["sums"]["count"][1] = 0
     with pytest.raises(fd.ConfigError, match="column 'b' has no value at any site"):
         server.scaling(said, "standard", ("a", "b"))
 
 
-# -- folders, certificates and keys ----------------------------------------------------------------------------------
+# -- folders, certificates and keys ----------------------------------------------------------------
 
 
 def test_a_folder_for_a_federation(tmp_path):
@@ -239,9 +273,16 @@ def test_a_folder_for_a_federation(tmp_path):
     plan = server.read_plan(tmp_path / "trial" / "app" / "federation" / "federation.toml")
     assert (plan.columns, plan.classes, plan.clients) == (COLUMNS, CLASSES, 2)
     readme = (tmp_path / "trial" / "README.md").read_text()
-    for words in ("--superlink fed.example.org:4711", "register keys/south.pub", "client=1", "FLWR_TELEMETRY_ENABLED=0"):
+    for words in (
+        "--superlink fed.example.org:4711",
+        "register keys/south.pub",
+        "client=1",
+        "FLWR_TELEMETRY_ENABLED=0",
+    ):
         assert words in readme
-    certificate = x509.load_pem_x509_certificate((tmp_path / "trial" / "tls" / "server.pem").read_bytes())
+    certificate = x509.load_pem_x509_certificate(
+        (tmp_path / "trial" / "tls" / "server.pem").read_bytes()
+    )
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["fed.example.org", "localhost"]
     for secret in ("tls/server.key", "keys/north", "keys/south"):
@@ -262,14 +303,18 @@ def test_folders_that_cannot_be_made(tmp_path):
 
 
 def test_an_expired_certificate_is_refused_before_anything_starts(tmp_path):
-    deploy.init(tmp_path / "trial", {"north": written(tmp_path, "north", table(0))}, "outcome", days=-1)
+    deploy.init(
+        tmp_path / "trial", {"north": written(tmp_path, "north", table(0))}, "outcome", days=-1
+    )
     assert keys.expired(tmp_path / "trial" / "tls" / "server.pem")
     with pytest.raises(fd.FoedusError, match=r"certificate server\.pem expired on"):
         deploy.up(tmp_path / "trial")
 
 
 GREETINGS = {
-    "not a number": {"sums": {"count": [1, 1, 1], "sum": [float("nan"), 0, 0], "squares": [1, 1, 1]}},
+    "not a number": {
+        "sums": {"count": [1, 1, 1], "sum": [float("nan"), 0, 0], "squares": [1, 1, 1]}
+    },
     "too few columns": {"sums": {"count": [1], "sum": [1], "squares": [1]}},
     "negative rows": {"rows": [-44]},
     "rows in words": {"rows": ["many"]},
@@ -294,11 +339,15 @@ def test_greetings_of_strangers(change, plan, grid, tmp_path):
     with pytest.warns(UserWarning, match="node 3 does not take part: its greeting has"):
         runs = server.train(grid, plan, tmp_path / "results")
     assert runs["FedAvg"].history.clients.tolist()[1:] == [2, 2, 2]
-    assert all(np.isfinite(json.loads((tmp_path / "results" / "roster.json").read_text())["center"]))
+    assert all(
+        np.isfinite(json.loads((tmp_path / "results" / "roster.json").read_text())["center"])
+    )
 
 
 def test_a_restart_without_one_of_the_sites(plan, grid, tmp_path):
-    """The training goes on with the scaling and the roster that it had; the site is left out until it is back."""
+    """The training goes on with the scaling and the roster that it had; the site is left out until
+    it is back.
+    """
     whole = server.train(grid, plan, tmp_path / "whole")
     few = dataclasses.replace(plan, rounds=1, algorithms={"FedAvg": plan.algorithms["FedAvg"]})
     server.train(grid, few, tmp_path / "results")

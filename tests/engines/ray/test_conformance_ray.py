@@ -15,6 +15,10 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "check"), CASES, ids=lambda v: v if isinstance(v, str) else v.__name__.removeprefix("check_"))
+@pytest.mark.parametrize(
+    ("name", "check"),
+    CASES,
+    ids=lambda v: v if isinstance(v, str) else v.__name__.removeprefix("check_"),
+)
 def test_algorithm(name, check, fed, ray_engine):
     check(ALGORITHMS[name], fed, ray_engine)

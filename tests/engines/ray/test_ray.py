@@ -1,4 +1,6 @@
-"""Ray: the numbers of `Local` on other processes, workers that are lost, states that do not fit, and what is refused."""
+"""Ray: the numbers of `Local` on other processes, workers that are lost, states that do not fit,
+and what is refused.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def many(digits) -> fd.Federation:
 
 
 def close(a: fd.Run, b: fd.Run, tolerance: float = 1e-6) -> None:
-    """Two runs end alike: the server's state, every client's state, and the history but for the clock."""
+    """Two runs end alike: the server's state, every client's state, and the history but for the
+    clock.
+    """
     for x, y in zip(tree.leaves(a.state), tree.leaves(b.state), strict=True):
         if isinstance(x, torch.Tensor):
             torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance)
@@ -63,7 +67,7 @@ def client_states(run: fd.Run) -> list[Any]:
     return [states.get(p) for p in range(len(run.clients["ids"]))]
 
 
-# -- the numbers of Local ------------------------------------------------------------------------------------------------
+# -- the numbers of Local --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -81,7 +85,11 @@ def client_states(run: fd.Run) -> list[Any]:
 def test_histories_states_and_bytes_are_those_of_local(algorithm, options, many, ray_engine):
     local = fd.run(algorithm, many, 10, **options)
     # A weight that is rounded the other way in int8 differs by more than rounding does.
-    close(local, fd.run(algorithm, many, 10, engine=ray_engine, **options), 2e-2 if "quantise" in options else 1e-6)
+    close(
+        local,
+        fd.run(algorithm, many, 10, engine=ray_engine, **options),
+        2e-2 if "quantise" in options else 1e-6,
+    )
 
 
 @dataclass(frozen=True)
@@ -110,12 +118,18 @@ class OneByOneDouble(OneByOne):
 @pytest.mark.parametrize("kind", [OneByOne, OneByOneDouble])
 def test_sums_over_workers_are_those_of_one_process_to_the_last_bit(kind, many, ray_engine):
     algorithm = kind(fd.Linear(), lr=0.1, batch_size=16)
-    testing._same(fd.run(algorithm, many, 5), fd.run(algorithm, many, 5, engine=ray_engine), "Local and Ray differ")
+    testing._same(
+        fd.run(algorithm, many, 5),
+        fd.run(algorithm, many, 5, engine=ray_engine),
+        "Local and Ray differ",
+    )
 
 
 @pytest.mark.parametrize("algorithm", [SCAFFOLD, Everything()], ids=lambda a: type(a).__name__)
 @pytest.mark.parametrize("first", ["local", "ray"])
-def test_a_checkpoint_of_one_engine_is_resumed_on_the_other(algorithm, first, many, ray_engine, tmp_path):
+def test_a_checkpoint_of_one_engine_is_resumed_on_the_other(
+    algorithm, first, many, ray_engine, tmp_path
+):
     engines = [fd.Local(), ray_engine] if first == "local" else [ray_engine, fd.Local()]
     options = {"participation": 0.4, "checkpoint": tmp_path / "run.safetensors"}
     fd.run(algorithm, many, 3, engine=engines[0], **options)
@@ -128,26 +142,41 @@ def test_models_of_clients_and_their_scores(many, ray_engine):
     local, far = (fd.run(algorithm, many, 3, engine=e) for e in (fd.Local(), ray_engine))
     np.testing.assert_allclose(local.per_client(), far.per_client(), rtol=1e-6)
     x = many.data.x_test
-    np.testing.assert_allclose(local.model_of(103).outputs(x), far.model_of(103).outputs(x), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        local.model_of(103).outputs(x), far.model_of(103).outputs(x), rtol=1e-4, atol=1e-5
+    )
 
 
-@pytest.mark.parametrize("algorithm", [fd.FedRes(step=0.05), SCAFFOLD], ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize(
+    "algorithm", [fd.FedRes(step=0.05), SCAFFOLD], ids=lambda a: type(a).__name__
+)
 def test_delays(algorithm, many, ray_engine, tmp_path):
     delayed = lambda engine: fd.Delayed(engine, up=list(range(12)), down=[2, 0, 1] * 4)  # noqa: E731
     local = fd.run(algorithm, many, 16, engine=delayed(fd.Local()))
     close(local, fd.run(algorithm, many, 16, engine=delayed(ray_engine)))
     path = tmp_path / "late.safetensors"
     fd.run(algorithm, many, 7, engine=delayed(ray_engine), checkpoint=path)
-    close(local, fd.run(algorithm, many, 16, engine=delayed(ray_engine), checkpoint=path, resume=True))
+    close(
+        local, fd.run(algorithm, many, 16, engine=delayed(ray_engine), checkpoint=path, resume=True)
+    )
     with pytest.raises(fd.CheckpointError, match="on their way"):
         fd.run(algorithm, many, 20, engine=ray_engine, checkpoint=path, resume=True)
 
 
 def test_a_worker_adds_up_before_it_sends(many, ray_engine):
-    """Of a mean, one sum a worker comes back, however many clients it has; and what they would have sent is charged."""
+    """Of a mean, one sum a worker comes back, however many clients it has; and what they would have
+    sent is charged.
+    """
     session = ray_engine.open(FEDAVG, many, random.key(0))
     try:
-        ask = core.Ask("train", {"w": FEDAVG.model.init(many.spec, random.key(1))}, session.ids, random.key(0), 1, 0)
+        ask = core.Ask(
+            "train",
+            {"w": FEDAVG.model.init(many.spec, random.key(1))},
+            session.ids,
+            random.key(0),
+            1,
+            0,
+        )
         calls = session._asked(ask, "reduce", torch.full((12,), 1 / 12, dtype=torch.float64))
         answers = session._all(calls)
     finally:
@@ -157,16 +186,23 @@ def test_a_worker_adds_up_before_it_sends(many, ray_engine):
     assert [a.clients for a in answers] == [len(s) for s in shards.cut(many, 2)]
     assert [a.sent.bytes_up for a in answers] == [a.clients * one for a in answers]
     assert [a.sent.messages_up for a in answers] == [a.clients for a in answers]
-    assert all(a.total.total["weight"].shape == (10, 64) and a.total.total["weight"].dtype == np.float64 for a in answers)
+    assert all(
+        a.total.total["weight"].shape == (10, 64) and a.total.total["weight"].dtype == np.float64
+        for a in answers
+    )
 
 
-# -- who gets what -------------------------------------------------------------------------------------------------------
+# -- who gets what ---------------------------------------------------------------------------------
 
 
 def sized(sizes: list[int]) -> fd.Federation:
-    data = fd.Data.from_arrays(np.arange(sum(sizes), dtype=np.float32)[:, None], np.zeros(sum(sizes), np.float32))
+    data = fd.Data.from_arrays(
+        np.arange(sum(sizes), dtype=np.float32)[:, None], np.zeros(sum(sizes), np.float32)
+    )
     owner = np.repeat(np.arange(len(sizes)), sizes)
-    return fd.Federation.from_owners(data, owner, np.zeros(0, np.int64), np.arange(len(sizes)), "by hand", {})
+    return fd.Federation.from_owners(
+        data, owner, np.zeros(0, np.int64), np.arange(len(sizes)), "by hand", {}
+    )
 
 
 @pytest.mark.parametrize(
@@ -194,12 +230,20 @@ def test_a_worker_gets_the_rows_of_its_clients_only(many):
     for part in parts:
         for k, i in enumerate(part.ids):
             [at] = np.flatnonzero(many.ids == i)
-            assert np.array_equal(part.data.x_train[part.client_rows(k)], many.data.x_train[many.client_rows(at)])
-            assert np.array_equal(part.data.y_test[part.test_client_rows(k)], many.data.y_test[many.test_client_rows(at)])
+            assert np.array_equal(
+                part.data.x_train[part.client_rows(k)], many.data.x_train[many.client_rows(at)]
+            )
+            assert np.array_equal(
+                part.data.y_test[part.test_client_rows(k)],
+                many.data.y_test[many.test_client_rows(at)],
+            )
 
 
 def test_states_are_split_and_joined():
-    whole = {"slot": torch.tensor([2, -1, 0, 1, -1, 3]), "states": {"x": torch.arange(8.0).view(4, 2)}}
+    whole = {
+        "slot": torch.tensor([2, -1, 0, 1, -1, 3]),
+        "states": {"x": torch.arange(8.0).view(4, 2)},
+    }
     parts = shards.split_states(whole, [2, 1, 3])
     assert [p["slot"].tolist() for p in parts] == [[0, -1], [0], [0, -1, 1]]
     assert [p["states"]["x"][:, 0].tolist() for p in parts] == [[4.0], [0.0], [2.0, 6.0]]
@@ -211,10 +255,14 @@ def test_states_are_split_and_joined():
         a, b = (s.get(p) for s in states)
         assert (a is None and b is None) or torch.equal(a["x"], b["x"])
     # One part with trees of their own makes all of them such.
-    mixed = shards.join_states([parts[0], {"slot": torch.tensor([0]), "separate": {"0": {"x": torch.ones(3)}}}])
+    mixed = shards.join_states(
+        [parts[0], {"slot": torch.tensor([0]), "separate": {"0": {"x": torch.ones(3)}}}]
+    )
     assert set(mixed["separate"]) == {"0", "2"}
     assert mixed["slot"].tolist() == [0, -1, 1]
-    assert shards.join_states(shards.split_states(mixed, [1, 2]))["separate"]["2"]["x"].tolist() == [1.0, 1.0, 1.0]
+    assert shards.join_states(shards.split_states(mixed, [1, 2]))["separate"]["2"][
+        "x"
+    ].tolist() == [1.0, 1.0, 1.0]
     with pytest.raises(fd.CheckpointError, match="6 clients, the federation 5"):
         shards.split_states(whole, [2, 3])
 
@@ -234,7 +282,7 @@ def test_trees_travel_unharmed():
     assert sent["number"] == 1.5
 
 
-# -- workers that are lost -----------------------------------------------------------------------------------------------
+# -- workers that are lost -------------------------------------------------------------------------
 
 
 def burn(fuse: str) -> None:
@@ -304,18 +352,26 @@ class FragileFedFW(fd.FedFW):
 
 @dataclass(frozen=True)
 class FragileLoop(FragileScaffold):
-    """Gathered, one client after the other: a worker is lost at its last client, with other replies sent."""
+    """Gathered, one client after the other: a worker is lost at its last client, with other replies
+    sent.
+    """
 
     def batching(self):
         return replace(super().batching(), pays=False)
 
     def train(self, client, x, c):
-        return super().train(client, x, c) if int(client.id) == 133 else fd.Scaffold.train(self, client, x, c)
+        return (
+            super().train(client, x, c)
+            if int(client.id) == 133
+            else fd.Scaffold.train(self, client, x, c)
+        )
 
     def round(self, clients, state):
         arm(self.fuse, self.rounds, clients.round)
         replies = clients.gather(self.train, x=state.w, c=state.c)
-        return state.replace(w=tree.add(state.w, tree.map(lambda *d: sum(d) / len(d), *(r["move"] for r in replies))))
+        return state.replace(
+            w=tree.add(state.w, tree.map(lambda *d: sum(d) / len(d), *(r["move"] for r in replies)))
+        )
 
 
 @dataclass(frozen=True)
@@ -364,13 +420,25 @@ LINEAR = {"model": fd.Linear(), "lr": 0.1, "batch_size": 16}
     [
         pytest.param(FragileFedAvg(**LINEAR), 1.0, 8, id="stateless"),
         pytest.param(FragileScaffold(**LINEAR), 0.5, 8, id="Scaffold"),
-        pytest.param(FragileScaffold(**LINEAR), 0.5, 1, id="Scaffold, copied always", marks=pytest.mark.slow),
-        pytest.param(FragileFedFW(fd.Linear(), fd.L2Ball(5.0)), 1.0, 3, id="FedFW", marks=pytest.mark.slow),
-        pytest.param(FragileLoop(fd.MLP(600), lr=0.1, batch_size=16), 1.0, 4, id="gathered one by one", marks=pytest.mark.slow),
+        pytest.param(
+            FragileScaffold(**LINEAR), 0.5, 1, id="Scaffold, copied always", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            FragileFedFW(fd.Linear(), fd.L2Ball(5.0)), 1.0, 3, id="FedFW", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            FragileLoop(fd.MLP(600), lr=0.1, batch_size=16),
+            1.0,
+            4,
+            id="gathered one by one",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(FragileEverything(), 0.5, 4, id="personal", marks=pytest.mark.slow),
     ],
 )
-def test_a_worker_killed_at_work_changes_nothing(algorithm, participation, copy_every, many, ray_engine, tmp_path, monkeypatch):
+def test_a_worker_killed_at_work_changes_nothing(
+    algorithm, participation, copy_every, many, ray_engine, tmp_path, monkeypatch
+):
     monkeypatch.setattr(engine_module, "COPY_EVERY", copy_every)
     undisturbed = fd.run(algorithm, many, 12, engine=ray_engine, participation=participation)
     with Killer(tmp_path) as killer:
@@ -396,11 +464,15 @@ def test_a_worker_killed_between_runs_and_between_rounds(many, ray_engine):
     before = session.save()
     kill(0)
     after = session.save()
-    assert all(torch.equal(a, b) for a, b in zip(tree.leaves(before), tree.leaves(after), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(tree.leaves(before), tree.leaves(after), strict=True)
+    )
     session.load({"slot": torch.full((12,), -1), "separate": {}})
     kill(1)
     again = session.reduce(ask, torch.ones(12)).total.result()
-    assert all(torch.equal(a, b) for a, b in zip(tree.leaves(first), tree.leaves(again), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(tree.leaves(first), tree.leaves(again), strict=True)
+    )
     kill(0)
     session.close()
     close(fd.run(SCAFFOLD, many, 2), fd.run(SCAFFOLD, many, 2, engine=ray_engine))
@@ -429,7 +501,11 @@ def test_states_that_cannot_be_restored_are_an_error(many, ray_engine, tmp_path,
     with Killer(tmp_path) as killer, pytest.raises(fd.CheckpointError) as info:
         fd.run(algorithm, many, 5, engine=ray_engine)
     assert len(killer.killed) == 1
-    assert "cannot be restored" in str(info.value) and "clients 1" in str(info.value) and "resume=True" in str(info.value)
+    assert (
+        "cannot be restored" in str(info.value)
+        and "clients 1" in str(info.value)
+        and "resume=True" in str(info.value)
+    )
 
 
 @dataclass(frozen=True)
@@ -444,7 +520,7 @@ def test_a_step_that_kills_every_worker_is_given_up(many, ray_engine):
         fd.run(Deadly(**LINEAR), many, 1, engine=ray_engine)
 
 
-# -- errors come back as themselves --------------------------------------------------------------------------------------
+# -- errors come back as themselves ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -455,7 +531,9 @@ def test_a_step_that_kills_every_worker_is_given_up(many, ray_engine):
     ],
     ids=["reply", "state"],
 )
-def test_numbers_that_are_not_finite_name_round_and_clients_as_local_does(algorithm, many, ray_engine):
+def test_numbers_that_are_not_finite_name_round_and_clients_as_local_does(
+    algorithm, many, ray_engine
+):
     errors = []
     for engine in (fd.Local(), ray_engine):
         with pytest.raises(fd.DivergenceError) as info:
@@ -518,7 +596,8 @@ def test_an_error_in_a_step_is_the_users_own(what, kind, message, many, ray_engi
     with pytest.raises(kind, match=message) as info:
         fd.run(Wrong(what), many, 1, engine=ray_engine)
     notes = "".join(getattr(info.value, "__notes__", []))
-    assert ("in reply" in notes) == (kind is RuntimeError)  # a bug shows where it is, an error of ours speaks for itself
+    # a bug shows where it is, an error of ours speaks for itself
+    assert ("in reply" in notes) == (kind is RuntimeError)
     assert "RayTaskError" not in str(info.value)
 
 
@@ -526,7 +605,9 @@ def test_two_workers_may_not_disagree_on_the_form_of_a_reply(many, ray_engine):
     @dataclass(frozen=True)
     class Halves(Wrong):
         def reply(self, client):
-            return {"x": torch.zeros(3 if int(client.id) < int(shards.part_of(many, cut).ids[0]) else 2)}, None
+            return {
+                "x": torch.zeros(3 if int(client.id) < int(shards.part_of(many, cut).ids[0]) else 2)
+            }, None
 
     cut = shards.cut(many, 2)[1]
     with pytest.raises(fd.ReplyError, match="another structure"):
@@ -560,7 +641,9 @@ def test_a_tree_node_of_the_users_own(many, ray_engine):
             return fd.State()
 
         def round(self, clients, state):
-            return fd.State(mean=clients.mean(self.both).a, each=clients.gather(self.both).stack().a)
+            return fd.State(
+                mean=clients.mean(self.both).a, each=clients.gather(self.both).stack().a
+            )
 
     Paired.__module__ = "__main__"
     try:
@@ -571,14 +654,16 @@ def test_a_tree_node_of_the_users_own(many, ray_engine):
     assert torch.equal(local.state.mean, far.state.mean)
 
 
-# -- states that do not fit ----------------------------------------------------------------------------------------------
+# -- states that do not fit ------------------------------------------------------------------------
 
 
 def test_spilled_states_have_the_same_numbers(many, ray_engine):
     """Batched and one by one; some states in memory and some on disk."""
     with replace(ray_engine, state_memory=20_000) as small:
         for algorithm in (SCAFFOLD, FragileLoop(**LINEAR)):
-            plain, spilled = (fd.run(algorithm, many, 9, engine=e, participation=0.5) for e in (ray_engine, small))
+            plain, spilled = (
+                fd.run(algorithm, many, 9, engine=e, participation=0.5) for e in (ray_engine, small)
+            )
             testing._same(plain, spilled, "states on disk gave other numbers")
 
 
@@ -595,7 +680,9 @@ def test_a_worker_that_spills_is_replaced(many, ray_engine, tmp_path, monkeypatc
 
 @dataclass(frozen=True)
 class Hoard(fd.Algorithm):
-    """Every client keeps a megabyte; the reply says how much memory its process takes besides files."""
+    """Every client keeps a megabyte; the reply says how much memory its process takes besides
+    files.
+    """
 
     batchable: bool = True
 
@@ -603,7 +690,9 @@ class Hoard(fd.Algorithm):
         return {"x": torch.ones(1 << 18)}
 
     def work(self, client):
-        lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        lines = dict(
+            line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines()
+        )
         taken = torch.tensor(float(lines["RssAnon"].split()[0]) * 1024)
         return {"sum": client.state["x"].sum(), "taken": taken}, {"x": client.state["x"] + 1}
 
@@ -619,7 +708,9 @@ class Hoard(fd.Algorithm):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's account of memory")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="needs Linux's account of memory"
+)
 def test_spilled_states_take_no_memory(ray_engine, monkeypatch):
     monkeypatch.setattr(engine_module, "COPY_EVERY", 10_000)
     fed, grown, sums = sized([1] * 160), [], []
@@ -627,7 +718,8 @@ def test_spilled_states_take_no_memory(ray_engine, monkeypatch):
         with replace(ray_engine, state_memory=memory) as engine:
             for batchable in kinds:
                 state = fd.run(Hoard(batchable), fed, 2, engine=engine, evaluate_every=0).state
-                grown.append(float(state.taken[72] - state.taken[0]))  # 72 of the first worker's 80 megabytes
+                # 72 of the first worker's 80 megabytes
+                grown.append(float(state.taken[72] - state.taken[0]))
                 sums.append(state.sums.tolist())
     assert sums == [[1.0 * (1 << 18)] * 160 + [2.0 * (1 << 18)] * 160] * 3
     assert grown[0] > 60e6
@@ -652,17 +744,26 @@ def test_states_on_disk_step_by_step(looped):
         before = tree.map(torch.clone, given)
         for states in (plain, spilled):
             states.put_many(chosen, tree.map(lambda t: t + 1, new))
-        assert all(torch.equal(a, b) for a, b in zip(tree.leaves(given), tree.leaves(before), strict=True))
+        assert all(
+            torch.equal(a, b) for a, b in zip(tree.leaves(given), tree.leaves(before), strict=True)
+        )
         saved = [s.save() for s in (plain, spilled)]
         assert all(torch.equal(a, b) for a, b in zip(*map(tree.leaves, saved), strict=True))
         again = States(6, memory=50)
         again.load(saved[0])
-        assert all(torch.equal(a, b) for a, b in zip(tree.leaves(again.save()), tree.leaves(saved[0]), strict=True))
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(tree.leaves(again.save()), tree.leaves(saved[0]), strict=True)
+        )
     places = [isinstance(v, _Place) for v in spilled.separate.held.values()]
-    assert (any(places) and not all(places) and spilled.separate.taken <= 50) if looped else spilled.spilled
+    assert (
+        (any(places) and not all(places) and spilled.separate.taken <= 50)
+        if looped
+        else spilled.spilled
+    )
 
 
-# -- what is refused -----------------------------------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -700,7 +801,10 @@ def test_resources_that_others_use(many, ray_engine, monkeypatch):
         hurry.setattr(cluster, "PATIENCE", 2.0)
         with pytest.raises(fd.ConfigError, match="gave 0 of 1 workers within 2 seconds"):
             fd.run(FEDAVG, many, 1, engine=greedy)
-    close(fd.run(FEDAVG, many, 2), fd.run(FEDAVG, many, 2, engine=fd.Ray(workers=1, resources={"CPU": 2})))
+    close(
+        fd.run(FEDAVG, many, 2),
+        fd.run(FEDAVG, many, 2, engine=fd.Ray(workers=1, resources={"CPU": 2})),
+    )
 
 
 def test_the_cluster_that_this_process_is_in(many, ray_engine):
@@ -725,12 +829,19 @@ def outside(code: str, timeout: float = 240) -> str:
         import numpy as np, torch
         import foedus as fd
         fed = fd.split(fd.load("digits"), "dirichlet", clients=12, alpha=0.3, seed=1)
-        fedavg, scaffold = (kind(fd.Linear(), lr=0.1, batch_size=16) for kind in (fd.FedAvg, fd.Scaffold))
+        fedavg, scaffold = (
+            kind(fd.Linear(), lr=0.1, batch_size=16) for kind in (fd.FedAvg, fd.Scaffold)
+        )
         def same(a, b):
-            np.testing.assert_allclose(a.history.drop(columns="seconds"), b.history.drop(columns="seconds"), rtol=1e-6, atol=1e-6)
+            np.testing.assert_allclose(
+                a.history.drop(columns="seconds"), b.history.drop(columns="seconds"),
+                rtol=1e-6, atol=1e-6,
+            )
     """
     script = textwrap.dedent(prelude) + textwrap.dedent(code)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=timeout)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=timeout
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -740,7 +851,11 @@ def test_an_address_at_which_nobody_listens():
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     outside(f"""
-        for address, message in (("127.0.0.1:{port}", "nobody answers"), ("somewhere", "HOST:PORT"), ("ray://a:1", "HOST:PORT")):
+        for address, message in (
+            ("127.0.0.1:{port}", "nobody answers"),
+            ("somewhere", "HOST:PORT"),
+            ("ray://a:1", "HOST:PORT"),
+        ):
             try:
                 fd.run(fedavg, fed, 1, engine=fd.Ray(address))
             except fd.ConfigError as error:
@@ -762,7 +877,9 @@ def test_a_ray_of_its_own_is_started_and_ended():
             assert ray.cluster_resources()["CPU"] == cores
             session = engine.open(scaffold, fed, torch.zeros(2, dtype=torch.int64))
             worker = session.shards[0].worker
-            assert ray.get(worker.__ray_call__.remote(lambda self: torch.get_num_threads())) == cores
+            assert ray.get(
+                worker.__ray_call__.remote(lambda self: torch.get_num_threads())
+            ) == cores
             again = fd.Ray(workers=1)  # shares the connection; its end is not the end of the other
             session.close()
             engine._held[0].dismiss(engine._held[0].idle), engine._held[0].idle.clear()
@@ -771,24 +888,37 @@ def test_a_ray_of_its_own_is_started_and_ended():
             pids = [int(p) for p in os.popen(f"pgrep -P {os.getpid()}").read().split()]
             assert len(pids) >= 2
         assert not ray.is_initialized()
-        print("alive:", [p for p in pids if os.path.exists(f"/proc/{p}") and "Z" not in open(f"/proc/{p}/stat").read().split()[2]])
+        print("alive:", [
+            p for p in pids
+            if os.path.exists(f"/proc/{p}")
+            and "Z" not in open(f"/proc/{p}/stat").read().split()[2]
+        ])
     """)
     assert said == "alive: []\n"
 
 
 @pytest.mark.slow
 def test_two_nodes_joined_by_address():
-    """Workers on both; then one node is lost in mid-run, and its clients go on where there is room."""
+    """Workers on both; then one node is lost in mid-run, and its clients go on where there is
+    room.
+    """
     outside("""
         import ray
         from ray.cluster_utils import Cluster
-        nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+        nodes = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False}
+        )
         second = nodes.add_node(num_cpus=2)
         engine = fd.Ray(nodes.address, workers=2)
         locals_ = [fd.run(a, fed, 6) for a in (fedavg, scaffold)]
         with engine:
             session = engine.open(fedavg, fed, torch.zeros(2, dtype=torch.int64))
-            homes = ray.get([s.worker.__ray_call__.remote(lambda self: ray.get_runtime_context().get_node_id()) for s in session.shards])
+            homes = ray.get([
+                s.worker.__ray_call__.remote(
+                    lambda self: ray.get_runtime_context().get_node_id()
+                )
+                for s in session.shards
+            ])
             assert len(set(homes)) == 2, homes
             session.close()
             for algorithm, local in zip((fedavg, scaffold), locals_):
