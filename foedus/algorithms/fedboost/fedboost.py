@@ -39,8 +39,7 @@ from foedus.models.predictors.base import Predictors
 
 @dataclass(frozen=True)
 class FedBoost(Algorithm):
-    """Mirror descent on the weights of given predictors, a few of which are sent in a round (Figure
-    1).
+    """Mirror descent on the weights of given predictors, a few sent in a round (Figure 1).
 
     Round t, with 1_k whether h_k is sent (independently, with probability gamma_k), and a_k =
     alpha_k 1_k / gamma_k:
@@ -112,11 +111,8 @@ class FedBoost(Algorithm):
                 "fd.Classifiers([...]) or fd.NGrams(...)"
             )
         if self.start_weights is not None:
-            object.__setattr__(
-                self,
-                "start_weights",
-                mixture("start_weights", self.start_weights, len(self.predictors)),
-            )
+            start = mixture("start_weights", self.start_weights, len(self.predictors))
+            object.__setattr__(self, "start_weights", start)
         check_settings(self)
         check_together(self)
 
@@ -148,38 +144,16 @@ class FedBoost(Algorithm):
         excess: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The loss of the mixture of what was sent, and its gradient."""
-        args = (
-            client.prepared,
-            client.data,
-            which.long(),
-            models,
-            weight,
-            self.loss,
-            self.floor,
-            excess,
-        )
-        value, slope = self.predictors.loss(*args)
+        given = (client.prepared, client.data, which.long(), models)
+        value, slope = self.predictors.loss(*given, weight, self.loss, self.floor, excess)
         assert slope is not None
         return value, slope
 
     def look(self, client: Client, weight: Tensor) -> tuple[dict[str, Tensor], None]:
         """For the history: the loss of mixtures (rows of `weight`) of all predictors."""
-        all_of_them = torch.arange(len(self.predictors))
-        values = [
-            self.predictors.loss(
-                client.prepared,
-                client.data,
-                all_of_them,
-                None,
-                w,
-                self.loss,
-                self.floor,
-                None,
-                slope=False,
-            )[0]
-            for w in weight.unbind()
-        ]
-        return {"loss": torch.stack(values)}, None
+        given = (client.prepared, client.data, torch.arange(len(self.predictors)), None)
+        loss = lambda w: self.predictors.loss(*given, w, self.loss, self.floor, None, slope=False)  # noqa: E731
+        return {"loss": torch.stack([loss(w)[0] for w in weight.unbind()])}, None
 
     # -- server ------------------------------------------------------------------------------------
 
@@ -207,9 +181,8 @@ class FedBoost(Algorithm):
         even = torch.full_like(alpha, budget / len(alpha))
         if self.sampling == "uniform":
             return even
-        return ((1 - self.explore) * (alpha * budget).clamp(max=1) + self.explore * even).clamp(
-            max=1
-        )
+        weighted = (alpha * budget).clamp(max=1)
+        return ((1 - self.explore) * weighted + self.explore * even).clamp(max=1)
 
     def draw(self, clients: Clients, alpha: Tensor) -> tuple[Tensor, Tensor]:
         """Line 2: which predictors are sent, and all probabilities."""
@@ -236,9 +209,7 @@ class FedBoost(Algorithm):
         return {"which": which.to(torch.int32), "weight": weight.float(), **excess}
 
     def models(self, clients: Clients, which: Tensor) -> dict[str, Tree]:
-        """Line 3: the predictors, to go with the weights; in `repeats` exchanges, all but their
-        numbers before.
-        """
+        """Line 3: the predictors, with the weights or in `repeats` exchanges before them."""
         parts = [p for p in which.tensor_split(self.repeats) if len(p)]
         send = (lambda p: HeldItems(p, len(self.predictors))) if self.cache else self.items
         if len(parts) == 1:
@@ -253,13 +224,9 @@ class FedBoost(Algorithm):
     def ask(
         self, clients: Clients, state: State, sent: dict[str, Tree], note: list[Tensor]
     ) -> tuple[State, Tensor]:
-        """The average over rows of the gradients that come back, each for what was drawn in the
-        round that it answers.
-        """
+        """The average over rows of the gradients, each for the draw of the round it answers."""
         parts = clients.mean_by_broadcast(self.slope, note=note, **sent)
-        return state, reduce(
-            torch.add, (self.whole(mean["slope"], *broadcast.note) for broadcast, mean in parts)
-        )
+        return state, reduce(torch.add, (self.whole(g["slope"], *b.note) for b, g in parts))
 
     def whole(self, slope: Tensor, which: Tensor, gamma: Tensor) -> Tensor:
         """The gradient in all q weights, from that in the weights of what was sent."""
@@ -268,9 +235,8 @@ class FedBoost(Algorithm):
 
     def move(self, state: State, g: Tensor) -> State:
         """Line 5."""
-        eta, steepest, squares = pace(
-            self.mirror, self.step, self.horizon, g, state.steepest, state.squares
-        )
+        how = (self.mirror, self.step, self.horizon)
+        eta, steepest, squares = pace(*how, g, state.steepest, state.squares)
         alpha = self.mirror.step(state.alpha, g, eta) if eta else state.alpha
         return state.replace(alpha=alpha, steepest=steepest, squares=squares)
 
@@ -279,13 +245,10 @@ class FedBoost(Algorithm):
         return state.total / state.rounds if self.average and state.rounds else state.alpha
 
     def measure(self, clients: Clients, state: State) -> None:
-        """Log the loss of the result so far, and of the last alpha, over all rows with all
-        predictors; not sent.
-        """
+        """Log the loss over all rows of the result so far and of the last alpha, uncharged."""
         if self.due(clients):
-            seen = clients.measure(
-                self.look, weight=torch.stack((self.result(state), state.alpha)).float()
-            )
+            weight = torch.stack((self.result(state), state.alpha)).float()
+            seen = clients.measure(self.look, weight=weight)
             if seen is not None:
                 clients.log(objective=seen["loss"][0], objective_last=seen["loss"][1])
 

@@ -221,18 +221,13 @@ class FedFW(ConstrainedTraining):
     def round(self, clients: Clients, state: State) -> State:
         eta, factor, rho = self.steps(clients.round, clients.participation)  # line 2
         pace = torch.tensor([eta, state.penalty * factor, state.penalty, rho, 1 / clients.total])
-        sent = {
-            "center": state.center,
-            "pace": pace,
-            "weights": "uniform",
-            "accept": self.outside(state.center.value),
-        }
+        sent = {"center": state.center, "pace": pace, "weights": "uniform"}
+        sent["accept"] = self.outside(state.center.value)
         if state.copies is None:
             rate = eta * clients.participation
             keep, add = 1 - rate, self.average(clients, sent, rate, state.center.value)  # line 10
         else:
-            replies = clients.gather(self.step, **sent)
-            # Section 4.2
+            replies = clients.gather(self.step, **sent)  # Section 4.2
             copies, moves = self.moved(clients, state.copies, replies, state.center.value)
             keep, add = 1.0, shortest(tree.scale(moves, 1 / clients.total))
             state = state.replace(copies=copies)

@@ -1,5 +1,4 @@
-"""Contextual bandits on FedRes: Section 5 of the FedRes paper, and an exploration that the paper
-leaves open.
+"""Contextual bandits on FedRes: Section 5 of the paper, and an exploration that it leaves open.
 
 In round t client i sees contexts of K actions, takes one, and learns the reward of that one alone.
 A global and a local model together say what reward to expect of each action, and learn each other's
@@ -23,7 +22,7 @@ from annotated_types import Ge, Gt
 from torch import Tensor
 from torch.nn import functional as F
 
-from foedus.algorithms.fedres.pair import Columns, forward, part
+from foedus.algorithms.fedres.pair import Columns, forward, part, union
 from foedus.algorithms.fedres.play import Actionwise, play
 from foedus.algorithms.fedres.sgd import FedRes
 from foedus.algorithms.fedres.step import in_range, log_tally
@@ -139,10 +138,7 @@ class FedResBandit(FedRes):
 
     def init(self, client: Client) -> dict[str, Tree]:
         zero = torch.zeros((), dtype=torch.float64)
-        state: dict[str, Tree] = {
-            "t": torch.zeros((), dtype=torch.int64),
-            "n": torch.zeros((), dtype=torch.int64),
-        }
+        state: dict[str, Tree] = {k: torch.zeros((), dtype=torch.int64) for k in ("t", "n")}
         state |= {"loss": zero, "regret": zero.clone(), "reward": zero.clone()}
         model, spec = self.view(self.global_model, self.shared, client.spec)
         if model is not None:
@@ -162,13 +158,8 @@ class FedResBandit(FedRes):
 
     def _play(self, client: Client, w: Params | None, how: str, every: int) -> tuple[Tree, Tree]:
         data = client.data
-        args = {
-            "state": client.state,
-            "w": w,
-            "index": data.index,
-            "weight": data.weight,
-            "key": client.key,
-        }
+        args = {"state": client.state, "w": w, "index": data.index, "weight": data.weight}
+        args |= {"key": client.key}
         args |= {"lag": -(-client.up // every) - (-client.down // every), "longest": client.longest}
         found = play(args, (self, how, data.table_x, data.table_y, client.spec))
         return found["reply"], found["state"]
@@ -178,10 +169,8 @@ class FedResBandit(FedRes):
         return {"least": client.data.y.min(), "most": client.data.y.max()}, None
 
     def tally(self, client: Client) -> tuple[Tree, None]:
-        return {
-            **{k: client.state[k] for k in ("regret", "reward")},
-            "t": client.state["t"].double(),
-        }, None
+        sums = {k: client.state[k] for k in ("regret", "reward")}
+        return {**sums, "t": client.state["t"].double()}, None
 
     def outputs(self, client: Client, x: Tensor) -> Tensor:
         z = torch.zeros(())
@@ -218,29 +207,22 @@ class FedResBandit(FedRes):
                 # The first of these rounds brings the new model; where messages are late, or some
                 # clients away, any may be the one that a client sees.
                 news = rest == 1 or not clients.punctual or clients.participation < 1
-                clients.mean(
-                    self.exploit,
-                    **({"w": state.w} if news and self.global_model is not None else {}),
-                )
+                model = {"w": state.w} if news and self.global_model is not None else {}
+                clients.mean(self.exploit, **model)
             elif self.global_model is None:
                 clients.mean(self.learn)
             else:
                 sent = {"w": state.w, **({} if clients.punctual else {"every": state.period})}
-                g = (
-                    clients.sum(self.learn, **sent)
-                    if self.send == "gradient"
-                    else self._gradient(clients, state, sent)
-                )
+                g = self._gradient(clients, state, sent)
                 state = self.moved(state, g, n - 1)  # the n-th round of FedRes
         log_tally(self, clients, regret="regret", reward="reward")
         return state
 
     def _gradient(self, clients: Clients, state: State, sent: dict[str, Any]) -> Params:
-        accept = (
-            None
-            if self.actionwise(state.spec)
-            else lambda _, reply: in_range(reply, "action", state.spec.outputs)
-        )
+        if self.send == "gradient":
+            return clients.sum(self.learn, **sent)
+        known = lambda _, reply: in_range(reply, "action", state.spec.outputs)  # noqa: E731
+        accept = None if self.actionwise(state.spec) else known
         replies = clients.gather(self.learn, accept=accept, **sent)
         w, seen, count = self.models_of(replies, state), replies.stack(), len(replies)
         assert self.global_model is not None
@@ -280,19 +262,15 @@ def exploration_period(
 ) -> int:
     """B of Theorem 3 for T = horizon rounds, P clients and K actions, at least 2.
 
-        B = min{(P T / (K^4 norms sigma^2))^{1/5}, T^{1/4} / (K^6 gamma D^4 G^2)^{1/8}, T^{1/3} /
-        (K^2 D G)^{1/3}}
+        B = min{(P T / (K^4 norms sigma^2))^{1/5},
+                T^{1/4} / (K^6 gamma D^4 G^2)^{1/8},
+                T^{1/3} / (K^2 D G)^{1/3}}
 
     norms: |w*_g|^2 + sum_i |w*_i|^2. sigma^2: the variance of gradients. gamma: smoothness. bound:
     D. slope: G, the largest gradient.
     """
-    for name, v in (
-        ("norms", norms),
-        ("sigma", sigma),
-        ("gamma", gamma),
-        ("bound", bound),
-        ("slope", slope),
-    ):
+    numbers = {"norms": norms, "sigma": sigma, "gamma": gamma, "bound": bound, "slope": slope}
+    for name, v in numbers.items():
         positive(name, v)
     for name, v in (("horizon", horizon), ("clients", clients), ("actions", actions)):
         whole_number(name, v)
@@ -306,11 +284,7 @@ def exploration_period(
 
 def alone(algorithm: FedResBandit, which: str) -> FedResBandit:
     """The bandit with only its "global" or its "local" model, on all columns that the two have."""
-    both = (
-        None
-        if algorithm.shared is None or algorithm.private is None
-        else tuple(sorted({*algorithm.shared, *algorithm.private}))
-    )
+    both = union(algorithm.shared, algorithm.only_local[1])
     if which == "local":
         return replace(algorithm, global_model=None, private=both)
     return replace(algorithm, local_model=None, shared=both)

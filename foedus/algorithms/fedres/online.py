@@ -61,26 +61,20 @@ class Site:
         first = random.fold(key, 0xFFFFFFFD, id)
         about = (None, None, first, random.fold(key, 0), spec, lag, 0, lag)
         self._client = Client(torch.tensor(id), None, *about)  # type: ignore[arg-type]  # rows come one by one
-        self.state: dict[str, Tree] = tree.map(
-            lambda v: v.unsqueeze(0), algorithm.init(self._client)
-        )
+        start = algorithm.init(self._client)
+        self.state: dict[str, Tree] = tree.map(lambda v: v.unsqueeze(0), start)
         self.w = self.state.get("seen")
 
     def receive(self, message: bytes) -> None:
-        """Take up a global model that the hub has broadcast; one that is older than what the site
-        has is left aside.
-        """
+        """Take up a global model that the hub has broadcast, unless it is older than the site's."""
         if self.w is None:
             raise ReplyError(
                 "this site has no global model (global_model=None): it needs no broadcast"
             )
         like = tree.map(lambda v: v[0], self.w)
         found = _decode("the broadcast", message, 1 << 16, like)
-        if (
-            not isinstance(found, dict)
-            or set(found) != {"version", "w"}
-            or not _is_version(found["version"])
-        ):
+        fine = isinstance(found, dict) and set(found) == {"version", "w"}
+        if not fine or not _is_version(found["version"]):
             raise ReplyError("this is no broadcast of a hub: it must hold a version and a model")
         _same_form("the broadcast model", found["w"], like)
         if found["version"] < self.version:
@@ -95,9 +89,7 @@ class Site:
         return float(out[0]) if self.spec.outputs == 1 else out.numpy()
 
     def learn(self, x: Any, y: Any) -> bytes:
-        """Learn from a row; returns what to send to the hub (nothing, if there is no global
-        model).
-        """
+        """Learn from a row; returns what to send to the hub (nothing without a global model)."""
         row, target = self._row(x), self._target(y)
         model, columns = self.algorithm.local(self._client)
         args = {"state": self.state, "w": self.w, "index": torch.zeros(1, 1, dtype=torch.int64)}
@@ -124,9 +116,8 @@ class Site:
         z, shared = torch.zeros(()), self.algorithm.global_model
         with torch.no_grad():
             if shared is not None:
-                z = z + shared.apply(
-                    tree.map(lambda v: v[0], self.w), part(row, self.algorithm.shared, 1)
-                )
+                w = tree.map(lambda v: v[0], self.w)
+                z = z + shared.apply(w, part(row, self.algorithm.shared, 1))
             if model is not None:
                 z = z + model.apply(
                     tree.map(lambda v: v[0], self.state["local"]), part(row, columns, 1)

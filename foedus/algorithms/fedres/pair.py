@@ -110,6 +110,11 @@ def columns_of(name: str, given: Any) -> tuple[int, ...]:
     return columns
 
 
+def union(one: Columns, other: Columns) -> tuple[int, ...] | None:
+    """The columns of either (`None`: all)."""
+    return None if one is None or other is None else tuple(sorted({*one, *other}))
+
+
 def by_id(name: str, given: Any, f: Callable) -> Any:
     """`f` of a setting, or of the setting of each client."""
     if given is None:

@@ -125,13 +125,8 @@ class Study:
                 for k, past in self.past.items():
                     past[:, t % (self.longest + 1)] = self.w[k]
             seen = self._version((t - self.down).clamp(min=1))
-        args = {
-            "state": self.state,
-            "w": seen,
-            "index": self.index,
-            "count": self.count,
-            "lag": self.lag,
-        }
+        args = {"state": self.state, "w": seen, "index": self.index, "count": self.count}
+        args["lag"] = self.lag
         if self.turns is not None:
             args["rows"] = self.turns[(t - 1) % len(self.turns)]
         found = act(a, *a.only_local, args, (self.x, self.y, self.spec), own=True)
@@ -140,10 +135,8 @@ class Study:
             # A reply that arrives at once brings the gradient that its client has at hand.
             prompt = not self.longest or (a.rule != "misaligned" and self.spoken.shape[1] == 1)
             self._move(t, found["gradient"]() if prompt else self._late(t, found["reply"]))
-        return {
-            "loss": (self.state["loss"] - before).view(self.rollouts, self.clients),
-            "w": self.w,
-        }
+        loss = (self.state["loss"] - before).view(self.rollouts, self.clients)
+        return {"loss": loss, "w": self.w}
 
     def _version(self, rounds: Tensor) -> Params:
         """The global model of each client's rollout, as it was in a round."""

@@ -31,6 +31,7 @@ from foedus.algorithms.fedres.pair import (
     row_loss,
     slope,
     targets,
+    union,
 )
 from foedus.algorithms.fedres.settings import check_ids, check_parts
 from foedus.algorithms.fedres.step import act_batched, descended, in_range, log_tally
@@ -49,11 +50,10 @@ from foedus.models.linear import Linear
 
 @dataclass(frozen=True)
 class FedRes(Algorithm):
-    """Aligned stochastic gradients (Algorithms 3 and 4), under delays of up_i and down_i rounds
-    (`fd.Delayed`).
+    """Aligned stochastic gradients (Algorithms 3 and 4), also under delay (`fd.Delayed`).
 
-    Round t, with w^g_t the server's model and s_i = t - down_i the round whose broadcast has
-    reached client i:
+    Round t, with delays of up_i and down_i rounds, w^g_t the server's model and s_i = t - down_i
+    the round whose broadcast has reached client i:
 
         client i:  predicts with (w^g_{s_i}, w_{i,t}), sees a row, sends (x^g, f(x^l; w_{i,t}), y)
                    w_{i,t+1} = P_D(w_{i,t} - eta_i grad^l_{i,t-up_i-down_i})                     (7)
@@ -148,9 +148,8 @@ class FedRes(Algorithm):
         return not self.alike
 
     def batching(self) -> Batching:
-        pays = self.alike and all(
-            m.batchable for m in (self.global_model, self.local_model) if isinstance(m, Model)
-        )
+        models = [m for m in (self.global_model, self.local_model) if isinstance(m, Model)]
+        pays = self.alike and all(m.batchable for m in models)
         return Batching(spread=math.inf, alike=self.alike, pays=pays)
 
     def independent(self) -> FedRes:
@@ -159,24 +158,13 @@ class FedRes(Algorithm):
             raise ConfigError(
                 "independent() needs one local_model, and one set of columns, for all clients"
             )
-        private = self.only_local[1]
-        both = (
-            None
-            if self.shared is None or private is None
-            else tuple(sorted({*self.shared, *private}))
-        )
+        both = union(self.shared, self.only_local[1])
         return replace(self, global_model=None, private=both, rule="aligned")
 
     def central(self) -> FedRes:
-        """One model of the global features, with every row sent to the server, which learns from it
-        as it is then: Central.
-        """
-        return replace(
-            self,
-            local_model=None,
-            private=None,
-            rule="misaligned" if self.send == "rows" else "aligned",
-        )
+        """The paper's Central: one model, of the global features; every row goes to the server."""
+        rule: Literal["misaligned", "aligned"] = "misaligned" if self.send == "rows" else "aligned"
+        return replace(self, local_model=None, private=None, rule=rule)
 
     def check(self, spec: Spec) -> None:
         check_parts(self, spec)
@@ -192,20 +180,15 @@ class FedRes(Algorithm):
     # -- clients -----------------------------------------------------------------------------------
 
     def init(self, client: Client) -> dict[str, Tree]:
-        state: dict[str, Tree] = {
-            "t": torch.zeros((), dtype=torch.int64),
-            "loss": torch.zeros((), dtype=torch.float64),
-        }
+        rounds, loss = torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.float64)
+        state: dict[str, Tree] = {"t": rounds, "loss": loss}
         if self.global_model is not None:
-            state["seen"] = self.global_model.init(
-                part_spec(client.spec, self.shared), client.shared
-            )
+            spec = part_spec(client.spec, self.shared)
+            state["seen"] = self.global_model.init(spec, client.shared)
         model, columns = self.local(client)
         if model is not None:
-            state |= self.with_local(
-                model.init(part_spec(client.spec, columns), random.fold(client.key, 1)),
-                client.longest,
-            )
+            local = model.init(part_spec(client.spec, columns), random.fold(client.key, 1))
+            state |= self.with_local(local, client.longest)
         return state
 
     def with_local(self, local: Params, longest: int) -> dict[str, Tree]:
@@ -224,21 +207,14 @@ class FedRes(Algorithm):
     def act(self, client: Client, w: Params | None = None) -> tuple[Tree, Tree]:
         """Algorithm 3: predict, see a row, learn from the row of a round trip ago."""
         model, columns = self.local(client)
-        args = {
-            "state": client.state,
-            "w": w,
-            "index": client.data.index,
-            "weight": client.data.weight,
-        }
+        data = client.data
+        args = {"state": client.state, "w": w, "index": data.index, "weight": data.weight}
         args["lag"] = client.up + client.down
-        shared = (self, model, columns, client.data.table_x, client.data.table_y, client.spec)
-        found = act_batched(args, shared)
+        found = act_batched(args, (self, model, columns, data.table_x, data.table_y, client.spec))
         return found["reply"], found["state"]
 
     def tally(self, client: Client) -> tuple[Tree, None]:
-        """For the history: the losses of a client's predictions so far, and how many rounds they
-        are of.
-        """
+        """For the history: the sum of the losses of a client's predictions, and its rounds."""
         return {"loss": client.state["loss"], "t": client.state["t"].double()}, None
 
     def outputs(self, client: Client, x: Tensor) -> Tensor:
@@ -256,16 +232,14 @@ class FedRes(Algorithm):
         check_ids(self, clients.ids.tolist())
         state = State(spec=clients.spec)
         if self.global_model is not None:
-            state = self.with_model(
-                state, self.global_model.init(part_spec(clients.spec, self.shared), clients.shared)
-            )
+            spec = part_spec(clients.spec, self.shared)
+            state = self.with_model(state, self.global_model.init(spec, clients.shared))
         return state
 
     def with_model(self, state: State, w: Params) -> State:
         """The first state with a global model, and what goes with it."""
-        return state.replace(
-            w=w, **({"squares": tree.zeros_like(w)} if self.schedule == "adagrad" else {})
-        )
+        squares = {"squares": tree.zeros_like(w)} if self.schedule == "adagrad" else {}
+        return state.replace(w=w, **squares)
 
     def readmit(self, state: State, ids: Tensor) -> State:
         """Their local models begin anew."""
@@ -276,37 +250,27 @@ class FedRes(Algorithm):
             if self.global_model is None:
                 clients.mean(self.act)
             else:
-                g = (
-                    clients.sum(self.act, w=state.w)
-                    if self.send == "gradient"
-                    else self.gradient(clients, state)
-                )
-                state = self.moved(state, g, clients.round - 1)  # (8)
+                state = self.moved(state, self.gradient(clients, state), clients.round - 1)
         log_tally(self, clients, loss="online_loss")
         return state
 
     def moved(self, state: State, g: Params, t: int) -> State:
         """(8): the server's step, from the sum of the clients' gradients."""
-        w, squares = descended(
-            self, state.w, g, state.get("squares"), torch.tensor(t), self.step, 0
-        )
+        squares = state.get("squares")
+        w, squares = descended(self, state.w, g, squares, torch.tensor(t), self.step, 0)
         return state.replace(w=w, **({} if squares is None else {"squares": squares}))
 
     def gradient(self, clients: Clients, state: State) -> Params:
-        """Algorithm 4: the gradient of each row that has arrived, at the version that its client
-        had.
-        """
+        """Algorithm 4: the sum of the gradients of the rows that arrived, at their versions."""
+        if self.send == "gradient":
+            return clients.sum(self.act, w=state.w)
         accept = lambda _, reply: in_range(reply, "y", state.spec.classes)  # noqa: E731
         replies = clients.gather(self.act, w=state.w, accept=accept)
-        w = self.models_of(replies, state)
-        return {
-            k: g.sum(0) for k, g in self.global_gradient(w, replies.stack(), state.spec).items()
-        }
+        each = self.global_gradient(self.models_of(replies, state), replies.stack(), state.spec)
+        return {k: g.sum(0) for k, g in each.items()}
 
     def models_of(self, replies: Replies, state: State) -> Params:
-        """The global model that each reply's gradient is taken at, with a leading client
-        dimension.
-        """
+        """The global model that each reply's gradient is taken at, clients first."""
         if self.rule == "misaligned":
             return {k: p.expand(len(replies), *p.shape) for k, p in state.w.items()}
         return replies.sent("w")
@@ -314,24 +278,22 @@ class FedRes(Algorithm):
     def global_gradient(self, w: Params, sent: dict[str, Tensor], spec: Spec) -> Params:
         """grad^g_{i,s} of each client from what it sent: all with a leading client dimension."""
         x, y = sent["x"], targets(sent["y"], spec)
-        if y.shape[:2] != x.shape[:2] or (
-            self.local_model is not None and sent["local"].shape != y.shape
-        ):
+        local = y if self.local_model is None else sent["local"]
+        if y.shape[:2] != x.shape[:2] or local.shape != y.shape:
             shapes = ", ".join(f"{k} {tuple(v.shape[1:])}" for k, v in sent.items())
             raise ReplyError(f"replies do not fit together: {shapes}")
         assert self.global_model is not None
         z, pull = forward(self.global_model, w, x)
         if self.local_model is not None:
-            z = z + sent["local"]
+            z = z + local
         return pull(slope(self.loss, z, y) / x.shape[1])
 
     def predictor(self, state: State) -> Predictor | None:
         model, spec = self.global_model, state.spec
         if model is None:
             return None
-        return Predictor(
-            lambda x: logits(model.apply(state.w, part(x, self.shared, 1)), spec), spec
-        )
+        apply = lambda x: logits(model.apply(state.w, part(x, self.shared, 1)), spec)  # noqa: E731
+        return Predictor(apply, spec)
 
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         return row_loss(self.loss, outputs, y)

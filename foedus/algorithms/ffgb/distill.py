@@ -164,17 +164,12 @@ class FFGBDistill(Algorithm):
         functions, share = replies.stack()["functions"], replies.weights.float()
         shrink, pulls = step_weights([self.step] * self.local_steps, self.mu)
         rows = clients.place(self.public.rows(clients.key))
-        teacher = torch.cat(
-            [
-                self._teacher(block, state.w, functions, pulls, share, shrink)
-                for block in rows.split(1024)
-            ]
-        )
+        teach = lambda block: self._teacher(block, state.w, functions, pulls, share, shrink)  # noqa: E731
+        teacher = torch.cat([teach(block) for block in rows.split(1024)])
         data = Rows(rows, teacher, torch.arange(len(rows)), torch.ones(len(rows)), state.spec)
-        w = descend(
-            self.student, self.model, Squared(), state.w, data, random.fold(clients.key, 1)
-        )["params"]
-        return state.replace(w=w)
+        key = random.fold(clients.key, 1)
+        learnt = descend(self.student, self.model, Squared(), state.w, data, key)
+        return state.replace(w=learnt["params"])
 
     def _teacher(
         self,
@@ -230,26 +225,18 @@ class FedAvgDistill(LocalTraining):
     def round(self, clients: Clients, state: State) -> State:
         replies = clients.gather(self.train, weights=self.weights, w=state.w)
         stacked, share = replies.stack(), replies.weights
-        start = tree.map(
-            lambda v: (v.double() * share.view(-1, *[1] * (v.dim() - 1))).sum(0).to(v.dtype),
-            stacked,
-        )
-        rows, even = (
-            clients.place(self.public.rows(clients.key)),
-            torch.full((len(share),), 1 / len(share)),
-        )
+        average = lambda v: torch.tensordot(share.double(), v.double(), 1).to(v.dtype)  # noqa: E731
+        start, even = tree.map(average, stacked), torch.full((len(share),), 1 / len(share))
+        rows = clients.place(self.public.rows(clients.key))
         with torch.no_grad():
-            teacher = torch.cat(
-                [weighted_outputs(self.model, stacked, even, block) for block in rows.split(1024)]
-            )
+            said = [weighted_outputs(self.model, stacked, even, x) for x in rows.split(1024)]
+        teacher = torch.cat(said)
         loss: Any = Squared()
         if state.spec.classes:
             loss, teacher = SoftLabels(), teacher.softmax(-1)
         data = Rows(rows, teacher, torch.arange(len(rows)), torch.ones(len(rows)), state.spec)
-        w = descend(self.student, self.model, loss, start, data, random.fold(clients.key, 1))[
-            "params"
-        ]
-        return state.replace(w=w)
+        key = random.fold(clients.key, 1)
+        return state.replace(w=descend(self.student, self.model, loss, start, data, key)["params"])
 
 
 def as_public(given: Any) -> Public:
