@@ -68,13 +68,19 @@ def misfits(replies: dict[int, Tree], right: Form | None) -> dict[int, str]:
 
 
 def dense_size(reply: Tree) -> int:
-    """How many numbers a reply stands for once its structured arrays are dense."""
-    arrays = [
-        t for t in tree.pytree.tree_leaves(reply, is_leaf=_structured) if isinstance(t, STRUCTURED)
-    ]
-    sizes = [math.prod(t.shape) for t in arrays if isinstance(t, Sparse | Signs)]
-    sizes += [t.left.shape[-2] * t.right.shape[-2] for t in arrays if isinstance(t, LowRank)]
-    return sum(sizes)
+    """How many numbers a reply stands for once its structured arrays are dense.
+
+    Leading dimensions count: beside an empty one they take no bytes of the message.
+    """
+    total = 0
+    for t in tree.pytree.tree_leaves(reply, is_leaf=_structured):
+        if isinstance(t, Sparse):
+            total += math.prod((*t.values.shape[:-1], *t.shape))
+        elif isinstance(t, Signs):
+            total += math.prod((*t.scale.shape, *t.shape))
+        elif isinstance(t, LowRank):
+            total += math.prod((*t.left.shape[:-1], t.right.shape[-2]))
+    return total
 
 
 def finite(reply: Tree, clients: int) -> Tensor:

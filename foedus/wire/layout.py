@@ -103,12 +103,10 @@ def disorder(t: Trees) -> str | None:
     """Children of inner nodes come after their parent, so that no walk down a tree goes in circles;
     each leaf has its values.
     """
-    if t.feature.numel():  # of no trees, the nodes may be any number
-        own = torch.arange(t.feature.shape[-1], device=t.feature.device)
-        if bool(((t.feature >= 0) & ((t.left <= own) | (t.right <= own))).any()):
-            return (
-                "the children of every node of Trees must have a higher index than the node itself"
-            )
-    if bool(((t.feature < 0).sum(-1) != t.value.shape[-2]).any()):
-        return f"Trees with {t.value.shape[-2]} rows of values must have as many leaves"
-    return None
+    misfit = f"Trees with {t.value.shape[-2]} rows of values must have as many leaves"
+    if not t.feature.numel():  # of no trees, the nodes may be any number
+        return misfit if t.value.shape[-2] and 0 not in t.feature.shape[:-1] else None
+    own = torch.arange(t.feature.shape[-1], device=t.feature.device)
+    if bool(((t.feature >= 0) & ((t.left <= own) | (t.right <= own))).any()):
+        return "the children of every node of Trees must have a higher index than the node itself"
+    return misfit if bool(((t.feature < 0).sum(-1) != t.value.shape[-2]).any()) else None

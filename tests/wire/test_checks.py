@@ -21,6 +21,17 @@ def test_numbers_that_a_reply_stands_for():
     )
 
 
+def test_leading_dimensions_count():
+    """Two sparse tensors of 3, two rows of 4 signs, two products of 5 x 0 and 0 x 6; and 2^31
+    sparse tensors that take no bytes, since none of them has an entry.
+    """
+    assert checks.dense_size(Sparse(torch.zeros(2, 1).long(), torch.zeros(2, 1), (3,))) == 6
+    assert checks.dense_size(Signs.pack(torch.ones(2, 4), torch.ones(2))) == 8
+    assert checks.dense_size(LowRank(torch.zeros(2, 5, 0), torch.zeros(2, 6, 0))) == 60
+    many = torch.zeros(1 << 31, 0)
+    assert checks.dense_size(Sparse(many.int(), many, (4,))) == 1 << 33
+
+
 def test_more_than_half_decide_about_the_form():
     vector, matrix = {"a": torch.zeros(2)}, {"a": torch.zeros(2, 1)}
     assert sorted(checks.misfits({0: vector, 1: matrix, 2: vector}, None)) == [1]

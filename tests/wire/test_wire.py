@@ -540,6 +540,16 @@ def test_malformed_messages_say_what_was_expected_and_where(data, message):
         decode(data)
 
 
+def test_no_memory_for_trees_without_nodes():
+    """2^31 forests of 0 nodes take 30 bytes; counting their leaves would take 16 GiB."""
+    head = b"\x14\x01\x80\x80\x80\x80\x08"  # the leading dimension
+    none = b"\x05\x05\x05\x05"  # feature, left, right and roots: int64, and no numbers
+    forests = decode(seal(head + b"\x04\x00\x00\x01\x00" + none))
+    assert forests.feature.shape == (1 << 31, 0) and len(encode(forests)) < 30
+    with pytest.raises(WireError, match="1 rows of values must have as many leaves"):
+        decode(seal(b"\x14\x00\x04\x00\x01\x01\x00" + none + bytes(4)))
+
+
 def test_a_message_has_so_many_values_at_most(monkeypatch):
     """Each is an object in memory, however few bytes it has."""
     for module in (encoding, decoding):

@@ -396,22 +396,21 @@ class FlowerSession(Session, SecureChannel):
         """Replies that cannot be what was asked for: of another form, or too large once dense where
         the form is free.
         """
-        if (
-            self.algorithm.batching().alike
-            and batch_of(getattr(self.algorithm, ask.step)) != "loop"
-        ):
-            plain = {i: wire.dequantise(r) for i, r in replies.items()} if ask.quantise else replies
-            ids = torch.tensor(sorted(plain), dtype=torch.int64)
-            kinds = self.algorithm.kinds(ids)
-            kinds = torch.zeros_like(ids) if kinds is None else kinds
-            bad: dict[int, str] = {}
-            for kind in kinds.unique().tolist():
-                bad |= checks.misfits(
-                    {i: plain[i] for i in ids[kinds == kind].tolist()}, self.forms.of(ask, kind)
-                )
-            return bad
         large = [i for i, r in replies.items() if checks.dense_size(r) > checks.MOST]
-        return dict.fromkeys(large, f"its reply stands for more than {checks.MOST} numbers")
+        bad = dict.fromkeys(large, f"its reply stands for more than {checks.MOST} numbers")
+        free = batch_of(getattr(self.algorithm, ask.step)) == "loop"
+        if free or not self.algorithm.batching().alike:
+            return bad
+        usable = {i: r for i, r in replies.items() if i not in bad}
+        plain = {i: wire.dequantise(r) for i, r in usable.items()} if ask.quantise else usable
+        ids = torch.tensor(sorted(plain), dtype=torch.int64)
+        kinds = self.algorithm.kinds(ids)
+        kinds = torch.zeros_like(ids) if kinds is None else kinds
+        for kind in kinds.unique().tolist():
+            bad |= checks.misfits(
+                {i: plain[i] for i in ids[kinds == kind].tolist()}, self.forms.of(ask, kind)
+            )
+        return bad
 
     def _leave_out(self, client: int, why: str) -> None:
         why = why if len(why) <= 300 else f"{why[:300]} ..."
