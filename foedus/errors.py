@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from foedus.core.result import Run
 
 
+_LONGEST = 200
+"""Characters of a value that an error shows."""
+
+
 class FoedusError(Exception):
     """Base of every error that foedus raises on purpose."""
 
@@ -83,9 +87,16 @@ def unknown(what: str, value: object, allowed: Iterable[object]) -> str:
     suggestion.
     """
     names = [str(a) for a in allowed]
-    close = difflib.get_close_matches(str(value), names, n=1)
+    # a peer's value may be of any length
+    close = difflib.get_close_matches(str(value)[:_LONGEST], names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"{what} {value!r} is unknown{hint} (allowed: {', '.join(names)})"
+    return f"{what} {shown(value)} is unknown{hint} (allowed: {', '.join(names)})"
+
+
+def shown(value: object) -> str:
+    """A value as errors show it: all of it, or its beginning and end."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 20]} ... {text[-12:]}"
 
 
 def is_number(value: object) -> bool:

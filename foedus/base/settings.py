@@ -50,12 +50,9 @@ from typing import Annotated, Any, Literal, cast
 import annotated_types as at
 import numpy as np
 
-from foedus.errors import ConfigError, FoedusError, unknown
+from foedus.errors import ConfigError, FoedusError, shown, unknown
 
 _BOOLS = (bool, np.bool_)
-
-_LONGEST = 200
-"""Characters of a value that an error shows."""
 
 
 @dataclass(frozen=True)
@@ -170,12 +167,13 @@ class Rule:
         if element is not None:
             place, inner, rule = element
             return rule.refusal(f"{name}{place}", inner)
-        close = difflib.get_close_matches(value, self.names, n=1) if isinstance(value, str) else []
+        word = value[:100] if isinstance(value, str) else ""
+        close = difflib.get_close_matches(word, self.names, n=1)
         hints = [f"did you mean {close[0]!r}?"] if close else []
         if isinstance(value, type) and value.__name__ in " ".join(self.allowed):
             hints.append("this is the class: add parentheses")
         hints += [self.remedy] if self.remedy else []
-        return "; ".join([f"{name}={_shown(value)} must be {_either(self.allowed)}", *hints])
+        return "; ".join([f"{name}={shown(value)} must be {_either(self.allowed)}", *hints])
 
 
 @functools.lru_cache(maxsize=1024)
@@ -413,8 +411,3 @@ def _class_name(cls: type) -> str:
 def _either(alternatives: Sequence[str]) -> str:
     *first, last = alternatives
     return f"{', '.join(first)} or {last}" if first else last
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 20]} ... {text[-12:]}"

@@ -93,7 +93,8 @@ class Algorithm:
     - `prepare(data)`: what can be derived from the rows alone; a cache that an engine may drop and
       make again;
     - `outputs(client, x)`: where `personal`, what the client's own model says of rows `x`;
-    - `first_held(spec, shared)`, `absorb(client, **updates)`: for held values (`foedus.core.held`).
+    - `first_held(spec, shared)`, `absorb(client, **updates)`, `check_updates(spec, **updates)`: for
+      held values (`foedus.core.held`).
 
     Server side: `start(clients)`, `round(clients, state)` and `predictor(state)`. `batching()` says
     how clients may share a batch.
@@ -155,6 +156,11 @@ class Algorithm:
         their updates, before the step.
         """
         raise NotImplementedError(f"{type(self).__name__} keeps held values as they are")
+
+    def check_updates(self, spec: Spec, **updates: Tree) -> None:
+        """Refuse, with a `ReplyError`, updates from an untrusted server that `absorb` must not be
+        given.
+        """
 
     def items(self, which: Tensor) -> Tree:
         """The message of some of the items of a `HeldItems`."""

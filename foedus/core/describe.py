@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from foedus.errors import ConfigError, unknown
+from foedus.errors import ConfigError, FoedusError, shown, unknown
 
 
 def to_config(value: Any) -> Any:
@@ -51,13 +51,12 @@ def from_config(config: Any, known: dict[str, type], where: str = "config") -> A
     if not isinstance(config, dict):
         return config
     if "opaque" in config:
-        raise ConfigError(
-            f"{where} holds {config['opaque'].splitlines()[0]!r}, which cannot be built from text"
-        )
+        first = str(config["opaque"]).partition("\n")[0]
+        raise ConfigError(f"{where} holds {shown(first)}, which cannot be built from text")
     if "type" not in config:
         return {k: from_config(v, known, f"{where}.{k}") for k, v in config.items()}
     name = config["type"]
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise ConfigError(f"{where}: {unknown('type', name, sorted(known))}")
     cls = known[name]
     fields = {f.name for f in dataclasses.fields(cls)}
@@ -72,7 +71,7 @@ def from_config(config: Any, known: dict[str, type], where: str = "config") -> A
         return cls(**values)
     except TypeError as error:
         raise ConfigError(f"{where}: {name} cannot be made of these settings: {error}") from error
-    except ConfigError as error:
+    except FoedusError as error:
         raise ConfigError(f"{where}: {error}") from error
 
 

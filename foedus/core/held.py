@@ -25,7 +25,9 @@ from torch import Tensor
 
 from foedus import wire
 from foedus.base import tree
+from foedus.base.settings import check_value
 from foedus.base.tree import Tree
+from foedus.errors import ReplyError, shown
 from foedus.wire.arrays import LowRank, Sparse
 
 if TYPE_CHECKING:
@@ -128,6 +130,63 @@ def rebuilt(copy: dict[str, Tensor], update: Tree) -> dict[str, Tensor]:
     return copy
 
 
+def rebuilt_from_wire(name: str, copy: dict[str, Tensor], update: Tree) -> dict[str, Tensor]:
+    """As `rebuilt`, of an update that comes from an untrusted peer.
+
+    Names, forms, shapes and dtypes must be those of the client's copy before anything becomes
+    dense. Changes must be shorter than the value, as `HeldArrays.update` makes them, so that no
+    message costs more than the value itself. The result must be finite.
+
+    Raises:
+        ReplyError: It states the held value, the part of the update and what is expected.
+    """
+    if isinstance(update, dict):
+        _check_arrays(name, copy, update, (Tensor,))
+        update = {key: update[key] for key in copy}
+    elif update is not None:
+        if not isinstance(update, list) or not update:
+            raise ReplyError(f"{name} must be arrays or a list of changes, not {shown(update)}")
+        for n, change in enumerate(update):
+            what = f"{name}, change {n}"
+            if not isinstance(change, list) or len(change) != 2:
+                raise ReplyError(f"{what}: it must be [keep, add], not {shown(change)}")
+            check_value(f"{what}: keep", change[0], float, ReplyError)
+            _check_arrays(what, copy, change[1], (Tensor, Sparse, LowRank))
+        if (size := wire.nbytes(update)) >= (whole := wire.nbytes(copy)):
+            raise ReplyError(f"{name}: the changes take {size} bytes, the whole value {whole}")
+    new = rebuilt(copy, update)
+    if not tree.all_finite(new):
+        raise ReplyError(f"{name} is not finite after its update")
+    return new
+
+
+def _check_arrays(what: str, like: dict[str, Tensor], arrays: Tree, forms: tuple) -> None:
+    """Refuse arrays with other names, shapes or dtypes than these."""
+    if not isinstance(arrays, dict) or set(arrays) != set(like):
+        names = list(arrays) if isinstance(arrays, dict) else arrays
+        raise ReplyError(f"{what}: it must have the arrays {list(like)}, not {shown(names)}")
+    for key, own in like.items():
+        array = arrays[key]
+        if not isinstance(array, forms):
+            allowed = " or ".join(form.__name__ for form in forms)
+            raise ReplyError(f"{what}: {key} must be a {allowed}, not a {type(array).__name__}")
+        shape, dtype = _dense_form(array)
+        if shape != own.shape or dtype != own.dtype:
+            raise ReplyError(
+                f"{what}: {key} must be {own.dtype} of shape {list(own.shape)}, not {dtype} of "
+                f"shape {list(shape)}"
+            )
+
+
+def _dense_form(array: Tensor | Sparse | LowRank) -> tuple[tuple[int, ...], torch.dtype]:
+    """Shape and dtype of an array once dense."""
+    if isinstance(array, Sparse):
+        return (*array.values.shape[:-1], *array.shape), array.values.dtype
+    if isinstance(array, LowRank):
+        return (*array.left.shape[:-1], array.right.shape[-2]), array.left.dtype
+    return tuple(array.shape), array.dtype
+
+
 def shortest(add: dict[str, Tensor], wide: dict[str, LowRank] | None = None) -> dict[str, Tree]:
     """Each tensor in its shortest form: dense, sparse, or the matrix of low rank that `wide` says
     it is.
@@ -191,6 +250,24 @@ class HeldSum(Held):
     @property
     def argument(self) -> Tree:
         return None  # clients keep what `Algorithm.absorb` makes of it
+
+
+def sum_from_wire(name: str, update: Tree) -> list[tuple[Tree, Tensor]]:
+    """The parts of the update of a `HeldSum` from an untrusted peer, with the weights of each part.
+
+    What a part may be is for the algorithm to say (`Algorithm.check_updates`).
+    """
+    if not isinstance(update, list) or len(update) != 3:
+        raise ReplyError(f"{name} must be [keep, parts, weights], not {shown(update)}")
+    keep, parts, weights = update
+    check_value(f"{name}: keep", keep, float, ReplyError)
+    if not isinstance(parts, list) or not isinstance(weights, list) or len(parts) != len(weights):
+        raise ReplyError(f"{name}: there must be a list of parts, and as many weights")
+    for n, weight in enumerate(weights):
+        vector = isinstance(weight, Tensor) and weight.dtype == torch.float64 and weight.dim() == 1
+        if not vector or not len(weight) or not tree.all_finite(weight):
+            raise ReplyError(f"{name}: the weights of part {n} must be finite float64, one or more")
+    return list(zip(parts, weights, strict=True))
 
 
 @tree.node

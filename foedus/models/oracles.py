@@ -51,6 +51,9 @@ class Oracle:
     def accept(self, function: Tree, spec: Spec) -> None:
         """Refuse a function that came from a client and cannot be one of this oracle's."""
 
+    def accept_joined(self, functions: Tree, count: int, spec: Spec) -> None:
+        """Refuse what came from a server and cannot be so many joined functions of this oracle."""
+
     def join(self, functions: list[Tree]) -> Tree:
         """Many functions as one tree."""
         raise NotImplementedError
@@ -96,6 +99,11 @@ class Forest(Oracle):
             raise ReplyError(f"a reply holds a {type(function).__name__} where trees were due")
         check_trees(function, spec.features, spec.outputs, self.trees, self.depth)
 
+    def accept_joined(self, functions: Tree, count: int, spec: Spec) -> None:
+        if not isinstance(functions, Trees):
+            raise ReplyError(f"it is a {type(functions).__name__}, not trees")
+        check_trees(functions, spec.features, spec.outputs, self.trees * count, self.depth)
+
     def join(self, functions: list[Trees]) -> Trees:
         return join_trees(functions)
 
@@ -133,16 +141,22 @@ class Net(Oracle):
         ]
 
     def accept(self, function: Tree, spec: Spec) -> None:
+        self._check(function, (), spec)
+
+    def accept_joined(self, functions: Tree, count: int, spec: Spec) -> None:
+        self._check(functions, (count,), spec)
+        if not tree.all_finite(functions):
+            raise ReplyError("parameters are not finite")
+
+    def _check(self, function: Tree, lead: tuple[int, ...], spec: Spec) -> None:
+        """Refuse what does not have the form of the model's parameters, with leading dimensions."""
         like = self.model.init(spec, random.key(0))
         if not isinstance(function, dict) or set(function) != set(like):
             raise ReplyError("a reply holds no parameters of the oracle's model")
         for k, v in like.items():
-            if (
-                not isinstance(function[k], Tensor)
-                or function[k].shape != v.shape
-                or function[k].dtype != v.dtype
-            ):
-                raise ReplyError(f"a reply's {k} must be {v.dtype} of shape {tuple(v.shape)}")
+            shape, given = (*lead, *v.shape), function[k]
+            if not isinstance(given, Tensor) or given.shape != shape or given.dtype != v.dtype:
+                raise ReplyError(f"a reply's {k} must be {v.dtype} of shape {shape}")
 
     def join(self, functions: list[Tree]) -> Tree:
         return tree.map(lambda *t: torch.stack(t), *functions)
@@ -340,6 +354,13 @@ class Sklearn(Oracle):
                 f"a reply's archive holds no regressor that says {spec.outputs} finite numbers a "
                 "row"
             )
+
+    def accept_joined(self, functions: Tree, count: int, spec: Spec) -> None:
+        archives = functions.get("archives") if isinstance(functions, dict) else None
+        if not isinstance(archives, list) or len(archives) != count:
+            raise ReplyError(f"these are not the archives of {count} estimators")
+        for archive in archives:
+            self.accept({"archive": archive}, spec)
 
     def join(self, functions: list[Tree]) -> Tree:
         flat: list[Tensor] = []

@@ -26,7 +26,7 @@ from foedus.base.tree import State, Tree
 from foedus.core.algorithm import Algorithm, Batching, Client
 from foedus.core.clients import Clients
 from foedus.core.exchange import map_tensors
-from foedus.core.held import HeldSum
+from foedus.core.held import HeldSum, sum_from_wire
 from foedus.core.predictor import Predictor
 from foedus.errors import ConfigError, ReplyError
 from foedus.models.losses import loss_for
@@ -123,6 +123,16 @@ class FFGB(Algorithm):
         for functions, weight in zip(parts, weights, strict=True):
             total = total + self.oracle.values(functions, weight, client.data.x, client.spec)
         return {"f": total}
+
+    def check_updates(self, spec: Spec, **updates: Tree) -> None:
+        """The parts of f must be functions of the oracle."""
+        if list(updates) != ["f"]:
+            raise ReplyError(f"the held values {list(updates)} are not those of FFGB, ['f']")
+        for n, (functions, weights) in enumerate(sum_from_wire("f", updates["f"])):
+            try:
+                self.oracle.accept_joined(functions, len(weights), spec)
+            except ReplyError as error:
+                raise ReplyError(f"f, part {n}: {error}") from None
 
     def boost(self, client: Client, t: int) -> tuple[Tree, None]:
         """Algorithm 2."""

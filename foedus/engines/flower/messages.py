@@ -16,7 +16,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from foedus.errors import ReplyError
 
 HEADER, BODY = "foedus", "wire"
-_ARRAY, _LONGEST = "foedus", 1 << 24
+_ARRAY, _LONGEST, _DEEPEST = "foedus", 1 << 24, 32
+_LARGEST = 1 << 1000  # of integers: all of them can become floats
+_SHOWN = 300
 
 
 def content(header: dict[str, Any], body: bytes = b"") -> RecordDict:
@@ -38,13 +40,37 @@ def header(message: Message) -> dict[str, Any]:
                 f"the header of the message has {len(text)} characters; at most {_LONGEST} are read"
             )
         found = json.loads(text)
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         if isinstance(error, ReplyError):
             raise
-        raise ReplyError(f"the message has no readable header: {error!r}") from None
+        raise ReplyError(f"the message has no readable header: {shown(repr(error))}") from None
     if not isinstance(found, dict):
         raise ReplyError("the header of the message is no table")
+    for name, value in found.items():
+        _check_plain(name, value)
     return found
+
+
+def _check_plain(name: str, value: Any) -> None:
+    """Refuse a value that is nested too deeply, or integers that are no number of anything.
+
+    Level by level, for a recursion could be made to fail.
+    """
+    level = [value]
+    for _ in range(_DEEPEST):
+        if any(type(v) is int and abs(v) > _LARGEST for v in level):
+            raise ReplyError(f"{shown(name)} in the header has an integer of more than 1000 bits")
+        nested = [v for v in level if isinstance(v, dict | list)]
+        if not nested:
+            return
+        level = [v for t in nested for v in (t.values() if isinstance(t, dict) else t)]
+    raise ReplyError(f"{shown(name)} in the header is nested deeper than {_DEEPEST} levels")
+
+
+def shown(text: Any) -> str:
+    """What a peer says, for a person: short, in one line, without control characters."""
+    line = "".join(c if c.isprintable() else " " for c in str(text)[: _SHOWN + 1])
+    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]} ..."
 
 
 def body(message: Message) -> bytes:
@@ -80,7 +106,7 @@ def split(parts: list[bytes], groups: Any, ids: list[int]) -> tuple[list[bytes],
         isinstance(g, list) and all(type(i) is int for i in g) for g in groups
     )
     if not fine or sorted(i for g in groups for i in g) != sorted(ids) or len(groups) > len(parts):
-        raise ReplyError("the groups of clients in the header are not those who are asked")
+        raise ReplyError("the groups of clients in the header are not those who are asked, ids")
     return parts[: len(groups)], parts[len(groups) :]
 
 

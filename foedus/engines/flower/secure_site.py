@@ -27,10 +27,10 @@ from foedus.aggregation.dp import noise as sampling
 from foedus.aggregation.dp.distributed import Share
 from foedus.aggregation.dp.mechanism import DifferentialPrivacy
 from foedus.aggregation.secure import graph
-from foedus.aggregation.secure.protocol import PHASES, Offer, SecureAggregation
+from foedus.aggregation.secure.protocol import Offer, SecureAggregation
 from foedus.base.tree import Tree
 from foedus.core.describe import from_config
-from foedus.engines.flower import messages
+from foedus.engines.flower.questions import Exchange
 from foedus.errors import (
     ConfigError,
     DataError,
@@ -124,15 +124,15 @@ class Demands:
             )
         return settings
 
-    def offer(self, settings: SecureAggregation, asked: dict[str, Any], message: Tree) -> None:
+    def offer(self, settings: SecureAggregation, question: Exchange, message: Tree) -> None:
         """Refuse an offer that is for another exchange than the message says, or that is not good
         enough.
         """
         offer = Offer.read(message)
         if (offer.session, offer.round, offer.exchange) != (
-            asked["session"],
-            asked["round"],
-            asked["exchange"],
+            question.session,
+            question.round,
+            question.exchange,
         ):
             raise SecureError(
                 "the offer is for another session, round or exchange than its message"
@@ -260,7 +260,8 @@ class Secrets:
 
 
 def phase(
-    asked: dict[str, Any],
+    question: Exchange,
+    ids: list[int],
     parts: list[bytes],
     config: dict[str, Any],
     cache: Path | None,
@@ -272,21 +273,20 @@ def phase(
     and its weight. Under differential privacy all weigh the same, whatever the server says, and
     replies are clipped and get noise.
     """
-    demands, name = Demands.of(config), asked["phase"]
-    if name not in PHASES:
-        raise SecureError(f"{str(name)[:40]!r} is no phase of secure aggregation")
+    demands, name = Demands.of(config), question.phase
+    assert name is not None
     settings, secrets, hooks = (
-        demands.settings(asked.get("secure")),
+        demands.settings(question.secure),
         Secrets(cache),
         signatures(config),
     )
-    if len(parts) != len(asked["ids"]):
-        raise SecureError(f"there are {len(parts)} questions for {len(asked['ids'])} clients")
+    if len(parts) != len(ids):
+        raise SecureError(f"lengths: there are {len(parts)} questions for {len(ids)} clients")
 
     def share(offer: Tree) -> Share:
         assert settings.privacy is not None
         return Share(
-            settings, settings.privacy.clip_of(str(asked.get("step"))), Offer.read(offer).clients
+            settings, settings.privacy.clip_of(str(question.step)), Offer.read(offer).clients
         )
 
     of = (
@@ -296,17 +296,17 @@ def phase(
     )
     answers: dict[int, bytes] = {}
     errors: dict[str, str] = {}
-    for i, part in zip(asked["ids"], parts, strict=True):
+    for i, part in zip(ids, parts, strict=True):
         try:
-            question = wire.decode(part)
+            message = wire.decode(part)
             if name == "advertise":
-                demands.offer(settings, asked, question)
-            with secrets.client(i, name, question, of, **hooks) as client:
+                demands.offer(settings, question, message)
+            with secrets.client(i, name, message, of, **hooks) as client:
                 extra = more(i)
                 if name == "mask" and settings.privacy is not None:
                     mine = share(client.state.offer)
                     extra = (extra[0], 1, mine.noise, mine.clip)
-                answer = getattr(client, name)(question, *extra)
+                answer = getattr(client, name)(message, *extra)
             answers[i] = wire.encode(answer)
         except (DivergenceError, ReplyError) as error:  # its words may quote the reply
             warnings.warn(str(error), stacklevel=2)
@@ -321,8 +321,8 @@ def phase(
         except FoedusError as error:
             errors[str(i)] = str(error)
     about = {
-        "round": asked["round"],
-        "exchange": asked["exchange"],
+        "round": question.round,
+        "exchange": question.exchange,
         "phase": name,
         "ids": list(answers),
         "errors": errors,
@@ -331,28 +331,16 @@ def phase(
 
 
 def absent(
-    asked: dict[str, Any], step: str, ids: list[int], config: dict[str, Any], cache: Path | None
+    question: Exchange, step: str, ids: list[int], config: dict[str, Any], cache: Path | None
 ) -> list[int]:
     """Those of the clients who do not take part in this round, though they answer: nobody without
     differential privacy.
     """
-    if Demands.of(config).settings(asked.get("secure")).privacy is None:
+    if Demands.of(config).settings(question.secure).privacy is None:
         return []
-    cohort, probability = asked.get("cohort"), asked.get("probability")
-    if not isinstance(cohort, str) or not 0 < len(cohort) <= 64:
-        raise SecureError("cohort must be a text of at most 64 characters")
-    if (
-        isinstance(probability, bool)
-        or not isinstance(probability, int | float)
-        or not 0 < probability <= 1
-    ):
-        raise SecureError(f"probability={str(probability)[:40]} must be above 0 and at most 1")
-    if asked.get("step") != step:
-        raise SecureError(f"keys were made for {str(asked.get('step'))[:40]!r}, not for {step}")
-    secrets = Secrets(cache)
-    return [i for i in ids if not secrets.takes_part(i, cohort, float(probability))]
-
-
-def questions(asked: dict[str, Any], body: bytes) -> list[bytes]:
-    """The parts of a body."""
-    return messages.cut(body, asked.get("lengths"))
+    if question.cohort is None or question.probability is None:
+        raise SecureError("the header has no cohort or no probability")
+    if question.step != step:
+        raise SecureError(f"step: keys were made for {question.step!r}, not for {step}")
+    secrets, probability = Secrets(cache), float(question.probability)
+    return [i for i in ids if not secrets.takes_part(i, question.cohort, probability)]

@@ -55,9 +55,9 @@ from foedus.core.algorithm import Algorithm
 from foedus.core.describe import to_config
 from foedus.core.result import Run
 from foedus.core.run import run
-from foedus.engines.flower import messages, processes
+from foedus.engines.flower import answers, processes
 from foedus.engines.flower.session import Line, SitesEngine, linked
-from foedus.errors import ConfigError, FoedusError, TooFewClients, unknown
+from foedus.errors import ConfigError, FoedusError, ReplyError, TooFewClients, unknown
 from foedus.storage import checkpoint as files
 from foedus.version import __version__
 
@@ -75,6 +75,7 @@ _RUN = {
     "participation": Number | dict,
     "quantise": Literal["float16", "bfloat16", "int8"],
 }
+_LARGEST_SUM = 1e300  # those of all sites still add up to something finite
 _FEDERATION = {"clients": int, "min_clients": int, "timeout": Number, "patience": Number}
 
 
@@ -232,8 +233,9 @@ def _wrong(said: dict[str, Any], columns: int | None) -> str | None:
         or not all(whole(n, 1, 2**40) for n in rows)
     ):
         return "no numbers of rows"
-    if not isinstance(said.get("name"), str) or len(said["name"]) > 100:
-        return "no name, or one that is too long"
+    name = said.get("name")
+    if not isinstance(name, str) or len(name) > 100 or not name.isprintable():
+        return "no name, or one that is too long or cannot be printed"
     if columns is None:  # a shard of a simulation
         return None
     if len(clients) != 1 or not whole(said.get("checksum"), 0, 2**32 - 1):
@@ -246,6 +248,8 @@ def _wrong(said: dict[str, Any], columns: int | None) -> str | None:
         return f"no sums of {columns} columns"
     if not all(type(v) in (int, float) and math.isfinite(v) for column in values for v in column):
         return "sums that are not finite"
+    if not all(abs(v) <= _LARGEST_SUM for column in values for v in column):
+        return f"sums beyond {_LARGEST_SUM:g}"
     if not all(0 <= n <= rows[0] for n in values[0]) or not all(v >= 0 for v in values[2]):
         return "sums that cannot be"
     return None
@@ -258,23 +262,16 @@ def greet(
 
     Returns what the others said, by node.
     """
-    answers = line.post("query.hello", dict.fromkeys(nodes, question))
+    found = line.post("query.hello", dict.fromkeys(nodes, question))
     good: dict[int, dict[str, Any]] = {}
     whose: dict[int, str] = {}
     for node in nodes:
-        answer = answers[node]
         try:
-            said: dict[str, Any] = (
-                {"error": answer} if isinstance(answer, str) else messages.header(answer)
-            )
+            said = answers.header_of(found[node])
+            if wrong := _wrong(said, columns):
+                raise ReplyError(f"its greeting has {wrong}")
         except FoedusError as error:
-            said = {"error": str(error)}
-        if "error" not in said and (wrong := _wrong(said, columns)):
-            said = {"error": f"its greeting has {wrong}"}
-        if "error" in said:
-            warnings.warn(
-                f"node {node} does not take part: {str(said['error'])[:300]}", stacklevel=2
-            )
+            warnings.warn(f"node {node} does not take part: {error}", stacklevel=2)
             continue
         for client in said["clients"]:
             if client in whose:
@@ -416,24 +413,17 @@ def try_model(
     if algorithm.personal and algorithm.predictor(result.state) is None:
         return []
     question = {**line.common, "algorithm": to_config(algorithm), "seed": seed, "session": ""}
-    answers = line.post(
+    found = line.post(
         "evaluate.model", dict.fromkeys(set(line.nodes.values()), question), path.read_bytes()
     )
-    table = []
+    table, name = [], "accuracy" if result.spec.classes else "mse"
     for client, node in sorted(line.nodes.items()):
         entry: dict[str, Any] = {"client": client, "site": line.names[client]}
         try:
-            answer = answers[node]
-            said = {"error": answer} if isinstance(answer, str) else messages.header(answer)
-            if "error" in said:
-                entry["error"] = str(said["error"])[:300]
-            elif said["rows"]:
-                score, name = (
-                    (said["hits"], "accuracy") if "hits" in said else (said["squares"], "mse")
-                )
-                entry |= {"test_rows": int(said["rows"]), name: float(score) / int(said["rows"])}
-        except Exception as error:  # whatever a stranger has sent
-            entry["error"] = f"its answer cannot be read: {error!r}"[:300]
+            rows, score = answers.read_score(found[node], result.spec.classes)
+            entry |= {"test_rows": rows, name: score} if rows else {}
+        except FoedusError as error:
+            entry["error"] = str(error)
         table.append(entry)
     return table
 

@@ -30,7 +30,8 @@ from foedus.core.describe import to_config
 from foedus.core.exchange import Ask
 from foedus.core.held import HeldItems
 from foedus.core.session import Conditions, SecureChannel, Session
-from foedus.engines.flower import messages, processes
+from foedus.engines.flower import answers, messages, processes
+from foedus.engines.flower.answers import seconds_of
 from foedus.engines.flower.forms import Forms
 from foedus.errors import CheckpointError, FoedusError, ReplyError, SecureError, TooFewClients
 from foedus.wire import checks
@@ -101,7 +102,7 @@ class Line:
         began = time.monotonic()
         getattr(self.grid, "speak", lambda: None)()
         here = set(self.grid.get_node_ids())
-        answers: dict[int, Message | str] = {
+        replies: dict[int, Message | str] = {
             n: "it is not connected" for n in headers if n not in here
         }
         asked = [n for n in headers if n in here]
@@ -124,12 +125,12 @@ class Line:
                 self.sent += len(bodies[n])
         for n in asked:
             if n not in waiting.values():
-                answers[n] = "the message could not be sent to it"
+                replies[n] = "the message could not be sent to it"
         while waiting:
             for reply in self.grid.pull_messages(list(waiting)):
                 if reply.metadata.reply_to_message_id in waiting:
                     n = waiting.pop(reply.metadata.reply_to_message_id)
-                    answers[n] = (
+                    replies[n] = (
                         f"Flower reports: {reply.error.reason}" if reply.has_error() else reply
                     )
             if time.monotonic() - began > self.timeout:
@@ -137,8 +138,8 @@ class Line:
             if waiting:
                 time.sleep(_POLL)
         self.seconds.append(time.monotonic() - began)
-        self.working.append(max((_seconds(a) for a in answers.values()), default=0.0))
-        return answers | dict.fromkeys(waiting.values(), f"no answer within {self.timeout:g} s")
+        self.working.append(max(map(seconds_of, replies.values()), default=0.0))
+        return replies | dict.fromkeys(waiting.values(), f"no answer within {self.timeout:g} s")
 
     def name(self, client: int) -> str:
         return f"{client} ({self.names[client]})" if client in self.names else str(client)
@@ -189,10 +190,8 @@ class FlowerSession(Session, SecureChannel):
     def exchange(self, ask: Ask) -> Iterator[tuple[Tensor, Tree, bool]]:
         """Ask, and give the answers that are good, in order of client id."""
         asked, more = self.present(ask), self._about(ask)
-        answers = self.line.post(
-            f"train.{ask.step}", *self._letters(ask, asked, more, lambda i: [])
-        )
-        replies, faults = self._sorted(answers, asked, more)
+        found = self.line.post(f"train.{ask.step}", *self._letters(ask, asked, more, lambda i: []))
+        replies, faults = self._sorted(found, asked, more)
         if self.secured and faults and not replies and self.plain >= set(asked):
             raise single_replies(self.algorithm, ask.step)
         for i in [i for i in replies if self.secured and tree.leaves(replies[i])]:
@@ -228,13 +227,13 @@ class FlowerSession(Session, SecureChannel):
         }
 
     def _sorted(
-        self, answers: dict[int, Message | str], asked: list[int], more: dict[str, Any]
+        self, found: dict[int, Message | str], asked: list[int], more: dict[str, Any]
     ) -> tuple[dict[int, Tree], dict[int, str]]:
         """The replies that can be used, and why there is none, by client."""
         replies: dict[int, Tree] = {}
         faults: dict[int, str] = {}
         self.plain = set()
-        for node, answer in answers.items():
+        for node, answer in found.items():
             mine = [i for i in asked if self.line.nodes[i] == node]
             try:
                 good, bad = self._read(answer, mine, more)
@@ -282,10 +281,8 @@ class FlowerSession(Session, SecureChannel):
         letters = self._letters(
             ask if phase == "mask" else None, asked, more, lambda i: [wire.encode(questions[i])]
         )
-        answers = self.line.post(
-            f"train.{ask.step}" if phase == "mask" else "query.secure", *letters
-        )
-        replies, faults = self._sorted(answers, asked, more)
+        found = self.line.post(f"train.{ask.step}" if phase == "mask" else "query.secure", *letters)
+        replies, faults = self._sorted(found, asked, more)
         return {**replies, **{i: SecureError(why) for i, why in faults.items()}}
 
     def _letters(
@@ -351,45 +348,24 @@ class FlowerSession(Session, SecureChannel):
         """The replies in an answer that may be used, and what is wrong with the others."""
         if isinstance(answer, str):
             raise ReplyError(answer)
-        said = messages.header(answer)
-        if said.get("refused") == "plain":
+        self.line.received += len(messages.body(answer))
+        try:
+            parts = answers.read_parts(answer, mine, more)
+        except answers.PlainRefusedError:
             self.plain |= set(mine)
-        if "error" in said:
-            raise ReplyError(str(said["error"]))
-        for name in ("round", "exchange", "phase"):
-            if said.get(name) != more.get(name):
-                raise ReplyError(
-                    f"its answer is for {name} {said.get(name)!r}, not {more.get(name)}"
-                )
-        body = messages.body(answer)
-        self.line.received += len(body)
-        ids, lost, parts = (
-            said.get("ids"),
-            said.get("lost", []),
-            messages.cut(body, said.get("lengths")),
-        )
-        if not isinstance(ids, list) or not isinstance(lost, list):
-            raise ReplyError("its answer names clients that it was not asked for")
-        whole = [*ids, *lost]
-        if (
-            not all(type(i) is int and i in mine for i in whole)
-            or len(set(whole)) < len(whole)
-            or len(ids) != len(parts)
-        ):
-            raise ReplyError("its answer names clients that it was not asked for")
-        errors = said["errors"] if isinstance(said.get("errors"), dict) else {}
+            raise
         replies, faults = {}, {}
-        for i, part in zip(ids, parts, strict=True):
+        for i, part in parts.replies.items():
             try:
                 replies[i] = wire.decode(part)
             except FoedusError as error:
                 faults[i] = str(error)
         for i in mine:
-            if i in lost:
+            if i in parts.lost:
                 self.lost.add(i)
                 faults[i] = "it has lost its state"
             elif i not in replies and i not in faults:
-                faults[i] = str(errors.get(str(i), "it was not in the answer of its node"))
+                faults[i] = parts.errors.get(i, "it was not in the answer of its node")
         return replies, faults
 
     def _misfits(self, ask: Ask, replies: dict[int, Tree]) -> dict[int, str]:
@@ -474,37 +450,22 @@ class FlowerSession(Session, SecureChannel):
         """
         ids = self.ids.tolist()
         place = {i: p for p, i in enumerate(ids)}
-        answers = self.line.post(
+        found = self.line.post(
             "evaluate.own", self._headers([i for i in ids if i not in self.excluded], {})
         )
         sums: dict[str, Tensor] = {"rows": torch.zeros(len(ids), dtype=torch.float64)}
-        for node, answer in answers.items():
+        for node, answer in found.items():
             mine = {i for i in ids if self.line.nodes[i] == node}
             try:
-                said: dict[str, Any] = (
-                    {"error": answer} if isinstance(answer, str) else messages.header(answer)
-                )
-                if "error" in said:
-                    raise ReplyError(str(said["error"])[:300])
-                values = torch.tensor(
-                    [[float(v) for v in column] for column in said["sums"].values()],
-                    dtype=torch.float64,
-                )
-                if (
-                    not set(said["ids"]) <= mine
-                    or values.shape[1] != len(said["ids"])
-                    or not bool(torch.isfinite(values).all())
-                ):
-                    raise ReplyError("its sums are not finite, or not of its own clients")
-                at = [place[i] for i in said["ids"]]
-                for name, column in zip(said["sums"], values, strict=True):
-                    sums.setdefault(str(name), torch.zeros(len(ids), dtype=torch.float64))[at] = (
-                        column
-                    )
-            except Exception as error:  # whatever a stranger has sent
+                some, table = answers.read_sums(answer, mine, self.forms.spec.classes)
+            except FoedusError as error:
                 warnings.warn(
                     f"the clients {sorted(mine)[:10]} are not evaluated: {error}", stacklevel=2
                 )
+                continue
+            at = [place[i] for i in some]
+            for name, column in table.items():
+                sums.setdefault(name, torch.zeros(len(ids), dtype=torch.float64))[at] = column
         return sums
 
     def evaluate_global(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -535,14 +496,3 @@ class FlowerSession(Session, SecureChannel):
 
     def close(self) -> None:
         """The line stays open: others may use it."""
-
-
-def _seconds(answer: Message | str) -> float:
-    """How long a site says that it has worked."""
-    if isinstance(answer, str):
-        return 0.0
-    with contextlib.suppress(
-        FoedusError, AttributeError, KeyError, OverflowError, TypeError, ValueError
-    ):
-        return float(messages.header(answer)["seconds"])
-    return 0.0

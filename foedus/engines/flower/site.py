@@ -24,7 +24,7 @@ from foedus.data import formats
 from foedus.data.dataset import Data
 from foedus.data.federation import Federation
 from foedus.data.loading import hold_out
-from foedus.errors import DataError, unknown
+from foedus.errors import ConfigError, DataError, shown, unknown
 
 KEYS = ("data", "label", "client", "name", "test", "seed", "cache", "shards")
 SECURE_KEYS = (
@@ -116,7 +116,15 @@ class Site:
         """The site as a federation of one client, scaled; what is missing becomes the centre."""
 
         def scaled(x: np.ndarray) -> np.ndarray:
-            return np.nan_to_num((x - np.array(center)) / np.array(scale)).astype(np.float32)
+            with np.errstate(over="ignore"):
+                new = np.nan_to_num((x - np.array(center)) / np.array(scale)).astype(np.float32)
+            if not np.isfinite(new).all():
+                column = int(np.argmin(np.isfinite(new).all(0)))
+                raise ConfigError(
+                    f"center={center[column]} and scale={scale[column]} of column {column} give "
+                    "numbers that are not finite"
+                )
+            return new
 
         data = Data.from_arrays(
             scaled(self.x),
@@ -210,8 +218,8 @@ def write_shard(path: Path, fed: Federation) -> None:
 
 def read_shard(folder: Path, name: str) -> Federation:
     """The clients that `write_shard` wrote."""
-    if not name.isalnum():
-        raise DataError(f"the shard {name!r} is no name of a file")
+    if not name.isalnum() or not (folder / f"{name}.npz").is_file():
+        raise DataError(f"there is no shard {shown(name)} here")
     with np.load(folder / f"{name}.npz", allow_pickle=False) as f:
         data = Data.from_arrays(
             f["x"],

@@ -268,7 +268,7 @@ def test_a_site_may_demand_noise(fed, engine):
     [
         ("mask", {"step": "round"}, "keys were made for 'round', not for train"),
         ("mask", {"probability": 2.0}, "probability=2.0 must be above 0 and at most 1"),
-        ("mask", {"cohort": 3}, "cohort must be a text"),
+        ("mask", {"cohort": 3}, "cohort=3 must be a text of 1 to 64 characters"),
         ("share", {"step": "round"}, "another session, round or exchange, or to other settings"),
     ],
 )

@@ -507,7 +507,8 @@ def test_settings_that_cannot_be(fed, engine):
     assert "threshold=0.1 must be a number above 0.5 and at most 1" in run(
         {"type": "SecureAggregation", "threshold": 0.1}
     )
-    assert "are no settings of secure aggregation" in run("none")
+    assert "secure='none' must be a dictionary or None" in run("none")
+    assert "are no settings of secure aggregation" in run({"threshold": 0.9})
     assert "type 'FedAvg' is unknown" in run({"type": "FedAvg"})
 
 

@@ -21,7 +21,7 @@ from foedus.base import random, tree
 from foedus.core.exchange import Ask
 from foedus.core.held import HeldSum
 from foedus.engines.flower import messages, processes
-from foedus.engines.flower.client import Memory
+from foedus.engines.flower.memory import Memory
 from foedus.engines.flower.server import greet
 from foedus.engines.flower.session import FlowerSession, Line
 from tests.conformance import ALGORITHMS
@@ -417,11 +417,12 @@ def test_settings_that_a_site_does_not_know_are_an_error_in_its_words(fed, engin
 
 def test_only_client_steps_can_be_asked_for(fed, engine):
     session = engine.open(AVERAGE, fed, random.key(0))
-    more = {"round": 1, "exchange": 0, "version": 1, "quantise": None}
+    ask = Ask("train", {}, torch.tensor([0]), random.key(0), 1, 0)
+    letters = session._letters(ask, [0], session._about(ask), lambda i: [])
     for step in ("round", "start", "__init__", "_private", "lr", "nothing"):
-        answers = session.line.post(f"train.{step}", session._headers([0], more), b"")
+        answers = session.line.post(f"train.{step}", *letters)
         assert "is no client step of FedAvg" in messages.header(answers[1])["error"]
-    answers = session.line.post("query.secrets", session._headers([0], more), b"")
+    answers = session.line.post("query.secrets", *letters)
     assert "does not know messages of type 'query.secrets'" in messages.header(answers[1])["error"]
 
 

@@ -1,0 +1,154 @@
+"""The rows of a node, what is prepared of them, and how a model does on them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from foedus.core.algorithm import Algorithm
+from foedus.core.result import Run
+from foedus.data.federation import Federation
+from foedus.engines.flower.questions import Question
+from foedus.engines.flower.site import Site, read_shard, read_site
+from foedus.engines.local import LocalSession
+from foedus.errors import CheckpointError, ConfigError, FoedusError, ReplyError
+from foedus.storage import checkpoint as files
+from foedus.version import __version__
+
+
+@contextlib.contextmanager
+def explained(what: str, kind: type[FoedusError] = ReplyError) -> Iterator[None]:
+    """Whatever goes wrong with what the server has sent, as an error that says with what."""
+    try:
+        yield
+    except FoedusError:
+        raise
+    except Exception as error:
+        raise kind(f"{what}: {type(error).__name__}: {error}") from error
+
+
+class Holding:
+    """The rows of this node: of one site, or of some clients of a simulation."""
+
+    def __init__(self, question: Question, config: dict[str, Any]):
+        self.question, self.config = question, config
+        self.shards = Path(config["shards"]) if "shards" in config else None
+        self.site: Site | None = None
+        if self.shards is not None:
+            if question.shard is None:
+                raise ConfigError("the server sends no shard: this node has clients of simulations")
+            return
+        if question.schema is None:
+            raise ConfigError("the server sends no schema: sites with files of their own need one")
+        if question.shard is not None:
+            raise ConfigError(f"shard={question.shard!r}: this site has a file of its own")
+        self.site = read_site(config, question.schema)
+
+    @property
+    def cache(self) -> Path | None:
+        """Where this node may keep what must outlive a process."""
+        if "cache" in self.config:
+            return Path(str(self.config["cache"]))
+        return self.shards / "cache" if self.shards else None
+
+    def federation(self) -> Federation:
+        center, scale = self.question.center, self.question.scale
+        if self.site is None:
+            assert self.shards is not None and self.question.shard is not None
+            return read_shard(self.shards, self.question.shard)
+        if center is None or scale is None:
+            raise ConfigError("the server sends no center or no scale of the columns")
+        return self.site.federation(center, scale)
+
+    def check_ids(self, ids: list[int]) -> None:
+        """Refuse to answer for clients who are not here."""
+        here = self.federation().ids.tolist() if self.site is None else [self.site.client]
+        strange = sorted(set(ids) - set(here))
+        if strange:
+            raise ReplyError(
+                f"ids: client {strange[0]} is not here; this node has {sorted(here)[:10]}"
+            )
+
+    def hello(self) -> dict[str, Any]:
+        """Who is here, and what a common scaling needs to know."""
+        if self.site is None:
+            fed = self.federation()
+            return {
+                "clients": fed.ids.tolist(),
+                "rows": fed.sizes.tolist(),
+                "name": "shard",
+                "foedus": __version__,
+            }
+        site = self.site
+        about = {
+            "name": site.name,
+            "checksum": site.checksum,
+            "foedus": __version__,
+            "sums": site.sums(),
+        }
+        return {
+            "clients": [site.client],
+            "rows": [len(site.y)],
+            "test_rows": [len(site.y_test)],
+            **about,
+        }
+
+    def try_model(self, file: bytes, algorithm: Algorithm) -> dict[str, Any]:
+        """Say how the final model does on this site's test rows, and keep it if there is a
+        cache.
+        """
+        fed = self.federation()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.safetensors"
+            path.write_bytes(file)
+            with explained("the file of the model cannot be read"):
+                run = Run.load(path, algorithm)
+        if run.spec != fed.spec:
+            raise ReplyError(f"the model is for {run.spec}, the rows of this site are {fed.spec}")
+        if run.algorithm.personal and run.algorithm.predictor(run.state) is None:
+            raise ReplyError(f"{type(algorithm).__name__} has no global model")
+        x, y = fed.data.x_test, fed.data.y_test
+        with explained("the model cannot be used on the rows of this site"):
+            predicted = run.model.predict(x) if len(y) else y
+        if self.cache:
+            files.replace(self.cache / "model.safetensors", [file])
+        if not len(y):
+            return {"rows": 0}
+        if fed.data.classes:
+            return {"rows": len(y), "hits": int((predicted == y).sum())}
+        return {
+            "rows": len(y),
+            "squares": float(((predicted - y) ** 2).mean(tuple(range(1, y.ndim))).sum()),
+        }
+
+    # -- what `Algorithm.prepare` makes of the rows ------------------------------------------------
+
+    def load_prepared(self, session: LocalSession) -> None:
+        """Take up what an earlier process has prepared."""
+        path = self._prepared_file()
+        if session.prepares and path is not None and path.is_file():
+            try:
+                session.load_prepared(files.read(path)[0]["prepared"])
+            except CheckpointError:
+                path.unlink(missing_ok=True)  # it is made anew
+
+    def keep_prepared(self, session: LocalSession) -> None:
+        """Write what was prepared, once."""
+        path = self._prepared_file()
+        if session.prepares and path is not None and not path.is_file():
+            with contextlib.suppress(CheckpointError):  # a full disk: it is only a cache
+                files.write(path, {"prepared": session.save_prepared()}, {})
+
+    def _prepared_file(self) -> Path | None:
+        if self.cache is None:
+            return None
+        q, site = self.question, self.site
+        rows = q.shard if site is None else [site.checksum, q.center, q.scale]
+        about = json.dumps([__version__, q.algorithm, q.seed, rows], sort_keys=True)
+        name = hashlib.sha256(about.encode()).hexdigest()[:32]
+        return self.cache / f"prepared-{name}.safetensors"

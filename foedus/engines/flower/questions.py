@@ -1,0 +1,217 @@
+"""Questions of a server to a site: the header of each kind of message, declared field by field.
+
+A site does not trust its server. `read_question` checks a header against the class of its message
+before any row is read, any model built or any byte of the body decoded; an error names the field,
+its value and what is allowed. Keys that a class does not declare are ignored.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import Annotated, Any, ClassVar, Literal
+
+from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen, Predicate
+from flwr.app import Message
+
+from foedus.base.settings import Means, check_settings, check_value
+from foedus.engines.flower import messages
+from foedus.engines.flower.site import Schema
+from foedus.errors import ReplyError
+from foedus.version import __version__
+
+LONGEST_DELAY = 1000
+"""Rounds. Clients of some algorithms keep that many models, so a site does not take any number."""
+
+Finite = Annotated[float, Ge(-sys.float_info.max), Le(sys.float_info.max), Means("a finite number")]
+Positive = Annotated[float, Gt(0), Le(sys.float_info.max), Means("a positive finite number")]
+Count = Annotated[int, Ge(0), Lt(2**63)]
+ClientId = Annotated[int, Ge(0), Lt(2**32)]
+Version = Annotated[int, Ge(0), Lt(2**48)]
+Delay = Annotated[int, Ge(0), Le(LONGEST_DELAY)]
+Name = Annotated[str, MinLen(1), MaxLen(100), Means("a text of 1 to 100 characters")]
+Session = Annotated[str, MinLen(1), MaxLen(256), Means("a text of 1 to 256 characters")]
+Shard = Annotated[
+    str, MaxLen(64), Predicate(str.isalnum), Means("a text of at most 64 letters and digits")
+]
+Cohort = Annotated[str, MinLen(1), MaxLen(64), Means("a text of 1 to 64 characters")]
+Probability = Annotated[float, Gt(0), Le(1), Means("above 0 and at most 1")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What every header says: which algorithm, and which rows in which form.
+
+    algorithm, secure: settings as `foedus.core.describe.to_config` writes them; `from_config`
+        checks them when they are built.
+    session: the run, as a name. foedus: the version of the server.
+    shard: which clients of a simulation, for a node that has some.
+    schema, center, scale: the columns of a site's own file, and what is subtracted from them and
+        what they are divided by.
+    """
+
+    algorithm: dict[str, Any]
+    seed: Annotated[int, Ge(0), Lt(2**64)]
+    session: Session | Literal[""] = ""
+    foedus: Name | None = None
+    shard: Shard | None = None
+    schema: Schema | None = None
+    center: list[Finite] | None = None
+    scale: list[Positive] | None = None
+    secure: dict[str, Any] | None = None
+
+    kind: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        check_settings(self, ReplyError)
+        columns = None if self.schema is None else self.schema.columns
+        self._as_long("center", "columns of the schema", columns)
+        self._as_long("scale", "columns of the schema", columns)
+
+    def _as_long(self, name: str, what: str, others: Sequence[Any] | None) -> None:
+        """Refuse a list that does not have an element for each of the others."""
+        values = getattr(self, name)
+        if values is not None and others is not None and len(values) != len(others):
+            raise ReplyError(f"{name} has {len(values)} elements for {len(others)} {what}")
+
+    def _each_once(self, name: str, values: Sequence[Any]) -> None:
+        if len(set(values)) < len(values):
+            raise ReplyError(f"{name} names something twice: {str(values)[:200]}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hello(Question):
+    """Who is there?"""
+
+    kind: ClassVar[str] = "query.hello"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TryModel(Question):
+    """How does this model, the body, do on the site's test rows?"""
+
+    kind: ClassVar[str] = "evaluate.model"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOwn(Question):
+    """How do the clients' own models do on their own test rows?
+
+    ids: the clients asked. seen: for each the version of its last answer that the server has, 0 for
+        none: the state to go on from.
+    up, down, longest: where messages are late, the delays of each client, and the longest round
+        trip of all clients.
+    """
+
+    session: Session
+    ids: Annotated[list[ClientId], MinLen(1)]
+    seen: list[Version]
+    up: list[Delay] | None = None
+    down: list[Delay] | None = None
+    longest: Annotated[int, Ge(0), Le(2 * LONGEST_DELAY)] | None = None
+
+    kind: ClassVar[str] = "evaluate.own"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._each_once("ids", self.ids)
+        for name in ("seen", "up", "down"):
+            self._as_long(name, "clients in ids", self.ids)
+        delays = (self.up, self.down, self.longest)
+        if any(d is None for d in delays) and delays != (None, None, None):
+            raise ReplyError("up, down and longest must be given together, or none of them")
+        trips = map(sum, zip(self.up or [0], self.down or [0], strict=True))
+        if (slowest := max(trips)) > (self.longest or 0):
+            raise ReplyError(
+                f"longest={self.longest} is less than up + down of a client, {slowest}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange(EvaluateOwn):
+    """One exchange with clients.
+
+    version: of the states after it. lengths: of the parts of the body. quantise: of replies.
+    phase, weights: of secure aggregation. step, cohort, probability: of differential privacy, for
+        which step keys are made, the sample of the round, and the chance to be in it.
+    """
+
+    round: Annotated[int, Ge(0), Lt(2**32)]
+    exchange: Annotated[int, Ge(0), Lt(2**16 - 1)]
+    version: Version
+    lengths: list[Count]
+    quantise: Literal["int8", "float16", "bfloat16"] | None = None
+    phase: Literal["advertise", "share", "mask", "unmask"] | None = None
+    weights: Literal["rows", "uniform"] | None = None
+    step: Name | None = None
+    cohort: Cohort | None = None
+    probability: Probability | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.version != (due := (self.round << 16) + self.exchange + 1):
+            raise ReplyError(f"version={self.version} must be {due}, by round and exchange")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase(Exchange):
+    """A phase of secure aggregation other than `mask`."""
+
+    phase: Literal["advertise", "share", "unmask"]
+
+    kind: ClassVar[str] = "query.secure"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(Exchange):
+    """A client step.
+
+    groups: the clients that are sent the same message. held, items: the arguments that are held
+        values (`foedus.core.held`), and those of them that are a `HeldItems`.
+    """
+
+    phase: Literal["mask"] | None = None
+    groups: list[Annotated[list[ClientId], MinLen(1)]]
+    held: list[Name]
+    items: list[Name]
+
+    kind: ClassVar[str] = "train"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._each_once("held, with items,", [*self.held, *self.items])
+
+
+KINDS: dict[str, type[Question]] = {cls.kind: cls for cls in (Hello, TryModel, EvaluateOwn, Phase)}
+
+
+def read_question(message: Message) -> Question:
+    """The checked header of a message from the server."""
+    kind = message.metadata.message_type
+    cls = Step if kind.startswith(f"{Step.kind}.") else KINDS.get(kind)
+    if cls is None:
+        raise ReplyError(
+            f"this site does not know messages of type {kind[:100]!r}; it has foedus {__version__}"
+        )
+    header = messages.header(message)
+    for f in fields(cls):
+        if f.name not in header and f.default is MISSING:
+            raise ReplyError(f"the header of {kind[:100]} has no {f.name}")
+    known = {f.name: header[f.name] for f in fields(cls) if f.name in header}
+    return cls(**known | {"schema": read_schema(known.get("schema"))})
+
+
+def read_schema(schema: Any) -> Schema | None:
+    """The form of the rows of all sites."""
+    if schema is None:
+        return None
+    names = Annotated[list[Annotated[str, MaxLen(1000)]], MinLen(1)]
+    check_value("schema", schema, dict[str, Any], ReplyError)
+    check_value("schema.columns", schema.get("columns"), names, ReplyError)
+    check_value("schema.classes", schema.get("classes"), names | None, ReplyError)
+    columns, classes = schema["columns"], schema.get("classes")
+    for name, values in (("columns", columns), ("classes", classes or [])):
+        if len(set(values)) < len(values):
+            raise ReplyError(f"schema.{name} has a name twice")
+    return Schema(tuple(columns), None if classes is None else tuple(classes))
