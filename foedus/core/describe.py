@@ -69,10 +69,10 @@ def from_config(config: Any, known: dict[str, type], where: str = "config") -> A
         values[k] = from_config(v, known, f"{where}.{k}")
     try:
         return cls(**values)
-    except TypeError as error:
-        raise ConfigError(f"{where}: {name} cannot be made of these settings: {error}") from error
     except FoedusError as error:
         raise ConfigError(f"{where}: {error}") from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: {name} cannot be made of these settings: {error}") from error
 
 
 def subclasses(*bases: type) -> dict[str, type]:

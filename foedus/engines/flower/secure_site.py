@@ -106,6 +106,8 @@ class Demands:
         settings = from_config(config, known, "secure")
         if not isinstance(settings, SecureAggregation):
             raise ConfigError(f"secure: {str(config)[:80]!r} are no settings of secure aggregation")
+        if settings.privacy is not None and settings.privacy.entropy is not None:
+            raise SecureError("secure: entropy is for tests; this site draws its noise itself")
         if settings.threshold < self.threshold - 1e-9:
             raise SecureError(
                 f"threshold={settings.threshold:.3g} is less than the {self.threshold:.3g} that "

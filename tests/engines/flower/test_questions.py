@@ -200,7 +200,7 @@ COUPLED = {
     "items": ("what was sent",),
     "phase": ("lengths", "header of"),
     "secure": ("cohort", "settings", "threshold", "clear"),
-    "algorithm": ("step", "own", "model", "what was sent"),
+    "algorithm": ("step", "own", "model", "what was sent", "f, part"),
     "up": ("longest",),
     "down": ("longest",),
     "probability": ("cohort",),
@@ -419,6 +419,15 @@ def test_a_state_of_another_algorithm(asked):
         with pytest.raises(fd.FoedusError):
             question.answer(header)
         assert question.unchanged()
+
+
+def test_a_server_does_not_choose_the_noise(asked):
+    question = asked["private"]
+    secure = copy.deepcopy(question.header["secure"])
+    secure["privacy"]["entropy"] = 4
+    with pytest.raises(fd.FoedusError, match="secure: entropy is for tests"):
+        question.answer({**question.header, "secure": secure})
+    assert question.unchanged()
 
 
 # -- bodies ----------------------------------------------------------------------------------------
