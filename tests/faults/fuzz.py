@@ -151,6 +151,7 @@ class _Site:
 
 def reply_target() -> Target:
     """Answers of a site, header and body, to a server that has asked for a step of FedAvg."""
+    from flwr.app import Array
     from flwr.supercore.task_identity import TaskIdentity
 
     import foedus as fd
@@ -194,7 +195,8 @@ def reply_target() -> Target:
     def feed(case: bytes) -> None:
         (n,) = struct.unpack("<I", case[:4])
         site.content = {messages.HEADER: {"json": case[4 : 4 + n].decode(errors="surrogateescape")}}
-        site.content[messages.BODY] = {"0": types.SimpleNamespace(data=case[4 + n :])}
+        body = case[4 + n :]
+        site.content[messages.BODY] = {"0": Array("uint8", (len(body),), "foedus", body)}
         with contextlib.suppress(FoedusError):
             server._wrong(messages.header(site.pull_messages([])[0]), 1)
         session = SitesEngine(Line(site, {0: 1, 1: 1})).open(algorithm, fed, random.key(0))
