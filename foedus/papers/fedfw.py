@@ -403,12 +403,11 @@ def _close(table: str) -> Claim:
 
 _NOTES = (
     "What the paper describes is not what stands behind its numbers, so both protocols are run. "
-    "Described: one step a round and one ball over all "
-    "parameters. Published, what the authors' code does: many steps a round, clients that begin at "
-    "the centre, a ball for each tensor, and the best round of all. Not "
-    "known, and chosen here: lambda_0 = 1e-3, FedDR's step and alpha of 0.1, how rows are dealt, "
-    "the seeds. The synthetic set is drawn anew for each seed and differs by "
-    "up to ten points. As described FedFW+ has rows of its own; in the authors' code its branch "
+    "Described: one step a round and one ball over all parameters. Published, what the authors' "
+    "code does: many steps a round, clients that begin at the centre, a ball for each tensor, and "
+    "the best round of all. Not known, and chosen here: lambda_0 = 1e-3, FedDR's step and alpha of "
+    "0.1, how rows are dealt, the seeds. The synthetic set is drawn anew for each seed and differs "
+    "by up to ten points. As described FedFW+ has rows of its own; in the authors' code its branch "
     "never runs."
 )
 

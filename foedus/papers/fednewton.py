@@ -163,10 +163,9 @@ TABLE2 = Item(
     seeds={"quick": 1, "usual": 1, "full": 1},
     minutes={"quick": 0.3, "usual": 12, "full": 12},
     notes="The paper's line for shuttle repeats features and classes of Sensorless; the set has 9 "
-    "and 7. Sensorless has no official test "
-    "rows: 10,000 of its 58,509 are held out here. The paper scales inputs in a way it does not "
-    "state, so that its sigma^2 cannot be "
-    "compared with our bandwidths.",
+    "and 7. Sensorless has no official test rows: 10,000 of its 58,509 are held out here. The "
+    "paper scales inputs in a way it does not state, so that its sigma^2 cannot be compared with "
+    "our bandwidths.",
 )
 
 # -- Table 3 ---------------------------------------------------------------------------------------

@@ -504,8 +504,7 @@ _C: dict[str, Any] = {
     "seeds": {"quick": 1, "usual": 1, "full": 1},
     "minutes": {"quick": 0.2, "usual": 2, "full": 2},
     "notes": "The paper's step of 1.0 diverges as literally written; with AdaGrad it works, and so "
-    "does a constant step of 0.05. "
-    "Algorithm 6 prints w_s where (3) has the newest model.",
+    "does a constant step of 0.05. Algorithm 6 prints w_s where (3) has the newest model.",
 }
 FIGURE6 = Item(
     title="Figure 6: average loss in Appendix C",
