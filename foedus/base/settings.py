@@ -269,10 +269,8 @@ def _number(kind: type, constraints: tuple[Any, ...]) -> Rule:
         if isinstance(c, at.Gt | at.Ge):
             low, above = cast("float", c.gt if isinstance(c, at.Gt) else c.ge), isinstance(c, at.Gt)
         elif isinstance(c, at.Lt | at.Le):
-            high, below = (
-                cast("float", c.lt if isinstance(c, at.Lt) else c.le),
-                isinstance(c, at.Lt),
-            )
+            below = isinstance(c, at.Lt)
+            high = cast("float", c.lt if isinstance(c, at.Lt) else c.le)
         else:
             others.append(c)
     over, under = (operator.lt if above else operator.le), (operator.lt if below else operator.le)
@@ -328,9 +326,10 @@ def _container(kind: type[Collection[Any]], inside: tuple[Any, ...]) -> Rule:
             return None
         if mapping:
             items = list(value.items())
-            for key in value if keys is not None else ():
-                if not keys.accepts(key):
-                    return " key", key, keys
+            if keys is not None:
+                for key in value:
+                    if not keys.accepts(key):
+                        return " key", key, keys
         else:
             items = list(enumerate(value))
         for i, (key, element) in enumerate(items):

@@ -132,8 +132,8 @@ def _shadow(domain: Domain, shape: tuple[int, ...]) -> Domain:
     """What a set of the whole vector leaves for one of its tensors, the others being free."""
     if isinstance(domain, KSparse):
         return replace(domain, k=min(domain.k, math.prod(shape)))
-    box = isinstance(domain, Box)
-    numbers = box and not isinstance(domain.lo, tuple) and not isinstance(domain.hi, tuple)
+    ends = (domain.lo, domain.hi) if isinstance(domain, Box) else ((),)
+    numbers = not any(isinstance(end, tuple) for end in ends)
     if numbers or isinstance(domain, L1Ball | L2Ball | LInfBall):
         return domain
     raise ConfigError(

@@ -268,8 +268,10 @@ def predict_trees(
     if kernels.ready:
         few = len(rows) * len(shares) < _THREADS_FROM
         threads = 1 if few else threads or torch.get_num_threads()
-        return torch.from_numpy(kernels.sum_trees(rows, *nodes, shares, values, threads))
+        packed, roots = nodes
+        sums = kernels.sum_trees(rows, packed, roots, shares, values, threads)
+        return torch.from_numpy(sums)
     step = max(1, _BLOCK // len(shares))
     blocks = (rows[i : i + step] for i in range(0, max(1, len(rows)), step))
-    sums = [_walked(block, nodes, shares, values) for block in blocks]
-    return torch.from_numpy(np.concatenate(sums))
+    walked = [_walked(block, nodes, shares, values) for block in blocks]
+    return torch.from_numpy(np.concatenate(walked))

@@ -91,7 +91,8 @@ class LowRank:
         if not floating or self.left.dtype != self.right.dtype:
             return "its factors must have one floating dtype"
         left, right = list(self.left.shape), list(self.right.shape)
-        if len(left) < 2 or [*left[:-2], left[-1]] != [*right[:-2], right[-1]]:
+        same = len(left) == len(right) and left[:-2] == right[:-2] and left[-1:] == right[-1:]
+        if len(left) < 2 or not same:
             return f"its factors must be [..., m, r] and [..., n, r], not {left} and {right}"
         return None
 
@@ -299,5 +300,5 @@ def densify(message: Tree) -> Tree:
 
     A few bytes can describe a huge tensor: check untrusted messages with `validate_like` first.
     """
-    kinds = tuple(kind for kind in STRUCTURED if kind is not Trees)
+    kinds = Sparse | LowRank | Signs | Quantised
     return _map(lambda _, leaf: leaf.dense() if isinstance(leaf, kinds) else leaf, message)
