@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -88,12 +87,4 @@ def _root(
 
 def main() -> None:
     """Entry point of the `foedus` command."""
-    try:
-        app()
-    finally:
-        try:
-            sys.stdout.flush()
-        # `foedus paper | head`: nothing more is to be written, not even by the interpreter at its
-        # end
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    app()
