@@ -180,8 +180,9 @@ def _chosen_steps(chosen: Found) -> dict[tuple[str, str, int], float]:
         frame = chosen.where(chosen=1).frame
     except Missing:
         return {}
-    steps = frame.groupby(["data", "scheme", "delay"])["step"].first().astype(float)
-    return {(str(d), str(s), int(late)): step for (d, s, late), step in steps.items()}
+    first = frame.drop_duplicates(["data", "scheme", "delay"])
+    rows = first[["data", "scheme", "delay", "step"]].itertuples(index=False, name=None)
+    return {(data, scheme, int(delay)): float(step) for data, scheme, delay, step in rows}
 
 
 def _gaps(found: Found, one: dict, other: dict, sets: Iterable[str] | None) -> dict[str, float]:
