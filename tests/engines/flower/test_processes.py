@@ -4,6 +4,7 @@ answers for them, and processes that end with the one that started them.
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
@@ -174,7 +175,7 @@ def executor(restored):
             raise httpx.ConnectError("the SuperNode is gone")
 
     children.refuse = False
-    module = sys.modules["flwr.supercore.cli.flower_superexec"]
+    module = importlib.import_module("flwr.supercore.cli.flower_superexec")
     restored.setattr(module, "flower_superexec", lambda: None)
     restored.setattr(runtime, "run_clientapp", lambda *task: children.run(*task))
     restored.setattr(runtime, "push_task_output", report)

@@ -236,7 +236,7 @@ def test_released_clients_are_gone():
 
 def test_tree_nodes_of_the_user_are_known_where_no_import_has_made_them():
     @dataclass(frozen=True)
-    class Labelled:
+    class OnlyInThisTest:
         a: torch.Tensor
         name: str
 
@@ -244,12 +244,12 @@ def test_tree_nodes_of_the_user_are_known_where_no_import_has_made_them():
 
     try:
         done, _ = Worker().open(
-            Tally(), federation(), pack(random.key(0)), 1, None, [Labelled, Labelled]
+            Tally(), federation(), pack(random.key(0)), 1, None, [OnlyInThisTest, OnlyInThisTest]
         )
         assert done
-        assert tree.map(lambda t: t + 1, Labelled(torch.ones(1), "x")).a.item() == 2.0
+        assert tree.map(lambda t: t + 1, OnlyInThisTest(torch.ones(1), "x")).a.item() == 2.0
     finally:
-        del tree.NODES["Labelled"]
+        del tree.NODES["OnlyInThisTest"]
 
 
 # -- errors ----------------------------------------------------------------------------------------
