@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,10 +81,4 @@ def _root(
 
 def main() -> None:
     """Entry point of the `foedus` command."""
-    try:
-        app()
-    finally:
-        try:
-            sys.stdout.flush()
-        except BrokenPipeError:  # `foedus paper | head`: write nothing more, not even at exit
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    app()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -56,10 +57,9 @@ def deploy_up_command(
 
 def _deploy() -> Any:
     try:
-        from foedus.engines.flower import deploy
+        return importlib.import_module("foedus.engines.flower.deploy")
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in ("flwr", "cryptography"):
             raise
         text = "a federation of sites needs Flower: pip install 'foedus[flower]'"
         raise FoedusError(text) from None
-    return deploy

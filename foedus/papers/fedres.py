@@ -161,20 +161,28 @@ def _points(
         size = {"rounds": 200, "rollouts": 5} if quick else {"rounds": 500, "rollouts": 50}
         many = tuple(c for c in clients if c in (1, 5, 10, 50)) if quick else clients
         late = tuple(d for d in delays if d in (0, 20, 80, 100)) if quick else delays
+        best = _chosen_steps(chosen)
         found = []
         for point in product(data=_sets(scale, sets), scheme=schemes, clients=many, delay=late):
             late_ = _late(point["scheme"], point["delay"])
-            where = {"data": point["data"], "scheme": point["scheme"], "delay": late_}
-            try:
-                best = chosen.where(**where, chosen=1).values("step")
-            except Missing:
-                best = []
+            step = best.get((point["data"], point["scheme"], late_))
             # none of a set that was not asked for
-            if best and (point["scheme"] != "Independent" or point["delay"] == late[0]):
-                found.append({**point, "delay": late_, "step": float(best[0]), **size})
+            if step is not None and (point["scheme"] != "Independent" or point["delay"] == late[0]):
+                found.append({**point, "delay": late_, "step": step, **size})
         return found
 
     return cells
+
+
+def _chosen_steps(chosen: Found) -> dict[tuple[str, str, int], float]:
+    """The step that was chosen, by data set, scheme and delay."""
+    try:
+        frame = chosen.where(chosen=1).frame
+    except Missing:
+        return {}
+    first = frame.drop_duplicates(["data", "scheme", "delay"])
+    rows = first[["data", "scheme", "delay", "step"]].itertuples(index=False, name=None)
+    return {(data, scheme, int(delay)): float(step) for data, scheme, delay, step in rows}
 
 
 def _gaps(found: Found, one: dict, other: dict, sets: Iterable[str] | None) -> dict[str, float]:

@@ -28,10 +28,13 @@ class Found:
     def where(self, **values: Any) -> Found:
         """The rows with these values, at least one; a list means any of its values."""
         frame = self.frame
+        keep = np.ones(len(frame), bool)
         for name, value in values.items():
             if name not in frame:
                 raise Missing(f"no {name}")
-            frame = frame[frame[name].isin(value if isinstance(value, list | tuple) else [value])]
+            accepted = value if isinstance(value, list | tuple) else [value]
+            keep &= frame[name].isin(accepted).to_numpy()
+        frame = frame[keep]
         if frame.empty:
             raise Missing(words(values, ""))
         return Found(frame)

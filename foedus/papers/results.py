@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,7 +36,7 @@ class Result:
         flag = {"quick": " --quick", "full": " --full"}.get(self.scale, "")
         return f"foedus paper {self.name} {self.key}{flag}"
 
-    @property
+    @cached_property
     def verdicts(self) -> list[tuple[str, str, str]]:
         """(claim, "holds" | "does not hold" | "not measured", numbers)."""
         part = "" if self.complete else f" (of {len(self.cells)} of {self.asked} cells)"
