@@ -85,9 +85,7 @@ def test_long_curves_have_no_markers():
 
 
 def test_panels_are_filled_row_by_row_and_named():
-    rows = [
-        {"x": x, "y": float(x * p), "m": 0.5, "part": p} for x in (1, 2) for p in (10, 20, 30)
-    ]
+    rows = [{"x": x, "y": float(x * p), "m": 0.5, "part": p} for x in (1, 2) for p in (10, 20, 30)]
     view = Lines("x", "y", "m", panel="part", columns=2, limits=lambda f: (0.0, f.y.max()))
     panels, legend = drawn(view, rows)
     assert [p.get_title() for p in panels] == ["part = 10", "part = 20", "part = 30"]  # of four
@@ -130,7 +128,9 @@ def test_circles_have_the_area_of_their_counts():
     rows.append({"client": 0, "label": 0, "rows": 40, "split": "two", "seed": 1})  # not shown
     panels, _ = drawn(Circles("client", "label", "rows", "split"), rows)
     assert [p.get_title() for p in panels] == ["one", "two"]
-    [first], [second] = ([c for c in p.collections if isinstance(c, PathCollection)] for p in panels)
+    [first], [second] = (
+        [c for c in p.collections if isinstance(c, PathCollection)] for p in panels
+    )
     assert first.get_offsets().tolist() == [[0, 1], [1, 0]]
     # 400 for the largest, which is 40
     assert first.get_sizes().tolist() == [100.0, 400.0] and second.get_sizes().tolist() == [200.0]
@@ -153,7 +153,9 @@ def test_images_are_grey_and_named():
 
 
 @pytest.mark.parametrize(
-    "view", [Table(("x",)), Lines("x", "y", "m", select=lambda f: f[f.x > 5])], ids=["table", "none"]
+    "view",
+    [Table(("x",)), Lines("x", "y", "m", select=lambda f: f[f.x > 5])],
+    ids=["table", "none"],
 )
 def test_views_without_a_picture(view):
     assert figure_of(view, Found(pd.DataFrame([{"seed": 0, "x": 1, "y": 1.0, "m": "a"}]))) is None

@@ -179,8 +179,7 @@ def tls(tmp_path_factory) -> Path:
 def link(tmp_path, tls, monkeypatch) -> Loopback:
     """A loopback whose commands print their words instead of being Flower's."""
     script = (
-        "import sys\nprint(*sys.argv[1:])\n"
-        "if 'fail' in sys.argv: sys.exit('no such run\\nat all')"
+        "import sys\nprint(*sys.argv[1:])\nif 'fail' in sys.argv: sys.exit('no such run\\nat all')"
     )
     monkeypatch.setattr(loopback, "INSIDE", [sys.executable, "-S", "-c", script])
     return Loopback(tmp_path / "loopback", tls=tls)
@@ -228,7 +227,7 @@ def test_a_superlink_that_does_not_answer(link, monkeypatch):
     monkeypatch.setattr(link, "_start", lambda name, words: SimpleNamespace(poll=lambda: None))
     monkeypatch.setattr(socket, "create_connection", connect)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    with pytest.raises(fd.FoedusError, match="^the SuperLink does not answer$"):
+    with pytest.raises(fd.FoedusError, match=r"^the SuperLink does not answer$"):
         link.start_link()
     assert len(tried) == 600 and ":".join(map(str, tried[0])) == link.address
 
@@ -238,12 +237,16 @@ def test_a_superlink_that_does_not_answer(link, monkeypatch):
 
 def test_sigterm_is_ctrl_c_once():
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), ended_gently():
+
+    def work():
         try:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(10)
         finally:
             os.kill(os.getpid(), signal.SIGTERM)  # another one does not disturb the end
+
+    with pytest.raises(KeyboardInterrupt), ended_gently():
+        work()
     assert signal.getsignal(signal.SIGTERM) == before
 
 

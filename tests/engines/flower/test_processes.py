@@ -154,7 +154,7 @@ def test_an_eager_supernode_looks_again_soon(restored):
 @pytest.fixture
 def executor(restored):
     """The executor that forks; `children.run` is what a child does in the place of a ClientApp."""
-    import flwr.supercore.cli.flower_superexec
+    import flwr.supercore.cli.flower_superexec  # noqa: F401 - the module, not the function in it
     import flwr.supernode.runtime.run_clientapp as runtime
 
     children = SimpleNamespace(run=lambda *task: None, reported=[], closed=0)
