@@ -13,7 +13,7 @@ help:
 	@echo "make demo    compare the algorithms on bundled data and write a page (under two minutes after installation)"
 	@echo "make test    all tests, on two cores; real data sets are used where FOEDUS_DATA points to them"
 	@echo "make test-slow  the tests that take minutes: real federations for every family"
-	@echo "make coverage  branch coverage of foedus/, by file"
+	@echo "make coverage  branch coverage of foedus/ by make test, by file, the lowest first"
 	@echo "make lint    ruff, mypy, and which package may import which"
 	@echo "make bench   speed, as ratios measured in one run (ARGS='w1 w3' for some of them; ARGS=--docs writes docs/performance.md)"
 	@echo "make faults  processes killed, disks full, checkpoints damaged: every run ends well or in words (ARGS=--quick: seconds)"
@@ -42,7 +42,7 @@ test-slow: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(ARGS)
 
 coverage: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" --cov=foedus --cov-branch --cov-report=term:skip-covered $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" --cov --cov-report=term-missing:skip-covered $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

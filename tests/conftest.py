@@ -69,9 +69,12 @@ def ray_engine():
     There is room for more: some tests have workers of their own.
     """
     ray = pytest.importorskip("ray")
-    ray.init(
-        "local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        # Ray kills its workers: they could not save what coverage had measured
+        patch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
+        ray.init(
+            "local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
+        )
     with fd.Ray(workers=2) as engine:
         yield engine
     ray.shutdown()

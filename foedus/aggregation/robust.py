@@ -89,9 +89,8 @@ class RobustAggregator(Aggregator):
         if tree.leaves(replies[0]):
             raise ConfigError(
                 f"aggregation={self.settings}: {type(trip.algorithm).__name__} looks at every "
-                f"reply to {trip.step} itself, so that "
-                "another mean does not protect it; leave aggregation out (replies of untrusted "
-                "clients are checked in any case)"
+                f"reply to {trip.step} itself, so that another mean does not protect it; leave "
+                "aggregation out (replies of untrusted clients are checked in any case)"
             )
 
 

@@ -1,3 +1,1 @@
-"""What messages tell about the rows they were made from, and what hostile clients can do: `foedus
-audit`.
-"""
+"""`foedus audit`: what messages tell about rows, and what hostile clients can do."""

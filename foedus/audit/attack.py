@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -19,23 +19,20 @@ from foedus.geometry.domain import dense
 from foedus.models.base import Model, Params, image_shape
 
 ENOUGH = 1e-12
-"""A mismatch below which an attack is over: the message is explained to the rounding of its float32
-numbers.
-"""
+"""A mismatch below which an attack is over: the message is explained to float32 rounding."""
 
 
 def psnr(image: Tensor, original: Tensor, span: float = 1.0) -> float:
-    """Peak signal-to-noise ratio in decibel, 10 log10(span^2 / mean squared error); span: the range
-    of pixel values.
-    """
+    """Peak signal-to-noise ratio in decibel, 10 log10(span^2 / mean squared error)."""
     error = float((image.double() - original.double()).square().mean())
     return math.inf if error == 0 else 10 * math.log10(span**2 / error)
 
 
 @dataclass(frozen=True)
 class SigmoidLeNet(Model):
-    """The network of DLG: three 5x5 convolutions of 12 filters (strides 2, 2, 1) with sigmoids,
-    then one linear layer.
+    """DLG's network: three 5x5 convolutions of 12 filters (strides 2, 2, 1), then a linear layer.
+
+    The convolutions have sigmoids.
 
     Weights and biases start uniform on (-1/2, 1/2). It is smooth, so a gradient has a gradient.
     """
@@ -59,9 +56,8 @@ class SigmoidLeNet(Model):
 
     def apply(self, params: Params, x: Tensor) -> Tensor:
         for i, stride in enumerate((2, 2, 1)):
-            x = F.conv2d(
-                x, params[f"conv{i}"], params[f"conv_bias{i}"], stride=stride, padding=2
-            ).sigmoid()
+            filters = params[f"conv{i}"], params[f"conv_bias{i}"]
+            x = F.conv2d(x, *filters, stride=stride, padding=2).sigmoid()
         return F.linear(x.flatten(1), params["weight"], params["bias"])
 
 
@@ -71,31 +67,20 @@ class SigmoidLeNet(Model):
 def gradient(
     model: Model, params: Params, image: Tensor, soft: Tensor, *, graph: bool = False
 ) -> Params:
-    """The gradient of the cross-entropy of one image with a (soft) label; with `graph`, to be
-    differentiated again.
-    """
+    """The gradient of an image's cross-entropy; with `graph`, it can be differentiated again."""
     leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
     loss = -(soft * model.apply(leaves, image.unsqueeze(0)).log_softmax(-1)).sum()
-    return dict(
-        zip(
-            leaves,
-            torch.autograd.grad(loss, list(leaves.values()), create_graph=graph),
-            strict=True,
-        )
-    )
+    slopes = torch.autograd.grad(loss, list(leaves.values()), create_graph=graph)
+    return dict(zip(leaves, slopes, strict=True))
 
 
 def message(g: Params, domain: ModelDomain | None) -> Any:
-    """What is sent: the gradient itself, or the extreme point of a set that its oracle finds for
-    it.
-    """
+    """What is sent: the gradient, or the extreme point of a set that its oracle finds for it."""
     return g if domain is None else domain.lmo(g)
 
 
 def opened(sent: Any, domain: ModelDomain | None, like: Params) -> Params:
-    """A message as dense tensors in float64, in the sign of a step (an extreme point) or of the
-    gradient.
-    """
+    """A message as dense float64 tensors: the gradient, or an extreme point (sign of a step)."""
     parts = sent if domain is None else domain.dense(sent, like)
     return {name: t.double() for name, t in parts.items()}
 
@@ -112,27 +97,22 @@ def blurred(seen: Params, noise: float, key: Tensor) -> Params:
 
 
 def mismatch(seen: Params, domain: ModelDomain | None) -> Callable[[Params], Tensor]:
-    """How badly a gradient explains a message (as `opened` gives it): at least 0, up to the
-    message's rounding.
-    """
+    """How badly a gradient explains a message from `opened`: at least 0, up to rounding."""
     if domain is None:
-        size = sum(t.square().sum() for t in seen.values())
-        return lambda g: (
-            cast("Tensor", sum((g[name] - t).square().sum() for name, t in seen.items())) / size
-        )
+        size = _total(t.square().sum() for t in seen.values())
+        return lambda g: _total((g[name] - t).square().sum() for name, t in seen.items()) / size
     if isinstance(domain, PerLayer):
         parts = {name: (d, seen[name]) for name, d in domain.each(seen).items()}
-        return lambda g: (
-            cast("Tensor", sum(_mismatch(d, s, g[name]) for name, (d, s) in parts.items()))
-            / len(parts)
-        )
+        return lambda g: _total(_mismatch(*p, g[k]) for k, p in parts.items()) / len(parts)
     if not isinstance(domain, Whole):
-        raise ConfigError(
-            "domain must be a set such as L1Ball(10.0), Whole(set) or PerLayer(set), not "
-            f"{domain!r}"
-        )
+        allowed = "a set such as L1Ball(10.0), Whole(set) or PerLayer(set)"
+        raise ConfigError(f"domain must be {allowed}, not {domain!r}")
     joined = _joined(seen)
     return lambda g: _mismatch(domain.domain, joined, _joined(g))
+
+
+def _total(values: Iterable[Tensor]) -> Tensor:
+    return cast("Tensor", sum(values))
 
 
 def _joined(tensors: Params) -> Tensor:
@@ -143,11 +123,10 @@ def _joined(tensors: Params) -> Tensor:
 
 def _mismatch(domain: Domain, s: Tensor, g: Tensor) -> Tensor:
     """How badly the gradient g explains the extreme point s of one set: the module's table."""
-    size = torch.linalg.vector_norm(g).clamp(min=torch.finfo(g.dtype).tiny)
+    tiny = torch.finfo(g.dtype).tiny
+    size = torch.linalg.vector_norm(g).clamp(min=tiny)
     if isinstance(domain, L2Ball):
-        return 1 + (g * s).sum() / (
-            size * torch.linalg.vector_norm(s).clamp(min=torch.finfo(g.dtype).tiny)
-        )
+        return 1 + (g * s).sum() / (size * torch.linalg.vector_norm(s).clamp(min=tiny))
     if isinstance(domain, L1Ball | Simplex):
         logits = -g.flatten() * math.sqrt(g.numel()) / size
         entry = s.flatten().abs().argmax()
@@ -156,9 +135,7 @@ def _mismatch(domain: Domain, s: Tensor, g: Tensor) -> Tensor:
         return rivals.logsumexp(0) - sign * logits[entry]
     # by Danskin's theorem a constant, as far as the slope goes
     best = dense(domain.lmo(g.detach()))
-    return (g * (s - best)).sum() / (
-        max(domain.diameter_of(g.shape), torch.finfo(g.dtype).tiny) * size
-    )
+    return (g * (s - best)).sum() / (max(domain.diameter_of(g.shape), tiny) * size)
 
 
 def label_shown(seen: Params, domain: ModelDomain | None, classes: int) -> int | None:
@@ -168,9 +145,8 @@ def label_shown(seen: Params, domain: ModelDomain | None, classes: int) -> int |
     about biases, so are the sums of the last weights' rows, if the activations below are positive
     (sigmoid, ReLU).
     """
-    last = [
-        t if domain is not None else -t for t in list(seen.values())[-2:] if t.shape[0] == classes
-    ]
+    layers = [t for t in list(seen.values())[-2:] if t.shape[0] == classes]
+    last = [t if domain is not None else -t for t in layers]
     for t in sorted(last, key=Tensor.dim):
         evidence = t.flatten(1).sum(-1) if t.dim() > 1 else t
         if bool(evidence.any()):
@@ -198,12 +174,11 @@ def attack(
     iterations: int,
     label: int | None = None,
 ) -> Iterator[Guess]:
-    """L-BFGS from one random image; yields the start, then what every iteration made of it. It
-    never sees the original.
+    """L-BFGS from one random image; yields the start, then the guess of every iteration.
 
-    explain(image, soft_label) is the mismatch to minimise. label: known already, or None to look
-    for it as well. Images start uniform on [0, 1], which the observer knows to be the range of
-    pixels; a guess is clamped to it. Ends early below `ENOUGH`.
+    It never sees the original. explain(image, soft_label) is the mismatch to minimise. label: known
+    already, or None to look for it as well. Images start uniform on [0, 1], which the observer
+    knows to be the range of pixels; a guess is clamped to it. Ends early below `ENOUGH`.
     """
     image = random.uniform(random.fold(key, 0), shape, torch.float64).requires_grad_()
     logits = random.normal(random.fold(key, 1), (classes,), torch.float64).requires_grad_()
@@ -221,17 +196,11 @@ def attack(
     last: list[tuple[list[Tensor], Tensor, tuple[Tensor, ...]]] = []
 
     def closure() -> Tensor:
-        # A step begins where the line search of the step before has ended: it need not be computed
-        # twice.
+        # a step begins where the last line search has ended, which is not computed twice
         if not last or not all(map(torch.equal, last[0][0], unknowns)):
             loss = explain(image, logits.softmax(-1) if known is None else known)
-            last[:] = [
-                (
-                    [u.detach().clone() for u in unknowns],
-                    loss.detach(),
-                    torch.autograd.grad(loss, unknowns),
-                )
-            ]
+            place = [u.detach().clone() for u in unknowns]
+            last[:] = [(place, loss.detach(), torch.autograd.grad(loss, unknowns))]
         for u, slope in zip(unknowns, last[0][2], strict=True):
             u.grad = slope.clone()
         return last[0][1]

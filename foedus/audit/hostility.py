@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -76,13 +76,11 @@ def methods(
     found: dict[str, tuple[Algorithm, int, Aggregation | None]] = {
         f"FedAvg, {name}": (averaging, rounds, mean) for name, mean in means.items()
     }
-    found["FedFW, every point believed"] = (
-        _Trusting(Linear(), ball, penalty=1e-3, measure_every=0),
-        longer,
-        None,
+    trusting, checked = (
+        kind(Linear(), ball, penalty=1e-3, measure_every=0) for kind in (_Trusting, FedFW)
     )
-    checked = FedFW(Linear(), ball, penalty=1e-3, measure_every=0)
     return found | {
+        "FedFW, every point believed": (trusting, longer, None),
         "FedFW": (checked, longer, None),
         "FedFW, geometric median": (checked, longer, GeometricMedian()),
     }
@@ -92,14 +90,10 @@ def _some(rows: Data, seed: int) -> Data:
     """At most ROWS training rows, and as many test rows, at random."""
     rng = np.random.default_rng(seed)
     train, test = (rng.permutation(len(x))[:ROWS] for x in (rows.x_train, rows.x_test))
-    return Data.from_arrays(
-        rows.x_train[train],
-        rows.y_train[train],
-        rows.x_test[test],
-        rows.y_test[test],
-        classes=rows.classes,
-        name=rows.name,
-    )
+    x, y, x_test, y_test = (
+        rows.x_train[train], rows.y_train[train], rows.x_test[test], rows.y_test[test],
+    )  # fmt: skip
+    return Data.from_arrays(x, y, x_test, y_test, classes=rows.classes, name=rows.name)
 
 
 def audit_hostile(
@@ -124,23 +118,14 @@ def audit_hostile(
     parts, compared = PARTS[1::2] if quick else PARTS, methods(clients, quick)
     cells = [("", 0.0), *itertools.product(attacks, parts)]
     accuracy: dict[tuple[str, float, str], float | None] = {}
-    for (attack, part), (name, (algorithm, rounds, mean)) in itertools.product(
-        cells, compared.items()
-    ):
-        engine = Hostile(
-            clients=part, attack=cast("Attack", attack or ATTACKS[0]), strength=STRENGTH.get(attack)
-        )
+    for (attack, part), (name, trial) in itertools.product(cells, compared.items()):
+        algorithm, rounds, mean = trial
+        kind = cast("Attack", attack or ATTACKS[0])
+        engine = Hostile(clients=part, attack=kind, strength=STRENGTH.get(attack))
+        options: dict[str, Any] = {"evaluate_every": rounds, "progress": False}
+        options |= {"seed": seed, "engine": engine, "aggregation": mean}
         try:
-            last = run(
-                algorithm,
-                fed,
-                rounds,
-                seed=seed,
-                engine=engine,
-                aggregation=mean,
-                evaluate_every=rounds,
-                progress=False,
-            )
+            last = run(algorithm, fed, rounds, **options)
             accuracy[attack, part, name] = last.records.last("accuracy")
         except FoedusError:  # it diverged, or too few replies were left
             accuracy[attack, part, name] = None

@@ -37,11 +37,9 @@ images of the data set would have sent the same one.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +59,7 @@ from foedus.data import Data, load
 from foedus.errors import ConfigError, DataError
 from foedus.geometry import Domain, L1Ball, L2Ball, ModelDomain, domain_of
 from foedus.models.base import Model, Params, model_of
+from foedus.report.text import bar
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -87,8 +86,7 @@ _SAME = 1e-5  # messages that differ by less, relatively, are the same
 
 @dataclass(frozen=True, eq=False)
 class Leakage:
-    """What one image lost by each message: `table()`, `picture(path)`, and a `Reconstruction` for
-    each in `messages`.
+    """What one image lost by each message: `table()`, `picture(path)`, `messages`.
 
     original: the image, in [0, 1]. average, class_average: the PSNR of guesses that need no attack:
     the average image of the training rows (no message at all), and that of the rows with the same
@@ -106,8 +104,9 @@ class Leakage:
     others: int
 
     def table(self) -> pd.DataFrame:
-        """A row for each message, then the guesses that need no attack. psnr_best is over
-        iterations: the observer cannot choose it.
+        """A row for each message, then the guesses that need no attack.
+
+        psnr_best is over iterations: the observer cannot choose it.
         """
         import pandas as pd
 
@@ -128,21 +127,12 @@ class Leakage:
             }
             for name, r in self.messages.items()
         ]
-        guesses = {
-            "none: average image": (0, self.average),
-            "label only: average of its class": (None, self.class_average),
-        }
-        rows += [
-            {"message": name, "bytes": size, "psnr_last": value}
-            for name, (size, value) in guesses.items()
-        ]
-        whole, truth = (
-            ("bytes", "iterations", "label", "twins"),
-            ("label_right", "label_shown", "explained"),
-        )
-        return pd.DataFrame(rows).astype(
-            dict.fromkeys(whole, "Int64") | dict.fromkeys(truth, "boolean")
-        )
+        average, label = "none: average image", "label only: average of its class"
+        rows.append({"message": average, "bytes": 0, "psnr_last": self.average})
+        rows.append({"message": label, "bytes": None, "psnr_last": self.class_average})
+        types = dict.fromkeys(("bytes", "iterations", "label", "twins"), "Int64")
+        types |= dict.fromkeys(("label_right", "label_shown", "explained"), "boolean")
+        return pd.DataFrame(rows).astype(types)
 
     def picture(self, path: str | os.PathLike) -> Path:
         """Write the original, guesses over iterations and PSNR curves as SVG or PNG.
@@ -159,40 +149,25 @@ class Leakage:
 
         columns = 1 + max(len(r.shots) for r in self.messages.values())
         rows = len(self.messages)
-        with matplotlib.rc_context(
-            {
-                "font.family": "sans-serif",
-                "font.size": 9,
-                "svg.hashsalt": "foedus",
-                "text.parse_math": False,
-            }
-        ):
-            figure = Figure(
-                figsize=(1.25 * columns + 4.2, max(2.8, 1.55 * rows)), layout="constrained"
-            )
+        look: dict[Any, Any] = {"font.family": "sans-serif", "font.size": 9}
+        with matplotlib.rc_context(look | {"svg.hashsalt": "foedus", "text.parse_math": False}):
+            size = (1.25 * columns + 4.2, max(2.8, 1.55 * rows))
+            figure = Figure(figsize=size, layout="constrained")
             grid = figure.add_gridspec(rows, columns + 1, width_ratios=[1] * columns + [3.2])
             for i, (name, found) in enumerate(self.messages.items()):
-                shots = {"original": self.original} | {
-                    f"iteration {n}": shot for n, shot in found.shots.items()
-                }
-                for j, (title, shot) in enumerate(shots.items()):
+                shots = {f"iteration {n}": shot for n, shot in found.shots.items()}
+                for j, (title, shot) in enumerate({"original": self.original, **shots}.items()):
                     ax = figure.add_subplot(grid[i, j])
-                    ax.imshow(
-                        shot.permute(1, 2, 0).squeeze(-1).numpy(),
-                        cmap="gray",
-                        vmin=0,
-                        vmax=1,
-                        interpolation="nearest",
-                    )
+                    pixels = shot.permute(1, 2, 0).squeeze(-1).numpy()
+                    ax.imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
                     ax.set(xticks=[], yticks=[])
                     ax.set_title(title, fontsize=8)
                     if j == 0:
                         ax.set_ylabel(name)
             ax = figure.add_subplot(grid[:, columns])
             for name, style in styles(list(self.messages)).items():
-                ax.plot(
-                    self.messages[name].psnr, color=style.colour, linestyle=style.dash, label=name
-                )
+                line: dict[str, Any] = {"color": style.colour, "linestyle": style.dash}
+                ax.plot(self.messages[name].psnr, label=name, **line)
             for value, name, dash in (
                 (self.average, "average image", ":"),
                 (self.class_average, "average of its class", "-."),
@@ -226,8 +201,7 @@ def audit_leakage(
     seed: int = 0,
     progress: bool | None = None,
 ) -> Leakage:
-    """Try to rebuild one training image from each of several messages about it; the module's
-    docstring says how, and what for.
+    """Try to rebuild one training image from each of several messages; see the module.
 
     data: a name or file of images with labels, or a `Data` whose pixels were not scaled one by one.
     image: the training row. messages: {name: set}, None for the gradient itself; by default the
@@ -249,10 +223,9 @@ def audit_leakage(
     check_value("label", label, Literal["infer", "optimise"])
     check_value("noise", noise, Annotated[float, Ge(0)])
     check_value("message_noise", message_noise, Annotated[float, Ge(0)])
+    integer = Annotated[int, Ge(0), Lt(2**63), Means("an integer from 0 to 2^63 - 1")]
     for name, value in (("seed", seed), ("others", others)):
-        check_value(
-            name, value, Annotated[int, Ge(0), Lt(2**63), Means("an integer from 0 to 2^63 - 1")]
-        )
+        check_value(name, value, integer)
     if messages is None:
         messages = {"gradient": None, "L2 ball": L2Ball(radius), "L1 ball": L1Ball(radius)}
     if not isinstance(messages, Mapping):
@@ -263,9 +236,7 @@ def audit_leakage(
         raise ConfigError(
             "messages={} must name at least one message, such as {'L1': fd.L1Ball(1.0)}"
         )
-    sets = {
-        name: None if domain is None else domain_of(domain) for name, domain in messages.items()
-    }
+    sets = {k: None if domain is None else domain_of(domain) for k, domain in messages.items()}
     name, images, labels, classes = _images(data)
     allowed = Means(f"a training row of {name!r}, from 0 to {len(images) - 1}")
     check_value("image", image, Annotated[int, Ge(0), Lt(len(images)), allowed])
@@ -287,11 +258,10 @@ def audit_leakage(
 
     precise = {name: p.double() for name, p in params.items()}
     found = {}
-    with _bar(len(sets) * restarts * iterations, progress) as advance:
+    with bar(len(sets) * restarts * iterations, progress) as advance:
         for number, (kind, domain) in enumerate(sets.items()):
-            seen = blurred(
-                opened(sent[kind], domain, params), message_noise, random.fold(key, 4, number)
-            )
+            exact = opened(sent[kind], domain, params)
+            seen = blurred(exact, message_noise, random.fold(key, 4, number))
             shown = label_shown(seen, domain, classes) if label == "infer" else None
             distance = mismatch(seen, domain)
 
@@ -306,9 +276,8 @@ def audit_leakage(
                 guesses = attack(
                     explain, spec.shape, classes, key=start, iterations=iterations, label=shown
                 )
-                trails.append(
-                    _follow(guesses, original, iterations, functools.partial(advance, kind, 1))
-                )
+                tick = functools.partial(advance, kind, 1)
+                trails.append(_follow(guesses, original, iterations, tick))
                 advance(kind, iterations + 1 - len(trails[-1].loss))
                 if trails[-1].loss and trails[-1].loss[-1] < ENOUGH:
                     advance(kind, (restarts - 1 - restart) * iterations)
@@ -320,18 +289,11 @@ def audit_leakage(
                     "and its parameters"
                 )
             assert best.guess is not None  # made with its loss
-            alike = _twins(
-                model,
-                params,
-                best.guess.image[None],
-                torch.tensor([best.guess.label]),
-                {kind: sent[kind]},
-                {kind: domain},
-            )
+            guess = best.guess.image[None], torch.tensor([best.guess.label])
+            alike = _twins(model, params, *guess, {kind: sent[kind]}, {kind: domain})
+            floats = {k: t.float() for k, t in seen.items()}
             found[kind] = Reconstruction(
-                bytes=wire.nbytes(
-                    {k: t.float() for k, t in seen.items()} if message_noise else sent[kind]
-                ),
+                bytes=wire.nbytes(floats if message_noise else sent[kind]),
                 psnr=best.psnr,
                 loss=best.loss,
                 image=best.guess.image,
@@ -396,31 +358,25 @@ def _twins(
         for name, domain in sets.items():
             theirs = g if domain is None else domain.dense(domain.lmo(g, batch=1), params)
             ours = opened(sent[name], domain, params)
-            apart = sum(
-                (theirs[k].double() - t).square().flatten(1).sum(-1) for k, t in ours.items()
-            )
+            gaps = ((theirs[k].double() - t).square() for k, t in ours.items())
+            apart = sum(gap.flatten(1).sum(-1) for gap in gaps)
             size = sum(t.square().sum() for t in ours.values())
             counts[name] += int(cast("Tensor", apart <= _SAME**2 * size).sum())
     return counts
 
 
 def _images(data: str | os.PathLike | Data) -> tuple[str, Tensor, Tensor, int]:
-    """Name, training images (n, channels, height, width) in [0, 1], labels and number of
-    classes.
-    """
+    """Name, training images (n, channels, height, width) in [0, 1], labels, number of classes."""
     if not isinstance(data, Data):
         data = load(data, scale=None)
     elif data.scaling not in (None, "unit"):
         raise DataError(
             f"{data.name!r} was scaled feature by feature ({data.scaling}), so its rows are no "
-            "pictures any more: "
-            f"pass the name, or fd.load({data.name!r}, scale=None)"
+            f"pictures any more: pass the name, or fd.load({data.name!r}, scale=None)"
         )
     if data.classes is None:
-        raise DataError(
-            f"{data.name!r} has real targets; the audit needs images with class labels, such as "
-            "'digits'"
-        )
+        needed = "the audit needs images with class labels, such as 'digits'"
+        raise DataError(f"{data.name!r} has real targets; {needed}")
     shape = data.x_train.shape[1:]
     side = math.isqrt(math.prod(shape))
     if len(shape) == 1 and side * side == shape[0] >= _SMALLEST:
@@ -439,26 +395,3 @@ def _images(data: str | os.PathLike | Data) -> tuple[str, Tensor, Tensor, int]:
         raise DataError(f"all pixels of {data.name!r} are {low:g}: there is nothing to rebuild")
     images = ((x - low) / (high - low)).reshape(len(x), *shape)
     return data.name, images, torch.as_tensor(data.y_train), data.classes
-
-
-@contextlib.contextmanager
-def _bar(total: int, show: bool | None) -> Iterator[Callable[[str, int], None]]:
-    """Yields advance(description, steps); silent when there is no terminal."""
-    if not (sys.stderr.isatty() if show is None else show):
-        yield lambda description, steps: None
-        return
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda description, steps: bar.update(
-            task, description=escape(description), advance=steps
-        )

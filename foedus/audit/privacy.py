@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,9 +37,7 @@ EPSILONS = (math.inf, 8.0, 2.0, 0.5, 0.1)
 
 @dataclass(frozen=True)
 class Trial:
-    """An algorithm, its rounds, the norms of its replies, and how many averages it asks for in a
-    round and before the first.
-    """
+    """An algorithm, its rounds, the norms of its replies, and its averages a round and before."""
 
     algorithm: Algorithm
     rounds: int
@@ -50,14 +49,8 @@ class Trial:
         """Noise for this epsilon over all rounds; none at all for an infinite one."""
         if math.isinf(epsilon):
             return None
-        noise = noise_for(
-            epsilon,
-            DELTA,
-            self.rounds,
-            probability=probability,
-            exchanges=self.exchanges,
-            start=self.start,
-        )
+        counts: dict[str, Any] = {"exchanges": self.exchanges, "start": self.start}
+        noise = noise_for(epsilon, DELTA, self.rounds, probability=probability, **counts)
         return DifferentialPrivacy(self.clip, noise, DELTA, budget=epsilon)
 
 
@@ -66,31 +59,22 @@ def trials(data: Data, public: Data) -> dict[str, Trial]:
 
     FedBoost's predictors are trees, fitted on a few rows each of what is public.
     """
+    from sklearn.base import clone
     from sklearn.tree import DecisionTreeClassifier
 
     classes = data.classes
     assert classes is not None
     parts = np.array_split(np.random.default_rng(0).permutation(len(public.x_train)), 12)
-    trees = [
-        DecisionTreeClassifier(max_depth=6, random_state=0).fit(
-            public.x_train[p], public.y_train[p]
-        )
-        for p in parts
-    ]
+    tree = DecisionTreeClassifier(max_depth=6, random_state=0)
+    trees = [clone(tree).fit(public.x_train[p], public.y_train[p]) for p in parts]
+    boost = FedBoost(Classifiers(trees, classes), sampling="all", measure_every=0)
+    newton = FedNewton(RandomFourier(100, bandwidth=2.0, unbiased=True), reg=0.1)
     clips = (("solve", 1.0), ("gradient", 0.2), ("direction", 1.0))
     return {
         "FedAvg": Trial(FedAvg(Linear(), lr=4.0, steps=3, batch_size=None), 10, 4.0),
         "FedFW": Trial(FedFW(Linear(), L2Ball(10.0), penalty=1e-5, measure_every=0), 20, 10.0),
-        "FedBoost": Trial(
-            FedBoost(Classifiers(trees, classes), sampling="all", measure_every=0), 10, 5.0
-        ),
-        "FedNewton": Trial(
-            FedNewton(RandomFourier(100, bandwidth=2.0, unbiased=True), reg=0.1),
-            2,
-            clips,
-            exchanges=2,
-            start=1,
-        ),
+        "FedBoost": Trial(boost, 10, 5.0),
+        "FedNewton": Trial(newton, 2, clips, exchanges=2, start=1),
     }
 
 
@@ -101,8 +85,7 @@ def utility(
     repeats: int = 3,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Test accuracy at each epsilon, for delta = 1e-5: a row for each of the four, with the mean
-    over `repeats` runs.
+    """Test accuracy at each epsilon, for delta = 1e-5: the mean over `repeats` runs of the four.
 
     A twelfth of the rows is the server's own, for FedBoost's predictors; the rest is dealt out to
     the clients at random.
@@ -111,15 +94,9 @@ def utility(
 
     whole = load(data)
     own = np.random.default_rng(seed).permutation(len(whole.x_train)) < len(whole.x_train) // 12
+    whole = replace(whole, groups_train=None, groups_test=None)
     private, public = (
-        Data.from_arrays(
-            whole.x_train[rows],
-            whole.y_train[rows],
-            whole.x_test,
-            whole.y_test,
-            classes=whole.classes,
-            name=whole.name,
-        )
+        replace(whole, x_train=whole.x_train[rows], y_train=whole.y_train[rows])
         for rows in (~own, own)
     )
     fed = split(private, "iid", clients=min(clients, len(private.x_train)), seed=seed)
@@ -127,19 +104,9 @@ def utility(
     for name, trial in trials(private, public).items():
         row: dict[str, float | str] = {"algorithm": name}
         for epsilon in epsilons:
-            aggregation = trial.private(epsilon)
-            count = repeats if aggregation else 1
-            runs = [
-                run(
-                    trial.algorithm,
-                    fed,
-                    trial.rounds,
-                    seed=s,
-                    aggregation=aggregation,
-                    evaluate_every=trial.rounds,
-                )
-                for s in range(count)
-            ]
+            mean, last = trial.private(epsilon), trial.rounds
+            start = partial(run, trial.algorithm, fed, last, aggregation=mean, evaluate_every=last)
+            runs = [start(seed=s) for s in range(repeats if mean else 1)]
             row[_column(epsilon)] = float(np.mean([r.records.last("accuracy") for r in runs]))
         rows.append(row)
     return pd.DataFrame(rows)
@@ -153,8 +120,7 @@ def membership(
     repeats: int = 4,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """How well a threshold on the loss tells canaries that took part from those that did not, by
-    epsilon.
+    """How well a threshold on the loss tells canaries that took part from others, by epsilon.
 
     Each of the canaries is in the federation with probability 1/2, beside `clients` honest ones;
     all take part in a round with probability 1/2, and FedAvg trains a linear model. advantage: the
@@ -164,61 +130,53 @@ def membership(
     (e^epsilon + 1).
     """
     import pandas as pd
-    from sklearn.metrics import roc_auc_score, roc_curve
+    from sklearn.metrics import roc_auc_score
 
     whole = load(data)
     rows = []
     trial = Trial(FedAvg(Linear(), lr=0.5, steps=5, batch_size=None, weights="uniform"), 20, 2.0)
     guess = np.random.default_rng(seed + 1)
     for epsilon in epsilons:
-        aggregation = trial.private(epsilon, 0.5)
+        options: dict[str, Any] = {"seed": seed, "evaluate_every": trial.rounds}
+        options |= {"participation": Poisson(0.5), "aggregation": trial.private(epsilon, 0.5)}
         inside, losses, accuracy = [], [], []
         for fed, x, y, member in _with_canaries(whole, clients, canaries, repeats, seed):
-            trained = run(
-                trial.algorithm,
-                fed,
-                trial.rounds,
-                participation=Poisson(0.5),
-                seed=seed,
-                aggregation=aggregation,
-                evaluate_every=trial.rounds,
-            )
+            trained = run(trial.algorithm, fed, trial.rounds, **options)
             # probabilities would underflow, and tie
             logs = trained.model.outputs(x).double().log_softmax(-1).numpy()
             inside.append(member)
             losses.append(-logs[np.arange(len(y)), y])
             accuracy.append(trained.records.last("accuracy"))
         member, loss = np.concatenate(inside), np.concatenate(losses)
-        best = (  # noqa: E731
-            lambda score, member=member: float(
-                np.max(np.subtract(*roc_curve(member, score)[1::-1]))
-            )
-        )
-        chance = np.quantile([best(guess.random(len(member))) for _ in range(200)], 0.95)
-        allowed = (
-            1.0
-            if math.isinf(epsilon)
-            else (math.expm1(epsilon) + 2 * DELTA) / (math.exp(epsilon) + 1)
-        )
+        lots = (guess.random(len(member)) for _ in range(200))
+        bound = 1.0
+        if math.isfinite(epsilon):
+            bound = (math.expm1(epsilon) + 2 * DELTA) / (math.exp(epsilon) + 1)
         rows.append(
             {
                 "epsilon": epsilon,
-                "advantage": best(-loss),
+                "advantage": _advantage(member, -loss),
                 "auc": float(roc_auc_score(member, -loss)),
-                "chance": float(chance),
-                "bound": allowed,
+                "chance": float(np.quantile([_advantage(member, lot) for lot in lots], 0.95)),
+                "bound": bound,
                 "accuracy": float(np.mean(accuracy)),
             }
         )
     return pd.DataFrame(rows)
 
 
+def _advantage(member: np.ndarray, score: np.ndarray) -> float:
+    """The largest difference of true and false positive rates over all thresholds."""
+    from sklearn.metrics import roc_curve
+
+    false, true, _ = roc_curve(member, score)
+    return float((true - false).max())
+
+
 def _with_canaries(
     data: Data, clients: int, canaries: int, repeats: int, seed: int
 ) -> Iterator[tuple[Federation, np.ndarray, np.ndarray, np.ndarray]]:
-    """Federations with about half of the canaries in them; all the canaries' rows and labels, and
-    who is in.
-    """
+    """Federations with about half of the canaries; all canaries' rows, labels, and who is in."""
     draws = np.random.default_rng(seed)
     parts = np.array_split(draws.permutation(len(data.x_train)), clients)
     honest = [(data.x_train[p], data.y_train[p]) for p in parts]
@@ -227,15 +185,9 @@ def _with_canaries(
         y = draws.integers(0, data.classes, canaries)
         member = draws.random(canaries) < 0.5
         odd = [(x[i : i + 1], y[i : i + 1]) for i in np.flatnonzero(member)]
-        test = (data.x_test, data.y_test)
-        yield (
-            Federation.from_clients(
-                [*honest, *odd], test=test, classes=data.classes, name=data.name
-            ),
-            x,
-            y,
-            member,
-        )
+        sites, test = [*honest, *odd], (data.x_test, data.y_test)
+        fed = Federation.from_clients(sites, test=test, classes=data.classes, name=data.name)
+        yield fed, x, y, member
 
 
 def leakage(
@@ -245,33 +197,20 @@ def leakage(
     iterations: int = 150,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """PSNR of what is rebuilt from a gradient, and from FedFW's extreme points of an L2 and an L1
-    ball, by the noise on the message.
+    """PSNR of what is rebuilt from a gradient and from FedFW's extreme points, by the noise.
 
     The noise is `noise` of `fd.DifferentialPrivacy` for a client who is alone: its standard
     deviation over the norm of the message.
     """
     import pandas as pd
 
-    rows = []
+    rows: list[dict[str, float]] = []
+    options: dict[str, Any] = {"iterations": iterations, "seed": seed}
+    options |= {"restarts": 1, "others": 0, "progress": False}
     for noise in noises:
-        found = audit_leakage(
-            data,
-            image,
-            message_noise=noise,
-            iterations=iterations,
-            restarts=1,
-            others=0,
-            seed=seed,
-            progress=False,
-        )
-        rows.append(
-            {
-                "noise": noise,
-                **{name: r.psnr[-1] for name, r in found.messages.items()},
-                "average image": found.average,
-            }
-        )
+        found = audit_leakage(data, image, message_noise=noise, **options)
+        ends = {name: r.psnr[-1] for name, r in found.messages.items()}
+        rows.append({"noise": noise, **ends, "average image": found.average})
     return pd.DataFrame(rows)
 
 

@@ -51,8 +51,7 @@ class Batched(Protocol[Result]):
 
 
 def batched(f: Callable[[Any, Any], Result]) -> Batched[Result]:
-    """Decorator: `f(args, shared)` gets every tensor of the tree `args` with a leading client
-    dimension.
+    """Decorator: `f(args, shared)` gets every tensor of `args` with a leading client dimension.
 
     It returns a tree of tensors that have it too. The caller passes `args` without that dimension,
     as a client step sees them; `shared` (anything, tensors included) is the same for all clients

@@ -1,5 +1,4 @@
-"""Random numbers as a function of a key: no global generator, the same on every engine, batch size
-and device.
+"""Random numbers as a function of a key: the same on every engine, batch size and device.
 
 Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC
 2011), compiled where that was possible (`foedus.kernels`), else in NumPy's integer operations: most
@@ -31,17 +30,15 @@ _WEYL = np.arange(10, dtype=np.uint32)[:, None] * np.array([0x9E3779B9, 0xBB67AE
 
 
 def _philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """Ten rounds of Philox4x32: counter (4, ...) and key (2, ...), 32-bit words in int64 -> the
-    four words (..., 4) in int64.
-    """
+    """Ten rounds of Philox4x32: counter (4, ...), key (2, ...) -> words (..., 4), all in int64."""
     shape = np.broadcast_shapes(counter.shape[1:], key.shape[1:])
     if not shape:
         return _philox(counter[:, None], key[:, None])[0]
-    counter = counter.reshape(4, *[1] * (len(shape) - counter.ndim + 1), *counter.shape[1:]).astype(
-        np.uint32
+    counter, key = (
+        a.reshape(len(a), *[1] * (len(shape) - a.ndim + 1), *a.shape[1:]).astype(np.uint32)
+        for a in (counter, key)
     )
     ones = [1] * len(shape)
-    key = key.reshape(2, *[1] * (len(shape) - key.ndim + 1), *key.shape[1:]).astype(np.uint32)
     keys, multiplier = key + _WEYL.reshape(10, 2, *ones), _MULTIPLIERS.reshape(2, *ones)
     products = np.empty((2, 2, *shape), np.uint64)  # of this round and of the one before
     halves = products.view(np.uint32)[:, ::-1]  # of 64 bits, the lower 32 first
@@ -61,9 +58,7 @@ def _philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
 
 
 def _one_block(counter: list[int], key: list[int]) -> list[int]:
-    """The first two words of `_philox` for one counter and one key, in Python's integers: arrays
-    cost more for so little.
-    """
+    """The first two words of `_philox` in Python's integers: arrays cost more for so little."""
     (a, b, c, d), (k, m) = counter, key
     for _ in range(10):
         p, q = a * 0xD2511F53, c * 0xCD9E8D57
@@ -100,9 +95,7 @@ class _Words(torch.autograd.Function):
 
 
 class _Fold(torch.autograd.Function):
-    """One block of Philox, with the values as the counter and their number as its last word, gives
-    the new key.
-    """
+    """One block of Philox with the values as counter, their number as last word: the new key."""
 
     @staticmethod
     def forward(key: Tensor, values: Tensor) -> Tensor:
@@ -121,20 +114,20 @@ class _Fold(torch.autograd.Function):
             t.unsqueeze(0) if d is None else t.movedim(d, 0)
             for t, d in zip((key, values), in_dims, strict=True)
         )
-        # Dimensions of one client's key and values meet from the right, behind the dimension of the
-        # clients.
-        rank = max(key.dim(), values.dim())
-        key, values = (
-            t.reshape(t.shape[0], *[1] * (rank - t.dim()), *t.shape[1:]) for t in (key, values)
-        )
-        return _Fold.apply(key, values), 0
+        return _Fold.apply(*_aligned(key, values)), 0
+
+
+def _aligned(*tensors: Tensor) -> list[Tensor]:
+    """With dimensions of size 1, so that a client's meet from the right, behind the clients'."""
+    rank = max(t.dim() for t in tensors)
+    return [t.reshape(t.shape[0], *[1] * (rank - t.dim()), *t.shape[1:]) for t in tensors]
 
 
 def _call(function: type[torch.autograd.Function], *args) -> Tensor:
     """Outside of vmap the plain function: `apply` costs more than a small draw."""
-    return (function.apply if torch._C._are_functorch_transforms_active() else function.forward)(
-        *args
-    )
+    if torch._C._are_functorch_transforms_active():
+        return function.apply(*args)
+    return function.forward(*args)
 
 
 def key(seed: int) -> Tensor:
@@ -189,9 +182,7 @@ def _shape(shape: int | Sequence[int]) -> tuple[int, ...]:
 def uniform(
     key: Tensor, shape: int | Sequence[int] = (), dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Uniform on [0, 1), in as many random bits as the mantissa holds: 53 for float64, 24 for
-    float32.
-    """
+    """Uniform on [0, 1), with the random bits of the mantissa: 53 for float64, 24 for float32."""
     shape = _shape(shape)
     n = math.prod(shape)
     batch = key.shape[:-1]
@@ -200,11 +191,8 @@ def uniform(
         bits = (w[..., 0] >> 5) * (1 << 26) + (w[..., 1] >> 6)
         return (bits.to(dtype) * 2.0**-53).reshape((*batch, *shape))
     digits = {torch.float16: 11, torch.bfloat16: 8}.get(dtype, 24)  # more would round up to 1
-    return (
-        ((words(key, n) >> (32 - digits)).to(torch.float32) * 2.0**-digits)
-        .to(dtype)
-        .reshape((*batch, *shape))
-    )
+    numbers = (words(key, n) >> (32 - digits)).to(torch.float32) * 2.0**-digits
+    return numbers.to(dtype).reshape((*batch, *shape))
 
 
 def normal(
@@ -223,21 +211,17 @@ def normal(
 
 
 def integers(key: Tensor, shape: int | Sequence[int], high: int | Tensor) -> Tensor:
-    """Integers uniform on 0 .. high - 1 (high below 2^32; a tensor may bound each batch entry on
-    its own).
-    """
+    """Integers uniform on 0 .. high - 1 (below 2^32; a tensor bounds each batch entry)."""
     shape = _shape(shape)
     draw = words(key, math.prod(shape)).reshape((*key.shape[:-1], *shape))
     if isinstance(high, Tensor):
         high = high.reshape((*high.shape, *[1] * len(shape)))
-    # Multiply-shift (Lemire): the bias is below high / 2^32. The product wraps but keeps its 64
-    # bits.
+    # multiply-shift (Lemire): bias below high / 2^32; the product wraps but keeps its 64 bits
     return ((draw * high) >> 32) & _MASK
 
 
 def permutation(key: Tensor, n: int, valid: Tensor | None = None) -> Tensor:
-    """A uniform permutation of 0 .. n - 1. Where `valid` (n booleans) is false, the position goes
-    last, in order.
+    """A uniform permutation of 0 .. n - 1; positions where `valid` is false go last, in order.
 
     The order of the valid positions does not depend on how many invalid ones follow them.
     """
@@ -279,8 +263,7 @@ def _check_places(n: int) -> None:
 
 
 def _ranks(drawn: np.ndarray) -> np.ndarray:
-    """Words with their places below them, in one integer: sorting it sorts the places, and several
-    times faster than `argsort` does.
+    """Words with their places below them, in one integer: sorting it is faster than `argsort`.
 
     Equal words, one pair in 2^32, keep their order: a bias far below what any number of draws could
     show.
@@ -294,9 +277,8 @@ class _Order(torch.autograd.Function):
     @staticmethod
     def forward(key: Tensor, valid: Tensor, n: int) -> Tensor:
         if kernels.ready:
-            return torch.from_numpy(
-                kernels.order(key.numpy(), n, valid.numpy() if valid.dim() else None)
-            )
+            mask = valid.numpy() if valid.dim() else None
+            return torch.from_numpy(kernels.order(key.numpy(), n, mask))
         ranks = _ranks(_Words.forward(key, n).numpy())
         if valid.dim():
             ranks = np.where(valid.numpy(), ranks, np.arange(1 << 62, (1 << 62) + n))
@@ -314,10 +296,6 @@ class _Order(torch.autograd.Function):
             t if d is None else t.movedim(d, 0)
             for t, d in zip((key, valid), in_dims[:2], strict=True)
         )
-        # a client's dimensions meet from the right, behind the clients'
         if in_dims[0] is not None and in_dims[1] is not None:
-            rank = max(key.dim(), valid.dim())
-            key, valid = (
-                t.reshape(len(t), *[1] * (rank - t.dim()), *t.shape[1:]) for t in (key, valid)
-            )
+            key, valid = _aligned(key, valid)
         return _Order.apply(key, valid, n), 0

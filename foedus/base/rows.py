@@ -12,8 +12,7 @@ from foedus.base.spec import Spec
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """A client's rows, padded to the largest client of its batch; padding has weight 0 and never
-    counts.
+    """A client's rows, padded to the largest client of its batch; padding has weight 0.
 
     The rows of all clients lie in one table; `index` says which are this client's. Reading `x` and
     `y` collects them (or gives a view, where the engine keeps the batch stacked); a mini-batch loop
@@ -32,28 +31,23 @@ class Rows:
     @property
     def x(self) -> Tensor:
         """Features, (n, *shape)."""
-        return (
-            self.stacked[0].to(self.index.device)
-            if self.stacked
-            else take(self.table_x, self.index)
-        )
+        return self._column(0)
 
     @property
     def y(self) -> Tensor:
         """Labels (n,) as int64, or targets as floats."""
-        return (
-            self.stacked[1].to(self.index.device)
-            if self.stacked
-            else take(self.table_y, self.index)
-        )
+        return self._column(1)
+
+    def _column(self, i: int) -> Tensor:
+        if self.stacked:
+            return self.stacked[i].to(self.index.device)
+        return take((self.table_x, self.table_y)[i], self.index)
 
     @property
     def there(self) -> tuple[Tensor, Tensor, Tensor]:
         """Features, labels and weights on the table's device."""
-        device = self.table_x.device
-        x, y = self.stacked or (
-            take(t, self.index.to(device)) for t in (self.table_x, self.table_y)
-        )
+        index = self.index.to(device := self.table_x.device)
+        x, y = self.stacked or (take(t, index) for t in (self.table_x, self.table_y))
         return x, y, self.weight.to(device)
 
     @property

@@ -115,10 +115,10 @@ def _field_rule(cls: type, name: str) -> Rule | None:
     except Exception as problem:
         if not ours:
             return None
+        field, written = f"{owner.__qualname__}.{name}", inspect.get_annotations(owner)[name]
         raise TypeError(
-            f"{owner.__module__}.{owner.__qualname__}.{name}: its hint "
-            f"{inspect.get_annotations(owner)[name]!r} cannot be "
-            f"resolved ({problem}); import its names at run time, not under TYPE_CHECKING"
+            f"{owner.__module__}.{field}: its hint {written!r} cannot be resolved ({problem}); "
+            "import its names at run time, not under TYPE_CHECKING"
         ) from problem
     return rule_of(hint) if ours or _constrained(hint) else None
 
@@ -160,9 +160,8 @@ class Rule:
     def refusal(self, name: str, value: Any) -> str:
         """The error message for a value that is not allowed."""
         if self.fixed and self.names and not self.remedy:
-            return unknown(
-                name, value, [*self.names, *(["None"] if "None" in self.allowed else [])]
-            )
+            none = ["None"] if "None" in self.allowed else []
+            return unknown(name, value, [*self.names, *none])
         element = self.locate(value)
         if element is not None:
             place, inner, rule = element
@@ -205,22 +204,18 @@ def _rule(hint: Any, constraints: tuple[Any, ...]) -> Rule | None:
     if origin is None and isinstance(hint, type) and not getattr(hint, "_is_protocol", False):
         name = _class_name(hint)
         a = "an" if name[0] in "AEIOUaeiou" else "a"
-        return _constrain(
-            Rule(lambda v: isinstance(v, hint), (f"{a} {name}",), f"{name} objects"), constraints
-        )
+        rule = Rule(lambda v: isinstance(v, hint), (f"{a} {name}",), f"{name} objects")
+        return _constrain(rule, constraints)
     return None
 
 
 def _annotated(inner: Any, metadata: tuple[Any, ...], constraints: tuple[Any, ...]) -> Rule | None:
     own: list[Any] = []
     for m in metadata:
-        own += (
-            m
-            if isinstance(m, at.GroupedMetadata)
-            else [m]
-            if isinstance(m, at.BaseMetadata)
-            else []
-        )
+        if isinstance(m, at.GroupedMetadata):
+            own += m
+        elif isinstance(m, at.BaseMetadata):
+            own.append(m)
     rule = _rule(inner, (*constraints, *own))
     if rule is None:
         return None
@@ -272,10 +267,8 @@ def _number(kind: type, constraints: tuple[Any, ...]) -> Rule:
         if isinstance(c, at.Gt | at.Ge):
             low, above = cast("float", c.gt if isinstance(c, at.Gt) else c.ge), isinstance(c, at.Gt)
         elif isinstance(c, at.Lt | at.Le):
-            high, below = (
-                cast("float", c.lt if isinstance(c, at.Lt) else c.le),
-                isinstance(c, at.Lt),
-            )
+            below = isinstance(c, at.Lt)
+            high = cast("float", c.lt if isinstance(c, at.Lt) else c.le)
         else:
             others.append(c)
     over, under = (operator.lt if above else operator.le), (operator.lt if below else operator.le)
@@ -283,11 +276,8 @@ def _number(kind: type, constraints: tuple[Any, ...]) -> Rule:
 
     def accepts(v: Any) -> bool:
         # NaN and, unless declared, infinities fail the comparisons.
-        right = (
-            type(v) is int
-            or type(v) is kind
-            or (isinstance(v, general) and not isinstance(v, bool))
-        )
+        right = type(v) is int or type(v) is kind
+        right = right or (isinstance(v, general) and not isinstance(v, bool))
         return right and bool(over(low, v) and under(v, high))
 
     adjective, bounds = "", ""
@@ -299,22 +289,16 @@ def _number(kind: type, constraints: tuple[Any, ...]) -> Rule:
         bounds = f"from {low} to {high}"
     else:
         parts = [f"above {low}" if above else f"of at least {low}"] if math.isfinite(low) else []
-        parts += (
-            [f"below {high}" if below else f"{'' if parts else 'of '}at most {high}"]
-            if math.isfinite(high)
-            else []
-        )
+        if math.isfinite(high):
+            parts += [f"below {high}" if below else f"{'' if parts else 'of '}at most {high}"]
         bounds = " and ".join(parts)
     if infinite:
         bounds = f"{bounds} (math.inf included)".strip()
     noun = "integer" if kind is int else "number"
     words = [w for w in (adjective, "finite" if finite else "", noun) if w]
-    article = "an" if words[0][0] in "aeiou" else "a"
-    rule = Rule(
-        accepts,
-        (" ".join([article, *words, *([bounds] if bounds else [])]),),
-        " ".join([*words[:-1], f"{noun}s", *([bounds] if bounds else [])]),
-    )
+    article, end = "an" if words[0][0] in "aeiou" else "a", [bounds] if bounds else []
+    plural = " ".join([*words[:-1], f"{noun}s", *end])
+    rule = Rule(accepts, (" ".join([article, *words, *end]),), plural)
     return _constrain(rule, tuple(others))
 
 
@@ -340,36 +324,28 @@ def _container(kind: type[Collection[Any]], inside: tuple[Any, ...]) -> Rule:
             return None
         if mapping:
             items = list(value.items())
-            wrong = next(
-                (k for k, _ in items if keys is not None and not keys.accepts(k)), _NOTHING
-            )
-            if keys is not None and wrong is not _NOTHING:
-                return " key", wrong, keys
+            if keys is not None:
+                for key in value:
+                    if not keys.accepts(key):
+                        return " key", key, keys
         else:
             items = list(enumerate(value))
         for i, (key, element) in enumerate(items):
             rule = rules[i] if fixed else rules[0]
             if rule is not None and not rule.accepts(element):
-                deeper = rule.locate(element)
-                return (
-                    (f"[{key!r}]{deeper[0]}", *deeper[1:])
-                    if deeper
-                    else (f"[{key!r}]", element, rule)
-                )
+                place, inner, fault = rule.locate(element) or ("", element, rule)
+                return f"[{key!r}]{place}", inner, fault
         return None
 
     if fixed:
         each = ", ".join(_either(r.allowed) if r else "any value" for r in rules)
         allowed = f"a {name} of {len(rules)}: {each}"
     else:
-        plural = (
-            (rules[0].plural or f"elements, each {_either(rules[0].allowed)}") if rules[0] else ""
-        )
-        allowed = f"a {name} of {plural}" if plural else f"a {name}"
+        allowed = f"a {name}"
+        if rules[0]:
+            plural = rules[0].plural or f"elements, each {_either(rules[0].allowed)}"
+            allowed += f" of {plural}"
     return Rule(lambda v: right(v) and locate(v) is None, (allowed,), locate=locate)
-
-
-_NOTHING = object()
 
 
 def _constrain(rule: Rule, constraints: tuple[Any, ...]) -> Rule:
@@ -386,12 +362,9 @@ def _constrain(rule: Rule, constraints: tuple[Any, ...]) -> Rule:
             words = f"{description}, with at most {c.max_length}"
         elif isinstance(c, at.MultipleOf):
             test = lambda v, n=c.multiple_of: v % n == 0  # noqa: E731
-            even = c.multiple_of == 2 and description.startswith("an integer")
-            words = (
-                f"an even {description[3:]}"
-                if even
-                else f"{description}, a multiple of {c.multiple_of}"
-            )
+            words = f"{description}, a multiple of {c.multiple_of}"
+            if c.multiple_of == 2 and description.startswith("an integer"):
+                words = f"an even {description[3:]}"
         elif isinstance(c, at.Predicate):
             test = c.func
             words = f"{description} for which {getattr(c.func, '__name__', c.func)} holds"

@@ -11,9 +11,7 @@ from foedus.base import tree
 @tree.node(static=("shape", "classes", "outputs"))
 @dataclass(frozen=True)
 class Spec:
-    """Shape of one row of features, number of classes (`None` for regression) and number of outputs
-    of a model.
-    """
+    """The shape of a row, the number of classes (`None`: regression), and a model's outputs."""
 
     shape: tuple[int, ...]
     classes: int | None

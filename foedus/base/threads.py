@@ -10,9 +10,7 @@ import torch
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Within it, one: small models gain nothing from a second thread and lose much where the
-    machine is busy.
-    """
+    """One thread within it: small models lose much by a second where the machine is busy."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -33,14 +33,11 @@ class Node(Protocol):
 Class = TypeVar("Class", bound=type)
 
 NODES: dict[str, type[Node]] = {}
-"""Dataclasses that may stand in a tree, by name: the only types that a file or a message can bring
-to life.
-"""
+"""Dataclasses that may be in a tree, by name: the only types that files and messages can create."""
 
 
 class State(dict):
-    """A server or client state: a dict whose entries read as attributes, so that code looks like
-    the paper.
+    """A server or client state: a dict whose entries read as attributes, as in the paper.
 
     >>> State(w=1.0).w
     1.0
@@ -81,8 +78,7 @@ def node(cls: Any = None, *, static: tuple[str, ...] = ()) -> Any:
         named.tree_children, named.tree_static = tuple(children), tuple(static)
 
         def unflatten(values: Iterable[Any], constants: Any) -> Any:
-            # No __init__: a tree may briefly hold things that are not tensors (vmap's in_dims,
-            # say).
+            # no __init__: a tree may briefly hold other things than tensors, such as vmap's in_dims
             new: Any = object.__new__(cls)
             for name, value in zip(children, values, strict=True):
                 object.__setattr__(new, name, value)
@@ -134,9 +130,7 @@ def leaves(tree: Tree) -> list:
 
 
 def flatten(tree: Tree, is_leaf: Callable[[Tree], bool] | None = None) -> tuple[list, Form]:
-    """The leaves and the form; `unflatten` is the inverse. is_leaf: which nodes are to be taken as
-    leaves.
-    """
+    """The leaves and the form; `unflatten` is the inverse. is_leaf: nodes to take as leaves."""
     values: list = []
     return values, _take_apart(tree, values, is_leaf)
 
@@ -220,18 +214,14 @@ def all_finite(tree: Tree) -> bool:
 
 
 def _finite(t: Tensor) -> bool:
-    """NumPy looks at numbers many times faster than torch, and without threads that get into the
-    way of clients at work.
-    """
+    """By NumPy, which is many times faster than torch, and without threads in clients' way."""
     if t.device.type == "cpu" and t.dtype in (torch.float32, torch.float64):
         return bool(np.isfinite(t.detach().numpy()).all())
     return bool(torch.isfinite(t).all())
 
 
 def dissolve(tree: Tree) -> tuple[Any, dict[str, Tensor]]:
-    """Split a tree into JSON that says its form and named tensors: what a safetensors file can
-    hold.
-    """
+    """Split a tree into JSON of its form and named tensors: what a safetensors file can hold."""
     tensors: dict[str, Tensor] = {}
 
     def walk(t: Tree, path: str) -> Any:
@@ -250,11 +240,8 @@ def dissolve(tree: Tree) -> tuple[Any, dict[str, Tensor]]:
             kind = "state" if isinstance(t, State) else "dict"
             return {kind: [[k, walk(v, f"{path}.{k}")] for k, v in t.items()]}
         if isinstance(t, list | tuple):
-            return {
-                "tuple" if isinstance(t, tuple) else "list": [
-                    walk(v, f"{path}.{i}") for i, v in enumerate(t)
-                ]
-            }
+            kind = "tuple" if isinstance(t, tuple) else "list"
+            return {kind: [walk(v, f"{path}.{i}") for i, v in enumerate(t)]}
         raise CheckpointError(
             f"{path} holds a {type(t).__name__}, which cannot be saved; use tensors and scalars"
         )

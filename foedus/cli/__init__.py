@@ -1,5 +1,4 @@
-"""The command line: `foedus demo`, `run`, `compare`, `tune`, `diagnose`, `paper`, `data`, `report`,
-`audit`, `deploy`.
+"""The command line, a module for each group of commands.
 
 Whatever computes is imported by the command that needs it, so that `--help` need not wait for
 PyTorch.

@@ -1,21 +1,17 @@
-"""The command line: `foedus demo`, `run`, `compare`, `tune`, `diagnose`, `paper`, `data`, `report`,
-`audit`, `deploy`.
-"""
+"""The `foedus` command: errors as messages and exit codes, and the options of all commands."""
 
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 from typer.core import TyperGroup
 
 from foedus.errors import DivergenceError, FoedusError
 from foedus.version import __version__
-
-# Whatever computes is imported by the command that needs it, so that --help is not kept waiting.
 
 
 class _Commands(TyperGroup):
@@ -54,7 +50,7 @@ app = typer.Typer(
 )
 
 Config = Annotated[
-    Path, typer.Argument(metavar="CONFIG.toml", help="The experiment; see examples/ for some.")
+    Path, Argument(metavar="CONFIG.toml", help="The experiment; see examples/ for some.")
 ]
 
 
@@ -71,13 +67,10 @@ def _version(asked: bool) -> None:
 def _root(
     version: Annotated[
         bool,
-        typer.Option(
-            "--version", callback=_version, is_eager=True, help="Print the version and stop."
-        ),
+        Option("--version", callback=_version, is_eager=True, help="Print the version and stop."),
     ] = False,
     debug: Annotated[
-        bool,
-        typer.Option("--debug", help="Show the whole traceback of an error (also FOEDUS_DEBUG=1)."),
+        bool, Option("--debug", help="Show the whole traceback of an error (also FOEDUS_DEBUG=1).")
     ] = False,
 ) -> None:
     """foedus: federated learning beyond averaging.
@@ -88,12 +81,4 @@ def _root(
 
 def main() -> None:
     """Entry point of the `foedus` command."""
-    try:
-        app()
-    finally:
-        try:
-            sys.stdout.flush()
-        # `foedus paper | head`: nothing more is to be written, not even by the interpreter at its
-        # end
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    app()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from foedus.cli.app import app
 from foedus.cli.output import check_writable, link_to, print_table, require_plots
@@ -18,47 +19,34 @@ audit_app = typer.Typer(
 app.add_typer(audit_app, name="audit")
 
 
-# -- audit -----------------------------------------------------------------------------------------
-
-
 @audit_app.command("leakage")
 def audit_leakage_command(
     data: Annotated[
         str,
-        typer.Argument(
-            metavar="[DATA]", help="Images: a set that `foedus data list` shows, or a file."
-        ),
+        Argument(metavar="[DATA]", help="Images: a set that `foedus data list` shows, or a file."),
     ] = "digits",
-    image: Annotated[int, typer.Option(help="The training row to rebuild.")] = 0,
+    image: Annotated[int, Option(help="The training row to rebuild.")] = 0,
     message: Annotated[
         list[str] | None,
-        typer.Option(
-            help="gradient, l2, l1 or linf; may be repeated. The default is the first three."
-        ),
+        Option(help="gradient, l2, l1 or linf; may be repeated. The default is the first three."),
     ] = None,
     radius: Annotated[
-        float,
-        typer.Option(help="Radius of the balls. It scales their messages, and tells nothing."),
+        float, Option(help="Radius of the balls. It scales their messages, and tells nothing.")
     ] = 1.0,
     noise: Annotated[
-        float, typer.Option(help="Noise on the gradient, relative to its root mean square.")
+        float, Option(help="Noise on the gradient, relative to its root mean square.")
     ] = 0.0,
-    iterations: Annotated[
-        int, typer.Option(help="L-BFGS iterations from each random start.")
-    ] = 300,
+    iterations: Annotated[int, Option(help="L-BFGS iterations from each random start.")] = 300,
     restarts: Annotated[
-        int, typer.Option(help="Random starts; the one that explains the message best counts.")
+        int, Option(help="Random starts; the one that explains the message best counts.")
     ] = 2,
     message_noise: Annotated[
-        float, typer.Option(help="Noise on the message itself, relative to its norm.")
+        float, Option(help="Noise on the message itself, relative to its norm.")
     ] = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of the network, the starts and the noise.")] = 0,
-    out: Annotated[Path, typer.Option(help="The picture to write, .svg or .png.")] = Path(
-        "leakage.svg"
-    ),
+    seed: Annotated[int, Option(help="Seed of the network, the starts and the noise.")] = 0,
+    out: Annotated[Path, Option(help="The picture to write, .svg or .png.")] = Path("leakage.svg"),
 ) -> None:
-    """Try to rebuild a client's image from one message: its gradient, or an extreme point as FedFW
-    sends it.
+    """Try to rebuild a client's image from its gradient, or from an extreme point of FedFW.
 
     The attack is Deep Leakage from Gradients. A high PSNR proves that the message gives the image
     away; a low one proves nothing about other attacks. A label is shown by the last layer, or else
@@ -95,16 +83,13 @@ def audit_leakage_command(
     typer.echo(f"{found.data}: training image {found.index}, label {found.label}")
     rows = []
     for name, r in found.messages.items():
-        label = (
-            f"{r.label} ({'right' if r.label == found.label else 'wrong'}, "
-            f"{'shown' if r.label_shown else 'searched'})"
-        )
+        right = "right" if r.label == found.label else "wrong"
+        label = f"{r.label} ({right}, {'shown' if r.label_shown else 'searched'})"
         numbers = [f"{value:.1f}" for value in (r.psnr[0], r.psnr[-1], max(r.psnr))]
         rows.append([name, f"{r.bytes:,}", *numbers, label, f"{r.twins:,} of {found.others:,}"])
-    rows.append(["none: average image", "0", "–", f"{found.average:.1f}", "–", "–", "–"])
-    rows.append(
-        ["label only: average of its class", "–", "–", f"{found.class_average:.1f}", "–", "–", "–"]
-    )
+    rest, average = ["–"] * 3, f"{found.class_average:.1f}"
+    rows.append(["none: average image", "0", "–", f"{found.average:.1f}", *rest])
+    rows.append(["label only: average of its class", "–", "–", average, *rest])
     headings = ["message", "bytes", "PSNR first", "last", "best", "label", "twins"]
     print_table(headings, rows, text=("message",))
     typer.echo(f"picture: {link_to(found.picture(out))}")
@@ -114,28 +99,27 @@ def audit_leakage_command(
 def audit_hostile_command(
     data: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="[DATA]", help="Labelled rows: a set that `foedus data list` shows, or a file."
         ),
     ] = "digits",
     attack: Annotated[
         list[str] | None,
-        typer.Option(help="One of the attacks; may be repeated. The default is all six."),
+        Option(help="One of the attacks; may be repeated. The default is all six."),
     ] = None,
-    clients: Annotated[int, typer.Option(help="How many clients.")] = 20,
+    clients: Annotated[int, Option(help="How many clients.")] = 20,
     seed: Annotated[
-        int,
-        typer.Option(help="Seed of the division, the training and the choice of hostile clients."),
+        int, Option(help="Seed of the division, the training and the choice of hostile clients.")
     ] = 0,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer rounds, and 20% and 40% hostile clients only.")
+        bool, Option("--quick", help="Fewer rounds, and 20% and 40% hostile clients only.")
     ] = False,
 ) -> None:
-    """Train with 0 to 40% hostile clients, by plain and robust means: FedAvg, and FedFW with and
-    without its membership check.
+    """Train with 0 to 40% hostile clients, by plain and robust means.
 
-    Numbers are accuracies after the last round. 20 clients, Dirichlet(1.0); a linear model. It
-    takes about a minute on one core.
+    Numbers are accuracies after the last round, of FedAvg, and of FedFW with and without its
+    membership check. 20 clients, Dirichlet(1.0); a linear model. It takes about a minute on one
+    core.
 
     Examples:
 
@@ -148,10 +132,8 @@ def audit_hostile_command(
 
     with one_thread():
         found = audit_hostile(data, attacks=attack, clients=clients, seed=seed, quick=quick)
-    typer.echo(
-        f"{found.data}: {found.rows:,} training rows, {clients} clients; accuracy after the last "
-        "round"
-    )
+    size = f"{found.rows:,} training rows, {clients} clients"
+    typer.echo(f"{found.data}: {size}; accuracy after the last round")
     print_table(found.headings, found.table(), text=("attack", "method"))
 
 
@@ -159,11 +141,11 @@ def audit_hostile_command(
 def audit_privacy_command(
     study: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="[STUDY]...", help="utility, membership or leakage. The default is all three."
         ),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Smaller, in seconds.")] = False,
+    quick: Annotated[bool, Option("--quick", help="Smaller, in seconds.")] = False,
 ) -> None:
     """Measure what differential privacy costs and what it buys.
 
@@ -189,11 +171,9 @@ def audit_privacy_command(
         with one_thread():
             table = measure(name, quick)
         typer.echo(TITLES[name])
+        forms = {c: "g" if c in ("epsilon", "noise") else ".3f" for c in table}
         shown = [
-            [
-                v if isinstance(v, str) else f"{v:g}" if c in ("epsilon", "noise") else f"{v:.3f}"
-                for c, v in row.items()
-            ]
+            [v if isinstance(v, str) else format(v, forms[c]) for c, v in row.items()]
             for row in table.to_dict("records")
         ]
         print_table(list(table.columns), shown, text=("algorithm",))

@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from typer import Argument
 
 from foedus.cli.app import app
 from foedus.cli.output import or_dash, print_table
 
 data_app = typer.Typer(no_args_is_help=True, help="List, fetch and look at data sets.")
 app.add_typer(data_app, name="data")
-
-
-# -- data ------------------------------------------------------------------------------------------
 
 
 @data_app.command("list")
@@ -30,22 +28,18 @@ def data_list() -> None:
 
     rows = []
     for info in catalog.names():
-        kind = (
-            "regression"
-            if info.where == "bundled" and info.classes is None
-            else or_dash(info.classes)
-        )
+        regression = info.where == "bundled" and info.classes is None
+        kind = "regression" if regression else or_dash(info.classes)
         sizes = [or_dash(v) for v in (info.rows, info.test_rows, info.features)]
         rows.append([info.name, *sizes, kind, info.where])
-    print_table(
-        ["name", "rows", "test rows", "features", "classes", "where"], rows, text=("name", "where")
-    )
+    headings = ["name", "rows", "test rows", "features", "classes", "where"]
+    print_table(headings, rows, text=("name", "where"))
 
 
 @data_app.command("get")
 def data_get(
     names: Annotated[
-        list[str], typer.Argument(metavar="NAME...", help="Sets that `foedus data list` shows.")
+        list[str], Argument(metavar="NAME...", help="Sets that `foedus data list` shows.")
     ],
 ) -> None:
     """Download data sets into the cache, checked; does nothing for those that are at hand.
@@ -60,17 +54,14 @@ def data_get(
     known = [catalog.info(name) for name in names]
     for info in known:
         catalog.path_of(info.name)
-        after = catalog.info(info.name)
-        typer.echo(
-            f"{info.name}: "
-            f"{'bundled, nothing to fetch' if after.where == 'bundled' else after.where}"
-        )
+        where = catalog.info(info.name).where
+        typer.echo(f"{info.name}: {where}{', nothing to fetch' if where == 'bundled' else ''}")
 
 
 @data_app.command("show")
 def data_show(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="A set that `foedus data list` shows, or a file.")
+        str, Argument(metavar="NAME", help="A set that `foedus data list` shows, or a file.")
     ],
 ) -> None:
     """Show what a data set holds: rows, features, labels and their frequencies.
@@ -86,27 +77,18 @@ def data_show(
     from foedus.data import load
 
     data = load(name)
-    typer.echo(f"{data.name}: {len(data.x_train):,} training rows, {len(data.x_test):,} test rows")
-    typer.echo(
-        f"features: {' x '.join(map(str, data.x_train.shape[1:]))}, scaling: "
-        f"{data.scaling or 'none'}"
-    )
-    typer.echo(
-        f"range: {data.x_train.min():.4g} to {data.x_train.max():.4g}, mean "
-        f"{data.x_train.mean(dtype=np.float64):.4g}"
-    )
+    x, shape = data.x_train, " x ".join(map(str, data.x_train.shape[1:]))
+    typer.echo(f"{data.name}: {len(x):,} training rows, {len(data.x_test):,} test rows")
+    typer.echo(f"features: {shape}, scaling: {data.scaling or 'none'}")
+    typer.echo(f"range: {x.min():.4g} to {x.max():.4g}, mean {x.mean(dtype=np.float64):.4g}")
     if data.groups_train is not None:
-        typer.echo(
-            f"groups: {len(np.unique(data.groups_train))} (scheme 'natural' makes each a client)"
-        )
+        groups = len(np.unique(data.groups_train))
+        typer.echo(f"groups: {groups} (scheme 'natural' makes each a client)")
     if data.classes is None:
-        for part in ("train", "test"):
-            y = getattr(data, f"y_{part}")
+        for part, y in (("train", data.y_train), ("test", data.y_test)):
             if len(y):
-                typer.echo(
-                    f"y_{part}: {y.min():.4g} to {y.max():.4g}, mean {y.mean():.4g}, standard "
-                    f"deviation {y.std():.4g}"
-                )
+                text = f"y_{part}: {y.min():.4g} to {y.max():.4g}, mean {y.mean():.4g}"
+                typer.echo(f"{text}, standard deviation {y.std():.4g}")
         return
     counts = [np.bincount(y, minlength=data.classes) for y in (data.y_train, data.y_test)]
     labels = data.class_names or [str(c) for c in range(data.classes)]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from foedus.cli.app import app
 from foedus.errors import ConfigError, FoedusError
@@ -14,28 +16,26 @@ deploy_app = typer.Typer(no_args_is_help=True, help="A federation of real sites,
 app.add_typer(deploy_app, name="deploy")
 
 
-# -- deploy ----------------------------------------------------------------------------------------
-
-
 @deploy_app.command("init")
 def deploy_init_command(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
-    site: Annotated[list[str], typer.Option(help="NAME or NAME=FILE.csv; once for each site.")],
-    label: Annotated[str, typer.Option(help="The column to predict.")] = "target",
+    folder: Annotated[Path, Argument(metavar="DIR", help="A new folder.")],
+    site: Annotated[list[str], Option(help="NAME or NAME=FILE.csv; once for each site.")],
+    label: Annotated[str, Option(help="The column to predict.")] = "target",
     host: Annotated[
-        str, typer.Option(help="Name or address under which sites reach the server.")
+        str, Option(help="Name or address under which sites reach the server.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Its port.")] = 9091,
-    days: Annotated[float, typer.Option(help="How long the certificates are valid.")] = 30,
+    port: Annotated[int, Option(help="Its port.")] = 9091,
+    days: Annotated[float, Option(help="How long the certificates are valid.")] = 30,
 ) -> None:
-    """Write a folder for a federation: a Flower app, certificates, keys, settings, and a README
-    with the commands for each site.
+    """Write a folder for a federation: Flower app, certificates, keys, settings, and a README.
+
+    The README has the commands for each site.
 
     Example:
 
         foedus deploy init trial --site north=north.csv --site south=south.csv --label outcome
     """
-    deploy = _flower("deploy")
+    deploy = _deploy()
     sites: dict[str, Path | None] = {}
     for entry in site:
         name, _, path = entry.partition("=")
@@ -43,32 +43,23 @@ def deploy_init_command(
             raise ConfigError(f"--site names {name!r} twice; give each site a name of its own")
         sites[name] = Path(path) if path else None
     deploy.init(folder, sites, label, host, port, days)
-    typer.echo(
-        f"{folder}: app, certificates and keys for {len(sites)} sites; {folder / 'README.md'} says "
-        "what to do next"
-    )
+    written = f"app, certificates and keys for {len(sites)} sites"
+    typer.echo(f"{folder}: {written}; {folder / 'README.md'} says what to do next")
 
 
 @deploy_app.command("up")
 def deploy_up_command(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A folder of `foedus deploy init`.")
-    ],
+    folder: Annotated[Path, Argument(metavar="DIR", help="A folder of `foedus deploy init`.")],
 ) -> None:
-    """Run the federation of a folder with the server and all sites on this machine, with TLS and
-    keys.
-    """
-    _flower("deploy").up(folder, typer.echo)
+    """Run a folder's federation, the server and all sites on this machine, with TLS and keys."""
+    _deploy().up(folder, typer.echo)
 
 
-def _flower(module: str) -> Any:
-    import importlib
-
+def _deploy() -> Any:
     try:
-        return importlib.import_module(f"foedus.engines.flower.{module}")
+        return importlib.import_module("foedus.engines.flower.deploy")
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in ("flwr", "cryptography"):
             raise
-        raise FoedusError(
-            "a federation of sites needs Flower: pip install 'foedus[flower]'"
-        ) from None
+        text = "a federation of sites needs Flower: pip install 'foedus[flower]'"
+        raise FoedusError(text) from None

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from foedus.cli.app import app
 from foedus.cli.output import check_writable, link_to, require_plots
@@ -14,16 +15,14 @@ from foedus.cli.output import check_writable, link_to, require_plots
 @app.command("diagnose")
 def diagnose_command(
     config: Annotated[
-        Path, typer.Argument(metavar="FED.toml", help="A file with data and split; see above.")
+        Path, Argument(metavar="FED.toml", help="A file with data and split; see above.")
     ],
-    out: Annotated[
-        Path | None, typer.Option(help="Also write a page with pictures, .html.")
-    ] = None,
+    out: Annotated[Path | None, Option(help="Also write a page with pictures, .html.")] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Also write the pictures alone, .svg or .png.")
+        Path | None, Option(help="Also write the pictures alone, .svg or .png.")
     ] = None,
     iterations: Annotated[
-        int, typer.Option(min=1, help="Rounds of power iterations for FedNewton's measures.")
+        int, Option(min=1, help="Rounds of power iterations for FedNewton's measures.")
     ] = 30,
 ) -> None:
     """Tell how unlike the clients of a federation are, and which algorithms to try on it first.
@@ -58,12 +57,9 @@ def diagnose_command(
             require_plots()
             check_writable(target, key)
     fed = experiment.federation()
-    on_features = [
-        a
-        for a in experiment.algorithms.values()
-        if isinstance(a, FeatureRegression) and getattr(a, "loss", "squared") == "squared"
-    ]
-    algorithm, engine = next(iter(on_features), None), experiment.options.get("engine")
+    regressions = [a for a in experiment.algorithms.values() if isinstance(a, FeatureRegression)]
+    squared = (a for a in regressions if getattr(a, "loss", "squared") == "squared")
+    algorithm, engine = next(squared, None), experiment.options.get("engine")
     found = diagnose(fed, algorithm, iterations=iterations, seed=experiment.seeds[0], engine=engine)
     typer.echo(str(found))
     for name, target, write in (("page", out, found.report), ("picture", plot, found.plot)):

@@ -20,15 +20,9 @@ def check_writable(path: Path, key: str) -> None:
     """Find out before the work, not after it, that its result could not be written."""
     folder = next(p for p in (path.absolute().parent, *path.absolute().parents) if p.exists())
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        why = (
-            "it is a folder"
-            if path.is_dir()
-            else f"{folder} is not a folder that can be written to"
-        )
+        closed = f"{folder} is not a folder that can be written to"
+        why = "it is a folder" if path.is_dir() else closed
         raise ConfigError(f"{key}: cannot write {str(path)!r}: {why}; choose another place")
-
-
-# -- output ----------------------------------------------------------------------------------------
 
 
 def require_plots() -> None:
@@ -48,11 +42,8 @@ def show_comparison(comparison: Comparison, page: Path, title: str | None = None
     typer.echo(f"page: {link_to(comparison.report(page, title))}")
     lost = [message for messages in comparison.diverged.values() for message in messages.values()]
     if lost:
-        typer.echo(
-            f"foedus: {len(lost)} of {sum(map(len, comparison.runs.values()))} runs diverged: "
-            f"{lost[0]}",
-            err=True,
-        )
+        total = sum(map(len, comparison.runs.values()))
+        typer.echo(f"foedus: {len(lost)} of {total} runs diverged: {lost[0]}", err=True)
         if not any(comparison.finished(name) for name in comparison.runs):
             raise typer.Exit(1)
 
@@ -62,23 +53,10 @@ def link_to(page: Path) -> str:
 
 
 def print_history(run: Run) -> None:
-    frame = run.history
-    shown = [
-        c
-        for c in (
-            "round",
-            "seconds",
-            "bytes_up",
-            "bytes_down",
-            "clients",
-            "loss",
-            "accuracy",
-            "mse",
-        )
-        if c in frame
-    ]
-    shown += [c for c in ("own_accuracy", "own_mse") if c in frame]
-    typer.echo(frame[shown].tail(5).to_string(index=False, na_rep="–"))
+    costs, metrics = ("round", "seconds", "bytes_up", "bytes_down", "clients"), ("accuracy", "mse")
+    columns = (*costs, "loss", *metrics, *(f"own_{m}" for m in metrics))
+    shown = run.history.filter(columns).tail(5)
+    typer.echo(shown.to_string(index=False, na_rep="–"))
     typer.echo(f"\n{run!r}")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from foedus.errors import ConfigError, FoedusError
 
@@ -24,42 +25,35 @@ from foedus.cli.output import link_to, print_table, require_plots
 @app.command("paper")
 def paper_command(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="A paper; `all` for all of them.")
+        str | None, Argument(metavar="NAME", help="A paper; `all` for all of them.")
     ] = None,
     item: Annotated[
-        str | None,
-        typer.Argument(metavar="ITEM", help="A table or figure of it; `all` for all of them."),
+        str | None, Argument(metavar="ITEM", help="A table or figure of it; `all` for all of them.")
     ] = None,
     quick: Annotated[
         bool,
-        typer.Option(
-            "--quick", help="About a minute: fewer rows, rounds and seeds, the same shape."
-        ),
+        Option("--quick", help="About a minute: fewer rows, rounds and seeds, the same shape."),
     ] = False,
-    full: Annotated[bool, typer.Option("--full", help="The paper's own scale.")] = False,
+    full: Annotated[bool, Option("--full", help="The paper's own scale.")] = False,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="How many, if not the item's own number.")
+        int | None, Option(min=1, help="How many, if not the item's own number.")
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="SETTING=VALUE", help="Only cells with this setting, such as data=mnist."
-        ),
+        Option(metavar="SETTING=VALUE", help="Only cells with this setting, such as data=mnist."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder of results, pictures and pages.")] = Path(
-        "results"
-    ),
+    out: Annotated[Path, Option(help="Folder of results, pictures and pages.")] = Path("results"),
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes; one for each core, if not given.")
+        int | None, Option(min=1, help="Processes; one for each core, if not given.")
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Run finished cells again.")] = False,
+    fresh: Annotated[bool, Option("--fresh", help="Run finished cells again.")] = False,
     device: Annotated[
-        str, typer.Option(help="Where networks are trained: `--full --device cuda`.")
+        str, Option(help="Where networks are trained: `--full --device cuda`.")
     ] = "cpu",
-    show: Annotated[bool, typer.Option("--show", help="Run nothing, show what is stored.")] = False,
+    show: Annotated[bool, Option("--show", help="Run nothing, show what is stored.")] = False,
     docs: Annotated[
         Path | None,
-        typer.Option(help="Run nothing, write Markdown of all that is stored to this folder."),
+        Option(help="Run nothing, write Markdown of all that is stored to this folder."),
     ] = None,
 ) -> None:
     """Reproduce a table or figure of a paper: its numbers beside ours, and whether its claims hold.
@@ -90,20 +84,20 @@ def paper_command(
     if item is None:
         _list_papers(papers, out)
         return
-    pairs = [o.partition("=") for o in only or []]
-    if wrong := [
-        o
-        for o, (key, sign, value) in zip(only or [], pairs, strict=True)
-        if not (key and sign and value)
-    ]:
-        raise ConfigError(f"--only {wrong[0]} must be SETTING=VALUE, such as data=mnist")
-    if len({key for key, _, _ in pairs}) < len(pairs):
-        raise ConfigError(f"--only {' --only '.join(only or [])}: give each setting once")
+    where: dict[str, str] = {}
+    for entry in only or ():
+        key, _, value = entry.partition("=")
+        if not key or not value:
+            raise ConfigError(f"--only {entry} must be SETTING=VALUE, such as data=mnist")
+        if key in where:
+            raise ConfigError(f"--only {' --only '.join(only or [])}: give each setting once")
+        where[key] = value
     chosen = [(p, i) for p in papers for i in (runner.paper(p).items if item == "all" else (item,))]
     for p, i in chosen:
         runner.item_of(p, i)
     require_plots()
     scale: Scale = "quick" if quick else "full" if full else "usual"
+    options: dict[str, Any] = {"seeds": seeds, "workers": workers, "fresh": fresh, "device": device}
     # ended or interrupted, workers are not left behind
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     from foedus.papers.figures import write_pictures
@@ -114,33 +108,17 @@ def paper_command(
         if show:
             result = stored(out, p, i, [scale] if quick or full else ["full", "usual", "quick"])
             if result is None:
-                raise FoedusError(
-                    f"nothing of {p} {i} is stored in {out}; without --show it is run"
-                )
+                text = f"nothing of {p} {i} is stored in {out}; without --show it is run"
+                raise FoedusError(text)
         else:
-            where = {key: value for key, _, value in pairs}
             try:
-                cells = runner.run_item(
-                    p,
-                    i,
-                    scale,
-                    folder=out,
-                    seeds=seeds,
-                    only=where,
-                    workers=workers,
-                    fresh=fresh,
-                    device=device,
-                )
+                cells = runner.run_item(p, i, scale, folder=out, only=where, **options)
             except KeyboardInterrupt:
-                typer.echo(
-                    f"stopped; finished cells are kept in {out}: the same command goes on from "
-                    "there",
-                    err=True,
-                )
+                text = f"stopped; finished cells are kept in {out}: the same command goes on there"
+                typer.echo(text, err=True)
                 raise typer.Exit(130) from None
-            result = Result(
-                p, i, runner.item_of(p, i), scale, tuple(cells), len(cells), runner.found_in(cells)
-            )
+            study, found = runner.item_of(p, i), runner.found_in(cells)
+            result = Result(p, i, study, scale, tuple(cells), len(cells), found)
             write_pictures(result, out / "figures" if scale == "usual" else out / scale / "figures")
         _show_item(result)
     typer.echo(f"pages: {link_to(write_pages(out)[-1])}")
@@ -157,14 +135,14 @@ def _list_papers(papers: Iterable[str], out: Path) -> None:
             kept = "–" if result is None else result.scale
             claims = "–" if result is None or not item.claims else in_words(count(result.verdicts))
             times = [duration(item.minutes.get(s)) for s in ("quick", "usual", "full")]
-            rows.append(
-                [name, key, item.title + (" (ours)" if item.extra else ""), *times, kept, claims]
-            )
-    print_table(
-        ["paper", "item", "what it is", "--quick", "usual", "--full", "stored", "claims"],
-        rows,
-        ("paper", "item", "what it is", "stored", "claims"),
+            title = item.title + (" (ours)" if item.extra else "")
+            rows.append([name, key, title, *times, kept, claims])
+    names, durations, end = (
+        ["paper", "item", "what it is"],
+        ["--quick", "usual", "--full"],
+        ["stored", "claims"],
     )
+    print_table([*names, *durations, *end], rows, text=(*names, *end))
     typer.echo("Durations are for two cores. Run one: foedus paper NAME ITEM [--quick]")
 
 
@@ -174,23 +152,16 @@ def _show_item(result: Any) -> None:
     from rich.text import Text
 
     from foedus.papers.item import Table
-    from foedus.papers.results import settings_of, table_of
+    from foedus.papers.results import numeric, settings_of, table_of
 
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160, highlight=False)
     console.print(Text.assemble("\n", (result.item.title, "bold"), f"  ({result.command})"))
-    for view in result.item.views:
-        table = table_of(view, result.found)
-        if table and (
-            isinstance(view, Table) or not any(isinstance(v, Table) for v in result.item.views)
-        ):
-            print_table(
-                *table,
-                tuple(
-                    h
-                    for k, h in enumerate(table[0])
-                    if not _looks_numeric([r[k] for r in table[1]])
-                ),
-            )
+    tables = [view for view in result.item.views if isinstance(view, Table)]
+    for view in tables or result.item.views:
+        if table := table_of(view, result.found):
+            headings, rows = table
+            columns = zip(headings, *rows, strict=True)
+            print_table(headings, rows, tuple(h for h, *c in columns if not all(map(numeric, c))))
             if view.caption:
                 console.print(Text(view.caption, "dim"))
     for text, verdict, numbers in result.verdicts:
@@ -198,16 +169,7 @@ def _show_item(result: Any) -> None:
         console.print(Text.assemble((verdict, colour), f": {text}  ", (numbers, "dim")))
     for text in result.remarks:
         console.print(Text(text, "dim"))
+    time = f", {result.seconds / 60:.1f} minutes of one core" if result.seconds else ""
+    versions = ", ".join(f"{k} {v}" for k, v in result.versions.items())
     console.print(Text("; ".join(f"{name}: {value}" for name, value in settings_of(result)), "dim"))
-    ran = f"{len(result.cells)} cells" + (
-        f", {result.seconds / 60:.1f} minutes of one core" if result.seconds else ""
-    )
-    console.print(
-        Text(f"{ran}; {', '.join(f'{k} {v}' for k, v in result.versions.items())}", "dim")
-    )
-
-
-def _looks_numeric(column: list[str]) -> bool:
-    return all(
-        c == "–" or c.startswith("not reached") or c.lstrip("-+")[:1].isdigit() for c in column
-    )
+    console.print(Text(f"{len(result.cells)} cells{time}; {versions}", "dim"))

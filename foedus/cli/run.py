@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from foedus.cli.app import Config, app
 from foedus.cli.output import check_writable, link_to, print_history, require_plots, show_comparison
@@ -15,16 +16,15 @@ from foedus.errors import ConfigError, DivergenceError, SplitError
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path("foedus-demo"),
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each run.")] = 30,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each algorithm.")] = 3,
-    clients: Annotated[int, typer.Option(min=1, help="Clients that hold the data.")] = 10,
+    out: Annotated[Path, Option(help="Folder for the page.")] = Path("foedus-demo"),
+    rounds: Annotated[int, Option(min=1, help="Rounds of each run.")] = 30,
+    seeds: Annotated[int, Option(min=1, help="Runs of each algorithm.")] = 3,
+    clients: Annotated[int, Option(min=1, help="Clients that hold the data.")] = 10,
     alpha: Annotated[
-        float, typer.Option(help="Dirichlet parameter: the smaller, the more unequal the clients.")
+        float, Option(help="Dirichlet parameter: the smaller, the more unequal the clients.")
     ] = 0.1,
 ) -> None:
-    """Compare six algorithms on handwritten digits; takes well under a minute and needs no
-    download.
+    """Compare six algorithms on handwritten digits, in well under a minute and without download.
 
     FedAvg, FedProx, Scaffold and FedDyn train one network together; Independent lets every client
     train alone; Central has all data in one place, as a reference. Half of the clients take part in
@@ -65,10 +65,10 @@ def demo(
 def run_command(
     config: Config,
     out: Annotated[
-        Path | None, typer.Option(help="File for the run; the default is output.run of the file.")
+        Path | None, Option(help="File for the run; the default is output.run of the file.")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from run.checkpoint of the file.")
+        bool, Option("--resume", help="Go on from run.checkpoint of the file.")
     ] = False,
 ) -> None:
     """Run one algorithm as a TOML file says, print the last rounds and save the run.
@@ -104,21 +104,14 @@ def run_command(
             check_writable(Path(target), key)
     options = experiment.options | ({"resume": True} if resume else {})
     if resume and "checkpoint" not in options:
-        raise ConfigError(
-            f"{config}: run.checkpoint is missing: --resume needs the file to go on from"
-        )
+        needed = "--resume needs the file to go on from"
+        raise ConfigError(f"{config}: run.checkpoint is missing: {needed}")
     fed = experiment.federation()
     typer.echo(fed.describe() + "\n")
     (algorithm,) = experiment.algorithms.values()
+    options |= {"seed": experiment.seeds[0], "target": experiment.target}
     try:
-        result = run(
-            algorithm,
-            fed,
-            experiment.rounds,
-            seed=experiment.seeds[0],
-            target=experiment.target,
-            **options,
-        )
+        result = run(algorithm, fed, experiment.rounds, **options)
     except DivergenceError as error:
         if len(error.run.records):
             print_history(error.run)
@@ -137,11 +130,10 @@ def compare_command(
     config: Config,
     out: Annotated[
         Path | None,
-        typer.Option(help="The page; the default is output.report of the file, or report.html."),
+        Option(help="The page; the default is output.report of the file, or report.html."),
     ] = None,
 ) -> None:
-    """Run several algorithms on the same data and seeds as a TOML file says; print the table and
-    write the page.
+    """Run several algorithms on the same data and seeds as a TOML file says; write a page.
 
     The file, such as this one, is checked before any work starts:
 
@@ -168,14 +160,8 @@ def compare_command(
     check_writable(page, "--out" if out else "output.report")
     fed = experiment.federation()
     typer.echo(fed.describe() + "\n")
-    comparison = compare(
-        experiment.algorithms,
-        fed,
-        experiment.rounds,
-        seeds=experiment.seeds,
-        target=experiment.target,
-        **experiment.options,
-    )
+    options = {"seeds": experiment.seeds, "target": experiment.target, **experiment.options}
+    comparison = compare(experiment.algorithms, fed, experiment.rounds, **options)
     if folder := experiment.output.get("runs"):
         typer.echo(f"runs: {len(comparison.save(folder))} files in {folder}")
     show_comparison(comparison, page)
@@ -183,8 +169,7 @@ def compare_command(
 
 @app.command("tune")
 def tune_command(config: Config) -> None:
-    """Choose settings of an algorithm on rows that clients hold out of their training rows; print
-    what to put into the file.
+    """Choose settings of an algorithm on held-out training rows; print what to put into the file.
 
     The file is one for `foedus run` that also says what to try. The field of a field has a dot in
     its name:
@@ -211,9 +196,8 @@ def tune_command(config: Config) -> None:
     (algorithm,) = experiment.algorithms.values()
     fed = experiment.federation()
     typer.echo(fed.describe() + "\n")
-    options = {
-        k: v for k, v in experiment.options.items() if k in ("engine", "participation", "quantise")
-    }
+    kept = ("engine", "participation", "quantise")
+    options = {k: v for k, v in experiment.options.items() if k in kept}
     options = {"seeds": experiment.seeds, **options, **experiment.tune_options}
     try:
         found = tune(algorithm, fed, experiment.rounds, grid=experiment.grid, **options)
@@ -230,13 +214,9 @@ def tune_command(config: Config) -> None:
 
 @app.command("report")
 def report_command(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Saved runs, or folders of them.")
-    ],
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
-    target: Annotated[
-        float | None, typer.Option(help="State the cost of reaching this metric.")
-    ] = None,
+    runs: Annotated[list[Path], Argument(metavar="RUN...", help="Saved runs, or folders of them.")],
+    out: Annotated[Path, Option(help="The page to write.")] = Path("report.html"),
+    target: Annotated[float | None, Option(help="State the cost of reaching this metric.")] = None,
 ) -> None:
     """Make a page from saved runs; runs that differ only in the seed count as one algorithm.
 

@@ -228,8 +228,7 @@ class Loop:
                 names = ", ".join(map(str, bad[:10]))
                 raise DivergenceError(
                     f"round {clients.round}: the loss of client {names} on its own test rows is "
-                    "not finite; "
-                    f"{self.algorithm.remedy}",
+                    f"not finite; {self.algorithm.remedy}",
                     clients.round,
                     bad,
                 )

@@ -1,6 +1,4 @@
-"""Environments of contextual bandits, as federations: rows are contexts, targets the expected
-rewards of all actions.
-"""
+"""Contextual bandits as federations: rows are contexts, targets the actions' expected rewards."""
 
 from __future__ import annotations
 
@@ -17,8 +15,7 @@ from foedus.errors import DataError
 
 
 def class_bandit(fed: Federation) -> Federation:
-    """A federation of labelled rows as a bandit: the actions are the classes, and the right one has
-    reward 1.
+    """A federation of labelled rows as a bandit: the action of the right class has reward 1.
 
     Example:
         >>> fd.class_bandit(fd.split(fd.load("digits"), "labels", clients=10, per_client=3))
@@ -26,19 +23,15 @@ def class_bandit(fed: Federation) -> Federation:
     data = fed.data
     if not data.classes or data.classes < 2:
         raise DataError(f"{data.name!r} has no class labels; a bandit of classes needs at least 2")
-    rewards = [np.eye(data.classes, dtype=np.float32)[y] for y in (data.y_train, data.y_test)]
-    return replace(
-        fed,
-        data=replace(data, y_train=rewards[0], y_test=rewards[1], classes=None, class_names=None),
-    )
+    train, test = (np.eye(data.classes, dtype=np.float32)[y] for y in (data.y_train, data.y_test))
+    data = replace(data, y_train=train, y_test=test, classes=None, class_names=None)
+    return replace(fed, data=data)
 
 
 def rewards_federation(
     parts: list[tuple[np.ndarray, np.ndarray]], name: str = "rewards"
 ) -> Federation:
-    """A federation from each client's contexts (n, K, d) or (n, d), and the expected rewards (n, K)
-    of the actions.
-    """
+    """A federation from clients' contexts (n, K, d) or (n, d) and expected rewards (n, K)."""
     for i, (x, y) in enumerate(parts):
         y = np.asarray(y)
         if y.ndim != 2 or len(y) != len(x) or y.shape[1] < 2:
@@ -54,10 +47,8 @@ def rewards_federation(
     owner = np.repeat(np.arange(len(parts)), [len(x) for x, _ in parts])
     x = np.concatenate([x for x, _ in parts]).astype(np.float32)
     y = np.concatenate([y for _, y in parts]).astype(np.float32)
-    data = replace(Data.from_arrays(x, y), name=name)
-    return Federation.from_owners(
-        data, owner, np.zeros(0, np.int64), np.arange(len(parts)), name, {"clients": len(parts)}
-    )
+    data, ids, nobody = Data.from_arrays(x, y, name=name), np.arange(len(parts)), owner[:0]
+    return Federation.from_owners(data, owner, nobody, ids, name, {"clients": len(parts)})
 
 
 def linear_bandit(
@@ -69,19 +60,14 @@ def linear_bandit(
     local: float = 0.5,
     seed: int = 0,
 ) -> Federation:
-    """A realisable environment: the expected reward of an action is w*_g . x^g + w*_i . x^l, known
-    and in [0, 1].
+    """A realisable environment: an action's expected reward w*_g . x^g + w*_i . x^l is in [0, 1].
 
     Contexts are uniform in [0, 1], the first `shared` columns global, the other `private` ones
     local. The weights are at random, sparse and not negative, and sum to 1 - local (global) and
     local (each client's own). `settings` has them: `w_global`, `w_local`.
     """
-    for name, v in (
-        ("clients", clients),
-        ("rounds", rounds),
-        ("shared", shared),
-        ("private", private),
-    ):
+    counts = {"clients": clients, "rounds": rounds, "shared": shared, "private": private}
+    for name, v in counts.items():
         check_value(name, v, Annotated[int, Ge(1)])
     check_value("actions", actions, Annotated[int, Ge(2)])
     check_value("local", local, Annotated[float, Interval(ge=0, le=1)])
@@ -93,6 +79,5 @@ def linear_bandit(
         x = rng.random((rounds, actions, shared + private), dtype=np.float32)
         parts.append((x, np.clip(x[..., :shared] @ w_global + x[..., shared:] @ w_local[i], 0, 1)))
     fed = rewards_federation(parts, "linear bandit")
-    return replace(
-        fed, settings={**fed.settings, "w_global": w_global, "w_local": w_local, "seed": seed}
-    )
+    weights = {"w_global": w_global, "w_local": w_local, "seed": seed}
+    return replace(fed, settings={**fed.settings, **weights})

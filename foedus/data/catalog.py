@@ -34,17 +34,13 @@ def _folders() -> list[Path]:
 
 
 def locate(name: str) -> Path | None:
-    """The file of a named set in `$FOEDUS_DATA` or the cache; `None` where it must be downloaded or
-    needs no file.
-    """
+    """The file of a named set in `$FOEDUS_DATA` or the cache; `None` where there is none."""
     # A name is not a path: nothing outside the folders is found by name.
     if not name or Path(name).name != name or name in BUNDLED:
         return None
     wanted = [SPEECHES, "shakespeare"] if name == "shakespeare" else [f"{name}.npz"]
-    return next(
-        (folder / file for folder in _folders() for file in wanted if (folder / file).exists()),
-        None,
-    )
+    places = (folder / file for folder in _folders() for file in wanted)
+    return next((place for place in places if place.exists()), None)
 
 
 def _at_hand() -> dict[str, Path]:
@@ -93,9 +89,8 @@ def info(name: str) -> Info:
     source = home.sources[0].url if home else "file"
     if path is None:
         assert home is not None  # a known name is bundled, at hand, or has a home
-        return Info(
-            name, home.rows, home.test_rows, home.features, home.classes, "to download", source
-        )
+        sizes = (home.rows, home.test_rows, home.features, home.classes)
+        return Info(name, *sizes, "to download", source)
     if path.suffix != ".npz":
         return Info(name, None, None, 80, None, str(path), source)
     try:
@@ -123,13 +118,10 @@ def path_of(name_or_path: str | os.PathLike) -> Path | None:
     if path.exists():
         return path
     if not isinstance(name_or_path, str) or path.suffix or len(path.parts) > 1:
-        raise DataError(
-            f"no file or folder {name!r}; check the path, or give one of the names "
-            f"{', '.join(known_names())}"
-        )
-    raise DataError(
-        unknown("data set", name, known_names()) + f"; looked for {name}.npz in {_places()}"
-    )
+        known = ", ".join(known_names())
+        raise DataError(f"no file or folder {name!r}; check the path, or give one of {known}")
+    text = unknown("data set", name, known_names())
+    raise DataError(f"{text}; looked for {name}.npz in {_places()}")
 
 
 def _places() -> str:
@@ -138,22 +130,13 @@ def _places() -> str:
 
 
 def absent(name: str, reason: str) -> str:
-    """The sentence for a known set that is nowhere: where it was looked for, what is at hand, how
-    to put it there.
-    """
-    file = file_name(name)
-    likeness = {
-        other: difflib.SequenceMatcher(None, name, other).ratio()
-        for other in _at_hand()
-        if other.startswith(name)
-    }
-    close = sorted(likeness, key=lambda other: likeness[other], reverse=True)
+    """The message for a known set that is nowhere: the folders, similar sets, and the remedy."""
+    file, similar = file_name(name), [other for other in _at_hand() if other.startswith(name)]
+    close = difflib.get_close_matches(name, similar, max(1, len(similar)), 0.0)
     subset = f" At hand, with a similar name: {', '.join(close)}." if close else ""
-    content = (
-        "users with 'id' and 'speeches'; or LEAF's folder as shakespeare/"
-        if name == "shakespeare"
-        else "x_train, y_train, x_test, y_test"
-    )
+    content = "x_train, y_train, x_test, y_test"
+    if name == "shakespeare":
+        content = "users with 'id' and 'speeches'; or LEAF's folder as shakespeare/"
     return (
         f"data set {name!r}: {reason}. Looked for {file} in {_places()}.{subset} "
         f"Put {file} (holding {content}) into one of these folders, or load a file by its path."
@@ -162,9 +145,7 @@ def absent(name: str, reason: str) -> str:
 
 @dataclass(frozen=True)
 class Home:
-    """Where a set comes from, what it holds, and how its files become arrays or, for shakespeare,
-    speaking characters.
-    """
+    """Where a set comes from, what it holds, and how its files become arrays or speeches."""
 
     rows: int | None
     test_rows: int | None
@@ -181,9 +162,8 @@ def _fetch(name: str) -> Path:
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache, prefix=".download-") as folder:
-            files, digests = zip(
-                *(download(source, Path(folder)) for source in home.sources), strict=True
-            )
+            fetched = [download(source, Path(folder)) for source in home.sources]
+            files, digests = zip(*fetched, strict=True)
             parsed = home.parse(list(files))
             # Not before it could be parsed: what answered may have been a login page.
             for source, sha256 in zip(home.sources, digests, strict=True):
@@ -198,9 +178,8 @@ def _fetch(name: str) -> Path:
         reason: BaseException = error
         while reason.__context__ is not None:
             reason = reason.__context__
-        raise DataError(
-            absent(name, f"the download from {home.sources[0].url} failed ({reason})")
-        ) from error
+        failed = f"the download from {home.sources[0].url} failed ({reason})"
+        raise DataError(absent(name, failed)) from error
     return target
 
 
@@ -208,13 +187,8 @@ def _write_arrays(name: str, raw: Raw, path: Path) -> None:
     if raw.x_test is None:
         raw = hold_out(raw, HELD_OUT, 0, None)
     y_train, y_test, _, names_ = encode_labels(raw, None, name)
-    arrays: dict[str, Any] = {
-        "x_train": raw.x_train,
-        "y_train": y_train,
-        "x_test": raw.x_test,
-        "y_test": y_test,
-        **raw.extra,
-    }
+    arrays: dict[str, Any] = {"x_train": raw.x_train, "y_train": y_train, "x_test": raw.x_test}
+    arrays |= {"y_test": y_test, **raw.extra}
     if names_ is not None:
         arrays["class_names"] = np.array(names_)
     np.savez_compressed(path, **arrays)
@@ -225,8 +199,7 @@ def _write_speeches(users: list[dict], path: Path) -> None:
         "source": "Project Gutenberg, The Complete Works of William Shakespeare (ebook 100), "
         "edition of January 1994",
         "format": "one entry per speaking character per play; speeches in order, lines separated "
-        "by newline; "
-        "stage directions removed",
+        "by newline; stage directions removed",
         "users": users,
     }
     with gzip.open(path, "wt", encoding="utf-8") as file:
@@ -237,12 +210,8 @@ def _write_speeches(users: list[dict], path: Path) -> None:
 
 
 def _parse_libsvm(paths: list[Path]) -> Raw:
-    train = formats.read(paths[0], format="libsvm")
-    return (
-        join_parts(train, formats.read(paths[1], format="libsvm"), paths[1])
-        if len(paths) > 1
-        else train
-    )
+    train, *test = (formats.read(path, format="libsvm") for path in paths)
+    return join_parts(train, test[0], paths[1]) if test else train
 
 
 def _parse_mnist(paths: list[Path]) -> Raw:
@@ -264,22 +233,14 @@ def _parse_emnist(part: str) -> Callable[[list[Path]], Raw]:
                 x = array(f"{half}-images-idx3-ubyte.gz")
                 return np.ascontiguousarray(x.transpose(0, 2, 1)).reshape(len(x), -1)
 
-            y, y_test = (
-                array(f"{half}-labels-idx1-ubyte.gz").astype(np.int64) for half in ("train", "test")
-            )
-            codes = [
-                line.split()
-                for line in member("mapping.txt").decode("ascii").splitlines()
-                if line.strip()
-            ]
-            first = min(int(code[0]) for code in codes)  # the letters are numbered from 1
-            return Raw(
-                images("train"),
-                y - first,
-                images("test"),
-                y_test - first,
-                [chr(int(code[1])) for code in codes],
-            )
+            def labels(half: str) -> np.ndarray:
+                return array(f"{half}-labels-idx1-ubyte.gz").astype(np.int64) - first
+
+            lines = filter(str.strip, member("mapping.txt").decode("ascii").splitlines())
+            codes = [[int(v) for v in line.split()[:2]] for line in lines]
+            first = min(code for code, _ in codes)  # the letters are numbered from 1
+            names = [chr(letter) for _, letter in codes]
+            return Raw(images("train"), labels("train"), images("test"), labels("test"), names)
 
     return parse
 
@@ -292,14 +253,8 @@ def _parse_shakespeare(paths: list[Path], *, plays: int = 30, speakers: int = 50
 
 
 def _libsvm(rows: int, test_rows: int, features: int, classes: int, *files: str) -> Home:
-    return Home(
-        rows,
-        test_rows,
-        features,
-        classes,
-        tuple(Source(_LIBSVM + file) for file in files),
-        _parse_libsvm,
-    )
+    sources = tuple(Source(_LIBSVM + file) for file in files)
+    return Home(rows, test_rows, features, classes, sources, _parse_libsvm)
 
 
 def _emnist(part: str, rows: int, test_rows: int, classes: int) -> Home:
@@ -311,10 +266,7 @@ def _parse_cifar(paths: list[Path]) -> Raw:
 
 
 def _parse_cifar100(paths: list[Path]) -> Raw:
-    fine, coarse = (
-        formats.read(paths[0], format="cifar"),
-        formats.read(paths[0], format="cifar", label="coarse"),
-    )
+    fine, coarse = (formats.read(paths[0], format="cifar", label=k) for k in ("fine", "coarse"))
     assert coarse.y_test is not None
     extra = {"y_train_coarse": coarse.y_train, "y_test_coarse": coarse.y_test}
     if coarse.class_names is not None:
@@ -323,14 +275,8 @@ def _parse_cifar100(paths: list[Path]) -> Raw:
 
 
 def _cifar(classes: int, file: str, md5: str) -> Home:
-    return Home(
-        50000,
-        10000,
-        3072,
-        classes,
-        (Source(_CIFAR + file, md5),),
-        _parse_cifar if classes == 10 else _parse_cifar100,
-    )
+    parse = _parse_cifar if classes == 10 else _parse_cifar100
+    return Home(50000, 10000, 3072, classes, (Source(_CIFAR + file, md5),), parse)
 
 
 _HOMES: dict[str, Home] = {

@@ -41,13 +41,10 @@ class Data:
         def put(field: str, value: object) -> None:
             object.__setattr__(self, field, value)
 
-        if self.classes is not None and (
-            isinstance(self.classes, bool) or int(self.classes) != self.classes or self.classes < 1
-        ):
-            raise DataError(
-                f"classes of {self.name!r} is {self.classes!r}; give a positive whole number, or "
-                "None for regression"
-            )
+        k = self.classes
+        if k is not None and (isinstance(k, bool) or int(k) != k or k < 1):
+            needed = "give a positive whole number, or None for regression"
+            raise DataError(f"classes of {self.name!r} is {k!r}; {needed}")
         for field in ("x_train", "x_test"):
             put(field, _features(getattr(self, field), field, self.name))
         if len(self.x_train) == 0:
@@ -55,36 +52,28 @@ class Data:
         if self.x_train.shape[1:] != self.x_test.shape[1:]:
             raise DataError(
                 f"x_test of {self.name!r} has rows of shape {self.x_test.shape[1:]}, x_train of "
-                "shape "
-                f"{self.x_train.shape[1:]}; give both the same features"
+                f"shape {self.x_train.shape[1:]}; give both the same features"
             )
+        labels: Callable[[Any, str, str, Any], np.ndarray] = _targets if k is None else _labels
         for part in ("train", "test"):
+            field = f"y_{part}"
+            put(field, labels(getattr(self, field), field, self.name, k))
+            if (groups := getattr(self, f"groups_{part}")) is not None:
+                checked = _groups(groups, f"groups_{part}", self.name, self.group_names)
+                put(f"groups_{part}", checked)
             rows = len(getattr(self, f"x_{part}"))
-            labels: Callable[[Any, str, str, Any], np.ndarray] = (
-                _labels if self.classes is not None else _targets
-            )
-            put(
-                f"y_{part}",
-                labels(getattr(self, f"y_{part}"), f"y_{part}", self.name, self.classes),
-            )
-            _same_length(f"y_{part}", len(getattr(self, f"y_{part}")), f"x_{part}", rows, self.name)
-            groups = getattr(self, f"groups_{part}")
-            if groups is not None:
-                put(
-                    f"groups_{part}", _groups(groups, f"groups_{part}", self.name, self.group_names)
-                )
-                _same_length(
-                    f"groups_{part}",
-                    len(getattr(self, f"groups_{part}")),
-                    f"x_{part}",
-                    rows,
-                    self.name,
-                )
+            for field in (f"y_{part}", f"groups_{part}"):
+                value = getattr(self, field)
+                given = rows if value is None else len(value)
+                if given != rows:
+                    raise DataError(
+                        f"{field} of {self.name!r} has {given} rows but x_{part} has {rows}; give "
+                        "one entry a row"
+                    )
         if self.y_train.shape[1:] != self.y_test.shape[1:]:
             raise DataError(
                 f"y_test of {self.name!r} has rows of shape {self.y_test.shape[1:]}, y_train of "
-                "shape "
-                f"{self.y_train.shape[1:]}; give both the same targets"
+                f"shape {self.y_train.shape[1:]}; give both the same targets"
             )
         for field in ("class_names", "group_names"):
             if getattr(self, field) is not None:
@@ -126,14 +115,9 @@ class Data:
                 f"{'x_test' if x_test is None else 'y_test'} of {name!r} is missing; give both "
                 "x_test and y_test, or neither"
             )
-        x_test = (
-            np.zeros((0, *x_train.shape[1:]), np.float32) if x_test is None else np.asarray(x_test)
-        )
-        y_test = (
-            np.zeros((0, *y_train.shape[1:]), y_train.dtype)
-            if y_test is None
-            else np.asarray(y_test)
-        )
+        empty_x, empty_y = (np.zeros((0, *v.shape[1:]), v.dtype) for v in (x_train, y_train))
+        x_test = empty_x if x_test is None else np.asarray(x_test)
+        y_test = empty_y if y_test is None else np.asarray(y_test)
         if classes is None and y_train.dtype.kind in "iub" and y_train.size:
             largest = max(int(y.max()) for y in (y_train, y_test) if y.size)
             classes = len(class_names) if class_names is not None else max(2, largest + 1)
@@ -145,24 +129,18 @@ class Data:
 
     @property
     def spec(self) -> Spec:
-        """What a model must know: shape of a row, classes, outputs (one a class, or one a
-        target).
-        """
+        """What a model must know: the shape of a row, the classes, and the outputs."""
         targets = 1 if self.y_train.ndim == 1 else self.y_train.shape[1]
-        return Spec(
-            self.x_train.shape[1:], self.classes, targets if self.classes is None else self.classes
-        )
+        outputs = targets if self.classes is None else self.classes
+        return Spec(self.x_train.shape[1:], self.classes, outputs)
 
     def __repr__(self) -> str:
         kind = "regression" if self.classes is None else f"{self.classes} classes"
-        groups = (
-            "" if self.groups_train is None else f", {len(np.unique(self.groups_train))} groups"
-        )
         shape = "x".join(str(s) for s in self.x_train.shape[1:])
-        rows = f"{len(self.x_train)} + {len(self.x_test)} rows"
-        return (
-            f"Data({self.name}: {rows}, {shape} features, {kind}{groups}, scaling={self.scaling})"
-        )
+        text = f"{len(self.x_train)} + {len(self.x_test)} rows, {shape} features, {kind}"
+        if self.groups_train is not None:
+            text += f", {len(np.unique(self.groups_train))} groups"
+        return f"Data({self.name}: {text}, scaling={self.scaling})"
 
 
 def _numeric(value, field: str, name: str) -> np.ndarray:
@@ -175,18 +153,8 @@ def _numeric(value, field: str, name: str) -> np.ndarray:
     return array
 
 
-def _same_length(field: str, length: int, other: str, expected: int, name: str) -> None:
-    if length != expected:
-        raise DataError(
-            f"{field} of {name!r} has {length} rows but {other} has {expected}; give one entry a "
-            "row"
-        )
-
-
 def first_not_finite(x: np.ndarray) -> tuple[int, int, int] | None:
-    """How many numbers of `x` are NaN or infinite, and row and (flat) column of the first; `None`
-    where all are finite.
-    """
+    """How many numbers are NaN or infinite, and row and flat column of the first; or `None`."""
     # min and max carry NaN and infinities along without an array of flags as large as the data.
     if x.size == 0 or (np.isfinite(x.min()) and np.isfinite(x.max())):
         return None
@@ -211,8 +179,7 @@ def _features(value, field: str, name: str) -> np.ndarray:
         raise DataError(
             f"{field} of {name!r} holds {count} NaN or infinite value{'s' * (count > 1)}, first "
             f"{x.reshape(len(x), -1)[row, column]} in row {row}, column {column}; remove those "
-            "rows or "
-            "fill them in (load has impute='median', fitted on training rows)"
+            "rows or fill them in (load has impute='median', fitted on training rows)"
         )
     return x
 
@@ -229,9 +196,8 @@ def _labels(value, field: str, name: str, classes: int) -> np.ndarray:
     if len(wrong):
         raise DataError(
             f"{field} of {name!r} holds label {y[wrong[0]]} in row {wrong[0]} ({len(wrong)} such "
-            "rows), but there are "
-            f"{classes} classes: labels must be whole numbers from 0 to {classes - 1}; renumber "
-            "them or pass a larger classes="
+            f"rows), but there are {classes} classes: labels must be whole numbers from 0 to "
+            f"{classes - 1}; renumber them or pass a larger classes="
         )
     return np.ascontiguousarray(y, dtype=np.int64)
 

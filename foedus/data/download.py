@@ -8,6 +8,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from foedus.errors import DataError
 
@@ -21,9 +22,6 @@ def cache_dir() -> Path:
     if sys.platform == "win32" and os.environ.get("LOCALAPPDATA"):
         return Path(os.environ["LOCALAPPDATA"]) / "foedus" / "cache"
     return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "foedus"
-
-
-# Download
 
 
 @dataclass(frozen=True)
@@ -88,9 +86,7 @@ def _retrieve(source: Source, target: Path) -> None:
 
 
 def _check(source: Source, path: Path) -> str:
-    """Compare with the published MD5; where none is published, with the SHA-256 of the first
-    download. Returns the SHA-256.
-    """
+    """Compare with the published MD5, or with the first download's SHA-256; returns the SHA-256."""
     from pooch import file_hash
 
     sha256 = file_hash(str(path), alg="sha256")
@@ -98,8 +94,7 @@ def _check(source: Source, path: Path) -> str:
         if (md5 := file_hash(str(path), alg="md5")) != source.md5:
             raise DataError(
                 f"{source.url}: MD5 is {md5}, but {source.md5} is published; the file is damaged "
-                "or was changed, "
-                "so it was not kept. Try again later"
+                "or was changed, so it was not kept. Try again later"
             )
         return sha256
     record, known = _recorded()
@@ -119,9 +114,8 @@ def record_digest(source: Source, sha256: str) -> None:
         return
     record, known = _recorded()
     if source.url not in known:
-        with tempfile.NamedTemporaryFile(
-            "w", dir=record.parent, prefix=".checksums-", delete=False
-        ) as draft:
+        options: dict[str, Any] = {"dir": record.parent, "prefix": ".checksums-"}
+        with tempfile.NamedTemporaryFile("w", delete=False, **options) as draft:
             json.dump({**known, source.url: sha256}, draft, indent=1, sort_keys=True)
         os.replace(draft.name, record)
 
@@ -146,22 +140,13 @@ class _Bar:
     total = 0
 
     def __init__(self, file: str):
+        from rich import progress
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            Progress,
-            TextColumn,
-            TransferSpeedColumn,
-        )
 
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-        )
-        self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        text, bar = progress.TextColumn("{task.description}"), progress.BarColumn()
+        speed = (progress.DownloadColumn(), progress.TransferSpeedColumn())
+        console = Console(stderr=True)
+        self.bar = progress.Progress(text, bar, *speed, console=console, transient=True)
         self.task = self.bar.add_task(file, total=None)
 
     def update(self, count: int) -> None:

@@ -24,8 +24,7 @@ _COLUMNS = 200  # a heat map of more clients averages neighbours
 
 
 def group_rows(owner: np.ndarray, clients: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of each client, concatenated and ascending within a client, and where each client
-    begins.
+    """Rows of each client, concatenated and ascending within a client, and the clients' offsets.
 
     `owner[i]` is the client of row i, or -1 for a row of nobody.
     """
@@ -37,8 +36,7 @@ def group_rows(owner: np.ndarray, clients: int) -> tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Federation:
-    """Rows of `data` divided among clients, as compressed rows: client at position p holds
-    `rows[offsets[p]:offsets[p+1]]`.
+    """Rows of `data` by client: that at position p holds `rows[offsets[p]:offsets[p+1]]`.
 
     `test_rows` and `test_offsets` do the same for the test part (a client may have no test rows).
     `ids` are the clients' identities: they follow a client through `select`, so results do not
@@ -57,37 +55,26 @@ class Federation:
 
     def __post_init__(self) -> None:
         for name in ("rows", "offsets", "test_rows", "test_offsets", "ids"):
-            object.__setattr__(
-                self, name, np.ascontiguousarray(getattr(self, name), dtype=np.int64)
-            )
+            value = np.ascontiguousarray(getattr(self, name), dtype=np.int64)
+            object.__setattr__(self, name, value)
         if len(self.ids) == 0:
             raise SplitError("a federation needs at least one client")
         for kind, rows, offsets, total in (
             ("rows", self.rows, self.offsets, len(self.data.x_train)),
             ("test_rows", self.test_rows, self.test_offsets, len(self.data.x_test)),
         ):
-            if (
-                offsets.shape != (len(self.ids) + 1,)
-                or offsets[0] != 0
-                or offsets[-1] != len(rows)
-                or (np.diff(offsets) < 0).any()
-            ):
-                raise SplitError(
-                    f"offsets of {kind} must rise from 0 to {len(rows)} in {len(self.ids) + 1} "
-                    "steps"
-                )
+            steps, n = len(self.ids) + 1, len(rows)
+            rising = offsets.shape == (steps,) and (np.diff(offsets) >= 0).all()
+            if not rising or offsets[0] != 0 or offsets[-1] != n:
+                raise SplitError(f"offsets of {kind} must rise from 0 to {n} in {steps} steps")
             if len(rows) and not 0 <= rows.min() <= rows.max() < total:
                 raise SplitError(f"{kind} holds a row outside 0 .. {total - 1}")
             if len(rows) and np.bincount(rows).max() > 1:
-                raise SplitError(
-                    f"{kind} holds row {int(np.bincount(rows).argmax())} more than once; a row "
-                    "belongs to one client"
-                )
+                twice = f"{kind} holds row {int(np.bincount(rows).argmax())} more than once"
+                raise SplitError(f"{twice}; a row belongs to one client")
         if (self.sizes == 0).any():
-            raise SplitError(
-                f"client {int(self.ids[self.sizes.argmin()])} has no training rows; leave it out "
-                "or give it some"
-            )
+            empty = f"client {int(self.ids[self.sizes.argmin()])} has no training rows"
+            raise SplitError(f"{empty}; leave it out or give it some")
         if len(np.unique(self.ids)) != len(self.ids):
             raise SplitError("ids holds a client twice; each client has an id of its own")
 
@@ -101,17 +88,9 @@ class Federation:
         scheme: str,
         settings: Mapping,
     ) -> Federation:
-        """The federation in which row i belongs to the client at position `owner[i]` (-1: to
-        nobody).
-        """
-        return cls(
-            data,
-            *group_rows(owner, len(ids)),
-            *group_rows(test_owner, len(ids)),
-            ids,
-            scheme,
-            settings,
-        )
+        """The federation in which row i belongs to position `owner[i]` (-1: to nobody)."""
+        held, test = group_rows(owner, len(ids)), group_rows(test_owner, len(ids))
+        return cls(data, *held, *test, ids, scheme, settings)
 
     @classmethod
     def from_clients(
@@ -150,8 +129,9 @@ class Federation:
 
         if test_owner is None:
             test_owner = deal_test_rows(data, owner, len(clients), np.random.default_rng(0))
+        count = len(clients)
         return cls.from_owners(
-            data, owner, test_owner, np.arange(len(clients)), "given", {"clients": len(clients)}
+            data, owner, test_owner, np.arange(count), "given", {"clients": count}
         )
 
     def __len__(self) -> int:
@@ -173,18 +153,17 @@ class Federation:
 
     def client_rows(self, position: int) -> np.ndarray:
         """Training rows of the client at a position."""
-        position = self._position(position)
-        return self.rows[self.offsets[position] : self.offsets[position + 1]]
+        return self._segment(self.rows, self.offsets, position)
 
     def test_client_rows(self, position: int) -> np.ndarray:
         """Test rows of the client at a position."""
-        position = self._position(position)
-        return self.test_rows[self.test_offsets[position] : self.test_offsets[position + 1]]
+        return self._segment(self.test_rows, self.test_offsets, position)
 
-    def _position(self, position: int) -> int:
+    def _segment(self, rows: np.ndarray, offsets: np.ndarray, position: int) -> np.ndarray:
         if not -len(self) <= position < len(self):
             raise IndexError(f"client position {position} is outside 0 .. {len(self) - 1}")
-        return int(position) % len(self)
+        position = int(position) % len(self)
+        return rows[offsets[position] : offsets[position + 1]]
 
     def select(self, positions: Sequence[int] | np.ndarray) -> Federation:
         """The federation of the clients at these positions, in this order; they keep their ids."""
@@ -194,35 +173,23 @@ class Federation:
         if positions.size == 0:
             raise SplitError("positions is empty; select at least one client")
         if positions.dtype.kind not in "iu" or positions.min() < 0 or positions.max() >= len(self):
-            raise SplitError(
-                f"positions must be whole numbers from 0 to {len(self) - 1}, not "
-                f"{positions.tolist()[:5]}"
-            )
+            allowed, given = f"whole numbers from 0 to {len(self) - 1}", positions.tolist()[:5]
+            raise SplitError(f"positions must be {allowed}, not {given}")
         rows, offsets = _take(self.rows, self.offsets, positions)
         test_rows, test_offsets = _take(self.test_rows, self.test_offsets, positions)
-        return Federation(
-            self.data,
-            rows,
-            offsets,
-            test_rows,
-            test_offsets,
-            self.ids[positions],
-            self.scheme,
-            self.settings,
-        )
+        held: dict[str, Any] = {"rows": rows, "offsets": offsets, "ids": self.ids[positions]}
+        return replace(self, **held, test_rows=test_rows, test_offsets=test_offsets)
 
     def pool(self) -> Federation:
-        """One client, id 0, that holds the training and test rows of all (in the order of the data
-        set).
-        """
-        return Federation(
-            self.data, np.sort(self.rows), np.array([0, len(self.rows)]), np.sort(self.test_rows),
-            np.array([0, len(self.test_rows)]), np.array([0]), "pool", dict(self.settings),
-        )  # fmt: skip
+        """One client, id 0, with all training and test rows in the order of the data set."""
+        rows, test = np.sort(self.rows), np.sort(self.test_rows)
+        ends = ([0, len(rows)], [0, len(test)])
+        offsets, test_offsets, ids = map(np.array, (*ends, [0]))
+        settings = dict(self.settings)
+        return Federation(self.data, rows, offsets, test, test_offsets, ids, "pool", settings)
 
     def holdout(self, fraction: float = 0.2, seed: int = 0) -> Federation:
-        """The same clients, each with part of its training rows held out as its test rows:
-        validation, to choose settings by.
+        """The same clients, each with part of its training rows held out as its test rows.
 
         A client gives round(fraction * rows) of them, drawn at random: at least one, and never its
         last (the only row of a client stays where it is). What is drawn depends on the seed and on
@@ -239,20 +206,14 @@ class Federation:
         if not counts.any():
             raise SplitError(
                 f"no row of {data.name!r} can be held out: each of the {len(self)} clients has a "
-                "single training row; "
-                "divide the data among fewer clients"
+                "single training row; divide the data among fewer clients"
             )
-        # A number for each row of the data, so that neither the order of clients nor who else there
-        # is matters.
+        # a number for each row of the data: the order and the number of clients do not matter
         lot = np.random.default_rng(seed).random(len(data.x_train))[self.rows]
         order = np.lexsort((lot, self.owners()))
+        place = np.arange(len(order)) - np.repeat(self.offsets[:-1], sizes)
         drawn = np.zeros(len(self.rows), bool)
-        drawn[
-            order[
-                np.arange(len(order)) - np.repeat(self.offsets[:-1], sizes)
-                < np.repeat(counts, sizes)
-            ]
-        ] = True
+        drawn[order[place < np.repeat(counts, sizes)]] = True
         held = np.sort(self.rows[drawn])
         groups = None if data.groups_train is None else data.groups_train[held]
         validation = replace(
@@ -274,15 +235,12 @@ class Federation:
         """Training rows of each client and label, `[clients, classes]`."""
         if self.data.classes is None:
             raise DataError(f"{self.data.name!r} is a regression set: it has no labels to count")
+        shape = (len(self), self.data.classes)
         cell = self.owners() * self.data.classes + self.data.y_train[self.rows]
-        return np.bincount(cell, minlength=len(self) * self.data.classes).reshape(
-            len(self), self.data.classes
-        )
+        return np.bincount(cell, minlength=shape[0] * shape[1]).reshape(shape)
 
     def summary(self) -> pd.DataFrame:
-        """One row a client: training rows, test rows, and rows of each label (for regression, mean
-        and spread of y).
-        """
+        """One row a client: rows, test rows, and rows of each label or mean and spread of y."""
         import pandas as pd
 
         columns: dict[Any, np.ndarray] = {"client": self.ids}
@@ -295,23 +253,18 @@ class Federation:
             for j, suffix in enumerate(names):
                 columns |= {f"mean_y{suffix}": mean[:, j], f"std_y{suffix}": spread[:, j]}
             return pd.DataFrame(columns)
-        counts = pd.DataFrame(
-            self.label_counts(), columns=list(self.data.class_names or range(self.data.classes))
-        )
+        labels: list[Any] = list(self.data.class_names or range(self.data.classes))
+        counts = pd.DataFrame(self.label_counts(), columns=labels)
         return pd.concat([pd.DataFrame(columns), counts], axis=1)
 
     def _target_moments(self) -> tuple[np.ndarray, np.ndarray]:
         y = self.data.y_train[self.rows].astype(np.float64).reshape(len(self.rows), -1)
         mean = np.add.reduceat(y, self.offsets[:-1]) / self.sizes[:, None]
-        deviation = np.add.reduceat(
-            (y - np.repeat(mean, self.sizes, axis=0)) ** 2, self.offsets[:-1]
-        )
-        return mean, np.sqrt(deviation / self.sizes[:, None])
+        squares = (y - np.repeat(mean, self.sizes, axis=0)) ** 2
+        return mean, np.sqrt(np.add.reduceat(squares, self.offsets[:-1]) / self.sizes[:, None])
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """A picture of who holds what: bars of labels a client, or a heat map where clients or
-        labels are many.
-        """
+        """Draw who holds what: bars of labels, or a heat map where clients or labels are many."""
         if ax is None:
             import matplotlib.pyplot as plt
 
@@ -332,30 +285,22 @@ class Federation:
         assert classes is not None  # of targets there are no bars
         counts, left = self.label_counts(), np.zeros(len(self))
         colours = matplotlib.colormaps["tab10" if classes <= 10 else "tab20"]
-        for label in range(classes):
-            name = self.data.class_names[label] if self.data.class_names else str(label)
-            ax.barh(
-                np.arange(len(self)),
-                counts[:, label],
-                left=left,
-                color=colours(label),
-                label=name,
-                height=0.85,
-            )
-            left += counts[:, label]
-        ax.set_yticks(
-            np.arange(len(self)), [str(i) for i in self.ids], fontsize=9 if len(self) <= 20 else 6
-        )
+        names, places = self._class_names(classes), np.arange(len(self))
+        for label, (name, n) in enumerate(zip(names, counts.T, strict=True)):
+            ax.barh(places, n, left=left, color=colours(label), label=name, height=0.85)
+            left += n
+        ax.set_yticks(places, **self._client_ticks())
         ax.invert_yaxis()
         ax.set(xlabel="training rows", ylabel="client")
-        ax.legend(
-            title="label",
-            bbox_to_anchor=(1.01, 1),
-            loc="upper left",
-            fontsize=8,
-            frameon=False,
-            ncols=1 + (classes > 10),
-        )
+        where: dict[str, Any] = {"bbox_to_anchor": (1.01, 1), "loc": "upper left"}
+        columns = 1 + (classes > 10)
+        ax.legend(title="label", **where, fontsize=8, frameon=False, ncols=columns)
+
+    def _class_names(self, classes: int) -> Sequence[str]:
+        return self.data.class_names or [str(c) for c in range(classes)]
+
+    def _client_ticks(self) -> dict[str, Any]:
+        return {"labels": [str(i) for i in self.ids], "fontsize": 9 if len(self) <= 20 else 6}
 
     def _plot_heat(self, ax: Axes) -> None:
         classes = self.data.classes
@@ -364,54 +309,32 @@ class Federation:
         many = len(self) > _BARS
         if many:  # neighbours then hold alike labels, and averaging them loses little
             share = share[np.lexsort((share.max(1), share.argmax(1)))]
-            starts = np.linspace(0, len(share), min(len(share), _COLUMNS), endpoint=False).astype(
-                int
-            )
+            count = min(len(share), _COLUMNS)
+            starts = np.linspace(0, len(share), count, endpoint=False).astype(int)
             share = np.add.reduceat(share, starts) / np.diff([*starts, len(share)])[:, None]
-        image = ax.imshow(
-            share.T,
-            aspect="auto",
-            interpolation="nearest",
-            cmap="viridis",
-            vmin=0,
-            extent=(0, len(self), classes, 0),
-        )
+        look: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "cmap": "viridis"}
+        image = ax.imshow(share.T, vmin=0, extent=(0, len(self), classes, 0), **look)
         ax.figure.colorbar(image, ax=ax, label="share of the client's rows")
         if classes <= 30:
-            ax.set_yticks(
-                np.arange(classes) + 0.5,
-                self.data.class_names or [str(c) for c in range(classes)],
-                fontsize=8,
-            )
+            ax.set_yticks(np.arange(classes) + 0.5, self._class_names(classes), fontsize=8)
         if not many:
-            ax.set_xticks(
-                np.arange(len(self)) + 0.5,
-                [str(i) for i in self.ids],
-                fontsize=9 if len(self) <= 20 else 6,
-            )
+            ax.set_xticks(np.arange(len(self)) + 0.5, **self._client_ticks())
         ax.set(xlabel="clients, ordered by their main label" if many else "client", ylabel="label")
 
     def _plot_targets(self, ax: Axes) -> None:
         mean, spread = (m[:, 0] for m in self._target_moments())
         if len(self) <= _BARS:
             ax.errorbar(np.arange(len(self)), mean, spread, fmt="o", capsize=3)
-            ax.set_xticks(
-                np.arange(len(self)),
-                [str(i) for i in self.ids],
-                fontsize=9 if len(self) <= 20 else 6,
-            )
+            ax.set_xticks(np.arange(len(self)), **self._client_ticks())
             ax.set(xlabel="client", ylabel="y: mean and standard deviation")
         else:
             ax.scatter(self.sizes, mean, s=8, alpha=0.5)
             ax.set(xlabel="training rows of a client", ylabel="mean of y")
 
     def _how(self) -> str:
-        shown = {
-            k: v
-            for k, v in self.settings.items()
-            if k not in ("clients", "seed") and isinstance(v, (int, float, str))
-        }
-        return " ".join([self.scheme, *(f"{k}={v}" for k, v in shown.items())])
+        plain = {k: v for k, v in self.settings.items() if isinstance(v, (int, float, str))}
+        shown = [f"{k}={v}" for k, v in plain.items() if k not in ("clients", "seed")]
+        return " ".join([self.scheme, *shown])
 
     def __repr__(self) -> str:
         kind = "regression" if self.data.classes is None else f"{self.data.classes} classes"
@@ -420,23 +343,21 @@ class Federation:
 
     def describe(self) -> str:
         """A few lines: what was divided, how, and how unequal the result is."""
-        sizes, test = self.sizes, self.test_sizes
+
+        def spread(numbers: np.ndarray, of: str = "") -> str:
+            return f"{numbers.min()} to {numbers.max()}{of} (median {np.median(numbers):g})"
+
         lines = [
             f"{self.data.name}: {len(self)} clients, {self._how()}",
-            f"training rows: {len(self.rows)}; a client has {sizes.min()} to {sizes.max()} (median "
-            f"{np.median(sizes):g})",
-            f"test rows: {len(self.test_rows)}; a client has {test.min()} to {test.max()} (median "
-            f"{np.median(test):g})",
+            f"training rows: {len(self.rows)}; a client has {spread(self.sizes)}",
+            f"test rows: {len(self.test_rows)}; a client has {spread(self.test_sizes)}",
         ]
         if self.data.classes is None:
             mean = self._target_moments()[0]
             lines.append(f"mean of y: {mean.min():.4g} to {mean.max():.4g} over clients")
         else:
             held = (self.label_counts() > 0).sum(1)
-            lines.append(
-                f"labels: a client holds {held.min()} to {held.max()} of {self.data.classes} "
-                f"(median {np.median(held):g})"
-            )
+            lines.append(f"labels: a client holds {spread(held, f' of {self.data.classes}')}")
         return "\n".join(lines)
 
 
@@ -459,17 +380,15 @@ def _concatenate(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """All rows one after the other, and whose they are."""
     pairs = [(np.asarray(x), np.asarray(y)) for x, y in parts]
+    first = tuple(v.shape[1:] for v in pairs[0])
     for k, (x, y) in enumerate(pairs):
         if x.ndim < 2 or y.ndim < 1 or len(x) != len(y):
-            raise DataError(
-                f"{what}[{k}] has x of shape {x.shape} and y of shape {y.shape}; give x [n, "
-                "features] and y [n]"
-            )
-        if x.shape[1:] != pairs[0][0].shape[1:] or y.shape[1:] != pairs[0][1].shape[1:]:
+            given = f"{what}[{k}] has x of shape {x.shape} and y of shape {y.shape}"
+            raise DataError(f"{given}; give x [n, features] and y [n]")
+        if (x.shape[1:], y.shape[1:]) != first:
             raise DataError(
                 f"{what}[{k}] has rows of shape {x.shape[1:]} and {y.shape[1:]}, {what}[0] of "
-                "shape "
-                f"{pairs[0][0].shape[1:]} and {pairs[0][1].shape[1:]}; give all the same"
+                f"shape {first[0]} and {first[1]}; give all the same"
             )
     owner = np.repeat(np.arange(len(pairs)), [len(x) for x, _ in pairs])
     return np.concatenate([x for x, _ in pairs]), np.concatenate([y for _, y in pairs]), owner

@@ -12,24 +12,16 @@ from foedus.errors import DataError
 HELD_OUT = 0.25  # part of the rows that become the test part of a set without one
 
 
-# From raw arrays to Data
-
-
 def image_shaped(raw: Raw) -> Raw:
-    """Images of shape [n, height, width, channels] become [n, channels, height, width], as torch
-    has them.
-    """
+    """Images [n, height, width, channels] as [n, channels, height, width], as torch has them."""
 
     def channels_first(x: np.ndarray) -> np.ndarray:
         if x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
             return x.transpose(0, 3, 1, 2)
         return x
 
-    return replace(
-        raw,
-        x_train=channels_first(raw.x_train),
-        x_test=None if raw.x_test is None else channels_first(raw.x_test),
-    )
+    test = None if raw.x_test is None else channels_first(raw.x_test)
+    return replace(raw, x_train=channels_first(raw.x_train), x_test=test)
 
 
 def join_parts(train: Raw, test: Raw, where: object) -> Raw:
@@ -41,13 +33,12 @@ def join_parts(train: Raw, test: Raw, where: object) -> Raw:
                 f"{where}: {x_test.shape[1]} features, the training file has {x.shape[1]}; give "
                 "both the same columns"
             )
-        # Sparse text does not write zeros, so the file that lacks the last features is the narrower
-        # one.
+        # sparse text does not write zeros, so a file may lack the last features
         width = max(x.shape[1], x_test.shape[1])
         x, x_test = (np.pad(a, ((0, 0), (0, width - a.shape[1]))) for a in (x, x_test))
-    if train.feature_names is not None and list(train.feature_names) != list(
-        test.feature_names or []
-    ):
+    names = [raw.feature_names for raw in (train, test)]
+    columns, columns_test = (None if n is None else list(n) for n in names)
+    if columns is not None and columns != columns_test:
         raise DataError(
             f"{where}: its columns differ from those of the training file; give both the same "
             "columns in the same order"
@@ -57,23 +48,15 @@ def join_parts(train: Raw, test: Raw, where: object) -> Raw:
             f"{where}: its alphabet differs from that of the training file; give one folder with "
             "train/ and test/"
         )
-    groups, groups_test, group_names = train.groups_train, test.groups_train, train.group_names
-    if groups_test is not None and group_names is not None:
-        place = {name: g for g, name in enumerate(group_names)}
+    groups, owners = test.groups_train, train.group_names
+    if groups is not None and owners is not None:
+        place = {name: g for g, name in enumerate(owners)}
         assert test.group_names is not None
-        groups_test = np.array(
-            [place.setdefault(test.group_names[g], len(place)) for g in groups_test], np.int64
-        )
-        group_names = list(place)
-    return replace(
-        train,
-        x_train=x,
-        x_test=x_test,
-        y_test=test.y_train,
-        groups_test=groups_test,
-        groups_train=groups,
-        group_names=group_names,
-    )
+        called = (test.group_names[g] for g in groups)
+        groups = np.array([place.setdefault(name, len(place)) for name in called], np.int64)
+        owners = list(place)
+    joined = replace(train, x_train=x, x_test=x_test, y_test=test.y_train)
+    return replace(joined, groups_test=groups, group_names=owners)
 
 
 def pool_parts(raw: Raw) -> Raw:
@@ -96,16 +79,12 @@ def test_fraction(test: object) -> float:
 
 
 def hold_out(raw: Raw, part: float, seed: int, regression: bool | None) -> Raw:
-    """Move a random part of the rows to the test part: that part of each group, or of each
-    label.
-    """
-    n = len(raw.y_train)
+    """Move a random part of the rows of each group, or of each label, to the test part."""
+    n, y = len(raw.y_train), raw.y_train
     rng = np.random.default_rng(seed)
     if raw.groups_train is not None:
         strata = raw.groups_train
-    elif (
-        regression or (regression is None and raw.y_train.dtype.kind == "f") or raw.y_train.ndim > 1
-    ):
+    elif regression or (regression is None and y.dtype.kind == "f") or y.ndim > 1:
         strata = np.zeros(n, np.int64)
     else:
         strata = np.unique(raw.y_train, return_inverse=True)[1]
@@ -130,9 +109,7 @@ def hold_out(raw: Raw, part: float, seed: int, regression: bool | None) -> Raw:
 def encode_labels(
     raw: Raw, regression: bool | None, name: str
 ) -> tuple[np.ndarray, np.ndarray, int | None, tuple[str, ...] | None]:
-    """Labels of both parts as 0 .. classes - 1, the number of classes, and what they were called;
-    targets are left alone.
-    """
+    """Labels as 0 .. classes - 1, the number of classes, and their names; targets stay."""
     y, cut = np.concatenate([raw.y_train, raw.y_test]), len(raw.y_train)
     if y.dtype.kind not in "iubfUS":
         raise DataError(f"labels of {name!r} have dtype {y.dtype}; expected numbers or text")
@@ -145,10 +122,8 @@ def encode_labels(
             )
         return y[:cut].astype(np.float32), y[cut:].astype(np.float32), None, None
     if y.ndim > 1:
-        raise DataError(
-            f"labels of {name!r} have shape {y.shape[1:]} a row; classification needs one label a "
-            "row"
-        )
+        needed = "classification needs one label a row"
+        raise DataError(f"labels of {name!r} have shape {y.shape[1:]} a row; {needed}")
     if raw.class_names is not None and y.dtype.kind in "iub":
         y = y.astype(np.int64)
         return y[:cut], y[cut:], len(raw.class_names), tuple(str(n) for n in raw.class_names)

@@ -84,10 +84,8 @@ def load(
     name = str(name_or_path)
     path = path_of(name_or_path)
     if name == "shakespeare" and path is not None and path.is_file() and path.name == SPEECHES:
-        raw = _speech_windows(
-            load_speeches(path), window, stride, 0.2 if test is None else test_fraction(test)
-        )
-        test = None
+        part = 0.2 if test is None else test_fraction(test)
+        raw, test = _speech_windows(load_speeches(path), window, stride, part), None
     elif path is None:
         raw = BUNDLED[name]()
     else:
@@ -95,30 +93,22 @@ def load(
         name = path.name.split(".")[0] if name not in known_names() else name
     raw = image_shaped(raw)
     if test is not None and not isinstance(test, (int, float)):
-        raw = join_parts(
-            raw,
-            image_shaped(formats.read(Path(test), format=format, label=label, group=group)),
-            test,
-        )
+        other = formats.read(Path(test), format=format, label=label, group=group)
+        raw = join_parts(raw, image_shaped(other), test)
     elif test is not None or raw.x_test is None:
         raw = hold_out(pool_parts(raw), HELD_OUT if test is None else float(test), seed, regression)
     return _finish(name, raw, scale, impute, regression)
 
 
 def load_speeches(path: str | os.PathLike | None = None) -> list[dict]:
-    """Shakespeare's speaking characters for language models: dictionaries with `id`, `play`,
-    `speaker` and `speeches`.
-    """
+    """Shakespeare's characters: dictionaries with `id`, `play`, `speaker` and `speeches`."""
     path = path_of("shakespeare" if path is None else Path(path))
     if path is None or not path.is_file():
         raise DataError(absent("shakespeare", "its speeches are not at hand"))
     try:
         users = json.loads(formats.read_bytes(path))["users"]
-        if (
-            not users
-            or not all(isinstance(s, str) for user in users for s in user["speeches"])
-            or not all("id" in u for u in users)
-        ):
+        texts = all(isinstance(s, str) for user in users for s in user["speeches"])
+        if not users or not texts or not all("id" in user for user in users):
             raise TypeError
     except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
         raise DataError(
@@ -167,22 +157,13 @@ def _finish(
 
 
 def _speech_windows(users: list[dict], window: int, stride: int, part: float) -> Raw:
-    """Rows of `window` characters and the next one, from each speaker's speeches; the last part of
-    each text is for testing.
-    """
+    """Rows of `window` characters and the next one; the last part of each text is for testing."""
     for name, value in (("window", window), ("stride", stride)):
         check_value(name, value, Annotated[int, Ge(1)], DataError)
     texts = ["\n".join(user["speeches"]) for user in users]
     alphabet = sorted(set().union(*texts))
     known = np.array([ord(c) for c in alphabet], np.uint32)
-    rows: dict[str, list] = {
-        "x_train": [],
-        "y_train": [],
-        "g_train": [],
-        "x_test": [],
-        "y_test": [],
-        "g_test": [],
-    }
+    rows: dict[str, list] = {f"{k}_{part}": [] for k in "xyg" for part in ("train", "test")}
     group_names: list[str] = []
     for user, text in zip(users, texts, strict=True):
         ids = np.searchsorted(known, np.frombuffer(text.encode("utf-32-le"), np.uint32))
@@ -193,9 +174,8 @@ def _speech_windows(users: list[dict], window: int, stride: int, part: float) ->
             if len(piece) <= window:
                 continue
             starts = np.arange(0, len(piece) - window, stride)
-            rows[f"x_{half}"].append(
-                np.lib.stride_tricks.sliding_window_view(piece, window)[starts].astype(np.float32)
-            )
+            windows = np.lib.stride_tricks.sliding_window_view(piece, window)
+            rows[f"x_{half}"].append(windows[starts].astype(np.float32))
             rows[f"y_{half}"].append(piece[starts + window])
             rows[f"g_{half}"].append(np.full(len(starts), len(group_names)))
         group_names.append(str(user["id"]))

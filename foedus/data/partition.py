@@ -68,29 +68,15 @@ def split(
         return _tasks(data, clients, seed, rng, **options)
     owner = SCHEMES[scheme](data, clients, rng, **options)
     test_owner = deal_test_rows(data, owner, clients, rng)
-    defaults = {
-        p.name: p.default
-        for p in scheme_options(SCHEMES[scheme])
-        if p.default is not inspect.Parameter.empty
-    }
-    settings = {
-        "clients": clients,
-        "seed": int(seed),
-        **options,
-        **{k: v for k, v in defaults.items() if k not in options},
-    }
+    settings = {"clients": clients, "seed": int(seed), **options}
+    for p in scheme_options(SCHEMES[scheme]):
+        settings.setdefault(p.name, p.default)
     return Federation.from_owners(data, owner, test_owner, np.arange(clients), scheme, settings)
 
 
-# Options
-
-
 def scheme_options(scheme: Callable) -> list[inspect.Parameter]:
-    return [
-        p
-        for p in inspect.signature(scheme).parameters.values()
-        if p.kind is inspect.Parameter.KEYWORD_ONLY
-    ]
+    parameters = inspect.signature(scheme).parameters.values()
+    return [p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
 
 
 def _check_options(scheme: str, options: dict) -> None:
@@ -138,9 +124,7 @@ def _dirichlet(
 
 
 def _repair(owner: np.ndarray, clients: int, least: int, rng: np.random.Generator) -> np.ndarray:
-    """Give clients with fewer than `least` rows random rows of the largest clients, so that the
-    largest are levelled first.
-    """
+    """Give clients with fewer than `least` rows random rows of the largest clients, in turn."""
     sizes = np.bincount(owner, minlength=clients)
     missing = np.maximum(least - sizes, 0)
     needed = int(missing.sum())
@@ -148,12 +132,10 @@ def _repair(owner: np.ndarray, clients: int, least: int, rng: np.random.Generato
         return owner
     shuffled = rng.permutation(len(owner))
     order = shuffled[np.argsort(owner[shuffled], kind="stable")]
-    # A row's height is its place in the pile of its client: taking the highest rows levels the
-    # piles from the top.
+    # a row's height is its place in the pile of its client: the highest rows are taken first
     height = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    owner[order[np.argsort(-height, kind="stable")[:needed]]] = np.repeat(
-        np.arange(clients), missing
-    )
+    taken = order[np.argsort(-height, kind="stable")[:needed]]
+    owner[taken] = np.repeat(np.arange(clients), missing)
     return owner
 
 
@@ -215,9 +197,7 @@ def _labels(
 
 
 def _level(limits: np.ndarray, total: int) -> np.ndarray:
-    """Whole numbers as equal as possible, each at most its limit, that sum to `total` (or to all
-    limits, if less).
-    """
+    """Integers as equal as possible that sum to `total`, each at most its limit."""
     result = np.zeros_like(limits)
     total = min(total, int(limits.sum()))
     while total > 0:
@@ -264,8 +244,7 @@ def _natural(data: Data, clients: int | None, rng: np.random.Generator) -> Feder
 def deal_test_rows(
     data: Data, owner: np.ndarray, clients: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """The client of each test row: for each label in proportion to the clients' training rows of
-    it, by largest remainder.
+    """The client of each test row: each label in proportion to the clients' training rows of it.
 
     A label without training rows, and all rows of a regression set, go in proportion to the
     clients' sizes.
@@ -283,9 +262,7 @@ def deal_test_rows(
 
 
 def apportion(weights: np.ndarray, total: int, rng: np.random.Generator) -> np.ndarray:
-    """Whole numbers in proportion to weights that sum to `total`: Hamilton's largest remainders,
-    ties at random.
-    """
+    """Integers in proportion to weights that sum to `total`: largest remainders, ties at random."""
     quota, remainder = np.divmod(weights.astype(np.int64) * total, int(weights.sum()))
     left = total - int(quota.sum())
     if left:
@@ -302,8 +279,7 @@ def _tasks(
     n0: int = 30,
     merged: float = 0.3,
 ) -> Federation:
-    """FedRes, Section 6.1: each client has a binary task, the merged class C_0 against one other
-    class.
+    """FedRes, Section 6.1: a binary task a client, the merged class C_0 against one other class.
 
     1. A random set A of floor(0.3 K) classes (`merged`) becomes C_0, label 0.
     2. The rows of A are dealt out at random, N to a client, where N = min(N_0, #A / clients) (`n0`
@@ -332,12 +308,10 @@ def _tasks(
     if not 1 <= count < data.classes:
         raise SplitError(
             f"merged={merged:g} of the {data.classes} classes of {data.name!r} merges {count}; at "
-            "least one must be merged "
-            "and one left (FedRes uses sets of at least 6 classes)"
+            "least one must be merged and one left (FedRes uses sets of at least 6 classes)"
         )
-    class_rows = [
-        rng.permutation(np.flatnonzero(data.y_train == label)) for label in range(data.classes)
-    ]
+    own_rows = (np.flatnonzero(data.y_train == label) for label in range(data.classes))
+    class_rows = [rng.permutation(rows) for rows in own_rows]
     sizes = np.array([len(rows) for rows in class_rows])
     for _ in range(100):
         merged_classes = np.sort(rng.choice(data.classes, count, replace=False))
@@ -352,12 +326,10 @@ def _tasks(
             f"clients={clients} is too many for binary tasks on {data.name!r}: there is not a row "
             "of each class for each client"
         )
-    zeros = rng.permutation(np.concatenate([class_rows[label] for label in merged_classes]))[
-        : n * clients
-    ].reshape(clients, n)
-    buckets = np.concatenate(
-        [class_rows[c][: len(class_rows[c]) // n * n].reshape(-1, n) for c in others]
-    )
+    zeros = rng.permutation(np.concatenate([class_rows[label] for label in merged_classes]))
+    zeros = zeros[: n * clients].reshape(clients, n)
+    kept = (class_rows[c][: sizes[c] // n * n] for c in others)
+    buckets = np.concatenate([rows.reshape(-1, n) for rows in kept])
     ones = buckets[rng.permutation(len(buckets))[:clients]]
     rows = np.concatenate([zeros, ones], axis=1)
     task = data.y_train[ones[:, 0]]
@@ -384,15 +356,9 @@ def _tasks(
         "global_features": np.sort(features[:half]), "local_features": np.sort(features[half:]),
         "source_rows": source, "source_test_rows": test_rows,
     }  # fmt: skip
-    assert relabelled.groups_train is not None and relabelled.groups_test is not None
-    return Federation.from_owners(
-        relabelled,
-        relabelled.groups_train,
-        relabelled.groups_test,
-        np.arange(clients),
-        "tasks",
-        settings,
-    )
+    owner, held = relabelled.groups_train, relabelled.groups_test
+    assert owner is not None and held is not None
+    return Federation.from_owners(relabelled, owner, held, np.arange(clients), "tasks", settings)
 
 
 def _task_test_rows(

@@ -12,8 +12,9 @@ from foedus.errors import ConfigError
 
 
 def poison(fed: Federation, clients: Sequence[int]) -> Federation:
-    """The federation in which these clients (by id) train on flipped labels: class c becomes
-    classes - 1 - c, a value its negative.
+    """The federation in which these clients (by id) train on flipped labels.
+
+    Class c becomes classes - 1 - c, a value its negative.
 
     Test rows stay as they are.
     """
@@ -22,9 +23,7 @@ def poison(fed: Federation, clients: Sequence[int]) -> Federation:
         raise ConfigError(
             f"clients names {strange[0]!r}, who is not in the federation of {len(fed)} clients"
         )
-    rows = np.concatenate(
-        [np.array([], np.int64), *(fed.client_rows(place[int(i)]) for i in clients)]
-    )
+    rows = np.concatenate([fed.rows[:0], *(fed.client_rows(place[int(i)]) for i in clients)])
     y = fed.data.y_train.copy()
     y[rows] = -y[rows] if fed.data.classes is None else fed.data.classes - 1 - y[rows]
     return replace(fed, data=replace(fed.data, y_train=y))

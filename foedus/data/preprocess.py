@@ -22,23 +22,22 @@ def imputed(raw: Raw, impute: str | None, name: str) -> Raw:
     """Replace NaN by a value of the training rows, or say where it is."""
     test = raw.x_test
     assert test is not None  # held out before
+
+    def missing(x: np.ndarray) -> bool:
+        return x.dtype.kind == "f" and first_not_finite(x) is not None and bool(np.isnan(x).any())
+
     parts = {"x_train": raw.x_train, "x_test": test}
-    parts = {
-        k: x
-        for k, x in parts.items()
-        if x.dtype.kind == "f" and first_not_finite(x) is not None and np.isnan(x).any()
-    }
+    parts = {k: x for k, x in parts.items() if missing(x)}
     if not parts:
         return raw
     if impute is None:
         part, x = next(iter(parts.items()))
-        missing = np.isnan(x.reshape(len(x), -1))
-        row, column = np.unravel_index(int(missing.argmax()), missing.shape)
+        nan = np.isnan(x.reshape(len(x), -1))
+        row, column = np.unravel_index(int(nan.argmax()), nan.shape)
         called = column if raw.feature_names is None else f"{str(raw.feature_names[int(column)])!r}"
         raise DataError(
-            f"{part} of {name!r} has {int(missing.sum())} missing values (NaN), first in row "
-            f"{row}, column {called}; "
-            "pass impute='median' (of the training rows), 'mean' or 'zero'"
+            f"{part} of {name!r} has {int(nan.sum())} missing values (NaN), first in row "
+            f"{row}, column {called}; pass impute='median' (of the training rows), 'mean' or 'zero'"
         )
     flat = raw.x_train.reshape(len(raw.x_train), -1)
     empty = np.isnan(flat).all(0)
@@ -82,14 +81,11 @@ SCALES: dict[str, Callable[[np.ndarray], tuple] | None] = {
 
 
 def scaled(x: np.ndarray, shift: np.ndarray | None, divisor: np.ndarray | float) -> np.ndarray:
-    """(x - shift) / divisor in float32, a block of rows at a time: the difference is taken in
-    float64.
-    """
+    """(x - shift) / divisor in float32 by blocks of rows; the difference is taken in float64."""
     out = np.empty(x.shape, np.float32)
     block = max(1, (1 << 22) // max(1, int(np.prod(x.shape[1:]))))
     for start in range(0, len(x), block):
         part = x[start : start + block]
-        out[start : start + block] = (
-            part / np.float32(divisor) if shift is None else (part - shift) / divisor
-        )
+        result = part / np.float32(divisor) if shift is None else (part - shift) / divisor
+        out[start : start + block] = result
     return out

@@ -1,5 +1,4 @@
-"""Speeches by character from Project Gutenberg's "Complete Works of William Shakespeare" (ebook
-100), edition of January 1994.
+"""Speeches by character from Project Gutenberg's Shakespeare (ebook 100), edition of January 1994.
 
 It is the text that LEAF (Caldas et al., 2018, arXiv:1812.01097) divides among clients, one for each
 speaking character of each play. Its layout:
@@ -32,9 +31,7 @@ from pathlib import Path
 from foedus.errors import DataError
 
 _LARGEST = 32 << 20  # bytes: the text has 5.5 million
-# blanks before a stage direction, at least; letters and broken lines within a speech have six at
-# most
-_RIGHT = 7
+_RIGHT = 7  # blanks before a stage direction, at least; within a speech there are at most six
 _NOTICE = re.compile(r"<<[^<>]*>>")
 _BRACKETS = re.compile(r"\[[^][]{0,500}\] *")
 _HEADING = re.compile(r"(?:THE )?(?:ACT|SCENE|PROLOGUE|INDUCTION)\b", re.IGNORECASE)
@@ -60,16 +57,13 @@ def read_plays(path: Path, *, plays: int = 30, speakers: int = 500) -> list[dict
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         raise DataError(f"{path.name} is not a readable zip archive ({error})") from None
     if len(content) > _LARGEST:
-        raise DataError(
-            f"{path.name}: {texts[0].filename} has more than {_LARGEST} bytes, so it is not the "
-            "text"
-        )
+        size = f"{texts[0].filename} has more than {_LARGEST} bytes"
+        raise DataError(f"{path.name}: {size}, so it is not the text")
     return parse_plays(content.decode("latin-1"), path.name, plays=plays, speakers=speakers)
 
 
 def parse_plays(text: str, where: str, *, plays: int = 30, speakers: int = 500) -> list[dict]:
-    """Speaking characters as dictionaries with `id`, `play`, `speaker` and `speeches`, in order of
-    appearance.
+    """Characters in order of appearance: dictionaries with `id`, `play`, `speaker`, `speeches`.
 
     A text with fewer `plays` or `speakers` than given is refused: it is not this edition, which has
     well above the defaults.
@@ -120,8 +114,7 @@ def _speeches(lines: list[str]) -> Iterator[tuple[str, str]]:
         indent = len(line) - len(line.lstrip())
         begun = begun or _HEADING.match(line) is not None
         match = _SPEECH.fullmatch(line)
-        # Where its place does not tell, a stage direction stands below an empty line; "Enter his
-        # chamber" in a speech does not.
+        # a stage direction may stand below an empty line; "Enter his chamber" in a speech does not
         if (_DIRECTION.match(line) and not above) or (unfinished and not match):
             unfinished = line.endswith((",", ";"))  # goes on in the next line, wherever that stands
         elif not begun or _HEADING.match(line) or indent >= _RIGHT:
@@ -138,17 +131,13 @@ def _speeches(lines: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _in_capitals(name: str) -> bool:
-    """Whether a name is written in capitals, at least its first word (BISHOP of ELY); a lone letter
-    is a word of a speech.
-    """
+    """Whether the first word of a name is in capitals (BISHOP of ELY); a lone letter is not."""
     first = name.split()[0].rstrip(",")
     return first.isupper() and (len(first) > 1 or (len(name) > 1 and name.isupper()))
 
 
 def _joined(name: str, spoken: list[str]) -> Iterator[tuple[str, str]]:
-    """The speech, one line each, without the stage directions at the ends of lines; nothing where
-    no words are left.
-    """
+    """The speech without stage directions at the ends of lines; nothing where no words are left."""
     lines = (" ".join(_BEHIND_GAP.sub("", line.strip()).split()) for line in spoken)
     speech = "\n".join(line for line in lines if line)
     if name and speech:

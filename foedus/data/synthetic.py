@@ -1,6 +1,4 @@
-"""Synthetic federations with a dial for heterogeneity: LEAF's Synthetic(alpha, beta) and
-FedNewton's piecewise-linear one.
-"""
+"""Synthetic federations: LEAF's Synthetic(alpha, beta) and FedNewton's piecewise-linear one."""
 
 from __future__ import annotations
 
@@ -75,9 +73,8 @@ def synthetic_leaf(
         score = xk @ model[:-1] + model[-1]
         x[offsets[k] : offsets[k + 1]], y[offsets[k] : offsets[k + 1]] = xk, score.argmax(1)
     groups = np.repeat(np.arange(clients), sizes)
-    held = np.arange(len(y)) >= np.repeat(
-        offsets[1:] - np.minimum(np.round(sizes * test).astype(np.int64), sizes - 1), sizes
-    )
+    tests = np.minimum(np.round(sizes * test).astype(np.int64), sizes - 1)
+    held = np.arange(len(y)) >= np.repeat(offsets[1:] - tests, sizes)
     name = "synthetic(iid)" if iid else f"synthetic({alpha:g}, {beta:g})"
     data = Data(
         name, x[~held], y[~held], x[held], y[held], classes, None, groups[~held], groups[held]
@@ -102,8 +99,7 @@ def synthetic_piecewise(
     test_noise: float | None = None,
     seed: int = 0,
 ) -> Federation:
-    """FedNewton's regression set with covariate shift alpha and concept shift beta (Section 7,
-    "Synthetic dataset").
+    """FedNewton's regression set (Section 7) with covariate shift alpha and concept shift beta.
 
     The truth is f*(x) = min(-1'x, 1'x) = -|1'x| with x ~ N(0, I). Client j has the rows (equal
     numbers of them)
@@ -119,12 +115,9 @@ def synthetic_piecewise(
     `test_noise` (that of `noise` unless given; 0 measures the distance to f* itself). Test rows are
     dealt to clients in proportion to size.
     """
-    for name, value in {
-        "alpha": alpha,
-        "beta": beta,
-        "noise": noise,
-        "test_noise": test_noise or 0.0,
-    }.items():
+    test_noise = noise if test_noise is None else test_noise
+    variances = {"alpha": alpha, "beta": beta, "noise": noise, "test_noise": test_noise}
+    for name, value in variances.items():
         check_value(name, value, Annotated[float, Ge(0)], DataError)
     for name, value in {"clients": clients, "rows": rows, "features": features}.items():
         check_value(name, value, Annotated[int, Ge(1)], DataError)
@@ -140,25 +133,10 @@ def synthetic_piecewise(
     x = u[owner] + rng.standard_normal((rows, features))
     y = -np.abs(np.einsum("nd,nd->n", x, w[owner])) + rng.normal(0, np.sqrt(noise), rows)
     x_test = rng.standard_normal((test_rows, features))
-    y_test = -np.abs(x_test.sum(1)) + rng.normal(
-        0, np.sqrt(noise if test_noise is None else test_noise), test_rows
-    )
-    data = Data(
-        f"piecewise({alpha:g}, {beta:g})",
-        x,
-        y.astype(np.float32),
-        x_test,
-        y_test.astype(np.float32),
-        None,
-        None,
-        owner,
-    )
+    y_test = -np.abs(x_test.sum(1)) + rng.normal(0, np.sqrt(test_noise), test_rows)
+    y, y_test = y.astype(np.float32), y_test.astype(np.float32)
+    name = f"piecewise({alpha:g}, {beta:g})"
+    data = Data(name, x, y, x_test, y_test, groups_train=owner)
     settings = {"clients": clients, "seed": seed, "alpha": alpha, "beta": beta, "noise": noise}
-    return Federation.from_owners(
-        data,
-        owner,
-        deal_test_rows(data, owner, clients, rng),
-        np.arange(clients),
-        "natural",
-        settings,
-    )
+    test_owner = deal_test_rows(data, owner, clients, rng)
+    return Federation.from_owners(data, owner, test_owner, np.arange(clients), "natural", settings)

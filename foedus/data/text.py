@@ -5,6 +5,7 @@ from __future__ import annotations
 import string
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -29,8 +30,7 @@ def word_federation(
     test: float = 0.2,
     name: str = "words",
 ) -> Federation:
-    """One client for each text: a row for each word, whose label is the word and whose features are
-    the words before it.
+    """One client a text: a row for each word, whose features are the words before it.
 
     Args:
         texts: one for each client, such as all that a character says; see
@@ -73,13 +73,8 @@ def word_federation(
     data = Data(
         name, x_train, y_train, x_test, y_test, len(known) + 1, ("<other>", *known), owner, late
     )
-    settings = {
-        "clients": len(ids),
-        "before": before,
-        "least": least,
-        "vocabulary": vocabulary,
-        "test": test,
-    }
+    settings: dict[str, Any] = {"clients": len(ids), "before": before, "least": least}
+    settings |= {"vocabulary": vocabulary, "test": test}
     return Federation.from_owners(data, owner, late, np.arange(len(ids)), "natural", settings)
 
 

@@ -1,6 +1,4 @@
-"""What to try on a federation, by rules on the measures of a diagnosis. docs/diagnose.md holds them
-against real runs.
-"""
+"""What to try on a federation, by rules on the measures of a diagnosis (see docs/diagnose.md)."""
 
 from __future__ import annotations
 
@@ -20,12 +18,8 @@ from foedus.models import CNN, MLP, Linear, Model
 if TYPE_CHECKING:
     from foedus.diagnosis.diagnose import Diagnosis
 
-ONE, OWN, UNKNOWN, BEWARE = (
-    "one model for all",
-    "a model for each client",
-    "what the data cannot tell",
-    "beware",
-)
+ONE, OWN = "one model for all", "a model for each client"
+UNKNOWN, BEWARE = "what the data cannot tell", "beware"
 
 _NET: dict[str, Any] = {"lr": 0.1, "epochs": 5}
 
@@ -45,9 +39,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Advice:
-    """One piece of advice: for which aim, the algorithm with settings to begin with (`None`: a
-    remark), and why.
-    """
+    """One piece of advice: its aim, an algorithm with settings (`None`: a remark), and why."""
 
     aim: str
     algorithm: Algorithm | None
@@ -59,10 +51,8 @@ class Advice:
         return code(self.algorithm)
 
     def __str__(self) -> str:
-        head = [f"{self.aim}:" + ("" if self.algorithm is None else f" {self.code}")]
-        return "\n".join(
-            head + textwrap.wrap(self.text, 110, initial_indent="    ", subsequent_indent="    ")
-        )
+        head = f"{self.aim}:" + ("" if self.algorithm is None else f" {self.code}")
+        return "\n    ".join([head, *textwrap.wrap(self.text, 106)])
 
 
 def _skewed(m: dict[str, Any]) -> bool:
@@ -70,16 +60,10 @@ def _skewed(m: dict[str, Any]) -> bool:
 
 
 def _trees_fit(m: dict[str, Any]) -> bool:
-    """Trees are worth their bytes, and clients see labels enough for their trees to tell them
-    apart.
-    """
+    """Trees are worth their bytes, and clients have enough labels to grow useful ones."""
     better = m["fit_trees"] >= max(m["fit_features"], m.get("fit_linear", 0.0)) + 0.02
-    return (
-        m["tabular"]
-        and better
-        and m["labels_held"] >= min(3, m["classes"])
-        and m["rows_median"] >= 20
-    )
+    enough = m["labels_held"] >= min(3, m["classes"]) and m["rows_median"] >= 20
+    return m["tabular"] and better and enough
 
 
 def _adds_up(m: dict[str, Any]) -> bool:
@@ -105,9 +89,7 @@ def _net(s: Diagnosis) -> Model:
 
 
 def _feddyn(s: Diagnosis) -> FedDyn:
-    """alpha so that its pull over all local steps of a round, lr K alpha, is about a third; more
-    stalls large clients.
-    """
+    """alpha with a pull of about a third over a round, lr K alpha; more stalls large clients."""
     steps = _NET["epochs"] * max(1.0, s.facts["rows_typical"] / FedDyn.batch_size)
     return FedDyn(_net(s), alpha=float(f"{min(1.0, 0.3 / (_NET['lr'] * steps)):.1g}"), **_NET)
 
@@ -122,8 +104,7 @@ def _newton(solver: Literal["newton", "cg"]) -> Callable[[Diagnosis], Algorithm]
 
 _NEWTON = (
     " It ends where all rows in one place would: about {fit_features:.3f} on held-out rows. A "
-    "client sends {newton_kb:.3g} kB a "
-    "round (a linear model: {linear_kb:.3g} kB)."
+    "client sends {newton_kb:.3g} kB a round (a linear model: {linear_kb:.3g} kB)."
 )
 
 RULES = (
@@ -132,19 +113,17 @@ RULES = (
         lambda m: not m["tabular"] and not _skewed(m),
         lambda s: FedAvg(_net(s), **_step(s)),
         "Rows are images, for which features without convolutions are a weak model, and clients "
-        "hold about the same labels (label "
-        "TV {label_tv:.2f}, by chance {label_tv_by_chance:.2f}): averaging networks needs no "
-        "correction.",
+        "hold about the same labels (label TV {label_tv:.2f}, by chance {label_tv_by_chance:.2f}): "
+        "averaging networks needs no correction.",
     ),
     Rule(
         ONE,
         lambda m: not m["tabular"] and _skewed(m),
         _feddyn,
         "Rows are images, for which features without convolutions are a weak model, and clients "
-        "hold different labels (label TV "
-        "{label_tv:.2f}, by chance {label_tv_by_chance:.2f}): networks trained locally drift "
-        "apart, which FedDyn corrects at the "
-        "cost of FedAvg's messages.",
+        "hold different labels (label TV {label_tv:.2f}, by chance {label_tv_by_chance:.2f}): "
+        "networks trained locally drift apart, which FedDyn corrects at the cost of FedAvg's "
+        "messages.",
     ),
     Rule(
         ONE,
@@ -152,18 +131,16 @@ RULES = (
         # ten is for cross-entropy, whose slopes are below 1
         lambda s: FFGB() if s.fed.data.classes else FFGB(step=1.0),
         "Trees predict held-out rows best ({fit_trees:.3f}; FedNewton's features "
-        "{fit_features:.3f}). Messages are large: a forest "
-        "of every client in every round.",
+        "{fit_features:.3f}). Messages are large: a forest of every client in every round.",
     ),
     Rule(
         ONE,
         lambda m: _trees_fit(m) and _skewed(m),
         lambda s: FFGB(step=3.0),
         "Trees predict held-out rows best ({fit_trees:.3f}; FedNewton's features "
-        "{fit_features:.3f}), and boosting with functions "
-        "as messages keeps most of that under label skew (label TV {label_tv:.2f}, by chance "
-        "{label_tv_by_chance:.2f}), with a "
-        "smaller step than usual. Messages are large: a forest of every client in every round.",
+        "{fit_features:.3f}), and boosting with functions as messages keeps most of that under "
+        "label skew (label TV {label_tv:.2f}, by chance {label_tv_by_chance:.2f}), with a smaller "
+        "step than usual. Messages are large: a forest of every client in every round.",
     ),
     Rule(
         ONE,
@@ -177,25 +154,22 @@ RULES = (
         lambda m: m["radius"] >= 0.9,
         _newton("cg"),
         "The spectral radius is {radius:.3g}: plain Newton would diverge or hardly move, conjugate "
-        "gradients with the same "
-        "messages do not, however unlike clients are." + _NEWTON,
+        "gradients with the same messages do not, however unlike clients are." + _NEWTON,
     ),
     Rule(
         ONE,
         lambda m: m["tabular"] and _skewed(m),
         _feddyn,
         "If it is to be a network: label TV is {label_tv:.2f} (by chance "
-        "{label_tv_by_chance:.2f}), so locally trained networks "
-        "drift apart. FedDyn corrects that at the cost of FedAvg's messages; Scaffold sends twice "
-        "as much.",
+        "{label_tv_by_chance:.2f}), so locally trained networks drift apart. FedDyn corrects that "
+        "at the cost of FedAvg's messages; Scaffold sends twice as much.",
     ),
     Rule(
         ONE,
         lambda m: m["tabular"] and not _skewed(m) and m["classes"] > 0,
         lambda s: FedAvg(_net(s), **_step(s)),
         "If it is to be a network: labels are divided about as by chance (label TV {label_tv:.2f}, "
-        "by chance "
-        "{label_tv_by_chance:.2f}), so plain averaging is enough.",
+        "by chance {label_tv_by_chance:.2f}), so plain averaging is enough.",
     ),
     Rule(
         ONE,
@@ -242,18 +216,16 @@ RULES = (
         lambda m: m["linear_kb"] >= 1,
         lambda s: FedFW(Linear(), L1Ball(30.0)),
         "If bytes are scarce: a client sends one entry a round, some 20 bytes instead of a linear "
-        "model's {linear_kb:.3g} kB. It "
-        "takes hundreds of rounds and ends with less accuracy, the more so the more features "
-        "matter.",
+        "model's {linear_kb:.3g} kB. It takes hundreds of rounds and ends with less accuracy, the "
+        "more so the more features matter.",
     ),
     Rule(
         UNKNOWN,
         lambda m: m["classes"] > 0,
         lambda s: None,
         "If you have predictors already, from public data or from other sites: "
-        "fd.FedBoost(predictors) learns only how to mix "
-        "them. If you have unlabelled public rows: fd.FFGBDistill(model, public) starts a network "
-        "from what all clients know.",
+        "fd.FedBoost(predictors) learns only how to mix them. If you have unlabelled public rows: "
+        "fd.FFGBDistill(model, public) starts a network from what all clients know.",
     ),
     Rule(
         BEWARE,
@@ -268,8 +240,7 @@ RULES = (
         lambda m: not m["classes"] and not 0.1 <= m["spread_y"] <= 10,
         lambda s: None,
         "The standard deviation of y is {spread_y:.3g}. Steps of gradient methods are for numbers "
-        "of about 1, and diverge or "
-        "crawl here: divide y by it first (FedNewton does not mind).",
+        "of about 1, and diverge or crawl here: divide y by it first (FedNewton does not mind).",
     ),
     Rule(
         BEWARE,

@@ -1,6 +1,4 @@
-"""`fd.diagnose`: all that can be measured of a federation before anything is trained, and what to
-try first.
-"""
+"""`fd.diagnose`: what can be measured of a federation before training, and what to try first."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from foedus.algorithms.fednewton.regression import FeatureRegression
 from foedus.base.settings import check_value
 from foedus.data.federation import Federation
 from foedus.diagnosis.fits import fits
-from foedus.diagnosis.heterogeneity import Heterogeneity, heterogeneity
+from foedus.diagnosis.heterogeneity import Heterogeneity, check_federation, heterogeneity
 from foedus.diagnosis.sharing import Sharing, sharing
 from foedus.diagnosis.spectral import Spectrum, spectrum
 from foedus.errors import ConfigError
@@ -45,8 +43,7 @@ def diagnose(
     engine: Any = None,
     **former: Any,
 ) -> Diagnosis:
-    """Measure how unlike the clients of a federation are, in every way that decides which algorithm
-    does well on it.
+    """Measure how unlike the clients are, in every way that decides which algorithm does well.
 
     algorithm: a `fd.FedNewton`, whose spectral radius is measured: `radius`, and whether the plain
     iteration `converges`. features, reg: of one, instead. By default those that do best on held-out
@@ -64,28 +61,17 @@ def diagnose(
         >>> fd.run(found.advice[0].algorithm, found.fed, rounds=20)
         >>> found.report("page.html")
     """
+    options: dict[str, Any] = {"iterations": iterations, "seed": seed, "engine": engine}
     if former or isinstance(algorithm, FeatureMap | nn.Module):
-        return _former(
-            fed,
-            algorithm or features,
-            reg,
-            iterations=iterations,
-            seed=seed,
-            engine=engine,
-            **former,
-        )
-    if not isinstance(fed, Federation):
-        raise ConfigError(f"fed is a {type(fed).__name__}; give a Federation, as fd.split returns")
+        return _former(fed, algorithm or features, reg, **options, **former)
+    check_federation(fed)
     if algorithm is not None:
         if features is not None or reg is not None:
             raise ConfigError("give an algorithm, or features and reg, not both")
-        if (
-            not isinstance(algorithm, FeatureRegression)
-            or getattr(algorithm, "loss", "squared") != "squared"
-        ):
-            raise ConfigError(
-                f"algorithm={algorithm!r} must be a fd.FedNewton, with the squared loss"
-            )
+        squared = getattr(algorithm, "loss", "squared") == "squared"
+        if not isinstance(algorithm, FeatureRegression) or not squared:
+            needed = "a fd.FedNewton, with the squared loss"
+            raise ConfigError(f"algorithm={algorithm!r} must be {needed}")
         features, reg = algorithm.features, algorithm.reg
     check_value("seed", seed, Annotated[int, Ge(0)])
     check_value("reg", reg, Annotated[float, Gt(0)] | None)
@@ -103,7 +89,7 @@ def diagnose(
         by_chance=heterogeneity(_dealt_again(part, rng), seed=seed),
         labels=_label_distances(fed),
         labels_by_chance=_label_distances(_dealt_again(fed, rng)),
-        newton=spectrum(part, features, reg, iterations=iterations, seed=seed, engine=engine),
+        newton=spectrum(part, features, reg, **options),
         features=features,
         fits=scores,
         sharing=sharing(part, seed=seed),
@@ -112,11 +98,9 @@ def diagnose(
 
 def _former(fed: Federation, features: Any, reg: float | None, **options: Any) -> Any:
     """fd.diagnose(fed, features, reg) as it was: FedNewton's spectral radius alone."""
-    text = (
-        "fd.diagnose(fed, features, reg) is now fd.spectrum(fed, features, reg); "
-        "fd.diagnose(fed, algorithm=fd.FedNewton(...))"
-    )
-    warnings.warn(f"{text} has its radius beside everything else", FutureWarning, stacklevel=3)
+    text = "fd.diagnose(fed, features, reg) is now fd.spectrum(fed, features, reg); "
+    text += "fd.diagnose(fed, algorithm=fd.FedNewton(...)) has its radius beside everything else"
+    warnings.warn(text, FutureWarning, stacklevel=3)
     return spectrum(fed, features, 1e-4 if reg is None else reg, **options)
 
 
@@ -124,16 +108,16 @@ def survey(
     fed: Federation, features: Any = None, reg: float | None = None, **options: Any
 ) -> Diagnosis:
     """The former name of `diagnose`; it goes with the next release."""
-    warnings.warn(
-        "fd.survey is now fd.diagnose, and goes with the next release", FutureWarning, stacklevel=2
-    )
+    text = "fd.survey is now fd.diagnose, and goes with the next release"
+    warnings.warn(text, FutureWarning, stacklevel=2)
     return diagnose(fed, reg=reg, features=features, **options)
 
 
 @dataclass(frozen=True, eq=False)
 class Diagnosis:
-    """What `diagnose` found; `print` shows it, with advice. `fed` is the federation, `part` what
-    was measured of it.
+    """What `diagnose` found; `print` shows it, with advice.
+
+    `fed` is the federation, `part` what was measured of it.
 
     - `distances`: `fd.Heterogeneity` of `part`; `by_chance`: the same after dealing its rows out
       again at random, to clients as large as they are. What there is of a distance beyond that is
@@ -173,8 +157,19 @@ class Diagnosis:
     @cached_property
     def facts(self) -> dict[str, Any]:
         """The measures by name, as the rules of `foedus.diagnosis.advice` use them."""
-        fed, spec, radius = self.fed, self.fed.spec, self.newton.radius
-        labelled = fed.data.classes is not None
+        fed, spec, radius, digit = self.fed, self.fed.spec, self.newton.radius, 1.0
+        if radius > 0:
+            digit = math.log(10) / -math.log(radius) if radius < 1 else math.inf
+        if labelled := fed.data.classes is not None:
+            labels: dict[str, float] = {
+                "labels_held": float(np.median((fed.label_counts() > 0).sum(1))),
+                "label_tv": float(self.labels.mean()),
+                "label_tv_max": float(self.labels.max()),
+                "label_tv_by_chance": float(self.labels_by_chance.mean()),
+            }
+        else:
+            labels = {"labels_held": math.inf}
+            labels |= dict.fromkeys(("label_tv", "label_tv_max", "label_tv_by_chance"), 0.0)
         return {
             "clients": len(fed),
             "rows": len(fed.rows),
@@ -184,12 +179,7 @@ class Diagnosis:
             "classes": fed.data.classes or 0,
             "tabular": len(spec.shape) == 1,
             "spread_y": 0.0 if labelled else float(fed.data.y_train[fed.rows].std()),
-            "labels_held": float(np.median((fed.label_counts() > 0).sum(1)))
-            if labelled
-            else math.inf,
-            "label_tv": float(self.labels.mean()) if labelled else 0.0,
-            "label_tv_max": float(self.labels.max()) if labelled else 0.0,
-            "label_tv_by_chance": float(self.labels_by_chance.mean()) if labelled else 0.0,
+            **labels,
             "omega_tv": self.distances.omega_tv,
             "omega_tv_by_chance": self.by_chance.omega_tv,
             "omega_w1": self.distances.omega_w1,
@@ -200,11 +190,7 @@ class Diagnosis:
             "model_shift_max": max(self.newton.columns["model_shift"]),
             "reg": self.newton.reg,
             "radius": radius,
-            "rounds_a_digit": math.inf
-            if radius >= 1
-            else math.log(10) / -math.log(radius)
-            if radius > 0
-            else 1.0,
+            "rounds_a_digit": digit,
             **{f"fit_{kind}": score for kind, score in self.fits.items()},
             "fit_best": max(self.fits.values()),
             **(self.sharing.accuracy or self.sharing.explained),
@@ -230,51 +216,32 @@ class Diagnosis:
 
         m, labelled = self.facts, self.fed.data.classes is not None
         score = "accuracy" if labelled else "variance explained"
-        at_random, newton = (
-            "rows dealt out at random: ",
-            "converges" if self.converges else "diverges",
-        )
-        found = []
+        found, at_random = [], "rows dealt out at random: "
         if labelled:
             chance = f"largest {m['label_tv_max']:.3f}; {at_random}{m['label_tv_by_chance']:.3f}"
             found.append(("label TV", f"{m['label_tv']:.3f}", chance))
-        exact = "" if self.distances.exact else "sliced; "
-        found += [
-            ("omega_TV", f"{m['omega_tv']:.3f}", f"{at_random}{m['omega_tv_by_chance']:.3f}"),
-            (
-                "omega_W1",
-                f"{m['omega_w1']:.4g}",
-                f"{exact}{at_random}{m['omega_w1_by_chance']:.4g}",
-            ),
-            ("Delta_D", f"{m['data_shift']:.4g}", f"largest {m['data_shift_max']:.4g}"),
-            ("Delta_f", f"{m['model_shift']:.4g}", f"largest {m['model_shift_max']:.4g}"),
-            (
-                "FedNewton's spectral radius",
-                f"{m['radius']:.4g}",
-                f"plain Newton {newton}; {code(self.features)}, reg={m['reg']:g}",
-            ),
-        ]
+        chance = f"{at_random}{m['omega_tv_by_chance']:.3f}"
+        found.append(("omega_TV", f"{m['omega_tv']:.3f}", chance))
+        sliced = "" if self.distances.exact else "sliced; "
+        chance = f"{sliced}{at_random}{m['omega_w1_by_chance']:.4g}"
+        found.append(("omega_W1", f"{m['omega_w1']:.4g}", chance))
+        for name, key in (("Delta_D", "data_shift"), ("Delta_f", "model_shift")):
+            found.append((name, f"{m[key]:.4g}", f"largest {m[f'{key}_max']:.4g}"))
+        newton = f"plain Newton {'converges' if self.converges else 'diverges'}"
+        settings = f"{code(self.features)}, reg={m['reg']:g}"
+        radius = ("FedNewton's spectral radius", f"{m['radius']:.4g}", f"{newton}; {settings}")
+        found.append(radius)
         kinds = {"linear": "a linear model", "features": "FedNewton's features", "trees": "trees"}
-        found += [
-            (f"{score}, {kinds[k]}", f"{v:.3f}", "held-out rows, all rows in one place")
-            for k, v in self.fits.items()
-        ]
+        rows = "held-out rows, all rows in one place"
+        found += [(f"{score}, {kinds[k]}", f"{v:.3f}", rows) for k, v in self.fits.items()]
         shares = self.sharing.accuracy or self.sharing.explained
-        kinds = {
-            "labels": "own average of y",
-            "shared": "one linear model",
-            "private": "own linear models",
-            "both": "both",
-        }
-        found += [
-            (f"{score}, {kinds[k]}", f"{shares[k]:.3f}", "held-out rows of the same client")
-            for k in kinds
-        ]
+        rows = "held-out rows of the same client"
+        kinds = {"labels": "own average of y", "shared": "one linear model"}
+        kinds |= {"private": "own linear models", "both": "both"}
+        found += [(f"{score}, {name}", f"{shares[k]:.3f}", rows) for k, name in kinds.items()]
         alike, itself = ("–" if math.isnan(m[k]) else f"{m[k]:.2f}" for k in ("alike", "itself"))
-        return [
-            *found,
-            ("task similarity of two clients", alike, f"of a client's two halves: {itself}"),
-        ]
+        halves = f"of a client's two halves: {itself}"
+        return [*found, ("task similarity of two clients", alike, halves)]
 
     @property
     def sampled(self) -> str:
@@ -294,29 +261,20 @@ class Diagnosis:
         return "\n".join([*lines, "", *map(str, self.advice)])
 
     def per_client(self) -> pd.DataFrame:
-        """One row a client of `part`: its rows, its distances, and what linear models explain
-        there.
-        """
+        """One row a client of `part`: rows, distances, and what linear models explain there."""
         import pandas as pd
 
         columns: dict[str, Any] = {"client": self.part.ids, "rows": self.part.sizes}
         if len(self.labels):
             by_id = dict(zip(self.fed.ids.tolist(), self.labels, strict=True))
             columns["label_TV"] = [by_id[i] for i in self.part.ids.tolist()]
-        columns["W1"] = self.distances.per_client["w1"]
-        columns |= {
-            "Delta_D": self.newton.columns["data_shift"],
-            "Delta_f": self.newton.columns["model_shift"],
-        }
-        shares = self.sharing.per_client
-        return pd.DataFrame(
-            columns | {model: shares[model] for model in ("shared", "private", "both")}
-        )
+        columns["W1"], newton = self.distances.per_client["w1"], self.newton.columns
+        columns |= {"Delta_D": newton["data_shift"], "Delta_f": newton["model_shift"]}
+        shares = self.sharing.per_client[["shared", "private", "both"]]
+        return pd.DataFrame({**columns, **shares})
 
     def plot(self, path: str | os.PathLike) -> Path:
-        """Draw who holds what, the distances, the similarities and the scores as one picture, .svg
-        or .png.
-        """
+        """Draw labels, distances, similarities and scores as one picture, .svg or .png."""
         from foedus.diagnosis.figures import write_picture
 
         write_picture(self, Path(path))
@@ -362,9 +320,8 @@ def _sample(fed: Federation, rng: np.random.Generator) -> Federation:
     low, high = 1, int(fed.sizes.max())
     while low < high:  # the largest level to which all can be cut
         middle = (low + high + 1) // 2
-        low, high = (
-            (middle, high) if np.minimum(fed.sizes, middle).sum() <= _ROWS else (low, middle - 1)
-        )
+        fits_in = np.minimum(fed.sizes, middle).sum() <= _ROWS
+        low, high = (middle, high) if fits_in else (low, middle - 1)
     kept = [np.sort(rng.permutation(fed.client_rows(i))[:low]) for i in range(len(fed))]
     offsets = np.cumsum([0, *map(len, kept)])
     return replace(fed, rows=np.concatenate(kept), offsets=offsets)

@@ -51,90 +51,60 @@ def write_picture(found: Diagnosis, path: Path) -> None:
             draw(ax)
             ax.set_title(name, fontsize=10, loc="left")
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(
-            path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None
-        )
+        metadata: dict[str, Any] | None = {"Date": None} if path.suffix.lower() == ".svg" else None
+        figure.savefig(path, dpi=150, metadata=metadata)
 
 
 def _panels(found: Diagnosis) -> list[tuple[str, str, Callable[[Axes], None]]]:
     """Name, caption and drawing of every panel that this federation has something to show in."""
     fed, labelled = found.fed, found.fed.data.classes is not None
-    what = (
-        "Training rows of each client, by label."
-        if labelled
-        else "Targets of the training rows of each client."
-    )
-    panels: list[tuple[str, str, Callable[[Axes], None]]] = [
-        ("who holds what", what, lambda ax: holdings(ax, fed))
-    ]
+    panels: list[tuple[str, str, Callable[[Axes], None]]] = []
+
+    def add(name: str, caption: str, draw: Callable[..., None], *values: Any) -> None:
+        panels.append((name, caption, lambda ax: draw(ax, *values)))
+
+    targets = "Targets of the training rows of each client."
+    rows = "Training rows of each client, by label." if labelled else targets
+    add("who holds what", rows, holdings, fed)
     if not labelled or len(fed) > _BARS:
-        panels.append(
-            (
-                "sizes",
-                "Training rows of each client.",
-                lambda ax: _bars(ax, fed.ids, fed.sizes, "training rows"),
-            )
-        )
+        add("sizes", "Training rows of each client.", _bars, fed.ids, fed.sizes, "training rows")
+    line = "The line is their mean with rows dealt out at random."
     if labelled:
-        caption = (
-            "Total variation distance between each client's labels and those of all rows. "
-            "The line is their mean with rows dealt out at random."
-        )
-        panels.append(
-            (
-                "label TV",
-                caption,
-                lambda ax: _bars(
-                    ax, fed.ids, found.labels, "distance", found.facts["label_tv_by_chance"]
-                ),
-            )
-        )
-    w1 = found.distances.per_client
-    caption = (
-        "Wasserstein-1 distance between each client's features and those of all. The line "
-        "is their mean with rows dealt out at random."
-    )
-    if not found.distances.exact:
-        caption += " Sliced: a lower bound."
-    panels.append(
-        (
-            "omega_W1",
-            caption,
-            lambda ax: _bars(
-                ax, w1["client"], w1["w1"], "distance", found.facts["omega_w1_by_chance"]
-            ),
-        )
-    )
+        caption = "Total variation distance between each client's labels and those of all rows."
+        chance = found.facts["label_tv_by_chance"]
+        add("label TV", f"{caption} {line}", _bars, fed.ids, found.labels, "distance", chance)
+    w1, chance = found.distances.per_client, found.facts["omega_w1_by_chance"]
+    caption = "Wasserstein-1 distance between each client's features and those of all."
+    caption += f" {line}" + ("" if found.distances.exact else " Sliced: a lower bound.")
+    add("omega_W1", caption, _bars, w1["client"], w1["w1"], "distance", chance)
     if len(found.part) > 1:
         caption = (
             "Cosine between what linear models of two clients predict; on the diagonal, of two "
-            "halves of one client. Grey: the "
-            "rows say nothing."
+            "halves of one client. Grey: the rows say nothing."
         )
-        panels.append(("task similarity", caption, lambda ax: _similarity(ax, found)))
+        add("task similarity", caption, _similarity, found)
     score = "Accuracy" if labelled else "Share of the variance explained"
     caption = (
         f"{score} on held-out rows: in blue linear models that clients share or have for "
         "themselves, in grey kinds of models with all rows in one place."
     )
-    return [*panels, (score.lower(), caption, lambda ax: _scores(ax, found))]
+    add(score.lower(), caption, _scores, found)
+    return panels
 
 
 def _bars(ax: Axes, ids: Any, values: Any, ylabel: str, by_chance: float | None = None) -> None:
     """A bar a client, or where they are many a line of the values in rising order."""
+    places = range(len(values))
     if len(values) <= _BARS:
-        ax.bar(range(len(values)), values, color=COLORS[0], width=0.8)
-        ax.set_xticks(
-            range(len(values)), [str(i) for i in ids], fontsize=9 if len(values) <= 20 else 6
-        )
+        ax.bar(places, values, color=COLORS[0], width=0.8)
+        ax.set_xticks(places, [str(i) for i in ids], fontsize=9 if len(values) <= 20 else 6)
         ax.set_xlabel("client")
     else:
-        ax.step(range(len(values)), sorted(values), where="mid", color=COLORS[0])
+        ax.step(places, sorted(values), where="mid", color=COLORS[0])
         ax.set_xlabel("clients, in rising order")
     if by_chance is not None:
-        ax.axhline(
-            by_chance, color=COLORS[1], linestyle=DASHES[1], linewidth=1.4, label="by chance"
-        )
+        look: dict[str, Any] = {"color": COLORS[1], "linestyle": DASHES[1], "linewidth": 1.4}
+        ax.axhline(by_chance, label="by chance", **look)
         ax.legend(frameon=False, loc="upper right", bbox_to_anchor=(1.0, 1.12))
     ax.set_ylabel(ylabel)
     ax.set_ylim(0, 1.05 * max(*values, by_chance or 0.0, 1e-9))
@@ -144,10 +114,8 @@ def _similarity(ax: Axes, found: Diagnosis) -> None:
     import matplotlib
 
     colours = matplotlib.colormaps["RdBu"].with_extremes(bad="#bbbbbb")
-    n = len(found.part)
-    image = ax.imshow(
-        found.sharing.similarity, cmap=colours, vmin=-1, vmax=1, interpolation="nearest"
-    )
+    n, values = len(found.part), found.sharing.similarity
+    image = ax.imshow(values, cmap=colours, vmin=-1, vmax=1, interpolation="nearest")
     ax.figure.colorbar(image, ax=ax, label="similarity", shrink=0.85)
     if n <= _BARS:
         for axis in ("x", "y"):
@@ -159,23 +127,13 @@ def _similarity(ax: Axes, found: Diagnosis) -> None:
 
 def _scores(ax: Axes, found: Diagnosis) -> None:
     shares = found.sharing.accuracy or found.sharing.explained
-    names = {
-        "labels": "own average",
-        "shared": "one for all",
-        "private": "own model",
-        "both": "both",
-    }
-    values = {names[k]: (shares[k], COLORS[0]) for k in names}
-    kinds = {"linear": "linear", "features": "FedNewton's features", "trees": "trees"}
-    values |= {kinds[k]: (v, "#999999") for k, v in found.fits.items()}
-    place = range(len(values))
-    ax.barh(
-        place,
-        [max(v, 0.0) for v, _ in values.values()],
-        color=[c for _, c in values.values()],
-        height=0.75,
-    )
-    for i, (value, _) in enumerate(values.values()):
+    names = {"labels": "own average", "shared": "one for all", "private": "own model"}
+    values = {names.get(k, k): (shares[k], COLORS[0]) for k in (*names, "both")}
+    kinds = {"features": "FedNewton's features"}
+    values |= {kinds.get(k, k): (v, "#999999") for k, v in found.fits.items()}
+    place, (heights, colours) = range(len(values)), zip(*values.values(), strict=True)
+    ax.barh(place, [max(v, 0.0) for v in heights], color=colours, height=0.75)
+    for i, value in enumerate(heights):
         ax.text(max(value, 0.0) + 0.01, i, f"{value:.3f}", va="center", fontsize=8)
     ax.set_yticks(place, list(values))
     ax.invert_yaxis()

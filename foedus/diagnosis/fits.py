@@ -1,6 +1,4 @@
-"""Which kind of function a data set asks for: linear models, features with a bandwidth, and trees,
-on held-out rows.
-"""
+"""Which functions a data set asks for: linear, with a bandwidth, or trees, on held-out rows."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ _LINEAR = 1000  # with more features the system of a linear model is too large f
 
 @dataclass(frozen=True)
 class Fit:
-    """A ridge regression on held-out rows: mean squared error, its standard error, and the score
-    for people.
-    """
+    """A ridge regression on held-out rows: mean squared error, its standard error, the score."""
 
     features: FeatureMap
     reg: float
@@ -40,8 +36,7 @@ def fits(
     rng: np.random.Generator,
     seed: int,
 ) -> tuple[dict[str, float], FeatureMap, float]:
-    """Scores of a "linear" model, one on FedNewton's "features" and "trees", all rows in one place;
-    those features, and reg.
+    """Scores of a "linear" model, one on FedNewton's "features", and "trees"; features and reg.
 
     A score is the accuracy, or for regression the share of the variance that is explained. Where
     features are not given, they are the best of three bandwidths, or linear where that is as good,
@@ -53,9 +48,8 @@ def fits(
         best = trial.ridge(features, reg)
     else:
         near, size = trial.distance(rng), _MANY if fed.spec.features >= _WIDE else _FEATURES
-        maps = [
-            RandomFourier(size, bandwidth=float(f"{near * times:.3g}")) for times in _BANDWIDTHS
-        ]
+        bandwidths = [float(f"{near * times:.3g}") for times in _BANDWIDTHS]
+        maps = [RandomFourier(size, bandwidth=bandwidth) for bandwidth in bandwidths]
         best = min((trial.ridge(m, reg) for m in maps), key=lambda f: f.error)
     if features is None and linear and linear.error <= best.error + best.noise:
         best = linear if reg is None else trial.ridge(linear.features, reg)
@@ -75,22 +69,16 @@ class _Trial:
         self.y, self.y_held = (self._columns(label) for label in (self.label, self.label_held))
 
     def _columns(self, label: np.ndarray) -> np.ndarray:
-        return (
-            np.eye(self.classes)[label]
-            if self.classes is not None
-            else label.reshape(len(label), -1).astype(np.float64)
-        )
+        if self.classes is not None:
+            return np.eye(self.classes)[label]
+        return label.reshape(len(label), -1).astype(np.float64)
 
     def distance(self, rng: np.random.Generator) -> float:
         """The median distance between two rows (1 where they are all alike)."""
         from scipy.spatial.distance import pdist
 
-        some = (
-            self.x[rng.permutation(len(self.x))[:500]]
-            .reshape(-1, int(np.prod(self.x.shape[1:])))
-            .astype(np.float64)
-        )
-        apart = pdist(some)
+        some = self.x[rng.permutation(len(self.x))[:500]]
+        apart = pdist(some.reshape(len(some), -1).astype(np.float64))
         apart = apart[apart > 0]
         return float(np.median(apart)) if len(apart) else 1.0
 
@@ -101,27 +89,17 @@ class _Trial:
         return float(1 - np.square(outputs - self.y_held).sum() / spread) if spread > 0 else 0.0
 
     def ridge(self, features: FeatureMap, reg: float | None) -> Fit:
-        """FedNewton's objective with all rows in one place; without reg, the largest that is as
-        good as the best.
-        """
-        phi, held = (
-            features.seeded(self.seed)(torch.from_numpy(x)).numpy() for x in (self.x, self.x_held)
-        )
+        """FedNewton's objective on all rows; without reg, the largest as good as the best."""
+        mapped = features.seeded(self.seed)
+        phi, held = (mapped(torch.from_numpy(x)).numpy() for x in (self.x, self.x_held))
         values, vectors = np.linalg.eigh(phi.T @ phi / len(phi))
         moment, held = vectors.T @ (phi.T @ self.y) / len(phi), held @ vectors
         found = []
         for r in _REGS if reg is None else (reg,):
             outputs = held @ (moment / (values.clip(0) + r)[:, None])
             errors = np.square(outputs - self.y_held).sum(1)
-            found.append(
-                Fit(
-                    features,
-                    r,
-                    float(errors.mean()),
-                    float(errors.std() / len(errors) ** 0.5),
-                    self.score(outputs),
-                )
-            )
+            error, noise = float(errors.mean()), float(errors.std() / len(errors) ** 0.5)
+            found.append(Fit(features, r, error, noise, self.score(outputs)))
         best = min(found, key=lambda f: f.error)
         return next(f for f in found if f.error <= best.error + best.noise)  # regs fall
 
@@ -129,8 +107,7 @@ class _Trial:
         from sklearn.ensemble import ExtraTreesRegressor
 
         x, held = (v.reshape(len(v), -1) for v in (self.x, self.x_held))
-        forest = ExtraTreesRegressor(
-            50, max_features=0.3, min_samples_leaf=2, random_state=self.seed
-        )
+        settings = {"max_features": 0.3, "min_samples_leaf": 2, "random_state": self.seed}
+        forest = ExtraTreesRegressor(50, **settings)
         y = self.y if self.y.shape[1] > 1 else self.y[:, 0]
         return self.score(forest.fit(x, y).predict(held).reshape(len(held), -1))

@@ -1,5 +1,4 @@
-"""How far the clients' rows are from those of the federation: the radii of FFGB's theorems,
-measured on the rows themselves.
+"""How far the clients' rows are from those of the federation: the radii of FFGB's theorems.
 
 FFGB: Shen, Hassani, Kale and Karbasi, "Federated functional gradient boosting", Sections 4.1 and
 4.3 and Appendix A.
@@ -53,19 +52,16 @@ class Heterogeneity:
     def __str__(self) -> str:
         rows, how = self.per_client["rows"], "exact" if self.exact else "sliced, a lower bound"
         sampled = f", from {_PAIRS} pairs of clients" if len(rows) > _ALL_PAIRS else ""
+        size = f"{len(rows)} clients of {rows.min()} to {rows.max()} rows"
+        most = self.per_client.max()
         lines = [
-            f"{len(rows)} clients of {rows.min()} to {rows.max()} rows; mean distance of a client "
-            "(and the largest one)",
-            f"features, total variation: {self.omega_tv:.4f} ({self.per_client['tv'].max():.4f})",
-            f"features, Wasserstein-1:   {self.omega_w1:.4g} ({self.per_client['w1'].max():.4g}), "
-            f"{how}",
+            f"{size}; mean distance of a client (and the largest one)",
+            f"features, total variation: {self.omega_tv:.4f} ({most['tv']:.4f})",
+            f"features, Wasserstein-1:   {self.omega_w1:.4g} ({most['w1']:.4g}), {how}",
             f"features, Wasserstein-2²:  {self.w2:.4g} between two clients, {how}{sampled}",
         ]
         if self.label_tv is not None:
-            lines.append(
-                f"labels, total variation:   {self.label_tv:.4f} "
-                f"({self.per_client['label_tv'].max():.4f})"
-            )
+            lines.append(f"labels, total variation:   {self.label_tv:.4f} ({most['label_tv']:.4f})")
         return "\n".join(lines)
 
 
@@ -78,8 +74,7 @@ def heterogeneity(
     classes: bool = True,
     seed: int = 0,
 ) -> Heterogeneity:
-    """Distances between the clients' distributions of training rows, as FFGB's theorems define
-    them.
+    """Distances between the clients' distributions of training rows, as FFGB defines them.
 
     α_i is the empirical distribution of the rows of client i, and α the arithmetic mean of all α_i:
     each client has weight 1/N, however many rows it holds. The labels take no part in α; `label_tv`
@@ -114,13 +109,9 @@ def heterogeneity(
     >>> h.omega_tv, h.omega_w1, h.w2, h.label_tv
     (0.5, 1.5, 4.5, 0.5)
     """
-    if not isinstance(fed, Federation):
-        raise ConfigError(f"fed is a {type(fed).__name__}; give a Federation, as fd.split returns")
-    check_value(
-        "classes",
-        classes,
-        Annotated[bool, Means("True (measure the labels too) or False (leave them out)")],
-    )
+    check_federation(fed)
+    both = Means("True (measure the labels too) or False (leave them out)")
+    check_value("classes", classes, Annotated[bool, both])
     check_value("max_points", max_points, Annotated[int, Ge(1)])
     check_value("projections", projections, Annotated[int, Ge(1)])
     check_value("seed", seed, Annotated[int, Ge(0)])
@@ -139,23 +130,26 @@ def heterogeneity(
         w1, w2 = _exact(x, atoms, pairs)
     else:
         directions = rng.standard_normal((projections, x.shape[1]))
-        w1, w2 = _sliced(
-            x, fed, pairs, directions / np.linalg.norm(directions, axis=1, keepdims=True)
-        )
+        directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+        w1, w2 = _sliced(x, fed, pairs, directions)
     tv, label_tv = _total_variation(atoms), np.full(len(fed), np.nan)
     if labelled := classes and fed.data.classes is not None:
         labels = fed.label_counts() / fed.sizes[:, None]
         label_tv = np.abs(labels - labels.mean(0)).sum(1) / 2
+    columns = {"client": fed.ids, "rows": fed.sizes, "tv": tv, "w1": w1, "label_tv": label_tv}
     return Heterogeneity(
         omega_tv=float(tv.mean()),
         omega_w1=float(w1.mean()),
         w2=share * float(w2.mean()) if len(w2) else 0.0,
         label_tv=float(label_tv.mean()) if labelled else None,
         exact=exact,
-        per_client=pd.DataFrame(
-            {"client": fed.ids, "rows": fed.sizes, "tv": tv, "w1": w1, "label_tv": label_tv}
-        ),
+        per_client=pd.DataFrame(columns),
     )
+
+
+def check_federation(fed: object) -> None:
+    if not isinstance(fed, Federation):
+        raise ConfigError(f"fed is a {type(fed).__name__}; give a Federation, as fd.split returns")
 
 
 def _feature_rows(fed: Federation, features: Callable | None) -> np.ndarray:
@@ -164,10 +158,8 @@ def _feature_rows(fed: Federation, features: Callable | None) -> np.ndarray:
     if features is None:
         x = x.reshape(len(x), -1)
     elif not callable(features):
-        raise ConfigError(
-            f"features={features!r} must be a function from rows [n, ...] to an array [n, d], or "
-            "None"
-        )
+        needed = "a function from rows [n, ...] to an array [n, d], or None"
+        raise ConfigError(f"features={features!r} must be {needed}")
     else:
         n, x = len(x), np.asarray(features(x))
         if x.ndim != 2 or len(x) != n or x.shape[1] == 0:
@@ -188,9 +180,7 @@ def _feature_rows(fed: Federation, features: Callable | None) -> np.ndarray:
 
 
 def _pairs(fed: Federation, rng: np.random.Generator) -> tuple[np.ndarray, float]:
-    """Positions of the clients of each pair, `[pairs, 2]`, and the share of the N² pairs (i, s)
-    that has i ≠ s.
-    """
+    """Positions of the clients of each pair, `[pairs, 2]`, and the share of pairs with i ≠ s."""
     n = len(fed)
     if n <= _ALL_PAIRS:
         pairs = np.stack(np.triu_indices(n, 1), axis=1)
@@ -204,9 +194,7 @@ def _pairs(fed: Federation, rng: np.random.Generator) -> tuple[np.ndarray, float
 
 
 class _Atoms(NamedTuple):
-    """α and all α_i: entry k says that client `client[k]` has probability `p[k]` at distinct row
-    `atom[k]`.
-    """
+    """α and all α_i: client `client[k]` has probability `p[k]` at distinct row `atom[k]`."""
 
     row: np.ndarray  # where each distinct row is found
     alpha: np.ndarray
@@ -231,9 +219,7 @@ def _atoms(x: np.ndarray, fed: Federation) -> _Atoms:
 
 
 def _total_variation(atoms: _Atoms) -> np.ndarray:
-    """TV(α, α_i) of each client: where both sum to 1, half the L1 distance is what α_i has in
-    excess of α.
-    """
+    """TV(α, α_i) of each client, half the L1 distance: what α_i has in excess of α."""
     excess = np.maximum(atoms.p - atoms.alpha[atoms.atom], 0.0)
     return np.minimum(np.add.reduceat(excess, atoms.offsets[:-1]), 1.0)
 
@@ -275,9 +261,7 @@ def _exact(x: np.ndarray, atoms: _Atoms, pairs: np.ndarray) -> tuple[np.ndarray,
 def _sliced(
     x: np.ndarray, fed: Federation, pairs: np.ndarray, directions: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Means over directions of W_1(α, α_i) of each client, and of W_2² of each pair, of the
-    projected rows.
-    """
+    """Means over directions of each client's W_1(α, α_i), and of each pair's W_2², projected."""
     w1, w2 = np.zeros(len(fed)), np.zeros(len(pairs))
     line = _Line(fed)
     step = max(1, _NUMBERS // len(x))
@@ -296,8 +280,7 @@ def _sliced(
 
 
 class _Line:
-    """W_1(α, α_i) of all clients on a line, ∫ |F - F_i|, where F and F_i are their distribution
-    functions.
+    """W_1(α, α_i) of all clients on a line, ∫ |F - F_i|, by their distribution functions F.
 
     F_i is constant between neighbouring rows of client i, say c, and F rises; so |F - F_i| is c - F
     up to the quantile of F at c, and F - c from there. With the integral of F at hand each piece
@@ -308,8 +291,7 @@ class _Line:
     def __init__(self, fed: Federation):
         self.owner, self.sizes = fed.owners(), fed.sizes
         self.weights = 1.0 / (len(fed) * self.sizes[self.owner])
-        # A client of m rows has m + 1 pieces: before its first row, between rows, and after its
-        # last.
+        # a client of m rows has m + 1 pieces: before its first row, between rows, after its last
         self.first = fed.offsets[:-1] + np.arange(len(fed))
         self.ends_at = np.arange(len(self.owner)) + self.owner
         pieces = self.sizes + 1
@@ -317,9 +299,7 @@ class _Line:
         self.level = rank / np.repeat(self.sizes, pieces)
 
     def w1(self, z: np.ndarray) -> np.ndarray:
-        """W_1 of each client from the points of all rows, client after client; sorts the points of
-        each client in place.
-        """
+        """W_1 of each client from the points of all rows; sorts those of each client in place."""
         n = len(z)
         order = np.argsort(z)
         t = z[order]
@@ -338,8 +318,9 @@ class _Line:
 
 
 def _squared_w2(a: np.ndarray, b: np.ndarray) -> float:
-    """Sum over directions of W_2² between sorted points `[directions, n]` and `[directions, m]`: ∫
-    (F_a⁻¹ - F_b⁻¹)².
+    """Sum over directions of W_2² between sorted points `[directions, n]` and `[directions, m]`.
+
+    It is ∫ (F_a⁻¹ - F_b⁻¹)².
     """
     n, m = a.shape[1], b.shape[1]
     # Quantile functions step at multiples of 1/n and 1/m: in units of 1/(n m), whole numbers.

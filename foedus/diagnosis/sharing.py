@@ -1,5 +1,4 @@
-"""How much of what clients predict could one shared model say, how much a private one, how much
-both: FedRes' question.
+"""How much of y can a shared model explain, how much a private one, how much both?
 
 FedRes: Agarwal, Langford and Wei, "Federated residual learning". It adds a private model to a
 shared one at every client, which pays where tasks differ and have something in common. Here linear
@@ -17,7 +16,7 @@ from annotated_types import Ge
 
 from foedus.base.settings import check_value
 from foedus.data.federation import Federation
-from foedus.errors import ConfigError
+from foedus.diagnosis.heterogeneity import check_federation
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,23 +68,18 @@ class Sharing:
             "private": "a linear model of its own",
             "both": "both, added up (as FedRes)",
         }
-        lines = [
-            "on held-out rows: share of the variance of y explained"
-            + (", accuracy" if self.accuracy else "")
-        ]
+        accuracy = ", accuracy" if self.accuracy else ""
+        lines = [f"on held-out rows: share of the variance of y explained{accuracy}"]
         for model in MODELS:
             hits = f"  {self.accuracy[model]:.4f}" if self.accuracy else ""
             lines.append(f"{names[model]:<28} {self.explained[model]:7.4f}{hits}")
-        lines.append(
-            f"similarity of two clients' models: {self.alike:.2f} (of a client's two halves: "
-            f"{self.itself:.2f})"
-        )
+        halves = f"(of a client's two halves: {self.itself:.2f})"
+        lines.append(f"similarity of two clients' models: {self.alike:.2f} {halves}")
         return "\n".join(lines)
 
 
 def sharing(fed: Federation, *, seed: int = 0) -> Sharing:
-    """How much of y linear models of four kinds explain on rows that they were not fitted to, by
-    five-fold cross-validation.
+    """How much of y linear models of four kinds explain, by five-fold cross-validation.
 
     With x standardised and y centred (classes one against all as 0 and 1), client i predicts
 
@@ -107,8 +101,7 @@ def sharing(fed: Federation, *, seed: int = 0) -> Sharing:
     ...  round(opposite.alike))
     (True, 0.99, -1)
     """
-    if not isinstance(fed, Federation):
-        raise ConfigError(f"fed is a {type(fed).__name__}; give a Federation, as fd.split returns")
+    check_federation(fed)
     check_value("seed", seed, Annotated[int, Ge(0)])
     import pandas as pd
 
@@ -123,35 +116,26 @@ def sharing(fed: Federation, *, seed: int = 0) -> Sharing:
         "both": [(s, slopes, 1.0) for slopes in (*_PENALTIES, _NEVER) for s in _PENALTIES],
     }
     candidates["both"] += candidates["shared"] + candidates["private"]
-    chosen = {
-        model: min(some, key=lambda p: sums.errors(*p).sum()) for model, some in candidates.items()
-    }
+    chosen = {m: min(some, key=lambda p: sums.errors(*p).sum()) for m, some in candidates.items()}
     errors = {model: sums.errors(*p) for model, p in chosen.items()}
     each = {model: np.bincount(owner, e, len(fed)) for model, e in errors.items()}
     saved = min((errors["shared"], errors["private"]), key=np.sum) - errors["both"]
     accuracy = None
     if fed.data.classes is not None:
         label = fed.data.y_train[fed.rows]
-        accuracy = {
-            model: float(((sums.outputs(*p) + mean).argmax(1) == label).mean())
-            for model, p in chosen.items()
-        }
+        outputs = {model: sums.outputs(*p) + mean for model, p in chosen.items()}
+        accuracy = {m: float((out.argmax(1) == label).mean()) for m, out in outputs.items()}
+    # where y never varies there is nothing to explain
+    explained, gain = dict.fromkeys(each, 0.0), (0.0, 0.0)
+    if total > 0:
+        explained = {model: float(1 - e.sum() / total) for model, e in each.items()}
+        gain = float(saved.sum() / total), float(saved.std() * len(saved) ** 0.5 / total)
+    spread = np.bincount(owner, np.square(y).sum(1), len(fed))
     with np.errstate(invalid="ignore", divide="ignore"):
-        # Where y never varies there is nothing to explain.
-        explained = {
-            model: float(1 - e.sum() / total) if total > 0 else 0.0 for model, e in each.items()
-        }
-        spread = np.bincount(owner, np.square(y).sum(1), len(fed))
         shares = {model: 1 - e / spread for model, e in each.items()}
-    return Sharing(
-        explained,
-        accuracy,
-        (float(saved.sum() / total), float(saved.std() * len(saved) ** 0.5 / total))
-        if total > 0
-        else (0.0, 0.0),
-        _similarity(x, y, owner, half, len(fed), chosen["private"][1]),
-        pd.DataFrame({"client": fed.ids, "rows": fed.sizes, **shares}),
-    )
+    similarity = _similarity(x, y, owner, half, len(fed), chosen["private"][1])
+    table = pd.DataFrame({"client": fed.ids, "rows": fed.sizes, **shares})
+    return Sharing(explained, accuracy, gain, similarity, table)
 
 
 def _mean(values: np.ndarray) -> float:
@@ -180,11 +164,8 @@ def _features(fed: Federation, seed: int) -> np.ndarray:
     if x.shape[1] > _COMPONENTS:
         from sklearn.utils.extmath import randomized_svd
 
-        order = np.argsort(fed.rows)  # so that the order of clients does not matter
-        _, _, directions = randomized_svd(
-            x[order][:20_000], _COMPONENTS, n_iter=3, random_state=seed
-        )
-        x = x @ directions.T
+        some = x[np.argsort(fed.rows)][:20_000]  # so that the order of clients does not matter
+        x = x @ randomized_svd(some, _COMPONENTS, n_iter=3, random_state=seed)[2].T
     return np.concatenate([x, np.ones((len(x), 1))], axis=1)
 
 
@@ -200,39 +181,28 @@ def _targets(fed: Federation) -> tuple[np.ndarray, np.ndarray]:
 
 
 class _Sums:
-    """What least squares needs to know of the rows outside each fold, `[folds, clients, ...]`;
-    fits, and predicts each fold.
-    """
+    """Least squares from sums over the rows outside each fold, `[folds, clients, ...]`."""
 
     def __init__(
         self, x: np.ndarray, y: np.ndarray, owner: np.ndarray, fold: np.ndarray, clients: int
     ):
         self.x, self.y = x, y
         self.known: dict[tuple[float, float, float], np.ndarray] = {}
-        self.eliminated: tuple[tuple[float, float] | None, list[tuple[np.ndarray, ...]]] = (
-            None,
-            [],
-        )
+        self.eliminated: tuple[tuple[float, float] | None, list[tuple[np.ndarray, ...]]]
+        self.eliminated = None, []
         cell = owner * _FOLDS + fold
         order = np.argsort(cell, kind="stable")
         ends = np.searchsorted(cell[order], np.arange(clients * _FOLDS + 1))
-        self.parts = {
-            divmod(k, _FOLDS): order[a:b]
-            for k, (a, b) in enumerate(itertools.pairwise(ends))
-            if b > a
-        }
-        gram, moment = (
-            np.zeros((_FOLDS, clients, x.shape[1], x.shape[1])),
-            np.zeros((_FOLDS, clients, x.shape[1], y.shape[1])),
-        )
+        segments = enumerate(itertools.pairwise(ends))
+        self.parts = {divmod(k, _FOLDS): order[a:b] for k, (a, b) in segments if b > a}
+        shapes = ((_FOLDS, clients, x.shape[1], v.shape[1]) for v in (x, y))
+        gram, moment = map(np.zeros, shapes)
         for (i, f), rows in self.parts.items():
             gram[f, i], moment[f, i] = x[rows].T @ x[rows], x[rows].T @ y[rows]
         self.gram, self.moment = gram.sum(0) - gram, moment.sum(0) - moment
 
     def outputs(self, shared: float, slopes: float, level: float) -> np.ndarray:
-        """Predictions of every row by the models of the other folds, with these penalties on (w,
-        c), v_i and c_i.
-        """
+        """Predictions of every row by the other folds' models; penalties of (w, c), v_i, c_i."""
         if (shared, slopes, level) not in self.known:
             found = np.empty_like(self.y)
             for f, (left, right, slope, start) in enumerate(self._eliminate(slopes, level)):
@@ -249,23 +219,21 @@ class _Sums:
         return np.square(self.outputs(shared, slopes, level) - self.y).sum(1)
 
     def _eliminate(self, slopes: float, level: float) -> list[tuple[np.ndarray, ...]]:
-        """The system for w of each fold, once v_i = M_i^-1 (b_i - A_i w) with M_i = A_i + penalties
-        is put in; M_i^-1 A_i, M_i^-1 b_i.
+        """The system for w of each fold without v_i = M_i^-1 (b_i - A_i w), M_i = A_i + penalties.
+
+        Also M_i^-1 A_i and M_i^-1 b_i.
 
         The last one is kept, since it serves every penalty on w.
         """
         if self.eliminated[0] != (slopes, level):
-            penalty, size = (
-                np.diag(np.append(np.full(self.x.shape[1] - 1, slopes), level)),
-                self.x.shape[1],
-            )
+            size = self.x.shape[1]
+            penalty = np.diag(np.append(np.full(size - 1, slopes), level))
             found: list[tuple[np.ndarray, ...]] = []
             for gram, moment in zip(self.gram, self.moment, strict=True):
                 solved = np.linalg.solve(gram + penalty, np.concatenate([gram, moment], axis=-1))
                 slope, start = solved[..., :size], solved[..., size:]
-                found.append(
-                    ((gram - gram @ slope).sum(0), (moment - gram @ start).sum(0), slope, start)
-                )
+                left, right = (gram - gram @ slope).sum(0), (moment - gram @ start).sum(0)
+                found.append((left, right, slope, start))
             self.eliminated = (slopes, level), found
         return self.eliminated[1]
 
@@ -273,20 +241,15 @@ class _Sums:
 def _similarity(
     x: np.ndarray, y: np.ndarray, owner: np.ndarray, half: np.ndarray, clients: int, penalty: float
 ) -> np.ndarray:
-    """Cosines between what private slopes predict on all rows, each client's model of one half
-    against the other half's.
-    """
+    """Cosines between the private slopes' predictions on all rows, half against other half."""
     x = x[:, :-1]
-    covariance = x.T @ x / len(x)
+    covariance, ridge = x.T @ x / len(x), min(penalty, _PENALTIES[-1]) * np.eye(x.shape[1])
     fitted = np.zeros((2, clients, x.shape[1], y.shape[1]))
-    for i in range(clients):
-        for h in (0, 1):
-            rows = np.flatnonzero((owner == i) & (half == h))
-            if len(rows) > 1:
-                a, b = x[rows] - x[rows].mean(0), y[rows] - y[rows].mean(0)
-                fitted[h, i] = np.linalg.solve(
-                    a.T @ a + min(penalty, _PENALTIES[-1]) * np.eye(x.shape[1]), a.T @ b
-                )
+    for i, h in itertools.product(range(clients), (0, 1)):
+        rows = np.flatnonzero((owner == i) & (half == h))
+        if len(rows) > 1:
+            a, b = x[rows] - x[rows].mean(0), y[rows] - y[rows].mean(0)
+            fitted[h, i] = np.linalg.solve(a.T @ a + ridge, a.T @ b)
     flat = fitted.reshape(2, clients, -1)
     weighed = (covariance @ fitted).reshape(2, clients, -1)
     norm = np.sqrt((flat * weighed).sum(-1))

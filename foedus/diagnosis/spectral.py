@@ -43,8 +43,7 @@ def spectrum(
     seed: int = 0,
     engine: Any = None,
 ) -> Spectrum:
-    """Measure what decides how FedNewton does on a federation, by `iterations` rounds of federated
-    power iterations.
+    """Measure what decides how FedNewton does, by rounds of federated power iterations.
 
     per_client: also measure the clients' shifts and Upsilon, which takes a vector for each client
     in every message (without, only the spectral radius: one vector). confidence: with which a
@@ -54,34 +53,22 @@ def spectrum(
         >>> print(fd.spectrum(fed, fd.RandomFourier(500, bandwidth=4.0), reg=1e-4))
     """
     check_value("confidence", confidence, Annotated[float, Gt(0), Lt(1)])
-    probe = _Probe(
-        features_of(features), reg, solver="cg", iterations=iterations, per_client=per_client
-    )
+    options: dict[str, Any] = {"iterations": iterations, "per_client": per_client}
+    probe = _Probe(features_of(features), reg, solver="cg", **options)
     state = run(probe, fed, iterations, seed=seed, engine=engine, evaluate_every=0).state
+    columns = {"client": state.ids.tolist(), "rows": state.rows.long().tolist()}
     if not per_client:
-        return Spectrum(
-            reg,
-            float(state.radius),
-            None,
-            {"client": state.ids.tolist(), "rows": state.rows.long().tolist()},
-        )
+        return Spectrum(reg, float(state.radius), None, columns)
     shares = state.rows / state.rows.sum()
     logs, kappa2 = math.log(2 / (1 - confidence)), float(state.kappa2)
     # Lemma 1, and Lemma 2 with beta <= min(R, kappa^2 / (kappa^2 + reg)).
-    r = (
-        2 * kappa2 * logs / (reg * state.rows)
-        + (2 * (kappa2 + 1) * logs / (reg * state.rows)).sqrt()
-    )
+    scale = reg * state.rows
+    r = 2 * kappa2 * logs / scale + (2 * (kappa2 + 1) * logs / scale).sqrt()
     p = 1 / (1 - r.clamp(max=kappa2 / (kappa2 + reg)))
     d = state.data_shift / reg
     upsilon = float((shares * p * (2 * r + d) * (1 + d)).sum())
-    columns = {
-        "client": state.ids,
-        "rows": state.rows.long(),
-        "data_shift": state.data_shift,
-        "model_shift": state.model_shift,
-    }
-    return Spectrum(reg, float(state.radius), upsilon, {k: v.tolist() for k, v in columns.items()})
+    columns |= {k: state[k].tolist() for k in ("data_shift", "model_shift")}
+    return Spectrum(reg, float(state.radius), upsilon, columns)
 
 
 @dataclass(frozen=True)
@@ -118,20 +105,14 @@ class Spectrum:
         return pd.DataFrame(self.columns)
 
     def __str__(self) -> str:
+        newton = "FedNewton(solver='newton')"
         if self.radius >= 1:
-            verdict = (
-                "not below 1: FedNewton(solver='newton') diverges; use solver='cg', or a larger reg"
-            )
+            verdict = f"not below 1: {newton} diverges; use solver='cg', or a larger reg"
         elif self.radius >= 0.9:
-            verdict = (
-                "close to 1, and approached from below: more iterations may find it above; "
-                "use solver='cg'"
-            )
+            verdict = "close to 1, and approached from below: more iterations may find it above; "
+            verdict += "use solver='cg'"
         else:
-            verdict = (
-                "below 1: FedNewton(solver='newton') converges, and multiplies its error by "
-                "it every round"
-            )
+            verdict = f"below 1: {newton} converges, and multiplies its error by it every round"
         lines = [f"spectral radius at reg={self.reg:g}: {self.radius:.4g}, {verdict}"]
         if self.upsilon is not None:
             table = [f"{'client':>8} {'rows':>8} {'data_shift':>12} {'model_shift':>12}"]
@@ -160,10 +141,8 @@ class _Probe(FedNewton):
 
     def own(self, client: Client, v: Tensor, ids: Tensor) -> tuple[Tensor, None]:
         """C_Dj v_j, for the client's own column of v."""
-        mine = v @ (ids == client.id).to(v.dtype)
-        return (
-            product(client.prepared, self.reg, mine.unsqueeze(1)) - self.reg * mine.unsqueeze(1)
-        ).squeeze(1), None
+        mine = (v @ (ids == client.id).to(v.dtype)).unsqueeze(1)
+        return (product(client.prepared, self.reg, mine) - self.reg * mine).squeeze(1), None
 
     def differ(self, client: Client, w: Tensor) -> tuple[Tensor, None]:
         """The mean square of f - f_j on the client's rows."""
@@ -171,25 +150,17 @@ class _Probe(FedNewton):
         return (gap * (product(client.prepared, self.reg, gap) - self.reg * gap)).sum(), None
 
     def start(self, clients: Clients) -> State:
-        state = (
-            super().start(clients)
-            if self.per_client
-            else State(w=torch.zeros(self.features.size(clients.spec), 1))
-        )
+        state = State(w=torch.zeros(self.features.size(clients.spec), 1))
+        if self.per_client:
+            state = super().start(clients)
         columns = 1 + len(clients) * self.per_client
         v = random.normal(random.fold(clients.key, 1), (len(state.w), columns), torch.float64)
-        state = state.replace(
-            v=v,
-            ids=clients.ids,
-            rows=clients.sizes.double(),
-            radius=torch.zeros((), dtype=torch.float64),
-        )
+        radius = torch.zeros((), dtype=torch.float64)
+        state = state.replace(v=v, ids=clients.ids, rows=clients.sizes.double(), radius=radius)
         if not self.per_client:
             return state
-        none = torch.zeros(len(clients), dtype=torch.float64)
-        return state.replace(
-            kappa2=clients.gather(self.largest).stack().max(), data_shift=none, model_shift=none
-        )
+        none, kappa2 = torch.zeros_like(state.rows), clients.gather(self.largest).stack().max()
+        return state.replace(kappa2=kappa2, data_shift=none, model_shift=none)
 
     def round(self, clients: Clients, state: State) -> State:
         if self.per_client:
@@ -209,9 +180,8 @@ class _Probe(FedNewton):
         apart = every[:, 1:] - self.reg * v[:, 1:] - own  # (C_D - C_Dj) v_j, a column a client
         state = state.replace(v=torch.cat((after, apart), 1), data_shift=apart.norm(dim=0))
         if clients.round == self.iterations:
-            state = state.replace(
-                model_shift=clients.gather(self.differ, w=state.w).stack().clamp(min=0).sqrt()
-            )
+            squares = clients.gather(self.differ, w=state.w).stack()
+            state = state.replace(model_shift=squares.clamp(min=0).sqrt())
         return state
 
 

@@ -19,8 +19,7 @@ from foedus.geometry.vectors import Box, KSparse, L1Ball, L2Ball, LInfBall, Simp
 
 
 def inside(outer: Any, inner: Any, shape: Shape | Shapes) -> bool:
-    """Whether the set `outer` contains the set `inner`, for tensors of this shape (of a model: a
-    dict of shapes).
+    """Whether `outer` contains `inner`, for tensors of this shape (of a model: a dict of shapes).
 
     Outer sets of norms are decided by the largest norm in the inner set (`reach`), boxes by its
     `bounds`, the simplex by these and its largest and least sum. Raises `ConfigError` where no
@@ -46,9 +45,8 @@ def inside(outer: Any, inner: Any, shape: Shape | Shapes) -> bool:
             return bool(((lo >= low - slack) & (hi <= high + slack)).all())
         ones = torch.ones(tuple(shape), dtype=torch.float64)
         sums = [float(dense(inner.lmo(g)).sum()) for g in (ones, -ones)]
-        return bool((lo >= -slack).all()) and all(
-            math.isclose(s, outer.radius, rel_tol=_ROUNDING) for s in sums
-        )
+        close = all(math.isclose(s, outer.radius, rel_tol=_ROUNDING) for s in sums)
+        return bool((lo >= -slack).all()) and close
     if isinstance(outer, NuclearBall | GroupBall):
         return _by_frobenius(outer, inner, shape)
     raise _undecided(outer, inner)
@@ -66,8 +64,7 @@ def _undecided(outer: Any, inner: Any) -> ConfigError:
 
 
 def _by_frobenius(outer: NuclearBall | GroupBall, inner: Domain, shape: Shape) -> bool:
-    """By the closed form if there is one, else by bounds: |x|_2 <= |x| <= min(|x|_1, sqrt(q) |x|_2)
-    for these norms.
+    """By the closed form, else by |x|_2 <= |x| <= min(|x|_1, sqrt(q) |x|_2) for these norms.
 
     q is the number of singular values or of groups.
     """
@@ -93,11 +90,8 @@ class _Product(Domain):
         self.parts = parts
 
     def lmo(self, g: Tensor, batch: int = 0) -> Tensor:
-        pieces = g.split([math.prod(shape) for _, shape in self.parts])
-        points = [
-            dense(d.lmo(piece.reshape(shape)))
-            for (d, shape), piece in zip(self.parts, pieces, strict=True)
-        ]
+        pieces = zip(self.parts, g.split([math.prod(s) for _, s in self.parts]), strict=True)
+        points = [dense(d.lmo(piece.reshape(shape))) for (d, shape), piece in pieces]
         return torch.cat([p.flatten() for p in points])
 
     def bounds(self, shape: Shape) -> tuple[Tensor, Tensor]:
@@ -122,16 +116,11 @@ def _inside_model(outer: ModelDomain, inner: ModelDomain, shapes: Shapes) -> boo
     if outers and inners:
         return all(inside(outers[name], inners[name], shape) for name, shape in each.items())
     if outers:
-        return all(
-            inside(outers[name], _shadow(_whole(inner), shape), shape)
-            for name, shape in each.items()
-        )
+        domain = _whole(inner)
+        return all(inside(outers[name], _shadow(domain, s), s) for name, s in each.items())
     flat = (sum(map(math.prod, each.values())),)
-    return inside(
-        _whole(outer),
-        _Product([(inners[n], s) for n, s in each.items()]) if inners else _whole(inner),
-        flat,
-    )
+    product = _Product([(inners[n], s) for n, s in each.items()]) if inners else _whole(inner)
+    return inside(_whole(outer), product, flat)
 
 
 def _whole(domain: ModelDomain) -> Domain:
@@ -143,11 +132,8 @@ def _shadow(domain: Domain, shape: tuple[int, ...]) -> Domain:
     """What a set of the whole vector leaves for one of its tensors, the others being free."""
     if isinstance(domain, KSparse):
         return replace(domain, k=min(domain.k, math.prod(shape)))
-    numbers = (
-        isinstance(domain, Box)
-        and not isinstance(domain.lo, tuple)
-        and not isinstance(domain.hi, tuple)
-    )
+    ends = (domain.lo, domain.hi) if isinstance(domain, Box) else ((),)
+    numbers = not any(isinstance(end, tuple) for end in ends)
     if numbers or isinstance(domain, L1Ball | L2Ball | LInfBall):
         return domain
     raise ConfigError(

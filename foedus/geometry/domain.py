@@ -1,6 +1,7 @@
-"""Convex compact sets for projection-free learning: Dadras, Banerjee, Prakhya and Yurtsever,
-"Federated Frank-Wolfe Algorithm", and Jaggi, "Revisiting Frank-Wolfe: projection-free sparse convex
-optimization", ICML 2013.
+"""Convex compact sets for projection-free learning.
+
+Dadras, Banerjee, Prakhya and Yurtsever, "Federated Frank-Wolfe Algorithm"; Jaggi, "Revisiting
+Frank-Wolfe: projection-free sparse convex optimization", ICML 2013.
 
 A set is a frozen dataclass. `lmo(g)` is the linear minimisation oracle, argmin over s in the set of
 <g, s>, and returns an extreme point in the form that is cheap to send: sparse, signs, low rank. A
@@ -45,8 +46,7 @@ _PIECE = 4096  # entries whose squares may be added in float32
 @tree.node(static=("lo", "hi"))
 @dataclass(frozen=True, eq=False)
 class Corner:
-    """A tensor whose entries are `hi` where the signs are +1 and `lo` where they are -1: one bit an
-    entry.
+    """A tensor with entries `hi` where the signs are +1 and `lo` where they are -1: one bit each.
 
     signs: with scale 1 (or NaN, where there is no such corner), and any batch dimensions.
     """
@@ -63,11 +63,10 @@ class Corner:
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """`sum_c weights[c] * dense[c]`."""
         middle, half, scale = (self.hi + self.lo) / 2, (self.hi - self.lo) / 2, self.signs.scale
-        # A stranger's scale may be any number; only its sign means something, here as in `dense`.
+        # an untrusted client's scale may be any number; only its sign counts, as in `dense`
         even = torch.where(scale > 0, 1, torch.where(scale < 0, -1, scale)).to(scale.dtype)
-        return half * replace(self.signs, scale=even).weighted_sum(
-            weights
-        ) + middle * weights.sum().to(scale.dtype)
+        signs = replace(self.signs, scale=even).weighted_sum(weights)
+        return half * signs + middle * weights.sum().to(scale.dtype)
 
 
 Point = Tensor | Sparse | Signs | LowRank | Corner
@@ -79,9 +78,7 @@ def dense(point: Point) -> Tensor:
 
 
 def plain_numbers(value: Any) -> Any:
-    """Numbers as they are; tensors, arrays and lists as (nested) tuples, which compare, hash and go
-    into a configuration.
-    """
+    """Numbers as they are; tensors, arrays and lists as (nested) tuples, which can be hashed."""
     value = value.tolist() if hasattr(value, "tolist") else value
     return tuple(map(plain_numbers, value)) if isinstance(value, list | tuple) else value
 
@@ -122,17 +119,13 @@ def total(x: Tensor) -> Tensor:
 
 
 def length(x: Tensor) -> Tensor:
-    """Euclidean norms: of short pieces in the dtype of x, which is much faster, and of these in
-    float64.
-    """
+    """Euclidean norms: of short pieces in the dtype of x, which is fast; of these in float64."""
     pieces = [torch.linalg.vector_norm(part, dim=-1) for part in x.split(_PIECE, -1)]
     return torch.linalg.vector_norm(torch.stack(pieces, -1), dim=-1, dtype=torch.float64)
 
 
 def scaled(x: Tensor) -> Tensor:
-    """x over its largest magnitude, so that squares neither overflow nor vanish; zero stays
-    zero.
-    """
+    """x over its largest magnitude, so that squares do not overflow; zero stays zero."""
     most = torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True)
     return x / torch.where(most > 0, most, 1)
 
@@ -160,13 +153,11 @@ def largest(a: Tensor, k: int) -> Tensor:
 
 
 def simplex(y: Tensor, radius: float) -> Tensor:
-    """The projection of float64 vectors onto {x >= 0, sum x = radius}: max(y - theta, 0), theta
-    found by sorting.
+    """Project float64 vectors onto {x >= 0, sum x = radius}: max(y - theta, 0), by sorting.
 
     Held, Wolfe and Crowder (1974); Duchi, Shalev-Shwartz, Singer and Chandra (2008).
     """
-    # Only entries within a radius of the largest can stay positive. In these units no sum loses
-    # digits.
+    # only entries within a radius of the largest stay positive; in these units sums keep digits
     y = ((y - y.amax(-1, keepdim=True)) / radius).clamp(min=-1)
     ordered = y.sort(-1, descending=True).values
     excess = ordered.cumsum(-1) - 1
@@ -186,8 +177,7 @@ def capped(y: Tensor, k: int, radius: float) -> Tensor:
     piece.
     """
     clipped = y.clamp(max=radius)
-    # theta lies between y_(k) - radius and y_(k), the k-th largest: beyond a radius of that, values
-    # do not matter.
+    # theta is between y_(k) - radius and y_(k), the k-th largest: values beyond do not matter
     z = ((y - y.topk(k).values[..., -1:]) / radius).clamp(-2, 1)
     breaks, order = torch.cat((z, z - 1), -1).sort(dim=-1, descending=True, stable=True)
     slopes = torch.where(order < z.shape[-1], 1.0, -1.0).to(z.dtype)
@@ -195,16 +185,13 @@ def capped(y: Tensor, k: int, radius: float) -> Tensor:
     last = (level - breaks * slope <= k).sum(-1, keepdim=True).clamp(min=1) - 1
     slope, level, at = (t.gather(-1, last) for t in (slope, level, breaks))
     theta = torch.where(slope > 0, (level - k) / slope.clamp(min=1), at)
-    return torch.where(
-        total(clipped).unsqueeze(-1) <= k * radius, clipped, (z - theta).clamp(0, 1) * radius
-    )
+    fits = total(clipped).unsqueeze(-1) <= k * radius
+    return torch.where(fits, clipped, (z - theta).clamp(0, 1) * radius)
 
 
 @batched
 def decreasing(z: Tensor, shared: None = None) -> Tensor:
-    """The closest decreasing sequence of each float64 vector: isotonic regression by pooling
-    adjacent violators.
-    """
+    """The closest decreasing sequence of each float64 vector, by isotonic regression."""
     from sklearn.isotonic import isotonic_regression
 
     most = z.abs().amax(-1, keepdim=True)
@@ -225,15 +212,13 @@ class Domain:
 
     def check(self, shape: Shape) -> None:
         """Refuse tensors of a shape that the set cannot hold, with the reason."""
+        name, dims = type(self).__name__, tuple(shape)
         if math.prod(shape) == 0:
-            raise ConfigError(
-                f"{type(self).__name__} needs a tensor with entries, not one of shape "
-                f"{tuple(shape)}"
-            )
+            raise ConfigError(f"{name} needs a tensor with entries, not one of shape {dims}")
         if self.matrix and len(shape) != 2:
             raise ConfigError(
-                f"{type(self).__name__} needs a matrix, not a tensor of shape {tuple(shape)}; "
-                "give such tensors another set: PerLayer({name: set, ...})"
+                f"{name} needs a matrix, not a tensor of shape {dims}; give such tensors another "
+                "set: PerLayer({name: set, ...})"
             )
 
     def lmo(self, g: Tensor, batch: int = 0) -> Point:
@@ -256,9 +241,7 @@ class Domain:
 
     @property
     def diameter(self) -> float:
-        """The largest Euclidean distance of two points; of a set for which it depends on the shape,
-        see `diameter_of`.
-        """
+        """The largest Euclidean distance of two points; see also `diameter_of`."""
         raise ConfigError(
             f"the diameter of {type(self).__name__} depends on the shape of the tensor: use "
             "diameter_of(shape)"
@@ -270,14 +253,11 @@ class Domain:
         return self.diameter
 
     def bounds(self, shape: Shape) -> tuple[Tensor, Tensor]:
-        """The least and the largest value of each entry over the set, in float64 and broadcastable
-        to the shape.
-        """
+        """The least and the largest value of each entry, in float64, broadcastable to the shape."""
         raise NotImplementedError
 
     def reach(self, norm: str, shape: Shape) -> float | None:
-        """The largest norm in the set: the radius of the smallest ball around the origin that
-        contains it.
+        """The largest norm in the set: the radius of the smallest ball around zero that holds it.
 
         norm: "l1", "l2" (Frobenius), "linf" or "nuclear". None where no closed form is known: the
         nuclear norm over boxes, permutahedra and some k-sparse polytopes.
@@ -287,10 +267,8 @@ class Domain:
             raise ConfigError(unknown("norm", norm, NORMS))
         if norm == "nuclear":
             if len(shape) != 2:
-                raise ConfigError(
-                    f"the nuclear norm needs a matrix, not a tensor of shape {tuple(shape)}: use "
-                    "norm='l2'"
-                )
+                given = f"not a tensor of shape {tuple(shape)}"
+                raise ConfigError(f"the nuclear norm needs a matrix, {given}: use norm='l2'")
             norm = "l2" if 1 in shape else norm  # one singular value
         if norm == "linf":
             return max(float(b.abs().max()) for b in self.bounds(shape))
@@ -300,10 +278,8 @@ class Domain:
         shape = tuple(x.shape[batch:])
         self.check(shape)
         if not x.is_floating_point():
-            raise ConfigError(
-                f"{type(self).__name__} takes floating tensors, not {x.dtype}: convert with "
-                ".float()"
-            )
+            given = f"{type(self).__name__} takes floating tensors, not {x.dtype}"
+            raise ConfigError(f"{given}: convert with .float()")
         return x.reshape(*x.shape[:batch], math.prod(shape))
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
@@ -317,9 +293,7 @@ class Domain:
 
 
 class Ball(Domain):
-    """Base of the sets that are symmetric around zero and reach from -radius to radius in every
-    entry.
-    """
+    """Base of sets that are symmetric around zero, from -radius to radius in every entry."""
 
     radius: Annotated[float, Gt(0)]
 

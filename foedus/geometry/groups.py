@@ -50,24 +50,17 @@ class GroupBall(Ball):
                 "PerLayer, or give the size of the groups"
             )
         if isinstance(groups, int) and entries % groups:
-            raise ConfigError(
-                f"groups={groups} does not divide the {entries} entries of {tuple(shape)}: label "
-                "each entry"
-            )
+            wrong = f"groups={groups} does not divide the {entries} entries of {tuple(shape)}"
+            raise ConfigError(f"{wrong}: label each entry")
         if isinstance(groups, tuple) and len(groups) != entries:
-            raise ConfigError(
-                f"groups has {len(groups)} labels, but a tensor of shape {tuple(shape)} has "
-                f"{entries} entries"
-            )
+            size = f"a tensor of shape {tuple(shape)} has {entries} entries"
+            raise ConfigError(f"groups has {len(groups)} labels, but {size}")
 
     @cached_property
     def _labels(self) -> tuple[Tensor, Tensor, Tensor]:
-        """For labelled groups: the number of each entry's group, the entries ordered by it, and the
-        sizes of the groups.
-        """
-        _, numbers, sizes = torch.tensor(self.groups).unique(
-            return_inverse=True, return_counts=True
-        )
+        """The number of each entry's group, the entries ordered by it, and the groups' sizes."""
+        labels = torch.tensor(self.groups)
+        _, numbers, sizes = labels.unique(return_inverse=True, return_counts=True)
         return numbers, numbers.argsort(stable=True), sizes
 
     def _size(self, shape: Shape) -> int:
@@ -78,11 +71,9 @@ class GroupBall(Ball):
 
     def count(self, shape: Shape) -> int:
         """How many groups there are."""
-        return (
-            len(self._labels[2])
-            if isinstance(self.groups, tuple)
-            else math.prod(shape) // self._size(shape)
-        )
+        if isinstance(self.groups, tuple):
+            return len(self._labels[2])
+        return math.prod(shape) // self._size(shape)
 
     def _lengths(self, x: Tensor, shape: Shape) -> Tensor:
         """The Euclidean norm of each group, in float64."""
@@ -96,13 +87,10 @@ class GroupBall(Ball):
     def lmo(self, g: Tensor, batch: int = 0) -> Sparse:
         shape = tuple(g.shape[batch:])
         flat = scaled(self._flat(g, batch))
-        winner, place = (
-            self._lengths(flat, shape).argmax(-1, keepdim=True),
-            torch.arange(self._size(shape)),
-        )
+        winner = self._lengths(flat, shape).argmax(-1, keepdim=True)
+        place = torch.arange(self._size(shape))
         if isinstance(self.groups, tuple):
-            # Behind the members of the group, in this order, come those of the next: other entries,
-            # with value zero.
+            # behind the members of the group come those of the next: other entries, value zero
             _, order, sizes = self._labels
             index = order[((sizes.cumsum(0) - sizes)[winner] + place) % len(order)]
             values = torch.where(place < sizes[winner], flat.gather(-1, index), 0)
@@ -128,8 +116,9 @@ class GroupBall(Ball):
         return self.radius * (math.sqrt(self._size(shape)) if norm == "l1" else 1.0)
 
     def _rank(self, shape: tuple[int, ...]) -> int:
-        """The largest rank of a matrix that is zero outside one group: entries of it in different
-        rows and columns.
+        """The largest rank of a matrix that is zero outside one group.
+
+        It is the most entries of a group in different rows and columns.
 
         |X|_* <= sqrt(rank) |X|_2, and equal entries at such places attain it.
         """

@@ -38,8 +38,7 @@ class ModelDomain:
     def lmo(
         self, g: Mapping[str, Tensor], batch: int = 0, warm: Mapping[str, Tensor] | None = None
     ) -> Any:
-        """An extreme point that minimises <g, s>, in the form in which it is sent; `dense` gives
-        the parameters.
+        """An extreme point that minimises <g, s>, in the form in which it is sent; see `dense`.
 
         warm: for tensors with a `NuclearBall`, a right vector to start from.
         """
@@ -76,8 +75,7 @@ class ModelDomain:
 
 @dataclass(frozen=True)
 class Whole(ModelDomain):
-    """One set over all the tensors of a model, laid end to end as one vector. A single tensor keeps
-    its shape.
+    """One set over all the tensors of a model as one vector; a single tensor keeps its shape.
 
     The extreme point is one point of that vector: a `Sparse` with indices into it, `Signs`, or a
     dense vector.
@@ -92,9 +90,8 @@ class Whole(ModelDomain):
         if self.domain.matrix:
             raise ConfigError(
                 f"{type(self.domain).__name__} needs a matrix, which {len(each)} tensors "
-                f"({', '.join(shapes)}) laid end to end "
-                "are not: use PerLayer(set), or PerLayer({name: set, ...}) if some of them are no "
-                "matrices"
+                f"({', '.join(shapes)}) laid end to end are not: use PerLayer(set), or "
+                "PerLayer({name: set, ...}) if some of them are no matrices"
             )
         return (sum(map(math.prod, each)),)
 
@@ -110,13 +107,10 @@ class Whole(ModelDomain):
     def dense(self, point: Point, like: Shapes) -> dict[str, Tensor]:
         joined, each = dense(point), {name: dims_of(s) for name, s in like.items()}
         lead = joined.shape[: joined.dim() - len(self._shape(like))]
-        parts = joined.reshape(*lead, math.prod(joined.shape[len(lead) :])).split(
-            [*map(math.prod, each.values())], -1
-        )
-        return {
-            name: part.reshape((*lead, *s))
-            for (name, s), part in zip(each.items(), parts, strict=True)
-        }
+        flat = joined.reshape(*lead, math.prod(joined.shape[len(lead) :]))
+        parts = flat.split([*map(math.prod, each.values())], -1)
+        named = zip(each.items(), parts, strict=True)
+        return {name: part.reshape((*lead, *s)) for (name, s), part in named}
 
     def project(self, x: Mapping[str, Tensor], batch: int = 0) -> dict[str, Tensor]:
         projected = self.domain.project(self._join(x, batch), batch)
@@ -138,9 +132,8 @@ class Whole(ModelDomain):
     def _join(x: Mapping[str, Tensor], batch: int) -> Tensor:
         if len(x) == 1:
             return next(iter(x.values()))
-        return torch.cat(
-            [t.reshape(*t.shape[:batch], math.prod(t.shape[batch:])) for t in x.values()], -1
-        )
+        flat = [t.reshape(*t.shape[:batch], math.prod(t.shape[batch:])) for t in x.values()]
+        return torch.cat(flat, -1)
 
 
 @dataclass(frozen=True)
@@ -155,22 +148,24 @@ class PerLayer(ModelDomain):
         Means("a set such as L2Ball(10.0), or a dict {name: set}"),
     ]
 
+    def _each(self, shapes: Shapes) -> Iterable[tuple[str, Domain, tuple[int, ...]]]:
+        return [(name, d, dims_of(shapes[name])) for name, d in self.each(shapes).items()]
+
     def each(self, names: Iterable[str]) -> dict[str, Domain]:
         """The set of each tensor."""
         if not isinstance(self.domains, Mapping):
             return dict.fromkeys(names, self.domains)
         if missing := [name for name in names if name not in self.domains]:
-            raise ConfigError(
-                f"PerLayer has no set for {', '.join(missing)}: every tensor needs one"
-            )
+            names = ", ".join(missing)
+            raise ConfigError(f"PerLayer has no set for {names}: every tensor needs one")
         if extra := [name for name in self.domains if name not in names]:
             raise ConfigError(f"PerLayer: {unknown('tensor', extra[0], names)}")
         return {name: self.domains[name] for name in names}
 
     def check(self, shapes: Shapes) -> None:
-        for name, domain in self.each(shapes).items():
+        for name, domain, shape in self._each(shapes):
             try:
-                domain.check(dims_of(shapes[name]))
+                domain.check(shape)
             except ConfigError as error:
                 raise ConfigError(f"tensor {name!r}: {error}") from None
 
@@ -190,37 +185,27 @@ class PerLayer(ModelDomain):
         return {name: domain.project(x[name], batch) for name, domain in self.each(x).items()}
 
     def contains(self, x: Mapping[str, Tensor], tolerance: float = 1e-6, batch: int = 0) -> Tensor:
-        return torch.stack(
-            [d.contains(x[name], tolerance, batch) for name, d in self.each(x).items()]
-        ).all(0)
+        held = [d.contains(x[name], tolerance, batch) for name, d in self.each(x).items()]
+        return torch.stack(held).all(0)
 
     def diameter_of(self, shapes: Shapes) -> float:
-        return math.hypot(
-            *(d.diameter_of(dims_of(shapes[name])) for name, d in self.each(shapes).items())
-        )
+        return math.hypot(*(d.diameter_of(shape) for _, d, shape in self._each(shapes)))
 
     def start(self, shapes: Shapes, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-        return {
-            name: d.start(dims_of(shapes[name]), dtype) for name, d in self.each(shapes).items()
-        }
+        return {name: d.start(shape, dtype) for name, d, shape in self._each(shapes)}
 
     def low_rank(self, shapes: Shapes) -> bool:
         return any(d.matrix for d in self.each(shapes).values())
 
 
 def domain_of(domain: Any) -> ModelDomain:
-    """A set of parameters from what the user passed: a set of one vector goes over all the tensors
-    together.
-    """
+    """A set of parameters from what the user passed; a set of one vector goes over all tensors."""
     if isinstance(domain, ModelDomain):
         return domain
     if isinstance(domain, Domain):
         return Whole(domain)
-    given = (
-        f"{domain.__name__} (the class: add parentheses)"
-        if isinstance(domain, type)
-        else repr(domain)
-    )
-    raise ConfigError(
-        f"domain must be a set such as L1Ball(10.0) or PerLayer(L2Ball(1.0)), not {given}"
-    )
+    given = repr(domain)
+    if isinstance(domain, type):
+        given = f"{domain.__name__} (the class: add parentheses)"
+    allowed = "a set such as L1Ball(10.0) or PerLayer(L2Ball(1.0))"
+    raise ConfigError(f"domain must be {allowed}, not {given}")

@@ -18,9 +18,7 @@ from foedus.geometry.domain import Ball, Domain, Shape, simplex, unit
 from foedus.wire.arrays import LowRank, Sparse
 
 GRAM = 64
-"""Up to this smaller side the top singular pair comes from the whole spectrum of the small Gram
-matrix.
-"""
+"""Up to this smaller side the top singular pair comes from the spectrum of the Gram matrix."""
 
 _STEPS, _CHECK = 24, 8  # Lanczos steps before a restart, and between looks at the residual
 # steps: some ten for entries of size 1, tens to hundreds for entries of thousands and millions
@@ -30,8 +28,7 @@ _ROUNDING = 1e-9  # two radii that differ by less, relatively, are the same
 
 @dataclass(frozen=True)
 class NuclearBall(Ball):
-    """{X : the singular values of X sum up to at most radius}. s = -radius u v^T, (u, v) the top
-    singular pair of g.
+    """{X : the singular values sum up to at most radius}. s = -radius u v^T, the top pair of g.
 
     Matrices with a side of at most 64 are solved to rounding. For larger ones the pair has a
     relative residual of at most `tolerance`: with s = u^T g v, |g^T u - s v| <= tolerance s. Then s
@@ -71,9 +68,7 @@ class NuclearBall(Ball):
 
     @staticmethod
     def _matrix(x: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
-        """The matrices, and which are not finite (zero in their place: LAPACK would refuse the
-        whole batch).
-        """
+        """The matrices, zero where not finite (LAPACK refuses them), and which these are."""
         strange = ~x.abs().amax(-1).isfinite()
         return torch.where(strange.unsqueeze(-1), 0, x).reshape(*x.shape[:-1], *shape), strange
 
@@ -115,9 +110,8 @@ class Birkhoff(Domain):
 
     def bounds(self, shape: Shape) -> tuple[Tensor, Tensor]:
         self.check(shape)
-        return torch.tensor(0.0 if shape[0] > 1 else 1.0, dtype=torch.float64), torch.tensor(
-            1.0, dtype=torch.float64
-        )
+        one = torch.ones((), dtype=torch.float64)
+        return (torch.zeros_like(one) if shape[0] > 1 else one), one
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
         return doubly_stochastic(x.reshape(*x.shape[:-1], *shape), 1e-12)
@@ -133,9 +127,7 @@ class Birkhoff(Domain):
 
 @batched
 def assignment(cost: Tensor, shared: None = None) -> tuple[Tensor, Tensor]:
-    """For each n x n matrix: the column of each row in a permutation of least total cost; and
-    whether the costs are finite.
-    """
+    """Of each n x n matrix, each row's column at least total cost; whether costs are finite."""
     from scipy.optimize import linear_sum_assignment
 
     finite = cost.isfinite().all(-1).all(-1)
@@ -147,8 +139,9 @@ def assignment(cost: Tensor, shared: None = None) -> tuple[Tensor, Tensor]:
 
 @batched
 def doubly_stochastic(x: Tensor, tolerance: float) -> Tensor:
-    """The projection of float64 n x n matrices onto {X >= 0, row and column sums 1}, by Newton's
-    method on the dual.
+    """The projection of float64 n x n matrices onto {X >= 0, row and column sums 1}.
+
+    By Newton's method on the dual.
 
     The projection is X = max(x + a 1^T + 1 b^T, 0) with the (a, b) that minimise |X|^2 / 2 - sum(a)
     - sum(b), whose gradient is the row and column sums minus 1. A (generalised) second derivative
@@ -189,9 +182,8 @@ def doubly_stochastic(x: Tensor, tolerance: float) -> Tensor:
             break
         support = (now > 0).to(x.dtype)
         rows, columns = torch.diag_embed(support.sum(-1)), torch.diag_embed(support.sum(-2))
-        second = torch.cat(
-            (torch.cat((rows, support), -1), torch.cat((support.mT, columns), -1)), -2
-        )
+        upper, lower = torch.cat((rows, support), -1), torch.cat((support.mT, columns), -1)
+        second = torch.cat((upper, lower), -2)
         # The dual is flat along (a + c, b - c), and where the support falls apart. A ridge makes
         # the system regular; it vanishes with the violation, and lets moves along flat directions
         # be as long as the spread of x.
@@ -199,8 +191,8 @@ def doubly_stochastic(x: Tensor, tolerance: float) -> Tensor:
         move = -torch.linalg.solve(second, gradient)
         slope, step = (move * gradient).sum(-1), torch.where(done, 0.0, torch.ones_like(height))
         for _ in range(50):
-            lower = value(dual + step[:, None] * move)
-            good = done | (lower <= height + 1e-4 * step * slope + 1e-15 * dual.abs().sum(-1))
+            reached = value(dual + step[:, None] * move)
+            good = done | (reached <= height + 1e-4 * step * slope + 1e-15 * dual.abs().sum(-1))
             if good.all():
                 break
             step = torch.where(good, step, step / 2)
@@ -211,8 +203,7 @@ def doubly_stochastic(x: Tensor, tolerance: float) -> Tensor:
 def top_pair(
     a: Tensor, warm: Tensor | None, tolerance: float, iterations: int
 ) -> tuple[Tensor, Tensor]:
-    """Unit vectors u, v with u^T a v the largest singular value of each matrix; v = 0 where a = 0,
-    u is NaN where a is.
+    """Unit vectors u, v with u^T a v the largest singular value; v = 0 where a = 0, NaN as in a.
 
     Matrices with a side of at most `GRAM` are solved by the spectrum of their Gram matrix, to
     rounding. Others by Lanczos bidiagonalisation (Golub and Kahan 1965) with full orthogonalisation
@@ -238,8 +229,7 @@ def _top_pair(args: dict[str, Tensor], shared: tuple[float, int]) -> tuple[Tenso
     a = a.reshape(-1, m, n)
     most = a.abs().amax((-2, -1), keepdim=True)
     bad = ~most.isfinite()
-    # Over its largest magnitude, so that squares neither overflow nor vanish. LAPACK refuses what
-    # is not finite.
+    # over its largest magnitude, so that squares do not overflow; LAPACK refuses what is not finite
     a = a / torch.where((most > 0) & ~bad, most, 1)
     a = torch.where(bad, 0, a) if bad.any() else a
     if m <= min(n, GRAM):
@@ -251,8 +241,7 @@ def _top_pair(args: dict[str, Tensor], shared: tuple[float, int]) -> tuple[Tenso
         else:
             v = unit(random.normal(random.key(0), n, dtype=a.dtype)).expand(len(a), n)
             if "warm" in args:
-                # Never the given vector alone: Lanczos cannot leave it if it is a singular vector,
-                # but not the top one.
+                # never the given vector alone: Lanczos cannot leave a singular vector
                 v = unit(unit(args["warm"].reshape(-1, n).to(a.dtype)) + 0.1 * v)
             v = _lanczos(a, v, *shared)
         u = unit(_rows(v, a.mT))
@@ -262,8 +251,9 @@ def _top_pair(args: dict[str, Tensor], shared: tuple[float, int]) -> tuple[Tenso
 
 
 def _lanczos(a: Tensor, v: Tensor, tolerance: float, iterations: int) -> Tensor:
-    """The right vector of the top singular pair of matrices [b, m, n] whose largest entry is 1 (or
-    0), from unit vectors v.
+    """The right vector of the top singular pair of matrices [b, m, n], from unit vectors v.
+
+    Their largest entry is 1 (or 0).
 
     A matrix that is done keeps its answer, so that no answer depends on the others in the batch.
     """
@@ -286,8 +276,7 @@ def _lanczos(a: Tensor, v: Tensor, tolerance: float, iterations: int) -> Tensor:
             p, s, q = torch.linalg.svd(bidiagonal[:, : j + 1, : j + 1])
             new = _rows(q[:, 0].to(a.dtype), right[:, : j + 1])
             answer = torch.where(done[:, None], answer, new)
-            # |a^T u - s v| for the best u and v of these subspaces, from the last entry of u's
-            # coordinates.
+            # |a^T u - s v| for the best u and v here, from the last entry of u's coordinates
             done = done | (bidiagonal[:, j, j + 1] * p[:, j, 0].abs() <= tolerance * s[:, 0])
             if done.all():
                 break
@@ -297,8 +286,9 @@ def _lanczos(a: Tensor, v: Tensor, tolerance: float, iterations: int) -> Tensor:
 
 
 def _orthogonal(x: Tensor, basis: Tensor) -> Tensor:
-    """Make x [b, n] orthogonal to the rows of basis [b, j, n] and of length 1, in place; return its
-    length in between.
+    """Make x [b, n] orthogonal to the rows of basis [b, j, n] and of length 1, in place.
+
+    Returns its length before the last step.
 
     Zero stays zero: the subspace is complete. What is left of x by rounding alone is as good as any
     other new direction.

@@ -1,6 +1,7 @@
-"""Mirror maps on the simplex, for Hamer, Mohri and Suresh, "FedBoost: communication-efficient
-algorithms for federated learning", ICML 2020, Figure 1, line 5: v = [grad F]^-1 (grad F(alpha) -
-eta g), then the Bregman projection of v.
+"""Mirror maps on the simplex, for FedBoost.
+
+Hamer, Mohri and Suresh, "FedBoost: communication-efficient algorithms for federated learning", ICML
+2020, Figure 1, line 5: v = [grad F]^-1 (grad F(alpha) - eta g), then the Bregman projection of v.
 
 A mirror map is a strictly convex F. Its divergence is B(x || y) = F(x) - F(y) - <grad F(y), x - y>.
 Every projection is onto {x : sum x = radius, low <= x <= high}: the simplex, unless the bounds say
@@ -64,9 +65,7 @@ class Mirror:
 
         @property
         def sigma(self) -> float:
-            """The modulus of strong convexity on the simplex: B(x || y) >= sigma/2 |x - y|^2 in the
-            norm of order `norm`.
-            """
+            """Modulus of strong convexity: B(x || y) >= sigma/2 |x - y|^2 in the order `norm`."""
 
         @property
         def norm(self) -> float:
@@ -127,16 +126,12 @@ class Mirror:
         high: Bound = 1.0,
         radius: float = 1.0,
     ) -> Tensor:
-        """One step of mirror descent against the gradient g: argmin eta <g, y> + B(y || x) over the
-        set.
-        """
+        """One step of mirror descent: argmin eta <g, y> + B(y || x) over the set."""
         _check("x", x)
         check_value("eta", eta, Annotated[float, Gt(0)])
         if g.shape != x.shape:
-            raise ConfigError(
-                f"g has shape {tuple(g.shape)}, x {tuple(x.shape)}: give one gradient entry for "
-                "each entry of x"
-            )
+            shapes = f"g has shape {tuple(g.shape)}, x {tuple(x.shape)}"
+            raise ConfigError(f"{shapes}: give one gradient entry for each entry of x")
         # less than HUGE: a weight of zero stays below all others
         move = (eta * g.double()).clamp(-HUGE / 10, HUGE / 10)
         return self._nearest(self.grad(x.double()) - move, low, high, radius).to(x.dtype)
@@ -145,12 +140,10 @@ class Mirror:
         low, high = self._bounds(z, low, high, radius)
         lost = z.isnan().any(-1, keepdim=True)
         most = low + (radius - low.sum(-1, keepdim=True)).clamp(min=0)
-        # An upper bound that cannot bind must not look as if it did, where all but one entry
-        # vanish.
+        # a bound that cannot bind must not look as if it did, where all but one entry vanish
         roof = torch.where(high < most, high, 2 * most - low)
-        x = batched(self._solve)(
-            (torch.where(lost, 0, z).clamp(-HUGE, HUGE), low, roof), float(radius)
-        )
+        z = torch.where(lost, 0, z).clamp(-HUGE, HUGE)
+        x = batched(self._solve)((z, low, roof), float(radius))
         return torch.where(lost, torch.nan, x.clamp(low, high))
 
     def _bounds(self, z: Tensor, low: Bound, high: Bound, radius: float) -> tuple[Tensor, Tensor]:
@@ -159,39 +152,28 @@ class Mirror:
         lows, highs = _bound("low", low, z).clamp(min=self._least), _bound("high", high, z)
         if not lows.isfinite().all():
             raise ConfigError(f"low={shortened(low)} must be finite")
+        shown_low, shown_high = f"low={shortened(low)}", f"high={shortened(high)}"
         if not (lows <= highs).all():
-            least = (
-                f" and at least {self._least:g}, where F begins"
-                if math.isfinite(self._least)
-                else ""
-            )
-            raise ConfigError(
-                f"high={shortened(high)} must be at least low={shortened(low)}{least}: the set "
-                "would be empty"
-            )
+            least = f" and at least {self._least:g}, where F begins"
+            least = least if math.isfinite(self._least) else ""
+            needed = f"{shown_high} must be at least {shown_low}{least}"
+            raise ConfigError(f"{needed}: the set would be empty")
         if (lows.sum(-1) > radius * (1 + SLACK)).any():
-            raise ConfigError(
-                f"low={shortened(low)} sums to more than radius={radius!r}: lower it or give a "
-                "larger radius"
-            )
+            excess = f"{shown_low} sums to more than radius={radius!r}"
+            raise ConfigError(f"{excess}: lower it or give a larger radius")
         if (highs.sum(-1) < radius * (1 - SLACK)).any():
-            raise ConfigError(
-                f"high={shortened(high)} sums to less than radius={radius!r}: raise it or give a "
-                "smaller radius"
-            )
+            lack = f"{shown_high} sums to less than radius={radius!r}"
+            raise ConfigError(f"{lack}: raise it or give a smaller radius")
         return lows, highs
 
     def _solve(self, args: tuple[Tensor, Tensor, Tensor], radius: float) -> Tensor:
-        """argmin F(x) - <z, x> over the set, for (z, low, high) of one shape: finite, in
-        float64.
-        """
+        """argmin F(x) - <z, x> over the set, for finite float64 (z, low, high) of one shape."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Entropy(Mirror):
-    """F(x) = sum x_i log x_i for x >= 0; a step is exponentiated gradient: x_i exp(-eta g_i),
-    normalised.
+    """F(x) = sum x_i log x_i for x >= 0; a step is exponentiated gradient, x_i exp(-eta g_i) / sum.
 
     grad F(x) = log x + 1 (minus infinity at zero), and B(x || y) = sum x_i log(x_i / y_i) - x_i +
     y_i, the Kullback-Leibler divergence. 1-strongly convex in |.|_1 (Pinsker). The projection is
@@ -235,8 +217,7 @@ class Entropy(Mirror):
 
 @dataclass(frozen=True)
 class Euclidean(Mirror):
-    """F(x) = |x|_2^2 / 2; a step is projected gradient. grad F is the identity, and B(x || y) = |x
-    - y|_2^2 / 2.
+    """F(x) = |x|_2^2 / 2; a step is projected gradient. B(x || y) = |x - y|_2^2 / 2.
 
     1-strongly convex in |.|_2. The projection is x_i = clip(v_i + theta, low_i, high_i).
     """
@@ -274,8 +255,7 @@ class Euclidean(Mirror):
 
 @dataclass(frozen=True)
 class PNorm(Mirror):
-    """F(x) = |x|_p^2 / 2 with 1 < p <= 2: from Euclidean (p = 2) towards entropy-like maps (p near
-    1, say 1 + 1 / log n).
+    """F(x) = |x|_p^2 / 2 with 1 < p <= 2: from Euclidean (2) to entropy-like, say 1 + 1 / log n.
 
     grad F(x)_i = sign(x_i) |x_i|^(p-1) |x|_p^(2-p); its inverse is the same with q for p, 1/p + 1/q
     = 1. (p-1)-strongly convex in |.|_p. The projection is x_i = clip(phi((z_i + theta) /
@@ -307,9 +287,8 @@ class PNorm(Mirror):
     def divergence(self, x: Tensor, y: Tensor) -> Tensor:
         a, b = x.double(), y.double()
         # <grad F(y), y> = |y|_p^2, hence F(x) - F(y) - <grad F(y), x - y> is this:
-        gap = (_norm(a, self.p).square() + _norm(b, self.p).square()).squeeze(-1) / 2 - (
-            _link(b, self.p) * a
-        ).sum(-1)
+        squares = (_norm(a, self.p).square() + _norm(b, self.p).square()).squeeze(-1)
+        gap = squares / 2 - (_link(b, self.p) * a).sum(-1)
         return torch.where((a == b).all(-1), 0, gap.clamp(min=0)).to(x.dtype)
 
     def reach(self, n: int) -> float:
@@ -328,12 +307,12 @@ class PNorm(Mirror):
             def positive_part(theta: Tensor) -> Tensor:
                 return _link((z + theta).clamp(min=0), self.dual)
 
-            # |x|_1 <= n^(1/q) |x|_p and |x|_p = |z + theta|_q <= n^(1/q) theta bound theta from
-            # below.
+            def surplus(theta: Tensor) -> Tensor:
+                return positive_part(theta).sum(-1, keepdim=True) / radius - 1
+
+            # |x|_1 <= n^(1/q) |x|_p and |x|_p = |z + theta|_q <= n^(1/q) theta: a lower bound
             begin, end = smallest**2 / radius, torch.full_like(smallest, radius)
-            x = positive_part(
-                _root(lambda t: positive_part(t).sum(-1, keepdim=True) / radius - 1, begin, end)
-            )
+            x = positive_part(_root(surplus, begin, end))
             return x * (radius / x.sum(-1, keepdim=True))
         least, most = _power(low, p - 1), _power(high, p - 1)
 
@@ -347,29 +326,22 @@ class PNorm(Mirror):
             def excess(theta: Tensor) -> Tensor:  # to the power p - 1, almost linear in theta
                 return _power(at(theta).sum(-1, keepdim=True) / radius, p - 1) - 1
 
-            return at(
-                _root(
-                    excess,
-                    (slope * least - z).amin(-1, keepdim=True),
-                    (slope * most - z).amax(-1, keepdim=True),
-                )
-            )
+            begin = (slope * least - z).amin(-1, keepdim=True)
+            end = (slope * most - z).amax(-1, keepdim=True)
+            return at(_root(excess, begin, end))
 
         x = fit(_root(lambda size: size / _norm(fit(size), p) - 1, smallest, _norm(ends, p)))
         # what rounding left over goes to the free entries
         weight = torch.where((x > low) & (x < high), x.abs(), 0)
-        return x + (radius - x.sum(-1, keepdim=True)) * torch.nan_to_num(
-            weight / weight.sum(-1, keepdim=True)
-        )
+        share = torch.nan_to_num(weight / weight.sum(-1, keepdim=True))
+        return x + (radius - x.sum(-1, keepdim=True)) * share
 
 
 def _check(name: str, x: Any) -> None:
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() == 0 or x.shape[-1] == 0:
-        given = (
-            f"of {x.dtype} and shape {tuple(x.shape)}"
-            if isinstance(x, Tensor)
-            else f"a {type(x).__name__}"
-        )
+        given = f"a {type(x).__name__}"
+        if isinstance(x, Tensor):
+            given = f"of {x.dtype} and shape {tuple(x.shape)}"
         raise ConfigError(
             f"{name} is {given}: give a tensor of floats whose last dimension holds the entries"
         )
@@ -395,9 +367,8 @@ def _power(x: Tensor, exponent: float) -> Tensor:
 
 def _norm(x: Tensor, p: float) -> Tensor:
     """|x|_p, with the last dimension kept."""
-    return x.abs().amax(-1, keepdim=True) * torch.linalg.vector_norm(
-        scaled(x), p, dim=-1, keepdim=True
-    )
+    norm = torch.linalg.vector_norm(scaled(x), p, dim=-1, keepdim=True)
+    return x.abs().amax(-1, keepdim=True) * norm
 
 
 def _link(x: Tensor, p: float) -> Tensor:
@@ -419,16 +390,16 @@ def _shortened(z: Tensor, gap: Tensor) -> Tensor:
     below = z - z.amax(-1, keepdim=True)
     ordered, order = z.sort(dim=-1, descending=True)
     steps = torch.maximum(ordered.diff(dim=-1, prepend=ordered[..., :1]), -gap)
-    return torch.where(
-        below >= -gap, below, torch.empty_like(z).scatter(-1, order, steps.cumsum(-1))
-    )
+    nearer = torch.empty_like(z).scatter(-1, order, steps.cumsum(-1))
+    return torch.where(below >= -gap, below, nearer)
 
 
 def _pieces(
     link: Callable, unlink: Callable, z: Tensor, low: Tensor, high: Tensor, radius: float
 ) -> tuple[Tensor, Tensor]:
-    """Which entries of x_i = clip(link(z_i + theta), low_i, high_i) with sum radius are free, and
-    the values of the others.
+    """Which entries of x_i = clip(link(z_i + theta), low_i, high_i) are free; the others' values.
+
+    theta is such that they sum to radius.
 
     Entry i is free for theta between unlink(low_i) - z_i and unlink(high_i) - z_i. The sum
     increases with theta: among all these sorted ends, bisection finds the neighbours between which

@@ -18,13 +18,12 @@ from foedus.geometry.domain import Domain, Shape, decreasing, finite_numbers, pl
 
 @dataclass(frozen=True)
 class Permutahedron(Domain):
-    """The convex hull of all permutations of a vector: {x : x is majorised by weights}. A tensor
-    with as many entries.
+    """The convex hull of all permutations of a vector: {x : x is majorised by weights}.
 
-    s gives the largest weight to the smallest gradient (a sort), dense. Projection: with x and the
-    weights w sorted from the largest down, x - v, where v is the decreasing sequence closest to x -
-    w (Blondel, Teboul, Berthet and Djolonga, "Fast differentiable sorting and ranking", ICML 2020).
-    At g = 0: the weights in decreasing order.
+    The tensor has as many entries. s gives the largest weight to the smallest gradient (a sort),
+    dense. Projection: with x and the weights w sorted from the largest down, x - v, where v is the
+    decreasing sequence closest to x - w (Blondel, Teboul, Berthet and Djolonga, "Fast
+    differentiable sorting and ranking", ICML 2020). At g = 0: the weights in decreasing order.
     """
 
     weights: Annotated[
@@ -44,16 +43,13 @@ class Permutahedron(Domain):
     def check(self, shape: Shape) -> None:
         super().check(shape)
         if math.prod(shape) != len(self.weights):
-            raise ConfigError(
-                f"weights has {len(self.weights)} entries, a tensor of shape {tuple(shape)} "
-                f"{math.prod(shape)}"
-            )
+            given = f"weights has {len(self.weights)} entries"
+            raise ConfigError(f"{given}, a tensor of shape {tuple(shape)} {math.prod(shape)}")
 
     def lmo(self, g: Tensor, batch: int = 0) -> Tensor:
         flat = self._flat(g, batch)
-        point = torch.zeros_like(flat).scatter(
-            -1, flat.argsort(dim=-1, stable=True), self._sorted.to(g).expand(flat.shape)
-        )
+        order, weights = flat.argsort(dim=-1, stable=True), self._sorted.to(g).expand(flat.shape)
+        point = torch.zeros_like(flat).scatter(-1, order, weights)
         most = flat.abs().amax(-1, keepdim=True)
         return torch.where(most.isnan(), most, point).reshape(g.shape)
 

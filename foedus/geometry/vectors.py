@@ -107,16 +107,13 @@ class LInfBall(Ball):
         return x.abs().amax(-1).double() <= self.radius * (1 + tolerance)
 
     def _reach(self, norm: str, shape: tuple[int, ...]) -> float | None:
-        return {
-            "l1": self.radius * math.prod(shape),
-            "l2": self.radius * math.sqrt(math.prod(shape)),
-        }.get(norm)
+        size = math.prod(shape)
+        return {"l1": self.radius * size, "l2": self.radius * math.sqrt(size)}.get(norm)
 
 
 @dataclass(frozen=True)
 class KSparse(Ball):
-    """{x : sum |x_i| <= k radius, max |x_i| <= radius}, the convex hull of the vectors with k
-    entries of +-radius.
+    """{x : sum |x_i| <= k radius, max |x_i| <= radius}: the hull of k entries of +-radius.
 
     At g = 0: radius at the first k entries.
     """
@@ -126,11 +123,9 @@ class KSparse(Ball):
 
     def check(self, shape: Shape) -> None:
         super().check(shape)
-        if self.k > math.prod(shape):
-            raise ConfigError(
-                f"k={self.k} is more than the {math.prod(shape)} entries of {tuple(shape)}: use "
-                "LInfBall(radius)"
-            )
+        if self.k > (size := math.prod(shape)):
+            wrong = f"k={self.k} is more than the {size} entries of {tuple(shape)}"
+            raise ConfigError(f"{wrong}: use LInfBall(radius)")
 
     def lmo(self, g: Tensor, batch: int = 0) -> Sparse:
         flat = self._flat(g, batch)
@@ -200,8 +195,7 @@ class Simplex(Domain):
 
 @dataclass(frozen=True)
 class Box(Domain):
-    """{x : lo <= x <= hi}. Bounds are numbers, or (nested) tuples that broadcast to the shape;
-    tensors become tuples.
+    """{x : lo <= x <= hi}. Bounds are numbers, or (nested) tuples that broadcast to the shape.
 
     s_i = lo_i where g_i > 0, else hi_i: `Signs` for numbers with lo = -hi, `Corner` for other
     numbers, else dense.
@@ -217,15 +211,11 @@ class Box(Domain):
         try:
             empty = bool((lo > hi).any())
         except RuntimeError:
-            raise ConfigError(
-                f"lo and hi have shapes {tuple(lo.shape)} and {tuple(hi.shape)}, which do not "
-                "broadcast"
-            ) from None
+            shapes = f"{tuple(lo.shape)} and {tuple(hi.shape)}"
+            raise ConfigError(f"lo and hi have shapes {shapes}, which do not broadcast") from None
         if empty:
-            raise ConfigError(
-                f"lo={shortened(self.lo)} must not be above hi={shortened(self.hi)}: the box would "
-                "be empty"
-            )
+            wrong = f"lo={shortened(self.lo)} must not be above hi={shortened(self.hi)}"
+            raise ConfigError(f"{wrong}: the box would be empty")
 
     @cached_property
     def _ends(self) -> tuple[Tensor, Tensor]:
@@ -235,9 +225,8 @@ class Box(Domain):
         super().check(shape)
         for name, end in zip(("lo", "hi"), self._ends, strict=True):
             given, want = tuple(end.shape), tuple(shape)
-            if len(given) > len(want) or any(
-                a not in (1, b) for a, b in zip(given[::-1], want[::-1], strict=False)
-            ):
+            sides = zip(given[::-1], want[::-1], strict=False)
+            if len(given) > len(want) or any(a not in (1, b) for a, b in sides):
                 raise ConfigError(
                     f"{name} has shape {given}, which does not broadcast to the tensor's {want}"
                 )

@@ -1,5 +1,4 @@
-"""The inner loops that decide how long a round takes, compiled from C where a compiler was at hand
-when foedus was installed.
+"""The inner loops that decide how long a round takes, compiled from C where there is a compiler.
 
 `ready` says whether they are there. Callers have the same in Python for where they are not: random
 words and orders of rows in `foedus.base.random`, training of linear models and fully connected
@@ -22,15 +21,10 @@ except ImportError:  # no compiler was there
     _compiled = None  # type: ignore[assignment]  # a module or nothing: there is no type for that
 
 _VERSION = 1
-"""Of the functions' arguments: an older build, left by an update of the sources alone, is not used.
+"""Of the functions' arguments: an older build, left by an update of the sources, is not used."""
 
-"""
-
-ready = (
-    _compiled is not None
-    and _compiled.version() == _VERSION
-    and os.environ.get("FOEDUS_COMPILED") != "0"
-)
+ready = _compiled is not None and _compiled.version() == _VERSION
+ready = ready and os.environ.get("FOEDUS_COMPILED") != "0"
 
 MOST_LAYERS = 32
 """Of a network that `train` knows."""
@@ -42,18 +36,14 @@ _NONE = np.empty(0, np.float32)
 
 
 def words(keys: np.ndarray, count: int) -> np.ndarray:
-    """The first `count` words of the streams of keys (..., 2): (..., count), 32-bit words in
-    int64.
-    """
+    """The first `count` 32-bit words (..., count), in int64, of the streams of keys (..., 2)."""
     out = np.empty((*keys.shape[:-1], count), np.int64)
     _compiled.words(out, np.ascontiguousarray(keys), keys.size // 2, count)
     return out
 
 
 def fold(keys: np.ndarray, counters: np.ndarray) -> np.ndarray:
-    """New keys (..., 2): two words of the block that each counter (..., 4) gives under its key
-    (..., 2), or under the only one.
-    """
+    """New keys (..., 2): two words of each counter's (..., 4) block under its key (..., 2)."""
     if keys.ndim > 1:
         shape = np.broadcast_shapes(keys.shape[:-1], counters.shape[:-1])
         keys, counters = np.broadcast_to(keys, (*shape, 2)), np.broadcast_to(counters, (*shape, 4))
@@ -63,9 +53,7 @@ def fold(keys: np.ndarray, counters: np.ndarray) -> np.ndarray:
 
 
 def order(keys: np.ndarray, n: int, valid: np.ndarray | None) -> np.ndarray:
-    """Permutations (..., n) of 0 .. n - 1 by the words of keys (..., 2), those that are not valid
-    (..., n) last.
-    """
+    """Permutations (..., n) by the words of keys (..., 2), those not valid (..., n) last."""
     batch = keys.shape[:-1]
     if valid is not None and valid.shape != (*batch[len(batch) - valid.ndim + 1 :], n):
         batch = np.broadcast_shapes(batch, valid.shape[:-1])
@@ -113,9 +101,7 @@ def pack_trees(
     roots: np.ndarray,
     features: int,
 ) -> tuple[np.ndarray, int] | None:
-    """Nodes as `sum_trees` wants them, and the number of leaves; none where a node points to no
-    feature, backwards or out of its tree.
-    """
+    """Nodes for `sum_trees`, and the number of leaves; none where a node points astray."""
     nodes = np.empty((len(feature), 4), np.int32)
     leaves = _compiled.pack_trees(
         nodes, feature, threshold, left, right, roots, len(feature), len(roots), features
@@ -131,9 +117,7 @@ def sum_trees(
     values: np.ndarray,
     threads: int,
 ) -> np.ndarray:
-    """sum_t shares[t] tree_t(x): (n, k), of rows x (n, d) and leaves' values (leaves, k), all in
-    float32.
-    """
+    """sum_t shares[t] tree_t(x): (n, k), of rows x (n, d) and leaves' values (leaves, k)."""
     out = np.empty((len(x), values.shape[1]), np.float32)
     sizes = (len(x), x.shape[1], values.shape[1], len(roots), len(nodes), len(values))
     _compiled.sum_trees(out, x, nodes, roots, shares, values, sizes, threads)

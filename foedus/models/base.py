@@ -33,9 +33,7 @@ class Model:
 
         @property
         def batchable(self) -> bool:
-            """Whether training many clients in one batched call is faster than one after the
-            other.
-            """
+            """Whether training many clients in one batched call is the faster way."""
 
         @property
         def closed_form(self) -> bool:
@@ -59,8 +57,7 @@ class Model:
         raise NotImplementedError
 
     def pullback(self, params: Params, x: Tensor) -> tuple[Tensor, Pull]:
-        """For parameters and flat rows with a leading client dimension: the outputs, and what their
-        slope does.
+        """Outputs of parameters and flat rows with a client dimension, and what their slope does.
 
         `pull(slope)` returns the gradient. `pull(slope, alpha, beta)` makes the step p <- beta p +
         alpha g in place instead, without ever holding the gradient, which for a wide layer saves as
@@ -70,9 +67,7 @@ class Model:
 
 
 def widths_of(given: Any) -> Any:
-    """Layer widths as a tuple: of one number, or of a sequence; anything else stays as it is, to be
-    refused.
-    """
+    """Layer widths as a tuple, of one number or of a sequence; others stay, to be refused."""
     if isinstance(given, Integral):
         return (given,)
     return tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else given
@@ -83,30 +78,23 @@ def check_fits(name: str, model: Model, spec: Spec) -> None:
     try:
         model.check(spec)
         with torch.no_grad():
-            found = tuple(
-                model.apply(model.init(spec, random.key(0)), torch.zeros(2, *spec.shape)).shape
-            )
+            params = model.init(spec, random.key(0))
+            found = tuple(model.apply(params, torch.zeros(2, *spec.shape)).shape)
     except ModelError as error:
         raise ModelError(f"{name}: {error}") from error
-    if found != (2, spec.outputs):
-        raise ModelError(
-            f"{name} returns shape {found} for two rows; it must return {spec.outputs} a row: (2, "
-            f"{spec.outputs})"
-        )
+    if found != (wanted := (2, spec.outputs)):
+        needed = f"it must return {spec.outputs} a row: {wanted}"
+        raise ModelError(f"{name} returns shape {found} for two rows; {needed}")
 
 
 def product(slope: Tensor, x: Tensor, weight: Tensor, alpha: float | None, beta: float) -> Tensor:
-    """slope^T x, the gradient in a weight matrix; or the step weight <- beta weight + alpha slope^T
-    x, in place.
-    """
+    """slope^T x, the gradient in a weight matrix; or the step beta weight + alpha slope^T x."""
     # one row: an outer product, for which bmm takes ten times as long
     if alpha is None and x.shape[-2] == 1:
         return slope.mT * x
-    return (
-        torch.bmm(slope.mT, x)
-        if alpha is None
-        else weight.baddbmm_(slope.mT, x, alpha=alpha, beta=beta)
-    )
+    if alpha is None:
+        return torch.bmm(slope.mT, x)
+    return weight.baddbmm_(slope.mT, x, alpha=alpha, beta=beta)
 
 
 def total(slope: Tensor, bias: Tensor, alpha: float | None, beta: float) -> Tensor:
@@ -118,17 +106,13 @@ def total(slope: Tensor, bias: Tensor, alpha: float | None, beta: float) -> Tens
 
 
 def uniform_init(key: Tensor, number: int, shape: Sequence[int], fan_in: int) -> Tensor:
-    """Uniform on +-1/sqrt(fan_in), PyTorch's own start for linear and convolutional layers, from a
-    key.
-    """
+    """Uniform on +-1/sqrt(fan_in), PyTorch's start for linear and convolutional layers."""
     bound = 1.0 / math.sqrt(max(fan_in, 1))
     return random.uniform(random.fold(key, number), shape).mul_(2 * bound).sub_(bound)
 
 
 def image_shape(spec: Spec) -> tuple[int, int, int]:
-    """(channels, height, width) of a row; a flat row of a square number of features is one grey
-    image.
-    """
+    """(channels, height, width) of a row; a flat row of a square number is one grey image."""
     if len(spec.shape) == 3:
         return spec.shape
     side = math.isqrt(spec.features)
@@ -136,10 +120,8 @@ def image_shape(spec: Spec) -> tuple[int, int, int]:
         return (1, *spec.shape)
     if side * side == spec.features:
         return (1, side, side)
-    raise ModelError(
-        f"a convolutional model needs images; rows of shape {spec.shape} are none: use Linear() or "
-        "MLP()"
-    )
+    rows = f"rows of shape {spec.shape} are none"
+    raise ModelError(f"a convolutional model needs images; {rows}: use Linear() or MLP()")
 
 
 def model_of(model: Model | torch.nn.Module) -> Model:
@@ -150,7 +132,7 @@ def model_of(model: Model | torch.nn.Module) -> Model:
         return model
     if isinstance(model, torch.nn.Module):
         return Module(model)
-    given = (
-        f"{model.__name__} (the class: add parentheses)" if isinstance(model, type) else repr(model)
-    )
+    given = repr(model)
+    if isinstance(model, type):
+        given = f"{model.__name__} (the class: add parentheses)"
     raise ModelError(f"model must be a foedus model or a torch.nn.Module, not {given}")

@@ -39,8 +39,7 @@ class CNN(Model):
     padding: Literal["valid", "same"] = "valid"
     leak: Annotated[float, Ge(0), Lt(1)] = 0.0
 
-    # A batch of clients would hold the activations of all of them, and gain little: see
-    # `foedus.models.module`.
+    # a batch of clients would hold all activations, and gain little: see `foedus.models.module`
     batchable = False
 
     def __post_init__(self) -> None:
@@ -72,10 +71,10 @@ class CNN(Model):
                 h, w = h - self.kernel + 1, w - self.kernel + 1
             h, w = h // 2, w // 2
         if h < 1 or w < 1:
+            layers = f"{len(self.channels)} convolutions of {self.kernel}x{self.kernel}"
             raise ModelError(
-                f"images of {image_shape(spec)} are too small for {len(self.channels)} "
-                f"convolutions of {self.kernel}x{self.kernel} "
-                "with pooling; use padding='same', a smaller kernel or MLP()"
+                f"images of {image_shape(spec)} are too small for {layers} with pooling; use "
+                "padding='same', a smaller kernel or MLP()"
             )
         return c, h, w, self.channels[-1] * h * w
 
@@ -110,11 +109,8 @@ class CNN(Model):
         x = _channels_last(x)
         for i in range(len(self.channels)):
             # Pooled first, a quarter of the numbers is left to bend: the largest stays the largest.
-            x = bend(
-                F.max_pool2d(
-                    F.conv2d(x, lay(params[f"conv{i}"]), params[f"conv_bias{i}"], padding=pad), 2
-                )
-            )
+            x = F.conv2d(x, lay(params[f"conv{i}"]), params[f"conv_bias{i}"], padding=pad)
+            x = bend(F.max_pool2d(x, 2))
         x = x.flatten(1)
         for i in range(len(self.hidden)):
             x = bend(F.linear(x, params[f"weight{i}"], params[f"bias{i}"]))
@@ -123,9 +119,10 @@ class CNN(Model):
 
 
 def _channels_last(t: Tensor) -> Tensor:
-    """The same numbers, laid out so that a pixel's channels are neighbours, as convolutions on CPUs
-    are fastest with: a third less time for images with colours, a sixth for those without. By steps
-    that vmap knows, unlike PyTorch's memory formats.
+    """The same numbers with a pixel's channels as neighbours: fastest for convolutions on CPUs.
+
+    A third less time for images with colours, a sixth for those without. By steps that vmap knows,
+    unlike PyTorch's memory formats.
     """
     n, channels, height, width = t.shape
     if channels == 1:  # nothing to move, but PyTorch must see it

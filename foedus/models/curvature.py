@@ -1,5 +1,4 @@
-"""Linear models on features under any convex loss: gradient, local Newton direction and line search
-at a client.
+"""Linear models on features under any convex loss: gradient, Newton direction and line search.
 
     F_j(w)   = sum_i s_i loss(phi_i^T w, y_i) + reg/2 |w|^2,
     H_j(w) v = Phi^T (s * bend(Phi w, y, Phi v)) + reg v
@@ -22,9 +21,7 @@ from foedus.models.least_squares import back_product, cholesky
 from foedus.models.losses import Loss
 
 DIRECT = 512
-"""Local systems of up to so many unknowns, and no more than the client has rows, are factorised;
-others solved inexactly.
-"""
+"""Local systems of up to so many unknowns, and no more than rows, are factorised."""
 
 _CLOSE = 1e-12
 """Conjugate gradients stop where the residual has fallen to this part of the right-hand side."""
@@ -32,9 +29,8 @@ _CLOSE = 1e-12
 
 def prepare(features: FeatureMap, dtype: torch.dtype, data: Rows) -> dict[str, Tensor]:
     """A client's features, targets and row shares s."""
-    return _prepare(
-        {"index": data.index, "weight": data.weight}, (features, dtype, data.table_x, data.table_y)
-    )
+    args = {"index": data.index, "weight": data.weight}
+    return _prepare(args, (features, dtype, data.table_x, data.table_y))
 
 
 @batched
@@ -43,11 +39,8 @@ def _prepare(args: dict[str, Tensor], shared: tuple) -> dict[str, Tensor]:
     index, weight = args["index"], args["weight"].to(dtype)
     phi = features(take(table_x, index.flatten()), dtype).view(*index.shape, -1)
     y = take(table_y, index)
-    return {
-        "phi": phi,
-        "y": y.to(dtype) if y.is_floating_point() else y,
-        "share": weight / weight.sum(1, keepdim=True),
-    }
+    y = y.to(dtype) if y.is_floating_point() else y
+    return {"phi": phi, "y": y, "share": weight / weight.sum(1, keepdim=True)}
 
 
 def gradient(prepared: dict[str, Tensor], loss: Loss, reg: float, w: Tensor) -> Tensor:
@@ -78,19 +71,14 @@ def _solve(args: dict[str, Tensor], shared: tuple) -> Tensor:
     rows = phi.shape[1]
     if loss.separable and size <= min(DIRECT, rows):
         bend = share * loss.bend(outputs, y, torch.ones_like(outputs))
-        return torch.cat(
-            [
-                _factorised((phi * bend[..., c : c + 1]).mT @ phi, reg, rows, g[..., c : c + 1])
-                for c in range(k)
-            ],
-            -1,
-        )
+        columns = zip(bend.split(1, -1), g.split(1, -1), strict=True)
+        solved = [_factorised((phi * b).mT @ phi, reg, rows, right) for b, right in columns]
+        return torch.cat(solved, -1)
     if size * k <= min(DIRECT, rows * k):
         basis = torch.eye(k, dtype=g.dtype)
         bend = torch.stack([share * loss.bend(outputs, y, e.expand_as(outputs)) for e in basis], -2)
-        hessian = torch.einsum("cnab,cnm,cnl->cambl", bend, phi, phi).reshape(
-            len(g), k * size, k * size
-        )
+        blocks = torch.einsum("cnab,cnm,cnl->cambl", bend, phi, phi)
+        hessian = blocks.reshape(len(g), k * size, k * size)
         return _factorised(hessian, reg, rows, g.mT.reshape(len(g), -1, 1)).view(len(g), k, size).mT
 
     def apply(v: Tensor) -> Tensor:

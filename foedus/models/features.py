@@ -27,9 +27,7 @@ _MOST = 1_000_000
 
 
 _ROWS = 2048
-"""Rows whose features are made at once: few enough to be in cache for the cosine, enough for a fast
-product.
-"""
+"""Rows whose features are made at once: few enough for the cache, enough for a fast product."""
 
 
 class FeatureMap:
@@ -60,10 +58,8 @@ class FeatureMap:
         """Refuse rows that the map cannot take, and sizes that no system of equations can have."""
         size = self.size(spec)
         if not 1 <= size <= _MOST:
-            raise ConfigError(
-                f"{self} gives {size:,} features for rows of shape {spec.shape}; the limit is "
-                f"{_MOST:,}"
-            )
+            given = f"{self} gives {size:,} features for rows of shape {spec.shape}"
+            raise ConfigError(f"{given}; the limit is {_MOST:,}")
 
 
 @dataclass(frozen=True)
@@ -87,8 +83,7 @@ class Identity(FeatureMap):
 
 @dataclass(frozen=True)
 class Polynomial(FeatureMap):
-    """All monomials of the features up to a degree, the constant 1 included: (1, x_1, .., x_d,
-    x_1^2, x_1 x_2, ..).
+    """All monomials of the features up to a degree: (1, x_1, .., x_d, x_1^2, x_1 x_2, ..).
 
     There are (d + degree)! / (d! degree!) of them.
     """
@@ -103,8 +98,7 @@ class Polynomial(FeatureMap):
     ) -> Tensor:
         x = x.flatten(1).to(dtype)
         ones = x.new_ones(len(x), 1)
-        # With the constant as a feature of its own, monomials up to a degree are products of
-        # exactly so many factors.
+        # with the constant as a feature, all monomials are products of `degree` factors
         x = torch.cat((ones, x), 1)
         first, *others = _factors(x.shape[1], self.degree).unbind(-1)
         phi = x[:, first]
@@ -175,9 +169,7 @@ class RandomFourier(FeatureMap):
 
 @lru_cache(maxsize=4)
 def _waves(features: int, dim: int, bandwidth: float, seed: int, dtype: torch.dtype) -> Tensor:
-    """Frequencies (d, M) and, as the last row, phases: those of a feature that is always 1, so that
-    one product does it all.
-    """
+    """Frequencies (d, M) and, as the last row, phases: those of a feature that is always 1."""
     key = random.fold(random.key(seed), 0xF0)
     frequencies = random.normal(random.fold(key, 0), (dim, features), torch.float64).mT / bandwidth
     phases = 2 * math.pi * random.uniform(random.fold(key, 1), dim, torch.float64)
@@ -186,9 +178,7 @@ def _waves(features: int, dim: int, bandwidth: float, seed: int, dtype: torch.dt
 
 @dataclass(frozen=True, eq=False)
 class ModuleFeatures(FeatureMap):
-    """The outputs of a `torch.nn.Module` as features: a fixed map, in evaluation mode, in the
-    module's own precision.
-    """
+    """A `torch.nn.Module`'s outputs as features: fixed, in evaluation mode, its own precision."""
 
     module: nn.Module
 
@@ -233,12 +223,8 @@ def features_of(features: FeatureMap | nn.Module) -> FeatureMap:
         return features
     if isinstance(features, nn.Module):
         return ModuleFeatures(features)
-    given = (
-        f"{features.__name__} (the class: add parentheses)"
-        if isinstance(features, type)
-        else repr(features)
-    )
-    raise ModelError(
-        "features must be a foedus feature map (such as RandomFourier(500)) or a torch.nn.Module, "
-        f"not {given}"
-    )
+    given = repr(features)
+    if isinstance(features, type):
+        given = f"{features.__name__} (the class: add parentheses)"
+    allowed = "a foedus feature map (such as RandomFourier(500)) or a torch.nn.Module"
+    raise ModelError(f"features must be {allowed}, not {given}")

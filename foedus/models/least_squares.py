@@ -1,5 +1,4 @@
-"""Ridge regression at a client: its own normal equations, factorised once, on the smaller of their
-two sides.
+"""Ridge regression at a client: its normal equations, factorised once, on their smaller side.
 
 With Phi the client's features divided by sqrt(n) (n rows, M features) and Y its targets divided
 likewise,
@@ -14,7 +13,7 @@ A client with fewer rows than features works in the dual, and no M x M matrix is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -26,21 +25,15 @@ from foedus.models.features import FeatureMap
 from foedus.models.losses import Squared
 
 Ridge = dict[str, Tensor]
-"""A factorised client: `factor` is L, `right` is b, `local` is H^-1 b; and `hessian` (primal) or
-`phi` (dual).
-"""
+"""A client: `factor` L, `right` b, `local` H^-1 b; and `hessian` (primal) or `phi` (dual)."""
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 _BLOCK_BYTES = 1 << 26
-"""Features are made in blocks of about this size: a client's features as a whole are kept only
-where the dual needs them.
-"""
+"""Features are made in blocks of about this size; only the dual needs a client's as a whole."""
 
 _REFINEMENTS = 3
-"""Steps of iterative refinement where the factor is in single precision, with residuals in double
-precision.
-"""
+"""Steps of iterative refinement of a factor in single precision, residuals in double."""
 
 _WIDE_ROWS = 256
 """Rows of a matrix in single precision that are converted at a time."""
@@ -54,9 +47,8 @@ def prepare_ridge(
     With a `pull`, what is kept is the system of reg + pull; `local` is the solution with reg alone.
     """
     args = {"index": data.index, "weight": data.weight}
-    return _prepare(
-        args, (features, reg, pull, dtype, data.table_x, data.table_y, data.spec.outputs)
-    )
+    table = _Table(features, dtype, data.table_x, data.table_y, data.spec.outputs)
+    return _prepare(args, (table, reg, pull))
 
 
 def ridge_bytes(rows: int, size: int, dtype: torch.dtype) -> int:
@@ -78,19 +70,22 @@ def solve(ridge: Ridge, reg: float, v: Tensor) -> Tensor:
     if "hessian" in ridge:
         return _refined(v.double(), factor, lambda x: _wide(ridge["hessian"], x)).to(v.dtype)
     phi, wide = ridge["phi"], v.double()
-    inside = _refined(_wide(phi, wide), factor, lambda a: _wide(phi, _wide_back(phi, a)) + reg * a)
+    inside = _dual(_wide(phi, wide), factor, phi, reg)
     return ((wide - _wide_back(phi, inside)) / reg).to(v.dtype)
 
 
 def _refined(v: Tensor, factor: Tensor, back: Callable[[Tensor], Tensor]) -> Tensor:
-    """(L L^T)^-1 v, all in double precision but for L: where L is not, improved by what is left of
-    v, v - back(x).
-    """
+    """(L L^T)^-1 v in double precision; where L is not, improved by the residual v - back(x)."""
     x = _back(factor, v.to(factor.dtype)).double()
     if factor.dtype != torch.float64:
         for _ in range(_REFINEMENTS):
             x = x + _back(factor, (v - back(x)).to(factor.dtype)).double()
     return x
+
+
+def _dual(v: Tensor, factor: Tensor, phi: Tensor, reg: float) -> Tensor:
+    """K^-1 v."""
+    return _refined(v, factor, lambda a: _wide(phi, _wide_back(phi, a)) + reg * a)
 
 
 def _wide(matrix: Tensor, v: Tensor) -> Tensor:
@@ -109,9 +104,7 @@ def _wide_back(phi: Tensor, v: Tensor) -> Tensor:
 
 
 def back_product(phi: Tensor, v: Tensor) -> Tensor:
-    """Phi^T v for few columns, with Phi read by rows as it is stored: several times faster than by
-    columns.
-    """
+    """Phi^T v for few columns, reading Phi by rows: several times faster than by columns."""
     return (v.mT @ phi).mT
 
 
@@ -123,36 +116,29 @@ def _back(factor: Tensor, v: Tensor) -> Tensor:
 
 @batched
 def _prepare(args: dict[str, Tensor], shared: tuple) -> Ridge:
-    features, reg, pull, dtype, table_x, table_y, outputs = shared
-    index, weight = args["index"], args["weight"]
+    table, reg, pull = shared
+    index, weight, dtype = args["index"], args["weight"], table.dtype
     clients, n = index.shape
-    size = features(table_x[:1].cpu(), dtype).shape[1]
+    size = table.features(table.x[:1].cpu(), dtype).shape[1]
     count = weight.sum(1).to(dtype).view(-1, 1, 1)
     if n >= size:
         hessian = torch.zeros(clients, size, size, dtype=dtype)
-        right = torch.zeros(clients, size, outputs, dtype=dtype)
-        for some, phi, y in _blocks(
-            features, dtype, table_x, table_y, index, weight, size, outputs
-        ):
+        right = torch.zeros(clients, size, table.outputs, dtype=dtype)
+        for some, phi, y in _blocks(table, index, weight, size):
             add_gram(hessian[some], phi)
             right[some] += back_product(phi, y)
         mirror(hessian)
         matrix = hessian.div_(count)
         ridge = {"hessian": hessian, "right": right.div_(count)}
     else:
-        phi, y = (
-            t.mul_(count.rsqrt())
-            for t in _rows(features, dtype, table_x, table_y, index, weight, outputs)
-        )
+        phi, y = (t.mul_(count.rsqrt()) for t in _rows(table, index, weight))
         matrix = phi @ phi.mT
         ridge = {"phi": phi, "right": back_product(phi, y)}
     matrix.diagonal(dim1=-2, dim2=-1).add_(reg)
     ridge["factor"] = cholesky(matrix, reg, n, dtype)
     if "phi" in ridge:
         # Phi^T K^-1 Y is the same as H^-1 b, without the cancellation of the general formula.
-        inside = _refined(
-            y.double(), ridge["factor"], lambda a: _wide(phi, _wide_back(phi, a)) + reg * a
-        )
+        inside = _dual(y.double(), ridge["factor"], phi, reg)
         ridge["local"] = _wide_back(phi, inside).to(dtype)
     else:
         ridge["local"] = solve(ridge, reg, ridge["right"])
@@ -165,40 +151,35 @@ def _prepare(args: dict[str, Tensor], shared: tuple) -> Ridge:
 
 
 def _check(ridge: Ridge, reg: float, rows: int) -> None:
-    """Refuse what single precision cannot solve: reg lost beside the features, or a refinement that
-    did not converge.
-    """
+    """Refuse what single precision cannot solve: reg is lost, or refinement did not converge."""
     x, right = ridge["local"].double(), ridge["right"].double()
     if "hessian" in ridge:
-        again, trace = (
-            _wide(ridge["hessian"], x),
-            ridge["hessian"].diagonal(dim1=-2, dim2=-1).sum(-1),
-        )
+        again = _wide(ridge["hessian"], x)
+        trace = ridge["hessian"].diagonal(dim1=-2, dim2=-1).sum(-1)
     else:
-        again, trace = (
-            _wide_back(ridge["phi"], _wide(ridge["phi"], x)) + reg * x,
-            ridge["phi"].square().sum((-2, -1)),
-        )
+        again = _wide_back(ridge["phi"], _wide(ridge["phi"], x)) + reg * x
+        trace = ridge["phi"].square().sum((-2, -1))
     wrong = (again - right).norm(dim=(-2, -1)) > 1e-3 * right.norm(dim=(-2, -1))
     wrong |= reg < torch.finfo(torch.float32).eps * trace
     if bool(wrong.any()):
         raise _singular(reg, int(wrong.sum()), rows, torch.float32)
 
 
+class _Table(NamedTuple):
+    """All rows of a federation, and how they become features and targets."""
+
+    features: FeatureMap
+    dtype: torch.dtype
+    x: Tensor
+    y: Tensor
+    outputs: int
+
+
 def _blocks(
-    features: FeatureMap,
-    dtype: torch.dtype,
-    table_x: Tensor,
-    table_y: Tensor,
-    index: Tensor,
-    weight: Tensor,
-    size: int,
-    outputs: int,
+    table: _Table, index: Tensor, weight: Tensor, size: int
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """The clients' features and targets: many small clients at once, or a large one in blocks of
-    its real rows.
-    """
-    clients, n = index.shape
+    """The clients' features and targets: many small clients at once, or blocks of a large one."""
+    (clients, n), dtype = index.shape, table.dtype
     at_once = max(1, _BLOCK_BYTES // (n * size * dtype.itemsize))
     if at_once > 1:
         parts = [(slice(first, first + at_once), slice(n)) for first in range(0, clients, at_once)]
@@ -209,35 +190,16 @@ def _blocks(
     # The same room for every block: fresh memory would have to be cleared by the system first.
     room = torch.empty(max(index[some, part].numel() for some, part in parts), size, dtype=dtype)
     for some, part in parts:
-        yield (
-            some,
-            *_rows(
-                features,
-                dtype,
-                table_x,
-                table_y,
-                index[some, part],
-                weight[some, part],
-                outputs,
-                room,
-            ),
-        )
+        yield some, *_rows(table, index[some, part], weight[some, part], room)
 
 
 def _rows(
-    features: FeatureMap,
-    dtype: torch.dtype,
-    table_x: Tensor,
-    table_y: Tensor,
-    index: Tensor,
-    weight: Tensor,
-    outputs: int,
-    room: Tensor | None = None,
+    table: _Table, index: Tensor, weight: Tensor, room: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Features (c, n, M) and targets (c, n, k) of clients' rows, 0 where there is only padding."""
-    out = None if room is None else room[: index.numel()]
-    phi = features(take(table_x, index.flatten()), dtype, out).view(*index.shape, -1)
-    y = targets(take(table_y, index), outputs, dtype)
+    out, dtype = None if room is None else room[: index.numel()], table.dtype
+    phi = table.features(take(table.x, index.flatten()), dtype, out).view(*index.shape, -1)
+    y = targets(take(table.y, index), table.outputs, dtype)
     if not bool((weight == 1).all()):
         root = weight.to(dtype).sqrt().unsqueeze(-1)
         phi, y = phi.mul_(root), y * root
@@ -250,9 +212,7 @@ def targets(y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
 
 
 def add_gram(total: Tensor, phi: Tensor) -> None:
-    """total += Phi^T Phi, in blocks on and below the diagonal (`mirror` fills in the rest): not
-    much more than half the products.
-    """
+    """total += Phi^T Phi, in blocks on and below the diagonal; `mirror` fills in the rest."""
     for first, stop in _panels(phi.shape[-1]):
         total[:, first:stop, :stop].baddbmm_(phi[..., first:stop].mT, phi[..., :stop])
 
@@ -269,9 +229,7 @@ def _panels(size: int) -> list[tuple[int, int]]:
 
 
 def cholesky(matrix: Tensor, reg: float, rows: int, dtype: torch.dtype) -> Tensor:
-    """Factors of a batch of systems; one that is singular in this precision is an error that says
-    what to do.
-    """
+    """Factors of a batch of systems; one singular in this precision is an error."""
     if not bool(matrix.diagonal(dim1=-2, dim2=-1).isfinite().all()):
         raise ModelError(
             "the features of some rows are so large that their products overflow; scale the data"

@@ -13,34 +13,27 @@ from foedus.base.spec import Spec
 from foedus.models.base import Model, Params, Pull, product, total, uniform_init
 
 _LARGE = 1 << 17
-"""From so many multiplications on, (W x^T)^T with its few long rows is up to twice as fast as x W^T
-where rows outnumber outputs.
-"""
+"""Multiplications from which (W x^T)^T is faster than x W^T, where rows outnumber outputs."""
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x W^T + b with a leading client dimension."""
-    if (
-        x.shape[-2] == weight.shape[-2] == 1
-    ):  # one row, one output: inner products, for which bmm takes up to three times as long
+    # one row, one output: inner products, for which bmm takes up to three times as long
+    if x.shape[-2] == weight.shape[-2] == 1:
         outputs = (x * weight).sum(-1, keepdim=True)
         return outputs if bias is None else outputs + bias.unsqueeze(-2)
     if x.shape[-2] > weight.shape[-2] and x.numel() * weight.shape[-2] >= _LARGE:
-        outputs = (
-            torch.bmm(weight, x.mT)
-            if bias is None
-            else torch.baddbmm(bias.unsqueeze(-1), weight, x.mT)
-        )
-        return outputs.mT.contiguous()
-    return (
-        torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(-2), x, weight.mT)
-    )
+        if bias is None:
+            return torch.bmm(weight, x.mT).mT.contiguous()
+        return torch.baddbmm(bias.unsqueeze(-1), weight, x.mT).mT.contiguous()
+    if bias is None:
+        return torch.bmm(x, weight.mT)
+    return torch.baddbmm(bias.unsqueeze(-2), x, weight.mT)
 
 
 @dataclass(frozen=True)
 class Linear(Model):
-    """f(x) = W x + b: softmax regression with cross-entropy, linear regression with the squared
-    loss.
+    """f(x) = W x + b: softmax regression with cross-entropy, linear with the squared loss.
 
     Starts at zero (the objective is convex), or at random with `zero_start=False`. W is (outputs,
     features): with few outputs, products with its rows contiguous are several times faster than
@@ -62,9 +55,8 @@ class Linear(Model):
         return [(params.get("weight"), params.get("bias"))]
 
     def apply(self, params: Params, x: Tensor) -> Tensor:
-        return F.linear(
-            x.flatten(1).to(params["weight"].dtype), params["weight"], params.get("bias")
-        )
+        weight = params["weight"]
+        return F.linear(x.flatten(1).to(weight.dtype), weight, params.get("bias"))
 
     def pullback(self, params: Params, x: Tensor) -> tuple[Tensor, Pull]:
         outputs = affine(x, params["weight"], params.get("bias"))

@@ -1,5 +1,4 @@
-"""Losses by row, with their derivatives in the model's output, so that gradients and Hessians can
-be written in closed form.
+"""Losses by row, with derivatives in the model's output for gradients and Hessians in closed form.
 
 Each has `value`, the loss of every row; `slope`, its derivative in the outputs times a weight; and
 `bend`, its second derivative in the outputs times a vector v. Where a loss is `separable`, outputs
@@ -33,11 +32,8 @@ class CrossEntropy:
     def slope(self, outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """weight times the derivative in the outputs: (softmax(f) - onehot(y))."""
         p = outputs.softmax(-1)
-        minus = (
-            _MINUS_ONE[p.dtype]
-            if p.device.type == "cpu" and p.dtype in _MINUS_ONE
-            else p.new_full((), -1.0)
-        )
+        known = p.device.type == "cpu" and p.dtype in _MINUS_ONE
+        minus = _MINUS_ONE[p.dtype] if known else p.new_full((), -1.0)
         p.scatter_add_(-1, y.unsqueeze(-1), minus.expand(*y.shape, 1))
         return p.mul_(weight.unsqueeze(-1))
 
@@ -49,9 +45,7 @@ class CrossEntropy:
 
 
 class _Targets:
-    """Losses of outputs against targets y, (n,) or (n, k); labels are compared as one-hot
-    vectors.
-    """
+    """Losses of outputs against targets y, (n,) or (n, k); labels become one-hot vectors."""
 
     separable: ClassVar[bool] = True
 
@@ -93,28 +87,21 @@ class Logistic(_Targets):
 
 @dataclass(frozen=True)
 class Huber(_Targets):
-    """r^2 / 2 for residuals r = f - y up to delta, and delta (|r| - delta / 2) beyond: outliers
-    pull with a bounded force.
-    """
+    """r^2 / 2 for residuals |r| <= delta, delta (|r| - delta / 2) beyond: outliers pull less."""
 
     delta: float = 1.0
 
     def value(self, outputs: Tensor, y: Tensor) -> Tensor:
         size = (outputs - self.target(outputs, y)).abs()
-        return torch.where(
-            size <= self.delta, 0.5 * size.square(), self.delta * (size - 0.5 * self.delta)
-        ).sum(-1)
+        near, far = 0.5 * size.square(), self.delta * (size - 0.5 * self.delta)
+        return torch.where(size <= self.delta, near, far).sum(-1)
 
     def slope(self, outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        return (
-            (outputs - self.target(outputs, y))
-            .clamp(-self.delta, self.delta)
-            .mul_(weight.unsqueeze(-1))
-        )
+        residuals = outputs - self.target(outputs, y)
+        return residuals.clamp(-self.delta, self.delta).mul_(weight.unsqueeze(-1))
 
     def bend(self, outputs: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        """min(1, delta / |r|) v: the curvature of the parabola that touches the loss from above
-        (reweighted least squares).
+        """min(1, delta / |r|) v: the curvature of the parabola that touches the loss from above.
 
         The second derivative itself is 0 for outliers: where all rows are, it would leave nothing
         to solve.

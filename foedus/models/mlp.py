@@ -19,9 +19,7 @@ from foedus.models.linear import affine
 
 @dataclass(frozen=True)
 class MLP(Model):
-    """Layers of `hidden` units with ReLU between them: f(x) = W_L relu(... relu(W_1 x + b_1) ...) +
-    b_L.
-    """
+    """Layers of `hidden` units with ReLU: f(x) = W_L relu(... relu(W_1 x + b_1) ...) + b_L."""
 
     hidden: Annotated[
         Widths, MinLen(1), Means("one or more positive layer widths, such as (200,)")
@@ -43,9 +41,8 @@ class MLP(Model):
 
     def layers(self, params: Params) -> list[tuple[Tensor | None, Tensor | None]]:
         """Weights and bias of each layer, of those that are given."""
-        return [
-            (params.get(f"weight{i}"), params.get(f"bias{i}")) for i in range(len(self.hidden) + 1)
-        ]
+        numbers = range(len(self.hidden) + 1)
+        return [(params.get(f"weight{i}"), params.get(f"bias{i}")) for i in numbers]
 
     def apply(self, params: Params, x: Tensor) -> Tensor:
         h = x.flatten(1).to(params["weight0"].dtype)
@@ -65,12 +62,9 @@ class MLP(Model):
             grads = {}
             for i in range(last, -1, -1):
                 weight, upper = params[f"weight{i}"], slope
-                if i:
-                    # relu(a) > 0 exactly where a > 0, so the activations themselves say where the
-                    # slope passes.
-                    slope = torch.ops.aten.threshold_backward(
-                        torch.bmm(slope, weight), inputs[i], 0
-                    )
+                if i:  # relu(a) > 0 exactly where a > 0: the activations say where the slope passes
+                    below = torch.bmm(slope, weight)
+                    slope = torch.ops.aten.threshold_backward(below, inputs[i], 0)
                 grads[f"weight{i}"] = product(upper, inputs[i], weight, alpha, beta)
                 grads[f"bias{i}"] = total(upper, params[f"bias{i}"], alpha, beta)
             return {name: grads[name] for name in params}

@@ -18,14 +18,8 @@ from foedus.models.base import Model, Params
 # Activations of convolutions are large, so a batch of clients takes much memory and gains little:
 # `make bench ARGS=batching` measures 1.1 to 1.5 times for them, 1.4 to 5 for other layers.
 # `Local(batch=True)` batches them all the same.
-_CONVOLUTIONS = (
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
 _INSTANCE = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 _COPIES = threading.local()
 _RANDOM = "draws from the global random generator, so runs could not be repeated"
@@ -33,8 +27,7 @@ _RANDOM = "draws from the global random generator, so runs could not be repeated
 
 @dataclass(frozen=True, eq=False)
 class Module(Model):
-    """A `torch.nn.Module`, trained from the parameters it has when the run starts (they are copied,
-    not changed).
+    """A `torch.nn.Module`, trained from its parameters at the start of the run (they are copied).
 
     Rows reach the module as they are in the data: flat features as (n, d), images as (n, channels,
     height, width). Parameters that do not require a gradient stay as they are and are not sent. A
@@ -51,9 +44,8 @@ class Module(Model):
     def check(self, spec: Spec) -> None:
         for name, m in self.module.named_modules():
             where = f"layer {name!r} ({type(m).__name__})"
-            if isinstance(m, nn.modules.batchnorm._NormBase) and not (
-                isinstance(m, _INSTANCE) and not m.track_running_stats
-            ):
+            by_row = isinstance(m, _INSTANCE) and not m.track_running_stats
+            if isinstance(m, nn.modules.batchnorm._NormBase) and not by_row:
                 raise ModelError(
                     f"{where} mixes the rows of a batch, and its running statistics have no "
                     "meaning when clients with "
@@ -63,31 +55,28 @@ class Module(Model):
                 raise ModelError(f"{where} {_RANDOM}; remove it or set p=0")
         if not any(p.requires_grad for p in self.module.parameters()):
             raise ModelError(f"{type(self.module).__name__} has no parameters to train")
-        before = torch.get_rng_state(), [b.clone() for b in self.module.buffers()]
+        name, generator = type(self.module).__name__, torch.get_rng_state()
+        buffers = [b.clone() for b in self.module.buffers()]
         try:
             with torch.no_grad():
                 out = self.apply(self.init(spec, None), torch.zeros(2, *spec.shape))
         except Exception as error:
             raise ModelError(
-                f"{type(self.module).__name__} cannot take rows of shape {spec.shape}, so its "
-                f"first layer does not fit: {error}"
+                f"{name} cannot take rows of shape {spec.shape}, so its first layer does not fit: "
+                f"{error}"
             ) from error
-        if not torch.equal(before[0], torch.get_rng_state()):
-            torch.set_rng_state(before[0])
-            raise ModelError(f"{type(self.module).__name__} {_RANDOM}; take the random part out")
-        if not all(
-            torch.equal(a, b) for a, b in zip(before[1], self.module.buffers(), strict=True)
-        ):
+        if not torch.equal(generator, torch.get_rng_state()):
+            torch.set_rng_state(generator)
+            raise ModelError(f"{name} {_RANDOM}; take the random part out")
+        if not all(map(torch.equal, buffers, self.module.buffers())):
             raise ModelError(
-                f"{type(self.module).__name__} changes its buffers when it is called; a client "
-                "step must be pure"
+                f"{name} changes its buffers when it is called; a client step must be pure"
             )
         if tuple(out.shape) != (2, spec.outputs):
             want = f"{spec.classes} classes" if spec.classes else f"{spec.outputs} target(s)"
             raise ModelError(
-                f"{type(self.module).__name__} gives outputs of shape {tuple(out.shape)} for 2 "
-                f"rows, but the data has {want}: "
-                f"its last layer must have {spec.outputs} outputs"
+                f"{name} gives outputs of shape {tuple(out.shape)} for 2 rows, but the data has "
+                f"{want}: its last layer must have {spec.outputs} outputs"
             )
 
     def init(self, spec: Spec, key: Tensor | None) -> Params:
@@ -96,14 +85,11 @@ class Module(Model):
         return {n.replace(".", "/"): p.detach().clone() for n, p in trained}
 
     def apply(self, params: Params, x: Tensor) -> Tensor:
-        return functional_call(
-            self._own(), {n.replace("/", "."): p for n, p in params.items()}, (x,)
-        )
+        named = {n.replace("/", "."): p for n, p in params.items()}
+        return functional_call(self._own(), named, (x,))
 
     def _own(self) -> nn.Module:
-        """The module, or this thread's copy of it: a call puts its parameters into the module for
-        as long as it runs.
-        """
+        """The module, or this thread's copy of it: a call puts its parameters into the module."""
         if threading.current_thread() is threading.main_thread():
             return self.module
         copies = vars(_COPIES).setdefault("of", weakref.WeakKeyDictionary())

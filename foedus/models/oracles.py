@@ -1,5 +1,4 @@
-"""Weak learning oracles: what fits a function to the numbers that a functional gradient has on a
-client's rows.
+"""Weak learning oracles: fit a function to a functional gradient's values on a client's rows.
 
 An oracle is asked for h close to phi, given phi(x_j) on rows x_j: |h - phi| <= (1 - gamma) |phi| in
 its norm, with some gamma > 0. What it returns is a tree of arrays that can be sent; `join` puts
@@ -11,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -135,10 +135,8 @@ class Net(Oracle):
 
     def fit(self, x: Tensor, target: Tensor, key: Tensor, spec: Spec) -> Tree:
         rows = Rows(x, target, torch.arange(len(x)), torch.ones(len(x)), spec)
-        start = self.model.init(spec, random.fold(key, 0))
-        return descend(self.training, self.model, Squared(), start, rows, random.fold(key, 1))[
-            "params"
-        ]
+        start, key = self.model.init(spec, random.fold(key, 0)), random.fold(key, 1)
+        return descend(self.training, self.model, Squared(), start, rows, key)["params"]
 
     def accept(self, function: Tree, spec: Spec) -> None:
         self._check(function, (), spec)
@@ -177,12 +175,10 @@ class Net(Oracle):
 
 @dataclass(frozen=True)
 class MaxNet(Net):
-    """A network that is nowhere far off (Q^infinity, equation 20): min over theta of the largest
-    |phi(x) - h(x)|^2 over the rows.
+    """A network that is nowhere far off (Q^infinity, equation 20): min max_x |phi(x) - h(x)|^2.
 
     By Adam on a smoothed maximum, scale / beta log mean exp(beta |phi - h|^2 / scale), with beta
-    rising from 1 to `sharpness` and scale the largest
-    |phi|^2, over all rows in every one of `steps` steps.
+    rising from 1 to `sharpness` and scale the largest |phi|^2, over all rows in each of `steps`.
     """
 
     steps: Annotated[int, Ge(1)] = 500
@@ -192,9 +188,7 @@ class MaxNet(Net):
     norm: ClassVar[str] = "linf"
 
     def _scale(self, target: Tensor) -> Tensor:
-        """The largest |phi|^2; where phi is 0, enough that Adam's squares of what is divided by it
-        stay finite.
-        """
+        """The largest |phi|^2; where phi is 0, enough that Adam's squares stay finite."""
         return target.square().sum(-1).max().clamp(min=1e-12)
 
     def fit(self, x: Tensor, target: Tensor, key: Tensor, spec: Spec) -> Tree:
@@ -209,8 +203,7 @@ class MaxNet(Net):
 
 @dataclass(frozen=True)
 class SobolevNet(MaxNet):
-    """A network close in value and in slope (Q^lip, equation 21), for `fd.FFGBLipschitz`: Sobolev
-    training.
+    """A network close in value and slope (Q^lip, equation 21), for `fd.FFGBLipschitz`.
 
     To the smoothed maximum of (20) it adds `slopes` times the mean of |grad phi - grad h|^2 over
     `points` points, drawn uniformly in the box around the client's rows, anew in every step.
@@ -228,26 +221,18 @@ class SobolevNet(MaxNet):
         with torch.no_grad():
             target = phi(x)
         scale, low, high = self._scale(target), x.amin(0), x.amax(0)
-        draws = low + (high - low) * random.uniform(
-            random.fold(key, 2), (self.steps * self.points, *spec.shape)
-        )
+        shape = (self.steps * self.points, *spec.shape)
+        draws = low + (high - low) * random.uniform(random.fold(key, 2), shape)
 
         def slope_of(f: Callable[[Tensor], Tensor], at: Tensor, graph: bool) -> Tensor:
             at = at.detach().requires_grad_()
-            columns = f(at).sum(0)
-            return torch.stack(
-                [
-                    torch.autograd.grad(c, at, create_graph=graph, retain_graph=True)[0]
-                    for c in columns
-                ]
-            )
+            slope = partial(torch.autograd.grad, create_graph=graph, retain_graph=True)
+            return torch.stack([slope(column, at)[0] for column in f(at).sum(0)])
 
         def loss(params: dict[str, Tensor], s: int) -> Tensor:
             error = (self.model.apply(params, x) - target).square().sum(-1)
             at = draws[s * self.points : (s + 1) * self.points]
-            apart = slope_of(lambda z: self.model.apply(params, z), at, True) - slope_of(
-                phi, at, False
-            )
+            apart = slope_of(partial(self.model.apply, params), at, True) - slope_of(phi, at, False)
             far = smooth_maximum(error / scale, self.sharpness ** (s / self.steps))
             return far + self.slopes * apart.square().sum(0).flatten(1).sum(-1).mean() / scale
 
@@ -255,9 +240,7 @@ class SobolevNet(MaxNet):
 
 
 def smooth_maximum(values: Tensor, beta: float) -> Tensor:
-    """1 / beta log mean exp(beta v): between the mean (beta = 0) and the maximum (beta =
-    infinity).
-    """
+    """1 / beta log mean exp(beta v): from the mean (beta = 0) to the maximum (infinity)."""
     return (torch.logsumexp(beta * values, 0) - math.log(len(values))) / beta
 
 
@@ -278,8 +261,7 @@ def _adam(
 
 
 def gamma(oracle: Oracle, function: Tree, x: Tensor, target: Tensor, spec: Spec) -> float:
-    """The constant of the weak learning assumption that a function reaches on its rows: 1 - |h -
-    phi| / |phi|.
+    """The constant of the weak learning assumption reached on these rows: 1 - |h - phi| / |phi|.
 
     In the oracle's norm: (5) for "l2", (10) for "linf". 1 is exact, 0 no better than the zero
     function.
@@ -292,8 +274,7 @@ def gamma(oracle: Oracle, function: Tree, x: Tensor, target: Tensor, spec: Spec)
 
 @dataclass(frozen=True, eq=False)
 class Sklearn(Oracle):
-    """Any scikit-learn regressor (of several outputs), cloned for each fit. Its functions are skops
-    archives.
+    """Any scikit-learn regressor (of several outputs), cloned for each fit; sent by skops.
 
     For simulation: a client runs code of the estimator, so a site must list the types that it
     trusts beyond those of skops.
@@ -318,10 +299,8 @@ class Sklearn(Oracle):
         fitted = model.fit(x.numpy().reshape(len(x), -1), y)
         found = np.asarray(fitted.predict(x[:1].numpy().reshape(1, -1))).reshape(1, -1)
         if found.shape[1] != spec.outputs:
-            raise ModelError(
-                f"{type(model).__name__} returns {found.shape[1]} outputs; the data needs "
-                f"{spec.outputs}"
-            )
+            given = f"{type(model).__name__} returns {found.shape[1]} outputs"
+            raise ModelError(f"{given}; the data needs {spec.outputs}")
         return {"archive": torch.from_numpy(np.frombuffer(skops.io.dumps(fitted), np.uint8).copy())}
 
     def accept(self, function: Tree, spec: Spec) -> None:
@@ -331,29 +310,24 @@ class Sklearn(Oracle):
         import skops.io
 
         try:
-            types = set(skops.io.get_untrusted_types(data=archive.numpy().tobytes())) - set(
-                self.trusted
-            )
-        except Exception as error:  # whatever a stranger's bytes make of the reader
+            types = set(skops.io.get_untrusted_types(data=archive.numpy().tobytes()))
+        except Exception as error:  # whatever an untrusted client's bytes make of the reader
             raise ReplyError(f"a reply's archive cannot be read: {error!r}") from error
-        if types:
+        if types := types - set(self.trusted):
             raise ReplyError(
                 f"a reply's archive holds types that are not trusted: {', '.join(sorted(types))}"
             )
+        row = torch.zeros(1, spec.features)
         try:
-            said = self.values(
-                self.join([function]), torch.ones(1), torch.zeros(1, spec.features), spec
-            )
+            said = self.values(self.join([function]), torch.ones(1), row, spec)
         # whatever an object does that is no fitted regressor for these rows
         except Exception as error:
             raise ReplyError(
                 f"a reply's archive holds no regressor of {spec.features} features: {error!r}"
             ) from error
         if said.shape[1] != spec.outputs or not bool(torch.isfinite(said).all()):
-            raise ReplyError(
-                f"a reply's archive holds no regressor that says {spec.outputs} finite numbers a "
-                "row"
-            )
+            needed = f"{spec.outputs} finite numbers a row"
+            raise ReplyError(f"a reply's archive holds no regressor that says {needed}")
 
     def accept_joined(self, functions: Tree, count: int, spec: Spec) -> None:
         archives = functions.get("archives") if isinstance(functions, dict) else None
@@ -375,9 +349,8 @@ class Sklearn(Oracle):
         rows = x.numpy().reshape(len(x), -1)
         for archive, weight in zip(functions["archives"], weights.tolist(), strict=True):
             model = skops.io.loads(archive.numpy().tobytes(), trusted=list(self.trusted))
-            out += weight * torch.from_numpy(
-                np.asarray(model.predict(rows), float).reshape(len(x), -1)
-            )
+            predicted = np.asarray(model.predict(rows), float).reshape(len(x), -1)
+            out += weight * torch.from_numpy(predicted)
         return out.float()
 
     def pick(self, functions: Tree, j: int) -> Tree:

@@ -1,5 +1,4 @@
-"""Regression trees as arrays: fitted by scikit-learn, sent as `wire.Trees`, applied by compiled
-code where it is there (`foedus.kernels`).
+"""Regression trees as arrays: fitted by scikit-learn, applied by compiled code where there is.
 
 A forest is one flat structure of nodes with a root for each tree. Nothing but arrays is ever sent
 or stored, and every index is checked before the compiled code sees it.
@@ -27,8 +26,9 @@ def fit_trees(
     x: np.ndarray, y: np.ndarray, count: int, seed: int, *, depth: int | None = None, leaf: int = 1,
     extra: bool = False, features: float = 1.0,
 ) -> Trees:  # fmt: skip
-    """`count` regression trees of y (n, k) on x (n, d), one after the other from one generator: no
-    other thread has a part in its draws.
+    """`count` regression trees of y (n, k) on x (n, d), one after the other from one generator.
+
+    No other thread has a part in its draws.
 
     The same trees as `DecisionTreeRegressor(max_depth=depth, min_samples_leaf=leaf,
     max_features=features, random_state=...)` grows, with splitter "random" where `extra`; by
@@ -41,14 +41,11 @@ def fit_trees(
 
     (rows, columns), outputs = x.shape, y.shape[1]
     draws, look_at = np.random.RandomState(seed & 0xFFFFFFFF), max(1, int(features * columns))
-    splitter = (RandomSplitter if extra else BestSplitter)(
-        MSE(outputs, rows), look_at, leaf, 0.0, draws, None
-    )
+    kind = RandomSplitter if extra else BestSplitter
+    splitter = kind(MSE(outputs, rows), look_at, leaf, 0.0, draws, None)
     deepest = np.iinfo(np.int32).max if depth is None else depth
-    builder, ones = (
-        DepthFirstTreeBuilder(splitter, max(2, 2 * leaf), leaf, 0.0, deepest, 0.0),
-        np.ones(outputs, np.intp),
-    )
+    builder = DepthFirstTreeBuilder(splitter, max(2, 2 * leaf), leaf, 0.0, deepest, 0.0)
+    ones = np.ones(outputs, np.intp)
     x, y = np.ascontiguousarray(x, np.float32), np.ascontiguousarray(y, np.float64)
     grown = [Tree(columns, ones, outputs) for _ in range(count)]
     for one in grown:
@@ -66,9 +63,7 @@ def _sound(trees: Trees) -> Trees:
 
 
 def from_sklearn(*trees: Any) -> Trees:
-    """scikit-learn's trees (`estimator.tree_`) as arrays, one after the other; rows of float32 go
-    the same way in both.
-    """
+    """scikit-learn's trees (`estimator.tree_`) as arrays; float32 rows go the same way in both."""
     sizes = [t.node_count for t in trees]
     roots = np.cumsum([0, *sizes[:-1]]).astype(np.int32)
     nodes = [t.__getstate__()["nodes"] for t in trees]
@@ -76,9 +71,8 @@ def from_sklearn(*trees: Any) -> Trees:
     def column(name: str, kind: type) -> np.ndarray:
         return np.concatenate([n[name] for n in nodes], dtype=kind, casting="unsafe")
 
-    feature, left, right = (
-        column(name, np.int32) for name in ("feature", "left_child", "right_child")
-    )
+    children = ("left_child", "right_child")
+    feature, left, right = (column(name, np.int32) for name in ("feature", *children))
     exact, leaf, base = column("threshold", np.float64), left < 0, np.repeat(roots, sizes)
     base[leaf] = 0
     left += base
@@ -87,12 +81,9 @@ def from_sklearn(*trees: Any) -> Trees:
     # Thresholds lie between two values of float32: rounded up, one might reach the larger of them.
     np.nextafter(threshold, np.float32(-np.inf), out=threshold, where=threshold > exact)
     threshold[leaf] = 0
-    ends = [np.flatnonzero(n["left_child"] < 0) for n in nodes]
-    value = np.concatenate(
-        [t.value[:, :, 0].take(end, 0) for t, end in zip(trees, ends, strict=True)],
-        dtype=np.float32,
-        casting="unsafe",
-    )
+    ends = (np.flatnonzero(n["left_child"] < 0) for n in nodes)
+    values = [t.value[:, :, 0].take(end, 0) for t, end in zip(trees, ends, strict=True)]
+    value = np.concatenate(values, dtype=np.float32, casting="unsafe")
     tensor = torch.from_numpy
     return Trees(
         tensor(np.maximum(feature, -1)), tensor(threshold), tensor(left), tensor(right),
@@ -110,10 +101,8 @@ def join(parts: list[Trees]) -> Trees:
     kind = torch.int32 if sizes.sum() < 2**31 else torch.int64
 
     def together(name: str, kind: torch.dtype) -> Tensor:
-        """Copied by NumPy, since to wake PyTorch's threads takes longer than this; into memory of
-        PyTorch's, since NumPy asks for huge pages, which the system may take longer to find than
-        all else here.
-        """
+        # Copied by NumPy, since waking PyTorch's threads takes longer; into PyTorch's memory, since
+        # NumPy asks for huge pages, which the system may take longer to find than all else here.
         pieces = [getattr(p, name).numpy() for p in parts]
         whole = torch.empty(sum(map(len, pieces)), *pieces[0].shape[1:], dtype=kind)
         np.concatenate(pieces, out=whole.numpy())
@@ -143,16 +132,12 @@ def join(parts: list[Trees]) -> Trees:
 
 
 def some_trees(trees: Trees, first: int, last: int) -> Trees:
-    """Trees first .. last - 1 of a flat structure that `join` made: their nodes lie side by
-    side.
-    """
+    """Trees first .. last - 1 of a structure that `join` made: their nodes are neighbours."""
     begin = int(trees.roots[first])
     end = int(trees.roots[last]) if last < len(trees.roots) else len(trees.feature)
     part = slice(begin, end)
-    left, right = (
-        torch.where(getattr(trees, k)[part] >= 0, getattr(trees, k)[part] - begin, -1)
-        for k in ("left", "right")
-    )
+    children = (trees.left[part], trees.right[part])
+    left, right = (torch.where(child >= 0, child - begin, -1) for child in children)
     leaves = slice(*(int((trees.feature[:n] < 0).sum()) for n in (begin, end)))
     rest = (trees.value[leaves], trees.roots[first:last] - begin, trees.features)
     return Trees(trees.feature[part], trees.threshold[part], left, right, *rest)
@@ -161,8 +146,7 @@ def some_trees(trees: Trees, first: int, last: int) -> Trees:
 def check_trees(
     trees: Trees, features: int, outputs: int, count: int | None = None, depth: int | None = None
 ) -> None:
-    """Refuse trees that do not fit the data, whose nodes point anywhere but forwards, or that are
-    deeper than asked for.
+    """Refuse trees that do not fit the data, point anywhere but forwards, or are too deep.
 
     A chain of nodes would cost those who apply it as many steps for each row as it has bytes.
     """
@@ -178,9 +162,8 @@ def check_trees(
         raise ReplyError(f"{len(trees.roots)} trees were sent where {count} were due")
     if hasattr(trees, "_checked"):
         return
-    feature, left, right, roots = (
-        getattr(trees, k).numpy() for k in ("feature", "left", "right", "roots")
-    )
+    arrays = (trees.feature, trees.left, trees.right, trees.roots)
+    feature, left, right, roots = (array.numpy() for array in arrays)
     if not len(roots) or roots[0] != 0 or (roots[1:] <= roots[:-1]).any() or roots[-1] >= n:
         raise ReplyError("the roots of trees must rise from node 0, each at a node of its own")
     at, leaf, ends = np.arange(n), feature < 0, np.append(roots[1:].astype(np.int64), n)
@@ -208,22 +191,17 @@ def check_trees(
 
 
 def _nodes(trees: Trees) -> tuple[np.ndarray, ...]:
-    """The nodes as they are walked through, once for a structure: packed for compiled code, or the
-    arrays themselves. Never out of bounds.
-    """
+    """The nodes as they are walked through, packed or as arrays, made once; never out of bounds."""
     name = "_packed" if kernels.ready else "_arrays"
     if hasattr(trees, name):
         return getattr(trees, name)
     if len(trees.feature) > np.iinfo(np.int32).max:
         raise ReplyError(f"{len(trees.feature)} nodes are more than can be numbered")
-    feature, left, right, roots = (
-        np.ascontiguousarray(getattr(trees, k).numpy(), np.int32)
-        for k in ("feature", "left", "right", "roots")
-    )
+    arrays = (trees.feature, trees.left, trees.right, trees.roots)
+    feature, left, right, roots = (np.ascontiguousarray(a.numpy(), np.int32) for a in arrays)
     threshold = np.ascontiguousarray(trees.threshold.numpy())
-    packed = (kernels.pack_trees if kernels.ready else _plain)(
-        feature, threshold, left, right, roots, trees.features
-    )
+    pack = kernels.pack_trees if kernels.ready else _plain
+    packed = pack(feature, threshold, left, right, roots, trees.features)
     if packed is None:
         raise ReplyError(
             "a tree's nodes must lie side by side, from its root on, and point forwards"
@@ -243,20 +221,15 @@ def _plain(
     roots: np.ndarray,
     features: int,
 ) -> tuple | None:
-    """What `kernels.pack_trees` does, for `_walked`: besides the arrays, the numbers of leaves
-    among themselves.
-    """
+    """What `kernels.pack_trees` does, for `_walked`: the arrays, and the numbers of leaves."""
     n, leaf = len(feature), feature < 0
     sizes = np.diff(roots, append=n)
     if not len(roots) or roots[0] != 0 or (sizes < 1).any():
         return None
     at, end = np.arange(n), np.repeat(np.append(roots[1:], n), sizes)
     fine = leaf | ((feature < features) & (left > at) & (left < end) & (right > at) & (right < end))
-    return (
-        (feature, threshold, left, right, np.cumsum(leaf, dtype=np.int32) - 1, leaf.sum())
-        if fine.all()
-        else None
-    )
+    numbers = np.cumsum(leaf, dtype=np.int32) - 1
+    return (feature, threshold, left, right, numbers, leaf.sum()) if fine.all() else None
 
 
 def _walked(
@@ -269,14 +242,8 @@ def _walked(
         yes = x[row, np.maximum(feature[at], 0)] <= threshold[at]
         at = np.where(inner, np.where(yes, left[at], right[at]), at)
     factor = torch.from_numpy(shares).double().expand(at.shape).contiguous()
-    leaf = torch.from_numpy(number[at])
-    return (
-        F.embedding_bag(
-            leaf, torch.from_numpy(values).double(), per_sample_weights=factor, mode="sum"
-        )
-        .float()
-        .numpy()
-    )
+    leaf, table = torch.from_numpy(number[at]), torch.from_numpy(values).double()
+    return F.embedding_bag(leaf, table, per_sample_weights=factor, mode="sum").float().numpy()
 
 
 _BLOCK = 1 << 20
@@ -296,24 +263,15 @@ def predict_trees(
             f"trees for {trees.features} features were asked about rows of {rows.shape[1]}"
         )
     nodes, values = _nodes(trees), trees.value.contiguous().numpy()
-    shares = (
-        (torch.ones(len(trees.roots)) if weights is None else weights).float().contiguous().numpy()
-    )
+    weights = torch.ones(len(trees.roots)) if weights is None else weights
+    shares = weights.float().contiguous().numpy()
     if kernels.ready:
         few = len(rows) * len(shares) < _THREADS_FROM
+        threads = 1 if few else threads or torch.get_num_threads()
         packed, roots = nodes
-        return torch.from_numpy(
-            kernels.sum_trees(
-                rows,
-                packed,
-                roots,
-                shares,
-                values,
-                1 if few else threads or torch.get_num_threads(),
-            )
-        )
+        sums = kernels.sum_trees(rows, packed, roots, shares, values, threads)
+        return torch.from_numpy(sums)
     step = max(1, _BLOCK // len(shares))
     blocks = (rows[i : i + step] for i in range(0, max(1, len(rows)), step))
-    return torch.from_numpy(
-        np.concatenate([_walked(block, nodes, shares, values) for block in blocks])
-    )
+    walked = [_walked(block, nodes, shares, values) for block in blocks]
+    return torch.from_numpy(np.concatenate(walked))

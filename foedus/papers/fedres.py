@@ -7,7 +7,7 @@ and delay by the test accuracy of other rollouts, from one grid.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Literal
 
@@ -26,8 +26,10 @@ from foedus.papers.item import (
     Missing,
     Paper,
     Table,
+    claim,
     product,
     slope,
+    words,
 )
 
 CENTRAL_BETTER = ("mnist", "satimage", "sensorless", "usps")
@@ -53,18 +55,17 @@ def make(name: str, step: float) -> Any:
     """
 
     def algorithm_for(fed: fd.Federation) -> fd.FedRes:
-        both = {
-            "shared": fed.settings["global_features"],
-            "private": fed.settings["local_features"],
-        }
-        if name == "FedRes, all":
-            both["private"] = None
-        algorithm = fd.FedRes(**both, step=step)
-        return {"Independent": algorithm.independent, "Central": algorithm.central}.get(
-            name, lambda: algorithm
-        )()
+        private = None if name == ALL else fed.settings["local_features"]
+        algorithm = fd.FedRes(shared=fed.settings["global_features"], private=private, step=step)
+        baselines = {"Independent": algorithm.independent, "Central": algorithm.central}
+        return baselines[name]() if name in baselines else algorithm
 
     return algorithm_for
+
+
+def _both_ways(delay: int) -> dict[str, Any]:
+    """A round trip, half of it up and half down."""
+    return {"up": delay - delay // 2, "down": delay // 2}
 
 
 def tasks(data: fd.Data, clients: int, rollouts: int, first: int = 0) -> list[fd.Federation]:
@@ -82,16 +83,12 @@ def accuracy(
     rounds: int,
     rollouts: int,
 ) -> list[dict[str, Any]]:
-    """Mean accuracy over rollouts in percent on clients' own test rows, and its standard
-    deviation.
-    """
+    """Mean and standard deviation over rollouts of the accuracy on clients' own test rows, in %."""
     try:
         feds = tasks(load(data), clients, rollouts, first=100_000 * seed)
     except fd.SplitError:  # more clients than the set has rows for
         return []
-    found = fd.rollouts(
-        {scheme: make(scheme, step)}, feds, rounds, up=delay - delay // 2, down=delay // 2
-    )
+    found = fd.rollouts({scheme: make(scheme, step)}, feds, rounds, **_both_ways(delay))
     scores = 100 * found.own_accuracy
     return [{"accuracy": float(scores.mean()), "accuracy spread": float(scores.std(ddof=0))}]
 
@@ -109,11 +106,8 @@ def steps(
     """Accuracy of each step, over other rollouts than the figures', and which is chosen."""
     feds = tasks(load(data), clients, rollouts, first=1_000_000 * (seed + 1))
     schemes = {str(step): make(scheme, step) for step in grid}
-    mean = (
-        fd.rollouts(schemes, feds, rounds, up=delay - delay // 2, down=delay // 2)
-        .groupby("scheme")
-        .own_accuracy.mean()
-    )
+    found = fd.rollouts(schemes, feds, rounds, **_both_ways(delay))
+    mean = found.groupby("scheme").own_accuracy.mean()
     best = max(grid, key=lambda step: mean[str(step)])
     return [
         {"step": step, "accuracy": 100 * float(mean[str(step)]), "chosen": int(step == best)}
@@ -127,36 +121,22 @@ def _late(scheme: str, delay: int) -> int:
 
 
 def _sets(scale: str, sets: tuple[str, ...] = SETS) -> tuple[str, ...]:
-    return (
-        tuple(s for s in sets if s in ("pendigits", "satimage", "sensorless"))
-        if scale == "quick"
-        else sets
-    )
+    few = ("pendigits", "satimage", "sensorless")
+    return tuple(s for s in sets if s in few) if scale == "quick" else sets
 
 
 def _steps(scale: str) -> list[dict[str, Any]]:
-    quick = scale == "quick"
-    size = (
-        {"rounds": 200, "rollouts": 3, "clients": 20}
-        if quick
-        else {"rounds": 500, "rollouts": 10, "clients": 50}
-    )
-    delays = (0, 20, 80, 100) if quick else (*DELAYS, 80)
-    cells = []
-    for data in _sets(scale):
-        for scheme in (*SCHEMES, ALL):
-            late = delays if scheme in ("Central", "FedRes") else (0,)
-            cells += [
-                {
-                    "data": data,
-                    "scheme": scheme,
-                    "delay": d,
-                    **size,
-                    "grid": list(STEPS[3::2] if quick else STEPS),
-                }
-                for d in late
-            ]
-    return cells
+    size: dict[str, Any] = {"rounds": 500, "rollouts": 10, "clients": 50, "grid": list(STEPS)}
+    delays = [*DELAYS, 80]
+    if scale == "quick":
+        size = {"rounds": 200, "rollouts": 3, "clients": 20, "grid": list(STEPS[3::2])}
+        delays = [0, 20, 80, 100]
+    return [
+        {"data": data, "scheme": scheme, "delay": delay, **size}
+        for data in _sets(scale)
+        for scheme in (*SCHEMES, ALL)
+        for delay in (delays if scheme in ("Central", "FedRes") else [0])
+    ]
 
 
 STEPS_ITEM = Item(
@@ -181,46 +161,50 @@ def _points(
         size = {"rounds": 200, "rollouts": 5} if quick else {"rounds": 500, "rollouts": 50}
         many = tuple(c for c in clients if c in (1, 5, 10, 50)) if quick else clients
         late = tuple(d for d in delays if d in (0, 20, 80, 100)) if quick else delays
+        best = _chosen_steps(chosen)
         found = []
         for point in product(data=_sets(scale, sets), scheme=schemes, clients=many, delay=late):
             late_ = _late(point["scheme"], point["delay"])
-            try:
-                best = chosen.where(
-                    data=point["data"], scheme=point["scheme"], delay=late_, chosen=1
-                ).values("step")
-            except Missing:
-                best = []
+            step = best.get((point["data"], point["scheme"], late_))
             # none of a set that was not asked for
-            if best and (point["scheme"] != "Independent" or point["delay"] == late[0]):
-                found.append({**point, "delay": late_, "step": float(best[0]), **size})
+            if step is not None and (point["scheme"] != "Independent" or point["delay"] == late[0]):
+                found.append({**point, "delay": late_, "step": step, **size})
         return found
 
     return cells
 
 
-def _near(scheme: str, within: float) -> Callable[[Found], tuple[bool, str]]:
+def _chosen_steps(chosen: Found) -> dict[tuple[str, str, int], float]:
+    """The step that was chosen, by data set, scheme and delay."""
+    try:
+        frame = chosen.where(chosen=1).frame
+    except Missing:
+        return {}
+    first = frame.drop_duplicates(["data", "scheme", "delay"])
+    rows = first[["data", "scheme", "delay", "step"]].itertuples(index=False, name=None)
+    return {(data, scheme, int(delay)): float(step) for data, scheme, delay, step in rows}
+
+
+def _gaps(found: Found, one: dict, other: dict, sets: Iterable[str] | None) -> dict[str, float]:
+    return found.gaps("accuracy", "data", one, other, sets)
+
+
+def _near(scheme: str, found: Found) -> tuple[bool, str]:
+    baselines = [
+        _gaps(found, {"scheme": scheme}, {"scheme": s}, None) for s in ("Independent", "Central")
+    ]
+    gaps = {d: min(b[d] for b in baselines) for d in found.values("data")}
+    good = sum(g >= -1.5 for g in gaps.values())
+    return good == len(gaps), f"{good} of {len(gaps)} sets; {words(gaps, '+.1f')}"
+
+
+def _order(better: str, worse: str, sets: tuple[str, ...]) -> Claim:
+    names = f"{', '.join(sets[:-1])} and {sets[-1]}"
+
+    @claim(f"{better} is above {worse} on {names}")
     def test(found: Found) -> tuple[bool, str]:
-        gaps = {
-            d: found.mean("accuracy", data=d, scheme=scheme)
-            - max(found.mean("accuracy", data=d, scheme=s) for s in ("Independent", "Central"))
-            for d in found.values("data")
-        }
-        good = sum(g >= -within for g in gaps.values())
-        return good == len(gaps), f"{good} of {len(gaps)} sets; " + ", ".join(
-            f"{d} {g:+.1f}" for d, g in gaps.items()
-        )
-
-    return test
-
-
-def _order(better: str, worse: str, sets: tuple[str, ...]) -> Callable[[Found], tuple[bool, str]]:
-    def test(found: Found) -> tuple[bool, str]:
-        gaps = {
-            d: found.mean("accuracy", data=d, scheme=better)
-            - found.mean("accuracy", data=d, scheme=worse)
-            for d in sets
-        }
-        return min(gaps.values()) > 0, ", ".join(f"{d} {g:+.1f}" for d, g in gaps.items())
+        gaps = _gaps(found, {"scheme": better}, {"scheme": worse}, sets)
+        return min(gaps.values()) > 0, words(gaps, "+.1f")
 
     return test
 
@@ -248,20 +232,14 @@ def _compared(clients: int, number: int) -> Item:
         claims=(
             Claim(
                 "FedRes is within 1.5 points of the better of Independent and Central on every set",
-                _near("FedRes", 1.5),
+                partial(_near, "FedRes"),
             ),
             Claim(
                 "with all features in the local model it is within 1.5 points on every set",
-                _near(ALL, 1.5),
+                partial(_near, ALL),
             ),
-            Claim(
-                "Independent is above Central on letter, pendigits, shuttle and covtype",
-                _order("Independent", "Central", INDEPENDENT_BETTER),
-            ),
-            Claim(
-                "Central is above Independent on mnist, satimage, sensorless and usps",
-                _order("Central", "Independent", CENTRAL_BETTER),
-            ),
+            _order("Independent", "Central", INDEPENDENT_BETTER),
+            _order("Central", "Independent", CENTRAL_BETTER),
         ),
         seeds={"quick": 1, "usual": 1, "full": 1},
         minutes={"quick": 0.3, "usual": 5 if clients == 50 else 2, "full": 5},
@@ -270,49 +248,33 @@ def _compared(clients: int, number: int) -> Item:
     )
 
 
-def _grows(sets: tuple[str, ...], least: float, most: float) -> Callable[[Found], tuple[bool, str]]:
+def _grows(text: str, sets: list[str], least: float, most: float) -> Claim:
     """FedRes' gain from the fewest clients to the most."""
 
+    @claim(f"more clients {text}: {', '.join(sets)}")
     def test(found: Found) -> tuple[bool, str]:
         gains = {}
         for d in sets:
             line = found.line("clients", "accuracy", data=d, scheme="FedRes")
             gains[d] = float(line.iloc[-1] - line.iloc[0])
-        return all(least <= g <= most for g in gains.values()), ", ".join(
-            f"{d} {g:+.1f}" for d, g in gains.items()
-        )
+        return all(least <= g <= most for g in gains.values()), words(gains, "+.1f")
 
     return test
 
 
 def _number_of_clients(number: int, sets: tuple[str, ...], delay: int, minutes: float) -> Item:
-    helps, little = (
-        tuple(s for s in sets if s in CENTRAL_BETTER),
-        tuple(s for s in sets if s in INDEPENDENT_BETTER),
-    )
-    claims = []
-    if helps:
-        claims.append(
-            Claim(f"more clients help FedRes: {', '.join(helps)}", _grows(helps, 0.0, np.inf))
-        )
-    if little:
-        claims.append(
-            Claim(
-                f"more clients improve FedRes by less than 3 points: {', '.join(little)}",
-                _grows(little, -np.inf, 3.0),
-            )
-        )
+    claims, columns = [], min(4, len(sets))
+    if helps := [s for s in sets if s in CENTRAL_BETTER]:
+        claims.append(_grows("help FedRes", helps, 0.0, np.inf))
+    if little := [s for s in sets if s in INDEPENDENT_BETTER]:
+        claims.append(_grows("improve FedRes by less than 3 points", little, -np.inf, 3.0))
     return Item(
         title=f"Figure {number}: accuracy against the number of clients"
         + (f", delay {delay}" if delay else ""),
         cell=accuracy,
         cells=_points(sets, CLIENTS, (delay,)),
         needs=("steps",),
-        views=(
-            Lines(
-                "clients", "accuracy", "scheme", panel="data", log="x", columns=min(4, len(sets))
-            ),
-        ),
+        views=(Lines("clients", "accuracy", "scheme", panel="data", log="x", columns=columns),),
         claims=tuple(claims),
         seeds={"quick": 1, "usual": 1, "full": 1},
         minutes={"quick": 0.5, "usual": minutes, "full": minutes},
@@ -320,76 +282,43 @@ def _number_of_clients(number: int, sets: tuple[str, ...], delay: int, minutes: 
     )
 
 
-def _degrades(delay: int, most: float) -> Callable[[Found], tuple[bool, str]]:
+def _degrades(delay: int, most: int) -> Claim:
+    @claim(f"a delay of {delay} costs FedRes at most {most} points")
     def test(found: Found) -> tuple[bool, str]:
-        falls = {
-            d: found.mean("accuracy", data=d, scheme="FedRes", delay=0)
-            - found.mean("accuracy", data=d, scheme="FedRes", delay=delay)
-            for d in found.values("data")
-        }
+        ours = {"scheme": "FedRes"}
+        falls = _gaps(found, ours | {"delay": 0}, ours | {"delay": delay}, None)
         return max(falls.values()) <= most, ", ".join(f"{d} -{v:.1f}" for d, v in falls.items())
 
     return test
 
 
-def _below_alone(sets: tuple[str, ...]) -> Callable[[Found], tuple[bool, str]]:
-    def test(found: Found) -> tuple[bool, str]:
-        gaps = {
-            d: found.mean("accuracy", data=d, scheme="FedRes", delay=100)
-            - found.mean("accuracy", data=d, scheme="Independent")
-            for d in sets
-        }
-        return max(gaps.values()) < 0, ", ".join(f"{d} {g:+.1f}" for d, g in gaps.items())
-
-    return test
+@claim("with delay FedRes falls below Independent on letter, pendigits and shuttle")
+def _below_alone(found: Found) -> tuple[bool, str]:
+    sets, late = ("letter", "pendigits", "shuttle"), {"scheme": "FedRes", "delay": 100}
+    gaps = _gaps(found, late, {"scheme": "Independent"}, sets)
+    return max(gaps.values()) < 0, words(gaps, "+.1f")
 
 
-def _outperforms(sets: tuple[str, ...]) -> Callable[[Found], tuple[bool, str]]:
+@claim("FedRes is above both baselines at every delay on mnist, satimage and usps")
+def _outperforms(found: Found) -> tuple[bool, str]:
     """The least gain over all delays."""
-
-    def test(found: Found) -> tuple[bool, str]:
-        gains = {}
-        for d in sets:
-            ours, central = (
-                found.line("delay", "accuracy", data=d, scheme=s) for s in ("FedRes", "Central")
-            )
-            gains[d] = float(
-                (
-                    ours - central.clip(lower=found.mean("accuracy", data=d, scheme="Independent"))
-                ).min()
-            )
-        return min(gains.values()) > 0, ", ".join(f"{d} {g:+.1f}" for d, g in gains.items())
-
-    return test
+    gains = {}
+    for d in ("mnist", "satimage", "usps"):
+        ours = found.line("delay", "accuracy", data=d, scheme="FedRes")
+        central = found.line("delay", "accuracy", data=d, scheme="Central")
+        baseline = central.clip(lower=found.mean("accuracy", data=d, scheme="Independent"))
+        gains[d] = float((ours - baseline).min())
+    return min(gains.values()) > 0, words(gains, "+.1f")
 
 
-def _delays(number: int, sets: tuple[str, ...], minutes: float) -> Item:
-    claims = [
-        Claim("a delay of 20 costs FedRes at most 2 points", _degrades(20, 2.0)),
-        Claim("a delay of 100 costs FedRes at most 5 points", _degrades(100, 5.0)),
-    ]
-    if number == 9:
-        names = ("mnist", "satimage", "usps")
-        claims.append(
-            Claim(
-                "FedRes is above both baselines at every delay on mnist, satimage and usps",
-                _outperforms(names),
-            )
-        )
-    if number == 10:
-        claims.append(
-            Claim(
-                "with delay FedRes falls below Independent on letter, pendigits and shuttle",
-                _below_alone(("letter", "pendigits", "shuttle")),
-            )
-        )
+def _delays(number: int, sets: tuple[str, ...], minutes: float, *claims: Claim) -> Item:
     return Item(
         title=f"Figure {number}: accuracy against delay, P = 50",
         cell=accuracy,
         cells=_points(sets, (50,), DELAYS),
         needs=("steps",),
         views=(Lines("delay", "accuracy", "scheme", panel="data", columns=min(4, len(sets))),),
-        claims=tuple(claims),
+        claims=(_degrades(20, 2), _degrades(100, 5), *claims),
         seeds={"quick": 1, "usual": 1, "full": 1},
         minutes={"quick": 0.5, "usual": minutes, "full": minutes},
         notes="The delay is the round trip, half of it up and half down; Independent has none. The "
@@ -400,23 +329,18 @@ def _delays(number: int, sets: tuple[str, ...], minutes: float) -> Item:
 def least_squares(
     seed: int, data: str, clients: int, rollouts: int, ridge: float
 ) -> list[dict[str, Any]]:
-    """What the models of Independent and FedRes reach without any steps: ridge regression on all
-    rows, accuracy in percent.
+    """Accuracy in percent of Independent's and FedRes' models by ridge regression on all rows.
 
     ridge: on the weights that a client learns alone; the global model has next to none.
     """
     hits, count = {"Independent": 0, "FedRes": 0}, 0
     for fed in tasks(load(data), clients, rollouts, first=1000 * (seed + 1)):
         part = fed.data
-        x, x_test = (
-            np.c_[v.reshape(len(v), -1), np.ones(len(v))].astype(float)
-            for v in (part.x_train, part.x_test)
-        )
+        flat = (v.reshape(len(v), -1) for v in (part.x_train, part.x_test))
+        x, x_test = (np.c_[v, np.ones(len(v))].astype(float) for v in flat)
         y, y_test = 2.0 * part.y_train - 1, 2.0 * part.y_test - 1
-        g, own = (
-            np.append(fed.settings[k], x.shape[1] - 1)
-            for k in ("global_features", "local_features")
-        )
+        columns = (fed.settings[k] for k in ("global_features", "local_features"))
+        g, own = (np.append(c, x.shape[1] - 1) for c in columns)
         matrix, right, parts = 1e-6 * np.eye(len(g)), 0.0, []
         for i in range(clients):
             r = fed.client_rows(i)
@@ -428,16 +352,23 @@ def least_squares(
         w = np.linalg.solve(matrix, right)
         for i, (r, xl, inverse, cross) in enumerate(parts):
             t = fed.test_rows[fed.test_offsets[i] : fed.test_offsets[i + 1]]
-            alone_ = np.linalg.solve(
-                x[r].T @ x[r] / len(r) + ridge * np.eye(x.shape[1]), x[r].T @ y[r] / len(r)
-            )
+            gram = x[r].T @ x[r] / len(r) + ridge * np.eye(x.shape[1])
+            alone_ = np.linalg.solve(gram, x[r].T @ y[r] / len(r))
             local = inverse @ (xl.T @ y[r] / len(r) - cross.T @ w)
+            both = x_test[t][:, g] @ w + x_test[t][:, own] @ local
             hits["Independent"] += (np.sign(x_test[t] @ alone_) == y_test[t]).sum()
-            hits["FedRes"] += (
-                np.sign(x_test[t][:, g] @ w + x_test[t][:, own] @ local) == y_test[t]
-            ).sum()
+            hits["FedRes"] += (np.sign(both) == y_test[t]).sum()
             count += len(t)
     return [{"scheme": k, "accuracy": 100 * v / count} for k, v in hits.items()]
+
+
+@claim(
+    "by exact least squares, too, FedRes' models are more than 1.5 points below Independent's on "
+    "letter and pendigits"
+)
+def _models(found: Found) -> tuple[bool, str]:
+    gaps = _gaps(found, {"scheme": "FedRes"}, {"scheme": "Independent"}, None)
+    return max(gaps.values()) < -1.5, words(gaps, "+.1f")
 
 
 LEAST_SQUARES = Item(
@@ -450,26 +381,7 @@ LEAST_SQUARES = Item(
         ridge=0.03,
     ),
     views=(Table(("data",), columns=("scheme",), digits=1),),
-    claims=(
-        Claim(
-            "by exact least squares, too, FedRes' models are more than 1.5 points below "
-            "Independent's on letter and pendigits",
-            lambda found: (
-                all(
-                    found.mean("accuracy", data=d, scheme="Independent")
-                    - found.mean("accuracy", data=d, scheme="FedRes")
-                    > 1.5
-                    for d in found.values("data")
-                ),
-                ", ".join(
-                    f"""{d} {
-                        found.mean("accuracy", data=d, scheme="FedRes")
-                        - found.mean("accuracy", data=d, scheme="Independent"):+.1f}"""
-                    for d in found.values("data")
-                ),
-            ),
-        ),
-    ),
+    claims=(_models,),
     seeds={"quick": 1, "usual": 1, "full": 1},
     minutes={"quick": 0.1, "usual": 1, "full": 1},
     extra=True,
@@ -518,9 +430,8 @@ def appendix_c(
             losses[t - 1] = seen["loss"].mean()
             path[t - 1] = seen["w"]["weight"].mean(0)[0]
 
-        method = fd.FedRes(
-            model, model, shared=(0, 1), private=(2, 3), step=step, schedule=schedule
-        )
+        columns: dict[str, Any] = {"shared": (0, 1), "private": (2, 3)}
+        method = fd.FedRes(model, model, **columns, step=step, schedule=schedule)
         fd.rollouts({algorithm: lambda fed: method}, feds, rounds, watch=watch)
         losses = losses.cumsum() / np.arange(1, rounds + 1)
     else:
@@ -540,11 +451,8 @@ def _least_squares_play(algorithm: fd.FedResERM, x: torch.Tensor) -> tuple[np.nd
     rollouts, rounds = x.shape[:2]
     y = torch.ones(rollouts, 1, 1, dtype=x.dtype)
     w = local = torch.tensor([[1.0], [0.0]], dtype=x.dtype).expand(rollouts, 2, 1)
-    zeros = {
-        "own": x.new_zeros(rollouts, 2, 2),
-        "cross": x.new_zeros(rollouts, 2, 2),
-        "y": x.new_zeros(rollouts, 2, 1),
-    }
+    widths = {"own": 2, "cross": 2, "y": 1}
+    zeros = {k: x.new_zeros(rollouts, 2, width) for k, width in widths.items()}
     client, server = dict(zeros), dict(zeros)
     losses, path = np.zeros(rounds), np.zeros((rounds, 2))
     for t in range(rounds):
@@ -558,33 +466,33 @@ def _least_squares_play(algorithm: fd.FedResERM, x: torch.Tensor) -> tuple[np.nd
     return losses.cumsum() / np.arange(1, rounds + 1), path
 
 
-def _at_end(found: Found, algorithm: str, component: str) -> float:
-    return found.mean(
-        "w", algorithm=algorithm, component=component, round=max(found.values("round"))
-    )
+def _at_end(found: Found, algorithm: str) -> tuple[float, float, str]:
+    end = found.where(algorithm=algorithm, round=max(found.values("round")))
+    first, second = (end.mean("w", component=k) for k in ("first", "second"))
+    return first, second, f"w^g = ({first:.3f}, {second:.3f})"
 
 
 def _finds(algorithm: str) -> Claim:
+    @claim(f"{algorithm} reaches (0, 1)")
     def test(found: Found) -> tuple[bool, str]:
-        w = [_at_end(found, algorithm, k) for k in ("first", "second")]
-        return abs(w[0]) < 0.05 and abs(w[1] - 1) < 0.05, f"w^g = ({w[0]:.3f}, {w[1]:.3f})"
+        first, second, text = _at_end(found, algorithm)
+        return abs(first) < 0.05 and abs(second - 1) < 0.05, text
 
-    return Claim(f"{algorithm} reaches (0, 1)", test)
+    return test
 
 
+@claim("fictitious play stalls")
 def _stalls(found: Found) -> tuple[bool, str]:
-    w = [_at_end(found, "fictitious play", k) for k in ("first", "second")]
-    return abs(w[0]) > 0.2 and abs(w[1] - 1) > 0.2, f"w^g = ({w[0]:.3f}, {w[1]:.3f})"
+    first, second, text = _at_end(found, "fictitious play")
+    return abs(first) > 0.2 and abs(second - 1) > 0.2, text
 
 
+@claim("the average loss of fictitious play is by far the highest (five times)")
 def _highest(found: Found) -> tuple[bool, str]:
-    last = max(found.values("round"))
-    ends = {
-        a: found.mean("average loss", algorithm=a, round=last) for a in found.values("algorithm")
-    }
-    return ends["fictitious play"] > 5 * max(
-        v for k, v in ends.items() if k != "fictitious play"
-    ), ", ".join(f"{a} {v:.4f}" for a, v in ends.items())
+    end = found.where(round=max(found.values("round")))
+    ends = {a: end.mean("average loss", algorithm=a) for a in found.values("algorithm")}
+    others = [v for k, v in ends.items() if k != "fictitious play"]
+    return ends["fictitious play"] > 5 * max(others), words(ends, ".4f")
 
 
 def _appendix_c(scale: str) -> list[dict[str, Any]]:
@@ -604,47 +512,35 @@ _C: dict[str, Any] = {
     "seeds": {"quick": 1, "usual": 1, "full": 1},
     "minutes": {"quick": 0.2, "usual": 2, "full": 2},
     "notes": "The paper's step of 1.0 diverges as literally written; with AdaGrad it works, and so "
-    "does a constant step of 0.05. "
-    "Algorithm 6 prints w_s where (3) has the newest model.",
+    "does a constant step of 0.05. Algorithm 6 prints w_s where (3) has the newest model.",
 }
 FIGURE6 = Item(
     title="Figure 6: average loss in Appendix C",
     views=(Lines("round", "average loss", "algorithm", log="xy"),),
-    claims=(
-        Claim("the average loss of fictitious play is by far the highest (five times)", _highest),
-    ),
+    claims=(_highest,),
     **_C,
 )
 FIGURE7 = Item(
     title="Figure 7: the global model in Appendix C",
     views=(Lines("round", "w", "component", panel="algorithm", log="x", columns=3),),
-    claims=(_finds("FedRes.SGD"), _finds("FedRes.ERM"), Claim("fictitious play stalls", _stalls)),
+    claims=(_finds("FedRes.SGD"), _finds("FedRes.ERM"), _stalls),
     **_C,
 )
 
 # -- Theorem 2, Example 2, Theorem 3 ---------------------------------------------------------------
 
 
-def realisable(
-    rounds: int,
-    clients: int = 10,
-    width: int = 10,
-    noise: float = 0.5,
-    seed: int = 0,
-    spread: float = 0.5,
-) -> fd.Federation:
-    """y = w*_g . x^g + w*_i . x^l + noise, with `width` global and as many local features, of
-    variance 1 / width.
+def realisable(rounds: int, noise: float, seed: int) -> fd.Federation:
+    """y = w*_g . x^g + w*_i . x^l + noise at 10 clients: 10 global and 10 local features.
+
+    The features have variance 1 / 10, w*_g variance 1 and w*_i 1 / 4.
     """
     rng = np.random.default_rng(seed)
-    w, parts = rng.normal(size=width), []
-    for _ in range(clients):
-        x = (rng.normal(size=(rounds, 2 * width)) / np.sqrt(width)).astype(np.float32)
-        y = (
-            x[:, :width] @ w
-            + x[:, width:] @ (spread * rng.normal(size=width))
-            + noise * rng.normal(size=rounds)
-        )
+    w, parts = rng.normal(size=10), []
+    for _ in range(10):
+        x = (rng.normal(size=(rounds, 20)) / np.sqrt(10)).astype(np.float32)
+        own = 0.5 * rng.normal(size=10)
+        y = x[:, :10] @ w + x[:, 10:] @ own + noise * rng.normal(size=rounds)
         parts.append((x, y.astype(np.float32)))
     return fd.Federation.from_clients(parts)
 
@@ -665,7 +561,7 @@ def theorem2(
 
     The comparator is (w*_g, w*_i), whose expected loss is the variance of the noise.
     """
-    feds = [realisable(T, seed=1000 * seed + s, noise=noise) for s in range(rollouts)]
+    feds = [realisable(T, noise, 1000 * seed + s) for s in range(rollouts)]
     values = []
     for constant in (0.25, 0.5, 1.0, 2.0):
         algorithm = fd.FedRes(
@@ -679,21 +575,17 @@ def theorem2(
             local_step=constant * 10 / np.sqrt(10 * T),
             radius=10.0,
         )
-        found = fd.rollouts(
-            {"": partial(_always, algorithm)}, feds, T, up=delay - delay // 2, down=delay // 2
-        )
+        found = fd.rollouts({"": partial(_always, algorithm)}, feds, T, **_both_ways(delay))
         values.append(float(found.online_loss.mean()) - noise**2)
     return [{"case": f"{rule}, delay {delay}", "regret": min(values)}]
 
 
 def _theorem2(scale: str) -> list[dict[str, Any]]:
-    quick = scale == "quick"
-    horizons, rollouts = (
-        ((500, 1000, 2000), 2) if quick else ((500, 1000, 2000, 4000, 8000, 16000), 10)
-    )
-    cases = [("aligned", 0), ("aligned", 50)] + (
-        [] if quick else [("asymmetric", 50), ("misaligned", 50)]
-    )
+    horizons, rollouts = [500, 1000, 2000], 2
+    cases = [("aligned", 0), ("aligned", 50)]
+    if scale != "quick":
+        horizons, rollouts = [*horizons, 4000, 8000, 16000], 10
+        cases += [("asymmetric", 50), ("misaligned", 50)]
     return [
         {"T": t, "rule": r, "delay": d, "rollouts": rollouts, "noise": 0.5}
         for t in horizons
@@ -701,6 +593,10 @@ def _theorem2(scale: str) -> list[dict[str, Any]]:
     ]
 
 
+@claim(
+    "regret falls with T at least as fast under a delay of 50, and the ratio to that without delay "
+    "falls"
+)
 def _lower_order(found: Found) -> tuple[bool, str]:
     none, late = (found.line("T", "regret", rule="aligned", delay=d) for d in (0, 50))
     ratio = late / none
@@ -719,13 +615,7 @@ THEOREM2 = Item(
         Lines("T", "regret", "case", log="xy"),
         Table(("T",), ("regret",), columns=("case",), digits=4),
     ),
-    claims=(
-        Claim(
-            "regret falls with T at least as fast under a delay of 50, and the ratio to that "
-            "without delay falls",
-            _lower_order,
-        ),
-    ),
+    claims=(_lower_order,),
     seeds={"quick": 1, "usual": 1, "full": 1},
     minutes={"quick": 0.3, "usual": 8, "full": 8},
     extra=True,
@@ -733,9 +623,7 @@ THEOREM2 = Item(
 
 
 def example2(seed: int, model: str, clients: int, rounds: int, width: int) -> list[dict[str, Any]]:
-    """Half of the clients have +v, half -v, on the same features: what a global model alone is left
-    with.
-    """
+    """Half of the clients have +v, half -v, on the same features: the loss of a global model."""
     rng = np.random.default_rng(seed)
     u, v = rng.normal(size=width), rng.normal(size=width)
     parts = []
@@ -743,33 +631,24 @@ def example2(seed: int, model: str, clients: int, rounds: int, width: int) -> li
         x = rng.normal(size=(rounds, width)).astype(np.float32)
         parts.append((x, (x @ (u + (v if i < clients // 2 else -v))).astype(np.float32)))
     fed, losses = fd.Federation.from_clients(parts), []
-    algorithm = (
-        fd.FedRes(local_model=None, rule="misaligned")
-        if model == "global model alone"
-        else fd.FedRes()
-    )
-    fd.rollouts(
-        {model: lambda fed: algorithm},
-        [fed],
-        rounds,
-        watch=lambda n, t, s: losses.append(float(s["loss"].mean())),
-    )
-    return [
-        {
-            "loss in the last tenth": float(np.mean(losses[-(rounds // 10) :])),
-            "E (v.x)^2": float(v @ v),
-        }
-    ]
+    single = model == "global model alone"
+    algorithm = fd.FedRes(local_model=None, rule="misaligned") if single else fd.FedRes()
+
+    def watch(name: str, t: int, seen: dict[str, Any]) -> None:
+        losses.append(float(seen["loss"].mean()))
+
+    fd.rollouts({model: lambda fed: algorithm}, [fed], rounds, watch=watch)
+    last = float(np.mean(losses[-(rounds // 10) :]))
+    return [{"loss in the last tenth": last, "E (v.x)^2": float(v @ v)}]
 
 
+@claim("a global model alone keeps a loss of E (v.x)^2, FedRes goes to zero")
 def _example2(found: Found) -> tuple[bool, str]:
-    alone_, ours = (
-        found.mean("loss in the last tenth", model=m) for m in ("global model alone", "FedRes")
-    )
+    models = ("global model alone", "FedRes")
+    single, ours = (found.mean("loss in the last tenth", model=m) for m in models)
     limit = found.mean("E (v.x)^2")
-    return abs(
-        alone_ / limit - 1
-    ) < 0.1 and ours < 1e-3, f"{alone_:.3f} (E (v.x)^2 = {limit:.3f}) against {ours:.5f}"
+    text = f"{single:.3f} (E (v.x)^2 = {limit:.3f}) against {ours:.5f}"
+    return abs(single / limit - 1) < 0.1 and ours < 1e-3, text
 
 
 EXAMPLE2 = Item(
@@ -779,9 +658,7 @@ EXAMPLE2 = Item(
         model=("global model alone", "FedRes"), clients=10, rounds=2000, width=5
     ),
     views=(Table(("model",), ("loss in the last tenth", "E (v.x)^2"), digits=4),),
-    claims=(
-        Claim("a global model alone keeps a loss of E (v.x)^2, FedRes goes to zero", _example2),
-    ),
+    claims=(_example2,),
     seeds={"quick": 1, "usual": 1, "full": 1},
     minutes={"quick": 0.1, "usual": 0.1, "full": 0.1},
     extra=True,
@@ -805,33 +682,33 @@ def bandit(
             gamma=20.0,
         )
         algorithm = algorithm if models == "both" else alone(algorithm, models)
-        values.append(
-            float(fd.run(algorithm, fed, T, evaluate_every=0, seed=seed).history.regret.iloc[-1])
-        )
+        history = fd.run(algorithm, fed, T, evaluate_every=0, seed=seed).history
+        values.append(float(history.regret.iloc[-1]))
     return [{"case": f"{exploration}, {models}", "regret": min(values)}]
 
 
+EXPLORATIONS = ("epsilon", "squarecb")
+
+
+@claim("regret falls at least as fast as Theorem 3's leading term, T^-1/5")
 def _rate(found: Found) -> tuple[bool, str]:
-    rates = {
-        e: slope(found.line("T", "regret", exploration=e, models="both"))
-        for e in ("epsilon", "squarecb")
-    }
+    lines = {e: found.line("T", "regret", exploration=e, models="both") for e in EXPLORATIONS}
+    rates = {e: slope(line) for e, line in lines.items()}
     return max(rates.values()) <= -0.2, ", ".join(f"{e}: T^{r:.2f}" for e, r in rates.items())
 
 
+@claim(
+    "a shared and a private model together beat either alone at the largest T, with both "
+    "explorations"
+)
 def _both(found: Found) -> tuple[bool, str]:
-    last = max(found.values("T"))
+    end = found.where(T=max(found.values("T")))
     ends = {
-        m: {
-            e: found.mean("regret", T=last, exploration=e, models=m)
-            for e in ("epsilon", "squarecb")
-        }
+        m: [end.mean("regret", exploration=e, models=m) for e in EXPLORATIONS]
         for m in ("both", "global", "local")
     }
-    good = all(
-        ends["both"][e] < min(ends["global"][e], ends["local"][e]) for e in ("epsilon", "squarecb")
-    )
-    return good, "; ".join(f"{m} {v['epsilon']:.4f}, {v['squarecb']:.4f}" for m, v in ends.items())
+    good = all(both < min(others) for both, *others in zip(*ends.values(), strict=True))
+    return good, "; ".join(f"{m} {v[0]:.4f}, {v[1]:.4f}" for m, v in ends.items())
 
 
 BANDIT = Item(
@@ -839,7 +716,7 @@ BANDIT = Item(
     cell=bandit,
     cells=lambda scale: product(
         T=(100, 200, 400) if scale == "quick" else (500, 1000, 2000, 4000),
-        exploration=("epsilon", "squarecb"),
+        exploration=EXPLORATIONS,
         models=("both", "global", "local"),
         clients=20,
     ),
@@ -847,14 +724,7 @@ BANDIT = Item(
         Lines("T", "regret", "case", log="xy"),
         Table(("T",), ("regret",), columns=("case",), digits=4),
     ),
-    claims=(
-        Claim("regret falls at least as fast as Theorem 3's leading term, T^-1/5", _rate),
-        Claim(
-            "a shared and a private model together beat either alone at the largest T, with both "
-            "explorations",
-            _both,
-        ),
-    ),
+    claims=(_rate, _both),
     seeds={"quick": 1, "usual": 2, "full": 5},
     minutes={"quick": 0.5, "usual": 6, "full": 15},
     extra=True,
@@ -872,8 +742,8 @@ PAPER = Paper(
         "figure6": FIGURE6,
         "figure7": FIGURE7,
         "figure8": _number_of_clients(8, ("satimage", "usps", "shuttle", "covtype"), 0, 4),
-        "figure9": _delays(9, CENTRAL_BETTER, 6),
-        "figure10": _delays(10, INDEPENDENT_BETTER, 4),
+        "figure9": _delays(9, CENTRAL_BETTER, 6, _outperforms),
+        "figure10": _delays(10, INDEPENDENT_BETTER, 4, _below_alone),
         "figure11": _number_of_clients(11, (*CENTRAL_BETTER, *INDEPENDENT_BETTER), 20, 10),
         "figure12": _number_of_clients(12, (*CENTRAL_BETTER, *INDEPENDENT_BETTER), 80, 10),
         "steps": STEPS_ITEM,

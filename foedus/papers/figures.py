@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,17 +17,22 @@ if TYPE_CHECKING:
 
 from foedus.papers.results import Result, key_of, plain
 
-# -- figures ---------------------------------------------------------------------------------------
-
 
 def figure_of(view: View, found: Found) -> Figure | None:
     """A picture in the style of the paper's; None for tables."""
-    frame = view.select(found.frame) if isinstance(view, Lines | Bars) else found.frame
-    if isinstance(view, Table) or frame.empty:
+    frame = _rows(view, found)
+    if frame.empty:
         return None
     draw: dict[type, Callable[[Any, pd.DataFrame], Figure]]
     draw = {Lines: _lines, Bars: _bars, Circles: _circles, Images: _images}
     return draw[type(view)](view, frame)
+
+
+def _rows(view: View, found: Found) -> pd.DataFrame:
+    """What is drawn of a view: nothing of a table."""
+    if isinstance(view, Table):
+        return pd.DataFrame()
+    return view.select(found.frame) if isinstance(view, Lines | Bars) else found.frame
 
 
 def _panels(
@@ -51,9 +56,8 @@ def _names(frame: pd.DataFrame, column: str) -> list[Any]:
 def _label(column: str, value: Any) -> str:
     if isinstance(value, bool | np.bool_):
         return f"{column}: {plain(value)}"
-    return (
-        f"{column} = {plain(value)}" if isinstance(value, int | float | np.number) else plain(value)
-    )
+    number = isinstance(value, int | float | np.number)
+    return f"{column} = {plain(value)}" if number else plain(value)
 
 
 def _lines(view: Lines, frame: pd.DataFrame) -> Figure:
@@ -72,47 +76,23 @@ def _lines(view: Lines, frame: pd.DataFrame) -> Figure:
                 continue
             grouped = own.groupby(view.x)[view.y]
             mean, style = grouped.mean(), look[str(line)]
+            drawn = {"color": style.colour, "linestyle": style.dash, "linewidth": 1.4}
+            drawn["label"] = _label(view.line, line)
             if len(mean) == 1 and part[view.x].nunique() > 1:  # it does not depend on x
-                place.axhline(
-                    mean.iloc[0],
-                    color=style.colour,
-                    linestyle=style.dash,
-                    linewidth=1.4,
-                    label=_label(view.line, line),
-                )
+                place.axhline(mean.iloc[0], **drawn)
                 continue
             marker = {"marker": style.marker, "markersize": 3.5} if len(mean) <= 12 else {}
-            place.plot(
-                mean.index,
-                mean,
-                color=style.colour,
-                linestyle=style.dash,
-                linewidth=1.4,
-                label=_label(view.line, line),
-                **marker,
-            )
+            place.plot(mean.index, mean, **drawn, **marker)
             if own["seed"].nunique() > 1:
-                place.fill_between(
-                    mean.index,
-                    grouped.min(),
-                    grouped.max(),
-                    color=style.colour,
-                    alpha=0.12,
-                    linewidth=0,
-                )
+                low, high = grouped.min(), grouped.max()
             elif (inside := f"{view.y} spread") in own:
                 error = own.groupby(view.x)[inside].mean()
-                place.fill_between(
-                    mean.index,
-                    mean - error,
-                    mean + error,
-                    color=style.colour,
-                    alpha=0.12,
-                    linewidth=0,
-                )
-        place.set(
-            xlabel=view.x, ylabel=view.y, title=_label(view.panel, panel) if view.panel else ""
-        )
+                low, high = mean - error, mean + error
+            else:
+                continue
+            place.fill_between(mean.index, low, high, color=style.colour, alpha=0.12, linewidth=0)
+        title = _label(view.panel, panel) if view.panel else ""
+        place.set(xlabel=view.x, ylabel=view.y, title=title)
         for axis in view.log:
             log_axis(place, axis)
         if view.limits:
@@ -121,15 +101,13 @@ def _lines(view: Lines, frame: pd.DataFrame) -> Figure:
     for place in places:
         for handle, label in zip(*place.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    figure.legend(
-        list(handles.values()),
-        list(handles),
-        loc="outside lower center",
-        ncols=min(6, max(2, 2 * len(panels))),
-        frameon=False,
-        fontsize=8,
-    )
+    _legend(figure, min(6, max(2, 2 * len(panels))), handles.values(), handles)
     return figure
+
+
+def _legend(figure: Figure, columns: int, *entries: Iterable[Any]) -> None:
+    where = {"loc": "outside lower center", "ncols": columns, "frameon": False, "fontsize": 8}
+    figure.legend(*map(list, entries), **where)
 
 
 def _bars(view: Bars, frame: pd.DataFrame) -> Figure:
@@ -141,16 +119,11 @@ def _bars(view: Bars, frame: pd.DataFrame) -> Figure:
     means, width = frame.groupby([view.x, view.bar])[view.y].mean(), 0.8 / len(bars)
     for k, bar in enumerate(bars):
         heights = [means.get((g, bar), np.nan) for g in groups]
-        place.bar(
-            np.arange(len(groups)) + width * (k - (len(bars) - 1) / 2),
-            heights,
-            width,
-            color=look[str(bar)].colour,
-            label=str(bar),
-        )
+        middle = np.arange(len(groups)) + width * (k - (len(bars) - 1) / 2)
+        place.bar(middle, heights, width, color=look[str(bar)].colour, label=str(bar))
     place.set_xticks(range(len(groups)), [str(g) for g in groups])
     place.set(ylabel=view.y, ylim=(view.low, None))
-    figure.legend(loc="outside lower center", ncols=len(bars), frameon=False, fontsize=8)
+    _legend(figure, len(bars))
     return figure
 
 
@@ -159,13 +132,8 @@ def _circles(view: Circles, frame: pd.DataFrame) -> Figure:
     figure, places = _panels(len(panels), 2, width=4.4)
     for place, panel in zip(places, panels, strict=True):
         part = frame[(frame[view.panel] == panel) & (frame["seed"] == frame["seed"].min())]
-        place.scatter(
-            part[view.x],
-            part[view.y],
-            s=400 * part[view.count] / frame[view.count].max(),
-            color="#0072B2",
-            alpha=0.8,
-        )
+        size = 400 * part[view.count] / frame[view.count].max()
+        place.scatter(part[view.x], part[view.y], s=size, color="#0072B2", alpha=0.8)
         place.set(xlabel=view.x, ylabel=view.y, title=str(panel))
         place.set_xticks(sorted(part[view.x].unique()))
         place.set_yticks(sorted(part[view.y].unique()))
@@ -179,13 +147,8 @@ def _images(view: Images, frame: pd.DataFrame) -> Figure:
     figure, places = _panels(len(rows) * len(names), len(names), width=1.6, height=1.6)
     for place, (row, name) in zip(places, [(r, n) for r in rows for n in names], strict=True):
         cell = shown[(shown[view.row] == row) & (shown[view.name] == name)]
-        place.imshow(
-            np.asarray(cell[view.image].iloc[0], dtype=float).squeeze() / 255,
-            cmap="gray",
-            vmin=0,
-            vmax=1,
-            interpolation="nearest",
-        )
+        image = np.asarray(cell[view.image].iloc[0], dtype=float).squeeze() / 255
+        place.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
         place.set(xticks=[], yticks=[])
         place.set_title(str(name), fontsize=8)
         place.grid(visible=False)
@@ -202,14 +165,7 @@ def pictures(result: Result) -> list[tuple[View, Figure]]:
 
 
 def drawn_views(result: Result) -> list[View]:
-    return [
-        v
-        for v in result.item.views
-        if not isinstance(v, Table)
-        and not (
-            v.select(result.found.frame) if isinstance(v, Lines | Bars) else result.found.frame
-        ).empty
-    ]
+    return [v for v in result.item.views if not _rows(v, result.found).empty]
 
 
 def file_of(result: Result, number: int) -> str:

@@ -31,20 +31,15 @@ def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     )
 
 
-# -- Markdown --------------------------------------------------------------------------------------
-
-
 def write_docs(folder: Path, docs: Path, draw: bool = True) -> list[Path]:
-    """docs/reproduction.md and a page for each paper, with its pictures, from what is stored. draw:
-    write the pictures, too.
+    """Write docs/reproduction.md and a page for each paper from what is stored.
+
+    draw: also write the pictures.
     """
     target = docs / "papers"
     target.mkdir(parents=True, exist_ok=True)
-    written, lines, totals = (
-        [],
-        [],
-        {(whose, scale): count(()) for whose in ("the papers'", "ours") for scale in SCALES},
-    )
+    written, lines = [], []
+    totals = {(whose, scale): count(()) for whose in ("the papers'", "ours") for scale in SCALES}
     for name in PAPERS:
         results = [r for key in paper(name).items if (r := stored(folder, name, key)) is not None]
         if not results:
@@ -54,39 +49,25 @@ def write_docs(folder: Path, docs: Path, draw: bool = True) -> list[Path]:
         written.append(page)
         for result in results if draw else ():
             write_pictures(result, target)
-        lines.append(
-            f"\n## {paper(name).family}: {paper(name).title}\n\n[All numbers and "
-            f"pictures](papers/{name}.md)\n"
-        )
+        lines.append(f"\n## {paper(name).family}: {paper(name).title}\n")
+        lines.append(f"[All numbers and pictures](papers/{name}.md)\n")
         rows, notes = [], []
         for r in results:
-            counts = count(r.verdicts)
-            for claim, (_, verdict, _) in zip(r.item.claims, r.verdicts, strict=True):
+            title = r.item.title + (" (ours)" if r.item.extra else "")
+            claims = in_words(count(r.verdicts)) if r.item.claims else "–"
+            link = f"[{r.key}](papers/{name}.md#{_anchor(r)})"
+            rows.append([link, title, r.scale, str(r.seeds), minutes(r), claims])
+            for claim, (text, verdict, numbers) in zip(r.item.claims, r.verdicts, strict=True):
                 totals["ours" if claim.ours else "the papers'", r.scale][verdict] += 1
-            rows.append(
-                [
-                    f"[{r.key}](papers/{name}.md#{_anchor(r)})",
-                    r.item.title + (" (ours)" if r.item.extra else ""),
-                    r.scale,
-                    str(r.seeds),
-                    minutes(r),
-                    in_words(counts) if r.item.claims else "–",
-                ]
-            )
-            for text, verdict, numbers in r.verdicts:
                 if verdict == "does not hold":
                     notes.append(f"- **{r.key}**: {text}. *Does not hold*: {numbers}.")
-            why = [text for text in r.remarks if text != QUICK]
-            if why:
+            if why := [text for text in r.remarks if text != QUICK]:
                 notes.append(f"- **{r.key}**, why ours may differ: {' '.join(why)}")
         lines.append(markdown(["item", "what it is", "scale", "seeds", "minutes", "claims"], rows))
         lines.append("\n" + "\n".join(notes) if notes else "")
-    said = (
-        f"of {whose}, at {scale} scale {in_words(c)}"
-        for (whose, scale), c in totals.items()
-        if sum(c.values())
-    )
-    head = _HEAD.format("; ".join(said))
+    known = {k: c for k, c in totals.items() if sum(c.values())}
+    parts = (f"of {whose}, at {scale} scale {in_words(c)}" for (whose, scale), c in known.items())
+    head = _HEAD.format("; ".join(parts))
     (docs / "reproduction.md").write_text(head + "\n".join(lines).rstrip() + "\n")
     return [docs / "reproduction.md", *written]
 
@@ -124,31 +105,24 @@ def _paper_markdown(name: str, results: list[Result]) -> str:
         "Written by `foedus paper --docs docs`; see [the summary](../reproduction.md).\n",
     ]
     for r in results:
-        lines += [
-            f"## {r.item.title}\n",
-            f"`{r.command}`" + (" (ours, not in the paper)" if r.item.extra else "") + "\n",
-        ]
+        ours = " (ours, not in the paper)" if r.item.extra else ""
+        lines += [f"## {r.item.title}\n", f"`{r.command}`{ours}\n"]
         lines += [text + "\n" for text in r.remarks]
-        drawn = drawn_views(r)
+        drawn, tables = drawn_views(r), [v for v in r.item.views if isinstance(v, Table)]
         for view in r.item.views:
             table = table_of(view, r.found)
             if view in drawn:
-                lines.append(
-                    f"![{view.caption or r.item.title}]({file_of(r, drawn.index(view) + 1)})\n"
-                )
+                file = file_of(r, drawn.index(view) + 1)
+                lines.append(f"![{view.caption or r.item.title}]({file})\n")
             if view.caption and (table or view in drawn):
                 lines.append(f"{view.caption}\n")
-            if table and (
-                isinstance(view, Table) or not any(isinstance(v, Table) for v in r.item.views)
-            ):
+            if table and (isinstance(view, Table) or not tables):
                 lines.append(markdown(*table) + "\n")
         if r.verdicts:
             lines.append(markdown(["claim", "", "our numbers"], r.verdicts) + "\n")
-        settings = "; ".join(f"{k}: {v}" for k, v in settings_of(r))
-        lines.append(
-            f"<details><summary>Settings</summary>\n\n{html.escape(settings)}\n\n"
-            f"{made_with(r)}\n\n</details>\n"
-        )
+        settings = html.escape("; ".join(f"{k}: {v}" for k, v in settings_of(r)))
+        lines.append(f"<details><summary>Settings</summary>\n\n{settings}\n")
+        lines.append(f"{made_with(r)}\n\n</details>\n")
     return "\n".join(lines)
 
 

@@ -51,9 +51,7 @@ def write_pages(folder: Path) -> list[Path]:
 
 
 def _views(r: Result) -> Iterator[dict[str, Any]]:
-    """What the page shows of each view: a figure or none, a table or none, and the caption of
-    either.
-    """
+    """What the page shows of each view: its figure and table, if any, and its caption."""
     from foedus.report.plots import drawing, inline
 
     drawn = pictures(r)

@@ -1,12 +1,11 @@
-"""What was found, as tables in a terminal and in Markdown, as SVG, and as one HTML page for each
-paper.
-"""
+"""Stored results of an item, and their tables as text."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,23 +36,16 @@ class Result:
         flag = {"quick": " --quick", "full": " --full"}.get(self.scale, "")
         return f"foedus paper {self.name} {self.key}{flag}"
 
-    @property
+    @cached_property
     def verdicts(self) -> list[tuple[str, str, str]]:
         """(claim, "holds" | "does not hold" | "not measured", numbers)."""
-        found = [
-            (c.text + " (ours)" * c.ours, *c.judge(self.found, self.complete))
-            for c in self.item.claims
-        ]
-        if self.complete:
-            return found
-        return [
-            (
-                t,
-                v,
-                n if v == "not measured" else f"{n} (of {len(self.cells)} of {self.asked} cells)",
-            )
-            for t, v, n in found
-        ]
+        part = "" if self.complete else f" (of {len(self.cells)} of {self.asked} cells)"
+        found = []
+        for c in self.item.claims:
+            verdict, numbers = c.judge(self.found, self.complete)
+            numbers += part if verdict != "not measured" else ""
+            found.append((c.text + " (ours)" * c.ours, verdict, numbers))
+        return found
 
     @property
     def complete(self) -> bool:
@@ -87,9 +79,7 @@ class Result:
 def stored(
     folder: Path, name: str, key: str, scales: Sequence[Scale] = ("full", "usual", "quick")
 ) -> Result | None:
-    """What is kept of an item: at the largest scale that is complete, or else at the largest of
-    which there is something.
-    """
+    """The largest complete scale of an item; if none is complete, the largest with any cell."""
     found = [r for scale in scales if (r := _stored(folder, name, key, scale)) is not None]
     return next((r for r in found if r.complete), found[0] if found else None)
 
@@ -105,16 +95,9 @@ def _stored(folder: Path, name: str, key: str, scale: Scale) -> Result | None:
     cells = [store.cells[k] for k in asked if k in store.cells]
     if not any(c.rows for c in cells):
         return None
-    missing = sum(c.key not in store.cells for c in usual)
-    return Result(
-        name,
-        key,
-        paper(name).items[key],
-        scale,
-        tuple(cells),
-        len(cells) + missing,
-        found_in(cells),
-    )
+    total = len(cells) + sum(c.key not in store.cells for c in usual)
+    item = paper(name).items[key]
+    return Result(name, key, item, scale, tuple(cells), total, found_in(cells))
 
 
 # -- tables ----------------------------------------------------------------------------------------
@@ -156,25 +139,18 @@ def _averages(view: Table, frame: pd.DataFrame) -> tuple[list[str], list[list[st
     body = []
     for row in rows:
         known = view.published.get(row)
-        line = [
-            *map(plain, row),
-            *([_number(known, max(2, view.digits), view.never[1])] if by_row else []),
-        ]
+        line = [*map(plain, row)]
+        if by_row:
+            line.append(_number(known, max(2, view.digits), view.never[1]))
         for column in columns:
             group = groups.get((*row, *column))
             for value in values:
                 text, mean = _mean(group, value, view.digits, view.never[0])
                 beside = view.published.get((*row, *column)) if view.columns else None
-                if (
-                    mean is not None
-                    and known is not None
-                    and (not view.compared or value in view.compared)
-                ):
-                    text += (
-                        f" ({mean - float(known):+.{min(view.digits, 2)}f})"
-                        if view.digits < 7
-                        else ""
-                    )
+                compared = not view.compared or value in view.compared
+                if mean is not None and known is not None and compared:
+                    if view.digits < 7:
+                        text += f" ({mean - float(known):+.{min(view.digits, 2)}f})"
                 elif beside is not None and text != "–":
                     text += f" ({_number(beside, view.digits, view.never[1])})"
                 line.append(text)
@@ -183,10 +159,8 @@ def _averages(view: Table, frame: pd.DataFrame) -> tuple[list[str], list[list[st
 
 
 def _keys(frame: pd.DataFrame, names: Sequence[str]) -> list[tuple]:
-    return [
-        tuple(key_of(v) for v in row)
-        for row in frame[list(names)].itertuples(index=False, name=None)
-    ]
+    rows = frame[list(names)].itertuples(index=False, name=None)
+    return [tuple(key_of(v) for v in row) for row in rows]
 
 
 def key_of(value: Any) -> Any:
@@ -196,10 +170,8 @@ def key_of(value: Any) -> Any:
 
 def _grouped(frame: pd.DataFrame, names: Sequence[str]) -> Iterable[tuple[tuple, pd.DataFrame]]:
     keys = pd.Series(_keys(frame, names), index=frame.index)
-    return [
-        (cast("tuple", key), frame.loc[index])
-        for key, index in keys.groupby(keys, sort=False).groups.items()
-    ]
+    groups = keys.groupby(keys, sort=False).groups
+    return [(cast("tuple", key), frame.loc[index]) for key, index in groups.items()]
 
 
 def _mean(
@@ -215,21 +187,13 @@ def _mean(
     mean = float(numbers.mean())
     if not math.isfinite(mean):
         return _number(mean, digits, never), None
-    lost = (
-        f" ({len(numbers)} of {len(group)} seeds)"
-        if len(numbers) < len(group) and group["seed"].nunique() == len(group)
-        else ""
-    )
-    inside = f"{value} spread"
-    spread = (
-        float(group[inside].mean())
-        if inside in group and len(numbers) == 1
-        else float(numbers.std())
-    )
-    several = len(numbers) > 1 or inside in group
-    return _number(mean, digits) + (
-        f" ± {_number(spread, digits)}" if several and digits < 7 else ""
-    ) + lost, mean
+    text, inside = _number(mean, digits), f"{value} spread"
+    if digits < 7 and (len(numbers) > 1 or inside in group):
+        spread = numbers.std() if len(numbers) > 1 else group[inside].mean()
+        text += f" ± {_number(float(spread), digits)}"
+    if len(numbers) < len(group) and group["seed"].nunique() == len(group):
+        text += f" ({len(numbers)} of {len(group)} seeds)"
+    return text, mean
 
 
 def _points(
@@ -240,10 +204,8 @@ def _points(
         return None
     xs = sorted(frame[view.x].dropna().unique())
     if len(xs) > most:
-        chosen = (
-            np.geomspace(1, len(xs), most) if "x" in view.log else np.linspace(1, len(xs), most)
-        )
-        xs = [xs[i - 1] for i in sorted({round(v) for v in chosen})]
+        space = np.geomspace if "x" in view.log else np.linspace
+        xs = [xs[i - 1] for i in sorted({round(v) for v in space(1, len(xs), most)})]
     names = ([view.panel] if view.panel else []) + [view.line]
     body = []
     for key, group in _grouped(frame, names):
@@ -273,9 +235,9 @@ def _number(value: Any, digits: int, never: str = "not reached") -> str:
 
 
 def _significant(value: float) -> str:
-    return (
-        "–" if math.isnan(value) else f"{value:.1f}" if 10 <= abs(value) < 1e5 else f"{value:.4g}"
-    )
+    if math.isnan(value):
+        return "–"
+    return f"{value:.1f}" if 10 <= abs(value) < 1e5 else f"{value:.4g}"
 
 
 def numeric(text: str) -> bool:
@@ -291,13 +253,9 @@ def duration(minutes: float | None) -> str:
         return "–"
     if minutes < 1.5:
         return "1 min" if minutes > 0.7 else f"{max(5, round(60 * minutes / 5) * 5)} s"
-    return (
-        f"{minutes:.0f} min"
-        if minutes < 90
-        else f"{minutes / 60:.0f} h"
-        if minutes < 2880
-        else f"{minutes / 1440:.0f} days"
-    )
+    if minutes < 90:
+        return f"{minutes:.0f} min"
+    return f"{minutes / 60:.0f} h" if minutes < 2880 else f"{minutes / 1440:.0f} days"
 
 
 def settings_of(result: Result) -> list[tuple[str, str]]:
@@ -307,11 +265,8 @@ def settings_of(result: Result) -> list[tuple[str, str]]:
         for name, value in cell.settings.items():
             found.setdefault(name, {})[_value(value)] = None
     rows = [(name, ", ".join(values)) for name, values in found.items()]
-    return [
-        *rows,
-        *result.item.fixed.items(),
-        ("seeds", ", ".join(str(s) for s in result.found.values("seed"))),
-    ]
+    seeds = ", ".join(str(s) for s in result.found.values("seed"))
+    return [*rows, *result.item.fixed.items(), ("seeds", seeds)]
 
 
 def _value(value: Any) -> str:

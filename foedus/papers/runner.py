@@ -1,6 +1,4 @@
-"""Runs the cells of an item: those that are not in the store, over all cores, with progress; Ctrl-C
-loses one cell at most.
-"""
+"""Run the cells of an item that are not in the store, over all cores, with progress."""
 
 from __future__ import annotations
 
@@ -14,7 +12,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -80,12 +77,9 @@ def wanted(
 
 def _needed(name: str, item: str, scale: Scale, folder: Path) -> Found:
     """What another item found with the settings of today, with its first seed."""
-    store = Store(folder, name, item, scale, item_of(name, item).fixed)
-    return found_in(
-        store.cells[c.key]
-        for c in wanted(name, item, scale, folder, seeds=1)
-        if c.key in store.cells
-    )
+    kept = Store(folder, name, item, scale, item_of(name, item).fixed).cells
+    cells = wanted(name, item, scale, folder, seeds=1)
+    return found_in(kept[c.key] for c in cells if c.key in kept)
 
 
 def run_item(
@@ -104,7 +98,7 @@ def run_item(
     """Run an item, and before it what it needs; returns its cells.
 
     folder: where finished cells are kept. workers: processes (one for each core, if not given).
-        fresh: run its finished cells again.
+    fresh: run its finished cells again.
     device: where its networks are trained ("cuda"); by one worker, unless told.
     """
     if device != "cpu":
@@ -123,17 +117,10 @@ def run_item(
     cells = wanted(name, item, scale, folder, seeds, only)
     todo = [c for c in cells if fresh or c.key not in store.cells]
     workers = min(workers or os.cpu_count() or 1, max(1, len(todo)))
+    more = {"device": device} if device != "cpu" else {}
     if todo:
         with _bar(f"{name} {item}", len(cells), len(cells) - len(todo), progress) as advance:
-            _run_all(
-                name,
-                item,
-                todo,
-                workers,
-                store,
-                advance,
-                {"device": device} if device != "cpu" else {},
-            )
+            _run_all(name, item, todo, workers, store, advance, more)
     return [store.cells[c.key] for c in cells]
 
 
@@ -166,16 +153,14 @@ def _run_all(
             if not running:
                 break
             done, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in sorted(
-                done, key=lambda f: f.exception() is not None
-            ):  # what is finished is kept before an error is raised
+            # errors last: what is finished is kept before one is raised
+            for future in sorted(done, key=lambda f: f.exception() is not None):
                 cell = future.result()
                 store.add(cell)
                 advance(_words(cell))
     except BrokenProcessPool as error:
         raise FoedusError(
-            f"a process that ran {name} {item} was ended from outside; run the same command to go "
-            "on"
+            f"a process that ran {name} {item} was ended from outside; run the command again"
         ) from error
     finally:
         for process in list((pool._processes or {}).values()):
@@ -202,33 +187,19 @@ def _threads(count: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _bar(title: str, total: int, done: int, show: bool | None) -> Iterator[Callable[[str], None]]:
+    from rich import progress
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
 
     console = Console(stderr=True)
-    parts: list[Any] = [
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    ]
-    parts += [TimeRemainingColumn(), TextColumn("{task.fields[last]}", style="dim")]
-    with Progress(
-        *parts, console=console, disable=not (console.is_terminal if show is None else show)
-    ) as bar:
+    text, last = progress.TextColumn, progress.TextColumn("{task.fields[last]}", style="dim")
+    parts = [text("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn()]
+    parts += [progress.TimeElapsedColumn(), progress.TimeRemainingColumn(), last]
+    hidden = not (console.is_terminal if show is None else show)
+    with progress.Progress(*parts, console=console, disable=hidden) as bar:
         task = bar.add_task(title, total=total, completed=done, last="")
         yield lambda last: bar.update(task, advance=1, last=last)
 
 
 def _words(cell: Cell) -> str:
-    return (
-        " ".join(str(v) for v in cell.settings.values() if isinstance(v, str | int | float))[:60]
-        + f" seed {cell.seed}"
-    )
+    values = (str(v) for v in cell.settings.values() if isinstance(v, str | int | float))
+    return f"{' '.join(values)[:60]} seed {cell.seed}"

@@ -1,6 +1,4 @@
-"""Finished cells of an item, in a file: what was stopped goes on where it was, and what is known is
-not run again.
-"""
+"""Finished cells of an item in a file, so that they are not run again."""
 
 from __future__ import annotations
 
@@ -24,9 +22,7 @@ from foedus.version import __version__
 
 @dataclass(frozen=True)
 class Cell:
-    """The settings and seed of a cell, and once it has run, its rows, the seconds it took and the
-    versions it ran with.
-    """
+    """Settings and seed of a cell; once it has run also its rows, seconds and versions."""
 
     settings: dict[str, Any]
     seed: int
@@ -40,21 +36,16 @@ class Cell:
 
 
 class Store:
-    """The cells of one item at one scale: results/fedfw-table1.json,
-    results/quick/fedfw-table1.json.
+    """The cells of one item at one scale: FOLDER/fedfw-table1.json or FOLDER/quick/fedfw-....json.
 
     fixed: `Item.fixed`. Cells that were stored with another are not found.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        paper: str,
-        item: str,
-        scale: Scale,
-        fixed: Mapping[str, str] | None = None,
+        self, folder: Path, paper: str, item: str, scale: Scale, fixed: Mapping[str, str] = {}
     ):
-        self.paper, self.item, self.scale, self.fixed = paper, item, scale, dict(fixed or {})
+        self.fixed = dict(fixed)
+        self.head = {"paper": paper, "item": item, "scale": scale, "fixed": self.fixed}
         self.path = (folder if scale == "usual" else folder / scale) / f"{paper}-{item}.json"
         self.cells = self._read()
 
@@ -68,58 +59,43 @@ class Store:
             ]
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise FoedusError(
-                f"{self.path} is not a file of results ({error}); move it away to run its cells "
-                "again"
+                f"{self.path} is not a file of results ({error}); rename it to run its cells again"
             ) from error
         return {c.key: c for c in cells}
 
     def add(self, cell: Cell) -> None:
-        """Keep a finished cell, beside those that another process has added; the file is whole at
-        every moment.
-        """
+        """Keep a finished cell beside those that other processes have added, atomically."""
         cell = replace(cell, rows=_plain(cell.rows))  # as it will be read
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # no other process writes between our reading and writing
         with FileLock(self.path.parent / ".lock"):
             self.cells |= self._read() | {cell.key: cell}
-            head = json.dumps(
-                {"paper": self.paper, "item": self.item, "scale": self.scale, "fixed": self.fixed}
-            )
+            head = json.dumps(self.head)[:-1]
             body = ",\n".join(_line(c) for c in self.cells.values())
-            replace_file(self.path, [f'{head[:-1]}, "cells": [\n{body}\n]}}\n'.encode()])
+            replace_file(self.path, [f'{head}, "cells": [\n{body}\n]}}\n'.encode()])
 
 
 def found_in(cells: Iterable[Cell]) -> Found:
     """The rows of cells that have run."""
-    return Found(
-        pd.DataFrame([{**c.settings, "seed": c.seed, **row} for c in cells for row in c.rows or []])
-    )
+    rows = [{**c.settings, "seed": c.seed, **row} for c in cells for row in c.rows or []]
+    return Found(pd.DataFrame(rows))
 
 
 def versions() -> dict[str, str]:
     """Of what a number may depend on."""
+    packages = ("torch", "numpy", "scipy", "scikit-learn")
     found = {"foedus": __version__, "python": platform.python_version()}
-    return found | {
-        name: metadata.version(name) for name in ("torch", "numpy", "scipy", "scikit-learn")
-    }
+    return found | {name: metadata.version(name) for name in packages}
 
 
 def _line(cell: Cell) -> str:
-    return json.dumps(
-        {
-            "settings": cell.settings,
-            "seed": cell.seed,
-            "seconds": cell.seconds and round(cell.seconds, 1),
-            "versions": cell.versions,
-            "rows": _plain(cell.rows),
-        }
-    )
+    seconds = cell.seconds and round(cell.seconds, 1)
+    fields = {"settings": cell.settings, "seed": cell.seed, "seconds": seconds}
+    return json.dumps(fields | {"versions": cell.versions, "rows": _plain(cell.rows)})
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it: seven digits, and numbers that are not finite as None (they are "not reached"
-    or "diverged").
-    """
+    """As JSON has it: seven digits, and None for NaN and infinity."""
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

@@ -1,6 +1,4 @@
-"""`fd.compare`: several algorithms on the same federation and the same seeds, as a table and as a
-page.
-"""
+"""`fd.compare`: several algorithms on the same federation and seeds, as a table and a page."""
 
 from __future__ import annotations
 
@@ -31,9 +29,7 @@ if TYPE_CHECKING:
     from foedus.data.federation import Federation
 
 _NEAR_BEST = 0.95
-"""Without a target, it is this part of the best final accuracy (the best mean squared error divided
-by it).
-"""
+"""The default target: this part of the best final accuracy (the least error divided by it)."""
 
 _RUN_FILE = re.compile(r"(.+)-seed\d+")
 
@@ -74,18 +70,10 @@ def compare(
             for seed in seeds:
                 advance(f"{name}, seed {seed}", 0)
                 file = None if folder is None else Path(folder) / _file_name(name, seed)
+                own: dict[str, Any] = {"seed": seed, "checkpoint": file, "progress": False}
+                own["callbacks"] = [Named(c, f"{name}-seed{seed}") for c in callbacks]
                 try:
-                    told = [Named(c, f"{name}-seed{seed}") for c in callbacks]
-                    result = run(
-                        algorithm,
-                        fed,
-                        rounds,
-                        seed=seed,
-                        checkpoint=file,
-                        callbacks=told,
-                        progress=False,
-                        **run_options,
-                    )
+                    result = run(algorithm, fed, rounds, **own, **run_options)
                 except DivergenceError as error:
                     diverged.setdefault(name, {})[len(runs[name])] = str(error)
                     result = error.run
@@ -96,9 +84,7 @@ def compare(
 
 @dataclass(frozen=True)
 class Curve:
-    """The metric of one algorithm over the rounds in which it was measured: mean, least and largest
-    over its seeds.
-    """
+    """The metric of one algorithm by evaluated round: mean, least and largest over its seeds."""
 
     name: str
     rounds: list[int]
@@ -113,11 +99,9 @@ class Curve:
 
 @dataclass(eq=False, repr=False)
 class Comparison:
-    """Runs of several algorithms, one for each seed: `runs[name]`, `table()`, `report(path)`,
-    `save(folder)`.
+    """Runs of several algorithms, one a seed: `runs[name]`, `table()`, `report(path)`, `save(dir)`.
 
-    `diverged[name]` has the message for each run (by its place in `runs[name]`) that did not end
-    well.
+    `diverged[name]` has the message of each run that diverged, by its index in `runs[name]`.
     """
 
     runs: dict[str, list[Run]]
@@ -143,13 +127,10 @@ class Comparison:
         return self.metric.endswith("accuracy")
 
     def is_pooled(self, name: str) -> bool:
-        """Whether the algorithm sees all rows in one place, so that it is a reference and no
-        competitor.
-        """
+        """Whether the algorithm sees all rows in one place: a reference, not a competitor."""
         first = self.runs[name][0]
-        return (
-            first.algorithm.pooled or first.settings.get("federation", {}).get("scheme") == "pool"
-        )
+        scheme = first.settings.get("federation", {}).get("scheme")
+        return first.algorithm.pooled or scheme == "pool"
 
     def finished(self, name: str) -> list[Run]:
         """The runs that did not diverge."""
@@ -178,8 +159,7 @@ class Comparison:
         return max(finals) * _NEAR_BEST if self.higher_is_better else min(finals) / _NEAR_BEST
 
     def table(self) -> pd.DataFrame:
-        """One row an algorithm: final metric (mean and standard deviation over seeds), cost to
-        reach the target, and in all.
+        """One row an algorithm: the final metric, the cost to reach the target, and the whole cost.
 
         Columns: the metric and `_std` (NaN with one seed), the same on clients' own test rows where
         an algorithm is personal, `rounds_to_target` and `mb_to_target` (means over seeds; NaN
@@ -188,31 +168,25 @@ class Comparison:
         """
         import pandas as pd
 
-        return (
-            pd.DataFrame({name: self._row(name) for name in self.runs})
-            .T.infer_objects()
-            .rename_axis("algorithm")
-        )
+        table = pd.DataFrame({name: self._row(name) for name in self.runs}).T
+        return table.infer_objects().rename_axis("algorithm")
 
     def _row(self, name: str) -> dict[str, Any]:
         row: dict[str, Any] = {}
         for metric in filter(None, (self.metric, self.own_metric)):
             values = self.final(name, metric)
-            row[metric] = statistics.fmean(values) if values else math.nan
+            row[metric] = _mean(values)
             row[f"{metric}_std"] = statistics.stdev(values) if len(values) > 1 else math.nan
         finished = self.finished(name)
         reached = [r for r in map(self.reached, finished) if r is not None]
         everyone = bool(reached) and len(reached) == len(self.runs[name])
-        row["rounds_to_target"] = (
-            statistics.fmean(r["round"] for r in reached) if everyone else math.nan
-        )
-        row["mb_to_target"] = statistics.fmean(map(_megabytes, reached)) if everyone else math.nan
+        at_target = reached if everyone else []
+        row["rounds_to_target"] = _mean([r["round"] for r in at_target])
+        row["mb_to_target"] = _mean([_megabytes(r) for r in at_target])
         ends = [r.records.rows[-1] for r in finished or self.runs[name] if r.records.rows]
-        row["mb"] = statistics.fmean(map(_megabytes, ends)) if ends else math.nan
-        row["seconds"] = statistics.fmean(e["seconds"] for e in ends) if ends else math.nan
-        row["seeds"] = len(finished)
-        row["remark"] = self._remark(name, len(reached))
-        return row
+        row["mb"] = _mean([_megabytes(e) for e in ends])
+        row["seconds"] = _mean([e["seconds"] for e in ends])
+        return row | {"seeds": len(finished), "remark": self._remark(name, len(reached))}
 
     def _remark(self, name: str, reached: int) -> str:
         total, parts = len(self.runs[name]), []
@@ -220,14 +194,9 @@ class Comparison:
             parts.append("all data in one place")
         if lost := self.diverged.get(name):
             last = sorted({len(self.runs[name][i].records) for i in lost})
-            where = (
-                f"in round {last[0]}" if len(last) == 1 else f"in rounds {last[0]} to {last[-1]}"
-            )
-            parts.append(
-                f"diverged {where}"
-                if total == 1
-                else f"{len(lost)} of {total} seeds diverged {where}"
-            )
+            where = f"round {last[0]}" if len(last) == 1 else f"rounds {last[0]} to {last[-1]}"
+            seeds = "" if total == 1 else f"{len(lost)} of {total} seeds "
+            parts.append(f"{seeds}diverged in {where}")
         if 0 < reached < total:
             parts.append(f"{reached} of {total} seeds reach the target")
         return "; ".join(parts)
@@ -242,14 +211,12 @@ class Comparison:
     def _curve(self, name: str) -> Curve | None:
         # Where nothing finished, the rounds before the end are all there is to see.
         finished = self.finished(name)
-        measured = [
-            {
-                row["round"]: row
-                for row in r.records.rows
-                if math.isfinite(row.get(self.metric, math.nan))
-            }
-            for r in finished or self.runs[name]
-        ]
+
+        def evaluated(r: Run) -> dict[float, dict[str, float]]:
+            rows = r.records.rows
+            return {v["round"]: v for v in rows if math.isfinite(v.get(self.metric, math.nan))}
+
+        measured = [evaluated(r) for r in finished or self.runs[name]]
         rounds = sorted(set.intersection(*(set(m) for m in measured)))
         if not rounds:
             return None
@@ -258,9 +225,9 @@ class Comparison:
         return Curve(
             name=name,
             rounds=[int(t) for t in rounds],
-            megabytes=[statistics.fmean(map(_megabytes, of_round)) for of_round in rows],
-            seconds=[statistics.fmean(row["seconds"] for row in of_round) for of_round in rows],
-            mean=[statistics.fmean(v) for v in values],
+            megabytes=[_mean([_megabytes(row) for row in of_round]) for of_round in rows],
+            seconds=[_mean([row["seconds"] for row in of_round]) for of_round in rows],
+            mean=[_mean(v) for v in values],
             low=[min(v) for v in values],
             high=[max(v) for v in values],
             pooled=self.is_pooled(name),
@@ -273,29 +240,18 @@ class Comparison:
         """The target in words."""
         if self.target is None:
             return "no target: nothing was evaluated"
-        sign = "at least" if self.higher_is_better else "at most"
-        why = ""
-        if self.default_target:
-            why = (
-                f" ({_NEAR_BEST:.0%} of the best without pooled data)"
-                if self.higher_is_better
-                else f" (the best / {_NEAR_BEST})"
-            )
-        return f"target: {words(self.metric)} {sign} {digits(self.target, self.target)}{why}"
+        sign, why = "at most", f" (the best / {_NEAR_BEST})"
+        if self.higher_is_better:
+            sign, why = "at least", f" ({_NEAR_BEST:.0%} of the best without pooled data)"
+        text = f"target: {words(self.metric)} {sign} {digits(self.target, self.target)}"
+        return text + (why if self.default_target else "")
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """The table as text: headings (with line breaks) and rows, the name first."""
         table = self.table()
         metrics = [m for m in (self.metric, self.own_metric) if m]
-        headings = [
-            "algorithm",
-            *(words(m).replace(", ", ",\n") for m in metrics),
-            "rounds\nto\ntarget",
-            "MB\nto\ntarget",
-            "MB\nin all",
-            "seconds",
-            "remark",
-        ]
+        headings = ["algorithm", *(words(m).replace(", ", ",\n") for m in metrics)]
+        headings += ["rounds\nto\ntarget", "MB\nto\ntarget", "MB\nin all", "seconds", "remark"]
         rows = []
         for name, row in zip(table.index, table.to_dict("records"), strict=True):
             means = [mean_and_spread(row[m], row[f"{m}_std"]) for m in metrics]
@@ -318,15 +274,11 @@ class Comparison:
         most = max(len(r.records) - 1 for runs in self.runs.values() for r in runs)
         seeds = max(len(runs) for runs in self.runs.values())
         data = self.federation_settings().get("data", "")
-        return (
-            f"{data}: {count(len(self.runs), 'algorithm')}, {count(most, 'round')}, "
-            f"{count(seeds, 'seed')}"
-        ).lstrip(": ")
+        counted = {"algorithm": len(self.runs), "round": most, "seed": seeds}
+        return f"{data}: {', '.join(count(n, noun) for noun, n in counted.items())}".lstrip(": ")
 
     def federation_settings(self) -> dict[str, Any]:
-        """How the data was divided, as the runs recorded it (that of a run on pooled data only
-        where there is no other).
-        """
+        """The recorded split of the data; of a run on pooled data only where there is no other."""
         names = sorted(self.runs, key=self.is_pooled)
         return self.runs[names[0]][0].settings.get("federation", {})
 
@@ -336,8 +288,9 @@ class Comparison:
     # -- files -------------------------------------------------------------------------------------
 
     def report(self, path: str | os.PathLike, title: str | None = None) -> Path:
-        """Write one self-contained HTML page: table, curves, the division of the data, every
-        setting. Needs matplotlib.
+        """Write one self-contained HTML page: table, curves, the split, every setting.
+
+        Needs matplotlib.
         """
         from foedus.report.html import write_page
         from foedus.report.page import render
@@ -345,9 +298,7 @@ class Comparison:
         return write_page(path, render(self, title))
 
     def save(self, folder: str | os.PathLike) -> list[Path]:
-        """Write each run that did not diverge to `folder/NAME-seedN.safetensors`, for `fd.Run.load`
-        and `foedus report`.
-        """
+        """Write each run that did not diverge to `folder/NAME-seedN.safetensors`."""
         written = []
         for name in self.runs:
             for r in self.finished(name):
@@ -357,11 +308,10 @@ class Comparison:
 
     @classmethod
     def load(cls, *paths: str | os.PathLike, target: float | None = None) -> Comparison:
-        """A comparison of saved runs (files, or folders of them). Runs that differ only in the seed
-        belong together.
+        """A comparison of saved runs: files, or folders of them.
 
-        They are called as in the file name NAME-seedN, otherwise by the algorithm and by the
-        settings in which they differ.
+        Runs that differ only in the seed belong together. They are called as in the file name
+        NAME-seedN, otherwise by the algorithm and by the settings in which they differ.
         """
         groups: dict[str, dict[int, Run]] = {}
         names: dict[str, str | None] = {}
@@ -377,23 +327,16 @@ class Comparison:
                     f"{file}: a run with these settings and seed {seed} is already among the runs"
                 )
             groups[key][seed] = loaded
-        labels = _labels(
-            {key: next(iter(runs.values())).settings for key, runs in groups.items()}, names
-        )
-        return cls(
-            {labels[key]: [runs[s] for s in sorted(runs)] for key, runs in groups.items()},
-            None,
-            target,
-        )
+        firsts = {key: next(iter(runs.values())).settings for key, runs in groups.items()}
+        labels = _labels(firsts, names)
+        runs = {labels[key]: [runs[s] for s in sorted(runs)] for key, runs in groups.items()}
+        return cls(runs, None, target)
 
 
 def words(metric: str) -> str:
     """A metric's name for people."""
-    return {
-        "mse": "mean squared error",
-        "own_mse": "error, own rows",
-        "own_accuracy": "accuracy, own rows",
-    }.get(metric, metric)
+    own = {"own_mse": "error, own rows", "own_accuracy": "accuracy, own rows"}
+    return {"mse": "mean squared error", **own}.get(metric, metric)
 
 
 # Arguments
@@ -407,11 +350,8 @@ def _checked(
         raise ConfigError(
             "algorithms must be a dictionary {name: algorithm} with at least one entry"
         )
-    allowed = [
-        p
-        for p in inspect.signature(run).parameters
-        if p not in ("algorithm", "fed", "rounds", "seed", "target", "progress")
-    ]
+    own = ("algorithm", "fed", "rounds", "seed", "target", "progress")
+    allowed = [p for p in inspect.signature(run).parameters if p not in own]
     for option in options:
         if option == "seed":
             raise ConfigError("compare takes seeds=[...] or seeds=n, not seed=")
@@ -419,10 +359,8 @@ def _checked(
             raise ConfigError(unknown("option", option, [*allowed, "seeds", "target", "progress"]))
     for name, algorithm in algorithms.items():
         if not isinstance(algorithm, Algorithm):
-            raise ConfigError(
-                f"algorithms[{name!r}] must be a foedus algorithm such as fd.FedAvg(), not "
-                f"{algorithm!r}"
-            )
+            kind = "a foedus algorithm such as fd.FedAvg()"
+            raise ConfigError(f"algorithms[{name!r}] must be {kind}, not {algorithm!r}")
         if hasattr(fed, "spec"):
             algorithm.check(fed.spec)
     return {str(name): algorithm for name, algorithm in algorithms.items()}
@@ -453,8 +391,7 @@ def _load_run(file: Path) -> Run:
     except CheckpointError as error:
         if not isinstance(error.__cause__, ConfigError):
             raise
-        # A module or an algorithm of the user cannot be built from text, but a table needs only
-        # what was recorded.
+        # A user's own algorithm cannot be built from text; a table needs only what was recorded.
         return Run.load(file, algorithm=Algorithm())
 
 
@@ -464,15 +401,8 @@ def _labels(settings: dict[str, dict[str, Any]], names: dict[str, str | None]) -
     short = {key: names[key] or str(f.get("algorithm.type", "run")) for key, f in flat.items()}
     labels: dict[str, str] = {}
     for key, name in short.items():
-        alike = [k for k in short if short[k] == name]
-        fields = sorted(
-            {
-                f
-                for k in alike
-                for f in flat[k]
-                if any(flat[k].get(f) != flat[o].get(f) for o in alike)
-            }
-        )
+        alike = [flat[k] for k in short if short[k] == name]
+        fields = sorted({f for s in alike for f in s if any(s.get(f) != o.get(f) for o in alike)})
         detail = ", ".join(f"{f.rsplit('.', 1)[-1]}={flat[key].get(f)}" for f in fields)
         label = f"{name} ({detail})" if detail else name
         labels[key] = label if label not in labels.values() else f"{label} #{len(labels) + 1}"
@@ -494,6 +424,10 @@ def _metrics(runs: list[Run]) -> tuple[str, str | None]:
     metric = next((c for c in (name, f"own_{name}") if c in columns), name)
     own = f"own_{name}"
     return metric, own if own in columns and own != metric else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else math.nan
 
 
 def _megabytes(row: dict[str, float]) -> float:

@@ -18,10 +18,12 @@ def render(comparison: Comparison, title: str | None = None) -> str:
     style = plots.styles(list(comparison.runs), pooled)
     (headings, rows), settings = comparison.cells(), _settings(comparison)
     metrics = [c for c in (comparison.metric, comparison.own_metric, "loss") if c]
+    data = comparison.federation_settings().get("data", "saved runs")
+    headings_of_runs = ["algorithm", "seed", "rounds", *map(words, metrics)]
+    headings_of_runs += ["MB up", "MB down", "seconds", "end"]
     return html.render(
         "comparison.html.j2",
-        title=title
-        or f"Comparison on {comparison.federation_settings().get('data', 'saved runs')}",
+        title=title or f"Comparison on {data}",
         subtitle=comparison.title(),
         comparison=comparison,
         several=_several(comparison),
@@ -36,16 +38,7 @@ def render(comparison: Comparison, title: str | None = None) -> str:
         division=_division(comparison),
         settings=settings,
         differing=[key for key, *values in settings if len(set(values)) > 1 and key != "type"],
-        run_headings=[
-            "algorithm",
-            "seed",
-            "rounds",
-            *map(words, metrics),
-            "MB up",
-            "MB down",
-            "seconds",
-            "end",
-        ],
+        run_headings=headings_of_runs,
         runs=list(_runs(comparison, metrics)),
         versions=html.versions(),
     )
@@ -77,21 +70,16 @@ def _curves(
     def drawn(against: str, **options: Any) -> str:
         return plots.curves(series, against, metric, style, target=target, **options)
 
-    band = (
-        " Lines are means over seeds, bands reach from the least to the largest seed."
-        if _several(comparison)
-        else ""
-    )
+    band = " Lines are means over seeds, bands reach from the least to the largest seed."
+    band = band if _several(comparison) else ""
     yield drawn("rounds"), f"{name} after each round.{band}"
     if (limits := _close_up(comparison, series)) is not None:
         yield drawn("rounds", limits=limits), "The same, close up around the target and the best."
     if any(c.megabytes[-1] > 0 for c in series):
         silent = any(c.megabytes[-1] == 0 for c in series)
         level = " A level line shows the last value of what sends nothing." if silent else ""
-        yield (
-            drawn("megabytes"),
-            f"{name} for what has been sent, by all clients and to them.{level}",
-        )
+        caption = f"{name} for what has been sent, by all clients and to them.{level}"
+        yield drawn("megabytes"), caption
     if any(c.seconds[-1] > 0 for c in series):
         yield drawn("seconds"), f"{name} for the time spent computing, evaluation left out."
 
@@ -141,18 +129,10 @@ def _settings(comparison: Comparison) -> list[list[str]]:
     for runs in comparison.runs.values():
         recorded = runs[0].settings
         shared = {k: v for k, v in recorded.items() if k not in ("algorithm", "federation", "seed")}
-        rounds, seeds = (
-            max(len(r.records) - 1 for r in runs),
-            [r.settings.get("seed") for r in runs],
-        )
-        columns.append(
-            {
-                **flatten(recorded.get("algorithm", {})),
-                **flatten(shared),
-                "rounds": rounds,
-                "seeds": seeds,
-            }
-        )
+        rounds = max(len(r.records) - 1 for r in runs)
+        seeds = [r.settings.get("seed") for r in runs]
+        named = flatten(recorded.get("algorithm", {})) | flatten(shared)
+        columns.append(named | {"rounds": rounds, "seeds": seeds})
     keys = dict.fromkeys(k for c in columns for k in c if k)
     return [[key, *(_value(c[key]) if key in c else "–" for c in columns)] for key in keys]
 
@@ -162,15 +142,9 @@ def _runs(comparison: Comparison, metrics: Sequence[str]) -> Iterator[list[Any]]
     for name, runs in comparison.runs.items():
         for i, run in enumerate(runs):
             last = run.records.last
-            cells = [
-                name,
-                run.settings.get("seed"),
-                len(run.records) - 1,
-                *(f"{last(c):.4f}" for c in metrics),
-            ]
+            cells = [name, run.settings.get("seed"), len(run.records) - 1]
+            cells += [f"{last(c):.4f}" for c in metrics]
             cells += [f"{last(c) / 1e6:,.3f}" for c in ("bytes_up", "bytes_down")]
-            cells += [
-                f"{last('seconds'):.2f}",
-                "diverged" if i in comparison.diverged.get(name, {}) else "finished",
-            ]
+            end = "diverged" if i in comparison.diverged.get(name, {}) else "finished"
+            cells += [f"{last('seconds'):.2f}", end]
             yield ["–" if c == "nan" else c for c in cells]

@@ -1,6 +1,4 @@
-"""Figures as inline SVG: drawn through matplotlib's objects, so that no global state of the
-caller's plots is touched.
-"""
+"""Figures as inline SVG, through matplotlib's objects: its global state is not touched."""
 
 from __future__ import annotations
 
@@ -22,17 +20,10 @@ if TYPE_CHECKING:
 
     from foedus.data.federation import Federation
 
-# Okabe and Ito's colours without yellow (too pale on white); the dashes and markers tell the lines
-# apart in grey.
+# Okabe and Ito's colours without yellow (too pale on white); dashes and markers differ in grey, too
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-DASHES: tuple[Any, ...] = (
-    "-",
-    (0, (5, 1.5)),
-    (0, (5, 1.5, 1, 1.5)),
-    (0, (2, 1)),
-    (0, (8, 2)),
-    (0, (1, 1)),
-)
+_GAPS = ((5, 1.5), (5, 1.5, 1, 1.5), (2, 1), (8, 2), (1, 1))
+DASHES: tuple[Any, ...] = ("-", *((0, gaps) for gaps in _GAPS))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 _POOLED = "#333333"
 
@@ -80,8 +71,7 @@ def styles(names: Sequence[str], pooled: Sequence[str] = ()) -> dict[str, Style]
         if name in pooled:
             found[name] = Style(_POOLED, (0, (1, 1.2)), "*")
             continue
-        # After one turn of the colours the dashes move on, so that a pair of colour and dash comes
-        # again only after 36.
+        # after one turn of the colours the dashes move on: a pair comes again only after 36
         dash = DASHES[(i + i // len(COLORS)) % len(DASHES)]
         found[name] = Style(COLORS[i % len(COLORS)], dash, _MARKERS[i % len(_MARKERS)])
         i += 1
@@ -97,13 +87,10 @@ def curves(
     target: float | None = None,
     limits: tuple[float, float] | None = None,
 ) -> str:
-    """The metric against "rounds", "megabytes" or "seconds": mean over seeds, with a band from the
-    least to the largest.
-    """
+    """The metric against "rounds", "megabytes" or "seconds": mean over seeds in a band of all."""
     with drawing():
-        columns = max(
-            1, min(3, len(series), 60 // (8 + max(len(_label(c, against)) for c in series)))
-        )
+        longest = max(len(_label(c, against)) for c in series)
+        columns = max(1, min(3, len(series), 60 // (8 + longest)))
         figure, ax = blank(3.5 + 0.19 * math.ceil(len(series) / columns))
         log = against == "megabytes" and _decades(series) > 1.5
         for i, curve in enumerate(series):
@@ -120,52 +107,29 @@ def curves(
             ax.axhline(target, color="#777777", linewidth=0.9, zorder=1)
             # Curves end on the good side of the target, so its name stands on the other.
             place = "top" if metric.endswith("accuracy") else "bottom"
-            ax.text(
-                0.995,
-                target,
-                "target",
-                transform=ax.get_yaxis_transform(),
-                va=place,
-                ha="right",
-                fontsize=8,
-                color="#555555",
-            )
+            look: dict[str, Any] = {"va": place, "ha": "right", "fontsize": 8, "color": "#555555"}
+            ax.text(0.995, target, "target", transform=ax.get_yaxis_transform(), **look)
         if limits:
             ax.set_ylim(*limits)
-        xlabel = {
-            "rounds": "round",
-            "megabytes": "megabytes sent, up and down",
-            "seconds": "seconds of computing",
-        }[against]
-        ax.set(
-            xlabel=xlabel + (" (log scale)" if log else ""),
-            ylabel=f"{words(metric)} on the test set",
-        )
-        if metric.startswith("own_"):
-            ax.set_ylabel(words(metric))
+        xlabel = {"rounds": "round", "megabytes": "megabytes sent, up and down"}
+        ax.set_xlabel(xlabel.get(against, "seconds of computing") + (" (log scale)" if log else ""))
+        rows = "" if metric.startswith("own_") else " on the test set"
+        ax.set_ylabel(f"{words(metric)}{rows}")
         handles, labels = ax.get_legend_handles_labels()
         figure.legend(
             handles, labels, loc="outside lower center", ncols=columns, frameon=False,
             handlelength=2.6, columnspacing=1.2, handletextpad=0.5, borderaxespad=0.2,
         )  # fmt: skip
-        what = "close-up of " if limits else ""
-        return inline(
-            figure, f"{what}{words(metric)} against {against}" + ("-close" if limits else "")
-        )
+        label = f"{words(metric)} against {against}"
+        return inline(figure, f"close-up of {label}-close" if limits else label)
 
 
 def _draw(ax: Axes, curve: Curve, i: int, against: str, style: Style, log: bool) -> None:
     x = getattr(curve, against)
-    label = _label(curve, against)
-    look = {
-        "color": style.colour,
-        "linestyle": style.dash,
-        "label": label,
-        "zorder": 3 if curve.pooled else 4,
-    }
+    look: dict[str, Any] = {"color": style.colour, "linestyle": style.dash}
+    look |= {"label": _label(curve, against), "zorder": 3 if curve.pooled else 4}
     if against == "megabytes" and x[-1] == 0 and not curve.diverged:
-        # It sends nothing, so it has no place on this axis: its last value is a level to compare
-        # with.
+        # it sends nothing, so it has no place on this axis: its last value is a level
         ax.axhline(curve.mean[-1], **look, alpha=0.9)
         return
     keep = [k for k, v in enumerate(x) if v > 0] if log else range(len(x))
@@ -173,15 +137,8 @@ def _draw(ax: Axes, curve: Curve, i: int, against: str, style: Style, log: bool)
     every = max(1, len(x) // _MARKS)
     # Markers start at different places, or lines that run together would hide each other's.
     ax.plot(x, mean, marker=style.marker, markevery=(i * every // 4 % every, every), **look)
-    ax.fill_between(
-        x,
-        [curve.low[k] for k in keep],
-        [curve.high[k] for k in keep],
-        color=style.colour,
-        alpha=0.15,
-        linewidth=0,
-        zorder=2,
-    )
+    low, high = ([values[k] for k in keep] for values in (curve.low, curve.high))
+    ax.fill_between(x, low, high, color=style.colour, alpha=0.15, linewidth=0, zorder=2)
 
 
 def partition(fed: Federation) -> str:
@@ -189,10 +146,8 @@ def partition(fed: Federation) -> str:
     with drawing():
         figure, ax = blank(4.0)
         holdings(ax, fed)
-        return inline(
-            figure,
-            "which client holds which labels" if fed.data.classes else "targets of each client",
-        )
+        labels, targets = "which client holds which labels", "targets of each client"
+        return inline(figure, labels if fed.data.classes else targets)
 
 
 def holdings(ax: Axes, fed: Federation) -> None:
@@ -260,9 +215,7 @@ def blank(height: float) -> tuple[Figure, Axes]:
 
 
 def inline(figure: Figure, label: str) -> str:
-    """Inline SVG: without prolog and metadata, and with ids that stay apart from those of the
-    page's other figures.
-    """
+    """Inline SVG without prolog and metadata; its ids differ from those of other figures."""
     out = io.StringIO()
     figure.savefig(out, format="svg", transparent=True)
     text = out.getvalue()
@@ -272,9 +225,5 @@ def inline(figure: Figure, label: str) -> str:
     prefix = re.sub(r"\W+", "-", label)
     text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", text)
     text = text.replace("xlink:href", "href")
-    return re.sub(
-        r"<svg [^>]*?(viewBox=\"[^\"]*\")[^>]*>",
-        rf'<svg \1 role="img" aria-label="{html.escape(label)}">',
-        text,
-        count=1,
-    )
+    tag = rf'<svg \1 role="img" aria-label="{html.escape(label)}">'
+    return re.sub(r"<svg [^>]*?(viewBox=\"[^\"]*\")[^>]*>", tag, text, count=1)

@@ -13,9 +13,7 @@ from typing import Any
 def rich_table(
     title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str]
 ) -> Any:
-    """A table for rich, with a title above and notes below: the first column to the left, the
-    others to the right.
-    """
+    """A table for rich: a title, the first column to the left, the others to the right, notes."""
     from rich import box
     from rich.console import Group
     from rich.table import Table
@@ -23,9 +21,8 @@ def rich_table(
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for i, heading in enumerate(headings):
-        table.add_column(
-            Text(heading), justify="right" if i else "left", no_wrap=i > 0, overflow="fold"
-        )
+        side: Any = "right" if i else "left"
+        table.add_column(Text(heading), justify=side, no_wrap=i > 0, overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
     return Group(Text(title, style="bold"), table, Text("\n".join(notes)))
@@ -44,11 +41,8 @@ def plain(renderable: Any) -> str:
 def mean_and_spread(mean: float, spread: float) -> str:
     if math.isnan(mean):
         return "–"
-    return (
-        digits(mean, mean)
-        if math.isnan(spread)
-        else f"{digits(mean, mean)} ± {digits(spread, mean)}"
-    )
+    text = digits(mean, mean)
+    return text if math.isnan(spread) else f"{text} ± {digits(spread, mean)}"
 
 
 def digits(value: float, size: float) -> str:
@@ -61,9 +55,9 @@ def number(value: float) -> str:
         return "–"
     if value == 0 or value >= 99.95:
         return f"{value:,.0f}"
-    return (
-        f"{value:.1f}" if value >= 9.995 else f"{value:.2f}" if value >= 0.0095 else f"{value:.2g}"
-    )
+    if value >= 9.995:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if value >= 0.0095 else f"{value:.2g}"
 
 
 def count(n: int, noun: str) -> str:
@@ -76,18 +70,12 @@ def bar(total: int, show: bool | None) -> Iterator[Callable[[str, int], None]]:
     if not (sys.stderr.isatty() if show is None else show):
         yield lambda description, steps: None
         return
+    from rich import progress
     from rich.console import Console
     from rich.markup import escape
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda description, steps: progress.update(
-            task, description=escape(description), advance=steps
-        )
+    columns = (progress.BarColumn(), progress.MofNCompleteColumn(), progress.TimeElapsedColumn())
+    text, console = progress.TextColumn("{task.description}"), Console(stderr=True)
+    with progress.Progress(*columns, text, console=console, transient=True) as shown:
+        task = shown.add_task("", total=total)
+        yield lambda text, steps: shown.update(task, description=escape(text), advance=steps)

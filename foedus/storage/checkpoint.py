@@ -26,6 +26,7 @@ VERSION = 2  # 1 had no checksum, and is still read
 # quotes within names and texts are escaped, so the field stands alone
 _FIELD, _DIGITS = b'"crc32":"', b"00000000"
 _UNFINISHED = ".part"
+_MALFORMED = (KeyError, ValueError, TypeError, AttributeError, RecursionError)
 
 
 class Damaged(CheckpointError):  # noqa: N818 - says it all
@@ -38,8 +39,7 @@ def write(
     meta: dict[str, Any],
     previous: Path | None = None,
 ) -> None:
-    """Write named trees and JSON-able `meta` to one file, atomically: a reader sees the old file or
-    the new one, whole.
+    """Write named trees and JSON-able `meta` to one file, atomically.
 
     previous: where the old file is kept.
     """
@@ -51,10 +51,8 @@ def write(
         forms[name] = form
         # safetensors refuses tensors that share memory, and keeps only contiguous ones.
         tensors.update({f"{name}/{k}": v.detach().contiguous().clone() for k, v in flat.items()})
-    header = {
-        "foedus": json.dumps({"version": VERSION, "forms": forms, "meta": meta}, allow_nan=True),
-        "crc32": _DIGITS.decode(),
-    }
+    text = json.dumps({"version": VERSION, "forms": forms, "meta": meta}, allow_nan=True)
+    header = {"foedus": text, "crc32": _DIGITS.decode()}
     data = save(tensors or {"empty": torch.zeros(0)}, metadata=header)
     at, view = _place(data), memoryview(data)
     assert at is not None  # the header has the digits
@@ -68,16 +66,12 @@ def _place(data: bytes | mmap.mmap) -> int | None:
 
 
 def replace(path: str | os.PathLike, chunks: Iterable[Any], previous: Path | None = None) -> None:
-    """Put a file in the place of another in one instant, with the old one kept as `previous`: there
-    is always a whole one.
-    """
+    """Put a file in the place of another atomically, with the old one kept as `previous`."""
     path = Path(path)
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(
-            dir=path.parent, prefix=f".{path.name}.", suffix=_UNFINISHED
-        )
+        handle, temporary = tempfile.mkstemp(_UNFINISHED, f".{path.name}.", path.parent)
         with os.fdopen(handle, "wb") as f:
             for chunk in chunks:
                 f.write(chunk)
@@ -136,32 +130,17 @@ def read(path: str | os.PathLike) -> tuple[dict[str, tree.Tree], dict[str, Any]]
                 )
             if version == VERSION and not checked:
                 raise Damaged(f"{path} is damaged: its checksum is gone")
-            # Copied, because tensors lie in a file at any address, and some products round
-            # differently where memory is not aligned.
-            tensors: dict[str, Tensor] = {k: f.get_tensor(k).clone() for k in f.keys()}  # noqa: SIM118 - not a dict
-        trees = {
-            name: tree.restore(
-                form,
-                {
-                    k.removeprefix(f"{name}/"): v
-                    for k, v in tensors.items()
-                    if k.startswith(f"{name}/")
-                },
-            )
-            for name, form in forms.items()
-        }
+            # copied: a file's tensors are not aligned in memory, and some products then round
+            # differently
+            tensors: dict[str, dict[str, Tensor]] = {name: {} for name in forms}
+            for key in f.keys():  # noqa: SIM118 - not a dict
+                name, _, path_inside = key.partition("/")
+                tensors.setdefault(name, {})[path_inside] = f.get_tensor(key).clone()
+        trees = {name: tree.restore(form, tensors[name]) for name, form in forms.items()}
         return trees, dict(meta)
     except CheckpointError:
         raise
-    except (
-        SafetensorError,
-        KeyError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-        OSError,
-    ) as error:
+    except (*_MALFORMED, SafetensorError, OSError) as error:
         raise Damaged(f"{path} is not a foedus file, or it is damaged: {error}") from error
 
 
@@ -193,8 +172,7 @@ def exists(path: Path) -> bool:
 
 
 def newest(path: Path) -> tuple[Path, dict[str, tree.Tree], dict[str, Any], str | None]:
-    """The file that a run can go on from, its trees and meta, and a note if it is not the one that
-    it should be.
+    """The file that a run can go on from, its trees and meta, and a note if it is an older one.
 
     That is `path`, or if it is damaged or missing, the one before it; a damaged one is moved aside,
     so that it never takes the place of a good one.
@@ -215,8 +193,6 @@ def newest(path: Path) -> tuple[Path, dict[str, tree.Tree], dict[str, Any], str 
         if path.exists():
             os.replace(path, path.with_name(f"{path.name}.damaged"))
             aside = f" (now {path.name}.damaged)"
-        note = (
-            f"{error}{aside}; the run goes on from the checkpoint before it, {previous.name} "
-            f"of round {meta.get('rounds_done')}"
-        )
+        older = f"{previous.name} of round {meta.get('rounds_done')}"
+        note = f"{error}{aside}; the run goes on from the checkpoint before it, {older}"
         return previous, trees, meta, note

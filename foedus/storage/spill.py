@@ -1,6 +1,4 @@
-"""Room on disk for what does not fit in memory: files without a name, which vanish with the process
-that made them.
-"""
+"""Room on disk for what does not fit in memory: files without a name, gone with the process."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ from foedus.base.tree import Tree
 
 
 def mapped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """An empty tensor that lies in a file: the system keeps in memory what there is room for, and
-    the rest on disk.
-    """
+    """An empty tensor in a file: the system keeps in memory what there is room for."""
     if math.prod(shape) == 0:
         return torch.empty(shape, dtype=dtype)
     with tempfile.NamedTemporaryFile(prefix="foedus-") as file:  # the mapping outlives the name
@@ -44,9 +40,7 @@ class _Place(NamedTuple):
 
 
 class Pile(MutableMapping[int, Tree]):
-    """Trees by number: in memory while all of them take at most `memory` bytes, those that come
-    later encoded in a file.
-    """
+    """Trees by number: up to `memory` bytes of them in memory, later ones encoded in a file."""
 
     def __init__(self, memory: int):
         self.memory, self.taken, self.end = memory, 0, 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -15,8 +15,7 @@ from foedus.storage.spill import Pile, mapped, nbytes
 
 
 class States:
-    """Client states by position: one tensor for all clients where their states have one shape,
-    separate trees otherwise.
+    """Client states by position: one tensor for all where they have one shape, else a tree each.
 
     Memory grows with the clients that have taken part, not with those there are. What takes more
     than `memory` bytes (where that is given) lies on disk.
@@ -30,9 +29,7 @@ class States:
         self.tensors: list[Tensor] | None = None
         self.separate: MutableMapping[int, Tree] = {} if memory is None else Pile(memory)
         self.spilled = False  # whether `tensors` lie on disk
-        # whether somebody else may hold `tensors`: a reply may be the very state that a client
-        # keeps
-        self.lent = False
+        self.lent = False  # whether others may hold `tensors`: a reply may be a client's state
 
     def known(self, positions: Tensor) -> Tensor:
         """Which of these clients have a state."""
@@ -65,16 +62,14 @@ class States:
             states = [self.separate[p] for p in positions.tolist()]
             form = tree.flatten(states[0])[1]
             columns = zip(*(_in_form(s, form) for s in states), strict=True)
-            return tree.unflatten(
-                [torch.stack(c) if isinstance(c[0], Tensor) else c[0] for c in columns], form
-            )
+            stacked = [torch.stack(c) if isinstance(c[0], Tensor) else c[0] for c in columns]
+            return tree.unflatten(stacked, form)
         slots = self.slot[positions]
         # What is on disk is written in place, so it is never given away itself.
         same = not self.spilled and self._all(slots, self.tensors[0]) if self.tensors else True
         self.lent |= same
-        return tree.unflatten(
-            [t if same else t.index_select(0, slots) for t in self.tensors], self.form
-        )
+        chosen = self.tensors if same else [t.index_select(0, slots) for t in self.tensors]
+        return tree.unflatten(chosen, self.form)
 
     def put_many(self, positions: Tensor, stacked: Tree) -> None:
         """Keep the states of some clients, given stacked."""
@@ -94,22 +89,15 @@ class States:
             leaves = _in_form(stacked, self.form)
         if self.tensors is None:
             self.tensors = [t.new_empty((0, *t.shape[1:])) for t in leaves]
-        if (
-            self.memory is not None
-            and not self.spilled
-            and self.used * nbytes(leaves) > self.memory * len(slots)
-        ):
-            for i, t in enumerate(
-                self.tensors
-            ):  # once, with room for all clients there are: a file is no larger than what is in it
+        limited = self.memory is not None and not self.spilled
+        if limited and self.used * nbytes(leaves) > cast("int", self.memory) * len(slots):
+            # once, with room for all clients there are: a file is no larger than what is in it
+            for i, t in enumerate(self.tensors):
                 self.tensors[i] = mapped((len(self.slot), *t.shape[1:]), t.dtype)
                 self.tensors[i][: len(t)] = t
             self.spilled = True
-        whole = (
-            not self.spilled
-            and self.used == len(slots)
-            and torch.equal(slots, torch.arange(self.used))
-        )
+        everybody = self.used == len(slots) and torch.equal(slots, torch.arange(self.used))
+        whole = everybody and not self.spilled
         if self.lent and not whole and not self.spilled:
             self.tensors = [t.clone() for t in self.tensors]
         self.lent = whole
@@ -118,9 +106,8 @@ class States:
                 self.tensors[i] = t  # everybody, in order: no copy
                 continue
             if len(self.tensors[i]) < self.used:
-                room = t.new_empty(
-                    (max(self.used, min(2 * len(self.tensors[i]), len(self.slot))), *t.shape[1:])
-                )
+                size = max(self.used, min(2 * len(self.tensors[i]), len(self.slot)))
+                room = t.new_empty((size, *t.shape[1:]))
                 room[: len(self.tensors[i])] = self.tensors[i]
                 self.tensors[i] = room
             elif not self.tensors[i].is_contiguous():
@@ -140,10 +127,8 @@ class States:
     def save(self) -> Tree:
         """Everything, as a tree."""
         if self.tensors is not None:
-            return {
-                "slot": self.slot,
-                "states": tree.unflatten([t[: self.used] for t in self.tensors], self.form),
-            }
+            states = tree.unflatten([t[: self.used] for t in self.tensors], self.form)
+            return {"slot": self.slot, "states": states}
         return {"slot": self.slot, "separate": {str(p): s for p, s in self.separate.items()}}
 
     def load(self, saved: Tree) -> None:
@@ -166,9 +151,7 @@ class States:
 
 
 def _in_form(state: Tree, form: Any) -> list:
-    """The leaves of a state in the order of another's: the same dictionary may have been built in
-    another order.
-    """
+    """The leaves of a state in the order of another's, whose dictionaries may differ in order."""
     try:
         return tree.in_places(state, form)
     except ValueError as error:

@@ -49,10 +49,8 @@ def combinations(
     rng = np.random.default_rng(seed)
     if ranges:
         if trials is None:
-            raise ConfigError(
-                f"grid[{ranges[0]!r}] is a range, so trials= must say how many values to draw from "
-                "it"
-            )
+            needed = "trials= must say how many values to draw from it"
+            raise ConfigError(f"grid[{ranges[0]!r}] is a range, so {needed}")
         pick = lambda v: v.draw(rng) if isinstance(v, loguniform) else v[int(rng.integers(len(v)))]  # noqa: E731
         return [{name: pick(values) for name, values in grid.items()} for _ in range(trials)]
     lists = {name: values for name, values in grid.items() if not isinstance(values, loguniform)}
@@ -63,24 +61,18 @@ def combinations(
             f"trials={trials} is more than the {size} combinations of the grid; leave trials out "
             "to try them all"
         )
-    numbers = (
-        range(size) if trials is None else np.sort(rng.choice(size, trials, replace=False)).tolist()
-    )
-    places = (np.unravel_index(n, shape) for n in numbers)
-    return [
-        {name: values[p] for (name, values), p in zip(lists.items(), at, strict=True)}
-        for at in places
-    ]
+    numbers = range(size) if trials is None else np.sort(rng.choice(size, trials, replace=False))
+    places = (np.unravel_index(int(n), shape) for n in numbers)
+    return [{k: lists[k][p] for k, p in zip(lists, at, strict=True)} for at in places]
 
 
 def build(algorithm: Any, values: dict[str, Any]) -> Algorithm:
     """The algorithm with these values."""
     if isinstance(algorithm, Algorithm):
+        kind = f"{type(algorithm).__name__} setting"
         for name in values:
             if name not in (known := setting_names(algorithm)):
-                raise ConfigError(
-                    f"grid: {unknown(f'{type(algorithm).__name__} setting', name, known)}"
-                )
+                raise ConfigError(f"grid: {unknown(kind, name, known)}")
         make = lambda: _replaced(algorithm, values)  # noqa: E731
     elif callable(algorithm):
         make = lambda: algorithm(**values)  # noqa: E731
@@ -113,11 +105,8 @@ def _replaced(owner: Any, values: dict[str, Any]) -> Any:
     """All at once: the values of one field may be allowed only with those of another."""
     changes = {name: value for name, value in values.items() if "." not in name}
     for part in dict.fromkeys(name.split(".")[0] for name in values if "." in name):
-        inner = {
-            name.partition(".")[2]: value
-            for name, value in values.items()
-            if name.startswith(f"{part}.")
-        }
+        prefix = f"{part}."
+        inner = {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
         changes[part] = _replaced(getattr(owner, part), inner)
     return dataclasses.replace(owner, **changes)
 

@@ -9,6 +9,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
 
 _PATIENCE = 4.0
 """Seconds: about what it takes to start a process that has PyTorch."""
-
-
-# -- the search ------------------------------------------------------------------------------------
 
 
 class _Outcome(NamedTuple):
@@ -95,18 +93,13 @@ class Search:
     halving: int | None
 
     def race(
-        self,
-        cells: list[Cell],
-        work: contextlib.AbstractContextManager[_Work],
-        progress: bool | None,
+        self, cells: list[Cell], work: AbstractContextManager[_Work], progress: bool | None
     ) -> None:
         """Run all cells to the first rung, the best of them to the next, and so on."""
-        with contextlib.ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="foedus-tune-")))
-            advance = stack.enter_context(
-                bar(planned(len(cells), self.rungs, self.halving) * len(self.held), progress)
-            )
-            pool = stack.enter_context(work)
+        total = planned(len(cells), self.rungs, self.halving) * len(self.held)
+        temporary = tempfile.TemporaryDirectory(prefix="foedus-tune-")
+        with temporary as name, bar(total, progress) as advance, work as pool:
+            folder = Path(name)
             racing, behind = cells, list[Cell]()
             for rung in self.rungs:
                 self.run(racing, rung, folder, pool, advance)
@@ -125,14 +118,12 @@ class Search:
     def run(
         self, cells: list[Cell], rounds: int, folder: Path, pool: _Work, advance: Callable
     ) -> None:
-        file = lambda cell, seed: (  # noqa: E731
-            folder / f"{cell.number}-{seed}.safetensors" if len(self.rungs) > 1 else None
-        )
         runs = [(cell, seed) for cell in cells for seed in self.held]
-        jobs = [
-            (c.algorithm, self.held[s], rounds, s, self.metric, file(c, s), self.options)
-            for c, s in runs
-        ]
+        jobs = []
+        for cell, seed in runs:
+            file = folder / f"{cell.number}-{seed}.safetensors" if len(self.rungs) > 1 else None
+            job = (cell.algorithm, self.held[seed], rounds, seed, self.metric, file, self.options)
+            jobs.append(job)
         for cell in cells:
             cell.runs = []
         for (cell, _), outcome in zip(runs, pool(jobs), strict=True):
@@ -140,14 +131,14 @@ class Search:
             advance(f"{shown_settings(cell.values)}: round {rounds}", 1)
 
     def ranked(self, cells: list[Cell]) -> list[Cell]:
-        """Those that did not fail: the longest first, then by score, then by loss (accuracies on
-        few rows are often equal).
-        """
+        """Those that did not fail: the longest first, then by score, then by loss."""
         sign = -1 if self.metric.endswith("accuracy") else 1
         fine = [cell for cell in cells if not cell.failure]
-        return sorted(
-            fine, key=lambda cell: (-cell.rounds, sign * cell.score, cell.loss, cell.number)
-        )
+
+        def rank(cell: Cell) -> tuple[float, ...]:  # accuracies on few rows are often equal
+            return -cell.rounds, sign * cell.score, cell.loss, cell.number
+
+        return sorted(fine, key=rank)
 
     def table(self, cells: list[Cell]) -> pd.DataFrame:
         import pandas as pd
@@ -171,43 +162,28 @@ def _advance(
     options: dict[str, Any],
 ) -> _Outcome:
     """Run a cell, or go on with it, until so many rounds are done."""
-    checkpoint: dict[str, Any] = (
-        {}
-        if file is None
-        else {"checkpoint": file, "checkpoint_every": max(rounds, 1), "resume": True}
-    )
+    options = {"seed": seed, "progress": False, **options}
+    if file is not None:
+        options |= {"checkpoint": file, "checkpoint_every": max(rounds, 1), "resume": True}
     with one_thread():
         try:
-            records = run(
-                algorithm, fed, rounds, seed=seed, progress=False, **checkpoint, **options
-            ).records
+            records = run(algorithm, fed, rounds, **options).records
         # of the second kind is a system that is singular, for example
         except (DivergenceError, ConfigError) as error:
             at = getattr(error, "round", 0)
             seconds = error.run.records.last("seconds") if hasattr(error, "run") else math.nan
-            return _Outcome(
-                math.nan,
-                math.nan,
-                max(at - 1, 0),
-                0.0 if math.isnan(seconds) else seconds,
-                str(error),
-                at,
-            )
+            seconds = 0.0 if math.isnan(seconds) else seconds
+            return _Outcome(math.nan, math.nan, max(at - 1, 0), seconds, str(error), at)
     if metric not in records.columns:
         name = type(algorithm).__name__
         raise ConfigError(
             f"metric={metric!r} is not measured: {name} makes no model that could be evaluated on "
             "validation rows"
         )
-    score, loss = (
-        records.last(metric),
-        records.last(metric.replace("accuracy", "loss").replace("mse", "loss")),
-    )
-    failed = (
-        ""
-        if math.isfinite(score)
-        else f"round {rounds}: the {metric} on the validation rows is {score}"
-    )
+    score = records.last(metric)
+    loss = records.last(metric.replace("accuracy", "loss").replace("mse", "loss"))
+    wrong = f"round {rounds}: the {metric} on the validation rows is {score}"
+    failed = "" if math.isfinite(score) else wrong
     return _Outcome(score, loss, rounds, records.last("seconds"), failed, rounds)
 
 
@@ -218,7 +194,7 @@ _Work = Callable[[list[tuple]], Iterator[_Outcome]]
 """From the arguments of `_advance` to its results, in the same order."""
 
 
-def share_work(workers: int | None, engine: Any) -> contextlib.AbstractContextManager[_Work]:
+def share_work(workers: int | None, engine: Any) -> AbstractContextManager[_Work]:
     inner = engine.engine if isinstance(engine, Delayed) else engine
     # its workers or sites belong to this process
     if inner is not None and not isinstance(inner, Local):
@@ -246,10 +222,8 @@ def _pool(workers: int, patience: float = 0.0) -> Iterator[_Work]:
     # joblib's processes do not run the caller's script again, take what it defines, and share large
     # arrays in memory ("c": as if they were their own).
     began, options = time.monotonic(), {"return_as": "generator", "mmap_mode": "c"}
-    with (
-        parallel_config(backend="loky", inner_max_num_threads=1),
-        Parallel(workers, **options) as parallel,
-    ):
+    config = parallel_config(backend="loky", inner_max_num_threads=1)
+    with config, Parallel(workers, **options) as parallel:
 
         def work(jobs: list[tuple]) -> Iterator[_Outcome]:
             here = 0
@@ -272,9 +246,8 @@ def _pool(workers: int, patience: float = 0.0) -> Iterator[_Work]:
 def all_failed(cells: list[Cell]) -> DivergenceError:
     first, failure = next((cell, cell.failure) for cell in cells if cell.failure)
     what = "every combination of the grid" if len(cells) > 1 else "the only combination of the grid"
-    return DivergenceError(
-        f"{what} failed; {shown_settings(first.values)}: {failure.failed}", failure.at
-    )
+    text = f"{what} failed; {shown_settings(first.values)}: {failure.failed}"
+    return DivergenceError(text, failure.at)
 
 
 def planned(cells: int, rungs: list[int], halving: int | None) -> int:

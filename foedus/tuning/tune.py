@@ -1,5 +1,4 @@
-"""`fd.tune`: a grid or random search for an algorithm's settings, on rows that every client holds
-out of its training rows.
+"""`fd.tune`: a grid or random search for an algorithm's settings, on held-out training rows.
 
 Test rows take no part: the federation that cells run on does not even have them
 (`Federation.holdout`). With successive halving, all cells run for a few rounds, the best of them go
@@ -87,14 +86,11 @@ def tune(
     check_value("workers", workers, Annotated[int, Ge(1)] | None)
     check_value("halving", halving, Annotated[int, Ge(2)] | None)
     check_value("seed", seed, Annotated[int, Ge(0)])
-    part = Annotated[
-        float, Gt(0), Lt(1), Means("a part of the rows, above 0 and below 1, such as 0.2")
-    ]
-    check_value("validation", validation, part)
+    part = Means("a part of the rows, above 0 and below 1, such as 0.2")
+    check_value("validation", validation, Annotated[float, Gt(0), Lt(1), part])
     seeds, grid = seed_list(seeds), _checked(grid)
-    cells = [
-        Cell(i, v, build(algorithm, v)) for i, v in enumerate(combinations(grid, trials, seed))
-    ]
+    tried = combinations(grid, trials, seed)
+    cells = [Cell(i, values, build(algorithm, values)) for i, values in enumerate(tried)]
     for cell in cells:
         check_arguments(
             cell.algorithm, fed, rounds, seed=max(seeds), engine=engine,
@@ -104,13 +100,8 @@ def tune(
         cell.algorithm.check(fed.spec)
     metric = _metric(metric, fed, all(cell.algorithm.personal for cell in cells))
     rungs = _rungs(len(cells), int(rounds), halving)
-    # Evaluated after the last round only, which is that of the rung.
-    options = {
-        "engine": engine,
-        "participation": participation,
-        "quantise": quantise,
-        "evaluate_every": max(rungs[-1], 1),
-    }
+    options = {"engine": engine, "participation": participation, "quantise": quantise}
+    options["evaluate_every"] = max(rungs[-1], 1)  # the last round only, which is that of the rung
     held = {s: fed.holdout(validation, seed=s) for s in seeds}
     search = Search(held, metric, options, rungs, halving)
     try:
@@ -118,21 +109,16 @@ def tune(
     except KeyboardInterrupt:
         # without the run's own advice to resume it: its checkpoint is gone
         raise KeyboardInterrupt from None
-    best = search.ranked(cells)[0]
-    what = type(best.algorithm).__name__
-    title = (
-        f"{fed.data.name}: {count(len(cells), 'setting')} of {what}, "
-        f"{count(rungs[-1], 'round')}, {count(len(seeds), 'seed')}"
-    )
-    return Tuning(
-        best.algorithm, best.values, metric, search.table(cells), _border(grid, best.values), title
-    )
+    best, table = search.ranked(cells)[0], search.table(cells)
+    settings = f"{count(len(cells), 'setting')} of {type(best.algorithm).__name__}"
+    counts = f"{count(rungs[-1], 'round')}, {count(len(seeds), 'seed')}"
+    title, border = f"{fed.data.name}: {settings}, {counts}", _border(grid, best.values)
+    return Tuning(best.algorithm, best.values, metric, table, border, title)
 
 
 @dataclass(eq=False, repr=False)
 class Tuning:
-    """What a search found: `best` (the algorithm), `values` (its settings from the grid), `table`,
-    and `print(tuning)`.
+    """What a search found: `best` (the algorithm), `values` (its settings), `table`; it prints.
 
     `table` has a row for each combination, best first (after those that ran to the end, those that
     halving left behind): its values, `score` and `spread` (mean and standard deviation over seeds
@@ -151,17 +137,10 @@ class Tuning:
     def __rich__(self) -> Any:
         rows = self.table.to_dict("records")
         names, shown = list(self.values), rows[:_SHOWN]
-        text = [
-            [shorten(r[n]) for n in names]
-            + [self._score(r), "–" if r["failed"] else f"{r['rounds']}"]
-            for r in shown
-        ]
+        text = [[*(shorten(r[n]) for n in names), *self._result(r)] for r in shown]
         notes = [f"chosen: {shown_settings(self.values)}"]
-        notes += [
-            f"{n} = {shorten(self.values[n])} is at the end of its list: better values may lie "
-            "beyond"
-            for n in self.border
-        ]
+        end = "is at the end of its list: better values may lie beyond"
+        notes += [f"{n} = {shorten(self.values[n])} {end}" for n in self.border]
         if len(rows) > len(shown):
             notes.append(f"{len(rows) - len(shown)} more in .table")
         failed = [r for r in rows if r["failed"]]
@@ -170,21 +149,20 @@ class Tuning:
             notes.append(f"{len(failed)} of {len(rows)} failed; {first}: {failed[0]['failed']}")
         return rich_table(self.title, [*names, f"validation\n{self.metric}", "rounds"], text, notes)
 
-    def _score(self, row: dict[Any, Any]) -> str:
+    def _result(self, row: dict[Any, Any]) -> tuple[str, str]:
+        """Score and rounds."""
         if row["failed"]:
-            return "failed"
+            return "failed", "–"
         form = ".4f" if self.metric.endswith("accuracy") else ".4g"
         spread = "" if math.isnan(row["spread"]) else f" ± {row['spread']:{form}}"
-        return f"{row['score']:{form}}{spread}"
+        return f"{row['score']:{form}}{spread}", str(row["rounds"])
 
     def __repr__(self) -> str:
         return plain(self.__rich__())
 
 
 def _rungs(cells: int, rounds: int, halving: int | None) -> list[int]:
-    """After how many rounds cells are compared; at the end at most `halving` of them, if there are
-    rounds enough.
-    """
+    """After how many rounds cells are compared; at the end at most `halving` are left."""
     rungs = [rounds]
     while halving is not None and cells > halving and rungs[0] > 1:
         rungs.insert(0, math.ceil(rungs[0] / halving))
@@ -213,9 +191,8 @@ def _checked(grid: Any) -> dict[str, list[Any] | loguniform]:
         if isinstance(values, loguniform):
             found[name] = values
             continue
-        if isinstance(values, str | bytes | Mapping) or not isinstance(
-            values, Sequence | np.ndarray
-        ):
+        single = isinstance(values, str | bytes | Mapping)
+        if single or not isinstance(values, Sequence | np.ndarray):
             raise ConfigError(
                 f"grid[{name!r}]={values!r} must be a list of values, or fd.loguniform(low, high)"
             )

@@ -36,8 +36,7 @@ def _floating(t: object) -> bool:
 @tree.node(static=("shape",))
 @dataclass(frozen=True, eq=False)
 class Sparse:
-    """A tensor of `shape` that is zero but for `values` at the flat `indices`; an index that comes
-    twice adds up.
+    """A tensor of `shape`, zero but for `values` at the flat `indices`; repeated indices add up.
 
     indices: int64 or int32 `[..., k]`; values: `[..., k]`.
     """
@@ -65,10 +64,8 @@ class Sparse:
         if not isinstance(self.values, Tensor) or self.values.dtype == torch.bool:
             return "its values must be numbers"
         if self.values.dim() < 1 or self.values.shape != self.indices.shape:
-            return (
-                f"indices {list(self.indices.shape)} and values {list(self.values.shape)} must "
-                "have one shape [..., k]"
-            )
+            indices, values = list(self.indices.shape), list(self.values.shape)
+            return f"indices {indices} and values {values} must have one shape [..., k]"
         return None
 
 
@@ -90,29 +87,20 @@ class LowRank:
 
     def fault(self) -> str | None:
         """What is wrong with the fields' dtypes and shapes, if anything."""
-        if not (
-            _floating(self.left) and _floating(self.right) and self.left.dtype == self.right.dtype
-        ):
+        floating = _floating(self.left) and _floating(self.right)
+        if not floating or self.left.dtype != self.right.dtype:
             return "its factors must have one floating dtype"
-        left, right = self.left.shape, self.right.shape
-        if (
-            len(left) < 2
-            or len(left) != len(right)
-            or left[:-2] != right[:-2]
-            or left[-1] != right[-1]
-        ):
-            return (
-                f"its factors must be [..., m, r] and [..., n, r], not {list(left)} and "
-                f"{list(right)}"
-            )
+        left, right = list(self.left.shape), list(self.right.shape)
+        same = len(left) == len(right) and left[:-2] == right[:-2] and left[-1:] == right[-1:]
+        if len(left) < 2 or not same:
+            return f"its factors must be [..., m, r] and [..., n, r], not {left} and {right}"
         return None
 
 
 @tree.node(static=("shape",))
 @dataclass(frozen=True, eq=False)
 class Signs:
-    """`scale` times a tensor of +1 and -1. Element `8 j + i` is +1 where bit `i` (of value `2^i`)
-    of byte `j` is set.
+    """`scale` times a tensor of +1 and -1: element `8 j + i` is +1 if bit `i` of byte `j` is set.
 
     bits: uint8 `[..., ceil(n / 8)]` with `n = prod(shape)`; scale: floating, `[...]`.
     """
@@ -123,15 +111,10 @@ class Signs:
 
     @classmethod
     def pack(cls, signs: Tensor, scale: Tensor | float) -> Signs:
-        """From a tensor `[..., *shape]`, of which only `>= 0` matters, and a scale `[...]` (or one
-        number).
-        """
+        """From a tensor `[..., *shape]`, by `>= 0` alone, and a scale `[...]` (or a number)."""
         if not isinstance(scale, Tensor):
-            scale = torch.tensor(
-                scale,
-                dtype=signs.dtype if signs.is_floating_point() else torch.float32,
-                device=signs.device,
-            )
+            dtype = signs.dtype if signs.is_floating_point() else torch.float32
+            scale = torch.tensor(scale, dtype=dtype, device=signs.device)
         lead, shape = signs.shape[: scale.dim()], tuple(signs.shape[scale.dim() :])
         ones = (signs >= 0).to(torch.uint8).reshape(*lead, math.prod(shape))
         ones = torch.nn.functional.pad(ones, (0, -ones.shape[-1] % 8))
@@ -142,12 +125,10 @@ class Signs:
     def dense(self) -> Tensor:
         """The dense tensor, `[..., *shape]`, in the dtype of `scale`."""
         lead, n = self.scale.shape, math.prod(self.shape)
-        ones = torch.stack([(self.bits >> i) & 1 for i in range(8)], -1).reshape(
-            *lead, 8 * self.bits.shape[-1]
-        )[..., :n]
-        return ((2 * ones.to(self.scale.dtype) - 1) * self.scale.unsqueeze(-1)).reshape(
-            (*lead, *self.shape)
-        )
+        ones = torch.stack([(self.bits >> i) & 1 for i in range(8)], -1)
+        ones = ones.reshape(*lead, 8 * self.bits.shape[-1])[..., :n]
+        signs = (2 * ones.to(self.scale.dtype) - 1) * self.scale.unsqueeze(-1)
+        return signs.reshape((*lead, *self.shape))
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """`sum_c weights[c] * dense[c]`, unpacking an eighth of the numbers at a time."""
@@ -159,13 +140,9 @@ class Signs:
         """What is wrong with the fields' dtypes and shapes, if anything."""
         if not (_is(self.bits, torch.uint8) and _floating(self.scale)):
             return "its bits must be uint8 and its scale floating"
-        want = (*self.scale.shape, -(-math.prod(self.shape) // 8))
-        if self.bits.shape != want:
-            return (
-                f"{math.prod(self.shape)} signs take bits of shape {list(want)}, not "
-                f"{list(self.bits.shape)}"
-            )
-        return None
+        count, given = math.prod(self.shape), list(self.bits.shape)
+        want = [*self.scale.shape, -(-count // 8)]
+        return None if given == want else f"{count} signs take bits of shape {want}, not {given}"
 
 
 @tree.node(static=("dtype",))
@@ -198,25 +175,21 @@ class Quantised:
 
     def fault(self) -> str | None:
         """What is wrong with the fields' dtypes and shapes, if anything."""
-        if not (
-            _is(self.codes, torch.int8, torch.float16, torch.bfloat16) and _floating(self.scale)
-        ):
+        kinds = (torch.int8, torch.float16, torch.bfloat16)
+        if not _is(self.codes, *kinds) or not _floating(self.scale):
             return "its codes must be int8, float16 or bfloat16 and its scale floating"
         if self.dtype not in ("float16", "bfloat16", "float32", "float64"):
             return f"its dtype must name a floating dtype, not {self.dtype!r}"
         if self.codes.shape[: self.scale.dim()] != self.scale.shape:
-            return (
-                f"scale {list(self.scale.shape)} must be the leading dimensions of codes "
-                f"{list(self.codes.shape)}"
-            )
+            scale, codes = list(self.scale.shape), list(self.codes.shape)
+            return f"scale {scale} must be the leading dimensions of codes {codes}"
         return None
 
 
 @tree.node(static=("features",))
 @dataclass(frozen=True, eq=False)
 class Trees:
-    """Decision trees as arrays of nodes. Node `i` asks `x[feature[i]] <= threshold[i]`, yes:
-    `left[i]`, no: `right[i]`.
+    """Decision trees as nodes: `x[feature[i]] <= threshold[i]`, yes: `left[i]`, no: `right[i]`.
 
     feature: signed integers `[..., nodes]`, -1 at a leaf; threshold: float32 `[..., nodes]`; left,
     right: signed integers `[..., nodes]`, above the node's own index (at a leaf they are not looked
@@ -240,20 +213,15 @@ class Trees:
                 return f"{name} must be signed integers"
         if not (_is(self.threshold, torch.float32) and _is(self.value, torch.float32)):
             return "threshold and value must be float32"
-        shape = self.feature.shape
-        if not (
-            len(shape) >= 1 and shape == self.threshold.shape == self.left.shape == self.right.shape
-        ):
+        shape = list(self.feature.shape)
+        nodes = [list(t.shape) for t in (self.threshold, self.left, self.right)]
+        if not shape or any(other != shape for other in nodes):
             return "feature, threshold, left and right must have one shape [..., nodes]"
-        if self.value.dim() != len(shape) + 1 or self.value.shape[:-2] != shape[:-1]:
-            return (
-                f"value must be [..., leaves, outputs] for nodes {list(shape)}, not "
-                f"{list(self.value.shape)}"
-            )
-        if self.roots.dim() != len(shape) or self.roots.shape[:-1] != shape[:-1]:
-            return (
-                f"roots must be [..., trees] for nodes {list(shape)}, not {list(self.roots.shape)}"
-            )
+        value, roots = list(self.value.shape), list(self.roots.shape)
+        if len(value) != len(shape) + 1 or value[:-2] != shape[:-1]:
+            return f"value must be [..., leaves, outputs] for nodes {shape}, not {value}"
+        if len(roots) != len(shape) or roots[:-1] != shape[:-1]:
+            return f"roots must be [..., trees] for nodes {shape}, not {roots}"
         return None
 
 
@@ -287,11 +255,9 @@ def _quantise(x: Tensor, kind: str, key: Tensor) -> Quantised:
         unit = torch.ones_like(scale)
     else:
         mantissa, lowest = (10, -14) if kind == "float16" else (7, -126)
-        # Powers of two cost no precision: the largest code comes to lie in 2^14 .. 2^15, within
-        # float16's range.
-        scale = _power(
-            (_exponent(largest) - 14).clamp(min=-126 if x.dtype == torch.float32 else -1022)
-        )
+        # powers of two cost no precision: the largest code is in 2^14 .. 2^15, as float16 allows
+        least = -126 if x.dtype == torch.float32 else -1022
+        scale = _power((_exponent(largest) - 14).clamp(min=least))
         unit = _power(_exponent(exact / scale).clamp(min=lowest) - mantissa)
     size = (exact / scale).abs() / unit
     below = size.floor()
@@ -304,8 +270,7 @@ def _quantise(x: Tensor, kind: str, key: Tensor) -> Quantised:
 
 
 def quantise(message: Tree, kind: str, key: Tensor) -> Tree:
-    """Round every dense float32 or float64 tensor to `kind` ("int8", "float16" or "bfloat16"),
-    without bias.
+    """Round dense float32 and float64 tensors to "int8", "float16" or "bfloat16", without bias.
 
     Each number goes to one of the two representable ones next to it, `lo <= x <= hi`: to `hi` with
     probability `(x - lo) / (hi - lo)` (in steps of 2^-32), so that the expectation is `x`. int8
@@ -318,11 +283,9 @@ def quantise(message: Tree, kind: str, key: Tensor) -> Tree:
         raise ConfigError(unknown("the quantisation kind", kind, ("int8", "float16", "bfloat16")))
 
     def one(i: int, leaf: Tree) -> Tree:
-        return (
-            _quantise(leaf, kind, random.fold(key, i))
-            if _is(leaf, torch.float32, torch.float64)
-            else leaf
-        )
+        if not _is(leaf, torch.float32, torch.float64):
+            return leaf
+        return _quantise(leaf, kind, random.fold(key, i))
 
     return _map(one, message)
 
@@ -335,11 +298,7 @@ def dequantise(message: Tree) -> Tree:
 def densify(message: Tree) -> Tree:
     """Turn every structured array but `Trees` into a dense tensor.
 
-    A few bytes can describe a huge tensor: check a stranger's message with `validate_like` first.
+    A few bytes can describe a huge tensor: check untrusted messages with `validate_like` first.
     """
-    return _map(
-        lambda _, leaf: (
-            leaf.dense() if isinstance(leaf, STRUCTURED) and not isinstance(leaf, Trees) else leaf
-        ),
-        message,
-    )
+    kinds = Sparse | LowRank | Signs | Quantised
+    return _map(lambda _, leaf: leaf.dense() if isinstance(leaf, kinds) else leaf, message)

@@ -1,5 +1,4 @@
-"""What is looked at before a stranger's reply is used: its form, its size once dense, and whether
-it is finite.
+"""Checks of an untrusted reply: its form, its size once dense, and whether it is finite.
 
 Round, sender and form are the business of the engine that brings a reply
 (`foedus.engines.flower.session`). `foedus.core.clients` then looks at the numbers, and asks the
@@ -20,9 +19,7 @@ from foedus.errors import ReplyError
 from foedus.wire.arrays import STRUCTURED, LowRank, Signs, Sparse
 
 MOST = 1 << 27
-"""Numbers that a reply of unknown form may stand for once dense: a few bytes can describe far more.
-
-"""
+"""Numbers that a reply of unknown form may stand for once dense: few bytes can describe more."""
 
 Form = tuple[str, tuple]
 
@@ -55,16 +52,12 @@ def misfits(replies: dict[int, Tree], right: Form | None) -> dict[int, str]:
     if right is None and forms:
         right, count = Counter(forms.values()).most_common(1)[0]
         if 2 * count <= len(forms):
-            return dict.fromkeys(
-                forms, "the replies have several forms, none of them more than half"
-            )
+            text = "the replies have several forms, none of them more than half"
+            return dict.fromkeys(forms, text)
     if right is None:
         return {}
-    return {
-        i: f"its reply has the form {shown(f)}, not {shown(right)}"
-        for i, f in forms.items()
-        if f != right
-    }
+    wrong = {i: form for i, form in forms.items() if form != right}
+    return {i: f"its reply has the form {shown(f)}, not {shown(right)}" for i, f in wrong.items()}
 
 
 def dense_size(reply: Tree) -> int:
@@ -73,7 +66,7 @@ def dense_size(reply: Tree) -> int:
     Leading dimensions count: beside an empty one they take no bytes of the message.
     """
     total = 0
-    for t in tree.pytree.tree_leaves(reply, is_leaf=_structured):
+    for t in tree.pytree.tree_leaves(reply, is_leaf=lambda t: isinstance(t, STRUCTURED)):
         if isinstance(t, Sparse):
             total += math.prod((*t.values.shape[:-1], *t.shape))
         elif isinstance(t, Signs):
@@ -84,9 +77,7 @@ def dense_size(reply: Tree) -> int:
 
 
 def finite(reply: Tree, clients: int) -> Tensor:
-    """Which of so many stacked replies are finite, once dense: products and sums of finite numbers
-    may not be.
-    """
+    """Which of the stacked replies are finite once dense: products and sums may not be."""
     good = torch.ones(clients, dtype=torch.bool)
     for leaf in tree.leaves(dense(reply)):
         if isinstance(leaf, Tensor) and leaf.is_floating_point():
@@ -96,22 +87,17 @@ def finite(reply: Tree, clients: int) -> Tensor:
 
 def dense(reply: Tree) -> Tree:
     """A reply with a tensor in the place of every structured array that has a mean."""
-    return tree.pytree.tree_map(
-        lambda t: t.dense() if _averaged(t) else t, reply, is_leaf=_averaged
-    )
 
+    def averaged(t: Tree) -> bool:
+        return hasattr(t, "weighted_sum")
 
-def _averaged(t: Tree) -> bool:
-    return hasattr(t, "weighted_sum")
-
-
-def _structured(t: Tree) -> bool:
-    return isinstance(t, STRUCTURED)
+    return tree.pytree.tree_map(lambda t: t.dense() if averaged(t) else t, reply, is_leaf=averaged)
 
 
 def validate_like(tree: Tree, expected: Tree, what: str) -> None:
-    """Raise `ReplyError` unless `tree` has the structure, shapes and dtypes of `expected`; numbers
-    and text may differ.
+    """Raise `ReplyError` unless `tree` has the structure, shapes and dtypes of `expected`.
+
+    Numbers and text may differ.
 
     Only shapes are looked at, so `expected` may hold tensors on the meta device. Names of keys
     count in their order.
@@ -137,12 +123,9 @@ def validate_like(tree: Tree, expected: Tree, what: str) -> None:
             pairs = [(str(i), a, b) for i, (a, b) in enumerate(zip(t, e, strict=True))]
         elif hasattr(e, "tree_children"):
             for name in e.tree_static:
-                if getattr(t, name) != getattr(e, name):
-                    raise differ(
-                        f"{path}.{name}".lstrip("."),
-                        f"{getattr(t, name)!r}",
-                        f"{getattr(e, name)!r}",
-                    )
+                got, want = getattr(t, name), getattr(e, name)
+                if got != want:
+                    raise differ(f"{path}.{name}".lstrip("."), f"{got!r}", f"{want!r}")
             pairs = [(name, getattr(t, name), getattr(e, name)) for name in e.tree_children]
         else:
             return
@@ -153,8 +136,6 @@ def validate_like(tree: Tree, expected: Tree, what: str) -> None:
 
 
 def _describe(t: Tree) -> str:
-    return (
-        f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}"
-        if isinstance(t, Tensor)
-        else f"a {type(t).__name__}"
-    )
+    if not isinstance(t, Tensor):
+        return f"a {type(t).__name__}"
+    return f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}"

@@ -15,38 +15,8 @@ from torch import Tensor
 
 from foedus.base.tree import NODES, State, Tree
 from foedus.errors import WireError
+from foedus.wire import layout
 from foedus.wire.arrays import STRUCTURED, LowRank, Quantised, Signs, Sparse, Trees
-from foedus.wire.layout import (
-    DENSE,
-    DTYPES,
-    FALSE,
-    FLOAT,
-    HEADER,
-    INT,
-    LIST,
-    LOW_RANK,
-    MAGIC,
-    MAX_DEPTH,
-    MAX_NDIM,
-    MAX_VALUES,
-    NODE,
-    NONE,
-    QUANTISED,
-    SIGNS,
-    SPARSE,
-    STATE,
-    STR,
-    TRAILER,
-    TREES,
-    TRUE,
-    TUPLE,
-    VERSION,
-    container_header,
-    disorder,
-    excess,
-    index_dtype,
-    is_empty,
-)
 
 
 def decode(data: bytes | bytearray | memoryview, max_bytes: int = 1 << 31) -> Tree:
@@ -59,18 +29,17 @@ def decode(data: bytes | bytearray | memoryview, max_bytes: int = 1 << 31) -> Tr
         return {}
     if len(view) > max_bytes:
         raise WireError(f"the message has {len(view)} bytes; expected at most {max_bytes}")
-    if len(view) < HEADER + 1 + TRAILER:
-        raise WireError(
-            f"the message is truncated: expected at least {HEADER + 1 + TRAILER} bytes, got "
-            f"{len(view)}"
-        )
-    if view[:2] != MAGIC:
-        raise WireError(
-            f"expected {MAGIC!r} at byte 0, where a message starts, got {bytes(view[:2])!r}"
-        )
-    if view[2] != VERSION:
-        raise WireError(f"expected version {VERSION} of the wire form at byte 2, got {view[2]}")
-    body, (crc,) = view[:-TRAILER], struct.unpack("<I", view[-TRAILER:])
+    if len(view) < (least := layout.HEADER + 1 + layout.TRAILER):
+        needed = f"expected at least {least} bytes, got {len(view)}"
+        raise WireError(f"the message is truncated: {needed}")
+    magic, version = bytes(view[:2]), view[2]
+    if magic != layout.MAGIC:
+        start = f"expected {layout.MAGIC!r} at byte 0, where a message starts"
+        raise WireError(f"{start}, got {magic!r}")
+    if version != layout.VERSION:
+        wanted = f"expected version {layout.VERSION} of the wire form at byte 2"
+        raise WireError(f"{wanted}, got {version}")
+    body, (crc,) = view[: -layout.TRAILER], struct.unpack("<I", view[-layout.TRAILER :])
     if zlib.crc32(body) != crc:
         raise WireError(
             f"the checksum at byte {len(body)} does not match: the message is truncated or damaged"
@@ -78,15 +47,11 @@ def decode(data: bytes | bytearray | memoryview, max_bytes: int = 1 << 31) -> Tr
     reader = _Reader(body)
     tree = reader.value(0)
     if reader.at != len(body):
-        raise WireError(
-            f"expected the end of the message at byte {reader.at}, got {len(body) - reader.at} "
-            "more bytes"
-        )
-    if is_empty(tree):
-        raise WireError(
-            f"expected a value that is not empty at byte {HEADER}: an empty tree is a message of "
-            "no bytes"
-        )
+        more = f"got {len(body) - reader.at} more bytes"
+        raise WireError(f"expected the end of the message at byte {reader.at}, {more}")
+    if layout.is_empty(tree):
+        value = f"expected a value that is not empty at byte {layout.HEADER}"
+        raise WireError(f"{value}: an empty tree is a message of no bytes")
     return tree
 
 
@@ -98,13 +63,12 @@ class _Reader:
 
     def __init__(self, data: memoryview):
         self.data = data
-        self.at = HEADER
+        self.at = layout.HEADER
         self.values = 0
 
     def fail(self, expected: str, at: int | None = None) -> WireError:
-        return WireError(
-            f"expected {expected} at byte {self.at if at is None else at} of the message"
-        )
+        place = self.at if at is None else at
+        return WireError(f"expected {expected} at byte {place} of the message")
 
     def take(self, count: int, what: str) -> memoryview:
         left = len(self.data) - self.at
@@ -138,10 +102,10 @@ class _Reader:
 
     def dims(self) -> tuple[int, ...]:
         start, count = self.at, self.count("dimensions", 1)
-        if count > MAX_NDIM:
-            raise self.fail(f"at most {MAX_NDIM} dimensions, got {count},", start)
+        if count > layout.MAX_NDIM:
+            raise self.fail(f"at most {layout.MAX_NDIM} dimensions, got {count},", start)
         shape = tuple(self.varint("a dimension") for _ in range(count))
-        if problem := excess(shape):
+        if problem := layout.excess(shape):
             raise self.fail(problem + ",", start)
         return shape
 
@@ -154,17 +118,13 @@ class _Reader:
 
     def dtype(self) -> torch.dtype:
         code = self.byte("a dtype")
-        if code >= len(DTYPES):
-            raise self.fail(
-                f"the code of a dtype (0 .. {len(DTYPES) - 1}), got {code},", self.at - 1
-            )
-        return DTYPES[code]
+        if code >= (count := len(layout.DTYPES)):
+            raise self.fail(f"the code of a dtype (0 .. {count - 1}), got {code},", self.at - 1)
+        return layout.DTYPES[code]
 
     def raw(self, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-        start = self.at
-        source = np.frombuffer(
-            self.take(math.prod(shape) * dtype.itemsize, f"{dtype} {list(shape)}"), np.uint8
-        )
+        start, size = self.at, math.prod(shape) * dtype.itemsize
+        source = np.frombuffer(self.take(size, f"{dtype} {list(shape)}"), np.uint8)
         if dtype == torch.bool and source.size and source.max() > 1:
             raise self.fail(f"booleans of 0 or 1, got {source.max()},", start)
         t = torch.empty(math.prod(shape), dtype=dtype)
@@ -172,60 +132,55 @@ class _Reader:
         return t.view(shape)
 
     def narrow(self, shape: tuple[int, ...], low: int, high: int, what: str) -> Tensor:
-        dtype, start, count, width = (
-            self.dtype(),
-            self.at,
-            math.prod(shape),
-            index_dtype(high - low),
-        )
+        dtype, count, width = self.dtype(), math.prod(shape), layout.index_dtype(high - low)
+        start = self.at
         if dtype not in (torch.int8, torch.int16, torch.int32, torch.int64):
             raise self.fail(f"the code of a signed integer dtype for {what}", start - 1)
         source = np.frombuffer(self.take(count * width, what), np.uint8).reshape(count, width)
-        kind = np.dtype(container_header(width))
+        kind = np.dtype(layout.container_header(width))
         if width != kind.itemsize:
             source = np.pad(source, ((0, 0), (0, kind.itemsize - width)))
         numbers = np.frombuffer(source.tobytes(), kind)
         high = min(high, torch.iinfo(dtype).max + 1)
         if count and int(numbers.max()) + low >= high:
-            raise self.fail(
-                f"{what} in {low} .. {high - 1}, got {int(numbers.max()) + low},", start
-            )
+            most = int(numbers.max()) + low
+            raise self.fail(f"{what} in {low} .. {high - 1}, got {most},", start)
         return torch.from_numpy(numbers.astype(np.int64)).add_(low).to(dtype).view(shape)
 
     def dense(self, tag: int) -> Tensor:
-        if not DENSE <= tag < DENSE + len(DTYPES):
+        if not layout.DENSE <= tag < layout.DENSE + len(layout.DTYPES):
             raise self.fail(f"the tag of a value, got {tag:#04x},", self.at - 1)
-        return self.raw(DTYPES[tag - DENSE], self.dims())
+        return self.raw(layout.DTYPES[tag - layout.DENSE], self.dims())
 
     def value(self, depth: int) -> Tree:
         start, tag = self.at, self.byte("a value")
         self.values += 1
-        if self.values > MAX_VALUES:
-            raise self.fail(f"at most {MAX_VALUES} values", start)
-        if tag in (NONE, FALSE, TRUE):
+        if self.values > layout.MAX_VALUES:
+            raise self.fail(f"at most {layout.MAX_VALUES} values", start)
+        if tag in (layout.NONE, layout.FALSE, layout.TRUE):
             return (None, False, True)[tag]
-        if tag == INT:
+        if tag == layout.INT:
             return struct.unpack("<q", self.take(8, "an integer"))[0]
-        if tag == FLOAT:
+        if tag == layout.FLOAT:
             return struct.unpack("<d", self.take(8, "a float"))[0]
-        if tag == STR:
+        if tag == layout.STR:
             return self.text("text")
-        if SPARSE <= tag <= TREES:
+        if layout.SPARSE <= tag <= layout.TREES:
             new = self.structured(tag)
             problem = new.fault()
-            if problem or (isinstance(new, Trees) and (problem := disorder(new))):
+            if problem or (isinstance(new, Trees) and (problem := layout.disorder(new))):
                 raise self.fail(f"a sound {type(new).__name__} ({problem})", start)
             return new
-        if tag > NODE:
+        if tag > layout.NODE:
             return self.dense(tag)
-        if depth == MAX_DEPTH:
-            raise self.fail(f"nesting of at most {MAX_DEPTH}", start)
-        if tag in (LIST, TUPLE):
+        if depth == layout.MAX_DEPTH:
+            raise self.fail(f"nesting of at most {layout.MAX_DEPTH}", start)
+        if tag in (layout.LIST, layout.TUPLE):
             items = [self.value(depth + 1) for _ in range(self.count("items", 1))]
-            return items if tag == LIST else tuple(items)
-        if tag == NODE:
+            return items if tag == layout.LIST else tuple(items)
+        if tag == layout.NODE:
             return self.node(depth)
-        new = State() if tag == STATE else {}
+        new = State() if tag == layout.STATE else {}
         for _ in range(self.count("entries", 2)):
             start, name = self.at, self.text("a key")
             if name in new:
@@ -246,40 +201,30 @@ class _Reader:
             raise self.fail(f"the fields of a {name} ({error})", start) from error
 
     def structured(self, tag: int) -> Tree:
-        if tag == SPARSE:
+        if tag == layout.SPARSE:
             shape, stored = self.dims(), self.dims()
             indices = self.narrow(stored, 0, math.prod(shape), "indices")
             return Sparse(indices, self.raw(self.dtype(), stored), shape)
-        if tag == LOW_RANK:
+        if tag == layout.LOW_RANK:
             return LowRank(*(self.dense(self.byte("a factor")) for _ in range(2)))
-        if tag == SIGNS:
+        if tag == layout.SIGNS:
             shape, scale = self.dims(), self.dense(self.byte("a scale"))
-            return Signs(
-                self.raw(torch.uint8, (*scale.shape, -(-math.prod(shape) // 8))), scale, shape
-            )
-        if tag == QUANTISED:
+            stored = (*scale.shape, -(-math.prod(shape) // 8))
+            return Signs(self.raw(torch.uint8, stored), scale, shape)
+        if tag == layout.QUANTISED:
             dtype, scale = self.dtype(), self.dense(self.byte("a scale"))
-            return Quantised(
-                self.dense(self.byte("codes")), scale, str(dtype).removeprefix("torch.")
-            )
+            codes = self.dense(self.byte("codes"))
+            return Quantised(codes, scale, str(dtype).removeprefix("torch."))
         start, lead = self.at, self.dims()
         names = ("features", "nodes", "leaves", "outputs", "trees")
-        features, nodes, leaves, outputs, trees = (
-            self.varint(f"the number of {name}") for name in names
-        )
+        sizes = [self.varint(f"the number of {name}") for name in names]
+        features, nodes, leaves, outputs, trees = sizes
         for shape in ((features,), (*lead, nodes), (*lead, leaves, outputs), (*lead, trees)):
-            if problem := excess(shape):
+            if problem := layout.excess(shape):
                 raise self.fail(problem + ",", start)
         feature = self.narrow((*lead, nodes), -1, features, "features")
         left, right = (self.narrow((*lead, nodes), -1, nodes, "children") for _ in range(2))
         roots = self.narrow((*lead, trees), 0, nodes, "roots")
         threshold = self.raw(torch.float32, (*lead, nodes))
-        return Trees(
-            feature,
-            threshold,
-            left,
-            right,
-            self.raw(torch.float32, (*lead, leaves, outputs)),
-            roots,
-            features,
-        )
+        value = self.raw(torch.float32, (*lead, leaves, outputs))
+        return Trees(feature, threshold, left, right, value, roots, features)

@@ -1,6 +1,4 @@
-"""The byte layout of a message: tags, limits, and the parts that `encode` and `decode` share; see
-`docs/wire.md`.
-"""
+"""The byte layout of a message: tags, limits, and what both sides share; see `docs/wire.md`."""
 
 from __future__ import annotations
 
@@ -26,15 +24,9 @@ MAX_VALUES = 1 << 20  # the smallest takes a byte of the message, but an object 
 NONE, FALSE, TRUE, INT, FLOAT, STR, LIST, TUPLE, DICT, STATE, NODE = range(11)
 SPARSE, LOW_RANK, SIGNS, QUANTISED, TREES = range(0x10, 0x15)
 DENSE = 0x20  # plus the code of the dtype
-DTYPES: tuple[torch.dtype, ...] = (
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-)
-DTYPES += (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+DTYPES: tuple[torch.dtype, ...] = (torch.bool, torch.uint8, *INTEGERS, *FLOATS)
 # dimensions of the first field that belong to one message
 INNER = {Sparse: 1, LowRank: 2, Trees: 1}
 CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
@@ -100,13 +92,11 @@ def container_header(width: int) -> str:
 
 
 def disorder(t: Trees) -> str | None:
-    """Children of inner nodes come after their parent, so that no walk down a tree goes in circles;
-    each leaf has its values.
-    """
+    """What is wrong: a child that is not after its parent (cycles), or leaves without values."""
     misfit = f"Trees with {t.value.shape[-2]} rows of values must have as many leaves"
     if not t.feature.numel():  # of no trees, the nodes may be any number
         return misfit if t.value.shape[-2] and 0 not in t.feature.shape[:-1] else None
     own = torch.arange(t.feature.shape[-1], device=t.feature.device)
     if bool(((t.feature >= 0) & ((t.left <= own) | (t.right <= own))).any()):
-        return "the children of every node of Trees must have a higher index than the node itself"
+        return "children of a node of Trees must have a higher index than the node itself"
     return misfit if bool(((t.feature < 0).sum(-1) != t.value.shape[-2]).any()) else None

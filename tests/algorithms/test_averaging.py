@@ -197,21 +197,18 @@ def test_drift_free_methods_reach_the_global_optimum(seed, clients):
     b = np.mean([x.T @ y / len(x) for x, y in parts], axis=0)
     best = np.linalg.solve(H, b)
     fed = fd.Federation.from_clients(parts)
-    how = {"model": fd.Linear(bias=False), "lr": 0.05, "steps": 10, "batch_size": None}
-    for algorithm, tolerance in (
-        (fd.Scaffold(**how), 2e-2),
-        (fd.FedDyn(**how | {"steps": 40}, alpha=1.0), 2e-2),
-    ):
-        got = after(algorithm, fed, 400).state.w["weight"][0].numpy()
+    how = {"model": fd.Linear(bias=False), "lr": 0.1, "steps": 10, "batch_size": None}
+    for algorithm in (fd.Scaffold(**how), fd.FedDyn(**how, alpha=1.0)):
+        got = after(algorithm, fed, 100).state.w["weight"][0].numpy()
         gap = (got - best) @ H @ (got - best) / max(best @ H @ best, 1e-6)
-        assert gap < tolerance**2, algorithm
+        assert gap < 5e-3**2, algorithm
 
 
 def test_fedavg_is_biased_where_scaffold_is_not(two):
     """The two clients pull to 2 and to 1/2; the minimiser of the average of f_A and f_B is 4/5."""
     fedavg, scaffold = (
-        after(fd.FedAvg(**HOW | {"steps": 20}, weights="uniform"), two, 300),
-        after(fd.Scaffold(**HOW | {"steps": 20}), two, 300),
+        after(fd.FedAvg(**HOW | {"steps": 20}, weights="uniform"), two, 60),
+        after(fd.Scaffold(**HOW | {"steps": 20}), two, 60),
     )
     assert weights(scaffold) == pytest.approx(0.8, abs=1e-3)
     assert abs(weights(fedavg) - 0.8) > 0.1

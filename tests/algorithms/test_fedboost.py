@@ -175,13 +175,8 @@ def test_the_corrected_gradient_is_unbiased_and_the_other_is_not(alpha, gamma, k
 # -- the optimum -----------------------------------------------------------------------------------
 
 
-@settings(max_examples=8, deadline=None)
-@given(
-    seed=st.integers(0, 1000),
-    loss=st.sampled_from(["log", "squared"]),
-    mirror=st.sampled_from([fd.Entropy(), fd.Euclidean()]),
-)
-def test_it_finds_the_optimum_that_scipy_finds(seed, loss, mirror):
+def missed(seed, loss, mirror, rounds, step=None) -> tuple[float, float]:
+    """By how much a run is above the loss of SciPy's optimum, and by how much it may be."""
     rng = np.random.default_rng(seed)
     table = 0.9 * rng.dirichlet(np.ones(6), 4) + 0.1 / 6
     counts = rng.integers(1, 20, (3, 6))
@@ -199,14 +194,40 @@ def test_it_finds_the_optimum_that_scipy_finds(seed, loss, mirror):
         options={"ftol": 1e-12, "maxiter": 500},
     )
     algorithm = fd.FedBoost(
-        fd.Densities(table), sampling="all", loss=loss, mirror=mirror, measure_every=0, floor=1e-9
+        fd.Densities(table),
+        sampling="all",
+        loss=loss,
+        mirror=mirror,
+        step=step,
+        measure_every=0,
+        floor=1e-9,
     )
-    enough = 2e-3 * max(1e-3, value(np.full(4, 0.25)) - best.fun) + 1e-3
-    state = ends(algorithm, labels(*counts), 800)
-    if value(state.alpha.numpy()) - best.fun >= enough:  # a few cases, such as seed 149, are slow
-        state = ends(algorithm, labels(*counts), 3200)
-    assert value(state.alpha.numpy()) - best.fun < enough
+    state = ends(algorithm, labels(*counts), rounds)
     assert float(state.alpha.sum()) == pytest.approx(1)
+    enough = 2e-3 * max(1e-3, value(np.full(4, 0.25)) - best.fun) + 1e-3
+    return value(state.alpha.numpy()) - best.fun, enough
+
+
+# With these steps, all seeds are within half of what is allowed.
+PACES = {
+    ("log", fd.Entropy()): 2.0,
+    ("log", fd.Euclidean()): 0.5,
+    ("squared", fd.Entropy()): 3.0,
+    ("squared", fd.Euclidean()): 1.5,
+}
+
+
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 1000), kind=st.sampled_from(sorted(PACES, key=str)))
+def test_it_finds_the_optimum_that_scipy_finds(seed, kind):
+    gap, enough = missed(seed, *kind, rounds=200, step=PACES[kind])
+    assert gap < enough
+
+
+@pytest.mark.parametrize("kind", PACES, ids=lambda kind: f"{kind[0]}, {type(kind[1]).__name__}")
+def test_the_default_step_finds_it_too(kind):
+    gap, enough = missed(2, *kind, rounds=250)
+    assert gap < enough
 
 
 def test_sampling_goes_to_the_same_optimum():
@@ -224,16 +245,16 @@ def test_sampling_goes_to_the_same_optimum():
 
     options = {"loss": "squared", "measure_every": 0}
     exact = value(
-        ends(fd.FedBoost(fd.Densities(table), sampling="all", **options), fed, 300).alpha.numpy()
+        ends(fd.FedBoost(fd.Densities(table), sampling="all", **options), fed, 100).alpha.numpy()
     )
     excess = {}
-    for name, more in {
-        "corrected": {"budget": 2, "bias_correction": True},
-        "plain": {"budget": 2},
-        "repeats": {"budget": 2, "repeats": 3},
-    }.items():
+    for name, rounds, more in (
+        ("corrected", 600, {"budget": 2, "bias_correction": True}),
+        ("plain", 600, {"budget": 2}),
+        ("repeats", 100, {"budget": 2, "repeats": 3}),
+    ):
         state = ends(
-            fd.FedBoost(fd.Densities(table), sampling="uniform", **more, **options), fed, 1500
+            fd.FedBoost(fd.Densities(table), sampling="uniform", **more, **options), fed, rounds
         )
         excess[name] = value((state.total / state.rounds).numpy()) - exact
     assert excess["corrected"] < 0.25 * excess["plain"]
@@ -364,16 +385,16 @@ def test_aflboost_finds_the_minimax_mixture():
         options={"ftol": 1e-12},
     )
     run = fd.run(
-        fd.AFLBoost(fd.Densities(table), sampling="all", loss="squared"),
+        fd.AFLBoost(fd.Densities(table), sampling="all", loss="squared", measure_every=400),
         labels(*counts),
-        1500,
+        400,
         evaluate_every=0,
     )
-    assert run.history.worst.iloc[-1] == pytest.approx(best.fun, abs=3e-3)
+    assert run.history.worst.iloc[-1] == pytest.approx(best.fun, abs=1e-3)
     plain = fd.run(
-        fd.FedBoost(fd.Densities(table), sampling="all", loss="squared"),
+        fd.FedBoost(fd.Densities(table), sampling="all", loss="squared", measure_every=0),
         labels(*counts),
-        300,
+        60,
         evaluate_every=0,
     )
     assert losses(plain.state.alpha.numpy()).max() > run.history.worst.iloc[-1] + 1e-3

@@ -53,6 +53,8 @@ def test_the_shortest_of_nothing_changes_and_whole():
         held = held.moved(0.9, one_entry(100, k, 1.0))
     assert held.update(3, ALGORITHM) is None
     assert len(held.update(2, ALGORITHM)) == 1 and len(held.update(0, ALGORITHM)) == 3
+    (_, last), (_, before) = held.update(2, ALGORITHM)[0], held.update(1, ALGORITHM)[0]
+    assert last["w"].indices.tolist() == [2] and before["w"].indices.tolist() == [1]  # the newest
     assert held.update(NOTHING_KNOWN, ALGORITHM) is held.value
     dense = held.moved(0.9, {"w": torch.ones(100)})
     assert dense.update(3, ALGORITHM) is dense.value  # the change is as long as the value

@@ -65,6 +65,14 @@ def test_mean_over_any_batching_is_the_mean_over_rows(sizes, memory, batch):
     assert float(run.state.rows) == pytest.approx(np.average(sizes, weights=sizes), rel=1e-5)
 
 
+def test_padding_does_not_count():
+    """Clients of 3 and 2 rows in one batch: the smaller one's third place has the weight 0."""
+    table = fd.Local().open(MeanTarget(), federation([3, 2]), random.key(0)).train
+    rows, weight = table.index(torch.tensor([0, 1]))
+    assert weight.tolist() == [[1, 1, 1], [1, 1, 0]]
+    assert rows[1, 2] == rows[1, 0]  # its own first row
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 400))
 def test_groups_partition_the_clients_within_the_limits(sizes, memory):

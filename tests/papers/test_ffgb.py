@@ -8,7 +8,7 @@ import pytest
 
 import foedus as fd
 from foedus.papers import ffgb
-from foedus.papers.item import Found
+from foedus.papers.item import Found, Missing
 
 
 def test_theorem_4_3():
@@ -151,3 +151,85 @@ def test_distillation_against_plain_averaging_after_as_many_models():
     )
     assert ffgb._improves("cifar10", True)(Found(frame)) == (True, "s = 0.1 +10.0")
     assert ffgb._improves("cifar100", False)(Found(frame)) == (False, "s = 0.1 +10.0")
+
+
+# -- data sets and references ----------------------------------------------------------------------
+
+
+def numbered(name: str, rows: int, start: int) -> fd.Data:
+    """Rows with a number of their own each, in ten classes."""
+    x = np.arange(start, start + rows, dtype=np.float32)[:, None]
+    y = np.arange(rows) % 10
+    return fd.Data.from_arrays(x, y, x[:30], y[:30], classes=10, name=name)
+
+
+def test_pairs_of_image_sets(monkeypatch):
+    loaded = []
+
+    def load(name):
+        loaded.append(name)
+        return numbered(name, 200, 1000 * len(loaded))
+
+    monkeypatch.setattr(fd, "load", load)
+    fed, public = ffgb.image_pair("letters", 4, 0.5, 60, 20, seed=3, test_rows=7)
+    assert loaded == ["nist_az_letters", "emnist_digits10k"]
+    assert len(fed) == 4 and fed.sizes.sum() == 60
+    assert (fed.data.x_test[:, 0] - 1000).tolist() == list(range(7))
+    own = fed.data.x_train[:, 0] - 1000
+    assert (own % 10 == fed.data.y_train).all()  # labels stay with their rows
+    rng = np.random.default_rng(3)
+    assert own.tolist() == rng.permutation(200)[:60].tolist()
+    assert (public[:, 0] - 2000).tolist() == rng.permutation(200)[:20].tolist()
+    for name, pair in {
+        "cifar10": ["cifar10", "cifar100"],
+        "cifar100": ["cifar100", "cifar10"],
+        "digits": ["emnist_digits", "emnist_letters"],
+        "letters": ["emnist_letters", "emnist_digits"],
+    }.items():
+        loaded.clear()
+        fed, public = ffgb.image_pair(name, 4, 0.5, ffgb.WHOLE, ffgb.WHOLE, seed=0)
+        assert loaded == pair and fed.sizes.sum() == len(public) == 200
+
+
+def threshold() -> fd.Federation:
+    """Label 1 where x > 0. The second client has label 0 alone, which 3 of 4 test rows have."""
+    x = np.linspace(-1, 1, 80, dtype=np.float32)[:, None]
+    y = (x[:, 0] > 0).astype(int)
+    x_test = np.array([[-0.9], [-0.8], [-0.7], [0.9]], np.float32)
+    return fd.Federation.from_clients(
+        [(x, y), (x[:40], y[:40])], test=(x_test, np.array([0, 0, 0, 1])), classes=2
+    )
+
+
+def test_boosted_trees_with_all_rows_and_alone(monkeypatch):
+    fed = threshold()
+    assert ffgb.pooled(fed.data, trees=3) == 1.0
+    # the first client learns the threshold, the second always says 0: (1 + 3/4) / 2
+    assert ffgb.alone(fed, trees=3) == 0.875
+    monkeypatch.setattr(ffgb, "tabular_data", lambda name: fed.data)
+    monkeypatch.setattr(ffgb, "alone", lambda fed: 10.0 + len(fed))
+    monkeypatch.setattr(ffgb, "pooled", lambda data: 20.0 + len(data.x_test))
+    assert ffgb.trees(0, "mine", None, "alone", 1, 5) == [{"accuracy": 12.0}]  # its own two sites
+    assert ffgb.trees(0, "mine", 0.5, "alone", 1, 5) == [{"accuracy": 15.0}]
+    assert ffgb.trees(0, "mine", 0.5, "pooled", 1, 5) == [{"accuracy": 24.0}]
+
+
+def test_fewer_models_than_another_method():
+    def curves(**methods: list[float]) -> Found:
+        return Found(
+            pd.DataFrame(
+                {"data": "d", "s": 0.1, "seed": 0, "method": m.replace("_", "-"), "round": r,
+                 "accuracy": a}
+                for m, c in methods.items()
+                for r, a in enumerate(c)
+            )
+        )  # fmt: skip
+
+    fast, slow = [0.1, 0.5, 0.7], [0.1, 0.2, 0.3, 0.7]
+    test = ffgb._fewer("FedAvg")
+    assert test(curves(FFGB_Distill=fast, FedAvg=slow)) == (True, "d s = 0.1: 2 / 3")
+    assert test(curves(FFGB_Distill=fast, FedAvg=[0.1, 0.2])) == (True, "d s = 0.1: 2 / never")
+    assert test(curves(FFGB_Distill=fast, FedAvg=fast)) == (False, "d s = 0.1: 2 / 2")
+    with pytest.raises(Missing, match="FedAvg"):
+        test(curves(FFGB_Distill=fast))
+    assert ffgb.models_sent(curves(FedAvg=slow).frame).empty  # there is no target

@@ -45,8 +45,7 @@ class Accounted(Aggregator):
         if not isinstance(part, Poisson) and part != 1:
             raise ConfigError(
                 f"participation={part!r} draws a fixed number of clients, for which no epsilon is "
-                "accounted; use "
-                f"participation=fd.Poisson({part!r}), or 1.0 for all of them"
+                f"accounted; use participation=fd.Poisson({part!r}), or 1.0 for all of them"
             )
         self.probability = part.probability if isinstance(part, Poisson) else 1.0
         if (
@@ -55,14 +54,12 @@ class Accounted(Aggregator):
         ):
             raise ConfigError(
                 "fd.Delayed and differential privacy do not go together: two late replies of one "
-                "client may come in one round, and "
-                "would count twice; use the engine without delays"
+                "client may come in one round, and would count twice; use the engine without delays"
             )
         if privacy.delta >= 1 / len(self.ids):
             raise ConfigError(
                 f"delta={privacy.delta!r} allows to give away one of the {len(self.ids)} clients "
-                "altogether; it must be well below "
-                f"1 / clients, such as {0.01 / len(self.ids):.0e}"
+                f"altogether; it must be well below 1 / clients, such as {0.01 / len(self.ids):.0e}"
             )
         for step, _ in privacy.clip if isinstance(privacy.clip, tuple) else ():
             if not callable(getattr(setting.algorithm, step, None)):
@@ -113,9 +110,8 @@ class Accounted(Aggregator):
         ):
             raise ConfigError(
                 f"{type(trip.algorithm).__name__} looks at single replies ({trip.step}), which "
-                "have no differential privacy here: "
-                "only averages and sums get noise. Use an algorithm that asks for averages, such "
-                "as FedAvg, FedFW, FedBoost or FedNewton"
+                "have no differential privacy here: only averages and sums get noise. Use an "
+                "algorithm that asks for averages, such as FedAvg, FedFW, FedBoost or FedNewton"
             )
 
     def _with(self, probability: float, exchanges: int) -> Counter[tuple[float, float, int]]:

@@ -58,8 +58,7 @@ class SecureAggregator(Aggregator):
         if setting.quantise is not None:
             raise ConfigError(
                 f"quantise={setting.quantise!r} and secure aggregation do not go together: replies "
-                "are sent as fixed-point "
-                "numbers; use SecureAggregation(bits=...) for shorter ones"
+                "are sent as fixed-point numbers; use SecureAggregation(bits=...) for shorter ones"
             )
         if delays is not None and delays.longest:
             raise ConfigError(

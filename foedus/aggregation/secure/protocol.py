@@ -199,7 +199,6 @@ def single_replies(algorithm: object, step: str) -> ConfigError:
     """The error for an algorithm whose server wants to see every reply."""
     return ConfigError(
         f"{type(algorithm).__name__} asks for every client's own reply to {step}, and under secure "
-        "aggregation the server sees sums alone. "
-        "Use settings with which it only averages (participation=1.0 for FedFW), another "
-        "algorithm, or no secure aggregation"
+        "aggregation the server sees sums alone. Use settings with which it only averages "
+        "(participation=1.0 for FedFW), another algorithm, or no secure aggregation"
     )

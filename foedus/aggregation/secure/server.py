@@ -154,9 +154,8 @@ class SecureServer:
             why = "; ".join(f"client {i}: {self.faults[i]}" for i in sorted(self.faults)[:5])
             raise TooFewClients(
                 f"round {self.asked.round}: {phase}: {len(left)} of {self.asked.clients} clients "
-                "are left, "
-                f"threshold={self.config.threshold:.3g} needs {self.minimum}; nothing was unmasked "
-                f"({why})"
+                f"are left, threshold={self.config.threshold:.3g} needs {self.minimum}; nothing "
+                f"was unmasked ({why})"
             )
 
     def keys(self, adverts: Mapping[int, Tree]) -> dict[int, Tree]:

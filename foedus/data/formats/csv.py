@@ -9,12 +9,11 @@ import numpy as np
 from foedus.data.formats.raw import Raw
 from foedus.errors import DataError, unknown
 
-# CSV
-
 
 def read_csv(path: Path, label: str | int | None = None, group: str | None = None) -> Raw:
-    """CSV with a header and a label column (`label`: its name or position; else a column named
-    label, target, class or y).
+    """CSV with a header and a label column.
+
+    label: its name or position; else a column named label, target, class or y.
 
     All other columns are features and must hold numbers: encode categories first (for instance with
     pandas.get_dummies). Text or whole-number labels mean classes, numbers with fractions
@@ -44,34 +43,24 @@ def read_csv(path: Path, label: str | int | None = None, group: str | None = Non
         )
     groups = names = None
     if group is not None and group != label:
-        names, groups = np.unique(
-            frame.pop(group).astype(str).to_numpy(dtype=str), return_inverse=True
-        )
-    for column in frame.columns:
-        if not (
-            pd.api.types.is_numeric_dtype(frame[column])
-            or pd.api.types.is_bool_dtype(frame[column])
-        ):
-            values = pd.to_numeric(frame[column], errors="coerce")
-            wrong = np.flatnonzero(values.isna() & frame[column].notna())
+        owners = frame.pop(group).astype(str).to_numpy(dtype=str)
+        names, groups = np.unique(owners, return_inverse=True)
+    for column, entries in frame.items():
+        if not pd.api.types.is_numeric_dtype(entries):  # which bool is, too
+            values = pd.to_numeric(entries, errors="coerce")
+            wrong = np.flatnonzero(values.isna() & entries.notna())
             at = int(wrong[0]) if len(wrong) else 0
             raise DataError(
-                f"{path}, line {at + 2}: column {column!r} holds text "
-                f"({str(frame[column].iloc[at])!r}); "
+                f"{path}, line {at + 2}: column {column!r} holds text ({str(entries.iloc[at])!r}); "
                 "encode it as numbers first, for instance with pandas.get_dummies"
             )
     if frame.shape[1] == 0:
         raise DataError(f"{path}: no feature columns beside the label {label!r}")
     whole = all(pd.api.types.is_integer_dtype(t) for t in frame.dtypes)
     x = frame.to_numpy(np.int64 if whole else np.float64)
-    numeric = pd.api.types.is_numeric_dtype(y) or pd.api.types.is_bool_dtype(y)
-    return Raw(
-        x,
-        y.to_numpy() if numeric else y.to_numpy(dtype=str),
-        groups_train=groups,
-        group_names=names,
-        feature_names=list(frame.columns),
-    )
+    labels = y.to_numpy() if pd.api.types.is_numeric_dtype(y) else y.to_numpy(dtype=str)
+    columns = list(frame.columns)
+    return Raw(x, labels, groups_train=groups, group_names=names, feature_names=columns)
 
 
 def _label_column(path: Path, columns: list[str], label: str | int | None) -> str:

@@ -14,23 +14,14 @@ from foedus.data.formats.raw import _RATIO, SLACK, Raw, read_bytes
 from foedus.errors import DataError, unknown
 
 _CIFAR_PIXELS = 3072
-
-
-# IDX
-
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 
 def parse_idx(content: bytes, where: object) -> np.ndarray:
-    """The array of an IDX file: two zero bytes, a type, the number of dimensions, their sizes (big
-    endian), the numbers.
-    """
-    if (
-        len(content) < 4
-        or content[:2] != b"\0\0"
-        or content[2] not in _IDX_TYPES
-        or not 1 <= content[3] <= 8
-    ):
+    """The array of an IDX file: 0, 0, a type, the number of dimensions, their sizes, numbers."""
+    magic = content[:4]
+    known = len(magic) == 4 and magic[:2] == b"\0\0" and magic[2] in _IDX_TYPES
+    if not known or not 1 <= magic[3] <= 8:
         raise DataError(
             f"{where}, offset 0: magic number {content[:4].hex()!r}; expected IDX (0000, a type, "
             "the number of dimensions)"
@@ -48,24 +39,20 @@ def parse_idx(content: bytes, where: object) -> np.ndarray:
             f"{where}, offset {min(len(content), expected)}: shape {shape} needs {expected} bytes, "
             f"the file has {len(content)}"
         )
-    return (
-        np.frombuffer(content, dtype, offset=start).reshape(shape).astype(dtype.newbyteorder("="))
-    )
+    array = np.frombuffer(content, dtype, offset=start).reshape(shape)
+    return array.astype(dtype.newbyteorder("="))
 
 
 def read_idx(path: Path, label: object = None, group: object = None) -> Raw:
-    """IDX images and labels as of MNIST: a folder, or the images file beside its labels file.
-    Images become flat rows.
+    """IDX images and labels (MNIST): a folder, or the images beside their labels; flat rows.
 
     The test part is found by its name (`t10k-` or `-test-` for `train`).
     """
     if path.is_dir():
-        images = sorted(
-            p for p in path.iterdir() if re.search(r"images.idx3.ubyte(\.gz)?$", p.name)
-        )
-        train = [p for p in images if "train" in p.name] or [
-            p for p in images if not re.search(r"t10k|test", p.name)
-        ]
+        ending = re.compile(r"images.idx3.ubyte(\.gz)?$")
+        images = sorted(p for p in path.iterdir() if ending.search(p.name))
+        train = [p for p in images if "train" in p.name]
+        train = train or [p for p in images if not re.search(r"t10k|test", p.name)]
         if not train:
             raise DataError(
                 f"{path}: no training images; expected a file such as train-images-idx3-ubyte.gz"
@@ -106,9 +93,7 @@ def _idx_pair(path: Path) -> tuple[np.ndarray, np.ndarray]:
 def parse_cifar(
     content: bytes, where: object, fine: bool | None, coarse: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Images `[n, 3, 32, 32]` and labels of CIFAR records, which begin with one label (CIFAR-10) or
-    two (`fine`, CIFAR-100).
-    """
+    """Images `[n, 3, 32, 32]` and labels of CIFAR records with one label, or two (`fine`)."""
     if fine is None:
         fine = len(content) % (_CIFAR_PIXELS + 1) != 0 and len(content) % (_CIFAR_PIXELS + 2) == 0
     head, classes = (2, 20 if coarse else 100) if fine else (1, 10)
@@ -116,9 +101,8 @@ def parse_cifar(
     if len(content) == 0 or len(content) % size:
         raise DataError(
             f"{where}, offset {len(content) // size * size}: the file ends within a record; "
-            "expected records of "
-            f"{_CIFAR_PIXELS + 1} bytes (CIFAR-10) or {_CIFAR_PIXELS + 2} bytes (CIFAR-100), not "
-            f"{len(content)} bytes"
+            f"expected records of {_CIFAR_PIXELS + 1} bytes (CIFAR-10) or {_CIFAR_PIXELS + 2} "
+            f"bytes (CIFAR-100), not {len(content)} bytes"
         )
     records = np.frombuffer(content, np.uint8).reshape(-1, size)
     labels = records[:, 0 if coarse or not fine else 1].astype(np.int64)
@@ -143,29 +127,24 @@ def read_cifar(path: Path, label: str | None = None, group: object = None) -> Ra
     names: dict[str, list[str]] = {}
     for name, content in _cifar_files(path):
         if name.endswith(".txt"):
-            names[name] = [
-                line.strip()
-                for line in content.decode("utf-8", "replace").splitlines()
-                if line.strip()
-            ]
+            lines = map(str.strip, content.decode("utf-8", "replace").splitlines())
+            names[name] = [line for line in lines if line]
             continue
         fine = True if name in ("train.bin", "test.bin") else False if "batch" in name else None
         part = test if name.startswith("test") and path.suffix != ".bin" else train
-        part.append(
-            parse_cifar(
-                content, path / name if path.is_dir() else f"{path}:{name}", fine, label == "coarse"
-            )
-        )
+        where = path / name if path.is_dir() else f"{path}:{name}"
+        part.append(parse_cifar(content, where, fine, label == "coarse"))
     if not train:
         raise DataError(
             f"{path}: no training records; expected files such as data_batch_1.bin or train.bin"
         )
     x, y = (np.concatenate(arrays) for arrays in zip(*train, strict=True))
-    x_test, y_test = (
-        (np.concatenate(arrays) for arrays in zip(*test, strict=True)) if test else (None, None)
-    )
+    raw = Raw(x, y)
+    if test:
+        raw.x_test, raw.y_test = (np.concatenate(arrays) for arrays in zip(*test, strict=True))
     called = names.get("batches.meta.txt") or names.get(f"{label or 'fine'}_label_names.txt")
-    return Raw(x, y, x_test, y_test, called if called and len(called) > y.max() else None)
+    raw.class_names = called if called and len(called) > y.max() else None
+    return raw
 
 
 def _cifar_files(path: Path) -> Iterator[tuple[str, bytes]]:
@@ -179,21 +158,17 @@ def _cifar_files(path: Path) -> Iterator[tuple[str, bytes]]:
     else:
         limit = path.stat().st_size * _RATIO + SLACK
         with tarfile.open(path) as archive:
-            members = [
-                m for m in archive.getmembers() if m.isfile() and m.name.endswith((".bin", ".txt"))
-            ]
-            for member in sorted(members, key=lambda m: m.name):
+            files = (m for m in archive.getmembers() if m.isfile())
+            for member in sorted(files, key=lambda m: m.name):
+                if not member.name.endswith((".bin", ".txt")):
+                    continue
                 if member.size > limit:
-                    raise DataError(
-                        f"{path}: {member.name} claims {member.size} bytes, more than the archive "
-                        "can hold"
-                    )
+                    claim = f"{member.name} claims {member.size} bytes"
+                    raise DataError(f"{path}: {claim}, more than the archive can hold")
                 file = archive.extractfile(member)
                 assert file is not None  # a regular file
                 content = file.read()
                 if len(content) != member.size:
-                    raise DataError(
-                        f"{path}: {member.name} ends after {len(content)} of {member.size} bytes; "
-                        "fetch it again"
-                    )
+                    end = f"{member.name} ends after {len(content)} of {member.size} bytes"
+                    raise DataError(f"{path}: {end}; fetch it again")
                 yield Path(member.name).name, content

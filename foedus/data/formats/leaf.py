@@ -12,12 +12,9 @@ import numpy as np
 from foedus.data.formats.raw import Raw, read_bytes
 from foedus.errors import DataError
 
-# LEAF JSON
-
 
 def read_leaf(path: Path, label: object = None, group: object = None) -> Raw:
-    """LEAF JSON, a file or a folder with train/ and test/: `users`, `num_samples`, `user_data[u]`
-    with `x` and `y`.
+    """LEAF JSON, a file or a folder with train/ and test/: `users`, `num_samples`, `user_data`.
 
     A user is a group. Text rows (LEAF's Shakespeare: windows of characters and the next one) become
     character ids; the alphabet is that of the data.
@@ -30,71 +27,57 @@ def read_leaf(path: Path, label: object = None, group: object = None) -> Raw:
     if not train:
         raise DataError(f"{path}: no LEAF JSON; expected train/*.json and test/*.json")
     users: dict[str, int] = {}
-    x: Any
-    y: Any
-    x_test: Any
-    y_test: Any
-    groups_test: Any  # lists, then arrays or nothing
     x, y, groups = _leaf_rows(train, users)
-    x_test, y_test, groups_test = (
-        _leaf_rows(test, users) if test else ([], [], np.zeros(0, np.int64))
-    )
+    x_test, y_test, groups_test = _leaf_rows(test, users)
     if not x:
         raise DataError(f"{train[0]}: no rows in any user's data")
     names: list[str] | None = None
-    tokens = isinstance(x[0], str)
-    if tokens:
-        if not all(isinstance(r, str) for part in (x, y, x_test, y_test) for r in part):
+    if isinstance(x[0], str):
+        texts = [*x, *y, *x_test, *y_test]
+        if not all(isinstance(text, str) for text in texts):
             raise DataError(f"{path}: some rows are text and some are numbers; expected one kind")
-        names = sorted(set().union(*x, *y, *x_test, *y_test))
-        x, y, x_test, y_test = (characters(part, names, path) for part in (x, y, x_test, y_test))
-        y, y_test = (
-            y[:, 0].astype(np.int64),
-            y_test[:, 0].astype(np.int64) if len(y_test) else np.zeros(0, np.int64),
-        )
-    else:
-        x, y = _leaf_array(x, "x", path), _leaf_array(y, "y", path)
-        if test:
-            x_test, y_test = _leaf_array(x_test, "x", path), _leaf_array(y_test, "y", path)
-    if not len(x_test):
-        x_test = y_test = groups_test = None
-    return Raw(x, y, x_test, y_test, names, groups, groups_test, list(users), tokens=tokens)
+        names = sorted(set().union(*texts))
+
+    def arrays(x: list, y: list) -> tuple[np.ndarray, np.ndarray]:
+        if names is None:
+            return _leaf_array(x, "x", path), _leaf_array(y, "y", path)
+        return characters(x, names, path), characters(y, names, path)[:, 0].astype(np.int64)
+
+    raw = Raw(*arrays(x, y), None, None, names, groups, None, list(users), tokens=bool(names))
+    if x_test:
+        raw.x_test, raw.y_test = arrays(x_test, y_test)
+        raw.groups_test = groups_test
+    return raw
 
 
 def _leaf_rows(files: list[Path], users: dict[str, int]) -> tuple[list, list, np.ndarray]:
-    x, y, groups = [], [], []
+    x: list[Any] = []
+    y: list[Any] = []
+    groups = []
     for file in files:
         try:
             content = json.loads(read_bytes(file))
         except (ValueError, RecursionError) as error:
             raise DataError(f"{file}: not JSON ({error})") from None
-        data = content.get("user_data") if isinstance(content, dict) else None
-        if (
-            not isinstance(content, dict)
-            or not isinstance(content.get("users"), list)
-            or not isinstance(data, dict)
-        ):
+        content = content if isinstance(content, dict) else {}
+        names, data = content.get("users"), content.get("user_data")
+        if not isinstance(names, list) or not isinstance(data, dict):
             raise DataError(
                 f"{file}: not LEAF JSON; expected an object with 'users', 'num_samples' and "
                 "'user_data'"
             )
         counts = content.get("num_samples")
-        for position, user in enumerate(content["users"]):
+        for position, user in enumerate(names):
             entry = data.get(user) if isinstance(user, str) else None
-            rows, labels = (
-                (entry.get("x"), entry.get("y")) if isinstance(entry, dict) else (None, None)
-            )
-            if (
-                not isinstance(rows, list)
-                or not isinstance(labels, list)
-                or len(rows) != len(labels)
-            ):
+            entry = entry if isinstance(entry, dict) else {}
+            rows, labels = entry.get("x", ()), entry.get("y", ())
+            lists = isinstance(rows, list) and isinstance(labels, list)
+            if not lists or len(rows) != len(labels):
                 raise DataError(
                     f"{file}: user_data of user {user!r} has no lists 'x' and 'y' of equal length"
                 )
-            if isinstance(counts, list) and (
-                position >= len(counts) or counts[position] != len(rows)
-            ):
+            short = isinstance(counts, list) and position >= len(counts)
+            if short or (isinstance(counts, list) and counts[position] != len(rows)):
                 raise DataError(
                     f"{file}: num_samples of user {user!r} differs from its {len(rows)} rows"
                 )
@@ -117,9 +100,7 @@ def _leaf_array(rows: list, field: str, path: Path) -> np.ndarray:
 
 
 def characters(texts: Sequence[str], alphabet: Sequence[str], where: object) -> np.ndarray:
-    """Character ids of texts of equal length, float32 `[n, length]`: exact below 2^24, and the type
-    of every feature.
-    """
+    """Character ids of texts of equal length, float32 `[n, length]` (exact below 2^24)."""
     if not len(texts):
         return np.zeros((0, 1), np.float32)
     length = len(texts[0])
@@ -127,8 +108,7 @@ def characters(texts: Sequence[str], alphabet: Sequence[str], where: object) -> 
     if wrong is not None or length == 0:
         raise DataError(
             f"{where}: text row {wrong or 0} has {len(texts[wrong or 0])} characters, the first "
-            f"has {length}; "
-            "expected equal lengths"
+            f"has {length}; expected equal lengths"
         )
     codes = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
     # sorted, as its characters are

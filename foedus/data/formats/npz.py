@@ -13,13 +13,9 @@ import numpy as np
 from foedus.data.formats.raw import _RATIO, SLACK, Raw
 from foedus.errors import DataError
 
-# npz
-
 
 def npz_shapes(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Shape and type of each array of an .npz, from the headers alone; a header must agree with the
-    size of its member.
-    """
+    """Shape and type of each array from the headers, which must agree with the members' sizes."""
     shapes = {}
     size = path.stat().st_size
     with zipfile.ZipFile(path) as archive:
@@ -41,13 +37,9 @@ def npz_shapes(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
 def _npy_header(file: IO[bytes], where: str) -> tuple[tuple[int, ...], np.dtype, int]:
     head = io.BytesIO(file.read(65536))
     try:
-        version = np.lib.format.read_magic(head)
-        reader = (
-            np.lib.format.read_array_header_1_0
-            if version == (1, 0)
-            else np.lib.format.read_array_header_2_0
-        )
-        shape, _, dtype = reader(head)
+        first = np.lib.format.read_magic(head) == (1, 0)
+        readers = (np.lib.format.read_array_header_2_0, np.lib.format.read_array_header_1_0)
+        shape, _, dtype = readers[first](head)
     except ValueError as error:
         raise DataError(f"{where}, offset 0: not an array ({error})") from None
     if dtype.hasobject:
@@ -58,8 +50,7 @@ def _npy_header(file: IO[bytes], where: str) -> tuple[tuple[int, ...], np.dtype,
 
 
 def read_npz(path: Path, label: str | None = None, group: object = None) -> Raw:
-    """An .npz with `x_train y_train x_test y_test` (or `x y`); groups in `client_train
-    client_test`, names in `class_names`.
+    """An .npz with `x_train y_train x_test y_test` (or `x y`), perhaps `client_train client_test`.
 
     `label="coarse"` takes the labels of `y_train_coarse y_test_coarse`.
     """
@@ -75,8 +66,7 @@ def read_npz(path: Path, label: str | None = None, group: object = None) -> Raw:
             wanted = "x_train" if x is None else f"y_train{suffix}"
             raise DataError(
                 f"{path}: no array {wanted!r} (it holds {', '.join(shapes) or 'none'}); expected "
-                "x_train, y_train, x_test "
-                "and y_test"
+                "x_train, y_train, x_test and y_test"
             )
         names = get("coarse_names") if label == "coarse" else get("class_names", "fine_names")
         raw = Raw(

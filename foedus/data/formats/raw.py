@@ -24,9 +24,7 @@ Names = Sequence[str] | np.ndarray
 
 @dataclass
 class Raw:
-    """Arrays of a file: features, and labels as they are written (numbers or text); `None` where
-    the file has no test part.
-    """
+    """Arrays of a file: features, and labels as they are written; `None` without a test part."""
 
     x_train: np.ndarray
     y_train: np.ndarray
@@ -43,9 +41,7 @@ class Raw:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Contents of a file, decompressed if its name ends in .gz, .bz2 or .xz, up to what such a file
-    can justify.
-    """
+    """Contents of a file, decompressed by its ending (.gz, .bz2, .xz) up to a bound."""
     openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
     opener = openers.get(path.suffix.lower(), open)
     limit = path.stat().st_size * _RATIO + SLACK

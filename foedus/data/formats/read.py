@@ -24,6 +24,8 @@ from foedus.data.formats.npz import read_npz
 from foedus.data.formats.raw import Raw
 from foedus.errors import DataError, unknown
 
+_UNREADABLE = (zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError)
+
 
 def read(
     path: str | Path,
@@ -51,18 +53,10 @@ def read(
         )
     try:
         return READERS[format](path, label, group)
-    except (
-        OSError,
-        EOFError,
-        zlib.error,
-        lzma.LZMAError,
-        zipfile.BadZipFile,
-        tarfile.TarError,
-        MemoryError,
-    ) as error:
+    except (*_UNREADABLE, OSError, EOFError, MemoryError) as error:
+        reason = error or type(error).__name__
         raise DataError(
-            f"{path}: not a readable {format} file ({error or type(error).__name__}); fetch or "
-            "write it again"
+            f"{path}: not a readable {format} file ({reason}); fetch or write it again"
         ) from error
 
 

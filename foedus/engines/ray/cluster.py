@@ -274,9 +274,8 @@ class Shard:
         if not done:
             raise CheckpointError(
                 f"the worker of {self.clients} was lost, and the states of these clients cannot be "
-                "restored: their last copy is "
-                f"lost too ({error}); fd.run(..., checkpoint=PATH, resume=True) goes on from what "
-                "is on disk"
+                f"restored: their last copy is lost too ({error}); fd.run(..., checkpoint=PATH, "
+                "resume=True) goes on from what is on disk"
             )
 
     def copied(self, call: Call, whole: bool) -> Tree:

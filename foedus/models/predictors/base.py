@@ -1,5 +1,4 @@
-"""Given predictors: what FedBoost learns to mix. A server owns q of them, each a map from rows to
-probabilities.
+"""Given predictors, which FedBoost learns to mix: q maps from rows to probabilities.
 
 A collection knows three things of its members: what of them a client needs to know on its own rows
 (`prepare`, once), the loss of a mixture of some of them and its gradient in the weights (`loss`),
@@ -71,8 +70,7 @@ class Predictors:
         excess: Tensor | None,
         slope: bool = True,
     ) -> tuple[Tensor, Tensor | None]:
-        """Mean loss of sum_k weight_k h_k on a client's rows, over k in `which`; and, with `slope`,
-        its gradient in these weights.
+        """Mean loss of sum_{k in which} weight_k h_k on a client's rows; with `slope`, its slope.
 
         models: the message with them; None: they are taken from the collection (a simulation holds
         one copy for all clients). excess: for the squared loss, a number for each member; weight_k

@@ -28,22 +28,17 @@ class _Evaluated(Predictors):
 
     def likelihoods(self, models: Tree, x: Tensor, y: Tensor) -> Tensor:
         """h_k(y | x) for each member in a message (or for all), (C, n)."""
-        return (
-            self.outputs(models, x)
-            .gather(2, y.expand(len(self) if models is None else len(models), -1).unsqueeze(2))
-            .squeeze(2)
-        )
+        outputs = self.outputs(models, x)
+        return outputs.gather(2, y.expand(len(outputs), -1).unsqueeze(2)).squeeze(2)
 
     def outputs(self, models: Tree, x: Tensor) -> Tensor:
         """h_k(x) for each member in a message (or for all), (C, n, classes)."""
         raise NotImplementedError
 
     def prepare(self, data: Rows, loss: str) -> Tensor | None:
-        return (
-            _evaluate({"index": data.index}, (self, None, data.table_x, data.table_y, loss))
-            if self.at_hand
-            else None
-        )
+        if not self.at_hand:
+            return None
+        return _evaluate({"index": data.index}, (self, None, data.table_x, data.table_y, loss))
 
     def loss(self, prepared, data, which, models, weight, loss, floor, excess, slope=True):
         if prepared is None:
@@ -76,8 +71,7 @@ def _evaluate(args: dict[str, Tensor], shared: tuple) -> Tensor:
 
 
 class Classifiers(_Evaluated):
-    """Fitted classifiers: scikit-learn estimators with `predict_proba`, and `torch.nn.Module`s that
-    give logits, in any mixture.
+    """Fitted classifiers: scikit-learn's with `predict_proba`, and modules that give logits.
 
     classes: how many labels there are. An estimator that has seen fewer gives the others
     probability 0. Networks are used in evaluation mode. Estimators with compiled parts (trees and
@@ -98,24 +92,17 @@ class Classifiers(_Evaluated):
         for k, member in enumerate(members):
             if isinstance(member, nn.Module):
                 continue
+            name = f"member {k}, a {type(member).__name__},"
             if not hasattr(member, "predict_proba"):
-                raise ModelError(
-                    f"member {k}, a {type(member).__name__}, gives no probabilities (predict_proba)"
-                )
+                raise ModelError(f"{name} gives no probabilities (predict_proba)")
             if not hasattr(member, "classes_"):
-                raise ModelError(
-                    f"member {k}, a {type(member).__name__}, is not fitted: call its fit first"
-                )
+                raise ModelError(f"{name} is not fitted: call its fit first")
             if any(np.ndim(c) for c in member.classes_):
-                raise ModelError(
-                    f"member {k}, a {type(member).__name__}, predicts several labels for a row: "
-                    "give one for each"
-                )
+                raise ModelError(f"{name} predicts several labels for a row: give one for each")
             if not np.isin(member.classes_, np.arange(classes)).all():
-                raise ModelError(
-                    f"member {k} knows labels {list(member.classes_)[:5]}, which are not in 0 .. "
-                    f"{classes - 1}"
-                )
+                known = list(member.classes_)[:5]
+                text = f"member {k} knows labels {known}, which are not in 0 .. {classes - 1}"
+                raise ModelError(text)
         self.members, self.classes, self.trusted = tuple(members), int(classes), tuple(trusted)
         self._archives: dict[int, Tensor] = {}
 
@@ -134,11 +121,9 @@ class Classifiers(_Evaluated):
                 raise ModelError(
                     f"member {k} cannot take rows of shape {spec.shape}: {error}"
                 ) from error
-            if out.shape != (2, self.classes):
-                raise ModelError(
-                    f"member {k} gives outputs of shape {tuple(out.shape)} for 2 rows, not (2, "
-                    f"{self.classes})"
-                )
+            if out.shape != (wanted := (2, self.classes)):
+                given = f"member {k} gives outputs of shape {tuple(out.shape)}"
+                raise ModelError(f"{given} for 2 rows, not {wanted}")
             probabilities(out, f"the output of member {k} for row")
 
     def message(self, which: Tensor) -> dict[str, Tree]:
@@ -149,19 +134,13 @@ class Classifiers(_Evaluated):
         if isinstance(member, nn.Module):
             return {name: v.detach() for name, v in member.state_dict().items()}
         if k not in self._archives:
-            self._archives[k] = torch.frombuffer(
-                bytearray(_skops().dumps(member)), dtype=torch.uint8
-            )
+            archive = bytearray(_skops().dumps(member))
+            self._archives[k] = torch.frombuffer(archive, dtype=torch.uint8)
         return {"skops": self._archives[k]}
 
     def outputs(self, models: Tree, x: Tensor) -> Tensor:
-        chosen = range(len(self)) if models is None else [int(k) for k in models]
-        return torch.stack(
-            [
-                self._one(self.members[k], None if models is None else models[str(k)], x)
-                for k in chosen
-            ]
-        )
+        sent = dict.fromkeys(range(len(self))) if models is None else models
+        return torch.stack([self._one(self.members[int(k)], m, x) for k, m in sent.items()])
 
     def _one(self, member: Any, sent: Tree, x: Tensor) -> Tensor:
         if isinstance(member, nn.Module):
@@ -171,9 +150,9 @@ class Classifiers(_Evaluated):
             return out.float().softmax(-1)
         member = member if sent is None else unpack(sent["skops"], self.trusted)
         found = torch.zeros(len(x), self.classes)
-        found[:, torch.as_tensor(np.asarray(member.classes_, np.int64))] = torch.from_numpy(
-            np.asarray(member.predict_proba(x.flatten(1).numpy()), np.float32)
-        )
+        known = np.asarray(member.predict_proba(x.flatten(1).numpy()), np.float32)
+        labels = torch.as_tensor(np.asarray(member.classes_, np.int64))
+        found[:, labels] = torch.from_numpy(known)
         return found
 
     def mixture(self, weight: Tensor, x: Tensor) -> Tensor:
@@ -213,12 +192,10 @@ def unpack(archive: Tensor, trusted: Sequence[str] = ()) -> Any:
             return io.loads(data, trusted=list(trusted))
     except ModelError:
         raise
-    except Exception as error:  # what a stranger has sent can go wrong in any way
-        raise ModelError(
-            f"a predictor was sent that is no readable skops archive: {error!r}"
-        ) from error
+    except Exception as error:  # what an untrusted client has sent can go wrong in any way
+        text = f"a predictor was sent that is no readable skops archive: {error!r}"
+        raise ModelError(text) from error
     raise ModelError(
         f"a predictor was sent that needs untrusted types ({', '.join(strange[:3])}); it is not "
-        "loaded. "
-        "If the sender may have a hold on this process, pass them as trusted=[...]"
+        "loaded. If the sender may have a hold on this process, pass them as trusted=[...]"
     )

@@ -24,8 +24,7 @@ _SWELL = 8
 
 
 class Densities(Predictors):
-    """Distributions over a finite domain: row k of `table` (q, |Y|) is h_k. The features of rows
-    are not looked at.
+    """Distributions over a finite domain: row k of `table` (q, |Y|) is h_k. Features are not used.
 
     background: a distribution that everybody knows, and rest: its share in each h_k (a number, or
     one for each), as smoothing makes it. What is sent of h_k is then h_k - rest_k background, by
@@ -52,10 +51,8 @@ class Densities(Predictors):
         self.background = None if background is None else number_array("background", background)
         if self.background is not None:
             if self.background.shape != table.shape[1:]:
-                raise ModelError(
-                    f"background has shape {tuple(self.background.shape)}, the table "
-                    f"{table.shape[1]} columns"
-                )
+                given = f"background has shape {tuple(self.background.shape)}"
+                raise ModelError(f"{given}, the table {table.shape[1]} columns")
             probabilities(self.background.unsqueeze(0), "background")
         elif bool(self.rest.any()):
             raise ModelError("rest is the share of a background: give that too")
@@ -69,18 +66,14 @@ class Densities(Predictors):
 
     @classmethod
     def of_clients(cls, fed: Any, rest: float = 0.1) -> Densities:
-        """One for each client of a federation: its training labels' frequencies, and `rest` of the
-        uniform distribution.
+        """One for each client: its training labels' frequencies and `rest` of the uniform one.
 
         With a federation of words (`word_federation`), these are smoothed unigram language models.
         """
         classes = label_count(fed)
         if not 0 <= rest <= 1:
             raise ModelError(f"rest={rest!r} must be a share from 0 to 1")
-        cells = np.bincount(
-            fed.owners() * classes + fed.data.y_train[fed.rows], minlength=len(fed) * classes
-        )
-        table = cells.reshape(len(fed), classes) / fed.sizes[:, None]
+        table = fed.label_counts() / fed.sizes[:, None]
         even = np.full(classes, 1 / classes)
         return cls((1 - rest) * table + rest * even, even if rest else None, rest)
 
@@ -88,17 +81,14 @@ class Densities(Predictors):
         return len(self.table)
 
     def check(self, spec: Spec, loss: str) -> None:
-        if spec.classes != self.table.shape[1]:
-            raise DataError(
-                f"the densities are over {self.table.shape[1]} elements, the data has "
-                f"{spec.classes} labels"
-            )
+        if spec.classes != (size := self.table.shape[1]):
+            data = f"the data has {spec.classes} labels"
+            raise DataError(f"the densities are over {size} elements, {data}")
 
     def prepare(self, data: Rows, loss: str) -> dict[str, Tensor]:
         """The client's own distribution: the elements it has, and the share of each."""
-        return _distinct(
-            {"index": data.index, "weight": data.weight}, (data.table_y, self.table.shape[1])
-        )
+        args = {"index": data.index, "weight": data.weight}
+        return _distinct(args, (data.table_y, self.table.shape[1]))
 
     def message(self, which: Tensor) -> Tree:
         size, counts = self.table.shape[1], self.counts[which]
@@ -107,9 +97,8 @@ class Densities(Predictors):
         # Entry j of member i of `which` is number first[which[i]] + j of all entries.
         starts = torch.repeat_interleave(self.first[which] - (counts.cumsum(0) - counts), counts)
         at = starts + torch.arange(int(counts.sum()))
-        place = self.columns[at].long() * len(which) + torch.repeat_interleave(
-            torch.arange(len(which)), counts
-        )
+        member = torch.repeat_interleave(torch.arange(len(which)), counts)
+        place = self.columns[at].long() * len(which) + member
         kind = torch.int32 if size * len(which) < 2**31 else torch.int64
         own = {"own": Sparse(place.to(kind), self.values[at], (size, len(which)))}
         return own if self.background is None else {**own, "rest": self.rest[which]}
@@ -123,9 +112,7 @@ class Densities(Predictors):
 
     @cached_property
     def upright(self) -> Tensor:
-        """The table with a row for each element, as products with few elements of a client want
-        it.
-        """
+        """The table with a row for each element, for products with few of them."""
         return self.table.mT.contiguous()
 
     def loss(self, prepared, data, which, models, weight, loss, floor, excess, slope=True):
@@ -166,9 +153,7 @@ def _distinct(args: dict[str, Tensor], shared: tuple) -> dict[str, Tensor]:
 
 @batched
 def _of_elements(args: dict[str, Tensor], shared: tuple) -> dict[str, Tensor]:
-    """Loss and gradient from the elements that clients have: all clients' gradients are one sparse
-    product (an embedding bag).
-    """
+    """Loss and gradient from the clients' elements: one sparse product (an embedding bag)."""
     columns, weight, loss, floor, excess, slope = shared
     mixed = columns @ weight
     # clients have different numbers of elements: what follows is one long list of all of them

@@ -19,8 +19,7 @@ from foedus.models.predictors.classifiers import _Evaluated
 
 
 class NGrams(_Evaluated):
-    """Smoothed n-gram language models: h(w | context) interpolates counts of contexts of all
-    lengths up to order - 1.
+    """Smoothed n-gram language models: h(w | context) interpolates counts of all contexts' lengths.
 
         h_0(w)     = background(w),
         h_m(w | c) = (n(c, w) + smoothing h_{m-1}(w | c')) / (n(c) + smoothing)
@@ -39,10 +38,8 @@ class NGrams(_Evaluated):
     ) -> None:
         self.background = number_array("background", background)
         if self.background.dim() != 1 or not len(self.background):
-            raise ModelError(
-                "background is a probability for each word, not of shape "
-                f"{tuple(self.background.shape)}"
-            )
+            given = tuple(self.background.shape)
+            raise ModelError(f"background is a probability for each word, not of shape {given}")
         probabilities(self.background.unsqueeze(0), "background")
         check_value("order", order, Annotated[int, Ge(1)])
         check_value("smoothing", smoothing, Annotated[float, Gt(0)])
@@ -59,9 +56,7 @@ class NGrams(_Evaluated):
 
     @classmethod
     def of_clients(cls, fed: Any, order: int = 2, smoothing: float = 10.0) -> NGrams:
-        """One for each client of a federation of words, from its training words; the background is
-        uniform.
-        """
+        """One for each client of a federation of words; the background is uniform."""
         classes = label_count(fed)
         if fed.settings.get("before", order) < order - 1:
             raise DataError(
@@ -83,8 +78,7 @@ class NGrams(_Evaluated):
         if spec.classes != len(self.background) or spec.features < self.order - 1:
             raise DataError(
                 f"the models are over {len(self.background):,} words with {self.order - 1} before "
-                "each; "
-                f"the data has {spec.classes} labels and {spec.features} features"
+                f"each; the data has {spec.classes} labels and {spec.features} features"
             )
 
     def _words(self, k: int, text: Any) -> Tensor:
@@ -99,10 +93,8 @@ class NGrams(_Evaluated):
     def _count(self, words: Tensor, length: int) -> dict[str, Tensor]:
         """Numbers of all windows of this length in a text, and how often each occurs."""
         if not len(words):
-            return {
-                "keys": torch.zeros(0, dtype=torch.int64),
-                "counts": torch.zeros(0, dtype=torch.int32),
-            }
+            keys = torch.zeros(0, dtype=torch.int64)
+            return {"keys": keys, "counts": keys.int()}
         before = torch.cat((torch.full((length - 1,), -1, dtype=torch.int64), words))
         keys, counts = self._key(before.unfold(0, length, 1)).unique(return_counts=True)
         return {"keys": keys, "counts": counts.to(torch.int32)}
@@ -115,33 +107,25 @@ class NGrams(_Evaluated):
         return {str(k): {str(m): c for m, c in enumerate(self.counts[k])} for k in which.tolist()}
 
     def likelihoods(self, models: Tree, x: Tensor, y: Tensor) -> Tensor:
-        chosen = (
-            self.counts
-            if models is None
-            else [[m[str(i)] for i in range(self.order)] for m in models.values()]
-        )
-        windows = torch.cat(
-            (x.flatten(1)[:, x[0].numel() - self.order + 1 :].long(), y.unsqueeze(1)), 1
-        )
+        chosen = self.counts
+        if models is not None:
+            chosen = [[m[str(i)] for i in range(self.order)] for m in models.values()]
+        before = x.flatten(1)[:, x[0].numel() - self.order + 1 :].long()
+        windows = torch.cat((before, y.unsqueeze(1)), 1)
         return torch.stack([self._likelihood(counts, windows) for counts in chosen])
 
     def _likelihood(self, counts: list[dict[str, Tensor]], windows: Tensor) -> Tensor:
         base, h = len(self.background) + 1, self.background[windows[:, -1]]
         for m, table in enumerate(counts, start=1):
-            keys, running = (
-                table["keys"],
-                torch.cat((torch.zeros(1, dtype=torch.int64), table["counts"].cumsum(0))),
-            )
+            running = torch.cat((torch.zeros(1, dtype=torch.int64), table["counts"].cumsum(0)))
+
+            def counted(below: Tensor, keys: Tensor = table["keys"]) -> Tensor:
+                return running[torch.searchsorted(keys, below)]  # noqa: B023 - used at once
+
             number = self._key(windows[:, self.order - m :])
             context = number - number % base
-            seen = (
-                running[torch.searchsorted(keys, number, right=True)]
-                - running[torch.searchsorted(keys, number)]
-            )
-            of_context = (
-                running[torch.searchsorted(keys, context + base)]
-                - running[torch.searchsorted(keys, context)]
-            )
+            seen = counted(number + 1) - counted(number)
+            of_context = counted(context + base) - counted(context)
             h = (seen + self.smoothing * h) / (of_context + self.smoothing)
         return h
 

@@ -9,9 +9,7 @@ from foedus.base import random
 
 
 def crop_flip(x: Tensor, key: Tensor, pad: int = 4) -> Tensor:
-    """Images (..., b, channels, height, width), each cropped at random after padding by `pad`, and
-    flipped or not; keys (..., 2).
-    """
+    """Crop images (..., b, channels, height, width) after padding, and flip some; keys (..., 2)."""
     b, channels, height, width = x.shape[-4:]
     draws = random.uniform(key, (b, 3)).reshape(-1, 3).to(x.device)
     top, left = (draws[:, :2] * (2 * pad + 1)).long().unbind(1)

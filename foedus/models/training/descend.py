@@ -24,22 +24,18 @@ from foedus.models.training.schedule import batch_schedule
 from foedus.models.training.settings import Training
 
 _BLOCK_BYTES = 1 << 21
-"""Rows are collected for several steps at once, in blocks of about this size, so that they are
-still in cache when used.
-"""
+"""Rows are collected for several steps at once, in blocks of about this size: still in cache."""
 
 _STEP_BYTES, _STATE_BYTES, _FEWEST = 1 << 22, 1 << 25, 4
-"""Clients are trained so many at a time that one step's rows, and their parameters with all that
-belongs to them, have about these sizes, and no fewer than this.
+"""Sizes of one step's rows, and of the parameters with all that belongs to them, of the clients
+that are trained at a time; and their least number.
 """
 
 _TRAINED = ("params", "correction", "memory")
 """Of the arguments of a training, those that are on the device of the rows while it goes on."""
 
 _LARGE_STEP, _LARGE_NET = 1 << 22, 1 << 20
-"""Multiplications of a step from which several threads do it faster than one; weights of a network
-from which no core's cache holds them.
-"""
+"""Multiplications of a step from which threads pay; weights that no core's cache holds."""
 
 
 def descend(
@@ -54,8 +50,7 @@ def descend(
     correction: Params | None = None,
     memory: Any = None,
 ) -> dict[str, Any]:
-    """Train from `params` on a client's rows. One step, with g the mini-batch gradient of the mean
-    loss at w:
+    """Train from `params` on a client's rows. One step, with g the mini-batch gradient at w:
 
         w <- w - lr * optimizer(g + correction + prox * (w - params) + weight_decay * w)
 
@@ -77,9 +72,9 @@ def descend(
         clients = len(data.index)
         args["params"] = {k: v.expand(clients, *v.shape) for k, v in params.items()}
         if correction is not None:
-            own = {k: v.dim() > params[k].dim() for k, v in correction.items()}
             args["correction"] = {
-                k: v if own[k] else v.expand(clients, *v.shape) for k, v in correction.items()
+                k: v if v.dim() > params[k].dim() else v.expand(clients, *v.shape)
+                for k, v in correction.items()
             }
         with torch.no_grad():
             return _descend.__wrapped__(args, shared)
@@ -89,17 +84,9 @@ def descend(
 def descend_to(
     how: Training, model: Model, loss: Loss, params: Params, data: Rows, target: Tensor, key: Tensor
 ) -> Params:
-    """Train from `params` towards targets (n, outputs) of a client's own rows instead of its
-    labels.
-    """
-    args = {
-        "params": params,
-        "index": data.index,
-        "weight": data.weight,
-        "key": key,
-        "target": target,
-    }
-    return _descend_to(args, (how, model, loss, data.table_x))
+    """Train from `params` towards targets (n, outputs) of a client's rows, not its labels."""
+    args = {"params": params, "index": data.index, "weight": data.weight, "key": key}
+    return _descend_to({**args, "target": target}, (how, model, loss, data.table_x))
 
 
 @batched
@@ -117,9 +104,8 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
     how, model, loss, table_x, table_y, prox = shared
     used, weight, steps = batch_schedule(how, args["index"], args["weight"], args["key"])
     decay = prox + how.weight_decay
-    in_place = (
-        model.closed_form and how.optimizer == "sgd" and not how.momentum and how.clip is None
-    )
+    plain = how.optimizer == "sgd" and not how.momentum and how.clip is None
+    in_place = model.closed_form and plain
     if in_place and not how.augment and _knows(model, loss, table_x, table_y, args, used.shape[2]):
         params = _own(args["params"])
         layers, more = (
@@ -138,19 +124,13 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
         used, weight = used[:, order], weight[:, order]
         args = {**args, **tree.map(lambda v: v[order], {k: args[k] for k in _TRAINED if k in args})}
     device, home = table_x.device, used.device
-    used, weight, args = (
-        to(device, used),
-        to(device, weight),
-        {**args, **to(device, {k: args[k] for k in _TRAINED if k in args})},
-    )
+    used, weight = to(device, used), to(device, weight)
+    args = {**args, **to(device, {k: args[k] for k in _TRAINED if k in args})}
     params = _own(args["params"])
     clients, total = len(steps), len(used)
     memory = _own(args["memory"]) if args.get("memory") else fresh_memory(how, params, (clients,))
-    even = (
-        "memory" not in args
-        or "steps" not in memory
-        or bool((memory["steps"] == memory["steps"][0]).all())
-    )
+    even = "memory" not in args or "steps" not in memory
+    even = even or bool((memory["steps"] == memory["steps"][0]).all())
     constant = _constant(args, prox)
 
     still = (steps.unsqueeze(0) > torch.arange(total).unsqueeze(1)).sum(1).tolist()
@@ -160,36 +140,28 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
             f"augment={how.augment!r} needs images of shape (channels, height, width); rows have "
             f"shape {tuple(shape)}"
         )
-    noise = (
-        random.fold(args["key"][order] if moved else args["key"], 0xA06) if how.augment else None
-    )
+    key = args["key"][order] if moved else args["key"]
+    noise = random.fold(key, 0xA06) if how.augment else None
     if model.closed_form:
         table_x = table_x.flatten(1)
     row_bytes = table_x[:1].numel() * table_x.element_size()
-    # Networks under autograd pay for every call; closed forms are faster on as many clients as the
-    # cache holds.
+    # networks under autograd pay for every call; closed forms are faster on what the cache holds
     many = clients
     if model.closed_form:
-        kept = sum(v[:1].nbytes for v in tree.leaves((params, memory))) + (
-            0 if in_place else sum(v[:1].nbytes for v in params.values())
-        )
-        many = max(
-            _FEWEST,
-            min(_STEP_BYTES // max(1, used.shape[2] * row_bytes), _STATE_BYTES // max(1, kept)),
-        )
+        gradients = {} if in_place else params
+        kept = sum(v[:1].nbytes for v in tree.leaves((params, memory, gradients)))
+        step_bytes = used.shape[2] * row_bytes
+        many = min(_STEP_BYTES // max(1, step_bytes), _STATE_BYTES // max(1, kept))
+        many = max(_FEWEST, many)
     many = -(-clients // -(-clients // many))
 
     def train(low: int, high: int) -> None:
         """All steps of some of the clients."""
-        own, own_memory, own_constant = (
-            (
-                {k: v[low:high] for k, v in params.items()},
-                tree.map(lambda v: v[low:high], memory),
-                {k: v[low:high] for k, v in constant.items()},
-            )
-            if (low, high) != (0, clients)
-            else (params, memory, constant)
-        )
+        own, own_memory, own_constant = params, memory, constant
+        if (low, high) != (0, clients):
+            own = {k: v[low:high] for k, v in params.items()}
+            own_memory = tree.map(lambda v: v[low:high], memory)
+            own_constant = {k: v[low:high] for k, v in constant.items()}
         slope_at = gradient_of(model, loss, high - low)
         left = [min(a, high) - low for a in still if a > low]
         each = (high - low) * used.shape[2]
@@ -200,28 +172,17 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
         for first in range(0, len(left), block):
             a = left[first]
             picked = used[first : min(first + block, len(left)), low : low + a]
-            flat = picked.reshape(-1)
-            x = torch.index_select(table_x, 0, flat, out=buffer[: len(flat)]).view(
-                *picked.shape, *table_x.shape[1:]
-            )
-            y = (
-                take(table_y, picked)
-                if every_y is None
-                else every_y[first : first + len(picked), :a]
-            )
+            flat, stop = picked.reshape(-1), first + len(picked)
+            x = torch.index_select(table_x, 0, flat, out=buffer[: len(flat)])
+            x = x.view(*picked.shape, *table_x.shape[1:])
+            y = take(table_y, picked) if every_y is None else every_y[first:stop, :a]
             if noise is not None:
-                steps_here = torch.arange(first, first + len(picked)).unsqueeze(1)
-                x = crop_flip(
-                    x.view(*picked.shape, *shape), random.fold(noise[low : low + a], steps_here)
-                ).view(x.shape)
-            shares = weight[first : first + len(picked), low : low + a]
-            for t, here, labels, share in zip(
-                range(first, first + len(picked)),
-                x.unbind(),
-                y.unbind(),
-                shares.unbind(),
-                strict=True,
-            ):
+                steps_here = torch.arange(first, stop).unsqueeze(1)
+                keys = random.fold(noise[low : low + a], steps_here)
+                x = crop_flip(x.view(*picked.shape, *shape), keys).view(x.shape)
+            shares = weight[first:stop, low : low + a]
+            parts = (part.unbind() for part in (x, y, shares))
+            for t, here, labels, share in zip(range(first, stop), *parts, strict=True):
                 if left[t] < a:
                     here, labels, share = here[: left[t]], labels[: left[t]], share[: left[t]]
                 now = own if left[t] == high - low else {k: v[: left[t]] for k, v in own.items()}
@@ -243,9 +204,8 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
 
     for low in range(0, clients, many):
         train(low, min(low + many, clients))
-    result = to(
-        home, {"params": params, "memory": memory, "steps": steps[order] if moved else steps}
-    )
+    steps = steps[order] if moved else steps
+    result = to(home, {"params": params, "memory": memory, "steps": steps})
     if moved:
         back = torch.argsort(order)
         result = tree.map(lambda v: v[back], result)
@@ -258,9 +218,7 @@ def _own(values: Any) -> Any:
 
 
 def _constant(args: dict[str, Any], prox: float) -> Params:
-    """What is added to every gradient of a training: the correction, and the part of the pull
-    towards the start that does not change.
-    """
+    """What is added to every gradient: the correction, and the pull's constant part."""
     constant = dict(args.get("correction") or {})
     if prox:
         start = args["params"]
@@ -278,38 +236,25 @@ _LOSSES = (CrossEntropy, Squared, Logistic, Huber)
 def _knows(
     model: Model, loss: Loss, x: Tensor, y: Tensor, args: dict[str, Any], batch: int
 ) -> bool:
-    """Whether compiled training is there for such a model, loss and data, and the faster way: it
-    gives every client to one thread.
+    """Whether compiled training is there for such a training, and the faster way.
+
+    It gives every client to one thread.
     """
-    if (
-        not kernels.ready
-        or type(model) not in (Linear, MLP)
-        or type(loss) not in _LOSSES
-        or x.device.type != "cpu"
-    ):
+    known = type(model) in (Linear, MLP) and type(loss) in _LOSSES
+    if not kernels.ready or not known or x.device.type != "cpu":
         return False
-    numbers = [
-        x,
-        args["weight"],
-        *tree.leaves([args[k] for k in ("params", "correction") if k in args]),
-    ]
-    if (
-        any(t.dtype != torch.float32 for t in numbers)
-        or any(t.requires_grad for t in (*numbers, y))
-        or not (x.is_contiguous() and y.is_contiguous())
-    ):
+    trained = [args[k] for k in ("params", "correction") if k in args]
+    numbers = [x, args["weight"], *tree.leaves(trained)]
+    if any(t.dtype != torch.float32 for t in numbers):
+        return False
+    if any(t.requires_grad for t in (*numbers, y)) or not (x.is_contiguous() and y.is_contiguous()):
         return False
     assert isinstance(model, Linear | MLP)
     weights = [weight for weight, _ in model.layers(args["params"]) if weight is not None]
     clients, outputs, threads = len(args["index"]), weights[-1].shape[-2], torch.get_num_threads()
-    if y.dtype == torch.int64 and y.dim() == 1:
-        fits = True
-    else:
-        fits = (
-            y.dtype == torch.float32
-            and y.numel() == len(y) * outputs
-            and type(loss) is not CrossEntropy
-        )
+    labels = y.dtype == torch.int64 and y.dim() == 1
+    values = y.dtype == torch.float32 and y.numel() == len(y) * outputs
+    fits = labels or (values and type(loss) is not CrossEntropy)
     busy = clients >= threads or batch * max(w[0].numel() for w in weights) < _LARGE_STEP
     small = len(weights) == 1 or sum(w[0].numel() for w in weights) <= _LARGE_NET
     return fits and busy and small and len(weights) <= kernels.MOST_LAYERS

@@ -23,21 +23,15 @@ def gradient(model: Model, loss: Loss, params: Params, data: Rows) -> Params:
 def value_and_gradient(
     model: Model, loss: Loss, params: Params, data: Rows
 ) -> tuple[Tensor, Params]:
-    """The mean loss over all of a client's rows, and its gradient, at `params`: one pass for
-    both.
-    """
+    """The mean loss over all of a client's rows and its gradient, in one pass."""
     return _home(_value_and_gradient(_whole(params, data), (model, loss)), data)
 
 
 def _whole(params: Params, data: Rows) -> dict[str, Any]:
     """All rows of a client, where the table lies, with weights that sum to 1."""
     x, y, weight = data.there
-    return {
-        "params": to(x.device, params),
-        "x": x,
-        "y": y,
-        "weight": weight / weight.sum(-1, keepdim=True),
-    }
+    weight = weight / weight.sum(-1, keepdim=True)
+    return {"params": to(x.device, params), "x": x, "y": y, "weight": weight}
 
 
 def _home(found: Any, data: Rows) -> Any:
@@ -65,10 +59,7 @@ def _value_and_gradient(args: dict[str, Any], shared: tuple) -> tuple[Tensor, Pa
         values = loss.value(outputs, y)
         return (weight * values).sum(1), pull(loss.slope(outputs, y, weight))
 
-    def mean_loss(params: Params, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        return weight @ loss.value(model.apply(params, x), y)
-
-    each = torch.func.grad_and_value(mean_loss)
+    each = torch.func.grad_and_value(_mean_loss(model, loss))
     if len(y) > 1:
         slopes, values = torch.func.vmap(each)(params, args["x"], y, weight)
         return values, slopes
@@ -76,12 +67,14 @@ def _value_and_gradient(args: dict[str, Any], shared: tuple) -> tuple[Tensor, Pa
     return value.unsqueeze(0), {k: v.unsqueeze(0) for k, v in slopes.items()}
 
 
+def _mean_loss(model: Model, loss: Loss) -> Callable[[Params, Tensor, Tensor, Tensor], Tensor]:
+    return lambda params, x, y, weight: weight @ loss.value(model.apply(params, x), y)
+
+
 def gradient_of(
     model: Model, loss: Loss, clients: int
 ) -> Callable[[Params, Tensor, Tensor, Tensor], Params]:
-    """The function (parameters, x, y, normalised row weights), all with a client dimension ->
-    gradients.
-    """
+    """The function (parameters, x, y, normalised row weights) -> gradients, by client."""
     if model.closed_form:
 
         def closed(params: Params, x: Tensor, y: Tensor, weight: Tensor) -> Params:
@@ -90,19 +83,15 @@ def gradient_of(
 
         return closed
 
-    def mean_loss(params: Params, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        return weight @ loss.value(model.apply(params, x), y)
-
+    mean_loss = _mean_loss(model, loss)
     if clients > 1:
         return torch.func.vmap(torch.func.grad(mean_loss))
 
     def single(params: Params, x: Tensor, y: Tensor, weight: Tensor) -> Params:
         leaves = {k: v.detach()[0].requires_grad_() for k, v in params.items()}
         with torch.enable_grad():
-            value = mean_loss(leaves, x[0], y[0], weight[0])
-            grads = torch.autograd.grad(
-                value, list(leaves.values()), allow_unused=True, materialize_grads=True
-            )
+            value, each = mean_loss(leaves, x[0], y[0], weight[0]), list(leaves.values())
+            grads = torch.autograd.grad(value, each, allow_unused=True, materialize_grads=True)
         return {k: g.unsqueeze(0) for k, g in zip(leaves, grads, strict=True)}
 
     return single
@@ -117,13 +106,10 @@ def batch_gradient(
     table_x: Tensor,
     table_y: Tensor,
 ) -> Params:
-    """Gradients of several clients, each on the rows (c, b) of its index with weights that sum to
-    1; made where the table lies.
-    """
+    """Gradients of several clients on rows (c, b) of their index, with weights that sum to 1."""
     home, device = index.device, table_x.device
     index = index.to(device)
     x, y = take(table_x, index), take(table_y, index)
     x = x.flatten(2) if model.closed_form else x
-    return to(
-        home, gradient_of(model, loss, len(index))(to(device, params), x, y, weight.to(device))
-    )
+    slope = gradient_of(model, loss, len(index))
+    return to(home, slope(to(device, params), x, y, weight.to(device)))

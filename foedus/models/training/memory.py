@@ -16,9 +16,7 @@ _kept = threading.local()
 
 
 def take_buffer(rows: int, like: Tensor) -> Tensor:
-    """Room for so many rows, used again by the next call: fresh memory would have to be cleared by
-    the system first.
-    """
+    """Room for rows, used again by the next call: fresh memory must be cleared first."""
     size = rows * like[:1].numel()
     old = getattr(_kept, "buffer", None)
     if old is None or old.dtype != like.dtype or old.device != like.device or old.numel() < size:
@@ -27,13 +25,8 @@ def take_buffer(rows: int, like: Tensor) -> Tensor:
 
 
 def fresh_memory(how: Training, params: Params, batch: tuple[int, ...] = ()) -> dict[str, Any]:
-    """The optimizer's running averages before its first step, for parameters with leading
-    dimensions `batch`.
-    """
+    """The optimizer's running averages before its first step; `batch`: leading dimensions."""
     if how.optimizer == "adam":
-        return {
-            "mean": tree.zeros_like(params),
-            "square": tree.zeros_like(params),
-            "steps": torch.zeros(batch, device=next(iter(params.values())).device),
-        }
+        steps = torch.zeros(batch, device=next(iter(params.values())).device)
+        return {"mean": tree.zeros_like(params), "square": tree.zeros_like(params), "steps": steps}
     return {"velocity": tree.zeros_like(params)} if how.momentum else {}

@@ -14,9 +14,7 @@ _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
 
 
 def clip_gradients(grads: Params, limit: float) -> None:
-    """Scale each client's gradient to at most `limit` in Euclidean norm over all of its
-    parameters.
-    """
+    """Scale each client's gradient to at most `limit` in Euclidean norm."""
     norm = cast("Tensor", sum(g.flatten(1).square().sum(1) for g in grads.values())).sqrt()
     factor = (limit / norm.clamp(min=1e-30)).clamp(max=1.0)
     for g in grads.values():
@@ -26,9 +24,7 @@ def clip_gradients(grads: Params, limit: float) -> None:
 def update_parameters(
     how: Training, params: Params, grads: Params, memory: dict[str, Any], a: int, even: bool
 ) -> None:
-    """One optimizer step, in place, on the first `a` clients. even: they have made as many steps as
-    each other.
-    """
+    """One optimizer step, in place, on the first `a` clients. even: all made as many steps."""
     if how.optimizer == "adam":
         memory["steps"][:a] += 1
         t = memory["steps"][:a]
@@ -47,9 +43,8 @@ def update_parameters(
             mean.lerp_(g, 1 - _BETA1)
             square.mul_(_BETA2).addcmul_(g, g, value=1 - _BETA2)
             # 1 - beta^t loses half of its digits in single precision while t is small.
-            first, second = (
-                (1 - beta ** t.double()).to(g.dtype).view(shape) for beta in (_BETA1, _BETA2)
-            )
+            first, second = (1 - beta ** t.double() for beta in (_BETA1, _BETA2))
+            first, second = (v.to(g.dtype).view(shape) for v in (first, second))
             root = (square / second).sqrt_().add_(_EPSILON)
             params[k].addcdiv_(mean / first, root, value=-how.lr)
         return

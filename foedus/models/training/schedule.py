@@ -12,8 +12,7 @@ from foedus.models.training.settings import Training
 def batch_schedule(
     how: Training, index: Tensor, weight: Tensor, key: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Which rows each client uses in each step: (row numbers (T, c, b), weights (T, c, b) summing
-    to 1, steps (c,)).
+    """Rows of each client and step: (numbers (T, c, b), weights (T, c, b), steps (c,)).
 
     Every epoch is a fresh permutation of the client's rows, cut into batches; the last one may be
     smaller.
@@ -23,10 +22,8 @@ def batch_schedule(
     rows = (weight > 0).sum(1)
     per_epoch = torch.div(rows + b - 1, b, rounding_mode="floor").clamp_(min=1)
     steps = torch.full_like(per_epoch, how.steps) if how.steps else per_epoch * how.epochs
-    batches, epochs = (
-        int(per_epoch.max()),
-        int(torch.div(steps + per_epoch - 1, per_epoch, rounding_mode="floor").max()),
-    )
+    batches = int(per_epoch.max())
+    epochs = int(torch.div(steps + per_epoch - 1, per_epoch, rounding_mode="floor").max())
     full = int(rows.min()) == n and bool((weight == 1).all())
     # (augmented, a row's place in its batch must not depend on who else is there)
     if batches == 1 and not how.augment:
@@ -41,10 +38,9 @@ def batch_schedule(
         # whole epochs, the same for all: no need to look up who is where
         if full and len(table) * batches == int(steps[0]):
             real = (torch.arange(batches * b) < n).to(weight.dtype).view(batches, 1, b)
-            used_weight = (
-                (real / real.sum(-1, keepdim=True)).expand(-1, clients, -1).repeat(epochs, 1, 1)
-            )
-            return table.transpose(1, 2).reshape(epochs * batches, clients, b), used_weight, steps
+            share = (real / real.sum(-1, keepdim=True)).expand(-1, clients, -1)
+            used = table.transpose(1, 2).reshape(epochs * batches, clients, b)
+            return used, share.repeat(epochs, 1, 1), steps
         table_weight = weight.expand(epochs, -1, -1).gather(-1, order)
         table_weight[..., n:] = 0
         table_weight = table_weight.reshape(epochs, clients, batches, b)

@@ -1,5 +1,4 @@
-"""Local training: mini-batch descent on one client's rows, run for a whole batch of clients at
-once.
+"""Local training: mini-batch descent on clients' rows, a whole batch of clients at once.
 
 Every averaging method of foedus is this loop with another gradient: that of the local loss, plus a
 fixed `correction`, plus a pull towards the starting point (`prox`). Clients of unequal size share a

@@ -1,0 +1,174 @@
+"""Training and test parts by hand: two files joined, rows held out, labels numbered."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import foedus as fd
+from foedus.data import holdout
+from foedus.data.formats.raw import Raw
+
+
+def rows(*values: float) -> np.ndarray:
+    return np.array([[v] for v in values])
+
+
+# -- a file of test rows ---------------------------------------------------------------------------
+
+
+def test_sparse_text_that_lacks_the_last_features_is_widened():
+    train, test = Raw(np.ones((2, 3)), np.zeros(2)), Raw(np.ones((1, 2)), np.ones(1))
+    joined = holdout.join_parts(train, test, "t.libsvm")
+    assert joined.x_test.tolist() == [[1, 1, 0]] and joined.y_test.tolist() == [1]
+    joined = holdout.join_parts(test, train, "t.libsvm")
+    assert joined.x_train.tolist() == [[1, 1, 0]] and joined.x_test.shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "why"),
+    [
+        (
+            Raw(np.ones((2, 2)), np.zeros(2), feature_names=["a", "b"]),
+            Raw(np.ones((2, 1)), np.zeros(2), feature_names=["a"]),
+            "t.csv: 1 features, the training file has 2; give both the same columns",
+        ),
+        (
+            Raw(np.ones((2, 3)), np.zeros(2), tokens=True),
+            Raw(np.ones((2, 4)), np.zeros(2), tokens=True),
+            "t.csv: 4 features, the training file has 3; give both the same columns",
+        ),
+        (
+            Raw(np.ones((2, 2)), np.zeros(2), feature_names=["a", "b"]),
+            Raw(np.ones((2, 2)), np.zeros(2), feature_names=["b", "a"]),
+            "t.csv: its columns differ from those of the training file; give both the same columns "
+            "in the same order",
+        ),
+        (
+            Raw(np.ones((2, 2)), np.zeros(2), feature_names=["a", "b"]),
+            Raw(np.ones((2, 2)), np.zeros(2)),
+            "t.csv: its columns differ",
+        ),
+        (
+            Raw(np.ones((2, 3)), np.zeros(2), tokens=True, class_names=["a", "b"]),
+            Raw(np.ones((2, 3)), np.zeros(2), tokens=True, class_names=["a", "c"]),
+            "t.csv: its alphabet differs from that of the training file; give one folder with "
+            "train/ and test/",
+        ),
+    ],
+    ids=["fewer columns", "longer windows", "another order", "no names", "another alphabet"],
+)
+def test_files_that_do_not_fit_together(train, test, why):
+    with pytest.raises(fd.DataError) as info:
+        holdout.join_parts(train, test, "t.csv")
+    assert str(info.value).startswith(why)
+
+
+def test_groups_of_the_test_file_are_found_by_name():
+    """Each file has numbered its groups by itself; a new one comes behind those of the training
+    file.
+    """
+    train = Raw(rows(1, 2), np.zeros(2), groups_train=np.array([0, 1]), group_names=["ann", "bob"])
+    test = Raw(
+        rows(3, 4, 5), np.ones(3), groups_train=np.array([0, 1, 1]), group_names=["cy", "ann"]
+    )
+    joined = holdout.join_parts(train, test, "t.csv")
+    assert joined.group_names == ["ann", "bob", "cy"]
+    assert joined.groups_train.tolist() == [0, 1]
+    assert joined.groups_test.tolist() == [2, 0, 0]
+
+
+def test_groups_of_one_file_alone_are_kept():
+    train = Raw(rows(1, 2), np.zeros(2), groups_train=np.array([0, 1]), group_names=["ann", "bob"])
+    joined = holdout.join_parts(train, Raw(rows(3), np.ones(1)), "t.csv")
+    assert joined.groups_test is None and joined.group_names == ["ann", "bob"]
+
+
+# -- a part of the rows ----------------------------------------------------------------------------
+
+
+def test_both_parts_are_pooled_where_another_is_drawn():
+    raw = Raw(
+        rows(1, 2), np.array([0, 1]), rows(3), np.array([1]),
+        groups_train=np.array([0, 1]), groups_test=np.array([1]),
+    )  # fmt: skip
+    pooled = holdout.pool_parts(raw)
+    assert pooled.x_train.tolist() == [[1], [2], [3]] and pooled.y_train.tolist() == [0, 1, 1]
+    assert pooled.groups_train.tolist() == [0, 1, 1]
+    assert pooled.x_test is pooled.y_test is pooled.groups_test is None
+    raw.groups_test = None  # whose the test rows are is not known, so nobody's are
+    assert holdout.pool_parts(raw).groups_train is None
+    assert holdout.pool_parts(pooled) is pooled
+
+
+def test_a_part_of_each_group_is_held_out():
+    groups = np.array([0] * 4 + [1] * 8)
+    raw = Raw(np.arange(12.0)[:, None], np.zeros(12), groups_train=groups)
+    held = holdout.hold_out(raw, 0.25, 0, None)
+    # a quarter of four and of eight
+    assert np.bincount(held.groups_test).tolist() == [1, 2]
+    assert np.bincount(held.groups_train).tolist() == [3, 6]
+    assert sorted([*held.x_train[:, 0], *held.x_test[:, 0]]) == list(range(12))
+
+
+def test_one_row_is_left_to_learn_from():
+    """Half of a group of one is rounded up; of all three rows, one stays."""
+    raw = Raw(rows(1, 2, 3), np.array([0, 1, 2]))
+    held = holdout.hold_out(raw, 0.5, 0, None)
+    assert (len(held.x_train), len(held.x_test)) == (1, 2)
+
+
+@pytest.mark.parametrize("test", ["half", None, [0.5]])
+def test_a_part_that_is_no_number(test):
+    with pytest.raises(fd.DataError) as info:
+        holdout.test_fraction(test)
+    assert str(info.value) == (
+        f"test={test!r} must be a part from 0 to below 1 of each speaker's text"
+    )
+    assert holdout.test_fraction(0) == 0.0
+
+
+# -- labels ----------------------------------------------------------------------------------------
+
+
+def encoded(train: list, test: list, regression: bool | None = None, names: list | None = None):
+    y, y_test = np.array(train), np.array(test)
+    raw = Raw(np.zeros((len(y), 1)), y, np.zeros((len(y_test), 1)), y_test, class_names=names)
+    y, y_test, classes, names_ = holdout.encode_labels(raw, regression, "set")
+    return y.tolist(), y_test.tolist(), classes, names_
+
+
+def test_labels_become_numbers_from_zero():
+    assert encoded([2, 0], [1]) == ([2, 0], [1], 3, None)
+    assert encoded([7, 5], [7]) == ([1, 0], [1], 2, ("5", "7"))
+    assert encoded(["no", "yes"], ["no"]) == ([0, 1], [0], 2, ("no", "yes"))
+    assert encoded([1.5, -1.0], [1.5], regression=False) == ([1, 0], [1], 2, ("-1", "1.5"))
+    assert encoded([1, 0], [1], names=["a", "b", "c"]) == ([1, 0], [1], 3, ("a", "b", "c"))
+    assert encoded([0, 0], [0]) == ([0, 0], [0], 2, None)
+    assert encoded([1.5, 2.0], [0.5]) == ([1.5, 2.0], [0.5], None, None)
+    assert encoded([[1, 2]], [[3, 4]]) == ([[1.0, 2.0]], [[3.0, 4.0]], None, None)
+
+
+@pytest.mark.parametrize(
+    ("labels", "regression", "why"),
+    [
+        ([1j, 2j], None, "labels of 'set' have dtype complex128; expected numbers or text"),
+        (["a", "b"], True, "labels of 'set' are text ('a'); regression needs numbers"),
+        (
+            [[1, 2], [3, 4]],
+            False,
+            "labels of 'set' have shape (2,) a row; classification needs one label a row",
+        ),
+        (
+            ["same", "same"],
+            None,
+            "labels of 'set' are all 'same'; at least two classes are needed (for numbers, "
+            "regression=True)",
+        ),
+    ],
+    ids=["complex", "text", "two a row", "one class"],
+)
+def test_labels_that_cannot_be_used(labels, regression, why):
+    with pytest.raises(fd.DataError) as info:
+        encoded(labels, labels, regression)
+    assert str(info.value) == why
