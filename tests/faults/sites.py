@@ -174,7 +174,7 @@ class Federation:
         while True:
             self.loopback.stop_node(self.current[node])
             self.current[node] = self.loopback.start_node(
-                base / "keys" / f"node{node}", config, self.engine.eager
+                base / "keys" / f"node{node}", config, self.engine.resident
             )
             while self.processes(node)[0].poll() is None:
                 if "SuperNode ID" in self.loopback.log(f"node{self.current[node]}"):

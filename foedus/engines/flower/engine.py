@@ -40,7 +40,7 @@ class Flower:
         ...     fd.run(fd.FedAvg(fd.Linear()), fed, rounds=5, engine=engine)
     """
 
-    eager = True  # nodes that fork their client processes and ask more often than Flower's command
+    resident = True  # nodes with a worker of their own, not Flower's command
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Flower:
         for number, (key, _) in enumerate(keys):
             shards = folder / "shards" / str(number)
             shards.mkdir(parents=True)
-            self.loopback.start_node(key, f'shards="{shards}"', self.eager)
+            self.loopback.start_node(key, f'shards="{shards}"', self.resident, self.code)
         config = {"code": self.code} if self.code else {}
         loopback.write_app(
             folder / "app", "loopbackapp", "app = None  # fd.run is the server", config

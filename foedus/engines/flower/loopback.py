@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from foedus.engines.flower.keys import certificates, expired
+from foedus.engines.flower.keys import certificates, expired, shared_secret
 from foedus.engines.flower.processes import PARENT
 from foedus.errors import FoedusError
 
@@ -170,31 +170,26 @@ class Loopback:
             words += ["--then"] * bool(words) + ["supernode", "register", key.resolve(), "loopback"]
         self.flwr(*words)
 
-    def start_node(self, key: Path, config: str, eager: bool = True) -> int:
-        """Start a SuperNode with a node config; returns its number. eager: forks its client
-        processes, and waits less.
+    def start_node(
+        self, key: Path, config: str, resident: bool = True, code: str | None = None
+    ) -> int:
+        """Start a SuperNode with a node config; returns its number.
+
+        resident: with a worker that answers messages (`foedus.engines.flower.worker`); otherwise as
+        Flower's own command does, which runs the app that the server sends. code: "module:name" of
+        the worker's own algorithms.
         """
         number, port = len(self.nodes), free_port()
         name = f"node{number}"
-        words = [
-            "--root-certificates",
-            self.tls["ca"].resolve(),
-            "--superlink",
-            self.address,
-            "--auth-supernode-private-key",
-            key.resolve(),
-        ]
-        words += ["--node-config", config, "--port", port]
-        if eager:
-            started = [self._start(name, [*INSIDE, "supernode", *words, "--isolation", "process"])]
-            executor = [
-                *INSIDE,
-                "executor",
-                "--insecure",
-                "--runtime-api-address",
-                f"127.0.0.1:{port}",
-            ]
-            started.append(self._start(f"{name}.executor", executor))
+        words = ["--root-certificates", self.tls["ca"].resolve(), "--superlink", self.address]
+        words += ["--auth-supernode-private-key", key.resolve(), "--node-config", config]
+        words += ["--host", "127.0.0.1", "--port", port]
+        if resident:
+            secret = shared_secret(self.folder / f"{name}.secret")
+            words += ["--isolation", "process", "--superexec-auth-secret-file", secret.resolve()]
+            started = [self._start(name, [*INSIDE, "supernode", *words])]
+            worker = ["worker", f"127.0.0.1:{port}", secret.resolve(), code or ""]
+            started.append(self._start(f"{name}.worker", [*INSIDE, *worker]))
         else:
             started = [self._start(name, [*INSIDE, "plain-supernode", *words])]
         self.nodes.append(started)

@@ -2,14 +2,13 @@
 goes through `flwr.app`, `flwr.clientapp`, `flwr.serverapp` and its commands.
 
 Six things: this process as the ServerApp of a run (so that `fd.run` in a notebook can be the
-server), an executor that forks (so that a client message does not pay for importing torch), a
-SuperNode that looks for messages more often, several commands of `flwr` in one process, processes
-that do not outlive the one that started them, and an answer for client processes that were killed.
+server), a worker that answers a SuperNode's messages (`foedus.engines.flower.worker`), a SuperNode
+that looks for messages more often, several commands of `flwr` in one process, processes that do not
+outlive the one that started them, and an answer for client processes that were killed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
@@ -18,10 +17,10 @@ import time
 import types
 from typing import Any
 
+from foedus.engines.flower.worker import KILLED, main
+
 PARENT = "FOEDUS_PARENT"
 """The environment's variable with the process to end with."""
-
-KILLED = "the client process was killed"
 
 
 def become_server(address: str, certificate: bytes, patience: float = 60.0) -> Any:
@@ -110,82 +109,6 @@ def say_alive(client: Any) -> bool:
     except httpx.HTTPStatusError as error:
         return error.response.status_code not in (503, 504)  # it is busy, and may be asked again
     return True
-
-
-def forking_executor() -> None:
-    """`flower-superexec`, but client processes are forked from this one, in which everything is
-    imported already.
-    """
-    import torch
-    from flwr.common.constant import SubStatus
-    from flwr.supercore.cli.flower_superexec import flower_superexec
-    from flwr.supercore.interceptors import (
-        RuntimeTokenHttpInterceptor,
-        RuntimeVersionHttpInterceptor,
-    )
-    from flwr.supercore.retry import make_simple_http_retry_invoker
-    from flwr.supercore.runtime import RuntimeHttpClient
-    from flwr.supercore.superexec import run_superexec
-    from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
-    from flwr.supercore.superexec.executor.types import LaunchResult
-    from flwr.supercore.tls import validate_and_resolve_root_certificates
-    from flwr.supernode.runtime.run_clientapp import push_task_output, run_clientapp
-
-    import foedus.algorithms
-    import foedus.engines.flower.client  # noqa: F401 - for the children
-
-    torch.set_num_threads(1)
-    working: dict[int, Any] = {}
-
-    class Forking(SubprocessExecutor):
-        def launch(self, spec: Any) -> Any:
-            pid = os.fork()
-            working[pid] = spec
-            if pid == 0:
-                code = 1
-                try:
-                    certificates = validate_and_resolve_root_certificates(
-                        spec.root_certificates_path, spec.insecure
-                    )
-                    run_clientapp(spec.runtime_api_address, spec.token, spec.insecure, certificates)
-                    code = 0
-                finally:
-                    sys.stdout.flush()
-                    os._exit(code)
-            return LaunchResult.accepted()
-
-        def reconcile(self) -> None:
-            """Collect the children that have ended, and tell of those that were killed."""
-            with contextlib.suppress(ChildProcessError):
-                while (found := os.waitpid(-1, os.WNOHANG))[0]:
-                    spec = working.pop(found[0], None)
-                    if spec is not None and os.WIFSIGNALED(found[1]):
-                        tell(spec)
-
-    def tell(spec: Any) -> None:
-        """In the name of a child that cannot any more, tell the SuperNode that it has failed."""
-        certificates = validate_and_resolve_root_certificates(
-            spec.root_certificates_path, spec.insecure
-        )
-        once = make_simple_http_retry_invoker()
-        # it would end this process where a child had finished before it was killed
-        once.should_giveup = lambda error: True
-        client = RuntimeHttpClient.from_server_address(
-            server_address=spec.runtime_api_address,
-            insecure=spec.insecure,
-            root_certificates=certificates,
-            interceptors=[
-                RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
-                RuntimeTokenHttpInterceptor(spec.token),
-            ],
-            retry_invoker=once,
-        )
-        with contextlib.suppress(Exception):  # it had finished, or the SuperNode is gone, too
-            push_task_output(client, None, SubStatus.FAILED, KILLED)
-        client.close()
-
-    run_superexec.get_executor = lambda *args, **kwargs: Forking()
-    flower_superexec()
 
 
 def eager_supernode(pause: float = 0.3, beat: int = 10) -> None:
@@ -310,7 +233,7 @@ ROLES = {
     "superlink": superlink,
     "supernode": eager_supernode,
     "plain-supernode": plain_supernode,
-    "executor": forking_executor,
+    "worker": lambda: main(sys.argv[1:]),
     "flwr": commands,
 }
 
