@@ -9,6 +9,8 @@ outlive the one that started them, and an answer for client processes that were 
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import signal
 import sys
@@ -21,6 +23,14 @@ from foedus.engines.flower.worker import KILLED, main
 
 PARENT = "FOEDUS_PARENT"
 """The environment's variable with the process to end with."""
+
+FLEET = "FOEDUS_FLEET"
+"""The environment's variable with [HOST:PORT, certificate, key]: where sites reach a SuperLink."""
+
+FOR_SITES = (
+    "This address is for the sites of a federation. Runs are started and sites admitted by its "
+    "operator, at the server itself.\n"
+)
 
 
 def become_server(address: str, certificate: bytes, patience: float = 60.0) -> Any:
@@ -203,15 +213,62 @@ def commands() -> None:
 
 
 def superlink() -> None:
-    from flwr.superlink.cli import flower_superlink
+    """`flower-superlink`, and where the environment names a `FLEET` address, a second listener.
 
-    flower_superlink()
+    Flower serves the routes of operators (start a run, admit a site), of server processes and of
+    sites on one address, and asks only sites for a key. Here that address is on loopback; the
+    network reaches the routes of sites alone (`FleetOnly`).
+    """
+    import importlib
+
+    command = importlib.import_module("flwr.superlink.cli.flower_superlink")
+    if FLEET in os.environ:
+        address, certificate, key = json.loads(os.environ.pop(FLEET))
+        host, _, port = address.rpartition(":")
+        fleet = {"host": host, "port": int(port), "ssl_certfile": certificate, "ssl_keyfile": key}
+        command.uvicorn = types.SimpleNamespace(run=functools.partial(serve_twice, fleet))
+    command.flower_superlink()
 
 
-def plain_supernode() -> None:
-    from flwr.supernode.cli import flower_supernode
+class FleetOnly:
+    """An ASGI app that passes on what sites ask, and refuses everything else."""
 
-    flower_supernode()
+    def __init__(self, app: Any):
+        self.app = app
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        allowed = scope["type"] == "http" and scope["path"].startswith("/v1/fleet/")
+        if allowed:
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        headers = [(b"content-type", b"text/plain; charset=utf-8")]
+        await send({"type": "http.response.start", "status": 403, "headers": headers})
+        await send({"type": "http.response.body", "body": FOR_SITES.encode()})
+
+
+def serve_twice(fleet: dict[str, Any], app: Any, **how: Any) -> None:
+    """Serve an ASGI app as `uvicorn.run` would, and its routes for sites as `fleet` says, too."""
+    import asyncio
+    import contextlib
+
+    import uvicorn
+
+    inside = uvicorn.Server(uvicorn.Config(app, **how))
+    outside = uvicorn.Server(uvicorn.Config(FleetOnly(app), **how | fleet, lifespan="off"))
+    outside.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]  # one is enough
+
+    async def both() -> None:
+        other = asyncio.create_task(outside.serve())
+        try:
+            await inside.serve()
+        finally:
+            outside.should_exit = True
+            await other
+
+    asyncio.run(both())
 
 
 def end_with(parent: int, every: float = 0.5) -> None:
@@ -232,7 +289,6 @@ def end_with(parent: int, every: float = 0.5) -> None:
 ROLES = {
     "superlink": superlink,
     "supernode": eager_supernode,
-    "plain-supernode": plain_supernode,
     "worker": lambda: main(sys.argv[1:]),
     "flwr": commands,
 }
