@@ -28,8 +28,7 @@ def deploy_init_command(
     port: Annotated[int, typer.Option(help="Its port.")] = 9091,
     days: Annotated[float, typer.Option(help="How long the certificates are valid.")] = 30,
 ) -> None:
-    """Write a folder for a federation: a Flower app, certificates, keys, settings, and a README
-    with the commands for each site.
+    """Write a folder for a federation: a plan, certificates, and for each site its keys and policy.
 
     Example:
 
@@ -44,21 +43,69 @@ def deploy_init_command(
         sites[name] = Path(path) if path else None
     deploy.init(folder, sites, label, host, port, days)
     typer.echo(
-        f"{folder}: app, certificates and keys for {len(sites)} sites; {folder / 'README.md'} says "
-        "what to do next"
+        f"{folder}: plan, certificates, and keys and policies of {len(sites)} sites; "
+        f"{folder / 'README.md'} says what to do next"
     )
 
 
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder of `foedus deploy init`.")]
+PolicyFile = Annotated[Path, typer.Argument(metavar="POLICY", help="The site's policy.toml.")]
+
+
 @deploy_app.command("up")
-def deploy_up_command(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A folder of `foedus deploy init`.")
-    ],
-) -> None:
-    """Run the federation of a folder with the server and all sites on this machine, with TLS and
-    keys.
-    """
+def deploy_up_command(folder: Folder) -> None:
+    """Run the server and all sites of a folder on this machine, with TLS and keys."""
     _flower("deploy").up(folder, typer.echo)
+
+
+@deploy_app.command("server")
+def deploy_server_command(folder: Folder) -> None:
+    """Run the server of a folder: it waits for the sites, runs the plan, and writes the results.
+
+    Only what sites need is served to the network. Interrupted, it goes on where it was.
+    """
+    _flower("deploy").server(folder, typer.echo)
+
+
+@deploy_app.command("site")
+def deploy_site_command(policy: PolicyFile) -> None:
+    """Answer the server, at a site, as its policy allows, until it is ended.
+
+    A site runs the foedus that is installed there, and no code that is sent to it.
+    """
+    _flower("deploy").site(policy, typer.echo)
+
+
+@deploy_app.command("keys")
+def deploy_keys_command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the site.")],
+    folder: Annotated[Path, typer.Option(help="Where its folder is.")] = Path(),
+) -> None:
+    """Make a site's own keys, and print the public parts for the server and the other sites."""
+    public, signing = _flower("deploy").site_keys(folder, name)
+    typer.echo(f"for the server, as admitted/{name}.pub:\n{public.read_text()}")
+    typer.echo(f"for peers.toml of all sites:\n{signing}")
+
+
+@deploy_app.command("log")
+def deploy_log_command(
+    policy: PolicyFile,
+    last: Annotated[int, typer.Option(help="How many of the newest entries.")] = 20,
+) -> None:
+    """Show what a site was asked, what it answered, and what it refused; check the log's chain."""
+    from collections import deque
+
+    path = _flower("policy").Policy.read(policy).log
+    if not path.is_file():
+        raise FoedusError(f"{path} does not exist yet: this site was asked nothing so far")
+    count, newest = 0, deque[dict[str, Any]](maxlen=last)
+    for entry in _flower("auditlog").read(path):
+        count += 1
+        newest.append(entry)
+    for entry in newest:
+        about = " ".join(f"{k}={v}" for k, v in entry.items() if k not in ("time", "asked"))
+        typer.echo(f"{entry['time']}  {entry['asked']}  {about}")
+    typer.echo(f"{count} entries; each follows from the one before it")
 
 
 def _flower(module: str) -> Any:

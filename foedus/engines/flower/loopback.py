@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from foedus.engines.flower.keys import certificates, expired, shared_secret
-from foedus.engines.flower.processes import FLEET, PARENT, become_server
+from foedus.engines.flower.processes import BELL, FLEET, PARENT, become_server
 from foedus.errors import FoedusError
 
 SETTINGS = {
@@ -84,13 +84,17 @@ class Processes:
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         }  # fmt: skip
 
-    def start(self, name: str, role: str, *words: Any, **environment: str) -> subprocess.Popen:
+    def start(
+        self, name: str, role: str, *words: Any, pipe: int | None = None, **environment: str
+    ) -> subprocess.Popen:
         """Start a role of `foedus.engines.flower.processes`; what it prints goes to NAME.log."""
+        if pipe is not None:
+            environment[BELL] = str(pipe)
         with open(self.folder / f"{name}.log", "ab") as log:
             process = subprocess.Popen(
                 [*INSIDE, role, *map(str, words)], stdout=log, stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL, env={**self.environment, **environment},
-                cwd=self.folder, start_new_session=True,
+                cwd=self.folder, start_new_session=True, pass_fds=() if pipe is None else (pipe,),
             )  # fmt: skip
         self.processes.append(process)
         return process
@@ -103,9 +107,17 @@ class Processes:
         words = ["--root-certificates", ca.resolve(), "--superlink", address]
         words += ["--auth-supernode-private-key", key.resolve(), "--node-config", config]
         words += ["--host", "127.0.0.1", "--port", port, "--isolation", "process"]
-        node = self.start(name, "supernode", *words, "--superexec-auth-secret-file", secret)
+        words += ["--superexec-auth-secret-file", secret]
         about = [f"127.0.0.1:{port}", secret, *worker]
-        return [node, self.start(f"{name}.worker", "worker", *about)]
+        listen, ring = os.pipe()  # the SuperNode rings when there is a task
+        try:
+            return [
+                self.start(name, "supernode", *words, pipe=ring),
+                self.start(f"{name}.worker", "worker", *about, pipe=listen),
+            ]
+        finally:
+            os.close(listen)
+            os.close(ring)
 
     def log(self, name: str) -> str:
         """What a process has printed."""

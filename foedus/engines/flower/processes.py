@@ -24,6 +24,9 @@ from foedus.engines.flower.worker import KILLED, main
 PARENT = "FOEDUS_PARENT"
 """The environment's variable with the process to end with."""
 
+BELL = "FOEDUS_BELL"
+"""The environment's variable with a SuperNode's end of a pipe, and its worker's."""
+
 FLEET = "FOEDUS_FLEET"
 """The environment's variable with [HOST:PORT, certificate, key]: where sites reach a SuperLink."""
 
@@ -121,9 +124,10 @@ def say_alive(client: Any) -> bool:
     return True
 
 
-def eager_supernode(pause: float = 0.3, beat: int = 10) -> None:
-    """`flower-supernode`, but it waits `pause` seconds at most before it looks again, where Flower
-    waits three.
+def eager_supernode(busy: float = 0.05, idle: float = 0.3, beat: int = 10) -> None:
+    """`flower-supernode`, but it looks for messages more often than every three seconds: every
+    `busy` seconds after one has come, and every `idle` seconds when none has for a while. It rings
+    its worker's bell when there is a task, and takes up the answer at once.
 
     It says at least every `beat` seconds that it is there, not every 30: only after two such times
     without a word does a SuperLink take a node for gone, and let one that was killed come back.
@@ -131,12 +135,28 @@ def eager_supernode(pause: float = 0.3, beat: int = 10) -> None:
     from flwr.supercore import heartbeat
     from flwr.supernode import fleet_http_connection, start_client_internal
     from flwr.supernode.cli.flower_supernode import flower_supernode
+    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
     heartbeat.HEARTBEAT_DEFAULT_INTERVAL = fleet_http_connection.HEARTBEAT_DEFAULT_INTERVAL = beat
     answer_for_the_killed()
+    create, bell = InMemoryNodeState.create_task, int(os.environ.pop(BELL))
+    last = time.monotonic()
 
+    def create_task(self: Any, *args: Any, **more: Any) -> Any:
+        nonlocal last
+        made, last = create(self, *args, **more), time.monotonic()
+        os.write(bell, b"!")
+        return made
+
+    def sleep(seconds: float) -> None:
+        if seconds < 3:  # for an answer of the worker, which is in this process when it is there
+            time.sleep(min(seconds, 0.01))
+        else:
+            time.sleep(busy if time.monotonic() - last < 5 else idle)
+
+    InMemoryNodeState.create_task = create_task  # type: ignore[method-assign]
     quick = types.ModuleType("time")
-    quick.__dict__.update({**vars(time), "sleep": lambda seconds: time.sleep(min(seconds, pause))})
+    quick.__dict__.update({**vars(time), "sleep": sleep})
     start_client_internal.time = quick
     flower_supernode()
 
@@ -258,7 +278,7 @@ def serve_twice(fleet: dict[str, Any], app: Any, **how: Any) -> None:
 
     inside = uvicorn.Server(uvicorn.Config(app, **how))
     outside = uvicorn.Server(uvicorn.Config(FleetOnly(app), **how | fleet, lifespan="off"))
-    outside.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]  # one is enough
+    vars(outside)["capture_signals"] = contextlib.nullcontext  # one of them is enough
 
     async def both() -> None:
         other = asyncio.create_task(outside.serve())
@@ -289,7 +309,7 @@ def end_with(parent: int, every: float = 0.5) -> None:
 ROLES = {
     "superlink": superlink,
     "supernode": eager_supernode,
-    "worker": lambda: main(sys.argv[1:]),
+    "worker": lambda: main(sys.argv[1:], int(os.environ.pop(BELL))),
     "flwr": commands,
 }
 

@@ -15,11 +15,14 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import select
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from foedus.engines.flower.policy import Policy
 
 if TYPE_CHECKING:
     from flwr.supercore.runtime import RuntimeHttpClient
@@ -36,14 +39,18 @@ class Worker:
         address: Where the SuperNode gives out its tasks.
         secret: What the SuperNode was started with (`--superexec-auth-secret-file`), so that no
             other user of this machine is given a task.
-        code: "module:name" of the site's own algorithms, importable here; not from any message.
-        pause: Seconds between two questions for a task.
+        code: "module:name" of algorithms that are importable here; not from any message.
+        policy: The file of the site's policy; its settings take the place of a node config.
+        bell: The end of a pipe on which the SuperNode says that there is a task.
+        pause: Seconds between two questions for a task without the bell.
     """
 
     address: str
     secret: bytes | None = None
     code: str | None = None
-    pause: float = 0.02
+    policy: Path | None = None
+    bell: int | None = None
+    pause: float = 1.0
 
     def run(self) -> None:
         """Answer tasks until this process is ended."""
@@ -80,11 +87,18 @@ class Worker:
         while True:
             found = tasks.AcquireTask(AcquireTaskRequest(supported_task_types=kinds))
             if not found.HasField("task"):
-                time.sleep(self.pause)
+                self._wait()
                 continue
             token[:] = found.token.encode("ascii").ljust(len(token), b"\0")
             self.answer(self._client(found.token))
             token[:] = bytes(len(token))
+
+    def _wait(self) -> None:
+        """Wait for the bell, at most `pause` seconds."""
+        if self.bell is None:
+            time.sleep(self.pause)
+        elif select.select([self.bell], [], [], self.pause)[0] and not os.read(self.bell, 1024):
+            raise SystemExit("the SuperNode has ended")
 
     def answer(self, client: RuntimeHttpClient) -> None:
         """Answer the message of one task. The app bundle that comes with it is left aside."""
@@ -98,6 +112,8 @@ class Worker:
         try:
             message, context, _run, _bundle = pull_task_input(client)
             context.run_config = {"code": self.code} if self.code else {}  # never the bundle's
+            if self.policy is not None:
+                context.node_config = Policy.read(self.policy).node_config()
             push_message(client, app(message, context), context)
             self._finish(client, context)
         finally:
@@ -140,7 +156,7 @@ class Worker:
         )  # fmt: skip
 
 
-def main(words: list[str]) -> None:
-    """`worker ADDRESS [SECRET_FILE [MODULE:NAME]]`."""
-    address, file, code = [*words, "", ""][:3]
-    Worker(address, Path(file).read_bytes() if file else None, code or None).run()
+def main(words: list[str], bell: int | None = None) -> None:
+    """`worker ADDRESS SECRET_FILE [MODULE:NAME [POLICY]]`."""
+    address, secret, code, policy = [*words, "", ""][:4]
+    Worker(address, Path(secret).read_bytes(), code or None, Path(policy) if policy else None).run()
