@@ -57,6 +57,11 @@ _BOOLS = (bool, np.bool_)
 _LONGEST = 200
 """Characters of a value that an error shows."""
 
+LOCAL = {"local": True}
+"""Metadata of a field that decides what this process trusts: it is described, and never taken from
+a description, whoever wrote that.
+"""
+
 
 @dataclass(frozen=True)
 class Means:
