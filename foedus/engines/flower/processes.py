@@ -135,18 +135,19 @@ def eager_supernode(busy: float = 0.05, idle: float = 0.3, beat: int = 10) -> No
     from flwr.supercore import heartbeat
     from flwr.supernode import fleet_http_connection, start_client_internal
     from flwr.supernode.cli.flower_supernode import flower_supernode
-    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
     heartbeat.HEARTBEAT_DEFAULT_INTERVAL = fleet_http_connection.HEARTBEAT_DEFAULT_INTERVAL = beat
     answer_for_the_killed()
-    create, bell = InMemoryNodeState.create_task, int(os.environ.pop(BELL))
+    pull, bell = start_client_internal._pull_and_store_message, int(os.environ.pop(BELL))
     last = time.monotonic()
 
-    def create_task(self: Any, *args: Any, **more: Any) -> Any:
+    def pull_message(**how: Any) -> int | None:
         nonlocal last
-        made, last = create(self, *args, **more), time.monotonic()
-        os.write(bell, b"!")
-        return made
+        run = pull(**how)
+        if run is not None:  # all of it is here
+            last = time.monotonic()
+            os.write(bell, b"!")
+        return run
 
     def sleep(seconds: float) -> None:
         if seconds < 3:  # for an answer of the worker, which is in this process when it is there
@@ -154,7 +155,7 @@ def eager_supernode(busy: float = 0.05, idle: float = 0.3, beat: int = 10) -> No
         else:
             time.sleep(busy if time.monotonic() - last < 5 else idle)
 
-    InMemoryNodeState.create_task = create_task  # type: ignore[method-assign]
+    start_client_internal._pull_and_store_message = pull_message
     quick = types.ModuleType("time")
     quick.__dict__.update({**vars(time), "sleep": sleep})
     start_client_internal.time = quick
