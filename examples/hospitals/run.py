@@ -34,9 +34,9 @@ def main(folder: Path) -> pd.DataFrame:
     paths = split(folder / "data")
     trial = folder / "federation"
     deploy.init(trial, paths, label="disease")
-    shutil.copy(HERE / "federation.toml", trial / "app" / "federation" / "federation.toml")
+    shutil.copy(HERE / "federation.toml", trial / "federation.toml")
     results = deploy.up(trial)
-    plan = read_plan(trial / "app" / "federation" / "federation.toml")
+    plan = read_plan(trial / "federation.toml")
     rows = {}
     for name in plan.algorithms:
         said = json.loads((results / f"{name}.sites.json").read_text())

@@ -54,6 +54,11 @@ from foedus.errors import ConfigError, FoedusError, shown, unknown
 
 _BOOLS = (bool, np.bool_)
 
+LOCAL = {"local": True}
+"""Metadata of a field that decides what this process trusts: it is described, and never taken from
+a description, whoever wrote that.
+"""
+
 
 @dataclass(frozen=True)
 class Means:

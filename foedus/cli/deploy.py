@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections import deque
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,15 +28,13 @@ def deploy_init_command(
     port: Annotated[int, Option(help="Its port.")] = 9091,
     days: Annotated[float, Option(help="How long the certificates are valid.")] = 30,
 ) -> None:
-    """Write a folder for a federation: Flower app, certificates, keys, settings, and a README.
-
-    The README has the commands for each site.
+    """Write a folder for a federation: a plan, certificates, and for each site its keys and policy.
 
     Example:
 
         foedus deploy init trial --site north=north.csv --site south=south.csv --label outcome
     """
-    deploy = _deploy()
+    deploy = _flower("deploy")
     sites: dict[str, Path | None] = {}
     for entry in site:
         name, _, path = entry.partition("=")
@@ -43,21 +42,71 @@ def deploy_init_command(
             raise ConfigError(f"--site names {name!r} twice; give each site a name of its own")
         sites[name] = Path(path) if path else None
     deploy.init(folder, sites, label, host, port, days)
-    written = f"app, certificates and keys for {len(sites)} sites"
+    written = f"plan, certificates, and keys and policies of {len(sites)} sites"
     typer.echo(f"{folder}: {written}; {folder / 'README.md'} says what to do next")
 
 
+Folder = Annotated[Path, Argument(metavar="DIR", help="A folder of `foedus deploy init`.")]
+PolicyFile = Annotated[Path, Argument(metavar="POLICY", help="The site's policy.toml.")]
+
+
 @deploy_app.command("up")
-def deploy_up_command(
-    folder: Annotated[Path, Argument(metavar="DIR", help="A folder of `foedus deploy init`.")],
+def deploy_up_command(folder: Folder) -> None:
+    """Run the server and all sites of a folder on this machine, with TLS and keys."""
+    _flower("deploy").up(folder, typer.echo)
+
+
+@deploy_app.command("server")
+def deploy_server_command(folder: Folder) -> None:
+    """Run the server of a folder: it waits for the sites, runs the plan, and writes the results.
+
+    Only what sites need is served to the network. Interrupted, it goes on where it was.
+    """
+    _flower("deploy").server(folder, typer.echo)
+
+
+@deploy_app.command("site")
+def deploy_site_command(policy: PolicyFile) -> None:
+    """Answer the server, at a site, as its policy allows, until it is ended.
+
+    A site runs the foedus that is installed there, and no code that is sent to it.
+    """
+    _flower("deploy").site(policy, typer.echo)
+
+
+@deploy_app.command("keys")
+def deploy_keys_command(
+    name: Annotated[str, Argument(metavar="NAME", help="The name of the site.")],
+    folder: Annotated[Path, Option(help="Where its folder is.")] = Path(),
 ) -> None:
-    """Run a folder's federation, the server and all sites on this machine, with TLS and keys."""
-    _deploy().up(folder, typer.echo)
+    """Make a site's own keys, and print the public parts for the server and the other sites."""
+    public, signing = _flower("deploy").site_keys(folder, name)
+    typer.echo(f"for the server, as admitted/{name}.pub:\n{public.read_text()}")
+    typer.echo(f"for peers.toml of all sites:\n{signing}")
 
 
-def _deploy() -> Any:
+@deploy_app.command("log")
+def deploy_log_command(
+    policy: PolicyFile,
+    last: Annotated[int, Option(help="How many of the newest entries.")] = 20,
+) -> None:
+    """Show what a site was asked, what it answered, and what it refused; check the log's chain."""
+    path = _flower("policy").Policy.read(policy).log
+    if not path.is_file():
+        raise FoedusError(f"{path} does not exist yet: this site was asked nothing so far")
+    count, newest = 0, deque[dict[str, Any]](maxlen=last)
+    for entry in _flower("auditlog").read(path):
+        count += 1
+        newest.append(entry)
+    for entry in newest:
+        about = " ".join(f"{k}={v}" for k, v in entry.items() if k not in ("time", "asked"))
+        typer.echo(f"{entry['time']}  {entry['asked']}  {about}")
+    typer.echo(f"{count} entries; each follows from the one before it")
+
+
+def _flower(module: str) -> Any:
     try:
-        return importlib.import_module("foedus.engines.flower.deploy")
+        return importlib.import_module(f"foedus.engines.flower.{module}")
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in ("flwr", "cryptography"):
             raise

@@ -59,7 +59,7 @@ def from_config(config: Any, known: dict[str, type], where: str = "config") -> A
     if not isinstance(name, str) or name not in known:
         raise ConfigError(f"{where}: {unknown('type', name, sorted(known))}")
     cls = known[name]
-    fields = {f.name for f in dataclasses.fields(cls)}
+    fields = {f.name: f for f in dataclasses.fields(cls)}
     values = {}
     for k, v in config.items():
         if k == "type":
@@ -67,6 +67,11 @@ def from_config(config: Any, known: dict[str, type], where: str = "config") -> A
         if k not in fields:
             raise ConfigError(f"{where}: {unknown(f'{name} setting', k, sorted(fields))}")
         values[k] = from_config(v, known, f"{where}.{k}")
+        if "local" in fields[k].metadata and values[k] != fields[k].default:
+            raise ConfigError(
+                f"{where}.{k}: what is trusted is never taken from a file or a message; make the "
+                f"{name} in Python, and pass the algorithm itself"
+            )
     try:
         return cls(**values)
     except FoedusError as error:

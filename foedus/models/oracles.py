@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from foedus.base import random, tree
 from foedus.base.rows import Rows
-from foedus.base.settings import Means, check_settings
+from foedus.base.settings import LOCAL, Means, check_settings
 from foedus.base.spec import Spec
 from foedus.base.tree import Tree
 from foedus.errors import ModelError, ReplyError
@@ -281,7 +281,7 @@ class Sklearn(Oracle):
     """
 
     estimator: Any
-    trusted: tuple[str, ...] = ()
+    trusted: tuple[str, ...] = field(default=(), metadata=LOCAL)
 
     def __post_init__(self) -> None:
         if isinstance(self.trusted, list):

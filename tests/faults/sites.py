@@ -162,7 +162,7 @@ class Federation:
         tally.injected += doer.done
 
     def processes(self, node: int) -> list[subprocess.Popen]:
-        """The SuperNode and the executor of its ClientApps."""
+        """The SuperNode and its worker."""
         return self.loopback.nodes[self.current[node]]
 
     def restart(self, node: int) -> None:
@@ -173,9 +173,7 @@ class Federation:
         config = f'shards="{base / "shards" / str(node)}"'
         while True:
             self.loopback.stop_node(self.current[node])
-            self.current[node] = self.loopback.start_node(
-                base / "keys" / f"node{node}", config, self.engine.eager
-            )
+            self.current[node] = self.loopback.add_node(base / "keys" / f"node{node}", config)
             while self.processes(node)[0].poll() is None:
                 if "SuperNode ID" in self.loopback.log(f"node{self.current[node]}"):
                     return
@@ -330,7 +328,7 @@ def _trial(folder: Path) -> Path:
         sites[name] = folder.parent / f"{folder.name}-{name}.csv"
         sites[name].write_text("\n".join(["a,b,c,outcome", *rows]) + "\n")
     deploy.init(folder, sites, "outcome")
-    plan = folder / "app" / "federation" / "federation.toml"
+    plan = folder / "federation.toml"
     plan.write_text(
         plan.read_text()
         .replace('type = "FedAvg"', 'type = "Scaffold"')
@@ -340,8 +338,8 @@ def _trial(folder: Path) -> Path:
 
 
 def server_apps(tally: Tally, folder: Path, kills: int, rng: Random) -> None:
-    """`foedus deploy up`, with kill -9 of the ServerApp, or of the command itself, in turn; the
-    command is given again each time.
+    """`foedus deploy up`, with kill -9 of the command, whose processes end with it, or of its
+    SuperLink alone, in turn; the command is given again each time.
     """
     whole = _trial(folder / "undisturbed")
     with _up(whole) as process:
@@ -378,7 +376,7 @@ def server_apps(tally: Tally, folder: Path, kills: int, rng: Random) -> None:
 
 
 def _shoot(tally: Tally, up: subprocess.Popen, whole: bool) -> bool:
-    """kill -9 of the command, whose processes are to end with it, or of its ServerApp alone."""
+    """kill -9 of the command, whose processes are to end with it, or of its SuperLink alone."""
     under = children(up.pid)
     if whole:
         up.kill()
@@ -394,7 +392,7 @@ def _shoot(tally: Tally, up: subprocess.Popen, whole: bool) -> bool:
         return True
     for pid in under:
         with contextlib.suppress(OSError):
-            if "flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_text():
+            if "\0superlink\0" in Path(f"/proc/{pid}/cmdline").read_text():
                 os.kill(pid, signal.SIGKILL)
                 return True
     return False

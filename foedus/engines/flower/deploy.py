@@ -1,27 +1,20 @@
-"""`foedus deploy`: a folder with all that a federation needs, and a way to try it on one
-machine.
-"""
+"""`foedus deploy`: a folder for a federation, its server, its sites, and all on one machine."""
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import time
-import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from foedus.data import formats
 from foedus.engines.flower.keys import certificates, node_key, signing_key
-from foedus.engines.flower.loopback import SETTINGS, Loopback, ended_gently, write_app
-from foedus.engines.flower.server import read_plan
+from foedus.engines.flower.loopback import Loopback, Processes, ended_gently, free_port, stop
+from foedus.engines.flower.policy import Policy
+from foedus.engines.flower.server import read_plan, train
 from foedus.engines.flower.site import as_text
 from foedus.errors import ConfigError, DataError
-
-SERVER = """from pathlib import Path
-
-from foedus.engines.flower.server import server_app
-
-app = server_app(Path(__file__).parent / "federation.toml")"""
 
 PLAN = """# What is learnt, and from what: every site is checked against [data] before training
 # begins. All keys are explained in the documentation of foedus.engines.flower.server.
@@ -52,49 +45,81 @@ patience = 120
 
 [output]
 folder = "results"
+
+[server]
+listen = "{listen}"{space}# where sites reach it; operators use this machine itself
+"""
+
+POLICY = """# What the site {name} gives to whom. Only this site reads this file: check what stands
+# in it. All keys are explained in the documentation of foedus.engines.flower.policy.
+
+[site]
+name = "{name}"
+client = {number}                            # another number for each site
+data = "{data}"
+label = "{label}"
+test = 0.25                           # part of the rows that is only for testing
+cache = "cache"                       # states, models, the log, the account of privacy
+
+[server]
+address = "{address}"
+certificates = "ca.pem"
+key = "{name}.key"                    # secret: by which the server knows this site
+
+[signing]                             # for secure aggregation
+key = "{name}.sign"                   # secret: nobody else needs it, the server least of all
+peers = "peers.toml"                  # public keys of all sites: compare them by telephone
+
+[allow]
+# algorithms = ["FedAvg"]             # without this line: all of foedus' own
+columns = [{columns}]
+{classes}
+
+[secure]
+required = {required}                     # true: no reply leaves in the clear
+clients = {fewest}                           # the fewest clients in a sum
+# noise = 1.0                         # the least noise of differential privacy
+
+[limits]
+exchanges_a_day = 10000
+evaluations_a_day = 20
+
+# [privacy]                           # over all runs; needs noise above
+# epsilon = 8.0
+# delta = 1e-5
 """
 
 README = """# A federation of {count} sites
 
-Server: `{address}`. Files: `app/` (what is run; edit `app/federation/federation.toml`), `tls/`
-(certificates, valid for {days:g} days: for a trial; a certificate authority of your own is better),
-`keys/` (one pair a site, and one key for signing; `peers.toml` has the public parts of those),
-`sites.toml` (for a trial of everything on one machine).
-
-Everywhere: Python 3.11 or newer, `pip install 'foedus[flower]'`, and
-
-    {exports}
+The server is reached at `{address}`. Everywhere: Python 3.11 or newer and
+`pip install 'foedus[flower]'`.
 
 ## On the server
 
-    flower-superlink --ssl-certfile tls/server.pem --ssl-keyfile tls/server.key \\
-        --ssl-ca-certfile tls/ca.pem --enable-supernode-auth --host 0.0.0.0 --port {port}
+`federation.toml` says what is learnt. `tls/` has certificates, valid for {days:g} days: for a
+trial; a certificate authority of your own is better. `admitted/` has the public keys of the sites
+that may connect: add or remove files to admit or dismiss sites.
 
-Tell `flwr` where that is: `export FLWR_HOME=$PWD/flwr`. Admit the sites, once each:
+    foedus deploy server {folder}
 
-{register}
-
-When the sites have connected, run it; results go to `results/` in the folder where the
-SuperLink was started:
-
-    flwr run app server --stream
+It waits for the sites, runs the plan, and writes `results/`. If it is interrupted, start it again:
+it goes on where it was. To the network it serves what sites need, and nothing else; runs are
+started only here.
 
 ## At each site
 
-Bring `tls/ca.pem`, `keys/peers.toml` and the site's own keys (`keys/NAME` and `keys/NAME.sign`,
-which nobody else needs) to the site. Its rows stay there, in a CSV file with a header. Then start a
-SuperNode:
+Bring the site's folder there (`sites/NAME`: its policy, its keys, `ca.pem`), and remove it here:
+its keys are the site's own. Its rows stay there, in a CSV file with a header. Read `policy.toml`,
+and say in it where that file is. Then:
 
-{sites}
+    foedus deploy site policy.toml
 
-`client` is the number of the site, another for each. `cache` is a folder where states and models
-are kept: with it, a training goes on after the server or the SuperNode was started again.
-`test=0.25` is the part of the rows that is only for testing. `secure="required"` makes a site
-answer under secure aggregation alone (`[aggregation]` in the plan), `secure_noise=1.0` only with at
-least that noise of differential privacy (`[aggregation.privacy]`). There, sites sign their keys
-with `signing_key`, and check those of the others with `peers`: then no server can put in keys of
-its own, if it does not have the signing keys. So for more than a trial let every site make its own,
-and hand the public parts round without the server.
+It answers the server until it is ended, and starts again what fails. A site runs the foedus that is
+installed there, and no code that is sent to it. What it was asked, what it answered and what it
+refused is in its log: `foedus deploy log policy.toml`.
+
+Whoever made the keys in this folder could have kept them. For more than a trial let every site make
+its own (`foedus deploy keys NAME`), and hand the public parts round without the server.
 
 ## All on one machine, for a trial
 
@@ -110,9 +135,7 @@ def init(
     port: int = 9091,
     days: float = 30,
 ) -> None:
-    """Write a folder for these sites; columns and classes are those of the files that are at
-    hand.
-    """
+    """Write a folder for these sites; columns and classes are those of the files at hand."""
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty; choose a new folder")
     if not sites:
@@ -121,49 +144,41 @@ def init(
         if not name.replace("-", "").replace("_", "").isalnum():
             raise ConfigError(f"the site name {name!r} may have letters, digits, - and _ only")
     columns, classes = _look({n: p for n, p in sites.items() if p is not None}, label)
-    app = write_app(folder / "app", "federation", SERVER, {"output": ""})
     listed = ", ".join(f'"{c}"' for c in columns)
     kinds = "" if classes is None else "classes = [" + ", ".join(f'"{c}"' for c in classes) + "]"
-    plan = PLAN.format(
-        columns=listed, classes=kinds, clients=len(sites), least=max(1, len(sites) - 1)
-    )
-    (app / "federation" / "federation.toml").write_text(plan)
     certificates(folder / "tls", tuple(dict.fromkeys([host, "localhost", "127.0.0.1"])), days)
-    (folder / "flwr").mkdir()
-    (folder / "flwr" / "config.toml").write_text(
-        f'[superlink]\ndefault = "server"\n\n[superlink.server]\naddress = "{host}:{port}"\n'
-        f'root-certificates = "{(folder / "tls" / "ca.pem").resolve()}"\n'
-    )
-    entries, commands, admit, public = [], [], [], []
-    peers = (folder / "keys" / "peers.toml").resolve()
-    for number, (name, path) in enumerate(sites.items()):
-        node_key(folder / "keys" / name)
-        signing, known = signing_key(folder / "keys" / f"{name}.sign")
-        public.append(f'{number} = "{known}"\n')
-        where = str(path.resolve()) if path else f"/path/to/{name}.csv"
-        entries.append(
-            f'[{name}]\nclient = {number}\ndata = "{where}"\nlabel = "{label}"\n'
-            f'signing_key = "{signing.resolve()}"\npeers = "{peers}"\n'
-        )
-        admit.append(f"    flwr supernode register keys/{name}.pub server --name {name}")
-        commands.append(
-            f"**{name}**\n\n    flower-supernode --root-certificates ca.pem --superlink "
-            f"{host}:{port} \\\n"
-            f"        --auth-supernode-private-key {name} \\\n"
-            f'        --node-config \'data="/path/to/{name}.csv" label="{label}" client={number} '
-            f'name="{name}" cache="/folder/of/{name}" '
-            f'signing_key="/path/to/{name}.sign" peers="/path/to/peers.toml"\'\n'
-        )
-    peers.write_text("# By which each site signs, by its number.\n\n" + "".join(public))
-    (folder / "sites.toml").write_text(
-        "# Where each site's rows are, for a trial on one machine.\n\n" + "\n".join(entries)
-    )
-    readme = README.format(
-        count=len(sites), address=f"{host}:{port}", port=port, days=days, folder=folder.name,
-        sites="\n".join(commands), register="\n".join(admit),
-        exports="export " + " ".join(f"{k}={v}" for k, v in SETTINGS.items()),
+    listen = f"{host if host in ('127.0.0.1', 'localhost') else '0.0.0.0'}:{port}"
+    plan = PLAN.format(
+        columns=listed, classes=kinds, clients=len(sites), least=max(1, len(sites) - 1),
+        listen=listen, space=" " * max(1, 27 - len(listen)),
     )  # fmt: skip
+    (folder / "federation.toml").write_text(plan)
+    keys = {name: site_keys(folder / "sites" / name, name) for name in sites}
+    (folder / "admitted").mkdir()
+    peers = "# By which each site signs, by its number.\n\n"
+    peers += "".join(f'{number} = "{known}"\n' for number, (_, known) in enumerate(keys.values()))
+    for number, (name, path) in enumerate(sites.items()):
+        own = folder / "sites" / name
+        keys[name][0].rename(folder / "admitted" / f"{name}.pub")
+        (own / "ca.pem").write_bytes((folder / "tls" / "ca.pem").read_bytes())
+        (own / "peers.toml").write_text(peers)
+        policy = POLICY.format(
+            name=name, number=number, label=label, address=f"{host}:{port}", columns=listed,
+            classes=kinds, required="false", fewest=min(3, max(2, len(sites))),
+            data=path.resolve() if path else f"/path/to/{name}.csv",
+        )  # fmt: skip
+        (own / "policy.toml").write_text(policy)
+    readme = README.format(
+        count=len(sites), address=f"{host}:{port}", days=days, folder=folder.name
+    )
     (folder / "README.md").write_text(readme)
+
+
+def site_keys(folder: Path, name: str) -> tuple[Path, str]:
+    """Make the keys of a site: the public part of one as a file, and of the other as text."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _, public = node_key(folder / f"{name}.key")
+    return public, signing_key(folder / f"{name}.sign")[1]
 
 
 def _look(files: dict[str, Path], label: str) -> tuple[list[str], list[str] | None]:
@@ -187,57 +202,76 @@ def _look(files: dict[str, Path], label: str) -> tuple[list[str], list[str] | No
     return columns, sorted(labels) if whole else None
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Which file is there: a new one takes the place of another, whatever the clock says."""
-    if not path.exists():
-        return None
-    found = path.stat()
-    return found.st_ino, found.st_mtime_ns
+def server(folder: Path, say: Callable[[str], None] = print, listen: str | None = None) -> Path:
+    """Run the server of a folder until its plan is done; returns the folder of results."""
+    with ended_gently():
+        return _serve(folder, say, listen, ())
+
+
+def _serve(
+    folder: Path, say: Callable[[str], None], listen: str | None, sites: Sequence[Policy]
+) -> Path:
+    """The server of a folder, and these sites on the same machine."""
+    plan = read_plan(folder / "federation.toml")
+    admitted = sorted((folder / "admitted").glob("*.pub"))
+    if not admitted:
+        raise ConfigError(f"{folder}/admitted has no keys (NAME.pub) of sites that may connect")
+    listen, began = listen or plan.listen, time.monotonic()
+    link = Loopback((folder / "server").resolve(), (listen, (folder / "tls").resolve()))
+    try:
+        link.start_link()
+        link.register(admitted)
+        say(f"server at {listen}, with TLS; {len(admitted)} sites are admitted")
+        for policy in sites:
+            name = policy.sections["site"]["name"]
+            _start_site(link, policy, listen)
+            say(f"site {name}: {policy.file('site', 'data')}")
+        runs = train(link.serve(), plan, folder / plan.folder)
+    finally:
+        link.close()
+    say(f"{len(runs)} done in {time.monotonic() - began:.0f} s; results in {folder / plan.folder}")
+    return folder / plan.folder
 
 
 def up(folder: Path, say: Callable[[str], None] = print) -> Path:
-    """Run the federation of a folder with all sites on this machine; returns the folder of
-    results.
-    """
-    config = folder / "sites.toml"
-    if not config.is_file():
-        raise ConfigError(f"{folder} has no sites.toml: make the folder with `foedus deploy init`")
-    try:
-        sites: dict[str, dict[str, Any]] = tomllib.loads(config.read_text())
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{config}: not valid TOML: {error}") from None
-    plan = read_plan(folder / "app" / "federation" / "federation.toml")
-    results = folder / plan.folder
-    files = {name: results / f"{name.replace('/', '-')}.sites.json" for name in plan.algorithms}
-    began, before = time.monotonic(), {name: _identity(path) for name, path in files.items()}
-    with ended_gently():
-        loopback = Loopback(
-            folder.resolve() / "loopback", supervised=True, tls=folder / "tls", cwd=folder
-        )
-        try:
-            say(f"SuperLink at {loopback.address}, with TLS")
-            loopback.start_link()
-            loopback.register([folder / "keys" / f"{name}.pub" for name in sites])
-            for name, entry in sites.items():
-                settings = {
-                    "name": name,
-                    "cache": str((folder / "cache" / name).resolve()),
-                    **entry,
-                }
-                words = " ".join(
-                    f'{k}="{v}"' if isinstance(v, str) else f"{k}={v}" for k, v in settings.items()
-                )
-                loopback.start_node(folder / "keys" / name, words)
-                say(f"SuperNode of {name}: {entry.get('data')}")
-            for line in loopback.stream("run", (folder / "app").resolve(), "loopback", "--stream"):
-                say(line)
-        finally:
-            loopback.close()
-    done = [name for name, path in files.items() if _identity(path) not in (None, before[name])]
-    if len(done) < len(plan.algorithms):
+    """Run the federation of a folder with all sites on this machine; returns the results."""
+    if not (folder / "federation.toml").is_file():
         raise ConfigError(
-            f"the run did not finish ({len(done)} of {len(plan.algorithms)} algorithms); see "
-            f"{folder}/loopback/link.log"
+            f"{folder} has no federation.toml: make the folder with `foedus deploy init`"
         )
-    say(f"done in {time.monotonic() - began:.0f} s; results in {results}")
-    return results
+    sites = [Policy.read(path) for path in sorted((folder / "sites").glob("*/policy.toml"))]
+    with ended_gently():
+        return _serve(folder, say, f"127.0.0.1:{free_port()}", sites)
+
+
+def _start_site(group: Processes, policy: Policy, address: str) -> list[subprocess.Popen]:
+    name = policy.sections["site"]["name"]
+    files = policy.file("server", "certificates"), policy.file("server", "key")
+    return group.start_node(name, address, *files, "", ["", str(policy.path.resolve())])
+
+
+def site(path: Path, say: Callable[[str], None] = print, pause: float = 5.0) -> None:
+    """Answer the server of a policy until this process is ended; what fails is started again."""
+    policy = Policy.read(path)
+    for section, key in (
+        ("site", "data"), ("server", "certificates"), ("server", "key"), ("signing", "key"),
+        ("signing", "peers"),
+    ):  # fmt: skip
+        if key in policy.sections[section] and not policy.file(section, key).is_file():
+            raise ConfigError(
+                f"{path}: {section}.{key}: there is no file {policy.file(section, key)}"
+            )
+    policy.own_algorithms()
+    address, group = policy.sections["server"]["address"], Processes(policy.cache / "processes")
+    say(f"{policy.sections['site']['name']} answers {address}; its log: foedus deploy log {path}")
+    with ended_gently():
+        try:
+            while True:
+                running = _start_site(group, policy, address)
+                while all(process.poll() is None for process in running):
+                    time.sleep(0.2)
+                stop(running, signal.SIGTERM)
+                say(f"the connection to {address} has ended; trying again in {pause:g} s")
+                time.sleep(pause)
+        finally:
+            group.close()

@@ -40,8 +40,6 @@ class Flower:
         ...     fd.run(fd.FedAvg(fd.Linear()), fed, rounds=5, engine=engine)
     """
 
-    eager = True  # nodes that fork their client processes and ask more often than Flower's command
-
     def __init__(
         self,
         nodes: int = 2,
@@ -100,24 +98,16 @@ class Flower:
         for number, (key, _) in enumerate(keys):
             shards = folder / "shards" / str(number)
             shards.mkdir(parents=True)
-            self.loopback.start_node(key, f'shards="{shards}"', self.eager)
-        config = {"code": self.code} if self.code else {}
-        loopback.write_app(
-            folder / "app", "loopbackapp", "app = None  # fd.run is the server", config
-        )
+            self.loopback.add_node(key, f'shards="{shards}"', self.code)
         self._serve()
 
     def _serve(self) -> None:
         """Start a run of Flower's, and become its server."""
-        from foedus.engines.flower import processes
         from foedus.engines.flower.session import linked
 
         self._leave()
-        self.loopback.flwr("run", Path(self.temporary.name) / "app", "loopback")
         with linked():
-            self.grid = processes.become_server(
-                self.loopback.address, self.loopback.tls["ca"].read_bytes()
-            )
+            self.grid = self.loopback.serve()
 
     def _leave(self) -> None:
         """Be the server no longer, if this is one."""

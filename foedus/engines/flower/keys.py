@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +24,7 @@ CURVE = ec.SECP384R1()
 
 def _write(path: Path, content: bytes, secret: bool = False) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)  # or the new content would have the old permissions
     path.touch(mode=0o600 if secret else 0o644)
     path.write_bytes(content)
     return path
@@ -97,6 +99,11 @@ def node_key(path: Path) -> tuple[Path, Path]:
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
     return _write(path, private, secret=True), _write(path.with_name(path.name + ".pub"), public)
+
+
+def shared_secret(path: Path) -> Path:
+    """Make a secret that two processes of this machine have in common."""
+    return _write(path, secrets.token_bytes(32), secret=True)
 
 
 def signing_key(path: Path) -> tuple[Path, str]:

@@ -1,10 +1,9 @@
-"""A whole federation on one machine: a SuperLink and SuperNodes as processes of their own, with TLS
-and keys, on loopback.
-"""
+"""The processes of a federation: a SuperLink, and SuperNodes with workers, with TLS and keys."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -13,12 +12,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from foedus.engines.flower.keys import certificates, expired
-from foedus.engines.flower.processes import PARENT
+from foedus.engines.flower.keys import certificates, expired, shared_secret
+from foedus.engines.flower.processes import BELL, FLEET, PARENT, become_server
 from foedus.errors import FoedusError
 
 SETTINGS = {
@@ -35,7 +34,7 @@ requires = ["hatchling"]
 build-backend = "hatchling.build"
 
 [project]
-name = "{name}"
+name = "federation"
 version = "1.0.0"
 description = "A federation with foedus"
 license = "Apache-2.0"
@@ -48,30 +47,18 @@ packages = ["."]
 publisher = "foedus"
 
 [tool.flwr.app.components]
-serverapp = "{name}.server:app"
-clientapp = "{name}.client:app"
-
-[tool.flwr.app.config]
-{config}
+serverapp = "federation.nothing:app"
+clientapp = "federation.nothing:app"
 """
 
 
-def write_app(
-    folder: Path, name: str, server: str, config: dict[str, str], client: str = ""
-) -> Path:
-    """A Flower app folder whose ClientApp is foedus' own, and whose ServerApp is made by the line
-    `server`.
-    """
-    package = folder / name
+def write_app(folder: Path) -> Path:
+    """A Flower app with nothing in it: Flower starts runs of apps, and foedus needs a run."""
+    package = folder / "federation"
     package.mkdir(parents=True, exist_ok=True)
-    settings = "\n".join(f'{k} = "{v}"' for k, v in config.items())
-    (folder / "pyproject.toml").write_text(APP.format(name=name, config=settings))
+    (folder / "pyproject.toml").write_text(APP)
     (package / "__init__.py").write_text("")
-    (package / "server.py").write_text(f'"""The server."""\n\n{server}\n')
-    (package / "client.py").write_text(
-        client
-        or '"""The sites."""\n\nfrom foedus.engines.flower import client\n\napp = client.app\n'
-    )
+    (package / "nothing.py").write_text("app = None\n")
     return folder
 
 
@@ -81,49 +68,89 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-class Loopback:
-    """Processes of a federation that keep their files under one folder: a SuperLink, and one
-    SuperNode for each node config.
+class Processes:
+    """Processes that keep their files under one folder.
 
     They end with `close()`, or soon after this process, even if it is killed.
-
-    supervised: the SuperLink starts ServerApps itself; otherwise this process can become the server
-        (`processes.become_server`).
-    tls: a folder of certificates; without it, new ones are made. cwd: where the processes run.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        supervised: bool = False,
-        tls: Path | None = None,
-        cwd: Path | None = None,
-    ):
-        self.folder, self.supervised, self.cwd = folder, supervised, cwd or folder
-        self.address = f"127.0.0.1:{free_port()}"
+    def __init__(self, folder: Path):
+        self.folder = folder
         self.processes: list[subprocess.Popen] = []
-        self.nodes: list[list[subprocess.Popen]] = []
-        folder.mkdir(parents=True, exist_ok=True)
-        self.tls = (
-            {
-                n: tls / f
-                for n, f in (("ca", "ca.pem"), ("certificate", "server.pem"), ("key", "server.key"))
-            }
-            if tls
-            else (certificates(folder / "tls"))
-        )
-        if end := expired(self.tls["certificate"]):
-            raise FoedusError(
-                f"the certificate {self.tls['certificate'].name} expired on {end:%Y-%m-%d %H:%M} "
-                "UTC; make a new one"
-            )
+        (folder / "flwr").mkdir(parents=True, exist_ok=True)
         self.environment = {
-            **os.environ, **SETTINGS, "FLWR_HOME": str(folder / "flwr"), "OMP_NUM_THREADS": "1",
-            "PYTHONUNBUFFERED": "1", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
-            PARENT: str(os.getpid()),
+            **os.environ, **SETTINGS, "FLWR_HOME": str((folder / "flwr").resolve()),
+            "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", PARENT: str(os.getpid()),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         }  # fmt: skip
-        (folder / "flwr").mkdir(exist_ok=True)
+
+    def start(
+        self, name: str, role: str, *words: Any, pipe: int | None = None, **environment: str
+    ) -> subprocess.Popen:
+        """Start a role of `foedus.engines.flower.processes`; what it prints goes to NAME.log."""
+        if pipe is not None:
+            environment[BELL] = str(pipe)
+        with open(self.folder / f"{name}.log", "ab") as log:
+            process = subprocess.Popen(
+                [*INSIDE, role, *map(str, words)], stdout=log, stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL, env={**self.environment, **environment},
+                cwd=self.folder, start_new_session=True, pass_fds=() if pipe is None else (pipe,),
+            )  # fmt: skip
+        self.processes.append(process)
+        return process
+
+    def start_node(
+        self, name: str, address: str, ca: Path, key: Path, config: str, worker: Sequence[str]
+    ) -> list[subprocess.Popen]:
+        """Start a SuperNode and its worker (`foedus.engines.flower.worker`)."""
+        port, secret = free_port(), shared_secret(self.folder / f"{name}.secret")
+        words = ["--root-certificates", ca.resolve(), "--superlink", address]
+        words += ["--auth-supernode-private-key", key.resolve(), "--node-config", config]
+        words += ["--host", "127.0.0.1", "--port", port, "--isolation", "process"]
+        words += ["--superexec-auth-secret-file", secret]
+        about = [f"127.0.0.1:{port}", secret, *worker]
+        listen, ring = os.pipe()  # the SuperNode rings when there is a task
+        try:
+            return [
+                self.start(name, "supernode", *words, pipe=ring),
+                self.start(f"{name}.worker", "worker", *about, pipe=listen),
+            ]
+        finally:
+            os.close(listen)
+            os.close(ring)
+
+    def log(self, name: str) -> str:
+        """What a process has printed."""
+        path = self.folder / f"{name}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def close(self) -> None:
+        """End all processes that were started here, and theirs."""
+        stop(list(reversed(self.processes)), signal.SIGTERM)
+
+
+class Loopback(Processes):
+    """A SuperLink on loopback, SuperNodes, and the commands of its operator.
+
+    This process can become the server (`processes.become_server`). fleet: the address, HOST:PORT,
+    at which sites on other machines reach the SuperLink, and a folder with the certificate for it.
+    """
+
+    def __init__(self, folder: Path, fleet: tuple[str, Path] | None = None):
+        super().__init__(folder)
+        self.address, self.tls = f"127.0.0.1:{free_port()}", certificates(folder / "tls")
+        self.fleet = {}
+        if fleet is not None:
+            address, tls = fleet
+            if end := expired(tls / "server.pem"):
+                raise FoedusError(
+                    f"the certificate server.pem expired on {end:%Y-%m-%d %H:%M} UTC; make a new "
+                    "one"
+                )
+            self.fleet = {
+                FLEET: json.dumps([address, str(tls / "server.pem"), str(tls / "server.key")])
+            }
+        self.nodes: list[list[subprocess.Popen]] = []
         (folder / "flwr" / "config.toml").write_text(
             '[superlink]\ndefault = "loopback"\n\n[superlink.loopback]\naddress = '
             f'"{self.address}"\n'
@@ -137,21 +164,8 @@ class Loopback:
             f"--ssl-{n}={self.tls[k].resolve()}"
             for n, k in (("certfile", "certificate"), ("keyfile", "key"), ("ca-certfile", "ca"))
         ]
-        how = ["--isolation", "subprocess" if self.supervised else "process"]
-        link = self._start(
-            "link",
-            [
-                *INSIDE,
-                "superlink",
-                *tls,
-                "--enable-supernode-auth",
-                "--host",
-                host,
-                "--port",
-                port,
-                *how,
-            ],
-        )
+        words = [*tls, "--enable-supernode-auth", "--host", host, "--port", port]
+        link = self.start("link", "superlink", *words, "--isolation", "process", **self.fleet)
         context = ssl.create_default_context(cafile=str(self.tls["ca"]))
         for _ in range(600):
             if link.poll() is not None:
@@ -170,41 +184,21 @@ class Loopback:
             words += ["--then"] * bool(words) + ["supernode", "register", key.resolve(), "loopback"]
         self.flwr(*words)
 
-    def start_node(self, key: Path, config: str, eager: bool = True) -> int:
-        """Start a SuperNode with a node config; returns its number. eager: forks its client
-        processes, and waits less.
+    def add_node(self, key: Path, config: str, code: str | None = None) -> int:
+        """Start a SuperNode with a node config; returns its number.
+
+        code: "module:name" of algorithms that its worker imports here.
         """
-        number, port = len(self.nodes), free_port()
-        name = f"node{number}"
-        words = [
-            "--root-certificates",
-            self.tls["ca"].resolve(),
-            "--superlink",
-            self.address,
-            "--auth-supernode-private-key",
-            key.resolve(),
-        ]
-        words += ["--node-config", config, "--port", port]
-        if eager:
-            started = [self._start(name, [*INSIDE, "supernode", *words, "--isolation", "process"])]
-            executor = [
-                *INSIDE,
-                "executor",
-                "--insecure",
-                "--runtime-api-address",
-                f"127.0.0.1:{port}",
-            ]
-            started.append(self._start(f"{name}.executor", executor))
-        else:
-            started = [self._start(name, [*INSIDE, "plain-supernode", *words])]
-        self.nodes.append(started)
+        number = len(self.nodes)
+        about = (f"node{number}", self.address, self.tls["ca"], key, config, [code or ""])
+        self.nodes.append(self.start_node(*about))
         return number
 
     def flwr(self, *words: Any) -> str:
         """Run `flwr` commands (several, separated by "--then") against this SuperLink."""
         command = [*INSIDE, "flwr", *map(str, words)]
         done = subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, cwd=self.cwd
+            command, env=self.environment, capture_output=True, text=True, cwd=self.folder
         )
         if done.returncode:
             raise FoedusError(
@@ -213,45 +207,15 @@ class Loopback:
             )
         return done.stdout
 
-    def stream(self, *words: Any) -> Iterator[str]:
-        """The same, line by line as they come."""
-        command = [*INSIDE, "flwr", *map(str, words)]
-        with subprocess.Popen(
-            command,
-            env=self.environment,
-            cwd=self.cwd,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        ) as process:
-            self.processes.append(process)
-            assert process.stdout is not None
-            for line in process.stdout:
-                yield line.rstrip()
-
-    def _start(self, name: str, command: list[Any]) -> subprocess.Popen:
-        with open(self.folder / f"{name}.log", "ab") as log:
-            process = subprocess.Popen(
-                [str(c) for c in command], stdout=log, stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL, env=self.environment, cwd=self.cwd,
-                start_new_session=True,
-            )  # fmt: skip
-        self.processes.append(process)
-        return process
-
-    def log(self, name: str) -> str:
-        """What a process has printed."""
-        path = self.folder / f"{name}.log"
-        return path.read_text(errors="replace") if path.exists() else ""
+    def serve(self) -> Any:
+        """Start a run, and become its server: the Grid of the run."""
+        app = write_app(self.folder / "app")
+        self.flwr("run", app.resolve(), "loopback")
+        return become_server(self.address, self.tls["ca"].read_bytes())
 
     def stop_node(self, number: int) -> None:
         """End a SuperNode at once, as a power cut would."""
         stop(self.nodes[number], signal.SIGKILL)
-
-    def close(self) -> None:
-        """End all processes that were started here, and theirs."""
-        stop(list(reversed(self.processes)), signal.SIGTERM)
 
 
 @contextlib.contextmanager

@@ -2,14 +2,15 @@
 goes through `flwr.app`, `flwr.clientapp`, `flwr.serverapp` and its commands.
 
 Six things: this process as the ServerApp of a run (so that `fd.run` in a notebook can be the
-server), an executor that forks (so that a client message does not pay for importing torch), a
-SuperNode that looks for messages more often, several commands of `flwr` in one process, processes
-that do not outlive the one that started them, and an answer for client processes that were killed.
+server), a worker that answers a SuperNode's messages (`foedus.engines.flower.worker`), a SuperNode
+that looks for messages more often, several commands of `flwr` in one process, processes that do not
+outlive the one that started them, and an answer for client processes that were killed.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
+import json
 import os
 import signal
 import sys
@@ -18,10 +19,21 @@ import time
 import types
 from typing import Any
 
+from foedus.engines.flower.worker import KILLED, main
+
 PARENT = "FOEDUS_PARENT"
 """The environment's variable with the process to end with."""
 
-KILLED = "the client process was killed"
+BELL = "FOEDUS_BELL"
+"""The environment's variable with a SuperNode's end of a pipe, and its worker's."""
+
+FLEET = "FOEDUS_FLEET"
+"""The environment's variable with [HOST:PORT, certificate, key]: where sites reach a SuperLink."""
+
+FOR_SITES = (
+    "This address is for the sites of a federation. Runs are started and sites admitted by its "
+    "operator, at the server itself.\n"
+)
 
 
 def become_server(address: str, certificate: bytes, patience: float = 60.0) -> Any:
@@ -112,85 +124,10 @@ def say_alive(client: Any) -> bool:
     return True
 
 
-def forking_executor() -> None:
-    """`flower-superexec`, but client processes are forked from this one, in which everything is
-    imported already.
-    """
-    import torch
-    from flwr.common.constant import SubStatus
-    from flwr.supercore.cli.flower_superexec import flower_superexec
-    from flwr.supercore.interceptors import (
-        RuntimeTokenHttpInterceptor,
-        RuntimeVersionHttpInterceptor,
-    )
-    from flwr.supercore.retry import make_simple_http_retry_invoker
-    from flwr.supercore.runtime import RuntimeHttpClient
-    from flwr.supercore.superexec import run_superexec
-    from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
-    from flwr.supercore.superexec.executor.types import LaunchResult
-    from flwr.supercore.tls import validate_and_resolve_root_certificates
-    from flwr.supernode.runtime.run_clientapp import push_task_output, run_clientapp
-
-    import foedus.algorithms
-    import foedus.engines.flower.client  # noqa: F401 - for the children
-
-    torch.set_num_threads(1)
-    working: dict[int, Any] = {}
-
-    class Forking(SubprocessExecutor):
-        def launch(self, spec: Any) -> Any:
-            pid = os.fork()
-            working[pid] = spec
-            if pid == 0:
-                code = 1
-                try:
-                    certificates = validate_and_resolve_root_certificates(
-                        spec.root_certificates_path, spec.insecure
-                    )
-                    run_clientapp(spec.runtime_api_address, spec.token, spec.insecure, certificates)
-                    code = 0
-                finally:
-                    sys.stdout.flush()
-                    os._exit(code)
-            return LaunchResult.accepted()
-
-        def reconcile(self) -> None:
-            """Collect the children that have ended, and tell of those that were killed."""
-            with contextlib.suppress(ChildProcessError):
-                while (found := os.waitpid(-1, os.WNOHANG))[0]:
-                    spec = working.pop(found[0], None)
-                    if spec is not None and os.WIFSIGNALED(found[1]):
-                        tell(spec)
-
-    def tell(spec: Any) -> None:
-        """In the name of a child that cannot any more, tell the SuperNode that it has failed."""
-        certificates = validate_and_resolve_root_certificates(
-            spec.root_certificates_path, spec.insecure
-        )
-        once = make_simple_http_retry_invoker()
-        # it would end this process where a child had finished before it was killed
-        once.should_giveup = lambda error: True
-        client = RuntimeHttpClient.from_server_address(
-            server_address=spec.runtime_api_address,
-            insecure=spec.insecure,
-            root_certificates=certificates,
-            interceptors=[
-                RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
-                RuntimeTokenHttpInterceptor(spec.token),
-            ],
-            retry_invoker=once,
-        )
-        with contextlib.suppress(Exception):  # it had finished, or the SuperNode is gone, too
-            push_task_output(client, None, SubStatus.FAILED, KILLED)
-        client.close()
-
-    run_superexec.get_executor = lambda *args, **kwargs: Forking()
-    flower_superexec()
-
-
-def eager_supernode(pause: float = 0.3, beat: int = 10) -> None:
-    """`flower-supernode`, but it waits `pause` seconds at most before it looks again, where Flower
-    waits three.
+def eager_supernode(busy: float = 0.05, idle: float = 0.3, beat: int = 10) -> None:
+    """`flower-supernode`, but it looks for messages more often than every three seconds: every
+    `busy` seconds after one has come, and every `idle` seconds when none has for a while. It rings
+    its worker's bell when there is a task, and takes up the answer at once.
 
     It says at least every `beat` seconds that it is there, not every 30: only after two such times
     without a word does a SuperLink take a node for gone, and let one that was killed come back.
@@ -201,9 +138,26 @@ def eager_supernode(pause: float = 0.3, beat: int = 10) -> None:
 
     heartbeat.HEARTBEAT_DEFAULT_INTERVAL = fleet_http_connection.HEARTBEAT_DEFAULT_INTERVAL = beat
     answer_for_the_killed()
+    pull, bell = start_client_internal._pull_and_store_message, int(os.environ.pop(BELL))
+    last = time.monotonic()
 
+    def pull_message(**how: Any) -> int | None:
+        nonlocal last
+        run = pull(**how)
+        if run is not None:  # all of it is here
+            last = time.monotonic()
+            os.write(bell, b"!")
+        return run
+
+    def sleep(seconds: float) -> None:
+        if seconds < 3:  # for an answer of the worker, which is in this process when it is there
+            time.sleep(min(seconds, 0.01))
+        else:
+            time.sleep(busy if time.monotonic() - last < 5 else idle)
+
+    start_client_internal._pull_and_store_message = pull_message
     quick = types.ModuleType("time")
-    quick.__dict__.update({**vars(time), "sleep": lambda seconds: time.sleep(min(seconds, pause))})
+    quick.__dict__.update({**vars(time), "sleep": sleep})
     start_client_internal.time = quick
     flower_supernode()
 
@@ -280,15 +234,62 @@ def commands() -> None:
 
 
 def superlink() -> None:
-    from flwr.superlink.cli import flower_superlink
+    """`flower-superlink`, and where the environment names a `FLEET` address, a second listener.
 
-    flower_superlink()
+    Flower serves the routes of operators (start a run, admit a site), of server processes and of
+    sites on one address, and asks only sites for a key. Here that address is on loopback; the
+    network reaches the routes of sites alone (`FleetOnly`).
+    """
+    import importlib
+
+    command = importlib.import_module("flwr.superlink.cli.flower_superlink")
+    if FLEET in os.environ:
+        address, certificate, key = json.loads(os.environ.pop(FLEET))
+        host, _, port = address.rpartition(":")
+        fleet = {"host": host, "port": int(port), "ssl_certfile": certificate, "ssl_keyfile": key}
+        command.uvicorn = types.SimpleNamespace(run=functools.partial(serve_twice, fleet))
+    command.flower_superlink()
 
 
-def plain_supernode() -> None:
-    from flwr.supernode.cli import flower_supernode
+class FleetOnly:
+    """An ASGI app that passes on what sites ask, and refuses everything else."""
 
-    flower_supernode()
+    def __init__(self, app: Any):
+        self.app = app
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        allowed = scope["type"] == "http" and scope["path"].startswith("/v1/fleet/")
+        if allowed:
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        headers = [(b"content-type", b"text/plain; charset=utf-8")]
+        await send({"type": "http.response.start", "status": 403, "headers": headers})
+        await send({"type": "http.response.body", "body": FOR_SITES.encode()})
+
+
+def serve_twice(fleet: dict[str, Any], app: Any, **how: Any) -> None:
+    """Serve an ASGI app as `uvicorn.run` would, and its routes for sites as `fleet` says, too."""
+    import asyncio
+    import contextlib
+
+    import uvicorn
+
+    inside = uvicorn.Server(uvicorn.Config(app, **how))
+    outside = uvicorn.Server(uvicorn.Config(FleetOnly(app), **how | fleet, lifespan="off"))
+    vars(outside)["capture_signals"] = contextlib.nullcontext  # one of them is enough
+
+    async def both() -> None:
+        other = asyncio.create_task(outside.serve())
+        try:
+            await inside.serve()
+        finally:
+            outside.should_exit = True
+            await other
+
+    asyncio.run(both())
 
 
 def end_with(parent: int, every: float = 0.5) -> None:
@@ -309,8 +310,7 @@ def end_with(parent: int, every: float = 0.5) -> None:
 ROLES = {
     "superlink": superlink,
     "supernode": eager_supernode,
-    "plain-supernode": plain_supernode,
-    "executor": forking_executor,
+    "worker": lambda: main(sys.argv[1:], int(os.environ.pop(BELL))),
     "flwr": commands,
 }
 

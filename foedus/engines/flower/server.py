@@ -1,5 +1,5 @@
-"""The side of the server: a Flower ServerApp that greets the sites, checks them, runs the
-algorithms of a file, and brings the model home.
+"""The side of the server: it greets the sites, checks them, runs the algorithms of a file, and
+brings the model home.
 
 The file is TOML, in the form of `foedus.config.experiment` as far as the two have keys in common:
 
@@ -28,6 +28,12 @@ The file is TOML, in the form of `foedus.config.experiment` as far as the two ha
 
     [output]
     folder = "results"
+
+    [server]
+    listen = "0.0.0.0:9091"           # where sites reach it
+
+    [code]                            # in the place of [algorithm]: what text cannot describe
+    name = "module:name"              # an algorithm, or a dictionary of them
 """
 
 from __future__ import annotations
@@ -35,8 +41,6 @@ from __future__ import annotations
 import importlib
 import json
 import math
-import os
-import sys
 import time
 import types
 import warnings
@@ -46,7 +50,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
-from flwr.serverapp import ServerApp
 
 from foedus.aggregation.secure.protocol import SecureAggregation
 from foedus.base.spec import Spec
@@ -55,7 +58,7 @@ from foedus.core.algorithm import Algorithm
 from foedus.core.describe import to_config
 from foedus.core.result import Run
 from foedus.core.run import run
-from foedus.engines.flower import answers, processes
+from foedus.engines.flower import answers
 from foedus.engines.flower.session import Line, SitesEngine, linked
 from foedus.errors import ConfigError, FoedusError, ReplyError, TooFewClients, unknown
 from foedus.storage import checkpoint as files
@@ -94,6 +97,7 @@ class Plan:
     timeout: float
     patience: float
     folder: Path
+    listen: str
 
     @property
     def spec(self) -> Spec:
@@ -103,12 +107,11 @@ class Plan:
         )
 
 
-def read_plan(path: Path, code: str = "") -> Plan:
-    """Read and check a file. code: "module:name" of algorithms that text cannot describe, in the
-    place of the file's own.
-    """
+def read_plan(path: Path) -> Plan:
+    """Read and check a file."""
     reader = Reader(path, "compare" if "algorithms" in Reader(path, "run").table else "run")
-    known = ("algorithm", "algorithms", "data", "run", "aggregation", "federation", "output")
+    known = ("algorithm", "algorithms", "data", "run", "aggregation", "federation", "output",
+             "server", "code")  # fmt: skip
     for name in reader.table:
         if name not in known:
             reader.fail(name, unknown("section", name, known))
@@ -126,12 +129,21 @@ def read_plan(path: Path, code: str = "") -> Plan:
     folder = reader.settings("output", reader.section("output", needed=False), {"folder": str}).get(
         "folder", "results"
     )
+    listen = reader.settings("server", reader.section("server", needed=False), {"listen": str}).get(
+        "listen", "127.0.0.1:9091"
+    )
+    if not listen.rpartition(":")[2].isdigit():
+        reader.fail("server.listen", f"{listen!r} must be HOST:PORT, such as 0.0.0.0:9091")
+    code = ""
+    if "code" in reader.table:
+        code = reader.settings("code", reader.section("code"), {"name": str}, ["name"])["name"]
     plan = Plan(
         _imported(code) if code
         else {k or type(a).__name__: a for k, a in reader.algorithms().items()},
         tuple(data["columns"]), data.get("classes"), data.get("scale", "standard"),
         rounds, options, clients, least,
         float(found.get("timeout", 300)), float(found.get("patience", 60)), Path(folder),
+        listen,
     )  # fmt: skip
     for name, algorithm in plan.algorithms.items():
         if algorithm.pooled:
@@ -435,21 +447,3 @@ def _shown(table: list[dict[str, Any]]) -> str:
         if "accuracy" in e or "mse" in e
     ]
     return ", ".join(words) or "no test rows"
-
-
-def server_app(plan: str | Path) -> ServerApp:
-    """The ServerApp of a file: in an app folder, `app = server_app(Path(__file__).parent /
-    "federation.toml")`.
-    """
-    app = ServerApp()
-
-    @app.main()
-    def main(grid: Any, context: Any) -> None:
-        # Flower ends this process with that one, too, but in doing so it may wait for itself
-        if "--parent-pid" in sys.argv:
-            processes.end_with(os.getppid(), every=3.0)
-        read = read_plan(Path(plan), str(context.run_config.get("code", "")))
-        folder = Path(str(context.run_config.get("output", "") or read.folder))
-        train(grid, read, folder)
-
-    return app

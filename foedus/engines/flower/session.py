@@ -36,7 +36,7 @@ from foedus.engines.flower.forms import Forms
 from foedus.errors import CheckpointError, FoedusError, ReplyError, SecureError, TooFewClients
 from foedus.wire import checks
 
-_POLL = 0.1
+_POLL = 0.05
 
 
 class LinkLost(FoedusError):  # noqa: N818 - what has happened

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import runpy
-import signal
 import subprocess
 import sys
 import time
@@ -26,7 +24,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 def trial(folder: Path, data: Path) -> Path:
     sites = {n: written(data, n, table(k, 80)) for k, n in enumerate(("north", "south"))}
     deploy.init(folder, sites, "outcome")
-    plan = folder / "app" / "federation" / "federation.toml"
+    plan = folder / "federation.toml"
     text = (
         plan.read_text()
         .replace('type = "FedAvg"', 'type = "Scaffold"')
@@ -43,20 +41,6 @@ def up(folder: Path) -> subprocess.Popen:
     )
 
 
-def servers(folder: Path) -> list[int]:
-    """The ServerApp processes of a folder."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if "flwr-serverapp" in (entry / "cmdline").read_text() and os.readlink(
-                entry / "cwd"
-            ) == str(folder.resolve()):
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
-
-
 def test_a_server_that_is_killed_goes_on_to_the_same_result(tmp_path):
     undisturbed = trial(tmp_path / "a", tmp_path / "data")
     process = up(undisturbed)
@@ -71,11 +55,7 @@ def test_a_server_that_is_killed_goes_on_to_the_same_result(tmp_path):
         checkpoint.exists() and files.read(checkpoint)[1]["rounds_done"] >= 2
     ):
         time.sleep(0.1)
-    killed = servers(folder)
-    assert killed
-    for pid in killed:
-        os.kill(pid, signal.SIGKILL)
-    process.send_signal(signal.SIGINT)
+    process.kill()
     process.communicate(timeout=60)
     done = files.read(checkpoint)[1]["rounds_done"]
     assert 2 <= done < 5

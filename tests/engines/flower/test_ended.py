@@ -14,13 +14,14 @@ from foedus.engines.flower import deploy
 from tests.engines.flower.test_site import table, written
 
 SCRIPT = """
-import sys, time
+import subprocess, sys, time
 from pathlib import Path
 from foedus.engines.flower import deploy
 from foedus.engines.flower.loopback import Loopback
 
 def start(self):
-    print(self._start("link", ["sleep", "600"]).pid, flush=True)
+    self.processes.append(subprocess.Popen(["sleep", "600"], start_new_session=True))
+    print(self.processes[-1].pid, flush=True)
 
 Loopback.start_link = start
 Loopback.register = lambda self, keys: time.sleep(600)

@@ -89,7 +89,7 @@ def test_a_run_that_flower_has_ended_goes_on(engine, pair, tmp_path, capsys):
 def test_nobody_gets_in_without_a_key_that_is_known(engine):
     before = set(engine.grid.get_node_ids())
     private, public = keys.node_key(engine.loopback.folder / "keys" / "stranger")
-    number = engine.loopback.start_node(private, 'shards="/nowhere"', eager=False)
+    number = engine.loopback.add_node(private, 'shards="/nowhere"')
     end = time.monotonic() + 60
     while time.monotonic() < end and engine.loopback.nodes[number][0].poll() is None:
         time.sleep(0.2)
@@ -97,7 +97,7 @@ def test_nobody_gets_in_without_a_key_that_is_known(engine):
     assert engine.loopback.nodes[number][0].poll() is not None  # it has given up
     assert "Failed to activate SuperNode" in engine.loopback.log(f"node{number}")
     engine.loopback.register([public])
-    number = engine.loopback.start_node(private, 'shards="/nowhere"', eager=False)
+    number = engine.loopback.add_node(private, 'shards="/nowhere"')
     while time.monotonic() < end and len(engine.grid.get_node_ids()) == len(before):
         time.sleep(0.2)
     assert len(engine.grid.get_node_ids()) == len(before) + 1  # the key was all that was missing
@@ -157,8 +157,8 @@ def test_a_client_process_that_is_killed_is_an_error_of_one_round(pair):
             exchange = session.exchange
 
             def shoot():
-                executor = self.loopback.nodes[0][1].pid
-                children = Path(f"/proc/{executor}/task/{executor}/children")
+                worker = self.loopback.nodes[0][1].pid
+                children = Path(f"/proc/{worker}/task/{worker}/children")
                 while not (there := children.read_text().split()):
                     time.sleep(0.001)
                 os.kill(int(there[0]), signal.SIGKILL)

@@ -543,18 +543,14 @@ def signed(tmp_path):
     names = ("north", "south", "west")
     sites = {n: written(tmp_path / "data", n, table(k, 60 + 20 * k)) for k, n in enumerate(names)}
     deploy.init(tmp_path / "trial", sites, "outcome")
-    (tmp_path / "trial" / "app" / "federation" / "federation.toml").write_text(SECURE_PLAN)
-    keys, configs = tmp_path / "trial" / "keys", {}
+    (tmp_path / "trial" / "federation.toml").write_text(SECURE_PLAN)
+    configs = {}
     for n, name in enumerate(names):
-        more = {
-            "signing_key": str(keys / f"{name}.sign"),
-            "peers": str(keys / "peers.toml"),
-            "secure": "required",
-        }
+        own = tmp_path / "trial" / "sites" / name
+        more = {"signing_key": str(own / f"{name}.sign"), "peers": str(own / "peers.toml")}
+        more["secure"] = "required"
         configs[n + 1] = config(sites[name], n, cache=str(tmp_path / "cache" / name), **more)
-    return HereGrid(configs), server.read_plan(
-        tmp_path / "trial" / "app" / "federation" / "federation.toml"
-    )
+    return HereGrid(configs), server.read_plan(tmp_path / "trial" / "federation.toml")
 
 
 def test_a_training_from_files(signed, tmp_path):

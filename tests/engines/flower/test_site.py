@@ -17,6 +17,7 @@ from flwr.app import Message
 
 import foedus as fd
 from foedus.engines.flower import deploy, keys, messages, server
+from foedus.engines.flower.policy import Policy
 from foedus.engines.flower.site import Schema, Site, read_site
 from tests.engines.flower.grid import HereGrid
 
@@ -270,22 +271,24 @@ def test_scaling_by_sums():
 def test_a_folder_for_a_federation(tmp_path):
     sites = {n: written(tmp_path / "data", n, table(k)) for k, n in enumerate(("north", "south"))}
     deploy.init(tmp_path / "trial", sites, "outcome", host="fed.example.org", port=4711)
-    plan = server.read_plan(tmp_path / "trial" / "app" / "federation" / "federation.toml")
+    plan = server.read_plan(tmp_path / "trial" / "federation.toml")
     assert (plan.columns, plan.classes, plan.clients) == (COLUMNS, CLASSES, 2)
+    assert plan.listen == "0.0.0.0:4711"
     readme = (tmp_path / "trial" / "README.md").read_text()
-    for words in (
-        "--superlink fed.example.org:4711",
-        "register keys/south.pub",
-        "client=1",
-        "FLWR_TELEMETRY_ENABLED=0",
-    ):
+    for words in ("fed.example.org:4711", "deploy server trial", "deploy site policy.toml"):
         assert words in readme
+    policy = Policy.read(tmp_path / "trial" / "sites" / "south" / "policy.toml")
+    assert policy.columns == COLUMNS and policy.classes == CLASSES
+    assert policy.sections["server"]["address"] == "fed.example.org:4711"
+    about = {k: policy.node_config()[k] for k in ("client", "name", "label", "secure", "data")}
+    assert about == {"client": 1, "name": "south", "label": "outcome", "secure": "offered",
+                     "data": str(sites["south"])}  # fmt: skip
     certificate = x509.load_pem_x509_certificate(
         (tmp_path / "trial" / "tls" / "server.pem").read_bytes()
     )
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["fed.example.org", "localhost"]
-    for secret in ("tls/server.key", "keys/north", "keys/south"):
+    for secret in ("tls/server.key", "sites/north/north.key", "sites/south/south.sign"):
         assert stat.S_IMODE((tmp_path / "trial" / secret).stat().st_mode) == 0o600
     with pytest.raises(fd.ConfigError, match="not empty"):
         deploy.init(tmp_path / "trial", sites, "outcome")
@@ -298,7 +301,7 @@ def test_folders_that_cannot_be_made(tmp_path):
         deploy.init(tmp_path / "b", {"a b": None})
     with pytest.raises(fd.DataError, match="site north: "):
         deploy.init(tmp_path / "c", {"north": tmp_path / "nothing.csv"})
-    with pytest.raises(fd.ConfigError, match=r"no sites\.toml"):
+    with pytest.raises(fd.ConfigError, match=r"no federation\.toml"):
         deploy.up(tmp_path)
 
 
@@ -390,13 +393,16 @@ def test_a_bad_answer_about_the_final_model_stops_nothing(plan, grid, tmp_path):
     assert "cannot be read" in said[0]["error"] and said[1]["accuracy"] > 0.4
 
 
-def test_algorithms_of_the_app_itself(tmp_path):
+def test_algorithms_that_the_server_imports(tmp_path):
     path = tmp_path / "federation.toml"
-    path.write_text(PLAN)
-    plan = server.read_plan(path, "tests.engines.flower.test_session:STATEFUL")
-    assert list(plan.algorithms) == ["Scaffold", "FedRes", "FFGB", "FedFW"]
+    path.write_text(f'{PLAN}\n[code]\nname = "tests.engines.flower.test_session:STATEFUL"\n')
+    assert list(server.read_plan(path).algorithms) == ["Scaffold", "FedRes", "FFGB", "FedFW"]
+    path.write_text(f'{PLAN}\n[code]\nname = "nowhere:x"\n')
     with pytest.raises(fd.ConfigError, match="code='nowhere:x'"):
-        server.read_plan(path, "nowhere:x")
+        server.read_plan(path)
+    path.write_text(f'{PLAN}\n[server]\nlisten = "everywhere"\n')
+    with pytest.raises(fd.ConfigError, match=r"server\.listen: 'everywhere' must be HOST:PORT"):
+        server.read_plan(path)
 
 
 def test_classes_have_the_order_of_the_schema(tmp_path):
