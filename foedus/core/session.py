@@ -69,6 +69,10 @@ class SecureChannel(ABC):
         """An exchange begins: those who can be asked."""
 
     @abstractmethod
+    def question(self, ask: Ask, weights: str | None, told: dict[str, Any]) -> str:
+        """The hash of all that clients are asked in an exchange, as they can compute it, too."""
+
+    @abstractmethod
     def phase(
         self,
         ask: Ask,

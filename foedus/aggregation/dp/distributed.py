@@ -79,7 +79,7 @@ class Share:
         self.bits, self.multiplier, self.needed = (
             config.bits,
             Fraction(privacy.noise),
-            config.needed(clients),
+            config.needed(config.degree(clients) + 1),
         )
         self.clip, self.entropy = clip, privacy.entropy or os.urandom
         self.variance = math.ceil(self.multiplier**2 * 4 ** (self.bits - 1) / self.needed)

@@ -15,7 +15,7 @@ from foedus.aggregation.dp.accounted import Accounted
 from foedus.aggregation.dp.distributed import APART, Share
 from foedus.aggregation.dp.mechanism import blank
 from foedus.aggregation.secure.fixedpoint import Noise, dense
-from foedus.aggregation.secure.protocol import SecureAggregation, single_replies
+from foedus.aggregation.secure.protocol import SecureAggregation, question_of, single_replies
 from foedus.aggregation.secure.server import SecureServer, Total
 from foedus.aggregation.secure.simulated import Phase, Simulated, conduct, counted
 from foedus.base import tree
@@ -96,9 +96,16 @@ class SecureAggregator(Aggregator):
         trip.shares(weights, trip.sizes)  # refuses unknown weights
         own = {i: sizes[i] if weights == "rows" else 1 for i in here}
         name = uuid.uuid4().hex if channel is None else channel.name
-        server = SecureServer(
-            self.settings(ask, len(here)), own, session=name, round=ask.round, exchange=ask.exchange
+        told = self.told(ask)
+        question = (
+            question_of(ask.step, weights, told)
+            if channel is None
+            else channel.question(ask, weights, told)
         )
+        server = SecureServer(
+            self.settings(ask, len(here)), own, session=name, round=ask.round,
+            exchange=ask.exchange, question=question,
+        )  # fmt: skip
         try:
             total = self._conduct(trip, ask, weights, server)
         finally:

@@ -58,7 +58,8 @@ class SecureClient:
     be kept: one that is taken back to an older state could be made to answer twice. Write it before
     the answer is sent. Keys and seed are gone after `mask`, all of it after `unmask`.
 
-    sign, verify: sign the client's public keys, and check those of others. entropy: for tests only.
+    sign, verify: sign the client's public keys, and check those of others. least: the fewest
+    clients of a sum, as far as this client sees them. entropy: for tests only.
     """
 
     def __init__(
@@ -68,15 +69,11 @@ class SecureClient:
         *,
         sign: Sign | None = None,
         verify: Verify | None = None,
+        least: int = 2,
         entropy: Entropy = os.urandom,
     ):
-        self.id, self.config, self.sign, self.verify, self.entropy = (
-            int(id),
-            config,
-            sign,
-            verify,
-            entropy,
-        )
+        self.id, self.config, self.least = int(id), config, least
+        self.sign, self.verify, self.entropy = sign, verify, entropy
         self.state = State(id=self.id, phase="advertise")
 
     def export(self) -> State:
@@ -214,13 +211,20 @@ class SecureClient:
         weight: int = 1,
         noise: Noise | None = None,
         clip: float | None = None,
+        question: str | None = None,
     ) -> Tree:
         """The masked reply: a tree in the form of the reply, of whole numbers that look random.
 
         weight: this client's, by which the reply is multiplied. noise: gives whole numbers to add
-        before masking. clip: the largest norm of the reply.
+        before masking. clip: the largest norm of the reply. question: the hash of what this client
+        was asked (`question_of`), which must be that of the offer.
         """
         s, offer, tag = self._at("mask")
+        if question is not None and question != offer.question:
+            raise SecureError(
+                f"client {self.id} is asked something else than the offer says, perhaps something "
+                "else than the others: nothing is sent"
+            )
         sources, boxes = fields(
             message, "the boxes", tag, ids=(torch.int64, None), boxes=(torch.uint8, None, BOX)
         )
@@ -231,10 +235,9 @@ class SecureClient:
         place = {other: i for i, other in enumerate(ids)}
         if strange := [i for i in sources.tolist() if i not in place or i == self.id]:
             raise SecureError(f"the boxes are not all of neighbours: client {strange[0]} is none")
-        if len(sources) + 1 < self.config.needed(len(ids)):
+        if len(sources) + 1 < (must := max(self.least, self.config.needed(len(ids)))):
             raise SecureError(
-                f"{len(sources) + 1} of {len(ids)} neighbours have shared keys; "
-                f"{self.config.needed(len(ids))} must"
+                f"{len(sources) + 1} of {len(ids)} neighbours have shared keys; {must} must"
             )
         shares = [(self.id, s.shares.numpy())]
         for other, box in zip(sources.tolist(), boxes, strict=True):
@@ -258,7 +261,10 @@ class SecureClient:
             shares=torch.from_numpy(np.stack([share for _, share in shares])),
             # Where all are neighbours, these are all survivors: no sum of fewer than the server
             # must have, some of whose noise is missing.
-            needed=self.config.needed(max(len(ids), offer.clients if self._complete(offer) else 0)),
+            needed=max(
+                self.least,
+                self.config.needed(max(len(ids), offer.clients if self._complete(offer) else 0)),
+            ),
         )
         leaves, structure = tree.flatten(reply)
         parts = torch.from_numpy(numbers.view(np.dtype(f"i{numbers.itemsize}"))).split(

@@ -5,6 +5,7 @@ read.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -114,7 +115,7 @@ class SecureAggregation(Aggregation):
 @dataclass(frozen=True)
 class Offer:
     """What a server proposes to all: which exchange this is, for how many clients of how much
-    weight, in units of `unit`.
+    weight, in units of `unit`; and, by its hash (`question_of`), what they will be asked.
     """
 
     session: str
@@ -123,6 +124,7 @@ class Offer:
     clients: int
     weight: int
     unit: int = 1
+    question: str = "0" * 64
 
     @classmethod
     def read(cls, message: Tree) -> Offer:
@@ -137,6 +139,9 @@ class Offer:
                 )
         if not isinstance(message["session"], str) or not 0 < len(message["session"]) <= 256:
             raise SecureError("the offer's session must be a text of at most 256 characters")
+        question = message["question"]
+        if not isinstance(question, str) or not re.fullmatch("[0-9a-f]{64}", question):
+            raise SecureError("the offer's question must be a SHA-256, in 64 hexadecimal digits")
         return cls(**message)
 
     def tag(self, config: SecureAggregation) -> bytes:
@@ -149,8 +154,24 @@ class Offer:
             config.headroom,
         ]
         return hashlib.sha256(
-            wire.encode(["foedus secure aggregation 1", vars(self), settings])
+            wire.encode(["foedus secure aggregation 2", vars(self), settings])
         ).digest()
+
+
+def question_of(*parts: Tree) -> str:
+    """The SHA-256 of what clients are asked: all that their replies depend on besides their rows.
+
+    Every exchange is bound to it (`Offer.tag`), so that the masks of two clients cancel only if
+    they were asked the same. Held values count as the client has them now, not as the message that
+    brought them.
+    """
+
+    def ordered(t: Tree) -> Tree:
+        if isinstance(t, dict):
+            return {str(k): ordered(t[k]) for k in sorted(t, key=str)}
+        return [ordered(v) for v in t] if isinstance(t, list | tuple) else t
+
+    return hashlib.sha256(wire.encode([ordered(part) for part in parts])).hexdigest()
 
 
 def to_tensor(data: bytes) -> Tensor:

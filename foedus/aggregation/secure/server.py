@@ -88,7 +88,7 @@ class SecureServer:
     `faults`; too few are an error (`TooFewClients`), and nothing is unmasked.
 
     weights: of the clients that are asked, whole numbers. Their greatest common divisor is taken
-    out, to keep the modulus small.
+    out, to keep the modulus small. question: the hash of what they are asked (`question_of`).
     """
 
     def __init__(
@@ -99,6 +99,7 @@ class SecureServer:
         session: str,
         round: int = 0,
         exchange: int = 0,
+        question: str = "0" * 64,
         verify: Verify | None = None,
         entropy: Entropy = os.urandom,
     ):
@@ -121,6 +122,7 @@ class SecureServer:
             len(weights),
             sum(self.weights.values()) // unit,
             unit,
+            question,
         )
         self.tag, self.minimum = self.asked.tag(config), config.needed(len(weights))
         self.width = config.fixed_point.width(self.asked.weight, self.asked.clients)

@@ -23,8 +23,8 @@ The server subtracts PRG(b_u) of those whose y_u came, and the pairwise masks be
 who dropped out after `share`. Whatever is rebuilt is checked against its public key or its SHA-256
 before use. PRG is AES-256 in counter mode under a key that is used once; keys come from
 HKDF-SHA256, boxes are AES-256-GCM. Every derivation, box and signature is bound to a tag, the
-SHA-256 of session, round, exchange, number of clients, weights and settings; and to sender and
-receiver. Randomness is the operating system's.
+SHA-256 of session, round, exchange, number of clients, weights, settings and question; and to
+sender and receiver. Randomness is the operating system's.
 
 Weights are public: whole numbers (rows, or 1) that the server knows anyway. A client multiplies by
 its own, which it does not take from the server, so that the server cannot make one reply stand out.
@@ -35,7 +35,10 @@ replies. On the random graph this holds but for a probability of 2^-40, if at mo
 clients collude; the server draws the graph, and is trusted to draw it at random.
 
 Of a server that deviates, clients refuse: another tag (a replay from another session, round or
-exchange, or other settings); a key list without their own keys as they are, with a key or a client
+exchange, or other settings); a question that is not the one of the tag, which is how a server could
+tell one client from the others: it would have all others reply nothing, by a step of size 0, say
+(Pasquini, Francati and Ateniese, "Eluding secure aggregation in federated learning via model
+inconsistency", CCS 2022); a key list without their own keys as they are, with a key or a client
 twice, or with too few or too many clients; boxes that were altered or come from elsewhere; an
 unmask request that names a client as both survivor and dropped out, that names others than those
 whose masks were used or leaves some out, that calls the client itself dropped out, that leaves

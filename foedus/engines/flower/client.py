@@ -12,9 +12,12 @@ values against the copies here, and a question that is refused changes nothing t
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
+import sys
 import time
+import traceback
 from typing import Any
 
 import torch
@@ -32,8 +35,10 @@ from foedus.core.exchange import Ask, Replies
 from foedus.core.held import Held, HeldArrays, rebuilt_from_wire
 from foedus.core.result import known_algorithm
 from foedus.engines.flower import messages
+from foedus.engines.flower.guard import Guard
 from foedus.engines.flower.holding import Holding, explained
 from foedus.engines.flower.memory import Memory
+from foedus.engines.flower.policy import Policy
 from foedus.engines.flower.questions import (
     EvaluateOwn,
     Hello,
@@ -45,7 +50,15 @@ from foedus.engines.flower.questions import (
 )
 from foedus.engines.flower.secure_site import Demands, Plain, absent, phase
 from foedus.engines.local import Local, LocalSession
-from foedus.errors import ConfigError, FoedusError, ReplyError, WireError
+from foedus.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    FoedusError,
+    ReplyError,
+    SecureError,
+    WireError,
+)
 from foedus.version import __version__
 from foedus.wire import checks
 
@@ -53,58 +66,117 @@ _LONGEST_ERROR = 2000
 
 
 class SiteApp(ClientApp):
-    """Answers every message of the server; errors go back to it in words."""
+    """Answers every message of the server, as a policy allows; errors go back to it in words.
+
+    An error speaks of what the server has sent. What it would tell of the site's rows, files or
+    code is in the site's own log.
+    """
+
+    def __init__(self, policy: Policy | None = None):
+        super().__init__()
+        self.guard = None if policy is None else Guard(policy)
 
     def __call__(self, message: Message, context: Context) -> Message:
-        began = time.perf_counter()
+        began, why, body = time.perf_counter(), "", b""
+        header: dict[str, Any]
         try:
-            header, body = answer(message, context)
-        except Plain as error:
-            header, body = {"error": str(error), "refused": "plain"}, b""
-        except FoedusError as error:
-            header, body = {"error": str(error)[:_LONGEST_ERROR]}, b""
+            header, body = answer(message, context, self.guard)
         except Exception as error:
-            header, body = {"error": f"{type(error).__name__}: {error}"[:_LONGEST_ERROR]}, b""
-        return Message(
-            messages.content({**header, "seconds": time.perf_counter() - began}, body),
-            reply_to=message,
-        )
+            header, why = (
+                {"error": told(error)[:_LONGEST_ERROR]},
+                f"{type(error).__name__}: {error}",
+            )
+            if isinstance(error, Plain):
+                header["refused"] = "plain"
+            if not isinstance(error, FoedusError):
+                traceback.print_exc()
+        if self.guard is not None:
+            self.guard.log(**summary(message, header, why), sent=len(body))
+        elif why:
+            print(f"not answered: {why}", file=sys.stderr, flush=True)
+        seconds = time.perf_counter() - began
+        return Message(messages.content({**header, "seconds": seconds}, body), reply_to=message)
 
 
-def answer(message: Message, context: Context) -> tuple[dict[str, Any], bytes]:
+def told(error: Exception) -> str:
+    """An error in words for the server: what it has sent itself may be quoted, nothing else."""
+    if isinstance(error, DataError | CheckpointError) or not isinstance(error, FoedusError):
+        where = "the rows or files of this site" if isinstance(error, FoedusError) else "this site"
+        return f"{where} cannot answer this ({type(error).__name__}); the site's log says why"
+    return str(error)
+
+
+def summary(message: Message, header: dict[str, Any], why: str) -> dict[str, Any]:
+    """An entry of the site's log: who asked what, and what became of it."""
+    entry: dict[str, Any] = {"asked": messages.shown(message.metadata.message_type)}
+    with contextlib.suppress(FoedusError):
+        said = messages.header(message)
+        entry |= {k: said[k] for k in ("session", "round", "exchange", "phase") if k in said}
+        settings = said.get("algorithm")
+        entry["algorithm"] = settings.get("type") if isinstance(settings, dict) else None
+        entry["received"] = len(messages.body(message))
+    entry["run"], entry["server"] = message.metadata.run_id, message.metadata.src_node_id
+    entry["answer"] = "refused" if why else "given"
+    if why:
+        entry["why"] = why[:_LONGEST_ERROR]
+    elif header.get("errors"):
+        entry["errors"] = header["errors"]
+    return {k: messages.shown(v) if isinstance(v, str) else v for k, v in entry.items()}
+
+
+def answer(
+    message: Message, context: Context, guard: Guard | None = None
+) -> tuple[dict[str, Any], bytes]:
     """Header and body of the reply."""
     question = read_question(message)
+    if guard is not None:
+        guard.question(question)
     site, body = Holding(question, dict(context.node_config)), messages.body(message)
     if isinstance(question, Phase):
         parts = messages.cut(body, question.lengths)
         site.check_ids(question.ids)
         return phase(question, question.ids, parts, site.config, site.cache)
-    algorithm = algorithm_of(question, context.run_config)
+    own = own_algorithms(context.run_config) if guard is None else guard.policy.own_algorithms()
+    algorithm = algorithm_of(question, own)
+    if guard is not None:
+        guard.algorithm(algorithm)
     if isinstance(question, Hello):
         if question.secure is not None or site.site is not None:
             Demands.of(site.config).greeting(question.secure)
         return site.hello(), b""
+    demands = Demands.of(site.config)
     if isinstance(question, TryModel):
-        return site.try_model(body, algorithm), b""
+        score = site.try_model(body, algorithm)
+        if guard is not None:
+            guard.log(asked="the score of a model on the test rows here", **score)
+        demands.plain("evaluate.model, the score on its test rows,", False)
+        return score, b""
     assert isinstance(question, EvaluateOwn)
     memory = Memory(context, question.session, site.cache)
     if not isinstance(question, Step):
+        demands.plain("evaluate", question.secure is not None)
         return evaluate_own(question, site, memory, algorithm), b""
     step = message.metadata.message_type.removeprefix(f"{Step.kind}.")
-    return exchange(question, body, site, memory, algorithm, step)
+    return exchange(question, body, site, memory, algorithm, step, guard)
 
 
-def algorithm_of(question: Question, config: dict[str, Any]) -> Algorithm:
-    """The algorithm of a run: the app's own if it has one of these settings, else built from the
+def own_algorithms(config: dict[str, Any]) -> dict[str, Algorithm]:
+    """The algorithms of a module that the worker was started with."""
+    if not config.get("code"):
+        return {}
+    module, _, name = str(config["code"]).partition(":")
+    found = getattr(importlib.import_module(module), name)
+    return found if isinstance(found, dict) else {name: found}
+
+
+def algorithm_of(question: Question, own: dict[str, Algorithm]) -> Algorithm:
+    """The algorithm of a run: the site's own if it has one of these settings, else built from the
     settings alone.
     """
-    given, own = question.algorithm, config.get("code")
-    if own:
-        module, _, name = str(own).partition(":")
-        found = getattr(importlib.import_module(module), name)
-        for algorithm in found.values() if isinstance(found, dict) else [found]:
-            if to_config(algorithm.seeded(question.seed)) == given:
-                return algorithm.seeded(question.seed)
+    given = question.algorithm
+    for algorithm in own.values():
+        if to_config(algorithm.seeded(question.seed)) == given:
+            return algorithm.seeded(question.seed)
     try:
         with explained("algorithm: it cannot be made of these settings", ConfigError):
             algorithm = known_algorithm(given).seeded(question.seed)
@@ -121,8 +193,9 @@ def algorithm_of(question: Question, config: dict[str, Any]) -> Algorithm:
 
 
 def exchange(
-    question: Step, body: bytes, site: Holding, memory: Memory, algorithm: Algorithm, step: str
-) -> tuple[dict[str, Any], bytes]:
+    question: Step, body: bytes, site: Holding, memory: Memory, algorithm: Algorithm, step: str,
+    guard: Guard | None = None,
+) -> tuple[dict[str, Any], bytes]:  # fmt: skip
     """Run a client step for the clients asked; those whose state is gone are named as lost.
 
     In secure aggregation, replies are masked.
@@ -140,14 +213,17 @@ def exchange(
     if len(parts) != (len(question.ids) if masked else 0):
         raise ReplyError(f"lengths: {len(parts)} parts of the body are for nobody, or too few")
     demands = Demands.of(site.config)
-    if masked:
-        demands.settings(question.secure)
+    settings = demands.settings(question.secure) if masked else None
     session, lost, copies = opened(question, site, memory, algorithm)
+    if masked and (session.absorbs or question.longest is not None):
+        raise SecureError("this algorithm, or late messages, cannot be under secure aggregation")
     places = {int(i): p for p, i in enumerate(session.ids)}
     ids = [i for i in question.ids if i not in lost]
     replies: dict[int, Tree] = {}
+    hashes: dict[int, str] = {}
     if ids:
         ask = received(question, ids, step, bodies, session, copies)
+        hashes = {i: question.hash(step, ask.payload, copies.get(i, {})) for i in ids}
         away = absent(question, step, ids, site.config, site.cache) if masked else []
         before = {i: session.state_of(places[i]) for i in away}
         with explained(f"{step} cannot be done with what was sent ({', '.join(ask.arguments)})"):
@@ -159,8 +235,11 @@ def exchange(
             replies[i] = tree.map(torch.zeros_like, dense(replies[i]))
             if session.remembers:
                 session.states.put(places[i], before[i])
-        if not masked and any(tree.leaves(reply) for reply in replies.values()):
-            demands.plain(step, question.secure is not None)
+        if any(tree.leaves(reply) for reply in replies.values()):
+            if not masked:
+                demands.plain(step, question.secure is not None)
+            if guard is not None:
+                guard.reply(question, settings)
         if session.remembers or copies:
             seen = dict(zip(question.ids, question.seen, strict=True))
             for i in ids:
@@ -169,7 +248,9 @@ def exchange(
     site.keep_prepared(session)
     if masked:
         weigh = question.weights == "rows"  # the site's own number, not one that the server gives
-        more = lambda i: (replies[i], int(session.train.sizes[places[i]]) if weigh else 1)  # noqa: E731
+        more = lambda i: (  # noqa: E731
+            replies[i], int(session.train.sizes[places[i]]) if weigh else 1, hashes[i]
+        )  # fmt: skip
         here = [part for i, part in zip(question.ids, parts, strict=True) if i not in lost]
         header, sent = phase(question, ids, here, site.config, site.cache, more)
         return {**header, "lost": sorted(lost)}, sent

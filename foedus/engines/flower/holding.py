@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import tempfile
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ def explained(what: str, kind: type[FoedusError] = ReplyError) -> Iterator[None]
     except FoedusError:
         raise
     except Exception as error:
-        raise kind(f"{what}: {type(error).__name__}: {error}") from error
+        traceback.print_exc()  # its words may quote rows
+        raise kind(f"{what}: {type(error).__name__}") from error
 
 
 class Holding:

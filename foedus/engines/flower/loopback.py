@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,15 +85,21 @@ class Processes:
         }  # fmt: skip
 
     def start(
-        self, name: str, role: str, *words: Any, pipe: int | None = None, **environment: str
+        self,
+        name: str,
+        role: str,
+        *words: Any,
+        pipe: int | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> subprocess.Popen:
         """Start a role of `foedus.engines.flower.processes`; what it prints goes to NAME.log."""
+        own = dict(environment or {})
         if pipe is not None:
-            environment[BELL] = str(pipe)
+            own[BELL] = str(pipe)
         with open(self.folder / f"{name}.log", "ab") as log:
             process = subprocess.Popen(
                 [*INSIDE, role, *map(str, words)], stdout=log, stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL, env={**self.environment, **environment},
+                stdin=subprocess.DEVNULL, env={**self.environment, **own},
                 cwd=self.folder, start_new_session=True, pass_fds=() if pipe is None else (pipe,),
             )  # fmt: skip
         self.processes.append(process)
@@ -165,7 +171,8 @@ class Loopback(Processes):
             for n, k in (("certfile", "certificate"), ("keyfile", "key"), ("ca-certfile", "ca"))
         ]
         words = [*tls, "--enable-supernode-auth", "--host", host, "--port", port]
-        link = self.start("link", "superlink", *words, "--isolation", "process", **self.fleet)
+        words += ["--isolation", "process"]
+        link = self.start("link", "superlink", *words, environment=self.fleet)
         context = ssl.create_default_context(cafile=str(self.tls["ca"]))
         for _ in range(600):
             if link.poll() is not None:

@@ -19,6 +19,7 @@ peers = "peers.toml"              # the public keys of the other sites
 
 [allow]
 algorithms = ["FedAvg"]           # leave out for all of foedus' own
+models = ["Linear"]               # models and oracles; leave out for all of foedus' own
 columns = ["age", "sex"]          # columns that may be used or summed
 classes = ["0", "1"]              # leave out to predict numbers
 
@@ -64,6 +65,7 @@ _SECTIONS: dict[str, dict[str, Any]] = {
     "signing": {"key": str, "peers": str},
     "allow": {
         "algorithms": tuple[str, ...],
+        "models": tuple[str, ...],
         "columns": tuple[str, ...],
         "classes": tuple[str, ...],
     },
@@ -144,6 +146,11 @@ class Policy:
     def algorithms(self) -> tuple[str, ...] | None:
         """The names of the algorithms that may be run here; `None`: all of foedus' own."""
         return self.sections["allow"].get("algorithms")
+
+    @property
+    def models(self) -> tuple[str, ...] | None:
+        """The names of the models and oracles that may be used; `None`: all of foedus' own."""
+        return self.sections["allow"].get("models")
 
     def limit(self, kind: Literal["exchanges", "evaluations"]) -> int:
         """How many of these are answered in a day."""

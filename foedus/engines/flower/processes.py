@@ -155,7 +155,7 @@ def eager_supernode(busy: float = 0.05, idle: float = 0.3, beat: int = 10) -> No
         else:
             time.sleep(busy if time.monotonic() - last < 5 else idle)
 
-    start_client_internal._pull_and_store_message = pull_message
+    vars(start_client_internal)["_pull_and_store_message"] = pull_message
     quick = types.ModuleType("time")
     quick.__dict__.update({**vars(time), "sleep": sleep})
     start_client_internal.time = quick
@@ -247,7 +247,7 @@ def superlink() -> None:
         address, certificate, key = json.loads(os.environ.pop(FLEET))
         host, _, port = address.rpartition(":")
         fleet = {"host": host, "port": int(port), "ssl_certfile": certificate, "ssl_keyfile": key}
-        command.uvicorn = types.SimpleNamespace(run=functools.partial(serve_twice, fleet))
+        vars(command)["uvicorn"] = types.SimpleNamespace(run=functools.partial(serve_twice, fleet))
     command.flower_superlink()
 
 

@@ -7,6 +7,7 @@ its value and what is allowed. Keys that a class does not declare are ignored.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -15,7 +16,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen, Predicate
 from flwr.app import Message
 
+from foedus.aggregation.secure.protocol import question_of
 from foedus.base.settings import Means, check_settings, check_value
+from foedus.base.tree import Tree
 from foedus.engines.flower import messages
 from foedus.engines.flower.site import Schema
 from foedus.errors import ReplyError
@@ -181,6 +184,32 @@ class Step(Exchange):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._each_once("held, with items,", [*self.held, *self.items])
+
+    def hash(self, step: str, payload: Tree, held: Tree) -> str:
+        """What the exchange must be bound to (`foedus.aggregation.secure.protocol.Offer`)."""
+        common = {name: getattr(self, name) for name in COMMON}
+        if self.schema is not None:
+            classes = None if self.schema.classes is None else list(self.schema.classes)
+            common["schema"] = {"columns": list(self.schema.columns), "classes": classes}
+        told = {name: getattr(self, name) for name in TOLD if getattr(self, name) is not None}
+        return asked_hash(common, step, self.weights, told, payload, held)
+
+
+COMMON = ("algorithm", "seed", "schema", "center", "scale", "quantise")
+"""What of a header decides, besides the step and its arguments, what a client replies."""
+
+TOLD = ("step", "cohort", "probability")
+
+
+def asked_hash(
+    common: dict[str, Any], step: str, weights: str | None, told: dict[str, Any], payload: Tree,
+    held: Tree,
+) -> str:  # fmt: skip
+    """The hash of what is asked in a step under secure aggregation, the same at server and site.
+
+    held: the held values as the client has them, once they are up to date.
+    """
+    return question_of(json.dumps(common, sort_keys=True), step, weights, told, payload, held)
 
 
 KINDS: dict[str, type[Question]] = {cls.kind: cls for cls in (Hello, TryModel, EvaluateOwn, Phase)}

@@ -30,6 +30,7 @@ from foedus.aggregation.secure import graph
 from foedus.aggregation.secure.protocol import Offer, SecureAggregation
 from foedus.base.tree import Tree
 from foedus.core.describe import from_config
+from foedus.engines.flower.account import Account
 from foedus.engines.flower.questions import Exchange
 from foedus.errors import (
     ConfigError,
@@ -143,6 +144,11 @@ class Demands:
             raise SecureError(
                 f"the sum is of {offer.clients} clients; this site demands {self.clients} at least"
             )
+        if settings.degree(offer.clients) + 1 < self.clients:
+            raise SecureError(
+                f"neighbours={settings.neighbours}: this site would see too few of the "
+                f"{self.clients} clients that it demands in a sum"
+            )
         if self.required and settings.degree(offer.clients) < (
             least := graph.degree(offer.clients, settings.threshold)
         ):
@@ -194,6 +200,7 @@ class Secrets:
                 'secure aggregation needs cache="/folder" in this site\'s node config, where keys '
                 "are kept between messages"
             )
+        self.account = Account(cache)
         self.folder = cache / "secure"
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
@@ -218,11 +225,13 @@ class Secrets:
         """
         path = self.folder / f"{client}.cohort"
         with contextlib.suppress(OSError, ValueError, TypeError):
-            known, takes = json.loads(path.read_text())
+            known, chance, takes = json.loads(path.read_text())
             if known == cohort:
+                if chance != probability:  # accounted for as one chance, drawn by another
+                    raise SecureError(f"probability={probability} was {chance} in this cohort")
                 return takes
         takes = bool(sampling.bernoulli(probability, 1)[0])
-        files.replace(path, [json.dumps([cohort, takes]).encode()])
+        files.replace(path, [json.dumps([cohort, probability, takes]).encode()])
         return takes
 
     def put(self, client: int, state: Tree) -> None:
@@ -303,12 +312,19 @@ def phase(
             message = wire.decode(part)
             if name == "advertise":
                 demands.offer(settings, question, message)
-            with secrets.client(i, name, message, of, **hooks) as client:
-                extra = more(i)
-                if name == "mask" and settings.privacy is not None:
-                    mine = share(client.state.offer)
-                    extra = (extra[0], 1, mine.noise, mine.clip)
-                answer = getattr(client, name)(message, *extra)
+            with secrets.client(i, name, message, of, least=demands.clients, **hooks) as client:
+                if name == "mask":
+                    reply, weight, asked = more(i)
+                    noise = clip = None
+                    if settings.privacy is not None:
+                        mine = share(client.state.offer)
+                        weight, noise, clip = 1, mine.noise, mine.clip
+                    answer = client.mask(message, reply, weight, noise, clip, asked)
+                else:
+                    offer = client.state.get("offer")
+                    answer = getattr(client, name)(message)
+                    if name == "unmask" and settings.privacy is None:
+                        secrets.account.sum_of(i, offer["question"], message["survivors"].tolist())
             answers[i] = wire.encode(answer)
         except (DivergenceError, ReplyError) as error:  # its words may quote the reply
             warnings.warn(str(error), stacklevel=2)

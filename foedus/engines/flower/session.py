@@ -28,11 +28,12 @@ from foedus.base.tree import Tree
 from foedus.core.algorithm import Algorithm, batch_of
 from foedus.core.describe import to_config
 from foedus.core.exchange import Ask
-from foedus.core.held import HeldItems
+from foedus.core.held import HeldArrays, HeldItems
 from foedus.core.session import Conditions, SecureChannel, Session
 from foedus.engines.flower import answers, messages, processes
 from foedus.engines.flower.answers import seconds_of
 from foedus.engines.flower.forms import Forms
+from foedus.engines.flower.questions import COMMON, asked_hash
 from foedus.errors import CheckpointError, FoedusError, ReplyError, SecureError, TooFewClients
 from foedus.wire import checks
 
@@ -260,6 +261,12 @@ class FlowerSession(Session, SecureChannel):
         """From now on sites are told that nothing but empty replies may be sent in the clear."""
         self.secured, self.common["secure"] = True, to_config(config)
         return self
+
+    def question(self, ask: Ask, weights: str | None, told: dict[str, Any]) -> str:
+        """As `Step.hash` has it at a site."""
+        common = {name: self.common.get(name) for name in COMMON}
+        held = {name: h.value for name, h in ask.held.items() if isinstance(h, HeldArrays)}
+        return asked_hash(common, ask.step, weights, told, ask.payload, held)
 
     def phase(
         self,

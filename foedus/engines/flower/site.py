@@ -53,12 +53,10 @@ class Schema:
         """
         found = list(raw.feature_names or [])
         missing = [c for c in self.columns if c not in found]
-        if missing:
-            more = [c for c in found if c not in self.columns]
-            raise DataError(
-                f"{path.name}: column{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))} of "
-                "the federation missing"
-                + (f"; the file has {', '.join(map(repr, more[:10]))} instead" if more else "")
+        if missing:  # in the server's own words: which others the file has is the site's
+            names = ", ".join(map(repr, missing))
+            raise ConfigError(
+                f"schema.columns: this site has no column{'s' * (len(missing) > 1)} {names}"
             )
         return np.asarray(raw.x_train, np.float64)[:, [found.index(c) for c in self.columns]]
 

@@ -105,16 +105,17 @@ class Worker:
         from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
         from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message
 
-        from foedus.engines.flower.client import app
+        from foedus.engines.flower.client import SiteApp
 
         beat = HeartbeatSender(make_task_heartbeat_fn_http(client))
         beat.start()
         try:
             message, context, _run, _bundle = pull_task_input(client)
             context.run_config = {"code": self.code} if self.code else {}  # never the bundle's
-            if self.policy is not None:
-                context.node_config = Policy.read(self.policy).node_config()
-            push_message(client, app(message, context), context)
+            policy = None if self.policy is None else Policy.read(self.policy)
+            if policy is not None:
+                context.node_config = policy.node_config()
+            push_message(client, SiteApp(policy)(message, context), context)
             self._finish(client, context)
         finally:
             if beat.is_running:

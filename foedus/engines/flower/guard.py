@@ -1,0 +1,82 @@
+"""A site's policy, held against every message before a row is read; and the site's log."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from foedus.aggregation.secure.protocol import SecureAggregation
+from foedus.core.algorithm import Algorithm
+from foedus.engines.flower import auditlog
+from foedus.engines.flower.account import Account, RefusedError
+from foedus.engines.flower.policy import Policy
+from foedus.engines.flower.questions import EvaluateOwn, Exchange, Question, Step, TryModel
+from foedus.models.base import Model
+from foedus.models.oracles import Oracle
+
+
+class Guard:
+    """Decides, by the policy of a site, what is answered."""
+
+    def __init__(self, policy: Policy):
+        self.policy, self.account = policy, Account(policy.cache)
+
+    def question(self, question: Question) -> None:
+        """Refuse columns and classes that are not the policy's, and more than it allows a day."""
+        schema, policy = question.schema, self.policy
+        if schema is not None:
+            strange = [c for c in schema.columns if c not in policy.columns]
+            if strange:
+                raise RefusedError(
+                    f"schema.columns: this site's policy does not allow {strange[0]!r}"
+                )
+            if set(schema.classes or ()) != set(policy.classes or ()):
+                raise RefusedError("schema.classes: they are not those of this site's policy")
+        if isinstance(question, TryModel) or (
+            isinstance(question, EvaluateOwn) and not isinstance(question, Exchange)
+        ):
+            self.account.count("evaluations", policy.limit("evaluations"))
+        if isinstance(question, Step):
+            self.account.count("exchanges", policy.limit("exchanges"))
+
+    def algorithm(self, algorithm: Algorithm) -> None:
+        """Refuse algorithms and models that the policy does not name."""
+        for kind, allowed, values in (
+            ("algorithms", self.policy.algorithms, [algorithm]),
+            ("models", self.policy.models, list(models_in(algorithm))),
+        ):
+            for value in values:
+                name = type(value).__name__
+                if allowed is not None and name not in allowed:
+                    raise RefusedError(f"allow.{kind} in this site's policy does not have {name}")
+
+    def reply(self, question: Step, settings: SecureAggregation | None) -> None:
+        """Enter a reply that is not empty into the account of privacy, if the policy has one."""
+        if self.policy.budget is None:
+            return
+        privacy = None if settings is None else settings.privacy
+        if privacy is None:
+            raise RefusedError(
+                "this site has a privacy budget: it sends no reply without differential privacy"
+            )
+        assert question.cohort is not None and question.probability is not None
+        self.account.spend(
+            question.cohort, float(question.probability), float(privacy.noise), *self.policy.budget
+        )
+
+    def log(self, **entry: Any) -> None:
+        """Write down what was asked, and what was answered or refused."""
+        auditlog.append(self.policy.log, **entry)
+
+
+def models_in(value: Any) -> Iterator[Model | Oracle]:
+    """The models and oracles among the settings of an algorithm."""
+    if isinstance(value, Model | Oracle):
+        yield value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for f in dataclasses.fields(value):
+            yield from models_in(getattr(value, f.name))
+    elif isinstance(value, list | tuple):
+        for v in value:
+            yield from models_in(v)
