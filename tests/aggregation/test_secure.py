@@ -486,8 +486,9 @@ def test_a_masked_reply_recomputed_from_the_secrets(bits, width):
     replies = numbers(4)
     e = Exchange(replies, config, [3, 6, 9, 3]).up_to("mask")
     offer = {"session": "s", "round": 3, "exchange": 1, "clients": 4, "weight": 7, "unit": 3}
+    offer["question"] = "0" * 64
     assert e.questions["advertise"][0] == offer
-    content = ["foedus secure aggregation 1", offer, [2 / 3, "auto", 8.0, bits, 0]]
+    content = ["foedus secure aggregation 2", offer, [2 / 3, "auto", 8.0, bits, 0]]
     tag = hashlib.sha256(wire.encode(content)).digest()
     secrets = {i: bytes(c.state.mask_key.numpy()) for i, c in e.clients.items()}
     seed = bytes(e.clients[1].state.seed.numpy())
@@ -1328,6 +1329,7 @@ def test_numbers_of_numpy_do_as_ids_and_weights():
         CONFIG, dict(zip(ids.numpy(), rows, strict=True)), session="s", round=np.int64(2)
     )
     offer = {"session": "s", "round": 2, "exchange": 0, "clients": 2, "weight": 3, "unit": 3}
+    offer["question"] = "0" * 64
     assert wire.decode(wire.encode(server.offer())) == offer
 
 

@@ -24,7 +24,7 @@ _START = "0" * 64
 def append(path: Path, **entry: Any) -> None:
     """Add a line. The file and its folder are for this user alone."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with FileLock(f"{path}.lock"):
+    with FileLock(f"{path}.lock", mode=0o600):
         before = _last(path)
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         line = json.dumps({"time": now, **entry, "before": before}, ensure_ascii=False) + "\n"

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import os
 import sys
 import time
 import traceback
@@ -79,17 +80,19 @@ class SiteApp(ClientApp):
     def __call__(self, message: Message, context: Context) -> Message:
         began, why, body = time.perf_counter(), "", b""
         header: dict[str, Any]
+        before = os.umask(0o077)  # whatever is written here derives from rows
         try:
             header, body = answer(message, context, self.guard)
         except Exception as error:
-            header, why = (
-                {"error": told(error)[:_LONGEST_ERROR]},
-                f"{type(error).__name__}: {error}",
-            )
+            header = {"error": told(error)[:_LONGEST_ERROR]}
+            words = [f"{type(e).__name__}: {e}" for e in (error, error.__cause__) if e is not None]
+            why = "; ".join(words)
             if isinstance(error, Plain):
                 header["refused"] = "plain"
             if not isinstance(error, FoedusError):
                 traceback.print_exc()
+        finally:
+            os.umask(before)
         if self.guard is not None:
             self.guard.log(**summary(message, header, why), sent=len(body))
         elif why:
@@ -223,7 +226,9 @@ def exchange(
     hashes: dict[int, str] = {}
     if ids:
         ask = received(question, ids, step, bodies, session, copies)
-        hashes = {i: question.hash(step, ask.payload, copies.get(i, {})) for i in ids}
+        for i in ids if masked else []:
+            held = {name: copies[i][name] for name in question.held}
+            hashes[i] = question.hash(step, ask.payload, held)
         away = absent(question, step, ids, site.config, site.cache) if masked else []
         before = {i: session.state_of(places[i]) for i in away}
         with explained(f"{step} cannot be done with what was sent ({', '.join(ask.arguments)})"):

@@ -21,6 +21,9 @@ from foedus.errors import CheckpointError, ConfigError, FoedusError, ReplyError
 from foedus.storage import checkpoint as files
 from foedus.version import __version__
 
+_PREPARED = 8
+"""How many of these files are kept: every seed of a server has its own."""
+
 
 @contextlib.contextmanager
 def explained(what: str, kind: type[FoedusError] = ReplyError) -> Iterator[None]:
@@ -145,6 +148,9 @@ class Holding:
         if session.prepares and path is not None and not path.is_file():
             with contextlib.suppress(CheckpointError):  # a full disk: it is only a cache
                 files.write(path, {"prepared": session.save_prepared()}, {})
+                kept = sorted(path.parent.glob("prepared-*"), key=lambda p: p.stat().st_mtime)
+                for old in kept[:-_PREPARED]:
+                    old.unlink(missing_ok=True)
 
     def _prepared_file(self) -> Path | None:
         if self.cache is None:

@@ -51,6 +51,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
+from foedus.aggregation.robust import Robust
 from foedus.aggregation.secure.protocol import SecureAggregation
 from foedus.base.spec import Spec
 from foedus.config.reader import Number, Reader
@@ -59,6 +60,7 @@ from foedus.core.describe import to_config
 from foedus.core.result import Run
 from foedus.core.run import run
 from foedus.engines.flower import answers
+from foedus.engines.flower.scaling import implausible, scaling
 from foedus.engines.flower.session import Line, SitesEngine, linked
 from foedus.errors import ConfigError, FoedusError, ReplyError, TooFewClients, unknown
 from foedus.storage import checkpoint as files
@@ -264,6 +266,9 @@ def _wrong(said: dict[str, Any], columns: int | None) -> str | None:
         return f"sums beyond {_LARGEST_SUM:g}"
     if not all(0 <= n <= rows[0] for n in values[0]) or not all(v >= 0 for v in values[2]):
         return "sums that cannot be"
+    for count, total, squares in zip(*values, strict=True):
+        if total * total > count * squares * (1 + 1e-9):  # Cauchy and Schwarz
+            return "sums that no rows have"
     return None
 
 
@@ -295,29 +300,12 @@ def greet(
             line.nodes[client] = node
             line.names[client] = said["name"]
         good[node] = said
-    return good
-
-
-def scaling(
-    said: list[dict[str, Any]], how: str, columns: tuple[str, ...]
-) -> tuple[list[float], list[float]]:
-    """Centre and scale of every column over the rows of all sites, from their sums; missing values
-    do not count.
-    """
-    count, total, squares = (
-        np.sum([s["sums"][k] for s in said], axis=0) for k in ("count", "sum", "squares")
-    )
-    if (count == 0).any():
-        raise ConfigError(
-            f"column {columns[int(np.argmax(count == 0))]!r} has no value at any site; leave it out"
+    for node, why in ({} if columns is None else implausible(good)).items():
+        warnings.warn(
+            f"node {node} ({good[node]['name']!r}) does not take part: {why}", stacklevel=2
         )
-    mean = total / count
-    if how == "none":
-        return mean.tolist(), np.ones_like(mean).tolist()
-    spread = np.sqrt(np.maximum(squares / count - mean**2, 0))
-    return mean.tolist(), np.where(
-        spread > 1e-12 * np.maximum(1, np.abs(mean)), spread, 1.0
-    ).tolist()
+        del line.nodes[good.pop(node)["clients"][0]]
+    return good
 
 
 def _roster(
@@ -329,7 +317,8 @@ def _roster(
     path = folder / "roster.json"
     own = {s["clients"][0]: s for s in said.values()}
     if not (path.exists() and any(folder.glob("*.checkpoint.safetensors*"))):
-        center, scale = scaling(list(said.values()), plan.scale, plan.columns)
+        robust = isinstance(plan.options.get("aggregation"), Robust)
+        center, scale = scaling(list(said.values()), plan.scale, plan.columns, robust)
         ids = sorted(own)
         roster = {
             "ids": ids, "rows": [own[i]["rows"][0] for i in ids],

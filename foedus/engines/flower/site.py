@@ -53,11 +53,11 @@ class Schema:
         """
         found = list(raw.feature_names or [])
         missing = [c for c in self.columns if c not in found]
-        if missing:  # in the server's own words: which others the file has is the site's
-            names = ", ".join(map(repr, missing))
-            raise ConfigError(
-                f"schema.columns: this site has no column{'s' * (len(missing) > 1)} {names}"
-            )
+        if missing:
+            names, more = ", ".join(map(repr, missing)), [c for c in found if c not in self.columns]
+            instead = f"; the file has {', '.join(map(repr, more[:10]))} instead" if more else ""
+            known = f"schema.columns: this site has no column{'s' * (len(missing) > 1)} {names}"
+            raise ConfigError(known) from DataError(f"{path.name}: {names} missing{instead}")
         return np.asarray(raw.x_train, np.float64)[:, [found.index(c) for c in self.columns]]
 
     def labels(self, y: np.ndarray, path: Path) -> np.ndarray:

@@ -183,19 +183,12 @@ def test_sites_add_the_noise_that_is_accounted(tmp_path, monkeypatch):
     assert len(moved) > 2000
 
 
-def test_what_a_site_sends_is_clipped_and_noisy_whatever_the_server_says_of_weights(
-    fed, engine, monkeypatch
-):
-    """Constant noise of 1000 steps; a server that asks site 0 to weigh its reply by rows gets the
-    same as without.
-    """
+def test_what_a_site_sends_is_clipped_and_noisy(fed, engine, monkeypatch):
+    """Constant noise of 1000 steps."""
     monkeypatch.setattr(
         sampling, "discrete_gaussian", lambda size, variance, entropy: np.full(size, 1000)
     )
     honest = fd.run(AVERAGE, fed, 1, engine=engine, aggregation=joined(clip=0.5))
-    retold(engine, 1, (1, "mask"), weights="rows")
-    again = fd.run(AVERAGE, fed, 1, engine=engine, aggregation=joined(clip=0.5))
-    same(honest, again)
     monkeypatch.setattr(
         sampling, "discrete_gaussian", lambda size, variance, entropy: np.zeros(size, np.int64)
     )
@@ -207,6 +200,12 @@ def test_what_a_site_sends_is_clipped_and_noisy_whatever_the_server_says_of_weig
             )
 
 
+def test_a_site_that_is_to_weigh_its_reply_by_rows_sends_nothing(fed, engine):
+    retold(engine, 1, (1, "mask"), weights="rows")
+    with pytest.warns(UserWarning, match="client 0 .* asked something else than the offer says"):
+        fd.run(AVERAGE, fed, 1, engine=engine, aggregation=joined(clip=0.5))
+
+
 def test_who_takes_part_is_drawn_once_for_a_cohort(tmp_path):
     site = Secrets(tmp_path)
     first = [site.takes_part(i, "a", 0.5) for i in range(64)]
@@ -214,6 +213,8 @@ def test_who_takes_part_is_drawn_once_for_a_cohort(tmp_path):
     assert first != [site.takes_part(i, "b", 0.5) for i in range(64)]
     assert 8 < sum(first) < 56
     assert all(site.takes_part(i, "c", 1.0) for i in range(8))
+    with pytest.raises(fd.SecureError, match=r"probability=0.1 was 1.0 in this cohort"):
+        site.takes_part(0, "c", 0.1)  # to be accounted for as drawn by 0.1, and there for certain
     (tmp_path / "secure" / "0.cohort").write_text("cut")
     assert site.takes_part(0, "c", 1.0)
 

@@ -1,0 +1,270 @@
+"""A server that is after the rows of one site: each attack is carried out, and fails."""
+
+from __future__ import annotations
+
+import math
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Message
+
+import foedus as fd
+from foedus import wire
+from foedus.aggregation.dp.distributed import Share
+from foedus.aggregation.secure.client import SecureClient
+from foedus.aggregation.secure.protocol import SecureAggregation
+from foedus.aggregation.secure.server import SecureServer
+from foedus.engines.flower import messages, scaling, server
+from foedus.engines.flower.policy import Policy
+from tests.engines.flower.test_site import table, written
+from tests.security.sites import COLUMNS, federation, log
+from tests.security.test_policy import HELLO, PLAN, train
+
+SECURE = PLAN + '\n[aggregation]\ntype = "SecureAggregation"\nrange = 32.0\n'
+pytestmark = pytest.mark.filterwarnings("ignore:.*(left out|take part):UserWarning")
+
+# -- other questions to other sites ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda h: h["algorithm"].update(lr=1e-30),  # all but one reply nothing new
+        lambda h: h.update(scale=[1e30, 1e30, 1e30]),
+        lambda h: h.update(seed=h["seed"] + 1),
+        lambda h: h.update(weights="uniform"),
+    ],
+    ids=["step size", "scaling", "seed", "weights"],
+)
+def test_other_settings_for_all_but_one_site(change, tmp_path):
+    grid = federation(tmp_path, SECURE, secure__clients="2")
+
+    def retold(node, kind, header, body):
+        if node == 1 or header.get("phase") != "mask":
+            return None
+        change(header)
+        return header, body
+
+    grid.change = retold
+    with pytest.raises(fd.TooFewClients, match="asked something else than the offer says"):
+        train(grid, tmp_path)
+    assert all(entry["sent"] for entry in log(grid, 1) if entry.get("phase") == "mask")
+    assert "asked something else" in str(log(grid, 2)[-1]["errors"])
+
+
+def test_another_model_for_all_but_one_site(tmp_path):
+    grid = federation(tmp_path, SECURE, secure__clients="2")
+
+    def retold(node, kind, header, body):
+        if node == 1 or header.get("phase") != "mask":
+            return None
+        first, *rest = messages.cut(body, header["lengths"])
+        model = wire.decode(first)
+        model["w"] = {name: torch.zeros_like(t) for name, t in model["w"].items()}
+        model["w"]["weight"][0, 0] = 1.0
+        parts = [wire.encode(model), *rest]
+        return {**header, "lengths": [len(p) for p in parts]}, b"".join(parts)
+
+    grid.change = retold
+    with pytest.raises(fd.TooFewClients, match="asked something else than the offer says"):
+        train(grid, tmp_path)
+
+
+def test_an_offer_of_its_own_for_one_client():
+    """A server that offers the victim its own question, too: the others' boxes do not open."""
+    config, questions = SecureAggregation(), {0: "a" * 64, 1: "b" * 64, 2: "b" * 64, 3: "b" * 64}
+    servers = {
+        q: SecureServer(config, dict.fromkeys(range(4), 1), session="s", question=q)
+        for q in set(questions.values())
+    }
+    clients = {i: SecureClient(i, config) for i in range(4)}
+    adverts = {i: clients[i].advertise(servers[q].offer()) for i, q in questions.items()}
+
+    def retag(message, q):
+        return {**message, "tag": torch.frombuffer(bytearray(servers[q].tag), dtype=torch.uint8)}
+
+    everybody = {
+        q: s.keys({i: retag(a, q) for i, a in adverts.items()}) for q, s in servers.items()
+    }
+    shares = {i: clients[i].share(everybody[q][i]) for i, q in questions.items()}
+    for q, s in servers.items():
+        boxes = s.boxes({i: retag(share, q) for i, share in shares.items()})
+        for i in (i for i, own in questions.items() if own == q):
+            with pytest.raises(fd.SecureError, match="was altered, or is not from it"):
+                clients[i].mask(boxes[i], torch.ones(3), question=q)
+
+
+def test_the_same_question_for_another_set_of_sites(tmp_path, monkeypatch):
+    """Two sums that differ by one site show the reply of that site."""
+    fixed = ([50.0, 80.0, 3.0], [10.0, 15.0, 1.0])
+    monkeypatch.setattr(server, "scaling", lambda *sums: fixed)
+    grid = federation(tmp_path, SECURE, secure__clients="2", secure__threshold="0.6")
+    train(grid, tmp_path)
+    (tmp_path / "results").rename(tmp_path / "before")
+    west = grid.contexts.pop(3)
+    with pytest.raises(fd.TooFewClients, match="the same was asked before, for a sum of other"):
+        train(grid, tmp_path)
+    grid.contexts[3] = west  # the same again is no news
+    shutil.rmtree(tmp_path / "results", ignore_errors=True)
+    train(grid, tmp_path)
+
+
+# -- fewer clients, less noise ---------------------------------------------------------------------
+
+
+def test_a_sum_of_fewer_clients_than_the_site_demands(tmp_path):
+    """Three are offered, and one of them never answers: two thirds are enough for the server."""
+    grid = federation(tmp_path, SECURE, secure__clients="3")
+    grid.spoil = lambda asked, answer: (
+        None
+        if asked.metadata.dst_node_id == 3 and messages.header(asked).get("phase") == "mask"
+        else answer
+    )
+    with pytest.raises(fd.TooFewClients, match=r"leaves 2 survivors of 3; 3 are needed"):
+        train(grid, tmp_path)
+
+
+@pytest.mark.parametrize("claimed", [101, 200, 1000])
+def test_the_noise_of_those_whom_a_client_has_seen_is_enough(claimed):
+    """A server claims many clients, each of whom then adds little noise; only the neighbours of a
+    client are there. Their noise alone must have the multiplier that was demanded.
+    """
+    config = SecureAggregation(privacy=fd.DifferentialPrivacy(clip=1.0, noise=1.0, delta=1e-6))
+    share, seen = Share(config, 1.0, claimed), config.degree(claimed) + 1
+    assert seen < claimed
+    there = config.needed(seen)  # fewer survivors are refused
+    total = math.sqrt(there * share.variance) / 2 ** (config.bits - 1)
+    assert total >= 1.0 and total == pytest.approx(1.0, rel=1e-3)
+
+
+def test_a_key_list_of_fewer_neighbours_than_the_noise_counts_on():
+    config = SecureAggregation()
+    client = SecureClient(0, config)
+    offered = SecureServer(config, dict.fromkeys(range(101), 1), session="s")
+    few = SecureServer(config, dict.fromkeys(range(32), 1), session="s")
+    others = {i: SecureClient(i, config).advertise(few.offer()) for i in range(1, 32)}
+    mine = client.advertise(offered.offer())
+    listed = few.keys({0: {**mine, "tag": others[1]["tag"]}, **others})[0]
+    with pytest.raises(fd.SecureError, match="the key list has 32 clients; with 101 in all"):
+        client.share({**listed, "tag": mine["tag"]})
+
+
+# -- scores, errors, files -------------------------------------------------------------------------
+
+
+def test_a_score_is_not_sent_in_the_clear_where_no_reply_is(tmp_path):
+    grid = federation(tmp_path, SECURE, secure__required="true", secure__clients="2")
+    train(grid, tmp_path)
+    answers = [m for m in grid.asked if m.metadata.message_type == "evaluate.model"]
+    said = grid.ask(1, "evaluate.model", messages.header(answers[0]), messages.body(answers[0]))
+    assert "not sent in the clear" in said["error"] and not {"hits", "rows"} & set(said)
+    own = [entry for entry in log(grid, 1) if "hits" in entry]
+    assert own and own[0]["rows"] > 0  # the site itself knows
+    assert (Policy.read(grid.policies[1]).cache / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "secret"),
+    [
+        (lambda f: f.assign(outcome=["Huntington"] * len(f)), "Huntington"),
+        (lambda f: f.assign(age=["41x", *f.age[1:]]), "41x"),
+        (lambda f: f.assign(pulse=np.inf), "inf"),
+        (lambda f: f.rename(columns={"age": "years", "score": "HIV"}), "HIV"),
+    ],
+    ids=["label", "cell", "infinite", "columns"],
+)
+def test_errors_tell_nothing_of_rows_or_files(spoil, secret, tmp_path):
+    grid = federation(tmp_path, PLAN)
+    written(tmp_path / "data", "north", spoil(table(0)))
+    said = grid.ask(1, "query.hello", HELLO)
+    assert "error" in said
+    for word in (secret, str(tmp_path), "north.csv"):
+        assert word not in str(said)
+    assert secret in log(grid, 1)[-1]["why"] or "north.csv" in log(grid, 1)[-1]["why"]
+
+
+@pytest.mark.parametrize("ids", [["*"], ["../../x"], ["0"], [0.5], [-1], [2**40], [1]])
+def test_ids_are_numbers_of_this_site_before_anything_else(ids, tmp_path):
+    """They were part of a pattern of files to remove."""
+    grid = federation(tmp_path, SECURE, secure__clients="2")
+    folder = Policy.read(grid.policies[1]).cache / "secure"
+    folder.mkdir(parents=True)
+    (folder / ".0.abc").write_bytes(b"kept")
+    about = {"ids": ids, "seen": [0], "round": 1, "exchange": 0, "version": 65537, "lengths": [0]}
+    secure = {"type": "SecureAggregation"}
+    header = {**HELLO, **about, "phase": "advertise", "secure": secure}
+    said = grid.ask(1, "query.secure", header)
+    assert "ids" in said["error"]
+    assert [p.name for p in folder.iterdir()] == [".0.abc"]
+
+
+# -- greetings -------------------------------------------------------------------------------------
+
+
+def sums(count, mean, spread):
+    return {
+        "sums": {
+            "count": [count],
+            "sum": [count * mean],
+            "squares": [count * (spread**2 + mean**2)],
+        }
+    }
+
+
+def test_one_hostile_greeting_does_not_move_the_scaling(tmp_path):
+    """Column sums of 1e12 put the rows of all others into one point."""
+    names = ("north", "south", "west", "east")
+    plan = PLAN.replace("clients = 3", "clients = 4") + '\n[aggregation]\ntype = "Median"\n'
+    grid = federation(tmp_path, plan, names)
+    honest = train(grid, tmp_path)["FedAvg"]
+    (tmp_path / "results").rename(tmp_path / "before")
+
+    def spoil(asked, answer):
+        if asked.metadata.message_type != "query.hello" or asked.metadata.dst_node_id != 4:
+            return answer
+        said = messages.header(answer)
+        n = said["sums"]["count"][0]
+        said["sums"] = {"count": [n] * 3, "sum": [n * 1e12] * 3, "squares": [n * 1e24] * 3}
+        return Message(messages.content(said), reply_to=asked)
+
+    grid.spoil = spoil
+    with pytest.warns(UserWarning, match=r"node 4 \('east'\) does not take part.*implausible"):
+        run = train(grid, tmp_path)["FedAvg"]
+    assert run.history.clients.tolist()[1:] == [3, 3]
+    assert honest.history.clients.tolist()[1:] == [4, 4]
+
+
+def test_scaling_by_medians():
+    """Means 1, 2, 3, 50 and spreads 2, 2, 2, 9: the median of means is 2.5. Rows are 2.5, 2.06, 2.06
+    and 48.3 away from it at the four sites, so that the scale is (2.06 + 2.5) / 2.
+    """
+    said = [sums(10, m, s) for m, s in ((1.0, 2.0), (2.0, 2.0), (3.0, 2.0), (50.0, 9.0))]
+    center, scale = scaling.scaling(said, "standard", ("a",), robust=True)
+    assert center == [pytest.approx(2.5)]
+    assert scale == [pytest.approx((2.5 + math.hypot(2, 0.5)) / 2)]
+    assert scaling.implausible(dict(enumerate(said))) == {}
+
+
+def test_implausible_sums_are_named():
+    said = {n: sums(10, m, 2.0) for n, m in ((3, 1.0), (5, 2.0), (8, 2500.0))}
+    assert list(scaling.implausible(said)) == [8]
+    wide = {n: sums(10, 0.0, s) for n, s in ((3, 1.0), (5, 2.0), (8, 2500.0))}
+    assert list(scaling.implausible(wide)) == [8]
+    assert scaling.implausible({n: said[n] for n in (3, 8)}) == {}  # of two, which?
+    same = {n: sums(10, m, 0.0) for n, m in ((3, 0.0), (5, 0.0), (8, 1.0))}
+    assert scaling.implausible(same) == {}  # a column that only one site has
+
+
+def test_sums_that_no_rows_have():
+    good = {"clients": [0], "rows": [10], "name": "x", "checksum": 1}
+    assert server._wrong({**good, **sums(10, 5.0, 0.0)}, 1) is None
+    bad = {"sums": {"count": [10], "sum": [1e6], "squares": [1.0]}}
+    assert server._wrong({**good, **bad}, 1) == "sums that no rows have"
+
+
+def test_columns_of_the_schema_are_the_only_ones_summed(tmp_path):
+    grid = federation(tmp_path, PLAN)
+    said = grid.ask(1, "query.hello", {**HELLO, "schema": {**HELLO["schema"], "columns": ["age"]}})
+    assert [len(column) for column in said["sums"].values()] == [1, 1, 1] and len(COLUMNS) == 3
