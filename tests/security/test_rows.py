@@ -237,7 +237,7 @@ def test_one_hostile_greeting_does_not_move_the_scaling(tmp_path):
 
 
 def test_scaling_by_medians():
-    """Means 1, 2, 3, 50 and spreads 2, 2, 2, 9: the median of means is 2.5. Rows are 2.5, 2.06, 2.06
+    """Means 1, 2, 3, 50, spreads 2, 2, 2, 9: the median of means is 2.5. Rows are 2.5, 2.06, 2.06
     and 48.3 away from it at the four sites, so that the scale is (2.06 + 2.5) / 2.
     """
     said = [sums(10, m, s) for m, s in ((1.0, 2.0), (2.0, 2.0), (3.0, 2.0), (50.0, 9.0))]
