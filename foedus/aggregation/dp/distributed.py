@@ -2,9 +2,10 @@
 the noise before it masks them.
 
 Kairouz, Liu and Steinke, "The distributed discrete Gaussian mechanism for federated learning with
-secure aggregation", ICML 2021. Of n clients who are asked, the server gets a sum only if t =
-ceil(threshold n) of them stay to the end. With b bits the numbers of a reply are multiples of c /
-2^(b - 1), where c is `clip`. Client i draws, as whole numbers of such steps,
+secure aggregation", ICML 2021. Of n clients who see each other's keys (all who are asked, up to
+100; otherwise a client and its neighbours), the server gets a sum only if t = ceil(threshold n) of
+them stay to the end. With b bits the numbers of a reply are multiples of c / 2^(b - 1), where c is
+`clip`. Client i draws, as whole numbers of such steps,
 
     y_i = clip(r_i) a_i + N_Z(0, v)  in every entry,    v = ceil(z^2 4^(b - 1) / t),    z: noise
 
