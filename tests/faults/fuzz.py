@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import io
 import json
 import os
 import resource
@@ -272,6 +273,92 @@ def config_target(folder: Path) -> Target:
     return Target(make, feed, 0.02)
 
 
+def question_target(folder: Path) -> Target:
+    """Messages of a server to a site with rows and a policy: header and body."""
+    from flwr.app import Array
+
+    from foedus.engines.flower import messages, server
+    from foedus.engines.flower.client import answer
+    from foedus.engines.flower.guard import Guard
+    from foedus.engines.flower.policy import Policy
+    from tests.security.sites import federation
+    from tests.security.test_policy import PLAN
+
+    folder.mkdir(parents=True, exist_ok=True)
+    grid = federation(folder, PLAN + '\n[aggregation]\ntype = "SecureAggregation"\nrange = 32.0\n')
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plan = server.read_plan(folder / "trial" / "federation.toml")
+        server.train(grid, plan, folder / "results")
+    asked = [
+        (m.metadata.message_type, json.dumps(messages.header(m)).encode(), messages.body(m))
+        for m in grid.asked
+        if m.metadata.dst_node_id == 1
+    ]
+    headers, bodies = [h for _, h, _ in asked], [b for _, _, b in asked if b]
+    path = grid.policies[1]
+    path.write_text(
+        path.read_text()
+        .replace("exchanges_a_day = 10000", "exchanges_a_day = 1000000")
+        .replace("evaluations_a_day = 20", "evaluations_a_day = 1000000")
+    )
+    policy = Policy.read(path)
+    guard, config = Guard(policy), policy.node_config()
+
+    def make(rng: Random) -> bytes:
+        number = rng.randrange(len(asked))
+        _, header, body = asked[number]
+        if rng.random() < 0.7:
+            header = mutated(header, rng, headers)
+        if body and rng.random() < 0.5:
+            body = mutated(body, rng, bodies)
+        return struct.pack("<BI", number, len(header)) + header + body
+
+    def feed(case: bytes) -> None:
+        number, n = struct.unpack("<BI", case[:5])
+        text, body = case[5 : 5 + n].decode(errors="surrogateescape"), case[5 + n :]
+        content = {messages.HEADER: {"json": text}}
+        content[messages.BODY] = {"0": Array("uint8", (len(body),), "foedus", body)}
+        about = types.SimpleNamespace(message_type=asked[number % len(asked)][0])
+        records = types.SimpleNamespace(config_records={})
+        context = types.SimpleNamespace(node_config=config, state=records, run_config={})
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            answer(types.SimpleNamespace(content=content, metadata=about), context, guard)
+
+    return Target(make, feed, 0.005)
+
+
+def policy_target(folder: Path) -> Target:
+    """A site's policy, and its log."""
+    from foedus.engines.flower import auditlog, deploy
+    from foedus.engines.flower.policy import Policy
+
+    folder.mkdir(parents=True, exist_ok=True)
+    deploy.init(folder / "policies", {"north": None}, "outcome")
+    text = (folder / "policies" / "sites" / "north" / "policy.toml").read_text()
+    path, log = folder / "policy.toml", folder / "log.jsonl"
+    for number in range(5):
+        auditlog.append(log, asked="train.train", round=number, why="x" * number)
+    lines = log.read_bytes()
+
+    def make(rng: Random) -> bytes:
+        if rng.random() < 0.5:
+            return b"p" + mutated_text(text, rng, [text]).encode(errors="surrogateescape")
+        return b"l" + mutated(lines, rng, [lines])
+
+    def feed(case: bytes) -> None:
+        if case[:1] == b"p":
+            path.write_bytes(case[1:])
+            policy = Policy.read(path)
+            policy.node_config(), policy.budget, policy.limit("exchanges")
+        else:
+            log.write_bytes(case[1:])
+            list(auditlog.read(log))
+
+    return Target(make, feed, 0.02)
+
+
 def targets(folder: Path) -> dict[str, Callable[[], Target]]:
     return {
         "wire": wire_target,
@@ -280,6 +367,8 @@ def targets(folder: Path) -> dict[str, Callable[[], Target]]:
         "checkpoint": lambda: checkpoint_target(folder),
         "skops": archive_target,
         "config": lambda: config_target(folder),
+        "question": lambda: question_target(folder / "question"),
+        "policy": lambda: policy_target(folder / "policy"),
     }
 
 

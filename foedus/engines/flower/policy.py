@@ -115,6 +115,8 @@ class Policy:
             required = _REQUIRED.get(name, ()) if given else ()
             found[name] = reader.settings(name, given, hints, required)
             for key, value in found[name].items():
+                if isinstance(value, str) and not value.isprintable():
+                    reader.fail(f"{name}.{key}", f"{value!r} must be a text that can be printed")
                 if (allowed := _RANGES.get(f"{name}.{key}")) is not None:
                     check = lambda k=key, v=value, a=allowed: check_value(k, v, a, ConfigError)  # noqa: E731
                     reader.attempt(f"{name}.{key}", check)
