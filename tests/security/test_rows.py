@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 
@@ -160,8 +161,12 @@ def test_a_score_is_not_sent_in_the_clear_where_no_reply_is(tmp_path):
     answers = [m for m in grid.asked if m.metadata.message_type == "evaluate.model"]
     said = grid.ask(1, "evaluate.model", messages.header(answers[0]), messages.body(answers[0]))
     assert "not sent in the clear" in said["error"] and not {"hits", "rows"} & set(said)
-    own = [entry for entry in log(grid, 1) if "hits" in entry]
-    assert own and own[0]["rows"] > 0  # the site itself knows
+    own = {n: next(entry for entry in log(grid, n) if "hits" in entry) for n in (1, 2, 3)}
+    table = json.loads((tmp_path / "results" / "FedAvg.sites.json").read_text())
+    assert all("not sent in the clear" in e["error"] and "accuracy" not in e for e in table[:3])
+    hits, rows = (sum(own[n][name] for n in own) for name in ("hits", "rows"))
+    assert table[3]["site"] == "all" and table[3]["test_rows"] == rows
+    assert table[3]["accuracy"] == pytest.approx(hits / rows, abs=1e-5)  # and no single one
     assert (Policy.read(grid.policies[1]).cache / "model.safetensors").is_file()
 
 
@@ -258,7 +263,7 @@ def test_implausible_sums_are_named():
 
 
 def test_sums_that_no_rows_have():
-    good = {"clients": [0], "rows": [10], "name": "x", "checksum": 1}
+    good = {"clients": [0], "rows": [10], "name": "x", "checksum": 1, "test_rows": [3]}
     assert server._wrong({**good, **sums(10, 5.0, 0.0)}, 1) is None
     bad = {"sums": {"count": [10], "sum": [1e6], "squares": [1.0]}}
     assert server._wrong({**good, **bad}, 1) == "sums that no rows have"

@@ -37,8 +37,9 @@ from foedus.core.held import Held, HeldArrays, rebuilt_from_wire
 from foedus.core.result import known_algorithm
 from foedus.engines.flower import messages
 from foedus.engines.flower.guard import Guard
-from foedus.engines.flower.holding import Holding, explained
+from foedus.engines.flower.holding import Holding
 from foedus.engines.flower.memory import Memory
+from foedus.engines.flower.messages import explained
 from foedus.engines.flower.policy import Policy
 from foedus.engines.flower.questions import (
     EvaluateOwn,
@@ -49,6 +50,7 @@ from foedus.engines.flower.questions import (
     TryModel,
     read_question,
 )
+from foedus.engines.flower.score import Score
 from foedus.engines.flower.secure_site import Demands, Plain, absent, phase
 from foedus.engines.local import Local, LocalSession
 from foedus.errors import (
@@ -354,7 +356,7 @@ def opened(
     something and do not; held values.
     """
     site.check_ids(question.ids)
-    fed = site.federation()
+    fed = site.tested() if isinstance(algorithm, Score) else site.federation()
     with explained("algorithm: it does not fit the rows of this site", ConfigError):
         algorithm.check(fed.spec)
         session = Local().open(algorithm, fed, random.key(question.seed))

@@ -12,6 +12,7 @@ from foedus.engines.flower import auditlog
 from foedus.engines.flower.account import Account, RefusedError
 from foedus.engines.flower.policy import Policy
 from foedus.engines.flower.questions import EvaluateOwn, Exchange, Question, Step, TryModel
+from foedus.engines.flower.score import Score
 from foedus.models.base import Model
 from foedus.models.oracles import Oracle
 
@@ -33,15 +34,16 @@ class Guard:
                 )
             if set(schema.classes or ()) != set(policy.classes or ()):
                 raise RefusedError("schema.classes: they are not those of this site's policy")
-        if isinstance(question, TryModel) or (
-            isinstance(question, EvaluateOwn) and not isinstance(question, Exchange)
-        ):
+        own = isinstance(question, EvaluateOwn) and not isinstance(question, Exchange)
+        score = isinstance(question, Step) and question.algorithm.get("type") == Score.__name__
+        if isinstance(question, TryModel) or own or score:
             self.account.count("evaluations", policy.limit("evaluations"))
         if isinstance(question, Step):
             self.account.count("exchanges", policy.limit("exchanges"))
 
     def algorithm(self, algorithm: Algorithm) -> None:
         """Refuse algorithms and models that the policy does not name."""
+        algorithm = algorithm.algorithm if isinstance(algorithm, Score) else algorithm
         for kind, allowed, values in (
             ("algorithms", self.policy.algorithms, [algorithm]),
             ("models", self.policy.models, list(models_in(algorithm))),

@@ -5,36 +5,24 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import tempfile
-import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from foedus.core.algorithm import Algorithm
-from foedus.core.result import Run
+from foedus.data.dataset import Data
 from foedus.data.federation import Federation
 from foedus.engines.flower.questions import Question
+from foedus.engines.flower.score import scored
 from foedus.engines.flower.site import Site, read_shard, read_site
 from foedus.engines.local import LocalSession
-from foedus.errors import CheckpointError, ConfigError, FoedusError, ReplyError
+from foedus.errors import CheckpointError, ConfigError, ReplyError
 from foedus.storage import checkpoint as files
 from foedus.version import __version__
 
 _PREPARED = 8
 """How many of these files are kept: every seed of a server has its own."""
-
-
-@contextlib.contextmanager
-def explained(what: str, kind: type[FoedusError] = ReplyError) -> Iterator[None]:
-    """Whatever goes wrong with what the server has sent, as an error that says with what."""
-    try:
-        yield
-    except FoedusError:
-        raise
-    except Exception as error:
-        traceback.print_exc()  # its words may quote rows
-        raise kind(f"{what}: {type(error).__name__}") from error
 
 
 class Holding:
@@ -69,6 +57,17 @@ class Holding:
         if center is None or scale is None:
             raise ConfigError("the server sends no center or no scale of the columns")
         return self.site.federation(center, scale)
+
+    def tested(self) -> Federation:
+        """The test rows, in the place of those to learn from."""
+        fed = self.federation()
+        data, offsets = fed.data, fed.test_offsets
+        if not len(fed.test_rows) or (np.diff(offsets) == 0).any():
+            raise ReplyError("there are no test rows here")
+        x, y = data.x_test, data.y_test
+        swapped = Data.from_arrays(x, y, x[:0], y[:0], classes=data.classes, name=data.name)
+        none = np.zeros(0, np.int64)
+        return Federation(swapped, fed.test_rows, offsets, none, np.zeros_like(offsets), fed.ids)
 
     def check_ids(self, ids: list[int]) -> None:
         """Refuse to answer for clients who are not here."""
@@ -108,28 +107,10 @@ class Holding:
         cache.
         """
         fed = self.federation()
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "model.safetensors"
-            path.write_bytes(file)
-            with explained("the file of the model cannot be read"):
-                run = Run.load(path, algorithm)
-        if run.spec != fed.spec:
-            raise ReplyError(f"the model is for {run.spec}, the rows of this site are {fed.spec}")
-        if run.algorithm.personal and run.algorithm.predictor(run.state) is None:
-            raise ReplyError(f"{type(algorithm).__name__} has no global model")
-        x, y = fed.data.x_test, fed.data.y_test
-        with explained("the model cannot be used on the rows of this site"):
-            predicted = run.model.predict(x) if len(y) else y
+        found = scored(file, algorithm, fed.spec, fed.data.x_test, fed.data.y_test)
         if self.cache:
             files.replace(self.cache / "model.safetensors", [file])
-        if not len(y):
-            return {"rows": 0}
-        if fed.data.classes:
-            return {"rows": len(y), "hits": int((predicted == y).sum())}
-        return {
-            "rows": len(y),
-            "squares": float(((predicted - y) ** 2).mean(tuple(range(1, y.ndim))).sum()),
-        }
+        return found
 
     # -- what `Algorithm.prepare` makes of the rows ------------------------------------------------
 

@@ -7,13 +7,15 @@ say which round and which exchange a message belongs to.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from foedus.errors import ReplyError
+from foedus.errors import FoedusError, ReplyError
 
 HEADER, BODY = "foedus", "wire"
 _ARRAY, _LONGEST, _DEEPEST = "foedus", 1 << 24, 32
@@ -116,3 +118,15 @@ def _sums(lengths: Sequence[int]) -> list[int]:
         total += n
         ends.append(total)
     return ends
+
+
+@contextlib.contextmanager
+def explained(what: str, kind: type[FoedusError] = ReplyError) -> Iterator[None]:
+    """Whatever goes wrong with what the server has sent, as an error that says with what."""
+    try:
+        yield
+    except FoedusError:
+        raise
+    except Exception as error:
+        traceback.print_exc()  # its words may quote rows
+        raise kind(f"{what}: {type(error).__name__}") from error

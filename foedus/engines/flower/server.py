@@ -61,6 +61,7 @@ from foedus.core.result import Run
 from foedus.core.run import run
 from foedus.engines.flower import answers
 from foedus.engines.flower.scaling import implausible, scaling
+from foedus.engines.flower.score import Score
 from foedus.engines.flower.session import Line, SitesEngine, linked
 from foedus.errors import ConfigError, FoedusError, ReplyError, TooFewClients, unknown
 from foedus.storage import checkpoint as files
@@ -254,6 +255,9 @@ def _wrong(said: dict[str, Any], columns: int | None) -> str | None:
         return None
     if len(clients) != 1 or not whole(said.get("checksum"), 0, 2**32 - 1):
         return "no checksum, or several clients"
+    tested = said.get("test_rows")
+    if not isinstance(tested, list) or len(tested) != 1 or not whole(tested[0], 0, 2**40):
+        return "no number of test rows"
     sums = said.get("sums")
     values: list[Any] = (
         [sums.get(k) for k in ("count", "sum", "squares")] if isinstance(sums, dict) else []
@@ -400,7 +404,11 @@ def train(grid: Any, plan: Plan, folder: Path) -> dict[str, Run]:
         )  # fmt: skip
         result.save(folder / f"{label}.safetensors")
         result.history.to_csv(folder / f"{label}.csv", index=False)
-        table = try_model(line, result, folder / f"{label}.safetensors", algorithm, seed)
+        file = folder / f"{label}.safetensors"
+        table = try_model(line, result, file, algorithm, seed)
+        if sum("kept" in entry for entry in table) > 1 and question["secure"] is not None:
+            tested = {s["clients"][0]: s["test_rows"][0] for s in said.values()}
+            table.append(score_of_all(line, tested, plan.spec, algorithm, file, plan.options))
         files.replace(folder / f"{label}.sites.json", [json.dumps(table, indent=1).encode()])
         print(f"{name}: {_shown(table)}", flush=True)
         runs[name] = result
@@ -425,8 +433,35 @@ def try_model(
             entry |= {"test_rows": rows, name: score} if rows else {}
         except FoedusError as error:
             entry["error"] = str(error)
+            if isinstance(error, answers.PlainRefusedError):
+                entry["kept"] = True
         table.append(entry)
     return table
+
+
+def score_of_all(
+    line: Line, tested: dict[int, int], spec: Spec, algorithm: Algorithm, path: Path,
+    options: dict[str, Any],
+) -> dict[str, Any]:  # fmt: skip
+    """The score of a model on the test rows of all sites together, where sites keep their own.
+
+    tested: numbers of test rows, by client.
+    """
+    here = {i: n for i, n in sorted(tested.items()) if n and i in line.nodes}
+    entry: dict[str, Any] = {"site": "all", "test_rows": sum(here.values())}
+    sites = Sites(np.array(list(here)), np.array(list(here.values())), spec, np.zeros(len(here)))
+    score = Score.of(algorithm, path.read_bytes())
+    nodes, line.nodes = line.nodes, {i: line.nodes[i] for i in here}
+    try:
+        found = run(
+            score, cast("Federation", sites), 1, engine=SitesEngine(line), progress=False,
+            seed=options.get("seed", 0), aggregation=options["aggregation"],
+        )  # fmt: skip
+    except FoedusError as error:
+        return {**entry, "error": str(error)}
+    finally:
+        line.nodes = nodes
+    return {**entry, "accuracy" if spec.classes else "mse": float(found.state.score)}
 
 
 def _shown(table: list[dict[str, Any]]) -> str:

@@ -42,6 +42,7 @@ HELLO = {
     "rows": [8],
     "name": "north",
     "checksum": 7,
+    "test_rows": [2],
     "sums": {"count": [8], "sum": [0.5], "squares": [8.0]},
 }
 
