@@ -230,7 +230,7 @@ def test_a_server_that_admits_nobody(trial, started):
 
 
 def test_a_folder_of_something_else(tmp_path, started):
-    with pytest.raises(fd.ConfigError, match="no federation.toml: make the folder with `foedus"):
+    with pytest.raises(fd.ConfigError, match=r"no federation\.toml: make the folder with"):
         deploy.up(tmp_path)
     assert not started.linked
 
