@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,10 @@ from foedus.cli.app import app
 
 pytest.importorskip("flwr")
 
-from foedus.engines.flower import deploy
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from foedus.engines.flower import auditlog, deploy
+from foedus.engines.flower.policy import Policy
 
 
 @pytest.fixture
@@ -38,16 +42,18 @@ def test_init_writes_a_folder(cli, tmp_path):
         "--label", "ill", "--host", "fed.example.org", "--port", 4711, "--days", 2,
     ).output  # fmt: skip
     assert said == (
-        f"{folder}: app, certificates and keys for 2 sites; {folder / 'README.md'} says what to do "
-        "next\n"
+        f"{folder}: plan, certificates, and keys and policies of 2 sites; {folder / 'README.md'} "
+        "says what to do next\n"
     )
-    plan = (folder / "app" / "federation" / "federation.toml").read_text()
-    assert 'columns = ["age"]' in plan and "clients = 2" in plan
+    plan = (folder / "federation.toml").read_text()
+    assert 'columns = ["age"]' in plan and "clients = 2" in plan and '"0.0.0.0:4711"' in plan
     readme = (folder / "README.md").read_text()
-    assert "Server: `fed.example.org:4711`" in readme and "valid for 2 days" in readme
-    sites = (folder / "sites.toml").read_text()
-    assert f'data = "{tmp_path / "north.csv"}"\nlabel = "ill"' in sites
-    assert '[south]\nclient = 1\ndata = "/path/to/south.csv"' in sites
+    assert "reached at `fed.example.org:4711`" in readme and "valid for 2 days" in readme
+    north, south = (Policy.read(folder / "sites" / n / "policy.toml") for n in ("north", "south"))
+    assert north.file("site", "data") == tmp_path / "north.csv"
+    assert north.sections["site"]["label"] == "ill"
+    assert south.sections["site"]["client"] == 1
+    assert south.sections["site"]["data"] == "/path/to/south.csv"
 
 
 def test_a_site_that_is_named_twice(cli, tmp_path):
@@ -60,12 +66,62 @@ def test_a_site_that_is_named_twice(cli, tmp_path):
     assert not (tmp_path / "trial").exists()
 
 
-def test_up_says_what_the_run_says(cli, monkeypatch):
-    def up(folder: Path, say):
-        say(f"running {folder.name}")
+@pytest.mark.parametrize("command", ["up", "server", "site"])
+def test_commands_say_what_is_going_on(command, cli, monkeypatch):
+    def work(path: Path, say):
+        say(f"running {path.name}")
 
-    monkeypatch.setattr(deploy, "up", up)
-    assert cli("deploy", "up", "trial").output == "running trial\n"
+    monkeypatch.setattr(deploy, command, work)
+    assert cli("deploy", command, "trial").output == "running trial\n"
+
+
+def test_keys_of_a_site_are_made_there(cli, tmp_path):
+    """Their public parts are printed, and what is secret is not."""
+    said = cli("deploy", "keys", "north", "--folder", tmp_path / "own").output
+    names = {path.name for path in (tmp_path / "own").iterdir()}
+    assert names == {"north.key", "north.key.pub", "north.sign"}
+    public = (tmp_path / "own" / "north.key.pub").read_text()
+    key = load_pem_private_key((tmp_path / "own" / "north.sign").read_bytes(), None)
+    peer = key.public_key().public_bytes_raw().hex()
+    assert said == (
+        f"for the server, as admitted/north.pub:\n{public}\nfor peers.toml of all sites:\n{peer}\n"
+    )
+
+
+# -- the log of a site -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def policy(tmp_path) -> Policy:
+    deploy.init(tmp_path / "trial", {"north": None})
+    return Policy.read(tmp_path / "trial" / "sites" / "north" / "policy.toml")
+
+
+def test_the_log_of_a_site(cli, policy):
+    for n in range(25):
+        auditlog.append(policy.log, asked=f"question {n}", answer="given", sent=n)
+    said = cli("deploy", "log", policy.path).output.splitlines()
+    assert len(said) == 21 and said[-1] == "25 entries; each follows from the one before it"
+    assert re.fullmatch(r"20\d\d-\S+  question 5  answer=given sent=5", said[0])
+    assert len(cli("deploy", "log", policy.path, "--last", 3).output.splitlines()) == 4
+
+
+def test_a_log_that_was_changed(cli, policy):
+    for n in range(3):
+        auditlog.append(policy.log, asked=f"question {n}", answer="refused")
+    text = policy.log.read_text()
+    policy.log.write_text(text.replace("refused", "given", 1))
+    assert cli("deploy", "log", policy.path, code=2).stderr == (
+        "foedus: error: log.jsonl, line 2: does not follow from the line before it; the log was "
+        "changed here, or cut short by a crash\n"
+    )
+
+
+def test_a_site_that_was_asked_nothing(cli, policy):
+    error = cli("deploy", "log", policy.path, code=2).stderr
+    assert error == (
+        f"foedus: error: {policy.log} does not exist yet: this site was asked nothing so far\n"
+    )
 
 
 @pytest.mark.parametrize("missing", ["flwr.app", "cryptography"])

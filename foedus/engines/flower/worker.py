@@ -160,4 +160,5 @@ class Worker:
 def main(words: list[str], bell: int | None = None) -> None:
     """`worker ADDRESS SECRET_FILE [MODULE:NAME [POLICY]]`."""
     address, secret, code, policy = [*words, "", ""][:4]
-    Worker(address, Path(secret).read_bytes(), code or None, Path(policy) if policy else None).run()
+    known = Path(secret).read_bytes(), code or None, Path(policy) if policy else None
+    Worker(address, *known, bell).run()

@@ -17,7 +17,7 @@ pytest.importorskip("flwr")
 
 from flwr.supercore.run import RunNotRunningException
 
-from foedus.engines.flower import loopback, processes
+from foedus.engines.flower import loopback
 from foedus.engines.flower.messages import content
 from foedus.version import __version__
 from tests.engines.flower.grid import HereGrid
@@ -28,13 +28,11 @@ AVERAGE = fd.FedAvg(fd.Linear(), lr=0.1, batch_size=16)
 class HereLoopback:
     """In the place of `Loopback`: SuperNodes are node configs, and runs of Flower are counted."""
 
-    def __init__(self, folder: Path):
-        self.folder, self.address = folder, "127.0.0.1:1"
+    def __init__(self, folder: Path, made: list[HereGrid]):
+        self.folder, self.grids, self.runs = folder, made, 0
         self.done: list[str] = []
         self.configs: dict[int, dict[str, str]] = {}
-        self.runs: list[Path] = []
-        self.tls = {"ca": folder / "ca.pem"}
-        self.tls["ca"].write_bytes(b"certificate")
+        self.codes: list[str | None] = []
 
     def start_link(self) -> None:
         self.done.append("link")
@@ -42,16 +40,24 @@ class HereLoopback:
     def register(self, keys: list[Path]) -> None:
         self.done += [f"register {k.name}" for k in keys]
 
-    def start_node(self, key: Path, config: str, eager: bool) -> None:
-        assert eager and key.exists()
+    def add_node(self, key: Path, config: str, code: str | None) -> int:
+        assert key.exists()
         name, _, folder = config.partition("=")
         assert name == "shards" and Path(folder.strip('"')).is_dir()
         self.configs[len(self.configs) + 1] = {"shards": folder.strip('"')}
+        self.codes.append(code)
         self.done.append(f"node {key.name}")
+        return len(self.configs) - 1
 
-    def flwr(self, command: str, app: Path, link: str) -> None:
-        assert (command, link) == ("run", "loopback") and (app / "pyproject.toml").is_file()
-        self.runs.append(app)
+    def serve(self) -> HereGrid:
+        self.runs += 1
+        grid = HereGrid(self.configs)
+        grid.closed = False
+        grid.beat = SimpleNamespace(is_running=True)
+        grid.beat.stop = lambda: setattr(grid.beat, "is_running", False)
+        grid.close = lambda: setattr(grid, "closed", True)
+        self.grids.append(grid)
+        return grid
 
     def close(self) -> None:
         self.done.append("close")
@@ -61,24 +67,7 @@ class HereLoopback:
 def grids(monkeypatch) -> list[HereGrid]:
     """The grids that became servers, one for each run of Flower's."""
     made: list[HereGrid] = []
-    links: list[HereLoopback] = []
-
-    def start(folder: Path) -> HereLoopback:
-        links.append(HereLoopback(folder))
-        return links[-1]
-
-    def become_server(address: str, certificate: bytes) -> HereGrid:
-        assert (address, certificate) == ("127.0.0.1:1", b"certificate")
-        grid = HereGrid(links[-1].configs)
-        grid.closed = False
-        grid.beat = SimpleNamespace(is_running=True)
-        grid.beat.stop = lambda: setattr(grid.beat, "is_running", False)
-        grid.close = lambda: setattr(grid, "closed", True)
-        made.append(grid)
-        return grid
-
-    monkeypatch.setattr(loopback, "Loopback", start)
-    monkeypatch.setattr(processes, "become_server", become_server)
+    monkeypatch.setattr(loopback, "Loopback", lambda folder: HereLoopback(folder, made))
     return made
 
 
@@ -100,7 +89,7 @@ def test_the_numbers_of_local_from_start_to_end(fed, grids):
         # clients 0, 2, 4 on the first node and 1, 3 on the second
         assert engine.line.nodes == {0: 1, 2: 1, 4: 1, 1: 2, 3: 2}
         fd.run(AVERAGE, fed, 1, engine=engine)  # with the processes that are there
-        assert len(grids) == 1 and len(link.runs) == 1
+        assert len(grids) == 1 and link.runs == 1
     assert link.done[-1] == "close" and not folder.exists()
     assert grids[0].closed and not grids[0].beat.is_running
     assert engine.loopback is None
@@ -108,11 +97,11 @@ def test_the_numbers_of_local_from_start_to_end(fed, grids):
     assert link.done.count("close") == 1
 
 
-def test_nodes_know_the_code_of_the_user(grids):
-    with fd.Flower(nodes=1, code="mine:ALGORITHMS") as engine:
+@pytest.mark.parametrize("code", [None, "mine:ALGORITHMS"])
+def test_nodes_know_the_code_of_the_user(code, grids):
+    with fd.Flower(nodes=2, code=code) as engine:
         engine.start()
-        app = (engine.loopback.runs[0] / "pyproject.toml").read_text()
-    assert app.rstrip().endswith('[tool.flwr.app.config]\ncode = "mine:ALGORITHMS"')
+        assert engine.loopback.codes == [code, code]
 
 
 def test_a_heartbeat_that_has_ended_is_not_stopped_again(grids):
@@ -135,7 +124,7 @@ def test_another_run_of_flower_where_the_last_is_over(how, fed, grids):
         else:
             engine.grid.get_node_ids = ended
         same(fd.run(AVERAGE, fed, 1, engine=engine), first)
-        assert len(grids) == len(engine.loopback.runs) == 2
+        assert len(grids) == engine.loopback.runs == 2
         assert grids[0].closed and not grids[1].closed
 
 
