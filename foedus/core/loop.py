@@ -287,7 +287,13 @@ class Loop:
         one federation.
         """
         fed, data = self.fed, self.fed.data
-        parts = {"clients": (fed.ids, fed.offsets, fed.rows), "data": (data.x_train, data.y_train)}
+        parts = {
+            "clients": (fed.ids, fed.offsets, fed.rows),
+            "data": (data.x_train, data.y_train),
+            "test rows": (data.x_test, data.y_test),
+        }
+        if len(data.x_test):
+            parts["test rows"] += (fed.test_rows, fed.test_offsets)
         return {
             name: reduce(lambda c, a: zlib.crc32(np.ascontiguousarray(a).data, c), arrays, 0)
             for name, arrays in parts.items()
@@ -351,7 +357,7 @@ class Loop:
             differ += [
                 f"the {k} of the federation differ"
                 for k, v in self.fingerprint.items()
-                if meta["fingerprint"][k] != v
+                if meta["fingerprint"].get(k, v) != v  # older ones have none of test rows
             ]
             if differ:
                 raise CheckpointError(

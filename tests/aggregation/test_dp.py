@@ -354,7 +354,7 @@ def test_a_round_that_was_lost_is_accounted_all_the_same(tmp_path):
     ):
         launch(fed, algorithm, rounds=1, **more)
     # it died before its first checkpoint
-    run = launch(fed, algorithm, rounds=1, resume=True, **more)
+    run = launch(fed, algorithm, rounds=1, resume="auto", **more)
     assert run.history["epsilon"].iloc[-1] == epsilon({(0.5, 1.0, 2): 5}, 1e-3, "rdp")
     journal.path.write_text("nonsense\n")
     with pytest.raises(fd.CheckpointError, match="damaged"):

@@ -64,7 +64,7 @@ class Subject:
                 self.fed,
                 rounds or self.rounds,
                 checkpoint=path,
-                resume=True,
+                resume="auto",
                 **OPTIONS,
             )
             run.save(at / "result.safetensors")
@@ -233,7 +233,7 @@ def _limited(subject: Subject, at: Path, most: int) -> int:
             subject.fed,
             subject.rounds,
             checkpoint=at / "c.safetensors",
-            resume=True,
+            resume="auto",
             **OPTIONS,
         )
 
