@@ -100,53 +100,56 @@ def run(
     )
     if path and resume is True:
         refuse_to_begin(path)
-    loop = Loop(
-        algorithm, fed, rounds, seed, engine, participation, evaluate_every, target, quantise
-    )
-    loop.first = None if start is None else start_model(start)
-    try:
-        loop.open(aggregation, path, bool(resume))
-        if path:
-            files.sweep(path)
-        if path and resume and files.exists(path):
-            loop.resume(path)
-            told.start(name, loop.settings, loop.history.rows)
-        else:
+    with files.locked(path):
+        loop = Loop(
+            algorithm, fed, rounds, seed, engine, participation, evaluate_every, target, quantise
+        )
+        loop.first = None if start is None else start_model(start)
+        try:
+            loop.open(aggregation, path, bool(resume))
             if path:
-                refuse_to_overwrite(path)
-            told.start(name, loop.settings, [])
-            loop.start()
-            if path:
-                loop.save(path)
-            told.row(loop.history.rows[-1])
-        with (
-            RoundProgress(type(algorithm).__name__, rounds, progress) as bar,
-            Interrupts(enabled=path is not None) as interrupts,
-        ):
-            bar.update(loop.done, loop.history)
-            while loop.done < rounds and not loop.stopped:
-                made = loop.step()
-                bar.update(loop.done, loop.history)
-                finished = loop.done == rounds or loop.stopped
-                if path and (interrupts.asked or finished or loop.done % checkpoint_every == 0):
+                files.sweep(path)
+            if path and resume and files.exists(path):
+                loop.resume(path)
+                told.start(name, loop.settings, loop.history.rows)
+            else:
+                if path:
+                    refuse_to_overwrite(path)
+                told.start(name, loop.settings, [])
+                loop.start()
+                if path:
                     loop.save(path)
-                if made:
-                    told.row(loop.history.rows[-1])
-                interrupts.raise_if_asked(
-                    f"stopped after round {loop.done}; go on with resume=True and "
-                    f"checkpoint={str(path)!r}"
+                told.row(loop.history.rows[-1])
+            with (
+                RoundProgress(type(algorithm).__name__, rounds, progress) as bar,
+                Interrupts(enabled=path is not None) as interrupts,
+            ):
+                bar.update(loop.done, loop.history)
+                while loop.done < rounds and not loop.stopped:
+                    made = loop.step()
+                    bar.update(loop.done, loop.history)
+                    finished = loop.done == rounds or loop.stopped
+                    if path and (interrupts.asked or finished or loop.done % checkpoint_every == 0):
+                        loop.save(path)
+                    if made:
+                        told.row(loop.history.rows[-1])
+                    interrupts.raise_if_asked(
+                        f"stopped after round {loop.done}; go on with resume=True and "
+                        f"checkpoint={str(path)!r}"
+                    )
+            result = loop.result()
+            told.end(result, None)
+            return result
+        except DivergenceError as error:
+            error.run = loop.result()
+            if path and path.exists():
+                error.add_note(
+                    f"The last good state is in {path}; error.run holds the rounds before."
                 )
-        result = loop.result()
-        told.end(result, None)
-        return result
-    except DivergenceError as error:
-        error.run = loop.result()
-        if path and path.exists():
-            error.add_note(f"The last good state is in {path}; error.run holds the rounds before.")
-        told.end(error.run, error)
-        raise
-    except BaseException as error:
-        told.end(None, error)
-        raise
-    finally:
-        loop.session.close()
+            told.end(error.run, error)
+            raise
+        except BaseException as error:
+            told.end(None, error)
+            raise
+        finally:
+            loop.session.close()
