@@ -91,14 +91,18 @@ def check_resume(algorithm: Algorithm, fed: Federation, engine: Any) -> None:
     """A run that is stopped and resumed has the history, the state and the client states of one
     that was not.
     """
-    for participation, small in ((0.5, engine), (1.0, Local(batch=True, memory=100_000))):
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "checkpoint.safetensors"
-            options: dict[str, Any] = {"participation": participation, "evaluate_every": 1}
-            whole = _run(algorithm, fed, small, rounds=4, **options)
-            _run(algorithm, fed, small, rounds=2, checkpoint=path, **options)
-            resumed = _run(algorithm, fed, small, rounds=4, checkpoint=path, resume=True, **options)
-        _same(whole, resumed, "the resumed run differs from the uninterrupted one")
+    _resumes(algorithm, fed, engine, participation=0.5)
+    _resumes(algorithm, fed, Local(batch=True, memory=100_000), participation=1.0)
+
+
+def _resumes(algorithm: Algorithm, fed: Federation, engine: Any, participation: float) -> None:
+    options: dict[str, Any] = {"participation": participation, "evaluate_every": 1}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "checkpoint.safetensors"
+        whole = _run(algorithm, fed, engine, rounds=4, **options)
+        _run(algorithm, fed, engine, rounds=2, checkpoint=path, **options)
+        resumed = _run(algorithm, fed, engine, rounds=4, checkpoint=path, resume=True, **options)
+    _same(whole, resumed, "the resumed run differs from the uninterrupted one")
 
 
 def check_wire(algorithm: Algorithm, fed: Federation, engine: Any) -> None:

@@ -13,12 +13,24 @@ from foedus import testing
 from foedus.base import tree
 from tests.conformance import ALGORITHMS, ENGINES
 
+# Without delays, Delayed opens the engine inside it, so that a run on it is a run on Local.
+HERE = ["Local", pytest.param("Delayed by nothing", marks=pytest.mark.slow)]
+
 
 @pytest.mark.parametrize("check", testing.CHECKS, ids=lambda c: c.__name__.removeprefix("check_"))
-@pytest.mark.parametrize("engine", [e for e in ENGINES if e != "Ray"])
+@pytest.mark.parametrize("engine", HERE)
 @pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=list(ALGORITHMS))
 def test_algorithm(algorithm, engine, check, fed):
     check(algorithm, fed, ENGINES[engine])
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=list(ALGORITHMS))
+def test_a_delay_of_nothing_changes_nothing(algorithm, fed):
+    local, delayed = (
+        fd.run(algorithm, fed, 3, engine=ENGINES[engine], participation=0.5)
+        for engine in ("Local", "Delayed by nothing")
+    )
+    testing._same(local, delayed, "delays of no rounds changed the result")
 
 
 LATE = {"up": [0, 1, 2, 0, 3], "down": [1, 0, 2, 2, 0]}
@@ -34,8 +46,10 @@ def test_late_messages(algorithm, fed):
         for batch in (False, True)
     )
     testing._close(looped, batched, "late messages: looped and batched differ")
-    for check in (testing.check_client_order, testing.check_resume, testing.check_wire):
-        check(algorithm, fed, fd.Delayed(fd.Local(), **LATE))
+    late = fd.Delayed(fd.Local(), **LATE)
+    testing.check_client_order(algorithm, fed, late)
+    testing._resumes(algorithm, fed, late, participation=0.5)
+    testing.check_wire(algorithm, fed, late)
 
 
 def test_regression_data(values):

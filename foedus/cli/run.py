@@ -89,7 +89,8 @@ def run_command(
         foedus run examples/run.toml --out fedprox.safetensors && foedus report fedprox.safetensors
 
     With checkpoint = "FILE" under [run], Ctrl-C finishes the round and saves; --resume goes on from
-    there.
+    there. With resume = "auto" under [run], a run goes on if there is such a file, and begins if
+    there is none.
     """
     from foedus.config.experiment import read_config
     from foedus.core.run import run

@@ -85,7 +85,7 @@ _RUN_KEYS: dict[str, Any] = {
     "quantise": Literal["float16", "bfloat16", "int8"] | None,
     "checkpoint": str,
     "checkpoint_every": int,
-    "resume": bool,
+    "resume": bool | Literal["auto"],
 }
 _OUTPUT_KEYS: dict[str, Any] = {"run": str, "runs": str, "report": str}
 _SECTIONS = (

@@ -30,7 +30,7 @@ def check_arguments(
     aggregation: Any,
     checkpoint: Any,
     checkpoint_every: Any,
-    resume: bool,
+    resume: Any,
     callbacks: Any,
 ) -> None:
     """Refuse, by name, value and remedy, what a run could not be made of."""
@@ -62,8 +62,10 @@ def check_arguments(
         )
     if quantise not in (None, "float16", "bfloat16", "int8"):
         raise ConfigError(f"quantise={quantise!r} must be None, 'float16', 'bfloat16' or 'int8'")
+    if not isinstance(resume, bool) and resume != "auto":
+        raise ConfigError(f"resume={resume!r} must be True, False or 'auto'")
     if resume and checkpoint is None:
-        raise ConfigError("resume=True needs checkpoint=PATH, the file to go on from")
+        raise ConfigError(f"resume={resume!r} needs checkpoint=PATH, the file to go on from")
     if not is_integer(seed) or not 0 <= seed < 2**63:
         raise ConfigError(f"seed={seed!r} must be a whole number from 0 to 2^63 - 1")
     if engine is not None and (isinstance(engine, type) or not hasattr(engine, "open")):
@@ -125,6 +127,15 @@ def refuse_to_overwrite(path: Path) -> None:
         f"{path} holds a run at round {done}; pass resume=True to go on, or remove it to begin "
         "again"
     )
+
+
+def refuse_to_begin(path: Path) -> None:
+    """`resume=True` goes on with a run that is there: a mistyped path must not begin another."""
+    if not files.exists(path):
+        raise CheckpointError(
+            f'{path}: there is no checkpoint to go on from; check the path, or use resume="auto" '
+            "to begin where there is none"
+        )
 
 
 def checkpoint_file(checkpoint: str | os.PathLike | None) -> Path | None:

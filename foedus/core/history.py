@@ -28,19 +28,26 @@ class History:
     """
 
     def __init__(self, rows: list[dict[str, Any]] | None = None):
-        self.rows = rows or []
+        self.rows: list[dict[str, Any]] = []
+        self.seen: dict[str, Any] = {}  # the latest value of each column
+        for row in rows or []:
+            self.append(row)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def append(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
+        self.seen |= {
+            k: v
+            for k, v in row.items()
+            if k not in self.seen or v == v  # not NaN
+        }
 
     @property
     def columns(self) -> list[str]:
         """The usual columns first, then what the algorithm adds, in order of appearance."""
-        seen = dict.fromkeys(k for row in self.rows for k in row)
-        return [c for c in FIRST if c in seen] + [c for c in seen if c not in FIRST]
+        return [c for c in FIRST if c in self.seen] + [c for c in self.seen if c not in FIRST]
 
     def values(self, column: str) -> list[float]:
         """One column; NaN in rounds without a value."""
@@ -48,10 +55,7 @@ class History:
 
     def last(self, column: str) -> float:
         """The latest value of a column (NaN if there is none)."""
-        return next(
-            (v for v in reversed(self.values(column)) if isinstance(v, str) or not math.isnan(v)),
-            math.nan,
-        )
+        return self.seen.get(column, math.nan)
 
     def frame(self) -> pd.DataFrame:
         import pandas as pd

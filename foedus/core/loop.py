@@ -81,6 +81,7 @@ class Loop:
         self.only_last: list[str] = []
         self.notes: list[str] = []
         self.saved: int | None = None  # the round of the last checkpoint
+        self.earlier: files.Earlier | None = None  # rows that are no longer in the checkpoint
 
     def open(self, aggregation: Aggregation | None, path: Path | None, resume: bool) -> None:
         """Get ready to put replies together otherwise than by adding them up."""
@@ -287,7 +288,13 @@ class Loop:
         one federation.
         """
         fed, data = self.fed, self.fed.data
-        parts = {"clients": (fed.ids, fed.offsets, fed.rows), "data": (data.x_train, data.y_train)}
+        parts = {
+            "clients": (fed.ids, fed.offsets, fed.rows),
+            "data": (data.x_train, data.y_train),
+            "test rows": (data.x_test, data.y_test),
+        }
+        if len(data.x_test):
+            parts["test rows"] += (fed.test_rows, fed.test_offsets)
         return {
             name: reduce(lambda c, a: zlib.crc32(np.ascontiguousarray(a).data, c), arrays, 0)
             for name, arrays in parts.items()
@@ -295,19 +302,22 @@ class Loop:
 
     def save(self, path: Path) -> None:
         ledger = vars(self.ledger)
+        if self.earlier is None:
+            self.earlier = files.Earlier(path)
+            self.earlier.path.unlink(missing_ok=True)  # of a run whose checkpoints were removed
         meta = {
             "kind": "checkpoint",
             "settings": self.settings,
             "rounds_done": self.done,
             "seconds": self.seconds,
             "ledger": ledger,
-            "history": self.history.to_json(),
             "only_last": self.only_last,
             "aggregator": self.aggregator.save() if self.aggregator else {},
             "fingerprint": self.fingerprint,
             "notes": self.notes,
         }
         try:
+            meta["history"] = self.earlier.save(self.history.rows)
             files.write(path, self._trees(), meta, files.previous_of(path))
         except CheckpointError as error:
             if self.saved is not None:
@@ -343,6 +353,7 @@ class Loop:
             )
 
     def resume(self, path: Path) -> None:
+        checkpoint = path
         path, trees, meta, note = files.newest(path)
         if meta.get("kind") != "checkpoint":
             raise CheckpointError(f"{path} is not a checkpoint of a run")
@@ -351,7 +362,7 @@ class Loop:
             differ += [
                 f"the {k} of the federation differ"
                 for k, v in self.fingerprint.items()
-                if meta["fingerprint"][k] != v
+                if meta["fingerprint"].get(k, v) != v  # older ones have none of test rows
             ]
             if differ:
                 raise CheckpointError(
@@ -363,12 +374,17 @@ class Loop:
                 int(meta["rounds_done"]),
                 float(meta["seconds"]),
             )
+            rows = meta["history"]
+            if self.done < self.rounds:  # what was evaluated only because the run ended there
+                for name in meta["only_last"]:
+                    rows[-1].pop(name, None)
             self.network.ledger, self.history, self.saved = (
                 Ledger(**meta["ledger"]),
-                History(meta["history"]),
+                History(rows),
                 self.done,
             )
             self.notes = [*meta.get("notes", []), *([note] if note else [])]
+            self.earlier = files.Earlier(checkpoint, **meta["earlier"])
             self._load_mail(trees["mail"])
             self.session.load(trees["clients"])
             self.network.holdings.load(trees["holdings"])
@@ -378,9 +394,6 @@ class Loop:
                 raise CheckpointError(
                     f"{path} is at round {self.done} already; rounds={self.rounds} must not be less"
                 )
-            if self.done < self.rounds:  # what was evaluated only because the run ended there
-                for name in meta["only_last"]:
-                    self.history.rows[-1].pop(name, None)
         except (KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path} is damaged: {error!r}") from error
         if note:

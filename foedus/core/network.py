@@ -86,7 +86,8 @@ class RoundTrip:
     round.
 
     ids, sizes: those who are asked, and their numbers of rows. answered, answered_rows: those whose
-    replies came. dropped: those who were left out of this round so far, and why; metrics: the
+    replies came. secret: who is asked is for nobody to know; hidden: nor does the ledger or the
+    history show it. dropped: those who were left out of this round so far, and why; metrics: the
     round's row of the history.
     """
 
@@ -124,6 +125,7 @@ class RoundTrip:
         self.dropped = {} if dropped is None else dropped
         self.metrics = {} if metrics is None else metrics
         self.answered, self.answered_rows = ids, sizes
+        self.hidden = False
         self.group, self.trusted = (
             group,
             network.session.conditions.trusted if free else network.trusted,
@@ -167,10 +169,26 @@ class RoundTrip:
             ask = replace(
                 ask, updates=network.holdings.updates(now.held, at, self.secret, network.algorithm)
             )
-            network.holdings.settle(now.held, at)
-        for members, message in ask.messages():
-            network.ledger.bytes_down += len(members) * wire.nbytes(message)
+            if not self.secret:  # everybody is sent the whole, so who has been here is not kept
+                network.holdings.settle(now.held, at)
+        if not self.hidden:
+            for members, message in ask.messages():
+                network.ledger.bytes_down += len(members) * wire.nbytes(message)
         return ask
+
+    def hide(self, clients: float, reply: Tree) -> None:
+        """Publish nothing of who is asked: the exchange is charged at once, as if `clients`, the
+        number expected, were asked and sent such a reply, and nobody is named in the history.
+        """
+        self.hidden, network, now = True, self.network, self.broadcast
+        one = torch.zeros(1, dtype=torch.int64)
+        updates = network.holdings.updates(now.held, one, True, network.algorithm)
+        about = (network.seed_key, self.round, self.exchange)
+        ask = Ask(self.step, now.payload, one, *about, held=now.held, updates=updates)
+        if network.quantise:
+            reply = wire.quantise(reply, network.quantise, self.key)
+        up, down = wire.nbytes(reply), sum(wire.nbytes(message) for _, message in ask.messages())
+        self.charge(round(clients * up), round(clients * down), round(clients) * bool(up))
 
     def charge(self, up: int = 0, down: int = 0, messages: int = 0) -> None:
         """Bytes that an aggregator's own protocol has sent."""
@@ -276,7 +294,8 @@ class RoundTrip:
 
     def _stream(self, ask: Ask, version: int | None = None) -> Iterator[Batch]:
         same = ask.ids is self.ids
-        for ids, reply, stacked in read_replies(self.network.session, ask, self.network.ledger):
+        ledger = Ledger() if self.hidden else self.network.ledger
+        for ids, reply, stacked in read_replies(self.network.session, ask, ledger):
             sizes = (
                 self.sizes
                 if same and torch.equal(ids, self.ids)
@@ -294,8 +313,10 @@ class RoundTrip:
 
     def drop(self, faults: Mapping[int, str]) -> None:
         """Name in the history who did not answer in this round, or whose answer was refused, and
-        why; and count them.
+        why; and count them. Not where it would tell who takes part.
         """
+        if self.hidden:
+            return
         for i, why in faults.items():
             if why not in self.dropped.setdefault(i, []):
                 self.dropped[i].append(why)

@@ -6,11 +6,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from foedus.core.aggregation import Aggregation
 from foedus.core.algorithm import Algorithm
-from foedus.core.arguments import check_arguments, checkpoint_file, refuse_to_overwrite
+from foedus.core.arguments import (
+    check_arguments,
+    checkpoint_file,
+    refuse_to_begin,
+    refuse_to_overwrite,
+)
 from foedus.core.callbacks import Callback, Callbacks
 from foedus.core.participation import Poisson
 from foedus.core.progress import Interrupts, RoundProgress
@@ -39,7 +44,7 @@ def run(
     aggregation: Aggregation | None = None,
     checkpoint: str | os.PathLike | None = None,
     checkpoint_every: int = 1,
-    resume: bool = False,
+    resume: bool | Literal["auto"] = False,
     start: Run | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
@@ -52,13 +57,13 @@ def run(
     once the accuracy reaches it (or the mean squared error falls to it). quantise: send replies as
     "float16", "bfloat16" or "int8", rounded stochastically without bias. aggregation: how replies
     are averaged, if not by adding them up; see `foedus.core.aggregation`. checkpoint: a file,
-    written atomically after every `checkpoint_every` rounds; `resume=True` goes on from it, to the
-    numbers of an uninterrupted run. The one before it is kept as PATH.previous, and is used where
-    the newest is damaged; `run.notes` says so. Ctrl-C finishes the round, writes the checkpoint and
-    stops. start: a finished run whose global model this one starts from (a warm start); what that
-    run sent is not counted here. callbacks: told of the start, of every row of the history and of
-    the end: `[fd.TensorBoard("runs")]`; see `fd.Callback`. progress: show a bar; by default only on
-    a terminal.
+    written atomically after every `checkpoint_every` rounds. resume: True goes on from it, to the
+    numbers of an uninterrupted run; "auto" also begins where there is none. The checkpoint before
+    it is kept as PATH.previous, and is used where the newest is damaged; `run.notes` says so.
+    Ctrl-C finishes the round, writes the checkpoint and stops. start: a finished run whose global
+    model this one starts from (a warm start); what that run sent is not counted here. callbacks:
+    told of the start, of every row of the history and of the end: `[fd.TensorBoard("runs")]`; see
+    `fd.Callback`. progress: show a bar; by default only on a terminal.
 
     Example:
         >>> fed = fd.split(fd.load("digits"), "dirichlet", clients=10, alpha=0.5)
@@ -93,53 +98,58 @@ def run(
         Callbacks(callbacks),
         f"{type(algorithm).__name__}-seed{seed}",
     )
-    loop = Loop(
-        algorithm, fed, rounds, seed, engine, participation, evaluate_every, target, quantise
-    )
-    loop.first = None if start is None else start_model(start)
-    try:
-        loop.open(aggregation, path, resume)
-        if path:
-            files.sweep(path)
-        if path and resume and files.exists(path):
-            loop.resume(path)
-            told.start(name, loop.settings, loop.history.rows)
-        else:
+    if path and resume is True:
+        refuse_to_begin(path)
+    with files.locked(path):
+        loop = Loop(
+            algorithm, fed, rounds, seed, engine, participation, evaluate_every, target, quantise
+        )
+        loop.first = None if start is None else start_model(start)
+        try:
+            loop.open(aggregation, path, bool(resume))
             if path:
-                refuse_to_overwrite(path)
-            told.start(name, loop.settings, [])
-            loop.start()
-            if path:
-                loop.save(path)
-            told.row(loop.history.rows[-1])
-        with (
-            RoundProgress(type(algorithm).__name__, rounds, progress) as bar,
-            Interrupts(enabled=path is not None) as interrupts,
-        ):
-            bar.update(loop.done, loop.history)
-            while loop.done < rounds and not loop.stopped:
-                made = loop.step()
-                bar.update(loop.done, loop.history)
-                finished = loop.done == rounds or loop.stopped
-                if path and (interrupts.asked or finished or loop.done % checkpoint_every == 0):
+                files.sweep(path)
+            if path and resume and files.exists(path):
+                loop.resume(path)
+                told.start(name, loop.settings, loop.history.rows)
+            else:
+                if path:
+                    refuse_to_overwrite(path)
+                told.start(name, loop.settings, [])
+                loop.start()
+                if path:
                     loop.save(path)
-                if made:
-                    told.row(loop.history.rows[-1])
-                interrupts.raise_if_asked(
-                    f"stopped after round {loop.done}; go on with resume=True and "
-                    f"checkpoint={str(path)!r}"
+                told.row(loop.history.rows[-1])
+            with (
+                RoundProgress(type(algorithm).__name__, rounds, progress) as bar,
+                Interrupts(enabled=path is not None) as interrupts,
+            ):
+                bar.update(loop.done, loop.history)
+                while loop.done < rounds and not loop.stopped:
+                    made = loop.step()
+                    bar.update(loop.done, loop.history)
+                    finished = loop.done == rounds or loop.stopped
+                    if path and (interrupts.asked or finished or loop.done % checkpoint_every == 0):
+                        loop.save(path)
+                    if made:
+                        told.row(loop.history.rows[-1])
+                    interrupts.raise_if_asked(
+                        f"stopped after round {loop.done}; go on with resume=True and "
+                        f"checkpoint={str(path)!r}"
+                    )
+            result = loop.result()
+            told.end(result, None)
+            return result
+        except DivergenceError as error:
+            error.run = loop.result()
+            if path and path.exists():
+                error.add_note(
+                    f"The last good state is in {path}; error.run holds the rounds before."
                 )
-        result = loop.result()
-        told.end(result, None)
-        return result
-    except DivergenceError as error:
-        error.run = loop.result()
-        if path and path.exists():
-            error.add_note(f"The last good state is in {path}; error.run holds the rounds before.")
-        told.end(error.run, error)
-        raise
-    except BaseException as error:
-        told.end(None, error)
-        raise
-    finally:
-        loop.session.close()
+            told.end(error.run, error)
+            raise
+        except BaseException as error:
+            told.end(None, error)
+            raise
+        finally:
+            loop.session.close()

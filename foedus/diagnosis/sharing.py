@@ -99,7 +99,7 @@ def sharing(fed: Federation, *, seed: int = 0) -> Sharing:
     >>> opposite = sharing(Federation.from_clients([(x, x[:, 0]), (x, -x[:, 0])]))
     >>> (round(opposite.explained["shared"], 2) <= 0, round(opposite.explained["private"], 2),
     ...  round(opposite.alike))
-    (True, 0.99, -1)
+    (True, 1.0, -1)
     """
     check_federation(fed)
     check_value("seed", seed, Annotated[int, Ge(0)])

@@ -349,15 +349,22 @@ def classifiers(seed: int, data: str, clients: int, rounds: int) -> list[dict[st
     domains = tuple(tuple(range(d, clients, 3)) for d in range(3))
     rows_of = [np.concatenate([fed.client_rows(c) for c in group]) for group in domains]
 
+    # what every member says of the test rows, and of the rows of each domain
+    on_test, *on_domains = (
+        members.outputs(None, torch.from_numpy(x))
+        for x in (whole.x_test, *(own.x_train[r] for r in rows_of))
+    )
+
     def scores(weight: torch.Tensor) -> dict[str, float]:
-        def outputs(x: np.ndarray) -> np.ndarray:
-            return members.mixture(weight, torch.from_numpy(x)).numpy()
+        def mixture(outputs: torch.Tensor) -> np.ndarray:
+            return torch.einsum("q,qnk->nk", weight.float(), outputs).numpy()
 
         def loss(p: np.ndarray, y: np.ndarray) -> float:
             return float(-np.log(p[np.arange(len(y)), y] + 1e-4).mean())
 
-        test = outputs(whole.x_test)
-        each = [loss(outputs(own.x_train[r]), own.y_train[r]) for r in rows_of]
+        test = mixture(on_test)
+        domain_rows = zip(on_domains, rows_of, strict=True)
+        each = [loss(mixture(outputs), own.y_train[r]) for outputs, r in domain_rows]
         right = 100 * float((test.argmax(1) == whole.y_test).mean())
         return {"accuracy": right, "loss": loss(test, whole.y_test), "worst domain": max(each)}
 

@@ -22,6 +22,7 @@ from foedus.core.result import Run
 from foedus.core.run import run
 from foedus.errors import CheckpointError, ConfigError, DivergenceError, unknown
 from foedus.report.text import bar, count, digits, mean_and_spread, number, plain, rich_table
+from foedus.storage import checkpoint as files
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,7 +52,8 @@ def compare(
     run. By default 95% of the best final accuracy that an algorithm without pooled data reaches
     (for regression, the least error divided by 0.95). progress: show a bar; by default only on a
     terminal. run_options: those of `fd.run`; `checkpoint` names a folder here, with one file for
-    each run. A run that diverges is kept up to the round before, with a remark; the others go on.
+    each run, and `resume=True` needs that of one of them: the others begin. A run that diverges is
+    kept up to the round before, with a remark; the others go on.
 
     Example:
         >>> cmp = fd.compare({"FedAvg": fd.FedAvg(), "Scaffold": fd.Scaffold()}, fed, rounds=20,
@@ -63,6 +65,14 @@ def compare(
     seeds = seed_list(seeds)
     folder, callbacks = run_options.pop("checkpoint", None), run_options.pop("callbacks", ())
     check_callbacks(callbacks)
+    if run_options.get("resume") is True and folder is not None:
+        paths = [Path(folder) / _file_name(name, seed) for name in algorithms for seed in seeds]
+        if not any(map(files.exists, paths)):
+            raise CheckpointError(
+                f"{folder}: none of the {len(paths)} runs has a checkpoint to go on from; check "
+                'the path, or use resume="auto" to begin where there is none'
+            )
+        run_options["resume"] = "auto"  # those that were not reached begin
     runs: dict[str, list[Run]] = {name: [] for name in algorithms}
     diverged: dict[str, dict[int, str]] = {}
     with bar(len(algorithms) * len(seeds), progress) as advance:

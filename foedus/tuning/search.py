@@ -164,7 +164,7 @@ def _advance(
     """Run a cell, or go on with it, until so many rounds are done."""
     options = {"seed": seed, "progress": False, **options}
     if file is not None:
-        options |= {"checkpoint": file, "checkpoint_every": max(rounds, 1), "resume": True}
+        options |= {"checkpoint": file, "checkpoint_every": max(rounds, 1), "resume": "auto"}
     with one_thread():
         try:
             records = run(algorithm, fed, rounds, **options).records

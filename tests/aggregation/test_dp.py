@@ -129,7 +129,7 @@ def test_the_divisor_is_the_expected_number(monkeypatch):
     )
     assert run.state.who.tolist() == [0, 1, 2, 3]  # who came is for nobody to know
     assert run.state.share == 0.25
-    assert run.history["messages_up"].tolist() == [4, 6]
+    assert run.history["messages_up"].tolist() == [4, 5]  # everybody, then 4 * 0.25 expected
 
 
 @settings(max_examples=80, deadline=None)
@@ -200,7 +200,7 @@ def test_nobody_for_real_algorithms(algorithm, monkeypatch):
     monkeypatch.setattr(dp.sampling, "bernoulli", lambda p, size, entropy: np.zeros(size, bool))
     fed = fd.split(fd.load("digits"), "iid", clients=4, seed=0)
     run = fd.run(algorithm, fed, 2, participation=fd.Poisson(0.5), aggregation=private())
-    assert run.history["messages_up"].iloc[-1] == 0
+    assert run.history["messages_up"].tolist() == [0, 2, 4]  # the expected number
     assert all(
         bool(t.isfinite().all()) for t in tree.leaves(run.state) if isinstance(t, torch.Tensor)
     )
@@ -234,12 +234,31 @@ def test_a_round_keeps_its_cohort(monkeypatch):
         drawn.append(p)
         return np.arange(size) == len(drawn)
 
+    class Engine(fd.Local):
+        def open(self, *about):
+            session = super().open(*about)
+            exchange = session.exchange
+
+            def noting(ask):
+                if ask.step == "row":
+                    asked.append((ask.round, ask.ids.tolist()))
+                return exchange(ask)
+
+            session.exchange = noting
+            return session
+
+    asked: list[tuple[int, list[int]]] = []
     monkeypatch.setattr(dp.sampling, "bernoulli", draw)
     run = launch(
-        fed_of(np.zeros((5, 2))), Sends(exchanges=3), rounds=2, participation=fd.Poisson(0.4)
+        fed_of(np.zeros((5, 2))),
+        Sends(exchanges=3),
+        rounds=2,
+        participation=fd.Poisson(0.4),
+        engine=Engine(),
     )
     assert drawn == [0.4, 0.4]
-    assert run.history["messages_up"].tolist() == [0, 3, 6]
+    assert asked == [(1, [1])] * 3 + [(2, [2])] * 3
+    assert run.history["messages_up"].tolist() == [0, 6, 12]  # 3 of 5 * 0.4 clients a round
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
@@ -354,7 +373,7 @@ def test_a_round_that_was_lost_is_accounted_all_the_same(tmp_path):
     ):
         launch(fed, algorithm, rounds=1, **more)
     # it died before its first checkpoint
-    run = launch(fed, algorithm, rounds=1, resume=True, **more)
+    run = launch(fed, algorithm, rounds=1, resume="auto", **more)
     assert run.history["epsilon"].iloc[-1] == epsilon({(0.5, 1.0, 2): 5}, 1e-3, "rdp")
     journal.path.write_text("nonsense\n")
     with pytest.raises(fd.CheckpointError, match="damaged"):

@@ -212,16 +212,17 @@ def test_only_explorations_are_sent():
 
 
 def test_both_models_beat_either_alone_and_inverse_gaps_beat_epsilon():
-    fed = fd.linear_bandit(clients=20, actions=5, rounds=1500, seed=1)
+    rounds = 400
+    fed = fd.linear_bandit(clients=20, actions=5, rounds=rounds, seed=1)
     base = fd.FedResBandit(
         shared=range(8),
         private=range(8, 12),
         explore="squarecb",
         gamma=20.0,
         step=0.1,
-        measure_every=1500,
+        measure_every=rounds,
     )
-    end = lambda a: fd.run(a, fed, 1500, evaluate_every=0).history.regret.iloc[-1]  # noqa: E731
+    end = lambda a: fd.run(a, fed, rounds, evaluate_every=0).history.regret.iloc[-1]  # noqa: E731
     both = end(base)
     assert both < end(alone(base, "global")) and both < end(alone(base, "local"))
     assert both < end(replace(base, explore="epsilon", every=6))

@@ -261,6 +261,14 @@ def test_resume_from_the_command_line(tmp_path):
     again = CliRunner().invoke(app, ["run", str(config)])
     assert "pass resume=True to go on" in again.output.replace("\n", " ")
     assert CliRunner().invoke(app, ["run", str(config), "--resume"]).exit_code == 0
+    for path in tmp_path.glob("kept*"):
+        path.unlink()
+    gone = CliRunner().invoke(app, ["run", str(config), "--resume"])
+    assert gone.exit_code == 2
+    assert "there is no checkpoint to go on from" in " ".join(gone.output.split())
+    auto = f"rounds = 2\nresume = 'auto'\ncheckpoint = {where!r}"
+    config.write_text(PLAIN.replace("rounds = 2", auto))
+    assert [CliRunner().invoke(app, ["run", str(config)]).exit_code for _ in "ab"] == [0, 0]
 
 
 # -- diagnose --------------------------------------------------------------------------------------

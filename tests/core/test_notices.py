@@ -404,7 +404,7 @@ def test_epsilon_after_a_resume_is_that_of_a_run_in_one_piece(tmp_path):
     fed, path = rows_of(*range(6)), tmp_path / "c.safetensors"
     whole = account(fed, Asks(), 5)
     for rounds in (1, 3, 5):
-        again = account(fed, Asks(), rounds, checkpoint=path, resume=True)
+        again = account(fed, Asks(), rounds, checkpoint=path, resume="auto")
     assert again.history["epsilon"].tolist() == whole.history["epsilon"].tolist()
     # A round of two exchanges is one sample of noise 2.3 / sqrt(2); everybody is asked once before.
     want = [epsilon({(1.0, 2.3, 1): 1, (0.37, 2.3, 2): t}, 1e-3, "rdp") for t in range(6)]
@@ -425,7 +425,7 @@ def test_rounds_that_a_crash_undid_are_accounted(tmp_path, every):
     With a checkpoint every 2 rounds, nothing but the journal knows of the last ones.
     """
     fed, path = rows_of(*range(6)), tmp_path / "c.safetensors"
-    more = {"checkpoint": path, "checkpoint_every": every, "resume": True}
+    more = {"checkpoint": path, "checkpoint_every": every, "resume": "auto"}
     for crash in ((4, 1), (4, 2)):
         CRASH[:] = [crash]
         with pytest.raises(KeyboardInterrupt):
@@ -451,7 +451,7 @@ def test_a_round_of_several_exchanges_that_the_budget_does_not_cover_is_not_begu
     cost = lambda n: epsilon({(1.0, 2.3, n): 1}, 1e-3, "rdp")  # noqa: E731
     budget = (cost(4 * exchanges - 1) + cost(4 * exchanges)) / 2
     fed, path = rows_of(*range(6)), tmp_path / "c.safetensors"
-    more = {"budget": budget, "participation": 1.0, "checkpoint": path, "resume": True}
+    more = {"budget": budget, "participation": 1.0, "checkpoint": path, "resume": "auto"}
     ENTERED.clear()
     run = account(fed, Asks(exchanges=exchanges, first=0), 9, **more)
     assert ENTERED == [1, 2, 3] == run.history["round"].tolist()[1:]

@@ -213,8 +213,58 @@ def test_resume_refuses_other_rows(fed, tmp_path):
         fd.run(ALGORITHM, fed.select([1, 0, 2, 3, 4]), 2, checkpoint=tmp_path, resume=True)
 
 
-def test_resume_without_a_file_starts(fed, tmp_path):
-    run = fd.run(ALGORITHM, fed, 2, checkpoint=tmp_path / "new" / "c.safetensors", resume=True)
+def test_resume_refuses_other_test_rows(fed, tmp_path):
+    """Rows before and after the stop would be scored on different rows."""
+    fd.run(ALGORITHM, fed, 1, checkpoint=tmp_path)
+    others = [
+        dataclasses.replace(fed, data=dataclasses.replace(fed.data, x_test=-fed.data.x_test)),
+        dataclasses.replace(fed, data=dataclasses.replace(fed.data, y_test=9 - fed.data.y_test)),
+        dataclasses.replace(fed, test_rows=fed.test_rows[::-1].copy()),  # who holds which
+    ]
+    for other in others:
+        with pytest.raises(fd.CheckpointError, match="the test rows of the federation differ"):
+            fd.run(ALGORITHM, other, 2, checkpoint=tmp_path, resume=True)
+    assert len(fd.run(ALGORITHM, fed, 2, checkpoint=tmp_path, resume=True).history) == 3
+
+
+def test_checkpoints_without_a_checksum_of_the_test_rows_are_still_resumed(fed, tmp_path):
+    fd.run(ALGORITHM, fed, 1, checkpoint=tmp_path)
+    path = tmp_path / "checkpoint.safetensors"
+    trees, meta = checkpoint.read(path)
+    del meta["fingerprint"]["test rows"]
+    checkpoint.write(path, trees, meta)
+    assert len(fd.run(ALGORITHM, fed, 2, checkpoint=tmp_path, resume=True).history) == 3
+
+
+def test_resume_needs_a_checkpoint(fed, tmp_path):
+    path = tmp_path / "new" / "c.safetensors"
+    with pytest.raises(
+        fd.CheckpointError, match=rf'^{path}: there is no checkpoint .*resume="auto"'
+    ):
+        fd.run(ALGORITHM, fed, 2, checkpoint=path, resume=True)
+    assert not path.parent.exists()
+    for wrong in ("yes", 1, None):
+        with pytest.raises(fd.ConfigError, match=f"resume={wrong!r} must be True, False or 'auto'"):
+            fd.run(ALGORITHM, fed, 2, checkpoint=path, resume=wrong)
+    with pytest.raises(fd.ConfigError, match="resume='auto' needs checkpoint=PATH"):
+        fd.run(ALGORITHM, fed, 2, resume="auto")
+
+
+def test_resume_auto_begins_and_goes_on(fed, tmp_path):
+    path = tmp_path / "new" / "c.safetensors"
+    fd.run(ALGORITHM, fed, 1, checkpoint=path, resume="auto")
+    rows = []
+
+    class Rows(fd.Callback):
+        def row(self, row):
+            rows.append(row["round"])
+
+    run = fd.run(ALGORITHM, fed, 3, checkpoint=path, resume="auto", callbacks=[Rows()])
+    assert rows == [2, 3] and len(run.history) == 4
+
+
+def test_a_checkpoint_in_a_folder(fed, tmp_path):
+    run = fd.run(ALGORITHM, fed, 2, checkpoint=tmp_path / "new" / "c.safetensors")
     assert len(run.history) == 3
     assert (tmp_path / "new" / "c.safetensors").is_file()
     assert (tmp_path / "folder").exists() is False

@@ -58,13 +58,14 @@ class Subject:
         at.mkdir(parents=True, exist_ok=True)
 
         def work() -> None:
+            checkpoint.KEPT = 4  # so that there is a history beside it
             path = at / "c.safetensors"
             run = fd.run(
                 self.algorithm,
                 self.fed,
                 rounds or self.rounds,
                 checkpoint=path,
-                resume=True,
+                resume="auto",
                 **OPTIONS,
             )
             run.save(at / "result.safetensors")
@@ -130,31 +131,40 @@ def damaged(data: bytes, rng: Random) -> bytes:
 
 
 def looked_at(tally: Tally, subject: Subject, count: int, rng: Random) -> None:
-    """Every damage is noticed on reading."""
-    data, path = (
-        (subject.folder / "whole" / "c.safetensors").read_bytes(),
-        subject.folder / "bad.safetensors",
-    )
-    for _ in range(count):
+    """Every damage is noticed on reading, to a checkpoint and, every second time, to the history
+    beside it.
+    """
+    folder = subject.folder / "bad"
+    folder.mkdir()
+    names = ("c.safetensors", "c.safetensors.history")
+    for name in names:
+        shutil.copy(subject.folder / "whole" / name, folder)
+    for number in range(count):
+        path = folder / names[number % 2]
+        data = path.read_bytes()
         bad = damaged(data, rng)
         path.write_bytes(bad)
         tally.injected += 1
         try:
-            checkpoint.read(path)
-            tally.end(ERROR, f"damage was not noticed: {len(bad)} of {len(data)} bytes")
-        except fd.CheckpointError:
-            tally.end(ERROR)
+            checkpoint.newest(folder / "c.safetensors")
+            tally.end(ERROR, f"damage was not noticed: {len(bad)} of {len(data)} bytes of {path}")
+        except fd.CheckpointError as error:
+            unnamed = None if path.name in str(error) else f"{path.name} is not named: {error}"
+            tally.end(ERROR, unnamed)
+        path.write_bytes(data)
 
 
 def corrupted(tally: Tally, subjects: list[Subject], runs: int, rng: Random) -> None:
-    """Stop halfway, damage the newest checkpoint (every fifth time the one before it, too), and go
-    on.
+    """Stop halfway, damage the newest checkpoint, every fifth time also the one before it, or the
+    history that both need, and go on.
     """
     for number in range(runs):
         subject = subjects[number % len(subjects)]
         at, both = subject.folder / f"damage{number}", number % 5 == 4
-        assert wait(subject.start(at, rng.randint(1, subject.rounds - 1))) == DONE
+        assert wait(subject.start(at, rng.randint(5, subject.rounds - 1))) == DONE
         paths = [at / "c.safetensors"] + [at / "c.safetensors.previous"] * both
+        if both and number % 10 == 9:
+            paths = [at / "c.safetensors.history"]
         for path in paths:
             path.write_bytes(damaged(path.read_bytes(), rng))
         tally.injected += 1
@@ -227,13 +237,14 @@ def _limited(subject: Subject, at: Path, most: int) -> int:
     """The run in a process that cannot write files of more than so many bytes."""
 
     def work() -> None:
+        checkpoint.KEPT = 4
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
         fd.run(
             subject.algorithm,
             subject.fed,
             subject.rounds,
             checkpoint=at / "c.safetensors",
-            resume=True,
+            resume="auto",
             **OPTIONS,
         )
 

@@ -75,7 +75,7 @@ def until_done(
                     rounds,
                     engine=engine,
                     checkpoint=path,
-                    resume=True,
+                    resume="auto",
                     progress=False,
                     **options,
                 )

@@ -320,7 +320,7 @@ def found(*rows: dict) -> Found:
 
 def test_published_numbers_are_reached_or_named():
     known = {"protocol": "published", "ball": "l2", "data": "synthetic", "split": "non-iid"}
-    claim = paper._close(3.0, "table1")
+    claim = paper._close("table1")
     # the paper has 94.81 for FedFW
     at = {**known, "method": "FedFW"}
     assert claim.test(found({**at, "best": 91.9})) == (True, "1 of 1")
@@ -338,19 +338,22 @@ def test_what_a_ball_hides_is_the_worst_image():
         for i, m, v in ((0, "gradient", 30.0), (0, "L1 ball", 10.0), (1, "gradient", 40.0),
                         (1, "L1 ball", 29.0))
     ]  # fmt: skip
-    assert paper._hides("l1", 11.0)(found(*rows)) == (True, "image 0: +20.0 dB, image 1: +11.0 dB")
-    assert paper._hides("l1", 12.0)(found(*rows))[0] is False
-    with pytest.raises(Missing, match="l2"):
-        paper._hides("l2", 1.0)(found(*rows))
+    assert paper._hides("L1", 11).test(found(*rows)) == (
+        True,
+        "image 0: +20.0 dB, image 1: +11.0 dB",
+    )
+    assert paper._hides("L1", 12).test(found(*rows))[0] is False
+    with pytest.raises(Missing, match="L2"):
+        paper._hides("L2", 1).test(found(*rows))
 
 
 def test_more_participation_is_faster_where_every_step_is():
     curve = lambda p, *loss: [{"p": p, "loss": v, "variant": "a"} for v in loss]  # noqa: E731
     rows = [*curve(1.0, 2.0, 1.0), *curve(0.1, 4.0, 3.0), *curve(0.5, 3.0, 2.0)]
-    assert paper._faster({"variant": "a"})(found(*rows)) == (
+    assert paper._faster("a", variant="a").test(found(*rows)) == (
         True,
         "p = 0.1: 3.500, p = 0.5: 2.500, p = 1: 1.500",
     )
-    assert paper._faster({})(found(*rows, *curve(0.5, 9.0)))[0] is False
+    assert paper._faster("all").test(found(*rows, *curve(0.5, 9.0)))[0] is False
     with pytest.raises(Missing, match="a second p"):
-        paper._faster({})(found(*curve(0.5, 1.0)))
+        paper._faster("all").test(found(*curve(0.5, 1.0)))

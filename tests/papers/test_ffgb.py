@@ -203,9 +203,9 @@ def threshold() -> fd.Federation:
 
 def test_boosted_trees_with_all_rows_and_alone(monkeypatch):
     fed = threshold()
-    assert ffgb.pooled(fed.data, trees=3) == 1.0
+    assert ffgb.pooled(fed.data) == 1.0
     # the first client learns the threshold, the second always says 0: (1 + 3/4) / 2
-    assert ffgb.alone(fed, trees=3) == 0.875
+    assert ffgb.alone(fed) == 0.875
     monkeypatch.setattr(ffgb, "tabular_data", lambda name: fed.data)
     monkeypatch.setattr(ffgb, "alone", lambda fed: 10.0 + len(fed))
     monkeypatch.setattr(ffgb, "pooled", lambda data: 20.0 + len(data.x_test))
@@ -226,7 +226,7 @@ def test_fewer_models_than_another_method():
         )  # fmt: skip
 
     fast, slow = [0.1, 0.5, 0.7], [0.1, 0.2, 0.3, 0.7]
-    test = ffgb._fewer("FedAvg")
+    test = ffgb._fewer("FedAvg").test
     assert test(curves(FFGB_Distill=fast, FedAvg=slow)) == (True, "d s = 0.1: 2 / 3")
     assert test(curves(FFGB_Distill=fast, FedAvg=[0.1, 0.2])) == (True, "d s = 0.1: 2 / never")
     assert test(curves(FFGB_Distill=fast, FedAvg=fast)) == (False, "d s = 0.1: 2 / 2")

@@ -214,6 +214,15 @@ def test_checkpoints_of_a_comparison_are_one_file_a_run(fed, tmp_path):
     assert again.runs["a/../b"][1].records.rows[:4] == first.runs["a/../b"][1].records.rows
 
 
+def test_a_comparison_that_was_stopped_goes_on_with_runs_that_were_not_reached(fed, tmp_path):
+    folder = tmp_path / "c"
+    with pytest.raises(fd.CheckpointError, match=r'c: none of the 2 runs .*resume="auto"'):
+        compare({"a": fd.FedAvg()}, fed, 1, seeds=2, checkpoint=folder, resume=True)
+    compare({"a": fd.FedAvg()}, fed, 1, seeds=[0], checkpoint=folder, resume="auto")
+    both = compare({"a": fd.FedAvg()}, fed, 2, seeds=2, checkpoint=folder, resume=True)
+    assert [len(r.records) for r in both.runs["a"]] == [3, 3]
+
+
 def test_bad_arguments(fed):
     for arguments, message in (
         (({}, fed, 1), "at least one"),

@@ -76,7 +76,7 @@ class Accounted(Aggregator):
             if not setting.resume:
                 raise CheckpointError(
                     f"{self.journal.path} is the privacy account of an earlier run with this "
-                    "checkpoint; pass resume=True to go on, or remove both"
+                    'checkpoint; pass resume="auto" to go on, or remove both'
                 )
             self.rounds = self.journal.read()
         if not self.rounds:

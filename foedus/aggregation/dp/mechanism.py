@@ -16,7 +16,8 @@ Adding or removing one client changes the sum by at most c: `foedus.aggregation.
 (epsilon, delta) of that. It holds if nobody learns who took part. So the server draws S itself,
 from the operating system's generator: sites know the seed of a run, and could redo what is drawn
 from it. And the algorithm is shown all clients, not S: a round in which nobody takes part releases
-noise like every other.
+noise like every other. Bytes and messages in the history are those of q n clients, not of |S|, and
+nobody who fails to reply is named in it.
 
 Under secure aggregation clients do all this themselves: see `foedus.aggregation.dp.distributed`.
 
@@ -48,7 +49,7 @@ from foedus.core.aggregation import Aggregation, Aggregator, Setting
 from foedus.core.algorithm import Client
 from foedus.core.exchange import NothingArrived
 from foedus.core.reduce import not_finite
-from foedus.errors import ConfigError, ReplyError
+from foedus.errors import ConfigError, DivergenceError, ReplyError
 
 if TYPE_CHECKING:
     from foedus.core.network import RoundTrip
@@ -144,6 +145,8 @@ class PrivateAggregator(Accounted):
         trip.shares(weights, trip.sizes)  # refuses unknown weights
         clip = self.privacy.clip_of(trip.step)
         self._charge(trip)
+        if trip.secret:
+            trip.hide(self.expected, first(blank(trip)))
         total: Tensor | None = None
         form: tree.Form = None
         shapes: list[torch.Size] = []
@@ -165,12 +168,20 @@ class PrivateAggregator(Accounted):
                 total = torch.zeros(flat.shape[1], dtype=torch.int64)
             elif (shape, [t.shape[1:] for t in leaves]) != (form, shapes):
                 assert ids is not None
+                who = "some clients" if trip.hidden else f"clients {ids.tolist()[:5]}"
                 raise ReplyError(
-                    f"round {trip.round}: clients {ids.tolist()[:5]} replied with another "
-                    "structure than those before"
+                    f"round {trip.round}: {who} replied with another structure than those before"
                 )
             if ids is not None:
                 if not bool(torch.isfinite(flat).all()):
+                    if trip.hidden:
+                        raise DivergenceError(
+                            f"round {trip.round}: a reply is not finite (NaN or infinity), of a "
+                            f"client that is not named, since who takes part is a secret; "
+                            f"{trip.algorithm.remedy}",
+                            trip.round,
+                            [],
+                        )
                     raise not_finite(leaves, trip.round, ids, remedy=trip.algorithm.remedy)
                 total += clipped(flat, clip, step).sum(0)
         if total is None:
@@ -223,6 +234,11 @@ def blank(trip: RoundTrip) -> Tree:
         replace(client, state=algorithm.init(client)), **arguments
     )
     return tree.map(lambda t: t.unsqueeze(0) if isinstance(t, Tensor) else t, reply)
+
+
+def first(replies: Tree) -> Tree:
+    """The first of stacked replies."""
+    return tree.map(lambda t: t[0] if isinstance(t, Tensor) else t, replies)
 
 
 def _dtype(t: Tensor) -> torch.dtype:

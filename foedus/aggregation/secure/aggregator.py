@@ -13,7 +13,7 @@ import torch
 from foedus import wire
 from foedus.aggregation.dp.accounted import Accounted
 from foedus.aggregation.dp.distributed import APART, Share
-from foedus.aggregation.dp.mechanism import blank
+from foedus.aggregation.dp.mechanism import blank, first
 from foedus.aggregation.secure.fixedpoint import Noise, dense
 from foedus.aggregation.secure.protocol import SecureAggregation, question_of, single_replies
 from foedus.aggregation.secure.server import SecureServer, Total
@@ -251,6 +251,6 @@ class PrivateSecureAggregator(Accounted, SecureAggregator):
             yield i, reply
             form = reply
         if form is None:
-            form = tree.map(lambda t: t[0] if isinstance(t, torch.Tensor) else t, blank(trip))
+            form = first(blank(trip))
         zeros = tree.map(torch.zeros_like, dense(form))
         yield from ((i, zeros) for i in ask.ids[~taking].tolist())

@@ -399,7 +399,7 @@ def train(grid: Any, plan: Plan, folder: Path) -> dict[str, Run]:
         label = name.replace("/", "-")
         result = run(
             algorithm, cast("Federation", sites), plan.rounds, engine=SitesEngine(line),
-            checkpoint=folder / f"{label}.checkpoint.safetensors", resume=True, progress=False,
+            checkpoint=folder / f"{label}.checkpoint.safetensors", resume="auto", progress=False,
             **plan.options,
         )  # fmt: skip
         result.save(folder / f"{label}.safetensors")
