@@ -395,6 +395,45 @@ def slopes(outputs: torch.Tensor, loss: int, label: int = 0) -> torch.Tensor:
     return train(*args, outputs.view(1, k, 1), torch.zeros(1, k), loss=loss, lr=1.0)[1][0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("clients", "n"), [(1, 1), (7, 1023), (3, 1024), (5, 9000), (300, 2)])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_sums_of_replies_are_two_sums_in_order(clients, n, dtype, threads):
+    """Bit by bit: rounded products, then Knuth's two-sum, one client after the other."""
+    generator = torch.Generator().manual_seed(n)
+    x = torch.randn(clients, n, generator=generator, dtype=torch.float64).to(dtype)
+    weights = torch.rand(clients, generator=generator, dtype=torch.float64)
+    total, rest = torch.randn(2, n, generator=generator, dtype=torch.float64)
+    want, lost = total.numpy().copy(), rest.numpy().copy()
+    for w, row in zip(weights.numpy(), x.double().numpy(), strict=True):
+        p = w * row
+        new = want + p
+        grown = new - want
+        lost += (want - (new - grown)) + (p - grown)
+        want = new
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        kernels.sum_replies(total, rest, x, weights)
+    finally:
+        torch.set_num_threads(before)
+    assert np.array_equal(total.numpy(), want) and np.array_equal(rest.numpy(), lost)
+
+
+def test_sums_of_sparse_replies_by_hand():
+    total, rest = torch.zeros(2, 3, dtype=torch.float64)
+    indices = torch.tensor([[2, 0], [2, 2]])
+    values = torch.tensor([[2.0**60, 1.0], [1.0, 3.0]])
+    kernels.sum_sparse(total, rest, indices, values, torch.tensor([1.0, 0.5], dtype=torch.float64))
+    assert total.tolist() == [1.0, 0.0, 2.0**60]
+    assert rest.tolist() == [0.0, 0.0, 2.0]  # 0.5 and 1.5, less than doubles near 2^60 can hold
+    for wrong in (-1, 3):
+        with pytest.raises(IndexError, match="an index that there is not"):
+            kernels.sum_sparse(
+                total, rest, torch.tensor([[wrong]]), torch.ones(1, 1), torch.ones(1).double()
+            )
+
+
 def test_exponentials_within_a_few_units_in_the_last_place():
     z = torch.linspace(-60, 60, 100_001)
     found = slopes(z, 2, label=100_000)[:-1].double()
@@ -463,6 +502,9 @@ def test_arguments_that_do_not_fit_are_refused(changes, error):
             "sum_trees",
             (np.zeros(1, np.float32), *[np.zeros(4, np.float32)] * 5, (1, 4, 1, 1, 1, 1), 1),
         ),
+        ("sum_replies", (*[np.zeros(3)] * 4, 1, 3, True, 1)),
+        ("sum_replies", (*[np.zeros(3)] * 3, np.zeros(1), 1, 3, False, 1)),
+        ("sum_sparse", (*[np.zeros(3)] * 2, *[np.zeros(2, np.int64)] * 3, 1, 2, 3, True)),
     ],
 )
 def test_buffers_of_another_size_are_refused(name, args):
