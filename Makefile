@@ -7,7 +7,7 @@ BUILT_FROM := pyproject.toml constraints.txt $(wildcard foedus/kernels/*.[ch])
 # By path, not by import hook: in the folder that holds the clone, a hook would lose to the clone's own folder.
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --config-settings editable_mode=compat
 
-.PHONY: help demo test test-slow coverage lint bench papers faults fuzz mutants clean
+.PHONY: help demo test test-slow coverage lint bench papers faults fuzz mutants lock sbom clean
 
 help:
 	@echo "make demo    compare the algorithms on bundled data and write a page (under two minutes after installation)"
@@ -19,6 +19,8 @@ help:
 	@echo "make faults  processes killed, disks full, checkpoints damaged: every run ends well or in words (ARGS=--quick: seconds)"
 	@echo "make fuzz    a million mutated messages, and files"
 	@echo "make mutants hand-made faults, one at a time: the tests must kill 95 % (ARGS='fedfw-* wire' for some of them; ARGS=--check: seconds)"
+	@echo "make lock    requirements.lock: what a deployment installs, with hashes"
+	@echo "make sbom    sbom.json: what is installed in .venv, as a CycloneDX bill of materials (ARGS='-o FILE' for another place)"
 	@echo "make papers  every table and figure of the papers at --quick, and their pages"
 
 $(VENV)/bin/python:
@@ -61,6 +63,15 @@ fuzz: $(VENV)/.dev
 
 mutants: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants $(ARGS)
+
+# Indexes and folders of wheels are those that uv is told of (UV_DEFAULT_INDEX, UV_INDEX, UV_FIND_LINKS).
+lock: $(VENV)/.dev
+	$(BIN)/uv pip compile --quiet --generate-hashes --python-version 3.11 --custom-compile-command "make lock" -c constraints.txt \
+		--extra flower --extra secure --extra private --no-annotate -o requirements.lock pyproject.toml $(ARGS)
+
+# The tool checks what it writes against CycloneDX's schema.
+sbom: $(VENV)/.dev
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --mc-type library --output-reproducible -o sbom.json $(ARGS) $(BIN)/python
 
 papers: $(VENV)/.report
 	$(BIN)/foedus paper all all --quick $(ARGS)

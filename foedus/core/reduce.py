@@ -1,24 +1,24 @@
-"""Sums of replies, added up in a stream in twice their precision; and the ledger of what was
-sent.
-"""
+"""Sums of replies, added up in a stream in two doubles each; and the ledger of what was sent."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from foedus import wire
+from foedus import kernels, wire
 from foedus.base import tree
 from foedus.base.tree import Tree
 from foedus.core.algorithm import Algorithm
+from foedus.core.exchange import map_tensors
 from foedus.errors import DivergenceError, ReplyError
 
-_SMALL, _SHORT, _BLOCK = 1 << 16, 64, 1 << 14
-"""Numbers that are summed in double precision at once; clients in a sum of single precision;
-numbers of a reply that are added at a time.
-"""
+_CHUNK = 1 << 22
+"""Numbers of structured arrays that are made dense at a time."""
 
 
 @dataclass
@@ -40,15 +40,15 @@ class Accumulator:
     """A weighted sum of replies, added up in a stream: stacked batches or single replies,
     structured arrays included.
 
-    Sums are carried in twice the precision of the replies (`rest` is what doubles leave over), so
-    that how clients were batched, or spread over workers that add up their own, leaves next to no
-    trace.
+    Each product of a weight and a number is rounded to a double by itself; their sum is carried in
+    two doubles (`total`, and what rounding takes from it, `rest`) and rounded once, at the end. So
+    neither how clients were batched, nor whether workers added up their own, changes a bit.
     """
 
     def __init__(self, remedy: str = Algorithm.remedy) -> None:
         self.remedy = remedy
         self.total: list[Tensor] | None = None
-        self.rest: list[Tensor | None] = []
+        self.rest: list[Tensor] = []
         self.dtypes: list[torch.dtype] = []
         self.form: tree.Form = None
 
@@ -57,27 +57,19 @@ class Accumulator:
         refused.
         """
         leaves, form = tree.flatten(reply, is_leaf=lambda t: hasattr(t, "weighted_sum"))
+        weights = weights.double().contiguous()
         if self.total is not None and len(weights) == 1 and self._fits(leaves, form):
             if not tree.all_finite(leaves):
                 raise not_finite(leaves, round, ids, remedy=self.remedy)
-            # By blocks, which stay in cache while they change precision; so small that PyTorch does
-            # not wait for threads whose cores other clients are using.
-            for total, leaf in zip(self.total, leaves, strict=True):
-                for there, part in zip(
-                    total.view(-1).split(_BLOCK), leaf.reshape(-1).split(_BLOCK), strict=True
-                ):
-                    there.add_(part, alpha=float(weights[0]))
+            for total, rest, leaf in zip(self.total, self.rest, leaves, strict=True):
+                _add(total.view(-1), rest.view(-1), leaf, weights)
             return
         batch = Accumulator(self.remedy)
         sums = [_weighted_sum(leaf, weights) for leaf in leaves]
-        batch.total, batch.dtypes, batch.form = (
-            [total for total, _ in sums],
-            [dtype for _, dtype in sums],
-            form,
-        )
-        if not tree.all_finite([t.to(d) for t, d in sums]):
+        batch.total, batch.rest = [total for total, _, _ in sums], [rest for _, rest, _ in sums]
+        batch.dtypes, batch.form = [dtype for _, _, dtype in sums], form
+        if not tree.all_finite([t.to(d) for t, _, d in sums]):
             raise not_finite(leaves, round, ids, remedy=self.remedy)
-        batch.rest = [torch.zeros_like(t) if d == torch.float64 else None for t, d in sums]
         self.merge(batch, round, ids)
 
     def _fits(self, leaves: list[Tree], form: tree.Form) -> bool:
@@ -115,46 +107,89 @@ class Accumulator:
                 "those before"
             )
         for i, (t, p) in enumerate(zip(self.total, other.total, strict=True)):
-            rest, more = self.rest[i], other.rest[i]
-            if rest is None or more is None:
-                t.add_(p)
-                continue
-            total = t + p  # and what rounding took from it, exactly (Knuth's two-sum)
-            grown = total - t
-            rest += (t - (total - grown)) + (p - grown) + more
+            total, lost = _two_sum(t, p)
+            self.rest[i] += lost + other.rest[i]
             self.total[i] = total
 
     def result(self) -> Tree:
         assert self.total is not None
-        sums = (t if r is None else t + r for t, r in zip(self.total, self.rest, strict=True))
+        sums = (t + r for t, r in zip(self.total, self.rest, strict=True))
         return tree.unflatten([t.to(d) for t, d in zip(sums, self.dtypes, strict=True)], self.form)
 
 
-def _weighted_sum(leaf: Tree, weights: Tensor) -> tuple[Tensor, torch.dtype]:
-    """The sum, in double precision, and the precision that the result should have."""
-    if hasattr(leaf, "weighted_sum"):
-        found = leaf.weighted_sum(weights)
-        return (found.double() if found.is_floating_point() else found), found.dtype
-    if not isinstance(leaf, Tensor):
+def _two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """a + b, and what rounding takes from it, exactly (Knuth)."""
+    total = a + b
+    grown = total - a
+    return total, (a - (total - grown)) + (b - grown)
+
+
+def _weighted_sum(leaf: Any, weights: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
+    """The sum as two doubles (`Accumulator`), and the precision that the result should have."""
+    if isinstance(leaf, Tensor):
+        one, shape = leaf, tuple(leaf.shape[1:])
+    elif isinstance(leaf, wire.Sparse):
+        one, shape = leaf.values, leaf.shape
+    elif hasattr(leaf, "weighted_sum"):
+        one = map_tensors(lambda t: t[:1], leaf).dense()
+        shape = tuple(one.shape[1:])
+    else:
         raise ReplyError(
             f"a reply to be averaged holds a {type(leaf).__name__}; only tensors have a mean"
         )
-    if not leaf.is_floating_point():
-        leaf = leaf.float()
-    flat, shape = leaf.reshape(len(leaf), -1), leaf.shape[1:]
-    if len(flat) == 1:
-        return flat[0].to(torch.float64, copy=True).mul_(weights[0]).view(shape), leaf.dtype
-    if flat.numel() <= _SMALL or leaf.dtype == torch.float64:
-        return torch.mv(flat.mT.double(), weights.double()).view(shape), leaf.dtype
-    # Single precision loses digits over thousands of clients, so only short sums are made in it.
-    weights, whole = weights.to(leaf.dtype), len(flat) // _SHORT * _SHORT
-    if not whole:
-        return torch.mv(flat.mT, weights).double().view(shape), leaf.dtype
-    parts = torch.bmm(
-        weights[:whole].view(-1, 1, _SHORT), flat[:whole].view(-1, _SHORT, flat.shape[1])
-    )
-    total = parts.sum((0, 1), dtype=torch.float64) + torch.mv(flat[whole:].mT, weights[whole:])
-    return total.view(shape), leaf.dtype
+    sums = torch.zeros(2, math.prod(shape), dtype=torch.float64, device=one.device)
+    for terms, shares in _terms(leaf, weights, sums.shape[1]):
+        _add(sums[0], sums[1], terms, shares)
+    dtype = one.dtype if one.is_floating_point() else torch.float32
+    return sums[0].view(shape), sums[1].view(shape), dtype
+
+
+def _terms(leaf: Any, weights: Tensor, size: int) -> Iterator[tuple[Tensor | wire.Sparse, Tensor]]:
+    """What is to be added up, and its weights: of structured arrays, dense ones (c, size) of some
+    clients at a time.
+    """
+    compiled = kernels.ready and weights.device.type == "cpu"
+    if isinstance(leaf, Tensor) or (isinstance(leaf, wire.Sparse) and compiled):
+        yield leaf, weights
+        return
+    step = max(1, _CHUNK // max(1, size))
+    for first in range(0, len(weights), step):
+        part = slice(first, first + step)
+        some = map_tensors(lambda t, part=part: t[part], leaf)
+        if not isinstance(some, wire.LowRank):
+            yield some.dense(), weights[part]
+            continue
+        # one rank after the other: a matrix product would add them in an order of its own
+        left, right = some.left.double(), some.right.double()
+        for r in range(left.shape[-1]):
+            yield left[..., r].unsqueeze(-1) * right[..., r].unsqueeze(-2), weights[part]
+
+
+def _add(total: Tensor, rest: Tensor, terms: Tensor | wire.Sparse, weights: Tensor) -> None:
+    """total + rest += sum_c weights[c] terms[c], in place; terms (c, ...)."""
+    if isinstance(terms, wire.Sparse):
+        values = _real(terms.values).contiguous()
+        kernels.sum_sparse(total, rest, terms.indices.long().contiguous(), values, weights)
+        return
+    x = _real(terms).reshape(len(weights), -1)
+    if kernels.ready and x.device.type == "cpu":
+        kernels.sum_replies(total, rest, x.contiguous(), weights)
+        return
+    columns, weights = max(1, _CHUNK // len(x)), weights.to(x.device).unsqueeze(1)
+    parts = (total.split(columns), rest.split(columns), x.split(columns, 1))
+    for there, lost, part in zip(*parts, strict=True):
+        summands = torch.cat((there.unsqueeze(0), weights * part.double()))
+        while len(summands) > 1:  # by halves: few operations add up many clients
+            half = len(summands) // 2
+            sums, errors = _two_sum(summands[:half], summands[half : 2 * half])
+            lost += errors.sum(0)
+            summands = torch.cat((sums, summands[2 * half :]))
+        there.copy_(summands[0])
+
+
+def _real(t: Tensor) -> Tensor:
+    """In single or double precision."""
+    return t.detach() if t.dtype in (torch.float32, torch.float64) else t.detach().float()
 
 
 def not_finite(

@@ -2,9 +2,9 @@
 
 `ready` says whether they are there. Callers have the same in Python for where they are not: random
 words and orders of rows in `foedus.base.random`, training of linear models and fully connected
-networks in `foedus.models.training`, sums of trees in `foedus.models.trees`. Integers and sums of
-trees are the same in both to the last bit, training is up to rounding. FOEDUS_COMPILED=0 in the
-environment leaves them out.
+networks in `foedus.models.training`, sums of trees in `foedus.models.trees`, sums of replies in
+`foedus.core.reduce`. Integers and sums are the same in both to the last bit, training is up to
+rounding. FOEDUS_COMPILED=0 in the environment leaves them out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ try:
 except ImportError:  # no compiler was there
     _compiled = None  # type: ignore[assignment]  # a module or nothing: there is no type for that
 
-_VERSION = 1
+_VERSION = 2
 """Of the functions' arguments: an older build, left by an update of the sources, is not used."""
 
 ready = _compiled is not None and _compiled.version() == _VERSION
@@ -122,3 +122,23 @@ def sum_trees(
     sizes = (len(x), x.shape[1], values.shape[1], len(roots), len(nodes), len(values))
     _compiled.sum_trees(out, x, nodes, roots, shares, values, sizes, threads)
     return out
+
+
+def sum_replies(total: Tensor, rest: Tensor, x: Tensor, weights: Tensor) -> None:
+    """Add sum_c weights[c] x[c] to total + rest: (n,), (n,) and (c,) in float64; x (c, n) float32
+    or float64. `rest` is what rounding takes from `total`.
+    """
+    _compiled.sum_replies(
+        total.numpy(), rest.numpy(), x.numpy(), weights.numpy(), len(x), x.shape[1],
+        x.dtype == torch.float64, torch.get_num_threads(),
+    )  # fmt: skip
+
+
+def sum_sparse(
+    total: Tensor, rest: Tensor, indices: Tensor, values: Tensor, weights: Tensor
+) -> None:
+    """As `sum_replies`, of vectors that are `values` (c, k) at `indices` (c, k), and else zero."""
+    _compiled.sum_sparse(
+        total.numpy(), rest.numpy(), indices.numpy(), values.numpy(), weights.numpy(),
+        len(indices), indices.shape[1], len(total), values.dtype == torch.float64,
+    )  # fmt: skip

@@ -1,5 +1,5 @@
-# The functions of compiled.c: arrays are contiguous, `out` and the parameters of `train` are
-# written.
+# The functions of compiled.c: arrays are contiguous, `out`, `total`, `rest` and the parameters
+# of `train` are written.
 from collections.abc import Sequence
 
 import numpy as np
@@ -54,5 +54,28 @@ def sum_trees(
     values: Array,
     sizes: tuple[int, int, int, int, int, int],
     threads: int,
+    /,
+) -> None: ...
+def sum_replies(
+    total: Array,
+    rest: Array,
+    x: Array,
+    weights: Array,
+    clients: int,
+    n: int,
+    wide: bool,
+    threads: int,
+    /,
+) -> None: ...
+def sum_sparse(
+    total: Array,
+    rest: Array,
+    indices: Array,
+    values: Array,
+    weights: Array,
+    clients: int,
+    k: int,
+    n: int,
+    wide: bool,
     /,
 ) -> None: ...

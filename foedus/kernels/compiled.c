@@ -1,8 +1,8 @@
 /* The few inner loops that decide how long a round takes, in C: random words, orders of rows, training of linear models and of fully
-   connected networks, sums of trees.
+   connected networks, sums of trees, sums of clients' replies.
 
    Everything here also exists in Python (foedus/kernels/__init__.py says where), which is used where this could not be compiled: integers and sums
-   of trees are the same to the last bit, training is up to rounding. What a client gets depends on its own rows alone, not on who shares its batch nor on threads.
+   are the same to the last bit, training is up to rounding. What a client gets depends on its own rows alone, not on who shares its batch nor on threads.
 
    Arguments are buffers of plain numbers, row after row, in the processor's own byte order. Sizes, rows, labels and nodes are checked before use; the
    nodes of `sum_trees` must be those that `pack_trees` has checked. */
@@ -343,8 +343,18 @@ typedef struct {
     atomic_int failed;
 } Forest;
 
-enum { ROWS = 128, ABREAST = 10, FEW = 1 << 17 };
-/* Rows that are added to weights at a time; rows that go down a tree together; multiplications that are not worth another thread. */
+/* total + rest (n) += sum_i weights[i] x[i], x (clients, n) in single or (wide) double precision. */
+typedef struct {
+    double *total, *rest;
+    const void *x;
+    const double *weights;
+    size clients, n;
+    int wide;
+} Sum;
+
+enum { ROWS = 128, ABREAST = 10, FEW = 1 << 17, BLOCK = 1024 };
+/* Rows that are added to weights at a time; rows that go down a tree together; multiplications that are not worth another thread; numbers of a reply
+   that are added at a time, which stay in cache. */
 
 /* What gains from wide vectors is compiled twice, for any processor and for those with vectors of eight numbers; WIDE(name) tells the two apart. (One
    function for several processors would not do: vectors that some of them lack are taken apart first.) */
@@ -373,6 +383,42 @@ enum { ROWS = 128, ABREAST = 10, FEW = 1 << 17 };
 #else
 #define HAS_EIGHT 0
 #define BEST(name) name##_plain
+#endif
+
+/* Sums, without fused operations (GCC does not know the standard's pragma, clang not GCC's). */
+#ifdef __clang__
+#pragma STDC FP_CONTRACT OFF
+#else
+#pragma GCC push_options
+#pragma GCC optimize("fp-contract=off")
+#endif
+#define WIDE(name) name##_plain
+#include "sums.h"
+#undef WIDE
+
+static void scatter(double *total, double *rest, const int64_t *indices, const void *values, const double *weights, size c, size k, int wide)
+{
+    for (size i = 0; i < c; i++)
+        for (size j = i * k; j < (i + 1) * k; j++) {
+            double p = weights[i] * (wide ? ((const double *)values)[j] : (double)((const float *)values)[j]);
+            ADD(total[indices[j]], rest[indices[j]], p);
+        }
+}
+
+#if defined(__x86_64__)
+#define WIDE(name) name##_eight
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((target("avx2"))), apply_to = function)
+#include "sums.h"
+#pragma clang attribute pop
+#else
+#pragma GCC target("avx2")
+#include "sums.h"
+#endif
+#undef WIDE
+#endif
+#ifndef __clang__
+#pragma GCC pop_options
 #endif
 
 static int eight; /* whether to use vectors of eight */
@@ -543,10 +589,58 @@ static PyObject *sum_trees(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* -- sums of replies ------------------------------------------------------------------------------------------------------------------ */
+
+/* sum_replies(total (n), rest (n), x (c, n), weights (c), c, n, whether x is in double precision, threads): add sum_i weights[i] x[i] to total + rest. */
+static PyObject *sum_replies(PyObject *self, PyObject *args)
+{
+    Py_buffer b[4];
+    Sum s = {0};
+    int threads;
+    if (!PyArg_ParseTuple(args, "w*w*y*y*nnpi", &b[0], &b[1], &b[2], &b[3], &s.clients, &s.n, &s.wide, &threads))
+        return NULL;
+    if (!holds(&b[0], s.n, 1, 1, 8, "total") || !holds(&b[1], s.n, 1, 1, 8, "rest") ||
+        !holds(&b[2], s.clients, s.n, 1, s.wide ? 8 : 4, "x") || !holds(&b[3], s.clients, 1, 1, 8, "weights"))
+        return release(b, 4), NULL;
+    s.total = b[0].buf, s.rest = b[1].buf, s.x = b[2].buf, s.weights = b[3].buf;
+    size blocks = (s.n + BLOCK - 1) / BLOCK;
+    Py_BEGIN_ALLOW_THREADS
+    share(BEST(sum_some), &s, blocks, 4, s.clients * s.n < FEW ? 1 : threads);
+    Py_END_ALLOW_THREADS
+    release(b, 4);
+    Py_RETURN_NONE;
+}
+
+/* sum_sparse(total (n), rest (n), indices (c, k), values (c, k), weights (c), c, k, n, whether values are in double precision): add sum_i weights[i]
+   times the vector that is values[i] at indices[i] and else zero. */
+static PyObject *sum_sparse(PyObject *self, PyObject *args)
+{
+    Py_buffer b[5];
+    size c, k, n;
+    int wide, sound = 1;
+    if (!PyArg_ParseTuple(args, "w*w*y*y*y*nnnp", &b[0], &b[1], &b[2], &b[3], &b[4], &c, &k, &n, &wide))
+        return NULL;
+    if (!holds(&b[0], n, 1, 1, 8, "total") || !holds(&b[1], n, 1, 1, 8, "rest") || !holds(&b[2], c, k, 1, 8, "indices") ||
+        !holds(&b[3], c, k, 1, wide ? 8 : 4, "values") || !holds(&b[4], c, 1, 1, 8, "weights"))
+        return release(b, 5), NULL;
+    const int64_t *indices = b[2].buf;
+    for (size i = 0; i < c * k; i++)
+        sound &= indices[i] >= 0 && indices[i] < n;
+    if (sound) {
+        Py_BEGIN_ALLOW_THREADS
+        scatter(b[0].buf, b[1].buf, indices, b[3].buf, b[4].buf, c, k, wide);
+        Py_END_ALLOW_THREADS
+    }
+    release(b, 5);
+    if (!sound)
+        return PyErr_SetString(PyExc_IndexError, "an index that there is not"), NULL;
+    Py_RETURN_NONE;
+}
+
 /* -- the module ----------------------------------------------------------------------------------------------------------------------- */
 
 /* version() -> that of the functions' arguments; foedus/kernels/__init__.py names the one that it knows. */
-static PyObject *version(PyObject *self, PyObject *args) { return PyLong_FromLong(1); }
+static PyObject *version(PyObject *self, PyObject *args) { return PyLong_FromLong(2); }
 
 static PyMethodDef methods[] = {
     {"version", version, METH_NOARGS, NULL},
@@ -557,6 +651,8 @@ static PyMethodDef methods[] = {
     {"train", train, METH_VARARGS, NULL},
     {"pack_trees", pack_trees, METH_VARARGS, NULL},
     {"sum_trees", sum_trees, METH_VARARGS, NULL},
+    {"sum_replies", sum_replies, METH_VARARGS, NULL},
+    {"sum_sparse", sum_sparse, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foedus import wire
+from foedus.core.exchange import map_tensors
 from foedus.core.reduce import Accumulator
 from foedus.errors import DivergenceError, ReplyError
 
@@ -93,3 +97,72 @@ def test_a_single_reply_of_another_structure_is_refused(other):
 def test_a_sum_that_its_precision_cannot_hold_is_refused():
     with pytest.raises(DivergenceError, match="not finite"):
         added(torch.full((2, 3), 3e38), torch.ones(2, dtype=torch.float64), [2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@settings(deadline=None, max_examples=30)
+@given(cuts=st.lists(st.integers(1, 6), min_size=1, max_size=5), seed=st.integers(0, 1 << 30))
+def test_a_sum_is_rounded_once_however_its_terms_come(compiled_or_not, dtype, cuts, seed):
+    """Exactly the sum of the products in double precision, each rounded by itself, in any batches
+    and any order: numbers of very different size, half of which cancel.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    count = sum(cuts)
+    replies = torch.randn(count, 5, generator=generator, dtype=torch.float64)
+    replies *= 2.0 ** torch.randint(-15, 15, (count, 5), generator=generator)
+    replies = replies.to(dtype)
+    replies[count // 2 :, :3] = -replies[: count - count // 2, :3]
+    weights = torch.rand(count, generator=generator, dtype=torch.float64)
+    weights[count // 2 :] = weights[: count - count // 2].clone()
+    products = (weights.unsqueeze(1) * replies.double()).tolist()
+    exact = [float(sum(map(Fraction, column))) for column in zip(*products, strict=True)]
+    order = torch.randperm(count, generator=generator)
+    for found in (
+        added(replies, weights, cuts),
+        added(replies, weights, [count]),
+        added(replies[order], weights[order], cuts),
+        added(replies[order], weights[order], [1] * count),
+    ):
+        assert torch.equal(found, torch.tensor(exact, dtype=torch.float64).to(dtype))
+
+
+def structured(kind: str, count: int) -> wire.Sparse | wire.LowRank | wire.Signs:
+    generator = torch.Generator().manual_seed(count)
+    normal = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
+    if kind == "sparse":
+        return wire.Sparse(
+            torch.randint(0, 12, (count, 4), generator=generator), normal(count, 4), (3, 4)
+        )
+    if kind == "low rank":
+        return wire.LowRank(normal(count, 3, 2), normal(count, 4, 2))
+    return wire.Signs.pack(normal(count, 3, 4), normal(count).abs())
+
+
+@pytest.mark.parametrize("kind", ["sparse", "low rank", "signs"])
+def test_structured_arrays_are_summed_alike_in_any_batches(kind, compiled_or_not, monkeypatch):
+    count = 40
+    array = structured(kind, count)
+    weights = torch.linspace(0.1, 1.7, count, dtype=torch.float64)
+
+    def total(*batches: torch.Tensor) -> torch.Tensor:
+        sums = Accumulator()
+        for at in batches:
+            some = map_tensors(lambda t, at=at: t[at], array)
+            sums.add({"a": some}, weights[at], 1, at)
+        return sums.result()["a"]
+
+    everyone = torch.arange(count)
+    whole = total(everyone)
+    dense = torch.tensordot(weights, array.dense().double(), 1).float()
+    torch.testing.assert_close(whole, dense, rtol=1e-5, atol=1e-5)
+    assert whole.dtype == torch.float32
+    assert torch.equal(total(*everyone.split(7)), whole)
+    assert torch.equal(total(*everyone.flip(0).split(1)), whole)
+    monkeypatch.setattr("foedus.core.reduce._CHUNK", 25)  # two clients at a time
+    assert torch.equal(total(everyone), whole)
+
+
+def test_a_sparse_reply_beyond_its_shape_is_refused():
+    array = wire.Sparse(torch.tensor([[1, 12]]), torch.ones(1, 2), (3, 4))
+    with pytest.raises((IndexError, RuntimeError)):
+        Accumulator().add({"a": array}, torch.ones(1), 1, torch.tensor([0]))

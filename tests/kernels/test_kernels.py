@@ -18,9 +18,11 @@ from foedus import kernels
 from foedus.base import random
 from foedus.base.rows import Rows
 from foedus.base.spec import Spec
+from foedus.engines.batches import Table
 from foedus.models.losses import CrossEntropy, Huber, Logistic, Squared
-from foedus.models.training import descend as training
+from foedus.models.training import compiled
 from foedus.models.training.descend import descend
+from foedus.models.training.gradients import gradient
 
 pytestmark = pytest.mark.skipif(
     not kernels.ready, reason="foedus was installed without a compiler, or FOEDUS_COMPILED=0"
@@ -335,7 +337,7 @@ def test_what_it_does_not_know_goes_to_pytorch(counted):
 
 
 def test_few_clients_with_large_steps_go_to_pytorch_whose_threads_share_them(counted, monkeypatch):
-    monkeypatch.setattr(training, "_LARGE_STEP", 1)
+    monkeypatch.setattr(compiled, "_LARGE_STEP", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     fed = fd.split(fd.load("digits"), "iid", clients=3)
     fd.run(fd.FedAvg(fd.Linear()), fed, 1, evaluate_every=0)
@@ -346,7 +348,7 @@ def test_few_clients_with_large_steps_go_to_pytorch_whose_threads_share_them(cou
 
 def test_networks_that_no_cache_holds_go_to_pytorch(counted, monkeypatch):
     fed = fd.split(fd.load("digits"), "iid", clients=3)
-    monkeypatch.setattr(training, "_LARGE_NET", 74 * 8)  # 64 x 8 and 8 x 10
+    monkeypatch.setattr(compiled, "_LARGE_NET", 74 * 8)  # 64 x 8 and 8 x 10
     fd.run(fd.FedAvg(fd.MLP(8)), fed, 1, evaluate_every=0)
     assert counted == [1]
     fd.run(fd.FedAvg(fd.MLP(9)), fed, 1, evaluate_every=0)
@@ -393,6 +395,68 @@ def slopes(outputs: torch.Tensor, loss: int, label: int = 0) -> torch.Tensor:
         torch.tensor([1]),
     )
     return train(*args, outputs.view(1, k, 1), torch.zeros(1, k), loss=loss, lr=1.0)[1][0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("clients", "n"), [(1, 1), (7, 1023), (3, 1024), (5, 9000), (300, 2)])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_sums_of_replies_are_two_sums_in_order(clients, n, dtype, threads):
+    """Bit by bit: rounded products, then Knuth's two-sum, one client after the other."""
+    generator = torch.Generator().manual_seed(n)
+    x = torch.randn(clients, n, generator=generator, dtype=torch.float64).to(dtype)
+    weights = torch.rand(clients, generator=generator, dtype=torch.float64)
+    total, rest = torch.randn(2, n, generator=generator, dtype=torch.float64)
+    want, lost = total.numpy().copy(), rest.numpy().copy()
+    for w, row in zip(weights.numpy(), x.double().numpy(), strict=True):
+        p = w * row
+        new = want + p
+        grown = new - want
+        lost += (want - (new - grown)) + (p - grown)
+        want = new
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        kernels.sum_replies(total, rest, x, weights)
+    finally:
+        torch.set_num_threads(before)
+    assert np.array_equal(total.numpy(), want) and np.array_equal(rest.numpy(), lost)
+
+
+def test_sums_of_sparse_replies_by_hand():
+    total, rest = torch.zeros(2, 3, dtype=torch.float64)
+    indices = torch.tensor([[2, 0], [2, 2]])
+    values = torch.tensor([[2.0**60, 1.0], [1.0, 3.0]])
+    kernels.sum_sparse(total, rest, indices, values, torch.tensor([1.0, 0.5], dtype=torch.float64))
+    assert total.tolist() == [1.0, 0.0, 2.0**60]
+    assert rest.tolist() == [0.0, 0.0, 2.0]  # 0.5 and 1.5, less than doubles near 2^60 can hold
+    for wrong in (-1, 3):
+        with pytest.raises(IndexError, match="an index that there is not"):
+            kernels.sum_sparse(
+                total, rest, torch.tensor([[wrong]]), torch.ones(1, 1), torch.ones(1).double()
+            )
+
+
+@pytest.mark.parametrize("model", [fd.Linear(), fd.Linear(bias=False), fd.MLP((5, 4))], ids=str)
+@pytest.mark.parametrize("loss", [CrossEntropy(), Squared(), Logistic(), Huber(0.1)], ids=str)
+def test_full_gradients_are_those_of_pytorch_and_the_same_bits_in_any_company(model, loss):
+    fed = fd.split(fd.load("digits"), "dirichlet", clients=6, alpha=0.3, seed=1)
+    table = Table(fed.data.x_train, fed.data.y_train, fed.rows, fed.offsets, np.arange(6), fed.spec)
+    params = model.init(fed.spec, random.key(3))
+    params = {k: v + 0.1 for k, v in params.items()}
+
+    def gradients(positions, width=0):
+        index, weight = table.index(torch.tensor(positions), width)
+        one = lambda i, w: gradient(  # noqa: E731
+            model, loss, params, Rows(table.x, table.y, i, w, fed.spec)
+        )
+        return torch.func.vmap(one)(index, weight)
+
+    together = gradients(range(6))
+    for name, there in without(gradients, range(6)).items():
+        torch.testing.assert_close(together[name], there, rtol=1e-5, atol=1e-5)
+    for positions, width in (([4], 0), ([0, 5], 0), ([3, 2, 1], 700)):
+        for name, alone in gradients(positions, width).items():
+            assert torch.equal(alone, together[name][positions])
 
 
 def test_exponentials_within_a_few_units_in_the_last_place():
@@ -463,6 +527,9 @@ def test_arguments_that_do_not_fit_are_refused(changes, error):
             "sum_trees",
             (np.zeros(1, np.float32), *[np.zeros(4, np.float32)] * 5, (1, 4, 1, 1, 1, 1), 1),
         ),
+        ("sum_replies", (*[np.zeros(3)] * 4, 1, 3, True, 1)),
+        ("sum_replies", (*[np.zeros(3)] * 3, np.zeros(1), 1, 3, False, 1)),
+        ("sum_sparse", (*[np.zeros(3)] * 2, *[np.zeros(2, np.int64)] * 3, 1, 2, 3, True)),
     ],
 )
 def test_buffers_of_another_size_are_refused(name, args):

@@ -15,7 +15,8 @@ def batch_schedule(
     """Rows of each client and step: (numbers (T, c, b), weights (T, c, b), steps (c,)).
 
     Every epoch is a fresh permutation of the client's rows, cut into batches; the last one may be
-    smaller.
+    smaller. Rows that fit into one batch stay in order. What a client gets depends on its own rows
+    and key alone, not on who shares its batch.
     """
     clients, n = index.shape
     b = min(how.batch_size or n, n)
@@ -33,6 +34,9 @@ def batch_schedule(
         if epochs > 1:
             keys = torch.cat((keys, random.fold(key, torch.arange(1, epochs).unsqueeze(1))))
         order = random.permutation(keys, n, valid=None if full else weight > 0)
+        if not how.augment and bool((per_epoch == 1).any()):
+            # one batch of all rows: they stay in order, as they do where nobody has more batches
+            order = torch.where((per_epoch == 1).unsqueeze(1), torch.arange(n), order)
         order = torch.nn.functional.pad(order, (0, batches * b - n))
         table = index.expand(epochs, -1, -1).gather(-1, order).view(epochs, clients, batches, b)
         # whole epochs, the same for all: no need to look up who is where
