@@ -86,6 +86,8 @@ class Loop:
     def open(self, aggregation: Aggregation | None, path: Path | None, resume: bool) -> None:
         """Get ready to put replies together otherwise than by adding them up."""
         self.aggregation = aggregation
+        if path is not None:
+            self.session.keep(files.sites_of(path))
         if aggregation is not None:
             about = (
                 self.algorithm,

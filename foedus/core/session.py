@@ -18,6 +18,8 @@ from foedus.core.exchange import Ask, stacked_reply
 from foedus.core.reduce import Accumulator, Ledger
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from foedus.core.algorithm import Algorithm
     from foedus.data.federation import Federation
     from foedus.errors import SecureError
@@ -109,8 +111,8 @@ class Session(ABC):
     """One run of one algorithm on an engine.
 
     Exchanges: `exchange`, and `reduce` where replies can be added up near the clients. Client
-    states: `save`, `load`; `lost`, `readmit`, `repeat_round`, `refuse` where clients may fail.
-    Evaluation of personal models: `evaluate_own`, `evaluate_global`. `close` at the end.
+    states: `save`, `load`, `keep`; `lost`, `readmit`, `repeat_round`, `refuse` where clients may
+    fail. Evaluation of personal models: `evaluate_own`, `evaluate_global`. `close` at the end.
     """
 
     conditions: Conditions = Conditions()
@@ -164,6 +166,12 @@ class Session(ABC):
         return None
 
     # -- states ------------------------------------------------------------------------------------
+
+    def keep(self, folder: Path) -> None:
+        """The run has a checkpoint, with this folder beside it for what must survive and is not in
+        it; said before `load`.
+        """
+        return None
 
     @abstractmethod
     def save(self) -> Tree:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import torch
@@ -172,6 +173,9 @@ class HostileSession(Session):
 
     def evaluate_global(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         return self.inner.evaluate_global(x, y)
+
+    def keep(self, folder: Path) -> None:
+        self.inner.keep(folder)
 
     def save(self) -> Tree:
         """The client states, and what hostile clients keep."""

@@ -173,16 +173,16 @@ def locked(path: Path | None) -> Iterator[None]:
     if path is None:
         yield
         return
-    lock = path.with_name(f"{path.name}.lock")
+    beside = path.with_name(f"{path.name}.lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        release = _lock(lock)
+        release = lock(beside)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be written: {error.strerror or error}") from error
     if release is None:
         raise CheckpointError(
-            f"{path} is in use by another run, which holds {lock.name}: wait until it has ended or "
-            "end it, or give this run another checkpoint"
+            f"{path} is in use by another run, which holds {beside.name}: wait until it has ended "
+            "or end it, or give this run another checkpoint"
         )
     try:
         yield
@@ -190,7 +190,7 @@ def locked(path: Path | None) -> Iterator[None]:
         release()
 
 
-def _lock(path: Path) -> Callable[[], None] | None:
+def lock(path: Path) -> Callable[[], None] | None:
     """Lock a file; how to release it, or `None` if somebody else holds it."""
     try:
         import fcntl
@@ -225,6 +225,11 @@ def _lock(path: Path) -> Callable[[], None] | None:
         os.close(handle)
 
     return release
+
+
+def sites_of(path: Path) -> Path:
+    """Where an engine whose clients keep files may keep those that belong to a checkpoint."""
+    return path.with_name(f"{path.name}.sites")
 
 
 def previous_of(path: Path) -> Path:

@@ -113,7 +113,7 @@ def test_the_lock_goes_with_a_run_that_fails(fed, tmp_path):
 def test_a_lock_that_was_removed_while_it_was_waited_for_is_not_held(tmp_path, monkeypatch):
     """Opened just before its holder removed it: only a lock on the file that is there counts."""
     path, opened = tmp_path / "c.safetensors.lock", os.open
-    release = checkpoint._lock(path)
+    release = checkpoint.lock(path)
 
     def slow(*args):
         handle = opened(*args)
@@ -124,10 +124,10 @@ def test_a_lock_that_was_removed_while_it_was_waited_for_is_not_held(tmp_path, m
 
     seen = []
     monkeypatch.setattr(os, "open", slow)
-    second = checkpoint._lock(path)
+    second = checkpoint.lock(path)
     monkeypatch.undo()
     assert len(seen) == 2 and path.stat().st_ino == seen[1]
-    assert checkpoint._lock(path) is None
+    assert checkpoint.lock(path) is None
     second()
     assert not path.exists()
 
@@ -137,7 +137,7 @@ def test_only_one_of_many_threads_gets_it(tmp_path):
 
     def take():
         together.wait()
-        got.append(checkpoint._lock(tmp_path / "lock"))
+        got.append(checkpoint.lock(tmp_path / "lock"))
 
     threads = [threading.Thread(target=take) for _ in range(8)]
     for t in threads:

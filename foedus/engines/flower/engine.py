@@ -9,6 +9,7 @@ import atexit
 import tempfile
 import uuid
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,6 +35,10 @@ class Flower:
     nodes). timeout: seconds that a node may take for an exchange. min_clients: a run goes on while
     so many clients answer. code: "module:name" of an algorithm (or a dictionary of them) that text
     cannot describe, such as one with a `torch.nn.Module`, importable on every node.
+
+    A run with a checkpoint keeps what its clients remember beside it, in CHECKPOINT.sites, and goes
+    on in another process. Keys are in a temporary folder: `close()` removes it, and the next start
+    those of processes that were killed.
 
     Example:
         >>> with fd.Flower(nodes=2) as engine:
@@ -81,16 +86,16 @@ class Flower:
 
     def _start(self) -> None:
         try:
+            from foedus.engines.flower import kept, loopback
             from foedus.engines.flower import keys as keys_
-            from foedus.engines.flower import loopback
         except ImportError as error:
             raise FoedusError(
                 f"fd.Flower needs flwr: pip install 'foedus[flower]' ({error})"
             ) from None
-        self.temporary = tempfile.TemporaryDirectory(prefix="foedus-flower-")
+        self.temporary, release = kept.temporary_folder()
         folder = Path(self.temporary.name)
         self.loopback = loopback.Loopback(folder)
-        self._end = weakref.finalize(self, _close, self.loopback, self.temporary)
+        self._end = weakref.finalize(self, _close, self.loopback, self.temporary, release)
         atexit.register(self._end)
         self.loopback.start_link()
         keys = [keys_.node_key(folder / "keys" / f"node{number}") for number in range(self.count)]
@@ -125,8 +130,9 @@ class Flower:
                 "keep theirs"
             )
         self.start()
+        from foedus.engines.flower.kept import KeptSession
         from foedus.engines.flower.server import greet, wait_for
-        from foedus.engines.flower.session import Line, LinkLost, SitesEngine
+        from foedus.engines.flower.session import Line, LinkLost
         from foedus.engines.flower.site import write_shard
         from foedus.version import __version__
 
@@ -139,8 +145,11 @@ class Flower:
             nodes = wait_for(self.grid, self.count, 1, 60.0)
         name = uuid.uuid4().hex
         order = np.argsort(fed.ids, kind="stable")
+        places: dict[int, Path] = {}
         for number in range(self.count):
             mine = order[number :: self.count]
+            states = Path(self.temporary.name) / "shards" / str(number) / "cache" / "states"
+            places |= dict.fromkeys(fed.ids[mine].tolist(), states)
             if len(mine):
                 write_shard(
                     Path(self.temporary.name) / "shards" / str(number) / f"{name}.npz",
@@ -170,7 +179,7 @@ class Flower:
                 f"no node has client {missing[0]}; {len(said)} of {self.count} nodes answered (see "
                 "the warnings)"
             )
-        return SitesEngine(self.line).open(algorithm, fed, seed_key)
+        return KeptSession(places, self.line, algorithm, question["seed"], fed.spec)
 
     def close(self) -> None:
         """End all processes that were started."""
@@ -187,6 +196,9 @@ class Flower:
         self.close()
 
 
-def _close(loopback: Any, temporary: tempfile.TemporaryDirectory) -> None:
+def _close(
+    loopback: Any, temporary: tempfile.TemporaryDirectory, release: Callable[[], None]
+) -> None:
     loopback.close()
     temporary.cleanup()
+    release()
