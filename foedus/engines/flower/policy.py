@@ -112,7 +112,7 @@ class Policy:
         found = {}
         for name, hints in _SECTIONS.items():
             given = reader.section(name, needed=name in ("site", "server", "allow"))
-            required = _REQUIRED.get(name, ()) if given else ()
+            required = _REQUIRED.get(name, ()) if name in reader.table else ()
             found[name] = reader.settings(name, given, hints, required)
             for key, value in found[name].items():
                 if isinstance(value, str) and not value.isprintable():
