@@ -52,6 +52,7 @@ def become_server(address: str, certificate: bytes, patience: float = 60.0) -> A
 
     from foedus.errors import FoedusError
 
+    look_again_soon()
     client = RuntimeHttpClient.from_server_address(
         server_address=address, insecure=False, root_certificates=certificate,
         interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec")],
@@ -138,6 +139,7 @@ def eager_supernode(busy: float = 0.05, idle: float = 0.3, beat: int = 10) -> No
 
     heartbeat.HEARTBEAT_DEFAULT_INTERVAL = fleet_http_connection.HEARTBEAT_DEFAULT_INTERVAL = beat
     answer_for_the_killed()
+    look_again_soon()
     pull, bell = start_client_internal._pull_and_store_message, int(os.environ.pop(BELL))
     last = time.monotonic()
 
@@ -160,6 +162,14 @@ def eager_supernode(busy: float = 0.05, idle: float = 0.3, beat: int = 10) -> No
     quick.__dict__.update({**vars(time), "sleep": sleep})
     start_client_internal.time = quick
     flower_supernode()
+
+
+def look_again_soon(first: float = 0.02) -> None:
+    """Have this process ask again after `first` seconds, not after one, for what is on its way."""
+    from flwr.supercore.inflatable import inflatable_utils as parts
+
+    for pull in (parts.pull_objects, parts.pull_and_inflate_object_from_tree):
+        (pull.__kwdefaults__ or {})["initial_backoff"] = first
 
 
 def answer_for_the_killed() -> None:
@@ -307,10 +317,16 @@ def end_with(parent: int, every: float = 0.5) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def resident_worker() -> None:
+    """`foedus.engines.flower.worker`."""
+    look_again_soon()
+    main(sys.argv[1:], int(os.environ.pop(BELL)))
+
+
 ROLES = {
     "superlink": superlink,
     "supernode": eager_supernode,
-    "worker": lambda: main(sys.argv[1:], int(os.environ.pop(BELL))),
+    "worker": resident_worker,
     "flwr": commands,
 }
 
