@@ -71,9 +71,9 @@ def test_a_run_that_dies_between_checkpoints_goes_back(fed, grids, path):  # noq
     options = {"participation": 0.6, "checkpoint": path}
     with fd.Flower(nodes=2) as engine:
         fd.run(SCAFFOLD, fed, 2, engine=engine, **options)
-        more = {"resume": True, "checkpoint_every": 6, "callbacks": [Dead()]}
+        options |= {"resume": True, "checkpoint_every": 6, "callbacks": [Dead()]}
         with pytest.raises(KeyboardInterrupt):
-            fd.run(SCAFFOLD, fed, 6, engine=engine, **options, **more)
+            fd.run(SCAFFOLD, fed, 6, engine=engine, **options)
     assert checkpoint.read(path)[1]["rounds_done"] == 2
     run = parts(SCAFFOLD, fed, path, (6,), participation=0.6)
     same(run, fd.run(SCAFFOLD, fed, 6, participation=0.6))
