@@ -88,7 +88,7 @@ def deploy_keys_command(
 @deploy_app.command("log")
 def deploy_log_command(
     policy: PolicyFile,
-    last: Annotated[int, Option(help="How many of the newest entries.")] = 20,
+    last: Annotated[int, Option(min=1, help="How many of the newest entries.")] = 20,
 ) -> None:
     """Show what a site was asked, what it answered, and what it refused; check the log's chain."""
     path = _flower("policy").Policy.read(policy).log

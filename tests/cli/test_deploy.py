@@ -207,3 +207,13 @@ def test_the_entry_point_runs_the_command(capsys, monkeypatch):
         main()
     assert info.value.code == 0
     assert capsys.readouterr().out.startswith("foedus ")
+
+
+def test_keys_are_not_overwritten_and_names_are_no_paths(cli, tmp_path):
+    cli("deploy", "keys", "north", "--folder", tmp_path)
+    before = (tmp_path / "north.key").read_bytes()
+    again = cli("deploy", "keys", "north", "--folder", tmp_path, code=1)
+    assert "is there already" in " ".join(again.output.split())
+    assert (tmp_path / "north.key").read_bytes() == before
+    away = cli("deploy", "keys", "../x", "--folder", tmp_path / "in", code=1)
+    assert "letters, digits, - and _ only" in " ".join(away.output.split())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import stat
 
 import pytest
@@ -105,6 +106,15 @@ def test_evaluations_a_day(tmp_path):
         assert "hits" in grid.ask(1, "evaluate.model", header, model)
     said = grid.ask(1, "evaluate.model", header, model)
     assert said["error"] == "this site answers 3 evaluations a day, and has done so today"
+
+
+def test_scores_of_all_are_evaluations(tmp_path):
+    plan = PLAN + '\n[aggregation]\ntype = "SecureAggregation"\nrange = 32.0\n'
+    grid = federation(tmp_path, plan, secure__required="true", limits__evaluations_a_day="1")
+    with pytest.warns(UserWarning, match="this site answers 1 evaluations a day"):
+        train(grid, tmp_path)
+    table = json.loads((tmp_path / "results" / "FedAvg.sites.json").read_text())
+    assert "error" in table[3] and "accuracy" not in table[3]
 
 
 def test_exchanges_a_day(tmp_path):

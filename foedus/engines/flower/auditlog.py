@@ -1,7 +1,7 @@
 """The log of a site: who asked what, what was answered or refused, and why.
 
 One JSON object a line, appended and never rewritten. Each line has the SHA-256 of the line before
-it, so that a line that was changed or taken out afterwards is found (`verify`).
+it, so that a line that was changed or taken out afterwards is found (`read`).
 """
 
 from __future__ import annotations

@@ -141,8 +141,7 @@ def init(
     if not sites:
         raise ConfigError("name at least one site: --site NAME or --site NAME=FILE.csv")
     for name in sites:
-        if not name.replace("-", "").replace("_", "").isalnum():
-            raise ConfigError(f"the site name {name!r} may have letters, digits, - and _ only")
+        check_name(name)
     columns, classes = _look({n: p for n, p in sites.items() if p is not None}, label)
     listed = ", ".join(f'"{c}"' for c in columns)
     kinds = "" if classes is None else "classes = [" + ", ".join(f'"{c}"' for c in classes) + "]"
@@ -174,8 +173,18 @@ def init(
     (folder / "README.md").write_text(readme)
 
 
+def check_name(name: str) -> None:
+    """Refuse names that are no plain file names."""
+    if not name.replace("-", "").replace("_", "").isalnum():
+        raise ConfigError(f"the site name {name!r} may have letters, digits, - and _ only")
+
+
 def site_keys(folder: Path, name: str) -> tuple[Path, str]:
     """Make the keys of a site: the public part of one as a file, and of the other as text."""
+    check_name(name)
+    for path in (folder / f"{name}.key", folder / f"{name}.sign"):
+        if path.exists():
+            raise ConfigError(f"{path} is there already; remove it if you want other keys")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     _, public = node_key(folder / f"{name}.key")
     return public, signing_key(folder / f"{name}.sign")[1]

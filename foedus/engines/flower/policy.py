@@ -195,7 +195,10 @@ class Policy:
         spec = importlib.util.spec_from_loader(path.stem, loader=None)
         assert spec is not None
         module = importlib.util.module_from_spec(spec)
-        exec(compile(source, str(path), "exec"), module.__dict__)
+        try:
+            exec(compile(source, str(path), "exec"), module.__dict__)
+        except Exception as error:
+            raise ConfigError(f"{self.path}: code.file: {path.name}: {error!r}") from error
         found = getattr(module, about["name"], None)
         found = found if isinstance(found, dict) else {type(found).__name__: found}
         if not found or not all(isinstance(a, Algorithm) for a in found.values()):

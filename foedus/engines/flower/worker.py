@@ -28,7 +28,13 @@ if TYPE_CHECKING:
     from flwr.supercore.runtime import RuntimeHttpClient
 
 KILLED = "the client process was killed"
+_ENDED = 17
+"""The exit code of a child whose SuperNode has ended."""
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+
+
+class Ended(Exception):  # noqa: N818 - what has happened
+    """The SuperNode has ended, and with it the worker."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +73,14 @@ class Worker:
                 code = 1
                 try:
                     self.work(token)
+                except Ended:
+                    code = _ENDED
                 finally:
                     sys.stdout.flush()
                     os._exit(code)
-            os.waitpid(pid, 0)
+            _, status = os.waitpid(pid, 0)
+            if os.waitstatus_to_exitcode(status) == _ENDED:
+                return
             held = token[:].rstrip(b"\0").decode("ascii", "replace")
             if held:
                 with contextlib.suppress(Exception):  # the SuperNode is gone, too
@@ -98,7 +108,7 @@ class Worker:
         if self.bell is None:
             time.sleep(self.pause)
         elif select.select([self.bell], [], [], self.pause)[0] and not os.read(self.bell, 1024):
-            raise SystemExit("the SuperNode has ended")
+            raise Ended
 
     def answer(self, client: RuntimeHttpClient) -> None:
         """Answer the message of one task. The app bundle that comes with it is left aside."""

@@ -150,10 +150,10 @@ def test_a_supernode_that_is_gone_too_is_not_told(node, tmp_path, monkeypatch):
     assert len(node.finished) == 2
 
 
-@pytest.mark.parametrize("error", [ValueError("a bug"), SystemExit("the SuperNode has ended")])
-def test_a_child_never_returns_into_the_loop_of_its_parent(error, monkeypatch):
+@pytest.mark.parametrize(("error", "expected"), [(ValueError("a bug"), 1), (worker.Ended(), 17)])
+def test_a_child_never_returns_into_the_loop_of_its_parent(error, expected, monkeypatch):
     def exit_(code):
-        assert code == 1
+        assert code == expected
         raise Stop
 
     def work(self, token):
@@ -165,6 +165,19 @@ def test_a_child_never_returns_into_the_loop_of_its_parent(error, monkeypatch):
     monkeypatch.setattr(os, "_exit", exit_)
     with pytest.raises(Stop):
         Worker("127.0.0.1:9").run()
+
+
+def test_a_worker_ends_with_its_supernode(tmp_path, monkeypatch):
+    """And does not begin child after child that finds nobody."""
+
+    def end(self, token):
+        (tmp_path / str(os.getpid())).touch()
+        raise worker.Ended
+
+    monkeypatch.setattr(Worker, "work", end)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    Worker("127.0.0.1:9").run()
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 # -- tasks -----------------------------------------------------------------------------------------
@@ -218,7 +231,7 @@ def test_the_bell_wakes_a_worker():
         assert time.monotonic() - began > 0.04
     finally:
         os.close(ring)
-    with pytest.raises(SystemExit, match="the SuperNode has ended"):
+    with pytest.raises(worker.Ended):
         waiting._wait()
     os.close(listen)
 
