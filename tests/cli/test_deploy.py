@@ -212,8 +212,8 @@ def test_the_entry_point_runs_the_command(capsys, monkeypatch):
 def test_keys_are_not_overwritten_and_names_are_no_paths(cli, tmp_path):
     cli("deploy", "keys", "north", "--folder", tmp_path)
     before = (tmp_path / "north.key").read_bytes()
-    again = cli("deploy", "keys", "north", "--folder", tmp_path, code=1)
+    again = cli("deploy", "keys", "north", "--folder", tmp_path, code=2)
     assert "is there already" in " ".join(again.output.split())
     assert (tmp_path / "north.key").read_bytes() == before
-    away = cli("deploy", "keys", "../x", "--folder", tmp_path / "in", code=1)
+    away = cli("deploy", "keys", "../x", "--folder", tmp_path / "in", code=2)
     assert "letters, digits, - and _ only" in " ".join(away.output.split())
