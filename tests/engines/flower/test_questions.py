@@ -325,11 +325,6 @@ FAULTS = {
     "columns of no names": ("site", {"schema": {"columns": [1]}}, "schema.columns[0]=1 must be"),
     "no scale": ("model", {"scale": [1.0, 0.0, 1.0]}, "scale[1]=0.0 must be a positive"),
     "an endless scale": ("model", {"scale": [1.0, 1e400, 1.0]}, "scale[1]=inf must be a positive"),
-    "a tiny scale": (
-        "model",
-        {"scale": [1e-300] * 3},
-        "scale=1e-300 of column 0 give numbers that",
-    ),
     "no center": ("model", {"center": [float("nan")] * 3}, "center[0]=nan must be a finite number"),
     "two centers": ("model", {"center": [0.0] * 2}, "center has 2 elements for 3 columns"),
     "no settings": ("hello", {"algorithm": {"opaque": 3}}, "algorithm holds '3'"),

@@ -478,6 +478,7 @@ def test_a_worker_killed_between_runs_and_between_rounds(many, ray_engine):
     close(fd.run(SCAFFOLD, many, 2), fd.run(SCAFFOLD, many, 2, engine=ray_engine))
 
 
+@pytest.mark.slow
 def test_states_that_cannot_be_restored_are_an_error(many, ray_engine, tmp_path, monkeypatch):
     import ray
 
