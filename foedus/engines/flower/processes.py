@@ -125,7 +125,7 @@ def say_alive(client: Any) -> bool:
     return True
 
 
-def eager_supernode(busy: float = 0.05, idle: float = 0.3, beat: int = 10) -> None:
+def eager_supernode(busy: float = 0.2, idle: float = 0.3, beat: int = 10) -> None:
     """`flower-supernode`, but it looks for messages more often than every three seconds: every
     `busy` seconds after one has come, and every `idle` seconds when none has for a while. It rings
     its worker's bell when there is a task, and takes up the answer at once.
