@@ -72,6 +72,11 @@ class Account:
             rows = db.execute("select cohort, probability, noise, exchanges from spent").fetchall()
             rounds = {(c, q, z): k for c, q, z, k in rows}
             this = (cohort, probability, noise)
+            if any(c == cohort and (c, q, z) != this for c, q, z in rounds):
+                # it is drawn once whether a client is in a cohort, so it must be one entry
+                raise RefusedError(
+                    f"cohort={cohort!r} has been accounted for with another probability or noise"
+                )
             rounds[this] = rounds.get(this, 0) + 1
             spent = Counter((q, z, k) for (_, q, z), k in rounds.items())
             if (found := cost(spent, delta, "rdp", APART)) > epsilon:

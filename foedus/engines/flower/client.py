@@ -125,8 +125,12 @@ def summary(message: Message, header: dict[str, Any], why: str) -> dict[str, Any
     if why:
         entry["why"] = why[:_LONGEST_ERROR]
     elif header.get("errors"):
-        entry["errors"] = header["errors"]
-    return {k: messages.shown(v) if isinstance(v, str) else v for k, v in entry.items()}
+        entry["errors"] = {k: messages.shown(v) for k, v in header["errors"].items()}
+    plain = (bool, int, float, type(None))  # headers are not checked yet: anything may be there
+    return {
+        k: v if k == "errors" or isinstance(v, plain) else messages.shown(v)
+        for k, v in entry.items()
+    }
 
 
 def answer(
@@ -247,11 +251,13 @@ def exchange(
                 demands.plain(step, question.secure is not None)
             if guard is not None:
                 guard.reply(question, settings)
-        if session.remembers or copies:
-            seen = dict(zip(question.ids, question.seen, strict=True))
-            for i in ids:
-                kept = {"state": session.states.get(places[i]), "held": copies.get(i, {})}
-                memory.keep(i, kept, question.version, seen[i])
+    seen = dict(zip(question.ids, question.seen, strict=True))
+
+    def keep(clients: list[int]) -> None:
+        for i in clients if session.remembers or copies else []:
+            kept = {"state": session.states.get(places[i]), "held": copies.get(i, {})}
+            memory.keep(i, kept, question.version, seen[i])
+
     site.keep_prepared(session)
     if masked:
         weigh = question.weights == "rows"  # the site's own number, not one that the server gives
@@ -260,7 +266,9 @@ def exchange(
         )  # fmt: skip
         here = [part for i, part in zip(question.ids, parts, strict=True) if i not in lost]
         header, sent = phase(question, ids, here, site.config, site.cache, more)
+        keep(header["ids"])  # what is refused, also by the protocol, changes no state
         return {**header, "lost": sorted(lost)}, sent
+    keep(ids)
     order = sorted(replies)
     encoded = [wire.encode(replies[i]) for i in order]
     about = {

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 
 from foedus.core.algorithm import Algorithm
 from foedus.data.dataset import Data
@@ -91,7 +93,7 @@ class Holding:
         site = self.site
         about = {
             "name": site.name,
-            "checksum": site.checksum,
+            "checksum": site.checksum(self._key()),
             "foedus": __version__,
             "sums": site.sums(),
         }
@@ -101,6 +103,19 @@ class Holding:
             "test_rows": [len(site.y_test)],
             **about,
         }
+
+    def _key(self) -> bytes:
+        """The key of checksums that leave this site, made once: without it they would confirm a
+        guess at its rows.
+        """
+        if self.cache is None:
+            return b""
+        path = self.cache / "checksum.key"
+        self.cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with FileLock(f"{path}.lock", mode=0o600):
+            if not path.is_file():
+                files.replace(path, [os.urandom(32)])
+        return path.read_bytes()
 
     def try_model(self, file: bytes, algorithm: Algorithm) -> dict[str, Any]:
         """Say how the final model does on this site's test rows, and keep it if there is a
@@ -137,7 +152,7 @@ class Holding:
         if self.cache is None:
             return None
         q, site = self.question, self.site
-        rows = q.shard if site is None else [site.checksum, q.center, q.scale]
+        rows = q.shard if site is None else [site.checksum(b""), q.center, q.scale]
         about = json.dumps([__version__, q.algorithm, q.seed, rows], sort_keys=True)
         name = hashlib.sha256(about.encode()).hexdigest()[:32]
         return self.cache / f"prepared-{name}.safetensors"

@@ -77,7 +77,8 @@ class Processes:
     def __init__(self, folder: Path):
         self.folder = folder
         self.processes: list[subprocess.Popen] = []
-        (folder / "flwr").mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # what is printed may quote rows
+        (folder / "flwr").mkdir(exist_ok=True)
         self.environment = {
             **os.environ, **SETTINGS, "FLWR_HOME": str((folder / "flwr").resolve()),
             "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", PARENT: str(os.getpid()),
@@ -96,7 +97,8 @@ class Processes:
         own = dict(environment or {})
         if pipe is not None:
             own[BELL] = str(pipe)
-        with open(self.folder / f"{name}.log", "ab") as log:
+        private = lambda path, flags: os.open(path, flags, 0o600)  # noqa: E731
+        with open(self.folder / f"{name}.log", "ab", opener=private) as log:
             process = subprocess.Popen(
                 [*INSIDE, role, *map(str, words)], stdout=log, stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL, env={**self.environment, **own},

@@ -22,12 +22,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from foedus import wire
 from foedus.aggregation.dp import noise as sampling
 from foedus.aggregation.dp.distributed import Share
 from foedus.aggregation.dp.mechanism import DifferentialPrivacy
 from foedus.aggregation.secure import graph
+from foedus.aggregation.secure.fixedpoint import dense
 from foedus.aggregation.secure.protocol import Offer, SecureAggregation
+from foedus.base import tree
 from foedus.base.tree import Tree
 from foedus.core.describe import from_config
 from foedus.engines.flower.account import Account
@@ -319,6 +323,10 @@ def phase(
                     if settings.privacy is not None:
                         mine = share(client.state.offer)
                         weight, noise, clip = 1, mine.noise, mine.clip
+                        if not tree.all_finite(reply := dense(reply)):
+                            # an error would tell, without noise, of the rows and who takes part
+                            warnings.warn("the reply is not finite: 0 in its place", stacklevel=2)
+                            reply = tree.map(torch.zeros_like, reply)
                     answer = client.mask(message, reply, weight, noise, clip, asked)
                 else:
                     offer = client.state.get("offer")
@@ -328,13 +336,10 @@ def phase(
             answers[i] = wire.encode(answer)
         except (DivergenceError, ReplyError) as error:  # its words may quote the reply
             warnings.warn(str(error), stacklevel=2)
-            within = (
-                f"does not fit into -{settings.range:g} .. {settings.range:g}"
-                if settings.privacy is None
-                else "is not finite"
-            )
+            within = f"-{settings.range:g} .. {settings.range:g}"
             errors[str(i)] = (
-                f"its reply {within}, so nothing was sent; the log of the site says more"
+                f"its reply does not fit into {within}, so nothing was sent; the log of the site "
+                "says more"
             )
         except FoedusError as error:
             errors[str(i)] = str(error)
