@@ -153,3 +153,14 @@ def test_what_processes_print_is_for_this_user_alone(tmp_path, monkeypatch):
     assert group.log("north.worker") == "a row\n"
     assert stat.S_IMODE((group.folder / "north.worker.log").stat().st_mode) == 0o600
     assert stat.S_IMODE(group.folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("demand", [{"secure__required": "true"}, {"secure__noise": "1.0"}])
+def test_secure_aggregation_is_not_demanded_without_the_keys_of_others(demand, tmp_path):
+    """A server played all other clients itself, and had the reply of the one."""
+    path = federation(tmp_path, PLAN, **demand).policies[1]
+    lines = path.read_text().splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("[signing]"))
+    path.write_text("\n".join(lines[:at] + lines[at + 3 :]))
+    with pytest.raises(fd.ConfigError, match="a server could be all of them"):
+        Policy.read(path)

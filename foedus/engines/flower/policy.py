@@ -120,6 +120,13 @@ class Policy:
                 if (allowed := _RANGES.get(f"{name}.{key}")) is not None:
                     check = lambda k=key, v=value, a=allowed: check_value(k, v, a, ConfigError)  # noqa: E731
                     reader.attempt(f"{name}.{key}", check)
+        secure = found["secure"]
+        if (secure.get("required") or secure.get("noise")) and not found["signing"]:
+            reader.fail(
+                "signing",
+                "secure aggregation is demanded, and without the keys of the other sites a server "
+                "could be all of them: give key and peers",
+            )
         return cls(path, found)
 
     def file(self, section: str, key: str) -> Path:
