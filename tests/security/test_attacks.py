@@ -22,6 +22,7 @@ from tests.engines.flower.test_site import table, written
 from tests.security.sites import federation
 from tests.security.test_policy import HELLO, PLAN
 
+SECURE = SecureAggregation()
 ABOUT = {"ids": [0], "seen": [0], "round": 1, "exchange": 0, "version": 65537}
 SCALING = {"center": [50.0, 80.0, 3.0], "scale": [10.0, 15.0, 1.0]}
 
@@ -38,7 +39,7 @@ def test_a_question_that_the_protocol_refuses_changes_no_state(tmp_path):
     """A server could give each site a state of its own: with control variates of 2^30, the rows of
     all but one are rounded away from the sum that all are asked for.
     """
-    grid = federation(tmp_path, PLAN, secure__required="true")
+    grid = federation(tmp_path, PLAN, secure__required="true", secure__states="true")
     alike = lambda value: {  # noqa: E731
         "weight": torch.full((2, 3), value), "bias": torch.full((2,), value)
     }  # fmt: skip
@@ -58,7 +59,7 @@ def test_a_scale_tells_nothing_of_the_largest_number_of_a_column(tmp_path):
     weights = {"w": {"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}}
     told = {
         step(grid, fd.FedAvg(fd.Linear()), weights, scale=[scale, 15.0, 1.0])["error"]
-        for scale in (10.0, 1e-37, 1e-300)
+        for scale in (10.0, 1e-37, 2e-38)
     }
     assert len(told) == 1 and "not sent in the clear" in told.pop()
 
@@ -153,3 +154,46 @@ def test_what_processes_print_is_for_this_user_alone(tmp_path, monkeypatch):
     assert group.log("north.worker") == "a row\n"
     assert stat.S_IMODE((group.folder / "north.worker.log").stat().st_mode) == 0o600
     assert stat.S_IMODE(group.folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("demand", [{"secure__required": "true"}, {"secure__noise": "1.0"}])
+def test_secure_aggregation_is_not_demanded_without_the_keys_of_others(demand, tmp_path):
+    """A server played all other clients itself, and had the reply of the one."""
+    path = federation(tmp_path, PLAN, **demand).policies[1]
+    lines = path.read_text().splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("[signing]"))
+    path.write_text("\n".join(lines[:at] + lines[at + 3 :]))
+    with pytest.raises(fd.ConfigError, match="a server could be all of them"):
+        Policy.read(path)
+
+
+def test_memories_of_others_do_not_show_one_reply(tmp_path):
+    """Scaffold with all sites but one, x = 1e18 and c = -2^30, left controls beside which the rows
+    of these sites are rounded away from the next sum, that of all.
+    """
+    grid = federation(tmp_path, PLAN, secure__required="true")
+    secure = to_config(SecureAggregation())
+    zeros = {"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}
+    payload, asked = {"x": zeros, "c": zeros}, {"phase": "mask", "weights": "uniform"}
+    parts = [wire.encode({})]
+    scaffold = fd.Scaffold(fd.Linear(), lr=1.0)
+    said = step(grid, scaffold, payload, parts, secure=secure, **asked)
+    assert "clients of this algorithm remember something" in said["error"]
+    average = fd.FedAvg(fd.Linear())
+    said = step(grid, average, {"w": zeros}, parts, secure=secure, **asked)
+    assert "has no keys for this" in said["errors"]["0"]  # it is not for its memory
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [({"range": 15.0}, "range=15 is less than the 16"), ({"bits": 12}, "bits=12 are fewer")],
+    ids=["range", "grid"],
+)
+def test_ranges_and_grids_are_not_the_servers_alone(settings, why, tmp_path):
+    """Whether a reply fits is told: eight ranges found the largest number of a reply. And a sum of
+    numbers on a coarse grid, weighted by rows, left three to five candidates for each.
+    """
+    grid = federation(tmp_path, PLAN, secure__required="true")
+    hello = {**HELLO, "secure": to_config(SecureAggregation(**settings))}
+    assert why in grid.ask(1, "query.hello", hello)["error"]
+    assert "error" not in grid.ask(1, "query.hello", {**HELLO, "secure": to_config(SECURE)})

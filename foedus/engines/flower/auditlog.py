@@ -30,7 +30,9 @@ def append(path: Path, **entry: Any) -> None:
         line = json.dumps({"time": now, **entry, "before": before}, ensure_ascii=False) + "\n"
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            os.write(handle, line.encode())
+            left = memoryview(line.encode())
+            while left:
+                left = left[os.write(handle, left) :]
             os.fsync(handle)
         finally:
             os.close(handle)

@@ -224,6 +224,8 @@ def exchange(
     demands = Demands.of(site.config)
     settings = demands.settings(question.secure) if masked else None
     session, lost, copies = opened(question, site, memory, algorithm)
+    if masked:
+        demands.memory(session.remembers)
     if masked and (session.absorbs or question.longest is not None):
         raise SecureError("this algorithm, or late messages, cannot be under secure aggregation")
     places = {int(i): p for p, i in enumerate(session.ids)}

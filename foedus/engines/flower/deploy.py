@@ -79,6 +79,8 @@ columns = [{columns}]
 required = {required}                     # true: no reply leaves in the clear
 clients = {fewest}                           # the fewest clients in a sum
 # noise = 1.0                         # the least noise of differential privacy
+# states = true                       # with required: also algorithms whose clients remember
+#                                     # something (Scaffold, FedFW); see SECURITY.md
 
 [limits]
 exchanges_a_day = 10000

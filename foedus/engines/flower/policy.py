@@ -33,6 +33,8 @@ required = true                   # no reply in the clear
 clients = 3                       # the fewest clients in a sum
 threshold = 0.6666
 noise = 1.0                       # the least noise of differential privacy; 0: none is demanded
+range = 16.0                      # the least range of numbers: whether a reply fits is told
+states = false                    # true: also algorithms whose clients remember something
 
 [limits]
 exchanges_a_day = 10000
@@ -70,7 +72,8 @@ _SECTIONS: dict[str, dict[str, Any]] = {
         "classes": tuple[str, ...],
     },
     "code": {"file": str, "name": str, "sha256": str},
-    "secure": {"required": bool, "clients": int, "threshold": Number, "noise": Number},
+    "secure": {"required": bool, "clients": int, "threshold": Number, "noise": Number}
+    | {"range": Number, "states": bool},
     "limits": {"exchanges_a_day": int, "evaluations_a_day": int},
     "privacy": {"epsilon": Number, "delta": Number},
 }
@@ -88,6 +91,7 @@ _RANGES: dict[str, Any] = {
     "secure.clients": Annotated[int, Ge(2)],
     "secure.threshold": Annotated[float, Interval(ge=0.5, le=1)],
     "secure.noise": Annotated[float, Ge(0)],
+    "secure.range": Annotated[float, Ge(0)],
     "limits.exchanges_a_day": Annotated[int, Ge(0)],
     "limits.evaluations_a_day": Annotated[int, Ge(0)],
     "privacy.epsilon": Annotated[float, Gt(0)],
@@ -120,6 +124,13 @@ class Policy:
                 if (allowed := _RANGES.get(f"{name}.{key}")) is not None:
                     check = lambda k=key, v=value, a=allowed: check_value(k, v, a, ConfigError)  # noqa: E731
                     reader.attempt(f"{name}.{key}", check)
+        secure = found["secure"]
+        if (secure.get("required") or secure.get("noise")) and not found["signing"]:
+            reader.fail(
+                "signing",
+                "secure aggregation is demanded, and without the keys of the other sites a server "
+                "could be all of them: give key and peers",
+            )
         return cls(path, found)
 
     def file(self, section: str, key: str) -> Path:

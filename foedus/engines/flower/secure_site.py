@@ -61,12 +61,19 @@ class Demands:
     secure_threshold=0.6       the lowest threshold; with secure="required" 2/3 unless given
     secure_noise=1.0           the least noise of differential privacy; nothing is sent without, as
                                with secure="required"
+    secure_range=16.0          the least range of fixed-point numbers, with secure="required" 16
+                               unless given: whether a reply fits into a range is told
+    secure_states=True         with secure="required": also algorithms whose clients remember
+                               something. A server can make the memories of others such that the
+                               sum shows one reply
     """
 
     required: bool = False
     clients: int = 2
     threshold: float = 0.5
     noise: float = 0.0
+    range: float = 0.0
+    states: bool = True
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> Demands:
@@ -88,7 +95,13 @@ class Demands:
         threshold = config.get("secure_threshold", 2 / 3 if required else 0.5)
         if type(threshold) not in (int, float) or not 0.5 <= threshold <= 1:
             raise DataError(f"--node-config: secure_threshold={threshold!r} must be from 0.5 to 1")
-        return cls(required, clients, float(threshold), float(noise))
+        least = config.get("secure_range", 16.0 if required else 0.0)
+        if type(least) not in (int, float) or not 0 <= least < math.inf:
+            raise DataError(f"--node-config: secure_range={least!r} must be a number such as 16.0")
+        states = config.get("secure_states", not required)
+        if type(states) is not bool:
+            raise DataError(f"--node-config: secure_states={states!r} must be true or false")
+        return cls(required, clients, float(threshold), float(noise), float(least), states)
 
     def greeting(self, secure: Any) -> None:
         """Refuse, before any training, a run that this site would not answer; `secure` are its
@@ -118,6 +131,15 @@ class Demands:
                 f"threshold={settings.threshold:.3g} is less than the {self.threshold:.3g} that "
                 "this site demands"
             )
+        if settings.privacy is None and settings.range < self.range:
+            raise SecureError(
+                f"range={settings.range:g} is less than the {self.range:g} that this site demands"
+            )
+        if self.required and settings.bits < _FEWEST_BITS:
+            raise SecureError(
+                f"bits={settings.bits} are fewer than the {_FEWEST_BITS} that this site demands: "
+                "sums of a few coarse numbers show their terms"
+            )
         given = 0.0 if settings.privacy is None else settings.privacy.noise
         if given < self.noise:
             said = (
@@ -130,6 +152,14 @@ class Demands:
                 "node config)"
             )
         return settings
+
+    def memory(self, remembers: bool) -> None:
+        """Refuse algorithms whose clients remember something, unless they are allowed."""
+        if remembers and not self.states:
+            raise SecureError(
+                "clients of this algorithm remember something, by which a server could tell one "
+                "reply from the others; states = true under [secure] in this site's policy allows it"
+            )
 
     def offer(self, settings: SecureAggregation, question: Exchange, message: Tree) -> None:
         """Refuse an offer that is for another exchange than the message says, or that is not good
@@ -161,6 +191,8 @@ class Demands:
                 "demands"
             )
 
+
+_FEWEST_BITS = 16
 
 _DEMANDED = (
     'this site answers under secure aggregation alone (secure="required" in its node config); '

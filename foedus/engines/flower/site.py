@@ -32,6 +32,8 @@ SECURE_KEYS = (
     "secure_clients",
     "secure_threshold",
     "secure_noise",
+    "secure_range",
+    "secure_states",
     "signing_key",
     "peers",
 )
@@ -113,8 +115,16 @@ class Site:
     def federation(self, center: list[float], scale: list[float]) -> Federation:
         """The site as a federation of one client, scaled; what is missing becomes the centre."""
 
+        small = np.array(scale) < np.finfo(np.float32).tiny
+        if small.any():  # by what the server has sent alone, whatever the rows are
+            column = int(np.argmax(small))
+            raise ConfigError(
+                f"center={center[column]} and scale={scale[column]} of column {column} give "
+                "numbers that are not finite"
+            )
+
         def scaled(x: np.ndarray) -> np.ndarray:
-            # no error: whether a scale is too small would tell the largest number of a column
+            # clipped: an error that depends on rows would tell the largest number of a column
             most = float(np.finfo(np.float32).max)
             with np.errstate(over="ignore"):
                 new = np.nan_to_num((x - np.array(center)) / np.array(scale))
