@@ -158,7 +158,7 @@ class Demands:
         if remembers and not self.states:
             raise SecureError(
                 "clients of this algorithm remember something, by which a server could tell one "
-                "reply from the others; states = true under [secure] in this site's policy allows it"
+                "reply from the others; states = true under [secure] in the policy allows it"
             )
 
     def offer(self, settings: SecureAggregation, question: Exchange, message: Tree) -> None:
