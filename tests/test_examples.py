@@ -24,6 +24,7 @@ def numbers(text: str) -> list[float]:
     return [float(v) for v in re.findall(r"\d+\.?\d*", text)]
 
 
+@pytest.mark.slow
 def test_lowrank_prints_what_it_says(lowrank):
     example, _, runs = lowrank
     comment = (EXAMPLES / "lowrank.py").read_text().split("# Expected output")[1]
@@ -34,6 +35,7 @@ def test_lowrank_prints_what_it_says(lowrank):
     assert numbers(printed) == pytest.approx(numbers(shown), rel=0.01)
 
 
+@pytest.mark.slow
 def test_lowrank_stays_in_the_ball(lowrank):
     _, radius, runs = lowrank
     constrained = {
@@ -46,6 +48,7 @@ def test_lowrank_stays_in_the_ball(lowrank):
     assert np.linalg.norm(runs["FedAvg"].state.w["weight"].numpy(), "nuc") > 2 * radius
 
 
+@pytest.mark.slow
 def test_lowrank_generalises_and_sends_little(lowrank):
     _, _, runs = lowrank
     last = {name: run.history.iloc[-1] for name, run in runs.items()}

@@ -46,6 +46,7 @@ def test_example_2():
     assert both["loss in the last tenth"] < 0.01 * v2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("short", "long", "delay"), [(150, 600, 4), pytest.param(500, 2000, 8, marks=pytest.mark.slow)]
 )

@@ -658,6 +658,7 @@ def test_a_tree_node_of_the_users_own(many, ray_engine):
 # -- states that do not fit ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_spilled_states_have_the_same_numbers(many, ray_engine):
     """Batched and one by one; some states in memory and some on disk."""
     with replace(ray_engine, state_memory=20_000) as small:
@@ -796,6 +797,7 @@ def test_resources_that_the_cluster_does_not_have(many, ray_engine):
         fd.run(FEDAVG, many, 1, engine=fd.Ray(workers=9))
 
 
+@pytest.mark.slow
 def test_resources_that_others_use(many, ray_engine, monkeypatch):
     greedy = fd.Ray(workers=1, resources={"CPU": 8})  # two of the eight are taken
     with monkeypatch.context() as hurry:
@@ -808,6 +810,7 @@ def test_resources_that_others_use(many, ray_engine, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_the_cluster_that_this_process_is_in(many, ray_engine):
     """It stays as it is; and one process is in one cluster only."""
     import ray
@@ -847,6 +850,7 @@ def outside(code: str, timeout: float = 240) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_an_address_at_which_nobody_listens():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
