@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +56,7 @@ class Accumulator:
         """Add sum_c weights[c] * reply[c]; a sum that is not finite is traced to its clients and
         refused.
         """
-        leaves, form = tree.flatten(reply, is_leaf=lambda t: hasattr(t, "weighted_sum"))
+        leaves, form = tree.flatten(reply, is_leaf=lambda t: hasattr(t, "dense"))
         weights = weights.double().contiguous()
         if self.total is not None and len(weights) == 1 and self._fits(leaves, form):
             if not tree.all_finite(leaves):
@@ -130,28 +130,31 @@ def _weighted_sum(leaf: Any, weights: Tensor) -> tuple[Tensor, Tensor, torch.dty
         one, shape = leaf, tuple(leaf.shape[1:])
     elif isinstance(leaf, wire.Sparse):
         one, shape = leaf.values, leaf.shape
-    elif hasattr(leaf, "weighted_sum"):
+    elif hasattr(leaf, "dense"):
         one = map_tensors(lambda t: t[:1], leaf).dense()
         shape = tuple(one.shape[1:])
     else:
         raise ReplyError(
             f"a reply to be averaged holds a {type(leaf).__name__}; only tensors have a mean"
         )
-    sums = torch.zeros(2, math.prod(shape), dtype=torch.float64, device=one.device)
-    for terms, shares in _terms(leaf, weights, sums.shape[1]):
-        _add(sums[0], sums[1], terms, shares)
+    size = math.prod(shape)
+    total, rest = torch.zeros(2, size, dtype=torch.float64, device=one.device).unbind()
+    for terms, shares in _terms(leaf, weights, size):
+        _add(total, rest, terms, shares)
     dtype = one.dtype if one.is_floating_point() else torch.float32
-    return sums[0].view(shape), sums[1].view(shape), dtype
+    return total.view(shape), rest.view(shape), dtype
 
 
-def _terms(leaf: Any, weights: Tensor, size: int) -> Iterator[tuple[Tensor | wire.Sparse, Tensor]]:
+def _terms(leaf: Any, weights: Tensor, size: int) -> Iterable[tuple[Tensor | wire.Sparse, Tensor]]:
     """What is to be added up, and its weights: of structured arrays, dense ones (c, size) of some
     clients at a time.
     """
     compiled = kernels.ready and weights.device.type == "cpu"
-    if isinstance(leaf, Tensor) or (isinstance(leaf, wire.Sparse) and compiled):
-        yield leaf, weights
-        return
+    whole = isinstance(leaf, Tensor) or (isinstance(leaf, wire.Sparse) and compiled)
+    return ((leaf, weights),) if whole else _dense_terms(leaf, weights, size)
+
+
+def _dense_terms(leaf: Any, weights: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
     step = max(1, _CHUNK // max(1, size))
     for first in range(0, len(weights), step):
         part = slice(first, first + step)

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -59,14 +59,6 @@ class Corner:
         """The dense tensor, `[..., *shape]`."""
         signs = self.signs.dense()
         return torch.where(signs > 0, self.hi, torch.where(signs < 0, self.lo, signs))
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        """`sum_c weights[c] * dense[c]`."""
-        middle, half, scale = (self.hi + self.lo) / 2, (self.hi - self.lo) / 2, self.signs.scale
-        # an untrusted client's scale may be any number; only its sign counts, as in `dense`
-        even = torch.where(scale > 0, 1, torch.where(scale < 0, -1, scale)).to(scale.dtype)
-        signs = replace(self.signs, scale=even).weighted_sum(weights)
-        return half * signs + middle * weights.sum().to(scale.dtype)
 
 
 Point = Tensor | Sparse | Signs | LowRank | Corner

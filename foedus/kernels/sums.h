@@ -3,35 +3,48 @@
 
 /* total + rest <- total + rest + p; what rounding takes from total goes to rest (Knuth's two-sum). */
 #undef ADD
-#define ADD(total, rest, p)                                  \
-    do {                                                     \
+#define ADD(total, rest, p)                                     \
+    do {                                                        \
         double old = total, sum = old + (p), grown = sum - old; \
-        rest += (old - (sum - grown)) + ((p) - grown);       \
-        total = sum;                                         \
+        rest += (old - (sum - grown)) + ((p) - grown);          \
+        total = sum;                                            \
     } while (0)
 
-/* Numbers first .. last - 1, in blocks of `BLOCK`, of all clients' replies, one client after the other. */
+/* `many` numbers of `clients` replies, whose rows are n apart, one client after the other: four at a time, while the sums are in registers. */
+#undef SUM
+#define SUM(type)                                                                                                       \
+    do {                                                                                                                \
+        const type *x = (const type *)s->x + from;                                                                      \
+        size i = 0;                                                                                                     \
+        for (; i + 4 <= s->clients; i += 4) {                                                                           \
+            const type *a = x + i * s->n, *b = a + s->n, *c = b + s->n, *d = c + s->n;                                  \
+            double wa = s->weights[i], wb = s->weights[i + 1], wc = s->weights[i + 2], wd = s->weights[i + 3];          \
+            for (size j = 0; j < many; j++) {                                                                           \
+                double t = total[j], r = rest[j], pa = wa * a[j], pb = wb * b[j], pc = wc * c[j], pd = wd * d[j];       \
+                ADD(t, r, pa);                                                                                          \
+                ADD(t, r, pb);                                                                                          \
+                ADD(t, r, pc);                                                                                          \
+                ADD(t, r, pd);                                                                                          \
+                total[j] = t, rest[j] = r;                                                                              \
+            }                                                                                                           \
+        }                                                                                                               \
+        for (; i < s->clients; i++)                                                                                     \
+            for (size j = 0; j < many; j++) {                                                                           \
+                double p = s->weights[i] * x[i * s->n + j];                                                             \
+                ADD(total[j], rest[j], p);                                                                              \
+            }                                                                                                           \
+    } while (0)
+
+/* Numbers first .. last - 1, in blocks of `BLOCK`, of all clients' replies. */
 static void WIDE(sum_some)(void *about, size first, size last)
 {
     const Sum *s = about;
     for (size block = first; block < last; block++) {
         size from = block * BLOCK, many = s->n - from < BLOCK ? s->n - from : BLOCK;
         double *restrict total = s->total + from, *restrict rest = s->rest + from;
-        for (size i = 0; i < s->clients; i++) {
-            double weight = s->weights[i];
-            if (s->wide) {
-                const double *x = (const double *)s->x + i * s->n + from;
-                for (size j = 0; j < many; j++) {
-                    double p = weight * x[j];
-                    ADD(total[j], rest[j], p);
-                }
-            } else {
-                const float *x = (const float *)s->x + i * s->n + from;
-                for (size j = 0; j < many; j++) {
-                    double p = weight * (double)x[j];
-                    ADD(total[j], rest[j], p);
-                }
-            }
-        }
+        if (s->wide)
+            SUM(double);
+        else
+            SUM(float);
     }
 }

@@ -2,8 +2,8 @@
 
 Each is a node of a tree. Its tensor fields may carry leading batch dimensions: the replies of many
 clients are stacked field by field, and the message of client `c` is the slice `[c]` of each field.
-Static fields describe one message. `dense` gives the tensor that is meant; `weighted_sum` reduces
-stacked messages without a dense copy of each.
+Static fields describe one message. `dense` gives the tensor that is meant; what has it can be
+averaged.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from torch import Tensor
 from foedus.base import random, tree
 from foedus.base.tree import Tree
 from foedus.errors import ConfigError, unknown
-
-_CHUNK = 1 << 22  # numbers that weighted_sum converts at a time
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -51,12 +49,6 @@ class Sparse:
         zeros = self.values.new_zeros(*lead, math.prod(self.shape))
         return zeros.scatter_add(-1, self.indices.long(), self.values).reshape((*lead, *self.shape))
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        """`sum_c weights[c] * dense[c]`."""
-        scaled = weights.to(self.values.dtype).unsqueeze(-1) * self.values
-        zeros = scaled.new_zeros(math.prod(self.shape))
-        return zeros.index_add(0, self.indices.flatten(), scaled.flatten()).reshape(self.shape)
-
     def fault(self) -> str | None:
         """What is wrong with the fields' dtypes and shapes, if anything."""
         if not _is(self.indices, torch.int32, torch.int64):
@@ -80,10 +72,6 @@ class LowRank:
     def dense(self) -> Tensor:
         """The dense matrix, `[..., m, n]`."""
         return self.left @ self.right.mT
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        """`sum_c weights[c] * dense[c]`, as one product of `[m, c r]` and `[c r, n]`."""
-        return torch.einsum("c,cmr,cnr->mn", weights.to(self.left.dtype), self.left, self.right)
 
     def fault(self) -> str | None:
         """What is wrong with the fields' dtypes and shapes, if anything."""
@@ -130,12 +118,6 @@ class Signs:
         signs = (2 * ones.to(self.scale.dtype) - 1) * self.scale.unsqueeze(-1)
         return signs.reshape((*lead, *self.shape))
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        """`sum_c weights[c] * dense[c]`, unpacking an eighth of the numbers at a time."""
-        w = weights.to(self.scale.dtype) * self.scale
-        sums = torch.stack([w @ ((self.bits >> i) & 1).to(w.dtype) for i in range(8)], -1).flatten()
-        return (2 * sums[: math.prod(self.shape)] - w.sum()).reshape(self.shape)
-
     def fault(self) -> str | None:
         """What is wrong with the fields' dtypes and shapes, if anything."""
         if not (_is(self.bits, torch.uint8) and _floating(self.scale)):
@@ -162,16 +144,6 @@ class Quantised:
         dtype = getattr(torch, self.dtype)
         ones = [1] * (self.codes.dim() - self.scale.dim())
         return self.codes.to(dtype) * self.scale.to(dtype).reshape((*self.scale.shape, *ones))
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        """`sum_c weights[c] * dense[c]`, converting a bounded number of codes at a time."""
-        dtype = getattr(torch, self.dtype)
-        w, shape = weights.to(dtype) * self.scale.to(dtype), self.codes.shape[1:]
-        step = max(1, _CHUNK // max(1, math.prod(shape)))
-        total = self.codes.new_zeros(math.prod(shape), dtype=dtype)
-        for part, codes in zip(w.split(step), self.codes.split(step), strict=True):
-            total = total + part @ codes.reshape(len(part), math.prod(shape)).to(dtype)
-        return total.reshape(shape)
 
     def fault(self) -> str | None:
         """What is wrong with the fields' dtypes and shapes, if anything."""

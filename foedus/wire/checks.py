@@ -89,7 +89,7 @@ def dense(reply: Tree) -> Tree:
     """A reply with a tensor in the place of every structured array that has a mean."""
 
     def averaged(t: Tree) -> bool:
-        return hasattr(t, "weighted_sum")
+        return hasattr(t, "dense")
 
     return tree.pytree.tree_map(lambda t: t.dense() if averaged(t) else t, reply, is_leaf=averaged)
 

@@ -13,6 +13,7 @@ from hypothesis.extra.numpy import arrays
 
 import foedus as fd
 from foedus.algorithms.fedfw.points import MEMBER
+from foedus.core.reduce import Accumulator
 from foedus.geometry import Corner, domain_of
 from tests.geometry.test_domains import SETS
 
@@ -120,17 +121,14 @@ def test_a_robust_mean_and_the_check_go_together(fed):
 
 
 def test_the_scale_of_a_corner_is_only_a_sign():
-    """A stranger's scale of 1000 would pass as a member, and must then count as one in the sum."""
+    """A scale of 1000 from an untrusted client would pass as a member, and must count as one."""
     corner = fd.Box(-1.0, 2.0).lmo(torch.tensor([[1.0, -1.0, 3.0], [1.0, 1.0, -1.0]]), batch=1)
+    signs = corner.signs
     loud = Corner(
-        type(corner.signs)(corner.signs.bits, torch.tensor([1000.0, -3.0]), corner.signs.shape),
-        corner.lo,
-        corner.hi,
+        type(signs)(signs.bits, torch.tensor([1000.0, -3.0]), signs.shape), corner.lo, corner.hi
     )
-    weights = torch.tensor([0.25, 0.75])
-    torch.testing.assert_close(
-        loud.weighted_sum(weights), (weights.unsqueeze(1) * loud.dense()).sum(0)
-    )
-    torch.testing.assert_close(
-        corner.weighted_sum(weights), (weights.unsqueeze(1) * corner.dense()).sum(0)
-    )
+    assert corner.dense().tolist() == [[-1, 2, -1], [-1, -1, 2]]
+    assert loud.dense().tolist() == [[-1, 2, -1], [2, 2, -1]]
+    total = Accumulator()
+    total.add(loud, torch.tensor([0.25, 0.75]), 1, torch.arange(2))
+    assert total.result().tolist() == [1.25, 2.0, -1.0]

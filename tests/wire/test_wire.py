@@ -638,22 +638,11 @@ def batch(dtype=torch.float32):
 
 
 @pytest.mark.parametrize("number", range(8))
-def test_dense_and_weighted_sum_of_stacked_arrays(number):
+def test_dense_of_stacked_arrays(number):
     t = list(batch(torch.float64))[number]
     looped = torch.stack([tree.map(lambda x, c=c: x[c], t).dense() for c in range(5)])
     assert torch.equal(t.dense(), looped)
     assert torch.equal(vmap(lambda x: x.dense())(t), looped)
-    weights = torch.tensor([0.1, 0.2, 0.0, 0.3, -1.0])
-    torch.testing.assert_close(
-        t.weighted_sum(weights), torch.tensordot(weights.double(), looped, 1)
-    )
-
-
-def test_weighted_sum_of_quantised_goes_in_chunks(monkeypatch):
-    t = list(batch())[-1]
-    whole = t.weighted_sum(torch.arange(5.0))
-    monkeypatch.setattr(arrays, "_CHUNK", 24)
-    torch.testing.assert_close(t.weighted_sum(torch.arange(5.0)), whole)
 
 
 def test_dense_by_hand():
