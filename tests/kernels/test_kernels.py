@@ -18,9 +18,11 @@ from foedus import kernels
 from foedus.base import random
 from foedus.base.rows import Rows
 from foedus.base.spec import Spec
+from foedus.engines.batches import Table
 from foedus.models.losses import CrossEntropy, Huber, Logistic, Squared
-from foedus.models.training import descend as training
+from foedus.models.training import compiled
 from foedus.models.training.descend import descend
+from foedus.models.training.gradients import gradient
 
 pytestmark = pytest.mark.skipif(
     not kernels.ready, reason="foedus was installed without a compiler, or FOEDUS_COMPILED=0"
@@ -335,7 +337,7 @@ def test_what_it_does_not_know_goes_to_pytorch(counted):
 
 
 def test_few_clients_with_large_steps_go_to_pytorch_whose_threads_share_them(counted, monkeypatch):
-    monkeypatch.setattr(training, "_LARGE_STEP", 1)
+    monkeypatch.setattr(compiled, "_LARGE_STEP", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     fed = fd.split(fd.load("digits"), "iid", clients=3)
     fd.run(fd.FedAvg(fd.Linear()), fed, 1, evaluate_every=0)
@@ -346,7 +348,7 @@ def test_few_clients_with_large_steps_go_to_pytorch_whose_threads_share_them(cou
 
 def test_networks_that_no_cache_holds_go_to_pytorch(counted, monkeypatch):
     fed = fd.split(fd.load("digits"), "iid", clients=3)
-    monkeypatch.setattr(training, "_LARGE_NET", 74 * 8)  # 64 x 8 and 8 x 10
+    monkeypatch.setattr(compiled, "_LARGE_NET", 74 * 8)  # 64 x 8 and 8 x 10
     fd.run(fd.FedAvg(fd.MLP(8)), fed, 1, evaluate_every=0)
     assert counted == [1]
     fd.run(fd.FedAvg(fd.MLP(9)), fed, 1, evaluate_every=0)
@@ -432,6 +434,29 @@ def test_sums_of_sparse_replies_by_hand():
             kernels.sum_sparse(
                 total, rest, torch.tensor([[wrong]]), torch.ones(1, 1), torch.ones(1).double()
             )
+
+
+@pytest.mark.parametrize("model", [fd.Linear(), fd.Linear(bias=False), fd.MLP((5, 4))], ids=str)
+@pytest.mark.parametrize("loss", [CrossEntropy(), Squared(), Logistic(), Huber(0.1)], ids=str)
+def test_full_gradients_are_those_of_pytorch_and_the_same_bits_in_any_company(model, loss):
+    fed = fd.split(fd.load("digits"), "dirichlet", clients=6, alpha=0.3, seed=1)
+    table = Table(fed.data.x_train, fed.data.y_train, fed.rows, fed.offsets, np.arange(6), fed.spec)
+    params = model.init(fed.spec, random.key(3))
+    params = {k: v + 0.1 for k, v in params.items()}
+
+    def gradients(positions, width=0):
+        index, weight = table.index(torch.tensor(positions), width)
+        one = lambda i, w: gradient(  # noqa: E731
+            model, loss, params, Rows(table.x, table.y, i, w, fed.spec)
+        )
+        return torch.func.vmap(one)(index, weight)
+
+    together = gradients(range(6))
+    for name, there in without(gradients, range(6)).items():
+        torch.testing.assert_close(together[name], there, rtol=1e-5, atol=1e-5)
+    for positions, width in (([4], 0), ([0, 5], 0), ([3, 2, 1], 700)):
+        for name, alone in gradients(positions, width).items():
+            assert torch.equal(alone, together[name][positions])
 
 
 def test_exponentials_within_a_few_units_in_the_last_place():

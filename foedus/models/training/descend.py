@@ -13,10 +13,9 @@ from foedus.base.batching import batched
 from foedus.base.rows import Rows, take
 from foedus.errors import ConfigError
 from foedus.models.base import Model, Params
-from foedus.models.linear import Linear
-from foedus.models.losses import CrossEntropy, Huber, Logistic, Loss, Squared
-from foedus.models.mlp import MLP
+from foedus.models.losses import Loss
 from foedus.models.training.augment import crop_flip
+from foedus.models.training.compiled import LOSSES, knows
 from foedus.models.training.gradients import gradient_of, to
 from foedus.models.training.memory import fresh_memory, take_buffer
 from foedus.models.training.optimizers import clip_gradients, update_parameters
@@ -33,9 +32,6 @@ that are trained at a time; and their least number.
 
 _TRAINED = ("params", "correction", "memory")
 """Of the arguments of a training, those that are on the device of the rows while it goes on."""
-
-_LARGE_STEP, _LARGE_NET = 1 << 22, 1 << 20
-"""Multiplications of a step from which threads pay; weights that no core's cache holds."""
 
 
 def descend(
@@ -106,7 +102,7 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
     decay = prox + how.weight_decay
     plain = how.optimizer == "sgd" and not how.momentum and how.clip is None
     in_place = model.closed_form and plain
-    if in_place and not how.augment and _knows(model, loss, table_x, table_y, args, used.shape[2]):
+    if in_place and not how.augment and knows(model, loss, table_x, table_y, args, used.shape[2]):
         params = _own(args["params"])
         layers, more = (
             model.layers({k: v.contiguous() for k, v in part.items()})
@@ -114,7 +110,7 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
         )
         kernels.train(
             layers, more, table_x.flatten(1), table_y, used.contiguous(), weight.contiguous(),
-            steps, loss=_LOSSES.index(type(loss)), lr=how.lr, keep=1 - how.lr * decay,
+            steps, loss=LOSSES.index(type(loss)), lr=how.lr, keep=1 - how.lr * decay,
             delta=getattr(loss, "delta", 1.0),
         )  # fmt: skip
         return {"params": params, "memory": args.get("memory") or {}, "steps": steps}
@@ -227,34 +223,3 @@ def _constant(args: dict[str, Any], prox: float) -> Params:
             for k, v in start.items()
         }
     return constant
-
-
-_LOSSES = (CrossEntropy, Squared, Logistic, Huber)
-"""Those that compiled code knows, by its numbers."""
-
-
-def _knows(
-    model: Model, loss: Loss, x: Tensor, y: Tensor, args: dict[str, Any], batch: int
-) -> bool:
-    """Whether compiled training is there for such a training, and the faster way.
-
-    It gives every client to one thread.
-    """
-    known = type(model) in (Linear, MLP) and type(loss) in _LOSSES
-    if not kernels.ready or not known or x.device.type != "cpu":
-        return False
-    trained = [args[k] for k in ("params", "correction") if k in args]
-    numbers = [x, args["weight"], *tree.leaves(trained)]
-    if any(t.dtype != torch.float32 for t in numbers):
-        return False
-    if any(t.requires_grad for t in (*numbers, y)) or not (x.is_contiguous() and y.is_contiguous()):
-        return False
-    assert isinstance(model, Linear | MLP)
-    weights = [weight for weight, _ in model.layers(args["params"]) if weight is not None]
-    clients, outputs, threads = len(args["index"]), weights[-1].shape[-2], torch.get_num_threads()
-    labels = y.dtype == torch.int64 and y.dim() == 1
-    values = y.dtype == torch.float32 and y.numel() == len(y) * outputs
-    fits = labels or (values and type(loss) is not CrossEntropy)
-    busy = clients >= threads or batch * max(w[0].numel() for w in weights) < _LARGE_STEP
-    small = len(weights) == 1 or sum(w[0].numel() for w in weights) <= _LARGE_NET
-    return fits and busy and small and len(weights) <= kernels.MOST_LAYERS
