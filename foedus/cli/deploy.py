@@ -99,6 +99,9 @@ def deploy_log_command(
         count += 1
         newest.append(entry)
     for entry in newest:
+        if "cut" in entry:
+            typer.echo(f"cut short, by a crash while it was written:  {entry['cut']}")
+            continue
         about = " ".join(f"{k}={v}" for k, v in entry.items() if k not in ("time", "asked"))
         typer.echo(f"{entry['time']}  {entry['asked']}  {about}")
     typer.echo(f"{count} entries; each follows from the one before it")

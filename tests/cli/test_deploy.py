@@ -113,8 +113,17 @@ def test_a_log_that_was_changed(cli, policy):
     policy.log.write_text(text.replace("refused", "given", 1))
     assert cli("deploy", "log", policy.path, code=2).stderr == (
         "foedus: error: log.jsonl, line 2: does not follow from the line before it; the log was "
-        "changed here, or cut short by a crash\n"
+        "changed here\n"
     )
+
+
+def test_a_log_after_a_crash(cli, policy):
+    auditlog.append(policy.log, asked="question")
+    policy.log.write_bytes(policy.log.read_bytes() + b'{"time": "20')
+    auditlog.append(policy.log, asked="another")
+    _, cut, another, _ = cli("deploy", "log", policy.path).output.splitlines()
+    assert cut == 'cut short, by a crash while it was written:  {"time": "20'
+    assert another.endswith("another  after_cut=True")
 
 
 def test_a_site_that_was_asked_nothing(cli, policy):

@@ -34,16 +34,17 @@ KINDS = {
     "disk": "full disk",
     "clock": "wall clock jumps, one process",
     "ray": "kill -9 of a Ray actor",
-    "client": "kill -9 of a ClientApp",
+    "client": "kill -9 of a process that works on an answer",
     "node": "kill -9 of a SuperNode",
     "slow": "a site stands still",
     "flap": "sites come and go",
     "clocks": "wall clock jumps, a federation",
     "server": "kill -9 of a deployed server",
+    "site": "kill -9 at deployed sites",
 }
 FULL = {
     "kill": 70, "damage": 2000, "resume": 20, "disk": 8, "clock": 2, "ray": 16, "client": 12,
-    "node": 6, "slow": 3, "flap": 1, "clocks": 1, "server": 4,
+    "node": 6, "slow": 3, "flap": 1, "clocks": 1, "server": 4, "site": 8,
 }  # fmt: skip
 QUICK = {"kill": 4, "damage": 200, "resume": 5, "disk": 2}
 
@@ -79,7 +80,7 @@ def campaign(
         many("disk", alone.full_disk, subjects)
         if alone.COMPILER:
             many("clock", alone.clocks, subjects)
-    if {"ray", "client", "node", "slow", "flap", "clocks", "server"} & set(counts):
+    if {"ray", "client", "node", "slow", "flap", "clocks", "server", "site"} & set(counts):
         from tests.faults import sites
 
         many("ray", sites.ray, folder)
@@ -95,6 +96,7 @@ def campaign(
         if alone.COMPILER:
             many("clocks", sites.clocks, folder)
         many("server", sites.server_apps, folder)
+        many("site", sites.residents, folder)
     return tallies
 
 

@@ -296,15 +296,9 @@ def clocks(tally: Tally, folder: Path, runs: int, rng: Random) -> None:
 
 
 @contextlib.contextmanager
-def _up(folder: Path) -> Iterator[subprocess.Popen]:
-    command = [
-        sys.executable,
-        "-c",
-        "from foedus.cli import main; main()",
-        "deploy",
-        "up",
-        str(folder),
-    ]
+def _deploy(verb: str, what: Path) -> Iterator[subprocess.Popen]:
+    """`foedus deploy VERB`, ended gently."""
+    command = [sys.executable, "-c", "from foedus.cli import main; main()", "deploy", verb, what]
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
@@ -342,7 +336,7 @@ def server_apps(tally: Tally, folder: Path, kills: int, rng: Random) -> None:
     SuperLink alone, in turn; the command is given again each time.
     """
     whole = _trial(folder / "undisturbed")
-    with _up(whole) as process:
+    with _deploy("up", whole) as process:
         process.wait(400)
     expected = fd.Run.load(whole / RESULTS / "Scaffold.safetensors")
     number = 0
@@ -354,7 +348,7 @@ def server_apps(tally: Tally, folder: Path, kills: int, rng: Random) -> None:
             for kind in ("safetensors", "checkpoint.safetensors")
         )
         for _ in range(12):
-            with _up(trial) as process:
+            with _deploy("up", trial) as process:
                 shot = False
                 while process.poll() is None and not shot:
                     time.sleep(0.05)
@@ -396,6 +390,120 @@ def _shoot(tally: Tally, up: subprocess.Popen, whole: bool) -> bool:
                 os.kill(pid, signal.SIGKILL)
                 return True
     return False
+
+
+def residents(tally: Tally, folder: Path, kills: int, rng: Random) -> None:
+    """`foedus deploy server` and two `foedus deploy site`, with kill -9 at a site, in turn, of the
+    process that works on an answer, of its resident worker, of the SuperNode, and of the command,
+    which is given again. The logs and accounts of the sites must be whole in the end.
+    """
+    whole = _trial(folder / "calm")
+    expected = _with_sites(whole, lambda sites: 0)
+    number = 0
+    while tally.kills < kills:
+        number += 1
+        trial, before = _trial(folder / f"resident{number}"), tally.kills
+
+        def shoot(sites: list[Resident], last: int = before + 2) -> int:
+            if tally.kills >= min(kills, last):
+                return 0
+            hit = rng.choice(sites).shoot(tally.kills % 4, rng)
+            tally.kills += hit
+            tally.injected += hit
+            return hit
+
+        found = _with_sites(trial, shoot)
+        wrong = "the run did not come to an end" if found is None else difference(found, expected)
+        tally.end(RESUMED if tally.kills > before else SAME, wrong or _books(trial))
+
+
+def _books(folder: Path) -> str | None:
+    """What is wrong with the logs and accounts of the sites of a folder."""
+    import sqlite3
+
+    from foedus.engines.flower import auditlog
+    from foedus.engines.flower.policy import Policy
+
+    for path in sorted((folder / "sites").glob("*/policy.toml")):
+        policy = Policy.read(path)
+        try:
+            entries = list(auditlog.read(policy.log))
+            with contextlib.closing(sqlite3.connect(policy.cache / "account.sqlite")) as db:
+                ((said,),) = db.execute("pragma integrity_check").fetchall()
+        except (fd.FoedusError, sqlite3.Error, OSError) as error:
+            return f"{path.parent.name}: {error}"
+        if said != "ok" or not entries:
+            return f"{path.parent.name}: {len(entries)} entries in the log; the account: {said}"
+    return None
+
+
+class Resident:
+    """A site that is given its command again when that has ended."""
+
+    def __init__(self, policy: Path, stack: contextlib.ExitStack):
+        self.policy, self.stack = policy, stack
+        self.start()
+
+    def start(self) -> None:
+        self.process = self.stack.enter_context(_deploy("site", self.policy))
+
+    def revive(self) -> None:
+        if self.process.poll() is not None:
+            self.start()
+
+    def shoot(self, victim: int, rng: Random) -> bool:
+        """kill -9 of a worker's child (0), a worker (1), a SuperNode (2) or all of the site (3)."""
+        mine = {pid: children(pid) for pid in children(self.process.pid)}
+        roles = dict.fromkeys(mine, "")
+        for pid in mine:
+            with contextlib.suppress(OSError):
+                words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+                roles[pid] = next((w for w in words if w in ("worker", "supernode")), "")
+        workers = [pid for pid, role in roles.items() if role == "worker"]
+        found = {
+            0: [pid for pid in workers if not mine[pid]],
+            1: [pid for pid in workers if mine[pid]],
+            2: [pid for pid, role in roles.items() if role == "supernode"],
+            3: [self.process.pid],
+        }[victim]
+        if not found:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(rng.choice(found), signal.SIGKILL)
+            return True
+        return False
+
+
+def _with_sites(trial: Path, shoot: Callable[[list[Resident]], int]) -> fd.Run | None:
+    """The result of a server and of sites that are shot at, given again until it is there."""
+    from foedus.engines.flower.loopback import free_port
+
+    plan, port = trial / "federation.toml", free_port()
+    text = plan.read_text().replace("min_clients = 1", "min_clients = 2")
+    plan.write_text(
+        text.replace("timeout = 120", f"timeout = {TIMEOUT:g}").replace("9091", f"{port}")
+    )
+    policies = sorted((trial / "sites").glob("*/policy.toml"))
+    for path in policies:
+        path.write_text(path.read_text().replace("9091", f"{port}"))
+    result, rounds = (
+        trial / RESULTS / f"Scaffold.{kind}" for kind in ("safetensors", "checkpoint.safetensors")
+    )
+    with contextlib.ExitStack() as stack:
+        sites = [Resident(path, stack) for path in policies]
+        for _ in range(12):
+            with _deploy("server", trial) as server:
+                calm = time.monotonic()
+                while server.poll() is None:
+                    time.sleep(0.05)
+                    for site in sites:
+                        site.revive()
+                    # From the first checkpoint on, and when the sites are back.
+                    if rounds.exists() and time.monotonic() > calm and shoot(sites):
+                        calm = time.monotonic() + 20
+            if result.exists():
+                return fd.Run.load(result)
+    return None
 
 
 def _alive(pid: int) -> bool:

@@ -353,6 +353,47 @@ def test_an_empty_log_begins_anew(tmp_path):
     assert json.loads(path.read_text())["before"] == "0" * 64
 
 
+@pytest.mark.parametrize("kept", [1, 20, -2, -1])
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_log_goes_on_after_a_line_that_was_cut_short(kept, times, tmp_path):
+    """What a process leaves that is killed while it writes; -1: only the end of the line."""
+    path, expected = tmp_path / "log.jsonl", []
+    for number in range(times):
+        auditlog.append(path, asked=f"whole {number}")
+        before = path.read_bytes()
+        auditlog.append(path, asked=f"cut {number}")
+        line = path.read_bytes().removeprefix(before)
+        path.write_bytes(before + line[:kept])
+        expected += [f"whole {number}", f"cut {number}" if kept == -1 else line[:kept].decode()]
+        shown = [entry.get("cut", entry.get("asked")) for entry in auditlog.read(path)]
+        assert shown == expected
+    auditlog.append(path, asked="last")
+    assert [e.get("cut", e.get("asked")) for e in auditlog.read(path)] == [*expected, "last"]
+
+
+def test_a_cut_line_that_was_changed_is_found(tmp_path):
+    path = tmp_path / "log.jsonl"
+    auditlog.append(path, asked="whole")
+    path.write_bytes(path.read_bytes() + b'{"time": ')
+    auditlog.append(path, asked="next")
+    path.write_bytes(path.read_bytes().replace(b'{"time": \n', b'{"tide": \n'))
+    with pytest.raises(fd.CheckpointError, match=r"log\.jsonl, line 3: does not follow"):
+        list(auditlog.read(path))
+
+
+def test_a_line_that_is_broken_is_not_taken_for_cut(tmp_path):
+    """Somebody makes a line illegible, and the chain right again: the next line says nothing."""
+    path = tmp_path / "log.jsonl"
+    for asked in ("first", "second", "third"):
+        auditlog.append(path, asked=asked)
+    lines = path.read_bytes().splitlines()
+    lines[1] = lines[1][:-3]
+    entry = json.loads(lines[2]) | {"before": hashlib.sha256(lines[1]).hexdigest()}
+    path.write_bytes(b"\n".join([*lines[:2], json.dumps(entry).encode(), b""]))
+    with pytest.raises(fd.CheckpointError, match=r"log\.jsonl, line 2: does not follow"):
+        list(auditlog.read(path))
+
+
 @pytest.mark.parametrize("line", ["{", "[]", '"before"', "{}", "\xff"])
 def test_lines_that_are_no_entries(line, tmp_path):
     path = tmp_path / "log.jsonl"
