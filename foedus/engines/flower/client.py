@@ -159,11 +159,15 @@ def answer(
         if guard is not None:
             guard.log(asked="the score of a model on the test rows here", **score)
         demands.plain("evaluate.model, the score on its test rows,", False)
+        if guard is not None:
+            guard.score(question)
         return score, b""
     assert isinstance(question, EvaluateOwn)
     memory = Memory(context, question.session, site.cache)
     if not isinstance(question, Step):
         demands.plain("evaluate", question.secure is not None)
+        if guard is not None:
+            guard.score(question)
         return evaluate_own(question, site, memory, algorithm), b""
     step = message.metadata.message_type.removeprefix(f"{Step.kind}.")
     return exchange(question, body, site, memory, algorithm, step, guard)

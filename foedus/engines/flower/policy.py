@@ -40,7 +40,8 @@ states = false                    # true: also algorithms whose clients remember
 exchanges_a_day = 10000
 evaluations_a_day = 20
 
-[privacy]                         # over all runs, as far as this site took part
+[privacy]                         # over all runs, as far as this site took part: replies and
+                                  # scores without noise are not sent
 epsilon = 8.0
 delta = 1e-5
 """
