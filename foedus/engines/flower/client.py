@@ -13,7 +13,6 @@ values against the copies here, and a question that is refused changes nothing t
 from __future__ import annotations
 
 import contextlib
-import importlib
 import inspect
 import os
 import sys
@@ -40,6 +39,7 @@ from foedus.engines.flower.guard import Guard
 from foedus.engines.flower.holding import Holding
 from foedus.engines.flower.memory import Memory
 from foedus.engines.flower.messages import explained
+from foedus.engines.flower.own import algorithms_in
 from foedus.engines.flower.policy import Policy
 from foedus.engines.flower.questions import (
     EvaluateOwn,
@@ -145,8 +145,9 @@ def answer(
         parts = messages.cut(body, question.lengths)
         site.check_ids(question.ids)
         return phase(question, question.ids, parts, site.config, site.cache)
-    own = own_algorithms(context.run_config) if guard is None else guard.policy.own_algorithms()
-    algorithm = algorithm_of(question, own)
+    config, policy = context.run_config, None if guard is None else guard.policy
+    known = worker_algorithms(config) if policy is None else policy.own_algorithms()
+    algorithm = algorithm_of(question, known)
     if guard is not None:
         guard.algorithm(algorithm)
     if isinstance(question, Hello):
@@ -173,21 +174,20 @@ def answer(
     return exchange(question, body, site, memory, algorithm, step, guard)
 
 
-def own_algorithms(config: dict[str, Any]) -> dict[str, Algorithm]:
+def worker_algorithms(config: dict[str, Any]) -> dict[str, Algorithm]:
     """The algorithms of a module that the worker was started with."""
     if not config.get("code"):
         return {}
     module, _, name = str(config["code"]).partition(":")
-    found = getattr(importlib.import_module(module), name)
-    return found if isinstance(found, dict) else {name: found}
+    return algorithms_in(module, name, f"code={config['code']!r}")
 
 
-def algorithm_of(question: Question, own: dict[str, Algorithm]) -> Algorithm:
+def algorithm_of(question: Question, known: dict[str, Algorithm]) -> Algorithm:
     """The algorithm of a run: the site's own if it has one of these settings, else built from the
     settings alone.
     """
     given = question.algorithm
-    for algorithm in own.values():
+    for algorithm in known.values():
         if to_config(algorithm.seeded(question.seed)) == given:
             return algorithm.seeded(question.seed)
     try:

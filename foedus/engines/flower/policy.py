@@ -59,6 +59,7 @@ from annotated_types import Ge, Gt, Interval, Lt
 from foedus.base.settings import check_value
 from foedus.config.reader import Number, Reader
 from foedus.core.algorithm import Algorithm
+from foedus.engines.flower.own import algorithms_in
 from foedus.errors import ConfigError, unknown
 
 _SECTIONS: dict[str, dict[str, Any]] = {
@@ -211,11 +212,5 @@ class Policy:
             exec(compile(source, str(path), "exec"), module.__dict__)
         except Exception as error:
             raise ConfigError(f"{self.path}: code.file: {path.name}: {error!r}") from error
-        found = getattr(module, about["name"], None)
-        found = found if isinstance(found, dict) else {type(found).__name__: found}
-        if not found or not all(isinstance(a, Algorithm) for a in found.values()):
-            raise ConfigError(
-                f"{self.path}: code.name: {about['name']!r} in {path.name} is not an algorithm or "
-                "a dictionary of algorithms"
-            )
-        return found
+        where = f"{self.path}: code.name: {about['name']!r} in {path.name}"
+        return algorithms_in(module, about["name"], where)
