@@ -21,6 +21,7 @@ from foedus.core.participation import Poisson
 from foedus.core.progress import Interrupts, RoundProgress
 from foedus.errors import DivergenceError
 from foedus.storage import checkpoint as files
+from foedus.storage.lock import locked
 
 if TYPE_CHECKING:
     from foedus.core.session import Engine
@@ -100,7 +101,7 @@ def run(
     )
     if path and resume is True:
         refuse_to_begin(path)
-    with files.locked(path):
+    with locked(path):
         loop = Loop(
             algorithm, fed, rounds, seed, engine, participation, evaluate_every, target, quantise
         )

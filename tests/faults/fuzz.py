@@ -324,7 +324,8 @@ def question_target(folder: Path) -> Target:
         context = types.SimpleNamespace(node_config=config, state=records, run_config={})
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
-            answer(types.SimpleNamespace(content=content, metadata=about), context, guard)
+            message = types.SimpleNamespace(content=content, metadata=about)
+            answer(message, messages.header(message), context, guard)
 
     return Target(make, feed, 0.005)
 

@@ -82,9 +82,11 @@ class SiteApp(ClientApp):
     def __call__(self, message: Message, context: Context) -> Message:
         began, why, body = time.perf_counter(), "", b""
         header: dict[str, Any]
+        asked: dict[str, Any] = {}
         before = os.umask(0o077)  # whatever is written here derives from rows
         try:
-            header, body = answer(message, context, self.guard)
+            asked = messages.header(message)
+            header, body = answer(message, asked, context, self.guard)
         except Exception as error:
             header = {"error": told(error)[:_LONGEST_ERROR]}
             words = [f"{type(e).__name__}: {e}" for e in (error, error.__cause__) if e is not None]
@@ -96,7 +98,7 @@ class SiteApp(ClientApp):
         finally:
             os.umask(before)
         if self.guard is not None:
-            self.guard.log(**summary(message, header, why), sent=len(body))
+            self.guard.log(**summary(message, asked, header, why), sent=len(body))
         elif why:
             print(f"not answered: {why}", file=sys.stderr, flush=True)
         seconds = time.perf_counter() - began
@@ -111,14 +113,18 @@ def told(error: Exception) -> str:
     return str(error)
 
 
-def summary(message: Message, header: dict[str, Any], why: str) -> dict[str, Any]:
-    """An entry of the site's log: who asked what, and what became of it."""
+def summary(
+    message: Message, asked: dict[str, Any], header: dict[str, Any], why: str
+) -> dict[str, Any]:
+    """An entry of the site's log: who asked what, and what became of it.
+
+    asked: the header of the message, empty if it cannot be read. header: that of the reply.
+    """
     entry: dict[str, Any] = {"asked": messages.shown(message.metadata.message_type)}
+    entry |= {k: asked[k] for k in ("session", "round", "exchange", "phase") if k in asked}
+    settings = asked.get("algorithm")
+    entry["algorithm"] = settings.get("type") if isinstance(settings, dict) else None
     with contextlib.suppress(FoedusError):
-        said = messages.header(message)
-        entry |= {k: said[k] for k in ("session", "round", "exchange", "phase") if k in said}
-        settings = said.get("algorithm")
-        entry["algorithm"] = settings.get("type") if isinstance(settings, dict) else None
         entry["received"] = len(messages.body(message))
     entry["run"], entry["server"] = message.metadata.run_id, message.metadata.src_node_id
     entry["answer"] = "refused" if why else "given"
@@ -134,10 +140,10 @@ def summary(message: Message, header: dict[str, Any], why: str) -> dict[str, Any
 
 
 def answer(
-    message: Message, context: Context, guard: Guard | None = None
+    message: Message, header: dict[str, Any], context: Context, guard: Guard | None = None
 ) -> tuple[dict[str, Any], bytes]:
-    """Header and body of the reply."""
-    question = read_question(message)
+    """Header and body of the reply to a message with this header."""
+    question = read_question(message.metadata.message_type, header)
     if guard is not None:
         guard.question(question)
     site, body = Holding(question, dict(context.node_config)), messages.body(message)

@@ -86,13 +86,13 @@ class Flower:
 
     def _start(self) -> None:
         try:
-            from foedus.engines.flower import kept, loopback
             from foedus.engines.flower import keys as keys_
+            from foedus.engines.flower import loopback
         except ImportError as error:
             raise FoedusError(
                 f"fd.Flower needs flwr: pip install 'foedus[flower]' ({error})"
             ) from None
-        self.temporary, release = kept.temporary_folder()
+        self.temporary, release = loopback.temporary_folder()
         folder = Path(self.temporary.name)
         self.loopback = loopback.Loopback(folder)
         self._end = weakref.finalize(self, _close, self.loopback, self.temporary, release)

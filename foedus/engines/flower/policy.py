@@ -51,6 +51,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -124,7 +125,7 @@ class Policy:
                 if isinstance(value, str) and not value.isprintable():
                     reader.fail(f"{name}.{key}", f"{value!r} must be a text that can be printed")
                 if (allowed := _RANGES.get(f"{name}.{key}")) is not None:
-                    check = lambda k=key, v=value, a=allowed: check_value(k, v, a, ConfigError)  # noqa: E731
+                    check = partial(check_value, key, value, allowed, ConfigError)
                     reader.attempt(f"{name}.{key}", check)
         secure = found["secure"]
         if (secure.get("required") or secure.get("noise")) and not found["signing"]:
