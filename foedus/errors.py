@@ -119,6 +119,6 @@ def positive(name: str, value: object) -> None:
 
 
 def whole_number(name: str, value: object, least: int = 1) -> None:
-    """Refuse a setting that is not a whole number of at least so many."""
+    """Refuse a setting that is not an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}")
+        raise ConfigError(f"{name}={value!r} must be an integer of at least {least}")

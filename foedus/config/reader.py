@@ -228,9 +228,7 @@ class Reader:
                 value, bool
             )
             if number and isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
-                self.fail(
-                    at, f"{str(value)[:20]}... is too large: a whole number has at most 64 bits"
-                )
+                self.fail(at, f"{str(value)[:20]}... is too large: an integer has at most 64 bits")
             return number, hint(value) if number else None
         if hint in (bool, str, dict) or origin is dict:
             return isinstance(value, origin or hint), value
@@ -312,7 +310,7 @@ def kind_of(value: Any) -> str:
     """What kind of TOML value this is."""
     kinds = {
         bool: "true or false",
-        int: "a whole number",
+        int: "an integer",
         float: "a number",
         str: "text",
         list: "a list",
@@ -334,13 +332,13 @@ def _describe(hint: Any) -> str:
     if origin in (tuple, list) or hint in (tuple, list):
         one = _describe(inside[0]) if inside else "values"
         return "a list of " + {
-            "a whole number": "whole numbers",
+            "an integer": "integers",
             "a number": "numbers",
             "text": "texts",
         }.get(one, one)
     simple = {
         bool: "true or false",
-        int: "a whole number",
+        int: "an integer",
         float: "a number",
         str: "text",
         dict: "a table",

@@ -120,7 +120,7 @@ def test_a_robust_mean_and_the_check_go_together(fed):
 
 
 def test_the_scale_of_a_corner_is_only_a_sign():
-    """A stranger's scale of 1000 would pass as a member, and must then count as one in the sum."""
+    """An untrusted scale of 1000 would pass as a member, and must then count as one in the sum."""
     corner = fd.Box(-1.0, 2.0).lmo(torch.tensor([[1.0, -1.0, 3.0], [1.0, 1.0, -1.0]]), batch=1)
     loud = Corner(
         type(corner.signs)(corner.signs.bits, torch.tensor([1000.0, -3.0]), corner.signs.shape),

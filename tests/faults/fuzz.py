@@ -204,7 +204,7 @@ def reply_target() -> Target:
         try:
             list(session.exchange(ask))
         finally:
-            # what is caught as a stranger's fault must not have been ours
+            # what is caught as the fault of an untrusted site must not have been ours
             for why in session.faults.values():
                 if "allocate" in why or "MemoryError" in why:
                     raise AssertionError(why)

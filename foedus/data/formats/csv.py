@@ -16,7 +16,7 @@ def read_csv(path: Path, label: str | int | None = None, group: str | None = Non
     label: its name or position; else a column named label, target, class or y.
 
     All other columns are features and must hold numbers: encode categories first (for instance with
-    pandas.get_dummies). Text or whole-number labels mean classes, numbers with fractions
+    pandas.get_dummies). Text or integer labels mean classes, numbers with fractions
     regression. `group` names the column that says whose row it is.
     """
     import pandas as pd

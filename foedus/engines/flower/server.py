@@ -21,8 +21,8 @@ The file is TOML, in the form of `foedus.config.experiment` as far as the two ha
                                       # its settings
 
     [federation]
-    clients = 4                       # wait for so many sites, at most `patience` seconds
-    min_clients = 3                   # go on while so many answer
+    clients = 4                       # sites to wait for, at most `patience` seconds
+    min_clients = 3                   # go on while at least 3 answer
     timeout = 120                     # seconds that a site may take for an answer
     patience = 60
 
@@ -217,8 +217,8 @@ def wait_for(grid: Any, clients: int, least: int, patience: float) -> list[int]:
 
 
 def _wrong(said: dict[str, Any], columns: int | None) -> str | None:
-    """What is wrong with a greeting, if anything: it comes from a stranger, and all sites' scaling
-    depends on it.
+    """What is wrong with a greeting, if anything: it comes from an untrusted site, and all sites'
+    scaling depends on it.
     """
 
     def whole(v: Any, least: int, most: int) -> bool:

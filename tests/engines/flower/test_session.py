@@ -540,7 +540,7 @@ def test_low_rank_points_of_those_who_came(fed, tmp_path):
     ],
     ids=str,
 )
-def test_headers_of_strangers(header, fed, engine):
+def test_headers_of_untrusted_sites(header, fed, engine):
     engine.grid.spoil = only(1, 2, rewritten(header))
     run = fd.run(AVERAGE, fed, 3, engine=engine)
     assert run.history.get("left_out") is None or "0: " in run.history.left_out[2]
@@ -601,7 +601,7 @@ def test_labels_that_cannot_be_are_left_out(algorithm, fed, engine):
         return wire.encode({**reply, "y": torch.full_like(reply["y"], 99)})
 
     engine.grid.spoil = only(1, 2, rewritten(body=wrong))
-    with pytest.warns(UserWarning, match="its y must be whole numbers from 0 to 9"):
+    with pytest.warns(UserWarning, match="its y must be integers from 0 to 9"):
         run = fd.run(algorithm, fed, 3, engine=engine)
     assert run.history.left_out.notna().tolist() == [False, False, True, False]
 

@@ -330,7 +330,7 @@ GREETINGS = {
 
 
 @pytest.mark.parametrize("change", GREETINGS.values(), ids=list(GREETINGS))
-def test_greetings_of_strangers(change, plan, grid, tmp_path):
+def test_greetings_of_untrusted_sites(change, plan, grid, tmp_path):
     """They do not take part, and leave no trace in the scaling of the others."""
 
     def spoil(asked, answer):
