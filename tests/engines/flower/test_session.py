@@ -97,6 +97,19 @@ def engine(tmp_path):
     return Here(tmp_path, nodes=5)
 
 
+def test_models_of_clients_stay_at_their_sites(fed, engine, tmp_path):
+    run = fd.run(fd.Independent(fd.Linear(), lr=0.1), fed, 1, engine=engine)
+    run.save(tmp_path / "run.safetensors")
+    for result in (run, fd.Run.load(tmp_path / "run.safetensors")):
+        with pytest.raises(fd.FoedusError, match=r"stayed at their sites; run\.per_client"):
+            result.model_of(int(fed.ids[0]))
+    local = fd.run(fd.Independent(fd.Linear(), lr=0.1), fed, 1).per_client()
+    torch.testing.assert_close(
+        torch.tensor(run.per_client()["loss"].to_numpy()),
+        torch.tensor(local["loss"].to_numpy()), rtol=1e-5, atol=1e-6,
+    )  # fmt: skip
+
+
 def only(node: int, round: int, change):
     """Change the answers of one node in one round."""
 
