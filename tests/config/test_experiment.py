@@ -56,6 +56,23 @@ def test_a_run(tmp_path):
     assert fed.data.name == "wine"
 
 
+def test_sets_for_all_parameters_or_for_each_tensor(tmp_path):
+    fedfw = 'type = "FedFW"\ndomain = '
+    ball = '{ type = "L2Ball", radius = 3.0 }'
+    each = f'{{ weight = {ball}, bias = {{ type = "Box", lo = -1.0, hi = 2.0 }} }}'
+    for text, domain in (
+        (ball, fd.L2Ball(3.0)),
+        (f'{{ type = "PerLayer", domains = {ball} }}', fd.PerLayer(fd.L2Ball(3.0))),
+        (
+            f'{{ type = "PerLayer", domains = {each} }}',
+            fd.PerLayer({"weight": fd.L2Ball(3.0), "bias": fd.Box(-1.0, 2.0)}),
+        ),
+    ):
+        experiment = read_config(write(tmp_path, algorithm=fedfw + text), "run")
+        assert experiment.algorithms == {"": fd.FedFW(domain=domain)}
+        experiment.algorithms[""].check(experiment.federation().spec)
+
+
 def test_how_replies_are_averaged(tmp_path):
     section = 'type = "SecureAggregation"\nthreshold = 0.8\nrange = 4'
     for command, change in (
@@ -277,6 +294,16 @@ def test_options_reach_load_and_split(tmp_path):
         ),
         ({"output": 'rnu = "x"'}, "output.rnu", ["did you mean 'run'"]),
         ({"output": 'runs = "x"'}, "output.runs", ["allowed: run, report"]),
+        (
+            {"algorithm": 'type = "FedFW"\ndomain = { type = "PerLayr" }'},
+            "algorithm.domain.type",
+            ["did you mean 'PerLayer'?", "L1Ball"],
+        ),
+        (
+            {"algorithm": 'type = "FedFW"\ndomain = { type = "PerLayer", domains = { w = 3 } }'},
+            "algorithm.domain.domains.w",
+            ["3 is an integer", "L1Ball"],
+        ),
     ],
 )
 def test_mistakes_name_file_key_and_what_is_allowed(tmp_path, sections, key, words):
