@@ -53,9 +53,13 @@ class ReplyError(FoedusError, ValueError):
 
 
 class DivergenceError(FoedusError, ArithmeticError):
-    """A reply or a loss that is no longer finite. `round` and `clients` say where it began."""
+    """A reply or a loss that is no longer finite. `round` and `clients` say where it began.
 
-    run: Run  # what was reached, once the run has ended
+    `run` is what was reached before that round. Only what clients remember (`run.clients`) may be
+    of the round itself: keeping it as it was would take a copy of all states in every round.
+    """
+
+    run: Run
     what: str  # is not finite, where it is something that clients have sent or keep
 
     def __init__(self, message: str, round: int, clients: Iterable[int] = ()):
@@ -119,6 +123,6 @@ def positive(name: str, value: object) -> None:
 
 
 def whole_number(name: str, value: object, least: int = 1) -> None:
-    """Refuse a setting that is not a whole number of at least so many."""
+    """Refuse a setting that is not an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}")
+        raise ConfigError(f"{name}={value!r} must be an integer of at least {least}")

@@ -171,7 +171,7 @@ def read_page(path: Path) -> Page:
 
 
 def compare_output(printed: str, shown: str, where: str, varies: str | None = None) -> None:
-    """Words and whole numbers must be the same; other numbers may differ by a hundredth.
+    """Words and integers must be the same; other numbers may differ by a hundredth.
 
     Another processor may round otherwise, and a row or two of a test set change sides. varies: a
     regular expression for what is not compared at all, such as seconds.

@@ -238,7 +238,7 @@ def test_settings_are_checked(monkeypatch, tmp_path):
     ):
         from_file(tmp_path, 'track = { mlflow = { url = "http://host" } }')
     with pytest.raises(
-        fd.ConfigError, match=r"track.tensorboard: 3 is a whole number, but must be text"
+        fd.ConfigError, match=r"track.tensorboard: 3 is an integer, but must be text"
     ):
         from_file(tmp_path, "track = { tensorboard = 3 }")
 

@@ -57,7 +57,7 @@ class Robust(Aggregation):
         return RobustAggregator(self)
 
     def check(self, clients: float) -> None:
-        """Refuse settings that so many clients a round cannot satisfy."""
+        """Refuse settings that this number of clients a round cannot satisfy."""
 
     def combine(self, x: Tensor, weights: Tensor, dropped: int = 0) -> Tensor:
         """One vector from x (clients, numbers) and the clients' weights, float64 that sum to 1.

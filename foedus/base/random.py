@@ -230,7 +230,7 @@ def permutation(key: Tensor, n: int, valid: Tensor | None = None) -> Tensor:
 
 
 _MANY = 1 << 13
-"""From so many things on, a word for each takes longer than to draw a few of them one by one."""
+"""From this many things on, a word for each takes longer than to draw a few of them one by one."""
 
 
 def subset(key: Tensor, n: int, size: int) -> Tensor:

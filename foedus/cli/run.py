@@ -183,7 +183,7 @@ def tune_command(config: Config) -> None:
         tune      = { lr = [0.01, 0.1, 1.0], model.hidden = [[32], [128]] }
 
     Instead of a list, { loguniform = [1e-4, 1.0] } draws from a range. \\[tune.options] has trials
-    (so many combinations, drawn at random; needed with ranges), seeds, validation (0.2), halving
+    (how many combinations, drawn at random; needed with ranges), seeds, validation (0.2), halving
     (3, or "none"), metric and workers, as help(fd.tune) explains.
 
     Example:

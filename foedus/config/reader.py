@@ -14,7 +14,7 @@ import sys
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -205,6 +205,12 @@ class Reader:
         if origin in (typing.Union, types.UnionType):
             # None first: "none" would also fit text.
             several = len(set(inside) - {type(None)}) > 1
+            if isinstance(value, dict) and "type" in value:
+                known = {name: c for option in inside for name, c in _classes(option).items()}
+                if known:
+                    return True, self.build(value, known, at)
+            elif isinstance(value, dict):  # by name, where that is an option
+                inside = tuple(o for o in inside if _by_name(o)) or inside
             for option in sorted(inside, key=lambda o: o is not type(None)):
                 # another option may fit, or all are described
                 if several and typing.get_origin(option) is Literal:
@@ -228,13 +234,15 @@ class Reader:
                 value, bool
             )
             if number and isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
-                self.fail(
-                    at, f"{str(value)[:20]}... is too large: a whole number has at most 64 bits"
-                )
+                self.fail(at, f"{str(value)[:20]}... is too large: an integer has at most 64 bits")
             return number, hint(value) if number else None
         if hint in (bool, str, dict) or origin is dict:
             return isinstance(value, origin or hint), value
-        known: dict[str, type] = concrete(hint) if isinstance(hint, type) else {}
+        if _by_name(hint) and isinstance(value, dict):
+            return True, {
+                k: self.value(v, inside[1], f"{at}.{quoted(k)}") for k, v in value.items()
+            }
+        known = _classes(hint)
         if known and isinstance(value, str):
             value = {"type": value}
         if known and isinstance(value, dict):
@@ -270,6 +278,18 @@ def concrete(base: type[Base]) -> dict[str, type[Base]]:
         and (name in public or not cls.__module__.startswith("foedus.algorithms."))
         and not any(hints_of(cls).get(f.name) is torch.nn.Module for f in dataclasses.fields(cls))
     }
+
+
+def _classes(hint: Any) -> dict[str, type]:
+    """The classes that a table with this type hint can be built as."""
+    plain = (bool, int, float, str, dict, list, tuple, type(None))
+    return concrete(hint) if isinstance(hint, type) and hint not in plain else {}
+
+
+def _by_name(hint: Any) -> bool:
+    """Whether a type hint is that of objects by name."""
+    inside = typing.get_args(hint)
+    return typing.get_origin(hint) is Mapping and inside[0] is str and bool(_classes(inside[1]))
 
 
 def leaves_of(section: dict[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
@@ -312,7 +332,7 @@ def kind_of(value: Any) -> str:
     """What kind of TOML value this is."""
     kinds = {
         bool: "true or false",
-        int: "a whole number",
+        int: "an integer",
         float: "a number",
         str: "text",
         list: "a list",
@@ -334,20 +354,22 @@ def _describe(hint: Any) -> str:
     if origin in (tuple, list) or hint in (tuple, list):
         one = _describe(inside[0]) if inside else "values"
         return "a list of " + {
-            "a whole number": "whole numbers",
+            "an integer": "integers",
             "a number": "numbers",
             "text": "texts",
         }.get(one, one)
     simple = {
         bool: "true or false",
-        int: "a whole number",
+        int: "an integer",
         float: "a number",
         str: "text",
         dict: "a table",
     }
     if hint in simple:
         return simple[hint]
-    known: dict[str, type] = concrete(hint) if isinstance(hint, type) else {}
+    if _by_name(hint):
+        return "a table of them by name"
+    known = _classes(hint)
     if known:
         return "a table { type = ... } with type one of " + ", ".join(known)
     return str(getattr(hint, "__name__", hint))

@@ -35,7 +35,7 @@ from foedus.core.predictor import Predictor
 
 
 def three_copies(rows: int, row_bytes: int) -> int:
-    """Bytes that a client of so many rows takes in a batch, roughly, besides what is sent."""
+    """Bytes that a client with `rows` rows takes in a batch, roughly, besides what is sent."""
     return 3 * rows * row_bytes
 
 

@@ -53,7 +53,7 @@ def check_arguments(
         ("checkpoint_every", checkpoint_every, 1),
     ):
         if not is_integer(value) or value < least:
-            raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}")
+            raise ConfigError(f"{name}={value!r} must be an integer of at least {least}")
     if not isinstance(participation, Poisson) and not (
         isinstance(participation, int | float) and 0 < participation <= 1
     ):
@@ -67,7 +67,7 @@ def check_arguments(
     if resume and checkpoint is None:
         raise ConfigError(f"resume={resume!r} needs checkpoint=PATH, the file to go on from")
     if not is_integer(seed) or not 0 <= seed < 2**63:
-        raise ConfigError(f"seed={seed!r} must be a whole number from 0 to 2^63 - 1")
+        raise ConfigError(f"seed={seed!r} must be an integer from 0 to 2^63 - 1")
     if engine is not None and (isinstance(engine, type) or not hasattr(engine, "open")):
         raise ConfigError(f"engine={engine!r} must be an engine such as fd.Local()")
     check_aggregation(aggregation)
@@ -100,7 +100,7 @@ def seed_list(seeds: int | Sequence[int]) -> list[int]:
         or any(isinstance(s, bool) or not isinstance(s, int) for s in listed)
     ):
         raise ConfigError(
-            f"seeds={seeds!r} must be a number of seeds, or a list of different whole numbers"
+            f"seeds={seeds!r} must be a number of seeds, or a list of different integers"
         )
     return listed
 

@@ -31,6 +31,7 @@ from foedus.core.reduce import Ledger
 from foedus.core.result import Run, checksum
 from foedus.errors import CheckpointError, DivergenceError, TooFewClients
 from foedus.storage import checkpoint as files
+from foedus.storage.history_file import Earlier
 
 if TYPE_CHECKING:
     from foedus.core.algorithm import Algorithm
@@ -81,7 +82,7 @@ class Loop:
         self.only_last: list[str] = []
         self.notes: list[str] = []
         self.saved: int | None = None  # the round of the last checkpoint
-        self.earlier: files.Earlier | None = None  # rows that are no longer in the checkpoint
+        self.earlier: Earlier | None = None  # rows that are no longer in the checkpoint
 
     def open(self, aggregation: Aggregation | None, path: Path | None, resume: bool) -> None:
         """Get ready to put replies together otherwise than by adding them up."""
@@ -305,7 +306,7 @@ class Loop:
     def save(self, path: Path) -> None:
         ledger = vars(self.ledger)
         if self.earlier is None:
-            self.earlier = files.Earlier(path)
+            self.earlier = Earlier(path)
             self.earlier.path.unlink(missing_ok=True)  # of a run whose checkpoints were removed
         meta = {
             "kind": "checkpoint",
@@ -386,7 +387,7 @@ class Loop:
                 self.done,
             )
             self.notes = [*meta.get("notes", []), *([note] if note else [])]
-            self.earlier = files.Earlier(checkpoint, **meta["earlier"])
+            self.earlier = Earlier(checkpoint, **meta["earlier"])
             self._load_mail(trees["mail"])
             self.session.load(trees["clients"])
             self.network.holdings.load(trees["holdings"])

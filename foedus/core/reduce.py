@@ -30,7 +30,7 @@ class Ledger:
     messages_up: int = 0
 
     def charge(self, reply: Tree, stacked: bool, clients: int) -> None:
-        """So many clients send a reply of this form."""
+        """Count a reply of this form from each of `clients` clients."""
         each = wire.nbytes(reply, batched=stacked)
         self.bytes_up += clients * each
         self.messages_up += clients * bool(each)

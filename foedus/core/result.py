@@ -84,8 +84,7 @@ class Run:
             raise FoedusError(
                 f"there is no client {client!r}; clients are {', '.join(map(str, ids[:20]))}"
             )
-        states = States(len(ids))
-        states.load(self.clients["states"])
+        states = self.client_states()
         state, key = states.get(ids.index(client)), torch.zeros(2, dtype=torch.int64)
         if state is None:
             raise FoedusError(
@@ -93,6 +92,19 @@ class Run:
             )
         member = Client(torch.tensor(client), None, None, state, key, key, self.spec)  # type: ignore[arg-type]  # no rows here
         return Predictor(lambda x: self.algorithm.outputs(member, x), self.spec)
+
+    def client_states(self) -> States:
+        """What clients remember, in order of their ids."""
+        saved = self.clients["states"]
+        if "slot" not in saved:
+            raise FoedusError(
+                "what clients remember, and so the models of their own, stayed at their sites; "
+                "run.per_client() asks the sites for scores, and a run with engine=fd.Local() has "
+                "the models here"
+            )
+        states = States(len(self.clients["ids"]))
+        states.load(saved)
+        return states
 
     def per_client(self) -> pd.DataFrame:
         """Each client's test rows, and loss and accuracy (or mse) on them of the model it ends up

@@ -21,6 +21,7 @@ from foedus.core.participation import Poisson
 from foedus.core.progress import Interrupts, RoundProgress
 from foedus.errors import DivergenceError
 from foedus.storage import checkpoint as files
+from foedus.storage.lock import locked
 
 if TYPE_CHECKING:
     from foedus.core.session import Engine
@@ -53,7 +54,7 @@ def run(
 
     rounds: how many. seed: of everything random. engine: `fd.Local()` unless given. participation:
     the fraction of clients drawn without replacement in each round, or `fd.Poisson(p)`.
-    evaluate_every: evaluate after every so many rounds, and after the last (0: never). target: stop
+    evaluate_every: evaluate once in this many rounds, and after the last (0: never). target: stop
     once the accuracy reaches it (or the mean squared error falls to it). quantise: send replies as
     "float16", "bfloat16" or "int8", rounded stochastically without bias. aggregation: how replies
     are averaged, if not by adding them up; see `foedus.core.aggregation`. checkpoint: a file,
@@ -100,7 +101,7 @@ def run(
     )
     if path and resume is True:
         refuse_to_begin(path)
-    with files.locked(path):
+    with locked(path):
         loop = Loop(
             algorithm, fed, rounds, seed, engine, participation, evaluate_every, target, quantise
         )

@@ -43,7 +43,7 @@ class Data:
 
         k = self.classes
         if k is not None and (isinstance(k, bool) or int(k) != k or k < 1):
-            needed = "give a positive whole number, or None for regression"
+            needed = "give a positive integer, or None for regression"
             raise DataError(f"classes of {self.name!r} is {k!r}; {needed}")
         for field in ("x_train", "x_test"):
             put(field, _features(getattr(self, field), field, self.name))
@@ -196,7 +196,7 @@ def _labels(value, field: str, name: str, classes: int) -> np.ndarray:
     if len(wrong):
         raise DataError(
             f"{field} of {name!r} holds label {y[wrong[0]]} in row {wrong[0]} ({len(wrong)} such "
-            f"rows), but there are {classes} classes: labels must be whole numbers from 0 to "
+            f"rows), but there are {classes} classes: labels must be integers from 0 to "
             f"{classes - 1}; renumber them or pass a larger classes="
         )
     return np.ascontiguousarray(y, dtype=np.int64)
@@ -224,7 +224,7 @@ def _groups(value, field: str, name: str, names: Sequence[str] | None) -> np.nda
     if groups.ndim != 1 or groups.dtype.kind not in "iu":
         raise DataError(
             f"{field} of {name!r} has dtype {groups.dtype} and shape {groups.shape}; give one "
-            "whole number a row"
+            "integer a row"
         )
     limit = _LARGEST_GROUP if names is None else len(names) - 1
     if groups.size and not 0 <= groups.min() <= groups.max() <= limit:

@@ -173,7 +173,7 @@ class Federation:
         if positions.size == 0:
             raise SplitError("positions is empty; select at least one client")
         if positions.dtype.kind not in "iu" or positions.min() < 0 or positions.max() >= len(self):
-            allowed, given = f"whole numbers from 0 to {len(self) - 1}", positions.tolist()[:5]
+            allowed, given = f"integers from 0 to {len(self) - 1}", positions.tolist()[:5]
             raise SplitError(f"positions must be {allowed}, not {given}")
         rows, offsets = _take(self.rows, self.offsets, positions)
         test_rows, test_offsets = _take(self.test_rows, self.test_offsets, positions)

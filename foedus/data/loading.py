@@ -55,7 +55,7 @@ def load(
     as `class_names`.
 
     Args:
-        scale: "auto" divides images (whole numbers 0 .. 255 in at least 256 features, or in image
+        scale: "auto" divides images (integers 0 .. 255 in at least 256 features, or in image
             shape) by 255, leaves features alone that fill [-1, 1] or half of it, and standardises
             others; "standard" (mean 0, variance 1), "minmax" ([0, 1]), "unit" (/ 255) or None.
             Fitted on training rows only; constant features are only shifted.
@@ -65,7 +65,7 @@ def load(
         test: a file with test rows, or the part of all rows to hold out (stratified by group or
             label, drawn with `seed`). By default the set's own test part, or a quarter of the rows
             where it has none; 0 holds out nothing.
-        regression: whether to predict numbers; by default text and whole numbers are classes and
+        regression: whether to predict numbers; by default text and integers are classes and
             other numbers are not.
         format: the format of the file, where its name does not tell.
         window, stride: for shakespeare, characters a row and between the beginnings of rows.

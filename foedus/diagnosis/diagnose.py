@@ -312,7 +312,7 @@ def _cell(value: Any) -> str:
 
 
 def _sample(fed: Federation, rng: np.random.Generator) -> Federation:
-    """At most so many clients and rows; the largest leave rows out first."""
+    """At most `_CLIENTS` clients and `_ROWS` rows; the largest leave rows out first."""
     if len(fed) > _CLIENTS:
         fed = fed.select(np.sort(rng.permutation(len(fed))[:_CLIENTS]))
     if len(fed.rows) <= _ROWS:

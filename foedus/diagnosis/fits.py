@@ -11,7 +11,7 @@ from foedus.data.federation import Federation
 from foedus.models.features import FeatureMap, Identity, RandomFourier
 
 _ROWS = 8000  # to fit, and as many at most to try on
-# random ones; so many for rows of at least so many features
+# random ones: 500, or 1000 for rows of at least 100 features
 _FEATURES, _MANY, _WIDE = 500, 1000, 100
 _BANDWIDTHS = (0.35, 0.7, 1.4)  # times the median distance between rows
 _REGS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)

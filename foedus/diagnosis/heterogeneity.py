@@ -323,7 +323,7 @@ def _squared_w2(a: np.ndarray, b: np.ndarray) -> float:
     It is ∫ (F_a⁻¹ - F_b⁻¹)².
     """
     n, m = a.shape[1], b.shape[1]
-    # Quantile functions step at multiples of 1/n and 1/m: in units of 1/(n m), whole numbers.
+    # Quantile functions step at multiples of 1/n and 1/m: in units of 1/(n m), integers.
     ends = np.unique(np.concatenate([np.arange(1, n + 1) * m, np.arange(1, m + 1) * n]))
     gap = a[:, (ends - 1) // m] - b[:, (ends - 1) // n]
     return float((gap**2 @ np.diff(ends, prepend=0)).sum()) / (n * m)

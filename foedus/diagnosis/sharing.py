@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _FOLDS = 5
-_COMPONENTS = 64  # more features are replaced by so many principal components
+_COMPONENTS = 64  # more features are replaced by this number of principal components
 _PENALTIES = (1.0, 10.0, 100.0, 1e3, 1e4)
 _NEVER = 1e9  # a penalty that leaves nothing of what it is put on
 
@@ -156,7 +156,7 @@ def _deal(fed: Federation, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _features(fed: Federation, seed: int) -> np.ndarray:
-    """Rows as they are compared: standardised, at most so many features, and a 1."""
+    """Rows as they are compared: standardised, at most `_COMPONENTS` features, and a 1."""
     x = fed.data.x_train[fed.rows].reshape(len(fed.rows), -1).astype(np.float64)
     x -= x.mean(0)
     deviation = x.std(0)

@@ -210,7 +210,7 @@ def _garbage(ask: Ask, client: int, size: int) -> bytes:
 
 
 def _times(reply: Tree, factor: Tensor) -> Tree:
-    """Replies times a factor, one for each client where there are several; whole numbers, which
+    """Replies times a factor, one for each client where there are several; integers, which
     only count or name, stay.
     """
 

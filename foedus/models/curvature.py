@@ -21,7 +21,7 @@ from foedus.models.least_squares import back_product, cholesky
 from foedus.models.losses import Loss
 
 DIRECT = 512
-"""Local systems of up to so many unknowns, and no more than rows, are factorised."""
+"""Local systems of up to this number of unknowns, and no more than rows, are factorised."""
 
 _CLOSE = 1e-12
 """Conjugate gradients stop where the residual has fallen to this part of the right-hand side."""
@@ -95,7 +95,7 @@ def _factorised(hessian: Tensor, reg: float, rows: int, g: Tensor) -> Tensor:
 def conjugate_gradients(
     apply: Callable[[Tensor], Tensor], right: Tensor, steps: int, over: tuple[int, ...]
 ) -> Tensor:
-    """Up to so many steps on apply(x) = right from 0.
+    """Up to `steps` steps on apply(x) = right from 0.
 
     Sums run over the dimensions `over`; the others are systems of their own.
     """

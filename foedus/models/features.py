@@ -47,7 +47,7 @@ class FeatureMap:
         raise NotImplementedError
 
     def rough_size(self, numbers: int) -> int:
-        """About how many features a row of so many numbers has: for planning memory."""
+        """About how many features a row of `numbers` numbers has: for planning memory."""
         return self.size(Spec((numbers,), None, 1))
 
     def seeded(self, seed: int) -> Self:

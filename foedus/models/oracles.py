@@ -52,7 +52,7 @@ class Oracle:
         """Refuse a function that came from a client and cannot be one of this oracle's."""
 
     def accept_joined(self, functions: Tree, count: int, spec: Spec) -> None:
-        """Refuse what came from a server and cannot be so many joined functions of this oracle."""
+        """Refuse what came from a server and cannot be `count` joined functions of this oracle."""
 
     def join(self, functions: list[Tree]) -> Tree:
         """Many functions as one tree."""

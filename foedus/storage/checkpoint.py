@@ -11,9 +11,8 @@ import json
 import mmap
 import os
 import tempfile
-import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from foedus.base import tree
 from foedus.errors import CheckpointError
+from foedus.storage.history_file import Earlier
 
 VERSION = 2  # 1 had no checksum, and is still read
 # quotes within names and texts are escaped, so the field stands alone
@@ -162,71 +162,6 @@ def _checked(path: Path) -> bool:
 # -- the checkpoint of a run and the one before it -------------------------------------------------
 
 
-@contextlib.contextmanager
-def locked(path: Path | None) -> Iterator[None]:
-    """Hold the checkpoint at `path`, if there is one; raise if another run, here or in another
-    process, holds it.
-
-    The lock is the operating system's, on a file beside the checkpoint: it ends with its process,
-    however that ends.
-    """
-    if path is None:
-        yield
-        return
-    beside = path.with_name(f"{path.name}.lock")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        release = lock(beside)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be written: {error.strerror or error}") from error
-    if release is None:
-        raise CheckpointError(
-            f"{path} is in use by another run, which holds {beside.name}: wait until it has ended "
-            "or end it, or give this run another checkpoint"
-        )
-    try:
-        yield
-    finally:
-        release()
-
-
-def lock(path: Path) -> Callable[[], None] | None:
-    """Lock a file; how to release it, or `None` if somebody else holds it."""
-    try:
-        import fcntl
-    except ImportError:  # Windows, where a file that is open cannot be removed
-        from filelock import FileLock, Timeout
-
-        other = FileLock(path)
-        try:
-            other.acquire(timeout=0)
-        except Timeout:
-            return None
-        return other.release
-    while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(handle)
-            return None
-        except OSError as error:  # a file system without locks
-            warnings.warn(
-                f"{path} cannot be locked ({error.strerror}): make sure that no other run uses "
-                "this checkpoint",
-                stacklevel=4,
-            )
-        if os.fstat(handle).st_nlink:
-            break
-        os.close(handle)  # its holder has removed it since it was opened: lock the next one
-
-    def release() -> None:
-        path.unlink(missing_ok=True)  # while it is locked: whoever has opened it will see that
-        os.close(handle)
-
-    return release
-
-
 def sites_of(path: Path) -> Path:
     """Where an engine whose clients keep files may keep those that belong to a checkpoint."""
     return path.with_name(f"{path.name}.sites")
@@ -235,77 +170,6 @@ def sites_of(path: Path) -> Path:
 def previous_of(path: Path) -> Path:
     """Where the checkpoint before this one is."""
     return path.with_name(f"{path.name}.previous")
-
-
-KEPT = 64
-"""A checkpoint holds fewer rows of the history than this; those before are in a file beside it."""
-
-
-class Earlier:
-    """The earlier rows of a run's history, in a file beside its checkpoint that is only added to.
-
-    A checkpoint says how many rows and bytes of the file are its own, and their CRC-32. What lies
-    behind them was written for a checkpoint that was never finished, or for one that is damaged,
-    and is overwritten. So a file serves the checkpoint and the one before it, at every instant.
-    """
-
-    def __init__(self, checkpoint: Path, rows: int = 0, size: int = 0, crc32: int = 0):
-        self.path = checkpoint.with_name(f"{checkpoint.name}.history")
-        self.rows, self.size, self.crc32 = rows, size, crc32
-
-    def save(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """What a checkpoint holds of all rows of a history: the latest, and where the others are.
-
-        The last row always is among the latest: it may change when the run goes on.
-        """
-        latest = rows[self.rows :]
-        if len(latest) >= KEPT:
-            self._add(latest[:-1])
-            latest = latest[-1:]
-        earlier = {"rows": self.rows, "size": self.size, "crc32": self.crc32}
-        return {"earlier": earlier, "latest": latest}
-
-    def _add(self, rows: list[dict[str, Any]]) -> None:
-        text = "".join(f"{json.dumps(row)}\n" for row in rows).encode()
-        try:
-            handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
-            try:
-                if os.fstat(handle).st_size < self.size:
-                    raise OSError("it has become shorter, or was removed")
-                self._write(handle, text)
-            finally:
-                os.close(handle)
-        except OSError as error:
-            why = error.strerror or error
-            raise CheckpointError(f"{self.path} cannot be written: {why}") from error
-        self.rows, self.size = self.rows + len(rows), self.size + len(text)
-        self.crc32 = zlib.crc32(text, self.crc32)
-
-    def _write(self, handle: int, text: bytes) -> None:
-        try:
-            at, left = self.size, memoryview(text)
-            while left:
-                done = os.pwrite(handle, left, at)
-                at, left = at + done, left[done:]
-            os.ftruncate(handle, at)
-            os.fsync(handle)  # before the checkpoint that counts on it
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.ftruncate(handle, self.size)
-            raise
-
-    def read(self) -> list[dict[str, Any]]:
-        """The rows, if the file is what it was."""
-        data = b""
-        if self.size:
-            with open(self.path, "rb") as f:
-                data = f.read(self.size)
-        if len(data) < self.size or zlib.crc32(data) != self.crc32:
-            raise ValueError("its checksum does not match")
-        rows = [json.loads(line) for line in data.splitlines()]
-        if len(rows) != self.rows:
-            raise ValueError(f"it holds {len(rows)} rows, not {self.rows}")
-        return rows
 
 
 def _resumable(file: Path, checkpoint: Path) -> tuple[dict[str, tree.Tree], dict[str, Any]]:

@@ -161,7 +161,7 @@ def _advance(
     file: Path | None,
     options: dict[str, Any],
 ) -> _Outcome:
-    """Run a cell, or go on with it, until so many rounds are done."""
+    """Run a cell, or go on with it, until `rounds` rounds are done."""
     options = {"seed": seed, "progress": False, **options}
     if file is not None:
         options |= {"checkpoint": file, "checkpoint_every": max(rounds, 1), "resume": "auto"}
@@ -213,7 +213,7 @@ def share_work(workers: int | None, engine: Any) -> AbstractContextManager[_Work
 
 @contextlib.contextmanager
 def _pool(workers: int, patience: float = 0.0) -> Iterator[_Work]:
-    """Processes that share the work after so many seconds; what is done before is done here."""
+    """Processes that share the work after `patience` seconds; what is done before is done here."""
     if workers == 1:
         yield lambda jobs: (_advance(*job) for job in jobs)
         return

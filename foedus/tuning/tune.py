@@ -63,10 +63,10 @@ def tune(
     algorithm: one whose fields take the values of the grid, or a function (or class) that makes one
     of them, `algorithm(**values)`. grid: {name: values}; the field of a field has a dot in its
     name, "features.bandwidth". Instead of a list, `fd.loguniform(low, high)` is a range to draw
-    from. trials: None tries all combinations, a number tries so many of them, drawn at random with
+    from. trials: None tries all combinations, a number tries that many, drawn at random with
     `seed`. seeds: runs of each combination, as in `fd.compare`. The validation rows are this part
     (`validation`) of each client's training rows, others for each seed (`fed.holdout(validation,
-    seed)`); the score is the mean over seeds. halving: as long as more than so many combinations
+    seed)`); the score is the mean over seeds. halving: as long as more than `halving` combinations
     are left, only the best 1/halving of them go on after 1/halving of the rounds; None runs all of
     them to the end. metric: "accuracy" or "mse", or "loss"; where clients end up with models of
     their own, by default "own_accuracy" or "own_mse", that on their own validation rows. Of equal

@@ -174,7 +174,7 @@ def test_without_noise_it_is_secure_aggregation(name, silent):
     st.sampled_from([0.0, 1e-30, 1e-3, 1.0, 1e3, 1e30, 1e300]),
 )
 def test_what_is_encoded_has_at_most_the_norm_clip(size, seed, clip, bits, scale):
-    """In whole steps, exactly: a sum of squares of whole numbers, over tensors of several types."""
+    """In whole steps, exactly: a sum of squares of integers, over tensors of several types."""
     x = torch.from_numpy(np.random.default_rng(seed).standard_normal(size)) * scale
     points = replace(fd.SecureAggregation(bits=bits), range=clip).fixed_point
     reply = {"a": x[: size // 2], "b": x[size // 2 :].view(-1, 1)}

@@ -141,7 +141,7 @@ def test_the_divisor_is_the_expected_number(monkeypatch):
     st.sampled_from([0.0, 1e-30, 1e-3, 1.0, 1e3, 1e30, 1e300]),
 )
 def test_one_client_changes_the_sum_by_at_most_clip(size, seed, clip, noise, scale):
-    """In whole steps of the grid, exactly: the sum of squares is a whole number."""
+    """In whole steps of the grid, exactly: the sum of squares is an integer."""
     rows = torch.from_numpy(np.random.default_rng(seed).standard_normal((4, size))) * scale
     step = dp.grid(noise, clip, size)
     whole = dp.clipped(rows, clip, step)
@@ -211,7 +211,7 @@ def test_quantised_replies_and_the_engine_make_no_difference():
     plain, looped = (
         flat(launch(fed, engine=e).state.got[0]) for e in (None, fd.Local(batch=False))
     )
-    assert torch.equal(plain, looped)  # whole numbers add up to the same in any order
+    assert torch.equal(plain, looped)  # integers add up to the same in any order
     rounded = flat(launch(fed, quantise="float16", aggregation=private()).state.got[0])
     torch.testing.assert_close(plain, rounded, atol=5e-3, rtol=0)
 

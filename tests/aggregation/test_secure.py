@@ -404,7 +404,7 @@ def test_noise_is_added_before_masking():
         (lambda n: np.full(n, 11), "headroom=10 is too small for noise of 11"),
         (lambda n: np.full(n, -11), "headroom=10 is too small for noise of 11"),
         (lambda n: np.zeros(n), "float64"),
-        (lambda n: np.zeros(n + 1, np.int64), "must give 2 whole numbers"),
+        (lambda n: np.zeros(n + 1, np.int64), "must give 2 integers"),
     ):
         with pytest.raises(ConfigError, match=message):
             aggregate([torch.tensor([1.0, 2.0])] * 3, config=config, noise=noise)
@@ -635,7 +635,7 @@ def test_the_sum_of_fixed_point_numbers_is_exact():
 
 
 def test_replies_of_every_form():
-    """Nested trees, states, whole numbers and structured arrays, as `clients.mean` takes them."""
+    """Nested trees, states, integers and structured arrays, as `clients.mean` takes them."""
     sparse = Sparse(torch.tensor([1]), torch.tensor([2.0]), (3,))
     low_rank = LowRank(torch.ones(2, 1), torch.full((3, 1), 2.0))
     reply = State(a=(torch.tensor(1.5), [torch.tensor([[2, 3]])]), s=sparse, r=low_rank)
@@ -959,7 +959,7 @@ BOXES = {
         "box from client 1 was altered",
     ),
     "its own": (lambda m: changed(m, ids=put(0, 0)), "client 0 is none"),
-    "a stranger's": (lambda m: changed(m, ids=put(0, 17)), "client 17 is none"),
+    "of an unknown client": (lambda m: changed(m, ids=put(0, 17)), "client 17 is none"),
     "a client twice": (lambda m: changed(m, ids=put(0, 2)), "names a client twice"),
     "too few": (
         lambda m: changed(m, ids=lambda t: t[:1], boxes=lambda t: t[:1]),
@@ -1019,7 +1019,7 @@ REQUESTS = {
         lambda m: changed(m, survivors=lambda t: torch.tensor([0, 1, 2])),
         "exactly the clients whose masks",
     ),
-    "a stranger": (
+    "an unknown client": (
         lambda m: changed(m, survivors=lambda t: torch.tensor([0, 1, 2, 4])),
         "exactly the clients whose masks",
     ),
@@ -1260,7 +1260,7 @@ def test_bad_answers_are_left_out_and_named(phase):
             assert set(e.server.faults) == {3, bad}
 
 
-def test_strangers_and_second_replies_do_not_count():
+def test_unknown_clients_and_second_replies_do_not_count():
     x = numbers(4)
     e = Exchange(x).up_to("mask").ask("mask")
     e.server.add(0, e.answers["mask"][0])

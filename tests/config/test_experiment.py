@@ -56,6 +56,23 @@ def test_a_run(tmp_path):
     assert fed.data.name == "wine"
 
 
+def test_sets_for_all_parameters_or_for_each_tensor(tmp_path):
+    fedfw = 'type = "FedFW"\ndomain = '
+    ball = '{ type = "L2Ball", radius = 3.0 }'
+    each = f'{{ weight = {ball}, bias = {{ type = "Box", lo = -1.0, hi = 2.0 }} }}'
+    for text, domain in (
+        (ball, fd.L2Ball(3.0)),
+        (f'{{ type = "PerLayer", domains = {ball} }}', fd.PerLayer(fd.L2Ball(3.0))),
+        (
+            f'{{ type = "PerLayer", domains = {each} }}',
+            fd.PerLayer({"weight": fd.L2Ball(3.0), "bias": fd.Box(-1.0, 2.0)}),
+        ),
+    ):
+        experiment = read_config(write(tmp_path, algorithm=fedfw + text), "run")
+        assert experiment.algorithms == {"": fd.FedFW(domain=domain)}
+        experiment.algorithms[""].check(experiment.federation().spec)
+
+
 def test_how_replies_are_averaged(tmp_path):
     section = 'type = "SecureAggregation"\nthreshold = 0.8\nrange = 4'
     for command, change in (
@@ -110,7 +127,7 @@ def test_options_reach_load_and_split(tmp_path):
             ["did you mean 'name'", "allowed: name, path, scale"],
         ),
         ({"data": 'name = "wien"'}, "data.name", ["did you mean 'wine'", "digits"]),
-        ({"data": "name = 3"}, "data.name", ["3 is a whole number, but must be text"]),
+        ({"data": "name = 3"}, "data.name", ["3 is an integer, but must be text"]),
         ({"data": ""}, "data", ["either name", "or path"]),
         ({"data": 'name = "wine"\npath = "x"'}, "data", ["either name", "or path"]),
         ({"data": 'path = "no/such.csv"'}, "data.path", ["no file or folder 'no/such.csv'"]),
@@ -126,7 +143,7 @@ def test_options_reach_load_and_split(tmp_path):
         ),
         ({"split": "clients = 3"}, "split.scheme", ["is missing", "allowed: iid, dirichlet"]),
         ({"split": 'scheme = "dirichlet"\nclients = 3'}, "split.alpha", ["is missing", "a number"]),
-        ({"split": 'scheme = "iid"'}, "split.clients", ["is missing", "a whole number"]),
+        ({"split": 'scheme = "iid"'}, "split.clients", ["is missing", "an integer"]),
         (
             {"split": 'scheme = "iid"\nclients = 3\nalpha = 1'},
             "split.alpha",
@@ -135,14 +152,14 @@ def test_options_reach_load_and_split(tmp_path):
         (
             {"split": 'scheme = "iid"\nclients = 3.5'},
             "split.clients",
-            ["3.5 is a number, but must be a whole number"],
+            ["3.5 is a number, but must be an integer"],
         ),
         ({"run": "round = 3"}, "run.round", ["did you mean 'rounds'"]),
-        ({"run": ""}, "run.rounds", ["is missing", "a whole number"]),
+        ({"run": ""}, "run.rounds", ["is missing", "an integer"]),
         (
             {"run": "rounds = true"},
             "run.rounds",
-            ["True is true or false, but must be a whole number"],
+            ["True is true or false, but must be an integer"],
         ),
         ({"run": "rounds = -1"}, "run.rounds", ["at least 0"]),
         ({"run": "rounds = 1\nparticipation = 0"}, "run.participation", ["(0, 1]", "poisson"]),
@@ -173,7 +190,7 @@ def test_options_reach_load_and_split(tmp_path):
         (
             {"aggregation": 'type = "SecureAggregation"\nbits = "many"'},
             "aggregation.bits",
-            ["whole number"],
+            ["integer"],
         ),
         ({"engine": 'type = "Ry"'}, "engine.type", ["did you mean 'Ray'"]),
         (
@@ -208,7 +225,7 @@ def test_options_reach_load_and_split(tmp_path):
         (
             {"algorithm": 'type = "FedAvg"\nsteps = 1.5'},
             "algorithm.steps",
-            ['a whole number or "none"'],
+            ['an integer or "none"'],
         ),
         (
             {"algorithm": 'type = "FedAvg"\noptimizer = "adm"'},
@@ -268,7 +285,7 @@ def test_options_reach_load_and_split(tmp_path):
         (
             {"algorithm": 'type = "FedAvg"\nmodel = { type = "MLP", hidden = [8, "x"] }'},
             "algorithm.model.hidden[1]",
-            ["whole number"],
+            ["integer"],
         ),
         (
             {"algorithm": 'type = "FedAvg"\nmodel = { type = "MLP", hidden = [] }'},
@@ -277,6 +294,16 @@ def test_options_reach_load_and_split(tmp_path):
         ),
         ({"output": 'rnu = "x"'}, "output.rnu", ["did you mean 'run'"]),
         ({"output": 'runs = "x"'}, "output.runs", ["allowed: run, report"]),
+        (
+            {"algorithm": 'type = "FedFW"\ndomain = { type = "PerLayr" }'},
+            "algorithm.domain.type",
+            ["did you mean 'PerLayer'?", "L1Ball"],
+        ),
+        (
+            {"algorithm": 'type = "FedFW"\ndomain = { type = "PerLayer", domains = { w = 3 } }'},
+            "algorithm.domain.domains.w",
+            ["3 is an integer", "L1Ball"],
+        ),
     ],
 )
 def test_mistakes_name_file_key_and_what_is_allowed(tmp_path, sections, key, words):
@@ -322,7 +349,7 @@ def test_the_other_command_is_named(tmp_path):
         ("run", f"rounds = {'9' * 5000}", "not valid TOML"),
         ("run", f"rounds = {'[' * 3000}{']' * 3000}", "not valid TOML"),
     ],
-    ids=["a list as type", "float", "whole number", "digits", "nesting"],
+    ids=["a list as type", "float", "integer", "digits", "nesting"],
 )
 def test_what_mutated_files_have_found(tmp_path, section, value, why):
     with pytest.raises(fd.ConfigError, match=why):

@@ -315,7 +315,7 @@ def test_csv(tmp_path):
     assert load(path).classes is None
 
 
-def test_csv_whole_numbers_as_classes_or_targets(tmp_path):
+def test_csv_integers_as_classes_or_targets(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("a,y\n" + "".join(f"{i},{1 + i % 3}\n" for i in range(12)))
     assert load(path).class_names == ("1", "2", "3")
@@ -336,6 +336,8 @@ def test_csv_whole_numbers_as_classes_or_targets(tmp_path):
         ("", {}, ["not a CSV"]),
         ("a,y\n1,2\n1,2,3,4\n", {}, ["not a CSV", "line 3"]),
         ("a,y\n1,2\n", {"group": "site"}, ["group 'site' is unknown"]),
+        ("a,b,a,y\n1,2,3,0\n4,5,6,1\n", {}, ["two columns have the name 'a'", "rename"]),
+        ('\n"y", y\n1,2\n3,4\n', {"label": 0}, ["two columns have the name 'y'"]),
     ],
 )
 def test_csv_errors(tmp_path, text, options, words):
@@ -344,6 +346,13 @@ def test_csv_errors(tmp_path, text, options, words):
     with pytest.raises(DataError) as error:
         load(path, **options)
     assert all(word in str(error.value) for word in words), error.value
+
+
+def test_csv_columns_that_are_not_the_same(tmp_path):
+    """Names that pandas would give to a second "a", and columns without a name."""
+    path = tmp_path / "a.csv"
+    path.write_text("a,a.1,A,,,y\n" + "".join(f"{i},1,2,3,4,{i % 2}\n" for i in range(8)))
+    assert load(path, scale=None, test=0).x_train[1].tolist() == [1, 1, 2, 3, 4]
 
 
 def test_csv_imputes_from_training_rows(tmp_path):

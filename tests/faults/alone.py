@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 
 import foedus as fd
-from foedus.storage import checkpoint
+from foedus.storage import checkpoint, history_file
 from tests.faults.subject import (
     ALGORITHMS,
     BROKEN,
@@ -58,7 +58,7 @@ class Subject:
         at.mkdir(parents=True, exist_ok=True)
 
         def work() -> None:
-            checkpoint.KEPT = 4  # so that there is a history beside it
+            history_file.KEPT = 4  # so that there is a history beside it
             path = at / "c.safetensors"
             run = fd.run(
                 self.algorithm,
@@ -237,7 +237,7 @@ def _limited(subject: Subject, at: Path, most: int) -> int:
     """The run in a process that cannot write files of more than so many bytes."""
 
     def work() -> None:
-        checkpoint.KEPT = 4
+        history_file.KEPT = 4
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
         fd.run(
             subject.algorithm,

@@ -204,7 +204,7 @@ def reply_target() -> Target:
         try:
             list(session.exchange(ask))
         finally:
-            # what is caught as a stranger's fault must not have been ours
+            # what is caught as the fault of an untrusted site must not have been ours
             for why in session.faults.values():
                 if "allocate" in why or "MemoryError" in why:
                     raise AssertionError(why)
@@ -324,7 +324,8 @@ def question_target(folder: Path) -> Target:
         context = types.SimpleNamespace(node_config=config, state=records, run_config={})
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
-            answer(types.SimpleNamespace(content=content, metadata=about), context, guard)
+            message = types.SimpleNamespace(content=content, metadata=about)
+            answer(message, messages.header(message), context, guard)
 
     return Target(make, feed, 0.005)
 

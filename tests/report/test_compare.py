@@ -233,8 +233,8 @@ def test_bad_arguments(fed):
             compare(*arguments)
     for options, message in (
         ({"seeds": 0}, "seeds=0"),
-        ({"seeds": [1, 1]}, "different whole numbers"),
-        ({"seeds": "12"}, "different whole numbers"),
+        ({"seeds": [1, 1]}, "different integers"),
+        ({"seeds": "12"}, "different integers"),
         ({"seed": 1}, "seeds="),
         ({"particpation": 0.5}, "did you mean 'participation'"),
     ):

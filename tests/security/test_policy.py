@@ -176,6 +176,30 @@ def test_a_budget_needs_noise(tmp_path):
         train(grid, tmp_path)
 
 
+def test_with_a_budget_the_score_of_a_model_has_noise(tmp_path):
+    """The policy demands neither `required` nor `noise`: the run itself is private."""
+    budget = {"privacy__epsilon": "1000.0", "privacy__delta": "1e-5", "secure__required": "false"}
+    grid = federation(tmp_path, PRIVATE, **budget)
+    train(grid, tmp_path)
+    table = json.loads((tmp_path / "results" / "FedAvg.sites.json").read_text())
+    for entry in table[:3]:
+        assert "this site has a privacy budget: it sends no score without noise" in entry["error"]
+        assert "[aggregation] with SecureAggregation and privacy" in entry["error"]
+        assert "accuracy" not in entry
+    assert table[3]["site"] == "all" and "accuracy" in table[3]  # with noise, and accounted for
+    assert any("hits" in entry for entry in log(grid, 1))  # the site itself may know
+
+
+def test_with_a_budget_scores_of_own_models_are_not_sent(tmp_path):
+    question = {**HELLO, "algorithm": to_config(fd.Independent(fd.Linear())), "ids": [0]}
+    question |= {"seen": [0], "center": [0.0] * 3, "scale": [1.0] * 3}
+    budget = {"privacy__epsilon": "8.0", "privacy__delta": "1e-5"}
+    said = federation(tmp_path / "budget", PLAN, **budget).ask(1, "evaluate.own", question)
+    assert "only a site without [privacy] in its policy" in said["error"]
+    assert "sums" not in said
+    assert "sums" in federation(tmp_path / "none", PLAN).ask(1, "evaluate.own", question)
+
+
 def test_spent_is_what_the_accountant_says(tmp_path):
     """Three rounds of one exchange and one of two, against the same by `epsilon` in one piece."""
     account = Account(tmp_path)

@@ -16,7 +16,7 @@ import pytest
 import foedus as fd
 from foedus import testing
 from foedus.core.history import History
-from foedus.storage import checkpoint
+from foedus.storage import checkpoint, history_file
 from tests.storage.test_checkpoint import DAMAGES
 
 ALGORITHM = fd.Scaffold(fd.Linear(), lr=0.1, batch_size=16)
@@ -26,7 +26,7 @@ BESIDE = f"{NAME}.history"
 
 @pytest.fixture(autouse=True)
 def _few(monkeypatch):
-    monkeypatch.setattr(checkpoint, "KEPT", 3)
+    monkeypatch.setattr(history_file, "KEPT", 3)
 
 
 @pytest.fixture(scope="module")

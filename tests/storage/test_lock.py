@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 
 import foedus as fd
-from foedus.storage import checkpoint
+from foedus.storage.lock import lock
 
 ALGORITHM = fd.FedAvg(fd.Linear(), lr=0.1, batch_size=16)
 
 HOLD = """
 import sys
 from pathlib import Path
-from foedus.storage import checkpoint
+from foedus.storage.lock import locked
 
-with checkpoint.locked(Path(sys.argv[1])):
+with locked(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -113,7 +113,7 @@ def test_the_lock_goes_with_a_run_that_fails(fed, tmp_path):
 def test_a_lock_that_was_removed_while_it_was_waited_for_is_not_held(tmp_path, monkeypatch):
     """Opened just before its holder removed it: only a lock on the file that is there counts."""
     path, opened = tmp_path / "c.safetensors.lock", os.open
-    release = checkpoint.lock(path)
+    release = lock(path)
 
     def slow(*args):
         handle = opened(*args)
@@ -124,10 +124,10 @@ def test_a_lock_that_was_removed_while_it_was_waited_for_is_not_held(tmp_path, m
 
     seen = []
     monkeypatch.setattr(os, "open", slow)
-    second = checkpoint.lock(path)
+    second = lock(path)
     monkeypatch.undo()
     assert len(seen) == 2 and path.stat().st_ino == seen[1]
-    assert checkpoint.lock(path) is None
+    assert lock(path) is None
     second()
     assert not path.exists()
 
@@ -137,7 +137,7 @@ def test_only_one_of_many_threads_gets_it(tmp_path):
 
     def take():
         together.wait()
-        got.append(checkpoint.lock(tmp_path / "lock"))
+        got.append(lock(tmp_path / "lock"))
 
     threads = [threading.Thread(target=take) for _ in range(8)]
     for t in threads:

@@ -839,7 +839,7 @@ def test_leaves_draw_from_keys_of_their_own():
     assert not torch.equal(q["a"].codes, q["b"].codes)
 
 
-# --- replies from strangers -----------------------------------------------------------------------
+# --- untrusted replies ----------------------------------------------------------------------------
 
 
 def test_validate_like_accepts_the_same_form():
@@ -883,7 +883,7 @@ def test_validate_like_names_the_difference(got, expected, message):
 
 
 def test_int8_codes_by_hand():
-    """The largest number has the code 127, so that a step is 1 here and whole numbers stay as they
+    """The largest number has the code 127, so that a step is 1 here and integers stay as they
     are.
     """
     made = wire.quantise(torch.tensor([-127.0, 1.0, 0.0, 64.0]), "int8", random.key(0))

@@ -5,7 +5,7 @@ Kairouz, Liu and Steinke, "The distributed discrete Gaussian mechanism for feder
 secure aggregation", ICML 2021. Of n clients who see each other's keys (all who are asked, up to
 100; otherwise a client and its neighbours), the server gets a sum only if t = ceil(threshold n) of
 them stay to the end. With b bits the numbers of a reply are multiples of c / 2^(b - 1), where c is
-`clip`. Client i draws, as whole numbers of such steps,
+`clip`. Client i draws, as integer multiples of such steps,
 
     y_i = clip(r_i) a_i + N_Z(0, v)  in every entry,    v = ceil(z^2 4^(b - 1) / t),    z: noise
 
@@ -68,7 +68,7 @@ _LEAST = 25
 
 
 class Share:
-    """What each of so many clients does in one exchange: `clip` is the largest norm of its reply,
+    """What each of `clients` does in one exchange: `clip` is the largest norm of its reply,
     `variance` that of its noise, in steps.
 
     `settings` are those of the exchange: its range is `clip`, and it has room for the noise.
@@ -88,7 +88,7 @@ class Share:
         self.settings = replace(config, range=self.clip, headroom=self.headroom, privacy=None)
 
     def noise(self, size: int) -> np.ndarray:
-        """This client's noise for a reply of so many numbers; a grid that is too coarse for them is
+        """This client's noise for a reply of `size` numbers; a grid that is too coarse for them is
         refused.
         """
         if not self._fine(size, self.bits):

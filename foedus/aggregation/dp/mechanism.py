@@ -207,7 +207,7 @@ class PrivateAggregator(Accounted):
 
 
 def grid(noise: float, clip: float, size: int) -> float:
-    """The step of the grid for replies of so many numbers: the noise is 2^bits of its steps."""
+    """The step of the grid for replies of `size` numbers: the noise is 2^bits of its steps."""
     return noise * clip / 2 ** max(10, math.ceil(math.log2(FINE * noise * math.sqrt(max(size, 1)))))
 
 

@@ -2,7 +2,7 @@
 
 A proof of privacy is about real numbers. Noise that is made of floating point numbers in the usual
 way has gaps that tell which number it was added to (Mironov, "On significance of the least
-significant bits for differential privacy", 2012). Here noise is made of whole numbers, drawn with
+significant bits for differential privacy", 2012). Here noise is made of integers, drawn with
 exactly the probabilities that the proof speaks of: nearly every draw is decided in double
 precision, with a margin for its rounding, and the few that are too close to call (about one in
 10^9) are decided with as many more random bits, and digits, as it takes.
@@ -24,7 +24,7 @@ _CLOSE = 2.0**-48  # of an exponential
 
 
 def words(size: int, entropy: Entropy = os.urandom) -> np.ndarray:
-    """Uniform whole numbers of 64 bits."""
+    """Uniform integers of 64 bits."""
     return np.frombuffer(entropy(8 * size), np.uint64)
 
 
@@ -36,10 +36,10 @@ def bernoulli(probability: float, size: int, entropy: Entropy = os.urandom) -> n
 
 
 def rounded_gaussian(size: int, bits: int, entropy: Entropy = os.urandom) -> np.ndarray:
-    """floor(2^bits Z) for independent standard normal Z: whole numbers (int64), exactly
+    """floor(2^bits Z) for independent standard normal Z: integers (int64), exactly
     distributed.
 
-    For whole s, s + floor(y) = floor(s + y). So a sum of whole numbers plus this is a function of
+    For an integer s, s + floor(y) = floor(s + y). So a sum of integers plus this is a function of
     the same sum plus a normal number of standard deviation 2^bits, and the privacy of the one is at
     least that of the other, whatever is known of normal noise. Its mean is -1/2.
 
@@ -58,7 +58,7 @@ def rounded_gaussian(size: int, bits: int, entropy: Entropy = os.urandom) -> np.
         apart = (_MARGIN + 1.2534 * 0.5 / whole) * 2.0**bits + y * 2.0**-50
     result = np.floor(y)
     unsure = np.flatnonzero((np.floor(y - apart) != np.floor(y + apart)) | (tail < 2**10))
-    result[unsure] = 0.0  # may be beyond what a whole number holds
+    result[unsure] = 0.0  # may be beyond what an integer holds
     result = result.astype(np.int64)
     for i in unsure:
         result[i] = _quantile(int(tail[i]), bits, entropy)
@@ -99,7 +99,7 @@ def _quantile(tail: int, bits: int, entropy: Entropy) -> int:
 def discrete_gaussian(
     size: int, variance: Fraction | int, entropy: Entropy = os.urandom
 ) -> np.ndarray:
-    """Independent whole numbers x (int64) with probabilities proportional to exp(-x^2 / (2
+    """Independent integers x (int64) with probabilities proportional to exp(-x^2 / (2
     variance)), exactly.
 
     Canonne, Kamath and Steinke, "The discrete Gaussian for differential privacy", NeurIPS 2020,
@@ -121,7 +121,7 @@ def discrete_gaussian(
 
 
 def _discrete_laplace(size: int, scale: int, entropy: Entropy) -> np.ndarray:
-    """At most `size` whole numbers with probabilities proportional to exp(-|x| / scale) (Algorithm
+    """At most `size` integers with probabilities proportional to exp(-|x| / scale) (Algorithm
     2).
     """
     drawn = words(size, entropy)

@@ -41,7 +41,7 @@ class SecureAggregator(Aggregator):
     charged as they are encoded; what a step is asked with goes with `mask`, to those who are left
     then.
 
-    noise: gives whole numbers that each client adds to its fixed-point numbers, within `headroom`;
+    noise: gives integers that each client adds to its fixed-point numbers, within `headroom`;
     in this process only.
     """
 
@@ -119,7 +119,7 @@ class SecureAggregator(Aggregator):
         return total
 
     def settings(self, ask: Ask, clients: int) -> SecureAggregation:
-        """Those of one exchange, with so many clients."""
+        """Those of one exchange with this number of clients."""
         return self.config
 
     def _conduct(

@@ -213,9 +213,9 @@ class SecureClient:
         clip: float | None = None,
         question: str | None = None,
     ) -> Tree:
-        """The masked reply: a tree in the form of the reply, of whole numbers that look random.
+        """The masked reply: a tree in the form of the reply, of integers that look random.
 
-        weight: this client's, by which the reply is multiplied. noise: gives whole numbers to add
+        weight: this client's, by which the reply is multiplied. noise: gives integers to add
         before masking. clip: the largest norm of the reply. question: the hash of what this client
         was asked (`question_of`), which must be that of the offer.
         """
@@ -283,7 +283,7 @@ class SecureClient:
         check_value("weight", weight, Annotated[int, Ge(0)])
         if weight % offer.unit or weight // offer.unit > offer.weight:
             raise SecureError(
-                f"weight={weight} is not {offer.unit} times a whole number of at most "
+                f"weight={weight} is not {offer.unit} times an integer of at most "
                 f"{offer.weight}, as was offered"
             )
         points, width = (

@@ -1,4 +1,4 @@
-"""Trees of real numbers as whole numbers modulo 2^32 or 2^64, whose sums do not wrap."""
+"""Trees of real numbers as integers modulo 2^32 or 2^64, whose sums do not wrap."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from foedus.errors import ConfigError, DivergenceError, ReplyError
 from foedus.wire.arrays import Trees
 
 Noise = Callable[[int], np.ndarray]
-"""So many whole numbers (int64) to be added before masking, in units of the step."""
+"""Gives this number of integers (int64), to be added before masking, in units of the step."""
 
 Range = Annotated[
     float,
@@ -160,8 +160,7 @@ class FixedPoint:
         drawn = np.asarray(noise(size))
         if drawn.shape != (size,) or drawn.dtype != np.int64:
             raise ConfigError(
-                f"noise must give {size} whole numbers (int64), got {drawn.dtype} "
-                f"{list(drawn.shape)}"
+                f"noise must give {size} integers (int64), got {drawn.dtype} {list(drawn.shape)}"
             )
         if size and max(int(drawn.max()), -int(drawn.min())) > self.headroom:
             largest = max(int(drawn.max()), -int(drawn.min()))
@@ -204,7 +203,5 @@ def dense(reply: Tree) -> Tree:
 
 
 def dtype_of(t: Tensor) -> str:
-    """The type in which a mean of such tensors is given: their own, or float32 for whole
-    numbers.
-    """
+    """The type in which a mean of such tensors is given: their own, or float32 for integers."""
     return str(t.dtype if t.is_floating_point() else torch.float32).removeprefix("torch.")

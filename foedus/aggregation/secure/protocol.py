@@ -100,7 +100,7 @@ class SecureAggregation(Aggregation):
         return FixedPoint(self.range, self.bits, self.rounding, self.headroom)
 
     def degree(self, clients: int) -> int:
-        """The number of neighbours of each of so many clients."""
+        """The number of neighbours of each of `clients` clients."""
         return (
             graph.degree(clients, self.threshold)
             if self.neighbours == "auto"
@@ -108,7 +108,7 @@ class SecureAggregation(Aggregation):
         )
 
     def needed(self, count: int) -> int:
-        """How many of so many clients, or of so many shares, are needed."""
+        """How many of `count` clients, or of `count` shares, are needed."""
         return graph.part(self.threshold, count)
 
 
@@ -135,7 +135,7 @@ class Offer:
         for name, low in least.items():
             if type(message[name]) is not int or message[name] < low:
                 raise SecureError(
-                    f"the offer's {name}={message[name]!r} must be a whole number of at least {low}"
+                    f"the offer's {name}={message[name]!r} must be an integer of at least {low}"
                 )
         if not isinstance(message["session"], str) or not 0 < len(message["session"]) <= 256:
             raise SecureError("the offer's session must be a text of at most 256 characters")

@@ -87,7 +87,7 @@ class SecureServer:
     says why there is none. Those who do not answer, or not well, are left out and named in
     `faults`; too few are an error (`TooFewClients`), and nothing is unmasked.
 
-    weights: of the clients that are asked, whole numbers. Their greatest common divisor is taken
+    weights: of the clients that are asked, integers. Their greatest common divisor is taken
     out, to keep the modulus small. question: the hash of what they are asked (`question_of`).
     """
 

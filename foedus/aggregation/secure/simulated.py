@@ -2,7 +2,7 @@
 
 Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017,
 with double masking; for many clients on the random graph of Bell et al., CCS 2020
-(`foedus.aggregation.secure.graph`). Client u turns its reply into whole numbers x_u
+(`foedus.aggregation.secure.graph`). Client u turns its reply into integers x_u
 (`foedus.aggregation.secure.fixedpoint`) and sends, modulo 2^32 or 2^64,
 
     y_u = w_u x_u + PRG(b_u) + sum over neighbours v > u of PRG(s_uv) - sum over neighbours v < u of
@@ -26,7 +26,7 @@ HKDF-SHA256, boxes are AES-256-GCM. Every derivation, box and signature is bound
 SHA-256 of session, round, exchange, number of clients, weights, settings and question; and to
 sender and receiver. Randomness is the operating system's.
 
-Weights are public: whole numbers (rows, or 1) that the server knows anyway. A client multiplies by
+Weights are public: integers (rows, or 1) that the server knows anyway. A client multiplies by
 its own, which it does not take from the server, so that the server cannot make one reply stand out.
 
 What is protected, against whom. An honest-but-curious server, together with fewer than t clients of

@@ -123,6 +123,6 @@ def by_id(name: str, given: Any, f: Callable) -> Any:
         return f(given)
     if not all(isinstance(k, Integral) and not isinstance(k, bool) for k in given):
         raise ConfigError(
-            f"{name} must have client ids as keys, whole numbers; it has {list(given)[:5]}"
+            f"{name} must have client ids as keys, integers; it has {list(given)[:5]}"
         )
     return {int(k): f(v) for k, v in given.items()}

@@ -17,7 +17,6 @@ from foedus.algorithms.fedres.sgd import FedRes
 from foedus.core.result import Run
 from foedus.errors import FoedusError
 from foedus.models.linear import Linear
-from foedus.storage.states import States
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,8 +51,7 @@ def regret(run: Run) -> Regret:
     loss, bias = _linear(algorithm)
     private = algorithm.private if isinstance(algorithm, FedResERM) else algorithm.only_local[1]
     parts, online = [], []
-    states = States(len(run.clients["ids"]))
-    states.load(run.clients["states"])
+    states = run.client_states()
     order = np.argsort(run.fed.ids, kind="stable")
     for position, i in enumerate(order):
         state = states.get(position)

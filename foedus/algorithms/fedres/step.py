@@ -127,18 +127,18 @@ def stream(t: Tensor, index: Tensor, count: Tensor, b: int) -> Tensor:
 
 
 def in_range(replies: Tree, name: str, most: int | None) -> dict[int, str]:
-    """Which of some stacked replies have whole numbers of this name that are not all below
+    """Which of some stacked replies have integers of this name that are not all below
     `most`.
     """
     values = replies.get(name) if isinstance(replies, dict) else None
     if not isinstance(values, Tensor) or (most is not None and values.is_floating_point()):
-        raise ReplyError(f"its reply has no {name}, or one that is not of whole numbers")
+        raise ReplyError(f"its reply has no {name}, or one that is not of integers")
     if most is None:
         return {}
     bad = ((values < 0) | (values >= most)).reshape(len(values), -1).any(1)
     return dict.fromkeys(
         torch.nonzero(bad).flatten().tolist(),
-        f"its {name} must be whole numbers from 0 to {most - 1}",
+        f"its {name} must be integers from 0 to {most - 1}",
     )
 
 

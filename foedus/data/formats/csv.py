@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -16,19 +17,24 @@ def read_csv(path: Path, label: str | int | None = None, group: str | None = Non
     label: its name or position; else a column named label, target, class or y.
 
     All other columns are features and must hold numbers: encode categories first (for instance with
-    pandas.get_dummies). Text or whole-number labels mean classes, numbers with fractions
+    pandas.get_dummies). Text or integer labels mean classes, numbers with fractions
     regression. `group` names the column that says whose row it is.
     """
     import pandas as pd
 
     try:
         frame = pd.read_csv(path, skipinitialspace=True)
+        # as it is written: above, pandas has made a.1 of a second a
+        header = pd.read_csv(
+            path, skipinitialspace=True, header=None, nrows=1, dtype=str, keep_default_na=False
+        )
     except (ValueError, pd.errors.ParserError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: not a CSV file with a header ({str(error).strip()})") from None
     columns = [str(c) for c in frame.columns]
     frame.columns = columns
-    if len(set(columns)) < len(columns):
-        raise DataError(f"{path}, line 1: two columns have the same name; rename one")
+    counts = Counter(header.iloc[0])
+    if twice := [name for name, count in counts.items() if name and count > 1]:
+        raise DataError(f"{path}: two columns have the name {twice[0]!r}; rename one")
     label = _label_column(path, columns, label)
     if group is not None and group not in columns:
         raise DataError(f"{path}: {unknown('group', group, columns)}")

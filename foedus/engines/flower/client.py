@@ -13,7 +13,6 @@ values against the copies here, and a question that is refused changes nothing t
 from __future__ import annotations
 
 import contextlib
-import importlib
 import inspect
 import os
 import sys
@@ -40,6 +39,7 @@ from foedus.engines.flower.guard import Guard
 from foedus.engines.flower.holding import Holding
 from foedus.engines.flower.memory import Memory
 from foedus.engines.flower.messages import explained
+from foedus.engines.flower.own import algorithms_in
 from foedus.engines.flower.policy import Policy
 from foedus.engines.flower.questions import (
     EvaluateOwn,
@@ -82,9 +82,11 @@ class SiteApp(ClientApp):
     def __call__(self, message: Message, context: Context) -> Message:
         began, why, body = time.perf_counter(), "", b""
         header: dict[str, Any]
+        asked: dict[str, Any] = {}
         before = os.umask(0o077)  # whatever is written here derives from rows
         try:
-            header, body = answer(message, context, self.guard)
+            asked = messages.header(message)
+            header, body = answer(message, asked, context, self.guard)
         except Exception as error:
             header = {"error": told(error)[:_LONGEST_ERROR]}
             words = [f"{type(e).__name__}: {e}" for e in (error, error.__cause__) if e is not None]
@@ -96,7 +98,7 @@ class SiteApp(ClientApp):
         finally:
             os.umask(before)
         if self.guard is not None:
-            self.guard.log(**summary(message, header, why), sent=len(body))
+            self.guard.log(**summary(message, asked, header, why), sent=len(body))
         elif why:
             print(f"not answered: {why}", file=sys.stderr, flush=True)
         seconds = time.perf_counter() - began
@@ -111,14 +113,18 @@ def told(error: Exception) -> str:
     return str(error)
 
 
-def summary(message: Message, header: dict[str, Any], why: str) -> dict[str, Any]:
-    """An entry of the site's log: who asked what, and what became of it."""
+def summary(
+    message: Message, asked: dict[str, Any], header: dict[str, Any], why: str
+) -> dict[str, Any]:
+    """An entry of the site's log: who asked what, and what became of it.
+
+    asked: the header of the message, empty if it cannot be read. header: that of the reply.
+    """
     entry: dict[str, Any] = {"asked": messages.shown(message.metadata.message_type)}
+    entry |= {k: asked[k] for k in ("session", "round", "exchange", "phase") if k in asked}
+    settings = asked.get("algorithm")
+    entry["algorithm"] = settings.get("type") if isinstance(settings, dict) else None
     with contextlib.suppress(FoedusError):
-        said = messages.header(message)
-        entry |= {k: said[k] for k in ("session", "round", "exchange", "phase") if k in said}
-        settings = said.get("algorithm")
-        entry["algorithm"] = settings.get("type") if isinstance(settings, dict) else None
         entry["received"] = len(messages.body(message))
     entry["run"], entry["server"] = message.metadata.run_id, message.metadata.src_node_id
     entry["answer"] = "refused" if why else "given"
@@ -134,10 +140,10 @@ def summary(message: Message, header: dict[str, Any], why: str) -> dict[str, Any
 
 
 def answer(
-    message: Message, context: Context, guard: Guard | None = None
+    message: Message, header: dict[str, Any], context: Context, guard: Guard | None = None
 ) -> tuple[dict[str, Any], bytes]:
-    """Header and body of the reply."""
-    question = read_question(message)
+    """Header and body of the reply to a message with this header."""
+    question = read_question(message.metadata.message_type, header)
     if guard is not None:
         guard.question(question)
     site, body = Holding(question, dict(context.node_config)), messages.body(message)
@@ -145,8 +151,7 @@ def answer(
         parts = messages.cut(body, question.lengths)
         site.check_ids(question.ids)
         return phase(question, question.ids, parts, site.config, site.cache)
-    own = own_algorithms(context.run_config) if guard is None else guard.policy.own_algorithms()
-    algorithm = algorithm_of(question, own)
+    algorithm = algorithm_of(question, known_here(context.run_config, guard))
     if guard is not None:
         guard.algorithm(algorithm)
     if isinstance(question, Hello):
@@ -159,31 +164,42 @@ def answer(
         if guard is not None:
             guard.log(asked="the score of a model on the test rows here", **score)
         demands.plain("evaluate.model, the score on its test rows,", False)
+        if guard is not None:
+            guard.score(question)
         return score, b""
     assert isinstance(question, EvaluateOwn)
     memory = Memory(context, question.session, site.cache)
     if not isinstance(question, Step):
         demands.plain("evaluate", question.secure is not None)
+        if guard is not None:
+            guard.score(question)
         return evaluate_own(question, site, memory, algorithm), b""
     step = message.metadata.message_type.removeprefix(f"{Step.kind}.")
     return exchange(question, body, site, memory, algorithm, step, guard)
 
 
-def own_algorithms(config: dict[str, Any]) -> dict[str, Algorithm]:
-    """The algorithms of a module that the worker was started with."""
-    if not config.get("code"):
+def known_here(config: dict[str, Any], guard: Guard | None) -> dict[str, Algorithm]:
+    """The algorithms of the site's own code: that of its policy, or of a module that the worker
+    was started with.
+    """
+    code = str(config.get("code", ""))
+    if guard is None and not code:
         return {}
-    module, _, name = str(config["code"]).partition(":")
-    found = getattr(importlib.import_module(module), name)
-    return found if isinstance(found, dict) else {name: found}
+    try:
+        if guard is not None:
+            return guard.policy.own_algorithms()
+        module, _, name = code.partition(":")
+        return algorithms_in(module, name, f"code={code!r}")
+    except ConfigError as error:  # it names files of this site
+        raise DataError(str(error)) from error
 
 
-def algorithm_of(question: Question, own: dict[str, Algorithm]) -> Algorithm:
+def algorithm_of(question: Question, known: dict[str, Algorithm]) -> Algorithm:
     """The algorithm of a run: the site's own if it has one of these settings, else built from the
     settings alone.
     """
     given = question.algorithm
-    for algorithm in own.values():
+    for algorithm in known.values():
         if to_config(algorithm.seeded(question.seed)) == given:
             return algorithm.seeded(question.seed)
     try:

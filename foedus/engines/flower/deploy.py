@@ -86,7 +86,8 @@ clients = {fewest}                           # the fewest clients in a sum
 exchanges_a_day = 10000
 evaluations_a_day = 20
 
-# [privacy]                           # over all runs; needs noise above
+# [privacy]                           # over all runs; replies and scores without noise are
+#                                     # not sent, so it needs noise above
 # epsilon = 8.0
 # delta = 1e-5
 """

@@ -33,8 +33,8 @@ class Flower:
 
     nodes: SuperNodes, each with a share of the clients (one each if there are no more clients than
     nodes). timeout: seconds that a node may take for an exchange. min_clients: a run goes on while
-    so many clients answer. code: "module:name" of an algorithm (or a dictionary of them) that text
-    cannot describe, such as one with a `torch.nn.Module`, importable on every node.
+    this many clients answer. code: "module:name" of an algorithm (or a dictionary of them) that
+    text cannot describe, such as one with a `torch.nn.Module`, importable on every node.
 
     A run with a checkpoint keeps what its clients remember beside it, in CHECKPOINT.sites, and goes
     on in another process. Keys are in a temporary folder: `close()` removes it, and the next start
@@ -86,13 +86,13 @@ class Flower:
 
     def _start(self) -> None:
         try:
-            from foedus.engines.flower import kept, loopback
             from foedus.engines.flower import keys as keys_
+            from foedus.engines.flower import loopback
         except ImportError as error:
             raise FoedusError(
                 f"fd.Flower needs flwr: pip install 'foedus[flower]' ({error})"
             ) from None
-        self.temporary, release = kept.temporary_folder()
+        self.temporary, release = loopback.temporary_folder()
         folder = Path(self.temporary.name)
         self.loopback = loopback.Loopback(folder)
         self._end = weakref.finalize(self, _close, self.loopback, self.temporary, release)

@@ -25,7 +25,7 @@ class Forms:
     """The server's own client: it holds one row of zeros, does what clients are asked to do, and
     shows what a reply looks like.
 
-    A form is kept for each step and each form (and whole number) of what is sent, so that most
+    A form is kept for each step and each form (and the integers) of what is sent, so that most
     steps are done once in a run.
     """
 

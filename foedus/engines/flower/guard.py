@@ -13,6 +13,7 @@ from foedus.engines.flower.account import Account, RefusedError
 from foedus.engines.flower.policy import Policy
 from foedus.engines.flower.questions import EvaluateOwn, Exchange, Question, Step, TryModel
 from foedus.engines.flower.score import Score
+from foedus.engines.flower.secure_site import Plain
 from foedus.models.base import Model
 from foedus.models.oracles import Oracle
 
@@ -66,6 +67,19 @@ class Guard:
         self.account.spend(
             question.cohort, float(question.probability), float(privacy.noise), *self.policy.budget
         )
+
+    def score(self, question: TryModel | EvaluateOwn) -> None:
+        """Refuse to send a score without noise, which no account of privacy can hold."""
+        if self.policy.budget is None:
+            return
+        remedy = (
+            "the server's remedy is [aggregation] with SecureAggregation and privacy, which sends "
+            "one average over all sites, with noise"
+            if isinstance(question, TryModel)
+            else "only a site without [privacy] in its policy sends scores of its clients' own "
+            "models"
+        )
+        raise Plain(f"this site has a privacy budget: it sends no score without noise; {remedy}")
 
     def log(self, **entry: Any) -> None:
         """Write down what was asked, and what was answered or refused."""

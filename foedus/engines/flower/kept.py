@@ -9,11 +9,7 @@ secure aggregation keeps are never copied.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +17,6 @@ from foedus.base.tree import Tree
 from foedus.engines.flower.session import FlowerSession
 from foedus.errors import CheckpointError
 from foedus.storage import checkpoint as files
-
-PREFIX = "foedus-flower-"
 
 
 class KeptSession(FlowerSession):
@@ -93,29 +87,3 @@ def put(source: Path, target: Path) -> None:
         files.replace(target, [source.read_bytes()])
     finally:
         link.unlink(missing_ok=True)  # still there if both were one file
-
-
-def temporary_folder() -> tuple[tempfile.TemporaryDirectory, Callable[[], None]]:
-    """A folder for keys, and how to let go of it; what killed processes have left is removed first.
-
-    The lock inside ends with this process, however that ends.
-    """
-    remove_leftovers()
-    while True:
-        folder = tempfile.TemporaryDirectory(prefix=PREFIX)
-        release = files.lock(Path(folder.name) / "lock")
-        if release is not None:
-            return folder, release
-
-
-def remove_leftovers() -> None:
-    """Remove the folders of this user that no process holds any more."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):
-            mine = folder.lstat().st_uid == os.getuid() and not folder.is_symlink()
-            if not mine or not (folder / "lock").is_file():
-                continue
-            release = files.lock(folder / "lock")
-            if release is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-                release()

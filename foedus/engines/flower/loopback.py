@@ -5,20 +5,26 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from foedus.engines.flower.keys import certificates, expired, shared_secret
 from foedus.engines.flower.processes import BELL, FLEET, PARENT, become_server
 from foedus.errors import FoedusError
+from foedus.storage.lock import lock
+
+PREFIX = "foedus-flower-"
+"""What the names of temporary folders begin with."""
 
 SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -260,3 +266,29 @@ def stop(processes: list[subprocess.Popen], how: int) -> None:
     for process in processes:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(5)
+
+
+def temporary_folder() -> tuple[tempfile.TemporaryDirectory, Callable[[], None]]:
+    """A folder for keys, and how to let go of it; what killed processes have left is removed first.
+
+    The lock inside ends with this process, however that ends.
+    """
+    remove_leftovers()
+    while True:
+        folder = tempfile.TemporaryDirectory(prefix=PREFIX)
+        release = lock(Path(folder.name) / "lock")
+        if release is not None:
+            return folder, release
+
+
+def remove_leftovers() -> None:
+    """Remove the folders of this user that no process holds any more."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            mine = folder.lstat().st_uid == os.getuid() and not folder.is_symlink()
+            if not mine or not (folder / "lock").is_file():
+                continue
+            release = lock(folder / "lock")
+            if release is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                release()

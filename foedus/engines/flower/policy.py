@@ -40,7 +40,8 @@ states = false                    # true: also algorithms whose clients remember
 exchanges_a_day = 10000
 evaluations_a_day = 20
 
-[privacy]                         # over all runs, as far as this site took part
+[privacy]                         # over all runs, as far as this site took part: replies and
+                                  # scores without noise are not sent
 epsilon = 8.0
 delta = 1e-5
 """
@@ -50,6 +51,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -58,6 +60,7 @@ from annotated_types import Ge, Gt, Interval, Lt
 from foedus.base.settings import check_value
 from foedus.config.reader import Number, Reader
 from foedus.core.algorithm import Algorithm
+from foedus.engines.flower.own import algorithms_in
 from foedus.errors import ConfigError, unknown
 
 _SECTIONS: dict[str, dict[str, Any]] = {
@@ -122,7 +125,7 @@ class Policy:
                 if isinstance(value, str) and not value.isprintable():
                     reader.fail(f"{name}.{key}", f"{value!r} must be a text that can be printed")
                 if (allowed := _RANGES.get(f"{name}.{key}")) is not None:
-                    check = lambda k=key, v=value, a=allowed: check_value(k, v, a, ConfigError)  # noqa: E731
+                    check = partial(check_value, key, value, allowed, ConfigError)
                     reader.attempt(f"{name}.{key}", check)
         secure = found["secure"]
         if (secure.get("required") or secure.get("noise")) and not found["signing"]:
@@ -210,11 +213,5 @@ class Policy:
             exec(compile(source, str(path), "exec"), module.__dict__)
         except Exception as error:
             raise ConfigError(f"{self.path}: code.file: {path.name}: {error!r}") from error
-        found = getattr(module, about["name"], None)
-        found = found if isinstance(found, dict) else {type(found).__name__: found}
-        if not found or not all(isinstance(a, Algorithm) for a in found.values()):
-            raise ConfigError(
-                f"{self.path}: code.name: {about['name']!r} in {path.name} is not an algorithm or "
-                "a dictionary of algorithms"
-            )
-        return found
+        where = f"{self.path}: code.name: {about['name']!r} in {path.name}"
+        return algorithms_in(module, about["name"], where)

@@ -14,12 +14,10 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen, Predicate
-from flwr.app import Message
 
 from foedus.aggregation.secure.protocol import question_of
 from foedus.base.settings import Means, check_settings, check_value
 from foedus.base.tree import Tree
-from foedus.engines.flower import messages
 from foedus.engines.flower.site import Schema
 from foedus.errors import ReplyError
 from foedus.version import __version__
@@ -215,15 +213,13 @@ def asked_hash(
 KINDS: dict[str, type[Question]] = {cls.kind: cls for cls in (Hello, TryModel, EvaluateOwn, Phase)}
 
 
-def read_question(message: Message) -> Question:
-    """The checked header of a message from the server."""
-    kind = message.metadata.message_type
+def read_question(kind: str, header: dict[str, Any]) -> Question:
+    """The checked header of a message of this type from the server."""
     cls = Step if kind.startswith(f"{Step.kind}.") else KINDS.get(kind)
     if cls is None:
         raise ReplyError(
             f"this site does not know messages of type {kind[:100]!r}; it has foedus {__version__}"
         )
-    header = messages.header(message)
     for f in fields(cls):
         if f.name not in header and f.default is MISSING:
             raise ReplyError(f"the header of {kind[:100]} has no {f.name}")

@@ -1,8 +1,8 @@
 """One scaling of the columns for all sites, from the sums in their greetings.
 
-A greeting comes from a stranger, and one is enough to move everybody's columns: sums of 1e12 leave
-the rows of all others at one point. So a site far away from all others is refused and named, and
-where replies are averaged robustly, centre and scale are medians over sites, too.
+A greeting comes from an untrusted site, and one is enough to move everybody's columns: sums of
+1e12 leave the rows of all others at one point. So a site far away from all others is refused and
+named, and where replies are averaged robustly, centre and scale are medians over sites, too.
 """
 
 from __future__ import annotations

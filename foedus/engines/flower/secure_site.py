@@ -83,7 +83,7 @@ class Demands:
         clients = config.get("secure_clients", 2)
         if type(clients) is not int or clients < 2:
             raise DataError(
-                f"--node-config: secure_clients={clients!r} must be a whole number of at least 2"
+                f"--node-config: secure_clients={clients!r} must be an integer of at least 2"
             )
         noise = config.get("secure_noise", 0.0)
         if type(noise) not in (int, float) or not 0 <= noise < math.inf:

@@ -21,8 +21,8 @@ The file is TOML, in the form of `foedus.config.experiment` as far as the two ha
                                       # its settings
 
     [federation]
-    clients = 4                       # wait for so many sites, at most `patience` seconds
-    min_clients = 3                   # go on while so many answer
+    clients = 4                       # sites to wait for, at most `patience` seconds
+    min_clients = 3                   # go on while at least 3 answer
     timeout = 120                     # seconds that a site may take for an answer
     patience = 60
 
@@ -38,7 +38,6 @@ The file is TOML, in the form of `foedus.config.experiment` as far as the two ha
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import time
@@ -60,6 +59,7 @@ from foedus.core.describe import to_config
 from foedus.core.result import Run
 from foedus.core.run import run
 from foedus.engines.flower import answers
+from foedus.engines.flower.own import algorithms_in
 from foedus.engines.flower.scaling import implausible, scaling
 from foedus.engines.flower.score import Score
 from foedus.engines.flower.session import Line, SitesEngine, linked
@@ -137,13 +137,14 @@ def read_plan(path: Path) -> Plan:
     )
     if not listen.rpartition(":")[2].isdigit():
         reader.fail("server.listen", f"{listen!r} must be HOST:PORT, such as 0.0.0.0:9091")
-    code = ""
     if "code" in reader.table:
         code = reader.settings("code", reader.section("code"), {"name": str}, ["name"])["name"]
+        module, _, name = code.partition(":")
+        algorithms = algorithms_in(module, name, f"code={code!r}")
+    else:
+        algorithms = {k or type(a).__name__: a for k, a in reader.algorithms().items()}
     plan = Plan(
-        _imported(code) if code
-        else {k or type(a).__name__: a for k, a in reader.algorithms().items()},
-        tuple(data["columns"]), data.get("classes"), data.get("scale", "standard"),
+        algorithms, tuple(data["columns"]), data.get("classes"), data.get("scale", "standard"),
         rounds, options, clients, least,
         float(found.get("timeout", 300)), float(found.get("patience", 60)), Path(folder),
         listen,
@@ -156,18 +157,6 @@ def read_plan(path: Path) -> Plan:
             )
         reader.attempt(f"algorithms.{name}", partial(algorithm.check, plan.spec))
     return plan
-
-
-def _imported(code: str) -> dict[str, Algorithm]:
-    module, _, name = code.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"code={code!r}: {error}") from error
-    found = found if isinstance(found, dict) else {type(found).__name__: found}
-    if not found or not all(isinstance(a, Algorithm) for a in found.values()):
-        raise ConfigError(f"code={code!r} must be an algorithm, or a dictionary of algorithms")
-    return found
 
 
 @dataclass(eq=False)
@@ -228,8 +217,8 @@ def wait_for(grid: Any, clients: int, least: int, patience: float) -> list[int]:
 
 
 def _wrong(said: dict[str, Any], columns: int | None) -> str | None:
-    """What is wrong with a greeting, if anything: it comes from a stranger, and all sites' scaling
-    depends on it.
+    """What is wrong with a greeting, if anything: it comes from an untrusted site, and all sites'
+    scaling depends on it.
     """
 
     def whole(v: Any, least: int, most: int) -> bool:

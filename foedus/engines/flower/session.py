@@ -240,7 +240,7 @@ class FlowerSession(Session, SecureChannel):
                 good, bad = self._read(answer, mine, more)
                 replies |= good
                 faults |= bad
-            except Exception as error:  # whatever a stranger has sent
+            except Exception as error:  # whatever an untrusted site has sent
                 why = (
                     str(error)
                     if isinstance(error, FoedusError)

@@ -20,7 +20,7 @@ PATIENCE = 60.0
 """Seconds to wait for workers that the cluster has room for."""
 
 TRIES = 3
-"""A worker may be lost so many times in one exchange: what kills it every time is no accident."""
+"""How often a worker may be lost in one exchange: what kills it every time is no accident."""
 
 _connections = 0
 """How many of ours use the connection that the first of them made; the last one out closes it."""
@@ -123,7 +123,7 @@ class Cluster:
         return workers or room
 
     def hire(self, count: int) -> list[Any]:
-        """So many workers, ready to work."""
+        """`count` workers, ready to work."""
         ray, found = self.ray, [self.idle.pop() for _ in range(min(count, len(self.idle)))]
         other = {k: v for k, v in self.resources.items() if k not in ("CPU", "GPU", "memory")}
         options = {

@@ -17,7 +17,7 @@ import foedus as fd
 
 pytest.importorskip("flwr")
 
-from foedus.engines.flower import kept
+from foedus.engines.flower import loopback
 from foedus.storage import checkpoint
 from tests.engines.flower.test_engine import grids  # noqa: F401 - a fixture
 
@@ -125,15 +125,16 @@ def test_another_file_system(fed, grids, path, monkeypatch):  # noqa: F811
 
 def test_what_a_killed_process_left_is_removed(path):
     temporary = path.parents[1] / "tmp"
-    dead, older, other = (temporary / f"{kept.PREFIX}{name}" for name in ("dead", "older", "other"))
+    names = ("dead", "older", "other")
+    dead, older, other = (temporary / f"{loopback.PREFIX}{name}" for name in names)
     for folder in (dead, older, other):
         (folder / "keys").mkdir(parents=True)
         (folder / "keys" / "node0").write_text("secret")
     (dead / "lock").write_bytes(b"")
-    living, release = kept.temporary_folder()
+    living, release = loopback.temporary_folder()
     assert not dead.exists()
     assert older.exists() and other.exists()  # without a lock: nobody knows whether it is in use
-    second, release_second = kept.temporary_folder()
+    second, release_second = loopback.temporary_folder()
     assert Path(living.name).exists()  # its process lives
     for folder, end in ((living, release), (second, release_second)):
         folder.cleanup()
@@ -141,12 +142,12 @@ def test_what_a_killed_process_left_is_removed(path):
 
 
 def test_folders_of_other_users_are_not_touched(path, monkeypatch):
-    folder = path.parents[1] / "tmp" / f"{kept.PREFIX}other"
+    folder = path.parents[1] / "tmp" / f"{loopback.PREFIX}other"
     folder.mkdir()
     (folder / "lock").write_bytes(b"")
     me = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: me + 1)
-    kept.remove_leftovers()
+    loopback.remove_leftovers()
     assert folder.exists()
 
 
@@ -191,12 +192,12 @@ def test_a_killed_process_is_gone_on_from_by_another(tmp_path):
     first.send_signal(signal.SIGKILL)
     assert first.wait() == -signal.SIGKILL
     first.stdout.close()
-    (folder,) = (tmp_path / "tmp").glob(f"{kept.PREFIX}*")  # with keys, until the next start
+    (folder,) = (tmp_path / "tmp").glob(f"{loopback.PREFIX}*")  # with keys, until the next start
     time.sleep(1)
     second = start(-1)
     said, _ = second.communicate(timeout=300)
     assert second.returncode == 0 and said.split() == ["3", "4"]
-    assert not folder.exists() and not list((tmp_path / "tmp").glob(f"{kept.PREFIX}*"))
+    assert not folder.exists() and not list((tmp_path / "tmp").glob(f"{loopback.PREFIX}*"))
     run = fd.Run.load(f"{path}.run")
     whole = fd.run(SCAFFOLD, federation(), 4, participation=0.7, engine=fd.Local(batch=False))
     same(run, whole)

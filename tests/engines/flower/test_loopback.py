@@ -89,7 +89,7 @@ def test_a_run_that_flower_has_ended_goes_on(engine, pair, tmp_path, capsys):
 @pytest.mark.slow
 def test_nobody_gets_in_without_a_key_that_is_known(engine):
     before = set(engine.grid.get_node_ids())
-    private, public = keys.node_key(engine.loopback.folder / "keys" / "stranger")
+    private, public = keys.node_key(engine.loopback.folder / "keys" / "unknown")
     number = engine.loopback.add_node(private, 'shards="/nowhere"')
     end = time.monotonic() + 60
     while time.monotonic() < end and engine.loopback.nodes[number][0].poll() is None:

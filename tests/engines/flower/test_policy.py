@@ -224,6 +224,13 @@ def test_a_site_answers_with_its_own_code(tmp_path):
     other = to_config(dataclasses.replace(algorithm, lr=0.2))
     said = grid.ask(1, "query.hello", {**HELLO, "algorithm": other})
     assert "is not known here" in said["error"]
+    (tmp_path / "own.py").write_text(CODE + "\n")
+    said = grid.ask(1, "query.hello", {**HELLO, "algorithm": to_config(algorithm)})["error"]
+    assert said == (
+        "the rows or files of this site cannot answer this (DataError); the site's log says why"
+    )
+    entry = list(auditlog.read(Policy.read(grid.policies[1]).log))[-1]
+    assert "the file own.py has another hash" in entry["why"]
 
 
 # -- the guard -------------------------------------------------------------------------------------

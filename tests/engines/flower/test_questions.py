@@ -50,7 +50,8 @@ class Asked:
         self.state = copy.deepcopy(self.context)
         TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1
         content = messages.content(header, self.body if body is None else body)
-        return client.answer(Message(content, dst_node_id=1, message_type=self.kind), self.state)
+        message = Message(content, dst_node_id=1, message_type=self.kind)
+        return client.answer(message, messages.header(message), self.state)
 
     def put_back(self) -> None:
         if kept(self.folder) != self.files:
@@ -398,7 +399,9 @@ def test_text_that_is_no_header(text, asked):
     content = RecordDict({messages.HEADER: ConfigRecord({"json": text})})
     message = Message(content, dst_node_id=1, message_type="query.hello")
     with pytest.raises(fd.ReplyError, match="header"):
-        client.answer(message, copy.deepcopy(asked["hello"].context))
+        messages.header(message)
+    reply = client.SiteApp()(message, copy.deepcopy(asked["hello"].context))
+    assert "header" in messages.header(reply)["error"]
 
 
 def test_a_state_of_another_algorithm(asked):

@@ -97,6 +97,19 @@ def engine(tmp_path):
     return Here(tmp_path, nodes=5)
 
 
+def test_models_of_clients_stay_at_their_sites(fed, engine, tmp_path):
+    run = fd.run(fd.Independent(fd.Linear(), lr=0.1), fed, 1, engine=engine)
+    run.save(tmp_path / "run.safetensors")
+    for result in (run, fd.Run.load(tmp_path / "run.safetensors")):
+        with pytest.raises(fd.FoedusError, match=r"stayed at their sites; run\.per_client"):
+            result.model_of(int(fed.ids[0]))
+    local = fd.run(fd.Independent(fd.Linear(), lr=0.1), fed, 1).per_client()
+    torch.testing.assert_close(
+        torch.tensor(run.per_client()["loss"].to_numpy()),
+        torch.tensor(local["loss"].to_numpy()), rtol=1e-5, atol=1e-6,
+    )  # fmt: skip
+
+
 def only(node: int, round: int, change):
     """Change the answers of one node in one round."""
 
@@ -540,7 +553,7 @@ def test_low_rank_points_of_those_who_came(fed, tmp_path):
     ],
     ids=str,
 )
-def test_headers_of_strangers(header, fed, engine):
+def test_headers_of_untrusted_sites(header, fed, engine):
     engine.grid.spoil = only(1, 2, rewritten(header))
     run = fd.run(AVERAGE, fed, 3, engine=engine)
     assert run.history.get("left_out") is None or "0: " in run.history.left_out[2]
@@ -601,7 +614,7 @@ def test_labels_that_cannot_be_are_left_out(algorithm, fed, engine):
         return wire.encode({**reply, "y": torch.full_like(reply["y"], 99)})
 
     engine.grid.spoil = only(1, 2, rewritten(body=wrong))
-    with pytest.warns(UserWarning, match="its y must be whole numbers from 0 to 9"):
+    with pytest.warns(UserWarning, match="its y must be integers from 0 to 9"):
         run = fd.run(algorithm, fed, 3, engine=engine)
     assert run.history.left_out.notna().tolist() == [False, False, True, False]
 

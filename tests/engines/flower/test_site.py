@@ -330,7 +330,7 @@ GREETINGS = {
 
 
 @pytest.mark.parametrize("change", GREETINGS.values(), ids=list(GREETINGS))
-def test_greetings_of_strangers(change, plan, grid, tmp_path):
+def test_greetings_of_untrusted_sites(change, plan, grid, tmp_path):
     """They do not take part, and leave no trace in the scaling of the others."""
 
     def spoil(asked, answer):
@@ -397,9 +397,15 @@ def test_algorithms_that_the_server_imports(tmp_path):
     path = tmp_path / "federation.toml"
     path.write_text(f'{PLAN}\n[code]\nname = "tests.engines.flower.test_session:STATEFUL"\n')
     assert list(server.read_plan(path).algorithms) == ["Scaffold", "FedRes", "FFGB", "FedFW"]
-    path.write_text(f'{PLAN}\n[code]\nname = "nowhere:x"\n')
-    with pytest.raises(fd.ConfigError, match="code='nowhere:x'"):
-        server.read_plan(path)
+    for code, why in (
+        ("nowhere:x", "code='nowhere:x': No module named 'nowhere'"),
+        (":x", "code=':x': Empty module name"),
+        ("math:pi", "code='math:pi' is not an algorithm or a dictionary of algorithms"),
+        ("math:tau2", "code='math:tau2' is not an algorithm"),
+    ):
+        path.write_text(f'{PLAN}\n[code]\nname = "{code}"\n')
+        with pytest.raises(fd.ConfigError, match=why):
+            server.read_plan(path)
     path.write_text(f'{PLAN}\n[server]\nlisten = "everywhere"\n')
     with pytest.raises(fd.ConfigError, match=r"server\.listen: 'everywhere' must be HOST:PORT"):
         server.read_plan(path)
