@@ -203,6 +203,16 @@ def test_the_student_starts_at_the_weighted_average(weights):
     np.testing.assert_allclose(run.model.outputs(PUBLIC), bias(PUBLIC) @ each.mean(0), atol=1e-4)
 
 
+def test_a_single_reply_is_its_own_teacher(digits):
+    """The slopes of the student are rounding errors, of which Adam would make whole steps."""
+    alone = fd.split(digits, clients=4).select([2])
+    how = {"model": fd.MLP(5), "lr": 0.05}
+    run = fd.run(fd.FedAvgDistill(**how, public=digits.x_train[:50]), alone, 1)
+    plain = fd.run(fd.FedAvg(**how), alone, 1)
+    for name, value in plain.state.w.items():
+        torch.testing.assert_close(run.state.w[name], value, rtol=0, atol=1e-7)
+
+
 def test_the_teacher_of_classes_is_the_softmax_of_the_average():
     """One step on cross-entropy from zero: w_i = lr B^T (onehot - 1/3) / n."""
     rng = np.random.default_rng(2)
