@@ -1,4 +1,4 @@
-"""Conformance on Ray: in a file of its own, because files are what two test processes share out."""
+"""Conformance on Ray, on the cluster of the other tests of this folder."""
 
 from __future__ import annotations
 
