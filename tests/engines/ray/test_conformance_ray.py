@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from foedus import testing
-from tests.conformance import ALGORITHMS, ALL_CHECKS_ON_RAY
+from tests.conformance import ALGORITHMS, ONE_A_FAMILY
 
 # What differs between algorithms on Ray: their numbers, and how their states travel. The other
 # checks take the same path for all of them; in `make test` the two with most in them pass them.
@@ -14,14 +14,14 @@ ALL = ("Scaffold", "Everything the contract allows")
 
 
 def quick(name, check) -> bool:
-    return name in ALL or (name in ALL_CHECKS_ON_RAY and check in EACH)
+    return name in ALL or (name in ONE_A_FAMILY and check in EACH)
 
 
 CASES = [
     pytest.param(name, check, marks=[] if quick(name, check) else pytest.mark.slow)
     for name in ALGORITHMS
     for check in testing.CHECKS
-    if name in ALL_CHECKS_ON_RAY or check is testing.check_batched_equals_looped
+    if name in ONE_A_FAMILY or check is testing.check_batched_equals_looped
 ]
 
 
