@@ -205,8 +205,8 @@ ENGINES = {
     "Ray": fd.Ray(workers=2),
 }
 
-# On Ray every algorithm is compared with Local; these, one a family, pass every check there.
-ALL_CHECKS_ON_RAY = (
+# On Ray every algorithm is compared with Local; these pass every check there.
+ONE_A_FAMILY = (
     "FedAvg, MLP, server momentum",
     "Scaffold",
     "Independent",

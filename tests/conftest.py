@@ -16,6 +16,21 @@ from foedus import kernels
 torch.set_num_threads(1)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Files go to test processes one by one, but those of Ray together: they share a cluster."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "ray" if "/ray/" in file else file
+
+    return Scheduling(config, log)
+
+
 @pytest.fixture(scope="session")
 def digits() -> fd.Data:
     return fd.load("digits")

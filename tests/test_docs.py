@@ -108,8 +108,8 @@ def test_the_worked_examples_are_right(fed, tmp_path, monkeypatch):
     """
     scope = run_page(PAGES["docs/adding-an-algorithm.md"], tmp_path, monkeypatch)
     for check in testing.CHECKS:
-        for name in ("Local", "Delayed by nothing"):
-            check(scope["SignSGD"](), fed, ENGINES[name])
+        check(scope["SignSGD"](), fed, ENGINES["Local"])
+    testing.check_batched_equals_looped(scope["SignSGD"](), fed, ENGINES["Delayed by nothing"])
     share = fd.run(scope["LabelCounts"](), fed, 1, evaluate_every=0).state.share
     expected = np.bincount(fed.data.y_train, minlength=10) / len(fed.data.y_train)
     assert share.numpy() == pytest.approx(expected, abs=1e-6)

@@ -810,13 +810,13 @@ def test_a_graph_that_falls_apart_stops_everything():
     assert len(e.ask("mask", e.server.ids[e.server.order[[0]]]).then().questions["unmask"]) == 11
 
 
-def test_a_thousand_clients():
-    x = numbers(1000, 20)
+def test_hundreds_of_clients():
+    x = numbers(300, 20)
     config = SecureAggregation(range=8.0, bits=20, neighbours=8)
-    out = aggregate(x, config=config, dropouts={"mask": [17], "unmask": [500]})
-    assert len(out.total.ids) == 999
-    assert torch.allclose(out.total.mean(), plain(x, [1] * 1000, out.total.ids), atol=1e-5)
-    assert out.phases["share"].messages == 1000 and out.phases["unmask"].messages == 998
+    out = aggregate(x, config=config, dropouts={"mask": [17], "unmask": [280]})
+    assert len(out.total.ids) == 299
+    assert torch.allclose(out.total.mean(), plain(x, [1] * 300, out.total.ids), atol=1e-5)
+    assert out.phases["share"].messages == 300 and out.phases["unmask"].messages == 298
 
 
 # -- what clients refuse ---------------------------------------------------------------------------

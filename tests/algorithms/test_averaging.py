@@ -180,7 +180,7 @@ def test_last_batch_is_the_mean_of_the_rows_left():
     assert weights(run) == pytest.approx(2 * (1 - 0.9**3))
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.integers(0, 10_000), st.integers(2, 6))
 def test_drift_free_methods_reach_the_global_optimum(seed, clients):
     """On unequal quadratics, Scaffold and FedDyn converge to the minimiser of the average; FedAvg

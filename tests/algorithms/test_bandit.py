@@ -213,7 +213,7 @@ def test_only_explorations_are_sent():
 
 def test_both_models_beat_either_alone_and_inverse_gaps_beat_epsilon():
     rounds = 400
-    fed = fd.linear_bandit(clients=20, actions=5, rounds=rounds, seed=1)
+    fed = fd.linear_bandit(clients=10, actions=5, rounds=rounds, seed=1)
     base = fd.FedResBandit(
         shared=range(8),
         private=range(8, 12),
@@ -264,11 +264,8 @@ def test_a_bandit_of_classes_rewards_the_right_class():
 
 
 @pytest.mark.parametrize("explore", ["epsilon", "squarecb"])
-def test_conformance(explore):
-    fed = fd.class_bandit(
-        fd.split(fd.load("digits"), "dirichlet", clients=4, alpha=1.0).select(np.arange(4))
-    )
-    testing.check_algorithm(fd.FedResBandit(every=2, explore=explore), fed)
+def test_conformance(explore, fed):
+    testing.check_algorithm(fd.FedResBandit(every=2, explore=explore), fd.class_bandit(fed))
 
 
 @pytest.mark.parametrize(

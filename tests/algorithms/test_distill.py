@@ -239,22 +239,18 @@ def test_the_teacher_of_classes_is_the_softmax_of_the_average():
 # -- conformance -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("check", testing.CHECKS, ids=lambda c: c.__name__.removeprefix("check_"))
-@pytest.mark.parametrize("kind", ["FFGBDistill", "FedAvgDistill"])
-def test_conformance(kind, check, fed, digits):
-    public = digits.x_train[300:330]
-    if kind == "FFGBDistill":
-        algorithm = fd.FFGBDistill(
-            fd.MLP(5), public, local_steps=2, step=1.0, mu=0.1, oracle=QUICK, student=QUICK
-        )
-    else:
-        how = {"lr": 1e-2, "optimizer": "adam", "epochs": 2, "batch_size": 16}
-        algorithm = fd.FedAvgDistill(model=fd.MLP(5), public=public, student=QUICK, **how)
-    check(
-        algorithm,
-        fed,
-        fd.Delayed(fd.Local()) if check is testing.check_batched_equals_looped else fd.Local(),
+def test_two_steps_with_mu_do_not_depend_on_batching(fed, digits):
+    """Every check of both methods is in tests/test_conformance.py."""
+    algorithm = fd.FFGBDistill(
+        fd.MLP(5),
+        digits.x_train[300:330],
+        local_steps=2,
+        step=1.0,
+        mu=0.1,
+        oracle=QUICK,
+        student=QUICK,
     )
+    testing.check_batched_equals_looped(algorithm, fed, fd.Delayed(fd.Local()))
 
 
 # -- bad input -------------------------------------------------------------------------------------

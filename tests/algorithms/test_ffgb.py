@@ -19,7 +19,7 @@ from sklearn.linear_model import Ridge
 from sklearn.tree import DecisionTreeRegressor
 
 import foedus as fd
-from foedus import testing, wire
+from foedus import wire
 from foedus.base import random
 from foedus.core.participation import cohort
 from foedus.models.lipschitz import lipschitz_constant, lipschitz_extension
@@ -542,11 +542,6 @@ def test_those_who_were_away_are_sent_all_they_missed():
         last[i] = t
     assert max(len(p["f"][1]) for _, _, p, _ in Watched.seen if "f" in p) > 1
     assert run.records.last("bytes_down") == sum(len(wire.encode(p)) for _, _, p, _ in Watched.seen)
-
-
-@pytest.mark.parametrize("check", testing.CHECKS, ids=lambda c: c.__name__.removeprefix("check_"))
-def test_conformance(check, fed):
-    check(fd.FFGB(fd.Forest(trees=2, depth=3), local_steps=2, mu=0.1, step=1.0), fed, fd.Local())
 
 
 def test_replies_that_are_no_functions_are_refused():

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import socket
-import subprocess
 import sys
 import threading
 import zipfile
@@ -40,19 +39,6 @@ def own_cache(request, tmp_path, monkeypatch):
 def real():
     if not REAL:
         pytest.skip("FOEDUS_DATA is not set: no folder of real data sets")
-
-
-def test_import_is_light():
-    code = (
-        "import sys, foedus.data; print(*[m for m in ('sklearn', 'pandas', 'matplotlib', "
-        "'scipy', 'rich') if m in sys.modules])"
-    )
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        == ""
-    )
 
 
 @pytest.mark.parametrize(

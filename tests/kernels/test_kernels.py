@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -582,15 +579,6 @@ def test_runs_are_those_without_compiled_loops(algorithm, in_python):
     )
 
 
-def test_they_can_be_left_out():
-    code = "from foedus import kernels; print(kernels.ready)"
-    there = {**os.environ, "FOEDUS_COMPILED": "0"}
-    said = subprocess.run(
-        [sys.executable, "-c", code], env=there, capture_output=True, text=True, check=True
-    ).stdout
-    assert said.strip() == "False"
-
-
 def test_they_can_be_left_out_of_a_process(monkeypatch):
     there = kernels._compiled is not None and kernels._compiled.version() == kernels._VERSION
     for value, ready in (("0", False), ("1", there)):
@@ -598,28 +586,3 @@ def test_they_can_be_left_out_of_a_process(monkeypatch):
         assert importlib.reload(kernels).ready == ready
     monkeypatch.undo()
     importlib.reload(kernels)
-
-
-FORKED = """
-import faulthandler, os, sys
-import numpy as np
-import torch
-from foedus import kernels
-torch.set_num_threads(2)
-keys = np.arange(400).reshape(200, 2)
-here = kernels.order(keys, 700, None)
-torch.randn(1000, 1000).exp()  # PyTorch's threads are awake
-child = os.fork()
-if child == 0:
-    faulthandler.dump_traceback_later(60, exit=True)
-    os._exit(0 if np.array_equal(here, kernels.order(keys, 700, None)) else 1)
-sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
-def test_a_forked_process_does_not_wait_for_threads_that_it_has_not():
-    """Nodes of a federation on one machine fork their client processes.
-
-    (PyTorch's own operations do wait, if they are large.)
-    """
-    assert subprocess.run([sys.executable, "-c", FORKED], timeout=120).returncode == 0

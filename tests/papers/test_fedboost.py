@@ -2,6 +2,8 @@
 the paper claims.
 """
 
+import functools
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -18,6 +20,7 @@ def test_point_masses_follow_the_power_law():
     assert np.array_equal(fed.label_counts(), np.diag(fed.sizes))
 
 
+@functools.cache
 def end(sampling, budget, corrected=False, domains=20, rounds=100):
     rows = paper.losses(0, domains, sampling, budget, rounds, corrected, measured=1)
     assert [r["round"] for r in rows] == [0, rounds]

@@ -41,6 +41,7 @@ def same(a: fd.Run, b: fd.Run) -> None:
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
     [AVERAGE, fd.Scaffold(fd.Linear(), lr=0.1, batch_size=16)],

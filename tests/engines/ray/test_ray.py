@@ -415,25 +415,18 @@ class Killer(threading.Thread):
 LINEAR = {"model": fd.Linear(), "lr": 0.1, "batch_size": 16}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "participation", "copy_every"),
     [
         pytest.param(FragileFedAvg(**LINEAR), 1.0, 8, id="stateless"),
         pytest.param(FragileScaffold(**LINEAR), 0.5, 8, id="Scaffold"),
+        pytest.param(FragileScaffold(**LINEAR), 0.5, 1, id="Scaffold, copied always"),
+        pytest.param(FragileFedFW(fd.Linear(), fd.L2Ball(5.0)), 1.0, 3, id="FedFW"),
         pytest.param(
-            FragileScaffold(**LINEAR), 0.5, 1, id="Scaffold, copied always", marks=pytest.mark.slow
+            FragileLoop(fd.MLP(600), lr=0.1, batch_size=16), 1.0, 4, id="gathered one by one"
         ),
-        pytest.param(
-            FragileFedFW(fd.Linear(), fd.L2Ball(5.0)), 1.0, 3, id="FedFW", marks=pytest.mark.slow
-        ),
-        pytest.param(
-            FragileLoop(fd.MLP(600), lr=0.1, batch_size=16),
-            1.0,
-            4,
-            id="gathered one by one",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(FragileEverything(), 0.5, 4, id="personal", marks=pytest.mark.slow),
+        pytest.param(FragileEverything(), 0.5, 4, id="personal"),
     ],
 )
 def test_a_worker_killed_at_work_changes_nothing(
