@@ -191,9 +191,12 @@ ALGORITHMS: dict[str, fd.Algorithm] = {
     ),
     # not by Adam: where teacher and student nearly agree, it makes steps of rounding errors
     "FedAvgDistill": fd.FedAvgDistill(
-        model=fd.MLP(5), public=_PUBLIC, student=fd.Training(lr=0.05, epochs=2, batch_size=16),
-        lr=0.05, batch_size=16,
-    ),  # fmt: skip
+        model=fd.MLP(5),
+        public=_PUBLIC,
+        student=fd.Training(lr=0.05, epochs=2, batch_size=16),
+        lr=0.05,
+        batch_size=16,
+    ),
     "Everything the contract allows": Everything(),
     "Central": fd.Central(fd.Linear(), lr=0.1, momentum=0.9, batch_size=16),
     "KRR": fd.KRR(FEATURES, reg=0.1),
