@@ -408,4 +408,8 @@ class Loop:
     def result(self) -> Run:
         clients = {"ids": self.ids, "states": self.session.save()}
         about = (self.settings, clients, self.fed, self.engine, self.notes)
-        return Run(self.algorithm, self.fed.spec, self.state, self.history, *about)
+        data = self.fed.data
+        return Run(
+            self.algorithm, self.fed.spec, self.state, self.history, *about, data.preprocess,
+            data.class_values,
+        )  # fmt: skip

@@ -1,10 +1,12 @@
-"""A trained model as users see it: NumPy in, NumPy out."""
+"""A trained model as users see it: rows in, NumPy out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,6 +15,9 @@ from torch import Tensor
 from foedus.base.spec import Spec
 from foedus.errors import DataError
 
+if TYPE_CHECKING:
+    from foedus.data.preprocess import Preprocessor
+
 
 def _softmax(outputs: Tensor) -> Tensor:
     return outputs.softmax(-1)
@@ -20,17 +25,37 @@ def _softmax(outputs: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """A trained model: numpy in, numpy out."""
+    """A trained model: rows in, numpy out.
+
+    Rows are raw, in a DataFrame or a dictionary with columns by name, which `preprocess` makes what
+    the model is given; or an array of such, as `data.x_test` is.
+    """
 
     forward: Callable[[Tensor], Tensor]
     spec: Spec
     probabilities: Callable[[Tensor], Tensor] = _softmax
     """From raw outputs, for classification."""
+    preprocess: Preprocessor | None = None
+    class_values: tuple[Any, ...] | None = None
+    """What `predict` says for class 0, 1, ...; `None`: these numbers."""
 
     block: ClassVar[int] = 8192
 
     def outputs(self, x: Any) -> Tensor:
         """Raw outputs (logits or values), (n, outputs), in blocks of rows that bound memory."""
+        if isinstance(x, Mapping) or _is_frame(x):
+            if self.preprocess is None:
+                raise DataError(
+                    "this model knows no columns by name: its data was given as arrays; give rows "
+                    "as data.x_test has them"
+                )
+            x = self.preprocess.transform(x)
+        elif self.preprocess is not None and self.preprocess.looks_raw(np.asarray(x)):
+            warnings.warn(
+                "these rows look as if they were not scaled as those of the training; give raw "
+                "rows in a DataFrame with the columns' names, or data.preprocess.apply(rows)",
+                stacklevel=3,
+            )
         x = torch.as_tensor(np.array(x, np.float32) if not isinstance(x, Tensor) else x).float()
         if tuple(x.shape[1:]) != self.spec.shape or x.dim() == 0:
             one = "; for a single row pass x[None]" if tuple(x.shape) == self.spec.shape else ""
@@ -44,10 +69,14 @@ class Predictor:
             return torch.cat([self.forward(b) for b in x.split(self.block)])
 
     def predict(self, x: Any) -> np.ndarray:
-        """Class numbers, or values for regression ((n,) where there is one output)."""
+        """Labels as they were written, or values for regression ((n,) where there is one output).
+
+        Labels that were class numbers are class numbers.
+        """
         out = self.outputs(x)
         if self.spec.classes:
-            return out.argmax(-1).numpy()
+            numbers = out.argmax(-1).numpy()
+            return numbers if self.class_values is None else np.array(self.class_values)[numbers]
         return (out[:, 0] if self.spec.outputs == 1 else out).numpy()
 
     def predict_proba(self, x: Any) -> np.ndarray:
@@ -57,3 +86,8 @@ class Predictor:
                 "predict_proba is for classification; this model predicts values (use predict)"
             )
         return self.probabilities(self.outputs(x)).numpy()
+
+
+def _is_frame(x: object) -> bool:
+    """Whether it is a DataFrame; pandas need not be imported for that."""
+    return "pandas" in sys.modules and isinstance(x, sys.modules["pandas"].DataFrame)

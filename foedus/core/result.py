@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from foedus.core.arguments import differences
 from foedus.core.describe import from_config, subclasses, to_config
 from foedus.core.history import History
 from foedus.core.predictor import Predictor
+from foedus.data.preprocess import Preprocessor
 from foedus.errors import CheckpointError, ConfigError, FoedusError
 from foedus.storage import checkpoint as files
 from foedus.storage.states import States
@@ -41,6 +42,8 @@ class Run:
     `settings`.
 
     notes: what happened to the run that its numbers do not show, such as a damaged checkpoint.
+    preprocess, class_values: from raw rows to those of the model, and from class numbers to labels
+    (`Data`).
     """
 
     algorithm: Algorithm
@@ -52,6 +55,8 @@ class Run:
     fed: Federation | None = None
     engine: Engine | None = None
     notes: list[str] = field(default_factory=list)
+    preprocess: Preprocessor | None = None
+    class_values: tuple[Any, ...] | None = None
 
     @cached_property
     def history(self) -> pd.DataFrame:
@@ -71,7 +76,11 @@ class Run:
             raise FoedusError(
                 f"{name} makes no model (it defines no predictor); its result is run.state"
             )
-        return predictor
+        return self._named(predictor)
+
+    def _named(self, predictor: Predictor) -> Predictor:
+        """A model that takes raw rows and gives labels as they were written."""
+        return replace(predictor, preprocess=self.preprocess, class_values=self.class_values)
 
     def model_of(self, client: int) -> Predictor:
         """The model that a client ends up with: its own where the algorithm is personal, else the
@@ -91,7 +100,7 @@ class Run:
                 f"client {client} has not taken part in any round, so it has no model of its own"
             )
         member = Client(torch.tensor(client), None, None, state, key, key, self.spec)  # type: ignore[arg-type]  # no rows here
-        return Predictor(lambda x: self.algorithm.outputs(member, x), self.spec)
+        return self._named(Predictor(lambda x: self.algorithm.outputs(member, x), self.spec))
 
     def client_states(self) -> States:
         """What clients remember, in order of their ids."""
@@ -158,6 +167,8 @@ class Run:
                 "classes": self.spec.classes,
                 "outputs": self.spec.outputs,
             },
+            "preprocess": None if self.preprocess is None else self.preprocess.to_json(),
+            "class_values": None if self.class_values is None else list(self.class_values),
         }
         clients = self.clients if self.algorithm.personal else None
         files.sweep(Path(path))
@@ -172,7 +183,7 @@ class Run:
         trees, meta = files.read(path)
         try:
             return cls._of(path, trees, meta, algorithm)
-        except (KeyError, TypeError, AttributeError, IndexError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise CheckpointError(f"{path} is damaged: {error!r}") from error
 
     @classmethod
@@ -203,7 +214,10 @@ class Run:
             )
         algorithm = algorithm.seeded(meta["settings"]["seed"])
         spec = Spec(tuple(meta["spec"]["shape"]), meta["spec"]["classes"], meta["spec"]["outputs"])
-        notes = list(meta.get("notes", []))
+        notes, about = list(meta.get("notes", [])), meta.get("preprocess")
+        values = meta.get("class_values")
+        if values is not None and len(values) != spec.classes:
+            raise TypeError(f"{len(values)} class_values for {spec.classes} classes")
         return cls(
             algorithm,
             spec,
@@ -212,6 +226,8 @@ class Run:
             meta["settings"],
             trees["clients"],
             notes=notes,
+            preprocess=None if about is None else Preprocessor.from_json(about),
+            class_values=None if values is None else tuple(values),
         )
 
     def __repr__(self) -> str:

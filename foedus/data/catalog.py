@@ -185,12 +185,12 @@ def _fetch(name: str) -> Path:
 
 def _write_arrays(name: str, raw: Raw, path: Path) -> None:
     if raw.x_test is None:
-        raw = hold_out(raw, HELD_OUT, 0, None)
-    y_train, y_test, _, names_ = encode_labels(raw, None, name)
+        raw = hold_out(raw, HELD_OUT, 0, raw.y_train.dtype.kind == "f")
+    y_train, y_test, about = encode_labels(raw, raw.y_train.dtype.kind == "f", name)
     arrays: dict[str, Any] = {"x_train": raw.x_train, "y_train": y_train, "x_test": raw.x_test}
     arrays |= {"y_test": y_test, **raw.extra}
-    if names_ is not None:
-        arrays["class_names"] = np.array(names_)
+    if "class_names" in about:
+        arrays["class_names"] = np.array(about["class_names"])
     np.savez_compressed(path, **arrays)
 
 

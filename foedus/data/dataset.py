@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from foedus.base.spec import Spec
 from foedus.errors import DataError
+
+if TYPE_CHECKING:
+    from foedus.data.preprocess import Preprocessor
 
 # A client's identity is folded into random keys, whose words have 32 bits.
 _LARGEST_GROUP = 2**32 - 1
@@ -22,7 +25,8 @@ class Data:
     Features are float32 of shape `[n, *shape]`; labels are int64 `[n]` for classification, float32
     `[n]` or `[n, k]` for regression (`classes` is then `None`). `groups_train` and `groups_test`
     say whose row it is (for the natural split); `group_names[g]` is the name of group `g`.
-    `scaling` names what was applied to the features. The test part may be empty.
+    `class_values[k]` is label k as it was written, where it was not the number k. `preprocess` is
+    what made the features of raw rows, and `scaling` names its scale. The test part may be empty.
     """
 
     name: str
@@ -36,6 +40,8 @@ class Data:
     groups_test: np.ndarray | None = None
     group_names: tuple[str, ...] | None = None
     scaling: str | None = None
+    class_values: tuple[Any, ...] | None = None
+    preprocess: Preprocessor | None = None
 
     def __post_init__(self) -> None:
         def put(field: str, value: object) -> None:
@@ -78,11 +84,13 @@ class Data:
         for field in ("class_names", "group_names"):
             if getattr(self, field) is not None:
                 put(field, tuple(str(name) for name in getattr(self, field)))
-        if self.class_names is not None and len(self.class_names) != self.classes:
-            raise DataError(
-                f"class_names of {self.name!r} has {len(self.class_names)} names for "
-                f"{self.classes} classes; give one a class"
-            )
+        for field in ("class_names", "class_values"):
+            given = getattr(self, field)
+            if given is not None and len(given) != self.classes:
+                raise DataError(
+                    f"{field} of {self.name!r} has {len(given)} names for {self.classes} classes; "
+                    "give one a class"
+                )
 
     @classmethod
     def from_arrays(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,9 +28,10 @@ def image_shaped(raw: Raw) -> Raw:
 
 def join_parts(train: Raw, test: Raw, where: object) -> Raw:
     """The training rows of one file and, as test part, those of another."""
+    test = _aligned(train, test, where)
     x, x_test = train.x_train, test.x_train
     if x.ndim == x_test.ndim == 2 and x.shape[1] != x_test.shape[1]:
-        if train.feature_names is not None or train.tokens:
+        if train.tokens:
             raise DataError(
                 f"{where}: {x_test.shape[1]} features, the training file has {x.shape[1]}; give "
                 "both the same columns"
@@ -36,13 +39,6 @@ def join_parts(train: Raw, test: Raw, where: object) -> Raw:
         # sparse text does not write zeros, so a file may lack the last features
         width = max(x.shape[1], x_test.shape[1])
         x, x_test = (np.pad(a, ((0, 0), (0, width - a.shape[1]))) for a in (x, x_test))
-    names = [raw.feature_names for raw in (train, test)]
-    columns, columns_test = (None if n is None else list(n) for n in names)
-    if columns is not None and columns != columns_test:
-        raise DataError(
-            f"{where}: its columns differ from those of the training file; give both the same "
-            "columns in the same order"
-        )
     if train.tokens and list(train.class_names or ()) != list(test.class_names or ()):
         raise DataError(
             f"{where}: its alphabet differs from that of the training file; give one folder with "
@@ -57,6 +53,34 @@ def join_parts(train: Raw, test: Raw, where: object) -> Raw:
         owners = list(place)
     joined = replace(train, x_train=x, x_test=x_test, y_test=test.y_train)
     return replace(joined, groups_test=groups, group_names=owners)
+
+
+def _aligned(train: Raw, test: Raw, where: object) -> Raw:
+    """The columns of another table in the order of this one, its categories by the same codes."""
+    if train.feature_names is None:
+        return test
+    columns, found = list(train.feature_names), list(test.feature_names or [])
+    if lacking := [c for c in columns if c not in found]:
+        raise DataError(
+            f"{where}: there is no column {', '.join(map(repr, lacking[:10]))}, which the training "
+            "rows have; give both the same columns"
+        )
+    x = test.x_train[:, [found.index(c) for c in columns]].astype(np.float64)
+    ours, theirs = train.categories or {}, test.categories or {}
+    for place, name in enumerate(columns):
+        if (name in ours) != (name in theirs):
+            kinds = ["text" if name in side else "numbers" for side in (ours, theirs)]
+            raise DataError(
+                f"{where}: column {name!r} holds {kinds[1]}, in the training rows {kinds[0]}; give "
+                "both the same"
+            )
+        if name in ours:  # those that are not known count as unseen
+            known = list(ours[name])
+            ours[name] = (*known, *(k for k in theirs[name] if k not in known))
+            new = np.array([ours[name].index(k) for k in theirs[name]] or [0.0])
+            codes = x[:, place]
+            x[:, place] = np.where(np.isnan(codes), codes, new[np.nan_to_num(codes).astype(int)])
+    return replace(test, x_train=x, feature_names=columns, categories=ours)
 
 
 def pool_parts(raw: Raw) -> Raw:
@@ -78,13 +102,13 @@ def test_fraction(test: object) -> float:
     return float(test)
 
 
-def hold_out(raw: Raw, part: float, seed: int, regression: bool | None) -> Raw:
+def hold_out(raw: Raw, part: float, seed: int, regression: bool) -> Raw:
     """Move a random part of the rows of each group, or of each label, to the test part."""
     n, y = len(raw.y_train), raw.y_train
     rng = np.random.default_rng(seed)
     if raw.groups_train is not None:
         strata = raw.groups_train
-    elif regression or (regression is None and y.dtype.kind == "f") or y.ndim > 1:
+    elif regression or y.ndim > 1:
         strata = np.zeros(n, np.int64)
     else:
         strata = np.unique(raw.y_train, return_inverse=True)[1]
@@ -106,35 +130,61 @@ def hold_out(raw: Raw, part: float, seed: int, regression: bool | None) -> Raw:
     )  # fmt: skip
 
 
-def encode_labels(
-    raw: Raw, regression: bool | None, name: str
-) -> tuple[np.ndarray, np.ndarray, int | None, tuple[str, ...] | None]:
-    """Labels as 0 .. classes - 1, the number of classes, and their names; targets stay."""
-    y, cut = np.concatenate([raw.y_train, raw.y_test]), len(raw.y_train)
+def task_of(
+    y: np.ndarray, task: Literal["classification", "regression"] | None, name: str
+) -> Literal["classification", "regression"]:
+    """What is to be learnt from such labels, where nobody has said it; doubtful cases are told."""
     if y.dtype.kind not in "iubfUS":
         raise DataError(f"labels of {name!r} have dtype {y.dtype}; expected numbers or text")
-    if regression is None:
-        regression = y.dtype.kind == "f" or y.ndim > 1
+    if task is not None:
+        return task
+    ones = y.ndim == 2 and y.shape[1] > 1 and bool(((y == 0) | (y == 1)).all())
+    if ones and bool((y.sum(1) == 1).all()):
+        raise DataError(
+            f"labels of {name!r} have {y.shape[1]} columns, of which one is 1 in each row: if "
+            "these are classes, give y.argmax(1); if they are numbers to predict, task='regression'"
+        )
+    if y.dtype.kind == "f" and y.ndim == 1 and set(np.unique(y).tolist()) == {0.0, 1.0}:
+        warnings.warn(
+            f"labels of {name!r} are 0.0 and 1.0: they are taken for two classes; "
+            "task='regression' predicts them as numbers",
+            stacklevel=3,
+        )
+        return "classification"
+    return "regression" if y.dtype.kind == "f" or y.ndim > 1 else "classification"
+
+
+def encode_labels(
+    raw: Raw, regression: bool, name: str
+) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+    """Labels as 0 .. classes - 1 (targets stay), and `classes`, `class_names`, `class_values`."""
+    y, cut = np.concatenate([raw.y_train, raw.y_test]), len(raw.y_train)
     if regression:
         if y.dtype.kind in "US":
             raise DataError(
                 f"labels of {name!r} are text ({str(y[0])!r}); regression needs numbers"
             )
-        return y[:cut].astype(np.float32), y[cut:].astype(np.float32), None, None
+        return y[:cut].astype(np.float32), y[cut:].astype(np.float32), {"classes": None}
     if y.ndim > 1:
         needed = "classification needs one label a row"
         raise DataError(f"labels of {name!r} have shape {y.shape[1:]} a row; {needed}")
     if raw.class_names is not None and y.dtype.kind in "iub":
-        y = y.astype(np.int64)
-        return y[:cut], y[cut:], len(raw.class_names), tuple(str(n) for n in raw.class_names)
+        names, y = tuple(str(n) for n in raw.class_names), y.astype(np.int64)
+        return y[:cut], y[cut:], {"classes": len(names), "class_names": names}
+    codes, about = numbered(y, name)
+    return codes[:cut], codes[cut:], about
+
+
+def numbered(y: np.ndarray, name: str) -> tuple[np.ndarray, dict[str, Any]]:
+    """Labels as 0 .. classes - 1, and what they were unless they are such numbers already."""
     values, codes = np.unique(y, return_inverse=True)
-    if y.dtype.kind in "iub" and values[0] == 0 and values[-1] < 2 * len(values) + 10:
-        y = y.astype(np.int64)
-        return y[:cut], y[cut:], max(2, int(values[-1]) + 1), None
-    names_ = [f"{v:g}" if y.dtype.kind == "f" else str(v) for v in values.tolist()]
-    if len(names_) == 1:
+    if y.dtype.kind in "iu" and values[0] == 0 and values[-1] < 2 * len(values) + 10:
+        return y.astype(np.int64), {"classes": max(2, int(values[-1]) + 1)}
+    names = tuple(f"{v:g}" if y.dtype.kind == "f" else str(v) for v in values.tolist())
+    if len(names) == 1:
         raise DataError(
-            f"labels of {name!r} are all {names_[0]!r}; at least two classes are needed (for "
-            "numbers, regression=True)"
+            f"labels of {name!r} are all {names[0]!r}; at least two classes are needed (for "
+            "numbers, task='regression')"
         )
-    return codes[:cut].astype(np.int64), codes[cut:].astype(np.int64), len(names_), tuple(names_)
+    about = {"classes": len(names), "class_names": names, "class_values": tuple(values.tolist())}
+    return codes.astype(np.int64), about

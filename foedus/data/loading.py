@@ -1,4 +1,4 @@
-"""Load a data set by name or from a file: find or fetch it, hold out a test part, fill in, scale.
+"""Load a data set by name, from a file or a DataFrame: hold out rows, fill in, encode, scale.
 
 A named set is looked for as `NAME.npz` (the text of shakespeare as JSON) in `$FOEDUS_DATA`, then in
 the user's cache; absent there, it is downloaded from its canonical home, checked, parsed and
@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, TypeGuard
 
 import numpy as np
-from annotated_types import Ge
+from annotated_types import Ge, Gt
 
 from foedus.base.settings import check_value
 from foedus.data import formats
 from foedus.data.catalog import BUNDLED, absent, known_names, path_of
 from foedus.data.dataset import Data
 from foedus.data.download import SPEECHES
+from foedus.data.formats.frames import table
 from foedus.data.formats.raw import Raw
 from foedus.data.holdout import (
     HELD_OUT,
@@ -28,46 +30,63 @@ from foedus.data.holdout import (
     image_shaped,
     join_parts,
     pool_parts,
+    task_of,
     test_fraction,
 )
-from foedus.data.preprocess import IMPUTES, SCALES, auto_scale, imputed, scaled
+from foedus.data.preprocess import ENCODINGS, IMPUTES, SCALES, fit
 from foedus.errors import DataError, unknown
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Task = Literal["classification", "regression"]
 
 
 def load(
-    name_or_path: str | os.PathLike,
+    source: str | os.PathLike | pd.DataFrame,
     *,
     scale: str | None = "auto",
     impute: str | None = None,
+    encode: str = "onehot",
+    clip: float | None = None,
     label: str | int | None = None,
     group: str | None = None,
-    test: float | str | os.PathLike | None = None,
+    test: float | str | os.PathLike | pd.DataFrame | None = None,
     seed: int = 0,
-    regression: bool | None = None,
+    task: Task | None = None,
     format: str | None = None,
+    name: str | None = None,
     window: int = 80,
     stride: int = 80,
 ) -> Data:
-    """A data set by name (`foedus data list` shows them) or from a file or folder.
+    """A data set by name (`foedus data list` shows them), from a file or folder, or a DataFrame.
 
-    Files may be LIBSVM text (plain, .bz2, .xz), IDX (.gz), CIFAR's binary version, npz, CSV or LEAF
-    JSON, see `foedus.data.formats`. Labels become 0 .. classes - 1; text and other numbers are kept
-    as `class_names`.
+    Files may be LIBSVM text (plain, .bz2, .xz), IDX (.gz), CIFAR's binary version, npz, CSV,
+    Parquet or LEAF JSON, see `foedus.data.formats`. Columns of a table that hold text are
+    categories. Labels become 0 .. classes - 1; what they were is kept (`class_values`), and given
+    back by `run.model.predict`. What was fitted (`data.preprocess`) goes with the run and the
+    model.
 
     Args:
         scale: "auto" divides images (integers 0 .. 255 in at least 256 features, or in image
             shape) by 255, leaves features alone that fill [-1, 1] or half of it, and standardises
-            others; "standard" (mean 0, variance 1), "minmax" ([0, 1]), "unit" (/ 255) or None.
-            Fitted on training rows only; constant features are only shifted.
-        impute: what replaces missing features: "median" or "mean" of the training rows, or "zero".
-        label: the column to predict (CSV), or "coarse" for the twenty superclasses of CIFAR-100.
-        group: the column that says whose row it is (CSV), for the natural split.
-        test: a file with test rows, or the part of all rows to hold out (stratified by group or
-            label, drawn with `seed`). By default the set's own test part, or a quarter of the rows
-            where it has none; 0 holds out nothing.
-        regression: whether to predict numbers; by default text and integers are classes and
-            other numbers are not.
+            others; "standard" (mean 0, variance 1), "minmax" ([0, 1]), "robust" (median and
+            distance of the quartiles), "unit" (/ 255) or None. Fitted on training rows only;
+            constant features are only shifted. Categories are not scaled.
+        impute: what replaces missing numbers: "median" or "mean" of the training rows, or "zero". A
+            missing category is a category of its own.
+        encode: categories as columns of 0 and 1 ("onehot") or by their place ("ordinal").
+        clip: the largest size of a scaled number.
+        label: the column to predict (of a table), or "coarse" for the twenty superclasses of
+            CIFAR-100.
+        group: the column that says whose row it is (of a table), for the natural split.
+        test: a file or DataFrame with test rows, or the part of all rows to hold out (stratified by
+            group or label, drawn with `seed`). By default the set's own test part, or a quarter of
+            the rows where it has none; 0 holds out nothing.
+        task: "classification" or "regression"; by default text, booleans and integers are classes,
+            other numbers are not, but for 0.0 and 1.0.
         format: the format of the file, where its name does not tell.
+        name: what the set is called; by default the name of the file, or "table".
         window, stride: for shakespeare, characters a row and between the beginnings of rows.
             Features are character ids, the label is the next character, the group is the speaker;
             the last fifth of each speaker's text (or `test`) is for testing. Speakers with too
@@ -76,28 +95,50 @@ def load(
     >>> load("digits").classes
     10
     """
-    for name, value, allowed in (("scale", scale, SCALES), ("impute", impute, IMPUTES)):
-        if value is not None and value not in allowed:
-            raise DataError(unknown(name, value, [*allowed, None]))
+    for key, value, allowed in (
+        ("scale", scale, [*SCALES, None]),
+        ("impute", impute, [*IMPUTES, None]),
+        ("encode", encode, [*ENCODINGS]),
+        ("task", task, ["classification", "regression", None]),
+    ):
+        if value not in allowed:
+            raise DataError(unknown(key, value, allowed))
+    if clip is not None:
+        check_value("clip", clip, Annotated[float, Gt(0)], DataError)
     if isinstance(test, (int, float)) and not 0 <= test < 1:
         raise DataError(f"test={test!r} must be a part from 0 to below 1, or a file with test rows")
-    name = str(name_or_path)
-    path = path_of(name_or_path)
-    if name == "shakespeare" and path is not None and path.is_file() and path.name == SPEECHES:
-        part = 0.2 if test is None else test_fraction(test)
-        raw, test = _speech_windows(load_speeches(path), window, stride, part), None
-    elif path is None:
-        raw = BUNDLED[name]()
+
+    def read(source: str | os.PathLike | pd.DataFrame, what: str) -> Raw:
+        if _is_frame(source):
+            return table(source, what, label, group)
+        return image_shaped(formats.read(Path(source), format=format, label=label, group=group))
+
+    if _is_frame(source):
+        raw, called = read(source, "the table"), "table"
     else:
-        raw = formats.read(path, format=format, label=label, group=group)
-        name = path.name.split(".")[0] if name not in known_names() else name
-    raw = image_shaped(raw)
+        called, path = str(source), path_of(source)
+        if called == "shakespeare" and path is not None and path.name == SPEECHES:
+            part = 0.2 if test is None else test_fraction(test)
+            raw, test = _speech_windows(load_speeches(path), window, stride, part), None
+        elif path is None:
+            raw = image_shaped(BUNDLED[called]())
+        else:
+            raw = read(path, called)
+            called = path.name.split(".")[0] if called not in known_names() else called
+    called = called if name is None else name
     if test is not None and not isinstance(test, (int, float)):
-        other = formats.read(Path(test), format=format, label=label, group=group)
-        raw = join_parts(raw, image_shaped(other), test)
-    elif test is not None or raw.x_test is None:
-        raw = hold_out(pool_parts(raw), HELD_OUT if test is None else float(test), seed, regression)
-    return _finish(name, raw, scale, impute, regression)
+        where = "test" if _is_frame(test) else str(test)
+        raw = join_parts(raw, read(test, where), where)
+    task = task_of(raw.y_train, task, called)
+    if isinstance(test, (int, float)) or raw.x_test is None:
+        part = HELD_OUT if test is None else float(test)  # type: ignore[arg-type]
+        raw = hold_out(pool_parts(raw), part, seed, task == "regression")
+    return _finish(called, raw, scale, impute, encode, clip, task)
+
+
+def _is_frame(source: object) -> TypeGuard[pd.DataFrame]:
+    """Whether it is a DataFrame; pandas need not be imported for that."""
+    return "pandas" in sys.modules and isinstance(source, sys.modules["pandas"].DataFrame)
 
 
 def load_speeches(path: str | os.PathLike | None = None) -> list[dict]:
@@ -119,9 +160,10 @@ def load_speeches(path: str | os.PathLike | None = None) -> list[dict]:
 
 
 def _finish(
-    name: str, raw: Raw, scale: str | None, impute: str | None, regression: bool | None
-) -> Data:
-    y_train, y_test, classes, class_names = encode_labels(raw, regression, name)
+    name: str, raw: Raw, scale: str | None, impute: str | None, encode: str, clip: float | None,
+    task: Task,
+) -> Data:  # fmt: skip
+    y_train, y_test, values = encode_labels(raw, task == "regression", name)
     assert raw.x_test is not None  # held out before
     for part, x in (("x_train", raw.x_train), ("x_test", raw.x_test)):
         if x.dtype.kind not in "fiub":
@@ -133,26 +175,17 @@ def _finish(
             f"x_test of {name!r} has rows of shape {raw.x_test.shape[1:]}, x_train of shape "
             f"{raw.x_train.shape[1:]}"
         )
-    raw = imputed(raw, impute, name)
     if raw.tokens and scale not in (None, "auto"):
         raise DataError(
             f"scale={scale!r}: the features of {name!r} are character ids, which are not scaled; "
             "leave scale out"
         )
-    if raw.tokens:
-        scale = None
-    elif scale == "auto":
-        scale = auto_scale(raw.x_train)
-    x_train, x_test = raw.x_train, raw.x_test
-    assert x_test is not None
-    measure = None if scale is None else SCALES[scale]
-    if measure is not None:
-        shift, divisor = measure(x_train)
-        x_train, x_test = scaled(x_train, shift, divisor), scaled(x_test, shift, divisor)
+    made, x_train, x_test = fit(raw, scale, impute, name, encode, clip)
     return Data(
-        name, x_train, y_train, x_test, y_test, classes, class_names, raw.groups_train,
-        raw.groups_test,
-        None if raw.group_names is None else tuple(str(n) for n in raw.group_names), scale,
+        name, x_train, y_train, x_test, y_test, **values, groups_train=raw.groups_train,
+        groups_test=raw.groups_test,
+        group_names=None if raw.group_names is None else tuple(str(n) for n in raw.group_names),
+        scaling=made.scaling, preprocess=made,
     )  # fmt: skip
 
 

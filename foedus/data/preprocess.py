@@ -1,57 +1,38 @@
-"""Missing values and scales of features."""
+"""From rows as people have them to those that a model is given: missing values, categories, scales.
+
+What is fitted on training rows is a `Preprocessor`. It goes with the data, the run and the model,
+so that a model can be asked about raw rows: `run.model.predict(frame)`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from foedus.data.dataset import first_not_finite
+from foedus.data.formats.frames import codes_of, numbers_of
 from foedus.data.formats.raw import Raw
 from foedus.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 IMPUTES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "median": lambda x: np.nanmedian(x, axis=0),
     "mean": lambda x: np.asarray(np.nanmean(x, axis=0, dtype=np.float64)),
     "zero": lambda x: np.zeros(x.shape[1]),
 }
-
-
-def imputed(raw: Raw, impute: str | None, name: str) -> Raw:
-    """Replace NaN by a value of the training rows, or say where it is."""
-    test = raw.x_test
-    assert test is not None  # held out before
-
-    def missing(x: np.ndarray) -> bool:
-        return x.dtype.kind == "f" and first_not_finite(x) is not None and bool(np.isnan(x).any())
-
-    parts = {"x_train": raw.x_train, "x_test": test}
-    parts = {k: x for k, x in parts.items() if missing(x)}
-    if not parts:
-        return raw
-    if impute is None:
-        part, x = next(iter(parts.items()))
-        nan = np.isnan(x.reshape(len(x), -1))
-        row, column = np.unravel_index(int(nan.argmax()), nan.shape)
-        called = column if raw.feature_names is None else f"{str(raw.feature_names[int(column)])!r}"
-        raise DataError(
-            f"{part} of {name!r} has {int(nan.sum())} missing values (NaN), first in row "
-            f"{row}, column {called}; pass impute='median' (of the training rows), 'mean' or 'zero'"
-        )
-    flat = raw.x_train.reshape(len(raw.x_train), -1)
-    empty = np.isnan(flat).all(0)
-    value = np.zeros(flat.shape[1])
-    value[~empty] = IMPUTES[impute](flat[:, ~empty])
-
-    def fill(x: np.ndarray) -> np.ndarray:
-        f = x.reshape(len(x), -1)
-        return np.where(np.isnan(f), value, f).reshape(x.shape)
-
-    return replace(raw, x_train=fill(raw.x_train), x_test=fill(test))
+ENCODINGS = ("onehot", "ordinal")
+UNSEEN = -1.0
+"""The code of a category that no training row has."""
 
 
 def auto_scale(x: np.ndarray) -> str | None:
+    """What suits these numbers, see `foedus.load`."""
     low, high = float(x.min()), float(x.max())
     if low >= -1 and 0.5 <= max(-low, high) <= 1:
         return None
@@ -71,11 +52,17 @@ def _minmax(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return low, np.where(high > low, high - low, 1.0)
 
 
+def _robust(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    low, middle, high = np.quantile(x.astype(np.float64), (0.25, 0.5, 0.75), axis=0)
+    return middle, np.where(high > low, high - low, 1.0)
+
+
 # What to subtract and by what to divide, from the training rows.
 SCALES: dict[str, Callable[[np.ndarray], tuple] | None] = {
     "auto": None,
     "standard": _standard,
     "minmax": _minmax,
+    "robust": _robust,
     "unit": lambda x: (None, 255.0),
 }
 
@@ -89,3 +76,255 @@ def scaled(x: np.ndarray, shift: np.ndarray | None, divisor: np.ndarray | float)
         result = part / np.float32(divisor) if shift is None else (part - shift) / divisor
         out[start : start + block] = result
     return out
+
+
+@dataclass(frozen=True, eq=False)
+class Preprocessor:
+    """What was fitted on training rows, and what it makes of others.
+
+    Args:
+        names: The columns of a raw table, in order; `None` for arrays whose columns have none.
+        categories: By name, the texts of a column that holds text, sorted, and last `None` where
+            training rows lack one; all other columns hold numbers.
+        fill: What a missing number becomes, by column of numbers; `None`: it is refused.
+        shift, divisor: (x - shift) / divisor, by column of numbers; `None`: left alone.
+        scaling: The name of that.
+        encode: "onehot": a column of 0 and 1 for each category; "ordinal": its place.
+        clip: The largest size of a scaled number, if any.
+
+    A category that no training row has is none of those that are known: zeros, or -1 where
+    `encode="ordinal"`. So is a missing one, unless training rows lacked some, too.
+    """
+
+    names: tuple[str, ...] | None = None
+    categories: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
+    fill: np.ndarray | None = None
+    shift: np.ndarray | None = None
+    divisor: np.ndarray | float | None = None
+    scaling: str | None = None
+    encode: str = "onehot"
+    clip: float | None = None
+
+    # -- what it makes of rows ---------------------------------------------------------------------
+
+    def transform(self, rows: pd.DataFrame | Mapping[str, Sequence]) -> np.ndarray:
+        """Raw rows, with columns by name in any order, as a model is given them (float32)."""
+        return self.apply(self.encoded(rows))
+
+    def encoded(self, rows: pd.DataFrame | Mapping[str, Sequence]) -> np.ndarray:
+        """Raw rows as numbers, in the order of `names`; of texts the place among `categories`."""
+        import pandas as pd
+
+        if self.names is None:
+            raise DataError(
+                "the columns of this model's data have no names; give an array of rows as "
+                "data.x_test has them"
+            )
+        frame = pd.DataFrame(rows)
+        frame.columns = [str(c) for c in frame.columns]
+        lacking = [c for c in self.names if c not in frame.columns]
+        if lacking:
+            more = [c for c in frame.columns if c not in self.names]
+            unused = f"; the table has {', '.join(map(repr, more[:10]))} instead" if more else ""
+            raise DataError(
+                f"the table has no column{'s' * (len(lacking) > 1)} "
+                f"{', '.join(map(repr, lacking[:10]))}{unused}"
+            )
+        out = np.empty((len(frame), len(self.names)))
+        for place, name in enumerate(self.names):
+            column = frame[name]
+            if isinstance(column, pd.DataFrame):
+                raise DataError(f"two columns of the table have the name {name!r}; rename one")
+            if (known := self.categories.get(name)) is None:
+                out[:, place] = numbers_of(column, "the table")
+                continue
+            codes, strange = codes_of(column, [k for k in known if k is not None])
+            if strange:
+                warnings.warn(
+                    f"column {name!r} has categories that no training row has ("
+                    f"{', '.join(map(repr, strange[:5]))}): they count as none of the known",
+                    stacklevel=4,
+                )
+            out[:, place] = codes
+        return out
+
+    def apply(self, x: np.ndarray) -> np.ndarray:
+        """Numbers as `encoded` gives them, or an array without names, as a model is given them."""
+        if not self.categories:
+            return self._scaled(self._filled(x, range(x.shape[1] if x.ndim == 2 else 0)))
+        assert self.names is not None
+        which = [i for i, name in enumerate(self.names) if name not in self.categories]
+        parts = [self._scaled(self._filled(x[:, which], which))] if which else []
+        for place, name in enumerate(self.names):
+            if name in self.categories:
+                parts.append(self._category(x[:, place], self.categories[name]))
+        return np.concatenate(parts, 1)
+
+    def _category(self, codes: np.ndarray, known: tuple[str | None, ...]) -> np.ndarray:
+        missing = len(known) - 1 if known and known[-1] is None else UNSEEN
+        place = np.where(np.isnan(codes), missing, codes)
+        if self.encode == "ordinal":
+            return place[:, None].astype(np.float32)
+        out = np.zeros((len(codes), len(known)), np.float32)
+        there = np.flatnonzero(place >= 0)
+        out[there, place[there].astype(np.int64)] = 1
+        return out
+
+    def _filled(self, x: np.ndarray, which: Sequence[int]) -> np.ndarray:
+        if x.dtype.kind != "f" or first_not_finite(x) is None or not np.isnan(x).any():
+            return x
+        flat = x.reshape(len(x), -1)
+        if self.fill is None:
+            row, column = np.argwhere(np.isnan(flat))[0].tolist()
+            called = column if self.names is None else repr(self.names[which[column]])
+            raise DataError(
+                f"row {row} has no value in column {called}, and none of the training rows lacked "
+                "one; fill it in"
+            )
+        return np.where(np.isnan(flat), self.fill, flat).reshape(x.shape)
+
+    def _scaled(self, x: np.ndarray) -> np.ndarray:
+        if self.divisor is not None:
+            x = scaled(x, self.shift, self.divisor)
+        return x if self.clip is None else np.clip(x, -self.clip, self.clip)
+
+    # -- names and files ---------------------------------------------------------------------------
+
+    @property
+    def feature_names(self) -> tuple[str, ...] | None:
+        """Of what a model is given: numbers first, then categories."""
+        if self.names is None:
+            return None
+        found = [name for name in self.names if name not in self.categories]
+        for name in self.names:
+            if (known := self.categories.get(name)) is not None:
+                one = self.encode == "ordinal"
+                found += (
+                    [name] if one else [f"{name}={'missing' if k is None else k}" for k in known]
+                )
+        return tuple(found)
+
+    def looks_raw(self, x: np.ndarray) -> bool:
+        """Whether an array is far from what `apply` gives: more than half of its columns are."""
+        if self.scaling not in ("standard", "robust") or x.ndim != 2 or not len(x):
+            return False
+        width = x.shape[1] if not self.categories else len(self.names or ()) - len(self.categories)
+        numbers = np.abs(np.median(x[:, :width], 0))
+        return bool(width and (numbers > 20).mean() > 0.5)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; numbers are exact."""
+        plain = {k: getattr(self, k) for k in ("scaling", "encode", "clip")}
+        for key in ("fill", "shift", "divisor"):
+            value = getattr(self, key)
+            if isinstance(value, np.ndarray):
+                value = {"shape": list(value.shape), "values": value.ravel().tolist()}
+            plain[key] = value
+        names = None if self.names is None else list(self.names)
+        categories = {name: list(known) for name, known in self.categories.items()}
+        return {"names": names, "categories": categories, **plain}
+
+    @classmethod
+    def from_json(cls, about: dict[str, Any]) -> Preprocessor:
+        """What `to_json` gave. Raises KeyError, TypeError or ValueError for anything else."""
+        values: dict[str, Any] = {k: about[k] for k in ("scaling", "encode", "clip")}
+        for key in ("fill", "shift", "divisor"):
+            value = about[key]
+            if isinstance(value, dict):
+                numbers = np.array(value["values"], np.float64)
+                value = numbers.reshape([int(n) for n in value["shape"]])
+            elif value is not None:
+                value = float(value)
+            values[key] = value
+        if values["encode"] not in ENCODINGS:
+            raise ValueError(f"encode={values['encode']!r}")
+        names = None if about["names"] is None else tuple(map(str, about["names"]))
+        categories = {
+            str(name): tuple(None if k is None else str(k) for k in known)
+            for name, known in about["categories"].items()
+        }
+        if names is not None and (len(set(names)) != len(names) or not set(categories) <= {*names}):
+            raise ValueError("categories of columns that there are not")
+        return cls(names, categories, **values)
+
+
+def fit(
+    raw: Raw, scale: str | None, impute: str | None, name: str, encode: str = "onehot",
+    clip: float | None = None,
+) -> tuple[Preprocessor, np.ndarray, np.ndarray]:  # fmt: skip
+    """What the training rows say, and training and test rows as it makes them."""
+    x, test = raw.x_train, raw.x_test
+    assert test is not None  # held out before
+    names = None if raw.feature_names is None else tuple(map(str, raw.feature_names))
+    categories: dict[str, tuple[str | None, ...]] = {}
+    which = list(range(x.shape[1]))
+    for column, known in (raw.categories or {}).items():
+        assert names is not None
+        place = names.index(column)
+        which.remove(place)
+        kept, x, test = _seen(x, test, place, known)
+        categories[column] = kept
+    numbers = x[:, which] if categories else x
+    fill = _fill(numbers, test[:, which] if categories else test, impute, names, which, name)
+    made = Preprocessor(names, categories, fill, encode=encode, clip=clip)
+    if numbers.size:
+        filled = made._filled(numbers, which)
+        if raw.tokens:
+            scale = None
+        elif scale == "auto":
+            scale = auto_scale(filled)
+        measure = None if scale is None else SCALES[scale]
+        if measure is not None:
+            shift, divisor = measure(filled)
+            made = replace(made, shift=shift, divisor=divisor)
+        made = replace(made, scaling=scale)
+    return made, made.apply(x), made.apply(test)
+
+
+def _seen(
+    x: np.ndarray, test: np.ndarray, place: int, known: Sequence[str]
+) -> tuple[tuple[str | None, ...], np.ndarray, np.ndarray]:
+    """The categories that training rows have, and both parts with codes among them alone."""
+    codes = x[:, place]
+    lacking = np.isnan(codes)
+    there = np.unique(codes[~lacking]).astype(np.int64)
+    kept: tuple[str | None, ...] = tuple(known[k] for k in there)
+    if len(there) < len(known):
+        new = np.full(len(known), UNSEEN)
+        new[there] = np.arange(len(there))
+        parts = []
+        for part in (x, test):
+            part, old = part.copy(), part[:, place]
+            part[:, place] = np.where(np.isnan(old), old, new[np.nan_to_num(old).astype(np.int64)])
+            parts.append(part)
+        x, test = parts
+    return (*kept, None) if lacking.any() else kept, x, test
+
+
+def _fill(
+    x: np.ndarray, test: np.ndarray, impute: str | None, names: tuple[str, ...] | None,
+    which: list[int], name: str,
+) -> np.ndarray | None:  # fmt: skip
+    """What missing numbers become; or an error that says where one is."""
+
+    def missing(x: np.ndarray) -> bool:
+        return x.dtype.kind == "f" and first_not_finite(x) is not None and bool(np.isnan(x).any())
+
+    parts = {"x_train": x, "x_test": test}
+    parts = {k: part for k, part in parts.items() if missing(part)}
+    if parts and impute is None:
+        part, x = next(iter(parts.items()))
+        nan = np.isnan(x.reshape(len(x), -1))
+        row, column = np.unravel_index(int(nan.argmax()), nan.shape)
+        called = column if names is None else repr(names[which[int(column)]])
+        raise DataError(
+            f"{part} of {name!r} has {int(nan.sum())} missing values (NaN), first in row "
+            f"{row}, column {called}; pass impute='median' (of the training rows), 'mean' or 'zero'"
+        )
+    if impute is None or (not parts and names is None):
+        return None
+    flat = x.reshape(len(x), -1)
+    empty = np.isnan(flat).all(0) if flat.dtype.kind == "f" else np.zeros(flat.shape[1], bool)
+    value = np.zeros(flat.shape[1])
+    value[~empty] = IMPUTES[impute](flat[:, ~empty])
+    return value

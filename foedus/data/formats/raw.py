@@ -35,6 +35,8 @@ class Raw:
     groups_test: np.ndarray | None = None
     group_names: Names | None = None
     feature_names: Names | None = None
+    # of columns that hold text, by name: what their codes 0, 1, ... mean
+    categories: dict[str, tuple[str, ...]] | None = None
     tokens: bool = False  # features are character ids, which must not be scaled
     # other labels of the same rows, for the cache
     extra: dict[str, np.ndarray] = field(default_factory=dict)

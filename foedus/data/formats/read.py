@@ -1,4 +1,4 @@
-"""Readers of data files: LIBSVM text, IDX, CIFAR's binary version, npz, CSV, LEAF JSON.
+"""Readers of data files: LIBSVM text, IDX, CIFAR's binary version, npz, CSV, Parquet, LEAF JSON.
 
 Each reader returns a `Raw`: arrays as the file has them, neither scaled nor imputed. A malformed
 file raises `DataError` with the file, the line or offset, and what was expected there; a size that
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from foedus.data.formats.csv import read_csv
+from foedus.data.formats.csv import read_csv, read_parquet
 from foedus.data.formats.images import read_cifar, read_idx
 from foedus.data.formats.leaf import read_leaf
 from foedus.data.formats.libsvm import read_libsvm
@@ -42,12 +42,12 @@ def read(
         format = _guess(path)
     if format not in READERS:
         raise DataError(unknown("format", format, READERS))
-    if group is not None and format != "csv":
+    if group is not None and format not in ("csv", "parquet"):
         raise DataError(
-            f"group={group!r} names a column of a CSV file, and {path} is read as {format}; leave "
+            f"group={group!r} names a column of a table, and {path} is read as {format}; leave "
             "it out"
         )
-    if label is not None and format not in ("csv", "cifar", "npz"):
+    if label is not None and format not in ("csv", "parquet", "cifar", "npz"):
         raise DataError(
             f"label={label!r}: a {format} file says itself what the label is ({path}); leave it out"
         )
@@ -76,6 +76,7 @@ def _guess(path: Path) -> str:
     name = path.name.lower()
     for endings, kind in (
         ((".npz",), "npz"), ((".csv", ".csv.gz"), "csv"), ((".json", ".json.gz"), "leaf"),
+        ((".parquet",), "parquet"),
         ((".bin", ".tar.gz", ".tgz"), "cifar"), ((".idx", ".idx.gz"), "idx"),
         ((".svm", ".libsvm", ".svmlight"), "libsvm"),
     ):  # fmt: skip
@@ -90,5 +91,6 @@ READERS: dict[str, Callable[[Path, Any, Any], Raw]] = {
     "cifar": read_cifar,
     "npz": read_npz,
     "csv": read_csv,
+    "parquet": read_parquet,
     "leaf": read_leaf,
 }

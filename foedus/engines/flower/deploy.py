@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from foedus.data import formats
+from foedus.data.formats.frames import as_text
 from foedus.engines.flower.keys import certificates, node_key, signing_key
 from foedus.engines.flower.loopback import Loopback, Processes, ended_gently, free_port, stop
 from foedus.engines.flower.policy import Policy
 from foedus.engines.flower.server import read_plan, train
-from foedus.engines.flower.site import as_text
 from foedus.errors import ConfigError, DataError
 
 PLAN = """# What is learnt, and from what: every site is checked against [data] before training

@@ -58,6 +58,7 @@ from foedus.core.algorithm import Algorithm
 from foedus.core.describe import to_config
 from foedus.core.result import Run
 from foedus.core.run import run
+from foedus.data.preprocess import Preprocessor
 from foedus.engines.flower import answers
 from foedus.engines.flower.own import algorithms_in
 from foedus.engines.flower.scaling import implausible, scaling
@@ -171,6 +172,8 @@ class Sites:
     checksums: np.ndarray
     scheme: str = "sites"
     settings: dict[str, Any] = field(default_factory=dict)
+    preprocess: Preprocessor | None = None
+    class_values: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -192,6 +195,8 @@ class Sites:
             y_train=self.sizes,
             x_test=nothing,
             y_test=nothing,
+            preprocess=self.preprocess,
+            class_values=self.class_values,
         )
 
 
@@ -381,6 +386,8 @@ def train(grid: Any, plan: Plan, folder: Path) -> dict[str, Run]:
         plan.spec,
         np.array(roster["checksums"]),
         settings=roster["names"],
+        preprocess=_preprocessor(plan, roster),
+        class_values=None if plan.classes is None else tuple(plan.classes),
     )
     folder.mkdir(parents=True, exist_ok=True)
     runs = {}
@@ -402,6 +409,12 @@ def train(grid: Any, plan: Plan, folder: Path) -> dict[str, Run]:
         print(f"{name}: {_shown(table)}", flush=True)
         runs[name] = result
     return runs
+
+
+def _preprocessor(plan: Plan, roster: dict[str, Any]) -> Preprocessor:
+    """What sites make of their rows (`Site.federation`)."""
+    center, scale = (np.array(roster[k], np.float64) for k in ("center", "scale"))
+    return Preprocessor(plan.columns, {}, center, center, scale, plan.scale)
 
 
 def try_model(

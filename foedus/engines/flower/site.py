@@ -23,6 +23,7 @@ from foedus.base.settings import Means, check_value
 from foedus.data import formats
 from foedus.data.dataset import Data
 from foedus.data.federation import Federation
+from foedus.data.formats.frames import as_text
 from foedus.data.loading import hold_out
 from foedus.errors import ConfigError, DataError, shown, unknown
 
@@ -60,6 +61,11 @@ class Schema:
             instead = f"; the file has {', '.join(map(repr, more[:10]))} instead" if more else ""
             known = f"schema.columns: this site has no column{'s' * (len(missing) > 1)} {names}"
             raise ConfigError(known) from DataError(f"{path.name}: {names} missing{instead}")
+        if texts := [c for c in self.columns if c in (raw.categories or {})]:
+            raise DataError(
+                f"{path.name}: column {texts[0]!r} holds text; encode it as numbers first, for "
+                "instance with pandas.get_dummies"
+            )
         return np.asarray(raw.x_train, np.float64)[:, [found.index(c) for c in self.columns]]
 
     def labels(self, y: np.ndarray, path: Path) -> np.ndarray:
@@ -79,13 +85,6 @@ class Schema:
                 f"({', '.join(self.classes)})"
             )
         return np.array([self.classes.index(v) for v in text])
-
-
-def as_text(value: Any) -> str:
-    """A label as text, however it was written: 1, 1.0 and "1" are one class."""
-    if isinstance(value, float | np.floating) and float(value).is_integer():
-        return str(int(value))
-    return str(value.item() if isinstance(value, np.generic) else value)
 
 
 @dataclass(frozen=True)
