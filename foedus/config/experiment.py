@@ -220,7 +220,9 @@ class ExperimentReader(Reader):
     def data(self) -> dict[str, Any]:
         section = self.section("data")
         hints = hints_of(load)
-        keys = {k: hints[k] for k in inspect.signature(load).parameters if k != "name_or_path"}
+        known = inspect.signature(load).parameters
+        keys = {k: hints[k] for k in known if k not in ("source", "name")}
+        keys["test"] = float | str  # no DataFrame
         values = self.settings("data", section, {"name": str, "path": str, **keys})
         if ("name" in values) == ("path" in values):
             self.fail(
@@ -237,11 +239,11 @@ class ExperimentReader(Reader):
                     "data.path",
                     f"there is no file or folder {str(path)!r} (seen from the current folder)",
                 )
-            return {"name_or_path": path, **values}
+            return {"source": path, **values}
         name = values.pop("name")
         if name not in catalog.known_names():
             self.fail("data.name", unknown("data set", name, catalog.known_names()))
-        return {"name_or_path": name, **values}
+        return {"source": name, **values}
 
     def split(self) -> dict[str, Any]:
         section = self.section("split")

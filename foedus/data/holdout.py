@@ -11,6 +11,7 @@ import numpy as np
 from foedus.data.formats.raw import Raw
 from foedus.errors import DataError
 
+_FEW = 20  # different integers of a table that are taken for classes
 HELD_OUT = 0.25  # part of the rows that become the test part of a set without one
 
 
@@ -131,9 +132,12 @@ def hold_out(raw: Raw, part: float, seed: int, regression: bool) -> Raw:
 
 
 def task_of(
-    y: np.ndarray, task: Literal["classification", "regression"] | None, name: str
+    y: np.ndarray, task: Literal["classification", "regression"] | None, name: str, table: bool
 ) -> Literal["classification", "regression"]:
-    """What is to be learnt from such labels, where nobody has said it; doubtful cases are told."""
+    """What is to be learnt from such labels, where nobody has said it; doubtful cases are told.
+
+    table: whether they are a column of a table, where many different integers may be amounts.
+    """
     if y.dtype.kind not in "iubfUS":
         raise DataError(f"labels of {name!r} have dtype {y.dtype}; expected numbers or text")
     if task is not None:
@@ -151,6 +155,11 @@ def task_of(
             stacklevel=3,
         )
         return "classification"
+    if table and y.dtype.kind in "iu" and (count := len(np.unique(y))) > _FEW:
+        raise DataError(
+            f"labels of {name!r} are {count} different integers: pass task='regression' if they "
+            "are amounts, task='classification' if they are classes"
+        )
     return "regression" if y.dtype.kind == "f" or y.ndim > 1 else "classification"
 
 

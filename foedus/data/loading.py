@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeGuard
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeGuard
 
 import numpy as np
 from annotated_types import Ge, Gt
@@ -37,13 +38,15 @@ from foedus.data.preprocess import ENCODINGS, IMPUTES, SCALES, fit
 from foedus.errors import DataError, unknown
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from pandas import DataFrame
+else:
+    DataFrame = Any  # hints are read where pandas need not be imported
 
 Task = Literal["classification", "regression"]
 
 
 def load(
-    source: str | os.PathLike | pd.DataFrame,
+    source: str | os.PathLike | DataFrame,
     *,
     scale: str | None = "auto",
     impute: str | None = None,
@@ -51,7 +54,8 @@ def load(
     clip: float | None = None,
     label: str | int | None = None,
     group: str | None = None,
-    test: float | str | os.PathLike | pd.DataFrame | None = None,
+    drop: Sequence[str] = (),
+    test: float | str | os.PathLike | DataFrame | None = None,
     seed: int = 0,
     task: Task | None = None,
     format: str | None = None,
@@ -80,11 +84,13 @@ def load(
         label: the column to predict (of a table), or "coarse" for the twenty superclasses of
             CIFAR-100.
         group: the column that says whose row it is (of a table), for the natural split.
+        drop: columns of a table to leave out.
         test: a file or DataFrame with test rows, or the part of all rows to hold out (stratified by
             group or label, drawn with `seed`). By default the set's own test part, or a quarter of
             the rows where it has none; 0 holds out nothing.
         task: "classification" or "regression"; by default text, booleans and integers are classes,
-            other numbers are not, but for 0.0 and 1.0.
+            other numbers are not, but for 0.0 and 1.0. Where a table has more than twenty different
+            integers, it must be said.
         format: the format of the file, where its name does not tell.
         name: what the set is called; by default the name of the file, or "table".
         window, stride: for shakespeare, characters a row and between the beginnings of rows.
@@ -108,10 +114,11 @@ def load(
     if isinstance(test, (int, float)) and not 0 <= test < 1:
         raise DataError(f"test={test!r} must be a part from 0 to below 1, or a file with test rows")
 
-    def read(source: str | os.PathLike | pd.DataFrame, what: str) -> Raw:
+    def read(source: str | os.PathLike | DataFrame, what: str) -> Raw:
         if _is_frame(source):
-            return table(source, what, label, group)
-        return image_shaped(formats.read(Path(source), format=format, label=label, group=group))
+            return table(source, what, label, group, drop)
+        about = {"format": format, "label": label, "group": group, "drop": drop}
+        return image_shaped(formats.read(Path(source), **about))
 
     if _is_frame(source):
         raw, called = read(source, "the table"), "table"
@@ -129,14 +136,14 @@ def load(
     if test is not None and not isinstance(test, (int, float)):
         where = "test" if _is_frame(test) else str(test)
         raw = join_parts(raw, read(test, where), where)
-    task = task_of(raw.y_train, task, called)
+    task = task_of(raw.y_train, task, called, raw.feature_names is not None)
     if isinstance(test, (int, float)) or raw.x_test is None:
         part = HELD_OUT if test is None else float(test)  # type: ignore[arg-type]
         raw = hold_out(pool_parts(raw), part, seed, task == "regression")
     return _finish(called, raw, scale, impute, encode, clip, task)
 
 
-def _is_frame(source: object) -> TypeGuard[pd.DataFrame]:
+def _is_frame(source: object) -> TypeGuard[DataFrame]:
     """Whether it is a DataFrame; pandas need not be imported for that."""
     return "pandas" in sys.modules and isinstance(source, sys.modules["pandas"].DataFrame)
 

@@ -108,7 +108,7 @@ def test_options_reach_load_and_split(tmp_path):
         split='scheme = "labels"\nclients = 3\nper_client = 2',
     )
     experiment = read_config(path, "run")
-    assert experiment.data == {"name_or_path": "wine", "scale": None, "test": 0.5}
+    assert experiment.data == {"source": "wine", "scale": None, "test": 0.5}
     assert experiment.split == {"scheme": "labels", "clients": 3, "per_client": 2}
 
 

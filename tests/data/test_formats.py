@@ -319,7 +319,7 @@ def test_csv_integers_as_classes_or_targets(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("a,y\n" + "".join(f"{i},{1 + i % 3}\n" for i in range(12)))
     assert load(path).class_names == ("1", "2", "3")
-    assert load(path, regression=True).classes is None
+    assert load(path, task="regression").classes is None
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,8 @@ def test_csv_integers_as_classes_or_targets(tmp_path):
         ("a,b\n1,2\n", {}, ["pass label=", "a, b"]),
         ("a,b\n1,2\n", {"label": "c"}, ["label 'c' is unknown", "a, b"]),
         ("a,b\n1,2\n", {"label": 2}, ["label=2", "2 columns"]),
-        ("a,y\nred,1\nblue,0\n", {}, ["line 2", "column 'a'", "'red'", "get_dummies"]),
+        ("a,y\n1,1\n2,0\n?,1\n", {}, ["line 4", "column 'a'", "'?'", "leave it empty"]),
+        ("a,b,y\n1,2,0\n", {"drop": ["c"]}, ["drop: column 'c' is unknown", "a, b, y"]),
         ("a,y\n1,1\n,0\n3,1\n4,0\n", {"test": 0}, ["1 missing", "column 'a'", "impute='median'"]),
         ("a,y\n1,1\n2,\n3,1\n", {}, ["line 3", "'y'", "missing in 1 rows"]),
         ("a,y\n", {}, ["no rows"]),

@@ -31,7 +31,7 @@ def test_sparse_text_that_lacks_the_last_features_is_widened():
         (
             Raw(np.ones((2, 2)), np.zeros(2), feature_names=["a", "b"]),
             Raw(np.ones((2, 1)), np.zeros(2), feature_names=["a"]),
-            "t.csv: 1 features, the training file has 2; give both the same columns",
+            "t.csv: there is no column 'b', which the training rows have; give both",
         ),
         (
             Raw(np.ones((2, 3)), np.zeros(2), tokens=True),
@@ -39,15 +39,14 @@ def test_sparse_text_that_lacks_the_last_features_is_widened():
             "t.csv: 4 features, the training file has 3; give both the same columns",
         ),
         (
-            Raw(np.ones((2, 2)), np.zeros(2), feature_names=["a", "b"]),
-            Raw(np.ones((2, 2)), np.zeros(2), feature_names=["b", "a"]),
-            "t.csv: its columns differ from those of the training file; give both the same columns "
-            "in the same order",
+            Raw(np.ones((2, 1)), np.zeros(2), feature_names=["a"]),
+            Raw(np.ones((2, 1)), np.zeros(2), feature_names=["a"], categories={"a": ("x", "y")}),
+            "t.csv: column 'a' holds text, in the training rows numbers; give both the same",
         ),
         (
             Raw(np.ones((2, 2)), np.zeros(2), feature_names=["a", "b"]),
             Raw(np.ones((2, 2)), np.zeros(2)),
-            "t.csv: its columns differ",
+            "t.csv: there is no column 'a', 'b', which the training rows have",
         ),
         (
             Raw(np.ones((2, 3)), np.zeros(2), tokens=True, class_names=["a", "b"]),
@@ -56,12 +55,27 @@ def test_sparse_text_that_lacks_the_last_features_is_widened():
             "train/ and test/",
         ),
     ],
-    ids=["fewer columns", "longer windows", "another order", "no names", "another alphabet"],
+    ids=["fewer columns", "longer windows", "another kind", "no names", "another alphabet"],
 )
 def test_files_that_do_not_fit_together(train, test, why):
     with pytest.raises(fd.DataError) as info:
         holdout.join_parts(train, test, "t.csv")
     assert str(info.value).startswith(why)
+
+
+def test_columns_and_categories_of_the_test_file_are_found_by_name():
+    """Each file has numbered its texts by itself; a new one comes behind the known."""
+    train = Raw(
+        np.array([[1.0, 0], [2, 1]]), np.zeros(2), feature_names=["a", "c"],
+        categories={"c": ("blue", "red")},
+    )  # fmt: skip
+    test = Raw(
+        np.array([[0.0, 9, 3], [1, 9, 4], [np.nan, 9, 5]]), np.zeros(3),
+        feature_names=["c", "more", "a"], categories={"c": ("green", "red")},
+    )  # fmt: skip
+    joined = holdout.join_parts(train, test, "t.csv")
+    np.testing.assert_array_equal(joined.x_test, [[3, 2], [4, 1], [5, np.nan]])
+    assert joined.categories == {"c": ("blue", "red", "green")}
 
 
 def test_groups_of_the_test_file_are_found_by_name():
@@ -104,7 +118,7 @@ def test_both_parts_are_pooled_where_another_is_drawn():
 def test_a_part_of_each_group_is_held_out():
     groups = np.array([0] * 4 + [1] * 8)
     raw = Raw(np.arange(12.0)[:, None], np.zeros(12), groups_train=groups)
-    held = holdout.hold_out(raw, 0.25, 0, None)
+    held = holdout.hold_out(raw, 0.25, 0, False)
     # a quarter of four and of eight
     assert np.bincount(held.groups_test).tolist() == [1, 2]
     assert np.bincount(held.groups_train).tolist() == [3, 6]
@@ -114,7 +128,7 @@ def test_a_part_of_each_group_is_held_out():
 def test_one_row_is_left_to_learn_from():
     """Half of a group of one is rounded up; of all three rows, one stays."""
     raw = Raw(rows(1, 2, 3), np.array([0, 1, 2]))
-    held = holdout.hold_out(raw, 0.5, 0, None)
+    held = holdout.hold_out(raw, 0.5, 0, False)
     assert (len(held.x_train), len(held.x_test)) == (1, 2)
 
 
@@ -131,44 +145,73 @@ def test_a_part_that_is_no_number(test):
 # -- labels ----------------------------------------------------------------------------------------
 
 
-def encoded(train: list, test: list, regression: bool | None = None, names: list | None = None):
+def encoded(train: list, test: list, task: str | None = None, names: list | None = None):
     y, y_test = np.array(train), np.array(test)
     raw = Raw(np.zeros((len(y), 1)), y, np.zeros((len(y_test), 1)), y_test, class_names=names)
-    y, y_test, classes, names_ = holdout.encode_labels(raw, regression, "set")
-    return y.tolist(), y_test.tolist(), classes, names_
+    regression = holdout.task_of(y, task, "set", False) == "regression"
+    y, y_test, about = holdout.encode_labels(raw, regression, "set")
+    found = [about.get(k) for k in ("classes", "class_names", "class_values")]
+    return y.tolist(), y_test.tolist(), *found
 
 
 def test_labels_become_numbers_from_zero():
-    assert encoded([2, 0], [1]) == ([2, 0], [1], 3, None)
-    assert encoded([7, 5], [7]) == ([1, 0], [1], 2, ("5", "7"))
-    assert encoded(["no", "yes"], ["no"]) == ([0, 1], [0], 2, ("no", "yes"))
-    assert encoded([1.5, -1.0], [1.5], regression=False) == ([1, 0], [1], 2, ("-1", "1.5"))
-    assert encoded([1, 0], [1], names=["a", "b", "c"]) == ([1, 0], [1], 3, ("a", "b", "c"))
-    assert encoded([0, 0], [0]) == ([0, 0], [0], 2, None)
-    assert encoded([1.5, 2.0], [0.5]) == ([1.5, 2.0], [0.5], None, None)
-    assert encoded([[1, 2]], [[3, 4]]) == ([[1.0, 2.0]], [[3.0, 4.0]], None, None)
+    assert encoded([2, 0], [1]) == ([2, 0], [1], 3, None, None)
+    assert encoded([7, 5], [7]) == ([1, 0], [1], 2, ("5", "7"), (5, 7))
+    assert encoded([3, 7], [7]) == ([0, 1], [1], 2, ("3", "7"), (3, 7))
+    assert encoded(["no", "yes"], ["no"]) == ([0, 1], [0], 2, ("no", "yes"), ("no", "yes"))
+    assert encoded([True, False], [True]) == ([1, 0], [1], 2, ("False", "True"), (False, True))
+    found = encoded([1.5, -1.0], [1.5], "classification")
+    assert found == ([1, 0], [1], 2, ("-1", "1.5"), (-1.0, 1.5))
+    found = encoded([1, 0], [1], names=["a", "b", "c"])
+    assert found == ([1, 0], [1], 3, ("a", "b", "c"), None)
+    assert encoded([0, 0], [0]) == ([0, 0], [0], 2, None, None)
+    assert encoded([1.5, 2.0], [0.5]) == ([1.5, 2.0], [0.5], None, None, None)
+    assert encoded([[1, 2]], [[3, 4]]) == ([[1.0, 2.0]], [[3.0, 4.0]], None, None, None)
+
+
+def test_zeros_and_ones_with_a_point_are_classes_and_it_is_said():
+    with pytest.warns(
+        UserWarning, match=r"'set' are 0\.0 and 1\.0: they are taken for two classes"
+    ):
+        assert encoded([0.0, 1.0], [1.0])[:3] == ([0, 1], [1], 2)
+    assert encoded([0.0, 1.0], [1.0], "regression")[:3] == ([0.0, 1.0], [1.0], None)
+
+
+def test_many_integers_of_a_table_are_asked_about():
+    y = np.arange(21)
+    with pytest.raises(fd.DataError, match="21 different integers: pass task='regression' if"):
+        holdout.task_of(y, None, "set", True)
+    assert holdout.task_of(y[:20], None, "set", True) == "classification"
+    assert holdout.task_of(y, None, "set", False) == "classification"
+    assert holdout.task_of(y, "regression", "set", True) == "regression"
 
 
 @pytest.mark.parametrize(
-    ("labels", "regression", "why"),
+    ("labels", "task", "why"),
     [
         ([1j, 2j], None, "labels of 'set' have dtype complex128; expected numbers or text"),
-        (["a", "b"], True, "labels of 'set' are text ('a'); regression needs numbers"),
+        (["a", "b"], "regression", "labels of 'set' are text ('a'); regression needs numbers"),
         (
             [[1, 2], [3, 4]],
-            False,
+            "classification",
             "labels of 'set' have shape (2,) a row; classification needs one label a row",
         ),
         (
             ["same", "same"],
             None,
             "labels of 'set' are all 'same'; at least two classes are needed (for numbers, "
-            "regression=True)",
+            "task='regression')",
+        ),
+        (
+            [[0, 1], [1, 0]],
+            None,
+            "labels of 'set' have 2 columns, of which one is 1 in each row: if these are classes, "
+            "give y.argmax(1); if they are numbers to predict, task='regression'",
         ),
     ],
-    ids=["complex", "text", "two a row", "one class"],
+    ids=["complex", "text", "two a row", "one class", "one-hot"],
 )
-def test_labels_that_cannot_be_used(labels, regression, why):
+def test_labels_that_cannot_be_used(labels, task, why):
     with pytest.raises(fd.DataError) as info:
-        encoded(labels, labels, regression)
+        encoded(labels, labels, task)
     assert str(info.value) == why

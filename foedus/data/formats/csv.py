@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from foedus.data.formats.frames import table
@@ -10,14 +11,16 @@ from foedus.data.formats.raw import Raw
 from foedus.errors import DataError
 
 
-def read_csv(path: Path, label: str | int | None = None, group: str | None = None) -> Raw:
+def read_csv(
+    path: Path, label: str | int | None = None, group: str | None = None, drop: Sequence[str] = ()
+) -> Raw:
     """CSV with a header and a label column.
 
     label: its name or position; else a column named label, target, class or y.
 
     All other columns are features: numbers, or categories where they hold text. Text or integer
     labels mean classes, numbers with fractions regression. `group` names the column that says whose
-    row it is.
+    row it is, `drop` columns to leave out.
     """
     import pandas as pd
 
@@ -32,10 +35,12 @@ def read_csv(path: Path, label: str | int | None = None, group: str | None = Non
     counts = Counter(header.iloc[0])
     if twice := [name for name, count in counts.items() if name and count > 1]:
         raise DataError(f"{path}: two columns have the name {twice[0]!r}; rename one")
-    return table(frame, str(path), label, group, line=2)
+    return table(frame, str(path), label, group, drop, line=2)
 
 
-def read_parquet(path: Path, label: str | int | None = None, group: str | None = None) -> Raw:
+def read_parquet(
+    path: Path, label: str | int | None = None, group: str | None = None, drop: Sequence[str] = ()
+) -> Raw:
     """Parquet, as `read_csv`; needs pyarrow."""
     import pandas as pd
 
@@ -45,4 +50,4 @@ def read_parquet(path: Path, label: str | int | None = None, group: str | None =
         raise DataError(f"{path}: Parquet files need pyarrow: pip install pyarrow") from None
     except ValueError as error:
         raise DataError(f"{path}: not a Parquet file ({str(error).strip()[:200]})") from None
-    return table(frame.reset_index(drop=True), str(path), label, group)
+    return table(frame.reset_index(drop=True), str(path), label, group, drop)

@@ -12,7 +12,7 @@ import re
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ def read(
     format: str | None = None,
     label: str | int | None = None,
     group: str | None = None,
+    drop: Sequence[str] = (),
 ) -> Raw:
     """Read a file or folder; the format is told from its name and contents unless given."""
     path = Path(path)
@@ -40,18 +41,21 @@ def read(
         raise DataError(f"no file or folder {str(path)!r}; check the path")
     if format is None:
         format = _guess(path)
-    if format not in READERS:
-        raise DataError(unknown("format", format, READERS))
-    if group is not None and format not in ("csv", "parquet"):
-        raise DataError(
-            f"group={group!r} names a column of a table, and {path} is read as {format}; leave "
-            "it out"
-        )
+    if format not in READERS and format not in TABLES:
+        raise DataError(unknown("format", format, [*READERS, *TABLES]))
+    for key, value in (("group", group), ("drop", drop or None)):
+        if value is not None and format not in ("csv", "parquet"):
+            raise DataError(
+                f"{key}={value!r} names a column of a table, and {path} is read as {format}; leave "
+                "it out"
+            )
     if label is not None and format not in ("csv", "parquet", "cifar", "npz"):
         raise DataError(
             f"label={label!r}: a {format} file says itself what the label is ({path}); leave it out"
         )
     try:
+        if format in TABLES:
+            return TABLES[format](path, label, group, drop)
         return READERS[format](path, label, group)
     except (*_UNREADABLE, OSError, EOFError, MemoryError) as error:
         reason = error or type(error).__name__
@@ -90,7 +94,6 @@ READERS: dict[str, Callable[[Path, Any, Any], Raw]] = {
     "idx": read_idx,
     "cifar": read_cifar,
     "npz": read_npz,
-    "csv": read_csv,
-    "parquet": read_parquet,
     "leaf": read_leaf,
 }
+TABLES: dict[str, Callable[..., Raw]] = {"csv": read_csv, "parquet": read_parquet}

@@ -1,0 +1,175 @@
+"""Tables with named columns: which hold numbers, which text, and what they become.
+
+Whatever reads a table (CSV, Parquet, a DataFrame of the user) comes through `table`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from foedus.data.formats.raw import Raw
+from foedus.errors import DataError, unknown
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOST = 1000
+"""Categories of a column; a column of more is a name or a number of something."""
+
+
+def table(
+    frame: pd.DataFrame, where: str, label: str | int | None = None, group: str | None = None,
+    drop: Sequence[str] = (), line: int | None = None,
+) -> Raw:  # fmt: skip
+    """Features, label and group of a table, as they are.
+
+    where: what errors begin with; line: that of the first row, in a file of lines.
+    """
+    import pandas as pd
+
+    frame = frame.set_axis([str(c) for c in frame.columns], axis=1)
+    columns = list(frame.columns)
+    if twice := [c for c in dict.fromkeys(columns) if columns.count(c) > 1]:
+        raise DataError(f"{where}: two columns have the name {twice[0]!r}; rename one")
+    for name in drop:
+        if name not in columns:
+            raise DataError(f"{where}: drop: {unknown('column', name, columns)}")
+    frame, columns = frame.drop(columns=list(drop)), [c for c in columns if c not in drop]
+    label = _label_column(where, columns, label)
+    if group is not None and group not in columns:
+        raise DataError(f"{where}: {unknown('group', group, columns)}")
+    if len(frame) == 0:
+        raise DataError(f"{where}: no rows")
+    y = frame.pop(label)
+    if y.isna().any():
+        raise DataError(
+            f"{_at(where, y.isna(), line)}: column {label!r} (the label) is missing in "
+            f"{int(y.isna().sum())} rows; remove those rows"
+        )
+    groups = names = None
+    if group is not None and group != label:
+        names, groups = np.unique(frame.pop(group).map(as_text).to_numpy(str), return_inverse=True)
+    if frame.shape[1] == 0:
+        raise DataError(f"{where}: no feature columns beside the label {label!r}")
+    whole = all(pd.api.types.is_integer_dtype(t) for t in frame.dtypes)
+    if whole and not frame.isna().any(axis=None):
+        x, categories = frame.to_numpy(np.int64), {}
+    else:
+        x, categories = np.empty(frame.shape), {}
+        for place, (name, column) in enumerate(frame.items()):
+            if is_text(column, where, line):
+                known = sorted({as_text(v) for v in column.dropna().unique()})
+                if len(known) > MOST:
+                    raise DataError(
+                        f"{where}: column {name!r} has {len(known)} different texts; leave it out, "
+                        "or put them into a few groups first"
+                    )
+                categories[str(name)] = tuple(known)
+                x[:, place] = codes_of(column, known)[0]
+            else:
+                x[:, place] = numbers_of(column, where, line)
+    labels = y.to_numpy() if y.dtype.kind in "iufb" else y.map(as_text).to_numpy(str)
+    return Raw(
+        x, labels, groups_train=groups, group_names=names, feature_names=list(frame.columns),
+        categories=categories,
+    )  # fmt: skip
+
+
+def _at(where: str, rows: pd.Series, line: int | None) -> str:
+    """The first of these rows."""
+    first = int(np.flatnonzero(rows)[0])
+    return f"{where}, row {first}" if line is None else f"{where}, line {first + line}"
+
+
+def as_text(value: Any) -> str:
+    """A label or category as text, however it was written: 1, 1.0 and "1" are one."""
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        return str(int(value))
+    return str(value.item() if isinstance(value, np.generic) else value)
+
+
+def is_text(column: pd.Series, where: str, line: int | None = None) -> bool:
+    """Whether a column holds categories.
+
+    Refused: dates, and text that is a number in most rows and something else in a few.
+    """
+    import pandas as pd
+
+    kind = pd.api.types
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        return True
+    if kind.is_numeric_dtype(column):  # which bool is, too
+        if kind.is_complex_dtype(column):
+            raise DataError(f"{where}: column {column.name!r} holds complex numbers")
+        return False
+    if not (kind.is_object_dtype(column) or kind.is_string_dtype(column)):
+        raise DataError(
+            f"{where}: column {column.name!r} holds {column.dtype}; make numbers or texts of it, "
+            "or leave it out"
+        )
+    there = column.dropna()
+    odd = next((v for v in there if not isinstance(v, str | int | float | np.generic)), None)
+    if odd is not None:
+        raise DataError(
+            f"{where}: column {column.name!r} holds a {type(odd).__name__}; give numbers or texts"
+        )
+    numbers = pd.to_numeric(there, errors="coerce").notna()
+    if numbers.all():
+        return False
+    if numbers.mean() > 0.5:
+        wrong = pd.to_numeric(column, errors="coerce").isna() & column.notna()
+        raise DataError(
+            f"{_at(where, wrong, line)}: column {column.name!r} holds numbers, and here "
+            f"{str(column[wrong].iloc[0])!r}; correct it, leave it empty if the value is missing, "
+            "or make a pandas categorical of the column if these are categories"
+        )
+    return True
+
+
+def numbers_of(column: pd.Series, where: str, line: int | None = None) -> np.ndarray:
+    """The numbers of a column, NaN where there is none."""
+    import pandas as pd
+
+    if not pd.api.types.is_numeric_dtype(column):
+        numbers = pd.to_numeric(column.astype(object), errors="coerce")
+        wrong = numbers.isna() & column.notna()
+        if wrong.any():
+            raise DataError(
+                f"{_at(where, wrong, line)}: column {column.name!r} must hold numbers, not "
+                f"{str(column[wrong].iloc[0])!r}"
+            )
+        column = numbers
+    return column.to_numpy(np.float64, na_value=np.nan)
+
+
+def codes_of(column: pd.Series, known: Sequence[str]) -> tuple[np.ndarray, list[str]]:
+    """The place of each text among those known, NaN where there is none; -1 and a list of those
+    that are not known.
+    """
+    import pandas as pd
+
+    places, values = pd.factorize(column)
+    place = {text: float(i) for i, text in enumerate(known)}
+    texts = [as_text(v) for v in values]
+    found = np.array([place.get(text, -1.0) for text in texts] + [np.nan])
+    return found[places], [text for text in texts if text not in place]
+
+
+def _label_column(where: str, columns: list[str], label: str | int | None) -> str:
+    if isinstance(label, int) and not isinstance(label, bool):
+        if not -len(columns) <= label < len(columns):
+            raise DataError(f"{where}: label={label} is outside the {len(columns)} columns")
+        return columns[label]
+    if label is None:
+        found = [c for c in columns if c.lower() in ("label", "target", "class", "y")]
+        if len(found) != 1:
+            raise DataError(
+                f"{where}: pass label=, the column to predict (columns: {', '.join(columns)})"
+            )
+        return found[0]
+    if label not in columns:
+        raise DataError(f"{where}: {unknown('label', label, columns)}")
+    return label
