@@ -18,7 +18,8 @@ import numpy as np
 from foedus.data import formats, speeches
 from foedus.data.download import SPEECHES, Source, cache_dir, download, file_name, record_digest
 from foedus.data.formats.raw import Raw
-from foedus.data.holdout import HELD_OUT, encode_labels, hold_out, join_parts
+from foedus.data.holdout import HELD_OUT, hold_out, join_parts
+from foedus.data.labels import encode_labels
 from foedus.errors import DataError, unknown
 
 _LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass/"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from foedus.base.spec import Spec
+from foedus.data.labels import numbered
 from foedus.errors import DataError
 
 if TYPE_CHECKING:
@@ -110,9 +111,10 @@ class Data:
     ) -> Data:
         """A set from arrays (or CPU tensors, or lists).
 
-        Integer or boolean `y` means classification with `classes` labels (the largest label + 1
-        unless given); floating-point `y` without `classes` means regression. Without `x_test` the
-        test part is empty.
+        Integer or boolean `y` means classification with `classes` labels. Unless given, these are
+        0 to the largest, or where 0 is not among them or few of them are used, those that occur
+        ({3, 7} are two classes). Floating-point `y` without `classes` means regression. Without
+        `x_test` the test part is empty.
 
         >>> Data.from_arrays([[0.0], [1.0], [2.0]], [0, 1, 1]).classes
         2
@@ -126,13 +128,20 @@ class Data:
         empty_x, empty_y = (np.zeros((0, *v.shape[1:]), v.dtype) for v in (x_train, y_train))
         x_test = empty_x if x_test is None else np.asarray(x_test)
         y_test = empty_y if y_test is None else np.asarray(y_test)
+        values = None
         if classes is None and y_train.dtype.kind in "iub" and y_train.size:
-            largest = max(int(y.max()) for y in (y_train, y_test) if y.size)
-            classes = len(class_names) if class_names is not None else max(2, largest + 1)
+            if class_names is None and len(y_train.shape) == 1:
+                codes, about = numbered(np.concatenate([y_train, y_test]), name)
+                y_train, y_test = codes[: len(y_train)], codes[len(y_train) :]
+                classes, class_names = about["classes"], about.get("class_names")
+                values = about.get("class_values")
+            else:
+                largest = max(int(y.max()) for y in (y_train, y_test) if y.size)
+                classes = len(class_names) if class_names is not None else max(2, largest + 1)
         return cls(
             name, x_train, y_train, x_test, y_test, classes,
             None if class_names is None else tuple(class_names), groups, groups_test,
-            None if group_names is None else tuple(group_names), scaling,
+            None if group_names is None else tuple(group_names), scaling, values,
         )  # fmt: skip
 
     @property

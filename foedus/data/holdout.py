@@ -1,17 +1,14 @@
-"""Training and test parts: join what a file has, hold out test rows, number the labels."""
+"""Training and test parts: join what a file has, hold out test rows."""
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
-from typing import Any, Literal
 
 import numpy as np
 
 from foedus.data.formats.raw import Raw
 from foedus.errors import DataError
 
-_FEW = 20  # different integers of a table that are taken for classes
 HELD_OUT = 0.25  # part of the rows that become the test part of a set without one
 
 
@@ -129,71 +126,3 @@ def hold_out(raw: Raw, part: float, seed: int, regression: bool) -> Raw:
         y_test=raw.y_train[held], groups_train=None if groups is None else groups[~held],
         groups_test=None if groups is None else groups[held],
     )  # fmt: skip
-
-
-def task_of(
-    y: np.ndarray, task: Literal["classification", "regression"] | None, name: str, table: bool
-) -> Literal["classification", "regression"]:
-    """What is to be learnt from such labels, where nobody has said it; doubtful cases are told.
-
-    table: whether they are a column of a table, where many different integers may be amounts.
-    """
-    if y.dtype.kind not in "iubfUS":
-        raise DataError(f"labels of {name!r} have dtype {y.dtype}; expected numbers or text")
-    if task is not None:
-        return task
-    ones = y.ndim == 2 and y.shape[1] > 1 and bool(((y == 0) | (y == 1)).all())
-    if ones and bool((y.sum(1) == 1).all()):
-        raise DataError(
-            f"labels of {name!r} have {y.shape[1]} columns, of which one is 1 in each row: if "
-            "these are classes, give y.argmax(1); if they are numbers to predict, task='regression'"
-        )
-    if y.dtype.kind == "f" and y.ndim == 1 and set(np.unique(y).tolist()) == {0.0, 1.0}:
-        warnings.warn(
-            f"labels of {name!r} are 0.0 and 1.0: they are taken for two classes; "
-            "task='regression' predicts them as numbers",
-            stacklevel=3,
-        )
-        return "classification"
-    if table and y.dtype.kind in "iu" and (count := len(np.unique(y))) > _FEW:
-        raise DataError(
-            f"labels of {name!r} are {count} different integers: pass task='regression' if they "
-            "are amounts, task='classification' if they are classes"
-        )
-    return "regression" if y.dtype.kind == "f" or y.ndim > 1 else "classification"
-
-
-def encode_labels(
-    raw: Raw, regression: bool, name: str
-) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
-    """Labels as 0 .. classes - 1 (targets stay), and `classes`, `class_names`, `class_values`."""
-    y, cut = np.concatenate([raw.y_train, raw.y_test]), len(raw.y_train)
-    if regression:
-        if y.dtype.kind in "US":
-            raise DataError(
-                f"labels of {name!r} are text ({str(y[0])!r}); regression needs numbers"
-            )
-        return y[:cut].astype(np.float32), y[cut:].astype(np.float32), {"classes": None}
-    if y.ndim > 1:
-        needed = "classification needs one label a row"
-        raise DataError(f"labels of {name!r} have shape {y.shape[1:]} a row; {needed}")
-    if raw.class_names is not None and y.dtype.kind in "iub":
-        names, y = tuple(str(n) for n in raw.class_names), y.astype(np.int64)
-        return y[:cut], y[cut:], {"classes": len(names), "class_names": names}
-    codes, about = numbered(y, name)
-    return codes[:cut], codes[cut:], about
-
-
-def numbered(y: np.ndarray, name: str) -> tuple[np.ndarray, dict[str, Any]]:
-    """Labels as 0 .. classes - 1, and what they were unless they are such numbers already."""
-    values, codes = np.unique(y, return_inverse=True)
-    if y.dtype.kind in "iu" and values[0] == 0 and values[-1] < 2 * len(values) + 10:
-        return y.astype(np.int64), {"classes": max(2, int(values[-1]) + 1)}
-    names = tuple(f"{v:g}" if y.dtype.kind == "f" else str(v) for v in values.tolist())
-    if len(names) == 1:
-        raise DataError(
-            f"labels of {name!r} are all {names[0]!r}; at least two classes are needed (for "
-            "numbers, task='regression')"
-        )
-    about = {"classes": len(names), "class_names": names, "class_values": tuple(values.tolist())}
-    return codes.astype(np.int64), about

@@ -26,14 +26,13 @@ from foedus.data.formats.frames import table
 from foedus.data.formats.raw import Raw
 from foedus.data.holdout import (
     HELD_OUT,
-    encode_labels,
     hold_out,
     image_shaped,
     join_parts,
     pool_parts,
-    task_of,
     test_fraction,
 )
+from foedus.data.labels import encode_labels, task_of
 from foedus.data.preprocess import ENCODINGS, IMPUTES, SCALES, fit
 from foedus.errors import DataError, unknown
 

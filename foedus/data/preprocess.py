@@ -245,6 +245,10 @@ class Preprocessor:
         }
         if names is not None and (len(set(names)) != len(names) or not set(categories) <= {*names}):
             raise ValueError("categories of columns that there are not")
+        wide = None if names is None else (len(names) - len(categories),)
+        for key in ("fill", "shift", "divisor"):
+            if wide and isinstance(values[key], np.ndarray) and values[key].shape != wide:
+                raise ValueError(f"{key} of {values[key].shape} columns")
         return cls(names, categories, **values)
 
 
