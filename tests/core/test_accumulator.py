@@ -162,6 +162,14 @@ def test_structured_arrays_are_summed_alike_in_any_batches(kind, compiled_or_not
     assert torch.equal(total(everyone), whole)
 
 
+def test_ranks_are_not_rounded_before_they_are_summed(compiled_or_not):
+    """1e8 + 1 has no place in single precision; less 1e8, it is 1."""
+    left = torch.tensor([[[1e8, 1.0]], [[-1e8, 0.0]]])
+    sums = Accumulator()
+    sums.add(wire.LowRank(left, torch.ones(2, 1, 2)), torch.ones(2), 1, torch.arange(2))
+    assert sums.result().tolist() == [[1.0]]
+
+
 def test_a_sparse_reply_beyond_its_shape_is_refused():
     array = wire.Sparse(torch.tensor([[1, 12]]), torch.ones(1, 2), (3, 4))
     with pytest.raises((IndexError, RuntimeError)):
