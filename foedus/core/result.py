@@ -143,6 +143,7 @@ class Run:
                 for k, v in (sums | {"rows": torch.from_numpy(np.diff(fed.test_offsets))}).items()
             }
         count = sums["rows"].double()
+        names = {} if fed.names is None else dict(zip(fed.ids.tolist(), fed.names, strict=True))
         table = {
             "client": self.clients["ids"],
             "test_rows": sums["rows"],
@@ -151,7 +152,10 @@ class Run:
         table |= (
             {"accuracy": sums["hits"] / count} if data.classes else {"mse": sums["error"] / count}
         )
-        return pd.DataFrame({k: v.numpy() for k, v in table.items()})
+        frame = pd.DataFrame({k: v.numpy() for k, v in table.items()})
+        if names:
+            frame.insert(1, "name", [names[i] for i in frame["client"]])
+        return frame
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the run to one file (safetensors, with JSON inside): state, client models if

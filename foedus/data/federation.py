@@ -95,44 +95,34 @@ class Federation:
     @classmethod
     def from_clients(
         cls,
-        clients: Sequence[tuple[Any, Any]],
+        clients: Mapping[str, Any] | Sequence[Any],
         *,
-        test: Sequence[tuple[Any, Any]] | tuple[Any, Any] | None = None,
+        test: Any = None,
         classes: int | None = None,
         name: str = "data",
+        seed: int = 0,
+        **reading: Any,
     ) -> Federation:
-        """A federation of sites that bring their own arrays: one `(x, y)` a client.
+        """A federation of sites that bring their own rows, as a dictionary by name or a list.
 
-        `test` is one `(x, y)` a client, as a list, or a single tuple `(x, y)` of common test rows,
-        which are dealt out in proportion to the clients' training rows (of the same label, for
-        classification).
+        Each brings arrays `(x, y)`, which are taken as they are (sparse matrices become dense); a
+        torch `Dataset` or `DataLoader` of such pairs; or a table, a DataFrame or a Hugging Face
+        `Dataset`. Tables are read as by `foedus.load`, which has the further arguments (`label`,
+        `scale`, `impute`, ...): what is fitted is common to all sites.
+
+        Args:
+            test: what each client has to test, like `clients`; a single tuple `(x, y)`, or table,
+                of common test rows, which are dealt out in proportion to the clients' training rows
+                (of the same label, for classification); or the part of its rows that each client
+                holds out, drawn with `seed`.
+
+        >>> Federation.from_clients({"north": ([[0.0]], [0]), "south": ([[1.0]], [1])}).names
+        ('north', 'south')
         """
-        if len(clients) == 0:
-            raise SplitError("clients is empty; give at least one (x, y)")
-        x, y, owner = _concatenate(clients, "clients")
-        if test is None:
-            x_test = y_test = test_owner = None
-        elif isinstance(test, tuple):
-            x_test, y_test, test_owner = np.asarray(test[0]), np.asarray(test[1]), None
-        elif len(test) != len(clients):
-            raise SplitError(
-                f"test has {len(test)} entries for {len(clients)} clients; give one (x, y) a "
-                "client, or a single tuple"
-            )
-        else:
-            x_test, y_test, test_owner = _concatenate(test, "test")
-        data = Data.from_arrays(
-            x, y, x_test, y_test, classes=classes, name=name, groups=owner, groups_test=test_owner
-        )
-        # partition builds federations, so it cannot be imported above
-        from foedus.data.partition import deal_test_rows
+        # they build on federations, so they cannot be imported above
+        from foedus.data.clients import federation
 
-        if test_owner is None:
-            test_owner = deal_test_rows(data, owner, len(clients), np.random.default_rng(0))
-        count = len(clients)
-        return cls.from_owners(
-            data, owner, test_owner, np.arange(count), "given", {"clients": count}
-        )
+        return federation(cls, clients, test, classes, name, seed, reading)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -150,6 +140,14 @@ class Federation:
     @property
     def spec(self) -> Spec:
         return self.data.spec
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """What the clients are called, in their order, where their data says it."""
+        called = self.data.group_names
+        if called is None or self.scheme not in ("natural", "given"):
+            return None
+        return tuple(called[i] for i in self.ids)
 
     def client_rows(self, position: int) -> np.ndarray:
         """Training rows of the client at a position."""
@@ -244,8 +242,8 @@ class Federation:
         import pandas as pd
 
         columns: dict[Any, np.ndarray] = {"client": self.ids}
-        if self.data.group_names is not None and self.scheme == "natural":
-            columns["name"] = np.array(self.data.group_names)[self.ids]
+        if self.names is not None:
+            columns["name"] = np.array(self.names)
         columns |= {"rows": self.sizes, "test_rows": self.test_sizes}
         if self.data.classes is None:
             mean, spread = self._target_moments()
@@ -373,22 +371,3 @@ def _take(
 def _ends(sizes: np.ndarray) -> np.ndarray:
     """The offsets of segments of these sizes."""
     return np.concatenate(([0], np.cumsum(sizes)))
-
-
-def _concatenate(
-    parts: Sequence[tuple[Any, Any]], what: str
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All rows one after the other, and whose they are."""
-    pairs = [(np.asarray(x), np.asarray(y)) for x, y in parts]
-    first = tuple(v.shape[1:] for v in pairs[0])
-    for k, (x, y) in enumerate(pairs):
-        if x.ndim < 2 or y.ndim < 1 or len(x) != len(y):
-            given = f"{what}[{k}] has x of shape {x.shape} and y of shape {y.shape}"
-            raise DataError(f"{given}; give x [n, features] and y [n]")
-        if (x.shape[1:], y.shape[1:]) != first:
-            raise DataError(
-                f"{what}[{k}] has rows of shape {x.shape[1:]} and {y.shape[1:]}, {what}[0] of "
-                f"shape {first[0]} and {first[1]}; give all the same"
-            )
-    owner = np.repeat(np.arange(len(pairs)), [len(x) for x, _ in pairs])
-    return np.concatenate([x for x, _ in pairs]), np.concatenate([y for _, y in pairs]), owner

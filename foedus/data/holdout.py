@@ -75,7 +75,7 @@ def _aligned(train: Raw, test: Raw, where: object) -> Raw:
         if name in ours:  # those that are not known count as unseen
             known = list(ours[name])
             ours[name] = (*known, *(k for k in theirs[name] if k not in known))
-            new = np.array([ours[name].index(k) for k in theirs[name]] or [0.0])
+            new = np.array([ours[name].index(k) for k in theirs[name]] or [0], np.float64)
             codes = x[:, place]
             x[:, place] = np.where(np.isnan(codes), codes, new[np.nan_to_num(codes).astype(int)])
     return replace(test, x_train=x, feature_names=columns, categories=ours)

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeGuard
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from annotated_types import Ge, Gt
@@ -38,6 +38,7 @@ from foedus.errors import DataError, unknown
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+    from typing_extensions import TypeIs
 else:
     DataFrame = Any  # hints are read where pandas need not be imported
 
@@ -114,12 +115,12 @@ def load(
         raise DataError(f"test={test!r} must be a part from 0 to below 1, or a file with test rows")
 
     def read(source: str | os.PathLike | DataFrame, what: str) -> Raw:
-        if _is_frame(source):
+        if is_frame(source):
             return table(source, what, label, group, drop)
-        about = {"format": format, "label": label, "group": group, "drop": drop}
-        return image_shaped(formats.read(Path(source), **about))
+        found = formats.read(Path(source), format=format, label=label, group=group, drop=drop)
+        return image_shaped(found)
 
-    if _is_frame(source):
+    if is_frame(source):
         raw, called = read(source, "the table"), "table"
     else:
         called, path = str(source), path_of(source)
@@ -133,7 +134,7 @@ def load(
             called = path.name.split(".")[0] if called not in known_names() else called
     called = called if name is None else name
     if test is not None and not isinstance(test, (int, float)):
-        where = "test" if _is_frame(test) else str(test)
+        where = "test" if is_frame(test) else str(test)
         raw = join_parts(raw, read(test, where), where)
     task = task_of(raw.y_train, task, called, raw.feature_names is not None)
     if isinstance(test, (int, float)) or raw.x_test is None:
@@ -142,7 +143,7 @@ def load(
     return _finish(called, raw, scale, impute, encode, clip, task)
 
 
-def _is_frame(source: object) -> TypeGuard[DataFrame]:
+def is_frame(source: object) -> TypeIs[DataFrame]:
     """Whether it is a DataFrame; pandas need not be imported for that."""
     return "pandas" in sys.modules and isinstance(source, sys.modules["pandas"].DataFrame)
 

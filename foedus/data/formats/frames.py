@@ -54,20 +54,21 @@ def table(
         names, groups = np.unique(frame.pop(group).map(as_text).to_numpy(str), return_inverse=True)
     if frame.shape[1] == 0:
         raise DataError(f"{where}: no feature columns beside the label {label!r}")
+    categories: dict[str, tuple[str, ...]] = {}
     whole = all(pd.api.types.is_integer_dtype(t) for t in frame.dtypes)
     if whole and not frame.isna().any(axis=None):
-        x, categories = frame.to_numpy(np.int64), {}
+        x = frame.to_numpy(np.int64)
     else:
-        x, categories = np.empty(frame.shape), {}
-        for place, (name, column) in enumerate(frame.items()):
+        x = np.empty(frame.shape)
+        for place, (called, column) in enumerate(frame.items()):
             if is_text(column, where, line):
                 known = sorted({as_text(v) for v in column.dropna().unique()})
                 if len(known) > MOST:
                     raise DataError(
-                        f"{where}: column {name!r} has {len(known)} different texts; leave it out, "
-                        "or put them into a few groups first"
+                        f"{where}: column {called!r} has {len(known)} different texts; leave it "
+                        "out, or put them into a few groups first"
                     )
-                categories[str(name)] = tuple(known)
+                categories[str(called)] = tuple(known)
                 x[:, place] = codes_of(column, known)[0]
             else:
                 x[:, place] = numbers_of(column, where, line)

@@ -1,0 +1,227 @@
+"""What sites bring: arrays, tables, torch and Hugging Face data sets, sparse matrices."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from foedus.data.dataset import Data
+from foedus.data.federation import Federation
+from foedus.data.loading import is_frame, load
+from foedus.data.partition import deal_test_rows
+from foedus.errors import DataError, SplitError
+
+_LARGEST = 1 << 33
+"""Bytes that a sparse matrix may take once it is dense."""
+
+
+def federation(
+    cls: type[Federation], clients: Any, test: Any, classes: int | None, name: str, seed: int,
+    reading: dict[str, Any],
+) -> Federation:  # fmt: skip
+    """See `Federation.from_clients`."""
+    names, given = named(clients, "clients")
+    if not given:
+        raise SplitError("clients is empty; give at least one (x, y)")
+    if isinstance(test, bool) or (isinstance(test, int | float) and not 0 <= test < 1):
+        raise SplitError(f"test={test!r} must be a part from 0 to below 1, or rows to test")
+    called = names or [str(i) for i in range(len(given))]
+    parts = [opened(part, f"clients[{k!r}]") for k, part in zip(called, given, strict=True)]
+    common = test is not None and (isinstance(test, tuple) or is_frame(test))
+    tests: Any = test
+    if isinstance(test, Mapping | list):
+        tests = _tests(test, names, len(given))
+    elif common:
+        tests = opened(test, "test")
+    if any(map(is_frame, parts)):
+        if not all(map(is_frame, parts)):
+            raise DataError("some clients bring tables and others arrays; give all the same")
+        data = _of_tables(parts, called, tests, common, classes, name, seed, reading)
+        test = None if isinstance(test, int | float) else test  # held out by then
+    else:
+        if reading:
+            raise DataError(
+                f"{next(iter(reading))}= is for tables; arrays are taken as they are, or made a "
+                "DataFrame"
+            )
+        data = _of_arrays(parts, tests, common, classes, name, names)
+    count, owner = len(parts), data.groups_train
+    assert owner is not None
+    test_owner = data.groups_test
+    if test_owner is None:
+        test_owner = deal_test_rows(data, owner, count, np.random.default_rng(0))
+    settings: dict[str, Any] = {"clients": count}
+    fed = cls.from_owners(data, owner, test_owner, np.arange(count), "given", settings)
+    return fed.holdout(test, seed) if isinstance(test, int | float) and test else fed
+
+
+def _tests(test: Any, names: list[str] | None, count: int) -> list[Any]:
+    """What each client has to test, in the order of the clients."""
+    called, given = named(test, "test")
+    if (called is None) != (names is None) or (names and set(called or ()) != set(names)):
+        raise SplitError("test must have the same names as clients, or be a list as clients is one")
+    if len(given) != count:
+        raise SplitError(
+            f"test has {len(given)} entries for {count} clients; give one a client, or a single "
+            "tuple (x, y)"
+        )
+    if names and called:
+        given = [given[called.index(name)] for name in names]
+    keys = names or list(map(str, range(count)))
+    return [opened(part, f"test[{k!r}]") for k, part in zip(keys, given, strict=True)]
+
+
+def _of_tables(
+    parts: list[Any], names: list[str], test: Any, common: bool, classes: int | None, name: str,
+    seed: int, reading: dict[str, Any],
+) -> Data:  # fmt: skip
+    """One table of all sites' rows, in their order, read as any other."""
+    import pandas as pd
+
+    if classes is not None:
+        raise DataError("classes= is for arrays; the classes of tables are those that occur")
+    owner = "site of the row"
+
+    def together(parts: list[Any], what: str) -> Any:
+        columns = [str(c) for c in parts[0].columns]
+        for k, part in zip(names, parts, strict=True):
+            if other := set(columns) ^ {str(c) for c in part.columns}:
+                raise DataError(
+                    f"{what}[{k!r}] and {what}[{names[0]!r}] differ in columns: "
+                    f"{', '.join(sorted(other)[:10])}; give all the same"
+                )
+        return pd.concat(
+            [p.set_axis([str(c) for c in p.columns], axis=1).assign(**{owner: k})
+             for k, p in zip(names, parts, strict=True)], ignore_index=True,
+        )  # fmt: skip
+
+    rows: Any = test
+    if isinstance(test, list):
+        rows = together(test, "test")
+    elif common:
+        if not is_frame(test):
+            raise DataError("test is a pair of arrays and the clients bring tables; give a table")
+        rows = test.assign(**{owner: names[0]})
+    data = load(
+        together(parts, "clients"), group=owner, test=0 if test is None else rows, name=name,
+        seed=seed, **reading,
+    )  # fmt: skip
+    # by name, in the order that they were given in
+    place = np.array([names.index(k) for k in data.group_names or ()])
+    theirs = None if common else place[data.groups_test]
+    return replace(
+        data, groups_train=place[data.groups_train], groups_test=theirs, group_names=tuple(names)
+    )
+
+
+def _of_arrays(
+    parts: list[Any], test: Any, common: bool, classes: int | None, name: str,
+    names: list[str] | None,
+) -> Data:  # fmt: skip
+    x, y, owner = _concatenate(parts, "clients")
+    if common and is_frame(test):
+        raise DataError("test is a table and the clients bring arrays; give (x, y)")
+    x_test = y_test = test_owner = None
+    if common:
+        x_test, y_test = test
+    elif isinstance(test, list):
+        x_test, y_test, test_owner = _concatenate(test, "test")
+    return Data.from_arrays(
+        x, y, x_test, y_test, classes=classes, name=name, groups=owner, groups_test=test_owner,
+        group_names=names,
+    )  # fmt: skip
+
+
+def _concatenate(
+    parts: Sequence[tuple[Any, Any]], what: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """All rows one after the other, and whose they are."""
+    first = tuple(v.shape[1:] for v in parts[0])
+    for k, (x, y) in enumerate(parts):
+        if x.ndim < 2 or y.ndim < 1 or len(x) != len(y):
+            given = f"{what}[{k}] has x of shape {x.shape} and y of shape {y.shape}"
+            raise DataError(f"{given}; give x [n, features] and y [n]")
+        if (x.shape[1:], y.shape[1:]) != first:
+            raise DataError(
+                f"{what}[{k}] has rows of shape {x.shape[1:]} and {y.shape[1:]}, {what}[0] of "
+                f"shape {first[0]} and {first[1]}; give all the same"
+            )
+    owner = np.repeat(np.arange(len(parts)), [len(x) for x, _ in parts])
+    return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts]), owner
+
+
+def named(clients: Any, what: str) -> tuple[list[str] | None, list[Any]]:
+    """The names of clients, where they have some, and what they bring."""
+    if isinstance(clients, Mapping):
+        return [str(name) for name in clients], list(clients.values())
+    if isinstance(clients, str | bytes) or not isinstance(clients, Sequence):
+        raise SplitError(
+            f"{what} is a {type(clients).__name__}; give a dictionary by name, or a list, of what "
+            "each client has: (x, y), a DataFrame, or a data set of torch or Hugging Face"
+        )
+    return None, list(clients)
+
+
+def opened(given: Any, where: str) -> Any:
+    """One client's rows: a DataFrame, or a pair (x, y) of arrays."""
+    if is_frame(given):
+        return given
+    if hasattr(given, "to_pandas") and hasattr(given, "column_names"):  # of Hugging Face
+        return given.to_pandas()
+    if isinstance(given, tuple | list) and len(given) == 2:
+        return dense(given[0], where), np.asarray(given[1])
+    if "torch" in sys.modules and _is_torch(given):
+        return _of_torch(given, where)
+    raise DataError(
+        f"{where} is a {type(given).__name__}; give (x, y), a DataFrame, or a data set of torch or "
+        "Hugging Face"
+    )
+
+
+def dense(x: Any, where: str) -> np.ndarray:
+    """Features as an array; sparse matrices become dense, if there is room."""
+    if hasattr(x, "toarray") and hasattr(x, "nnz"):
+        size = 4 * int(np.prod(x.shape))
+        if size > _LARGEST:
+            raise DataError(
+                f"{where}: a sparse matrix of shape {tuple(x.shape)} would take {size / 2**30:.0f} "
+                "GiB once it is dense; leave out columns, or hash them into fewer"
+            )
+        return x.astype(np.float32).toarray()
+    return np.asarray(x)
+
+
+def _is_torch(given: object) -> bool:
+    from torch.utils.data import DataLoader, Dataset
+
+    return isinstance(given, Dataset | DataLoader)
+
+
+def _of_torch(given: Any, where: str) -> tuple[np.ndarray, np.ndarray]:
+    """All rows of a Dataset, in order, or of a DataLoader, as it gives them."""
+    import torch
+    from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+    if isinstance(given, TensorDataset) and len(given.tensors) == 2:
+        x, y = given.tensors
+        return x.numpy(), y.numpy()
+    if isinstance(given, DataLoader) and given.drop_last:
+        raise DataError(f"{where}: this DataLoader leaves rows out; make one with drop_last=False")
+    loader = given
+    if not isinstance(given, DataLoader):
+        whole = not isinstance(given, IterableDataset)
+        loader = DataLoader(given, batch_size=1024 if whole else 256)
+    xs, ys = [], []
+    for batch in loader:
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise DataError(f"{where}: its items must be pairs (x, y), not {type(batch).__name__}")
+        x, y = (part if isinstance(part, torch.Tensor) else torch.as_tensor(part) for part in batch)
+        xs.append(x.numpy())
+        ys.append(y.numpy())
+    if not xs:
+        raise DataError(f"{where} has no rows")
+    return np.concatenate(xs), np.concatenate(ys)
