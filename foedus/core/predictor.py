@@ -37,13 +37,13 @@ class Predictor:
     """From raw outputs, for classification."""
     preprocess: Preprocessor | None = None
     class_values: tuple[Any, ...] | None = None
-    """What `predict` says for class 0, 1, ...; `None`: these numbers."""
+    """What `predict` says of tables for class 0, 1, ...; `None`: these numbers."""
 
     block: ClassVar[int] = 8192
 
     def outputs(self, x: Any) -> Tensor:
         """Raw outputs (logits or values), (n, outputs), in blocks of rows that bound memory."""
-        if isinstance(x, Mapping) or _is_frame(x):
+        if _is_table(x):
             if self.preprocess is None:
                 raise DataError(
                     "this model knows no columns by name: its data was given as arrays; give rows "
@@ -69,14 +69,16 @@ class Predictor:
             return torch.cat([self.forward(b) for b in x.split(self.block)])
 
     def predict(self, x: Any) -> np.ndarray:
-        """Labels as they were written, or values for regression ((n,) where there is one output).
+        """Classes, or values for regression ((n,) where there is one output).
 
-        Labels that were class numbers are class numbers.
+        Of a table, labels as they were written there; of an array, which has rows as `data.x_test`
+        has them, class numbers, as `data.y_test` has them.
         """
         out = self.outputs(x)
         if self.spec.classes:
             numbers = out.argmax(-1).numpy()
-            return numbers if self.class_values is None else np.array(self.class_values)[numbers]
+            plain = self.class_values is None or not _is_table(x)
+            return numbers if plain else np.array(self.class_values)[numbers]
         return (out[:, 0] if self.spec.outputs == 1 else out).numpy()
 
     def predict_proba(self, x: Any) -> np.ndarray:
@@ -88,6 +90,7 @@ class Predictor:
         return self.probabilities(self.outputs(x)).numpy()
 
 
-def _is_frame(x: object) -> bool:
-    """Whether it is a DataFrame; pandas need not be imported for that."""
-    return "pandas" in sys.modules and isinstance(x, sys.modules["pandas"].DataFrame)
+def _is_table(x: object) -> bool:
+    """Whether its columns have names; pandas need not be imported for that."""
+    frame = "pandas" in sys.modules and isinstance(x, sys.modules["pandas"].DataFrame)
+    return frame or isinstance(x, Mapping)

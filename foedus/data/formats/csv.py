@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from foedus.data.formats.frames import table
@@ -12,15 +12,16 @@ from foedus.errors import DataError
 
 
 def read_csv(
-    path: Path, label: str | int | None = None, group: str | None = None, drop: Sequence[str] = ()
-) -> Raw:
+    path: Path, label: str | int | None = None, group: str | None = None,
+    drop: Sequence[str] = (), only: Collection[str] | None = None,
+) -> Raw:  # fmt: skip
     """CSV with a header and a label column.
 
     label: its name or position; else a column named label, target, class or y.
 
     All other columns are features: numbers, or categories where they hold text. Text or integer
     labels mean classes, numbers with fractions regression. `group` names the column that says whose
-    row it is, `drop` columns to leave out.
+    row it is, `drop` columns to leave out, `only` the features to take.
     """
     import pandas as pd
 
@@ -35,7 +36,7 @@ def read_csv(
     counts = Counter(header.iloc[0])
     if twice := [name for name, count in counts.items() if name and count > 1]:
         raise DataError(f"{path}: two columns have the name {twice[0]!r}; rename one")
-    return table(frame, str(path), label, group, drop, line=2)
+    return table(frame, str(path), label, group, drop, only, line=2)
 
 
 def read_parquet(

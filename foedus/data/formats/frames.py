@@ -5,7 +5,7 @@ Whatever reads a table (CSV, Parquet, a DataFrame of the user) comes through `ta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,11 +22,12 @@ MOST = 1000
 
 def table(
     frame: pd.DataFrame, where: str, label: str | int | None = None, group: str | None = None,
-    drop: Sequence[str] = (), line: int | None = None,
+    drop: Sequence[str] = (), only: Collection[str] | None = None, line: int | None = None,
 ) -> Raw:  # fmt: skip
     """Features, label and group of a table, as they are.
 
-    where: what errors begin with; line: that of the first row, in a file of lines.
+    where: what errors begin with; only: the features to take, as far as they are there; line: that
+    of the first row, in a file of lines.
     """
     import pandas as pd
 
@@ -52,7 +53,10 @@ def table(
     groups = names = None
     if group is not None and group != label:
         names, groups = np.unique(frame.pop(group).map(as_text).to_numpy(str), return_inverse=True)
-    if frame.shape[1] == 0:
+    others = [] if only is None else [c for c in frame.columns if c not in only]
+    if only is not None:
+        frame = frame.drop(columns=others)
+    elif frame.shape[1] == 0:
         raise DataError(f"{where}: no feature columns beside the label {label!r}")
     categories: dict[str, tuple[str, ...]] = {}
     whole = all(pd.api.types.is_integer_dtype(t) for t in frame.dtypes)
@@ -75,7 +79,7 @@ def table(
     labels = y.to_numpy() if y.dtype.kind in "iufb" else y.map(as_text).to_numpy(str)
     return Raw(
         x, labels, groups_train=groups, group_names=names, feature_names=list(frame.columns),
-        categories=categories,
+        categories=categories, left_out=others,
     )  # fmt: skip
 
 

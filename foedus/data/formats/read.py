@@ -7,12 +7,13 @@ a file claims is believed only as far as the file's own length allows. Nothing i
 
 from __future__ import annotations
 
+import contextlib
 import lzma
 import re
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,17 @@ def read(
         raise DataError(
             f"label={label!r}: a {format} file says itself what the label is ({path}); leave it out"
         )
-    try:
+    with readable(path, format):
         if format in TABLES:
             return TABLES[format](path, label, group, drop)
         return READERS[format](path, label, group)
+
+
+@contextlib.contextmanager
+def readable(path: Path, format: str) -> Iterator[None]:
+    """Say of a file that cannot be read, in words, that it cannot."""
+    try:
+        yield
     except (*_UNREADABLE, OSError, EOFError, MemoryError) as error:
         reason = error or type(error).__name__
         raise DataError(

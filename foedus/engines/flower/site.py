@@ -23,6 +23,7 @@ from foedus.base.settings import Means, check_value
 from foedus.data import formats
 from foedus.data.dataset import Data
 from foedus.data.federation import Federation
+from foedus.data.formats.csv import read_csv
 from foedus.data.formats.frames import as_text
 from foedus.data.loading import hold_out
 from foedus.errors import ConfigError, DataError, shown, unknown
@@ -57,7 +58,7 @@ class Schema:
         found = list(raw.feature_names or [])
         missing = [c for c in self.columns if c not in found]
         if missing:
-            names, more = ", ".join(map(repr, missing)), [c for c in found if c not in self.columns]
+            names, more = ", ".join(map(repr, missing)), list(raw.left_out)
             instead = f"; the file has {', '.join(map(repr, more[:10]))} instead" if more else ""
             known = f"schema.columns: this site has no column{'s' * (len(missing) > 1)} {names}"
             raise ConfigError(known) from DataError(f"{path.name}: {names} missing{instead}")
@@ -169,7 +170,8 @@ def read_site(config: dict[str, Any], schema: Schema) -> Site:
     check_value("--node-config: client", client, site_number, DataError)
     if not path.is_file():
         raise DataError(f"--node-config: there is no file {path.name!r} where data= says")
-    raw = formats.read(path, format="csv", label=config.get("label"))
+    with formats.readable(path, "csv"):
+        raw = read_csv(path, config.get("label"), only=set(schema.columns))
     x, y = schema.check(raw, path), schema.labels(raw.y_train, path)
     infinite = np.isinf(x)
     if infinite.any():

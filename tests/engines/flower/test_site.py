@@ -46,7 +46,7 @@ def config(path, client: int = 0, **more):
 
 def test_a_site_is_read_as_the_schema_says(tmp_path):
     # another order, and a column too many
-    frame = table(0)[["score", "outcome", "pulse", "age"]].assign(extra=1)
+    frame = table(0)[["score", "outcome", "pulse", "age"]].assign(extra="text", day=pd.Timestamp(0))
     site = read_site(config(written(tmp_path, "north", frame), 7), SCHEMA)
     held = sum(int(n * 0.25 + 0.5) for n in frame.outcome.value_counts())  # a quarter of each class
     assert (site.client, site.name, len(site.y), len(site.y_test)) == (7, "north", 60 - held, held)
@@ -83,6 +83,7 @@ _NAMED = _Named()
             {},
             "label 'dead' is none of the classes of the federation",
         ),
+        (lambda f: f.assign(age=["?", *f.age[1:]]), {}, "'age' holds numbers, and here '?'"),
         (lambda f: f.iloc[:0], {}, "no rows"),
         (lambda f: f, {"label": "result"}, "result"),
         (lambda f: f, {"client": "first"}, "client='first' must be the number of the site"),
@@ -163,6 +164,12 @@ def test_a_training_from_files_to_the_final_model(plan, grid, tmp_path):
     for entry, f in zip(said, feds, strict=True):
         hits = (local.model.predict(f.data.x_test) == f.data.y_test).mean()
         assert entry["accuracy"] == pytest.approx(hits) and entry["test_rows"] == len(f.data.y_test)
+    # The saved model takes raw rows of a new site, and says what is written there.
+    new = table(9)[["outcome", "pulse", "score", "age"]]
+    model = fd.Run.load(tmp_path / "results" / "FedAvg.safetensors").model
+    rows = np.nan_to_num((new[list(COLUMNS)].to_numpy() - center) / spread)
+    want = np.array(SCHEMA.classes)[local.model.predict(rows.astype(np.float32))]
+    assert model.predict(new).tolist() == want.tolist()
     kept = fd.Run.load(tmp_path / "cache" / "south" / "model.safetensors")
     assert type(kept.algorithm).__name__ == "FFGB"  # the last one
     assert pd.read_csv(tmp_path / "results" / "Trees.csv").bytes_up.iloc[-1] > 0
