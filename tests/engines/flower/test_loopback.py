@@ -4,6 +4,7 @@ keys.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -19,6 +20,25 @@ from foedus.engines.flower import keys
 from tests.engines.flower.test_session import MEASURED
 
 AVERAGE = fd.FedAvg(fd.Linear(), lr=0.1, batch_size=16)
+FOLDER = "FOEDUS_TEST_FOLDER"
+
+
+class Slow(fd.FedAvg):
+    """Asked to wait by a file, a process says by another that it is at work, and waits."""
+
+    @fd.client_step(batch="loop")
+    def train(self, client, w):
+        folder = Path(os.environ.get(FOLDER, "/nowhere"))
+        if (folder / "wait").exists():
+            with contextlib.suppress(FileNotFoundError):  # the other client's process was first
+                (folder / "wait").unlink()
+                (folder / "new").write_text(str(os.getpid()))
+                (folder / "new").rename(folder / "at work")
+                time.sleep(200)
+        return super().train(client, w)
+
+
+SLOW = Slow(fd.Linear(), lr=0.1, batch_size=16)
 
 
 @pytest.fixture(scope="module")
@@ -148,10 +168,12 @@ def test_a_node_that_dies_is_left_out_and_the_run_goes_on(pair):
 
 
 @pytest.mark.slow
-def test_a_client_process_that_is_killed_is_an_error_of_one_round(pair):
+def test_a_client_process_that_is_killed_is_an_error_of_one_round(pair, tmp_path, monkeypatch):
     """Flower's own SuperNode would wait for its answer for a minute, or for ever, and take up no
     other message.
     """
+
+    monkeypatch.setenv(FOLDER, str(tmp_path))
 
     class Deadly(fd.Flower):
         def open(self, algorithm, fed, seed_key):
@@ -159,27 +181,27 @@ def test_a_client_process_that_is_killed_is_an_error_of_one_round(pair):
             exchange = session.exchange
 
             def shoot():
-                worker = self.loopback.nodes[0][1].pid
-                children = Path(f"/proc/{worker}/task/{worker}/children")
-                while not (there := children.read_text().split()):
-                    time.sleep(0.001)
-                os.kill(int(there[0]), signal.SIGKILL)
+                while not (tmp_path / "at work").exists():
+                    time.sleep(0.01)
+                os.kill(int((tmp_path / "at work").read_text()), signal.SIGKILL)
 
             def deadly(ask):
                 if ask.round == 2:
+                    (tmp_path / "wait").touch()
                     threading.Thread(target=shoot).start()
                 return exchange(ask)
 
             session.exchange = deadly
             return session
 
+    code = "tests.engines.flower.test_loopback:SLOW"
     with (
-        Deadly(nodes=2, timeout=60) as engine,
+        Deadly(nodes=2, timeout=100, code=code) as engine,
         pytest.warns(UserWarning, match="ClientApp stopped responding"),
     ):
-        run = fd.run(AVERAGE, pair, 3, engine=engine)
+        run = fd.run(SLOW, pair, 3, engine=engine)
     assert run.history.left_out.notna().tolist() == [False, False, True, False]
-    assert run.history.seconds.iloc[-1] < 50  # nobody was waited for
+    assert run.history.seconds.iloc[-1] < 90  # nobody was waited for
 
 
 def test_what_needs_all_rows_is_refused_before_anything_starts(fed):
