@@ -113,6 +113,22 @@ def test_texts_that_no_training_row_has():
         assert data.preprocess.transform(test).tolist() == data.x_test.tolist()
 
 
+def test_categories_that_only_test_rows_have():
+    """Held out of one table: codes are those of the training rows alone."""
+    frame = pd.DataFrame({"a": ["z", "b", "c", "z"], "b": [1.0, 2, 3, 4], "y": [0, 1, 0, 1]})
+    test = pd.DataFrame({"a": ["a", "z"], "b": [5.0, 6], "y": [0, 1]})
+    data = fd.load(frame, test=test, scale=None)
+    assert data.preprocess.categories == {"a": ("b", "c", "z")}
+    assert data.x_test.tolist() == [[5, 0, 0, 0], [6, 0, 0, 1]]
+    raw = Raw(
+        np.array([[1.0], [3], [1]]), np.zeros(3), np.array([[0.0], [2], [3]]), np.zeros(3),
+        feature_names=["a"], categories={"a": ("p", "q", "r", "s")},
+    )  # fmt: skip
+    found, x, x_test = fit(raw, None, None, "set")
+    assert found.categories == {"a": ("q", "s")}
+    assert x.tolist() == [[1, 0], [0, 1], [1, 0]] and x_test.tolist() == [[0, 0], [0, 0], [0, 1]]
+
+
 def test_numbers_written_as_text_and_texts_that_are_numbers():
     frame = pd.DataFrame({"a": ["1", "2", None, "4"], "y": [0, 1, 0, 1]})
     frame["c"] = pd.Categorical([10, 20, 10, 20])
