@@ -187,6 +187,8 @@ class Run:
         trees, meta = files.read(path)
         try:
             return cls._of(path, trees, meta, algorithm)
+        except FoedusError:
+            raise
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise CheckpointError(f"{path} is damaged: {error!r}") from error
 
