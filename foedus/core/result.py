@@ -91,7 +91,7 @@ class Run:
                 f"client {client} has not taken part in any round, so it has no model of its own"
             )
         member = Client(torch.tensor(client), None, None, state, key, key, self.spec)  # type: ignore[arg-type]  # no rows here
-        return Predictor(lambda x: self.algorithm.outputs(member, x), self.spec)
+        return Predictor(self.algorithm.form(member), self.spec)
 
     def client_states(self) -> States:
         """What clients remember, in order of their ids."""
