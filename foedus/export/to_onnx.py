@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foedus.base import tree
 from foedus.base.spec import Spec
 from foedus.errors import ModelError
 from foedus.export import forms
@@ -60,7 +61,7 @@ def emit(graph: Graph, form: Any, x: str, spec: Spec) -> str:
             flat = graph.add("Flatten", x) if len(spec.shape) > 1 else x
             return emit_trees(graph, form.functions, oracle.shares(form.weights), flat)
         case forms.Ensemble(oracle=Net() as oracle):
-            each = [{k: v[j] for k, v in form.functions.items()} for j in range(len(form.weights))]
+            each = [tree.map(lambda v, j=j: v[j], form.functions) for j in range(len(form.weights))]
             parts = [emit_network(graph, oracle.model, params, x, spec) for params in each]
             return weighted(graph, parts, form.weights.float())
         case forms.OnFeatures():

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from foedus.base import tree
 from foedus.base.spec import Spec
 from foedus.errors import ModelError
 from foedus.export import forms
@@ -38,18 +39,20 @@ def to_torch(form: Any, spec: Spec) -> nn.Module:
     match form:
         case forms.Parametric():
             return network(form.model, form.params, spec)
-        case forms.Ensemble(oracle=Net() as oracle):
-            return _ensemble(form, oracle)
         case forms.Ensemble() if not len(form.weights):
             return Constant(torch.zeros(form.spec.outputs))
+        case forms.Ensemble(oracle=Net() as oracle):
+            each = [tree.map(lambda v, j=j: v[j], form.functions) for j in range(len(form.weights))]
+            members = [network(oracle.model, params, spec) for params in each]
+            return WeightedSum(members, form.weights.float())
         case forms.OnFeatures():
-            *maps, last = *feature_layers(form.features, spec, form.w.dtype), _linear(form.w.mT)
-            return nn.Sequential(*maps, last)
+            maps = feature_layers(form.features, spec, form.w.dtype)
+            return nn.Sequential(*maps, _linear(form.w.mT))
         case forms.Mixture(predictors=Densities()):
             return Constant(form.predictors.mixture(form.weights, torch.zeros(1, 1))[0].clone())
         case forms.Mixture(predictors=Classifiers() as given) if given.modules_only:
-            members = [nn.Sequential(copy.deepcopy(m), nn.Softmax(-1)) for m in given.members]
-            return WeightedSum([m.eval() for m in members], form.weights.float())
+            shares = [nn.Sequential(copy.deepcopy(m), nn.Softmax(-1)) for m in given.members]
+            return WeightedSum([m.eval() for m in shares], form.weights.float())
         case forms.SomeColumns(columns=None):
             return to_torch(form.form, spec)
         case forms.SomeColumns():
@@ -114,14 +117,6 @@ def _filled(layer: Any, weight: Tensor, bias: Tensor | None) -> nn.Module:
         if bias is not None:
             layer.bias.copy_(bias)
     return layer
-
-
-def _ensemble(form: forms.Ensemble, oracle: Net) -> nn.Module:
-    if not len(form.weights):
-        return Constant(torch.zeros(form.spec.outputs))
-    each = [{k: v[j] for k, v in form.functions.items()} for j in range(len(form.weights))]
-    members = [network(oracle.model, params, form.spec) for params in each]
-    return WeightedSum(members, form.weights.float())
 
 
 def columns_spec(form: forms.SomeColumns, spec: Spec) -> Spec:

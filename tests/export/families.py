@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 import torch
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.naive_bayes import GaussianNB
 
 import foedus as fd
@@ -112,6 +112,12 @@ RUNS = {
         TWO_VALUES,
     ),
     "fedres-erm": (lambda: fd.FedResERM(shared=[0, 5], private=[1, 3]), BINARY),
+    "bandit": (
+        lambda: fd.FedResBandit(shared=[3, 0], private=[1, 2], every=1),
+        fd.linear_bandit(3, actions=4, shared=2, private=2, rounds=20),
+    ),
+    "independent": (lambda: fd.Independent(fd.Linear(), lr=0.1), THREE),
+    "ffgb-estimators": (lambda: fd.FFGB(fd.Sklearn(LinearRegression()), step=0.1), TWO_VALUES),
     "fedboost-densities": (lambda: fd.FedBoost(fd.Densities.of_clients(THREE), 2), THREE),
     "fedboost-networks": (lambda: fd.FedBoost(fd.Classifiers(networks(), 3), 1), THREE),
     "fedboost-estimators": (lambda: fd.FedBoost(fd.Classifiers(estimators(), 3), 1), THREE),
@@ -131,6 +137,7 @@ def rows(name: str) -> np.ndarray:
 
 
 def models(name: str) -> list[fd.Predictor]:
-    """The global model and, where clients have their own, one of those."""
+    """The global model, where there is one, and a client's own, where it has one."""
     made = run(name)
-    return [made.model, *([made.model_of(1)] if made.algorithm.personal else [])]
+    own = [made.model_of(1)] if made.algorithm.personal else []
+    return own if name == "independent" else [made.model, *own]

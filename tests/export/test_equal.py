@@ -12,10 +12,11 @@ import foedus as fd
 from tests.export.families import RUNS, models, rows
 
 NOT_TORCH = {"ffgb-trees", "ffgb-trees-logistic", "ffgb-trees-values", "ffgb-trees-two-values"}
-NOT_TORCH |= {"ffgb-trees-images", "fedboost-estimators"}
+NOT_TORCH |= {"ffgb-trees-images", "fedboost-estimators", "ffgb-estimators"}
 NOT_SKLEARN = {"fedavg-mlp", "fedavg-mlp-values", "fedavg-cnn", "fedavg-cnn-valid"}
 NOT_SKLEARN |= {"fedavg-module", "ffgb-networks", "ffgb-modules", "ffgb-distill", "fedres-mlp"}
-NOT_ONNX = {"fedboost-estimators"}
+NOT_SKLEARN |= {"bandit", "ffgb-estimators"}
+NOT_ONNX = {"fedboost-estimators", "ffgb-estimators"}
 
 
 def onnx_outputs(model: fd.Predictor, x: np.ndarray, path) -> dict[str, np.ndarray]:
