@@ -149,7 +149,8 @@ class Run:
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the run to one file (safetensors, with JSON inside): state, client models if
-        personal, history, settings.
+        personal, history, settings; of a user's torch modules the tensors and the names of their
+        classes.
         """
         meta = {
             "kind": "run",

@@ -19,7 +19,9 @@ class Applied(nn.Module):
         super().__init__()
         self.model, self.names = model, tuple(params)
         for name, p in params.items():
-            self.register_parameter(name.replace("/", "_"), nn.Parameter(p.detach().clone()))
+            self.register_parameter(
+                name.replace("/", "_").replace(".", "_"), nn.Parameter(p.detach().clone())
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.model.apply(dict(zip(self.names, self.parameters(), strict=True)), x)

@@ -18,12 +18,11 @@ from sklearn.preprocessing import FunctionTransformer, LabelEncoder, PolynomialF
 from torch import Tensor, nn
 
 from foedus.base.spec import Spec
-from foedus.errors import ModelError
 from foedus.export import estimators as own
 from foedus.export import forms
 from foedus.export.probabilities import softmax
 from foedus.export.refuse import refuse
-from foedus.export.to_torch import columns_spec
+from foedus.export.to_torch import columns_spec, known, plain
 from foedus.models.features import FeatureMap, Identity, ModuleFeatures, Polynomial, RandomFourier
 from foedus.models.linear import Linear
 from foedus.models.oracles import Forest
@@ -81,11 +80,11 @@ def named(estimator: BaseEstimator, spec: Spec, columns: np.ndarray | None) -> B
 def affine(form: Any, spec: Spec) -> Affine | None:
     """W and b of a form that is W x + b, if it is."""
     match form:
-        case forms.Parametric(model=Linear()):
+        case forms.Parametric(model=Linear()) if plain(form.model):
             weight = form.params["weight"].double().numpy()
             bias = form.params.get("bias", torch.zeros(len(weight)))
             return weight, bias.double().numpy()
-        case forms.OnFeatures(features=Identity()):
+        case forms.OnFeatures(features=Identity()) if type(form.features) is Identity:
             return split(form)
         case forms.SomeColumns(columns=None):
             return affine(form.form, spec)
@@ -154,6 +153,7 @@ def on_features(
 def transformer(features: FeatureMap, spec: Spec) -> BaseEstimator:
     """A feature map as a fitted transformer."""
     row = np.zeros((1, spec.features))
+    known(features, "transformer")
     match features:
         case Identity():
             return FunctionTransformer().fit(row)
@@ -166,7 +166,7 @@ def transformer(features: FeatureMap, spec: Spec) -> BaseEstimator:
             return fitted(made, random_weights_=waves[:-1], random_offset_=waves[-1])
         case ModuleFeatures():
             return fitted(own.ModuleTransformer(), features_=features, shape_=spec.shape)
-    raise ModelError(f"the feature map {type(features).__name__} has no transformer")
+    raise AssertionError(features)
 
 
 def voting(

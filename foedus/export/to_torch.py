@@ -75,22 +75,28 @@ def network(model: Model, params: Params, spec: Spec) -> nn.Module:
         named = {name.replace("/", "."): p.detach() for name, p in params.items()}
         module.load_state_dict(named, strict=False)  # what is not trained stays as it is
         return module
+    if not plain(model):
+        return Applied(model, params)
     flat = [nn.Flatten()] if len(spec.shape) > 1 else []
     if isinstance(model, Linear):
         return _chain(flat, [_linear(params["weight"], params.get("bias"))])
     if isinstance(model, MLP):
         return _chain(flat, _dense(params, len(model.hidden), nn.ReLU()))
-    if isinstance(model, CNN):
-        bend = nn.LeakyReLU(model.leak) if model.leak else nn.ReLU()
-        image = [] if len(spec.shape) == 3 else [nn.Flatten(), nn.Unflatten(1, image_shape(spec))]
-        layers: list[nn.Module] = []
-        for i in range(len(model.channels)):
-            weight, bias = params[f"conv{i}"], params[f"conv_bias{i}"]
-            pad = model.kernel // 2 if model.padding == "same" else 0
-            conv = nn.Conv2d(weight.shape[1], weight.shape[0], model.kernel, padding=pad)
-            layers += [_filled(conv, weight, bias), nn.MaxPool2d(2), bend]
-        return _chain(image, layers, [nn.Flatten()], _dense(params, len(model.hidden), bend))
-    return Applied(model, params)
+    assert isinstance(model, CNN)
+    bend = nn.LeakyReLU(model.leak) if model.leak else nn.ReLU()
+    image = [] if len(spec.shape) == 3 else [nn.Flatten(), nn.Unflatten(1, image_shape(spec))]
+    layers: list[nn.Module] = []
+    for i in range(len(model.channels)):
+        weight, bias = params[f"conv{i}"], params[f"conv_bias{i}"]
+        pad = model.kernel // 2 if model.padding == "same" else 0
+        conv = nn.Conv2d(weight.shape[1], weight.shape[0], model.kernel, padding=pad)
+        layers += [_filled(conv, weight, bias), nn.MaxPool2d(2), bend]
+    return _chain(image, layers, [nn.Flatten()], _dense(params, len(model.hidden), bend))
+
+
+def plain(model: Model) -> bool:
+    """Whether it is one of foedus' own models; a subclass may compute something else."""
+    return type(model) in (Linear, MLP, CNN)
 
 
 def _chain(*parts: list[Any]) -> nn.Module:
@@ -129,6 +135,7 @@ def columns_spec(form: forms.SomeColumns, spec: Spec) -> Spec:
 def feature_layers(features: FeatureMap, spec: Spec, dtype: torch.dtype) -> list[nn.Module]:
     """A feature map as layers that work in `dtype`."""
     start: list[nn.Module] = [nn.Flatten(), Cast(dtype)]
+    known(features, "export")
     match features:
         case Identity(intercept=False):
             return start
@@ -143,4 +150,10 @@ def feature_layers(features: FeatureMap, spec: Spec, dtype: torch.dtype) -> list
         case ModuleFeatures():
             module = copy.deepcopy(features.frozen)
             return [Cast(features.precision or torch.float32), module, nn.Flatten(), Cast(dtype)]
-    raise ModelError(f"the feature map {type(features).__name__} has no export")
+    raise AssertionError(features)
+
+
+def known(features: FeatureMap, export: str) -> None:
+    """Refuse feature maps that are not foedus' own; a subclass may compute something else."""
+    if type(features) not in (Identity, Polynomial, RandomFourier, ModuleFeatures):
+        raise ModelError(f"the feature map {type(features).__name__} has no {export}")

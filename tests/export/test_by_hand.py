@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -85,6 +86,24 @@ def test_a_model_class_of_the_user_is_wrapped(tmp_path):
     assert module(torch.tensor([[2.0, 9.0]])).tolist() == [[6.0]]
     found = onnx_outputs(model, np.array([[2.0, 9.0]], np.float32), tmp_path / "m")
     assert found["outputs"].tolist() == [[6.0]]
+
+
+@dataclass(frozen=True)
+class Doubled(fd.Linear):
+    """Computes something else than the model that it is derived from."""
+
+    def apply(self, params, x):
+        return 2 * super().apply(params, x)
+
+
+def test_a_subclass_of_a_model_is_not_taken_for_the_model(tmp_path):
+    model = fd.Predictor(forms.Parametric(Doubled(False), {"weight": torch.ones(1, 2)}), VALUE)
+    x = np.array([[2.0, 1.0]], np.float32)
+    assert model.predict(x).tolist() == [6.0]
+    assert model.to_torch()(torch.from_numpy(x)).tolist() == [[6.0]]
+    assert onnx_outputs(model, x, tmp_path / "m")["outputs"].tolist() == [[6.0]]
+    with pytest.raises(fd.ModelError, match=r"a model with parameters \(Doubled\)"):
+        model.to_sklearn()
 
 
 class Slope(fd.Model):
@@ -283,7 +302,9 @@ def test_features(given, expected, tmp_path):
     assert onnx_outputs(model, x, tmp_path / "m")["outputs"].tolist() == [expected]
 
 
-class Odd(features.FeatureMap):
+class Odd(features.Identity):
+    """Not the map that it is derived from."""
+
     def size(self, spec):
         return 1
 

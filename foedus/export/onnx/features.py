@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from foedus.base.spec import Spec
-from foedus.errors import ModelError
 from foedus.export.onnx.graph import Graph
 from foedus.export.onnx.networks import constant_rows
+from foedus.export.to_torch import known
 from foedus.models.features import FeatureMap, Identity, ModuleFeatures, Polynomial, RandomFourier
 
 
@@ -19,6 +19,7 @@ def emit_features(
     graph: Graph, features: FeatureMap, x: str, spec: Spec, dtype: torch.dtype
 ) -> str:
     """Features (n, M) in `dtype`."""
+    known(features, "ONNX export")
     if isinstance(features, ModuleFeatures):
         own = features.precision or torch.float32
         module = nn.Sequential(copy.deepcopy(features.frozen), nn.Flatten())
@@ -40,7 +41,7 @@ def emit_features(
             turns = graph.add("Add", turns, graph.constant(waves[-1]))
             scale = graph.constant(torch.tensor(features.scale, dtype=dtype))
             return graph.add("Mul", graph.add("Cos", turns), scale)
-    raise ModelError(f"the feature map {type(features).__name__} has no ONNX export")
+    raise AssertionError(features)
 
 
 def ones(graph: Graph, x: str, dtype: torch.dtype) -> str:

@@ -8,29 +8,28 @@ from torch import Tensor
 
 from foedus.base.spec import Spec
 from foedus.export.onnx.graph import Graph
-from foedus.export.to_torch import network
+from foedus.export.to_torch import network, plain
 from foedus.models.base import Model, Params, image_shape
 from foedus.models.cnn import CNN
-from foedus.models.linear import Linear
 from foedus.models.mlp import MLP
 
 
 def emit_network(graph: Graph, model: Model, params: Params, x: str, spec: Spec) -> str:
     """A model with its parameters; one that is not foedus' own by way of PyTorch."""
-    if not isinstance(model, Linear | MLP | CNN):
+    if not plain(model):
         return graph.module(network(model, params, spec), x, spec.shape, torch.float32)
-    flat = len(spec.shape) == 1
+    leak = 0.0
     if isinstance(model, CNN):
-        x, flat = emit_convolutions(graph, model, params, x, spec), False
-    x = x if flat else graph.add("Flatten", x)
-    leak = model.leak if isinstance(model, CNN) else 0.0
-    hidden = () if isinstance(model, Linear) else model.hidden
-    layers = [("weight", "bias")] if isinstance(model, Linear) else []
-    layers = layers or [(f"weight{i}", f"bias{i}") for i in range(len(hidden) + 1)]
-    for i, (weight, bias) in enumerate(layers):
+        x, leak = emit_convolutions(graph, model, params, x, spec), model.leak
+    if isinstance(model, CNN) or len(spec.shape) > 1:
+        x = graph.add("Flatten", x)
+    layers = [("weight", "bias")]
+    if isinstance(model, MLP | CNN):
+        layers = [(f"weight{i}", f"bias{i}") for i in range(len(model.hidden) + 1)]
+    x = graph.cast(x, params[layers[0][0]].dtype)
+    for i, names in enumerate(layers):
         x = emit_bend(graph, x, leak) if i else x
-        x = graph.cast(x, params[weight].dtype) if not i else x
-        terms = [graph.constant(params[name]) for name in (weight, bias) if name in params]
+        terms = [graph.constant(params[name]) for name in names if name in params]
         x = graph.add("Gemm", x, *terms, transB=1)
     return x
 
