@@ -13,6 +13,7 @@ from foedus.base.tree import State
 from foedus.core.algorithm import Algorithm, Batching, Client
 from foedus.core.clients import Clients
 from foedus.core.predictor import Predictor
+from foedus.export.forms import Parametric
 from foedus.models.base import Model, Params, model_of
 from foedus.models.linear import Linear
 from foedus.models.losses import loss_for
@@ -58,7 +59,7 @@ class LocalTraining(Training, Algorithm):
         return State(w=self.model.init(clients.spec, clients.shared), spec=clients.spec)
 
     def predictor(self, state: State) -> Predictor | None:
-        return Predictor(lambda x: self.model.apply(state.w, x), state.spec)
+        return Predictor(Parametric(self.model, state.w), state.spec)
 
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         return loss_for(self.loss, None if y.is_floating_point() else outputs.shape[-1]).value(

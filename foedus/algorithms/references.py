@@ -11,6 +11,7 @@ from foedus.algorithms.local_training import LocalTraining
 from foedus.base.tree import State
 from foedus.core.algorithm import Client
 from foedus.core.clients import Clients
+from foedus.export.forms import Form, Parametric
 from foedus.models.base import Params
 from foedus.models.training.memory import fresh_memory
 
@@ -34,7 +35,10 @@ class Independent(LocalTraining):
         return {}, {"w": trained["params"], "memory": trained["memory"]}
 
     def outputs(self, client: Client, x: Tensor) -> Tensor:
-        return self.model.apply(client.state["w"], x)
+        return self.form(client)(x)
+
+    def form(self, client: Client) -> Form:
+        return Parametric(self.model, client.state["w"])
 
     def start(self, clients: Clients) -> State:
         return State()

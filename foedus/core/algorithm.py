@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor
@@ -201,6 +202,12 @@ class Algorithm:
 
     def outputs(self, client: Client, x: Tensor) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} is not personal")
+
+    def form(self, client: Client) -> Callable[[Tensor], Tensor]:
+        """Where `personal`, the client's own model; it can be exported if it is one of
+        `foedus.export.forms`.
+        """
+        return partial(self.outputs, client)
 
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The loss of each row, for evaluation."""

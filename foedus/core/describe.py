@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import re
 import zlib
+from collections.abc import Mapping
 from functools import reduce
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -41,20 +43,29 @@ def _checksum(value: Any) -> dict[str, int]:
     return {"weights": reduce(lambda c, a: zlib.crc32(a, c), arrays, 0)}
 
 
-def from_config(config: Any, known: dict[str, type], where: str = "config") -> Any:
+def from_config(
+    config: Any,
+    known: dict[str, type],
+    where: str = "config",
+    opaque: Mapping[str, Any] = MappingProxyType({}),
+) -> Any:
     """The inverse of `to_config`; `known` lists the classes that may be built.
 
-    `where` names the place in errors.
+    `where` names the place in errors; `opaque` has, by place, what text cannot describe.
     """
     if isinstance(config, list):
-        return tuple(from_config(v, known, f"{where}[{i}]") for i, v in enumerate(config))
+        return tuple(from_config(v, known, f"{where}[{i}]", opaque) for i, v in enumerate(config))
     if not isinstance(config, dict):
         return config
     if "opaque" in config:
+        if where in opaque:
+            if to_config(opaque[where]) != config:
+                raise ConfigError(f"{where} is not the {shown(config['opaque'])} that was saved")
+            return opaque[where]
         first = str(config["opaque"]).partition("\n")[0]
         raise ConfigError(f"{where} holds {shown(first)}, which cannot be built from text")
     if "type" not in config:
-        return {k: from_config(v, known, f"{where}.{k}") for k, v in config.items()}
+        return {k: from_config(v, known, f"{where}.{k}", opaque) for k, v in config.items()}
     name = config["type"]
     if not isinstance(name, str) or name not in known:
         raise ConfigError(f"{where}: {unknown('type', name, sorted(known))}")
@@ -66,7 +77,7 @@ def from_config(config: Any, known: dict[str, type], where: str = "config") -> A
             continue
         if k not in fields:
             raise ConfigError(f"{where}: {unknown(f'{name} setting', k, sorted(fields))}")
-        values[k] = from_config(v, known, f"{where}.{k}")
+        values[k] = from_config(v, known, f"{where}.{k}", opaque)
         if "local" in fields[k].metadata and values[k] != fields[k].default:
             raise ConfigError(
                 f"{where}.{k}: what is trusted is never taken from a file or a message; make the "

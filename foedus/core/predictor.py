@@ -1,43 +1,56 @@
-"""A trained model as users see it: rows in, NumPy out."""
+"""A trained model as users see it: rows in, NumPy out, and accepted by scikit-learn."""
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from foedus.base.spec import Spec
-from foedus.errors import DataError
+from foedus.errors import DataError, ModelError
+from foedus.export.probabilities import softmax
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from foedus.data.preprocess import Preprocessor
-
-
-def _softmax(outputs: Tensor) -> Tensor:
-    return outputs.softmax(-1)
 
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """A trained model: rows in, numpy out.
+    """A trained model: rows in, NumPy out.
 
     Rows are raw, in a DataFrame or a dictionary with columns by name, which `preprocess` makes what
     the model is given; or an array of such, as `data.x_test` is.
+
+    It is a fitted estimator to scikit-learn (`sklearn.inspection`, `sklearn.metrics`; for what
+    calls `fit`, wrap it in `sklearn.frozen.FrozenEstimator`), and can be pickled where its form
+    can.
+
+    Args:
+        form: Raw outputs (n, outputs) of rows: one of `foedus.export.forms`, or any function.
+        spec: The form of the data.
+        probabilities: From raw outputs, for classification.
+        preprocess: What makes of raw rows those that the model is given.
+        class_values: What `predict` says of tables for class 0, 1, ...; `None`: these numbers.
+
+    Example:
+        >>> run.model.predict_proba(x).shape
+        (100, 10)
     """
 
-    forward: Callable[[Tensor], Tensor]
+    form: Callable[[Tensor], Tensor]
     spec: Spec
-    probabilities: Callable[[Tensor], Tensor] = _softmax
-    """From raw outputs, for classification."""
+    probabilities: Callable[[Tensor], Tensor] = softmax
     preprocess: Preprocessor | None = None
     class_values: tuple[Any, ...] | None = None
-    """What `predict` says of tables for class 0, 1, ...; `None`: these numbers."""
 
     block: ClassVar[int] = 8192
 
@@ -65,8 +78,8 @@ class Predictor:
             )
         with torch.no_grad():
             if len(x) <= self.block:
-                return self.forward(x) if len(x) else torch.empty(0, self.spec.outputs)
-            return torch.cat([self.forward(b) for b in x.split(self.block)])
+                return self.form(x) if len(x) else torch.empty(0, self.spec.outputs)
+            return torch.cat([self.form(b) for b in x.split(self.block)])
 
     def predict(self, x: Any) -> np.ndarray:
         """Classes, or values for regression ((n,) where there is one output).
@@ -88,6 +101,102 @@ class Predictor:
                 "predict_proba is for classification; this model predicts values (use predict)"
             )
         return self.probabilities(self.outputs(x)).numpy()
+
+    # -- out of foedus -----------------------------------------------------------------------------
+
+    def to_torch(self) -> nn.Module:
+        """A PyTorch module that gives the raw outputs: the user's own class where one was given."""
+        from foedus.export.to_torch import to_torch
+
+        return to_torch(self.form, self.spec)
+
+    def to_sklearn(self) -> Any:
+        """A fitted scikit-learn estimator of rows (n, features)."""
+        from foedus.export.to_sklearn import to_sklearn
+
+        classes, names = self.classes_ if self.spec.classes else None, self.feature_names
+        columns = None if names is None else np.array(names, object)
+        return to_sklearn(self.form, self.spec, self.probabilities, classes, columns)
+
+    def to_onnx(self, path: str | os.PathLike) -> None:
+        """Write an ONNX file: rows "x", "outputs" and, for classification, "probabilities"."""
+        from foedus.export.to_onnx import to_onnx
+
+        values = self.class_values
+        classes = None if values is None else tuple(map(str, values))
+        names = {"classes": classes, "features": self.feature_names}
+        to_onnx(self.form, self.spec, self.probabilities, path, names)
+
+    # -- scikit-learn ------------------------------------------------------------------------------
+
+    @property
+    def feature_names(self) -> tuple[str, ...] | None:
+        """Of what the model is given: columns of numbers, then categories."""
+        return None if self.preprocess is None else self.preprocess.feature_names
+
+    @property
+    def classes_(self) -> np.ndarray:
+        values = self.class_values
+        if not self.spec.classes:
+            raise AttributeError("classes_ is for classification; this model predicts values")
+        return np.arange(self.spec.classes) if values is None else np.array(values)
+
+    @property
+    def n_features_in_(self) -> int:
+        """Columns of a table, or features of an array."""
+        columns = None if self.preprocess is None else self.preprocess.names
+        return self.spec.features if columns is None else len(columns)
+
+    @property
+    def feature_names_in_(self) -> np.ndarray:
+        """The columns of a table."""
+        columns = None if self.preprocess is None else self.preprocess.names
+        if columns is None:
+            raise AttributeError("the columns of this model have no names")
+        return np.array(columns, object)
+
+    @property
+    def _estimator_type(self) -> str:  # scikit-learn before 1.6
+        return "classifier" if self.spec.classes else "regressor"
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import ClassifierTags, RegressorTags, Tags, TargetTags
+
+        kinds = (
+            {"classifier_tags": ClassifierTags()}
+            if self.spec.classes
+            else {"regressor_tags": RegressorTags()}
+        )
+        return Tags(self._estimator_type, TargetTags(required=True), **kinds)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return True
+
+    def __sklearn_clone__(self) -> Self:
+        return self
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """There is nothing to set: the model is trained."""
+        return {}
+
+    def set_params(self, **params: Any) -> Self:
+        if params:
+            raise ModelError(f"a trained model has no settings; it was given {sorted(params)}")
+        return self
+
+    def fit(self, x: Any, y: Any = None, **settings: Any) -> NoReturn:
+        """Refused: a run has trained the model."""
+        raise ModelError(
+            "this model was trained by a federated run and is not fitted again; wrap it in "
+            "sklearn.frozen.FrozenEstimator for tools that call fit"
+        )
+
+    def score(self, x: Any, y: Any, sample_weight: Any = None) -> float:
+        """Accuracy, or R^2 for regression."""
+        from sklearn.metrics import accuracy_score, r2_score
+
+        metric = accuracy_score if self.spec.classes else r2_score
+        return float(metric(y, self.predict(x), sample_weight=sample_weight))
 
 
 def _is_table(x: object) -> bool:

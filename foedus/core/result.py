@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import os
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from pathlib import Path
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from foedus.core.algorithm import Algorithm, Client
 from foedus.core.arguments import differences
 from foedus.core.describe import from_config, subclasses, to_config
 from foedus.core.history import History
+from foedus.core.modules import ImportFrom, described, imported, restored
 from foedus.core.predictor import Predictor
 from foedus.data.preprocess import Preprocessor
 from foedus.errors import CheckpointError, ConfigError, FoedusError
@@ -100,7 +103,7 @@ class Run:
                 f"client {client} has not taken part in any round, so it has no model of its own"
             )
         member = Client(torch.tensor(client), None, None, state, key, key, self.spec)  # type: ignore[arg-type]  # no rows here
-        return self._named(Predictor(lambda x: self.algorithm.outputs(member, x), self.spec))
+        return self._named(Predictor(self.algorithm.form(member), self.spec))
 
     def client_states(self) -> States:
         """What clients remember, in order of their ids."""
@@ -159,7 +162,8 @@ class Run:
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the run to one file (safetensors, with JSON inside): state, client models if
-        personal, history, settings.
+        personal, history, settings; of a user's torch modules the tensors and the names of their
+        classes.
         """
         meta = {
             "kind": "run",
@@ -174,19 +178,37 @@ class Run:
             "preprocess": None if self.preprocess is None else self.preprocess.to_json(),
             "class_values": None if self.class_values is None else list(self.class_values),
         }
-        clients = self.clients if self.algorithm.personal else None
+        trees: dict[str, Tree] = {"state": self.state}
+        trees["clients"] = self.clients if self.algorithm.personal else None
+        notes, tensors = described(self.algorithm)
+        if notes:
+            meta["modules"], trees["modules"] = notes, tensors
         files.sweep(Path(path))
-        files.write(path, {"state": self.state, "clients": clients}, meta)
+        files.write(path, trees, meta)
 
     @classmethod
-    def load(cls, path: str | os.PathLike, algorithm: Algorithm | None = None) -> Run:
+    def load(
+        cls,
+        path: str | os.PathLike,
+        algorithm: Algorithm | None = None,
+        import_from: ImportFrom = (),
+    ) -> Run:
         """Read a saved run.
 
-        Pass the algorithm if it holds what text cannot describe (a `torch.nn.Module`).
+        Args:
+            path: The file.
+            algorithm: Needed if it holds what text cannot describe.
+            import_from: Python modules, or their names, in which to look for the classes of the
+                user's `torch.nn.Module`s; they are made without arguments. Code is imported from
+                nowhere else.
+
+        Example:
+            >>> run = fd.Run.load("run.foedus", import_from=["mymodels"])
         """
+        homes = imported(import_from)
         trees, meta = files.read(path)
         try:
-            return cls._of(path, trees, meta, algorithm)
+            return cls._of(path, trees, meta, algorithm, homes)
         except FoedusError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
@@ -199,6 +221,7 @@ class Run:
         trees: dict[str, Tree],
         meta: dict[str, Any],
         algorithm: Algorithm | None,
+        homes: list[ModuleType],
     ) -> Run:
         if meta.get("kind") != "run":
             raise CheckpointError(
@@ -206,11 +229,15 @@ class Run:
                 "resume=True)"
             )
         if algorithm is None:
+            notes, tensors = meta.get("modules", []), trees.get("modules", [])
             try:
-                algorithm = known_algorithm(meta["settings"]["algorithm"])
+                modules = restored(notes, tensors, homes) if homes else {}
+                algorithm = known_algorithm(meta["settings"]["algorithm"], modules)
             except ConfigError as error:
+                classes = ", ".join(n["class"].partition(":")[2] for n in notes)
+                also = f", or where {classes} is: import_from=[...]" if notes and not homes else ""
                 raise CheckpointError(
-                    f"{path}: {error}; pass the algorithm: fd.Run.load(path, algorithm=...)"
+                    f"{path}: {error}; pass the algorithm: fd.Run.load(path, algorithm=...){also}"
                 ) from error
         elif type(algorithm) is not Algorithm and (
             differ := differences(meta["settings"]["algorithm"], to_config(algorithm), "algorithm")
@@ -250,8 +277,8 @@ class Run:
         )
 
 
-def known_algorithm(config: Any) -> Algorithm:
-    """The algorithm that `to_config` described, if text can describe it."""
+def known_algorithm(config: Any, modules: Mapping[str, Any] = MappingProxyType({})) -> Algorithm:
+    """The algorithm that `to_config` described, if text and modules by place can describe it."""
     from foedus.geometry import Domain, Mirror, ModelDomain
     from foedus.models import FeatureMap, Model, Oracle, Training
 
@@ -260,7 +287,7 @@ def known_algorithm(config: Any) -> Algorithm:
         **subclasses(Algorithm, Domain, FeatureMap, Mirror, Model, ModelDomain, Oracle),
         "Training": Training,
     }
-    algorithm = from_config(config, known, "algorithm")
+    algorithm = from_config(config, known, "algorithm", modules)
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(f"algorithm: {str(config)[:80]!r} describes no algorithm")
     return algorithm

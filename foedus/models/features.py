@@ -106,6 +106,10 @@ class Polynomial(FeatureMap):
             phi *= x[:, column]
         return phi
 
+    def factors(self, features: int) -> Tensor:
+        """The factors of each monomial (M, degree); 0 is the constant, j + 1 the feature j."""
+        return _factors(features + 1, self.degree)
+
 
 @lru_cache(maxsize=8)
 def _factors(features: int, degree: int) -> Tensor:
@@ -146,25 +150,33 @@ class RandomFourier(FeatureMap):
     def __call__(
         self, x: Tensor, dtype: torch.dtype = torch.float64, out: Tensor | None = None
     ) -> Tensor:
-        if self.seed is None:
-            raise ConfigError(
-                "these random features have no seed yet: a run gives them its own; outside of one "
-                "pass seed=..."
-            )
         x = x.flatten(1)
-        waves = _waves(x.shape[1], self.dim, self.bandwidth, self.seed, dtype)
+        waves = self.waves(x.shape[1], dtype)
         used = (x != 0).any(0)
         # what is 0 in all of these rows, such as an image's margin, takes no part in the product
         if not bool(used.all()):
             x = x[:, used]
             waves = waves[torch.cat((used, used.new_ones(1)))]
-        scale = math.sqrt((2 if self.unbiased else 1) / self.dim)
         phi = waves.new_empty(len(x), self.dim) if out is None else out
         for some, part in zip(x.split(_ROWS), phi.split(_ROWS), strict=True):
             with_one = waves.new_ones(len(some), len(waves))
             with_one[:, :-1] = some
-            torch.mm(with_one, waves, out=part).cos_().mul_(scale)
+            torch.mm(with_one, waves, out=part).cos_().mul_(self.scale)
         return phi
+
+    @property
+    def scale(self) -> float:
+        """s."""
+        return math.sqrt((2 if self.unbiased else 1) / self.dim)
+
+    def waves(self, features: int, dtype: torch.dtype) -> Tensor:
+        """Omega (features, M) and, as the last row, b."""
+        if self.seed is None:
+            raise ConfigError(
+                "these random features have no seed yet: a run gives them its own; outside of one "
+                "pass seed=..."
+            )
+        return _waves(features, self.dim, self.bandwidth, self.seed, dtype)
 
 
 @lru_cache(maxsize=4)
@@ -201,9 +213,13 @@ class ModuleFeatures(FeatureMap):
     def __call__(
         self, x: Tensor, dtype: torch.dtype = torch.float64, out: Tensor | None = None
     ) -> Tensor:
-        own = next((p.dtype for p in self.frozen.parameters() if p.is_floating_point()), x.dtype)
         with torch.no_grad():
-            return self.frozen(x.to(own)).flatten(1).to(dtype)
+            return self.frozen(x.to(self.precision or x.dtype)).flatten(1).to(dtype)
+
+    @property
+    def precision(self) -> torch.dtype | None:
+        """Of the module's parameters; `None`: it has none."""
+        return next((p.dtype for p in self.frozen.parameters() if p.is_floating_point()), None)
 
     def check(self, spec: Spec) -> None:
         super().check(spec)

@@ -108,8 +108,11 @@ class Forest(Oracle):
         return join_trees(functions)
 
     def values(self, functions: Trees, weights: Tensor, x: Tensor, spec: Spec) -> Tensor:
-        each = weights.double().repeat_interleave(self.trees) / self.trees
-        return predict_trees(functions, x, each)
+        return predict_trees(functions, x, self.shares(weights))
+
+    def shares(self, weights: Tensor) -> Tensor:
+        """The weight of each tree in the sum of functions, each an average of trees."""
+        return weights.double().repeat_interleave(self.trees) / self.trees
 
     def pick(self, functions: Trees, j: int) -> Trees:
         return some_trees(functions, j * self.trees, (j + 1) * self.trees)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -177,6 +178,10 @@ class Trees:
     value: Tensor
     roots: Tensor
     features: int
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is derived from the nodes: a copy is checked and packed anew."""
+        return {k: v for k, v in vars(self).items() if not k.startswith("_")}
 
     def fault(self) -> str | None:
         """What is wrong with the fields' dtypes and shapes, if anything."""

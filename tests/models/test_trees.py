@@ -4,7 +4,8 @@ the wire.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import pickle
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -426,3 +427,12 @@ def test_one_child_on_both_sides_is_refused():
     trees = Trees(**fields, threshold=torch.zeros(2), value=torch.ones(1, 1), features=2)
     with pytest.raises(fd.ReplyError, match="the child of one other"):
         check_trees(trees, 2, 1, 1)
+
+
+def test_a_pickled_copy_is_checked_and_packed_anew():
+    x = np.random.default_rng(0).normal(size=(30, 3)).astype(np.float32)
+    trees = fit_trees(x, x[:, :1].astype(np.float64), 2, seed=0)
+    before = predict_trees(trees, torch.from_numpy(x))
+    again = pickle.loads(pickle.dumps(trees))
+    assert set(vars(again)) == {f.name for f in fields(trees)} < set(vars(trees))
+    torch.testing.assert_close(predict_trees(again, torch.from_numpy(x)), before)

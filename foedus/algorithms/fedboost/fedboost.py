@@ -33,6 +33,8 @@ from foedus.core.exchange import NothingArrived
 from foedus.core.held import HeldItems
 from foedus.core.predictor import Predictor
 from foedus.errors import ConfigError
+from foedus.export.forms import Mixture
+from foedus.export.probabilities import as_they_are
 from foedus.geometry import Entropy, Mirror
 from foedus.models.predictors.base import Predictors
 
@@ -257,16 +259,10 @@ class FedBoost(Algorithm):
         return self.measure_every > 0 and clients.round % self.measure_every == 0
 
     def predictor(self, state: State) -> Predictor:
-        weight = self.result(state).float()
-        return Predictor(
-            lambda x: self.predictors.mixture(weight, x), state.spec, probabilities=_as_they_are
-        )
+        form = Mixture(self.predictors, self.result(state).float())
+        return Predictor(form, state.spec, as_they_are)
 
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         if self.loss == "log":
             return -(outputs.gather(-1, y.unsqueeze(-1)).squeeze(-1) + self.floor).log()
         return outputs.square().sum(-1) - 2 * outputs.gather(-1, y.unsqueeze(-1)).squeeze(-1) + 1
-
-
-def _as_they_are(outputs: Tensor) -> Tensor:
-    return outputs

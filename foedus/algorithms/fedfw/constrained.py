@@ -21,6 +21,7 @@ from foedus.core.clients import Clients
 from foedus.core.held import HeldArrays
 from foedus.core.predictor import Predictor
 from foedus.errors import ConfigError
+from foedus.export.forms import Parametric
 from foedus.geometry import Domain, L2Ball, ModelDomain, domain_of
 from foedus.models.base import Model, Params, model_of
 from foedus.models.linear import Linear
@@ -113,7 +114,7 @@ class ConstrainedTraining(Algorithm):
 
     def predictor(self, state: State) -> Predictor:
         center = state.center.value if isinstance(state.center, HeldArrays) else state.center
-        return Predictor(lambda x: self.model.apply(center, x), state.spec)
+        return Predictor(Parametric(self.model, center), state.spec)
 
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         return loss_for(self.loss, None if y.is_floating_point() else outputs.shape[-1]).value(

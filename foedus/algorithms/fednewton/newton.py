@@ -22,7 +22,7 @@ from annotated_types import Ge, Gt
 from torch import Tensor
 
 from foedus.algorithms.fednewton.divergence import foresee
-from foedus.algorithms.fednewton.regression import FeatureRegression, simplex_shares
+from foedus.algorithms.fednewton.regression import FeatureRegression
 from foedus.base.rows import Rows
 from foedus.base.spec import Spec
 from foedus.base.tree import State
@@ -30,6 +30,8 @@ from foedus.core.algorithm import Client
 from foedus.core.clients import Clients
 from foedus.core.predictor import Predictor
 from foedus.errors import ConfigError
+from foedus.export.forms import OnFeatures
+from foedus.export.probabilities import sigmoid_shares, simplex_shares, softmax
 from foedus.models import curvature
 from foedus.models.least_squares import DTYPES, product, solve
 from foedus.models.losses import Huber, Loss, loss_for
@@ -142,11 +144,9 @@ class FedNewton(FeatureRegression):
         )
 
     def predictor(self, state: State) -> Predictor:
-        shares = {
-            "logistic": lambda f: torch.nn.functional.logsigmoid(f).softmax(-1),
-            "cross_entropy": lambda f: f.softmax(-1),
-        }.get(self.loss, simplex_shares)
-        return Predictor(lambda x: self._outputs(x, state.w), state.spec, shares)
+        shares = {"logistic": sigmoid_shares, "cross_entropy": softmax}
+        form = OnFeatures(self.features, state.w)
+        return Predictor(form, state.spec, shares.get(self.loss, simplex_shares))
 
     # -- clients -----------------------------------------------------------------------------------
 

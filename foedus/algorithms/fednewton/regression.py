@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal, Self
 
-import torch
 from annotated_types import Gt
 from torch import Tensor
 
@@ -16,7 +15,8 @@ from foedus.base.tree import State
 from foedus.core.algorithm import Algorithm, Batching, Client
 from foedus.core.clients import Clients
 from foedus.core.predictor import Predictor
-from foedus.geometry import Simplex
+from foedus.export.forms import OnFeatures
+from foedus.export.probabilities import simplex_shares
 from foedus.models.features import FeatureMap, features_of
 from foedus.models.least_squares import DTYPES, Ridge, prepare_ridge, ridge_bytes
 from foedus.models.losses import loss_for
@@ -75,12 +75,7 @@ class FeatureRegression(Algorithm):
         return State(w=clients.mean(self.solve), spec=clients.spec)
 
     def predictor(self, state: State) -> Predictor:
-        return Predictor(lambda x: self._outputs(x, state.w), state.spec, simplex_shares)
-
-    def _outputs(self, x: Tensor, w: Tensor) -> Tensor:
-        """phi(x)^T w, in blocks of rows whose features are at most 64 MB."""
-        block = max(1, (1 << 26) // (len(w) * w.element_size()))
-        return torch.cat([self.features(some, w.dtype) @ w for some in x.split(block)])
+        return Predictor(OnFeatures(self.features, state.w), state.spec, simplex_shares)
 
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         return loss_for("squared", None).value(
@@ -113,10 +108,3 @@ class KRR(FeatureRegression):
 
     def round(self, clients: Clients, state: State) -> State:
         return state
-
-
-def simplex_shares(outputs: Tensor) -> Tensor:
-    """Probabilities from one-against-all outputs, which estimate 0 and 1: the closest point of the
-    probability simplex.
-    """
-    return Simplex().project(outputs, batch=1)

@@ -22,11 +22,12 @@ from annotated_types import Ge, Gt
 from torch import Tensor
 from torch.nn import functional as F
 
-from foedus.algorithms.fedres.pair import Columns, forward, part, union
+from foedus.algorithms.fedres.pair import forward, sum_of, union
 from foedus.algorithms.fedres.play import Actionwise, play
 from foedus.algorithms.fedres.sgd import FedRes
 from foedus.algorithms.fedres.step import in_range, log_tally
 from foedus.base import random
+from foedus.base.columns import Columns
 from foedus.base.spec import Spec
 from foedus.base.tree import State, Tree
 from foedus.core.algorithm import Client
@@ -34,6 +35,7 @@ from foedus.core.clients import Clients
 from foedus.core.exchange import NothingArrived
 from foedus.core.predictor import Predictor
 from foedus.errors import ConfigError, DataError, positive, whole_number
+from foedus.export.forms import Form
 from foedus.models.base import Model, Params, check_fits
 from foedus.models.linear import Linear
 
@@ -173,14 +175,15 @@ class FedResBandit(FedRes):
         return {**sums, "t": client.state["t"].double()}, None
 
     def outputs(self, client: Client, x: Tensor) -> Tensor:
-        z = torch.zeros(())
-        for model, columns, params in (
+        return self.form(client)(x)
+
+    def form(self, client: Client) -> Form:
+        models = (
             (self.global_model, self.shared, client.state.get("seen")),
             (*self.only_local, client.state.get("local")),
-        ):
-            used, _ = self.view(model, columns, client.spec)
-            z = z if used is None else z + used.apply(params, part(x, columns, x.dim() - 1))
-        return z
+        )
+        parts = [(self.view(m, columns, client.spec)[0], p, columns) for m, columns, p in models]
+        return sum_of(parts, len(client.spec.shape))
 
     # -- server ------------------------------------------------------------------------------------
 
@@ -242,9 +245,8 @@ class FedResBandit(FedRes):
         model, _ = self.view(self.global_model, self.shared, state.spec)
         if model is None:
             return None
-        return Predictor(
-            lambda x: model.apply(state.w, part(x, self.shared, x.dim() - 1)), state.spec
-        )
+        form = sum_of([(model, state.w, self.shared)], len(state.spec.shape))
+        return Predictor(form, state.spec)
 
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         return (outputs - y).square().mean(-1)

@@ -18,18 +18,17 @@ from torch import Tensor
 
 from foedus.algorithms.fedres.least_squares import least_squares
 from foedus.algorithms.fedres.pair import (
-    Columns,
     columns_of,
-    logits,
-    part,
     part_spec,
     row_loss,
+    scores,
     targets,
     value,
 )
 from foedus.algorithms.fedres.step import in_range, log_tally, stream
 from foedus.base import tree
 from foedus.base.batching import batched
+from foedus.base.columns import Columns, part
 from foedus.base.rows import take
 from foedus.base.settings import check_settings
 from foedus.base.spec import Spec
@@ -39,6 +38,8 @@ from foedus.core.clients import Clients
 from foedus.core.exchange import NothingArrived
 from foedus.core.predictor import Predictor
 from foedus.errors import ConfigError, DataError
+from foedus.export.forms import Form, OnFeatures, Rounded, SomeColumns, Total
+from foedus.models.features import Identity
 
 Statistics = dict[str, Tensor]
 
@@ -176,11 +177,17 @@ class FedResERM(Algorithm):
         return {"loss": client.state["loss"], "t": client.state["t"].double()}, None
 
     def outputs(self, client: Client, x: Tensor) -> Tensor:
-        z = (
-            self.features(x, self.shared, 1) @ client.state["seen"]
-            + self.features(x, self.private, 1) @ client.state["local"]
-        )
-        return logits(z.float(), client.spec)
+        return self.form(client)(x)
+
+    def form(self, client: Client) -> Form:
+        """The sum of the global and the local model."""
+        shared = self.linear(client.state["seen"], self.shared)
+        private = self.linear(client.state["local"], self.private)
+        return scores(Rounded(Total((shared, private))), client.spec)
+
+    def linear(self, w: Tensor, columns: Columns) -> Form:
+        """One of the two models."""
+        return SomeColumns(OnFeatures(Identity(intercept=self.bias), w), columns)
 
     def features(self, x: Tensor, columns: Columns, batch: int) -> Tensor:
         """Rows of one of the models, flat, in double precision, with a constant if there is a
@@ -237,10 +244,8 @@ class FedResERM(Algorithm):
         )
 
     def predictor(self, state: State) -> Predictor:
-        spec = state.spec
-        return Predictor(
-            lambda x: logits((self.features(x, self.shared, 1) @ state.w).float(), spec), spec
-        )
+        form = Rounded(self.linear(state.w, self.shared))
+        return Predictor(scores(form, state.spec), state.spec)
 
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         return row_loss("squared", outputs, y)

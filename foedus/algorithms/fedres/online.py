@@ -23,11 +23,12 @@ import torch
 from torch import Tensor
 
 from foedus import wire
-from foedus.algorithms.fedres.pair import logits, part, part_spec
+from foedus.algorithms.fedres.pair import logits, part_spec
 from foedus.algorithms.fedres.settings import check_ids
 from foedus.algorithms.fedres.sgd import FedRes
 from foedus.algorithms.fedres.step import act, descended
 from foedus.base import random, tree
+from foedus.base.columns import part
 from foedus.base.spec import Spec
 from foedus.base.tree import Tree
 from foedus.core.algorithm import Client
@@ -119,9 +120,8 @@ class Site:
                 w = tree.map(lambda v: v[0], self.w)
                 z = z + shared.apply(w, part(row, self.algorithm.shared, 1))
             if model is not None:
-                z = z + model.apply(
-                    tree.map(lambda v: v[0], self.state["local"]), part(row, columns, 1)
-                )
+                local = tree.map(lambda v: v[0], self.state["local"])
+                z = z + model.apply(local, part(row, columns, 1))
         return z
 
     def _row(self, x: Any) -> Tensor:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral
 from typing import Any
 
@@ -12,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from foedus.base.columns import Columns
 from foedus.base.spec import Spec
 from foedus.errors import ConfigError
+from foedus.export.forms import Form, Parametric, SomeColumns, Total, TwoClasses, two_classes
 from foedus.models.base import Model, Params, Pull
 
 LOSSES = ("squared", "logistic")
-
-Columns = Sequence[int] | None
 
 
 def forward(model: Model, params: Params, x: Tensor) -> tuple[Tensor, Pull]:
@@ -69,26 +68,20 @@ def targets(y: Tensor, spec: Spec) -> Tensor:
 
 def logits(z: Tensor, spec: Spec) -> Tensor:
     """One output for each class from what the models say."""
-    return torch.cat((-z / 2, z / 2), -1) if spec.classes == 2 else z
+    return two_classes(z) if spec.classes == 2 else z
 
 
-def part(x: Tensor, columns: Columns, batch: int) -> Tensor:
-    """Some features of rows with `batch` leading dimensions."""
-    if columns is None:
-        return x
-    place = _place(columns)
-    return (
-        x.flatten(batch)[..., place]
-        if isinstance(place, slice)
-        else x.flatten(batch).index_select(-1, place)
-    )
+def sum_of(parts: Iterable[tuple[Model | None, Params, Columns]], batch: int = 1) -> Form:
+    """The sum of the models that there are, each with its parameters and columns of rows with
+    `batch` leading dimensions.
+    """
+    there = ((m, params, columns) for m, params, columns in parts if m is not None)
+    return Total(tuple(SomeColumns(Parametric(m, p), columns, batch) for m, p, columns in there))
 
 
-@functools.lru_cache(maxsize=256)
-def _place(columns: tuple[int, ...]) -> slice | Tensor:
-    """Where columns are: neighbours need not be copied."""
-    side_by_side = columns == tuple(range(columns[0], columns[0] + len(columns)))
-    return slice(columns[0], columns[0] + len(columns)) if side_by_side else torch.tensor(columns)
+def scores(form: Form, spec: Spec) -> Form:
+    """As `logits`, of a model."""
+    return TwoClasses(form) if spec.classes == 2 else form
 
 
 def part_spec(spec: Spec, columns: Columns) -> Spec:

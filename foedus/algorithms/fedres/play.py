@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foedus.algorithms.fedres.pair import forward, part
+from foedus.algorithms.fedres.pair import forward
 from foedus.algorithms.fedres.step import descended, late, stream
 from foedus.base import random, tree
 from foedus.base.batching import batched
+from foedus.base.columns import part
 from foedus.base.rows import take
 from foedus.base.spec import Spec
 from foedus.base.tree import Tree

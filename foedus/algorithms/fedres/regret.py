@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from foedus.algorithms.fedres.erm import FedResERM
-from foedus.algorithms.fedres.pair import Columns, part, targets, value
+from foedus.algorithms.fedres.pair import targets, value
 from foedus.algorithms.fedres.sgd import FedRes
+from foedus.base.columns import Columns, part
 from foedus.core.result import Run
 from foedus.errors import FoedusError
 from foedus.models.linear import Linear

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foedus.algorithms.fedres.pair import Columns, forward, part, part_spec, targets
+from foedus.algorithms.fedres.pair import forward, part_spec, targets
 from foedus.algorithms.fedres.sgd import FedRes
 from foedus.algorithms.fedres.step import act, descended, stream
 from foedus.base import random, tree
+from foedus.base.columns import Columns, part
 from foedus.base.rows import take
 from foedus.base.spec import Spec
 from foedus.errors import ConfigError

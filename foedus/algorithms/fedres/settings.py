@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from foedus.algorithms.fedres.pair import (
-    Columns,
-    part_spec,
-)
+from foedus.algorithms.fedres.pair import part_spec
+from foedus.base.columns import Columns
 from foedus.base.spec import Spec
 from foedus.errors import ConfigError, DataError
 from foedus.models.base import Model, check_fits

@@ -21,21 +21,21 @@ from annotated_types import Ge, Gt
 from torch import Tensor
 
 from foedus.algorithms.fedres.pair import (
-    Columns,
     by_id,
     columns_of,
     forward,
-    logits,
-    part,
     part_spec,
     row_loss,
+    scores,
     slope,
+    sum_of,
     targets,
     union,
 )
 from foedus.algorithms.fedres.settings import check_ids, check_parts
 from foedus.algorithms.fedres.step import act_batched, descended, in_range, log_tally
 from foedus.base import random, tree
+from foedus.base.columns import Columns
 from foedus.base.settings import check_settings
 from foedus.base.spec import Spec
 from foedus.base.tree import State, Tree
@@ -44,6 +44,7 @@ from foedus.core.clients import Clients
 from foedus.core.exchange import NothingArrived, Replies
 from foedus.core.predictor import Predictor
 from foedus.errors import ConfigError, ReplyError
+from foedus.export.forms import Form
 from foedus.models.base import Model, Params, model_of
 from foedus.models.linear import Linear
 
@@ -218,13 +219,14 @@ class FedRes(Algorithm):
         return {"loss": client.state["loss"], "t": client.state["t"].double()}, None
 
     def outputs(self, client: Client, x: Tensor) -> Tensor:
+        return self.form(client)(x)
+
+    def form(self, client: Client) -> Form:
+        """The sum of the global and the local model."""
         model, columns = self.local(client)
-        z = torch.zeros(())
-        if self.global_model is not None:
-            z = z + self.global_model.apply(client.state["seen"], part(x, self.shared, 1))
-        if model is not None:
-            z = z + model.apply(client.state["local"], part(x, columns, 1))
-        return logits(z, client.spec)
+        shared = (self.global_model, client.state.get("seen"), self.shared)
+        private = (model, client.state.get("local"), columns)
+        return scores(sum_of((shared, private)), client.spec)
 
     # -- server ------------------------------------------------------------------------------------
 
@@ -289,11 +291,10 @@ class FedRes(Algorithm):
         return pull(slope(self.loss, z, y) / x.shape[1])
 
     def predictor(self, state: State) -> Predictor | None:
-        model, spec = self.global_model, state.spec
-        if model is None:
+        if self.global_model is None:
             return None
-        apply = lambda x: logits(model.apply(state.w, part(x, self.shared, 1)), spec)  # noqa: E731
-        return Predictor(apply, spec)
+        form = sum_of([(self.global_model, state.w, self.shared)])
+        return Predictor(scores(form, state.spec), state.spec)
 
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         return row_loss(self.loss, outputs, y)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from foedus.algorithms.fedres.pair import Columns, forward, part, slope, targets, value
+from foedus.algorithms.fedres.pair import forward, slope, targets, value
 from foedus.base import tree
 from foedus.base.batching import batched
+from foedus.base.columns import Columns, part
 from foedus.base.rows import take
 from foedus.base.tree import Tree
 from foedus.core.clients import Clients

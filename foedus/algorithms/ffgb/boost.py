@@ -11,7 +11,6 @@ gradient.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -29,6 +28,8 @@ from foedus.core.exchange import map_tensors
 from foedus.core.held import HeldSum, sum_from_wire
 from foedus.core.predictor import Predictor
 from foedus.errors import ConfigError, ReplyError
+from foedus.export.forms import Ensemble
+from foedus.export.probabilities import sigmoid_shares, softmax
 from foedus.models.losses import loss_for
 from foedus.models.oracles import Forest, Oracle
 
@@ -226,22 +227,12 @@ class FFGB(Algorithm):
 
     def predictor(self, state: State) -> Predictor:
         functions, weights = self.ensemble(state)
-        spec = state.spec
+        return self.predictor_of(Ensemble(self.oracle, functions, weights, state.spec))
 
-        def forward(x: Tensor) -> Tensor:
-            return (
-                self.oracle.values(functions, weights, x, spec)
-                if len(weights)
-                else torch.zeros(len(x), spec.outputs)
-            )
-
-        return self.speaks(forward, spec)
-
-    def speaks(self, forward: Callable[[Tensor], Tensor], spec: Spec) -> Predictor:
-        """A model from what it says of rows, with the probabilities that belong to the loss."""
-        if self.loss == "logistic":  # every class against the rest: sigmoids, brought to sum 1
-            return Predictor(forward, spec, lambda f: torch.nn.functional.logsigmoid(f).softmax(-1))
-        return Predictor(forward, spec)
+    def predictor_of(self, form: Ensemble) -> Predictor:
+        """A model with the probabilities that belong to the loss."""
+        shares = sigmoid_shares if self.loss == "logistic" else softmax
+        return Predictor(form, form.spec, shares)
 
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         classes = outputs.shape[-1] if not y.is_floating_point() else None

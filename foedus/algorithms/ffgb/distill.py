@@ -25,6 +25,7 @@ from foedus.core.algorithm import Algorithm, Batching, Client
 from foedus.core.clients import Clients
 from foedus.core.predictor import Predictor
 from foedus.errors import ConfigError, DataError
+from foedus.export.forms import Parametric
 from foedus.models.base import Model, Params, model_of
 from foedus.models.losses import SoftLabels, Squared, loss_for
 from foedus.models.training.augment import crop_flip
@@ -188,7 +189,7 @@ class FFGBDistill(Algorithm):
         return f
 
     def predictor(self, state: State) -> Predictor:
-        return Predictor(lambda x: self.model.apply(state.w, x), state.spec)
+        return Predictor(Parametric(self.model, state.w), state.spec)
 
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         return loss_for(self.loss, None if y.is_floating_point() else outputs.shape[-1]).value(

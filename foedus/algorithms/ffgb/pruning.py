@@ -18,6 +18,7 @@ from foedus.base.tree import Tree
 from foedus.core.predictor import Predictor
 from foedus.core.result import Run
 from foedus.errors import ConfigError, DataError
+from foedus.export.forms import Ensemble
 from foedus.models.oracles import Forest, Oracle
 
 
@@ -113,8 +114,7 @@ def _whole(run: Run, x: Any) -> tuple[FFGB, Tree, Tensor, Tensor]:
 
 def _small(oracle: Oracle, functions: Tree, weights: Tensor, run: Run) -> Small:
     assert isinstance(run.algorithm, FFGB)
-    spec = run.spec
-    model = run.algorithm.speaks(lambda z: oracle.values(functions, weights, z, spec), spec)
+    model = run.algorithm.predictor_of(Ensemble(oracle, functions, weights, run.spec))
     return Small(
         model, functions, weights, wire.nbytes({"functions": functions, "weights": weights})
     )

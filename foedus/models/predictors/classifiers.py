@@ -109,6 +109,11 @@ class Classifiers(_Evaluated):
     def __len__(self) -> int:
         return len(self.members)
 
+    @property
+    def modules_only(self) -> bool:
+        """Whether all members are torch modules."""
+        return all(isinstance(m, nn.Module) for m in self.members)
+
     def check(self, spec: Spec, loss: str) -> None:
         if spec.classes != self.classes:
             raise DataError(

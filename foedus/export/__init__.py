@@ -1,0 +1,1 @@
+"""Trained models: what they are made of, and how they leave foedus."""

@@ -1,0 +1,1 @@
+"""Parts of models as nodes of an ONNX graph."""

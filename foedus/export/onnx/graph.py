@@ -1,0 +1,103 @@
+"""ONNX graphs: nodes and constants under names that are made as they come."""
+
+from __future__ import annotations
+
+import warnings
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from foedus.errors import ModelError
+
+OPSET, TREES_OPSET, IR = 18, 3, 9
+"""Old enough for onnxruntime 1.18."""
+
+
+def onnx_package() -> Any:
+    """The package `onnx`, which is optional."""
+    try:
+        import onnx
+        import onnx.compose
+    except ImportError as error:
+        raise ModelError("to_onnx needs the package onnx: pip install 'foedus[onnx]'") from error
+    return onnx
+
+
+class Graph:
+    """A graph under construction: each call adds a node and returns the name of its output."""
+
+    def __init__(self) -> None:
+        self.onnx = onnx_package()
+        self.nodes: list[Any] = []
+        self.constants: list[Any] = []
+        self.count = 0
+
+    def _name(self) -> str:
+        self.count += 1
+        return f"v{self.count}"
+
+    def constant(self, value: Any) -> str:
+        """A constant array (a torch tensor, a NumPy array or numbers)."""
+        array = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.array(value)
+        name = self._name()
+        self.constants.append(self.onnx.numpy_helper.from_array(np.ascontiguousarray(array), name))
+        return name
+
+    def add(
+        self, op: str, *inputs: str, domain: str = "", outputs: int = 1, **settings: Any
+    ) -> str:
+        """A node; of several outputs, the first is returned."""
+        names = [self._name() for _ in range(outputs)]
+        make = self.onnx.helper.make_node
+        self.nodes.append(make(op, list(inputs), names, domain=domain, **settings))
+        return names[0]
+
+    def cast(self, x: str, dtype: torch.dtype) -> str:
+        kinds = {torch.float32: "FLOAT", torch.float64: "DOUBLE", torch.int64: "INT64"}
+        if dtype not in kinds:
+            raise ModelError(f"a model in {dtype} has no ONNX export; use to_torch()")
+        return self.add("Cast", x, to=getattr(self.onnx.TensorProto, kinds[dtype]))
+
+    def module(self, module: nn.Module, x: str, shape: tuple[int, ...], dtype: torch.dtype) -> str:
+        """The graph that PyTorch makes of a module for rows of `shape`."""
+        row, buffer = torch.zeros(2, *shape, dtype=dtype), BytesIO()
+        settings: dict[str, Any] = {
+            "input_names": ["x"],
+            "output_names": ["y"],
+            "dynamic_axes": {"x": {0: "rows"}, "y": {0: "rows"}},
+            "opset_version": OPSET,
+            "dynamo": False,  # the older exporter, which needs no other package
+            "training": torch.onnx.TrainingMode.PRESERVE,
+        }
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                torch.onnx.export(module, (row,), buffer, **settings)  # type: ignore[arg-type]
+            except Exception as error:  # whatever a user's module does
+                name = type(module).__name__
+                raise ModelError(f"PyTorch has no ONNX export of {name}: {error}") from error
+        prefix = f"{self._name()}/"
+        made = self.onnx.load_model_from_string(buffer.getvalue()).graph
+        made = self.onnx.compose.add_prefix_graph(made, prefix)
+        self.constants += made.initializer
+        (inside,), (outside,) = made.input, made.output
+        self.nodes.append(self.onnx.helper.make_node("Identity", [x], [inside.name]))
+        self.nodes += made.node
+        return outside.name
+
+    def model(self, shape: tuple[int, ...], outputs: dict[str, str], widths: int) -> Any:
+        """The whole model: rows "x", and named outputs (n, widths), all in single precision."""
+        helper, kind = self.onnx.helper, self.onnx.TensorProto.FLOAT
+        for name, value in outputs.items():
+            self.nodes.append(helper.make_node("Cast", [value], [name], to=kind))
+        given = [helper.make_tensor_value_info("x", kind, ["rows", *shape])]
+        made = [helper.make_tensor_value_info(n, kind, ["rows", widths]) for n in outputs]
+        graph = helper.make_graph(self.nodes, "foedus", given, made, self.constants)
+        opsets = [
+            helper.make_opsetid("", OPSET),
+            helper.make_opsetid("ai.onnx.ml", TREES_OPSET),
+        ]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=IR, producer_name="foedus")

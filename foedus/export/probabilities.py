@@ -1,0 +1,30 @@
+"""Probabilities of classes from a model's outputs (n, classes)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from foedus.geometry import Simplex
+
+
+def softmax(outputs: Tensor) -> Tensor:
+    """Of logits."""
+    return outputs.softmax(-1)
+
+
+def sigmoid_shares(outputs: Tensor) -> Tensor:
+    """Every class against the rest: sigmoids, scaled to sum 1."""
+    return F.logsigmoid(outputs).softmax(-1)
+
+
+def simplex_shares(outputs: Tensor) -> Tensor:
+    """From one-against-all outputs, which estimate 0 and 1: the closest point of the probability
+    simplex.
+    """
+    return Simplex().project(outputs, batch=1)
+
+
+def as_they_are(outputs: Tensor) -> Tensor:
+    """The outputs are probabilities."""
+    return outputs

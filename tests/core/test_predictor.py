@@ -1,0 +1,125 @@
+"""A trained model as scikit-learn sees it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.base import clone, is_classifier, is_regressor
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.frozen import FrozenEstimator
+from sklearn.inspection import permutation_importance
+from sklearn.metrics import RocCurveDisplay, accuracy_score, get_scorer, r2_score
+from sklearn.utils.validation import check_is_fitted
+
+import foedus as fd
+from foedus.data.preprocess import Preprocessor
+from foedus.export.forms import Parametric
+from tests.export.families import BINARY, ONE_VALUE, THREE, VALUES, X, Y, run
+
+NAMES = ("low", "middle", "high")
+
+
+def model(**names) -> fd.Predictor:
+    made = run("fedavg-linear").model
+    return fd.Predictor(made.form, made.spec, **names)
+
+
+def test_it_is_a_fitted_classifier():
+    made = model()
+    check_is_fitted(made)
+    assert is_classifier(made) and not is_regressor(made)
+    assert made.classes_.tolist() == [0, 1, 2] and made.n_features_in_ == 6
+    assert not hasattr(made, "feature_names_in_")
+    assert clone(made) is made
+    assert made.get_params() == {} and made.set_params() is made
+
+
+def test_it_is_a_fitted_regressor():
+    made = run("fedavg-linear-values").model
+    check_is_fitted(made)
+    assert is_regressor(made) and not is_classifier(made) and not hasattr(made, "classes_")
+    expected = r2_score(ONE_VALUE.data.y_test, made.predict(ONE_VALUE.data.x_test))
+    assert made.score(ONE_VALUE.data.x_test, ONE_VALUE.data.y_test) == expected
+    several = run("fedavg-mlp-values").model
+    assert several.score(X, VALUES) == r2_score(VALUES, several.predict(X))
+
+
+def test_scores_count_rows_by_weight():
+    made, weight = model(), np.arange(len(X))
+    right = made.predict(X) == Y
+    assert made.score(X, Y) == pytest.approx(right.mean())
+    assert made.score(X, Y, weight) == pytest.approx((right * weight).sum() / weight.sum())
+    assert right.mean() != pytest.approx((right * weight).sum() / weight.sum())
+
+
+def test_names():
+    """Of a table, labels as they were written; of an array, class numbers."""
+    columns = tuple("abcdef")
+    made = model(preprocess=Preprocessor(columns), class_values=NAMES)
+    table = pd.DataFrame(X, columns=list(columns))[list("fcabde")]
+    assert made.classes_.tolist() == list(NAMES)
+    assert made.feature_names_in_.tolist() == list(columns) and made.n_features_in_ == 6
+    numbers = model().predict(X)
+    assert len(set(numbers)) > 1 and made.predict(X).tolist() == numbers.tolist()
+    assert made.predict(table).tolist() == [NAMES[k] for k in numbers]
+    assert made.score(table, np.array(NAMES)[numbers]) == 1.0
+    found = permutation_importance(made, table, np.array(NAMES)[numbers], n_repeats=2)
+    assert found.importances_mean.max() > 0
+    estimator = made.to_sklearn()
+    assert estimator.classes_.tolist() == list(NAMES)
+    assert estimator.feature_names_in_.tolist() == list(columns)
+
+
+@pytest.mark.parametrize("name", ["ffgb-trees", "fednewton-squared", "fedboost-estimators"])
+def test_exported_estimators_have_the_names(name):
+    made = run(name).model
+    made = fd.Predictor(made.form, made.spec, made.probabilities, class_values=NAMES)
+    want = [NAMES[k] for k in made.predict(X)]
+    assert made.to_sklearn().predict(X).tolist() == want
+
+
+def test_it_is_not_fitted_again():
+    made = model()
+    with pytest.raises(fd.ModelError, match=r"trained by a federated run.*FrozenEstimator"):
+        made.fit(X, Y)
+    with pytest.raises(fd.ModelError, match="no settings; it was given \\['lr'\\]"):
+        made.set_params(lr=1)
+
+
+def test_permutation_importance_finds_the_columns_that_matter():
+    """f = 3 x_0 - x_2: the other columns change nothing."""
+    form = Parametric(fd.Linear(bias=False), {"weight": torch.tensor([[3.0, 0.0, -1.0]])})
+    made = fd.Predictor(form, fd.Spec((3,), None, 1))
+    y = X[:, :3] @ np.array([3.0, 0.0, -1.0])
+    found = permutation_importance(made, X[:, :3], y, n_repeats=3, random_state=0).importances_mean
+    assert found[0] > found[2] > 0.05 and found[1] == 0
+
+
+def test_calibration_of_a_frozen_model():
+    made = run("ffgb-trees").model
+    calibrated = CalibratedClassifierCV(FrozenEstimator(made)).fit(X, Y)
+    shares = calibrated.predict_proba(THREE.data.x_test)
+    assert shares.shape == (40, 3)
+    np.testing.assert_allclose(shares.sum(1), 1)
+    assert calibrated.classes_.tolist() == [0, 1, 2]
+
+
+def test_metrics_take_it():
+    made, data = run("fedavg-linear-two-classes").model, BINARY.data
+    x, y = data.x_test, data.y_test
+    assert get_scorer("accuracy")(made, x, y) == accuracy_score(y, made.predict(x))
+    assert 0.5 < get_scorer("roc_auc")(made, x, y) <= 1
+    assert RocCurveDisplay.from_estimator(made, x, y).roc_auc > 0.5
+
+
+def test_a_clients_own_model_is_made_of_the_same_parts():
+    """The global and the local model of FedRes, of their columns."""
+    made = run("fedres")
+    local = made.model_of(1)
+    assert not torch.equal(local.outputs(X), made.model.outputs(X))
+    x, state = torch.from_numpy(X), made.client_states().get(1)
+    expected = x[:, [4, 0, 2]] @ state["seen"]["weight"].mT + state["seen"]["bias"]
+    expected = expected + x[:, [1, 3]] @ state["local"]["weight"].mT + state["local"]["bias"]
+    torch.testing.assert_close(local.outputs(X), expected)
