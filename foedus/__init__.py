@@ -71,6 +71,7 @@ _HOMES = {
         "Data",
         "Federation",
         "class_bandit",
+        "drift",
         "linear_bandit",
         "load",
         "load_speeches",
