@@ -464,7 +464,7 @@ def test_an_item_of_a_paper(cli):
     ("arguments", "words"),
     [
         (("fedx", "table1"), "NAME='fedx' is no paper here"),
-        (("fedfww",), "NAME='fedfww' is no paper here; did you mean 'fedfw'?"),
+        (("fedfww",), "fedboost, fednewton; did you mean 'fedfw'?"),
         (("fedfw", "table9"), "ITEM='table9' is not of fedfw"),
         (("fedfw", "tabel1"), "did you mean 'table1'?"),
         (("fedfw", "table1", "--quick", "--full"), "exclude each other"),
