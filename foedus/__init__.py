@@ -11,7 +11,6 @@ run.history
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import Any
 
 from foedus.version import __version__
@@ -72,6 +71,7 @@ _HOMES = {
         "Data",
         "Federation",
         "class_bandit",
+        "drift",
         "linear_bandit",
         "load",
         "load_speeches",
@@ -169,8 +169,10 @@ def __getattr__(name: str) -> Any:
     elif name in _HOME:
         value = getattr(importlib.import_module(_HOME[name]), name)
     else:
+        from foedus.errors import nearest
+
         raise AttributeError(
-            f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__]
+            f"module {__name__!r} has no attribute {name!r}{nearest(name, __all__)}"
         )
     globals()[name] = value
     return value

@@ -62,6 +62,7 @@ from foedus.core.run import run as run
 from foedus.data import Data as Data
 from foedus.data import Federation as Federation
 from foedus.data import class_bandit as class_bandit
+from foedus.data import drift as drift
 from foedus.data import linear_bandit as linear_bandit
 from foedus.data import load as load
 from foedus.data import load_speeches as load_speeches

@@ -91,10 +91,15 @@ def unknown(what: str, value: object, allowed: Iterable[object]) -> str:
     suggestion.
     """
     names = [str(a) for a in allowed]
+    return f"{what} {shown(value)} is unknown{nearest(value, names)} (allowed: {', '.join(names)})"
+
+
+def nearest(value: object, allowed: Iterable[str]) -> str:
+    """The end of an error about an unknown name: "; did you mean ...?", or nothing."""
+    names = {name.casefold(): name for name in allowed}
     # a peer's value may be of any length
-    close = difflib.get_close_matches(str(value)[:_LONGEST], names, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"{what} {shown(value)} is unknown{hint} (allowed: {', '.join(names)})"
+    close = difflib.get_close_matches(str(value)[:_LONGEST].casefold(), names, n=1)
+    return f"; did you mean {names[close[0]]!r}?" if close else ""
 
 
 def shown(value: object) -> str:

@@ -45,12 +45,12 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 import annotated_types as at
 import numpy as np
 
-from foedus.errors import ConfigError, FoedusError, shown, unknown
+from foedus.errors import ConfigError, FoedusError, nearest, shown, unknown
 
 _BOOLS = (bool, np.bool_)
 
@@ -72,6 +72,25 @@ class Remedy:
     """Metadata of a hint: a remedy or reason that is appended to the error."""
 
     text: str
+
+
+class Settings:
+    """Base of classes whose arguments are settings: a mistyped one is named, with the nearest.
+
+    >>> fd.FedAvg(epoch=2)
+    TypeError: FedAvg() got an unexpected keyword argument 'epoch'; did you mean 'epochs'?
+    """
+
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        if cls.__init__ is object.__init__ and (args or settings):  # which takes them silently
+            raise TypeError(f"{cls.__name__}() takes no arguments")
+        code = getattr(cls.__init__, "__code__", None)
+        if code is not None and not code.co_flags & inspect.CO_VARKEYWORDS:
+            known = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+            for name in settings.keys() - set(known):
+                problem = f"{cls.__name__}() got an unexpected keyword argument {name!r}"
+                raise TypeError(f"{problem}{nearest(name, known)} (allowed: {', '.join(known)})")
+        return super().__new__(cls)
 
 
 def check_settings(settings: Any, error: type[FoedusError] = ConfigError) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,12 +19,35 @@ if TYPE_CHECKING:
 
 
 def check_writable(path: Path, key: str) -> None:
-    """Find out before the work, not after it, that its result could not be written."""
-    folder = next(p for p in (path.absolute().parent, *path.absolute().parents) if p.exists())
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        closed = f"{folder} is not a folder that can be written to"
-        why = "it is a folder" if path.is_dir() else closed
-        raise ConfigError(f"{key}: cannot write {str(path)!r}: {why}; choose another place")
+    """Raise, before the work rather than after it, where a file could not be written.
+
+    key: The option, or the key of the configuration file, that names it.
+    """
+    if path.is_dir():
+        raise _cannot_write(path, key, "it is a folder; choose another place")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise _cannot_write(path, key, "the file is read-only; choose another place")
+    _check_folder(path.parent, path, key)
+
+
+def check_writable_folder(path: Path, key: str) -> None:
+    """Raise where files could not be written to a folder, which is made if its parent exists."""
+    _check_folder(path if path.exists() else path.parent, path, key)
+
+
+def _check_folder(folder: Path, path: Path, key: str) -> None:
+    if not folder.exists():
+        remedy = f"create it (mkdir -p {shlex.quote(str(folder))}) or choose another place"
+        raise _cannot_write(path, key, f"there is no folder {str(folder)!r}; {remedy}")
+    try:
+        tempfile.TemporaryFile(dir=folder).close()  # modes tell neither of root nor of file systems
+    except OSError as error:
+        why = f"{folder} is not a folder that can be written to ({error.strerror})"
+        raise _cannot_write(path, key, f"{why}; choose another place") from error
+
+
+def _cannot_write(path: Path, key: str, why: str) -> ConfigError:
+    return ConfigError(f"{key}: cannot write {str(path)!r}: {why}")
 
 
 def require_plots() -> None:
@@ -40,6 +65,8 @@ def show_comparison(comparison: Comparison, page: Path, title: str | None = None
     else:
         typer.echo(f"{comparison!r}\n")
     typer.echo(f"page: {link_to(comparison.report(page, title))}")
+    for message in comparison.left_out:
+        typer.echo(f"foedus: left out: {message}", err=True)
     lost = [message for messages in comparison.diverged.values() for message in messages.values()]
     if lost:
         total = sum(map(len, comparison.runs.values()))
@@ -65,14 +92,9 @@ def or_dash(value: int | None) -> str:
 
 
 def print_table(headings: list[str], rows: list[list[str]], text: tuple[str, ...]) -> None:
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading in text else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160).print(table)
+    from foedus.report.text import Grid
+
+    width = None if sys.stdout.isatty() else 160
+    Console(file=sys.stdout, width=width).print(Grid(headings, rows, text, {}))

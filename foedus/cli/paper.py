@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 from foedus.cli.app import app
-from foedus.cli.output import link_to, print_table, require_plots
+from foedus.cli.output import check_writable_folder, link_to, print_table, require_plots
 
 
 @app.command("paper")
@@ -75,6 +75,7 @@ def paper_command(
         from foedus.papers.markdown import write_docs
 
         require_plots()
+        check_writable_folder(docs, "--docs")
         for path in write_docs(out, docs):
             typer.echo(str(path))
         return
@@ -96,6 +97,7 @@ def paper_command(
     for p, i in chosen:
         runner.item_of(p, i)
     require_plots()
+    check_writable_folder(out, "--out")
     scale: Scale = "quick" if quick else "full" if full else "usual"
     options: dict[str, Any] = {"seeds": seeds, "workers": workers, "fresh": fresh, "device": device}
     # ended or interrupted, workers are not left behind

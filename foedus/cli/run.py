@@ -10,7 +10,14 @@ import typer
 from typer import Argument, Option
 
 from foedus.cli.app import Config, app
-from foedus.cli.output import check_writable, link_to, print_history, require_plots, show_comparison
+from foedus.cli.output import (
+    check_writable,
+    check_writable_folder,
+    link_to,
+    print_history,
+    require_plots,
+    show_comparison,
+)
 from foedus.errors import ConfigError, DivergenceError, SplitError
 
 
@@ -42,7 +49,7 @@ def demo(
     from foedus.report.plots import require_matplotlib
 
     require_matplotlib()
-    check_writable(out / "report.html", "--out")
+    check_writable_folder(out, "--out")
     training: dict[str, Any] = {"model": fd.MLP((64,)), "lr": 0.1, "epochs": 5}
     algorithms = {
         "FedAvg": fd.FedAvg(**training),
@@ -88,9 +95,9 @@ def run_command(
 
         foedus run examples/run.toml --out fedprox.safetensors && foedus report fedprox.safetensors
 
-    With checkpoint = "FILE" under [run], Ctrl-C finishes the round and saves; --resume goes on from
-    there. With resume = "auto" under [run], a run goes on if there is such a file, and begins if
-    there is none.
+    With checkpoint = "FILE" under \\[run], Ctrl-C finishes the round and saves; --resume goes on
+    from there. With resume = "auto" under \\[run], a run goes on if there is such a file, and
+    begins if there is none.
     """
     from foedus.config.experiment import read_config
     from foedus.core.run import run
@@ -159,11 +166,14 @@ def compare_command(
     page = out or Path(experiment.output.get("report", "report.html"))
     require_plots()
     check_writable(page, "--out" if out else "output.report")
+    folder = experiment.output.get("runs")
+    if folder:
+        check_writable_folder(Path(folder), "output.runs")
     fed = experiment.federation()
     typer.echo(fed.describe() + "\n")
     options = {"seeds": experiment.seeds, "target": experiment.target, **experiment.options}
     comparison = compare(experiment.algorithms, fed, experiment.rounds, **options)
-    if folder := experiment.output.get("runs"):
+    if folder:
         typer.echo(f"runs: {len(comparison.save(folder))} files in {folder}")
     show_comparison(comparison, page)
 

@@ -56,7 +56,7 @@ import functools
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -247,11 +247,7 @@ class ExperimentReader(Reader):
 
     def split(self) -> dict[str, Any]:
         section = self.section("split")
-        schemes: dict[str, Callable] = {
-            **partition.SCHEMES,
-            "tasks": partition._tasks,
-            "natural": partition._natural,
-        }
+        schemes = partition.SCHEMES
         if "scheme" not in section:
             self.fail("split.scheme", f"is missing (allowed: {', '.join(schemes)})")
         scheme = self.value(section["scheme"], str, "split.scheme")

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from foedus.base.settings import Settings
 from foedus.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class BudgetSpent(ConfigError):  # noqa: N818 - a reason to stop
     """
 
 
-class Aggregation:
+class Aggregation(Settings):
     """Settings of how replies are put together; a frozen dataclass."""
 
     def open(self, setting: Setting) -> Aggregator:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from foedus.base import tree
 from foedus.base.rows import Rows
+from foedus.base.settings import Settings
 from foedus.base.spec import Spec
 from foedus.base.tree import State, Tree
 from foedus.errors import ConfigError
@@ -82,7 +83,7 @@ class Client:
     kind: int = 0
 
 
-class Algorithm:
+class Algorithm(Settings):
     """Base of every algorithm: a frozen dataclass whose fields are hyper-parameters.
 
     Client side, pure functions that an engine may batch over clients with `torch.func.vmap`:

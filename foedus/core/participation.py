@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from foedus.base import random
+from foedus.base.settings import Settings
 from foedus.errors import ConfigError
 
 
@@ -39,7 +40,7 @@ def expected(participation: float | Poisson, total: int) -> float:
 
 
 @dataclass(frozen=True)
-class Poisson:
+class Poisson(Settings):
     """Participation in which every client takes part independently, with this probability, in each
     round.
 

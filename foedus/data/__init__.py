@@ -6,7 +6,7 @@ from foedus.data.bandits import class_bandit, linear_bandit, rewards_federation
 from foedus.data.dataset import Data
 from foedus.data.federation import Federation
 from foedus.data.loading import load, load_speeches
-from foedus.data.partition import split
+from foedus.data.partition import drift, split
 from foedus.data.synthetic import synthetic_leaf, synthetic_piecewise
 from foedus.data.text import word_federation
 
@@ -14,6 +14,7 @@ __all__ = [
     "Data",
     "Federation",
     "class_bandit",
+    "drift",
     "linear_bandit",
     "load",
     "load_speeches",

@@ -16,7 +16,7 @@ import numpy as np
 from annotated_types import Ge
 from torch import Tensor
 
-from foedus.base.settings import check_settings
+from foedus.base.settings import Settings, check_settings
 from foedus.core.algorithm import Algorithm
 from foedus.core.delays import Delays, Rounds, draw_delays, whole_rounds
 from foedus.core.session import Session
@@ -26,7 +26,7 @@ from foedus.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Delayed:
+class Delayed(Settings):
     """An engine whose messages take time.
 
     up, down: rounds that a reply and a broadcast take; one number, one for each client (in order of

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from foedus import wire
 from foedus.base import random, tree
-from foedus.base.settings import Means, check_settings
+from foedus.base.settings import Means, Settings, check_settings
 from foedus.base.tree import Tree
 from foedus.core.algorithm import Algorithm
 from foedus.core.delays import Delays
@@ -39,7 +39,7 @@ _DRAW, _GARBAGE = 0xFFFFFFFB, 0xFFFFFFFA
 
 
 @dataclass(frozen=True)
-class Hostile:
+class Hostile(Settings):
     """An engine some of whose clients are hostile.
 
     clients: their ids, or which part of all clients, drawn by the seed of the run. attack: what

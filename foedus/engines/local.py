@@ -25,7 +25,7 @@ from torch import Tensor
 from foedus import wire
 from foedus.base import random, tree
 from foedus.base.rows import Rows
-from foedus.base.settings import Means, check_settings
+from foedus.base.settings import Means, Settings, check_settings
 from foedus.base.tree import Tree
 from foedus.core.algorithm import Algorithm, Batching, Client, batch_of
 from foedus.core.evaluate import row_scores
@@ -42,7 +42,7 @@ _INIT = 0xFFFFFFFD
 
 
 @dataclass(frozen=True)
-class Local:
+class Local(Settings):
     """The default engine: simulation in this process.
 
     batch: True batches clients, False takes them one after the other, "auto" asks the algorithm and

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from foedus.base import tree
 from foedus.base.batching import batched
-from foedus.base.settings import check_settings
+from foedus.base.settings import Settings, check_settings
 from foedus.errors import ConfigError, unknown
 from foedus.wire.arrays import LowRank, Signs, Sparse
 
@@ -193,7 +193,7 @@ def decreasing(z: Tensor, shared: None = None) -> Tensor:
     return torch.where(most.isfinite(), fit, torch.nan)
 
 
-class Domain:
+class Domain(Settings):
     """Base of the sets of one tensor: frozen dataclasses."""
 
     matrix: ClassVar[bool] = False

@@ -11,7 +11,7 @@ import torch
 from annotated_types import MinLen
 from torch import Tensor
 
-from foedus.base.settings import Means, check_settings
+from foedus.base.settings import Means, Settings, check_settings
 from foedus.errors import ConfigError, unknown
 from foedus.geometry.domain import Domain, Point, Shape, dense
 
@@ -22,7 +22,7 @@ def dims_of(value: Shape | Tensor) -> tuple[int, ...]:
     return tuple(value.shape if isinstance(value, Tensor) else value)
 
 
-class ModelDomain:
+class ModelDomain(Settings):
     """Base of the sets of a model's parameters, dicts of tensors.
 
     Shapes are a dict of shapes or of tensors that have them.

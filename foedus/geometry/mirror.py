@@ -26,7 +26,7 @@ from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from foedus.base.batching import batched
-from foedus.base.settings import Remedy, check_settings, check_value
+from foedus.base.settings import Remedy, Settings, check_settings, check_value
 from foedus.errors import ConfigError
 from foedus.geometry.domain import scaled, shortened, simplex
 
@@ -58,7 +58,7 @@ def best_step(r: float, sigma: float, rounds: int, slope: float) -> float:
     return math.sqrt(2 * sigma * r / rounds) / slope
 
 
-class Mirror:
+class Mirror(Settings):
     """Base of the mirror maps."""
 
     if TYPE_CHECKING:  # constants of the class or properties

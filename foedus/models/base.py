@@ -12,7 +12,7 @@ from annotated_types import Ge
 from torch import Tensor
 
 from foedus.base import random
-from foedus.base.settings import check_settings
+from foedus.base.settings import Settings, check_settings
 from foedus.base.spec import Spec
 from foedus.errors import ModelError
 
@@ -22,7 +22,7 @@ Widths = tuple[Annotated[int, Ge(1)], ...]
 """Sizes of layers."""
 
 
-class Model:
+class Model(Settings):
     """Base of the models: frozen dataclasses with `init` and `apply`.
 
     A model with a closed-form derivative also defines `pullback`; the others are differentiated by

@@ -18,7 +18,7 @@ from annotated_types import Ge, Gt
 from torch import Tensor, nn
 
 from foedus.base import random
-from foedus.base.settings import Means, Remedy, check_settings
+from foedus.base.settings import Means, Remedy, Settings, check_settings
 from foedus.base.spec import Spec
 from foedus.errors import ConfigError, ModelError
 
@@ -30,7 +30,7 @@ _ROWS = 2048
 """Rows whose features are made at once: few enough for the cache, enough for a fast product."""
 
 
-class FeatureMap:
+class FeatureMap(Settings):
     """Base of the maps: frozen dataclasses with `size` and `__call__`."""
 
     def __post_init__(self) -> None:

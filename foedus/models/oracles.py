@@ -20,7 +20,7 @@ from torch import Tensor
 
 from foedus.base import random, tree
 from foedus.base.rows import Rows
-from foedus.base.settings import LOCAL, Means, check_settings
+from foedus.base.settings import LOCAL, Means, Settings, check_settings
 from foedus.base.spec import Spec
 from foedus.base.tree import Tree
 from foedus.errors import ModelError, ReplyError
@@ -33,7 +33,7 @@ from foedus.models.trees import join as join_trees
 from foedus.wire.arrays import Trees
 
 
-class Oracle:
+class Oracle(Settings):
     """Base of the oracles."""
 
     norm: ClassVar[str] = "l2"

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from foedus.engines.local import Local
-from foedus.errors import ConfigError, FoedusError
+from foedus.errors import ConfigError, FoedusError, nearest
 from foedus.papers.item import SCALES, Found, Item, Paper, Scale
 from foedus.papers.store import Cell, Store, found_in, versions
 
@@ -26,7 +26,9 @@ PAPERS = ("ffgb", "fedres", "fedfw", "fedboost", "fednewton")
 def paper(name: str) -> Paper:
     """A paper by its name."""
     if name not in PAPERS:
-        raise ConfigError(f"NAME={name!r} is no paper here; there are {', '.join(PAPERS)}")
+        known = ", ".join(PAPERS)
+        hint = nearest(name, PAPERS)
+        raise ConfigError(f"NAME={name!r} is no paper here; there are {known}{hint}")
     return importlib.import_module(f"foedus.papers.{name}").PAPER
 
 
@@ -34,7 +36,8 @@ def item_of(name: str, item: str) -> Item:
     """An item of a paper by its name."""
     items = paper(name).items
     if item not in items:
-        raise ConfigError(f"ITEM={item!r} is not of {name}; it has {', '.join(items)}")
+        hint = nearest(item, items)
+        raise ConfigError(f"ITEM={item!r} is not of {name}; it has {', '.join(items)}{hint}")
     return items[item]
 
 

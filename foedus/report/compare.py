@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 _NEAR_BEST = 0.95
 """The default target: this part of the best final accuracy (the least error divided by it)."""
 
+_POOLED_KEYS = ("scheme", "clients")
+"""What is recorded of a federation and is lost where its rows are pooled."""
+
 _RUN_FILE = re.compile(r"(.+)-seed\d+")
 
 
@@ -112,12 +115,17 @@ class Comparison:
     """Runs of several algorithms, one a seed: `runs[name]`, `table()`, `report(path)`, `save(dir)`.
 
     `diverged[name]` has the message of each run that diverged, by its index in `runs[name]`.
+    `left_out` says which files of a folder could not be read, and why.
+
+    Raises:
+        ConfigError: The runs are of different federations, whose numbers cannot be compared.
     """
 
     runs: dict[str, list[Run]]
     fed: Federation | None = None
     target: float | None = None
     diverged: dict[str, dict[int, str]] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
     metric: str = field(init=False)
     own_metric: str | None = field(init=False)
     default_target: bool = field(init=False)
@@ -125,6 +133,7 @@ class Comparison:
     def __post_init__(self) -> None:
         if not self.runs or not all(self.runs.values()):
             raise ConfigError("a comparison needs at least one run of each algorithm")
+        _check_one_federation(self.runs)
         self.metric, self.own_metric = _metrics([r for runs in self.runs.values() for r in runs])
         self.default_target = self.target is None
         if self.default_target:
@@ -277,6 +286,7 @@ class Comparison:
         if headings[-1] == "remark":  # below the table, which then fits 80 columns
             notes += [f"{row[0]}: {row[-1]}" for row in rows if row[-1]]
             headings, rows = headings[:-1], [row[:-1] for row in rows]
+        notes += [f"left out: {message}" for message in self.left_out]
         return rich_table(self.title(), headings, rows, notes)
 
     def title(self) -> str:
@@ -321,12 +331,20 @@ class Comparison:
         """A comparison of saved runs: files, or folders of them.
 
         Runs that differ only in the seed belong together. They are called as in the file name
-        NAME-seedN, otherwise by the algorithm and by the settings in which they differ.
+        NAME-seedN, otherwise by the algorithm and by the settings in which they differ. A file of a
+        folder that cannot be read is left out, and named in `left_out`.
         """
         groups: dict[str, dict[int, Run]] = {}
         names: dict[str, str | None] = {}
-        for file in _run_files(paths):
-            loaded = _load_run(file)
+        left_out: list[str] = []
+        for file in (found := _run_files(paths)):
+            try:
+                loaded = _load_run(file)
+            except CheckpointError as error:
+                if file in map(Path, paths):  # named by the user, and not one of a folder
+                    raise
+                left_out.append(str(error))
+                continue
             settings = {k: v for k, v in loaded.settings.items() if k != "seed"}
             match = _RUN_FILE.fullmatch(file.stem)
             name, seed = match and unquote(match[1]), loaded.settings.get("seed", 0)
@@ -337,10 +355,14 @@ class Comparison:
                     f"{file}: a run with these settings and seed {seed} is already among the runs"
                 )
             groups[key][seed] = loaded
+        if not groups:
+            raise CheckpointError(
+                f"none of the {count(len(found), 'file')} can be read: {'; '.join(left_out)}"
+            )
         firsts = {key: next(iter(runs.values())).settings for key, runs in groups.items()}
         labels = _labels(firsts, names)
         runs = {labels[key]: [runs[s] for s in sorted(runs)] for key, runs in groups.items()}
-        return cls(runs, None, target)
+        return cls(runs, None, target, left_out=left_out)
 
 
 def words(metric: str) -> str:
@@ -417,6 +439,35 @@ def _labels(settings: dict[str, dict[str, Any]], names: dict[str, str | None]) -
         label = f"{name} ({detail})" if detail else name
         labels[key] = label if label not in labels.values() else f"{label} #{len(labels) + 1}"
     return labels
+
+
+def _check_one_federation(runs: Mapping[str, Sequence[Run]]) -> None:
+    """Refuse runs whose recorded data, or division of it, differ."""
+    recorded = [
+        (name, flatten(r.settings["federation"]))
+        for name, of_name in runs.items()
+        for r in of_name
+        if r.settings.get("federation")
+    ]
+    recorded.sort(key=lambda entry: entry[1].get("scheme") == "pool")  # it tells less
+    differing: dict[str, str] = {}
+    for name, federation in recorded:
+        reference, expected = recorded[0]
+        # all rows in one place are still those of one federation
+        pooled = "pool" in (federation.get("scheme"), expected.get("scheme"))
+        keys = [k for k in {**expected, **federation} if not pooled or k not in _POOLED_KEYS]
+        for k in keys:
+            here, there = federation.get(k), expected.get(k)
+            if here != there:
+                text = f"{k} is {there!r} in {reference!r} and {here!r} in {name!r}"
+                differing.setdefault(f"{name} {k}", text)
+    if differing:
+        shown = list(differing.values())
+        more = f" (and {len(shown) - 5} more)" if len(shown) > 5 else ""
+        raise ConfigError(
+            "runs of different federations cannot be put into one table: "
+            f"{'; '.join(shown[:5])}{more}; compare or report those of each federation alone"
+        )
 
 
 # Numbers

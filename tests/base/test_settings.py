@@ -8,6 +8,7 @@ import dataclasses
 import gc
 import importlib
 import math
+import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -326,3 +327,38 @@ def test_hints_of_all_settings_of_foedus_resolve():
     assert {fd.FedAvg, fd.MLP, fd.L1Ball, fd.Local, fd.Krum, fd.Forest} <= found and len(found) > 50
     for cls in found - RESULTS:
         rules_of(cls)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: fd.Scafold, AttributeError, "no attribute 'Scafold'; did you mean 'Scaffold'?"),
+        (lambda: fd.SCAFFOLD, AttributeError, "did you mean 'Scaffold'?"),
+        (lambda: fd.FedAvg(epoch=2), TypeError, "argument 'epoch'; did you mean 'epochs'?"),
+        (lambda: fd.MLP(hiden=(3,)), TypeError, "MLP() got an unexpected keyword argument"),
+        (lambda: fd.L1Ball(radus=1.0), TypeError, "did you mean 'radius'?"),
+        (lambda: fd.Krum(hostil=1), TypeError, "did you mean 'hostile'?"),
+        (lambda: fd.Local(memry=1), TypeError, "did you mean 'memory'?"),
+        (lambda: fd.RandomFourier(5, bandwith=1.0), TypeError, "did you mean 'bandwidth'?"),
+        (lambda: fd.FedFW(domain=fd.L1Ball(1.0), qq=1), TypeError, "'qq' (allowed: "),
+    ],
+)
+def test_a_mistyped_name_is_told_with_the_nearest(call, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        call()
+
+
+def test_a_class_with_its_own_arguments_takes_them():
+    class Loose(fd.Algorithm):
+        def __init__(self, size, *, depth=1, **more):
+            self.size, self.depth, self.more = size, depth, more
+
+    assert Loose(size=2, depht=3).more == {"depht": 3}
+
+    class Plain(fd.Algorithm):
+        pass
+
+    assert isinstance(Plain(), fd.Algorithm)
+    for arguments, named in (((1,), {}), ((), {"lr": 1})):
+        with pytest.raises(TypeError, match="takes no arguments"):
+            Plain(*arguments, **named)

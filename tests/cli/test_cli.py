@@ -5,13 +5,19 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import foedus as fd
+from foedus.audit import leakage
 from foedus.cli.app import app
+from foedus.config import experiment
+from foedus.papers import markdown, runner
+from foedus.report import compare
 from foedus.version import __version__
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -48,6 +54,26 @@ def test_help_has_an_example(cli, command):
     text = cli(*command.split(), "--help").output
     assert "Example" in text
     assert text.count(f"foedus {command}") >= 1
+
+
+def commands(command, path=()):
+    """Every command below one, with the words that call it."""
+    yield path, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from commands(inner, (*path, name))
+
+
+def test_help_shows_what_is_in_brackets(cli, monkeypatch):
+    """Rich takes [run] for markup, and drops it."""
+    monkeypatch.setenv("COLUMNS", "300")
+    seen = []
+    for path, command in commands(typer.main.get_command(app)):
+        shown = " ".join(cli(*path, "--help").output.split())
+        texts = [command.help or "", *(getattr(p, "help", None) or "" for p in command.params)]
+        brackets = Counter(re.findall(r"\[[^\]\n]*\]", "\n".join(texts)))
+        assert all(shown.count(b) >= n for b, n in brackets.items()), (path, brackets)
+        seen += brackets
+    assert {"[run]", "[tune.options]", "[0.01, 0.1, 1.0]"} <= set(seen)
 
 
 def test_help_lists_the_commands(cli):
@@ -169,6 +195,79 @@ def test_unwritable_page(cli, tmp_path):
     assert "file" in cli("compare", "c.toml", "--out", "file/p.html", code=2).stderr
 
 
+def test_outputs_are_checked_before_the_work(cli, tmp_path, monkeypatch):
+    """A folder that is absent or closed is named with its option and a remedy, and nothing runs."""
+
+    def work(*arguments, **options):
+        raise AssertionError("the work has begun")
+
+    monkeypatch.setattr(experiment.Experiment, "federation", work)
+    monkeypatch.setattr(compare, "compare", work)
+    monkeypatch.setattr(runner, "run_item", work)
+    monkeypatch.setattr(markdown, "write_docs", work)
+    monkeypatch.setattr(leakage, "audit_leakage", work)
+    monkeypatch.setattr(fd.Comparison, "load", work)
+    single = CONFIG.format('algorithm = { type = "FedAvg" }\noutput = { report = "no/p.html" }')
+    (tmp_path / "one.toml").write_text(single)
+    (tmp_path / "plain.toml").write_text(PLAIN)
+    (tmp_path / "c.toml").write_text(CONFIG.format("algorithms.FedAvg = {}"))
+    (tmp_path / "runs.toml").write_text(
+        CONFIG.format('algorithms.FedAvg = {}\noutput = { runs = "no/runs" }')
+    )
+    (tmp_path / "file").write_text("")
+    for key, *arguments in (
+        ("--out", "compare", "c.toml", "--out", "no/p.html"),
+        ("--out", "demo", "--out", "no/demo"),
+        ("--out", "report", "runs", "--out", "no/p.html"),
+        ("--out", "run", "plain.toml", "--out", "no/run.safetensors"),
+        ("output.report", "run", "one.toml"),
+        ("output.runs", "compare", "runs.toml"),
+        ("--out", "diagnose", "c.toml", "--out", "no/p.html"),
+        ("--plot", "diagnose", "c.toml", "--plot", "no/p.svg"),
+        ("--out", "paper", "ffgb", "theorem43", "--quick", "--out", "no/results"),
+        ("--docs", "paper", "--docs", "no/docs"),
+        ("--out", "audit", "leakage", "--out", "no/p.svg"),
+    ):
+        message = cli(*arguments, code=2).stderr
+        assert f"{key}: cannot write 'no/" in message, message
+        assert "there is no folder 'no'; create it (mkdir -p no)" in message
+        if "no" in (Path(a).parts[0] for a in arguments):
+            closed = [a.replace("no/", "file/") for a in arguments]
+            message = cli(*closed, code=2).stderr
+            assert f"{key}: cannot write 'file/" in message and "choose another" in message
+    assert not (tmp_path / "no").exists()
+
+
+def test_a_folder_that_refuses_files_is_noticed(cli, tmp_path):
+    (tmp_path / "c.toml").write_text(CONFIG.format("algorithms.FedAvg = {}"))
+    message = cli("compare", "c.toml", "--out", "/proc/p.html", code=2).stderr
+    assert "/proc is not a folder that can be written to" in message
+
+
+def test_report_leaves_damaged_files_of_a_folder_out(cli, tmp_path):
+    text = CONFIG.format('algorithms.FedAvg = {}\nalgorithms.FedProx = {}\noutput.runs = "runs"')
+    (tmp_path / "c.toml").write_text(text)
+    cli("compare", "c.toml")
+    broken = tmp_path / "runs" / "FedProx-seed0.safetensors"
+    broken.write_bytes(broken.read_bytes()[:-1])
+    result = cli("report", "runs")
+    assert "FedAvg" in result.stdout and re.search(r"left out: .*FedProx-seed0", result.stderr)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert re.search(r"Left out: .*FedProx-seed0.safetensors", page)
+    assert "FedProx-seed0" in cli("report", "runs", broken, code=2).stderr  # asked for by name
+
+
+def test_report_does_not_mix_federations(cli, tmp_path):
+    text = CONFIG.format('algorithms.FedAvg = {}\noutput = { runs = "RUNS" }')
+    for folder, clients in (("a", 4), ("b", 5)):
+        changed = text.replace("RUNS", folder).replace("clients = 4", f"clients = {clients}")
+        (tmp_path / "c.toml").write_text(changed)
+        cli("compare", "c.toml")
+    message = cli("report", "a", "b", code=2).stderr
+    assert "different federations" in message and "clients is 4 in" in message
+    assert "and 5 in" in message and "each federation alone" in message
+
+
 def test_divergence_has_exit_code_1(cli, tmp_path):
     bad = '{ type = "FedAvg", lr = 1e30, model = { type = "MLP", hidden = [8] } }'
     (tmp_path / "c.toml").write_text(CONFIG.format(f"algorithm = {bad}"))
@@ -282,6 +381,7 @@ split = { scheme = "labels", clients = 4, per_client = 2 }
 
 def test_diagnose_measures_and_advises(cli, tmp_path):
     (tmp_path / "f.toml").write_text(FEDERATION)
+    (tmp_path / "d").mkdir()
     output = cli(
         "diagnose", "f.toml", "--iterations", 8, "--out", "d/p.html", "--plot", "p.svg"
     ).output
@@ -364,7 +464,9 @@ def test_an_item_of_a_paper(cli):
     ("arguments", "words"),
     [
         (("fedx", "table1"), "NAME='fedx' is no paper here"),
+        (("fedfww",), "fedboost, fednewton; did you mean 'fedfw'?"),
         (("fedfw", "table9"), "ITEM='table9' is not of fedfw"),
+        (("fedfw", "tabel1"), "did you mean 'table1'?"),
         (("fedfw", "table1", "--quick", "--full"), "exclude each other"),
         (("fedfw", "table1", "--only", "data"), "must be SETTING=VALUE"),
         (("fedfw", "table1", "--only", "data=mars"), "data is one of mnist, synthetic, cifar10"),

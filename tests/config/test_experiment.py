@@ -113,6 +113,27 @@ def test_options_reach_load_and_split(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("data", "split"),
+    [
+        ("digits", 'scheme = "rotations"\nangles = [0, 45.0]'),
+        ("digits", 'scheme = "rotations"\nangles = 30'),
+        ("digits", 'scheme = "covariate"\ntilt = 2\ndirection = 3'),
+        ("digits", 'scheme = "covariate"\ntilt = 0.5\ndirection = "none"'),
+        ("digits", 'scheme = "permuted"\nkinds = 2'),
+        ("digits", 'scheme = "quantity"\nexponent = 2\nmin_rows = 5'),
+        ("wine", 'scheme = "lognormal"\nsigma = 0.5'),
+        ("wine", 'scheme = "noise"\nsigma = 0.5'),
+        ("diabetes", 'scheme = "targets"\ns = 0.5'),
+        ("diabetes", 'scheme = "quantiles"\nalpha = 0.5\nbins = 4'),
+    ],
+)
+def test_every_scheme_can_be_written_in_a_file(tmp_path, data, split):
+    path = write(tmp_path, data=f'name = "{data}"', split=f"{split}\nclients = 4")
+    fed = read_config(path, "run").federation()
+    assert len(fed) == 4 and f'"{fed.scheme}"' in split
+
+
+@pytest.mark.parametrize(
     ("sections", "key", "words"),
     [
         (

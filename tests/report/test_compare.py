@@ -171,6 +171,24 @@ def test_mixed_kinds_cannot_be_compared():
         Comparison({"A": [fake_run([0.1])], "B": [fake_run([0.1], name="mse")]})
 
 
+def test_runs_of_different_federations_are_not_in_one_table():
+    """Named with what differs; runs on pooled rows have no clients of their own."""
+    runs = {"A": [fake_run([0.1])], "all": [central([0.1])], "B": [fake_run([0.1], seed=1)]}
+    Comparison(runs)
+    federation = runs["B"][0].settings["federation"]
+    federation["settings"] = {"clients": 2, "alpha": 0.3}
+    with pytest.raises(fd.ConfigError, match=r"settings\.alpha is None in 'A' and 0.3 in 'B'"):
+        Comparison(runs)
+    federation["settings"] = {"clients": 2}
+    federation["clients"] = 3
+    with pytest.raises(fd.ConfigError, match="clients is 2 in 'A' and 3 in 'B'"):
+        Comparison(runs)
+    federation["clients"] = 2
+    runs["all"][0].settings["federation"]["data"] = "other"
+    with pytest.raises(fd.ConfigError, match="data is 'toy' in 'A' and 'other' in 'all'"):
+        Comparison(runs)
+
+
 # -- real runs -------------------------------------------------------------------------------------
 
 
@@ -287,6 +305,12 @@ def test_load_refuses_what_is_no_run(tmp_path):
     (tmp_path / "x.safetensors").write_bytes(b"garbage")
     with pytest.raises(fd.CheckpointError, match="damaged"):
         Comparison.load(tmp_path / "x.safetensors")
+    with pytest.raises(fd.CheckpointError, match=r"none of the 1 file can be .*x\.safetensors"):
+        Comparison.load(tmp_path)
+    fake_run([0.5]).save(tmp_path / "y.safetensors")
+    cmp = Comparison.load(tmp_path)
+    assert len(cmp.left_out) == 1 and "x.safetensors" in cmp.left_out[0]
+    assert f"left out: {cmp.left_out[0]}"[:60] in " ".join(repr(cmp).split())
     fake_run([0.5]).save(tmp_path / "x.safetensors")
     fake_run([0.5]).save(tmp_path / "y.safetensors")
     with pytest.raises(fd.ConfigError, match="already among the runs"):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import re
 
 import pytest
+from rich.console import Console
 
 from foedus.report import text
 
@@ -48,3 +50,30 @@ def test_a_bar_is_silent_without_a_terminal(show, capsys):
     with text.bar(5, show) as advance:
         advance("FedAvg", 2)
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 160])
+def test_a_narrow_table_keeps_its_first_column(width):
+    """A table that is too wide goes on below, with the first column again; no cell is cut."""
+    names = ["FedAvg", "FedProx, strong"]
+    headings = ["algorithm", "accuracy", "rounds\nto\ntarget", "MB\nin all", "seconds", "remark"]
+    rows = [[name, "0.9123 ± 0.0100", "12", "19.9", "1.32", "one two three"] for name in names]
+    for table in (
+        text.rich_table("title", headings, rows, []),
+        text.Grid(headings, rows, ("algorithm", "remark"), {}),
+    ):
+        console = Console(width=width, file=io.StringIO())
+        console.print(table)
+        lines = console.file.getvalue().splitlines()
+        assert max(map(len, lines)) <= width
+        parts = sum(line.split()[:1] == ["algorithm"] for line in lines)
+        assert sum("FedAvg" in line for line in lines) == parts
+        assert parts == 1 if width == 160 else parts > (width < 60)
+        for cell in ("0.9123 ± 0.0100", "19.9", "1.32", "seconds"):
+            assert cell in console.file.getvalue(), (width, cell)
+
+
+def test_brackets_in_a_table_are_not_markup():
+    console = Console(width=80, file=io.StringIO())
+    console.print(text.Grid(["name [b]", "x"], [["[red]", "1"]], ("name [b]",), {}))
+    assert "name [b]" in console.file.getvalue() and "[red]" in console.file.getvalue()

@@ -18,7 +18,7 @@ from foedus.algorithms.ffgb.boost import step_weights
 from foedus.algorithms.local_training import LocalTraining
 from foedus.base import random, tree
 from foedus.base.rows import Rows
-from foedus.base.settings import check_settings, check_value
+from foedus.base.settings import Settings, check_settings, check_value
 from foedus.base.spec import Spec
 from foedus.base.tree import State, Tree
 from foedus.core.algorithm import Algorithm, Batching, Client
@@ -37,7 +37,7 @@ ADAM = Training(lr=1e-3, optimizer="adam", epochs=100, batch_size=64, clip=5.0)
 STUDENT = Training(lr=1e-3, optimizer="adam", epochs=20, batch_size=64, clip=5.0, weight_decay=1e-3)
 
 
-class Public:
+class Public(Settings):
     """Unlabelled rows that the server may use. views: how many randomly cropped and flipped copies
     stand in for them (images).
     """

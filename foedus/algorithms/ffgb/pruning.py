@@ -14,6 +14,7 @@ from torch import Tensor
 from foedus import wire
 from foedus.algorithms.ffgb.boost import FFGB
 from foedus.base import random
+from foedus.base.settings import Settings
 from foedus.base.tree import Tree
 from foedus.core.predictor import Predictor
 from foedus.core.result import Run
@@ -23,7 +24,7 @@ from foedus.models.oracles import Forest, Oracle
 
 
 @dataclass(frozen=True, eq=False)
-class Small:
+class Small(Settings):
     """A model for deployment: `model` predicts, `functions` and `weights` are what it is made of,
     `nbytes` what it takes to send it.
     """

@@ -17,14 +17,14 @@ import numpy as np
 from annotated_types import Ge, Gt
 from torch import Tensor
 
-from foedus.base.settings import check_value
+from foedus.base.settings import Settings, check_value
 from foedus.core.algorithm import Algorithm
 from foedus.core.describe import to_config
 from foedus.data.federation import Federation
 from foedus.errors import ConfigError, FoedusError
 
 
-class Flower:
+class Flower(Settings):
     """Flower's own SuperLink and SuperNodes, started on this machine with TLS and keys; clients are
     dealt out to the nodes.
 

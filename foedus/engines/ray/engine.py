@@ -23,7 +23,7 @@ from annotated_types import Ge, Gt, MinLen
 from torch import Tensor
 
 from foedus.base import tree
-from foedus.base.settings import Means, check_settings
+from foedus.base.settings import Means, Settings, check_settings
 from foedus.base.tree import Tree
 from foedus.core.algorithm import Algorithm
 from foedus.core.delays import Delays
@@ -50,7 +50,7 @@ when a worker is lost.
 
 
 @dataclass(frozen=True)
-class Ray:
+class Ray(Settings):
     """Clients spread over the worker processes of a Ray cluster.
 
     address: of a running cluster, "HOST:PORT" or "auto"; without one, Ray is started on this

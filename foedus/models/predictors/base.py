@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from foedus.base.rows import Rows
+from foedus.base.settings import Settings
 from foedus.base.spec import Spec
 from foedus.base.tree import Tree
 from foedus.errors import DataError, ModelError
@@ -24,7 +25,7 @@ from foedus.errors import DataError, ModelError
 LOSSES = ("log", "squared")
 
 
-class Predictors:
+class Predictors(Settings):
     """Base of the collections. `len` is q.
 
     A simulation holds one copy of the members for all clients, so that steps need not unpack what

@@ -13,11 +13,11 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Lt
 
-from foedus.base.settings import check_settings
+from foedus.base.settings import Settings, check_settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class Training(Settings):
     """How a client trains in one round.
 
     lr: step size. optimizer: "sgd" or "adam". momentum: of SGD (PyTorch's form, v = m v + g).
