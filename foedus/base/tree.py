@@ -210,11 +210,14 @@ def scale(tree: Tree, factor: float | Tensor) -> Tree:
 
 def all_finite(tree: Tree) -> bool:
     """Whether no floating tensor in the tree holds a NaN or an infinity."""
-    return all(_finite(t) for t in leaves(tree) if isinstance(t, Tensor) and t.is_floating_point())
+    return all(finite(t) for t in leaves(tree) if isinstance(t, Tensor) and t.is_floating_point())
 
 
-def _finite(t: Tensor) -> bool:
-    """By NumPy, which is many times faster than torch, and without threads in clients' way."""
+def finite(t: Tensor) -> bool:
+    """Whether a tensor holds neither NaN nor infinity.
+
+    By NumPy, which is many times faster than torch, and without threads in clients' way.
+    """
     if t.device.type == "cpu" and t.dtype in (torch.float32, torch.float64):
         return bool(np.isfinite(t.detach().numpy()).all())
     return bool(torch.isfinite(t).all())

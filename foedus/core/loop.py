@@ -117,20 +117,17 @@ class Loop:
         """Whether the run ends here, whatever rounds are left."""
         return self.reached or (self.aggregator is not None and self.aggregator.spent is not None)
 
-    def clients(self, round: int, positions: torch.Tensor) -> Clients:
+    def clients(self, round: int, positions: torch.Tensor | None = None) -> Clients:
+        """Those at these positions, or everybody."""
         part = expected(self.participation, len(self.ids))
-        return Clients(
-            self.network,
-            self.ids[positions],
-            self.sizes[positions],
-            round,
-            part,
-            free=self.algorithm.pooled,
-        )
+        ids, sizes = self.ids, self.sizes
+        if positions is not None:
+            ids, sizes = ids[positions], sizes[positions]
+        return Clients(self.network, ids, sizes, round, part, free=self.algorithm.pooled)
 
     def start(self) -> None:
         began = time.perf_counter()
-        clients = self.clients(0, torch.arange(len(self.ids)))
+        clients = self.clients(0)
         try:
             self.state = self.algorithm.start(clients)
         except NothingArrived as error:
@@ -143,18 +140,17 @@ class Loop:
     def step(self) -> bool:
         """Make a round; whether it was made, for the aggregator may end the run before it."""
         round = self.done + 1
-        if self.aggregator is not None and self.aggregator.draws:
-            positions = torch.arange(len(self.ids))
-        else:
-            positions = cohort(
-                self.participation, len(self.ids), random.fold(self.key, round, _COHORT)
-            )
+        drawn = self.aggregator is not None and self.aggregator.draws
+        positions = None  # everybody
+        if self.participation != 1 and not drawn:
+            key = random.fold(self.key, round, _COHORT)
+            positions = cohort(self.participation, len(self.ids), key)
         clients = self.clients(round, positions)
         began = time.perf_counter()
         before = self.state
         self._readmit()
         try:
-            if len(positions):
+            if len(clients):
                 clients = self._round(clients, positions)
         except BudgetSpent as error:
             assert self.aggregator is not None
@@ -169,7 +165,7 @@ class Loop:
             raise
         return True
 
-    def _round(self, clients: Clients, positions: torch.Tensor) -> Clients:
+    def _round(self, clients: Clients, positions: torch.Tensor | None) -> Clients:
         """The algorithm's round; the clients that it was made with."""
         holdings = self.network.holdings
         held = holdings.save()

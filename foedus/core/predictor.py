@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from foedus.base.spec import Spec
+from foedus.data.preprocess import Preprocessor
 from foedus.errors import DataError, ModelError
 from foedus.export.probabilities import softmax
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from foedus.data.preprocess import Preprocessor
 
 
 @dataclass(frozen=True, eq=False)

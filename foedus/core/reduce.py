@@ -68,7 +68,7 @@ class Accumulator:
         sums = [_weighted_sum(leaf, weights) for leaf in leaves]
         batch.total, batch.rest = [total for total, _, _ in sums], [rest for _, rest, _ in sums]
         batch.dtypes, batch.form = [dtype for _, _, dtype in sums], form
-        if not tree.all_finite([t.to(d) for t, _, d in sums]):
+        if not all(tree.finite(t.to(d)) for t, _, d in sums):
             raise not_finite(leaves, round, ids, remedy=self.remedy)
         self.merge(batch, round, ids)
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from foedus.base.spec import Spec
+from foedus.data.finite import first_not_finite
 from foedus.data.labels import numbered
+from foedus.data.preprocess import Preprocessor
 from foedus.errors import DataError
-
-if TYPE_CHECKING:
-    from foedus.data.preprocess import Preprocessor
 
 # A client's identity is folded into random keys, whose words have 32 bits.
 _LARGEST_GROUP = 2**32 - 1
@@ -168,16 +167,6 @@ def _numeric(value, field: str, name: str) -> np.ndarray:
             "and ragged rows first)"
         )
     return array
-
-
-def first_not_finite(x: np.ndarray) -> tuple[int, int, int] | None:
-    """How many numbers are NaN or infinite, and row and flat column of the first; or `None`."""
-    # min and max carry NaN and infinities along without an array of flags as large as the data.
-    if x.size == 0 or (np.isfinite(x.min()) and np.isfinite(x.max())):
-        return None
-    bad = ~np.isfinite(x.reshape(len(x), -1))
-    row, column = np.unravel_index(int(bad.argmax()), bad.shape)
-    return int(bad.sum()), int(row), int(column)
 
 
 def _features(value, field: str, name: str) -> np.ndarray:

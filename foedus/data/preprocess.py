@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from foedus.data.dataset import first_not_finite
+from foedus.data.finite import first_not_finite
 from foedus.data.formats.frames import codes_of, numbers_of
 from foedus.data.formats.raw import Raw
 from foedus.errors import DataError
