@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from foedus.data.formats.raw import Raw
+from foedus.data.grouped import held_out_groups
 from foedus.errors import DataError
 
 HELD_OUT = 0.25  # part of the rows that become the test part of a set without one
@@ -101,15 +102,31 @@ def test_fraction(test: object) -> float:
 
 
 def hold_out(raw: Raw, part: float, seed: int, regression: bool) -> Raw:
-    """Move a random part of the rows of each group, or of each label, to the test part."""
+    """Move a random part of the rows of each group, or of each label, to the test part; rows that
+    belong together move together.
+    """
     n, y = len(raw.y_train), raw.y_train
-    rng = np.random.default_rng(seed)
     if raw.groups_train is not None:
         strata = raw.groups_train
     elif regression or y.ndim > 1:
         strata = np.zeros(n, np.int64)
     else:
         strata = np.unique(raw.y_train, return_inverse=True)[1]
+    if raw.together is not None and part:
+        held = held_out_groups(raw.together, part, seed, strata)
+    else:
+        held = _drawn(strata, part, np.random.default_rng(seed))
+    groups = raw.groups_train
+    return replace(
+        raw, x_train=raw.x_train[~held], y_train=raw.y_train[~held], x_test=raw.x_train[held],
+        y_test=raw.y_train[held], groups_train=None if groups is None else groups[~held],
+        groups_test=None if groups is None else groups[held],
+    )  # fmt: skip
+
+
+def _drawn(strata: np.ndarray, part: float, rng: np.random.Generator) -> np.ndarray:
+    """Which rows: a part of those of each number, at least one row is left."""
+    n = len(strata)
     shuffled = rng.permutation(n)
     order = shuffled[np.argsort(strata[shuffled], kind="stable")]
     sizes = np.bincount(strata)
@@ -120,9 +137,4 @@ def hold_out(raw: Raw, part: float, seed: int, regression: bool) -> Raw:
         chosen[:1] = False
     held = np.zeros(n, bool)
     held[order[chosen]] = True
-    groups = raw.groups_train
-    return replace(
-        raw, x_train=raw.x_train[~held], y_train=raw.y_train[~held], x_test=raw.x_train[held],
-        y_test=raw.y_train[held], groups_train=None if groups is None else groups[~held],
-        groups_test=None if groups is None else groups[held],
-    )  # fmt: skip
+    return held

@@ -54,6 +54,7 @@ def load(
     clip: float | None = None,
     label: str | int | None = None,
     group: str | None = None,
+    group_holdout: str | None = None,
     drop: Sequence[str] = (),
     test: float | str | os.PathLike | DataFrame | None = None,
     seed: int = 0,
@@ -84,6 +85,8 @@ def load(
         label: the column to predict (of a table), or "coarse" for the twenty superclasses of
             CIFAR-100.
         group: the column that says whose row it is (of a table), for the natural split.
+        group_holdout: the column that says which rows belong together (of one patient, say): all of
+            them are held out, or none. It is no feature.
         drop: columns of a table to leave out.
         test: a file or DataFrame with test rows, or the part of all rows to hold out (stratified by
             group or label, drawn with `seed`). By default the set's own test part, or a quarter of
@@ -116,8 +119,11 @@ def load(
 
     def read(source: str | os.PathLike | DataFrame, what: str) -> Raw:
         if is_frame(source):
-            return table(source, what, label, group, drop)
-        found = formats.read(Path(source), format=format, label=label, group=group, drop=drop)
+            return table(source, what, label, group, drop, group_holdout)
+        found = formats.read(
+            Path(source), format=format, label=label, group=group, drop=drop,
+            together=group_holdout,
+        )  # fmt: skip
         return image_shaped(found)
 
     if is_frame(source):

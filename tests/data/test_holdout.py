@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import foedus as fd
@@ -140,3 +141,24 @@ def test_a_part_that_is_no_number(test):
         f"test={test!r} must be a part from 0 to below 1 of each speaker's text"
     )
     assert holdout.test_fraction(0) == 0.0
+
+
+def test_rows_that_belong_together_stay_together(tmp_path):
+    """Patients of one to four rows each; the column is no feature."""
+    rng = np.random.default_rng(0)
+    patient = np.repeat(np.arange(100), rng.integers(1, 5, 100))
+    frame = pd.DataFrame({"a": rng.normal(size=len(patient)), "who": [f"p{p}" for p in patient]})
+    frame["y"] = patient % 2
+    for source in (frame, tmp_path / "rows.csv"):
+        frame.to_csv(tmp_path / "rows.csv", index=False)
+        data = fd.load(source, group_holdout="who", scale=None, test=0.3)
+        assert data.preprocess.names == ("a",)
+        whose = dict(zip(np.float32(frame.a), frame.who, strict=True))
+        train, test = ({whose[v] for v in x[:, 0]} for x in (data.x_train, data.x_test))
+        assert not train & test and len(train | test) == 100
+        assert len(data.x_test) / len(frame) == pytest.approx(0.3, abs=0.03)
+    assert len(fd.load(frame, group_holdout="who", test=0).x_test) == 0
+    with pytest.raises(fd.DataError, match="group_holdout 'whom' is unknown; did you mean 'who'"):
+        fd.load(frame, group_holdout="whom")
+    with pytest.raises(fd.DataError, match="group_holdout needs at least two groups"):
+        fd.load(frame.assign(who="one"), group_holdout="who")

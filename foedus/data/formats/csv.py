@@ -13,7 +13,7 @@ from foedus.errors import DataError
 
 def read_csv(
     path: Path, label: str | int | None = None, group: str | None = None,
-    drop: Sequence[str] = (), only: Collection[str] | None = None,
+    drop: Sequence[str] = (), together: str | None = None, only: Collection[str] | None = None,
 ) -> Raw:  # fmt: skip
     """CSV with a header and a label column.
 
@@ -36,12 +36,13 @@ def read_csv(
     counts = Counter(header.iloc[0])
     if twice := [name for name, count in counts.items() if name and count > 1]:
         raise DataError(f"{path}: two columns have the name {twice[0]!r}; rename one")
-    return table(frame, str(path), label, group, drop, only, line=2)
+    return table(frame, str(path), label, group, drop, together, only, line=2)
 
 
 def read_parquet(
-    path: Path, label: str | int | None = None, group: str | None = None, drop: Sequence[str] = ()
-) -> Raw:
+    path: Path, label: str | int | None = None, group: str | None = None,
+    drop: Sequence[str] = (), together: str | None = None,
+) -> Raw:  # fmt: skip
     """Parquet, as `read_csv`; needs pyarrow."""
     import pandas as pd
 
@@ -51,4 +52,4 @@ def read_parquet(
         raise DataError(f"{path}: Parquet files need pyarrow: pip install pyarrow") from None
     except ValueError as error:
         raise DataError(f"{path}: not a Parquet file ({str(error).strip()[:200]})") from None
-    return table(frame.reset_index(drop=True), str(path), label, group, drop)
+    return table(frame.reset_index(drop=True), str(path), label, group, drop, together)

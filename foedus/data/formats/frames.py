@@ -22,12 +22,14 @@ MOST = 1000
 
 def table(
     frame: pd.DataFrame, where: str, label: str | int | None = None, group: str | None = None,
-    drop: Sequence[str] = (), only: Collection[str] | None = None, line: int | None = None,
+    drop: Sequence[str] = (), together: str | None = None, only: Collection[str] | None = None,
+    line: int | None = None,
 ) -> Raw:  # fmt: skip
     """Features, label and group of a table, as they are.
 
-    where: what errors begin with; only: the features to take, as far as they are there; line: that
-    of the first row, in a file of lines.
+    where: what errors begin with; together: the column of what must stay on one side of the test
+    split; only: the features to take, as far as they are there; line: that of the first row, in a
+    file of lines.
     """
     import pandas as pd
 
@@ -40,8 +42,9 @@ def table(
             raise DataError(f"{where}: drop: {unknown('column', name, columns)}")
     frame, columns = frame.drop(columns=list(drop)), [c for c in columns if c not in drop]
     label = _label_column(where, columns, label)
-    if group is not None and group not in columns:
-        raise DataError(f"{where}: {unknown('group', group, columns)}")
+    for key, column in (("group", group), ("group_holdout", together)):
+        if column is not None and column not in columns:
+            raise DataError(f"{where}: {unknown(key, column, columns)}")
     if len(frame) == 0:
         raise DataError(f"{where}: no rows")
     y = frame.pop(label)
@@ -50,6 +53,9 @@ def table(
             f"{_at(where, y.isna(), line)}: column {label!r} (the label) is missing in "
             f"{int(y.isna().sum())} rows; remove those rows"
         )
+    units = None if together is None else frame[together].map(as_text).to_numpy(str)
+    if together not in (None, label, group):
+        frame = frame.drop(columns=together)
     groups = names = None
     if group is not None and group != label:
         names, groups = np.unique(frame.pop(group).map(as_text).to_numpy(str), return_inverse=True)
@@ -64,22 +70,22 @@ def table(
         x = frame.to_numpy(np.int64)
     else:
         x = np.empty(frame.shape)
-        for place, (called, column) in enumerate(frame.items()):
-            if is_text(column, where, line):
-                known = sorted({as_text(v) for v in column.dropna().unique()})
+        for place, (called, values) in enumerate(frame.items()):
+            if is_text(values, where, line):
+                known = sorted({as_text(v) for v in values.dropna().unique()})
                 if len(known) > MOST:
                     raise DataError(
                         f"{where}: column {called!r} has {len(known)} different texts; leave it "
                         "out, or put them into a few groups first"
                     )
                 categories[str(called)] = tuple(known)
-                x[:, place] = codes_of(column, known)[0]
+                x[:, place] = codes_of(values, known)[0]
             else:
-                x[:, place] = numbers_of(column, where, line)
+                x[:, place] = numbers_of(values, where, line)
     labels = y.to_numpy() if y.dtype.kind in "iufb" else y.map(as_text).to_numpy(str)
     return Raw(
         x, labels, groups_train=groups, group_names=names, feature_names=list(frame.columns),
-        categories=categories, left_out=others,
+        categories=categories, left_out=others, together=units,
     )  # fmt: skip
 
 

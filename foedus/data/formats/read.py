@@ -35,6 +35,7 @@ def read(
     label: str | int | None = None,
     group: str | None = None,
     drop: Sequence[str] = (),
+    together: str | None = None,
 ) -> Raw:
     """Read a file or folder; the format is told from its name and contents unless given."""
     path = Path(path)
@@ -44,7 +45,7 @@ def read(
         format = _guess(path)
     if format not in READERS and format not in TABLES:
         raise DataError(unknown("format", format, [*READERS, *TABLES]))
-    for key, value in (("group", group), ("drop", drop or None)):
+    for key, value in (("group", group), ("drop", drop or None), ("group_holdout", together)):
         if value is not None and format not in ("csv", "parquet"):
             raise DataError(
                 f"{key}={value!r} names a column of a table, and {path} is read as {format}; leave "
@@ -56,7 +57,7 @@ def read(
         )
     with readable(path, format):
         if format in TABLES:
-            return TABLES[format](path, label, group, drop)
+            return TABLES[format](path, label, group, drop, together)
         return READERS[format](path, label, group)
 
 
