@@ -175,7 +175,8 @@ REFUSED = {
         {"a": pd.to_datetime(["2020-01-01", "2020-01-02"]), "y": [0, 1]},
         "column 'a' holds datetime64",
     ),
-    "lists": ({"a": [[1], [2]], "y": [0, 1]}, "column 'a' holds a list; give numbers or texts"),
+    "lists": ({"a": [[1], [2]], "y": [0, 1]}, "column 'a' must hold numbers or texts"),
+    "tuples": ({"a": [(1,), (2,)], "y": [0, 1]}, "column 'a' holds a tuple; give numbers or texts"),
     "complex": ({"a": [1j, 2j], "y": [0, 1]}, "column 'a' holds complex numbers"),
     "names": (
         {"a": [f"n{i}" for i in range(1001)], "y": [0, 1] * 500 + [0]},

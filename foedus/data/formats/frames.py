@@ -71,15 +71,15 @@ def table(
     else:
         x = np.empty(frame.shape)
         for place, (called, values) in enumerate(frame.items()):
-            if is_text(values, where, line):
-                known = sorted({as_text(v) for v in values.dropna().unique()})
+            if (found := texts_of(values, where, line)) is not None:
+                known = sorted(set(found[1]))
                 if len(known) > MOST:
                     raise DataError(
                         f"{where}: column {called!r} has {len(known)} different texts; leave it "
                         "out, or put them into a few groups first"
                     )
                 categories[str(called)] = tuple(known)
-                x[:, place] = codes_of(values, known)[0]
+                x[:, place] = _codes(*found, known)
             else:
                 x[:, place] = numbers_of(values, where, line)
     labels = y.to_numpy() if y.dtype.kind in "iufb" else y.map(as_text).to_numpy(str)
@@ -102,42 +102,50 @@ def as_text(value: Any) -> str:
     return str(value.item() if isinstance(value, np.generic) else value)
 
 
-def is_text(column: pd.Series, where: str, line: int | None = None) -> bool:
-    """Whether a column holds categories.
+def texts_of(
+    column: pd.Series, where: str, line: int | None = None
+) -> tuple[np.ndarray, list[str]] | None:
+    """The places of a column's texts (-1: none), and the texts; `None` if it holds numbers.
 
     Refused: dates, and text that is a number in most rows and something else in a few.
     """
     import pandas as pd
 
-    kind = pd.api.types
-    if isinstance(column.dtype, pd.CategoricalDtype):
-        return True
-    if kind.is_numeric_dtype(column):  # which bool is, too
+    kind, category = pd.api.types, isinstance(column.dtype, pd.CategoricalDtype)
+    if not category and kind.is_numeric_dtype(column):  # which bool is, too
         if kind.is_complex_dtype(column):
             raise DataError(f"{where}: column {column.name!r} holds complex numbers")
-        return False
-    if not (kind.is_object_dtype(column) or kind.is_string_dtype(column)):
+        return None
+    if not category and not (kind.is_object_dtype(column) or kind.is_string_dtype(column)):
         raise DataError(
             f"{where}: column {column.name!r} holds {column.dtype}; make numbers or texts of it, "
             "or leave it out"
         )
-    there = column.dropna()
-    odd = next((v for v in there if not isinstance(v, str | int | float | np.generic)), None)
+    try:
+        places, values = pd.factorize(column)
+    except TypeError as error:  # lists and the like
+        raise DataError(
+            f"{where}: column {column.name!r} must hold numbers or texts ({error})"
+        ) from None
+    odd = next((v for v in values if not isinstance(v, str | int | float | np.generic)), None)
     if odd is not None:
         raise DataError(
             f"{where}: column {column.name!r} holds a {type(odd).__name__}; give numbers or texts"
         )
-    numbers = pd.to_numeric(there, errors="coerce").notna()
-    if numbers.all():
-        return False
-    if numbers.mean() > 0.5:
-        wrong = pd.to_numeric(column, errors="coerce").isna() & column.notna()
-        raise DataError(
-            f"{_at(where, wrong, line)}: column {column.name!r} holds numbers, and here "
-            f"{str(column[wrong].iloc[0])!r}; correct it, leave it empty if the value is missing, "
-            "or make a pandas categorical of the column if these are categories"
-        )
-    return True
+    if not category:
+        numbers = pd.to_numeric(pd.Series(values, dtype=object), errors="coerce").notna().to_numpy()
+        rows = np.bincount(places[places >= 0], minlength=len(values))
+        if numbers.all():
+            return None
+        if rows[numbers].sum() > 0.5 * rows.sum():
+            wrong = pd.Series(np.isin(places, np.flatnonzero(~numbers)))
+            raise DataError(
+                f"{_at(where, wrong, line)}: column {column.name!r} holds numbers, and here "
+                f"{str(column[wrong.to_numpy()].iloc[0])!r}; correct it, leave it empty if the "
+                "value is missing, or make a pandas categorical of the column if these are "
+                "categories"
+            )
+    return places, [as_text(v) for v in values]
 
 
 def numbers_of(column: pd.Series, where: str, line: int | None = None) -> np.ndarray:
@@ -163,10 +171,13 @@ def codes_of(column: pd.Series, known: Sequence[str]) -> tuple[np.ndarray, list[
     import pandas as pd
 
     places, values = pd.factorize(column)
-    place = {text: float(i) for i, text in enumerate(known)}
     texts = [as_text(v) for v in values]
-    found = np.array([place.get(text, -1.0) for text in texts] + [np.nan])
-    return found[places], [text for text in texts if text not in place]
+    return _codes(places, texts, known), [text for text in texts if text not in known]
+
+
+def _codes(places: np.ndarray, texts: Sequence[str], known: Sequence[str]) -> np.ndarray:
+    place = {text: float(i) for i, text in enumerate(known)}
+    return np.array([place.get(text, -1.0) for text in texts] + [np.nan])[places]
 
 
 def _label_column(where: str, columns: list[str], label: str | int | None) -> str:
