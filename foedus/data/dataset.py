@@ -129,14 +129,16 @@ class Data:
         y_test = empty_y if y_test is None else np.asarray(y_test)
         values = None
         if classes is None and y_train.dtype.kind in "iub" and y_train.size:
-            if class_names is None and len(y_train.shape) == 1:
-                codes, about = numbered(np.concatenate([y_train, y_test]), name)
-                y_train, y_test = codes[: len(y_train)], codes[len(y_train) :]
+            if class_names is not None or y_train.ndim > 1:  # several columns are refused
+                classes = 2 if class_names is None else len(class_names)
+            else:
+                alike = y_test.ndim == 1 and y_test.dtype.kind in "iub"  # else it is refused below
+                both = np.concatenate([y_train, y_test]) if alike else y_train
+                codes, about = numbered(both, name)
+                y_test = codes[len(y_train) :] if alike else y_test
+                y_train = codes[: len(y_train)]
                 classes, class_names = about["classes"], about.get("class_names")
                 values = about.get("class_values")
-            else:
-                largest = max(int(y.max()) for y in (y_train, y_test) if y.size)
-                classes = len(class_names) if class_names is not None else max(2, largest + 1)
         return cls(
             name, x_train, y_train, x_test, y_test, classes,
             None if class_names is None else tuple(class_names), groups, groups_test,

@@ -93,3 +93,13 @@ def test_labels_of_arrays():
     assert found([3, 7], classes=8) == ([3, 7], 8, None)
     assert found([True, False]) == ([1, 0], 2, (False, True))
     assert found([0.0, 1.0]) == ([0.0, 1.0], None, None)
+
+
+def test_test_labels_of_another_kind():
+    x, y = np.zeros((3, 1)), np.array([0, 1, 1])
+    data = fd.Data.from_arrays(x, y, x, y.astype(float))
+    assert data.y_test.tolist() == [0, 1, 1] and data.classes == 2
+    with pytest.raises(fd.DataError, match="y_test of 'data' has shape"):
+        fd.Data.from_arrays(x, y, x, y[:, None])
+    with pytest.raises(fd.DataError, match=r"label 7\.0 in row 0"):
+        fd.Data.from_arrays(x, y * 4 + 3, x, np.full(3, 7.0))
