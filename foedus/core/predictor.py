@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 import numpy as np
@@ -55,20 +55,28 @@ class Predictor:
 
     def outputs(self, x: Any) -> Tensor:
         """Raw outputs (logits or values), (n, outputs), in blocks of rows that bound memory."""
-        if _is_table(x):
+        if table := _is_table(x):
             if self.preprocess is None:
                 raise DataError(
                     "this model knows no columns by name: its data was given as arrays; give rows "
                     "as data.x_test has them"
                 )
             x = self.preprocess.transform(x)
-        elif self.preprocess is not None and self.preprocess.looks_raw(np.asarray(x)):
+        elif not isinstance(x, Tensor):
+            try:
+                x = np.array(x, np.float32)
+            except (TypeError, ValueError) as error:
+                raise DataError(
+                    f"an array must hold numbers, as data.x_test does ({error}); give raw rows in "
+                    "a DataFrame with the columns' names"
+                ) from None
+        if self.preprocess is not None and not table and self.preprocess.looks_raw(np.asarray(x)):
             warnings.warn(
                 "these rows look as if they were not scaled as those of the training; give raw "
                 "rows in a DataFrame with the columns' names, or data.preprocess.apply(rows)",
                 stacklevel=3,
             )
-        x = torch.as_tensor(np.array(x, np.float32) if not isinstance(x, Tensor) else x).float()
+        x = torch.as_tensor(x).float()
         if tuple(x.shape[1:]) != self.spec.shape or x.dim() == 0:
             one = "; for a single row pass x[None]" if tuple(x.shape) == self.spec.shape else ""
             raise DataError(
@@ -110,11 +118,11 @@ class Predictor:
         return to_torch(self.form, self.spec)
 
     def to_sklearn(self) -> Any:
-        """A fitted scikit-learn estimator of rows (n, features)."""
+        """A fitted scikit-learn estimator of rows as `data.x_test` has them, and class numbers."""
         from foedus.export.to_sklearn import to_sklearn
 
-        classes, names = self.classes_ if self.spec.classes else None, self.feature_names
-        columns = None if names is None else np.array(names, object)
+        classes = np.arange(self.spec.classes) if self.spec.classes else None
+        columns = None if self.feature_names is None else np.array(self.feature_names, object)
         return to_sklearn(self.form, self.spec, self.probabilities, classes, columns)
 
     def to_onnx(self, path: str | os.PathLike) -> None:
@@ -127,6 +135,13 @@ class Predictor:
         to_onnx(self.form, self.spec, self.probabilities, path, names)
 
     # -- scikit-learn ------------------------------------------------------------------------------
+
+    @property
+    def prepared(self) -> Predictor:
+        """The same model for arrays alone, rows and class numbers as `data.x_test` and
+        `data.y_test` have them: `classes_` are these numbers.
+        """
+        return replace(self, preprocess=None, class_values=None)
 
     @property
     def feature_names(self) -> tuple[str, ...] | None:

@@ -211,7 +211,7 @@ class Run:
             return cls._of(path, trees, meta, algorithm, homes)
         except FoedusError:
             raise
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CheckpointError(f"{path} is damaged: {error!r}") from error
 
     @classmethod
@@ -249,8 +249,12 @@ class Run:
         spec = Spec(tuple(meta["spec"]["shape"]), meta["spec"]["classes"], meta["spec"]["outputs"])
         notes, about = list(meta.get("notes", [])), meta.get("preprocess")
         values = meta.get("class_values")
-        if values is not None and len(values) != spec.classes:
-            raise TypeError(f"{len(values)} class_values for {spec.classes} classes")
+        if values is not None and (
+            not isinstance(values, list)
+            or len(values) != spec.classes
+            or not all(isinstance(v, str | int | float) for v in values)
+        ):
+            raise TypeError(f"class_values of {spec.classes} classes")
         return cls(
             algorithm,
             spec,

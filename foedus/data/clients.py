@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from foedus.data.dataset import Data
 from foedus.data.federation import Federation
+from foedus.data.formats.frames import label_name
 from foedus.data.loading import is_frame, load
 from foedus.data.partition import deal_test_rows
 from foedus.errors import DataError, SplitError
@@ -27,11 +29,12 @@ def federation(
     names, given = named(clients, "clients")
     if not given:
         raise SplitError("clients is empty; give at least one (x, y)")
-    if isinstance(test, bool) or (isinstance(test, int | float) and not 0 <= test < 1):
+    if isinstance(test, bool) or (isinstance(test, Real) and not 0 <= float(test) < 1):
         raise SplitError(f"test={test!r} must be a part from 0 to below 1, or rows to test")
+    test = float(test) if isinstance(test, Real) else test
     called = names or [str(i) for i in range(len(given))]
     parts = [opened(part, f"clients[{k!r}]") for k, part in zip(called, given, strict=True)]
-    common = test is not None and (isinstance(test, tuple) or is_frame(test))
+    common = test is not None and not isinstance(test, float | Mapping | list)
     tests: Any = test
     if isinstance(test, Mapping | list):
         tests = _tests(test, names, len(given))
@@ -41,7 +44,7 @@ def federation(
         if not all(map(is_frame, parts)):
             raise DataError("some clients bring tables and others arrays; give all the same")
         data = _of_tables(parts, called, tests, common, classes, name, seed, reading)
-        test = None if isinstance(test, int | float) else test  # held out by then
+        test = None if isinstance(test, float) else test  # held out by then
     else:
         if reading:
             raise DataError(
@@ -56,7 +59,7 @@ def federation(
         test_owner = deal_test_rows(data, owner, count, np.random.default_rng(0))
     settings: dict[str, Any] = {"clients": count}
     fed = cls.from_owners(data, owner, test_owner, np.arange(count), "given", settings)
-    return fed.holdout(test, seed) if isinstance(test, int | float) and test else fed
+    return fed.holdout(test, seed) if isinstance(test, float) and test else fed
 
 
 def _tests(test: Any, names: list[str] | None, count: int) -> list[Any]:
@@ -84,6 +87,9 @@ def _of_tables(
 
     if classes is not None:
         raise DataError("classes= is for arrays; the classes of tables are those that occur")
+    if "group" in reading:
+        raise DataError("group= is for one table; here each client's rows are its own")
+    reading["label"] = label_name(parts[0], "clients", reading.get("label"))
     owner = "site of the row"
 
     def together(parts: list[Any], what: str) -> Any:
@@ -94,10 +100,18 @@ def _of_tables(
                     f"{what}[{k!r}] and {what}[{names[0]!r}] differ in columns: "
                     f"{', '.join(sorted(other)[:10])}; give all the same"
                 )
-        return pd.concat(
-            [p.set_axis([str(c) for c in p.columns], axis=1).assign(**{owner: k})
-             for k, p in zip(names, parts, strict=True)], ignore_index=True,
-        )  # fmt: skip
+        parts = [
+            p.set_axis(list(map(str, p.columns)), axis=1).assign(**{owner: k})
+            for k, p in zip(names, parts, strict=True)
+        ]
+        kinds: list[set[str]] = [
+            {c for c in columns if isinstance(p.dtypes.get(c), pd.CategoricalDtype)} for p in parts
+        ]
+        texts = set().union(*kinds)  # pandas would make numbers of unequal categories
+        if some := sorted(texts - kinds[0].intersection(*kinds)):
+            raise DataError(f"{what}: column {some[0]!r} holds categories at some sites alone")
+        parts = [p.astype(dict.fromkeys(texts, object)) for p in parts]
+        return pd.concat(parts, ignore_index=True).astype(dict.fromkeys(texts, "category"))
 
     rows: Any = test
     if isinstance(test, list):

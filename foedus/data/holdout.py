@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from foedus.data.formats.frames import as_text
 from foedus.data.formats.raw import Raw
 from foedus.data.grouped import held_out_groups
 from foedus.errors import DataError
@@ -43,6 +44,13 @@ def join_parts(train: Raw, test: Raw, where: object) -> Raw:
             f"{where}: its alphabet differs from that of the training file; give one folder with "
             "train/ and test/"
         )
+    if train.together is not None and test.together is not None:
+        both = np.intersect1d(train.together, test.together)
+        if len(both):
+            raise DataError(
+                f"{where}: {str(both[0])!r} (group_holdout) has rows in both parts, and so have "
+                f"{len(both) - 1} others; leave them out of one"
+            )
     groups, owners = test.groups_train, train.group_names
     if groups is not None and owners is not None:
         place = {name: g for g, name in enumerate(owners)}
@@ -67,17 +75,20 @@ def _aligned(train: Raw, test: Raw, where: object) -> Raw:
     x = test.x_train[:, [found.index(c) for c in columns]].astype(np.float64)
     ours, theirs = train.categories or {}, test.categories or {}
     for place, name in enumerate(columns):
-        if (name in ours) != (name in theirs):
-            kinds = ["text" if name in side else "numbers" for side in (ours, theirs)]
+        if name in theirs and name not in ours:
             raise DataError(
-                f"{where}: column {name!r} holds {kinds[1]}, in the training rows {kinds[0]}; give "
-                "both the same"
+                f"{where}: column {name!r} holds text, in the training rows numbers; give both the "
+                "same"
             )
         if name in ours:  # those that are not known count as unseen
+            codes, given = x[:, place], theirs.get(name)
+            if given is None:  # all of the texts are numbers, or none is there
+                values, places = np.unique(codes, return_inverse=True)
+                given = tuple(as_text(v) for v in values[~np.isnan(values)])
+                codes = np.where(places < len(given), places, np.nan)
             known = list(ours[name])
-            ours[name] = (*known, *(k for k in theirs[name] if k not in known))
-            new = np.array([ours[name].index(k) for k in theirs[name]] or [0], np.float64)
-            codes = x[:, place]
+            ours[name] = (*known, *(k for k in given if k not in known))
+            new = np.array([ours[name].index(k) for k in given] or [0], np.float64)
             x[:, place] = np.where(np.isnan(codes), codes, new[np.nan_to_num(codes).astype(int)])
     return replace(test, x_train=x, feature_names=columns, categories=ours)
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from foedus.data.formats.frames import as_text
 from foedus.data.formats.raw import Raw
 from foedus.errors import DataError
 
@@ -49,12 +50,18 @@ def encode_labels(
     raw: Raw, regression: bool, name: str
 ) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
     """Labels as 0 .. classes - 1 (targets stay), and `classes`, `class_names`, `class_values`."""
-    y, cut = np.concatenate([raw.y_train, raw.y_test]), len(raw.y_train)
+    parts, cut = [_decoded(y, name) for y in (raw.y_train, raw.y_test)], len(raw.y_train)
+    if len({y.dtype.kind == "U" for y in parts if y.size}) > 1:  # 1.0 and "1" are one class
+        parts = [np.array([as_text(v) for v in y], str) for y in parts]
+    y = np.concatenate([y for y in parts if y.size] or parts)
     if regression:
-        if y.dtype.kind in "US":
-            raise DataError(
-                f"labels of {name!r} are text ({str(y[0])!r}); regression needs numbers"
-            )
+        if y.dtype.kind == "U":
+            try:
+                y = y.astype(np.float64)
+            except ValueError:
+                raise DataError(
+                    f"labels of {name!r} are text ({str(y[0])!r}); regression needs numbers"
+                ) from None
         return y[:cut].astype(np.float32), y[cut:].astype(np.float32), {"classes": None}
     if y.ndim > 1:
         needed = "classification needs one label a row"
@@ -66,8 +73,20 @@ def encode_labels(
     return codes[:cut], codes[cut:], about
 
 
+def _decoded(y: np.ndarray | None, name: str) -> np.ndarray:
+    assert y is not None  # held out before
+    if y.dtype.kind != "S":
+        return y
+    try:
+        return np.char.decode(y, "utf-8")
+    except UnicodeDecodeError:
+        raise DataError(f"labels of {name!r} are bytes that are no text; give texts") from None
+
+
 def numbered(y: np.ndarray, name: str) -> tuple[np.ndarray, dict[str, Any]]:
     """Labels as 0 .. classes - 1, and what they were unless they are such numbers already."""
+    if y.dtype.kind == "f" and not np.isfinite(y).all():
+        raise DataError(f"labels of {name!r} hold NaN or infinity; remove those rows")
     values, codes = np.unique(y, return_inverse=True)
     if y.dtype.kind in "iu" and values[0] == 0 and values[-1] < 2 * len(values) + 10:
         return y.astype(np.int64), {"classes": max(2, int(values[-1]) + 1)}

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -114,6 +115,8 @@ def load(
             raise DataError(unknown(key, value, allowed))
     if clip is not None:
         check_value("clip", clip, Annotated[float, Gt(0)], DataError)
+    check_value("seed", seed, Annotated[int, Ge(0)], DataError)
+    test = float(test) if isinstance(test, Real) else test
     if isinstance(test, (int, float)) and not 0 <= test < 1:
         raise DataError(f"test={test!r} must be a part from 0 to below 1, or a file with test rows")
 

@@ -120,7 +120,12 @@ class Preprocessor:
                 "the columns of this model's data have no names; give an array of rows as "
                 "data.x_test has them"
             )
-        frame = pd.DataFrame(rows)
+        if isinstance(rows, Mapping):
+            rows = {k: v if np.ndim(v) else [v] for k, v in rows.items()}
+        try:
+            frame = pd.DataFrame(rows)
+        except ValueError as error:
+            raise DataError(f"these are no rows of a table: {error}") from None
         frame.columns = [str(c) for c in frame.columns]
         lacking = [c for c in self.names if c not in frame.columns]
         if lacking:
@@ -228,6 +233,10 @@ class Preprocessor:
     def from_json(cls, about: dict[str, Any]) -> Preprocessor:
         """What `to_json` gave. Raises KeyError, TypeError or ValueError for anything else."""
         values: dict[str, Any] = {k: about[k] for k in ("scaling", "encode", "clip")}
+        if values["clip"] is not None and not 0 < float(values["clip"]) < np.inf:
+            raise ValueError(f"clip={values['clip']!r}")
+        if values["scaling"] is not None and values["scaling"] not in SCALES:
+            raise ValueError(f"scaling={values['scaling']!r}")
         for key in ("fill", "shift", "divisor"):
             value = about[key]
             if isinstance(value, dict):
@@ -235,14 +244,25 @@ class Preprocessor:
                 value = numbers.reshape([int(n) for n in value["shape"]])
             elif value is not None:
                 value = float(value)
+            if value is not None and not np.isfinite(value).all():
+                raise ValueError(f"{key} is not finite")
             values[key] = value
+        if values["divisor"] is not None and not (np.asarray(values["divisor"]) > 0).all():
+            raise ValueError("divisor must be above 0")
         if values["encode"] not in ENCODINGS:
             raise ValueError(f"encode={values['encode']!r}")
+        if not isinstance(about["names"], list | type(None)) or (
+            about["categories"] and not about["names"]
+        ):
+            raise ValueError("names")
         names = None if about["names"] is None else tuple(map(str, about["names"]))
         categories = {
             str(name): tuple(None if k is None else str(k) for k in known)
             for name, known in about["categories"].items()
         }
+        for known in categories.values():
+            if len(set(known)) != len(known) or None in known[:-1]:
+                raise ValueError("categories")
         if names is not None and (len(set(names)) != len(names) or not set(categories) <= {*names}):
             raise ValueError("categories of columns that there are not")
         wide = None if names is None else (len(names) - len(categories),)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,7 +12,13 @@ from sklearn.base import clone, is_classifier, is_regressor
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.frozen import FrozenEstimator
 from sklearn.inspection import permutation_importance
-from sklearn.metrics import RocCurveDisplay, accuracy_score, get_scorer, r2_score
+from sklearn.metrics import (
+    RocCurveDisplay,
+    accuracy_score,
+    average_precision_score,
+    get_scorer,
+    r2_score,
+)
 from sklearn.utils.validation import check_is_fitted
 
 import foedus as fd
@@ -68,16 +76,26 @@ def test_names():
     found = permutation_importance(made, table, np.array(NAMES)[numbers], n_repeats=2)
     assert found.importances_mean.max() > 0
     estimator = made.to_sklearn()
-    assert estimator.classes_.tolist() == list(NAMES)
+    assert estimator.classes_.tolist() == [0, 1, 2]
     assert estimator.feature_names_in_.tolist() == list(columns)
 
 
 @pytest.mark.parametrize("name", ["ffgb-trees", "fednewton-squared", "fedboost-estimators"])
-def test_exported_estimators_have_the_names(name):
+def test_exported_estimators_answer_arrays_as_the_model_does(name):
     made = run(name).model
     made = fd.Predictor(made.form, made.spec, made.probabilities, class_values=NAMES)
-    want = [NAMES[k] for k in made.predict(X)]
-    assert made.to_sklearn().predict(X).tolist() == want
+    assert made.to_sklearn().predict(X).tolist() == made.predict(X).tolist()
+
+
+def test_the_same_model_for_arrays_alone():
+    """Labels 1 and 2 are classes 0 and 1 of the arrays: tools must not mix them up."""
+    made = run("fedavg-linear-two-classes").model
+    named = replace(made, class_values=(1, 2), preprocess=Preprocessor(tuple("abcdef")))
+    assert named.classes_.tolist() == [1, 2] and named.prepared.classes_.tolist() == [0, 1]
+    x, y = BINARY.data.x_test, BINARY.data.y_test
+    want = average_precision_score(y, made.predict_proba(x)[:, 1])
+    assert get_scorer("average_precision")(named.prepared, x, y) == pytest.approx(want)
+    assert named.prepared.score(x, y) == made.score(x, y)
 
 
 def test_it_is_not_fitted_again():

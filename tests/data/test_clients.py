@@ -121,6 +121,29 @@ def test_rows_to_test(kind):
     assert fed.sizes.sum() == (135 if kind == "part" else 180)
 
 
+@pytest.mark.parametrize("kind", ["TensorDataset", "Dataset", "tensors"])
+def test_common_rows_to_test_of_any_kind(kind):
+    fed = fd.Federation.from_clients(PAIRS, test=BROUGHT[kind](*PAIRS[0]))
+    assert fed.test_sizes.sum() == 5
+    hub = fd.Federation.from_clients(tables(), test=FromTheHub(raw_table(30, 8)), **READING)
+    assert hub.test_sizes.sum() == 30
+    assert fd.Federation.from_clients(PAIRS, test=np.float32(0.5)).test_sizes.sum() > 0
+
+
+def test_categories_that_are_numbers_stay_categories():
+    """Sites that have other ones: pandas would make numbers of them."""
+    one, two = (FRAME.assign(age=pd.Categorical(list(k) * (20 // len(k)))) for k in ("01", "0123"))
+    fed = fd.Federation.from_clients({"a": one, "b": two}, **READING)
+    assert fed.data.preprocess.categories["age"] == ("0", "1", "2", "3")
+    with pytest.raises(fd.DataError, match="column 'age' holds categories at some sites alone"):
+        fd.Federation.from_clients({"a": one, "b": FRAME}, **READING)
+
+
+def test_a_label_by_its_place():
+    fed = fd.Federation.from_clients({"a": FRAME, "b": FRAME}, label=-1, impute="mean")
+    assert fed.data.class_values == ("ill", "well")
+
+
 def test_a_part_of_arrays_is_held_out():
     fed = fd.Federation.from_clients(PAIRS, test=0.4)
     assert fed.sizes.tolist() == [3, 2, 2] and fed.test_sizes.tolist() == [2, 1, 2]
@@ -146,6 +169,8 @@ WRONG = {
     "no label": ({"a": FRAME}, {}, "pass label="),
     "a label for arrays": (PAIRS, {"label": "y"}, "label= is for tables; arrays are taken"),
     "classes of tables": ({"a": FRAME}, {**READING, "classes": 2}, "classes= is for arrays"),
+    "a group": ({"a": FRAME}, {**READING, "group": "place"}, "group= is for one table"),
+    "a test of another kind": (PAIRS, {"test": 3 + 4j}, "test is a complex; give"),
     "too few tests": (PAIRS, {"test": PAIRS[:1]}, "test has 1 entries for 3 clients"),
     "other names": (
         {"a": PAIRS[0]},

@@ -23,6 +23,7 @@ from sklearn.preprocessing import (
 import foedus as fd
 from foedus.data.formats.raw import Raw
 from foedus.data.preprocess import Preprocessor, fit
+from foedus.storage import checkpoint as files
 
 NUMBERS, TEXTS = ["age", "dose", "flag"], ["colour", "place"]
 
@@ -186,6 +187,16 @@ REFUSED = {
         {"a": ["1", "2", "n/k"], "y": [0, 1, 0]},
         "the table, row 2: column 'a' holds numbers, and here 'n/k'; correct it",
     ),
+    "infinite": ({"a": [1.0, np.inf], "y": [0, 1]}, "the table, row 1: column 'a' is infinite"),
+    "digits without end": (
+        {"a": [2**70, 10**400], "y": [0, 1]},
+        "column 'a' holds a number that is too large",
+    ),
+    "days to predict": (
+        {"a": [1, 2], "y": pd.to_datetime(["2020-01-01", "2020-01-02"])},
+        "column 'y' holds a Timestamp; give numbers or texts",
+    ),
+    "bytes to predict": ({"a": [1, 2], "y": [b"p", b"q"]}, "column 'y' holds a bytes"),
     "label missing": (
         {"a": [1, 2], "y": ["no", None]},
         r"the table, row 1: column 'y' \(the label\)",
@@ -321,6 +332,17 @@ def test_from_a_raw_table_to_a_model_in_another_process(trained, tmp_path):
         {"shift": {"shape": [1], "values": "text"}},
         {"divisor": []},
         {"shift": {"shape": [1], "values": [1.0]}},
+        {"divisor": 10**400},
+        {"divisor": {"shape": [3], "values": [1.0, 0.0, 1.0]}},
+        {"shift": {"shape": [3], "values": [1.0, float("nan"), 1.0]}},
+        {"fill": {"shape": [float("inf")], "values": [1.0]}},
+        {"clip": "x"},
+        {"clip": -1},
+        {"scaling": "other"},
+        {"names": None},
+        {"names": "ac"},
+        {"categories": {"colour": ["blue", None, "red"]}},
+        {"categories": {"colour": ["blue", "blue"]}},
     ],
 )
 def test_damaged_descriptions_are_noticed(change, trained, tmp_path, monkeypatch):
@@ -330,3 +352,78 @@ def test_damaged_descriptions_are_noticed(change, trained, tmp_path, monkeypatch
     run.save(tmp_path / "run.safetensors")
     with pytest.raises(fd.CheckpointError, match="is damaged"):
         fd.Run.load(tmp_path / "run.safetensors")
+
+
+@pytest.mark.parametrize("values", [[[1], [1, 2]], "ab", {"a": 1, "b": 2}, ["a"], [None, None]])
+def test_damaged_labels_are_noticed(values, trained, tmp_path, monkeypatch):
+    _, _, run = trained
+    write = files.write
+
+    def written(path, trees, meta, *more):
+        return write(path, trees, {**meta, "class_values": values}, *more)
+
+    monkeypatch.setattr(files, "write", written)
+    run.save(tmp_path / "run.safetensors")
+    with pytest.raises(fd.CheckpointError, match="is damaged"):
+        fd.Run.load(tmp_path / "run.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        ({"age": [1.0, 2.0], "dose": [1.0]}, "these are no rows of a table"),
+        ([[1.0, "u"]], "an array must hold numbers"),
+        (raw_table(3).to_numpy(), "an array must hold numbers"),
+    ],
+)
+def test_rows_that_are_none(rows, why, trained):
+    with pytest.raises(fd.DataError, match=why):
+        trained[2].model.predict(rows)
+
+
+def test_one_row_as_a_dictionary(trained):
+    frame, _, run = trained
+    row = frame.iloc[0].drop("outcome").to_dict()
+    row["age"] = 50.0
+    assert run.model.predict(row).shape == (1,)
+    with pytest.raises(fd.DataError, match="row 0: column 'dose' is infinite"):
+        run.model.predict({**row, "dose": np.inf})
+
+
+def test_a_label_by_its_place_or_by_a_number_that_is_its_name():
+    """Places count in the table as it was given."""
+    frame = pd.DataFrame({"id": range(8), "a": 1.0, "t": ["a", "b"] * 4, "z": ["p", "q"] * 4})
+    assert fd.load(frame, label=2, drop=["id"]).class_values == ("a", "b")
+    frame = pd.DataFrame({1: np.arange(8.0), 2: ["a", "b"] * 4, 3: ["p", "q"] * 4})
+    assert fd.load(frame, label=2, drop=[3]).class_values == ("a", "b")
+
+
+def test_test_rows_are_read_as_the_training_rows():
+    frame = pd.DataFrame({"c": ["1", "A", "B", "C"], "a": [1.0, 2, 3, 4], "y": [0.0, 1, 0, 1]})
+    test = pd.DataFrame({"c": ["1", None], "a": [1.0, 2], "y": ["0", "1"]})
+    with pytest.warns(UserWarning, match="taken for two classes"):
+        data = fd.load(frame, test=test, scale=None)
+    assert data.class_values == ("0", "1") and data.y_test.tolist() == [0, 1]
+    assert data.x_test.tolist() == [[1, 1, 0, 0, 0], [2, 0, 0, 0, 0]]
+
+
+def test_numbers_among_objects_are_numbers():
+    frame = pd.DataFrame({"a": [1.0, 2, 3, 4], "y": pd.Series([0.5, 1.5, 2.5, 3], dtype=object)})
+    assert fd.load(frame, test=0).classes is None
+    frame["y"] = ["0.5", "1.5", "2.5", "3"]
+    data = fd.load(frame, test=0, task="regression")
+    assert data.y_train.tolist() == [0.5, 1.5, 2.5, 3]
+    large = pd.DataFrame({"a": np.array([2**63 + 2**12, 1], np.uint64), "y": ["a", "b"]})
+    assert fd.load(large, test=0, scale=None).x_train.tolist() == [[2.0**63], [1]]
+
+
+def test_a_patient_on_both_sides_is_refused():
+    frame = pd.DataFrame({"a": range(6), "p": list("aabbcc"), "y": [0, 1] * 3})
+    with pytest.raises(fd.DataError, match=r"test: 'a' \(group_holdout\) has rows in both parts"):
+        fd.load(frame, group_holdout="p", test=frame.head(2))
+
+
+def test_labels_as_bytes(tmp_path):
+    np.savez(tmp_path / "b.npz", x=np.eye(4), y=np.array([b"cat", b"dog"] * 2))
+    data = fd.load(tmp_path / "b.npz", test=0)
+    assert data.class_values == ("cat", "dog")

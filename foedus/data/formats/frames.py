@@ -33,18 +33,23 @@ def table(
     """
     import pandas as pd
 
+    label = label_name(frame, where, label)
     frame = frame.set_axis([str(c) for c in frame.columns], axis=1)
     columns = list(frame.columns)
     if twice := [c for c in dict.fromkeys(columns) if columns.count(c) > 1]:
         raise DataError(f"{where}: two columns have the name {twice[0]!r}; rename one")
-    for name in drop:
+    leave = [str(c) for c in ([drop] if isinstance(drop, str) else drop)]
+    for name in leave:
         if name not in columns:
             raise DataError(f"{where}: drop: {unknown('column', name, columns)}")
-    frame, columns = frame.drop(columns=list(drop)), [c for c in columns if c not in drop]
-    label = _label_column(where, columns, label)
+        if name in (label, group, together):
+            raise DataError(f"{where}: column {name!r} is needed, and drop= leaves it out")
+    frame, columns = frame.drop(columns=leave), [c for c in columns if c not in leave]
     for key, column in (("group", group), ("group_holdout", together)):
         if column is not None and column not in columns:
             raise DataError(f"{where}: {unknown(key, column, columns)}")
+        if column == label:
+            raise DataError(f"{where}: {key}={column!r} is the label; name another column")
     if len(frame) == 0:
         raise DataError(f"{where}: no rows")
     y = frame.pop(label)
@@ -53,11 +58,16 @@ def table(
             f"{_at(where, y.isna(), line)}: column {label!r} (the label) is missing in "
             f"{int(y.isna().sum())} rows; remove those rows"
         )
-    units = None if together is None else frame[together].map(as_text).to_numpy(str)
-    if together not in (None, label, group):
-        frame = frame.drop(columns=together)
-    groups = names = None
-    if group is not None and group != label:
+    units = groups = names = None
+    if together is not None:
+        if (lacking := frame[together].isna()).any():
+            raise DataError(
+                f"{_at(where, lacking, line)}: column {together!r} (group_holdout) is missing in "
+                f"{int(lacking.sum())} rows; fill it in, or leave those rows out"
+            )
+        units = frame[together].map(as_text).to_numpy(str)
+        frame = frame if together == group else frame.drop(columns=together)
+    if group is not None:
         names, groups = np.unique(frame.pop(group).map(as_text).to_numpy(str), return_inverse=True)
     others = [] if only is None else [c for c in frame.columns if c not in only]
     if only is not None:
@@ -65,7 +75,7 @@ def table(
     elif frame.shape[1] == 0:
         raise DataError(f"{where}: no feature columns beside the label {label!r}")
     categories: dict[str, tuple[str, ...]] = {}
-    whole = all(pd.api.types.is_integer_dtype(t) for t in frame.dtypes)
+    whole = all(pd.api.types.is_signed_integer_dtype(t) for t in frame.dtypes)
     if whole and not frame.isna().any(axis=None):
         x = frame.to_numpy(np.int64)
     else:
@@ -82,11 +92,25 @@ def table(
                 x[:, place] = _codes(*found, known)
             else:
                 x[:, place] = numbers_of(values, where, line)
-    labels = y.to_numpy() if y.dtype.kind in "iufb" else y.map(as_text).to_numpy(str)
     return Raw(
-        x, labels, groups_train=groups, group_names=names, feature_names=list(frame.columns),
-        categories=categories, left_out=others, together=units,
+        x, _labels(y, where, line), groups_train=groups, group_names=names,
+        feature_names=list(frame.columns), categories=categories, left_out=others, together=units,
     )  # fmt: skip
+
+
+def _labels(y: pd.Series, where: str, line: int | None) -> np.ndarray:
+    """Numbers, booleans or texts."""
+    import pandas as pd
+
+    y = y.infer_objects()
+    if pd.api.types.is_bool_dtype(y):
+        return y.to_numpy(bool)
+    if pd.api.types.is_numeric_dtype(y):
+        return y.to_numpy() if y.dtype.kind in "iuf" else y.to_numpy(np.float64)
+    mixed = y.dtype == object and not any(isinstance(v, str) for v in y.unique())
+    if texts_of(y.astype("category") if not mixed else y, where, line) is None:
+        return numbers_of(y, where, line)
+    return y.map(as_text).to_numpy(str)
 
 
 def _at(where: str, rows: pd.Series, line: int | None) -> str:
@@ -133,7 +157,9 @@ def texts_of(
             f"{where}: column {column.name!r} holds a {type(odd).__name__}; give numbers or texts"
         )
     if not category:
-        numbers = pd.to_numeric(pd.Series(values, dtype=object), errors="coerce").notna().to_numpy()
+        numbers = (
+            _to_numeric(pd.Series(values, dtype=object), column.name, where).notna().to_numpy()
+        )
         rows = np.bincount(places[places >= 0], minlength=len(values))
         if numbers.all():
             return None
@@ -153,7 +179,7 @@ def numbers_of(column: pd.Series, where: str, line: int | None = None) -> np.nda
     import pandas as pd
 
     if not pd.api.types.is_numeric_dtype(column):
-        numbers = pd.to_numeric(column.astype(object), errors="coerce")
+        numbers = _to_numeric(column.astype(object), column.name, where)
         wrong = numbers.isna() & column.notna()
         if wrong.any():
             raise DataError(
@@ -161,7 +187,21 @@ def numbers_of(column: pd.Series, where: str, line: int | None = None) -> np.nda
                 f"{str(column[wrong].iloc[0])!r}"
             )
         column = numbers
-    return column.to_numpy(np.float64, na_value=np.nan)
+    found = column.to_numpy(np.float64, na_value=np.nan)
+    if (infinite := np.isinf(found)).any():
+        raise DataError(
+            f"{_at(where, pd.Series(infinite), line)}: column {column.name!r} is infinite"
+        )
+    return found
+
+
+def _to_numeric(values: pd.Series, name: Any, where: str) -> pd.Series:
+    import pandas as pd
+
+    try:
+        return pd.to_numeric(values, errors="coerce")
+    except OverflowError as error:
+        raise DataError(f"{where}: column {name!r} holds a number that is too large") from error
 
 
 def codes_of(column: pd.Series, known: Sequence[str]) -> tuple[np.ndarray, list[str]]:
@@ -180,8 +220,12 @@ def _codes(places: np.ndarray, texts: Sequence[str], known: Sequence[str]) -> np
     return np.array([place.get(text, -1.0) for text in texts] + [np.nan])[places]
 
 
-def _label_column(where: str, columns: list[str], label: str | int | None) -> str:
+def label_name(frame: pd.DataFrame, where: str, label: str | int | None) -> str:
+    """The name of the column to predict, given by name or place."""
+    columns = [str(c) for c in frame.columns]
     if isinstance(label, int) and not isinstance(label, bool):
+        if label in list(frame.columns):
+            return str(label)
         if not -len(columns) <= label < len(columns):
             raise DataError(f"{where}: label={label} is outside the {len(columns)} columns")
         return columns[label]
