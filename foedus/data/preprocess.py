@@ -27,6 +27,10 @@ IMPUTES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "zero": lambda x: np.zeros(x.shape[1]),
 }
 ENCODINGS = ("onehot", "ordinal")
+_SOME, _FAR_OFF, _RAW = 10, 3.0, 20.0
+"""Rows of a table from which medians say something; how far off scaled medians are doubtful, of a
+table and of an array.
+"""
 UNSEEN = -1.0
 """The code of a category that no training row has."""
 
@@ -109,7 +113,14 @@ class Preprocessor:
 
     def transform(self, rows: pd.DataFrame | Mapping[str, Sequence]) -> np.ndarray:
         """Raw rows, with columns by name in any order, as a model is given them (float32)."""
-        return self.apply(self.encoded(rows))
+        made = self.apply(self.encoded(rows))
+        if len(made) >= _SOME and self._far(made, _FAR_OFF):
+            warnings.warn(
+                "most columns of this table are far from those of the training; give raw rows (if "
+                "these are scaled already, give them as an array)",
+                stacklevel=4,
+            )
+        return made
 
     def encoded(self, rows: pd.DataFrame | Mapping[str, Sequence]) -> np.ndarray:
         """Raw rows as numbers, in the order of `names`; of texts the place among `categories`."""
@@ -211,11 +222,15 @@ class Preprocessor:
 
     def looks_raw(self, x: np.ndarray) -> bool:
         """Whether an array is far from what `apply` gives: more than half of its columns are."""
-        if self.scaling not in ("standard", "robust") or x.ndim != 2 or not len(x):
+        return x.ndim == 2 and bool(len(x)) and self._far(x, _RAW)
+
+    def _far(self, x: np.ndarray, most: float) -> bool:
+        """Whether the medians of more than half of the columns of numbers are beyond `most`."""
+        if self.scaling not in ("standard", "robust"):
             return False
         width = x.shape[1] if not self.categories else len(self.names or ()) - len(self.categories)
         numbers = np.abs(np.median(x[:, :width], 0))
-        return bool(width and (numbers > 20).mean() > 0.5)
+        return bool(width and (numbers > most).mean() > 0.5)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; numbers are exact."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -279,6 +280,18 @@ def test_raw_numbers_in_an_array_are_noticed(trained):
     plain = fd.run(fd.FedAvg(fd.Linear()), fd.split(arrays, clients=2), 1)
     with pytest.raises(fd.DataError, match="knows no columns by name"):
         plain.model.predict(frame)
+
+
+def test_a_table_that_was_scaled_before_is_noticed():
+    frame = pd.DataFrame({"a": np.linspace(90, 110, 40), "b": np.linspace(4, 6, 40)})
+    found = fd.load(frame.assign(y=[0, 1] * 20), test=0, scale="standard").preprocess
+    scaled = (frame - frame.mean()) / frame.std()
+    with pytest.warns(UserWarning, match="most columns of this table are far from those"):
+        found.transform(scaled)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found.transform(frame)
+        found.transform(scaled.head(3))  # too few rows to say
 
 
 @pytest.mark.parametrize("labels", [[False, True], [3, 7], ["b", "a"], [0.5, 1.5], [0, 1]])

@@ -42,6 +42,7 @@ import json
 import time
 import types
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -386,7 +387,7 @@ def train(grid: Any, plan: Plan, folder: Path) -> dict[str, Run]:
         np.array(roster["checksums"]),
         settings=roster["names"],
         preprocess=_preprocessor(plan, roster),
-        class_values=None if plan.classes is None else tuple(plan.classes),
+        class_values=_written(plan.classes),
     )
     folder.mkdir(parents=True, exist_ok=True)
     runs = {}
@@ -408,6 +409,14 @@ def train(grid: Any, plan: Plan, folder: Path) -> dict[str, Run]:
         print(f"{name}: {_shown(table)}", flush=True)
         runs[name] = result
     return runs
+
+
+def _written(classes: Sequence[str] | None) -> tuple[Any, ...] | None:
+    """Classes as sites write them: integers, if all of them are."""
+    if classes is None:
+        return None
+    whole = all(c.removeprefix("-").isdecimal() and str(int(c)) == c for c in classes)
+    return tuple(int(c) if whole else c for c in classes)
 
 
 def _preprocessor(plan: Plan, roster: dict[str, Any]) -> Preprocessor:
