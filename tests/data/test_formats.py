@@ -11,6 +11,7 @@ import tarfile
 import zipfile
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -453,3 +454,26 @@ def test_unknown_formats_and_paths(tmp_path):
         load(tmp_path / "a", group="site")
     with pytest.raises(DataError, match="label='y'"):
         load(tmp_path / "a", label="y")
+
+
+def test_parquet_is_a_table_like_others(tmp_path, monkeypatch):
+    """By what pandas reads, whether or not pyarrow is here."""
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(b"PAR1")
+    frame = pd.DataFrame({"a": [1.0, 2, 3, 4], "c": list("uvuv"), "y": [0, 1, 0, 1]}, index=[3] * 4)
+    monkeypatch.setattr(pd, "read_parquet", lambda given: frame)
+    data = load(path, test=0, scale=None)
+    assert data.x_train.tolist() == [[1, 1, 0], [2, 0, 1], [3, 1, 0], [4, 0, 1]]
+
+    def failing(error):
+        def read(given):
+            raise error
+
+        return read
+
+    monkeypatch.setattr(pd, "read_parquet", failing(ImportError("no engine")))
+    with pytest.raises(DataError, match="Parquet files need pyarrow: pip install pyarrow"):
+        load(path)
+    monkeypatch.setattr(pd, "read_parquet", failing(ValueError("no magic bytes")))
+    with pytest.raises(DataError, match=r"rows\.parquet: not a Parquet file \(no magic bytes"):
+        load(path)
