@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from foedus.base.spec import Spec
+from foedus.data.formats.frames import is_frame
 from foedus.data.preprocess import Preprocessor
 from foedus.errors import DataError, ModelError
 from foedus.export.probabilities import softmax
@@ -214,6 +214,5 @@ class Predictor:
 
 
 def _is_table(x: object) -> bool:
-    """Whether its columns have names; pandas need not be imported for that."""
-    frame = "pandas" in sys.modules and isinstance(x, sys.modules["pandas"].DataFrame)
-    return frame or isinstance(x, Mapping)
+    """Whether its columns have names."""
+    return is_frame(x) or isinstance(x, Mapping)

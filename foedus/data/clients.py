@@ -12,8 +12,8 @@ import numpy as np
 
 from foedus.data.dataset import Data
 from foedus.data.federation import Federation
-from foedus.data.formats.frames import label_name
-from foedus.data.loading import is_frame, load
+from foedus.data.formats.frames import is_frame, label_name
+from foedus.data.loading import load
 from foedus.data.partition import deal_test_rows
 from foedus.errors import DataError, SplitError
 

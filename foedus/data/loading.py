@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from numbers import Real
 from pathlib import Path
@@ -23,7 +22,7 @@ from foedus.data import formats
 from foedus.data.catalog import BUNDLED, absent, known_names, path_of
 from foedus.data.dataset import Data
 from foedus.data.download import SPEECHES
-from foedus.data.formats.frames import table
+from foedus.data.formats.frames import is_frame, table
 from foedus.data.formats.raw import Raw
 from foedus.data.holdout import (
     HELD_OUT,
@@ -39,7 +38,6 @@ from foedus.errors import DataError, unknown
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-    from typing_extensions import TypeIs
 else:
     DataFrame = Any  # hints are read where pandas need not be imported
 
@@ -150,11 +148,6 @@ def load(
         part = HELD_OUT if test is None else float(test)  # type: ignore[arg-type]
         raw = hold_out(pool_parts(raw), part, seed, task == "regression")
     return _finish(called, raw, scale, impute, encode, clip, task)
-
-
-def is_frame(source: object) -> TypeIs[DataFrame]:
-    """Whether it is a DataFrame; pandas need not be imported for that."""
-    return "pandas" in sys.modules and isinstance(source, sys.modules["pandas"].DataFrame)
 
 
 def load_speeches(path: str | os.PathLike | None = None) -> list[dict]:

@@ -59,7 +59,7 @@ def test_flights_by_carrier(tmp_path):
 
 
 def test_prices_of_diamonds():
-    """Whole numbers that are amounts: asked about, then predicted in their own unit."""
+    """Integers that are amounts: asked about, then predicted in their own unit."""
     path = FOLDER / "diamonds.csv.gz"
     with pytest.raises(fd.DataError, match="different integers: pass task='regression'"):
         fd.load(path, label="price")

@@ -5,6 +5,7 @@ Whatever reads a table (CSV, Parquet, a DataFrame of the user) comes through `ta
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,15 @@ from foedus.errors import DataError, unknown
 
 if TYPE_CHECKING:
     import pandas as pd
+    from typing_extensions import TypeIs
 
 MOST = 1000
 """Categories of a column; a column of more is a name or a number of something."""
+
+
+def is_frame(given: object) -> TypeIs[pd.DataFrame]:
+    """Whether it is a DataFrame; pandas need not be imported for that."""
+    return "pandas" in sys.modules and isinstance(given, sys.modules["pandas"].DataFrame)
 
 
 def table(
