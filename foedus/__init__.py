@@ -90,6 +90,7 @@ _HOMES = {
     "foedus.data.poison": ("poison",),
     "foedus.engines.hostile": ("Hostile",),
     "foedus.engines.local": ("Local",),
+    "foedus.engines.prepare": ("prepare",),
     "foedus.engines.ray.engine": ("Ray",),
     "foedus.algorithms.fedres.rollouts": ("rollouts",),
     "foedus.errors": (

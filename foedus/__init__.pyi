@@ -86,6 +86,7 @@ from foedus.engines.delayed import Delayed as Delayed
 from foedus.engines.flower.engine import Flower as Flower
 from foedus.engines.hostile import Hostile as Hostile
 from foedus.engines.local import Local as Local
+from foedus.engines.prepare import prepare as prepare
 from foedus.engines.ray.engine import Ray as Ray
 from foedus.errors import CheckpointError as CheckpointError
 from foedus.errors import ConfigError as ConfigError

@@ -21,3 +21,14 @@ class Spec:
     def features(self) -> int:
         """Numbers in one row."""
         return math.prod(self.shape)
+
+
+@tree.node(static=("shape", "classes", "outputs", "texts"))
+@dataclass(frozen=True)
+class RawSpec(Spec):
+    """Rows of a table before preprocessing: numbers, NaN where one is missing, and codes of texts.
+
+    texts: for each column that holds text, what its codes 0, 1, ... mean; `None` for numbers.
+    """
+
+    texts: tuple[tuple[str, ...] | None, ...] = ()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from foedus.base import random, tree
+from foedus.base import random, tree, unions
 from foedus.base.spec import Spec
 from foedus.base.tree import Tree
 from foedus.core.exchange import Accept, Broadcast, Replies
@@ -21,6 +21,10 @@ from foedus.errors import ReplyError
 
 if TYPE_CHECKING:
     from foedus.core.copies import Copies
+
+
+_TABLE_ROWS = (96, 768, 6144)
+"""Of the tables of `Clients.union`: they hold about four fifths as many strings."""
 
 
 @dataclass(eq=False)
@@ -195,6 +199,36 @@ class Clients:
         if self.network.aggregator is not None and not self.free:
             self.network.aggregator.gathered(trip, replies)
         return replies
+
+    def union(self, step: Callable, /, most: int, longest: int, **payload: Tree) -> list[bytes]:
+        """The union of sets of byte strings that clients have, sorted.
+
+        Where single replies are seen, `step(client, rows=0, **payload)` replies its strings
+        (`unions.listed`); where only sums are, a table of this number of rows (`unions.table`),
+        larger each time until the sum of all can be read.
+
+        Args:
+            most: Strings that one client may have.
+            longest: Bytes of a string.
+        """
+        aggregator = None if self.free else self.network.aggregator
+        if aggregator is None or not aggregator.hides:
+
+            def strange(_: Tensor, reply: Tree) -> dict[int, str]:
+                strings = unions.read_list(reply[0])
+                few = len(strings) <= most and all(len(s) <= longest for s in strings)
+                return {} if few else {0: f"it has more than {most} texts, or too long ones"}
+
+            each = self.gather(step, accept=strange, rows=0, **payload)
+            return sorted(set().union(*(unions.read_list(reply) for reply in each)))
+        for rows in _TABLE_ROWS:
+            found = unions.peeled(self.sum(step, rows=rows, **payload))
+            if found is not None:
+                return found
+        raise ReplyError(
+            f"the texts of all clients cannot be read from a sum of {_TABLE_ROWS[-1]} rows: there "
+            "are too many; name the categories in advance"
+        )
 
     def _total(
         self, step: Callable, weights: str | None, payload: dict[str, Tree], accept: Accept | None

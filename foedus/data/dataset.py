@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from foedus.base.spec import Spec
+from foedus.base.spec import RawSpec, Spec
 from foedus.data.finite import first_not_finite
 from foedus.data.labels import numbered
 from foedus.data.preprocess import Preprocessor
+from foedus.data.unprepared import Unprepared
 from foedus.errors import DataError
 
 # A client's identity is folded into random keys, whose words have 32 bits.
@@ -27,6 +28,7 @@ class Data:
     say whose row it is (for the natural split); `group_names[g]` is the name of group `g`.
     `class_values[k]` is label k as it was written, where it was not the number k. `preprocess` is
     what made the features of raw rows, and `scaling` names its scale. The test part may be empty.
+    Where `raw` is given, features are raw rows in float64, to be prepared by `foedus.prepare`.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Data:
     scaling: str | None = None
     class_values: tuple[Any, ...] | None = None
     preprocess: Preprocessor | None = None
+    raw: Unprepared | None = None
 
     def __post_init__(self) -> None:
         def put(field: str, value: object) -> None:
@@ -52,7 +55,14 @@ class Data:
             needed = "give a positive integer, or None for regression"
             raise DataError(f"classes of {self.name!r} is {k!r}; {needed}")
         for field in ("x_train", "x_test"):
-            put(field, _features(getattr(self, field), field, self.name))
+            x = getattr(self, field)
+            where = f"{field} of {self.name!r}"
+            put(
+                field,
+                _features(x, field, self.name)
+                if self.raw is None
+                else self.raw.checked(x, where),
+            )
         if len(self.x_train) == 0:
             raise DataError(f"x_train of {self.name!r} has no rows; give at least one training row")
         if self.x_train.shape[1:] != self.x_test.shape[1:]:
@@ -150,6 +160,8 @@ class Data:
         """What a model must know: the shape of a row, the classes, and the outputs."""
         targets = 1 if self.y_train.ndim == 1 else self.y_train.shape[1]
         outputs = targets if self.classes is None else self.classes
+        if self.raw is not None:
+            return RawSpec(self.x_train.shape[1:], self.classes, outputs, self.raw.texts)
         return Spec(self.x_train.shape[1:], self.classes, outputs)
 
     def __repr__(self) -> str:
@@ -158,7 +170,8 @@ class Data:
         text = f"{len(self.x_train)} + {len(self.x_test)} rows, {shape} features, {kind}"
         if self.groups_train is not None:
             text += f", {len(np.unique(self.groups_train))} groups"
-        return f"Data({self.name}: {text}, scaling={self.scaling})"
+        made = f"scaling={self.scaling}" if self.raw is None else "raw"
+        return f"Data({self.name}: {text}, {made})"
 
 
 def _numeric(value, field: str, name: str) -> np.ndarray:

@@ -33,7 +33,9 @@ from foedus.data.holdout import (
     test_fraction,
 )
 from foedus.data.labels import encode_labels, task_of
-from foedus.data.preprocess import ENCODINGS, IMPUTES, SCALES, fit
+from foedus.data.preprocess import ENCODINGS, IMPUTES, SCALES
+from foedus.data.preprocess import fit as fitted
+from foedus.data.unprepared import Recipe, unprepared
 from foedus.errors import DataError, unknown
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ def load(
     task: Task | None = None,
     format: str | None = None,
     name: str | None = None,
+    fit: bool = True,
     window: int = 80,
     stride: int = 80,
 ) -> Data:
@@ -95,6 +98,8 @@ def load(
             integers, it must be said.
         format: the format of the file, where its name does not tell.
         name: what the set is called; by default the name of the file, or "table".
+        fit: False leaves the rows of a table raw; `foedus.prepare` fits the preprocessing among the
+            clients of a federation, through exchanges that are counted and can be secure.
         window, stride: for shakespeare, characters a row and between the beginnings of rows.
             Features are character ids, the label is the next character, the group is the speaker;
             the last fifth of each speaker's text (or `test`) is for testing. Speakers with too
@@ -147,7 +152,7 @@ def load(
     if isinstance(test, (int, float)) or raw.x_test is None:
         part = HELD_OUT if test is None else float(test)  # type: ignore[arg-type]
         raw = hold_out(pool_parts(raw), part, seed, task == "regression")
-    return _finish(called, raw, scale, impute, encode, clip, task)
+    return _finish(called, raw, scale, impute, encode, clip, task, fit)
 
 
 def load_speeches(path: str | os.PathLike | None = None) -> list[dict]:
@@ -170,7 +175,7 @@ def load_speeches(path: str | os.PathLike | None = None) -> list[dict]:
 
 def _finish(
     name: str, raw: Raw, scale: str | None, impute: str | None, encode: str, clip: float | None,
-    task: Task,
+    task: Task, fit: bool,
 ) -> Data:  # fmt: skip
     y_train, y_test, values = encode_labels(raw, task == "regression", name)
     assert raw.x_test is not None  # held out before
@@ -189,12 +194,18 @@ def _finish(
             f"scale={scale!r}: the features of {name!r} are character ids, which are not scaled; "
             "leave scale out"
         )
-    made, x_train, x_test = fit(raw, scale, impute, name, encode, clip)
+    about: dict[str, Any] = {}
+    if fit:
+        made, x_train, x_test = fitted(raw, scale, impute, name, encode, clip)
+        about = {"scaling": made.scaling, "preprocess": made}
+    else:
+        x_train, x_test = raw.x_train, raw.x_test
+        about["raw"] = unprepared(raw, Recipe(scale, impute, encode, clip), name)  # type: ignore[arg-type]
     return Data(
         name, x_train, y_train, x_test, y_test, **values, groups_train=raw.groups_train,
         groups_test=raw.groups_test,
         group_names=None if raw.group_names is None else tuple(str(n) for n in raw.group_names),
-        scaling=made.scaling, preprocess=made,
+        **about,
     )  # fmt: skip
 
 

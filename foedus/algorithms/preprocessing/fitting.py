@@ -1,0 +1,245 @@
+"""The server's side of fitting a preprocessing: what is asked, and what constants follow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foedus.algorithms.preprocessing.encoding import (
+    BINS,
+    LEVELS,
+    LONGEST_TEXT,
+    MAGNITUDES,
+    bound,
+    coarse,
+)
+from foedus.base import unions
+from foedus.base.tree import State
+from foedus.core.clients import Clients
+from foedus.data.formats.frames import MOST
+from foedus.errors import DataError
+
+if TYPE_CHECKING:
+    from foedus.algorithms.preprocessing.fit import FitPreprocessing
+
+CONSTANTS = ("fill", "shift", "divisor")
+
+_FAR = 1000
+"""How many usual distances from the others a client's mean or spread may be."""
+
+
+class Fitting:
+    """One fit, from the first question to the constants.
+
+    Arrays are by column of numbers. `present` is the part of the rows that have a value, `limit` a
+    power of two that no value exceeds, in size.
+    """
+
+    def __init__(self, recipe: FitPreprocessing, clients: Clients):
+        self.recipe, self.clients = recipe, clients
+        self.names = [recipe.columns[i] for i in recipe.numbers]
+        self.zero = np.zeros(len(self.names))
+        self.refused: dict[int, str] = {}
+        given = {name: (low, high) for name, low, high in recipe.ranges}
+        whole = bool(self.names) and set(given) >= {*self.names}
+        self.ranges = np.array([given[n] for n in self.names]).T if whole else None
+        self.present, self.limit = self.zero + 1, self.zero + 1
+
+    @property
+    def rows(self) -> int:
+        """Of those who answered the last exchange."""
+        answered = self.clients.answered_rows
+        return int((self.clients.sizes if answered is None else answered).sum())
+
+    def fitted(self) -> State:
+        """The constants, and `refused`: ids of clients that were left out."""
+        recipe, found = self.recipe, State(fill=None, shift=None, divisor=None, scaling=None)
+        found["strings"] = unions.listed(self._strings())
+        lacking = torch.zeros(len(recipe.texts), dtype=torch.bool)
+        scale = recipe.scale
+        if recipe.texts or self.names:
+            seen, self.limit = self._survey(self.zero)
+            self.present = coarse(seen["present"])
+            lacking = torch.from_numpy(self._some(coarse(seen["lacking"])))
+            if self.ranges is not None:  # noise tells nothing of a single row
+                lacking[:] = True
+            scale = self._auto(seen) if scale == "auto" else scale
+        if self.names:
+            found |= self._numbers(scale)
+        refused = torch.tensor(sorted(self.refused), dtype=torch.int64)
+        return found.replace(lacking=lacking, refused=refused)
+
+    # -- texts -------------------------------------------------------------------------------------
+
+    def _strings(self) -> list[bytes]:
+        """Categories, each behind the place of its column among those of texts."""
+        recipe, known = self.recipe, dict(self.recipe.known)
+        place = {n: k.to_bytes(2, "little") for k, n in enumerate(recipe.texts)}
+        found = {place[name] + text.encode() for name, texts in known.items() for text in texts}
+        asked = [name for name in recipe.texts if name not in known]
+        if asked:
+            most = (MOST + 1) * len(asked), LONGEST_TEXT
+            for text in self.clients.union(recipe.strings, *most, columns=asked):
+                name = asked[int.from_bytes(text[:2], "little")]
+                found.add(place[name] + text[2:])
+        for name in asked:
+            count = sum(text.startswith(place[name]) for text in found)
+            if count > MOST:
+                raise DataError(
+                    f"column {name!r} has {count} different texts; leave it out, or put them into "
+                    "a few groups first"
+                )
+        return sorted(found)
+
+    # -- numbers -----------------------------------------------------------------------------------
+
+    def _survey(self, center: np.ndarray) -> tuple[dict[str, Tensor], np.ndarray]:
+        """What clients see, and a power of two that |x - center| does not exceed."""
+        ask = self.ranges is None
+        seen = self.clients.mean(
+            self.recipe.survey, center=torch.from_numpy(center), magnitudes=ask
+        )
+        if not ask:
+            return seen, self.limit
+        there = seen["magnitudes"].double().numpy() * self.rows > 0.25
+        top = MAGNITUDES - 1 - there[:, ::-1].argmax(1)
+        return seen, bound(np.where(there.any(1), top, 0))
+
+    def _some(self, part: np.ndarray) -> np.ndarray:
+        """Whether a part of all rows is at least one row."""
+        return part * self.rows > 0.5
+
+    def _auto(self, seen: dict[str, Tensor]) -> str | None:
+        """See `foedus.data.preprocess.auto_scale`."""
+        part = coarse(seen["auto"]) * max(1, len(self.names))  # of the rows
+        beyond, large, no_byte, broken = self._some(part)
+        if not beyond and large:
+            return None
+        image = not broken and not no_byte and len(self.names) >= 256
+        return "unit" if image else "standard"
+
+    def _numbers(self, scale: str | None) -> State:
+        """The constants of the columns of numbers."""
+        holes, there = self._some(1 - self.present), self._some(self.present)
+        impute = self.recipe.impute
+        if impute is None and holes.any() and self.ranges is None:
+            raise DataError(
+                f"column {self.names[int(holes.argmax())]!r} has missing values; pass "
+                "impute='median' (of the training rows), 'mean' or 'zero'"
+            )
+        mean = spread = fill = self.zero
+        if impute == "mean" or scale == "standard":
+            mean, spread = self._moments()
+        if impute == "mean":
+            fill = np.where(there, mean, 0.0)
+        elif impute == "median":
+            fill = np.where(there, self._quantiles([0.5], self.zero + np.nan)[0], 0.0)
+        shift = divisor = None
+        if scale == "standard":  # of the rows once they are filled in
+            part = np.where(holes, 1 - self.present, 0.0)
+            shift = (1 - part) * mean + part * fill
+            squares = (1 - part) * (spread**2 + (mean - shift) ** 2) + part * (fill - shift) ** 2
+            divisor = np.sqrt(squares)
+            divisor = np.where(divisor > 1e-7 * np.maximum(np.abs(shift), 1e-30), divisor, 1.0)
+        elif scale in ("minmax", "robust"):
+            where = [0.0, 1.0] if scale == "minmax" else [0.25, 0.75, 0.5]
+            low, high, *middle = self._quantiles(where, np.where(holes, fill, np.nan))
+            shift, divisor = middle[0] if middle else low, np.where(high > low, high - low, 1.0)
+        values = (None if impute is None else fill, shift, divisor)
+        tensors = [None if v is None else torch.from_numpy(v.copy()) for v in values]
+        return State(zip(CONSTANTS, tensors, strict=True), scaling=scale)
+
+    def _moments(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of the values that there are."""
+        while True:
+            middle, near = self.zero, self.limit
+            if self.ranges is not None:
+                middle, near = self.ranges.mean(0), (self.ranges[1] - self.ranges[0]) / 2
+            mean, means = self._moment(1, middle, near)
+            mean = middle + mean
+            near = self._survey(mean)[1] if self.ranges is None else 2 * near
+            square, squares = self._moment(2, mean, near)
+            bad = self._implausible(means, squares) if self.recipe.doubt else []
+            if not bad:
+                return mean, np.sqrt(np.maximum(square, 0))
+            self.refused |= bad
+            self.clients = self.clients.some(
+                ~torch.isin(self.clients.ids, torch.tensor(sorted(bad)))
+            )
+            seen, self.limit = self._survey(self.zero)
+            self.present = coarse(seen["present"])
+
+    def _moment(
+        self, power: int, center: np.ndarray, limit: np.ndarray
+    ) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+        """The mean of (x - center)^power over the values that there are; and of each client, where
+        single replies are seen.
+        """
+
+        def value(reply: dict[str, Tensor]) -> np.ndarray:
+            total, present = coarse(reply["sum"]), coarse(reply["present"])
+            with np.errstate(divide="ignore", invalid="ignore"):
+                return total * limit**power / present
+
+        sent = {"center": torch.from_numpy(center), "bound": torch.from_numpy(limit)}
+        total, each = self.clients.mean_and_each(self.recipe.moment, **sent, power=power)
+        mine = {} if each is None else dict(zip(each.ids.tolist(), map(value, each), strict=True))
+        return np.nan_to_num(value(total)), mine
+
+    def _implausible(
+        self, means: dict[int, np.ndarray], squares: dict[int, np.ndarray]
+    ) -> dict[int, str]:
+        """Clients whose rows cannot be like those of most others, and why.
+
+        By medians over clients: with fewer than three that have a value, or where most have one and
+        the same constant, nothing can be said of a column.
+        """
+        ids = sorted(means.keys() & squares.keys())
+        if len(ids) < 3:
+            return {}
+        mean = np.array([means[i] for i in ids])
+        mean[~np.isfinite(mean)] = np.nan
+        with np.errstate(invalid="ignore"):
+            wide = np.sqrt(np.array([squares[i] for i in ids]))
+        found: dict[int, str] = {}
+        for column in np.flatnonzero((~np.isnan(mean)).sum(0) >= 3).tolist():
+            here = mean[:, column]
+            off = np.abs(here - np.nanmedian(here))
+            usual = max(1.4826 * np.nanmedian(off), np.nanmedian(wide[:, column]))
+            if not usual > 0:
+                continue
+            for i, away, spread in zip(ids, off / usual, wide[:, column] / usual, strict=True):
+                if max(away, spread) > _FAR:
+                    found.setdefault(
+                        i,
+                        f"column {self.names[column]!r} is implausible: its mean is {away:.3g} and "
+                        f"its spread {spread:.3g} times what is usual at the others",
+                    )
+        return found
+
+    def _quantiles(self, where: list[float], fill: np.ndarray) -> np.ndarray:
+        """Quantiles of the values that there are, (quantiles, columns), between two neighbors in
+        proportion; what is missing counts as `fill`, if that is a number.
+        """
+        count = np.rint(np.where(np.isnan(fill), self.present, 1.0) * self.rows)
+        place = np.array(where)[:, None] * np.maximum(count - 1, 0)
+        # the neighbor above, too, where there may be one
+        above = [k for k, w in enumerate(where) if w not in (0, 1)]
+        ranks = np.concatenate([np.floor(place), np.ceil(place[above])])
+        low, width = np.broadcast_to(-self.limit, ranks.shape).copy(), 2 * self.limit
+        for _ in range(LEVELS):
+            sent = {"low": torch.from_numpy(low), "width": torch.from_numpy(width)}
+            share = self.clients.mean(self.recipe.bins, **sent, fill=torch.from_numpy(fill))
+            counts = np.rint(share.double().numpy() * self.rows)  # (ranks, columns, bins)
+            below = np.cumsum(counts, -1)
+            last = BINS - 1 - (counts[..., ::-1] > 0).argmax(-1)
+            chosen = np.minimum((below <= ranks[..., None]).sum(-1), last)
+            ranks -= np.take_along_axis(below - counts, chosen[..., None], -1)[..., 0]
+            width = width / BINS
+            low += chosen * width
+        found = low[: len(where)].copy()
+        found[above] += (low[len(where) :] - found[above]) * (place - np.floor(place))[above]
+        return found

@@ -1,0 +1,100 @@
+"""Raw rows of a table whose preprocessing is yet to be fitted, among the clients that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+from annotated_types import Gt
+
+from foedus.base.settings import check_settings
+from foedus.data.formats.raw import Raw
+from foedus.data.preprocess import UNSEEN, Preprocessor
+from foedus.errors import DataError
+
+if TYPE_CHECKING:
+    from foedus.data.dataset import Data
+
+Scale = Literal["auto", "standard", "minmax", "robust", "unit"]
+Impute = Literal["median", "mean", "zero"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is to be made of raw rows; the arguments of `foedus.load`."""
+
+    scale: Scale | None = "auto"
+    impute: Impute | None = None
+    encode: Literal["onehot", "ordinal"] = "onehot"
+    clip: Annotated[float, Gt(0)] | None = None
+
+    def __post_init__(self) -> None:
+        check_settings(self, DataError)
+
+
+@dataclass(frozen=True, eq=False)
+class Unprepared:
+    """The columns of raw rows, and what is to be made of them.
+
+    Args:
+        names: Columns, in order.
+        categories: By name, the texts of a column of texts: what its codes 0, 1, ... mean.
+        recipe: What `foedus.prepare` is to fit.
+    """
+
+    names: tuple[str, ...]
+    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    recipe: Recipe = Recipe()
+
+    @property
+    def texts(self) -> tuple[tuple[str, ...] | None, ...]:
+        """As `RawSpec` has them."""
+        return tuple(self.categories.get(name) for name in self.names)
+
+    def checked(self, x: Any, where: str) -> np.ndarray:
+        """Raw rows in float64; what is no number of a row, nor missing, is refused."""
+        x = np.ascontiguousarray(x, np.float64)
+        if x.ndim != 2 or x.shape[1] != len(self.names):
+            raise DataError(f"{where} has shape {x.shape} for {len(self.names)} columns")
+        if np.isinf(x).any():
+            row, column = np.argwhere(np.isinf(x))[0].tolist()
+            raise DataError(f"{where}: column {self.names[column]!r} is infinite in row {row}")
+        return x
+
+    def recoded(self, x: np.ndarray, fitted: Preprocessor) -> np.ndarray:
+        """Rows with codes among the categories of `fitted`."""
+        x = x.copy()
+        for place, name in enumerate(self.names):
+            if (texts := self.categories.get(name)) is not None:
+                known = {text: k for k, text in enumerate(fitted.categories[name])}
+                new = np.array([known.get(t, UNSEEN) for t in texts] or [UNSEEN])
+                old = x[:, place]
+                code = new[np.nan_to_num(old).astype(np.int64)]
+                x[:, place] = np.where(np.isnan(old), old, code)
+        return x
+
+    def apply(self, x: np.ndarray, fitted: Preprocessor) -> np.ndarray:
+        """Raw rows as a model is given them."""
+        return fitted.apply(self.recoded(x, fitted))
+
+
+def unprepared(raw: Raw, recipe: Recipe, name: str) -> Unprepared:
+    """The columns of a table that was read."""
+    if raw.feature_names is None:
+        raise DataError(
+            f"fit=False: the columns of {name!r} have no names; arrays are taken as they are, or "
+            "give a table"
+        )
+    return Unprepared(tuple(map(str, raw.feature_names)), raw.categories or {}, recipe)
+
+
+def prepared(data: Data, fitted: Preprocessor) -> Data:
+    """A set of raw rows, as a fitted preprocessing makes them."""
+    raw = data.raw
+    assert raw is not None
+    return replace(
+        data, x_train=raw.apply(data.x_train, fitted), x_test=raw.apply(data.x_test, fitted),
+        preprocess=fitted, scaling=fitted.scaling, raw=None,
+    )  # fmt: skip

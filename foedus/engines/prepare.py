@@ -1,0 +1,135 @@
+"""`foedus.prepare`: fit the preprocessing of raw tables among the clients that hold them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from foedus.aggregation.dp.mechanism import DifferentialPrivacy
+from foedus.aggregation.secure.protocol import SecureAggregation
+from foedus.algorithms.preprocessing.fit import FitPreprocessing
+from foedus.core.aggregation import Aggregation
+from foedus.core.describe import to_config
+from foedus.core.result import Run
+from foedus.core.run import run
+from foedus.data.unprepared import Recipe, prepared
+from foedus.errors import ConfigError, DataError, unknown
+
+if TYPE_CHECKING:
+    from foedus.core.session import Engine
+    from foedus.data.federation import Federation
+
+Categories = Mapping[str, Sequence[str]]
+Ranges = Mapping[str, tuple[float, float]]
+
+
+def prepare(
+    fed: Federation,
+    *,
+    engine: Engine | None = None,
+    aggregation: Aggregation | None = None,
+    categories: Categories | None = None,
+    ranges: Ranges | None = None,
+    seed: int = 0,
+) -> Federation:
+    """The federation with its raw rows (`foedus.load(..., fit=False)`) prepared for models.
+
+    What `foedus.load` fits on the pooled training rows is fitted here through exchanges with the
+    clients: means and standard deviations are the same up to rounding, categories the same,
+    quantiles to within 2^-40 of the largest value. `fed.settings["preprocess"]` says what was sent.
+
+    Args:
+        fed: Of raw rows; each client sees its own alone.
+        engine: As for `foedus.run`.
+        aggregation: As for `foedus.run`: with `SecureAggregation` no single reply is seen.
+        categories: Texts by column that are known in advance; those of other columns are found.
+        ranges: (least, largest) value by column. Differential privacy needs one for each column of
+            numbers, and `categories`.
+        seed: Of secure aggregation's draws.
+
+    Example:
+        >>> raw = fd.Federation.from_clients(sites, label="outcome", impute="median", fit=False)
+        >>> fed = fd.prepare(raw, aggregation=fd.SecureAggregation())
+    """
+    raw = fed.data.raw
+    if raw is None:
+        raise DataError(
+            f"the rows of {fed.data.name!r} are prepared already; for raw ones pass fit=False to "
+            "foedus.load or Federation.from_clients"
+        )
+    algorithm = recipe_of(
+        raw.recipe, raw.names, tuple(raw.categories), categories or {}, ranges or {}, aggregation
+    )
+    fitted = fit(algorithm, fed, engine, aggregation, seed)
+    last = fitted.records.rows[-1]
+    about = {k: last[k] for k in ("bytes_up", "bytes_down", "messages_up", "seconds")}
+    about |= {k: last[k] for k in ("epsilon",) if k in last}
+    about["aggregation"] = None if aggregation is None else to_config(aggregation)
+    data = prepared(fed.data, algorithm.preprocessor(fitted.state))
+    return replace(fed, data=data, settings={**fed.settings, "preprocess": about})
+
+
+def recipe_of(
+    recipe: Recipe, columns: tuple[str, ...], texts: tuple[str, ...], categories: Categories,
+    ranges: Ranges, aggregation: Aggregation | None,
+) -> FitPreprocessing:  # fmt: skip
+    """The algorithm that fits a recipe, under this aggregation."""
+    if strange := [name for name in categories if name not in texts]:
+        raise ConfigError(f"categories: {unknown('column of text', strange[0], texts)}")
+    noisy = _privacy(aggregation) is not None
+    if noisy:
+        if recipe.scale not in ("standard", None) or recipe.impute not in ("mean", "zero", None):
+            raise ConfigError(
+                f"scale={recipe.scale!r} and impute={recipe.impute!r}: with differential privacy "
+                "use scale='standard' or None and impute='mean', 'zero' or None"
+            )
+        for key, given, all_of_them in (
+            ("ranges", ranges, [c for c in columns if c not in texts]),
+            ("categories", categories, texts),
+        ):
+            if lacking := [c for c in all_of_them if c not in given]:
+                raise ConfigError(
+                    f"{key}: with differential privacy they must be known in advance, and those of "
+                    f"{lacking[0]!r} are not given"
+                )
+    return FitPreprocessing(
+        columns, texts, tuple((k, tuple(map(str, v))) for k, v in categories.items()),
+        tuple((k, float(low), float(high)) for k, (low, high) in ranges.items()),
+        recipe.scale, recipe.impute, recipe.encode, recipe.clip, parts=1 if noisy else 4,
+    )  # fmt: skip
+
+
+def fit(
+    algorithm: FitPreprocessing,
+    fed: Federation,
+    engine: Engine | None,
+    aggregation: Aggregation | None,
+    seed: int,
+) -> Run:
+    """Run the one round of a fit, quietly."""
+    return run(
+        algorithm, fed, 1, engine=engine, aggregation=bounded(aggregation, algorithm), seed=seed,
+        evaluate_every=0, progress=False,
+    )  # fmt: skip
+
+
+def bounded(aggregation: Aggregation | None, algorithm: FitPreprocessing) -> Aggregation | None:
+    """An aggregation whose noise is for the largest replies that a fit can have."""
+    privacy = _privacy(aggregation)
+    if privacy is None:
+        return aggregation
+    numbers, texts = len(algorithm.numbers), len(algorithm.texts)
+    # all entries are at most 1 in size
+    clip = {"survey": math.sqrt(numbers + texts), "moment": math.sqrt(2 * numbers)}
+    privacy = replace(privacy, clip={k: max(1.0, v) for k, v in clip.items()})
+    if isinstance(aggregation, SecureAggregation):
+        return replace(aggregation, privacy=privacy)
+    return privacy
+
+
+def _privacy(aggregation: Aggregation | None) -> DifferentialPrivacy | None:
+    if isinstance(aggregation, SecureAggregation):
+        return aggregation.privacy
+    return aggregation if isinstance(aggregation, DifferentialPrivacy) else None
