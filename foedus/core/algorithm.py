@@ -112,6 +112,9 @@ class Algorithm(Settings):
     sends nothing.
     """
 
+    takes_raw: ClassVar[bool] = False
+    """It works on the raw rows of tables (`Data.raw`), not on those that models are given."""
+
     remedy: ClassVar[str] = "try a smaller lr, or clip=1.0"
     """What to do about numbers that are not finite."""
 

@@ -97,7 +97,7 @@ def recipe_of(
     return FitPreprocessing(
         columns, texts, tuple((k, tuple(map(str, v))) for k, v in categories.items()),
         tuple((k, float(low), float(high)) for k, (low, high) in ranges.items()),
-        recipe.scale, recipe.impute, recipe.encode, recipe.clip, parts=1 if noisy else 4,
+        recipe.scale, recipe.impute, recipe.encode, recipe.clip, parts=1 if noisy else 6,
     )  # fmt: skip
 
 

@@ -32,29 +32,41 @@ def coarse(parts: Tensor) -> np.ndarray:
     return parts.double().numpy() @ _PART ** -np.arange(float(parts.shape[-1]))
 
 
-def magnitude(x: np.ndarray) -> np.ndarray:
-    """The bin of each number by its size: bin k holds |x| < `bound(k)`; NaN stays NaN."""
-    exponent = np.frexp(x)[1] - SMALLEST
-    bins = np.clip(exponent // OCTAVES, 0, MAGNITUDES - 1).astype(np.float64)
-    bins[np.isnan(x)] = np.nan
-    return bins
-
-
-def bound(bins: np.ndarray) -> np.ndarray:
-    """What the numbers in a bin of `magnitude` are below, in size."""
-    return np.ldexp(1.0, OCTAVES * (bins + 1) + SMALLEST)
-
-
-def histogram(cells: np.ndarray, bins: int) -> np.ndarray:
-    """How many of the rows (..., rows, columns) of each column lie in [k, k + 1), k < bins; NaN and
-    others lie nowhere.
+def magnitudes(size: np.ndarray) -> Tensor:
+    """Numbers that are not negative, by their magnitude: a 1 for each power of 2^OCTAVES up to
+    theirs, so that averages tell how many have reached it, and medians which one the middle has.
     """
-    *lead, rows, columns = cells.shape
-    flat = cells.reshape(-1)
-    with np.errstate(invalid="ignore"):
-        inside = np.flatnonzero((flat >= 0) & (flat < bins))
-    place = inside // (rows * columns) * columns + inside % columns
-    place *= bins
-    place += flat[inside].astype(np.int64)
+    exponent = np.frexp(np.nan_to_num(size))[1] - SMALLEST
+    reached = np.clip(exponent // OCTAVES, 0, MAGNITUDES - 1)[..., None]
+    return torch.from_numpy((np.arange(MAGNITUDES) <= reached).astype(np.float32))
+
+
+def bound(share: np.ndarray) -> np.ndarray:
+    """A power of two above the numbers whose `magnitudes` are not only 0 in the average."""
+    top = (share > 0).sum(-1) - 1
+    return np.ldexp(1.0, OCTAVES * (np.maximum(top, 0) + 1) + SMALLEST)
+
+
+def histogram(x: np.ndarray, low: np.ndarray, width: np.ndarray, bins: int) -> np.ndarray:
+    """How many of the rows (..., rows, columns) of each column lie in each bin of its cell
+    [low, low + width); NaN and others lie in none.
+    """
+    *lead, rows, columns = x.shape
     size = int(np.prod(lead, dtype=np.int64)) * columns * bins
-    return np.bincount(place, minlength=size).reshape(*lead, columns, bins)
+    inside = x >= low
+    inside &= x < low + width
+    scale = bins / width
+    if 4 * np.count_nonzero(inside) < x.size:
+        where = np.flatnonzero(inside)
+        column = where % columns
+        place = where // (rows * columns) * columns + column
+        bin_ = ((x.reshape(-1)[where] - low[column]) * scale[column]).astype(np.int64)
+        place = place * bins + np.minimum(bin_, bins - 1)
+        return np.bincount(place, minlength=size).reshape(*lead, columns, bins)
+    bin_ = (x - low) * scale
+    bin_[~inside] = bins  # one more, for those
+    np.minimum(bin_, bins, out=bin_)
+    first = np.arange(size // bins).reshape(*lead, 1, columns) * (bins + 1)
+    place = bin_.astype(np.int64) + first
+    found = np.bincount(place.reshape(-1), minlength=size + size // bins)
+    return found.reshape(*lead, columns, bins + 1)[..., :bins]

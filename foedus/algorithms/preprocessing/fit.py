@@ -3,13 +3,13 @@
 Every exchange is an average of fractions by rows, or a union of texts, so that secure aggregation
 and robust means apply to it as to any other, and every byte is counted.
 
-- Survey: which part of a column is present, and between which powers of 2^8 its values lie.
-- Moments: the average of (x - c) / b and of its square, b from the survey, c the mean.
+- Survey: which part of a column is present, and below which power of 2^8 its values are in size.
+- Moments: the averages of x / b and of ((x - c) / b)^2, b by the survey, c the mean.
 - Order statistics: a cell [low, low + width) of each column and rank is cut into 128 bins; the
   server takes the bin in which the rank lies as the next cell, seven times.
 
-A fraction is sent in four parts of twelve bits (`fine`), so that a sum in fixed point, whose step
-may be a millionth, is right to about 1e-16. Means and standard deviations are then those of the
+A fraction is sent in parts of twelve bits (`fine`), so that a sum in fixed point, whose step may be
+a millionth, is as good as one in double precision. Means and standard deviations are then those of the
 pooled rows up to rounding. An order statistic x is found to within 2^-40 max |x| below, and exactly
 if it is a multiple of that; counts of bins are sent as they are, so that under secure aggregation
 its rank may be off by a millionth of the rows.
@@ -18,7 +18,7 @@ its rank may be off by a millionth of the rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -27,10 +27,9 @@ from torch import Tensor
 
 from foedus.algorithms.preprocessing.encoding import (
     BINS,
-    MAGNITUDES,
     fine,
     histogram,
-    magnitude,
+    magnitudes,
 )
 from foedus.algorithms.preprocessing.fitting import CONSTANTS, Fitting
 from foedus.base import unions
@@ -41,7 +40,7 @@ from foedus.core.algorithm import Algorithm, Batching, Client, client_step
 from foedus.core.clients import Clients
 from foedus.data.preprocess import Preprocessor
 from foedus.data.unprepared import Impute, Recipe, Scale
-from foedus.errors import ConfigError, unknown
+from foedus.errors import ConfigError, ReplyError, unknown
 
 _BATCH = 1 << 24  # bytes of rows that fit a cache
 
@@ -54,8 +53,8 @@ class FitPreprocessing(Algorithm):
         columns: The columns of the table.
         texts: Those of them that hold text.
         known: Categories that are given in advance, by column; those of others are found.
-        ranges: (column, least, largest) value, for columns whose range is given in advance; values
-            beyond are taken as the nearest. Where noise is added, all columns need one.
+        ranges: (column, least, largest) value, for each column of numbers or none; values beyond
+            are taken as the nearest. They are needed where noise is added.
         scale, impute, encode, clip: As for `foedus.load`.
         parts: In how many parts a fraction is sent; 1 where noise makes more of them useless.
         doubt: Leave out clients whose means or spreads are a thousand times farther off than
@@ -70,10 +69,11 @@ class FitPreprocessing(Algorithm):
     impute: Impute | None = None
     encode: Literal["onehot", "ordinal"] = "onehot"
     clip: float | None = None
-    parts: Annotated[int, Interval(ge=1, le=4)] = 4
+    parts: Annotated[int, Interval(ge=1, le=6)] = 6
     doubt: bool = False
 
-    remedy = "the raw rows of a client are not finite"
+    takes_raw: ClassVar[bool] = True
+    remedy: ClassVar[str] = "correct the raw rows of that client"
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -87,6 +87,9 @@ class FitPreprocessing(Algorithm):
         for key, names in given.items():
             if strange := [n for n in names if n not in allowed[key]]:
                 raise ConfigError(f"{key}: {unknown('column', strange[0], allowed[key])}")
+        if self.ranges and len(self.ranges) < len(numbers):
+            lacking = next(n for n in numbers if n not in given["ranges"])
+            raise ConfigError(f"ranges: that of {lacking!r} is missing; give all of them, or none")
         for name, low, high in self.ranges:
             if not -np.inf < low < high < np.inf:
                 raise ConfigError(f"ranges: {name!r} has [{low}, {high}]; give finite low < high")
@@ -95,6 +98,22 @@ class FitPreprocessing(Algorithm):
     def numbers(self) -> list[int]:
         """The places of columns that hold numbers."""
         return [i for i, name in enumerate(self.columns) if name not in self.texts]
+
+    @property
+    def asked(self) -> list[str]:
+        """The columns whose texts are not known in advance."""
+        return [name for name in self.texts if name not in dict(self.known)]
+
+    @property
+    def quantiles(self) -> bool:
+        """Whether order statistics are needed: with them a server can find any value."""
+        return self.impute == "median" or self.scale in ("minmax", "robust")
+
+    @property
+    def limits(self) -> np.ndarray:
+        """Least and largest values of the columns of numbers, where they are given."""
+        given = {name: (low, high) for name, low, high in self.ranges}
+        return np.array([given[self.columns[i]] for i in self.numbers]).reshape(-1, 2).T
 
     def check(self, spec: Spec) -> None:
         if spec.shape != (len(self.columns),):
@@ -106,43 +125,47 @@ class FitPreprocessing(Algorithm):
     # -- clients -----------------------------------------------------------------------------------
 
     def _rows(self, client: Client, places: list[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Some columns (..., rows, columns), NaN where a value is missing, and numbers of rows."""
+        """Some columns (..., rows, columns), a fresh copy, NaN where a value is missing; and the
+        number of rows.
+        """
         weight = client.data.weight.numpy()
-        x = client.data.x.numpy()[..., places]
+        x = client.data.x.numpy()[..., places].astype(np.float64, copy=False)
         if not weight.all():
             x[weight == 0] = np.nan
-        return x, weight.sum(-1)[..., None]
+        return x, weight.sum(-1, dtype=np.float64)[..., None]
 
     @client_step(batch="loop")
     def strings(self, client: Client, rows: int, columns: list[str]) -> tuple[Tree, None]:
         """The texts of some columns, each behind the place of its column."""
         assert isinstance(client.spec, RawSpec)
         found = set()
-        for name in columns:
+        for number, name in enumerate(columns):
+            if name not in self.asked:
+                raise ReplyError(f"columns: the texts of {name!r} are not asked for by this fit")
             place = self.columns.index(name)
             codes = client.data.x.numpy()[:, place]
             texts = client.spec.texts[place] or ()
             for code in np.unique(codes[~np.isnan(codes)]).astype(int):
-                found.add(columns.index(name).to_bytes(2, "little") + texts[code].encode())
+                found.add(number.to_bytes(2, "little") + texts[code].encode())
         return unions.table(found, rows) if rows else unions.listed(found), None
 
     @client_step(batch="whole")
-    def survey(self, client: Client, center: Tensor, magnitudes: bool) -> tuple[Tree, None]:
-        """Parts of the rows: that have a value, by column; of which magnitude |x - center| is; and
-        what "auto" looks at.
+    def survey(self, client: Client) -> tuple[Tree, None]:
+        """Parts of the rows that have a value, by column; the magnitude of the largest; and what
+        "auto" looks at.
         """
         x, count = self._rows(client, self.numbers)
         texts, _ = self._rows(client, [self.columns.index(name) for name in self.texts])
-        reply = {"present": fine((~np.isnan(x)).sum(-2) / count, self.parts)}
-        reply["lacking"] = fine(1 - (~np.isnan(texts)).sum(-2) / count, self.parts)
-        if magnitudes:
-            found = histogram(magnitude(x - center.numpy()), MAGNITUDES)
-            reply["magnitudes"] = torch.from_numpy((found / count[..., None]).astype(np.float32))
+        shares = {"present": _present(x) / count, "lacking": 1 - _present(texts) / count}
         if self.scale == "auto":
             size = np.abs(x)
             odd = (size > 1, size >= 0.5, (x < 0) | (x > 255), x % 1 > 0)
-            share = [(o & ~np.isnan(x)).sum((-2, -1)) / (count[..., 0] * x.shape[-1]) for o in odd]
-            reply["auto"] = fine(np.stack(share, -1), self.parts)
+            part = [o.sum((-2, -1)) / (count[..., 0] * max(1, x.shape[-1])) for o in odd]
+            shares["auto"] = np.stack(part, -1)
+        reply = {name: fine(share, self.parts) for name, share in shares.items()}
+        if not self.ranges:
+            far = np.fmax(np.fmax.reduce(x, -2), -np.fmin.reduce(x, -2))
+            reply["magnitudes"] = magnitudes(far)
         return reply, None
 
     @client_step(batch="whole")
@@ -153,14 +176,16 @@ class FitPreprocessing(Algorithm):
         the rows.
         """
         x, count = self._rows(client, self.numbers)
-        present = (~np.isnan(x)).sum(-2) / count
+        present, missing = _present(x) / count, x != x
+        if self.ranges:
+            np.clip(x, *self.limits, out=x)
         x -= center.numpy()
         x /= bound.numpy()
-        np.clip(x, -1, 1, out=x)
         if power == 2:
             x *= x
-        reply = {"sum": np.nansum(x, -2) / count, "present": present}
-        return {name: fine(value, self.parts) for name, value in reply.items()}, None
+        x[missing] = 0
+        shares = {"sum": x.sum(-2) / count, "present": present}
+        return {name: fine(share, self.parts) for name, share in shares.items()}, None
 
     @client_step(batch="whole")
     def bins(
@@ -169,13 +194,13 @@ class FitPreprocessing(Algorithm):
         """Parts of the rows in the bins of cells [low, low + width), by cell and column; a missing
         value counts as `fill`, if that is a number.
         """
+        if not self.quantiles:
+            raise ReplyError("bins: this fit needs no order statistics")
         x, count = self._rows(client, self.numbers)
-        missing = np.isnan(x)
-        if missing.any():
-            real = client.data.weight.numpy()[..., None] > 0
-            x = np.where(missing & real, fill.numpy(), x)
-        scale = BINS / width.numpy()
-        found = np.stack([histogram((x - first) * scale, BINS) for first in low.numpy()], -3)
+        if not bool(fill.isnan().all()):
+            missing = (x != x) & (client.data.weight.numpy()[..., None] > 0)
+            x = np.where(missing, fill.numpy(), x)
+        found = np.stack([histogram(x, first, width.numpy(), BINS) for first in low.numpy()], -3)
         return torch.from_numpy((found / count[..., None, None]).astype(np.float32)), None
 
     # -- the server --------------------------------------------------------------------------------
@@ -204,3 +229,7 @@ class FitPreprocessing(Algorithm):
             clip=self.clip,
         )  # fmt: skip
 
+
+def _present(x: np.ndarray) -> np.ndarray:
+    """How many rows of each column have a value."""
+    return (x == x).sum(-2)

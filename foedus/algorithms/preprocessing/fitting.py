@@ -12,7 +12,6 @@ from foedus.algorithms.preprocessing.encoding import (
     BINS,
     LEVELS,
     LONGEST_TEXT,
-    MAGNITUDES,
     bound,
     coarse,
 )
@@ -43,9 +42,6 @@ class Fitting:
         self.names = [recipe.columns[i] for i in recipe.numbers]
         self.zero = np.zeros(len(self.names))
         self.refused: dict[int, str] = {}
-        given = {name: (low, high) for name, low, high in recipe.ranges}
-        whole = bool(self.names) and set(given) >= {*self.names}
-        self.ranges = np.array([given[n] for n in self.names]).T if whole else None
         self.present, self.limit = self.zero + 1, self.zero + 1
 
     @property
@@ -61,10 +57,9 @@ class Fitting:
         lacking = torch.zeros(len(recipe.texts), dtype=torch.bool)
         scale = recipe.scale
         if recipe.texts or self.names:
-            seen, self.limit = self._survey(self.zero)
-            self.present = coarse(seen["present"])
+            seen = self._survey()
             lacking = torch.from_numpy(self._some(coarse(seen["lacking"])))
-            if self.ranges is not None:  # noise tells nothing of a single row
+            if recipe.ranges:  # noise tells nothing of a single row
                 lacking[:] = True
             scale = self._auto(seen) if scale == "auto" else scale
         if self.names:
@@ -79,8 +74,7 @@ class Fitting:
         recipe, known = self.recipe, dict(self.recipe.known)
         place = {n: k.to_bytes(2, "little") for k, n in enumerate(recipe.texts)}
         found = {place[name] + text.encode() for name, texts in known.items() for text in texts}
-        asked = [name for name in recipe.texts if name not in known]
-        if asked:
+        if asked := recipe.asked:
             most = (MOST + 1) * len(asked), LONGEST_TEXT
             for text in self.clients.union(recipe.strings, *most, columns=asked):
                 name = asked[int.from_bytes(text[:2], "little")]
@@ -96,17 +90,12 @@ class Fitting:
 
     # -- numbers -----------------------------------------------------------------------------------
 
-    def _survey(self, center: np.ndarray) -> tuple[dict[str, Tensor], np.ndarray]:
-        """What clients see, and a power of two that |x - center| does not exceed."""
-        ask = self.ranges is None
-        seen = self.clients.mean(
-            self.recipe.survey, center=torch.from_numpy(center), magnitudes=ask
-        )
-        if not ask:
-            return seen, self.limit
-        there = seen["magnitudes"].double().numpy() * self.rows > 0.25
-        top = MAGNITUDES - 1 - there[:, ::-1].argmax(1)
-        return seen, bound(np.where(there.any(1), top, 0))
+    def _survey(self) -> dict[str, Tensor]:
+        seen = self.clients.mean(self.recipe.survey)
+        self.present = coarse(seen["present"])
+        if "magnitudes" in seen:
+            self.limit = bound(seen["magnitudes"].numpy())
+        return seen
 
     def _some(self, part: np.ndarray) -> np.ndarray:
         """Whether a part of all rows is at least one row."""
@@ -125,7 +114,7 @@ class Fitting:
         """The constants of the columns of numbers."""
         holes, there = self._some(1 - self.present), self._some(self.present)
         impute = self.recipe.impute
-        if impute is None and holes.any() and self.ranges is None:
+        if impute is None and holes.any() and not self.recipe.ranges:
             raise DataError(
                 f"column {self.names[int(holes.argmax())]!r} has missing values; pass "
                 "impute='median' (of the training rows), 'mean' or 'zero'"
@@ -155,22 +144,22 @@ class Fitting:
     def _moments(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation of the values that there are."""
         while True:
-            middle, near = self.zero, self.limit
-            if self.ranges is not None:
-                middle, near = self.ranges.mean(0), (self.ranges[1] - self.ranges[0]) / 2
+            middle, near, least = self.zero, self.limit, self.zero
+            if self.recipe.ranges:
+                low, high = self.recipe.limits
+                middle, near = (low + high) / 2, (high - low) / 2
+                least = near / 50  # noise may leave nothing of a small spread
             mean, means = self._moment(1, middle, near)
             mean = middle + mean
-            near = self._survey(mean)[1] if self.ranges is None else 2 * near
-            square, squares = self._moment(2, mean, near)
-            bad = self._implausible(means, squares) if self.recipe.doubt else []
+            square, squares = self._moment(2, mean, 2 * near)
+            bad = self._implausible(means, squares) if self.recipe.doubt else {}
             if not bad:
-                return mean, np.sqrt(np.maximum(square, 0))
+                return mean, np.sqrt(np.maximum(square, least**2))
             self.refused |= bad
             self.clients = self.clients.some(
                 ~torch.isin(self.clients.ids, torch.tensor(sorted(bad)))
             )
-            seen, self.limit = self._survey(self.zero)
-            self.present = coarse(seen["present"])
+            self._survey()
 
     def _moment(
         self, power: int, center: np.ndarray, limit: np.ndarray
@@ -231,9 +220,11 @@ class Fitting:
         ranks = np.concatenate([np.floor(place), np.ceil(place[above])])
         low, width = np.broadcast_to(-self.limit, ranks.shape).copy(), 2 * self.limit
         for _ in range(LEVELS):
-            sent = {"low": torch.from_numpy(low), "width": torch.from_numpy(width)}
+            cells, cell = _different(low)
+            sent = {"low": torch.from_numpy(cells), "width": torch.from_numpy(width)}
             share = self.clients.mean(self.recipe.bins, **sent, fill=torch.from_numpy(fill))
-            counts = np.rint(share.double().numpy() * self.rows)  # (ranks, columns, bins)
+            counts = np.rint(share.double().numpy() * self.rows)  # (cells, columns, bins)
+            counts = np.take_along_axis(counts, cell[..., None], 0)
             below = np.cumsum(counts, -1)
             last = BINS - 1 - (counts[..., ::-1] > 0).argmax(-1)
             chosen = np.minimum((below <= ranks[..., None]).sum(-1), last)
@@ -243,3 +234,18 @@ class Fitting:
         found = low[: len(where)].copy()
         found[above] += (low[len(where) :] - found[above]) * (place - np.floor(place))[above]
         return found
+
+
+def _different(low: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The different values of each column (cells, columns), and which of them each is; columns of
+    fewer values have their first one again.
+    """
+    order = np.argsort(low, 0, kind="stable")
+    ascending = np.take_along_axis(low, order, 0)
+    new = np.concatenate([np.zeros((1, low.shape[1]), bool), ascending[1:] != ascending[:-1]])
+    rank = np.cumsum(new, 0)
+    cell = np.empty_like(rank)
+    np.put_along_axis(cell, order, rank, 0)
+    cells = np.broadcast_to(ascending[0], (rank.max() + 1, low.shape[1])).copy()
+    np.put_along_axis(cells, rank, ascending, 0)
+    return cells, cell

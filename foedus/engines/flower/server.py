@@ -197,6 +197,7 @@ class Sites:
             y_test=nothing,
             preprocess=self.preprocess,
             class_values=self.class_values,
+            raw=None,
         )
 
 

@@ -50,6 +50,7 @@ def part_of(fed: Federation, positions: np.ndarray) -> Federation:
         data.y_test[test],
         data.classes,
         data.class_names,
+        raw=data.raw,
     )
     return Federation(
         own, np.arange(len(rows)), some.offsets, np.arange(len(test)), some.test_offsets, some.ids
