@@ -69,7 +69,8 @@ def table(strings: Collection[bytes], rows: int) -> Tensor:
 def peeled(total: Tensor) -> list[bytes] | None:
     """The strings of a sum of tables, sorted; `None` if it has too few rows for them."""
     left = np.rint(total.double().numpy() / _UNIT)
-    rows, found, queue = len(left), [], list(range(len(left)))
+    rows, queue = len(left), list(range(len(left)))
+    found: list[bytes] = []
     while queue and len(found) <= rows:  # a table from elsewhere may go round in circles
         row = queue.pop()
         text = _alone(left[row])

@@ -115,7 +115,11 @@ class Reader:
             self.fail("run.resume", "needs run.checkpoint, the file to go on from")
 
     def algorithms(self) -> dict[str, Algorithm]:
-        known = {n: c for n, c in concrete(Algorithm).items() if c.round is not Algorithm.round}
+        known = {
+            n: c
+            for n, c in concrete(Algorithm).items()
+            if c.round is not Algorithm.round and not c.takes_raw
+        }
         one, several = "algorithm" in self.table, "algorithms" in self.table
         if self.command == "diagnose" and not one and not several:
             return {}

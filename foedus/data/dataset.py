@@ -59,9 +59,7 @@ class Data:
             where = f"{field} of {self.name!r}"
             put(
                 field,
-                _features(x, field, self.name)
-                if self.raw is None
-                else self.raw.checked(x, where),
+                _features(x, field, self.name) if self.raw is None else self.raw.checked(x, where),
             )
         if len(self.x_train) == 0:
             raise DataError(f"x_train of {self.name!r} has no rows; give at least one training row")

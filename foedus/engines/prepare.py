@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from foedus.aggregation.dp.mechanism import DifferentialPrivacy
 from foedus.aggregation.secure.protocol import SecureAggregation
@@ -63,12 +63,18 @@ def prepare(
         raw.recipe, raw.names, tuple(raw.categories), categories or {}, ranges or {}, aggregation
     )
     fitted = fit(algorithm, fed, engine, aggregation, seed)
-    last = fitted.records.rows[-1]
-    about = {k: last[k] for k in ("bytes_up", "bytes_down", "messages_up", "seconds")}
-    about |= {k: last[k] for k in ("epsilon",) if k in last}
-    about["aggregation"] = None if aggregation is None else to_config(aggregation)
     data = prepared(fed.data, algorithm.preprocessor(fitted.state))
-    return replace(fed, data=data, settings={**fed.settings, "preprocess": about})
+    return replace(
+        fed, data=data, settings={**fed.settings, "preprocess": cost(fitted, aggregation)}
+    )
+
+
+def cost(fitted: Run, aggregation: Aggregation | None) -> dict[str, Any]:
+    """What a fit has sent and spent."""
+    last = fitted.records.rows[-1]
+    keys = ("bytes_up", "bytes_down", "messages_up", "seconds", "epsilon")
+    about: dict[str, Any] = {k: last[k] for k in keys if k in last}
+    return {**about, "aggregation": None if aggregation is None else to_config(aggregation)}
 
 
 def recipe_of(

@@ -20,6 +20,13 @@ NAMES = ("north", "south", "west")
 COLUMNS = ["age", "pulse", "score"]
 
 
+def scaled(center: tuple = (50.0, 80.0, 3.0), scale: tuple = (10.0, 15.0, 1.0)) -> dict[str, Any]:
+    """What a header says of a fitted scaling."""
+    shift, divisor = ({"shape": [3], "values": list(values)} for values in (center, scale))
+    about = {"names": COLUMNS, "categories": {}, "scaling": "standard", "encode": "onehot"}
+    return {**about, "clip": None, "fill": shift, "shift": shift, "divisor": divisor}
+
+
 class PolicyGrid(HereGrid):
     """Sites that answer as `deploy site` does; `change` may change a message on its way to one."""
 

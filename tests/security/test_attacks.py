@@ -19,12 +19,12 @@ from foedus.engines.flower.memory import Memory
 from foedus.engines.flower.policy import Policy
 from foedus.engines.flower.secure_site import phase
 from tests.engines.flower.test_site import table, written
-from tests.security.sites import federation
+from tests.security.sites import federation, scaled
 from tests.security.test_policy import HELLO, PLAN
 
 SECURE = SecureAggregation()
 ABOUT = {"ids": [0], "seen": [0], "round": 1, "exchange": 0, "version": 65537}
-SCALING = {"center": [50.0, 80.0, 3.0], "scale": [10.0, 15.0, 1.0]}
+SCALING = {"preprocess": scaled()}
 
 
 def step(grid, algorithm, payload, parts=(), **more):
@@ -58,7 +58,12 @@ def test_a_scale_tells_nothing_of_the_largest_number_of_a_column(tmp_path):
     grid = federation(tmp_path, PLAN, secure__required="true")
     weights = {"w": {"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}}
     told = {
-        step(grid, fd.FedAvg(fd.Linear()), weights, scale=[scale, 15.0, 1.0])["error"]
+        step(
+            grid,
+            fd.FedAvg(fd.Linear()),
+            weights,
+            preprocess=scaled((0.0,) * 3, (scale, 15.0, 1.0)),
+        )["error"]
         for scale in (10.0, 1e-37, 2e-38)
     }
     assert len(told) == 1 and "not sent in the clear" in told.pop()
@@ -70,7 +75,6 @@ def test_a_checksum_does_not_confirm_a_guess_at_rows(tmp_path):
     for name in ("north", "south"):
         written(tmp_path / "data", name, table(0))
     first, again, other = (grid.ask(n, "query.hello", HELLO) for n in (1, 1, 2))
-    assert first["sums"] == other["sums"]
     assert first["checksum"] == again["checksum"] != other["checksum"]
     written(tmp_path / "data", "north", table(1))
     assert grid.ask(1, "query.hello", HELLO)["checksum"] != first["checksum"]

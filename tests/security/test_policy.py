@@ -14,7 +14,7 @@ from foedus.core.describe import to_config
 from foedus.engines.flower import auditlog, messages, server
 from foedus.engines.flower.account import Account, RefusedError
 from foedus.engines.flower.policy import Policy
-from tests.security.sites import COLUMNS, federation, log
+from tests.security.sites import COLUMNS, federation, log, scaled
 
 PLAN = """
 [algorithm]
@@ -55,7 +55,8 @@ def test_what_the_default_policy_allows(tmp_path):
     assert "left_out" not in run.history
     entries = list(auditlog.read(Policy.read(grid.policies[1]).log))
     assert [e["asked"] for e in entries if "algorithm" in e] == [
-        "query.hello", "train.train", "train.train", "evaluate.model",
+        "query.hello", "train.survey", "train.moment", "train.moment",
+        "train.train", "train.train", "evaluate.model",
     ]  # fmt: skip
     step = next(e for e in entries if e["asked"] == "train.train")
     assert step["algorithm"] == "FedAvg" and step["answer"] == "given" and step["round"] == 1
@@ -66,9 +67,8 @@ def test_columns_that_are_not_allowed_are_neither_used_nor_summed(tmp_path):
     grid = federation(tmp_path, PLAN, allow__columns='["age", "pulse"]')
     said = grid.ask(1, "query.hello", HELLO)
     assert said["error"] == "schema.columns: this site's policy does not allow 'score'"
-    assert "sums" not in said
     narrow = {**HELLO, "schema": {"columns": ["age"], "classes": ["ill", "well"]}}
-    assert len(grid.ask(1, "query.hello", narrow)["sums"]["sum"]) == 1
+    assert "error" not in grid.ask(1, "query.hello", narrow)
     assert log(grid, 1)[0]["answer"] == "refused" and "score" in log(grid, 1)[0]["why"]
 
 
@@ -118,9 +118,9 @@ def test_scores_of_all_are_evaluations(tmp_path):
 
 
 def test_exchanges_a_day(tmp_path):
-    grid = federation(tmp_path, PLAN, limits__exchanges_a_day="1")
+    grid = federation(tmp_path, PLAN, limits__exchanges_a_day="4")  # three are for the fit
     with (
-        pytest.warns(UserWarning, match="this site answers 1 exchanges a day"),
+        pytest.warns(UserWarning, match="this site answers 4 exchanges a day"),
         pytest.raises(fd.TooFewClients, match="round 2"),
     ):
         train(grid, tmp_path)
@@ -141,7 +141,11 @@ def test_counts_survive_restarts_and_midnight_ends_them(tmp_path, monkeypatch):
 
 
 PRIVATE = (
-    PLAN
+    PLAN.replace(
+        "[run]",
+        'scale = "none"\nimpute = "zero"\n'
+        "ranges = { age = [0, 120], pulse = [30, 200], score = [0, 10] }\n\n[run]",
+    )
     + """
 [aggregation]
 type = "SecureAggregation"
@@ -192,7 +196,7 @@ def test_with_a_budget_the_score_of_a_model_has_noise(tmp_path):
 
 def test_with_a_budget_scores_of_own_models_are_not_sent(tmp_path):
     question = {**HELLO, "algorithm": to_config(fd.Independent(fd.Linear())), "ids": [0]}
-    question |= {"seen": [0], "center": [0.0] * 3, "scale": [1.0] * 3}
+    question |= {"seen": [0], "preprocess": scaled()}
     budget = {"privacy__epsilon": "8.0", "privacy__delta": "1e-5"}
     said = federation(tmp_path / "budget", PLAN, **budget).ask(1, "evaluate.own", question)
     assert "only a site without [privacy] in its policy" in said["error"]

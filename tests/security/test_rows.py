@@ -7,6 +7,7 @@ import math
 import shutil
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from flwr.app import Message
@@ -17,7 +18,9 @@ from foedus.aggregation.dp.distributed import Share
 from foedus.aggregation.secure.client import SecureClient
 from foedus.aggregation.secure.protocol import SecureAggregation
 from foedus.aggregation.secure.server import SecureServer
-from foedus.engines.flower import messages, scaling, server
+from foedus.algorithms.preprocessing.fit import FitPreprocessing
+from foedus.core.describe import to_config
+from foedus.engines.flower import messages
 from foedus.engines.flower.policy import Policy
 from tests.engines.flower.test_site import table, written
 from tests.security.sites import COLUMNS, federation, log
@@ -33,7 +36,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*(left out|take part):UserWarni
     "change",
     [
         lambda h: h["algorithm"].update(lr=1e-30),  # all but one reply nothing new
-        lambda h: h.update(scale=[1e30, 1e30, 1e30]),
+        lambda h: h["preprocess"]["divisor"].update(values=[1e30, 1e30, 1e30]),
         lambda h: h.update(seed=h["seed"] + 1),
         lambda h: h.update(weights="uniform"),
     ],
@@ -43,7 +46,7 @@ def test_other_settings_for_all_but_one_site(change, tmp_path):
     grid = federation(tmp_path, SECURE, secure__clients="2")
 
     def retold(node, kind, header, body):
-        if node == 1 or header.get("phase") != "mask":
+        if node == 1 or header.get("phase") != "mask" or header["preprocess"] is None:
             return None
         change(header)
         return header, body
@@ -59,7 +62,7 @@ def test_another_model_for_all_but_one_site(tmp_path):
     grid = federation(tmp_path, SECURE, secure__clients="2")
 
     def retold(node, kind, header, body):
-        if node == 1 or header.get("phase") != "mask":
+        if node == 1 or header.get("phase") != "mask" or header["preprocess"] is None:
             return None
         first, *rest = messages.cut(body, header["lengths"])
         model = wire.decode(first)
@@ -97,10 +100,10 @@ def test_an_offer_of_its_own_for_one_client():
                 clients[i].mask(boxes[i], torch.ones(3), question=q)
 
 
-def test_the_same_question_for_another_set_of_sites(tmp_path, monkeypatch):
-    """Two sums that differ by one site show the reply of that site."""
-    fixed = ([50.0, 80.0, 3.0], [10.0, 15.0, 1.0])
-    monkeypatch.setattr(server, "scaling", lambda *sums: fixed)
+def test_the_same_question_for_another_set_of_sites(tmp_path):
+    """Two sums that differ by one site show the reply of that site: so they would from the first
+    exchange of the fit on.
+    """
     grid = federation(tmp_path, SECURE, secure__clients="2", secure__threshold="0.6")
     train(grid, tmp_path)
     (tmp_path / "results").rename(tmp_path / "before")
@@ -205,71 +208,139 @@ def test_ids_are_numbers_of_this_site_before_anything_else(ids, tmp_path):
     assert [p.name for p in folder.iterdir()] == [".0.abc"]
 
 
-# -- greetings -------------------------------------------------------------------------------------
+# -- the fit ---------------------------------------------------------------------------------------
 
 
-def sums(count, mean, spread):
-    return {
-        "sums": {
-            "count": [count],
-            "sum": [count * mean],
-            "squares": [count * (spread**2 + mean**2)],
-        }
-    }
+def far_away(asked, answer):
+    """An answer in which the fourth site's means are a billion times what they are."""
+    if asked.metadata.message_type != "train.moment" or asked.metadata.dst_node_id != 4:
+        return answer
+    said, (part,) = (
+        messages.header(answer),
+        messages.cut(messages.body(answer), messages.header(answer)["lengths"]),
+    )
+    reply = wire.decode(part)
+    reply["sum"] = reply["sum"] * 1e9
+    body = wire.encode(reply)
+    return Message(messages.content({**said, "lengths": [len(body)]}, body), reply_to=asked)
 
 
-def test_one_hostile_greeting_does_not_move_the_scaling(tmp_path):
-    """Column sums of 1e12 put the rows of all others into one point."""
+@pytest.mark.parametrize("robust", [False, True])
+def test_one_hostile_site_does_not_move_the_scaling(robust, tmp_path):
+    """Means of 1e11 put the rows of all others into one point. Among sums in the clear the site is
+    named and left out; a median over sites is not moved.
+    """
     names = ("north", "south", "west", "east")
-    plan = PLAN.replace("clients = 3", "clients = 4") + '\n[aggregation]\ntype = "Median"\n'
-    grid = federation(tmp_path, plan, names)
+    plan = PLAN.replace("clients = 3", "clients = 4")
+    grid = federation(tmp_path, plan + '\n[aggregation]\ntype = "Median"\n' * robust, names)
     honest = train(grid, tmp_path)["FedAvg"]
     (tmp_path / "results").rename(tmp_path / "before")
-
-    def spoil(asked, answer):
-        if asked.metadata.message_type != "query.hello" or asked.metadata.dst_node_id != 4:
-            return answer
-        said = messages.header(answer)
-        n = said["sums"]["count"][0]
-        said["sums"] = {"count": [n] * 3, "sum": [n * 1e12] * 3, "squares": [n * 1e24] * 3}
-        return Message(messages.content(said), reply_to=asked)
-
-    grid.spoil = spoil
-    with pytest.warns(UserWarning, match=r"node 4 \('east'\) does not take part.*implausible"):
+    grid.spoil = far_away
+    if robust:
         run = train(grid, tmp_path)["FedAvg"]
-    assert run.history.clients.tolist()[1:] == [3, 3]
+    else:
+        words = r"client 3 \(east\) does not take part: its columns are implausible"
+        with pytest.warns(UserWarning, match=words):
+            run = train(grid, tmp_path)["FedAvg"]
+        assert run.history.clients.tolist()[1:] == [3, 3]
     assert honest.history.clients.tolist()[1:] == [4, 4]
+    spread = honest.preprocess.divisor
+    assert (np.abs(run.preprocess.shift - honest.preprocess.shift) < spread).all()
+    assert (np.abs(run.preprocess.divisor / spread - 1) < 0.5).all()
 
 
-def test_scaling_by_medians():
-    """Means 1, 2, 3, 50, spreads 2, 2, 2, 9: the median of means is 2.5. Rows are 2.5, 2.06, 2.06
-    and 48.3 away from it at the four sites, so that the scale is (2.06 + 2.5) / 2.
-    """
-    said = [sums(10, m, s) for m, s in ((1.0, 2.0), (2.0, 2.0), (3.0, 2.0), (50.0, 9.0))]
-    center, scale = scaling.scaling(said, "standard", ("a",), robust=True)
-    assert center == [pytest.approx(2.5)]
-    assert scale == [pytest.approx((2.5 + math.hypot(2, 0.5)) / 2)]
-    assert scaling.implausible(dict(enumerate(said))) == {}
+TEXTS = PLAN.replace(
+    'columns = ["age", "pulse", "score"]',
+    'columns = ["age", "pulse", "score", "name"]\ncategories = ["name"]',
+)
 
 
-def test_implausible_sums_are_named():
-    said = {n: sums(10, m, 2.0) for n, m in ((3, 1.0), (5, 2.0), (8, 2500.0))}
-    assert list(scaling.implausible(said)) == [8]
-    wide = {n: sums(10, 0.0, s) for n, s in ((3, 1.0), (5, 2.0), (8, 2500.0))}
-    assert list(scaling.implausible(wide)) == [8]
-    assert scaling.implausible({n: said[n] for n in (3, 8)}) == {}  # of two, which?
-    same = {n: sums(10, m, 0.0) for n, m in ((3, 0.0), (5, 0.0), (8, 1.0))}
-    assert scaling.implausible(same) == {}  # a column that only one site has
+def with_names(tmp_path, plan=TEXTS, **policy):
+    """A federation whose tables have a column of names."""
+    grid = federation(
+        tmp_path, PLAN, **{"allow__columns": '["age", "pulse", "score", "name"]'} | policy
+    )
+    for site in ("north", "south", "west"):
+        path = tmp_path / "data" / f"{site}.csv"
+        frame = pd.read_csv(path)
+        frame.assign(name=[f"{site} {i % 3}" for i in range(len(frame))]).to_csv(path, index=False)
+    (tmp_path / "trial" / "federation.toml").write_text(plan)
+    return grid
 
 
-def test_sums_that_no_rows_have():
-    good = {"clients": [0], "rows": [10], "name": "x", "checksum": 1, "test_rows": [3]}
-    assert server._wrong({**good, **sums(10, 5.0, 0.0)}, 1) is None
-    bad = {"sums": {"count": [10], "sum": [1e6], "squares": [1.0]}}
-    assert server._wrong({**good, **bad}, 1) == "sums that no rows have"
+def test_texts_are_told_only_of_columns_that_the_policy_names(tmp_path):
+    """A column may be used without its texts being told: they are matched at the site."""
+    grid = with_names(tmp_path / "no")
+    with (
+        pytest.warns(UserWarning, match=r"allow.categories .* does not have 'name'"),
+        pytest.raises(fd.TooFewClients),
+    ):
+        train(grid, tmp_path / "no")
+    sent = [e for e in log(grid, 1) if e["asked"] == "train.strings"]
+    assert sent and all(e["answer"] == "refused" for e in sent)
+    grid = with_names(tmp_path / "yes", allow__categories='["name"]')
+    run = train(grid, tmp_path / "yes")["FedAvg"]
+    assert len(run.preprocess.categories["name"]) == 9
+    known = TEXTS.replace('categories = ["name"]', 'categories = { name = ["north 1", "x"] }')
+    grid = with_names(tmp_path / "known", known)
+    run = train(grid, tmp_path / "known")["FedAvg"]
+    assert run.preprocess.categories == {"name": ("north 1", "x")}
+    assert not any(e["asked"] == "train.strings" for e in log(grid, 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda a: a.update(columns=["name", "pulse", "score", "age"], texts=["age"]),
+         "algorithm: its columns and texts must be those of the schema"),
+        (lambda a: a.update(known=[["name", ["x"]]]), "the texts of 'name' are not asked for"),
+    ],
+    ids=["another order", "known ones"],
+)  # fmt: skip
+def test_a_fit_cannot_take_one_column_for_another(change, why, tmp_path):
+    grid = with_names(tmp_path, allow__categories='["age"]')
+    fit = FitPreprocessing(("age", "pulse", "score", "name"), ("name",))
+    body = wire.encode({"rows": 0, "columns": ["name"]})
+    schema = {"columns": list(fit.columns), "classes": ["ill", "well"], "texts": ["name"]}
+    header = {**HELLO, "schema": schema, "algorithm": to_config(fit), "ids": [0], "seen": [0]}
+    header |= {"round": 1, "exchange": 0, "version": 65537, "groups": [[0]], "held": []}
+    header |= {"items": [], "lengths": [len(body)]}
+    change(header["algorithm"])
+    assert why in grid.ask(1, "train.strings", header, body)["error"]
+
+
+def test_single_values_are_not_found_by_quantiles(tmp_path):
+    """Counts of the rows in any interval give every value of a column."""
+    plan = PLAN.replace("[run]", 'impute = "median"\n\n[run]')
+    grid = federation(tmp_path / "no", plan)
+    with (
+        pytest.warns(UserWarning, match="allow.quantiles in this site's policy is not true"),
+        pytest.raises(fd.TooFewClients),
+    ):
+        train(grid, tmp_path / "no")
+    grid = federation(tmp_path / "yes", plan, allow__quantiles="true")
+    assert "left_out" not in train(grid, tmp_path / "yes")["FedAvg"].history
+    # nor by a fit that needs none
+    mean = to_config(FitPreprocessing(tuple(COLUMNS), impute="mean", scale="standard"))
+    body = wire.encode({"low": torch.zeros(1, 3), "width": torch.ones(3), "fill": torch.zeros(3)})
+    header = {**HELLO, "algorithm": mean, "ids": [0], "seen": [0], "round": 1, "exchange": 0}
+    header |= {"version": 65537, "groups": [[0]], "held": [], "items": [], "lengths": [len(body)]}
+    said = grid.ask(1, "train.bins", header, body)
+    assert "this fit needs no order statistics" in said["error"]
+    # nor by ranges of a millionth, unless there is noise
+    narrow = FitPreprocessing(tuple(COLUMNS), ranges=tuple((c, 50.0, 50.1) for c in COLUMNS))
+    hello = {**HELLO, "algorithm": to_config(narrow)}
+    grid = federation(tmp_path / "ranges", PLAN)
+    assert "allow.quantiles" in grid.ask(1, "query.hello", hello)["error"]
 
 
 def test_columns_of_the_schema_are_the_only_ones_summed(tmp_path):
     grid = federation(tmp_path, PLAN)
-    said = grid.ask(1, "query.hello", {**HELLO, "schema": {**HELLO["schema"], "columns": ["age"]}})
-    assert [len(column) for column in said["sums"].values()] == [1, 1, 1] and len(COLUMNS) == 3
+    fit = FitPreprocessing(("age",), impute="mean", scale="standard")
+    header = {**HELLO, "algorithm": to_config(fit), "ids": [0], "seen": [0], "round": 1}
+    header |= {"exchange": 0, "version": 65537, "groups": [[0]], "held": [], "items": []}
+    body = wire.encode({})
+    header["lengths"] = [len(body)]
+    assert "must be those of the schema" in grid.ask(1, "train.survey", header, body)["error"]
+    header["schema"] = {**HELLO["schema"], "columns": ["age"]}
+    assert "error" not in grid.ask(1, "train.survey", header, body) and len(COLUMNS) == 3

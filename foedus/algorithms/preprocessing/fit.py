@@ -9,10 +9,10 @@ and robust means apply to it as to any other, and every byte is counted.
   server takes the bin in which the rank lies as the next cell, seven times.
 
 A fraction is sent in parts of twelve bits (`fine`), so that a sum in fixed point, whose step may be
-a millionth, is as good as one in double precision. Means and standard deviations are then those of the
-pooled rows up to rounding. An order statistic x is found to within 2^-40 max |x| below, and exactly
-if it is a multiple of that; counts of bins are sent as they are, so that under secure aggregation
-its rank may be off by a millionth of the rows.
+a millionth, is as good as one in double precision. Means and standard deviations are then those of
+the pooled rows up to rounding. An order statistic x is found to within 2^-40 max |x| below, and
+exactly if it is a multiple of that; counts of bins are sent as they are, so that under secure
+aggregation its rank may be off by a millionth of the rows.
 """
 
 from __future__ import annotations
@@ -188,9 +188,7 @@ class FitPreprocessing(Algorithm):
         return {name: fine(share, self.parts) for name, share in shares.items()}, None
 
     @client_step(batch="whole")
-    def bins(
-        self, client: Client, low: Tensor, width: Tensor, fill: Tensor
-    ) -> tuple[Tree, None]:
+    def bins(self, client: Client, low: Tensor, width: Tensor, fill: Tensor) -> tuple[Tree, None]:
         """Parts of the rows in the bins of cells [low, low + width), by cell and column; a missing
         value counts as `fill`, if that is a number.
         """

@@ -16,7 +16,7 @@ from foedus.algorithms.preprocessing.encoding import (
     coarse,
 )
 from foedus.base import unions
-from foedus.base.tree import State
+from foedus.base.tree import State, Tree
 from foedus.core.clients import Clients
 from foedus.data.formats.frames import MOST
 from foedus.errors import DataError
@@ -55,12 +55,13 @@ class Fitting:
         recipe, found = self.recipe, State(fill=None, shift=None, divisor=None, scaling=None)
         found["strings"] = unions.listed(self._strings())
         lacking = torch.zeros(len(recipe.texts), dtype=torch.bool)
-        scale = recipe.scale
-        if recipe.texts or self.names:
+        scale: str | None = recipe.scale
+        if recipe.ranges:  # noise tells nothing of a single row
+            lacking[:] = True
+        if scale or recipe.impute in ("mean", "median") or not recipe.ranges:
             seen = self._survey()
-            lacking = torch.from_numpy(self._some(coarse(seen["lacking"])))
-            if recipe.ranges:  # noise tells nothing of a single row
-                lacking[:] = True
+            if not recipe.ranges:
+                lacking = torch.from_numpy(self._some(coarse(seen["lacking"])))
             scale = self._auto(seen) if scale == "auto" else scale
         if self.names:
             found |= self._numbers(scale)
@@ -173,7 +174,7 @@ class Fitting:
             with np.errstate(divide="ignore", invalid="ignore"):
                 return total * limit**power / present
 
-        sent = {"center": torch.from_numpy(center), "bound": torch.from_numpy(limit)}
+        sent: Tree = {"center": torch.from_numpy(center), "bound": torch.from_numpy(limit)}
         total, each = self.clients.mean_and_each(self.recipe.moment, **sent, power=power)
         mine = {} if each is None else dict(zip(each.ids.tolist(), map(value, each), strict=True))
         return np.nan_to_num(value(total)), mine
@@ -221,7 +222,7 @@ class Fitting:
         low, width = np.broadcast_to(-self.limit, ranks.shape).copy(), 2 * self.limit
         for _ in range(LEVELS):
             cells, cell = _different(low)
-            sent = {"low": torch.from_numpy(cells), "width": torch.from_numpy(width)}
+            sent: Tree = {"low": torch.from_numpy(cells), "width": torch.from_numpy(width)}
             share = self.clients.mean(self.recipe.bins, **sent, fill=torch.from_numpy(fill))
             counts = np.rint(share.double().numpy() * self.rows)  # (cells, columns, bins)
             counts = np.take_along_axis(counts, cell[..., None], 0)

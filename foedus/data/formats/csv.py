@@ -41,7 +41,7 @@ def read_csv(
 
 def read_parquet(
     path: Path, label: str | int | None = None, group: str | None = None,
-    drop: Sequence[str] = (), together: str | None = None,
+    drop: Sequence[str] = (), together: str | None = None, only: Collection[str] | None = None,
 ) -> Raw:  # fmt: skip
     """Parquet, as `read_csv`; needs pyarrow."""
     import pandas as pd
@@ -52,4 +52,4 @@ def read_parquet(
         raise DataError(f"{path}: Parquet files need pyarrow: pip install pyarrow") from None
     except ValueError as error:
         raise DataError(f"{path}: not a Parquet file ({str(error).strip()[:200]})") from None
-    return table(frame.reset_index(drop=True), str(path), label, group, drop, together)
+    return table(frame.reset_index(drop=True), str(path), label, group, drop, together, only)

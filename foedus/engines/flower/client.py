@@ -26,6 +26,7 @@ from flwr.clientapp import ClientApp
 
 from foedus import wire
 from foedus.aggregation.secure.fixedpoint import dense
+from foedus.algorithms.preprocessing.fit import FitPreprocessing
 from foedus.base import random, tree
 from foedus.base.tree import Tree
 from foedus.core.algorithm import Algorithm
@@ -34,6 +35,7 @@ from foedus.core.describe import to_config
 from foedus.core.exchange import Ask, Replies
 from foedus.core.held import Held, HeldArrays, rebuilt_from_wire
 from foedus.core.result import known_algorithm
+from foedus.data.federation import Federation
 from foedus.engines.flower import messages
 from foedus.engines.flower.guard import Guard
 from foedus.engines.flower.holding import Holding
@@ -152,8 +154,9 @@ def answer(
         site.check_ids(question.ids)
         return phase(question, question.ids, parts, site.config, site.cache)
     algorithm = algorithm_of(question, known_here(context.run_config, guard))
+    check_fit(question, algorithm)
     if guard is not None:
-        guard.algorithm(algorithm)
+        guard.algorithm(algorithm, question)
     if isinstance(question, Hello):
         if question.secure is not None or site.site is not None:
             Demands.of(site.config).greeting(question.secure)
@@ -215,6 +218,15 @@ def algorithm_of(question: Question, known: dict[str, Algorithm]) -> Algorithm:
             f"algorithm: {type(algorithm).__name__} needs all rows in one place; sites keep theirs"
         )
     return algorithm
+
+
+def check_fit(question: Question, algorithm: Algorithm) -> None:
+    """Refuse a fit of a preprocessing that takes one column for another."""
+    schema = question.schema
+    if not isinstance(algorithm, FitPreprocessing) or schema is None:
+        return
+    if algorithm.columns != schema.columns or algorithm.texts != schema.texts:
+        raise ReplyError("algorithm: its columns and texts must be those of the schema")
 
 
 def exchange(
@@ -375,6 +387,13 @@ def evaluate_own(
     }
 
 
+def _rows_for(algorithm: Algorithm, site: Holding) -> Federation:
+    """The rows that an algorithm works on: to test, raw ones, or those to learn from."""
+    if isinstance(algorithm, Score):
+        return site.tested()
+    return site.raw() if algorithm.takes_raw else site.federation()
+
+
 def opened(
     question: EvaluateOwn, site: Holding, memory: Memory, algorithm: Algorithm
 ) -> tuple[LocalSession, set[int], dict[int, dict[str, Tree]]]:
@@ -382,7 +401,7 @@ def opened(
     something and do not; held values.
     """
     site.check_ids(question.ids)
-    fed = site.tested() if isinstance(algorithm, Score) else site.federation()
+    fed = _rows_for(algorithm, site)
     with explained("algorithm: it does not fit the rows of this site", ConfigError):
         algorithm.check(fed.spec)
         session = Local().open(algorithm, fed, random.key(question.seed))

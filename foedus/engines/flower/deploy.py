@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import time
@@ -27,7 +28,9 @@ lr = 0.1
 [data]
 columns = [{columns}]
 {classes}
-scale = "standard"
+categories = [{categories}]            # columns that hold text
+scale = "standard"                    # of numbers; or "minmax", "robust", "unit", "none"
+impute = "mean"                       # what replaces missing numbers; or "median", "zero"
 
 [run]
 rounds = 20
@@ -56,7 +59,8 @@ POLICY = """# What the site {name} gives to whom. Only this site reads this file
 [site]
 name = "{name}"
 client = {number}                            # another number for each site
-data = "{data}"
+data = "{data}"                       # CSV or Parquet; or, in its place, a function of yours:
+# loader = "mine:rows"                # rows() in mine.py beside this file returns a DataFrame
 label = "{label}"
 test = 0.25                           # part of the rows that is only for testing
 cache = "cache"                       # states, models, the log, the account of privacy
@@ -74,6 +78,8 @@ peers = "peers.toml"                  # public keys of all sites: compare them b
 # algorithms = ["FedAvg"]             # without this line: all of foedus' own
 columns = [{columns}]
 {classes}
+categories = [{categories}]            # columns whose texts may be told
+quantiles = false                     # true: medians, quartiles and extremes may be told
 
 [secure]
 required = {required}                     # true: no reply leaves in the clear
@@ -112,8 +118,9 @@ started only here.
 ## At each site
 
 Bring the site's folder there (`sites/NAME`: its policy, its keys, `ca.pem`), and remove it here:
-its keys are the site's own. Its rows stay there, in a CSV file with a header. Read `policy.toml`,
-and say in it where that file is. Then:
+its keys are the site's own. Its rows stay there, in a CSV file with a header, a Parquet file, or
+wherever a function of the site's own finds them. Read `policy.toml`, and say in it where they are.
+Then:
 
     foedus deploy site policy.toml
 
@@ -145,14 +152,14 @@ def init(
         raise ConfigError("name at least one site: --site NAME or --site NAME=FILE.csv")
     for name in sites:
         check_name(name)
-    columns, classes = _look({n: p for n, p in sites.items() if p is not None}, label)
-    listed = ", ".join(f'"{c}"' for c in columns)
-    kinds = "" if classes is None else "classes = [" + ", ".join(f'"{c}"' for c in classes) + "]"
+    columns, texts, classes = _look({n: p for n, p in sites.items() if p is not None}, label)
+    listed, named = (", ".join(map(_quoted, some)) for some in (columns, texts))
+    kinds = "" if classes is None else f"classes = [{', '.join(map(_quoted, classes))}]"
     certificates(folder / "tls", tuple(dict.fromkeys([host, "localhost", "127.0.0.1"])), days)
     listen = f"{host if host in ('127.0.0.1', 'localhost') else '0.0.0.0'}:{port}"
     plan = PLAN.format(
-        columns=listed, classes=kinds, clients=len(sites), least=max(1, len(sites) - 1),
-        listen=listen, space=" " * max(1, 27 - len(listen)),
+        columns=listed, classes=kinds, categories=named, clients=len(sites),
+        least=max(1, len(sites) - 1), listen=listen, space=" " * max(1, 27 - len(listen)),
     )  # fmt: skip
     (folder / "federation.toml").write_text(plan)
     keys = {name: site_keys(folder / "sites" / name, name) for name in sites}
@@ -166,7 +173,7 @@ def init(
         (own / "peers.toml").write_text(peers)
         policy = POLICY.format(
             name=name, number=number, label=label, address=f"{host}:{port}", columns=listed,
-            classes=kinds, required="false", fewest=min(3, max(2, len(sites))),
+            classes=kinds, categories=named, required="false", fewest=min(3, max(2, len(sites))),
             data=path.resolve() if path else f"/path/to/{name}.csv",
         )  # fmt: skip
         (own / "policy.toml").write_text(policy)
@@ -193,25 +200,32 @@ def site_keys(folder: Path, name: str) -> tuple[Path, str]:
     return public, signing_key(folder / f"{name}.sign")[1]
 
 
-def _look(files: dict[str, Path], label: str) -> tuple[list[str], list[str] | None]:
-    """Columns that all files have, and all of their labels."""
+def _quoted(text: str) -> str:
+    """As TOML has it."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _look(files: dict[str, Path], label: str) -> tuple[list[str], list[str], list[str] | None]:
+    """Columns that all files have, those of them that hold text somewhere, and all labels."""
     columns: list[str] | None = None
+    texts: set[str] = set()
     labels: set[str] = set()
     whole = True
     for name, path in files.items():
         try:
-            raw = formats.read(path, format="csv", label=label)
+            raw = formats.read(path, label=label)
         except DataError as error:
             raise DataError(f"site {name}: {error}") from error
         own = [] if raw.feature_names is None else list(raw.feature_names)
         columns = own if columns is None else [c for c in columns if c in own]
+        texts |= set(raw.categories or ())
         labels |= {as_text(v) for v in raw.y_train}
         whole &= raw.y_train.dtype.kind != "f"
     if columns is None:
-        return ["first", "second"], ["0", "1"]
+        return ["first", "second"], [], ["0", "1"]
     if not columns:
         raise DataError("the files have no column in common")
-    return columns, sorted(labels) if whole else None
+    return columns, [c for c in columns if c in texts], sorted(labels) if whole else None
 
 
 def server(folder: Path, say: Callable[[str], None] = print, listen: str | None = None) -> Path:
@@ -237,7 +251,7 @@ def _serve(
         for policy in sites:
             name = policy.sections["site"]["name"]
             _start_site(link, policy, listen)
-            say(f"site {name}: {policy.file('site', 'data')}")
+            say(f"site {name}: {policy.source}")
         runs = train(link.serve(), plan, folder / plan.folder)
     finally:
         link.close()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from foedus.aggregation.secure.protocol import SecureAggregation
+from foedus.algorithms.preprocessing.fit import FitPreprocessing
 from foedus.core.algorithm import Algorithm
 from foedus.engines.flower import auditlog
 from foedus.engines.flower.account import Account, RefusedError
@@ -42,8 +43,12 @@ class Guard:
         if isinstance(question, Step):
             self.account.count("exchanges", policy.limit("exchanges"))
 
-    def algorithm(self, algorithm: Algorithm) -> None:
-        """Refuse algorithms and models that the policy does not name."""
+    def algorithm(self, algorithm: Algorithm, question: Question) -> None:
+        """Refuse algorithms and models that the policy does not name; and of the preprocessing,
+        which every algorithm needs, what tells more than sums.
+        """
+        if isinstance(algorithm, FitPreprocessing):
+            return self._fit(algorithm, question)
         algorithm = algorithm.algorithm if isinstance(algorithm, Score) else algorithm
         for kind, allowed, values in (
             ("algorithms", self.policy.algorithms, [algorithm]),
@@ -53,6 +58,21 @@ class Guard:
                 name = type(value).__name__
                 if allowed is not None and name not in allowed:
                     raise RefusedError(f"allow.{kind} in this site's policy does not have {name}")
+
+    def _fit(self, algorithm: FitPreprocessing, question: Question) -> None:
+        policy = self.policy
+        if told := [name for name in algorithm.asked if name not in policy.categories]:
+            raise RefusedError(
+                f"allow.categories in this site's policy does not have {told[0]!r}: its texts are "
+                "not told; name them in the server's plan (data.categories)"
+            )
+        noise = question.secure is not None and question.secure.get("privacy") is not None
+        if (algorithm.quantiles or (algorithm.ranges and not noise)) and not policy.quantiles:
+            raise RefusedError(
+                "allow.quantiles in this site's policy is not true: medians, quartiles and extremes"
+                " are not told, from which single values can be found; use scale='standard' and "
+                "impute='mean'"
+            )
 
     def reply(self, question: Step, settings: SecureAggregation | None) -> None:
         """Enter a reply that is not empty into the account of privacy, if the policy has one."""

@@ -52,13 +52,16 @@ class Holding:
         return self.shards / "cache" if self.shards else None
 
     def federation(self) -> Federation:
-        center, scale = self.question.center, self.question.scale
         if self.site is None:
             assert self.shards is not None and self.question.shard is not None
             return read_shard(self.shards, self.question.shard)
-        if center is None or scale is None:
-            raise ConfigError("the server sends no center or no scale of the columns")
-        return self.site.federation(center, scale)
+        if self.question.preprocess is None:
+            raise ConfigError("the server sends no preprocessing of the columns")
+        return self.site.federation(self.question.preprocess)
+
+    def raw(self) -> Federation:
+        """The rows before any preprocessing."""
+        return self.federation() if self.site is None else self.site.federation()
 
     def tested(self) -> Federation:
         """The test rows, in the place of those to learn from."""
@@ -81,7 +84,7 @@ class Holding:
             )
 
     def hello(self) -> dict[str, Any]:
-        """Who is here, and what a common scaling needs to know."""
+        """Who is here, and how many rows there are."""
         if self.site is None:
             fed = self.federation()
             return {
@@ -95,7 +98,6 @@ class Holding:
             "name": site.name,
             "checksum": site.checksum(self._key()),
             "foedus": __version__,
-            "sums": site.sums(),
         }
         return {
             "clients": [site.client],
@@ -152,7 +154,8 @@ class Holding:
         if self.cache is None:
             return None
         q, site = self.question, self.site
-        rows = q.shard if site is None else [site.checksum(b""), q.center, q.scale]
+        made = None if q.preprocess is None else q.preprocess.to_json()
+        rows = q.shard if site is None else [site.checksum(b""), made]
         about = json.dumps([__version__, q.algorithm, q.seed, rows], sort_keys=True)
         name = hashlib.sha256(about.encode()).hexdigest()[:32]
         return self.cache / f"prepared-{name}.safetensors"

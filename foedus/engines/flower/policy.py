@@ -3,7 +3,9 @@
 [site]
 name = "north"
 client = 0                        # its number in the federation
-data = "north.csv"                # paths are relative to this file
+data = "north.csv"                # or .parquet; paths are relative to this file
+# loader = "mine:rows"            # in the place of data: a function in mine.py beside this file (or
+                                  # in an installed module) that returns a DataFrame
 label = "outcome"
 test = 0.25                       # part of the rows that is only for testing
 cache = "cache"                   # states, models, the log and the account of privacy
@@ -22,6 +24,8 @@ algorithms = ["FedAvg"]           # leave out for all of foedus' own
 models = ["Linear"]               # models and oracles; leave out for all of foedus' own
 columns = ["age", "sex"]          # columns that may be used or summed
 classes = ["0", "1"]              # leave out to predict numbers
+categories = ["smokes"]           # columns whose texts may be told; those of others never are
+quantiles = false                 # true: medians, quartiles and extremes of columns may be told
 
 [code]                            # algorithms of the site's own, from a file at the site
 file = "models.py"
@@ -64,8 +68,8 @@ from foedus.engines.flower.own import algorithms_in
 from foedus.errors import ConfigError, unknown
 
 _SECTIONS: dict[str, dict[str, Any]] = {
-    "site": {"name": str, "client": int, "data": str, "label": str, "test": Number, "seed": int}
-    | {"cache": str},
+    "site": {"name": str, "client": int, "data": str, "loader": str, "label": str}
+    | {"test": Number, "seed": int, "cache": str},
     "server": {"address": str, "certificates": str, "key": str},
     "signing": {"key": str, "peers": str},
     "allow": {
@@ -73,6 +77,8 @@ _SECTIONS: dict[str, dict[str, Any]] = {
         "models": tuple[str, ...],
         "columns": tuple[str, ...],
         "classes": tuple[str, ...],
+        "categories": tuple[str, ...],
+        "quantiles": bool,
     },
     "code": {"file": str, "name": str, "sha256": str},
     "secure": {"required": bool, "clients": int, "threshold": Number, "noise": Number}
@@ -81,7 +87,7 @@ _SECTIONS: dict[str, dict[str, Any]] = {
     "privacy": {"epsilon": Number, "delta": Number},
 }
 _REQUIRED = {
-    "site": ("name", "client", "data", "label"),
+    "site": ("name", "client", "label"),
     "server": ("address", "certificates", "key"),
     "signing": ("key", "peers"),
     "allow": ("columns",),
@@ -127,6 +133,10 @@ class Policy:
                 if (allowed := _RANGES.get(f"{name}.{key}")) is not None:
                     check = partial(check_value, key, value, allowed, ConfigError)
                     reader.attempt(f"{name}.{key}", check)
+        if ("data" in found["site"]) == ("loader" in found["site"]):
+            reader.fail("site", "give either data, a file, or loader, a function of the site's own")
+        if ":" not in found["site"].get("loader", ":"):
+            reader.fail("site.loader", f"{found['site']['loader']!r} must be 'module:function'")
         secure = found["secure"]
         if (secure.get("required") or secure.get("noise")) and not found["signing"]:
             reader.fail(
@@ -139,6 +149,12 @@ class Policy:
     def file(self, section: str, key: str) -> Path:
         """A path of the file, relative to its folder."""
         return (self.path.parent / self.sections[section][key]).resolve()
+
+    @property
+    def source(self) -> str:
+        """Where the rows come from, for people."""
+        site = self.sections["site"]
+        return str(self.file("site", "data")) if "data" in site else site["loader"]
 
     @property
     def cache(self) -> Path:
@@ -157,6 +173,16 @@ class Policy:
     @property
     def classes(self) -> tuple[str, ...] | None:
         return self.sections["allow"].get("classes")
+
+    @property
+    def categories(self) -> tuple[str, ...]:
+        """Columns whose texts may be told."""
+        return self.sections["allow"].get("categories", ())
+
+    @property
+    def quantiles(self) -> bool:
+        """Whether order statistics of columns may be told."""
+        return self.sections["allow"].get("quantiles", False)
 
     @property
     def algorithms(self) -> tuple[str, ...] | None:
@@ -183,7 +209,9 @@ class Policy:
         """The settings of the site, as `foedus.engines.flower.site.read_site` takes them."""
         site = self.sections["site"]
         config: dict[str, Any] = {k: v for k, v in site.items() if k not in ("data", "cache")}
-        config |= {"data": str(self.file("site", "data")), "cache": str(self.cache)}
+        config |= {"cache": str(self.cache), "folder": str(self.path.parent.resolve())}
+        if "data" in site:
+            config["data"] = str(self.file("site", "data"))
         if self.sections["signing"]:
             config["signing_key"] = str(self.file("signing", "key"))
             config["peers"] = str(self.file("signing", "peers"))

@@ -8,16 +8,18 @@ its value and what is allowed. Keys that a class does not declare are ignored.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen, Predicate
 
 from foedus.aggregation.secure.protocol import question_of
 from foedus.base.settings import Means, check_settings, check_value
 from foedus.base.tree import Tree
+from foedus.data.formats.frames import MOST
+from foedus.data.preprocess import Preprocessor
 from foedus.engines.flower.site import Schema
 from foedus.errors import ReplyError
 from foedus.version import __version__
@@ -25,8 +27,6 @@ from foedus.version import __version__
 LONGEST_DELAY = 1000
 """Rounds. Clients of some algorithms keep that many models, so a site does not take any number."""
 
-Finite = Annotated[float, Ge(-sys.float_info.max), Le(sys.float_info.max), Means("a finite number")]
-Positive = Annotated[float, Gt(0), Le(sys.float_info.max), Means("a positive finite number")]
 Count = Annotated[int, Ge(0), Lt(2**63)]
 ClientId = Annotated[int, Ge(0), Lt(2**32)]
 Version = Annotated[int, Ge(0), Lt(2**48)]
@@ -48,8 +48,8 @@ class Question:
         checks them when they are built.
     session: the run, as a name. foedus: the version of the server.
     shard: which clients of a simulation, for a node that has some.
-    schema, center, scale: the columns of a site's own file, and what is subtracted from them and
-        what they are divided by.
+    schema, preprocess: the columns of a site's own file, and what is made of them; none as long as
+        that is not fitted.
     """
 
     algorithm: dict[str, Any]
@@ -58,17 +58,18 @@ class Question:
     foedus: Name | None = None
     shard: Shard | None = None
     schema: Schema | None = None
-    center: list[Finite] | None = None
-    scale: list[Positive] | None = None
+    preprocess: Preprocessor | None = None
     secure: dict[str, Any] | None = None
 
     kind: ClassVar[str]
 
     def __post_init__(self) -> None:
         check_settings(self, ReplyError)
-        columns = None if self.schema is None else self.schema.columns
-        self._as_long("center", "columns of the schema", columns)
-        self._as_long("scale", "columns of the schema", columns)
+        made, schema = self.preprocess, self.schema
+        if made is not None and (
+            schema is None or made.names != schema.columns or {*made.categories} != {*schema.texts}
+        ):
+            raise ReplyError("preprocess: its columns are not those of the schema")
 
     def _as_long(self, name: str, what: str, others: Sequence[Any] | None) -> None:
         """Refuse a list that does not have an element for each of the others."""
@@ -188,12 +189,14 @@ class Step(Exchange):
         common = {name: getattr(self, name) for name in COMMON}
         if self.schema is not None:
             classes = None if self.schema.classes is None else list(self.schema.classes)
-            common["schema"] = {"columns": list(self.schema.columns), "classes": classes}
+            columns, texts = list(self.schema.columns), list(self.schema.texts)
+            common["schema"] = {"columns": columns, "classes": classes, "texts": texts}
+        common["preprocess"] = None if self.preprocess is None else self.preprocess.to_json()
         told = {name: getattr(self, name) for name in TOLD if getattr(self, name) is not None}
         return asked_hash(common, step, self.weights, told, payload, held)
 
 
-COMMON = ("algorithm", "seed", "schema", "center", "scale", "quantise")
+COMMON = ("algorithm", "seed", "schema", "preprocess", "quantise")
 """What of a header decides, besides the step and its arguments, what a client replies."""
 
 TOLD = ("step", "cohort", "probability")
@@ -224,7 +227,9 @@ def read_question(kind: str, header: dict[str, Any]) -> Question:
         if f.name not in header and f.default is MISSING:
             raise ReplyError(f"the header of {kind[:100]} has no {f.name}")
     known = {f.name: header[f.name] for f in fields(cls) if f.name in header}
-    return cls(**known | {"schema": read_schema(known.get("schema"))})
+    known["schema"] = read_schema(known.get("schema"))
+    known["preprocess"] = read_preprocess(known.get("preprocess"))
+    return cls(**known)
 
 
 def read_schema(schema: Any) -> Schema | None:
@@ -235,8 +240,27 @@ def read_schema(schema: Any) -> Schema | None:
     check_value("schema", schema, dict[str, Any], ReplyError)
     check_value("schema.columns", schema.get("columns"), names, ReplyError)
     check_value("schema.classes", schema.get("classes"), names | None, ReplyError)
-    columns, classes = schema["columns"], schema.get("classes")
-    for name, values in (("columns", columns), ("classes", classes or [])):
+    check_value("schema.texts", schema.get("texts", []), list[str], ReplyError)
+    columns, classes, texts = schema["columns"], schema.get("classes"), schema.get("texts", [])
+    for name, values in (("columns", columns), ("classes", classes or []), ("texts", texts)):
         if len(set(values)) < len(values):
             raise ReplyError(f"schema.{name} has a name twice")
-    return Schema(tuple(columns), None if classes is None else tuple(classes))
+    if strange := set(texts) - set(columns):
+        raise ReplyError(f"schema.texts: {min(strange)!r} is none of the columns")
+    return Schema(tuple(columns), None if classes is None else tuple(classes), tuple(texts))
+
+
+def read_preprocess(about: Any) -> Preprocessor | None:
+    """What is made of the rows of all sites, checked by what was sent alone."""
+    if about is None:
+        return None
+    check_value("preprocess", about, dict[str, Any], ReplyError)
+    try:
+        made = Preprocessor.from_json(about)
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+        raise ReplyError(f"preprocess cannot be read: {error!r}"[:300]) from None
+    if made.divisor is not None and (np.asarray(made.divisor) < np.finfo(np.float32).tiny).any():
+        raise ReplyError("preprocess: a divisor gives numbers that are not finite")
+    if max(map(len, made.categories.values()), default=0) > MOST + 1:
+        raise ReplyError(f"preprocess: a column has more than {MOST} categories")
+    return made

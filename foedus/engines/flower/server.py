@@ -8,9 +8,16 @@ The file is TOML, in the form of `foedus.config.experiment` as far as the two ha
     type = "FedAvg"
 
     [data]                            # what the rows of every site must look like
-    columns = ["age", "sex"]
+    columns = ["age", "sex", "smokes"]
     classes = ["0", "1"]              # leave out to predict numbers
-    scale = "standard"                # or "none"
+    categories = ["smokes"]           # columns that hold text: their texts are found among the
+                                      # sites; or a table, which names them:
+                                      # { smokes = ["no", "daily"] }
+    scale = "standard"                # of numbers; or "minmax", "robust", "unit", "none"
+    impute = "mean"                   # what replaces missing numbers; or "median", "zero"
+    encode = "onehot"                 # of categories; or "ordinal"
+    clip = 10.0                       # the largest scaled number, if any
+    ranges = { age = [0, 120] }     # least and largest values, for differential privacy
 
     [run]
     rounds = 20
@@ -43,27 +50,29 @@ import time
 import types
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
-from foedus.aggregation.robust import Robust
 from foedus.aggregation.secure.protocol import SecureAggregation
-from foedus.base.spec import Spec
+from foedus.algorithms.preprocessing.fit import FitPreprocessing
+from foedus.base.settings import check_value
+from foedus.base.spec import RawSpec, Spec
 from foedus.config.reader import Number, Reader
 from foedus.core.algorithm import Algorithm
 from foedus.core.describe import to_config
 from foedus.core.result import Run
 from foedus.core.run import run
 from foedus.data.preprocess import Preprocessor
+from foedus.data.unprepared import Recipe
 from foedus.engines.flower import answers
 from foedus.engines.flower.own import algorithms_in
-from foedus.engines.flower.scaling import implausible, scaling
 from foedus.engines.flower.score import Score
 from foedus.engines.flower.session import Line, SitesEngine, linked
+from foedus.engines.prepare import cost, fit, recipe_of
 from foedus.errors import ConfigError, FoedusError, ReplyError, TooFewClients, unknown
 from foedus.storage import checkpoint as files
 from foedus.version import __version__
@@ -74,7 +83,12 @@ if TYPE_CHECKING:
 _DATA = {
     "columns": tuple[str, ...],
     "classes": tuple[str, ...],
-    "scale": Literal["standard", "none"],
+    "categories": tuple[str, ...] | dict,
+    "scale": Literal["standard", "minmax", "robust", "unit", "none"],
+    "impute": Literal["mean", "median", "zero"],
+    "encode": Literal["onehot", "ordinal"],
+    "clip": Number,
+    "ranges": dict,
 }
 _RUN = {
     "rounds": int,
@@ -82,7 +96,6 @@ _RUN = {
     "participation": Number | dict,
     "quantise": Literal["float16", "bfloat16", "int8"],
 }
-_LARGEST_SUM = 1e300  # those of all sites still add up to something finite
 _FEDERATION = {"clients": int, "min_clients": int, "timeout": Number, "patience": Number}
 
 
@@ -91,9 +104,8 @@ class Plan:
     """What a file asks for."""
 
     algorithms: dict[str, Algorithm]
-    columns: tuple[str, ...]
+    fit: FitPreprocessing
     classes: tuple[str, ...] | None
-    scale: str
     rounds: int
     options: dict[str, Any]
     clients: int
@@ -103,12 +115,10 @@ class Plan:
     folder: Path
     listen: str
 
-    @property
-    def spec(self) -> Spec:
-        outputs = 1 if self.classes is None else len(self.classes)
-        return Spec(
-            (len(self.columns),), None if self.classes is None else len(self.classes), outputs
-        )
+    def spec(self, features: int) -> Spec:
+        """The form of rows of this number of features."""
+        classes = None if self.classes is None else len(self.classes)
+        return Spec((features,), classes, classes or 1)
 
 
 def read_plan(path: Path) -> Plan:
@@ -144,9 +154,9 @@ def read_plan(path: Path) -> Plan:
         algorithms = algorithms_in(module, name, f"code={code!r}")
     else:
         algorithms = {k or type(a).__name__: a for k, a in reader.algorithms().items()}
+    fit = reader.attempt("data", partial(_fit_of, data, options.get("aggregation")))
     plan = Plan(
-        algorithms, tuple(data["columns"]), data.get("classes"), data.get("scale", "standard"),
-        rounds, options, clients, least,
+        algorithms, fit, data.get("classes"), rounds, options, clients, least,
         float(found.get("timeout", 300)), float(found.get("patience", 60)), Path(folder),
         listen,
     )  # fmt: skip
@@ -156,8 +166,33 @@ def read_plan(path: Path) -> Plan:
                 f"algorithms.{name}",
                 f"{type(algorithm).__name__} needs all rows in one place; sites keep theirs",
             )
-        reader.attempt(f"algorithms.{name}", partial(algorithm.check, plan.spec))
+        if not fit.asked:  # otherwise the number of features is not known yet
+            features = len(fit.columns) + sum(len(known) - 1 for _, known in fit.known)
+            reader.attempt(f"algorithms.{name}", partial(algorithm.check, plan.spec(features)))
     return plan
+
+
+def _fit_of(data: dict[str, Any], aggregation: Any) -> FitPreprocessing:
+    """The preprocessing that [data] asks for."""
+    given = data.get("categories", ())
+    known = given if isinstance(given, dict) else {}
+    for key, hint, table in (
+        ("categories", Sequence[str], known),
+        ("ranges", tuple[float, float], {k: tuple(v) for k, v in data.get("ranges", {}).items()}),
+    ):
+        for name, value in table.items():
+            check_value(f"{key}.{name}", value, hint)
+    scale = data.get("scale", "standard")
+    recipe = Recipe(
+        None if scale == "none" else scale, data.get("impute", "mean"),
+        data.get("encode", "onehot"), data.get("clip"),
+    )  # fmt: skip
+    columns = tuple(data["columns"])
+    if strange := [name for name in given if name not in columns]:
+        raise ConfigError(f"categories: {unknown('column', strange[0], columns)}")
+    texts = tuple(c for c in columns if c in given)
+    made = recipe_of(recipe, columns, texts, known, data.get("ranges", {}), aggregation)
+    return replace(made, doubt=True)
 
 
 @dataclass(eq=False)
@@ -222,10 +257,8 @@ def wait_for(grid: Any, clients: int, least: int, patience: float) -> list[int]:
     return nodes
 
 
-def _wrong(said: dict[str, Any], columns: int | None) -> str | None:
-    """What is wrong with a greeting, if anything: it comes from an untrusted site, and all sites'
-    scaling depends on it.
-    """
+def _wrong(said: dict[str, Any], site: bool) -> str | None:
+    """What is wrong with the greeting of an untrusted site, if anything."""
 
     def whole(v: Any, least: int, most: int) -> bool:
         return type(v) is int and least <= v <= most
@@ -246,33 +279,18 @@ def _wrong(said: dict[str, Any], columns: int | None) -> str | None:
     name = said.get("name")
     if not isinstance(name, str) or len(name) > 100 or not name.isprintable():
         return "no name, or one that is too long or cannot be printed"
-    if columns is None:  # a shard of a simulation
+    if not site:  # a shard of a simulation
         return None
     if len(clients) != 1 or not whole(said.get("checksum"), 0, 2**32 - 1):
         return "no checksum, or several clients"
     tested = said.get("test_rows")
     if not isinstance(tested, list) or len(tested) != 1 or not whole(tested[0], 0, 2**40):
         return "no number of test rows"
-    sums = said.get("sums")
-    values: list[Any] = (
-        [sums.get(k) for k in ("count", "sum", "squares")] if isinstance(sums, dict) else []
-    )
-    if len(values) != 3 or not all(isinstance(v, list) and len(v) == columns for v in values):
-        return f"no sums of {columns} columns"
-    if not all(type(v) in (int, float) for column in values for v in column):
-        return "sums that are no numbers"
-    if not all(abs(v) <= _LARGEST_SUM for column in values for v in column):  # nor NaN
-        return f"sums beyond {_LARGEST_SUM:g}"
-    if not all(0 <= n <= rows[0] for n in values[0]) or not all(v >= 0 for v in values[2]):
-        return "sums that cannot be"
-    for count, total, squares in zip(*values, strict=True):
-        if total * total > count * squares * (1 + 1e-9):  # Cauchy and Schwarz
-            return "sums that no rows have"
     return None
 
 
 def greet(
-    line: Line, nodes: list[int], question: dict[str, Any], columns: int | None = None
+    line: Line, nodes: list[int], question: dict[str, Any], site: bool = False
 ) -> dict[int, dict[str, Any]]:
     """Ask every node who it is; those with errors are named and left aside.
 
@@ -284,7 +302,7 @@ def greet(
     for node in nodes:
         try:
             said = answers.header_of(found[node])
-            if wrong := _wrong(said, columns):
+            if wrong := _wrong(said, site):
                 raise ReplyError(f"its greeting has {wrong}")
         except FoedusError as error:
             warnings.warn(f"node {node} does not take part: {error}", stacklevel=2)
@@ -299,30 +317,25 @@ def greet(
             line.nodes[client] = node
             line.names[client] = said["name"]
         good[node] = said
-    for node, why in ({} if columns is None else implausible(good)).items():
-        warnings.warn(
-            f"node {node} ({good[node]['name']!r}) does not take part: {why}", stacklevel=2
-        )
-        del line.nodes[good.pop(node)["clients"][0]]
     return good
 
 
 def _roster(
     folder: Path, line: Line, said: dict[int, dict[str, Any]], plan: Plan
 ) -> dict[str, Any]:
-    """Who takes part, with which rows and which scaling: as it was, where a training goes on; sites
-    that are not there now may come back.
+    """Who takes part, with which rows and which preprocessing: as it was, where a training goes on;
+    sites that are not there now may come back.
     """
     path = folder / "roster.json"
     own = {s["clients"][0]: s for s in said.values()}
     if not (path.exists() and any(folder.glob("*.checkpoint.safetensors*"))):
-        robust = isinstance(plan.options.get("aggregation"), Robust)
-        center, scale = scaling(list(said.values()), plan.scale, plan.columns, robust)
-        ids = sorted(own)
+        made, about = _fitted(line, own, plan)
+        ids = sorted(i for i in own if i in line.nodes)
         roster = {
             "ids": ids, "rows": [own[i]["rows"][0] for i in ids],
             "checksums": [own[i]["checksum"] for i in ids],
-            "names": {str(i): own[i]["name"] for i in ids}, "center": center, "scale": scale,
+            "names": {str(i): own[i]["name"] for i in ids}, "preprocess": made.to_json(),
+            "fit": about,
         }  # fmt: skip
         files.replace(path, [json.dumps(roster).encode()])
         return roster
@@ -347,13 +360,41 @@ def _roster(
     return roster
 
 
+def _fitted(
+    line: Line, own: dict[int, dict[str, Any]], plan: Plan
+) -> tuple[Preprocessor, dict[str, Any]]:
+    """What is made of all sites' rows, fitted among them, and what that has cost; sites that are
+    implausible are named, and leave the line.
+    """
+    ids, columns, plain = sorted(own), len(plan.fit.columns), plan.spec(1)
+    spec = RawSpec((columns,), plain.classes, plain.outputs)
+    rows = np.array([own[i]["rows"][0] for i in ids])
+    sites = Sites(np.array(ids), rows, spec, np.zeros(len(ids)))
+    seed, aggregation = plan.options.get("seed", 0), plan.options.get("aggregation")
+    result = fit(plan.fit, cast("Federation", sites), SitesEngine(line), aggregation, seed)
+    for i in result.state.refused.tolist():
+        warnings.warn(
+            f"client {line.name(i)} does not take part: its columns are implausible, a thousand "
+            "times farther from the others than these are from each other",
+            stacklevel=2,
+        )
+        del line.nodes[i]
+    if len(line.nodes) < plan.min_clients:
+        raise TooFewClients(
+            f"{len(line.nodes)} sites can take part, at least {plan.min_clients} must; see the "
+            "warnings above"
+        )
+    return plan.fit.preprocessor(result.state), cost(result, aggregation)
+
+
 def train(grid: Any, plan: Plan, folder: Path) -> dict[str, Run]:
     """Greet the sites, run every algorithm of the plan, and write what comes out of it."""
     line = Line(grid, {}, timeout=plan.timeout, min_clients=plan.min_clients)
     nodes = wait_for(grid, plan.clients, plan.min_clients, plan.patience)
     schema = {
-        "columns": list(plan.columns),
+        "columns": list(plan.fit.columns),
         "classes": None if plan.classes is None else list(plan.classes),
+        "texts": list(plan.fit.texts),
     }
     seed = plan.options.get("seed", 0)
     first = next(iter(plan.algorithms.values()))
@@ -368,29 +409,27 @@ def train(grid: Any, plan: Plan, folder: Path) -> dict[str, Run]:
     question["secure"] = (
         to_config(aggregation) if isinstance(aggregation, SecureAggregation) else None
     )
-    said = greet(line, nodes, question, len(plan.columns))
+    said = greet(line, nodes, question, site=True)
     if len(line.nodes) < plan.min_clients:
         raise TooFewClients(
             f"{len(line.nodes)} sites can take part, at least {plan.min_clients} must; see the "
             "warnings above"
         )
+    folder.mkdir(parents=True, exist_ok=True)
+    line.common = {"schema": schema, "preprocess": None, "foedus": __version__}
     roster = _roster(folder, line, said, plan)
-    line.common = {
-        "schema": schema,
-        "center": roster["center"],
-        "scale": roster["scale"],
-        "foedus": __version__,
-    }
+    line.common["preprocess"] = roster["preprocess"]
+    made = Preprocessor.from_json(roster["preprocess"])
+    spec = plan.spec(len(made.feature_names or ()))
     sites = Sites(
         np.array(roster["ids"]),
         np.array(roster["rows"]),
-        plan.spec,
+        spec,
         np.array(roster["checksums"]),
-        settings=roster["names"],
-        preprocess=_preprocessor(plan, roster),
+        settings={**roster["names"], "preprocess": roster["fit"]},
+        preprocess=made,
         class_values=_written(plan.classes),
     )
-    folder.mkdir(parents=True, exist_ok=True)
     runs = {}
     for name, algorithm in plan.algorithms.items():
         label = name.replace("/", "-")
@@ -405,7 +444,7 @@ def train(grid: Any, plan: Plan, folder: Path) -> dict[str, Run]:
         table = try_model(line, result, file, algorithm, seed)
         if sum("kept" in entry for entry in table) > 1 and question["secure"] is not None:
             tested = {s["clients"][0]: s["test_rows"][0] for s in said.values()}
-            table.append(score_of_all(line, tested, plan.spec, algorithm, file, plan.options))
+            table.append(score_of_all(line, tested, spec, algorithm, file, plan.options))
         files.replace(folder / f"{label}.sites.json", [json.dumps(table, indent=1).encode()])
         print(f"{name}: {_shown(table)}", flush=True)
         runs[name] = result
@@ -418,12 +457,6 @@ def _written(classes: Sequence[str] | None) -> tuple[Any, ...] | None:
         return None
     whole = all(c.removeprefix("-").isdecimal() and str(int(c)) == c for c in classes)
     return tuple(int(c) if whole else c for c in classes)
-
-
-def _preprocessor(plan: Plan, roster: dict[str, Any]) -> Preprocessor:
-    """What sites make of their rows (`Site.federation`)."""
-    center, scale = (np.array(roster[k], np.float64) for k in ("center", "scale"))
-    return Preprocessor(plan.columns, {}, center, center, scale, plan.scale)
 
 
 def try_model(

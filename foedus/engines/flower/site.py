@@ -4,14 +4,21 @@ anything is learnt.
 A site is told where its rows are by Flower's `--node-config`:
 
     data="/path/to/site.csv" label="target" client=2 name="Hungarian"
-                        one client; optional: test=0.25, seed=0, cache="/path", and what secure
-                        aggregation has (`foedus.engines.flower.secure_site`)
+                        one client, from a CSV or Parquet file; optional: test=0.25, seed=0,
+                        cache="/path", and what secure aggregation has
+                        (`foedus.engines.flower.secure_site`)
+    loader="mine:rows" folder="/path/to/the/policy"
+                        in the place of data: a function of the site's own, which returns a
+                        DataFrame; it is called for every message
     shards="/folder"    loopback: clients of a simulation, written by fd.Flower
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
+import importlib.util
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,12 +30,16 @@ from foedus.base.settings import Means, check_value
 from foedus.data import formats
 from foedus.data.dataset import Data
 from foedus.data.federation import Federation
-from foedus.data.formats.csv import read_csv
-from foedus.data.formats.frames import as_text
+from foedus.data.formats.csv import read_csv, read_parquet
+from foedus.data.formats.frames import as_text, is_frame, table
 from foedus.data.loading import hold_out
+from foedus.data.preprocess import Preprocessor
+from foedus.data.unprepared import Unprepared
 from foedus.errors import ConfigError, DataError, shown, unknown
 
-KEYS = ("data", "label", "client", "name", "test", "seed", "cache", "shards")
+KEYS = (
+    "data", "loader", "folder", "label", "client", "name", "test", "seed", "cache", "shards"
+)  # fmt: skip
 SECURE_KEYS = (
     "secure",
     "secure_clients",
@@ -43,38 +54,53 @@ SECURE_KEYS = (
 
 @dataclass(frozen=True)
 class Schema:
-    """What all sites' rows must look like: columns in order, and the classes by name (`None`:
-    numbers are predicted).
+    """What all sites' rows must look like.
+
+    Args:
+        columns: In order.
+        classes: By name; `None`: numbers are predicted.
+        texts: The columns that hold text; the others hold numbers.
     """
 
     columns: tuple[str, ...]
     classes: tuple[str, ...] | None
-    scale: str = "standard"
+    texts: tuple[str, ...] = ()
 
-    def check(self, raw: formats.Raw, path: Path) -> np.ndarray:
-        """The columns in the order of the schema; an error names what is missing, unknown or out of
-        range.
+    def check(self, raw: formats.Raw, where: str) -> tuple[np.ndarray, dict[str, tuple[str, ...]]]:
+        """The columns in the order of the schema, and the texts of those that hold text; an error
+        names what is missing or does not fit.
         """
-        found = list(raw.feature_names or [])
+        found, ours = list(raw.feature_names or []), raw.categories or {}
         missing = [c for c in self.columns if c not in found]
         if missing:
             names, more = ", ".join(map(repr, missing)), list(raw.left_out)
             instead = f"; the file has {', '.join(map(repr, more[:10]))} instead" if more else ""
             known = f"schema.columns: this site has no column{'s' * (len(missing) > 1)} {names}"
-            raise ConfigError(known) from DataError(f"{path.name}: {names} missing{instead}")
-        if texts := [c for c in self.columns if c in (raw.categories or {})]:
+            raise ConfigError(known) from DataError(f"{where}: {names} missing{instead}")
+        if texts := [c for c in self.columns if c in ours and c not in self.texts]:
             raise DataError(
-                f"{path.name}: column {texts[0]!r} holds text; encode it as numbers first, for "
-                "instance with pandas.get_dummies"
+                f"{where}: column {texts[0]!r} holds text, and the federation takes it for "
+                "numbers; ask the server to name it under data.categories"
             )
-        return np.asarray(raw.x_train, np.float64)[:, [found.index(c) for c in self.columns]]
+        x = np.asarray(raw.x_train, np.float64)[:, [found.index(c) for c in self.columns]]
+        categories: dict[str, tuple[str, ...]] = {}
+        for name in self.texts:
+            place = self.columns.index(name)
+            if name in ours:
+                categories[name] = ours[name]
+                continue
+            values, codes = np.unique(x[:, place], return_inverse=True)  # texts that are numbers
+            known_texts = tuple(as_text(v) for v in values[~np.isnan(values)])
+            x[:, place] = np.where(np.isnan(x[:, place]), np.nan, codes)
+            categories[name] = known_texts
+        return x, categories
 
-    def labels(self, y: np.ndarray, path: Path) -> np.ndarray:
+    def labels(self, y: np.ndarray, where: str) -> np.ndarray:
         """Class numbers, or values."""
         if self.classes is None:
             if y.dtype.kind not in "iuf":
                 raise DataError(
-                    f"{path.name}: the label holds text ({str(y[0])!r}); the federation predicts "
+                    f"{where}: the label holds text ({str(y[0])!r}); the federation predicts "
                     "numbers"
                 )
             return y.astype(np.float32)
@@ -82,7 +108,7 @@ class Schema:
         strange = sorted(set(text) - set(self.classes))
         if strange:
             raise DataError(
-                f"{path.name}: label {strange[0]!r} is none of the classes of the federation "
+                f"{where}: label {strange[0]!r} is none of the classes of the federation "
                 f"({', '.join(self.classes)})"
             )
         return np.array([self.classes.index(v) for v in text])
@@ -99,45 +125,17 @@ class Site:
     client: int
     name: str
     classes: int | None
+    raw: Unprepared
 
-    def sums(self) -> dict[str, list[float]]:
-        """Number, sum and sum of squares of the values of each column that are there: for a scaling
-        common to all sites.
-        """
-        there = ~np.isnan(self.x)
-        x = np.where(there, self.x, 0.0)
-        return {
-            "count": there.sum(0).tolist(),
-            "sum": x.sum(0).tolist(),
-            "squares": (x * x).sum(0).tolist(),
-        }
-
-    def federation(self, center: list[float], scale: list[float]) -> Federation:
-        """The site as a federation of one client, scaled; what is missing becomes the centre."""
-
-        small = np.array(scale) < np.finfo(np.float32).tiny
-        if small.any():  # by what the server has sent alone, whatever the rows are
-            column = int(np.argmax(small))
-            raise ConfigError(
-                f"center={center[column]} and scale={scale[column]} of column {column} give "
-                "numbers that are not finite"
-            )
-
-        def scaled(x: np.ndarray) -> np.ndarray:
-            # clipped: an error that depends on rows would tell the largest number of a column
-            most = float(np.finfo(np.float32).max)
-            with np.errstate(over="ignore"):
-                new = np.nan_to_num((x - np.array(center)) / np.array(scale))
-            return np.clip(new, -most, most).astype(np.float32)
-
-        data = Data.from_arrays(
-            scaled(self.x),
-            self.y,
-            scaled(self.x_test),
-            self.y_test,
-            classes=self.classes,
-            name=self.name,
-        )
+    def federation(self, fitted: Preprocessor | None = None) -> Federation:
+        """The site as a federation of one client: raw rows, or as a preprocessing makes them."""
+        x, x_test = self.x, self.x_test
+        if fitted is not None:
+            x, x_test = (_finite(self.raw, part, fitted) for part in (x, x_test))
+        data = Data(
+            self.name, x, self.y, x_test, self.y_test, self.classes,
+            raw=self.raw if fitted is None else None,
+        )  # fmt: skip
         rows, test_rows = np.arange(len(self.y)), np.arange(len(self.y_test))
         offsets, test_offsets = np.array([0, len(rows)]), np.array([0, len(test_rows)])
         return Federation(data, rows, offsets, test_rows, test_offsets, np.array([self.client]))
@@ -152,55 +150,93 @@ class Site:
         return int.from_bytes(found.digest(), "big")
 
 
+def _finite(raw: Unprepared, x: np.ndarray, fitted: Preprocessor) -> np.ndarray:
+    """Prepared rows; numbers beyond single precision are clipped, and missing ones that nothing
+    replaces are 0: an error would tell something of a row.
+    """
+    most = float(np.finfo(np.float32).max)
+    if fitted.fill is None:
+        fitted = replace(fitted, fill=np.zeros(len(raw.names) - len(raw.categories)))
+    with np.errstate(over="ignore"):
+        return np.clip(np.nan_to_num(raw.apply(x, fitted), posinf=most, neginf=-most), -most, most)
+
+
 def read_site(config: dict[str, Any], schema: Schema) -> Site:
     """Read and check the rows of a site, as its node config says."""
     for key in config:
         if key not in (*KEYS, *SECURE_KEYS):
             raise DataError(f"--node-config: {unknown('key', key, [*KEYS, *SECURE_KEYS])}")
-    for key in ("data", "client"):
-        if key not in config:
+    for keys in (("data", "loader"), ("client",)):
+        if not any(key in config for key in keys):
             raise DataError(
-                f'--node-config: {key} is missing; such as: data="/path/site.csv" label="target" '
-                "client=0"
+                f'--node-config: {keys[0]} is missing; such as: data="/path/site.csv" '
+                'label="target" client=0'
             )
-    path, client = Path(str(config["data"])), config["client"]
+    client = config["client"]
     site_number = Annotated[
         int, Ge(0), Lt(2**32), Means("the number of the site, such as client=0")
     ]
     check_value("--node-config: client", client, site_number, DataError)
-    if not path.is_file():
-        raise DataError(f"--node-config: there is no file {path.name!r} where data= says")
-    with formats.readable(path, "csv"):
-        raw = read_csv(path, config.get("label"), only=set(schema.columns))
-    x, y = schema.check(raw, path), schema.labels(raw.y_train, path)
-    infinite = np.isinf(x)
-    if infinite.any():
-        row, column = np.argwhere(infinite)[0].tolist()
-        raise DataError(
-            f"{path.name}, line {row + 2}: column {schema.columns[column]!r} is infinite"
-        )
+    raw, where = read_table(config, schema)
+    x, categories = schema.check(raw, where)
+    y = schema.labels(raw.y_train, where)
     share = float(config.get("test", 0.25))
     if not 0 <= share < 1:
         raise DataError(
             f"--node-config: test={share} must be a part of the rows, at least 0 and below 1"
         )
     raw = hold_out(
-        replace(raw, x_train=x, y_train=y),
-        share,
-        int(config.get("seed", 0)),
+        replace(raw, x_train=x, y_train=y), share, int(config.get("seed", 0)),
         schema.classes is None,
-    )
-    classes = None if schema.classes is None else len(schema.classes)
+    )  # fmt: skip
     assert raw.x_test is not None and raw.y_test is not None
     return Site(
-        raw.x_train,
-        raw.y_train,
-        raw.x_test,
-        raw.y_test,
-        client,
-        str(config.get("name", path.stem)),
-        classes,
-    )
+        raw.x_train, raw.y_train, raw.x_test, raw.y_test, client,
+        str(config.get("name", Path(str(config.get("data", "site"))).stem)),
+        None if schema.classes is None else len(schema.classes),
+        Unprepared(schema.columns, categories),
+    )  # fmt: skip
+
+
+def read_table(config: dict[str, Any], schema: Schema) -> tuple[formats.Raw, str]:
+    """The table of a site, and how errors call it: a CSV or Parquet file, or what a function of the
+    site's own returns.
+    """
+    label, only = config.get("label"), {*schema.columns}
+    if "loader" in config:
+        frame, where = loaded(str(config["loader"]), str(config.get("folder", "."))), "loader"
+        return table(frame, where, label, only=only), where
+    path = Path(str(config["data"]))
+    if not path.is_file():
+        raise DataError(f"--node-config: there is no file {path.name!r} where data= says")
+    kind = "parquet" if path.name.lower().endswith(".parquet") else "csv"
+    with formats.readable(path, kind):
+        read = read_parquet if kind == "parquet" else read_csv
+        return read(path, label, only=only), path.name
+
+
+def loaded(name: str, folder: str) -> Any:
+    """The DataFrame that a function of the site's own returns: "module:function", where the module
+    is a file in the folder of the site's policy, or installed.
+    """
+    module_name, _, function = name.partition(":")
+    path = Path(folder) / f"{module_name}.py"
+    try:
+        if path.is_file():
+            spec = importlib.util.spec_from_file_location(module_name, path)
+            assert spec is not None and spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(module_name)
+        frame = getattr(module, function)()
+    except Exception as error:  # whatever the site's own code does
+        raise DataError(f"loader={name!r} failed: {error!r}") from error
+    if not is_frame(frame):
+        raise DataError(
+            f"loader={name!r} returned a {type(frame).__name__}; it must return a pandas DataFrame"
+        )
+    return frame.reset_index(drop=True)
 
 
 # -- clients of a simulation -----------------------------------------------------------------------
@@ -208,7 +244,12 @@ def read_site(config: dict[str, Any], schema: Schema) -> Site:
 
 def write_shard(path: Path, fed: Federation) -> None:
     """Some clients of a federation in memory, for a node on loopback."""
-    data = fed.data
+    data, raw = fed.data, fed.data.raw
+    about: dict[str, Any] = {
+        "classes": data.classes,
+        "names": None if raw is None else list(raw.names),
+    }
+    about["categories"] = {} if raw is None else {k: list(v) for k, v in raw.categories.items()}
     np.savez(
         path,
         x_test=data.x_test[fed.test_rows],
@@ -218,7 +259,7 @@ def write_shard(path: Path, fed: Federation) -> None:
         test_offsets=fed.test_offsets,
         x=data.x_train[fed.rows],
         y=data.y_train[fed.rows],
-        classes=np.array(data.classes or 0),
+        about=np.array(json.dumps(about)),
     )
 
 
@@ -227,14 +268,12 @@ def read_shard(folder: Path, name: str) -> Federation:
     if not name.isalnum() or not (folder / f"{name}.npz").is_file():
         raise DataError(f"there is no shard {shown(name)} here")
     with np.load(folder / f"{name}.npz", allow_pickle=False) as f:
-        data = Data.from_arrays(
-            f["x"],
-            f["y"],
-            f["x_test"],
-            f["y_test"],
-            classes=int(f["classes"]) or None,
-            name="shard",
-        )
+        about = json.loads(str(f["about"]))
+        raw = None
+        if about["names"] is not None:
+            texts = {k: tuple(v) for k, v in about["categories"].items()}
+            raw = Unprepared(tuple(about["names"]), texts)
+        data = Data("shard", f["x"], f["y"], f["x_test"], f["y_test"], about["classes"], raw=raw)
         return Federation(
             data,
             np.arange(len(f["y"])),

@@ -47,7 +47,7 @@ def test_columns_are_those_that_all_files_have(tmp_path):
     north, south = table(0), table(1).drop(columns="age").assign(weight=1.0)
     sites = {"north": written(tmp_path, "north", north), "south": written(tmp_path, "south", south)}
     deploy.init(tmp_path / "trial", sites, "outcome")
-    assert read(tmp_path / "trial").columns == ("pulse", "score")
+    assert read(tmp_path / "trial").fit.columns == ("pulse", "score")
     assert policy(tmp_path / "trial", "south").columns == ("pulse", "score")
     sites["east"] = written(tmp_path, "east", table(2)[["age", "outcome"]])
     with pytest.raises(fd.DataError, match="the files have no column in common"):
@@ -64,7 +64,7 @@ def test_numbers_to_predict_are_no_classes(tmp_path):
 def test_without_files_there_is_something_to_be_edited(tmp_path):
     deploy.init(tmp_path / "trial", {"north": None, "south": None})
     plan = read(tmp_path / "trial")
-    assert (plan.columns, plan.classes) == (("first", "second"), ("0", "1"))
+    assert (plan.fit.columns, plan.classes) == (("first", "second"), ("0", "1"))
     assert (plan.clients, plan.min_clients) == (2, 1)
     assert policy(tmp_path / "trial", "south").sections["site"]["data"] == "/path/to/south.csv"
 
@@ -185,7 +185,7 @@ def test_a_trial_starts_a_server_and_a_node_for_each_site(trial, started):
         for name in ("north", "south")
     ]  # fmt: skip
     [(grid, plan, folder)] = started.trained
-    assert (grid, folder) == ("the grid", trial / "results") and plan.columns == COLUMNS
+    assert (grid, folder) == ("the grid", trial / "results") and plan.fit.columns == COLUMNS
     assert said[:3] == [
         f"server at {listen}, with TLS; 2 sites are admitted",
         f"site north: {trial.resolve().parent / 'north.csv'}",

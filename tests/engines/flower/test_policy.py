@@ -67,7 +67,9 @@ def test_what_a_policy_need_not_say(read, tmp_path):
     assert policy.node_config() == {
         "name": "north", "client": 0, "label": "outcome", "secure": "offered",
         "data": str(tmp_path.resolve() / "rows" / "north.csv"), "cache": str(policy.cache),
+        "folder": str(tmp_path.resolve()),
     }  # fmt: skip
+    assert (policy.categories, policy.quantiles) == ((), False)
     assert policy.file("server", "key") == Path("/keys/north").resolve()
 
 

@@ -131,18 +131,36 @@ def asked(tmp_path_factory) -> dict[str, Asked]:
     )
     folder = tmp_path_factory.mktemp("site")
     path = folder / "federation.toml"
-    path.write_text(PLAN.replace("clients = 3\nmin_clients = 2", "clients = 1"))
+    text = PLAN.replace("clients = 3\nmin_clients = 2", "clients = 1")
+    columns = 'columns = ["age", "pulse", "score", "smokes"]\ncategories = ["smokes"]'
+    path.write_text(text.replace('columns = ["age", "pulse", "score"]', columns))
     (folder / "node").mkdir()
-    rows = written(folder / "data", "north", table(0))
+    rows = written(folder / "data", "north", table(0).assign(smokes=["no", "daily"] * 30))
     grid = HereGrid({1: config(rows, cache=str(folder / "node"))})
     train = lambda: server.train(grid, server.read_plan(path), folder / "results")  # noqa: E731
-    found["site"], *_, found["model"] = recorded(grid, folder / "node", train)
+    found["site"], *steps, found["model"] = recorded(grid, folder / "node", train)
+    found |= {f"fit, {q.kind.partition('.')[2]}": q for q in steps[:4]}
+    del found["fit, moment"]
+    found["fitted"] = next(q for q in steps if q.kind == "train.train")
     return found
+
+
+def made(**changes: list[float]) -> dict[str, Any]:
+    """A preprocessing of the columns of the site, as a header has it."""
+    about: dict[str, Any] = {"scaling": "standard", "encode": "onehot", "clip": None}
+    about |= {"names": ["age", "pulse", "score", "smokes"], "categories": {"smokes": ["no"]}}
+    for key in ("fill", "shift", "divisor"):
+        values = changes.get(key, [1.0, 1.0, 1.0])
+        about[key] = {"shape": [len(values)], "values": values}
+    return about
 
 
 KINDS = (
     "hello",
     "site",
+    "fit, strings",
+    "fit, survey",
+    "fitted",
     "model",
     "quantised",
     "held",
@@ -198,7 +216,9 @@ COUPLED = {
     "session": ("offer", "settings"),
     "seed": ("algorithm",),
     "shard": ("ids", "rows"),
-    "schema": ("column", "label", "classes", "the rows of this site", "center"),
+    "lengths": ("groups",),
+    "schema": ("column", "label", "classes", "the rows of this site", "center", "preprocess"),
+    "preprocess": ("the model is for", "what was sent"),
     "held": ("what was sent", "f, part"),
     "items": ("what was sent",),
     "phase": ("lengths", "header of"),
@@ -324,10 +344,22 @@ FAULTS = {
         "schema.columns has a name",
     ),
     "columns of no names": ("site", {"schema": {"columns": [1]}}, "schema.columns[0]=1 must be"),
-    "no scale": ("model", {"scale": [1.0, 0.0, 1.0]}, "scale[1]=0.0 must be a positive"),
-    "an endless scale": ("model", {"scale": [1.0, 1e400, 1.0]}, "scale[1]=inf must be a positive"),
-    "no center": ("model", {"center": [float("nan")] * 3}, "center[0]=nan must be a finite number"),
-    "two centers": ("model", {"center": [0.0] * 2}, "center has 2 elements for 3 columns"),
+    "no scale": ("model", {"preprocess": made(divisor=[1.0, 0.0, 1.0])}, "divisor must be above 0"),
+    "a tiny scale": ("model", {"preprocess": made(divisor=[1.0, 1e-40, 1.0])}, "not finite"),
+    "an endless scale": ("model", {"preprocess": made(divisor=[1.0, 1e400, 1.0])}, "not finite"),
+    "no center": ("model", {"preprocess": made(shift=[float("nan")] * 3)}, "shift is not finite"),
+    "two centers": ("model", {"preprocess": made(shift=[0.0] * 2)}, "shift of (2,) columns"),
+    "other columns": (
+        "model",
+        {"preprocess": {**made(), "names": ["age", "smokes", "pulse", "score"]}},
+        "preprocess: its columns are not those of the schema",
+    ),
+    "no preprocessing": ("fitted", {"preprocess": None}, "the server sends no preprocessing"),
+    "texts of no column": (
+        "site",
+        {"schema": {"columns": ["age"], "texts": ["name"]}},
+        "schema.texts: 'name' is none of the columns",
+    ),
     "no settings": ("hello", {"algorithm": {"opaque": 3}}, "algorithm holds '3'"),
     "a type of no name": (
         "hello",
@@ -623,8 +655,8 @@ def test_a_final_model_for_other_rows_is_not_kept(asked, tmp_path):
     question = asked["model"]
     (tmp_path / "m").write_bytes(question.body)
     run = fd.Run.load(tmp_path / "m")
-    run.spec = fd.Spec((5,), 2, 2)
+    run.spec = fd.Spec((7,), 2, 2)
     run.save(tmp_path / "m")
-    with pytest.raises(fd.ReplyError, match=r"the model is for Spec\(shape=\(5,\)"):
+    with pytest.raises(fd.ReplyError, match=r"the model is for Spec\(shape=\(7,\)"):
         question.answer(question.header, (tmp_path / "m").read_bytes())
     assert question.unchanged()

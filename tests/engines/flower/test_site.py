@@ -16,9 +16,10 @@ from cryptography import x509
 from flwr.app import Message
 
 import foedus as fd
-from foedus.engines.flower import deploy, keys, messages, scaling, server
+from foedus.data.preprocess import Preprocessor
+from foedus.engines.flower import deploy, keys, messages, server
 from foedus.engines.flower.policy import Policy
-from foedus.engines.flower.site import Schema, Site, read_site
+from foedus.engines.flower.site import Schema, read_site
 from tests.engines.flower.grid import HereGrid
 
 COLUMNS, CLASSES = ("age", "pulse", "score"), ("ill", "well")
@@ -53,7 +54,8 @@ def test_a_site_is_read_as_the_schema_says(tmp_path):
     both = np.concatenate([site.x, site.x_test])
     np.testing.assert_allclose(np.sort(both[:, 0]), np.sort(frame.age))
     assert set(site.y) == {0, 1} and np.isnan(site.x).any()
-    fed = site.federation([50.0, 80.0, 3.0], [10.0, 15.0, 1.0])
+    center, scale = np.array([50.0, 80.0, 3.0]), np.array([10.0, 15.0, 1.0])
+    fed = site.federation(Preprocessor(COLUMNS, {}, center, center, scale))
     np.testing.assert_allclose(fed.data.x_train[:, 0], (site.x[:, 0] - 50) / 10, rtol=1e-5)
     assert (fed.data.x_train[np.isnan(site.x)] == 0).all() and fed.ids.tolist() == [7]
 
@@ -61,14 +63,7 @@ def test_a_site_is_read_as_the_schema_says(tmp_path):
 def test_labels_are_classes_however_they_are_written():
     schema = Schema(COLUMNS, ("0", "1"))
     for y in (np.array([1.0, 0.0]), np.array([1, 0]), np.array(["1", "0"])):
-        assert schema.labels(y, _NAMED).tolist() == [1, 0]
-
-
-class _Named:
-    name = "x.csv"
-
-
-_NAMED = _Named()
+        assert schema.labels(y, "x.csv").tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +71,7 @@ _NAMED = _Named()
     [
         (lambda f: f.drop(columns="pulse"), {}, "this site has no column 'pulse'"),
         (lambda f: f.rename(columns={"pulse": "Pulse"}), {}, "the file has 'Pulse' instead"),
-        (lambda f: f.assign(age="old"), {}, "column 'age' holds text"),
+        (lambda f: f.assign(age="old"), {}, "column 'age' holds text, and the federation takes it"),
         (lambda f: f.assign(age=np.inf), {}, "line 2: column 'age' is infinite"),
         (
             lambda f: f.assign(outcome="dead"),
@@ -153,8 +148,11 @@ def test_a_training_from_files_to_the_final_model(plan, grid, tmp_path):
     # The same as in the simulator, on the same rows with the same scaling.
     sites = [read_site(dict(c.node_config), SCHEMA) for c in grid.contexts.values()]
     x = np.concatenate([s.x for s in sites])
-    center, spread = np.nanmean(x, 0), np.nanstd(x, 0)
-    feds = [s.federation(center.tolist(), spread.tolist()) for s in sites]
+    center = np.nanmean(x, 0)
+    filled = np.where(np.isnan(x), center, x)
+    spread = filled.std(0)  # of the rows that models are given
+    made = Preprocessor(COLUMNS, {}, center, center, spread)
+    feds = [s.federation(made) for s in sites]
     whole = fd.Federation.from_clients([(f.data.x_train, f.data.y_train) for f in feds], classes=2)
     local = fd.run(plan.algorithms["FedAvg"], whole, 3)
     torch.testing.assert_close(
@@ -168,7 +166,7 @@ def test_a_training_from_files_to_the_final_model(plan, grid, tmp_path):
     new = table(9)[["outcome", "pulse", "score", "age"]]
     model = fd.Run.load(tmp_path / "results" / "FedAvg.safetensors").model
     rows = np.nan_to_num((new[list(COLUMNS)].to_numpy() - center) / spread)
-    want = np.array(SCHEMA.classes)[local.model.predict(rows.astype(np.float32))]
+    want = np.array(SCHEMA.classes)[local.model.prepared.predict(rows.astype(np.float32))]
     assert model.predict(new).tolist() == want.tolist()
     kept = fd.Run.load(tmp_path / "cache" / "south" / "model.safetensors")
     assert type(kept.algorithm).__name__ == "FFGB"  # the last one
@@ -259,19 +257,6 @@ def test_what_needs_all_rows_in_one_place_is_refused(tmp_path):
         server.read_plan(path)
 
 
-def test_scaling_by_sums():
-    said = [{"sums": {"count": [2, 1], "sum": [4.0, 1.0], "squares": [10.0, 1.0]}}]
-    said.append({"sums": {"count": [2, 1], "sum": [0.0, 1.0], "squares": [2.0, 1.0]}})
-    assert scaling.scaling(said, "standard", ("a", "b")) == (
-        [1.0, 1.0],
-        [pytest.approx(np.sqrt(2)), 1.0],
-    )
-    assert scaling.scaling(said, "none", ("a", "b")) == ([1.0, 1.0], [1.0, 1.0])
-    said[0]["sums"]["count"][1] = said[1]["sums"]["count"][1] = 0
-    with pytest.raises(fd.ConfigError, match="column 'b' has no value at any site"):
-        scaling.scaling(said, "standard", ("a", "b"))
-
-
 # -- folders, certificates and keys ----------------------------------------------------------------
 
 
@@ -279,7 +264,7 @@ def test_a_folder_for_a_federation(tmp_path):
     sites = {n: written(tmp_path / "data", n, table(k)) for k, n in enumerate(("north", "south"))}
     deploy.init(tmp_path / "trial", sites, "outcome", host="fed.example.org", port=4711)
     plan = server.read_plan(tmp_path / "trial" / "federation.toml")
-    assert (plan.columns, plan.classes, plan.clients) == (COLUMNS, CLASSES, 2)
+    assert (plan.fit.columns, plan.classes, plan.clients) == (COLUMNS, CLASSES, 2)
     assert plan.listen == "0.0.0.0:4711"
     readme = (tmp_path / "trial" / "README.md").read_text()
     for words in ("fed.example.org:4711", "deploy server trial", "deploy site policy.toml"):
@@ -322,10 +307,7 @@ def test_an_expired_certificate_is_refused_before_anything_starts(tmp_path):
 
 
 GREETINGS = {
-    "not a number": {
-        "sums": {"count": [1, 1, 1], "sum": [float("nan"), 0, 0], "squares": [1, 1, 1]}
-    },
-    "too few columns": {"sums": {"count": [1], "sum": [1], "squares": [1]}},
+    "no test rows": {"test_rows": None},
     "negative rows": {"rows": [-44]},
     "rows in words": {"rows": ["many"]},
     "a fraction of a client": {"clients": [1.5]},
@@ -349,9 +331,8 @@ def test_greetings_of_untrusted_sites(change, plan, grid, tmp_path):
     with pytest.warns(UserWarning, match="node 3 does not take part: its greeting has"):
         runs = server.train(grid, plan, tmp_path / "results")
     assert runs["FedAvg"].history.clients.tolist()[1:] == [2, 2, 2]
-    assert all(
-        np.isfinite(json.loads((tmp_path / "results" / "roster.json").read_text())["center"])
-    )
+    roster = json.loads((tmp_path / "results" / "roster.json").read_text())
+    assert roster["ids"] == [0, 1] and roster["preprocess"]["names"] == list(COLUMNS)
 
 
 def test_a_restart_without_one_of_the_sites(plan, grid, tmp_path):
@@ -418,21 +399,14 @@ def test_algorithms_that_the_server_imports(tmp_path):
         server.read_plan(path)
 
 
-def test_classes_have_the_order_of_the_schema(tmp_path):
+def test_classes_have_the_order_of_the_schema():
     schema = Schema(("age",), ("yes", "no", "2"))
-    assert schema.labels(np.array(["no", "yes", "no"]), tmp_path).tolist() == [1, 0, 1]
-    assert schema.labels(np.array([2.0, 2.0]), tmp_path).tolist() == [2, 2]
-
-
-def test_missing_values_are_not_in_the_sums():
-    """Columns (1, 3, nan) and (nan, nan, 2)."""
-    x = np.array([[1.0, np.nan], [3.0, np.nan], [np.nan, 2.0]])
-    site = Site(x, np.zeros(3), x[:0], np.zeros(0), 0, "a", None)
-    assert site.sums() == {"count": [2, 1], "sum": [4.0, 2.0], "squares": [10.0, 4.0]}
+    assert schema.labels(np.array(["no", "yes", "no"]), "a").tolist() == [1, 0, 1]
+    assert schema.labels(np.array([2.0, 2.0]), "a").tolist() == [2, 2]
 
 
 @pytest.mark.parametrize("rows", [[0], [-1], [2.0], [True], [3, 3], 3, None])
 def test_numbers_of_rows_in_a_greeting(rows):
     good = {"clients": [4], "rows": [3], "name": "a"}
-    assert server._wrong(good, None) is None
-    assert server._wrong(good | {"rows": rows}, None) == "no numbers of rows"
+    assert server._wrong(good, False) is None
+    assert server._wrong(good | {"rows": rows}, False) == "no numbers of rows"
