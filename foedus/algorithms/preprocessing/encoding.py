@@ -22,7 +22,7 @@ def fine(y: np.ndarray, parts: int) -> Tensor:
     """Numbers of at most 1 in size as parts whose sum is sum_k part_k 4096^-k = y."""
     found = []
     for _ in range(parts - 1):
-        found.append(np.floor(y * _PART) / _PART)
+        found.append(np.trunc(y * _PART) / _PART)
         y = (y - found[-1]) * _PART
     return torch.from_numpy(np.stack([*found, y], -1))
 
@@ -36,7 +36,8 @@ def magnitudes(size: np.ndarray) -> Tensor:
     """Numbers that are not negative, by their magnitude: a 1 for each power of 2^OCTAVES up to
     theirs, so that averages tell how many have reached it, and medians which one the middle has.
     """
-    exponent = np.frexp(np.nan_to_num(size))[1] - SMALLEST
+    size = np.nan_to_num(size)
+    exponent = np.where(size > 0, np.frexp(size)[1] - SMALLEST, 0)
     reached = np.clip(exponent // OCTAVES, 0, MAGNITUDES - 1)[..., None]
     return torch.from_numpy((np.arange(MAGNITUDES) <= reached).astype(np.float32))
 

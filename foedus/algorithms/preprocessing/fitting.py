@@ -151,11 +151,13 @@ class Fitting:
                 middle, near = (low + high) / 2, (high - low) / 2
                 least = near / 50  # noise may leave nothing of a small spread
             mean, means = self._moment(1, middle, near)
-            mean = middle + mean
-            square, squares = self._moment(2, mean, 2 * near)
+            center = mean = middle + mean
+            if self.recipe.doubt and means:  # that no client moves alone
+                center = _median(middle + np.array(list(means.values())))
+            square, squares = self._moment(2, center, 2 * near)
             bad = self._implausible(means, squares) if self.recipe.doubt else {}
             if not bad:
-                return mean, np.sqrt(np.maximum(square, least**2))
+                return mean, np.sqrt(np.maximum(square - (mean - center) ** 2, least**2))
             self.refused |= bad
             self.clients = self.clients.some(
                 ~torch.isin(self.clients.ids, torch.tensor(sorted(bad)))
@@ -191,7 +193,6 @@ class Fitting:
         if len(ids) < 3:
             return {}
         mean = np.array([means[i] for i in ids])
-        mean[~np.isfinite(mean)] = np.nan
         with np.errstate(invalid="ignore"):
             wide = np.sqrt(np.array([squares[i] for i in ids]))
         found: dict[int, str] = {}
@@ -235,6 +236,14 @@ class Fitting:
         found = low[: len(where)].copy()
         found[above] += (low[len(where) :] - found[above]) * (place - np.floor(place))[above]
         return found
+
+
+def _median(values: np.ndarray) -> np.ndarray:
+    """Of each column, of those that have a value; 0 where none has."""
+    there = ~np.isnan(values).all(0)
+    found = np.zeros(values.shape[1])
+    found[there] = np.nanmedian(values[:, there], 0)
+    return found
 
 
 def _different(low: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,368 @@
+"""A preprocessing that is fitted among clients is that of scikit-learn on their pooled rows."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MinMaxScaler, RobustScaler, StandardScaler
+
+import foedus as fd
+from foedus import wire
+from foedus.algorithms.preprocessing.encoding import bound, coarse, fine, histogram, magnitudes
+from foedus.algorithms.preprocessing.fit import FitPreprocessing
+from foedus.base.rows import Rows
+from foedus.base.spec import RawSpec
+from foedus.core.algorithm import Client
+from foedus.core.describe import to_config
+from foedus.core.result import known_algorithm
+from foedus.engines.prepare import bounded
+from tests.engines.flower.grid import Here
+
+NUMBERS, TEXTS = ["age", "dose", "flag", "income"], ["colour", "place"]
+SITES = {"north": 130, "south": 41, "west": 7, "far": 222}
+
+
+def people(rows: int, seed: int) -> pd.DataFrame:
+    """Numbers of very different sizes, skewed ones, booleans, texts of each site's own, holes."""
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame(
+        {
+            "age": rng.integers(20, 90, rows).astype(float),
+            "colour": rng.choice(["red", "green", f"blue {seed}"], rows),
+            "dose": rng.normal(1e6, 10, rows),
+            "place": pd.Categorical(rng.choice(["here", "there"], rows), ["here", "there"]),
+            "flag": rng.random(rows) < 0.3,
+            "income": -np.exp(rng.normal(8, 3, rows)),
+        }
+    )
+    frame["outcome"] = np.where(frame.age + 40 * (frame.colour == "red") > 70, "ill", "well")
+    frame.loc[rng.random(rows) < 0.2, "age"] = np.nan
+    frame.loc[rng.random(rows) < 0.1, "colour"] = None
+    return frame
+
+
+@pytest.fixture(scope="module")
+def sites() -> dict[str, pd.DataFrame]:
+    return {name: people(rows, seed) for seed, (name, rows) in enumerate(SITES.items())}
+
+
+def raw(sites, **recipe) -> fd.Federation:
+    return fd.Federation.from_clients(sites, label="outcome", fit=False, test=0.25, **recipe)
+
+
+def training(fed: fd.Federation) -> pd.DataFrame:
+    """The pooled training rows of a raw federation, as a table."""
+    about, x = fed.data.raw, fed.data.x_train
+    frame = pd.DataFrame(x, columns=list(about.names))
+    for name, texts in about.categories.items():
+        frame[name] = [None if np.isnan(k) else texts[int(k)] for k in frame[name]]
+    return frame
+
+
+SCALERS = {"standard": StandardScaler, "minmax": MinMaxScaler, "robust": RobustScaler}
+
+
+def check(fed: fd.Federation, rows: pd.DataFrame, scale: str, impute: str) -> None:
+    """Constants and prepared rows against scikit-learn on the pooled training rows."""
+    found = fed.data.preprocess
+    strategy = {"strategy": "constant", "fill_value": 0.0} if impute == "zero" else {
+        "strategy": impute
+    }  # fmt: skip
+    pooled = make_pipeline(SimpleImputer(**strategy), SCALERS[scale]())
+    want = pooled.fit_transform(rows[NUMBERS].astype(float))
+    np.testing.assert_allclose(
+        fed.data.x_train[:, : len(NUMBERS)], want, rtol=2e-6, atol=2e-6 * np.abs(want).max()
+    )
+    scaler, exact = pooled[-1], impute != "median" and scale == "standard"
+    names = {"standard": ("mean_", "scale_"), "robust": ("center_", "scale_"),
+             "minmax": ("data_min_", "data_range_")}  # fmt: skip
+    for have, name in zip((found.shift, found.divisor), names[scale], strict=True):
+        size = np.abs(rows[NUMBERS].to_numpy(float))
+        # to rounding, or, of order statistics, as the module says: 2^-40 of the largest value
+        error = 1e-12 if exact else 2.0**-39
+        assert (np.abs(have - getattr(scaler, name)) <= error * np.nanmax(size, 0)).all()
+    assert found.scaling == scale
+    for name in TEXTS:
+        known = sorted(rows[name].dropna().unique())
+        assert found.categories[name] == (*known, None) if rows[name].isna().any() else (*known,)
+
+
+@pytest.mark.parametrize("scale", list(SCALERS))
+@pytest.mark.parametrize("impute", ["mean", "median", "zero"])
+@pytest.mark.parametrize("aggregation", [None, fd.SecureAggregation()], ids=["clear", "secure"])
+def test_the_same_as_scikit_learn_on_pooled_rows(scale, impute, aggregation, sites):
+    fed = raw(sites, scale=scale, impute=impute)
+    rows = training(fed)
+    check(fd.prepare(fed, aggregation=aggregation), rows, scale, impute)
+
+
+def test_the_same_as_a_fit_of_pooled_rows(sites):
+    """`foedus.load` and `foedus.prepare` are two ways to one result, but for the last bit."""
+    settings = {"label": "outcome", "test": 0.25, "scale": "standard", "impute": "mean"}
+    at_once = fd.Federation.from_clients(sites, **settings)
+    fed = fd.prepare(fd.Federation.from_clients(sites, **settings, fit=False))
+    for part in ("x_train", "x_test", "y_train"):
+        one, other = getattr(fed.data, part), getattr(at_once.data, part)
+        np.testing.assert_allclose(one, other, rtol=2.0**-23, atol=1e-9)
+    assert fed.names == at_once.names == tuple(SITES)
+    assert fed.data.preprocess.feature_names == at_once.data.preprocess.feature_names
+    run = fd.run(fd.FedAvg(fd.Linear(), lr=0.5), fed, 3)
+    table = people(50, 9)
+    np.testing.assert_array_equal(
+        run.model.predict(table),
+        fd.run(fd.FedAvg(fd.Linear(), lr=0.5), at_once, 3).model.predict(table),
+    )
+    assert run.settings["federation"]["settings"]["preprocess"]["bytes_up"] > 0
+
+
+@pytest.mark.parametrize("engine", ["looped", "batches", "flower", "secure flower"])
+@pytest.mark.parametrize("scale", ["standard", "robust"])
+def test_every_engine_gives_the_same(engine, scale, sites, tmp_path):
+    fed = raw(sites, scale=scale, impute="median")
+    here = {"looped": fd.Local(batch=False), "batches": fd.Local(memory=1 << 16)}
+    secure = fd.SecureAggregation() if engine.startswith("secure") else None
+    settings = {"aggregation": secure, "engine": here.get(engine) or Here(tmp_path, timeout=30)}
+    one, other = fd.prepare(fed), fd.prepare(fed, **settings)
+    check(other, training(fed), scale, "median")
+    if secure is None:
+        for key in ("bytes_up", "bytes_down", "messages_up"):
+            assert one.settings["preprocess"][key] == other.settings["preprocess"][key]
+
+
+def test_bytes_are_those_of_the_messages():
+    """Two clients, two columns of numbers: a survey and two moments."""
+    frame = pd.DataFrame({"a": [1.0, 2, 3, 4], "b": [0.0, 5, 5, 1], "y": [0, 1, 0, 1]})
+    fed = fd.Federation.from_clients(
+        [frame, frame], label="y", fit=False, scale="standard", impute="mean"
+    )
+    share = torch.zeros(2, 6, dtype=torch.float64)  # in six parts
+    survey = {"present": share, "lacking": share[:0], "magnitudes": torch.zeros(2, 32)}
+    moment = {"sum": share, "present": share}
+    up = wire.nbytes(survey) + 2 * wire.nbytes(moment)
+    asked = {"center": torch.zeros(2).double(), "bound": torch.zeros(2).double(), "power": 1}
+    down = wire.nbytes({}) + 2 * wire.nbytes(asked)
+    about = fd.prepare(fed).settings["preprocess"]
+    assert (about["bytes_up"], about["bytes_down"], about["messages_up"]) == (2 * up, 2 * down, 6)
+
+
+# -- what is sent ----------------------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats(-1, 1), st.integers(1, 6))
+def test_parts_of_a_fraction(y, parts):
+    sent = fine(np.array([y]), parts)
+    assert sent.shape == (1, parts) and bool((sent.abs() <= 1).all())
+    assert coarse(sent)[0] == y
+    # in fixed point of step 2e-6, as secure aggregation has it
+    step = 16 / 2**23
+    rounded = (sent / step).round() * step
+    assert abs(coarse(rounded)[0] - y) <= step * 4096.0 ** (1 - parts) + 1e-16
+
+
+@pytest.mark.parametrize("x", [0.0, 1e-40, 0.3, 1.0, 255.9, 256.0, 1e6, 3e38])
+def test_bounds_are_powers_of_two_above(x):
+    """At most 2^8 too large, but for numbers below 2^-118."""
+    found = float(bound(magnitudes(np.array([x])).numpy())[0])
+    assert x < found and math.log2(found) == round(math.log2(found))
+    assert found <= max(2.0**-118, 256 * x)
+    average = (magnitudes(np.array([x])) + magnitudes(np.array([0.1]))).numpy() / 2
+    assert float(bound(average)[0]) >= max(x, 0.1)
+
+
+@pytest.mark.parametrize("spread", [0.5, 50.0])  # most are inside, and few are
+def test_histograms(spread):
+    rng = np.random.default_rng(0)
+    x = rng.normal(3, spread, (2, 500, 3))
+    x[rng.random(x.shape) < 0.1] = np.nan
+    low, width = np.array([2.0, 2.5, 0.0]), np.array([1.0, 2.0, 4.0])
+    found = histogram(x, low, width, 8)
+    for client in range(2):
+        for column in range(3):
+            edges = low[column] + np.arange(9) * width[column] / 8
+            values = x[client, :, column]
+            inside = values[(values >= edges[0]) & (values < edges[-1])]
+            want = np.histogram(inside, edges)[0]
+            np.testing.assert_array_equal(found[client, column], want)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.floats(-1e300, 1e300) | st.just(math.nan), min_size=1, max_size=9),
+    st.sampled_from(["survey", "moment"]),
+)
+def test_replies_are_within_the_norm_that_noise_is_made_for(values, step):
+    x = torch.tensor(values, dtype=torch.float64)[:, None].repeat(1, 2)
+    x[:, 1] = torch.where(x[:, 1].isnan(), x[:, 1], 0.0)
+    fit = FitPreprocessing(("a", "t"), ("t",), (("t", ("x",)),), (("a", -3.0, 5.0),), "standard",
+                           "mean", parts=1)  # fmt: skip
+    spec = RawSpec((2,), None, 1, (None, ("x",)))
+    rows = Rows(x, torch.zeros(len(x)), torch.arange(len(x)), torch.ones(len(x)), spec)
+    key = torch.zeros(2, dtype=torch.int64)
+    client = Client(torch.tensor(0), rows, None, None, key, key, spec)
+    sent = {"center": torch.tensor([1.0]), "bound": torch.tensor([4.0]), "power": 1}
+    reply, _ = getattr(fit, step)(client, **(sent if step == "moment" else {}))
+    norm = math.sqrt(sum(float((t.double() ** 2).sum()) for t in reply.values()))
+    private = bounded(fd.DifferentialPrivacy(clip=7.0, noise=1.0, delta=1e-5), fit)
+    assert norm <= private.clip_of(step)
+
+
+# -- where the run has noise, or hostile clients ---------------------------------------------------
+
+
+def test_differential_privacy_near_the_truth_with_many_clients():
+    rng = np.random.default_rng(0)
+    age, group = rng.normal(50, 12, 8000), rng.integers(0, 800, 8000)
+    frame = pd.DataFrame({"age": age, "sex": rng.choice(["m", "f"], 8000), "who": group})
+    data = fd.load(frame.assign(y=0.0 + (age > 50)), label="y", task="classification", fit=False,
+                   group="who", scale="standard", impute="mean", test=0)  # fmt: skip
+    private = fd.DifferentialPrivacy(clip=1.0, noise=1.0, delta=1e-4)
+    known = {"categories": {"sex": ["f", "m"]}, "ranges": {"age": (0, 100)}}
+    fed = fd.prepare(fd.split(data, "natural"), aggregation=private, **known)
+    found, about = fed.data.preprocess, fed.settings["preprocess"]
+    # noise of 1 in a mean of 800 shares, times sqrt(2) and half of the range: about 0.1
+    assert abs(found.shift[0] - age.mean()) < 1 and abs(found.divisor[0] - 12) < 3
+    assert found.categories == {"sex": ("f", "m", None)}
+    assert 0 < about["epsilon"] < 10 and about["aggregation"]["noise"] == 1.0
+    for missing, why in (
+        ({"ranges": known["ranges"]}, "categories: with differential privacy"),
+        ({"categories": known["categories"]}, "those of 'age' are not given"),
+    ):
+        with pytest.raises(fd.ConfigError, match=why):
+            fd.prepare(fd.split(data, "natural"), aggregation=private, **missing)
+
+
+def test_a_robust_mean_is_not_moved():
+    """Nine like sites, and one whose rows are a billion times larger."""
+    rng = np.random.default_rng(0)
+    tables = [
+        pd.DataFrame({"a": rng.normal(5, 2, 50), "y": rng.integers(0, 2, 50)}) for _ in range(10)
+    ]
+    tables[3]["a"] *= 1e9
+    fed = fd.Federation.from_clients(tables, label="y", fit=False, scale="standard")
+    found = fd.prepare(fed, aggregation=fd.Median()).data.preprocess
+    assert abs(found.shift[0] - 5) < 0.5 and abs(found.divisor[0] - 2) < 0.5
+    assert fd.prepare(fed).data.preprocess.shift[0] > 1e8
+
+
+def test_who_is_implausible_is_left_out():
+    rng = np.random.default_rng(0)
+    tables = [
+        pd.DataFrame({"a": rng.normal(5, 2, 50), "y": rng.integers(0, 2, 50)}) for _ in range(4)
+    ]
+    tables[2]["a"] *= 1e6
+    fed = fd.Federation.from_clients(tables, label="y", fit=False)
+    fit = FitPreprocessing(("a",), scale="standard", doubt=True)
+    run = fd.run(fit, fed, 1, evaluate_every=0)
+    assert run.state.refused.tolist() == [2]
+    others = np.concatenate([t.a for k, t in enumerate(tables) if k != 2])
+    assert float(run.state.shift) == pytest.approx(others.mean(), rel=1e-12)
+    assert float(run.state.divisor) == pytest.approx(others.std(), rel=1e-12)
+    assert run.history.bytes_up.iloc[-1] > 0
+    few = fd.run(fit, fed.select([0, 2]), 1, evaluate_every=0)
+    assert few.state.refused.tolist() == []  # of two, which?
+
+
+# -- corners ---------------------------------------------------------------------------------------
+
+
+def test_columns_that_are_constant_or_empty():
+    frame = pd.DataFrame({"same": [7.0] * 4, "none": [np.nan] * 4, "y": [0, 1, 0, 1]})
+    for scale in ("standard", "minmax", "robust"):
+        for impute in ("mean", "median", "zero"):
+            fed = fd.Federation.from_clients(
+                [frame, frame], label="y", fit=False, scale=scale, impute=impute
+            )
+            found = fd.prepare(fed).data.preprocess
+            np.testing.assert_allclose(found.shift, [7, 0], atol=1e-30)
+            assert found.divisor.tolist() == [1, 1] and found.fill[1] == 0
+
+
+def test_auto_is_that_of_pooled_rows():
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 40)
+    for x in (rng.random((40, 3)), rng.random((40, 3)) * 0.3, rng.random((40, 3)) * 3,
+              rng.integers(0, 256, (40, 300)), -rng.random((40, 2))):  # fmt: skip
+        frame = pd.DataFrame(x, columns=[f"c{i}" for i in range(x.shape[1])]).assign(y=y)
+        pooled = fd.load(frame, label="y", test=0)
+        fed = fd.prepare(fd.split(fd.load(frame, label="y", test=0, fit=False), clients=3))
+        assert fed.data.scaling == pooled.scaling
+        np.testing.assert_allclose(fed.data.x_train, pooled.x_train, rtol=1e-6, atol=1e-6)
+
+
+def test_missing_values_need_impute(sites):
+    with pytest.raises(fd.DataError, match="column 'age' has missing values; pass impute="):
+        fd.prepare(raw(sites))
+
+
+def test_categories_that_are_known_are_not_asked_for(sites):
+    fed = raw(sites, scale="standard", impute="mean")
+    known = {"colour": ["red", "violet"], "place": ["here", "there"]}
+    found = fd.prepare(fed, categories=known).data
+    assert found.preprocess.categories == {
+        "colour": ("red", "violet", None),
+        "place": ("here", "there"),
+    }
+    names = found.preprocess.feature_names
+    reds = found.x_train[:, names.index("colour=red")].sum()
+    assert reds == (training(fed).colour == "red").sum()
+    asked = fd.prepare(fed).settings["preprocess"]["bytes_up"]
+    assert fd.prepare(fed, categories=known).settings["preprocess"]["bytes_up"] < asked
+    with pytest.raises(
+        fd.ConfigError, match=r"categories: column of text .color. is unknown.*colour"
+    ):
+        fd.prepare(fed, categories={"color": ["red"]})
+
+
+def test_too_many_texts():
+    tables = [
+        pd.DataFrame({"name": [f"{k} {i}" for i in range(600)], "x": 1.0, "y": [0, 1] * 300})
+        for k in range(2)
+    ]
+    with pytest.raises(fd.DataError, match="'name' has 1200 different texts"):
+        fd.prepare(fd.Federation.from_clients(tables, label="y", fit=False))
+
+
+def test_raw_rows_are_for_no_model(sites):
+    fed = raw(sites, impute="mean")
+    with pytest.raises(fd.ConfigError, match=r"raw rows \(fit=False\).*fed = fd.prepare\(fed\)"):
+        fd.run(fd.FedAvg(fd.Linear()), fed, 1)
+    with pytest.raises(fd.DataError, match="are prepared already; for raw ones pass fit=False"):
+        fd.prepare(fd.prepare(fed))
+    with pytest.raises(fd.DataError, match="fit=False: the columns of 'digits' have no names"):
+        fd.load("digits", fit=False)
+    assert repr(fed.data).endswith("raw)")
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"columns": ("a", "a")}, "columns names a column twice"),
+        ({"columns": ()}, "columns=() must be a non-empty"),
+        ({"texts": ("c",)}, "texts: column 'c' is unknown"),
+        ({"known": (("a", ("x",)),)}, "known: column 'a' is unknown"),
+        ({"texts": ("a",), "ranges": (("a", 0.0, 1.0),)}, "ranges: column 'a' is unknown"),
+        ({"ranges": (("a", 0.0, 1.0),)}, "ranges: that of 'b' is missing"),
+        ({"ranges": (("a", 1.0, 1.0), ("b", 0.0, 1.0))}, "'a' has [1.0, 1.0]; give finite low"),
+        ({"scale": "half"}, "scale 'half' is unknown"),
+        ({"clip": -1.0}, "clip=-1.0 must be"),
+    ],
+)
+def test_settings_that_cannot_be(settings, why):
+    with pytest.raises(fd.FoedusError) as error:
+        FitPreprocessing(**{"columns": ("a", "b")} | settings)
+    assert why in str(error.value)
+
+
+def test_settings_as_text():
+    fit = FitPreprocessing(("a", "t"), ("t",), (("t", ("x", "y")),), (("a", 0.0, 1.0),), "standard")
+    assert known_algorithm(json.loads(json.dumps(to_config(fit)))) == fit
