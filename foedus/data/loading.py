@@ -194,7 +194,7 @@ def _finish(
         name, x_train, y_train, x_test, y_test, **values, groups_train=raw.groups_train,
         groups_test=raw.groups_test,
         group_names=None if raw.group_names is None else tuple(str(n) for n in raw.group_names),
-        scaling=made.scaling, preprocess=made,
+        scaling=made.scaling, preprocess=made, label=raw.label,
     )  # fmt: skip
 
 
