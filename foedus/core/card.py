@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 FIRST_LINE = (
     "<!-- Model card by foedus. Without this line, saving the run again keeps this file. -->"
 )
-_COSTS = ("round", "seconds", "bytes_up", "bytes_down", "messages_up", "clients")
+_ELSEWHERE = {"round", "seconds", "bytes_up", "bytes_down", "messages_up", "clients"}
+_ELSEWHERE |= {"epsilon", "dropped", "left_out"}
+"""Columns of the history that are no measure of quality."""
 _WORDS = {
     "mse": "mean squared error",
     "own_loss": "loss of each client's own model",
@@ -154,16 +156,12 @@ class Card:
 
     def quality(self) -> list[str]:
         records = self.run.records
-        measured = [c for c in records.columns if c not in _COSTS]
-        lines = []
-        if measured:
-            rows = [(plain(_WORDS.get(c, c)), number(records.last(c))) for c in measured]
-            lines += table([f"after round {self.rounds}", ""], rows)
-        else:
-            lines.append("Not measured.")
+        measured = [c for c in records.columns if c not in _ELSEWHERE]
+        rows = [(plain(_WORDS.get(c, c)), number(records.last(c))) for c in measured]
+        lines = table([f"after round {self.rounds}", ""], rows) if rows else ["Not measured."]
+        if not {"loss", "own_loss"} & {*measured}:
             self.unknown.append("How good the model is: the run was not evaluated.")
-        lines += ["", *self.by_site()]
-        return lines
+        return [*lines, "", *self.by_site()]
 
     def by_site(self) -> list[str]:
         sites, facts = self.facts.sites, self.facts
@@ -245,6 +243,8 @@ class Card:
             places = 2 if key == "seconds" else 0
             known = isinstance(value, int | float) and math.isfinite(value)
             rows.append((words, f"{value:,.{places}f}" if known else "unknown"))
+        left_out = [n for n in self.run.records.values("dropped") if isinstance(n, int)]
+        rows += [("replies left out", number(sum(left_out)))] if left_out else []
         return table(["", "in all"], [("rounds", number(self.rounds)), *rows])
 
     def privacy(self) -> str:

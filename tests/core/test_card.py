@@ -16,6 +16,7 @@ import foedus as fd
 from foedus.core import facts as facts_module
 from foedus.core.card import FIRST_LINE, card_path
 from foedus.core.facts import Facts, SiteFacts
+from foedus.core.history import History
 from foedus.storage import checkpoint as files
 from foedus.version import __version__
 from tests.export.families import ONE_VALUE, THREE, run
@@ -163,6 +164,17 @@ def test_cost(trained):
         "messages from sites": "12",
         "seconds": f"{last.seconds:,.2f}",
     }
+
+
+def test_replies_left_out_are_counted():
+    made = run("fedavg-linear")
+    records = History(
+        [{**row, "dropped": n} for row, n in zip(made.records.rows, (0, 2, 0, 3), strict=True)]
+    )
+    other = fd.Run(made.algorithm, made.spec, made.state, records, made.settings, facts=Facts())
+    _, last, cost = tables(other.card())
+    assert [row[0] for row in last[1:]] == ["loss", "accuracy"]
+    assert cost[-1] == ["replies left out", "5"]
 
 
 def test_settings_can_be_read(trained):
@@ -325,6 +337,18 @@ def test_own_models_by_site():
         assert [row[0] for row in shown[1:]] == [f"client {i}" for i in want.client]
         assert [row[4] for row in shown[1:]] == [f"{v:.4g}" for v in want[metric]]
         assert "on its own test rows, by its own model:" in card
+
+
+def test_own_models_of_clients_in_another_order():
+    fed = THREE.select([2, 0, 1])
+    made = fd.run(fd.Independent(fd.Linear(), lr=0.1), fed, rounds=2)
+    want = made.per_client()
+    assert len(set(want.accuracy)) == len(set(want.test_rows)) == 3
+    shown = next(t for t in tables(made.card()) if t[0][0] == "site")[1:]
+    assert [row[0] for row in shown] == ["client 0", "client 1", "client 2"]
+    assert [row[1] for row in shown] == [str(len(THREE.client_rows(i))) for i in range(3)]
+    assert [row[2] for row in shown] == [str(n) for n in want.test_rows]
+    assert [row[4] for row in shown] == [f"{v:.4g}" for v in want.accuracy]
 
 
 def test_numbers_to_predict():
