@@ -109,7 +109,10 @@ class Predictor:
     # -- out of foedus -----------------------------------------------------------------------------
 
     def to_torch(self) -> nn.Module:
-        """A PyTorch module that gives the raw outputs: the user's own class where one was given."""
+        """A PyTorch module that gives the raw outputs: the user's own class where one was given.
+
+        It takes rows as `data.x_test` has them; `preprocess.transform` makes them of a raw table.
+        """
         from foedus.export.to_torch import to_torch
 
         return to_torch(self.form, self.spec)
@@ -219,11 +222,12 @@ class Predictor:
         from sklearn.metrics import accuracy_score, r2_score
 
         if self.class_values is not None and (
-            other := set(np.unique(y).tolist()) - set(self.classes_.tolist())
+            other := set(np.ravel(y).tolist()) - set(self.classes_.tolist())
         ):
             warnings.warn(
-                f"y has labels that are none of this model's classes, such as {min(other)!r}; for "
-                "class numbers, as data.y_test has them, use model.prepared.score",
+                "y has labels that are none of this model's classes, such as "
+                f"{min(other, key=str)!r}; for class numbers, as data.y_test has them, use "
+                "model.prepared.score",
                 stacklevel=2,
             )
         metric = accuracy_score if self.spec.classes else r2_score
