@@ -100,6 +100,7 @@ def run_command(
     begins if there is none.
     """
     from foedus.config.experiment import read_config
+    from foedus.core.card import card_path
     from foedus.core.run import run
     from foedus.report.compare import Comparison
 
@@ -127,7 +128,7 @@ def run_command(
     print_history(result)
     if file:
         result.save(file)
-        typer.echo(f"\nrun:  {file}")
+        typer.echo(f"\nrun:  {file}\ncard: {card_path(Path(file))}")
     if page:
         comparison = Comparison({type(algorithm).__name__: [result]}, fed, experiment.target)
         typer.echo(f"page: {link_to(comparison.report(page))}")

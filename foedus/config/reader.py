@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-import json
 import os
 import re
 import sys
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from foedus.base.toml import quoted, toml
 from foedus.core.aggregation import Aggregation
 from foedus.core.algorithm import Algorithm
 from foedus.core.describe import subclasses
@@ -41,18 +41,15 @@ def entries(value: Any, named: list[str]) -> dict[str, str]:
 
 def _toml(value: Any, named: Sequence[str] = ()) -> str:
     """A value as it stands in a file."""
-    if dataclasses.is_dataclass(value) or isinstance(value, dict):
-        items = (
-            {quoted(k): _toml(v) for k, v in value.items()}
-            if isinstance(value, dict)
-            else entries(value, list(named))
-        )
+    if dataclasses.is_dataclass(value):
+        items = entries(value, list(named))
+        return "{ " + ", ".join(f"{k} = {v}" for k, v in items.items()) + " }"
+    if isinstance(value, dict):
+        items = {quoted(k): _toml(v) for k, v in value.items()}
         return "{ " + ", ".join(f"{k} = {v}" for k, v in items.items()) + " }"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml, value))}]"
-    if value is None or isinstance(value, str):
-        return json.dumps("none" if value is None else value, ensure_ascii=False)
-    return str(value).lower() if isinstance(value, bool) else repr(value)
+    return toml(value)
 
 
 class Reader:
@@ -326,10 +323,6 @@ def _is_choice(value: Any, hint: Any) -> bool:
     """Whether a hint lists allowed values of this type one by one."""
     literals = [o for o in (hint, *typing.get_args(hint)) if typing.get_origin(o) is Literal]
     return any(type(value) is type(v) for literal in literals for v in typing.get_args(literal))
-
-
-def quoted(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else f'"{name}"'
 
 
 def kind_of(value: Any) -> str:

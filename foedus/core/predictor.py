@@ -38,7 +38,7 @@ class Predictor:
         spec: The form of the data.
         probabilities: From raw outputs, for classification.
         preprocess: What makes of raw rows those that the model is given.
-        class_values: What `predict` says of tables for class 0, 1, ...; `None`: these numbers.
+        class_values: What `predict` gives for class 0, 1, ...; `None`: these numbers.
 
     Example:
         >>> run.model.predict_proba(x).shape
@@ -89,16 +89,13 @@ class Predictor:
             return torch.cat([self.form(b) for b in x.split(self.block)])
 
     def predict(self, x: Any) -> np.ndarray:
-        """Classes, or values for regression ((n,) where there is one output).
+        """Labels as they were written, or values for regression ((n,) where there is one output).
 
-        Of a table, labels as they were written there; of an array, which has rows as `data.x_test`
-        has them, class numbers, as `data.y_test` has them.
+        `prepared.predict` gives class numbers, as `data.y_test` has them.
         """
         out = self.outputs(x)
         if self.spec.classes:
-            numbers = out.argmax(-1).numpy()
-            plain = self.class_values is None or not _is_table(x)
-            return numbers if plain else np.array(self.class_values)[numbers]
+            return self.classes_[out.argmax(-1).numpy()]
         return (out[:, 0] if self.spec.outputs == 1 else out).numpy()
 
     def predict_proba(self, x: Any) -> np.ndarray:
@@ -112,27 +109,42 @@ class Predictor:
     # -- out of foedus -----------------------------------------------------------------------------
 
     def to_torch(self) -> nn.Module:
-        """A PyTorch module that gives the raw outputs: the user's own class where one was given."""
+        """A PyTorch module that gives the raw outputs: the user's own class where one was given.
+
+        It takes rows as `data.x_test` has them; `preprocess.transform` makes them of a raw table.
+        """
         from foedus.export.to_torch import to_torch
 
         return to_torch(self.form, self.spec)
 
     def to_sklearn(self) -> Any:
-        """A fitted scikit-learn estimator of rows as `data.x_test` has them, and class numbers."""
-        from foedus.export.to_sklearn import to_sklearn
+        """A fitted scikit-learn estimator, whose `classes_` are those of this model.
 
-        classes = np.arange(self.spec.classes) if self.spec.classes else None
-        columns = None if self.feature_names is None else np.array(self.feature_names, object)
-        return to_sklearn(self.form, self.spec, self.probabilities, classes, columns)
+        Of a table, a `Pipeline` that takes raw DataFrames; otherwise an estimator of flat rows as
+        `data.x_test` has them.
+        """
+        from foedus.export.to_sklearn import to_sklearn, with_columns
+
+        classes = self.classes_ if self.spec.classes else None
+        made = to_sklearn(self.form, self.spec, self.probabilities, classes)
+        if self.preprocess is None or self.preprocess.names is None:
+            return made
+        return with_columns(self.preprocess.to_sklearn(), made)
 
     def to_onnx(self, path: str | os.PathLike) -> None:
-        """Write an ONNX file: rows "x", "outputs" and, for classification, "probabilities"."""
+        """Write an ONNX file: "outputs" and, for classification, "probabilities" and "label".
+
+        A model of a table takes one input (n, 1) for each raw column by its name: numbers in double
+        precision, NaN where one is missing, and texts, "" where one is missing. Others take rows
+        "x" as `data.x_test` has them; `prepared` gives no "label".
+        """
         from foedus.export.to_onnx import to_onnx
 
-        values = self.class_values
-        classes = None if values is None else tuple(map(str, values))
-        names = {"classes": classes, "features": self.feature_names}
-        to_onnx(self.form, self.spec, self.probabilities, path, names)
+        written = self.class_values is not None or (
+            self.preprocess is not None and self.preprocess.names is not None
+        )
+        classes = self.classes_ if self.spec.classes and written else None
+        to_onnx(self.form, self.spec, self.probabilities, path, self.preprocess, classes)
 
     # -- scikit-learn ------------------------------------------------------------------------------
 
@@ -206,9 +218,18 @@ class Predictor:
         )
 
     def score(self, x: Any, y: Any, sample_weight: Any = None) -> float:
-        """Accuracy, or R^2 for regression."""
+        """Accuracy on labels as they were written, or R^2 for regression."""
         from sklearn.metrics import accuracy_score, r2_score
 
+        if self.class_values is not None and (
+            other := set(np.ravel(y).tolist()) - set(self.classes_.tolist())
+        ):
+            warnings.warn(
+                "y has labels that are none of this model's classes, such as "
+                f"{min(other, key=str)!r}; for class numbers, as data.y_test has them, use "
+                "model.prepared.score",
+                stacklevel=2,
+            )
         metric = accuracy_score if self.spec.classes else r2_score
         return float(metric(y, self.predict(x), sample_weight=sample_weight))
 

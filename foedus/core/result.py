@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import warnings
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from pathlib import Path
@@ -21,10 +22,13 @@ from foedus.base.tree import State, Tree
 from foedus.base.tree import leaves as tree_leaves
 from foedus.core.algorithm import Algorithm, Client
 from foedus.core.arguments import differences
+from foedus.core.card import Card, card_path, is_card
 from foedus.core.describe import from_config, subclasses, to_config
+from foedus.core.facts import Facts, facts_of, with_scores
 from foedus.core.history import History
 from foedus.core.modules import ImportFrom, described, imported, restored
 from foedus.core.predictor import Predictor
+from foedus.data.federation import Federation
 from foedus.data.preprocess import Preprocessor
 from foedus.errors import CheckpointError, ConfigError, FoedusError
 from foedus.storage import checkpoint as files
@@ -34,7 +38,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from foedus.core.session import Engine
-    from foedus.data.federation import Federation
 
 from foedus.core.evaluate import scored_rows
 
@@ -47,6 +50,7 @@ class Run:
     notes: what happened to the run that its numbers do not show, such as a damaged checkpoint.
     preprocess, class_values: from raw rows to those of the model, and from class numbers to labels
     (`Data`).
+    facts: of a run that was loaded, what its file says of data and sites.
     """
 
     algorithm: Algorithm
@@ -60,6 +64,7 @@ class Run:
     notes: list[str] = field(default_factory=list)
     preprocess: Preprocessor | None = None
     class_values: tuple[Any, ...] | None = None
+    facts: Facts | None = None
 
     @cached_property
     def history(self) -> pd.DataFrame:
@@ -96,12 +101,16 @@ class Run:
             raise FoedusError(
                 f"there is no client {client!r}; clients are {', '.join(map(str, ids[:20]))}"
             )
-        states = self.client_states()
-        state, key = states.get(ids.index(client)), torch.zeros(2, dtype=torch.int64)
+        state = self.client_states().get(ids.index(client))
         if state is None:
             raise FoedusError(
                 f"client {client} has not taken part in any round, so it has no model of its own"
             )
+        return self.own_model(client, state)
+
+    def own_model(self, client: int, state: Tree) -> Predictor:
+        """The model of a client who remembers `state`, where the algorithm is personal."""
+        key = torch.zeros(2, dtype=torch.int64)
         member = Client(torch.tensor(client), None, None, state, key, key, self.spec)  # type: ignore[arg-type]  # no rows here
         return self._named(Predictor(self.algorithm.form(member), self.spec))
 
@@ -135,7 +144,7 @@ class Run:
             session.close()
         else:
             owner = np.repeat(np.arange(len(fed)), np.diff(fed.test_offsets))
-            rows = scored_rows(self.algorithm, self.model, data)
+            rows = scored_rows(self.algorithm, self.model.prepared, data)
             sums = {
                 k: torch.from_numpy(np.bincount(owner, v.numpy()[fed.test_rows], len(fed)))
                 for k, v in rows.items()
@@ -160,11 +169,48 @@ class Run:
             frame.insert(1, "name", [names[i] for i in frame["client"]])
         return frame
 
-    def save(self, path: str | os.PathLike) -> None:
+    def card(
+        self,
+        path: str | os.PathLike = "run.safetensors",
+        scores: Iterable[Mapping[str, Any]] = (),
+    ) -> str:
+        """The model card, in Markdown: data, columns, settings, quality by site, cost, privacy.
+
+        Args:
+            path: The file of the run, which the card tells how to use.
+            scores: By site, where they come from elsewhere: `client` and some of `test_rows`,
+                `loss`, `accuracy`, `mse`.
+        """
+        facts = with_scores(self._facts(measure=not scores), scores)
+        return Card(self, facts, Path(path).name).text()
+
+    def _facts(self, measure: bool) -> Facts:
+        """What is known of data and sites."""
+        if self.fed is None:
+            return Facts() if self.facts is None else self.facts
+        if not measure:
+            return facts_of(self, measure)
+        return self._measured
+
+    @cached_property
+    def _measured(self) -> Facts:
+        return facts_of(self, measure=True)
+
+    def save(self, path: str | os.PathLike, card: bool = True) -> None:
         """Write the run to one file (safetensors, with JSON inside): state, client models if
         personal, history, settings; of a user's torch modules the tensors and the names of their
         classes.
+
+        Args:
+            path: The file.
+            card: Whether to measure the model at each site, and to write the model card (`card`)
+                beside the file, as PATH with the ending .md. A file of that name that is not a
+                model card is kept.
         """
+        facts = self._facts(measure=card)
+        if self.fed is not None and not isinstance(self.fed, Federation):
+            # the file goes to every site, for whom the rows of others are not
+            facts = replace(facts, sites=())
         meta = {
             "kind": "run",
             "settings": self.settings,
@@ -177,6 +223,7 @@ class Run:
             },
             "preprocess": None if self.preprocess is None else self.preprocess.to_json(),
             "class_values": None if self.class_values is None else list(self.class_values),
+            "facts": facts.to_json(),
         }
         trees: dict[str, Tree] = {"state": self.state}
         trees["clients"] = self.clients if self.algorithm.personal else None
@@ -185,6 +232,19 @@ class Run:
             meta["modules"], trees["modules"] = notes, tensors
         files.sweep(Path(path))
         files.write(path, trees, meta)
+        if card:
+            self._write_card(Path(path))
+
+    def _write_card(self, path: Path) -> None:
+        place = card_path(path)
+        if place.exists() and not is_card(place):
+            warnings.warn(
+                f"{place} is not a model card, so it is kept; run.card() gives the card",
+                stacklevel=3,
+            )
+            return
+        files.sweep(place)
+        files.replace(place, [self.card(path).encode(errors="backslashreplace")])
 
     @classmethod
     def load(
@@ -265,6 +325,7 @@ class Run:
             notes=notes,
             preprocess=None if about is None else Preprocessor.from_json(about),
             class_values=None if values is None else tuple(values),
+            facts=Facts.from_json(meta.get("facts", {})),
         )
 
     def __repr__(self) -> str:

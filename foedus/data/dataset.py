@@ -27,8 +27,9 @@ class Data:
     `[n]` or `[n, k]` for regression (`classes` is then `None`). `groups_train` and `groups_test`
     say whose row it is (for the natural split); `group_names[g]` is the name of group `g`.
     `class_values[k]` is label k as it was written, where it was not the number k. `preprocess` is
-    what made the features of raw rows, and `scaling` names its scale. The test part may be empty.
-    Where `raw` is given, features are raw rows in float64, to be prepared by `foedus.prepare`.
+    what made the features of raw rows, and `scaling` names its scale. `label` is the column of a
+    table that is predicted. The test part may be empty. Where `raw` is given, features are raw rows
+    in float64, to be prepared by `foedus.prepare`.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Data:
     scaling: str | None = None
     class_values: tuple[Any, ...] | None = None
     preprocess: Preprocessor | None = None
+    label: str | None = None
     raw: Unprepared | None = None
 
     def __post_init__(self) -> None:

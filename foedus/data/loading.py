@@ -205,7 +205,7 @@ def _finish(
         name, x_train, y_train, x_test, y_test, **values, groups_train=raw.groups_train,
         groups_test=raw.groups_test,
         group_names=None if raw.group_names is None else tuple(str(n) for n in raw.group_names),
-        **about,
+        label=raw.label, **about,
     )  # fmt: skip
 
 

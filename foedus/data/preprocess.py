@@ -20,6 +20,7 @@ from foedus.errors import DataError
 
 if TYPE_CHECKING:
     import pandas as pd
+    from sklearn.compose import ColumnTransformer
 
 IMPUTES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "median": lambda x: np.nanmedian(x, axis=0),
@@ -69,6 +70,19 @@ SCALES: dict[str, Callable[[np.ndarray], tuple] | None] = {
     "robust": _robust,
     "unit": lambda x: (None, 255.0),
 }
+
+
+def no_value(row: int, column: int | str) -> DataError:
+    """The error for a missing number that nothing replaces."""
+    return DataError(
+        f"row {row} has no value in column {column!r}, and none of the training rows lacked one; "
+        "fill it in"
+    )
+
+
+def category_name(column: str, category: str | None) -> str:
+    """The name of a column of 0 and 1."""
+    return f"{column}={'missing' if category is None else category}"
 
 
 def scaled(x: np.ndarray, shift: np.ndarray | None, divisor: np.ndarray | float) -> np.ndarray:
@@ -192,17 +206,22 @@ class Preprocessor:
         flat = x.reshape(len(x), -1)
         if self.fill is None:
             row, column = np.argwhere(np.isnan(flat))[0].tolist()
-            called = column if self.names is None else repr(self.names[which[column]])
-            raise DataError(
-                f"row {row} has no value in column {called}, and none of the training rows lacked "
-                "one; fill it in"
-            )
+            raise no_value(row, column if self.names is None else self.names[which[column]])
         return np.where(np.isnan(flat), self.fill, flat).reshape(x.shape)
 
     def _scaled(self, x: np.ndarray) -> np.ndarray:
         if self.divisor is not None:
             x = scaled(x, self.shift, self.divisor)
         return x if self.clip is None else np.clip(x, -self.clip, self.clip)
+
+    def to_sklearn(self) -> ColumnTransformer:
+        """A fitted scikit-learn `ColumnTransformer` that makes the same of raw DataFrames.
+
+        Unknown categories count as none of those known, without a warning.
+        """
+        from foedus.data.transformers import column_transformer
+
+        return column_transformer(self)
 
     # -- names and files ---------------------------------------------------------------------------
 
@@ -215,9 +234,7 @@ class Preprocessor:
         for name in self.names:
             if (known := self.categories.get(name)) is not None:
                 one = self.encode == "ordinal"
-                found += (
-                    [name] if one else [f"{name}={'missing' if k is None else k}" for k in known]
-                )
+                found += [name] if one else [category_name(name, k) for k in known]
         return tuple(found)
 
     def looks_raw(self, x: np.ndarray) -> bool:

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from foedus.base import tree
 from foedus.base.spec import Spec
+from foedus.data.preprocess import Preprocessor
 from foedus.errors import ModelError
 from foedus.export import forms
+from foedus.export.onnx.columns import emit_columns
 from foedus.export.onnx.features import emit_features
 from foedus.export.onnx.graph import Graph
 from foedus.export.onnx.networks import constant_rows, emit_network, weighted
@@ -33,14 +35,29 @@ def to_onnx(
     spec: Spec,
     shares: Callable[[Tensor], Tensor],
     path: str | os.PathLike,
-    names: dict[str, tuple[str, ...] | None],
+    preprocess: Preprocessor | None = None,
+    classes: np.ndarray | None = None,
 ) -> None:
-    """Write rows -> "outputs", and "probabilities" by `shares`; names: into the metadata."""
-    graph = Graph()
-    outputs = {"outputs": emit(graph, form, "x", spec)}
+    """Write rows -> "outputs", "probabilities" by `shares`, and where `classes` are given "label".
+
+    The rows are columns by name where `preprocess` knows them, and one array "x" otherwise.
+    """
+    columns = None if preprocess is None else preprocess.names
+    graph = Graph(columns or ())
+    if preprocess is None or columns is None:
+        x = graph.input("x", "FLOAT", spec.shape)
+    else:
+        x = emit_columns(graph, preprocess)
+    outputs = {"outputs": emit(graph, form, x, spec)}
     if spec.classes:
         outputs["probabilities"] = emit_shares(graph, shares, outputs["outputs"], spec.classes)
-    model = graph.model(spec.shape, outputs, spec.outputs)
+    label = None if classes is None else graph.constant(classes)
+    model = graph.model(outputs, spec.outputs, label)
+    names = {
+        "classes": None if classes is None else [str(k) for k in classes.tolist()],
+        "columns": columns,
+        "features": None if preprocess is None else preprocess.feature_names,
+    }
     given = {name: json.dumps(list(values)) for name, values in names.items() if values}
     graph.onnx.helper.set_model_props(model, given)
     graph.onnx.checker.check_model(model)

@@ -38,9 +38,8 @@ def to_sklearn(
     spec: Spec,
     probabilities: Callable[[Tensor], Tensor],
     classes: np.ndarray | None,
-    columns: np.ndarray | None = None,
 ) -> BaseEstimator:
-    """A fitted estimator; classes, columns: `classes_` and `feature_names_in_`."""
+    """A fitted estimator; classes: its `classes_`."""
     match form:
         case forms.Ensemble(oracle=Forest() as oracle) if len(form.weights):
             made = own.TreeEnsembleRegressor() if classes is None else own.TreeEnsembleClassifier()
@@ -49,7 +48,7 @@ def to_sklearn(
             if classes is not None:
                 fitted(made, classes_=classes, probabilities_=probabilities)
         case forms.OnFeatures():
-            return on_features(form, spec, probabilities, classes, columns)
+            return on_features(form, spec, probabilities, classes)
         case forms.Mixture(predictors=Densities()):
             prior = form.predictors.mixture(form.weights, torch.zeros(1, 1))[0].double().numpy()
             each = range(len(prior))
@@ -62,7 +61,13 @@ def to_sklearn(
             if found is None:
                 raise refuse("to_sklearn", form)
             made = linear(*found, probabilities, classes)
-    return named(made, spec, columns)
+    return fitted(made, n_features_in_=spec.features)
+
+
+def with_columns(columns: BaseEstimator, estimator: BaseEstimator) -> Pipeline:
+    """An estimator of raw tables, of which the transformer `columns` makes rows."""
+    steps = estimator.steps if isinstance(estimator, Pipeline) else [("model", estimator)]
+    return Pipeline([("columns", columns), *steps])
 
 
 def fitted(estimator: BaseEstimator, **attributes: Any) -> BaseEstimator:
@@ -70,11 +75,6 @@ def fitted(estimator: BaseEstimator, **attributes: Any) -> BaseEstimator:
     for name, value in attributes.items():
         setattr(estimator, name, value)
     return estimator
-
-
-def named(estimator: BaseEstimator, spec: Spec, columns: np.ndarray | None) -> BaseEstimator:
-    fitted(estimator, n_features_in_=spec.features)
-    return estimator if columns is None else fitted(estimator, feature_names_in_=columns)
 
 
 def affine(form: Any, spec: Spec) -> Affine | None:
@@ -140,13 +140,12 @@ def on_features(
     spec: Spec,
     probabilities: Callable[[Tensor], Tensor],
     classes: np.ndarray | None,
-    columns: np.ndarray | None,
 ) -> Pipeline:
     """A transformer for the feature map, and a linear model."""
     features, (weight, bias) = form.features, split(form)
     if isinstance(features, RandomFourier):  # scikit-learn has sqrt(2 / M) always
         weight = weight * features.scale / math.sqrt(2 / features.dim)
-    made = named(transformer(features, spec), spec, columns)
+    made = fitted(transformer(features, spec), n_features_in_=spec.features)
     return Pipeline([("features", made), ("linear", linear(weight, bias, probabilities, classes))])
 
 

@@ -323,7 +323,7 @@ class Comparison:
         for name in self.runs:
             for r in self.finished(name):
                 written.append(Path(folder) / _file_name(name, r.settings["seed"]))
-                r.save(written[-1])
+                r.save(written[-1], card=False)
         return written
 
     @classmethod

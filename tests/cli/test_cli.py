@@ -105,7 +105,8 @@ def test_run_then_report(cli, tmp_path):
     )
     result = cli("run", "c.toml")
     assert "accuracy" in result.output
-    assert "run:  a.safetensors" in result.output
+    assert "run:  a.safetensors\ncard: a.md\n" in result.output
+    assert Path("a.md").read_text() == fd.Run.load("a.safetensors").card("a.safetensors")
     assert len(fd.Run.load("a.safetensors").records) == 3
     cli("run", "c.toml", "--out", "b.safetensors")
     result = cli("report", "a.safetensors", "--out", "p.html", "--target", "0.5")

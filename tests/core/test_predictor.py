@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -16,14 +17,19 @@ from sklearn.metrics import (
     RocCurveDisplay,
     accuracy_score,
     average_precision_score,
+    balanced_accuracy_score,
+    classification_report,
     get_scorer,
+    log_loss,
     r2_score,
+    roc_auc_score,
 )
 from sklearn.utils.validation import check_is_fitted
 
 import foedus as fd
 from foedus.data.preprocess import Preprocessor
 from foedus.export.forms import Parametric
+from tests.export import tables
 from tests.export.families import BINARY, ONE_VALUE, THREE, VALUES, X, Y, run
 
 NAMES = ("low", "middle", "high")
@@ -63,21 +69,76 @@ def test_scores_count_rows_by_weight():
 
 
 def test_names():
-    """Of a table, labels as they were written; of an array, class numbers."""
+    """Of tables and of arrays, labels as they were written."""
     columns = tuple("abcdef")
     made = model(preprocess=Preprocessor(columns), class_values=NAMES)
     table = pd.DataFrame(X, columns=list(columns))[list("fcabde")]
     assert made.classes_.tolist() == list(NAMES)
     assert made.feature_names_in_.tolist() == list(columns) and made.n_features_in_ == 6
     numbers = model().predict(X)
-    assert len(set(numbers)) > 1 and made.predict(X).tolist() == numbers.tolist()
-    assert made.predict(table).tolist() == [NAMES[k] for k in numbers]
-    assert made.score(table, np.array(NAMES)[numbers]) == 1.0
-    found = permutation_importance(made, table, np.array(NAMES)[numbers], n_repeats=2)
-    assert found.importances_mean.max() > 0
+    written = [NAMES[k] for k in numbers]
+    assert len(set(numbers)) > 1 and made.prepared.predict(X).tolist() == numbers.tolist()
+    assert made.predict(table).tolist() == made.predict(X).tolist() == written
+    assert made.score(table, written) == made.score(X, written) == 1.0
     estimator = made.to_sklearn()
-    assert estimator.classes_.tolist() == [0, 1, 2]
+    assert estimator.classes_.tolist() == list(NAMES)
     assert estimator.feature_names_in_.tolist() == list(columns)
+    assert estimator.predict(table).tolist() == written
+
+
+@pytest.mark.parametrize("rows", ["table", "array"])
+def test_tools_and_labels_as_they_were_written(rows):
+    """Labels are texts; columns of the table, too."""
+    fed = tables.federation()
+    made, data = tables.run("ffgb-trees").model, fed.data
+    if rows == "table":
+        frame = tables.table(150, seed=8)
+        x, y = frame.drop(columns=["outcome", "cost"]), frame.outcome.to_numpy()
+    else:
+        x, y = data.x_train, np.array(data.class_values)[data.y_train]
+    said = made.predict(x)
+    assert set(said) <= {"dead", "ill", "well"} and made.score(x, y) == (said == y).mean()
+    assert made.score(x, y) == accuracy_score(y, said) > 0.6
+    assert get_scorer("balanced_accuracy")(made, x, y) == balanced_accuracy_score(y, said)
+    shares = made.predict_proba(x)
+    want = roc_auc_score(y, shares, multi_class="ovr", labels=["dead", "ill", "well"])
+    assert get_scorer("roc_auc_ovr")(made, x, y) == pytest.approx(want)
+    assert log_loss(y, shares, labels=made.classes_) == -get_scorer("neg_log_loss")(made, x, y)
+    assert set(classification_report(y, said, output_dict=True)) >= {"dead", "ill", "well"}
+
+    found = permutation_importance(made, x, y, n_repeats=2, random_state=0).importances_mean
+    assert len(found) == x.shape[1] and found.max() > 0.05
+    calibrated = CalibratedClassifierCV(FrozenEstimator(made)).fit(x, y)
+    assert calibrated.classes_.tolist() == ["dead", "ill", "well"]
+    np.testing.assert_allclose(calibrated.predict_proba(x).sum(1), 1)
+    assert (calibrated.predict(x) == y).mean() > 0.6
+
+
+def test_permutation_importance_of_raw_columns():
+    """A text that decides alone, and one that decides nothing."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.choice(["p", "q"], 60), "b": rng.choice(["u", "v"], 60)})
+    y = np.where(frame.a == "p", "yes", "no")
+    weight = torch.tensor([[0.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]])  # a=p: the second class
+    form = Parametric(fd.Linear(bias=False), {"weight": weight})
+    preprocess = Preprocessor(("a", "b"), {"a": ("p", "q"), "b": ("u", "v")})
+    made = fd.Predictor(
+        form, fd.Spec((4,), 2, 2), preprocess=preprocess, class_values=("no", "yes")
+    )
+    assert made.score(frame, y) == 1.0
+    found = permutation_importance(made, frame, y, n_repeats=5, random_state=0).importances_mean
+    assert found[0] > 0.3 and found[1] == 0
+
+
+def test_class_numbers_where_labels_are_expected_are_noticed():
+    """Labels 3 and 7 are classes 0 and 1: no row of y_test would be right."""
+    made = replace(run("fedavg-linear-two-classes").model, class_values=(3, 7))
+    x, y = BINARY.data.x_test, BINARY.data.y_test
+    with pytest.warns(UserWarning, match=r"such as 0; for class numbers.*use model.prepared.score"):
+        assert made.score(x, y) == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert made.score(x, np.array([3, 7])[y]) == made.prepared.score(x, y) > 0.5
 
 
 @pytest.mark.parametrize("name", ["ffgb-trees", "fednewton-squared", "fedboost-estimators"])

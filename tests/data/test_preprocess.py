@@ -262,10 +262,11 @@ def test_a_model_is_asked_about_raw_rows_and_says_what_was_written(trained):
     assert set(said) == {"ill", "well"}
     assert (said == new.outcome).mean() == pytest.approx(run.history.accuracy.iloc[-1], abs=0.05)
     prepared = data.preprocess.transform(new)
-    # of rows as the data has them, labels as the data has them
-    numbers = run.model.predict(prepared)
+    assert run.model.predict(prepared).tolist() == said.tolist()
+    # class numbers, as the data has them
+    numbers = run.model.prepared.predict(prepared)
     assert np.array(["ill", "well"])[numbers].tolist() == said.tolist()
-    hits = (run.model.predict(data.x_test) == data.y_test).mean()
+    hits = (run.model.prepared.predict(data.x_test) == data.y_test).mean()
     assert hits == pytest.approx(run.history.accuracy.iloc[-1])
     np.testing.assert_allclose(run.model.predict_proba(new), run.model.predict_proba(prepared))
     assert (said == "ill").tolist() == (run.model.outputs(new).argmax(1) == 0).tolist()

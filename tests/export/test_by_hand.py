@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import foedus as fd
-from foedus.data.preprocess import Preprocessor
 from foedus.export import forms, probabilities
 from foedus.models import features
 from foedus.wire.arrays import Trees
@@ -232,8 +231,7 @@ def test_the_graph_of_a_small_network(tmp_path):
         "weight1": torch.tensor([[1.0], [-1.0]]),
         "bias1": torch.tensor([0.0, 5.0]),
     }
-    about = {"preprocess": Preprocessor(("age", "dose")), "class_values": ("no", "yes")}
-    model = fd.Predictor(forms.Parametric(fd.MLP((1,)), params), TWO, **about)
+    model = fd.Predictor(forms.Parametric(fd.MLP((1,)), params), TWO, class_values=("no", "yes"))
     x = np.array([[2.0, 7.0], [0.0, 7.0]], np.float32)
     found = onnx_outputs(model, x, tmp_path / "m")
     assert found["outputs"].tolist() == [[3.0, 2.0], [0.0, 5.0]]
@@ -245,7 +243,7 @@ def test_the_graph_of_a_small_network(tmp_path):
     shape = saved.graph.input[0].type.tensor_type.shape.dim
     assert [d.dim_param or d.dim_value for d in shape] == ["rows", 2]
     meta = {p.key: json.loads(p.value) for p in saved.metadata_props}
-    assert meta == {"classes": ["no", "yes"], "features": ["age", "dose"]}
+    assert meta == {"classes": ["no", "yes"]} and found["label"].tolist() == ["no", "yes"]
 
 
 OUTPUTS = np.array([[0.2, 0.5, 0.1], [3.0, 0.0, -1.0], [1.0, 1.0, 1.0], [-9.0, -8.5, -80.0]])

@@ -286,14 +286,14 @@ def test_loaded_runs_are_told_apart_by_what_differs(tmp_path):
             for s in (0, 1)
         ]
     ):
-        run.save(tmp_path / f"{i}.safetensors")
+        run.save(tmp_path / f"{i}.safetensors", card=False)
     cmp = Comparison.load(*(tmp_path / f"{i}.safetensors" for i in range(4)))
     assert {n: len(r) for n, r in cmp.runs.items()} == {"FedAvg (lr=0.1)": 2, "FedAvg (lr=0.5)": 2}
 
 
 def test_runs_with_a_torch_module_can_be_reported(fed, tmp_path):
     run = fd.run(fd.FedAvg(torch.nn.Linear(13, 3)), fed, 1)
-    run.save(tmp_path / "m.safetensors")
+    run.save(tmp_path / "m.safetensors", card=False)
     assert list(Comparison.load(tmp_path / "m.safetensors").runs) == ["FedAvg"]
 
 
@@ -307,12 +307,12 @@ def test_load_refuses_what_is_no_run(tmp_path):
         Comparison.load(tmp_path / "x.safetensors")
     with pytest.raises(fd.CheckpointError, match=r"none of the 1 file can be .*x\.safetensors"):
         Comparison.load(tmp_path)
-    fake_run([0.5]).save(tmp_path / "y.safetensors")
+    fake_run([0.5]).save(tmp_path / "y.safetensors", card=False)
     cmp = Comparison.load(tmp_path)
     assert len(cmp.left_out) == 1 and "x.safetensors" in cmp.left_out[0]
     assert f"left out: {cmp.left_out[0]}"[:60] in " ".join(repr(cmp).split())
-    fake_run([0.5]).save(tmp_path / "x.safetensors")
-    fake_run([0.5]).save(tmp_path / "y.safetensors")
+    fake_run([0.5]).save(tmp_path / "x.safetensors", card=False)
+    fake_run([0.5]).save(tmp_path / "y.safetensors", card=False)
     with pytest.raises(fd.ConfigError, match="already among the runs"):
         Comparison.load(tmp_path)
 

@@ -102,6 +102,7 @@ def table(
     return Raw(
         x, _labels(y, where, line), groups_train=groups, group_names=names,
         feature_names=list(frame.columns), categories=categories, left_out=others, together=units,
+        label=label,
     )  # fmt: skip
 
 

@@ -39,6 +39,7 @@ class Raw:
     categories: dict[str, tuple[str, ...]] | None = None
     together: np.ndarray | None = None  # rows of one value stay on one side of the test split
     left_out: Names = ()  # columns of the table that are no features
+    label: str | None = None  # the column to predict, of a table
     tokens: bool = False  # features are character ids, which must not be scaled
     # other labels of the same rows, for the cache
     extra: dict[str, np.ndarray] = field(default_factory=dict)

@@ -79,7 +79,7 @@ def scored(
     if run.algorithm.personal and run.algorithm.predictor(run.state) is None:
         raise ReplyError(f"{type(algorithm).__name__} has no global model")
     with explained("the model cannot be used on the rows of this site"):
-        predicted = run.model.predict(x) if len(y) else y
+        predicted = run.model.prepared.predict(x) if len(y) else y
     if not len(y):
         return {"rows": 0}
     if spec.classes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection
 from io import BytesIO
 from typing import Any
 
@@ -14,6 +15,7 @@ from foedus.errors import ModelError
 
 OPSET, TREES_OPSET, IR = 18, 3, 9
 """Old enough for onnxruntime 1.18."""
+OUTPUTS = ("outputs", "probabilities", "label")
 
 
 def onnx_package() -> Any:
@@ -29,21 +31,41 @@ def onnx_package() -> Any:
 class Graph:
     """A graph under construction: each call adds a node and returns the name of its output."""
 
-    def __init__(self) -> None:
+    def __init__(self, reserved: Collection[str] = ()) -> None:
+        """reserved: names that values inside must not have, nor begin with."""
         self.onnx = onnx_package()
+        self.inputs: list[Any] = []
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
+        self.reserved = set(reserved)
         self.count = 0
 
     def _name(self) -> str:
-        self.count += 1
-        return f"v{self.count}"
+        while True:
+            self.count += 1
+            name = f"v{self.count}"
+            if not any(other.startswith(name) for other in self.reserved):
+                return name
+
+    def input(self, name: str, kind: str, shape: tuple[int, ...] = (1,)) -> str:
+        """An input (n, *shape) of the element type `kind`; the name that it has in the file.
+
+        That is another one only where an output has the name, or where it is empty.
+        """
+        while name in ("", *OUTPUTS) or any(name == given.name for given in self.inputs):
+            name = f"input_{name}"
+        self.reserved.add(name)
+        element = getattr(self.onnx.TensorProto, kind)
+        made = self.onnx.helper.make_tensor_value_info(name, element, ["rows", *shape])
+        self.inputs.append(made)
+        return name
 
     def constant(self, value: Any) -> str:
-        """A constant array (a torch tensor, a NumPy array or numbers)."""
+        """A constant array (a torch tensor, a NumPy array, numbers or texts)."""
         array = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.array(value)
+        array = array.astype(object) if array.dtype.kind == "U" else array
         name = self._name()
-        self.constants.append(self.onnx.numpy_helper.from_array(np.ascontiguousarray(array), name))
+        self.constants.append(self.onnx.numpy_helper.from_array(np.array(array, order="C"), name))
         return name
 
     def add(
@@ -88,16 +110,25 @@ class Graph:
         self.nodes += made.node
         return outside.name
 
-    def model(self, shape: tuple[int, ...], outputs: dict[str, str], widths: int) -> Any:
-        """The whole model: rows "x", and named outputs (n, widths), all in single precision."""
+    def model(self, outputs: dict[str, str], widths: int, label: str | None = None) -> Any:
+        """The whole model: named outputs (n, widths) in single precision, and labels (n,)."""
         helper, kind = self.onnx.helper, self.onnx.TensorProto.FLOAT
         for name, value in outputs.items():
             self.nodes.append(helper.make_node("Cast", [value], [name], to=kind))
-        given = [helper.make_tensor_value_info("x", kind, ["rows", *shape])]
         made = [helper.make_tensor_value_info(n, kind, ["rows", widths]) for n in outputs]
-        graph = helper.make_graph(self.nodes, "foedus", given, made, self.constants)
+        if label is not None:
+            made.append(self._label(label))
+        graph = helper.make_graph(self.nodes, "foedus", self.inputs, made, self.constants)
         opsets = [
             helper.make_opsetid("", OPSET),
             helper.make_opsetid("ai.onnx.ml", TREES_OPSET),
         ]
         return helper.make_model(graph, opset_imports=opsets, ir_version=IR, producer_name="foedus")
+
+    def _label(self, values: str) -> Any:
+        """The output "label": of the constant `values`, that at the place of the largest output."""
+        helper = self.onnx.helper
+        (kind,) = (c.data_type for c in self.constants if c.name == values)
+        place = self.add("ArgMax", "outputs", axis=1, keepdims=0)
+        self.nodes.append(helper.make_node("Gather", [values, place], ["label"]))
+        return helper.make_tensor_value_info("label", kind, ["rows"])
