@@ -12,8 +12,14 @@ from foedus.core.aggregation import check_aggregation
 from foedus.core.algorithm import Algorithm
 from foedus.core.callbacks import check_callbacks
 from foedus.core.participation import Poisson
+from foedus.data.federation import Federation
 from foedus.errors import CheckpointError, ConfigError, is_integer, is_number
 from foedus.storage import checkpoint as files
+
+NO_TEST_ROWS = (
+    "no test rows: the history has no accuracy and no loss; hold some out: fed.holdout(0.25), or "
+    "test=0.25 in fd.load, fd.split or Federation.from_clients (evaluate_every=0: no evaluation)"
+)
 
 
 def check_arguments(
@@ -82,6 +88,17 @@ def check_arguments(
         raise ConfigError(
             f"target={target!r} needs evaluation: test rows, and evaluate_every of at least 1"
         )
+
+
+def nothing_to_test(algorithm: Algorithm, fed: Any, evaluate_every: int) -> bool:
+    """Whether evaluation is wanted and there is nothing to evaluate on.
+
+    An algorithm that makes no model has nothing to evaluate; sites with rows of their own, of which
+    the server has none, evaluate the model themselves.
+    """
+    makes_model = algorithm.personal or type(algorithm).predictor is not Algorithm.predictor
+    ours = isinstance(fed, Federation)
+    return bool(evaluate_every and makes_model and ours and not len(fed.data.x_test))
 
 
 def seed_list(seeds: int | Sequence[int]) -> list[int]:

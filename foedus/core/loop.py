@@ -382,7 +382,8 @@ class Loop:
                 History(rows),
                 self.done,
             )
-            self.notes = [*meta.get("notes", []), *([note] if note else [])]
+            notes = [*meta.get("notes", []), *self.notes, *([note] if note else [])]
+            self.notes = list(dict.fromkeys(notes))
             self.earlier = Earlier(checkpoint, **meta["earlier"])
             self._load_mail(trees["mail"])
             self.session.load(trees["clients"])
