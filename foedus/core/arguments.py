@@ -163,6 +163,12 @@ def checkpoint_file(checkpoint: str | os.PathLike | None) -> Path | None:
     return path / "checkpoint.safetensors" if path.is_dir() or not path.suffix else path
 
 
+def without_fingerprint(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a run without the checksums of its rows, which older ones do not have."""
+    federation = {k: v for k, v in settings["federation"].items() if k != "fingerprint"}
+    return {**settings, "federation": federation}
+
+
 def differences(a: Any, b: Any, at: str = "") -> list[str]:
     """Where two settings differ, in words."""
     if isinstance(a, dict) and isinstance(b, dict):

@@ -8,8 +8,7 @@ import contextlib
 import math
 import time
 import warnings
-import zlib
-from functools import cached_property, reduce
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ import torch
 from foedus.base import random
 from foedus.base.tree import State, Tree
 from foedus.core.aggregation import Aggregation, Aggregator, BudgetSpent, Setting
-from foedus.core.arguments import differences
+from foedus.core.arguments import differences, without_fingerprint
 from foedus.core.clients import Clients
 from foedus.core.describe import to_config
 from foedus.core.evaluate import averages, score
@@ -29,6 +28,9 @@ from foedus.core.network import Network
 from foedus.core.participation import cohort, expected
 from foedus.core.reduce import Ledger
 from foedus.core.result import Run, checksum
+from foedus.data.federation import Federation
+from foedus.data.fingerprint import checksum as array_checksum
+from foedus.data.fingerprint import sampled
 from foedus.errors import CheckpointError, DivergenceError, TooFewClients
 from foedus.storage import checkpoint as files
 from foedus.storage.history_file import Earlier
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
     from foedus.core.algorithm import Algorithm
     from foedus.core.participation import Poisson
     from foedus.core.session import Engine
-    from foedus.data.federation import Federation
 
 _COHORT = 0xFFFFFFFE
 
@@ -272,6 +273,9 @@ class Loop:
                 ),
                 "clients": len(self.fed),
                 "rows": int(self.fed.sizes.sum()),
+                "fingerprint": self.fed.fingerprint
+                if isinstance(self.fed, Federation)
+                else {k: f"{v:08x}" for k, v in self.fingerprint.items()},
             },
             "seed": self.seed,
             "participation": to_config(self.participation),
@@ -287,17 +291,15 @@ class Loop:
         one federation.
         """
         fed, data = self.fed, self.fed.data
-        parts = {
-            "clients": (fed.ids, fed.offsets, fed.rows),
-            "data": (data.x_train, data.y_train),
-            "test rows": (data.x_test, data.y_test),
-        }
+        if not isinstance(fed, Federation):  # sites: what stands for their rows
+            train, test = array_checksum(data.x_train, data.y_train), 0
+        else:
+            train, test = data.checksums
         if len(data.x_test):
-            parts["test rows"] += (fed.test_rows, fed.test_offsets)
-        return {
-            name: reduce(lambda c, a: zlib.crc32(np.ascontiguousarray(a).data, c), arrays, 0)
-            for name, arrays in parts.items()
-        }
+            test = array_checksum(fed.test_rows, fed.test_offsets, start=test)
+        part = " (in part)" if sampled(data.x_train) else ""
+        clients = array_checksum(fed.ids, fed.offsets, fed.rows)
+        return {"clients": clients, f"data{part}": train, "test rows": test}
 
     def save(self, path: Path) -> None:
         ledger = vars(self.ledger)
@@ -357,7 +359,9 @@ class Loop:
         if meta.get("kind") != "checkpoint":
             raise CheckpointError(f"{path} is not a checkpoint of a run")
         try:
-            differ = differences(meta["settings"], self.settings)
+            # rows are compared below
+            before, now = map(without_fingerprint, (meta["settings"], self.settings))
+            differ = differences(before, now)
             differ += [
                 f"the {k} of the federation differ"
                 for k, v in self.fingerprint.items()

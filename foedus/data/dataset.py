@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from foedus.base.spec import Spec
+from foedus.data.fingerprint import checksum
 from foedus.data.finite import first_not_finite
 from foedus.data.labels import numbered
 from foedus.data.preprocess import Preprocessor
@@ -144,6 +146,11 @@ class Data:
             None if class_names is None else tuple(class_names), groups, groups_test,
             None if group_names is None else tuple(group_names), scaling, values,
         )  # fmt: skip
+
+    @cached_property
+    def checksums(self) -> tuple[int, int]:
+        """Of the training and of the test rows, with their labels (`foedus.data.fingerprint`)."""
+        return checksum(self.x_train, self.y_train), checksum(self.x_test, self.y_test)
 
     @property
     def spec(self) -> Spec:

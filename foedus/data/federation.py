@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from annotated_types import Ge, Gt, Lt
 from foedus.base.settings import Means, check_value
 from foedus.base.spec import Spec
 from foedus.data.dataset import Data
+from foedus.data.fingerprint import checksum, form
 from foedus.errors import DataError, SplitError
 
 if TYPE_CHECKING:
@@ -140,6 +142,29 @@ class Federation:
     @property
     def spec(self) -> Spec:
         return self.data.spec
+
+    @cached_property
+    def fingerprint(self) -> dict[str, str]:
+        """Checksums by which runs of different federations are told apart; saved with each run.
+
+        "clients": who holds which rows; "training rows" and "test rows": those that are held, with
+        their labels, whoever holds them. Read once; of very large arrays only a part is read
+        (`foedus.data.fingerprint`). Who can guess all rows can confirm the guess by them.
+        """
+        data, (train, test) = self.data, self.data.checksums
+        owners = (self.ids, self.offsets, self.rows, self.test_offsets, self.test_rows)
+
+        def held(start: int, rows: np.ndarray, x: np.ndarray, y: np.ndarray) -> str:
+            there = np.zeros(len(x), bool)
+            there[rows] = True
+            return f"{checksum(np.packbits(there), start=start ^ form(x, y)):08x}"
+
+        return {
+            "clients": f"{checksum(*owners):08x}",
+            "training rows": held(train, self.rows, data.x_train, data.y_train),
+            # all of them are evaluated on, those of nobody, too
+            "test rows": held(test, np.arange(len(data.x_test)), data.x_test, data.y_test),
+        }
 
     @property
     def names(self) -> tuple[str, ...] | None:
