@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from torch import Tensor
@@ -50,6 +50,9 @@ class LocalTraining(Training, Algorithm):
             self.steps * (self.batch_size or rows) if self.steps else self.epochs * rows
         )
         return schedule + 2 * min(rows, self.batch_size or rows) * row_bytes
+
+    def row_spec(self, spec: Spec) -> Spec:
+        return replace(spec, integers=spec.integers and self.model.takes_integers(spec))
 
     def check(self, spec: Spec) -> None:
         loss_for(self.loss, spec.classes)

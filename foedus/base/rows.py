@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,6 +56,19 @@ class Rows:
     def count(self) -> Tensor:
         """How many rows are real."""
         return self.weight.sum(-1)
+
+
+def tensor_of(array: np.ndarray, integers: bool | None = None) -> Tensor:
+    """An array as a tensor that nothing writes into: without a copy, unless its type differs.
+
+    integers: whether it must hold int64 or float32 numbers; `None`: as it is.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        tensor = torch.from_numpy(array)
+    if integers is None:
+        return tensor
+    return tensor.long() if integers else tensor.float()
 
 
 def take(table: Tensor, index: Tensor) -> Tensor:

@@ -8,14 +8,18 @@ from dataclasses import dataclass
 from foedus.base import tree
 
 
-@tree.node(static=("shape", "classes", "outputs"))
+@tree.node(static=("shape", "classes", "outputs", "integers"))
 @dataclass(frozen=True)
 class Spec:
-    """The shape of a row, the number of classes (`None`: regression), and a model's outputs."""
+    """The shape of a row, the number of classes (`None`: regression), and a model's outputs.
+
+    integers: rows are int64, such as tokens; otherwise they are float32.
+    """
 
     shape: tuple[int, ...]
     classes: int | None
     outputs: int
+    integers: bool = False
 
     @property
     def features(self) -> int:

@@ -17,7 +17,7 @@ No algorithm knows which engine runs it; no engine knows which algorithm it runs
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -137,6 +137,12 @@ class Algorithm(Settings):
         run.
         """
         return self
+
+    def row_spec(self, spec: Spec) -> Spec:
+        """What rows are to the clients, of data of this form: where the features are integers, an
+        algorithm that is not made for them is given float32 numbers.
+        """
+        return replace(spec, integers=False)
 
     def check(self, spec: Spec) -> None:
         """Refuse, before any work, data that the algorithm cannot handle."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from foedus.base.rows import tensor_of
 from foedus.core.algorithm import Algorithm
 from foedus.core.predictor import Predictor
 
@@ -19,7 +20,7 @@ def scored_rows(algorithm: Algorithm, predictor: Predictor, data: Data) -> dict[
     vocabulary of classes).
     """
     blocks = zip(
-        *(torch.from_numpy(t).split(predictor.block) for t in (data.x_test, data.y_test)),
+        *(tensor_of(t).split(predictor.block) for t in (data.x_test, data.y_test)),
         strict=True,
     )
     parts = [row_scores(algorithm, predictor.outputs(x), y, data.classes) for x, y in blocks]

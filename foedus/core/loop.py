@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from foedus.base import random
+from foedus.base.rows import tensor_of
 from foedus.base.tree import State, Tree
 from foedus.core.aggregation import Aggregation, Aggregator, BudgetSpent, Setting
 from foedus.core.arguments import differences, without_fingerprint
@@ -70,9 +71,10 @@ class Loop:
         ids, order = np.unique(fed.ids, return_index=True)
         self.ids, self.sizes = torch.from_numpy(ids), torch.from_numpy(fed.sizes[order])
         self.rows = int(self.sizes.sum())
+        self.spec = self.algorithm.row_spec(fed.spec)
         self.session = engine.open(self.algorithm, fed, self.key)
         self.network = Network(
-            self.session, self.algorithm, self.ids, self.sizes, fed.spec, self.key, quantise
+            self.session, self.algorithm, self.ids, self.sizes, self.spec, self.key, quantise
         )
         self.aggregation: Aggregation | None = None
         self.history, self.seconds = History(), 0.0
@@ -239,7 +241,7 @@ class Loop:
                 metrics |= score(self.algorithm, predictor, data)
             elif self.algorithm.personal:
                 everywhere = self.session.evaluate_global(
-                    torch.from_numpy(data.x_test), torch.from_numpy(data.y_test)
+                    tensor_of(data.x_test, self.spec.integers), tensor_of(data.y_test)
                 )
                 metrics |= averages(everywhere, data.classes)
         if not math.isfinite(metrics.get("loss", 0.0)):
@@ -411,6 +413,6 @@ class Loop:
         about = (self.settings, clients, self.fed, self.engine, self.notes)
         data = self.fed.data
         return Run(
-            self.algorithm, self.fed.spec, self.state, self.history, *about, data.preprocess,
+            self.algorithm, self.spec, self.state, self.history, *about, data.preprocess,
             data.class_values,
         )  # fmt: skip

@@ -174,6 +174,7 @@ class Run:
                 "shape": list(self.spec.shape),
                 "classes": self.spec.classes,
                 "outputs": self.spec.outputs,
+                "integers": self.spec.integers,
             },
             "preprocess": None if self.preprocess is None else self.preprocess.to_json(),
             "class_values": None if self.class_values is None else list(self.class_values),
@@ -246,7 +247,10 @@ class Run:
                 f"{path} was made by another algorithm than the one passed: {'; '.join(differ)}"
             )
         algorithm = algorithm.seeded(meta["settings"]["seed"])
-        spec = Spec(tuple(meta["spec"]["shape"]), meta["spec"]["classes"], meta["spec"]["outputs"])
+        form = meta["spec"]
+        spec = Spec(
+            tuple(form["shape"]), form["classes"], form["outputs"], bool(form.get("integers"))
+        )
         notes, about = list(meta.get("notes", [])), meta.get("preprocess")
         values = meta.get("class_values")
         if values is not None and (

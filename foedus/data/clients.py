@@ -165,7 +165,27 @@ def _concatenate(
                 f"shape {first[0]} and {first[1]}; give all the same"
             )
     owner = np.repeat(np.arange(len(parts)), [len(x) for x, _ in parts])
-    return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts]), owner
+    return _joined([x for x, _ in parts]), np.concatenate([y for _, y in parts]), owner
+
+
+def _joined(arrays: list[np.ndarray]) -> np.ndarray:
+    """Arrays one after the other: without a copy where they lie so in the memory of one array."""
+    first, end = arrays[0], None
+    for a in arrays:
+        start = a.__array_interface__["data"][0]
+        alike = a.dtype == first.dtype and a.flags.c_contiguous and _owner(a) is _owner(first)
+        if not alike or end not in (None, start):
+            return np.concatenate(arrays)
+        end = start + a.nbytes
+    shape = (sum(map(len, arrays)), *first.shape[1:])
+    return np.lib.stride_tricks.as_strided(first, shape, first.strides, writeable=False)
+
+
+def _owner(array: np.ndarray) -> Any:
+    """The array whose memory another one is a view of."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
 
 
 def named(clients: Any, what: str) -> tuple[list[str] | None, list[Any]]:

@@ -24,11 +24,14 @@ _LARGEST_GROUP = 2**32 - 1
 class Data:
     """Training and test rows of one set; arrays are converted and validated on construction.
 
-    Features are float32 of shape `[n, *shape]`; labels are int64 `[n]` for classification, float32
-    `[n]` or `[n, k]` for regression (`classes` is then `None`). `groups_train` and `groups_test`
-    say whose row it is (for the natural split); `group_names[g]` is the name of group `g`.
-    `class_values[k]` is label k as it was written, where it was not the number k. `preprocess` is
-    what made the features of raw rows, and `scaling` names its scale. The test part may be empty.
+    Features have the shape `[n, *shape]`: int32 and int64 stay what they are, such as tokens, if
+    both parts have them; all others become float32. Models are given float32 numbers, but for a
+    `torch.nn.Module` that takes integers (`nn.Embedding`): it is given int64. Labels are int64
+    `[n]` for classification, float32 `[n]` or `[n, k]` for regression (`classes` is then `None`).
+    `groups_train` and `groups_test` say whose row it is (for the natural split); `group_names[g]`
+    is the name of group `g`. `class_values[k]` is label k as it was written, where it was not the
+    number k. `preprocess` is what made the features of raw rows, and `scaling` names its scale. The
+    test part may be empty.
     """
 
     name: str
@@ -55,6 +58,11 @@ class Data:
             raise DataError(f"classes of {self.name!r} is {k!r}; {needed}")
         for field in ("x_train", "x_test"):
             put(field, _features(getattr(self, field), field, self.name))
+        if self.x_train.dtype != self.x_test.dtype:
+            kinds = {p.dtype.kind for p in (self.x_train, self.x_test) if len(p)}
+            common = np.int64 if kinds == {"i"} else np.float32
+            for field in ("x_train", "x_test"):
+                put(field, getattr(self, field).astype(common, copy=False))
         if len(self.x_train) == 0:
             raise DataError(f"x_train of {self.name!r} has no rows; give at least one training row")
         if self.x_train.shape[1:] != self.x_test.shape[1:]:
@@ -115,7 +123,8 @@ class Data:
         Integer or boolean `y` means classification with `classes` labels. Unless given, these are
         0 to the largest, or where 0 is not among them or few of them are used, those that occur
         ({3, 7} are two classes). Floating-point `y` without `classes` means regression. Without
-        `x_test` the test part is empty.
+        `x_test` the test part is empty. Contiguous arrays of float32, int32 or int64 are not
+        copied: a memory map stays on the disk (leave them as they are while the data is in use).
 
         >>> Data.from_arrays([[0.0], [1.0], [2.0]], [0, 1, 1]).classes
         2
@@ -157,7 +166,8 @@ class Data:
         """What a model must know: the shape of a row, the classes, and the outputs."""
         targets = 1 if self.y_train.ndim == 1 else self.y_train.shape[1]
         outputs = targets if self.classes is None else self.classes
-        return Spec(self.x_train.shape[1:], self.classes, outputs)
+        integers = self.x_train.dtype.kind == "i"
+        return Spec(self.x_train.shape[1:], self.classes, outputs, integers)
 
     def __repr__(self) -> str:
         kind = "regression" if self.classes is None else f"{self.classes} classes"
@@ -185,6 +195,8 @@ def _features(value, field: str, name: str) -> np.ndarray:
             f"{field} of {name!r} has shape {x.shape}; give rows of at least one feature, shape "
             "[n, features]"
         )
+    if x.dtype.kind == "i" and x.dtype.itemsize >= 4:
+        return np.ascontiguousarray(x, x.dtype.newbyteorder("="))
     # a number too large for float32 becomes infinite, which is reported next
     with np.errstate(over="ignore"):
         x = np.ascontiguousarray(x, dtype=np.float32)

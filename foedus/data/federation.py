@@ -107,8 +107,9 @@ class Federation:
     ) -> Federation:
         """A federation of sites that bring their own rows, as a dictionary by name or a list.
 
-        Each brings arrays `(x, y)`, which are taken as they are (sparse matrices become dense); a
-        torch `Dataset` or `DataLoader` of such pairs; or a table, a DataFrame or a Hugging Face
+        Each brings arrays `(x, y)`, which are taken as they are (sparse matrices become dense, and
+        several arrays are copied into one, unless they are neighboring slices of one array, such as
+        a memory map); a torch `Dataset` or `DataLoader` of such pairs; or a table, a DataFrame or a Hugging Face
         `Dataset`. Tables are read as by `foedus.load`, which has the further arguments (`label`,
         `scale`, `impute`, ...): what is fitted is common to all sites.
 

@@ -217,7 +217,7 @@ def _speech_windows(users: list[dict], window: int, stride: int, part: float) ->
                 continue
             starts = np.arange(0, len(piece) - window, stride)
             windows = np.lib.stride_tricks.sliding_window_view(piece, window)
-            rows[f"x_{half}"].append(windows[starts].astype(np.float32))
+            rows[f"x_{half}"].append(windows[starts].astype(np.int32))
             rows[f"y_{half}"].append(piece[starts + window])
             rows[f"g_{half}"].append(np.full(len(starts), len(group_names)))
         group_names.append(str(user["id"]))
@@ -227,7 +227,7 @@ def _speech_windows(users: list[dict], window: int, stride: int, part: float) ->
         )
 
     def joined(key: str) -> np.ndarray:
-        empty = np.zeros((0, window), np.float32) if key[0] == "x" else np.zeros(0, np.int64)
+        empty = np.zeros((0, window), np.int32) if key[0] == "x" else np.zeros(0, np.int64)
         return np.concatenate([empty, *rows[key]]).astype(empty.dtype)
 
     return Raw(

@@ -154,7 +154,7 @@ def check_federation(fed: object) -> None:
 
 def _feature_rows(fed: Federation, features: Callable | None) -> np.ndarray:
     """Rows of all clients one after the other, `[n, d]`, floating point and contiguous."""
-    x = fed.data.x_train[fed.rows]
+    x = fed.data.x_train[fed.rows].astype(np.float32, copy=False)
     if features is None:
         x = x.reshape(len(x), -1)
     elif not callable(features):

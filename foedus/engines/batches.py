@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from foedus.base import tree
-from foedus.base.rows import Rows, take
+from foedus.base.rows import Rows, take, tensor_of
 from foedus.base.spec import Spec
 from foedus.base.tree import Tree
 
@@ -45,14 +44,8 @@ class Table:
                 offsets[:-1][order] - np.concatenate(([0], np.cumsum(sizes)[:-1])), sizes
             )
             rows = rows[starts + np.arange(sizes.sum())]
-        with warnings.catch_warnings():
-            # nothing here writes into the data
-            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-            self.x, self.y, self.rows = (
-                torch.from_numpy(x).to(device),
-                torch.from_numpy(y).to(device),
-                torch.from_numpy(rows),
-            )
+        self.x = tensor_of(x, spec.integers).to(device)
+        self.y, self.rows = tensor_of(y).to(device), tensor_of(rows)
         self.sizes = torch.from_numpy(np.ascontiguousarray(sizes))
         self.starts = torch.cumsum(self.sizes, 0) - self.sizes
         self.kept: dict[tuple[bytes, int], tuple[Tensor, Tensor]] = {}

@@ -80,7 +80,7 @@ class LocalSession(Session):
         self.engine, self.algorithm, self.spec, self.seed_key = (
             engine,
             algorithm,
-            fed.spec,
+            algorithm.row_spec(fed.spec),
             seed_key,
         )
         order = np.argsort(fed.ids, kind="stable")
@@ -91,12 +91,12 @@ class LocalSession(Session):
             fed.rows,
             fed.offsets,
             order,
-            fed.spec,
+            self.spec,
             engine.device,
         )
         self.conditions = Conditions(device=torch.device(engine.device))
         self._test = lambda: Table(
-            fed.data.x_test, fed.data.y_test, fed.test_rows, fed.test_offsets, order, fed.spec
+            fed.data.x_test, fed.data.y_test, fed.test_rows, fed.test_offsets, order, self.spec
         )
         self.states = States(len(self.ids))
         self.shared = random.fold(seed_key, 0)

@@ -65,6 +65,7 @@ def regret(run: Run) -> Regret:
             torch.from_numpy(np.asarray(t[rows]))
             for t in (run.fed.data.x_train, run.fed.data.y_train)
         )
+        x = x.float()
         features = [
             _features(x, columns, b)
             for columns, b in zip((algorithm.shared, private), bias, strict=True)

@@ -70,7 +70,7 @@ class Study:
             self.spec = Spec((narrow,), None, outputs)
         self.x = torch.cat(
             [
-                torch.from_numpy(f.data.x_train.reshape(len(f.data.x_train), -1)[:, c])
+                torch.from_numpy(f.data.x_train.reshape(len(f.data.x_train), -1)[:, c]).float()
                 for f, c in self._pairs()
             ]
         )
