@@ -109,9 +109,9 @@ class Federation:
 
         Each brings arrays `(x, y)`, which are taken as they are (sparse matrices become dense, and
         several arrays are copied into one, unless they are neighboring slices of one array, such as
-        a memory map); a torch `Dataset` or `DataLoader` of such pairs; or a table, a DataFrame or a Hugging Face
-        `Dataset`. Tables are read as by `foedus.load`, which has the further arguments (`label`,
-        `scale`, `impute`, ...): what is fitted is common to all sites.
+        a memory map); a torch `Dataset` or `DataLoader` of such pairs; or a table, a DataFrame or a
+        Hugging Face `Dataset`. Tables are read as by `foedus.load`, which has the further arguments
+        (`label`, `scale`, `impute`, ...): what is fitted is common to all sites.
 
         Args:
             test: what each client has to test, like `clients`; a single tuple `(x, y)`, or table,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tracemalloc
 
 import numpy as np
@@ -36,7 +37,7 @@ def test_one_array_is_not_copied(mapped):
 def test_neighboring_slices_of_one_array_are_not_copied(mapped):
     x, y = mapped
     ends = [0, 7, 25, 40]
-    parts = [(x[a:b], y[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+    parts = [(x[a:b], y[a:b]) for a, b in itertools.pairwise(ends)]
     fed = fd.Federation.from_clients(parts)
     assert np.shares_memory(fed.data.x_train, x) and fed.sizes.tolist() == [7, 18, 15]
     assert (fed.data.x_train == x).all()
