@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -29,6 +29,8 @@ class LocalTraining(Training, Algorithm):
     for values), "cross_entropy" or "squared". weights: how clients count in an average, "rows" or
     "uniform". The other settings are those of `foedus.models.training.settings.Training`.
     """
+
+    weighs_rows: ClassVar[bool] = True
 
     model: Model = Linear()  # noqa: RUF009 - frozen
     loss: Annotated[str, Means("the name of a loss"), Remedy("a set is passed as domain=...")] = (

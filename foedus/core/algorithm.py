@@ -112,6 +112,11 @@ class Algorithm(Settings):
     sends nothing.
     """
 
+    weighs_rows: ClassVar[bool] = False
+    """Its clients' objective is that of `Rows`, with the rows' own weights; an algorithm without it
+    refuses a federation whose rows have weights.
+    """
+
     remedy: ClassVar[str] = "try a smaller lr, or clip=1.0"
     """What to do about numbers that are not finite."""
 
@@ -146,6 +151,18 @@ class Algorithm(Settings):
 
     def check(self, spec: Spec) -> None:
         """Refuse, before any work, data that the algorithm cannot handle."""
+
+    def check_data(self, spec: Spec) -> None:
+        """`check`, for the form of rows that clients are given; refuses rows with weights of their
+        own where the algorithm would ignore them.
+        """
+        if spec.weighted and not self.weighs_rows:
+            raise ConfigError(
+                f"{type(self).__name__} does not use the weights of rows, and this federation has "
+                "some; drop weight= where the data is loaded, or use another algorithm, such as "
+                "fd.FedAvg"
+            )
+        self.check(self.row_spec(spec))
 
     def prepare(self, data: Rows) -> Tree:
         return None

@@ -21,6 +21,11 @@ NO_TEST_ROWS = (
     "test=0.25 in fd.load, fd.split or Federation.from_clients (evaluate_every=0: no evaluation)"
 )
 
+WEIGHTED = (
+    "rows have weights: the objective, and the loss and accuracy (or mse) of the history, are "
+    "weighted averages over rows"
+)
+
 
 def check_arguments(
     algorithm: Any,

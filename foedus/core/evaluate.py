@@ -29,13 +29,19 @@ def scored_rows(algorithm: Algorithm, predictor: Predictor, data: Data) -> dict[
 
 def score(algorithm: Algorithm, predictor: Predictor, data: Data) -> dict[str, float]:
     rows = scored_rows(algorithm, predictor, data)
-    metric = {"accuracy": rows["hits"]} if data.classes else {"mse": rows["error"]}
-    return {"loss": float(rows["loss"].mean()), **{k: float(v.mean()) for k, v in metric.items()}}
+    found = {"loss": rows["loss"]}
+    found |= {"accuracy": rows["hits"]} if data.classes else {"mse": rows["error"]}
+    if data.weights_test is None:
+        return {k: float(v.mean()) for k, v in found.items()}
+    weight = torch.from_numpy(data.weights_test)
+    return {k: float(weight @ v / weight.sum()) for k, v in found.items()}
 
 
 def averages(sums: dict[str, torch.Tensor], classes: int | None) -> dict[str, float]:
-    """Averages over rows of what was summed by client, and the worst client's."""
-    count = sums["rows"].double()
+    """Averages over rows of what was summed by client, and the worst client's; weighted where the
+    sums are.
+    """
+    count = sums.get("weight", sums["rows"]).double()
     total, some = count.sum(), count > 0
     if total == 0:
         return {}

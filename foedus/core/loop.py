@@ -241,7 +241,9 @@ class Loop:
                 metrics |= score(self.algorithm, predictor, data)
             elif self.algorithm.personal:
                 everywhere = self.session.evaluate_global(
-                    tensor_of(data.x_test, self.spec.integers), tensor_of(data.y_test)
+                    tensor_of(data.x_test, self.spec.integers),
+                    tensor_of(data.y_test),
+                    *([] if data.weights_test is None else [tensor_of(data.weights_test)]),
                 )
                 metrics |= averages(everywhere, data.classes)
         if not math.isfinite(metrics.get("loss", 0.0)):
@@ -275,6 +277,7 @@ class Loop:
                 ),
                 "clients": len(self.fed),
                 "rows": int(self.fed.sizes.sum()),
+                **({"weighted": True} if self.spec.weighted else {}),
                 "fingerprint": self.fed.fingerprint
                 if isinstance(self.fed, Federation)
                 else {k: f"{v:08x}" for k, v in self.fingerprint.items()},

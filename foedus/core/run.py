@@ -13,6 +13,7 @@ from foedus.core.aggregation import Aggregation
 from foedus.core.algorithm import Algorithm
 from foedus.core.arguments import (
     NO_TEST_ROWS,
+    WEIGHTED,
     check_arguments,
     checkpoint_file,
     nothing_to_test,
@@ -92,7 +93,9 @@ def run(
         callbacks=callbacks,
     )
     rounds, seed = int(rounds), int(seed)
-    algorithm.check(fed.spec)
+    algorithm.check_data(fed.spec)
+    if fed.spec.weighted:
+        fed = fed.with_mean_weight_one()
     if algorithm.pooled:
         fed, participation, quantise, aggregation = fed.pool(), 1.0, None, None
     if engine is None:
@@ -113,6 +116,8 @@ def run(
         loop.first = None if start is None else start_model(start)
         try:
             loop.open(aggregation, path, bool(resume))
+            if fed.spec.weighted:
+                loop.notes.append(WEIGHTED)
             if nothing_to_test(algorithm, fed, evaluate_every):
                 loop.notes.append(NO_TEST_ROWS)
                 warnings.warn(NO_TEST_ROWS, stacklevel=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,7 +32,8 @@ class Data:
     `groups_train` and `groups_test` say whose row it is (for the natural split); `group_names[g]`
     is the name of group `g`. `class_values[k]` is label k as it was written, where it was not the
     number k. `preprocess` is what made the features of raw rows, and `scaling` names its scale. The
-    test part may be empty.
+    test part may be empty. `weights_train` and `weights_test` say what rows count (float64, not
+    negative; `None`: all alike): the objective is then sum_i w_i loss_i / sum_i w_i.
     """
 
     name: str
@@ -47,6 +49,8 @@ class Data:
     scaling: str | None = None
     class_values: tuple[Any, ...] | None = None
     preprocess: Preprocessor | None = None
+    weights_train: np.ndarray | None = None
+    weights_test: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         def put(field: str, value: object) -> None:
@@ -78,7 +82,9 @@ class Data:
                 checked = _groups(groups, f"groups_{part}", self.name, self.group_names)
                 put(f"groups_{part}", checked)
             rows = len(getattr(self, f"x_{part}"))
-            for field in (f"y_{part}", f"groups_{part}"):
+            if (weights := getattr(self, f"weights_{part}")) is not None:
+                put(f"weights_{part}", _weights(weights, f"weights_{part}", self.name))
+            for field in (f"y_{part}", f"groups_{part}", f"weights_{part}"):
                 value = getattr(self, field)
                 given = rows if value is None else len(value)
                 if given != rows:
@@ -91,6 +97,7 @@ class Data:
                 f"y_test of {self.name!r} has rows of shape {self.y_test.shape[1:]}, y_train of "
                 f"shape {self.y_train.shape[1:]}; give both the same targets"
             )
+        self._check_weights()
         for field in ("class_names", "group_names"):
             if getattr(self, field) is not None:
                 put(field, tuple(str(name) for name in getattr(self, field)))
@@ -101,6 +108,25 @@ class Data:
                     f"{field} of {self.name!r} has {len(given)} names for {self.classes} classes; "
                     "give one a class"
                 )
+
+    def _check_weights(self) -> None:
+        given = {"train": self.weights_train, "test": self.weights_test}
+        if not len(self.x_test):  # there is nothing to weigh
+            given["test"] = None if given["train"] is None else np.zeros(0)
+            object.__setattr__(self, "weights_test", given["test"])
+        lacking = [part for part, weights in given.items() if weights is None]
+        if len(lacking) == 1:
+            raise DataError(
+                f"weights_{lacking[0]} of {self.name!r} is missing, and the other part has "
+                "weights; give both parts weights, or neither"
+            )
+
+    def with_weights(self, train: np.ndarray) -> Data:
+        """The same rows with other training weights, which are not checked again."""
+        new = copy.copy(self)
+        vars(new).pop("checksums", None)
+        object.__setattr__(new, "weights_train", train)
+        return new
 
     @classmethod
     def from_arrays(
@@ -117,6 +143,8 @@ class Data:
         groups_test=None,
         group_names: Sequence[str] | None = None,
         scaling: str | None = None,
+        weights=None,
+        weights_test=None,
     ) -> Data:
         """A set from arrays (or CPU tensors, or lists).
 
@@ -154,12 +182,18 @@ class Data:
             name, x_train, y_train, x_test, y_test, classes,
             None if class_names is None else tuple(class_names), groups, groups_test,
             None if group_names is None else tuple(group_names), scaling, values,
+            weights_train=weights, weights_test=weights_test,
         )  # fmt: skip
 
     @cached_property
     def checksums(self) -> tuple[int, int]:
         """Of the training and of the test rows, with their labels (`foedus.data.fingerprint`)."""
-        return checksum(self.x_train, self.y_train), checksum(self.x_test, self.y_test)
+        found = checksum(self.x_train, self.y_train), checksum(self.x_test, self.y_test)
+        if self.weights_train is None or self.weights_test is None:
+            return found
+        weights = (self.weights_train, self.weights_test)
+        train, test = (checksum(w, start=c) for w, c in zip(weights, found, strict=True))
+        return train, test
 
     @property
     def spec(self) -> Spec:
@@ -167,7 +201,8 @@ class Data:
         targets = 1 if self.y_train.ndim == 1 else self.y_train.shape[1]
         outputs = targets if self.classes is None else self.classes
         integers = self.x_train.dtype.kind == "i"
-        return Spec(self.x_train.shape[1:], self.classes, outputs, integers)
+        weighted = self.weights_train is not None
+        return Spec(self.x_train.shape[1:], self.classes, outputs, integers, weighted)
 
     def __repr__(self) -> str:
         kind = "regression" if self.classes is None else f"{self.classes} classes"
@@ -175,6 +210,8 @@ class Data:
         text = f"{len(self.x_train)} + {len(self.x_test)} rows, {shape} features, {kind}"
         if self.groups_train is not None:
             text += f", {len(np.unique(self.groups_train))} groups"
+        if self.weights_train is not None:
+            text += ", weighted"
         return f"Data({self.name}: {text}, scaling={self.scaling})"
 
 
@@ -244,6 +281,23 @@ def _targets(value, field: str, name: str, classes: None) -> np.ndarray:
             "remove those rows"
         )
     return y
+
+
+def _weights(value, field: str, name: str) -> np.ndarray:
+    weights = np.asarray(value)
+    if weights.ndim != 1 or weights.dtype.kind not in "fiub":
+        raise DataError(
+            f"{field} of {name!r} has dtype {weights.dtype} and shape {weights.shape}; give one "
+            "number a row, not negative"
+        )
+    weights = np.ascontiguousarray(weights, dtype=np.float64)
+    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+    if len(wrong):
+        raise DataError(
+            f"{field} of {name!r} holds {weights[wrong[0]]} in row {wrong[0]} ({len(wrong)} such "
+            "rows); weights must be finite and not negative: correct them, or remove those rows"
+        )
+    return weights
 
 
 def _groups(value, field: str, name: str, names: Sequence[str] | None) -> np.ndarray:

@@ -107,11 +107,12 @@ class Federation:
     ) -> Federation:
         """A federation of sites that bring their own rows, as a dictionary by name or a list.
 
-        Each brings arrays `(x, y)`, which are taken as they are (sparse matrices become dense, and
-        several arrays are copied into one, unless they are neighboring slices of one array, such as
-        a memory map); a torch `Dataset` or `DataLoader` of such pairs; or a table, a DataFrame or a
-        Hugging Face `Dataset`. Tables are read as by `foedus.load`, which has the further arguments
-        (`label`, `scale`, `impute`, ...): what is fitted is common to all sites.
+        Each brings arrays `(x, y)`, or `(x, y, weights)` where rows do not count alike, which are
+        taken as they are (sparse matrices become dense, and several arrays are copied into one,
+        unless they are neighboring slices of one array, such as a memory map); a torch `Dataset` or
+        `DataLoader` of such pairs; or a table, a DataFrame or a Hugging Face `Dataset`. Tables are
+        read as by `foedus.load`, which has the further arguments (`label`, `scale`, `impute`, ...):
+        what is fitted is common to all sites.
 
         Args:
             test: what each client has to test, like `clients`; a single tuple `(x, y)`, or table,
@@ -240,9 +241,11 @@ class Federation:
         drawn[order[place < np.repeat(counts, sizes)]] = True
         held = np.sort(self.rows[drawn])
         groups = None if data.groups_train is None else data.groups_train[held]
+        weights = None if data.weights_train is None else data.weights_train[held]
         validation = replace(
-            data, x_test=data.x_train[held], y_test=data.y_train[held], groups_test=groups
-        )
+            data, x_test=data.x_train[held], y_test=data.y_train[held], groups_test=groups,
+            weights_test=weights,
+        )  # fmt: skip
         # those of the test rows left behind
         settings = {k: v for k, v in self.settings.items() if k != "source_test_rows"}
         return Federation(
@@ -250,6 +253,23 @@ class Federation:
             np.searchsorted(held, self.rows[drawn]), _ends(counts), self.ids, self.scheme,
             {**settings, "validation": float(fraction), "validation_seed": int(seed)},
         )  # fmt: skip
+
+    def with_mean_weight_one(self) -> Federation:
+        """The same, with the rows' weights scaled so that the mean over all training rows of the
+        clients is 1: client i's objective is then 1/n_i sum_j w_j loss_j, and their average by
+        rows is that of all rows, sum_j w_j loss_j / sum_j w_j.
+        """
+        weights = self.data.weights_train
+        if weights is None:
+            return self
+        mean, test = weights[self.rows].mean(), self.data.weights_test
+        for part, above in (("training", mean > 0), ("test", test is None or test.any())):
+            if not above and (part == "training" or len(self.data.x_test)):
+                raise DataError(
+                    f"the weights of all {part} rows of {self.data.name!r} are 0; give some rows a "
+                    "weight above 0, or leave the weights out"
+                )
+        return replace(self, data=self.data.with_weights(weights / mean))
 
     def owners(self) -> np.ndarray:
         """Position of the client of each entry of `rows`."""

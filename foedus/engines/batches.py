@@ -36,6 +36,7 @@ class Table:
         order: np.ndarray,
         spec: Spec,
         device: str = "cpu",
+        weights: np.ndarray | None = None,
     ):
         self.spec = spec
         sizes = np.diff(offsets)[order]
@@ -46,6 +47,7 @@ class Table:
             rows = rows[starts + np.arange(sizes.sum())]
         self.x = tensor_of(x, spec.integers).to(device)
         self.y, self.rows = tensor_of(y).to(device), tensor_of(rows)
+        self.w = None if weights is None else torch.from_numpy(weights).float()
         self.sizes = torch.from_numpy(np.ascontiguousarray(sizes))
         self.starts = torch.cumsum(self.sizes, 0) - self.sizes
         self.kept: dict[tuple[bytes, int], tuple[Tensor, Tensor]] = {}
@@ -94,7 +96,14 @@ class Table:
     def one(self, position: int) -> Rows:
         """One client's rows, without padding."""
         start, size = int(self.starts[position]), int(self.sizes[position])
-        return Rows(self.x, self.y, self.rows[start : start + size], torch.ones(size), self.spec)
+        index = self.rows[start : start + size]
+        return Rows(self.x, self.y, index, torch.ones(size), self.spec, None, self.w)
+
+    def weight_sums(self) -> Tensor:
+        """The sum of the weights of each client's rows."""
+        assert self.w is not None
+        total = torch.cat((torch.zeros(1).double(), self.w[self.rows].double().cumsum(0)))
+        return total[self.starts + self.sizes] - total[self.starts]
 
     def groups(self, positions: Tensor, spread: float, limit: Callable[[int], int]) -> list[Tensor]:
         """Cut clients into batches: sizes within a factor `spread`, at most `limit(rows)` clients

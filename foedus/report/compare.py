@@ -400,7 +400,7 @@ def _checked(
             kind = "a foedus algorithm such as fd.FedAvg()"
             raise ConfigError(f"algorithms[{name!r}] must be {kind}, not {algorithm!r}")
         if hasattr(fed, "spec"):
-            algorithm.check(fed.spec)
+            algorithm.check_data(fed.spec)
     return {str(name): algorithm for name, algorithm in algorithms.items()}
 
 

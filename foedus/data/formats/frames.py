@@ -30,9 +30,9 @@ def is_frame(given: object) -> TypeIs[pd.DataFrame]:
 def table(
     frame: pd.DataFrame, where: str, label: str | int | None = None, group: str | None = None,
     drop: Sequence[str] = (), together: str | None = None, only: Collection[str] | None = None,
-    line: int | None = None,
+    line: int | None = None, weight: str | None = None,
 ) -> Raw:  # fmt: skip
-    """Features, label and group of a table, as they are.
+    """Features, label, group and weights of a table, as they are.
 
     where: what errors begin with; together: the column of what must stay on one side of the test
     split; only: the features to take, as far as they are there; line: that of the first row, in a
@@ -49,14 +49,16 @@ def table(
     for name in leave:
         if name not in columns:
             raise DataError(f"{where}: drop: {unknown('column', name, columns)}")
-        if name in (label, group, together):
+        if name in (label, group, together, weight):
             raise DataError(f"{where}: column {name!r} is needed, and drop= leaves it out")
     frame, columns = frame.drop(columns=leave), [c for c in columns if c not in leave]
-    for key, column in (("group", group), ("group_holdout", together)):
+    for key, column in (("group", group), ("group_holdout", together), ("weight", weight)):
         if column is not None and column not in columns:
             raise DataError(f"{where}: {unknown(key, column, columns)}")
         if column == label:
             raise DataError(f"{where}: {key}={column!r} is the label; name another column")
+    if weight is not None and weight in (group, together):
+        raise DataError(f"{where}: weight={weight!r} says whose row it is; name another column")
     if len(frame) == 0:
         raise DataError(f"{where}: no rows")
     y = frame.pop(label)
@@ -65,6 +67,7 @@ def table(
             f"{_at(where, y.isna(), line)}: column {label!r} (the label) is missing in "
             f"{int(y.isna().sum())} rows; remove those rows"
         )
+    weights = None if weight is None else weights_of(frame.pop(weight), where, line)
     units = groups = names = None
     if together is not None:
         if (lacking := frame[together].isna()).any():
@@ -102,6 +105,7 @@ def table(
     return Raw(
         x, _labels(y, where, line), groups_train=groups, group_names=names,
         feature_names=list(frame.columns), categories=categories, left_out=others, together=units,
+        weights_train=weights,
     )  # fmt: skip
 
 
@@ -120,7 +124,7 @@ def _labels(y: pd.Series, where: str, line: int | None) -> np.ndarray:
     return y.map(as_text).to_numpy(str)
 
 
-def _at(where: str, rows: pd.Series, line: int | None) -> str:
+def _at(where: str, rows: pd.Series | np.ndarray, line: int | None) -> str:
     """The first of these rows."""
     first = int(np.flatnonzero(rows)[0])
     return f"{where}, row {first}" if line is None else f"{where}, line {first + line}"
@@ -179,6 +183,30 @@ def texts_of(
                 "categories"
             )
     return places, [as_text(v) for v in values]
+
+
+def weights_of(column: pd.Series, where: str, line: int | None = None) -> np.ndarray:
+    """The weights of rows: numbers that are there, finite and not negative."""
+    remedy = "correct it, or leave the row out; without weight= all rows count alike"
+    if (lacking := column.isna()).any():
+        raise DataError(
+            f"{_at(where, lacking, line)}: column {column.name!r} (weight) is missing in "
+            f"{int(lacking.sum())} rows; {remedy}"
+        )
+    try:
+        found = numbers_of(column, where, line)
+    except DataError as error:
+        raise DataError(f"{error} (weight); {remedy}") from None
+    if (wrong := found < 0).any():
+        raise DataError(
+            f"{_at(where, wrong, line)}: column {column.name!r} (weight) is "
+            f"{found[wrong][0]:g}, and weights must not be negative; {remedy}"
+        )
+    if not found.any():
+        raise DataError(
+            f"{where}: column {column.name!r} (weight) is 0 in all rows; leave weight= out"
+        )
+    return found
 
 
 def numbers_of(column: pd.Series, where: str, line: int | None = None) -> np.ndarray:
