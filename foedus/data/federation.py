@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _BARS = 40  # more clients than this are drawn as a heat map
 _COLOURS = 20  # more labels than this have no distinguishable colours
+_NAMED = 10  # names of clients that a description has
 _COLUMNS = 200  # a heat map of more clients averages neighbours
 
 
@@ -176,6 +177,16 @@ class Federation:
             return None
         return tuple(called[i] for i in self.ids)
 
+    @property
+    def called(self) -> list[str]:
+        """What the clients are called in tables and pictures: their names, or their ids."""
+        return [str(name) for name in (self.ids if self.names is None else self.names)]
+
+    def client_columns(self) -> dict[str, Any]:
+        """The first columns of a table of clients: their ids and, where they have some, names."""
+        names = {} if self.names is None else {"name": list(self.names)}
+        return {"client": self.ids, **names}
+
     def client_rows(self, position: int) -> np.ndarray:
         """Training rows of the client at a position."""
         return self._segment(self.rows, self.offsets, position)
@@ -287,9 +298,7 @@ class Federation:
         """One row a client: rows, test rows, and rows of each label or mean and spread of y."""
         import pandas as pd
 
-        columns: dict[Any, np.ndarray] = {"client": self.ids}
-        if self.names is not None:
-            columns["name"] = np.array(self.names)
+        columns: dict[Any, Any] = self.client_columns()
         columns |= {"rows": self.sizes, "test_rows": self.test_sizes}
         if self.data.classes is None:
             mean, spread = self._target_moments()
@@ -344,7 +353,7 @@ class Federation:
         return self.data.class_names or [str(c) for c in range(classes)]
 
     def _client_ticks(self) -> dict[str, Any]:
-        return {"labels": [str(i) for i in self.ids], "fontsize": 9 if len(self) <= 20 else 6}
+        return {"labels": self.called, "fontsize": 9 if len(self) <= 20 else 6}
 
     def _plot_heat(self, ax: Axes) -> None:
         classes = self.data.classes
@@ -396,6 +405,12 @@ class Federation:
             f"training rows: {len(self.rows)}; a client has {spread(self.sizes)}",
             f"test rows: {len(self.test_rows)}; a client has {spread(self.test_sizes)}",
         ]
+        if self.names is not None:
+            more = f", ... ({len(self)} in all)" if len(self) > _NAMED else ""
+            lines.insert(1, f"names: {', '.join(self.names[:_NAMED])}{more}")
+        if self.data.weights_train is not None:
+            weights = self.data.weights_train[self.rows]
+            lines.append(f"weights of training rows: {weights.min():g} to {weights.max():g}")
         if self.data.classes is None:
             mean = self._target_moments()[0]
             lines.append(f"mean of y: {mean.min():.4g} to {mean.max():.4g} over clients")

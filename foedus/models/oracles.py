@@ -47,12 +47,10 @@ class Oracle(Settings):
     def check(self, spec: Spec) -> None:
         """Refuse data that the oracle cannot fit."""
 
-    def fit(
-        self, x: Tensor, target: Tensor, key: Tensor, spec: Spec, weight: Tensor | None = None
-    ) -> Tree:
+    def fit(self, x: Tensor, target: Tensor, key: Tensor, spec: Spec) -> Tree:
         """A function for targets (n, k) on rows (n, *shape).
 
-        weight: of the rows (n,), with mean 1, where the oracle `weighs_rows`.
+        Where the oracle `weighs_rows`, `weight=` gives the weights of the rows (n,), with mean 1.
         """
         raise NotImplementedError
 

@@ -1,5 +1,5 @@
-"""Rows with weights: the objective is sum_i w_i loss_i / sum_i w_i, and integer weights are the same
-as repeated rows.
+"""Rows with weights: the objective is sum_i w_i loss_i / sum_i w_i, and integer weights are the
+same as repeated rows.
 """
 
 from __future__ import annotations
@@ -327,7 +327,7 @@ def test_every_algorithm_of_foedus_says_whether_it_knows_weights():
 def test_flower_does_not_carry_weights():
     from foedus.engines.flower.engine import Flower
 
-    with pytest.raises(fd.ConfigError, match="fd.Flower does not carry the weights"):
+    with pytest.raises(fd.ConfigError, match="Flower does not carry the weights"):
         Flower.open(object.__new__(Flower), fd.FedAvg(), weighted(), fd.base.random.key(0))
 
 

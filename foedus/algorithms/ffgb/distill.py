@@ -6,7 +6,7 @@ The server turns what clients sent into one model again, by training on rows tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
