@@ -26,6 +26,8 @@ def federation(
     reading: dict[str, Any],
 ) -> Federation:  # fmt: skip
     """See `Federation.from_clients`."""
+    if isinstance(clients, tuple) and len(clients) in (2, 3) and _is_array(clients[0]):
+        raise SplitError("clients is a pair of arrays; for a single client give [(x, y)]")
     names, given = named(clients, "clients")
     if not given:
         raise SplitError("clients is empty; give at least one (x, y)")
@@ -63,6 +65,10 @@ def federation(
     settings: dict[str, Any] = {"clients": count}
     fed = cls.from_owners(data, owner, test_owner, np.arange(count), "given", settings)
     return fed.holdout(test, seed) if isinstance(test, float) and test else fed
+
+
+def _is_array(given: object) -> bool:
+    return hasattr(given, "shape") and not is_frame(given)
 
 
 def _tests(test: Any, names: list[str] | None, count: int) -> list[Any]:
@@ -112,7 +118,10 @@ def _of_tables(
         ]
         texts = set().union(*kinds)  # pandas would make numbers of unequal categories
         if some := sorted(texts - kinds[0].intersection(*kinds)):
-            raise DataError(f"{what}: column {some[0]!r} holds categories at some sites alone")
+            raise DataError(
+                f"{what}: column {some[0]!r} holds categories at some sites alone; make it "
+                "categorical at all of them, or at none: table[column].astype('category')"
+            )
         parts = [p.astype(dict.fromkeys(texts, object)) for p in parts]
         return pd.concat(parts, ignore_index=True).astype(dict.fromkeys(texts, "category"))
 
@@ -224,7 +233,7 @@ def opened(given: Any, where: str) -> Any:
         return given.to_pandas()
     if isinstance(given, tuple | list) and len(given) in (2, 3):
         weights = np.asarray(given[2]) if len(given) == 3 else None
-        return dense(given[0], where), np.asarray(given[1]), weights
+        return dense(given[0], where), np.asarray(_plain(given[1])), weights
     if "torch" in sys.modules and _is_torch(given):
         return *_of_torch(given, where), None
     raise DataError(
@@ -243,7 +252,12 @@ def dense(x: Any, where: str) -> np.ndarray:
                 "GiB once it is dense; leave out columns, or hash them into fewer"
             )
         return x.astype(np.float32).toarray()
-    return np.asarray(x)
+    return np.asarray(_plain(x))
+
+
+def _plain(values: Any) -> Any:
+    """A tensor without its graph, on the CPU; others as they are."""
+    return values.detach().cpu() if hasattr(values, "detach") else values
 
 
 def _is_torch(given: object) -> bool:
@@ -269,7 +283,12 @@ def _of_torch(given: Any, where: str) -> tuple[np.ndarray, np.ndarray]:
     xs, ys = [], []
     for batch in loader:
         if not isinstance(batch, tuple | list) or len(batch) != 2:
-            raise DataError(f"{where}: its items must be pairs (x, y), not {type(batch).__name__}")
+            count = len(batch) if isinstance(batch, tuple | list) else 0
+            found = f"{count} values" if count > 1 else type(batch).__name__
+            raise DataError(
+                f"{where}: its items must be pairs (x, y), not {found}; give a Dataset of such "
+                "pairs, or arrays (x, y)"
+            )
         x, y = (part if isinstance(part, torch.Tensor) else torch.as_tensor(part) for part in batch)
         xs.append(x.numpy())
         ys.append(y.numpy())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,7 @@ import numpy as np
 from foedus.base.spec import Spec
 from foedus.data.fingerprint import checksum
 from foedus.data.finite import first_not_finite
-from foedus.data.labels import numbered
+from foedus.data.labels import numbered, one_hot
 from foedus.data.preprocess import Preprocessor
 from foedus.errors import DataError
 
@@ -167,6 +168,12 @@ class Data:
         x_test = empty_x if x_test is None else np.asarray(x_test)
         y_test = empty_y if y_test is None else np.asarray(y_test)
         values = None
+        if classes is None and y_train.dtype.kind == "f" and one_hot(y_train):
+            warnings.warn(
+                f"y_train of {name!r} has {y_train.shape[1]} columns, of which one is 1 in each "
+                "row: they are taken for numbers to predict; if they are classes, give y.argmax(1)",
+                stacklevel=2,
+            )
         if classes is None and y_train.dtype.kind in "iub" and y_train.size:
             if class_names is not None or y_train.ndim > 1:  # several columns are refused
                 classes = 2 if class_names is None else len(class_names)
@@ -218,9 +225,14 @@ class Data:
 def _numeric(value, field: str, name: str) -> np.ndarray:
     array = np.asarray(value)
     if array.dtype.kind not in "fiub":
+        remedy = "encode text and ragged rows first"
+        if field.startswith("y") and array.dtype.kind in "UO":
+            remedy = (
+                "class numbers are np.unique(y, return_inverse=True)[1]; a DataFrame may have "
+                "labels of text"
+            )
         raise DataError(
-            f"{field} of {name!r} has dtype {array.dtype}; give an array of numbers (encode text "
-            "and ragged rows first)"
+            f"{field} of {name!r} has dtype {array.dtype}; give an array of numbers ({remedy})"
         )
     return array
 

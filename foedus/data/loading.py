@@ -107,6 +107,11 @@ def load(
     >>> load("digits").classes
     10
     """
+    if not is_frame(source) and not isinstance(source, str | os.PathLike):
+        raise DataError(
+            f"source is a {type(source).__name__}; give the name of a data set, a file or a "
+            "DataFrame; arrays are fd.Data.from_arrays(x, y)"
+        )
     for key, value, allowed in (
         ("scale", scale, [*SCALES, None]),
         ("impute", impute, [*IMPUTES, None]),

@@ -60,7 +60,7 @@ def table(
     if weight is not None and weight in (group, together):
         raise DataError(f"{where}: weight={weight!r} says whose row it is; name another column")
     if len(frame) == 0:
-        raise DataError(f"{where}: no rows")
+        raise DataError(f"{where}: no rows; give at least one row to learn from")
     y = frame.pop(label)
     if y.isna().any():
         raise DataError(
@@ -83,7 +83,10 @@ def table(
     if only is not None:
         frame = frame.drop(columns=others)
     elif frame.shape[1] == 0:
-        raise DataError(f"{where}: no feature columns beside the label {label!r}")
+        raise DataError(
+            f"{where}: no feature columns beside the label {label!r}; give at least one column to "
+            "predict it from"
+        )
     categories: dict[str, tuple[str, ...]] = {}
     whole = all(pd.api.types.is_signed_integer_dtype(t) for t in frame.dtypes)
     if whole and not frame.isna().any(axis=None):
@@ -160,7 +163,8 @@ def texts_of(
         places, values = pd.factorize(column)
     except TypeError as error:  # lists and the like
         raise DataError(
-            f"{where}: column {column.name!r} must hold numbers or texts ({error})"
+            f"{where}: column {column.name!r} must hold numbers or texts ({error}); make a column "
+            "of each part, or leave it out with drop="
         ) from None
     odd = next((v for v in values if not isinstance(v, str | int | float | np.generic)), None)
     if odd is not None:
@@ -193,14 +197,11 @@ def weights_of(column: pd.Series, where: str, line: int | None = None) -> np.nda
             f"{_at(where, lacking, line)}: column {column.name!r} (weight) is missing in "
             f"{int(lacking.sum())} rows; {remedy}"
         )
-    try:
-        found = numbers_of(column, where, line)
-    except DataError as error:
-        raise DataError(f"{error} (weight); {remedy}") from None
-    if (wrong := found < 0).any():
+    found = _to_numeric(column.astype(object), column.name, where).to_numpy(np.float64)
+    if (wrong := ~(np.isfinite(found) & (found >= 0))).any():
         raise DataError(
             f"{_at(where, wrong, line)}: column {column.name!r} (weight) is "
-            f"{found[wrong][0]:g}, and weights must not be negative; {remedy}"
+            f"{str(column[wrong].iloc[0])!r}; a weight is a finite number, not negative: {remedy}"
         )
     if not found.any():
         raise DataError(
@@ -225,7 +226,8 @@ def numbers_of(column: pd.Series, where: str, line: int | None = None) -> np.nda
     found = column.to_numpy(np.float64, na_value=np.nan)
     if (infinite := np.isinf(found)).any():
         raise DataError(
-            f"{_at(where, pd.Series(infinite), line)}: column {column.name!r} is infinite"
+            f"{_at(where, pd.Series(infinite), line)}: column {column.name!r} is infinite; correct "
+            "it, or leave it empty and pass impute='median'"
         )
     return found
 
@@ -258,6 +260,11 @@ def _codes(places: np.ndarray, texts: Sequence[str], known: Sequence[str]) -> np
 def label_name(frame: pd.DataFrame, where: str, label: str | int | None) -> str:
     """The name of the column to predict, given by name or place."""
     columns = [str(c) for c in frame.columns]
+    if not isinstance(label, str | int | None):
+        raise DataError(
+            f"{where}: label is a {type(label).__name__}; give the name or the place of the column "
+            f"to predict (columns: {', '.join(columns)})"
+        )
     if isinstance(label, int) and not isinstance(label, bool):
         if label in list(frame.columns):
             return str(label)

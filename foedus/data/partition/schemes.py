@@ -108,6 +108,11 @@ def split(
     Reference: Li, Diao, Chen, He, "Federated learning on non-IID data silos: an experimental
     study", ICDE 2022.
     """
+    if not isinstance(data, Data):
+        raise SplitError(
+            f"data is a {type(data).__name__}; load it first: fd.load(data, label=...), or "
+            "fd.Data.from_arrays(x, y)"
+        )
     check_value("seed", seed, Annotated[int, Ge(0)], SplitError)
     if test is not None:
         part = Annotated[float, Gt(0), Lt(1), Means("a part above 0 and below 1, such as 0.25")]
