@@ -20,6 +20,7 @@ from urllib.parse import quote
 from annotated_types import MinLen, Predicate
 
 from foedus.base.settings import Means, check_settings
+from foedus.core.arguments import without_fingerprint
 from foedus.core.callbacks import Callback
 from foedus.core.describe import flatten
 from foedus.errors import FoedusError
@@ -146,7 +147,8 @@ class MLflow(Callback):
             "seed": settings["seed"],
             "fingerprint": _fingerprint(settings),
         }
-        tags |= flatten(settings["federation"], "federation")
+        # checksums of rows do not leave for a server
+        tags |= flatten(without_fingerprint(settings)["federation"], "federation")
         tags = {f"foedus.{key}": str(value)[:_LONGEST] for key, value in tags.items()}
         self.run_id = self.client.create_run(experiment, tags=tags, run_name=name).info.run_id
         params = [Param(key, str(value)[:_LONGEST]) for key, value in _parameters(settings).items()]
@@ -182,7 +184,8 @@ def _require(module: str, who: str) -> None:
 
 def _fingerprint(settings: dict[str, Any]) -> str:
     """The same for a run and its continuation, another one for other settings."""
-    return f"{zlib.crc32(json.dumps(settings, sort_keys=True).encode()):08x}"
+    chosen = json.dumps(without_fingerprint(settings), sort_keys=True)
+    return f"{zlib.crc32(chosen.encode()):08x}"
 
 
 def _parameters(settings: dict[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -30,6 +30,8 @@ class LocalTraining(Training, Algorithm):
     "uniform". The other settings are those of `foedus.models.training.settings.Training`.
     """
 
+    weighs_rows: ClassVar[bool] = True
+
     model: Model = Linear()  # noqa: RUF009 - frozen
     loss: Annotated[str, Means("the name of a loss"), Remedy("a set is passed as domain=...")] = (
         "auto"
@@ -50,6 +52,9 @@ class LocalTraining(Training, Algorithm):
             self.steps * (self.batch_size or rows) if self.steps else self.epochs * rows
         )
         return schedule + 2 * min(rows, self.batch_size or rows) * row_bytes
+
+    def row_spec(self, spec: Spec) -> Spec:
+        return replace(spec, integers=spec.integers and self.model.takes_integers(spec))
 
     def check(self, spec: Spec) -> None:
         loss_for(self.loss, spec.classes)

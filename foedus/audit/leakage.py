@@ -389,7 +389,7 @@ def _images(data: str | os.PathLike | Data) -> tuple[str, Tensor, Tensor, int]:
             "(1 or 3, height, width), or a "
             f"square number of at least {_SMALLEST} features, such as 'digits'"
         )
-    x = torch.as_tensor(data.x_train)
+    x = torch.as_tensor(data.x_train).float()
     low, high = float(x.min()), float(x.max())
     if low == high:
         raise DataError(f"all pixels of {data.name!r} are {low:g}: there is nothing to rebuild")

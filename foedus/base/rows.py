@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +15,10 @@ from foedus.base.spec import Spec
 @dataclass(frozen=True, eq=False)
 class Rows:
     """A client's rows, padded to the largest client of its batch; padding has weight 0.
+
+    Its objective is sum_j share_j loss_j, where share_j is 1/n for each of its n rows; or w_j / n,
+    where rows have weights w_j of their own, whose mean over the rows of all clients is 1
+    (`table_w`; `None`: all count alike).
 
     The rows of all clients lie in one table; `index` says which are this client's. Reading `x` and
     `y` collects them (or gives a view, where the engine keeps the batch stacked); a mini-batch loop
@@ -27,6 +33,7 @@ class Rows:
     weight: Tensor
     spec: Spec
     stacked: tuple[Tensor, Tensor] | None = None
+    table_w: Tensor | None = None
 
     @property
     def x(self) -> Tensor:
@@ -51,9 +58,41 @@ class Rows:
         return x, y, self.weight.to(device)
 
     @property
+    def worth(self) -> Tensor | None:
+        """The rows' own weights; `None` where all count alike."""
+        return None if self.table_w is None else take(self.table_w, self.index)
+
+    @property
+    def counted(self) -> dict[str, Tensor]:
+        """Index and weights, for what is done on a batch of clients at once: "worth" is there where
+        rows have weights of their own.
+        """
+        args = {"index": self.index, "weight": self.weight}
+        return args if self.table_w is None else {**args, "worth": take(self.table_w, self.index)}
+
+    @property
     def count(self) -> Tensor:
         """How many rows are real."""
         return self.weight.sum(-1)
+
+
+def shares(args: dict[str, Tensor]) -> Tensor:
+    """What rows count in their client's objective, from `Rows.counted` (n last)."""
+    share = args["weight"] / args["weight"].sum(-1, keepdim=True)
+    return share * args["worth"] if "worth" in args else share
+
+
+def tensor_of(array: np.ndarray, integers: bool | None = None) -> Tensor:
+    """An array as a tensor that nothing writes into: without a copy, unless its type differs.
+
+    integers: whether it must hold int64 or float32 numbers; `None`: as it is.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        tensor = torch.from_numpy(array)
+    if integers is None:
+        return tensor
+    return tensor.long() if integers else tensor.float()
 
 
 def take(table: Tensor, index: Tensor) -> Tensor:

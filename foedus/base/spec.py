@@ -8,14 +8,20 @@ from dataclasses import dataclass
 from foedus.base import tree
 
 
-@tree.node(static=("shape", "classes", "outputs"))
+@tree.node(static=("shape", "classes", "outputs", "integers", "weighted"))
 @dataclass(frozen=True)
 class Spec:
-    """The shape of a row, the number of classes (`None`: regression), and a model's outputs."""
+    """The shape of a row, the number of classes (`None`: regression), and a model's outputs.
+
+    integers: rows are int64, such as tokens; otherwise they are float32. weighted: rows count by
+    weights of their own (`Rows.worth`).
+    """
 
     shape: tuple[int, ...]
     classes: int | None
     outputs: int
+    integers: bool = False
+    weighted: bool = False
 
     @property
     def features(self) -> int:
@@ -23,7 +29,7 @@ class Spec:
         return math.prod(self.shape)
 
 
-@tree.node(static=("shape", "classes", "outputs", "texts"))
+@tree.node(static=("shape", "classes", "outputs", "integers", "weighted", "texts"))
 @dataclass(frozen=True)
 class RawSpec(Spec):
     """Rows of a table before preprocessing: numbers, NaN where one is missing, and codes of texts.

@@ -267,7 +267,7 @@ class ExperimentReader(Reader):
         return self.settings(
             "split",
             section,
-            {"scheme": str, "clients": int, "seed": int, **options},
+            {"scheme": str, "clients": int, "seed": int, "test": float, **options},
             required=needed,
         )
 

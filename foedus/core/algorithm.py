@@ -17,7 +17,7 @@ No algorithm knows which engine runs it; no engine knows which algorithm it runs
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -115,6 +115,11 @@ class Algorithm(Settings):
     takes_raw: ClassVar[bool] = False
     """It works on the raw rows of tables (`Data.raw`), not on those that models are given."""
 
+    weighs_rows: ClassVar[bool] = False
+    """Its clients' objective is that of `Rows`, with the rows' own weights; an algorithm without it
+    refuses a federation whose rows have weights.
+    """
+
     remedy: ClassVar[str] = "try a smaller lr, or clip=1.0"
     """What to do about numbers that are not finite."""
 
@@ -141,8 +146,26 @@ class Algorithm(Settings):
         """
         return self
 
+    def row_spec(self, spec: Spec) -> Spec:
+        """What rows are to the clients, of data of this form: where the features are integers, an
+        algorithm that is not made for them is given float32 numbers.
+        """
+        return replace(spec, integers=False)
+
     def check(self, spec: Spec) -> None:
         """Refuse, before any work, data that the algorithm cannot handle."""
+
+    def check_data(self, spec: Spec) -> None:
+        """`check`, for the form of rows that clients are given; refuses rows with weights of their
+        own where the algorithm would ignore them.
+        """
+        if spec.weighted and not self.weighs_rows:
+            raise ConfigError(
+                f"{type(self).__name__} does not use the weights of rows, and this federation has "
+                "some; drop weight= where the data is loaded, or use another algorithm, such as "
+                "fd.FedAvg"
+            )
+        self.check(self.row_spec(spec))
 
     def prepare(self, data: Rows) -> Tree:
         return None

@@ -12,8 +12,19 @@ from foedus.core.aggregation import check_aggregation
 from foedus.core.algorithm import Algorithm
 from foedus.core.callbacks import check_callbacks
 from foedus.core.participation import Poisson
+from foedus.data.federation import Federation
 from foedus.errors import CheckpointError, ConfigError, is_integer, is_number
 from foedus.storage import checkpoint as files
+
+NO_TEST_ROWS = (
+    "no test rows: the history has no accuracy and no loss; hold some out: fed.holdout(0.25), or "
+    "test=0.25 in fd.load, fd.split or Federation.from_clients (evaluate_every=0: no evaluation)"
+)
+
+WEIGHTED = (
+    "rows have weights: the objective, and the loss and accuracy (or mse) of the history, are "
+    "weighted averages over rows"
+)
 
 
 def check_arguments(
@@ -89,6 +100,17 @@ def check_arguments(
         )
 
 
+def nothing_to_test(algorithm: Algorithm, fed: Any, evaluate_every: int) -> bool:
+    """Whether evaluation is wanted and there is nothing to evaluate on.
+
+    An algorithm that makes no model has nothing to evaluate; sites with rows of their own, of which
+    the server has none, evaluate the model themselves.
+    """
+    makes_model = algorithm.personal or type(algorithm).predictor is not Algorithm.predictor
+    ours = isinstance(fed, Federation)
+    return bool(evaluate_every and makes_model and ours and not len(fed.data.x_test))
+
+
 def seed_list(seeds: int | Sequence[int]) -> list[int]:
     """The seeds of several runs: those listed, or 0 .. n - 1."""
     if isinstance(seeds, int) and not isinstance(seeds, bool):
@@ -149,6 +171,12 @@ def checkpoint_file(checkpoint: str | os.PathLike | None) -> Path | None:
         return None
     path = Path(checkpoint)
     return path / "checkpoint.safetensors" if path.is_dir() or not path.suffix else path
+
+
+def without_fingerprint(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a run without the checksums of its rows, which older ones do not have."""
+    federation = {k: v for k, v in settings["federation"].items() if k != "fingerprint"}
+    return {**settings, "federation": federation}
 
 
 def differences(a: Any, b: Any, at: str = "") -> list[str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from foedus.base.rows import tensor_of
 from foedus.core.algorithm import Algorithm
 from foedus.core.predictor import Predictor
 
@@ -19,7 +20,7 @@ def scored_rows(algorithm: Algorithm, predictor: Predictor, data: Data) -> dict[
     vocabulary of classes).
     """
     blocks = zip(
-        *(torch.from_numpy(t).split(predictor.block) for t in (data.x_test, data.y_test)),
+        *(tensor_of(t).split(predictor.block) for t in (data.x_test, data.y_test)),
         strict=True,
     )
     parts = [row_scores(algorithm, predictor.outputs(x), y, data.classes) for x, y in blocks]
@@ -28,13 +29,19 @@ def scored_rows(algorithm: Algorithm, predictor: Predictor, data: Data) -> dict[
 
 def score(algorithm: Algorithm, predictor: Predictor, data: Data) -> dict[str, float]:
     rows = scored_rows(algorithm, predictor, data)
-    metric = {"accuracy": rows["hits"]} if data.classes else {"mse": rows["error"]}
-    return {"loss": float(rows["loss"].mean()), **{k: float(v.mean()) for k, v in metric.items()}}
+    found = {"loss": rows["loss"]}
+    found |= {"accuracy": rows["hits"]} if data.classes else {"mse": rows["error"]}
+    if data.weights_test is None:
+        return {k: float(v.mean()) for k, v in found.items()}
+    weight = torch.from_numpy(data.weights_test)
+    return {k: float(weight @ v / weight.sum()) for k, v in found.items()}
 
 
 def averages(sums: dict[str, torch.Tensor], classes: int | None) -> dict[str, float]:
-    """Averages over rows of what was summed by client, and the worst client's."""
-    count = sums["rows"].double()
+    """Averages over rows of what was summed by client, and the worst client's; weighted where the
+    sums are.
+    """
+    count = sums.get("weight", sums["rows"]).double()
     total, some = count.sum(), count > 0
     if total == 0:
         return {}

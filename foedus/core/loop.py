@@ -8,8 +8,7 @@ import contextlib
 import math
 import time
 import warnings
-import zlib
-from functools import cached_property, reduce
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +16,10 @@ import numpy as np
 import torch
 
 from foedus.base import random
+from foedus.base.rows import tensor_of
 from foedus.base.tree import State, Tree
 from foedus.core.aggregation import Aggregation, Aggregator, BudgetSpent, Setting
-from foedus.core.arguments import differences
+from foedus.core.arguments import differences, without_fingerprint
 from foedus.core.clients import Clients
 from foedus.core.describe import to_config
 from foedus.core.evaluate import averages, score
@@ -29,6 +29,9 @@ from foedus.core.network import Network
 from foedus.core.participation import cohort, expected
 from foedus.core.reduce import Ledger
 from foedus.core.result import Run, checksum
+from foedus.data.federation import Federation
+from foedus.data.fingerprint import checksum as array_checksum
+from foedus.data.fingerprint import sampled
 from foedus.errors import CheckpointError, DivergenceError, TooFewClients
 from foedus.storage import checkpoint as files
 from foedus.storage.history_file import Earlier
@@ -37,7 +40,6 @@ if TYPE_CHECKING:
     from foedus.core.algorithm import Algorithm
     from foedus.core.participation import Poisson
     from foedus.core.session import Engine
-    from foedus.data.federation import Federation
 
 _COHORT = 0xFFFFFFFE
 
@@ -69,9 +71,10 @@ class Loop:
         ids, order = np.unique(fed.ids, return_index=True)
         self.ids, self.sizes = torch.from_numpy(ids), torch.from_numpy(fed.sizes[order])
         self.rows = int(self.sizes.sum())
+        self.spec = self.algorithm.row_spec(fed.spec)
         self.session = engine.open(self.algorithm, fed, self.key)
         self.network = Network(
-            self.session, self.algorithm, self.ids, self.sizes, fed.spec, self.key, quantise
+            self.session, self.algorithm, self.ids, self.sizes, self.spec, self.key, quantise
         )
         self.aggregation: Aggregation | None = None
         self.history, self.seconds = History(), 0.0
@@ -238,7 +241,9 @@ class Loop:
                 metrics |= score(self.algorithm, predictor, data)
             elif self.algorithm.personal:
                 everywhere = self.session.evaluate_global(
-                    torch.from_numpy(data.x_test), torch.from_numpy(data.y_test)
+                    tensor_of(data.x_test, self.spec.integers),
+                    tensor_of(data.y_test),
+                    *([] if data.weights_test is None else [tensor_of(data.weights_test)]),
                 )
                 metrics |= averages(everywhere, data.classes)
         if not math.isfinite(metrics.get("loss", 0.0)):
@@ -272,6 +277,10 @@ class Loop:
                 ),
                 "clients": len(self.fed),
                 "rows": int(self.fed.sizes.sum()),
+                **({"weighted": True} if self.spec.weighted else {}),
+                "fingerprint": self.fed.fingerprint
+                if isinstance(self.fed, Federation)
+                else {k: f"{v:08x}" for k, v in self.fingerprint.items()},
             },
             "seed": self.seed,
             "participation": to_config(self.participation),
@@ -287,17 +296,15 @@ class Loop:
         one federation.
         """
         fed, data = self.fed, self.fed.data
-        parts = {
-            "clients": (fed.ids, fed.offsets, fed.rows),
-            "data": (data.x_train, data.y_train),
-            "test rows": (data.x_test, data.y_test),
-        }
+        if not isinstance(fed, Federation):  # sites: what stands for their rows
+            train, test = array_checksum(data.x_train, data.y_train), 0
+        else:
+            train, test = data.checksums
         if len(data.x_test):
-            parts["test rows"] += (fed.test_rows, fed.test_offsets)
-        return {
-            name: reduce(lambda c, a: zlib.crc32(np.ascontiguousarray(a).data, c), arrays, 0)
-            for name, arrays in parts.items()
-        }
+            test = array_checksum(fed.test_rows, fed.test_offsets, start=test)
+        part = " (in part)" if sampled(data.x_train) else ""
+        clients = array_checksum(fed.ids, fed.offsets, fed.rows)
+        return {"clients": clients, f"data{part}": train, "test rows": test}
 
     def save(self, path: Path) -> None:
         ledger = vars(self.ledger)
@@ -357,7 +364,9 @@ class Loop:
         if meta.get("kind") != "checkpoint":
             raise CheckpointError(f"{path} is not a checkpoint of a run")
         try:
-            differ = differences(meta["settings"], self.settings)
+            # rows are compared below
+            before, now = map(without_fingerprint, (meta["settings"], self.settings))
+            differ = differences(before, now)
             differ += [
                 f"the {k} of the federation differ"
                 for k, v in self.fingerprint.items()
@@ -382,7 +391,8 @@ class Loop:
                 History(rows),
                 self.done,
             )
-            self.notes = [*meta.get("notes", []), *([note] if note else [])]
+            notes = [*meta.get("notes", []), *self.notes, *([note] if note else [])]
+            self.notes = list(dict.fromkeys(notes))
             self.earlier = Earlier(checkpoint, **meta["earlier"])
             self._load_mail(trees["mail"])
             self.session.load(trees["clients"])
@@ -406,6 +416,6 @@ class Loop:
         about = (self.settings, clients, self.fed, self.engine, self.notes)
         data = self.fed.data
         return Run(
-            self.algorithm, self.fed.spec, self.state, self.history, *about, data.preprocess,
+            self.algorithm, self.spec, self.state, self.history, *about, data.preprocess,
             data.class_values,
         )  # fmt: skip

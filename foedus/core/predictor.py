@@ -64,7 +64,7 @@ class Predictor:
             x = self.preprocess.transform(x)
         elif not isinstance(x, Tensor):
             try:
-                x = np.array(x, np.float32)
+                x = np.array(x, _whole(x) if self.spec.integers else np.float32)
             except (TypeError, ValueError) as error:
                 raise DataError(
                     f"an array must hold numbers, as data.x_test does ({error}); give raw rows in "
@@ -76,7 +76,8 @@ class Predictor:
                 "rows in a DataFrame with the columns' names, or data.preprocess.apply(rows)",
                 stacklevel=3,
             )
-        x = torch.as_tensor(x).float()
+        x = torch.as_tensor(x)
+        x = x.long() if self.spec.integers else x.float()
         if tuple(x.shape[1:]) != self.spec.shape or x.dim() == 0:
             one = "; for a single row pass x[None]" if tuple(x.shape) == self.spec.shape else ""
             raise DataError(
@@ -232,6 +233,14 @@ class Predictor:
             )
         metric = accuracy_score if self.spec.classes else r2_score
         return float(metric(y, self.predict(x), sample_weight=sample_weight))
+
+
+def _whole(x: Any) -> type:
+    """The type of rows of integers; refuses what is not."""
+    given = np.asarray(x)
+    if given.dtype.kind == "f" and not (given == np.floor(given)).all():
+        raise DataError("x holds fractions; the model takes rows of integers, as data.x_test has")
+    return np.int64
 
 
 def _is_table(x: object) -> bool:

@@ -145,6 +145,9 @@ class Run:
         else:
             owner = np.repeat(np.arange(len(fed)), np.diff(fed.test_offsets))
             rows = scored_rows(self.algorithm, self.model.prepared, data)
+            if data.weights_test is not None:
+                weight = torch.from_numpy(data.weights_test)
+                rows = {**{k: v * weight for k, v in rows.items()}, "weight": weight}
             sums = {
                 k: torch.from_numpy(np.bincount(owner, v.numpy()[fed.test_rows], len(fed)))
                 for k, v in rows.items()
@@ -154,7 +157,7 @@ class Run:
                 k: v[order]
                 for k, v in (sums | {"rows": torch.from_numpy(np.diff(fed.test_offsets))}).items()
             }
-        count = sums["rows"].double()
+        count = sums.get("weight", sums["rows"]).double()
         names = {} if fed.names is None else dict(zip(fed.ids.tolist(), fed.names, strict=True))
         table = {
             "client": self.clients["ids"],
@@ -220,6 +223,8 @@ class Run:
                 "shape": list(self.spec.shape),
                 "classes": self.spec.classes,
                 "outputs": self.spec.outputs,
+                "integers": self.spec.integers,
+                "weighted": self.spec.weighted,
             },
             "preprocess": None if self.preprocess is None else self.preprocess.to_json(),
             "class_values": None if self.class_values is None else list(self.class_values),
@@ -306,7 +311,11 @@ class Run:
                 f"{path} was made by another algorithm than the one passed: {'; '.join(differ)}"
             )
         algorithm = algorithm.seeded(meta["settings"]["seed"])
-        spec = Spec(tuple(meta["spec"]["shape"]), meta["spec"]["classes"], meta["spec"]["outputs"])
+        form = meta["spec"]
+        spec = Spec(
+            tuple(form["shape"]), form["classes"], form["outputs"],
+            bool(form.get("integers")), bool(form.get("weighted")),
+        )  # fmt: skip
         notes, about = list(meta.get("notes", [])), meta.get("preprocess")
         values = meta.get("class_values")
         if values is not None and (

@@ -5,14 +5,18 @@ whenever asked.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from foedus.core.aggregation import Aggregation
 from foedus.core.algorithm import Algorithm
 from foedus.core.arguments import (
+    NO_TEST_ROWS,
+    WEIGHTED,
     check_arguments,
     checkpoint_file,
+    nothing_to_test,
     refuse_to_begin,
     refuse_to_overwrite,
 )
@@ -54,17 +58,19 @@ def run(
 
     rounds: how many. seed: of everything random. engine: `fd.Local()` unless given. participation:
     the fraction of clients drawn without replacement in each round, or `fd.Poisson(p)`.
-    evaluate_every: evaluate once in this many rounds, and after the last (0: never). target: stop
-    once the accuracy reaches it (or the mean squared error falls to it). quantise: send replies as
-    "float16", "bfloat16" or "int8", rounded stochastically without bias. aggregation: how replies
-    are averaged, if not by adding them up; see `foedus.core.aggregation`. checkpoint: a file,
-    written atomically after every `checkpoint_every` rounds. resume: True goes on from it, to the
-    numbers of an uninterrupted run; "auto" also begins where there is none. The checkpoint before
-    it is kept as PATH.previous, and is used where the newest is damaged; `run.notes` says so.
-    Ctrl-C finishes the round, writes the checkpoint and stops. start: a finished run whose global
-    model this one starts from (a warm start); what that run sent is not counted here. callbacks:
-    told of the start, of every row of the history and of the end: `[fd.TensorBoard("runs")]`; see
-    `fd.Callback`. progress: show a bar; by default only on a terminal.
+    evaluate_every: evaluate once in this many rounds, and after the last (0: never); on a
+    federation without test rows nothing is evaluated, which a warning and `run.notes` say. target:
+    stop once the accuracy reaches it (or the mean squared error falls to it). quantise: send
+    replies as "float16", "bfloat16" or "int8", rounded stochastically without bias. aggregation:
+    how replies are averaged, if not by adding them up; see `foedus.core.aggregation`. checkpoint: a
+    file, written atomically after every `checkpoint_every` rounds. resume: True goes on from it, to
+    the numbers of an uninterrupted run; "auto" also begins where there is none. The checkpoint
+    before it is kept as PATH.previous, and is used where the newest is damaged; `run.notes` says
+    so. Ctrl-C finishes the round, writes the checkpoint and stops. start: a finished run whose
+    global model this one starts from (a warm start); what that run sent is not counted here.
+    callbacks: told of the start, of every row of the history and of the end:
+    `[fd.TensorBoard("runs")]`; see `fd.Callback`. progress: show a bar; by default only on a
+    terminal.
 
     Example:
         >>> fed = fd.split(fd.load("digits"), "dirichlet", clients=10, alpha=0.5)
@@ -87,7 +93,9 @@ def run(
         callbacks=callbacks,
     )
     rounds, seed = int(rounds), int(seed)
-    algorithm.check(fed.spec)
+    algorithm.check_data(fed.spec)
+    if fed.spec.weighted:
+        fed = fed.with_mean_weight_one()
     if algorithm.pooled:
         fed, participation, quantise, aggregation = fed.pool(), 1.0, None, None
     if engine is None:
@@ -108,6 +116,11 @@ def run(
         loop.first = None if start is None else start_model(start)
         try:
             loop.open(aggregation, path, bool(resume))
+            if fed.spec.weighted:
+                loop.notes.append(WEIGHTED)
+            if nothing_to_test(algorithm, fed, evaluate_every):
+                loop.notes.append(NO_TEST_ROWS)
+                warnings.warn(NO_TEST_ROWS, stacklevel=2)
             if path:
                 files.sweep(path)
             if path and resume and files.exists(path):

@@ -185,11 +185,18 @@ class Session(ABC):
 
     @abstractmethod
     def evaluate_own(self) -> dict[str, Tensor]:
-        """Each client's model on its own test rows: sums by client, in id order."""
+        """Each client's model on its own test rows: sums by client, in id order; "weight" is among
+        them where test rows have weights.
+        """
 
     @abstractmethod
-    def evaluate_global(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Each client's model on the same rows: sums by client, in id order."""
+    def evaluate_global(
+        self, x: Tensor, y: Tensor, weight: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Each client's model on the same rows: sums by client, in id order.
+
+        weight: of the rows, where they have some; "weight" is then among the sums.
+        """
 
     def close(self) -> None:
         """Release what the run has held."""

@@ -26,6 +26,8 @@ def federation(
     reading: dict[str, Any],
 ) -> Federation:  # fmt: skip
     """See `Federation.from_clients`."""
+    if isinstance(clients, tuple) and len(clients) in (2, 3) and _is_array(clients[0]):
+        raise SplitError("clients is a pair of arrays; for a single client give [(x, y)]")
     names, given = named(clients, "clients")
     if not given:
         raise SplitError("clients is empty; give at least one (x, y)")
@@ -47,10 +49,13 @@ def federation(
         test = None if isinstance(test, float) else test  # held out by then
     else:
         if reading:
-            raise DataError(
-                f"{next(iter(reading))}= is for tables; arrays are taken as they are, or made a "
-                "DataFrame"
+            key = next(iter(reading))
+            remedy = (
+                "give arrays as (x, y, weights)"
+                if key == "weight"
+                else "arrays are taken as they are, or made a DataFrame"
             )
+            raise DataError(f"{key}= is for tables; {remedy}")
         data = _of_arrays(parts, tests, common, classes, name, names)
     count, owner = len(parts), data.groups_train
     assert owner is not None
@@ -60,6 +65,10 @@ def federation(
     settings: dict[str, Any] = {"clients": count}
     fed = cls.from_owners(data, owner, test_owner, np.arange(count), "given", settings)
     return fed.holdout(test, seed) if isinstance(test, float) and test else fed
+
+
+def _is_array(given: object) -> bool:
+    return hasattr(given, "shape") and not is_frame(given)
 
 
 def _tests(test: Any, names: list[str] | None, count: int) -> list[Any]:
@@ -109,7 +118,10 @@ def _of_tables(
         ]
         texts = set().union(*kinds)  # pandas would make numbers of unequal categories
         if some := sorted(texts - kinds[0].intersection(*kinds)):
-            raise DataError(f"{what}: column {some[0]!r} holds categories at some sites alone")
+            raise DataError(
+                f"{what}: column {some[0]!r} holds categories at some sites alone; make it "
+                "categorical at all of them, or at none: table[column].astype('category')"
+            )
         parts = [p.astype(dict.fromkeys(texts, object)) for p in parts]
         return pd.concat(parts, ignore_index=True).astype(dict.fromkeys(texts, "category"))
 
@@ -136,36 +148,69 @@ def _of_arrays(
     parts: list[Any], test: Any, common: bool, classes: int | None, name: str,
     names: list[str] | None,
 ) -> Data:  # fmt: skip
-    x, y, owner = _concatenate(parts, "clients")
+    x, y, weights, owner = _concatenate(parts, "clients")
     if common and is_frame(test):
         raise DataError("test is a table and the clients bring arrays; give (x, y)")
-    x_test = y_test = test_owner = None
+    x_test = y_test = weights_test = test_owner = None
     if common:
-        x_test, y_test = test
+        x_test, y_test, weights_test = test
     elif isinstance(test, list):
-        x_test, y_test, test_owner = _concatenate(test, "test")
+        x_test, y_test, weights_test, test_owner = _concatenate(test, "test")
     return Data.from_arrays(
         x, y, x_test, y_test, classes=classes, name=name, groups=owner, groups_test=test_owner,
-        group_names=names,
+        group_names=names, weights=weights, weights_test=weights_test,
     )  # fmt: skip
 
 
 def _concatenate(
-    parts: Sequence[tuple[Any, Any]], what: str
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All rows one after the other, and whose they are."""
-    first = tuple(v.shape[1:] for v in parts[0])
-    for k, (x, y) in enumerate(parts):
+    parts: Sequence[tuple[Any, Any, Any]], what: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
+    """All rows one after the other, their weights, where there are some, and whose they are."""
+    first = tuple(v.shape[1:] for v in parts[0][:2])
+    weighted = [weights is not None for *_, weights in parts]
+    if any(weighted) and not all(weighted):
+        raise DataError(
+            f"{what}[{weighted.index(False)}] has no weights, and {what}[{weighted.index(True)}] "
+            "has some; give (x, y, weights) for all, or (x, y) for all"
+        )
+    for k, (x, y, weights) in enumerate(parts):
         if x.ndim < 2 or y.ndim < 1 or len(x) != len(y):
             given = f"{what}[{k}] has x of shape {x.shape} and y of shape {y.shape}"
             raise DataError(f"{given}; give x [n, features] and y [n]")
+        if weights is not None and weights.shape != (len(x),):
+            raise DataError(
+                f"{what}[{k}] has weights of shape {weights.shape} for {len(x)} rows; give one a "
+                "row"
+            )
         if (x.shape[1:], y.shape[1:]) != first:
             raise DataError(
                 f"{what}[{k}] has rows of shape {x.shape[1:]} and {y.shape[1:]}, {what}[0] of "
                 f"shape {first[0]} and {first[1]}; give all the same"
             )
-    owner = np.repeat(np.arange(len(parts)), [len(x) for x, _ in parts])
-    return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts]), owner
+    xs, ys, own = zip(*parts, strict=True)
+    owner = np.repeat(np.arange(len(parts)), [len(x) for x in xs])
+    weights = np.concatenate(own) if any(weighted) else None
+    return _joined(list(xs)), np.concatenate(ys), weights, owner
+
+
+def _joined(arrays: list[np.ndarray]) -> np.ndarray:
+    """Arrays one after the other: without a copy where they lie so in the memory of one array."""
+    first, end = arrays[0], None
+    for a in arrays:
+        start = a.__array_interface__["data"][0]
+        alike = a.dtype == first.dtype and a.flags.c_contiguous and _owner(a) is _owner(first)
+        if not alike or end not in (None, start):
+            return np.concatenate(arrays)
+        end = start + a.nbytes
+    shape = (sum(map(len, arrays)), *first.shape[1:])
+    return np.lib.stride_tricks.as_strided(first, shape, first.strides, writeable=False)
+
+
+def _owner(array: np.ndarray) -> Any:
+    """The array whose memory another one is a view of."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
 
 
 def named(clients: Any, what: str) -> tuple[list[str] | None, list[Any]]:
@@ -181,15 +226,16 @@ def named(clients: Any, what: str) -> tuple[list[str] | None, list[Any]]:
 
 
 def opened(given: Any, where: str) -> Any:
-    """One client's rows: a DataFrame, or a pair (x, y) of arrays."""
+    """One client's rows: a DataFrame, or arrays (x, y, weights of rows or `None`)."""
     if is_frame(given):
         return given
     if hasattr(given, "to_pandas") and hasattr(given, "column_names"):  # of Hugging Face
         return given.to_pandas()
-    if isinstance(given, tuple | list) and len(given) == 2:
-        return dense(given[0], where), np.asarray(given[1])
+    if isinstance(given, tuple | list) and len(given) in (2, 3):
+        weights = np.asarray(given[2]) if len(given) == 3 else None
+        return dense(given[0], where), np.asarray(_plain(given[1])), weights
     if "torch" in sys.modules and _is_torch(given):
-        return _of_torch(given, where)
+        return *_of_torch(given, where), None
     raise DataError(
         f"{where} is a {type(given).__name__}; give (x, y), a DataFrame, or a data set of torch or "
         "Hugging Face"
@@ -206,7 +252,12 @@ def dense(x: Any, where: str) -> np.ndarray:
                 "GiB once it is dense; leave out columns, or hash them into fewer"
             )
         return x.astype(np.float32).toarray()
-    return np.asarray(x)
+    return np.asarray(_plain(x))
+
+
+def _plain(values: Any) -> Any:
+    """A tensor without its graph, on the CPU; others as they are."""
+    return values.detach().cpu() if hasattr(values, "detach") else values
 
 
 def _is_torch(given: object) -> bool:
@@ -232,7 +283,12 @@ def _of_torch(given: Any, where: str) -> tuple[np.ndarray, np.ndarray]:
     xs, ys = [], []
     for batch in loader:
         if not isinstance(batch, tuple | list) or len(batch) != 2:
-            raise DataError(f"{where}: its items must be pairs (x, y), not {type(batch).__name__}")
+            count = len(batch) if isinstance(batch, tuple | list) else 0
+            found = f"{count} values" if count > 1 else type(batch).__name__
+            raise DataError(
+                f"{where}: its items must be pairs (x, y), not {found}; give a Dataset of such "
+                "pairs, or arrays (x, y)"
+            )
         x, y = (part if isinstance(part, torch.Tensor) else torch.as_tensor(part) for part in batch)
         xs.append(x.numpy())
         ys.append(y.numpy())

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from foedus.base.spec import RawSpec, Spec
+from foedus.data.fingerprint import checksum
 from foedus.data.finite import first_not_finite
-from foedus.data.labels import numbered
+from foedus.data.labels import numbered, one_hot
 from foedus.data.preprocess import Preprocessor
 from foedus.data.unprepared import Unprepared
 from foedus.errors import DataError
@@ -23,13 +27,17 @@ _LARGEST_GROUP = 2**32 - 1
 class Data:
     """Training and test rows of one set; arrays are converted and validated on construction.
 
-    Features are float32 of shape `[n, *shape]`; labels are int64 `[n]` for classification, float32
-    `[n]` or `[n, k]` for regression (`classes` is then `None`). `groups_train` and `groups_test`
-    say whose row it is (for the natural split); `group_names[g]` is the name of group `g`.
-    `class_values[k]` is label k as it was written, where it was not the number k. `preprocess` is
-    what made the features of raw rows, and `scaling` names its scale. `label` is the column of a
-    table that is predicted. The test part may be empty. Where `raw` is given, features are raw rows
-    in float64, to be prepared by `foedus.prepare`.
+    Features have the shape `[n, *shape]`: int32 and int64 stay what they are, such as tokens, if
+    both parts have them; all others become float32. Models are given float32 numbers, but for a
+    `torch.nn.Module` that takes integers (`nn.Embedding`): it is given int64. Labels are int64
+    `[n]` for classification, float32 `[n]` or `[n, k]` for regression (`classes` is then `None`).
+    `groups_train` and `groups_test` say whose row it is (for the natural split); `group_names[g]`
+    is the name of group `g`. `class_values[k]` is label k as it was written, where it was not the
+    number k. `preprocess` is what made the features of raw rows, and `scaling` names its scale.
+    `label` is the column of a table that is predicted. The test part may be empty. `weights_train`
+    and `weights_test` say what rows count (float64, not negative; `None`: all alike): the objective
+    is then sum_i w_i loss_i / sum_i w_i. Where `raw` is given, features are raw rows in float64, to
+    be prepared by `foedus.prepare`.
     """
 
     name: str
@@ -46,6 +54,8 @@ class Data:
     class_values: tuple[Any, ...] | None = None
     preprocess: Preprocessor | None = None
     label: str | None = None
+    weights_train: np.ndarray | None = None
+    weights_test: np.ndarray | None = None
     raw: Unprepared | None = None
 
     def __post_init__(self) -> None:
@@ -57,12 +67,14 @@ class Data:
             needed = "give a positive integer, or None for regression"
             raise DataError(f"classes of {self.name!r} is {k!r}; {needed}")
         for field in ("x_train", "x_test"):
-            x = getattr(self, field)
-            where = f"{field} of {self.name!r}"
-            put(
-                field,
-                _features(x, field, self.name) if self.raw is None else self.raw.checked(x, where),
-            )
+            x, where = getattr(self, field), f"{field} of {self.name!r}"
+            raw = self.raw
+            put(field, _features(x, field, self.name) if raw is None else raw.checked(x, where))
+        if self.x_train.dtype != self.x_test.dtype:
+            kinds = {p.dtype.kind for p in (self.x_train, self.x_test) if len(p)}
+            common = np.int64 if kinds == {"i"} else np.float32
+            for field in ("x_train", "x_test"):
+                put(field, getattr(self, field).astype(common, copy=False))
         if len(self.x_train) == 0:
             raise DataError(f"x_train of {self.name!r} has no rows; give at least one training row")
         if self.x_train.shape[1:] != self.x_test.shape[1:]:
@@ -78,7 +90,9 @@ class Data:
                 checked = _groups(groups, f"groups_{part}", self.name, self.group_names)
                 put(f"groups_{part}", checked)
             rows = len(getattr(self, f"x_{part}"))
-            for field in (f"y_{part}", f"groups_{part}"):
+            if (weights := getattr(self, f"weights_{part}")) is not None:
+                put(f"weights_{part}", _weights(weights, f"weights_{part}", self.name))
+            for field in (f"y_{part}", f"groups_{part}", f"weights_{part}"):
                 value = getattr(self, field)
                 given = rows if value is None else len(value)
                 if given != rows:
@@ -91,6 +105,7 @@ class Data:
                 f"y_test of {self.name!r} has rows of shape {self.y_test.shape[1:]}, y_train of "
                 f"shape {self.y_train.shape[1:]}; give both the same targets"
             )
+        self._check_weights()
         for field in ("class_names", "group_names"):
             if getattr(self, field) is not None:
                 put(field, tuple(str(name) for name in getattr(self, field)))
@@ -101,6 +116,25 @@ class Data:
                     f"{field} of {self.name!r} has {len(given)} names for {self.classes} classes; "
                     "give one a class"
                 )
+
+    def _check_weights(self) -> None:
+        given = {"train": self.weights_train, "test": self.weights_test}
+        if not len(self.x_test):  # there is nothing to weigh
+            given["test"] = None if given["train"] is None else np.zeros(0)
+            object.__setattr__(self, "weights_test", given["test"])
+        lacking = [part for part, weights in given.items() if weights is None]
+        if len(lacking) == 1:
+            raise DataError(
+                f"weights_{lacking[0]} of {self.name!r} is missing, and the other part has "
+                "weights; give both parts weights, or neither"
+            )
+
+    def with_weights(self, train: np.ndarray) -> Data:
+        """The same rows with other training weights, which are not checked again."""
+        new = copy.copy(self)
+        vars(new).pop("checksums", None)
+        object.__setattr__(new, "weights_train", train)
+        return new
 
     @classmethod
     def from_arrays(
@@ -117,13 +151,16 @@ class Data:
         groups_test=None,
         group_names: Sequence[str] | None = None,
         scaling: str | None = None,
+        weights=None,
+        weights_test=None,
     ) -> Data:
         """A set from arrays (or CPU tensors, or lists).
 
         Integer or boolean `y` means classification with `classes` labels. Unless given, these are
         0 to the largest, or where 0 is not among them or few of them are used, those that occur
         ({3, 7} are two classes). Floating-point `y` without `classes` means regression. Without
-        `x_test` the test part is empty.
+        `x_test` the test part is empty. Contiguous arrays of float32, int32 or int64 are not
+        copied: a memory map stays on the disk (leave them as they are while the data is in use).
 
         >>> Data.from_arrays([[0.0], [1.0], [2.0]], [0, 1, 1]).classes
         2
@@ -138,6 +175,12 @@ class Data:
         x_test = empty_x if x_test is None else np.asarray(x_test)
         y_test = empty_y if y_test is None else np.asarray(y_test)
         values = None
+        if classes is None and y_train.dtype.kind == "f" and one_hot(y_train):
+            warnings.warn(
+                f"y_train of {name!r} has {y_train.shape[1]} columns, of which one is 1 in each "
+                "row: they are taken for numbers to predict; if they are classes, give y.argmax(1)",
+                stacklevel=2,
+            )
         if classes is None and y_train.dtype.kind in "iub" and y_train.size:
             if class_names is not None or y_train.ndim > 1:  # several columns are refused
                 classes = 2 if class_names is None else len(class_names)
@@ -153,16 +196,30 @@ class Data:
             name, x_train, y_train, x_test, y_test, classes,
             None if class_names is None else tuple(class_names), groups, groups_test,
             None if group_names is None else tuple(group_names), scaling, values,
+            weights_train=weights, weights_test=weights_test,
         )  # fmt: skip
+
+    @cached_property
+    def checksums(self) -> tuple[int, int]:
+        """Of the training and of the test rows, with their labels (`foedus.data.fingerprint`)."""
+        found = checksum(self.x_train, self.y_train), checksum(self.x_test, self.y_test)
+        if self.weights_train is None or self.weights_test is None:
+            return found
+        weights = (self.weights_train, self.weights_test)
+        train, test = (checksum(w, start=c) for w, c in zip(weights, found, strict=True))
+        return train, test
 
     @property
     def spec(self) -> Spec:
         """What a model must know: the shape of a row, the classes, and the outputs."""
         targets = 1 if self.y_train.ndim == 1 else self.y_train.shape[1]
         outputs = targets if self.classes is None else self.classes
+        weighted = self.weights_train is not None
+        shape = self.x_train.shape[1:]
         if self.raw is not None:
-            return RawSpec(self.x_train.shape[1:], self.classes, outputs, self.raw.texts)
-        return Spec(self.x_train.shape[1:], self.classes, outputs)
+            texts = self.raw.texts
+            return RawSpec(shape, self.classes, outputs, weighted=weighted, texts=texts)
+        return Spec(shape, self.classes, outputs, self.x_train.dtype.kind == "i", weighted)
 
     def __repr__(self) -> str:
         kind = "regression" if self.classes is None else f"{self.classes} classes"
@@ -170,6 +227,8 @@ class Data:
         text = f"{len(self.x_train)} + {len(self.x_test)} rows, {shape} features, {kind}"
         if self.groups_train is not None:
             text += f", {len(np.unique(self.groups_train))} groups"
+        if self.weights_train is not None:
+            text += ", weighted"
         made = f"scaling={self.scaling}" if self.raw is None else "raw"
         return f"Data({self.name}: {text}, {made})"
 
@@ -177,9 +236,14 @@ class Data:
 def _numeric(value, field: str, name: str) -> np.ndarray:
     array = np.asarray(value)
     if array.dtype.kind not in "fiub":
+        remedy = "encode text and ragged rows first"
+        if field.startswith("y") and array.dtype.kind in "UO":
+            remedy = (
+                "class numbers are np.unique(y, return_inverse=True)[1]; a DataFrame may have "
+                "labels of text"
+            )
         raise DataError(
-            f"{field} of {name!r} has dtype {array.dtype}; give an array of numbers (encode text "
-            "and ragged rows first)"
+            f"{field} of {name!r} has dtype {array.dtype}; give an array of numbers ({remedy})"
         )
     return array
 
@@ -191,6 +255,8 @@ def _features(value, field: str, name: str) -> np.ndarray:
             f"{field} of {name!r} has shape {x.shape}; give rows of at least one feature, shape "
             "[n, features]"
         )
+    if x.dtype.kind == "i" and x.dtype.itemsize >= 4:
+        return np.ascontiguousarray(x, x.dtype.newbyteorder("="))
     # a number too large for float32 becomes infinite, which is reported next
     with np.errstate(over="ignore"):
         x = np.ascontiguousarray(x, dtype=np.float32)
@@ -238,6 +304,23 @@ def _targets(value, field: str, name: str, classes: None) -> np.ndarray:
             "remove those rows"
         )
     return y
+
+
+def _weights(value, field: str, name: str) -> np.ndarray:
+    weights = np.asarray(value)
+    if weights.ndim != 1 or weights.dtype.kind not in "fiub":
+        raise DataError(
+            f"{field} of {name!r} has dtype {weights.dtype} and shape {weights.shape}; give one "
+            "number a row, not negative"
+        )
+    weights = np.ascontiguousarray(weights, dtype=np.float64)
+    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+    if len(wrong):
+        raise DataError(
+            f"{field} of {name!r} holds {weights[wrong[0]]} in row {wrong[0]} ({len(wrong)} such "
+            "rows); weights must be finite and not negative: correct them, or remove those rows"
+        )
+    return weights
 
 
 def _groups(value, field: str, name: str, names: Sequence[str] | None) -> np.ndarray:

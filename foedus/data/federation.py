@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from annotated_types import Ge, Gt, Lt
 from foedus.base.settings import Means, check_value
 from foedus.base.spec import Spec
 from foedus.data.dataset import Data
+from foedus.data.fingerprint import checksum, form
 from foedus.errors import DataError, SplitError
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 _BARS = 40  # more clients than this are drawn as a heat map
 _COLOURS = 20  # more labels than this have no distinguishable colours
+_NAMED = 10  # names of clients that a description has
 _COLUMNS = 200  # a heat map of more clients averages neighbours
 
 
@@ -105,10 +108,12 @@ class Federation:
     ) -> Federation:
         """A federation of sites that bring their own rows, as a dictionary by name or a list.
 
-        Each brings arrays `(x, y)`, which are taken as they are (sparse matrices become dense); a
-        torch `Dataset` or `DataLoader` of such pairs; or a table, a DataFrame or a Hugging Face
-        `Dataset`. Tables are read as by `foedus.load`, which has the further arguments (`label`,
-        `scale`, `impute`, ...): what is fitted is common to all sites.
+        Each brings arrays `(x, y)`, or `(x, y, weights)` where rows do not count alike, which are
+        taken as they are (sparse matrices become dense, and several arrays are copied into one,
+        unless they are neighboring slices of one array, such as a memory map); a torch `Dataset` or
+        `DataLoader` of such pairs; or a table, a DataFrame or a Hugging Face `Dataset`. Tables are
+        read as by `foedus.load`, which has the further arguments (`label`, `scale`, `impute`, ...):
+        what is fitted is common to all sites.
 
         Args:
             test: what each client has to test, like `clients`; a single tuple `(x, y)`, or table,
@@ -141,6 +146,29 @@ class Federation:
     def spec(self) -> Spec:
         return self.data.spec
 
+    @cached_property
+    def fingerprint(self) -> dict[str, str]:
+        """Checksums by which runs of different federations are told apart; saved with each run.
+
+        "clients": who holds which rows; "training rows" and "test rows": those that are held, with
+        their labels, whoever holds them. Read once; of very large arrays only a part is read
+        (`foedus.data.fingerprint`). Who can guess all rows can confirm the guess by them.
+        """
+        data, (train, test) = self.data, self.data.checksums
+        owners = (self.ids, self.offsets, self.rows, self.test_offsets, self.test_rows)
+
+        def held(start: int, rows: np.ndarray, x: np.ndarray, y: np.ndarray) -> str:
+            there = np.zeros(len(x), bool)
+            there[rows] = True
+            return f"{checksum(np.packbits(there), start=start ^ form(x, y)):08x}"
+
+        return {
+            "clients": f"{checksum(*owners):08x}",
+            "training rows": held(train, self.rows, data.x_train, data.y_train),
+            # all of them are evaluated on, those of nobody, too
+            "test rows": held(test, np.arange(len(data.x_test)), data.x_test, data.y_test),
+        }
+
     @property
     def names(self) -> tuple[str, ...] | None:
         """What the clients are called, in their order, where their data says it."""
@@ -148,6 +176,16 @@ class Federation:
         if called is None or self.scheme not in ("natural", "given"):
             return None
         return tuple(called[i] for i in self.ids)
+
+    @property
+    def called(self) -> list[str]:
+        """What the clients are called in tables and pictures: their names, or their ids."""
+        return [str(name) for name in (self.ids if self.names is None else self.names)]
+
+    def client_columns(self) -> dict[str, Any]:
+        """The first columns of a table of clients: their ids and, where they have some, names."""
+        names = {} if self.names is None else {"name": list(self.names)}
+        return {"client": self.ids, **names}
 
     def client_rows(self, position: int) -> np.ndarray:
         """Training rows of the client at a position."""
@@ -214,9 +252,11 @@ class Federation:
         drawn[order[place < np.repeat(counts, sizes)]] = True
         held = np.sort(self.rows[drawn])
         groups = None if data.groups_train is None else data.groups_train[held]
+        weights = None if data.weights_train is None else data.weights_train[held]
         validation = replace(
-            data, x_test=data.x_train[held], y_test=data.y_train[held], groups_test=groups
-        )
+            data, x_test=data.x_train[held], y_test=data.y_train[held], groups_test=groups,
+            weights_test=weights,
+        )  # fmt: skip
         # those of the test rows left behind
         settings = {k: v for k, v in self.settings.items() if k != "source_test_rows"}
         return Federation(
@@ -224,6 +264,23 @@ class Federation:
             np.searchsorted(held, self.rows[drawn]), _ends(counts), self.ids, self.scheme,
             {**settings, "validation": float(fraction), "validation_seed": int(seed)},
         )  # fmt: skip
+
+    def with_mean_weight_one(self) -> Federation:
+        """The same, with the rows' weights scaled so that the mean over all training rows of the
+        clients is 1: client i's objective is then 1/n_i sum_j w_j loss_j, and their average by
+        rows is that of all rows, sum_j w_j loss_j / sum_j w_j.
+        """
+        weights = self.data.weights_train
+        if weights is None:
+            return self
+        mean, test = weights[self.rows].mean(), self.data.weights_test
+        for part, above in (("training", mean > 0), ("test", test is None or test.any())):
+            if not above and (part == "training" or len(self.data.x_test)):
+                raise DataError(
+                    f"the weights of all {part} rows of {self.data.name!r} are 0; give some rows a "
+                    "weight above 0, or leave the weights out"
+                )
+        return replace(self, data=self.data.with_weights(weights / mean))
 
     def owners(self) -> np.ndarray:
         """Position of the client of each entry of `rows`."""
@@ -241,9 +298,7 @@ class Federation:
         """One row a client: rows, test rows, and rows of each label or mean and spread of y."""
         import pandas as pd
 
-        columns: dict[Any, np.ndarray] = {"client": self.ids}
-        if self.names is not None:
-            columns["name"] = np.array(self.names)
+        columns: dict[Any, Any] = self.client_columns()
         columns |= {"rows": self.sizes, "test_rows": self.test_sizes}
         if self.data.classes is None:
             mean, spread = self._target_moments()
@@ -298,7 +353,7 @@ class Federation:
         return self.data.class_names or [str(c) for c in range(classes)]
 
     def _client_ticks(self) -> dict[str, Any]:
-        return {"labels": [str(i) for i in self.ids], "fontsize": 9 if len(self) <= 20 else 6}
+        return {"labels": self.called, "fontsize": 9 if len(self) <= 20 else 6}
 
     def _plot_heat(self, ax: Axes) -> None:
         classes = self.data.classes
@@ -350,6 +405,12 @@ class Federation:
             f"training rows: {len(self.rows)}; a client has {spread(self.sizes)}",
             f"test rows: {len(self.test_rows)}; a client has {spread(self.test_sizes)}",
         ]
+        if self.names is not None:
+            more = f", ... ({len(self)} in all)" if len(self) > _NAMED else ""
+            lines.insert(1, f"names: {', '.join(self.names[:_NAMED])}{more}")
+        if self.data.weights_train is not None:
+            weights = self.data.weights_train[self.rows]
+            lines.append(f"weights of training rows: {weights.min():g} to {weights.max():g}")
         if self.data.classes is None:
             mean = self._target_moments()[0]
             lines.append(f"mean of y: {mean.min():.4g} to {mean.max():.4g} over clients")

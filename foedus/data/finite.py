@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 
+_BLOCK = 1 << 22
+"""Numbers that are looked at together: beside the data, no more memory than theirs is taken."""
+
 
 def first_not_finite(x: np.ndarray) -> tuple[int, int, int] | None:
     """How many numbers are NaN or infinite, and row and flat column of the first; or `None`."""
-    # min and max carry NaN and infinities along without an array of flags as large as the data.
-    if x.size == 0 or (np.isfinite(x.min()) and np.isfinite(x.max())):
+    if x.size == 0:
         return None
-    bad = ~np.isfinite(x.reshape(len(x), -1))
-    row, column = np.unravel_index(int(bad.argmax()), bad.shape)
-    return int(bad.sum()), int(row), int(column)
+    width = x.size // len(x)
+    many = max(1, _BLOCK // width)
+    count, first = 0, (0, 0)
+    for start in range(0, len(x), many):
+        block = x[start : start + many]
+        # min and max carry NaN and infinities along without an array of flags
+        if np.isfinite(block.min()) and np.isfinite(block.max()):
+            continue
+        bad = ~np.isfinite(block.reshape(len(block), width))
+        if not count:
+            row, column = np.unravel_index(int(bad.argmax()), bad.shape)
+            first = start + int(row), int(column)
+        count += int(bad.sum())
+    return (count, *first) if count else None

@@ -59,7 +59,8 @@ def join_parts(train: Raw, test: Raw, where: object) -> Raw:
         groups = np.array([place.setdefault(name, len(place)) for name in called], np.int64)
         owners = list(place)
     joined = replace(train, x_train=x, x_test=x_test, y_test=test.y_train)
-    return replace(joined, groups_test=groups, group_names=owners)
+    weights = test.weights_train
+    return replace(joined, groups_test=groups, group_names=owners, weights_test=weights)
 
 
 def _aligned(train: Raw, test: Raw, where: object) -> Raw:
@@ -101,9 +102,13 @@ def pool_parts(raw: Raw) -> Raw:
     if groups is not None:
         groups = None if raw.groups_test is None else np.concatenate([groups, raw.groups_test])
     x, y = np.concatenate([raw.x_train, raw.x_test]), np.concatenate([raw.y_train, raw.y_test])
+    weights = raw.weights_train
+    if weights is not None and raw.weights_test is not None:
+        weights = np.concatenate([weights, raw.weights_test])
     return replace(
-        raw, x_train=x, y_train=y, x_test=None, y_test=None, groups_train=groups, groups_test=None
-    )
+        raw, x_train=x, y_train=y, x_test=None, y_test=None, groups_train=groups, groups_test=None,
+        weights_train=weights, weights_test=None,
+    )  # fmt: skip
 
 
 def test_fraction(test: object) -> float:
@@ -127,11 +132,13 @@ def hold_out(raw: Raw, part: float, seed: int, regression: bool) -> Raw:
         held = held_out_groups(raw.together, part, seed, strata)
     else:
         held = _drawn(strata, part, np.random.default_rng(seed))
-    groups = raw.groups_train
+    groups, weights = raw.groups_train, raw.weights_train
     return replace(
         raw, x_train=raw.x_train[~held], y_train=raw.y_train[~held], x_test=raw.x_train[held],
         y_test=raw.y_train[held], groups_train=None if groups is None else groups[~held],
         groups_test=None if groups is None else groups[held],
+        weights_train=None if weights is None else weights[~held],
+        weights_test=None if weights is None else weights[held],
     )  # fmt: skip
 
 

@@ -25,8 +25,7 @@ def task_of(
         raise DataError(f"labels of {name!r} have dtype {y.dtype}; expected numbers or text")
     if task is not None:
         return task
-    ones = y.ndim == 2 and y.shape[1] > 1 and bool(((y == 0) | (y == 1)).all())
-    if ones and bool((y.sum(1) == 1).all()):
+    if one_hot(y):
         raise DataError(
             f"labels of {name!r} have {y.shape[1]} columns, of which one is 1 in each row: if "
             "these are classes, give y.argmax(1); if they are numbers to predict, task='regression'"
@@ -44,6 +43,13 @@ def task_of(
             "are amounts, task='classification' if they are classes"
         )
     return "regression" if y.dtype.kind == "f" or y.ndim > 1 else "classification"
+
+
+def one_hot(y: np.ndarray) -> bool:
+    """Whether each row has a single 1 among zeros, in several columns of numbers."""
+    if y.ndim != 2 or y.shape[1] < 2 or not len(y) or y.dtype.kind not in "fiub":
+        return False
+    return bool(((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all())
 
 
 def encode_labels(
@@ -70,6 +76,12 @@ def encode_labels(
         names, y = tuple(str(n) for n in raw.class_names), y.astype(np.int64)
         return y[:cut], y[cut:], {"classes": len(names), "class_names": names}
     codes, about = numbered(y, name)
+    if raw.feature_names is not None and len(y) and (y == y[0]).all():
+        warnings.warn(
+            f"labels of {name!r} are all {as_text(y[0])}: there is nothing to tell apart; is "
+            "label= the right column? (for numbers, task='regression')",
+            stacklevel=4,
+        )
     return codes[:cut], codes[cut:], about
 
 

@@ -56,6 +56,7 @@ def load(
     label: str | int | None = None,
     group: str | None = None,
     group_holdout: str | None = None,
+    weight: str | None = None,
     drop: Sequence[str] = (),
     test: float | str | os.PathLike | DataFrame | None = None,
     seed: int = 0,
@@ -89,6 +90,9 @@ def load(
         group: the column that says whose row it is (of a table), for the natural split.
         group_holdout: the column that says which rows belong together (of one patient, say): all of
             them are held out, or none. It is no feature.
+        weight: the column that says what a row counts (of a table): numbers that are not negative.
+            The objective is sum_i w_i loss_i / sum_i w_i, and evaluation is weighted likewise. It
+            is no feature; scales and what is imputed do not depend on it.
         drop: columns of a table to leave out.
         test: a file or DataFrame with test rows, or the part of all rows to hold out (stratified by
             group or label, drawn with `seed`). By default the set's own test part, or a quarter of
@@ -108,6 +112,11 @@ def load(
     >>> load("digits").classes
     10
     """
+    if not is_frame(source) and not isinstance(source, str | os.PathLike):
+        raise DataError(
+            f"source is a {type(source).__name__}; give the name of a data set, a file or a "
+            "DataFrame; arrays are fd.Data.from_arrays(x, y)"
+        )
     for key, value, allowed in (
         ("scale", scale, [*SCALES, None]),
         ("impute", impute, [*IMPUTES, None]),
@@ -125,10 +134,10 @@ def load(
 
     def read(source: str | os.PathLike | DataFrame, what: str) -> Raw:
         if is_frame(source):
-            return table(source, what, label, group, drop, group_holdout)
+            return table(source, what, label, group, drop, group_holdout, weight=weight)
         found = formats.read(
             Path(source), format=format, label=label, group=group, drop=drop,
-            together=group_holdout,
+            together=group_holdout, weight=weight,
         )  # fmt: skip
         return image_shaped(found)
 
@@ -136,6 +145,8 @@ def load(
         raw, called = read(source, "the table"), "table"
     else:
         called, path = str(source), path_of(source)
+        if weight is not None and (path is None or path.name == SPEECHES):
+            raise DataError(f"weight={weight!r} names a column of a table, which {called!r} is not")
         if called == "shakespeare" and path is not None and path.name == SPEECHES:
             part = 0.2 if test is None else test_fraction(test)
             raw, test = _speech_windows(load_speeches(path), window, stride, part), None
@@ -205,7 +216,7 @@ def _finish(
         name, x_train, y_train, x_test, y_test, **values, groups_train=raw.groups_train,
         groups_test=raw.groups_test,
         group_names=None if raw.group_names is None else tuple(str(n) for n in raw.group_names),
-        label=raw.label, **about,
+        label=raw.label, weights_train=raw.weights_train, weights_test=raw.weights_test, **about,
     )  # fmt: skip
 
 
@@ -228,7 +239,7 @@ def _speech_windows(users: list[dict], window: int, stride: int, part: float) ->
                 continue
             starts = np.arange(0, len(piece) - window, stride)
             windows = np.lib.stride_tricks.sliding_window_view(piece, window)
-            rows[f"x_{half}"].append(windows[starts].astype(np.float32))
+            rows[f"x_{half}"].append(windows[starts].astype(np.int32))
             rows[f"y_{half}"].append(piece[starts + window])
             rows[f"g_{half}"].append(np.full(len(starts), len(group_names)))
         group_names.append(str(user["id"]))
@@ -238,7 +249,7 @@ def _speech_windows(users: list[dict], window: int, stride: int, part: float) ->
         )
 
     def joined(key: str) -> np.ndarray:
-        empty = np.zeros((0, window), np.float32) if key[0] == "x" else np.zeros(0, np.int64)
+        empty = np.zeros((0, window), np.int32) if key[0] == "x" else np.zeros(0, np.int64)
         return np.concatenate([empty, *rows[key]]).astype(empty.dtype)
 
     return Raw(

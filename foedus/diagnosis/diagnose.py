@@ -65,6 +65,12 @@ def diagnose(
     if former or isinstance(algorithm, FeatureMap | nn.Module):
         return _former(fed, algorithm or features, reg, **options, **former)
     check_federation(fed)
+    if fed.spec.weighted:
+        warnings.warn(
+            "fd.diagnose does not use the weights of rows: but for FedNewton's spectrum, all rows "
+            "count alike in what it finds",
+            stacklevel=2,
+        )
     if algorithm is not None:
         if features is not None or reg is not None:
             raise ConfigError("give an algorithm, or features and reg, not both")
@@ -264,7 +270,7 @@ class Diagnosis:
         """One row a client of `part`: rows, distances, and what linear models explain there."""
         import pandas as pd
 
-        columns: dict[str, Any] = {"client": self.part.ids, "rows": self.part.sizes}
+        columns: dict[str, Any] = {**self.part.client_columns(), "rows": self.part.sizes}
         if len(self.labels):
             by_id = dict(zip(self.fed.ids.tolist(), self.labels, strict=True))
             columns["label_TV"] = [by_id[i] for i in self.part.ids.tolist()]

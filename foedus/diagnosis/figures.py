@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,16 +67,16 @@ def _panels(found: Diagnosis) -> list[tuple[str, str, Callable[[Axes], None]]]:
     rows = "Training rows of each client, by label." if labelled else targets
     add("who holds what", rows, holdings, fed)
     if not labelled or len(fed) > _BARS:
-        add("sizes", "Training rows of each client.", _bars, fed.ids, fed.sizes, "training rows")
+        add("sizes", "Training rows of each client.", _bars, fed.called, fed.sizes, "training rows")
     line = "The line is their mean with rows dealt out at random."
     if labelled:
         caption = "Total variation distance between each client's labels and those of all rows."
         chance = found.facts["label_tv_by_chance"]
-        add("label TV", f"{caption} {line}", _bars, fed.ids, found.labels, "distance", chance)
+        add("label TV", f"{caption} {line}", _bars, fed.called, found.labels, "distance", chance)
     w1, chance = found.distances.per_client, found.facts["omega_w1_by_chance"]
     caption = "Wasserstein-1 distance between each client's features and those of all."
     caption += f" {line}" + ("" if found.distances.exact else " Sliced: a lower bound.")
-    add("omega_W1", caption, _bars, w1["client"], w1["w1"], "distance", chance)
+    add("omega_W1", caption, _bars, found.part.called, w1["w1"], "distance", chance)
     if len(found.part) > 1:
         caption = (
             "Cosine between what linear models of two clients predict; on the diagonal, of two "
@@ -92,12 +92,12 @@ def _panels(found: Diagnosis) -> list[tuple[str, str, Callable[[Axes], None]]]:
     return panels
 
 
-def _bars(ax: Axes, ids: Any, values: Any, ylabel: str, by_chance: float | None = None) -> None:
+def _bars(ax: Axes, names: Any, values: Any, ylabel: str, by_chance: float | None = None) -> None:
     """A bar a client, or where they are many a line of the values in rising order."""
     places = range(len(values))
     if len(values) <= _BARS:
         ax.bar(places, values, color=COLORS[0], width=0.8)
-        ax.set_xticks(places, [str(i) for i in ids], fontsize=9 if len(values) <= 20 else 6)
+        ax.set_xticks(places, names, **_written(names))
         ax.set_xlabel("client")
     else:
         ax.step(places, sorted(values), where="mid", color=COLORS[0])
@@ -110,6 +110,12 @@ def _bars(ax: Axes, ids: Any, values: Any, ylabel: str, by_chance: float | None 
     ax.set_ylim(0, 1.05 * max(*values, by_chance or 0.0, 1e-9))
 
 
+def _written(names: Sequence[str]) -> dict[str, Any]:
+    """How the names of clients stand below an axis: long ones upright, so that all can be read."""
+    look: dict[str, Any] = {"fontsize": 9 if len(names) <= 20 else 6}
+    return {**look, "rotation": 90} if len(names) * max(map(len, names)) > 60 else look
+
+
 def _similarity(ax: Axes, found: Diagnosis) -> None:
     import matplotlib
 
@@ -119,8 +125,8 @@ def _similarity(ax: Axes, found: Diagnosis) -> None:
     ax.figure.colorbar(image, ax=ax, label="similarity", shrink=0.85)
     if n <= _BARS:
         for axis in ("x", "y"):
-            ticks, names = range(n), [str(i) for i in found.part.ids]
-            getattr(ax, f"set_{axis}ticks")(ticks, names, fontsize=9 if n <= 15 else 6)
+            look = _written(found.part.called) if axis == "x" else {"fontsize": 9 if n <= 15 else 6}
+            getattr(ax, f"set_{axis}ticks")(range(n), found.part.called, **look)
     ax.grid(False)
     ax.set(xlabel="client", ylabel="client")
 

@@ -63,7 +63,9 @@ class _Trial:
     def __init__(self, fed: Federation, rng: np.random.Generator, seed: int):
         rows = rng.permutation(np.sort(fed.rows))
         held, used = np.split(rows, [len(rows) // 4]) if len(rows) >= 4 else (rows, rows)
-        self.x, self.x_held = (fed.data.x_train[r[:_ROWS]] for r in (used, held))
+        self.x, self.x_held = (
+            fed.data.x_train[r[:_ROWS]].astype(np.float32, copy=False) for r in (used, held)
+        )
         self.label, self.label_held = (fed.data.y_train[r[:_ROWS]] for r in (used, held))
         self.classes, self.seed = fed.data.classes, seed
         self.y, self.y_held = (self._columns(label) for label in (self.label, self.label_held))

@@ -136,7 +136,8 @@ def heterogeneity(
     if labelled := classes and fed.data.classes is not None:
         labels = fed.label_counts() / fed.sizes[:, None]
         label_tv = np.abs(labels - labels.mean(0)).sum(1) / 2
-    columns = {"client": fed.ids, "rows": fed.sizes, "tv": tv, "w1": w1, "label_tv": label_tv}
+    columns = fed.client_columns()
+    columns |= {"rows": fed.sizes, "tv": tv, "w1": w1, "label_tv": label_tv}
     return Heterogeneity(
         omega_tv=float(tv.mean()),
         omega_w1=float(w1.mean()),
@@ -154,7 +155,7 @@ def check_federation(fed: object) -> None:
 
 def _feature_rows(fed: Federation, features: Callable | None) -> np.ndarray:
     """Rows of all clients one after the other, `[n, d]`, floating point and contiguous."""
-    x = fed.data.x_train[fed.rows]
+    x = fed.data.x_train[fed.rows].astype(np.float32, copy=False)
     if features is None:
         x = x.reshape(len(x), -1)
     elif not callable(features):

@@ -134,7 +134,7 @@ def sharing(fed: Federation, *, seed: int = 0) -> Sharing:
     with np.errstate(invalid="ignore", divide="ignore"):
         shares = {model: 1 - e / spread for model, e in each.items()}
     similarity = _similarity(x, y, owner, half, len(fed), chosen["private"][1])
-    table = pd.DataFrame({"client": fed.ids, "rows": fed.sizes, **shares})
+    table = pd.DataFrame({**fed.client_columns(), "rows": fed.sizes, **shares})
     return Sharing(explained, accuracy, gain, similarity, table)
 
 

@@ -56,7 +56,11 @@ def spectrum(
     options: dict[str, Any] = {"iterations": iterations, "per_client": per_client}
     probe = _Probe(features_of(features), reg, solver="cg", **options)
     state = run(probe, fed, iterations, seed=seed, engine=engine, evaluate_every=0).state
-    columns = {"client": state.ids.tolist(), "rows": state.rows.long().tolist()}
+    columns: dict[str, list] = {"client": state.ids.tolist()}
+    if fed.names is not None:
+        names = dict(zip(fed.ids.tolist(), fed.names, strict=True))
+        columns["name"] = [names[i] for i in columns["client"]]
+    columns["rows"] = state.rows.long().tolist()
     if not per_client:
         return Spectrum(reg, float(state.radius), None, columns)
     shares = state.rows / state.rows.sum()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,8 +12,8 @@ import torch
 from torch import Tensor
 
 from foedus.base import tree
-from foedus.base.rows import Rows, take
-from foedus.base.spec import Spec
+from foedus.base.rows import Rows, take, tensor_of
+from foedus.base.spec import RawSpec, Spec
 from foedus.base.tree import Tree
 
 _KEPT, _KEPT_ROWS = 8, 1 << 23
@@ -37,6 +36,7 @@ class Table:
         order: np.ndarray,
         spec: Spec,
         device: str = "cpu",
+        weights: np.ndarray | None = None,
     ):
         self.spec = spec
         sizes = np.diff(offsets)[order]
@@ -45,14 +45,10 @@ class Table:
                 offsets[:-1][order] - np.concatenate(([0], np.cumsum(sizes)[:-1])), sizes
             )
             rows = rows[starts + np.arange(sizes.sum())]
-        with warnings.catch_warnings():
-            # nothing here writes into the data
-            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-            self.x, self.y, self.rows = (
-                torch.from_numpy(x).to(device),
-                torch.from_numpy(y).to(device),
-                torch.from_numpy(rows),
-            )
+        raw = isinstance(spec, RawSpec)
+        self.x = tensor_of(x, None if raw else spec.integers).to(device)
+        self.y, self.rows = tensor_of(y).to(device), tensor_of(rows)
+        self.w = None if weights is None else torch.from_numpy(weights).float()
         self.sizes = torch.from_numpy(np.ascontiguousarray(sizes))
         self.starts = torch.cumsum(self.sizes, 0) - self.sizes
         self.kept: dict[tuple[bytes, int], tuple[Tensor, Tensor]] = {}
@@ -101,7 +97,14 @@ class Table:
     def one(self, position: int) -> Rows:
         """One client's rows, without padding."""
         start, size = int(self.starts[position]), int(self.sizes[position])
-        return Rows(self.x, self.y, self.rows[start : start + size], torch.ones(size), self.spec)
+        index = self.rows[start : start + size]
+        return Rows(self.x, self.y, index, torch.ones(size), self.spec, None, self.w)
+
+    def weight_sums(self) -> Tensor:
+        """The sum of the weights of each client's rows."""
+        assert self.w is not None
+        total = torch.cat((torch.zeros(1).double(), self.w[self.rows].double().cumsum(0)))
+        return total[self.starts + self.sizes] - total[self.starts]
 
     def groups(self, positions: Tensor, spread: float, limit: Callable[[int], int]) -> list[Tensor]:
         """Cut clients into batches: sizes within a factor `spread`, at most `limit(rows)` clients

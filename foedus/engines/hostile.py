@@ -171,8 +171,10 @@ class HostileSession(Session):
     def evaluate_own(self) -> dict[str, Tensor]:
         return self.inner.evaluate_own()
 
-    def evaluate_global(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        return self.inner.evaluate_global(x, y)
+    def evaluate_global(
+        self, x: Tensor, y: Tensor, weight: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        return self.inner.evaluate_global(x, y, weight)
 
     def keep(self, folder: Path) -> None:
         self.inner.keep(folder)

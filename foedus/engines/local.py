@@ -80,7 +80,7 @@ class LocalSession(Session):
         self.engine, self.algorithm, self.spec, self.seed_key = (
             engine,
             algorithm,
-            fed.spec,
+            algorithm.row_spec(fed.spec),
             seed_key,
         )
         order = np.argsort(fed.ids, kind="stable")
@@ -91,13 +91,13 @@ class LocalSession(Session):
             fed.rows,
             fed.offsets,
             order,
-            fed.spec,
+            self.spec,
             engine.device,
+            fed.data.weights_train,
         )
         self.conditions = Conditions(device=torch.device(engine.device))
-        self._test = lambda: Table(
-            fed.data.x_test, fed.data.y_test, fed.test_rows, fed.test_offsets, order, fed.spec
-        )
+        test = (fed.data.x_test, fed.data.y_test, fed.test_rows, fed.test_offsets)
+        self._test = lambda: Table(*test, order, self.spec, weights=fed.data.weights_test)
         self.states = States(len(self.ids))
         self.shared = random.fold(seed_key, 0)
         self.prepares = type(algorithm).prepare is not Algorithm.prepare
@@ -263,7 +263,7 @@ class LocalSession(Session):
         """
         index, weight = table.index(group.positions, group.width)
         late = self._late(group.positions)
-        rows = Rows(table.x, table.y, index, weight, self.spec, group.stacked)
+        rows = Rows(table.x, table.y, index, weight, self.spec, group.stacked, table.w)
         ids = self.ids[group.positions]
         reply, _ = run(Client(ids, rows, group.prepared, None, keys, self.shared, self.spec, *late))
         if any(isinstance(t, Tensor) and t.shape[:1] != ids.shape for t in tree.leaves(reply)):
@@ -292,7 +292,7 @@ class LocalSession(Session):
             for i, t in zip(where, tensors, strict=True):
                 leaves[i] = t
             (stacked, prepared, state), id_, index, weight, key, late = tree.unflatten(leaves, form)
-            rows = Rows(table.x, table.y, index, weight, self.spec, stacked)
+            rows = Rows(table.x, table.y, index, weight, self.spec, stacked, table.w)
             reply, new = run(Client(id_, rows, prepared, state, key, self.shared, self.spec, *late))
             kept["same"] = new is state or new is None
             out, kept["form"] = tree.flatten(
@@ -400,20 +400,25 @@ class LocalSession(Session):
         """
 
         def run(client: Client) -> tuple[Tree, Tree]:
-            out = self.algorithm.outputs(client, client.data.x)
-            return _scores(
-                self.algorithm, out, client.data.y, client.data.weight, self.spec.classes
-            ), client.state
+            data = client.data
+            out = self.algorithm.outputs(client, data.x)
+            weight = data.weight if data.worth is None else data.weight * data.worth
+            return _scores(self.algorithm, out, data.y, weight, self.spec.classes), client.state
 
         sizes = self.test.sizes
         parts = self._everywhere(run, self.test, torch.nonzero(sizes > 0).flatten())
+        if self.test.w is not None:
+            parts["weight"] = self.test.weight_sums()
         return {**parts, "rows": sizes}
 
-    def evaluate_global(self, x: Tensor, y: Tensor, block: int = 1024) -> dict[str, Tensor]:
+    def evaluate_global(
+        self, x: Tensor, y: Tensor, weight: Tensor | None = None, block: int = 1024
+    ) -> dict[str, Tensor]:
         """Where the algorithm is personal: each client's model on the same rows."""
         total: dict[str, Tensor] = {}
-        for bx, by in zip(x.split(block), y.split(block), strict=True):
-            weight = torch.ones(len(bx))
+        total_weight = None if weight is None else weight.double().sum()
+        worth = torch.ones(len(x)) if weight is None else weight.float()
+        for bx, by, weight in zip(x.split(block), y.split(block), worth.split(block), strict=True):
 
             def run(
                 client: Client, bx: Tensor = bx, by: Tensor = by, weight: Tensor = weight
@@ -423,6 +428,8 @@ class LocalSession(Session):
 
             part = self._everywhere(run, self.train, torch.arange(len(self.ids)), rows=block)
             total = {k: v + total[k] if k in total else v for k, v in part.items()}
+        if total_weight is not None:
+            total["weight"] = total_weight.expand(len(self.ids))
         return {**total, "rows": torch.full((len(self.ids),), len(x))}
 
     def _everywhere(

@@ -48,6 +48,10 @@ class Model(Settings):
     def check(self, spec: Spec) -> None:
         """Refuse data that the model cannot take, with the reason."""
 
+    def takes_integers(self, spec: Spec) -> bool:
+        """Whether rows of integers reach it as int64; otherwise as float32."""
+        return False
+
     def init(self, spec: Spec, key: Tensor) -> Params:
         """Starting parameters, drawn from `key`."""
         raise NotImplementedError

@@ -3,7 +3,8 @@
     F_j(w)   = sum_i s_i loss(phi_i^T w, y_i) + reg/2 |w|^2,
     H_j(w) v = Phi^T (s * bend(Phi w, y, Phi v)) + reg v
 
-with s_i = 1 / n_j for the client's rows and 0 for padding. The Hessian is formed and factorised
+with s_i = 1 / n_j for the client's rows (times their weights, where they have some) and 0 for
+padding. The Hessian is formed and factorised
 while it is small; beyond that, conjugate gradients solve with it without ever forming it.
 """
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from foedus.base.batching import batched
-from foedus.base.rows import Rows, take
+from foedus.base.rows import Rows, shares, take
 from foedus.models.features import FeatureMap
 from foedus.models.least_squares import back_product, cholesky
 from foedus.models.losses import Loss
@@ -29,18 +30,19 @@ _CLOSE = 1e-12
 
 def prepare(features: FeatureMap, dtype: torch.dtype, data: Rows) -> dict[str, Tensor]:
     """A client's features, targets and row shares s."""
-    args = {"index": data.index, "weight": data.weight}
+    args = data.counted
     return _prepare(args, (features, dtype, data.table_x, data.table_y))
 
 
 @batched
 def _prepare(args: dict[str, Tensor], shared: tuple) -> dict[str, Tensor]:
     features, dtype, table_x, table_y = shared
-    index, weight = args["index"], args["weight"].to(dtype)
+    index = args["index"]
     phi = features(take(table_x, index.flatten()), dtype).view(*index.shape, -1)
     y = take(table_y, index)
     y = y.to(dtype) if y.is_floating_point() else y
-    return {"phi": phi, "y": y, "share": weight / weight.sum(1, keepdim=True)}
+    wide = {k: v.to(dtype) for k, v in args.items() if k != "index"}
+    return {"phi": phi, "y": y, "share": shares(wide)}
 
 
 def gradient(prepared: dict[str, Tensor], loss: Loss, reg: float, w: Tensor) -> Tensor:

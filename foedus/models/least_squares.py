@@ -1,7 +1,7 @@
 """Ridge regression at a client: its normal equations, factorised once, on their smaller side.
 
-With Phi the client's features divided by sqrt(n) (n rows, M features) and Y its targets divided
-likewise,
+With Phi the client's features divided by sqrt(n) (n rows, M features; times the roots of the rows'
+weights, where they have some) and Y its targets likewise,
 
     H = Phi^T Phi + reg I,    b = Phi^T Y,    primal:  H = L L^T,  (M x M)
                                               dual:    K = Phi Phi^T + reg I = L L^T,  (n x n)
@@ -46,7 +46,7 @@ def prepare_ridge(
 
     With a `pull`, what is kept is the system of reg + pull; `local` is the solution with reg alone.
     """
-    args = {"index": data.index, "weight": data.weight}
+    args = data.counted
     table = _Table(features, dtype, data.table_x, data.table_y, data.spec.outputs)
     return _prepare(args, (table, reg, pull))
 
@@ -117,10 +117,11 @@ def _back(factor: Tensor, v: Tensor) -> Tensor:
 @batched
 def _prepare(args: dict[str, Tensor], shared: tuple) -> Ridge:
     table, reg, pull = shared
-    index, weight, dtype = args["index"], args["weight"], table.dtype
+    index, dtype = args["index"], table.dtype
+    weight = args["weight"] * args["worth"] if "worth" in args else args["weight"]
     clients, n = index.shape
     size = table.features(table.x[:1].cpu(), dtype).shape[1]
-    count = weight.sum(1).to(dtype).view(-1, 1, 1)
+    count = args["weight"].sum(1).to(dtype).view(-1, 1, 1)
     if n >= size:
         hessian = torch.zeros(clients, size, size, dtype=dtype)
         right = torch.zeros(clients, size, table.outputs, dtype=dtype)
@@ -196,7 +197,9 @@ def _blocks(
 def _rows(
     table: _Table, index: Tensor, weight: Tensor, room: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Features (c, n, M) and targets (c, n, k) of clients' rows, 0 where there is only padding."""
+    """Features (c, n, M) and targets (c, n, k) of clients' rows times the roots of their weights: 0
+    where there is only padding.
+    """
     out, dtype = None if room is None else room[: index.numel()], table.dtype
     phi = table.features(take(table.x, index.flatten()), dtype, out).view(*index.shape, -1)
     y = targets(take(table.y, index), table.outputs, dtype)

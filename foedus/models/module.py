@@ -30,9 +30,11 @@ class Module(Model):
     """A `torch.nn.Module`, trained from its parameters at the start of the run (they are copied).
 
     Rows reach the module as they are in the data: flat features as (n, d), images as (n, channels,
-    height, width). Parameters that do not require a gradient stay as they are and are not sent. A
-    client step is a pure function of rows that may be padded, so modules that mix the rows of a
-    batch (BatchNorm), draw random numbers (Dropout) or change their buffers are refused.
+    height, width); as float32, or integer features (int32, int64) as int64, if the module takes
+    them, as one that begins with `nn.Embedding` does. Parameters that do not require a gradient
+    stay as they are and are not sent. A client step is a pure function of rows that may be padded,
+    so modules that mix the rows of a batch (BatchNorm), draw random numbers (Dropout) or change
+    their buffers are refused.
     """
 
     module: nn.Module
@@ -40,6 +42,21 @@ class Module(Model):
     @property
     def batchable(self) -> bool:
         return not any(isinstance(m, _CONVOLUTIONS) for m in self.module.modules())
+
+    def takes_integers(self, spec: Spec) -> bool:
+        return not self._refusal(spec, torch.int64) or bool(self._refusal(spec, torch.float32))
+
+    def _refusal(self, spec: Spec, dtype: torch.dtype) -> str:
+        """What the module says of two rows of zeros of this type; nothing, if it takes them."""
+        generator = torch.get_rng_state()
+        try:
+            with torch.no_grad():
+                self.apply(self.init(spec, None), torch.zeros(2, *spec.shape, dtype=dtype))
+        except Exception as error:
+            return str(error) or type(error).__name__
+        finally:
+            torch.set_rng_state(generator)
+        return ""
 
     def check(self, spec: Spec) -> None:
         for name, m in self.module.named_modules():
@@ -57,13 +74,17 @@ class Module(Model):
             raise ModelError(f"{type(self.module).__name__} has no parameters to train")
         name, generator = type(self.module).__name__, torch.get_rng_state()
         buffers = [b.clone() for b in self.module.buffers()]
+        whole = spec.integers and self.takes_integers(spec)
+        rows = torch.zeros(2, *spec.shape, dtype=torch.int64 if whole else torch.float32)
         try:
             with torch.no_grad():
-                out = self.apply(self.init(spec, None), torch.zeros(2, *spec.shape))
+                out = self.apply(self.init(spec, None), rows)
         except Exception as error:
+            fits = "; give integer features (int64), which stay integers"
+            whole = not spec.integers and not self._refusal(spec, torch.int64)
             raise ModelError(
                 f"{name} cannot take rows of shape {spec.shape}, so its first layer does not fit: "
-                f"{error}"
+                f"{error}{fits if whole else ''}"
             ) from error
         if not torch.equal(generator, torch.get_rng_state()):
             torch.set_rng_state(generator)

@@ -38,6 +38,9 @@ class Oracle(Settings):
 
     norm: ClassVar[str] = "l2"
 
+    weighs_rows: ClassVar[bool] = False
+    """Whether `fit` takes the weights of rows."""
+
     def __post_init__(self) -> None:
         check_settings(self)
 
@@ -45,7 +48,10 @@ class Oracle(Settings):
         """Refuse data that the oracle cannot fit."""
 
     def fit(self, x: Tensor, target: Tensor, key: Tensor, spec: Spec) -> Tree:
-        """A function for targets (n, k) on rows (n, *shape)."""
+        """A function for targets (n, k) on rows (n, *shape).
+
+        Where the oracle `weighs_rows`, `weight=` gives the weights of the rows (n,), with mean 1.
+        """
         raise NotImplementedError
 
     def accept(self, function: Tree, spec: Spec) -> None:
@@ -88,10 +94,15 @@ class Forest(Oracle):
         float, Gt(0), Le(1), Means("a part of the features, above 0 and at most 1")
     ] = 0.3
 
-    def fit(self, x: Tensor, target: Tensor, key: Tensor, spec: Spec) -> Trees:
+    weighs_rows: ClassVar[bool] = True
+
+    def fit(
+        self, x: Tensor, target: Tensor, key: Tensor, spec: Spec, weight: Tensor | None = None
+    ) -> Trees:
         return fit_trees(
             x.numpy().reshape(len(x), -1), target.numpy(), self.trees, int(random.words(key, 1)[0]),
             depth=self.depth, leaf=self.leaf, extra=self.extra, features=self.features,
+            weight=None if weight is None else weight.numpy(),
         )  # fmt: skip
 
     def accept(self, function: Tree, spec: Spec) -> None:
@@ -136,8 +147,12 @@ class Net(Oracle):
     def check(self, spec: Spec) -> None:
         check_fits("the oracle's model", self.model, spec)
 
-    def fit(self, x: Tensor, target: Tensor, key: Tensor, spec: Spec) -> Tree:
-        rows = Rows(x, target, torch.arange(len(x)), torch.ones(len(x)), spec)
+    weighs_rows: ClassVar[bool] = True
+
+    def fit(
+        self, x: Tensor, target: Tensor, key: Tensor, spec: Spec, weight: Tensor | None = None
+    ) -> Tree:
+        rows = Rows(x, target, torch.arange(len(x)), torch.ones(len(x)), spec, None, weight)
         start, key = self.model.init(spec, random.fold(key, 0)), random.fold(key, 1)
         return descend(self.training, self.model, Squared(), start, rows, key)["params"]
 
@@ -189,12 +204,15 @@ class MaxNet(Net):
     sharpness: Annotated[float, Ge(1)] = 100.0
 
     norm: ClassVar[str] = "linf"
+    weighs_rows: ClassVar[bool] = False
 
     def _scale(self, target: Tensor) -> Tensor:
         """The largest |phi|^2; where phi is 0, enough that Adam's squares stay finite."""
         return target.square().sum(-1).max().clamp(min=1e-12)
 
-    def fit(self, x: Tensor, target: Tensor, key: Tensor, spec: Spec) -> Tree:
+    def fit(
+        self, x: Tensor, target: Tensor, key: Tensor, spec: Spec, weight: Tensor | None = None
+    ) -> Tree:
         scale = self._scale(target)
 
         def loss(params: dict[str, Tensor], s: int) -> Tensor:
@@ -242,6 +260,16 @@ class SobolevNet(MaxNet):
         return _adam(self.model.init(spec, random.fold(key, 0)), loss, self.steps, self.lr)
 
 
+def _check_sample_weight(model: Any) -> None:
+    from sklearn.utils.validation import has_fit_parameter
+
+    if not has_fit_parameter(model, "sample_weight"):
+        raise ModelError(
+            f"{type(model).__name__} has no sample_weight in fit, and the rows are weighted; use "
+            "another estimator, or leave weight= out of fd.load"
+        )
+
+
 def smooth_maximum(values: Tensor, beta: float) -> Tensor:
     """1 / beta log mean exp(beta v): from the mean (beta = 0) to the maximum (infinity)."""
     return (torch.logsumexp(beta * values, 0) - math.log(len(values))) / beta
@@ -286,12 +314,16 @@ class Sklearn(Oracle):
     estimator: Any
     trusted: tuple[str, ...] = field(default=(), metadata=LOCAL)
 
+    weighs_rows: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         if isinstance(self.trusted, list):
             object.__setattr__(self, "trusted", tuple(self.trusted))
         super().__post_init__()
 
-    def fit(self, x: Tensor, target: Tensor, key: Tensor, spec: Spec) -> Tree:
+    def fit(
+        self, x: Tensor, target: Tensor, key: Tensor, spec: Spec, weight: Tensor | None = None
+    ) -> Tree:
         import skops.io
         from sklearn.base import clone
 
@@ -299,7 +331,12 @@ class Sklearn(Oracle):
         if "random_state" in model.get_params():
             model.set_params(random_state=int(random.words(key, 1)[0]))
         y = target.numpy() if target.shape[1] > 1 else target[:, 0].numpy()
-        fitted = model.fit(x.numpy().reshape(len(x), -1), y)
+        rows = x.numpy().reshape(len(x), -1)
+        if weight is None:
+            fitted = model.fit(rows, y)
+        else:
+            _check_sample_weight(model)
+            fitted = model.fit(rows, y, sample_weight=weight.numpy())
         found = np.asarray(fitted.predict(x[:1].numpy().reshape(1, -1))).reshape(1, -1)
         if found.shape[1] != spec.outputs:
             given = f"{type(model).__name__} returns {found.shape[1]} outputs"

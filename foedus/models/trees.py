@@ -24,11 +24,11 @@ _THREADS_FROM = 1 << 16
 
 def fit_trees(
     x: np.ndarray, y: np.ndarray, count: int, seed: int, *, depth: int | None = None, leaf: int = 1,
-    extra: bool = False, features: float = 1.0,
+    extra: bool = False, features: float = 1.0, weight: np.ndarray | None = None,
 ) -> Trees:  # fmt: skip
     """`count` regression trees of y (n, k) on x (n, d), one after the other from one generator.
 
-    No other thread has a part in its draws.
+    No other thread has a part in its draws. weight: of the rows (sample_weight).
 
     The same trees as `DecisionTreeRegressor(max_depth=depth, min_samples_leaf=leaf,
     max_features=features, random_state=...)` grows, with splitter "random" where `extra`; by
@@ -49,7 +49,7 @@ def fit_trees(
     x, y = np.ascontiguousarray(x, np.float32), np.ascontiguousarray(y, np.float64)
     grown = [Tree(columns, ones, outputs) for _ in range(count)]
     for one in grown:
-        builder.build(one, x, y, None, None)
+        builder.build(one, x, y, None if weight is None else np.asarray(weight, np.float64), None)
     return _sound(from_sklearn(*grown))
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from foedus.core.algorithm import Algorithm
-from foedus.core.arguments import seed_list
+from foedus.core.arguments import seed_list, without_fingerprint
 from foedus.core.callbacks import Named, check_callbacks
 from foedus.core.describe import flatten
 from foedus.core.result import Run
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _NEAR_BEST = 0.95
 """The default target: this part of the best final accuracy (the least error divided by it)."""
 
-_POOLED_KEYS = ("scheme", "clients")
+_POOLED_KEYS = ("scheme", "clients", "fingerprint.clients")
 """What is recorded of a federation and is lost where its rows are pooled."""
 
 _RUN_FILE = re.compile(r"(.+)-seed\d+")
@@ -345,12 +345,13 @@ class Comparison:
                     raise
                 left_out.append(str(error))
                 continue
-            settings = {k: v for k, v in loaded.settings.items() if k != "seed"}
+            settings = {k: v for k, v in _plain_settings(loaded).items() if k != "seed"}
             match = _RUN_FILE.fullmatch(file.stem)
             name, seed = match and unquote(match[1]), loaded.settings.get("seed", 0)
             key = json.dumps([name, settings], sort_keys=True)
             names[key] = name
             if seed in groups.setdefault(key, {}):
+                _check_one_federation({"the first": [groups[key][seed]], str(file): [loaded]})
                 raise ConfigError(
                     f"{file}: a run with these settings and seed {seed} is already among the runs"
                 )
@@ -359,10 +360,15 @@ class Comparison:
             raise CheckpointError(
                 f"none of the {count(len(found), 'file')} can be read: {'; '.join(left_out)}"
             )
-        firsts = {key: next(iter(runs.values())).settings for key, runs in groups.items()}
+        firsts = {key: _plain_settings(next(iter(runs.values()))) for key, runs in groups.items()}
         labels = _labels(firsts, names)
         runs = {labels[key]: [runs[s] for s in sorted(runs)] for key, runs in groups.items()}
         return cls(runs, None, target, left_out=left_out)
+
+
+def _plain_settings(run: Run) -> dict[str, Any]:
+    """What was chosen for a run; of its rows nothing."""
+    return without_fingerprint(run.settings) if run.settings.get("federation") else run.settings
 
 
 def words(metric: str) -> str:
@@ -394,7 +400,7 @@ def _checked(
             kind = "a foedus algorithm such as fd.FedAvg()"
             raise ConfigError(f"algorithms[{name!r}] must be {kind}, not {algorithm!r}")
         if hasattr(fed, "spec"):
-            algorithm.check(fed.spec)
+            algorithm.check_data(fed.spec)
     return {str(name): algorithm for name, algorithm in algorithms.items()}
 
 
@@ -449,7 +455,10 @@ def _check_one_federation(runs: Mapping[str, Sequence[Run]]) -> None:
         for r in of_name
         if r.settings.get("federation")
     ]
-    recorded.sort(key=lambda entry: entry[1].get("scheme") == "pool")  # it tells less
+    # of pooled rows less is known, and of older runs
+    recorded.sort(
+        key=lambda e: (e[1].get("scheme") == "pool", "fingerprint.training rows" not in e[1])
+    )
     differing: dict[str, str] = {}
     for name, federation in recorded:
         reference, expected = recorded[0]
@@ -458,7 +467,12 @@ def _check_one_federation(runs: Mapping[str, Sequence[Run]]) -> None:
         keys = [k for k in {**expected, **federation} if not pooled or k not in _POOLED_KEYS]
         for k in keys:
             here, there = federation.get(k), expected.get(k)
-            if here != there:
+            if k.startswith("fingerprint.") and here != there:
+                if None not in (here, there):  # older runs have none
+                    what = k.removeprefix("fingerprint.")
+                    text = f"the {what} of {reference!r} and {name!r} differ"
+                    differing.setdefault(f"{name} {k}", text)
+            elif here != there:
                 text = f"{k} is {there!r} in {reference!r} and {here!r} in {name!r}"
                 differing.setdefault(f"{name} {k}", text)
     if differing:

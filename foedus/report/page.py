@@ -101,7 +101,8 @@ def _close_up(comparison: Comparison, series: Sequence[Curve]) -> tuple[float, f
 def _division(comparison: Comparison) -> list[tuple[str, str]]:
     """How the data was divided: names and values."""
     fed, recorded = comparison.fed, flatten(comparison.federation_settings())
-    found = {k.removeprefix("settings."): v for k, v in recorded.items() if k}
+    plain = {k: v for k, v in recorded.items() if k and not k.startswith("fingerprint.")}
+    found = {k.removeprefix("settings."): v for k, v in plain.items()}
     if fed is not None:
         found |= {
             "features": " x ".join(map(str, fed.spec.shape)),

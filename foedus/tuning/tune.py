@@ -97,7 +97,7 @@ def tune(
             participation=participation, evaluate_every=1, target=None, quantise=quantise,
             aggregation=None, checkpoint=None, checkpoint_every=1, resume=False, callbacks=(),
         )  # fmt: skip
-        cell.algorithm.check(fed.spec)
+        cell.algorithm.check_data(fed.spec)
     metric = _metric(metric, fed, all(cell.algorithm.personal for cell in cells))
     rungs = _rungs(len(cells), int(rounds), halving)
     options = {"engine": engine, "participation": participation, "quantise": quantise}

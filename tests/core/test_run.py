@@ -507,3 +507,49 @@ def test_progress_is_silent_without_a_terminal_and_speaks_when_asked(fed, capsys
     assert "FedAvg" in shown
     assert "accuracy" in shown
     assert "MB" in shown
+
+
+# -- nothing to test on ----------------------------------------------------------------------------
+
+
+def without_tests():
+    x = np.array([[0.0], [1.0], [2.0], [3.0], [4.0], [5.0], [6.0], [7.0]])
+    return fd.Federation.from_clients([(x[:4], [0, 1, 0, 1]), (x[4:], [0, 1, 0, 1])])
+
+
+def test_a_run_without_test_rows_says_so_and_what_to_do():
+    with pytest.warns(UserWarning, match=r"no test rows.*fed.holdout\(0.25\)") as told:
+        run = fd.run(ALGORITHM, without_tests(), 2)
+    assert len(told) == 1 and told[0].filename == __file__
+    assert len(run.notes) == 1 and "test=0.25 in fd.load" in run.notes[0]
+    assert "accuracy" not in run.history
+
+
+def test_a_run_that_goes_on_without_test_rows_notes_it_once(tmp_path):
+    path = tmp_path / "c.safetensors"
+    for rounds in (1, 2):
+        with pytest.warns(UserWarning, match="no test rows"):
+            run = fd.run(ALGORITHM, without_tests(), rounds, checkpoint=path, resume="auto")
+    assert [note[:12] for note in run.notes] == ["no test rows"]
+
+
+@dataclass(frozen=True)
+class OnlyCounts(fd.Algorithm):
+    """Makes no model."""
+
+    def start(self, clients):
+        return tree.State(n=torch.zeros(()))
+
+    def round(self, clients, state):
+        return state
+
+
+@pytest.mark.filterwarnings("error:no test rows")
+def test_nothing_is_said_where_nobody_wants_to_evaluate_or_there_is_something_to_test_on():
+    fed = without_tests()
+    for run in (
+        fd.run(ALGORITHM, fed, 1, evaluate_every=0),
+        fd.run(OnlyCounts(), fed, 1),
+        fd.run(ALGORITHM, fed.holdout(0.25), 1),
+    ):
+        assert run.notes == []

@@ -139,3 +139,13 @@ def test_a_row_in_two_clients_is_refused(fed):
         Federation(fed.data, [0, 1, 60], [0, 2, 3], [], [0, 0, 0], [0, 1])
     with pytest.raises(SplitError, match="offsets"):
         Federation(fed.data, [0, 1], [0, 2, 3], [], [0, 0, 0], [0, 1])
+
+
+def test_split_holds_out_a_part_of_each_client():
+    data = Data.from_arrays(np.arange(40.0).reshape(20, 2), np.arange(20) % 2)
+    fed = split(data, "iid", clients=4, seed=3, test=0.4)  # round(0.4 * 5) = 2 of 5
+    assert fed.sizes.tolist() == [3, 3, 3, 3] and fed.test_sizes.tolist() == [2, 2, 2, 2]
+    same = split(data, "iid", clients=4, seed=3).holdout(0.4, seed=3)
+    assert (fed.rows == same.rows).all() and (fed.data.x_test == same.data.x_test).all()
+    with pytest.raises(SplitError, match=r"test=1.5 must be a part above 0 and below 1"):
+        split(data, "iid", clients=4, test=1.5)

@@ -172,66 +172,6 @@ def test_tables_that_do_not_fit(name):
         found.transform(change(frame))
 
 
-REFUSED = {
-    "dates": (
-        {"a": pd.to_datetime(["2020-01-01", "2020-01-02"]), "y": [0, 1]},
-        "column 'a' holds datetime64",
-    ),
-    "lists": ({"a": [[1], [2]], "y": [0, 1]}, "column 'a' must hold numbers or texts"),
-    "tuples": ({"a": [(1,), (2,)], "y": [0, 1]}, "column 'a' holds a tuple; give numbers or texts"),
-    "complex": ({"a": [1j, 2j], "y": [0, 1]}, "column 'a' holds complex numbers"),
-    "names": (
-        {"a": [f"n{i}" for i in range(1001)], "y": [0, 1] * 500 + [0]},
-        "column 'a' has 1001 different texts; leave it out",
-    ),
-    "mostly numbers": (
-        {"a": ["1", "2", "n/k"], "y": [0, 1, 0]},
-        "the table, row 2: column 'a' holds numbers, and here 'n/k'; correct it",
-    ),
-    "infinite": ({"a": [1.0, np.inf], "y": [0, 1]}, "the table, row 1: column 'a' is infinite"),
-    "digits without end": (
-        {"a": [2**70, 10**400], "y": [0, 1]},
-        "column 'a' holds a number that is too large",
-    ),
-    "days to predict": (
-        {"a": [1, 2], "y": pd.to_datetime(["2020-01-01", "2020-01-02"])},
-        "column 'y' holds a Timestamp; give numbers or texts",
-    ),
-    "bytes to predict": ({"a": [1, 2], "y": [b"p", b"q"]}, "column 'y' holds a bytes"),
-    "label missing": (
-        {"a": [1, 2], "y": ["no", None]},
-        r"the table, row 1: column 'y' \(the label\)",
-    ),
-    "no rows": ({"a": [], "y": []}, "the table: no rows"),
-    "amounts": ({"a": range(30), "y": range(30)}, "30 different integers: pass task='regression'"),
-}
-
-
-@pytest.mark.parametrize("name", list(REFUSED))
-def test_tables_that_are_refused(name):
-    columns, why = REFUSED[name]
-    with pytest.raises(fd.DataError, match=why):
-        fd.load(pd.DataFrame(columns))
-
-
-@pytest.mark.parametrize(
-    ("setting", "why"),
-    [
-        ({"encode": "hash"}, "encode 'hash' is unknown"),
-        ({"task": "ranking"}, "task 'ranking' is unknown"),
-        ({"clip": 0}, "clip=0"),
-        ({"label": "outcom"}, "label 'outcom' is unknown; did you mean 'outcome'"),
-        (
-            {"label": "outcome", "drop": ["agee"]},
-            "drop: column 'agee' is unknown; did you mean 'age'",
-        ),
-    ],
-)
-def test_settings_that_are_refused(setting, why):
-    with pytest.raises(fd.DataError, match=why):
-        fd.load(raw_table(), **setting)
-
-
 def test_arrays_keep_their_constants():
     """Images and named sets: no names, and what was subtracted and divided by."""
     digits = fd.load("digits")

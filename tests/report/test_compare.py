@@ -189,6 +189,49 @@ def test_runs_of_different_federations_are_not_in_one_table():
         Comparison(runs)
 
 
+def arrays(seed=0, owner=(0,) * 10 + (1,) * 10):
+    """Two clients of ten rows."""
+    rng = np.random.default_rng(seed)
+    x, y = rng.standard_normal((20, 3)), np.arange(20) % 2
+    data = fd.Data.from_arrays(x, y, x[:4], y[:4], name="site data")
+    owners = np.array(owner), np.array([0, 0, 1, 1])
+    return fd.Federation.from_owners(data, *owners, np.arange(2), "given", {})
+
+
+def test_federations_alike_in_name_and_size_are_told_apart_by_their_rows(tmp_path):
+    runs = {k: fd.run(fd.FedAvg(), arrays(k), 1) for k in (0, 1)}
+    message = r"the training rows of 'a' and 'b' differ; the test rows of 'a' and 'b' differ"
+    with pytest.raises(fd.ConfigError, match=message):
+        Comparison({"a": [runs[0]], "b": [runs[1]]})
+    again = fd.run(fd.FedAvg(), arrays(0), 1, seed=1)  # other objects, the same rows
+    Comparison({"a": [runs[0]], "b": [again]})
+    Comparison({"a": [runs[0]], "all": [fd.run(fd.Central(), arrays(0), 1)]})
+    with pytest.raises(fd.ConfigError, match="the training rows of 'a' and 'all' differ"):
+        Comparison({"a": [runs[0]], "all": [fd.run(fd.Central(), arrays(1), 1)]})
+    for k, run in runs.items():
+        run.save(tmp_path / f"{k}.safetensors")
+    with pytest.raises(fd.ConfigError, match=r"the training rows of 'the first' and .*1.safet"):
+        Comparison.load(tmp_path)
+
+
+def test_other_owners_of_the_same_rows_are_another_federation():
+    owners = {"a": [0, 1] * 10, "b": [1, 0] * 10}
+    runs = {k: [fd.run(fd.FedAvg(), arrays(owner=o), 1)] for k, o in owners.items()}
+    with pytest.raises(fd.ConfigError, match="the clients of 'a' and 'b' differ"):
+        Comparison(runs)
+
+
+def test_saved_runs_without_a_fingerprint_still_compare(tmp_path):
+    old, new = (fd.run(fd.FedAvg(), arrays(), 1, seed=seed) for seed in (0, 1))
+    del old.settings["federation"]["fingerprint"]
+    for run in (old, new):
+        run.save(tmp_path / f"avg-seed{run.settings['seed']}.safetensors")
+    assert [len(runs) for runs in Comparison.load(tmp_path).runs.values()] == [2]
+    other = fd.run(fd.FedAvg(), arrays(1), 1, seed=2)  # the oldest is not what others are held to
+    with pytest.raises(fd.ConfigError, match="the training rows of 'b' and 'c' differ"):
+        Comparison({"a": [old], "b": [new], "c": [other]})
+
+
 # -- real runs -------------------------------------------------------------------------------------
 
 

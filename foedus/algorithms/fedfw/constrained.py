@@ -4,7 +4,7 @@ in.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, Literal
 
@@ -60,6 +60,9 @@ class ConstrainedTraining(Algorithm):
     def set(self) -> ModelDomain:
         """The domain, as one of parameter dicts."""
         return domain_of(self.domain)
+
+    def row_spec(self, spec: Spec) -> Spec:
+        return replace(spec, integers=spec.integers and self.model.takes_integers(spec))
 
     def check(self, spec: Spec) -> None:
         loss_for(self.loss, spec.classes)

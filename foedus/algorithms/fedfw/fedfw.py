@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Ge
@@ -101,6 +101,8 @@ class FedFW(ConstrainedTraining):
     Example:
         >>> fd.run(fd.FedFW(fd.Linear(), fd.L1Ball(30.0)), fed, rounds=300)
     """
+
+    weighs_rows: ClassVar[bool] = True
 
     variant: Literal["penalty", "augmented", "stochastic"] = "penalty"
     penalty: Annotated[float, Ge(0)] | Literal["auto"] = "auto"
@@ -196,9 +198,8 @@ class FedFW(ConstrainedTraining):
             return None
         data, size = client.data, self.batch_size
         picked = random.integers(random.fold(client.key, 1), size, data.count.long())
-        return Rows(
-            data.table_x, data.table_y, data.index.gather(0, picked), torch.ones(size), data.spec
-        )
+        index, ones = data.index.gather(0, picked), torch.ones(size)
+        return Rows(data.table_x, data.table_y, index, ones, data.spec, None, data.table_w)
 
     # -- server ------------------------------------------------------------------------------------
 

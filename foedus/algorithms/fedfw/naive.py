@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge
 
@@ -26,6 +26,8 @@ class NaiveFW(ConstrainedTraining):
     with eta = 2 / (t + 1). It averages what each client alone would like best, not the clients'
     gradients. Kept as a warning.
     """
+
+    weighs_rows: ClassVar[bool] = True
 
     measure_every: Annotated[int, Ge(0)] = 1
 

@@ -36,6 +36,8 @@ class FeatureRegression(Algorithm):
 
     remedy: ClassVar[str] = "use a larger reg"
 
+    weighs_rows: ClassVar[bool] = True
+
     features: FeatureMap
     reg: Annotated[float, Gt(0)] = 1e-4
     dtype: Literal["float32", "float64"] = field(default="float64", kw_only=True)

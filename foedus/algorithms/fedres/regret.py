@@ -65,6 +65,7 @@ def regret(run: Run) -> Regret:
             torch.from_numpy(np.asarray(t[rows]))
             for t in (run.fed.data.x_train, run.fed.data.y_train)
         )
+        x = x.float()
         features = [
             _features(x, columns, b)
             for columns, b in zip((algorithm.shared, private), bias, strict=True)
@@ -73,7 +74,8 @@ def regret(run: Run) -> Regret:
         parts.append((*features, target, torch.from_numpy(times).double() / seen))
         online.append(float(state["loss"]) / int(state["t"]))
     best = (_squared if loss == "squared" else _descended)(parts, loss)
-    frame = pd.DataFrame({"client": run.fed.ids[order], "loss": online, "best": best})
+    columns = run.fed.select(order).client_columns()
+    frame = pd.DataFrame({**columns, "loss": online, "best": best})
     frame["regret"] = frame.loss - frame.best
     return Regret(
         float(frame.loss.mean()), float(frame.best.mean()), float(frame.regret.mean()), frame

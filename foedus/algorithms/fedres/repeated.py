@@ -36,7 +36,7 @@ class Study:
         if first.send == "gradient":
             raise ConfigError("rollouts need send='rows'; send='gradient' has the same numbers")
         for a, fed in zip(algorithms, feds, strict=True):
-            a.check(fed.spec)
+            a.check_data(fed.spec)
             if not a.alike or (fed.spec.classes, fed.spec.outputs) != (spec.classes, spec.outputs):
                 raise ConfigError(
                     "rollouts need local models of one kind, and federations with the same outputs"
@@ -70,7 +70,7 @@ class Study:
             self.spec = Spec((narrow,), None, outputs)
         self.x = torch.cat(
             [
-                torch.from_numpy(f.data.x_train.reshape(len(f.data.x_train), -1)[:, c])
+                torch.from_numpy(f.data.x_train.reshape(len(f.data.x_train), -1)[:, c]).float()
                 for f, c in self._pairs()
             ]
         )

@@ -63,6 +63,8 @@ class FFGB(Algorithm):
         >>> fd.run(fd.FFGB(fd.Forest(trees=10)), fed, rounds=30)
     """
 
+    weighs_rows: ClassVar[bool] = True
+
     oracle: Annotated[Oracle, Means("an oracle such as fd.Forest()")] = Forest()  # noqa: RUF009 - frozen
     loss: Any = "auto"  # a name, or an object with value and slope
     local_steps: Annotated[int, Ge(1)] = 1
@@ -94,6 +96,11 @@ class FFGB(Algorithm):
     def check(self, spec: Spec) -> None:
         self._loss(spec)
         self.oracle.check(spec)
+        if spec.weighted and not self.oracle.weighs_rows:
+            raise ConfigError(
+                f"{type(self.oracle).__name__} does not use the weights of rows; use fd.Forest() "
+                "or fd.Net(model), or drop weight= where the data is loaded"
+            )
 
     def _loss(self, spec: Spec) -> Any:
         return loss_for(self.loss, spec.classes) if isinstance(self.loss, str) else self.loss
@@ -139,10 +146,13 @@ class FFGB(Algorithm):
         """Algorithm 2."""
         x, y, spec = client.data.x, client.data.y, client.spec
         loss, ones, g = self._loss(spec), torch.ones(len(x)), client.state["f"]  # line 2: g_1 = f^t
+        weight = weights_of(client)
+        ones, more = (ones, {}) if weight is None else (ones * weight[0], {"weight": weight[1]})
         delta, found = torch.zeros_like(g), []
         for k in range(1, self.local_steps + 1):
             target = delta + loss.slope(g, y, ones)
-            found.append(self.oracle.fit(x, target, random.fold(client.key, k), spec))  # line 4
+            key = random.fold(client.key, k)
+            found.append(self.oracle.fit(x, target, key, spec, **more))  # line 4
             if k == self.local_steps:
                 break  # g_{K+1} is the server's to make
             fitted = self.oracle.values(self.oracle.join(found[-1:]), torch.ones(1), x, spec)
@@ -239,6 +249,17 @@ class FFGB(Algorithm):
         return (loss_for(self.loss, classes) if isinstance(self.loss, str) else self.loss).value(
             outputs, y
         )
+
+
+def weights_of(client: Client) -> tuple[Tensor, Tensor] | None:
+    """Where rows have weights w_j: their mean m, and w_j / m. R_i is then m times the mean of the
+    loss in the measure alpha_i that has w_j / m as weights; `None` where there are none.
+    """
+    worth = client.data.worth
+    if worth is None:
+        return None
+    mean = worth.mean()
+    return mean, worth / mean if bool(mean > 0) else torch.ones_like(worth)
 
 
 def step_weights(etas: list[float], decay: float) -> tuple[float, list[float]]:

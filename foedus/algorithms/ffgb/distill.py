@@ -6,7 +6,7 @@ The server turns what clients sent into one model again, by training on rows tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -207,6 +207,8 @@ class FedAvgDistill(LocalTraining):
     for values). student: how it is trained (`fd.Training`).
     """
 
+    weighs_rows: ClassVar[bool] = False
+
     public: Any = field(default=None, compare=False)
     student: Training = STUDENT
 
@@ -219,6 +221,9 @@ class FedAvgDistill(LocalTraining):
     def check(self, spec: Spec) -> None:
         super().check(spec)
         self.public.check(spec)
+
+    def row_spec(self, spec: Spec) -> Spec:
+        return replace(spec, integers=False)  # as the public rows are
 
     def train(self, client: Client, w: Params) -> tuple[Params, None]:
         return self.descend(client, w)["params"], None

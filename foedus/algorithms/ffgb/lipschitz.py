@@ -39,6 +39,8 @@ class FFGBLipschitz(FFGB):
     between two of a client's rows.
     """
 
+    weighs_rows: ClassVar[bool] = False
+
     oracle: Annotated[
         SobolevNet, Means("a fd.SobolevNet(model)"), Remedy("functions must be close in slope, too")
     ] = None  # type: ignore[assignment]  # it must be given, but follows fields with defaults

@@ -73,6 +73,7 @@ class FitPreprocessing(Algorithm):
     doubt: bool = False
 
     takes_raw: ClassVar[bool] = True
+    weighs_rows: ClassVar[bool] = True  # each row counts once, as in scikit-learn
     remedy: ClassVar[str] = "correct the raw rows of that client"
 
     def __post_init__(self) -> None:

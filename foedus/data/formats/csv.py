@@ -14,6 +14,7 @@ from foedus.errors import DataError
 def read_csv(
     path: Path, label: str | int | None = None, group: str | None = None,
     drop: Sequence[str] = (), together: str | None = None, only: Collection[str] | None = None,
+    weight: str | None = None,
 ) -> Raw:  # fmt: skip
     """CSV with a header and a label column.
 
@@ -21,7 +22,7 @@ def read_csv(
 
     All other columns are features: numbers, or categories where they hold text. Text or integer
     labels mean classes, numbers with fractions regression. `group` names the column that says whose
-    row it is, `drop` columns to leave out, `only` the features to take.
+    row it is, `weight` what it counts, `drop` columns to leave out, `only` the features to take.
     """
     import pandas as pd
 
@@ -36,12 +37,13 @@ def read_csv(
     counts = Counter(header.iloc[0])
     if twice := [name for name, count in counts.items() if name and count > 1]:
         raise DataError(f"{path}: two columns have the name {twice[0]!r}; rename one")
-    return table(frame, str(path), label, group, drop, together, only, line=2)
+    return table(frame, str(path), label, group, drop, together, only, 2, weight)
 
 
 def read_parquet(
     path: Path, label: str | int | None = None, group: str | None = None,
     drop: Sequence[str] = (), together: str | None = None, only: Collection[str] | None = None,
+    weight: str | None = None,
 ) -> Raw:  # fmt: skip
     """Parquet, as `read_csv`; needs pyarrow."""
     import pandas as pd
@@ -52,4 +54,5 @@ def read_parquet(
         raise DataError(f"{path}: Parquet files need pyarrow: pip install pyarrow") from None
     except ValueError as error:
         raise DataError(f"{path}: not a Parquet file ({str(error).strip()[:200]})") from None
-    return table(frame.reset_index(drop=True), str(path), label, group, drop, together, only)
+    frame = frame.reset_index(drop=True)
+    return table(frame, str(path), label, group, drop, together, only, weight=weight)

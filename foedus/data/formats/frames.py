@@ -30,9 +30,9 @@ def is_frame(given: object) -> TypeIs[pd.DataFrame]:
 def table(
     frame: pd.DataFrame, where: str, label: str | int | None = None, group: str | None = None,
     drop: Sequence[str] = (), together: str | None = None, only: Collection[str] | None = None,
-    line: int | None = None,
+    line: int | None = None, weight: str | None = None,
 ) -> Raw:  # fmt: skip
-    """Features, label and group of a table, as they are.
+    """Features, label, group and weights of a table, as they are.
 
     where: what errors begin with; together: the column of what must stay on one side of the test
     split; only: the features to take, as far as they are there; line: that of the first row, in a
@@ -49,22 +49,25 @@ def table(
     for name in leave:
         if name not in columns:
             raise DataError(f"{where}: drop: {unknown('column', name, columns)}")
-        if name in (label, group, together):
+        if name in (label, group, together, weight):
             raise DataError(f"{where}: column {name!r} is needed, and drop= leaves it out")
     frame, columns = frame.drop(columns=leave), [c for c in columns if c not in leave]
-    for key, column in (("group", group), ("group_holdout", together)):
+    for key, column in (("group", group), ("group_holdout", together), ("weight", weight)):
         if column is not None and column not in columns:
             raise DataError(f"{where}: {unknown(key, column, columns)}")
         if column == label:
             raise DataError(f"{where}: {key}={column!r} is the label; name another column")
+    if weight is not None and weight in (group, together):
+        raise DataError(f"{where}: weight={weight!r} says whose row it is; name another column")
     if len(frame) == 0:
-        raise DataError(f"{where}: no rows")
+        raise DataError(f"{where}: no rows; give at least one row to learn from")
     y = frame.pop(label)
     if y.isna().any():
         raise DataError(
             f"{_at(where, y.isna(), line)}: column {label!r} (the label) is missing in "
             f"{int(y.isna().sum())} rows; remove those rows"
         )
+    weights = None if weight is None else weights_of(frame.pop(weight), where, line)
     units = groups = names = None
     if together is not None:
         if (lacking := frame[together].isna()).any():
@@ -80,7 +83,10 @@ def table(
     if only is not None:
         frame = frame.drop(columns=others)
     elif frame.shape[1] == 0:
-        raise DataError(f"{where}: no feature columns beside the label {label!r}")
+        raise DataError(
+            f"{where}: no feature columns beside the label {label!r}; give at least one column to "
+            "predict it from"
+        )
     categories: dict[str, tuple[str, ...]] = {}
     whole = all(pd.api.types.is_signed_integer_dtype(t) for t in frame.dtypes)
     if whole and not frame.isna().any(axis=None):
@@ -102,7 +108,7 @@ def table(
     return Raw(
         x, _labels(y, where, line), groups_train=groups, group_names=names,
         feature_names=list(frame.columns), categories=categories, left_out=others, together=units,
-        label=label,
+        weights_train=weights, label=label,
     )  # fmt: skip
 
 
@@ -121,7 +127,7 @@ def _labels(y: pd.Series, where: str, line: int | None) -> np.ndarray:
     return y.map(as_text).to_numpy(str)
 
 
-def _at(where: str, rows: pd.Series, line: int | None) -> str:
+def _at(where: str, rows: pd.Series | np.ndarray, line: int | None) -> str:
     """The first of these rows."""
     first = int(np.flatnonzero(rows)[0])
     return f"{where}, row {first}" if line is None else f"{where}, line {first + line}"
@@ -157,7 +163,8 @@ def texts_of(
         places, values = pd.factorize(column)
     except TypeError as error:  # lists and the like
         raise DataError(
-            f"{where}: column {column.name!r} must hold numbers or texts ({error})"
+            f"{where}: column {column.name!r} must hold numbers or texts ({error}); make a column "
+            "of each part, or leave it out with drop="
         ) from None
     odd = next((v for v in values if not isinstance(v, str | int | float | np.generic)), None)
     if odd is not None:
@@ -182,6 +189,27 @@ def texts_of(
     return places, [as_text(v) for v in values]
 
 
+def weights_of(column: pd.Series, where: str, line: int | None = None) -> np.ndarray:
+    """The weights of rows: numbers that are there, finite and not negative."""
+    remedy = "correct it, or leave the row out; without weight= all rows count alike"
+    if (lacking := column.isna()).any():
+        raise DataError(
+            f"{_at(where, lacking, line)}: column {column.name!r} (weight) is missing in "
+            f"{int(lacking.sum())} rows; {remedy}"
+        )
+    found = _to_numeric(column.astype(object), column.name, where).to_numpy(np.float64)
+    if (wrong := ~(np.isfinite(found) & (found >= 0))).any():
+        raise DataError(
+            f"{_at(where, wrong, line)}: column {column.name!r} (weight) is "
+            f"{str(column[wrong].iloc[0])!r}; a weight is a finite number, not negative: {remedy}"
+        )
+    if not found.any():
+        raise DataError(
+            f"{where}: column {column.name!r} (weight) is 0 in all rows; leave weight= out"
+        )
+    return found
+
+
 def numbers_of(column: pd.Series, where: str, line: int | None = None) -> np.ndarray:
     """The numbers of a column, NaN where there is none."""
     import pandas as pd
@@ -198,7 +226,8 @@ def numbers_of(column: pd.Series, where: str, line: int | None = None) -> np.nda
     found = column.to_numpy(np.float64, na_value=np.nan)
     if (infinite := np.isinf(found)).any():
         raise DataError(
-            f"{_at(where, pd.Series(infinite), line)}: column {column.name!r} is infinite"
+            f"{_at(where, pd.Series(infinite), line)}: column {column.name!r} is infinite; correct "
+            "it, or leave it empty and pass impute='median'"
         )
     return found
 
@@ -231,6 +260,11 @@ def _codes(places: np.ndarray, texts: Sequence[str], known: Sequence[str]) -> np
 def label_name(frame: pd.DataFrame, where: str, label: str | int | None) -> str:
     """The name of the column to predict, given by name or place."""
     columns = [str(c) for c in frame.columns]
+    if not isinstance(label, str | int | None):
+        raise DataError(
+            f"{where}: label is a {type(label).__name__}; give the name or the place of the column "
+            f"to predict (columns: {', '.join(columns)})"
+        )
     if isinstance(label, int) and not isinstance(label, bool):
         if label in list(frame.columns):
             return str(label)

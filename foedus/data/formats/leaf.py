@@ -100,9 +100,9 @@ def _leaf_array(rows: list, field: str, path: Path) -> np.ndarray:
 
 
 def characters(texts: Sequence[str], alphabet: Sequence[str], where: object) -> np.ndarray:
-    """Character ids of texts of equal length, float32 `[n, length]` (exact below 2^24)."""
+    """Character ids of texts of equal length, int32 `[n, length]`."""
     if not len(texts):
-        return np.zeros((0, 1), np.float32)
+        return np.zeros((0, 1), np.int32)
     length = len(texts[0])
     wrong = next((i for i, t in enumerate(texts) if len(t) != length), None)
     if wrong is not None or length == 0:
@@ -113,4 +113,4 @@ def characters(texts: Sequence[str], alphabet: Sequence[str], where: object) -> 
     codes = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
     # sorted, as its characters are
     known = np.frombuffer("".join(alphabet).encode("utf-32-le"), np.uint32)
-    return np.searchsorted(known, codes).astype(np.float32).reshape(len(texts), length)
+    return np.searchsorted(known, codes).astype(np.int32).reshape(len(texts), length)

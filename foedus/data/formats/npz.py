@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import io
 import math
+import struct
 import zipfile
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 import numpy as np
 
 from foedus.data.formats.raw import _RATIO, SLACK, Raw
 from foedus.errors import DataError
+
+MAPPED = 1 << 27
+"""Bytes from which an array stays on the disk."""
 
 
 def npz_shapes(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
@@ -49,16 +53,38 @@ def _npy_header(file: IO[bytes], where: str) -> tuple[tuple[int, ...], np.dtype,
     return shape, dtype, head.tell()
 
 
+def _mapped(path: Path, name: str) -> np.ndarray | None:
+    """An array of the archive as a read-only memory map; `None` where it is compressed."""
+    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+        member = archive.getinfo(name)
+        if member.compress_type != zipfile.ZIP_STORED:
+            return None
+        file.seek(member.header_offset + 26)  # of the local header: lengths of name and extra field
+        file.seek(sum(struct.unpack("<HH", file.read(4))), io.SEEK_CUR)
+        first = np.lib.format.read_magic(file) == (1, 0)
+        readers = (np.lib.format.read_array_header_2_0, np.lib.format.read_array_header_1_0)
+        shape, columns_first, dtype = readers[first](file)
+        order: Literal["F", "C"] = "F" if columns_first else "C"
+        return np.memmap(path, dtype, "r", file.tell(), shape, order)
+
+
 def read_npz(path: Path, label: str | None = None, group: object = None) -> Raw:
     """An .npz with `x_train y_train x_test y_test` (or `x y`), perhaps `client_train client_test`.
 
-    `label="coarse"` takes the labels of `y_train_coarse y_test_coarse`.
+    `label="coarse"` takes the labels of `y_train_coarse y_test_coarse`. Large arrays that are not
+    compressed (`np.savez`) are mapped into memory, and read where they are used.
     """
     shapes = npz_shapes(path)
     with np.load(path, allow_pickle=False) as file:
 
         def get(*names: str) -> np.ndarray | None:
-            return next((file[name] for name in names if name in shapes), None)
+            found = next((name for name in names if name in shapes), None)
+            if found is None:
+                return None
+            shape, dtype = shapes[found]
+            large = math.prod(shape) * dtype.itemsize >= MAPPED
+            mapped = _mapped(path, f"{found}.npy") if large else None
+            return file[found] if mapped is None else mapped
 
         suffix = "" if label in (None, "fine") else f"_{label}"
         x, y = get("x_train", "x"), get(f"y_train{suffix}", f"y{suffix}")

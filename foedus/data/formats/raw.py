@@ -38,6 +38,8 @@ class Raw:
     # of columns that hold text, by name: what their codes 0, 1, ... mean
     categories: dict[str, tuple[str, ...]] | None = None
     together: np.ndarray | None = None  # rows of one value stay on one side of the test split
+    weights_train: np.ndarray | None = None
+    weights_test: np.ndarray | None = None
     left_out: Names = ()  # columns of the table that are no features
     label: str | None = None  # the column to predict, of a table
     tokens: bool = False  # features are character ids, which must not be scaled

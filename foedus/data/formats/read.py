@@ -36,6 +36,7 @@ def read(
     group: str | None = None,
     drop: Sequence[str] = (),
     together: str | None = None,
+    weight: str | None = None,
 ) -> Raw:
     """Read a file or folder; the format is told from its name and contents unless given."""
     path = Path(path)
@@ -45,7 +46,8 @@ def read(
         format = _guess(path)
     if format not in READERS and format not in TABLES:
         raise DataError(unknown("format", format, [*READERS, *TABLES]))
-    for key, value in (("group", group), ("drop", drop or None), ("group_holdout", together)):
+    columns = {"group": group, "drop": drop or None, "group_holdout": together, "weight": weight}
+    for key, value in columns.items():
         if value is not None and format not in ("csv", "parquet"):
             raise DataError(
                 f"{key}={value!r} names a column of a table, and {path} is read as {format}; leave "
@@ -57,7 +59,7 @@ def read(
         )
     with readable(path, format):
         if format in TABLES:
-            return TABLES[format](path, label, group, drop, together)
+            return TABLES[format](path, label, group, drop, together, weight=weight)
         return READERS[format](path, label, group)
 
 

@@ -62,7 +62,7 @@ def turned(data: Data, x: np.ndarray, degrees: np.ndarray) -> np.ndarray:
     """
     from scipy import ndimage
 
-    images = x.reshape(len(x), *_image_shape(data))
+    images = x.astype(np.float32, copy=False).reshape(len(x), *_image_shape(data))
     result = images.copy()
     for angle in np.unique(degrees):
         rows = degrees == angle

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import numpy as np
-from annotated_types import Ge
+from annotated_types import Ge, Gt, Lt
 
-from foedus.base.settings import check_value
+from foedus.base.settings import Means, check_value
 from foedus.data.dataset import Data
 from foedus.data.federation import Federation
 from foedus.data.partition.base import deal_test_rows
@@ -53,6 +53,7 @@ def split(
     *,
     clients: int | None = None,
     seed: int = 0,
+    test: float | None = None,
     **options: Any,
 ) -> Federation:
     """Divide the rows of `data` among `clients`; the same seed gives the same division.
@@ -100,10 +101,23 @@ def split(
     without training rows stay in the common test set only. What is done to a client's training rows
     ("rotations", "noise", "permuted") is done to its test rows.
 
+    Args:
+        test: the part of its rows that each client holds out as its test rows, drawn with `seed`,
+            in place of the test rows of `data` (`Federation.holdout`); `None`: those of `data`.
+
     Reference: Li, Diao, Chen, He, "Federated learning on non-IID data silos: an experimental
     study", ICDE 2022.
     """
+    if not isinstance(data, Data):
+        raise SplitError(
+            f"data is a {type(data).__name__}; load it first: fd.load(data, label=...), or "
+            "fd.Data.from_arrays(x, y)"
+        )
     check_value("seed", seed, Annotated[int, Ge(0)], SplitError)
+    if test is not None:
+        part = Annotated[float, Gt(0), Lt(1), Means("a part above 0 and below 1, such as 0.25")]
+        check_value("test", test, part, SplitError)
+        return split(data, scheme, clients=clients, seed=seed, **options).holdout(test, seed)
     rng = np.random.default_rng(seed)
     if not isinstance(scheme, str) and is_partitioner(scheme):
         if options:

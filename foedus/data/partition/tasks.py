@@ -91,6 +91,8 @@ def tasks(
         data.name, data.x_train[source], (order.reshape(-1) >= n).astype(np.int64),
         data.x_test[test_rows], test_label[test_rows], 2, names,
         np.repeat(np.arange(clients), 2 * n), test_owner[test_rows], None, data.scaling,
+        weights_train=None if data.weights_train is None else data.weights_train[source],
+        weights_test=None if data.weights_test is None else data.weights_test[test_rows],
     )  # fmt: skip
     settings = {
         "rows_per_class": n, "merged_classes": merged_classes, "task": task,

@@ -124,6 +124,11 @@ class Flower(Settings):
 
     def open(self, algorithm: Algorithm, fed: Federation, seed_key: Tensor) -> Any:
         """Deal the clients out, greet the nodes, and get ready to ask."""
+        if fed.spec.weighted:
+            raise ConfigError(
+                "fd.Flower does not carry the weights of rows; use fd.Local() or fd.Ray(), or drop "
+                "weight= where the data is loaded"
+            )
         if algorithm.pooled:
             raise ConfigError(
                 f"{type(algorithm).__name__} needs all rows in one place; in a federation, sites "

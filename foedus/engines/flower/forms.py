@@ -58,7 +58,7 @@ class Forms:
     @cached_property
     def session(self) -> LocalSession:
         spec, one = self.spec, np.array([0, 1])
-        x = np.zeros((1, *spec.shape), np.float32)
+        x = np.zeros((1, *spec.shape), np.int64 if spec.integers else np.float32)
         target = np.zeros((1, spec.outputs) if spec.outputs > 1 else 1, np.float32)
         data = Data.from_arrays(
             x, np.zeros(1, np.int64) if spec.classes else target, classes=spec.classes

@@ -475,7 +475,9 @@ class FlowerSession(Session, SecureChannel):
                 sums.setdefault(name, torch.zeros(len(ids), dtype=torch.float64))[at] = column
         return sums
 
-    def evaluate_global(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    def evaluate_global(
+        self, x: Tensor, y: Tensor, weight: Tensor | None = None
+    ) -> dict[str, Tensor]:
         """Common test rows are not sent to sites."""
         return {"rows": torch.zeros(len(self.ids), dtype=torch.float64)}
 

@@ -228,7 +228,9 @@ class RaySession(Session):
         """
         return self._evaluated("evaluate_own")
 
-    def evaluate_global(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    def evaluate_global(
+        self, x: Tensor, y: Tensor, weight: Tensor | None = None
+    ) -> dict[str, Tensor]:
         """Where the algorithm is personal: each client's model on the same rows, which are sent
         once for all rounds.
         """
@@ -239,7 +241,8 @@ class RaySession(Session):
             or kept[1].data_ptr() != y.data_ptr()
             or len(kept[0]) != len(x)
         ):
-            self._rows = kept = x, y, self.ray.put(pack((x, y)))
+            rows = (x, y) if weight is None else (x, y, weight)
+            self._rows = kept = x, y, self.ray.put(pack(rows))
         return self._evaluated("evaluate_global", kept[2])
 
     def _evaluated(self, method: str, *args: Any) -> dict[str, Tensor]:

@@ -50,6 +50,8 @@ def part_of(fed: Federation, positions: np.ndarray) -> Federation:
         data.y_test[test],
         data.classes,
         data.class_names,
+        weights_train=None if data.weights_train is None else data.weights_train[rows],
+        weights_test=None if data.weights_test is None else data.weights_test[test],
         raw=data.raw,
     )
     return Federation(

@@ -61,7 +61,9 @@ def descend(
         args["correction"] = correction
     if memory:
         args["memory"] = memory
-    shared = (how, model, loss, data.table_x, data.table_y, prox)
+    shared: tuple = (how, model, loss, data.table_x, data.table_y, prox)
+    if data.table_w is not None:
+        shared = (*shared, data.table_w)
     if data.index.dim() == 2:
         if memory:
             raise TypeError("a stacked step has no memory of its own: leave the decorator out")
@@ -97,8 +99,10 @@ def _descend_to(args: dict[str, Any], shared: tuple) -> Params:
 
 @batched
 def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
-    how, model, loss, table_x, table_y, prox = shared
+    how, model, loss, table_x, table_y, prox, *table_w = shared
     used, weight, steps = batch_schedule(how, args["index"], args["weight"], args["key"])
+    if table_w:  # 1/b sum_j w_j loss_j of a mini-batch of b rows
+        weight = weight * take(table_w[0], used)
     decay = prox + how.weight_decay
     plain = how.optimizer == "sgd" and not how.momentum and how.clip is None
     in_place = model.closed_form and plain

@@ -11,7 +11,7 @@ from torch import Tensor
 from foedus import kernels
 from foedus.base import tree
 from foedus.base.batching import batched
-from foedus.base.rows import Rows, take
+from foedus.base.rows import Rows, shares, take
 from foedus.models.base import Model, Params
 from foedus.models.linear import Linear
 from foedus.models.losses import Loss
@@ -23,7 +23,7 @@ _SMALL_NET = 1 << 14
 
 def gradient(model: Model, loss: Loss, params: Params, data: Rows) -> Params:
     """Gradient of the mean loss over all of a client's rows, at `params`."""
-    args: dict[str, Any] = {"params": params, "index": data.index, "weight": data.weight}
+    args: dict[str, Any] = {"params": params, **data.counted}
     if data.stacked:
         args["stacked"] = data.stacked
     return _gradient(args, (model, loss, data.table_x, data.table_y))
@@ -37,9 +37,9 @@ def value_and_gradient(
 
 
 def _whole(params: Params, data: Rows) -> dict[str, Any]:
-    """All rows of a client, where the table lies, with weights that sum to 1."""
-    x, y, weight = data.there
-    weight = weight / weight.sum(-1, keepdim=True)
+    """All rows of a client, where the table lies, with their shares in its objective."""
+    x, y, _ = data.there
+    weight = shares(data.counted).to(x.device)
     return {"params": to(x.device, params), "x": x, "y": y, "weight": weight}
 
 
@@ -55,8 +55,7 @@ def to(device: torch.device, values: Any) -> Any:
 @batched
 def _gradient(args: dict[str, Any], shared: tuple) -> Params:
     model, loss, table_x, table_y = shared
-    params, index, weight = args["params"], args["index"], args["weight"]
-    share = weight / weight.sum(-1, keepdim=True)
+    params, index, share = args["params"], args["index"], shares(args)
     small = sum(v[0].numel() for v in params.values()) <= _SMALL_NET or isinstance(model, Linear)
     if small and knows(model, loss, table_x, table_y, args, index.shape[1]):
         # one step from w, on all rows, of size -1, that keeps nothing of w: 0 w + the gradient
