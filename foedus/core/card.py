@@ -245,7 +245,17 @@ class Card:
             rows.append((words, f"{value:,.{places}f}" if known else "unknown"))
         left_out = [n for n in self.run.records.values("dropped") if isinstance(n, int)]
         rows += [("replies left out", number(sum(left_out)))] if left_out else []
+        if fit := self.fit:
+            sent = f"{number(fit.get('bytes_up'))} and {number(fit.get('bytes_down'))}"
+            rows.append(("bytes from and to sites before, for the preprocessing", sent))
         return table(["", "in all"], [("rounds", number(self.rounds)), *rows])
+
+    @property
+    def fit(self) -> dict[str, Any]:
+        """What it took to fit the preprocessing among the sites, if it was."""
+        settings = self.federation.get("settings")
+        found = settings.get("preprocess") if isinstance(settings, dict) else None
+        return found if isinstance(found, dict) else {}
 
     def privacy(self) -> str:
         """What the server saw, and what was accounted for."""
@@ -267,7 +277,9 @@ class Card:
         if isinstance(noise, dict):
             much = "unknown" if epsilon != epsilon else number(epsilon)
             spent = f"epsilon {much} at delta {number(noise.get('delta'))}"
-            return f"{text}Differential privacy of whole clients: {spent}."
+            before = self.fit.get("epsilon")
+            more = f", after epsilon {number(before)} for the preprocessing" * (before is not None)
+            return f"{text}Differential privacy of whole clients: {spent}{more}."
         return text + "There is no differential privacy."
 
     def settings(self) -> list[str]:

@@ -70,9 +70,9 @@ def prepare(
 
 
 def cost(fitted: Run, aggregation: Aggregation | None) -> dict[str, Any]:
-    """What a fit has sent and spent."""
+    """What a fit has sent and spent; no times, which a run that goes on could not have again."""
     last = fitted.records.rows[-1]
-    keys = ("bytes_up", "bytes_down", "messages_up", "seconds", "epsilon")
+    keys = ("bytes_up", "bytes_down", "messages_up", "epsilon")
     about: dict[str, Any] = {k: last[k] for k in keys if k in last}
     return {**about, "aggregation": None if aggregation is None else to_config(aggregation)}
 

@@ -63,6 +63,7 @@ from foedus.base.settings import check_value
 from foedus.base.spec import RawSpec, Spec
 from foedus.config.reader import Number, Reader
 from foedus.core.algorithm import Algorithm
+from foedus.core.card import card_path
 from foedus.core.describe import to_config
 from foedus.core.result import Run
 from foedus.core.run import run
@@ -438,14 +439,15 @@ def train(grid: Any, plan: Plan, folder: Path) -> dict[str, Run]:
             checkpoint=folder / f"{label}.checkpoint.safetensors", resume="auto", progress=False,
             **plan.options,
         )  # fmt: skip
-        result.save(folder / f"{label}.safetensors")
-        result.history.to_csv(folder / f"{label}.csv", index=False)
         file = folder / f"{label}.safetensors"
+        result.save(file, card=False)
+        result.history.to_csv(folder / f"{label}.csv", index=False)
         table = try_model(line, result, file, algorithm, seed)
         if sum("kept" in entry for entry in table) > 1 and question["secure"] is not None:
             tested = {s["clients"][0]: s["test_rows"][0] for s in said.values()}
             table.append(score_of_all(line, tested, spec, algorithm, file, plan.options))
         files.replace(folder / f"{label}.sites.json", [json.dumps(table, indent=1).encode()])
+        files.replace(card_path(file), [result.card(file, scores=table).encode()])
         print(f"{name}: {_shown(table)}", flush=True)
         runs[name] = result
     return runs

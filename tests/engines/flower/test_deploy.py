@@ -15,7 +15,7 @@ import torch
 import foedus as fd
 from foedus.engines.flower import deploy
 from foedus.storage import checkpoint as files
-from tests.engines.flower.test_site import table, written
+from tests.engines.flower.test_site import patients, table, written
 
 pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -69,6 +69,54 @@ def test_a_server_that_is_killed_goes_on_to_the_same_result(tmp_path):
             assert torch.equal(a.state[name][k], b.state[name][k])
     columns = [c for c in a.history.columns if c != "seconds"]
     assert a.history[columns].equals(b.history[columns])
+
+
+NEW_ROWS = """
+import sys
+import pandas as pd
+import foedus as fd
+
+rows = pd.read_csv(sys.argv[2])
+said = fd.Run.load(sys.argv[1]).model.predict(rows)
+print((said == rows.outcome).mean())
+"""
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_from_raw_tables_to_a_model_for_raw_rows(secure, tmp_path):
+    """Real processes: categories, holes and labels in words, a model that a fresh process asks
+    about the raw rows of a new site.
+    """
+    names = ("north", "south", "west")
+    sites = {n: written(tmp_path / "data", n, patients(k, 150)) for k, n in enumerate(names)}
+    folder = tmp_path / "trial"
+    deploy.init(folder, sites, "outcome")
+    plan = folder / "federation.toml"
+    text = plan.read_text().replace("rounds = 20", "rounds = 8").replace("lr = 0.1", "lr = 0.5")
+    assert 'categories = ["smokes"]' in text
+    if secure:
+        text = text.replace("# [aggregation]  ", "[aggregation]  ")
+        text = text.replace('# type = "SecureAggregation"', 'type = "SecureAggregation"')
+        for name in names:
+            policy = folder / "sites" / name / "policy.toml"
+            policy.write_text(policy.read_text().replace("required = false", "required = true"))
+    plan.write_text(text)
+    process = up(folder)
+    said, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, said
+    written(
+        tmp_path / "data",
+        "new",
+        patients(9, 500)[["outcome", "smokes", "ward", "pressure", "age", "insured"]],
+    )
+    model = folder / "results" / "FedAvg.safetensors"
+    command = [sys.executable, "-W", "ignore", "-c", NEW_ROWS, model, tmp_path / "data" / "new.csv"]
+    fresh = subprocess.run(command, capture_output=True, text=True, check=True)
+    table = json.loads((folder / "results" / "FedAvg.sites.json").read_text())
+    scores = [e["accuracy"] for e in table if "accuracy" in e]
+    assert scores and abs(float(fresh.stdout) - sum(scores) / len(scores)) < 0.08
+    assert float(fresh.stdout) > 0.85
+    assert "smokes" in (folder / "results" / "FedAvg.md").read_text()
 
 
 @pytest.mark.real

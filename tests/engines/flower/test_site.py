@@ -257,6 +257,133 @@ def test_what_needs_all_rows_in_one_place_is_refused(tmp_path):
         server.read_plan(path)
 
 
+# -- tables as people have them --------------------------------------------------------------------
+
+
+def patients(seed: int, rows: int) -> pd.DataFrame:
+    """Numbers, texts of each site's own, booleans, holes, and labels in words."""
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame(
+        {
+            "age": rng.integers(20, 90, rows).astype(float),
+            "smokes": rng.choice(["no", "daily", f"at times, {seed}"], rows),
+            "pressure": rng.normal(130, 20, rows).round(),
+            "ward": rng.integers(1, 4, rows),  # a category, though it is written in numbers
+            "insured": rng.random(rows) < 0.5,
+        }
+    )
+    risk = frame.age + 30 * (frame.smokes == "daily") + 0.5 * frame.pressure
+    frame["outcome"] = np.where(risk + rng.normal(0, 5, rows) > 135, "ill", "well")
+    frame.loc[rng.random(rows) < 0.1, "pressure"] = np.nan
+    frame.loc[rng.random(rows) < 0.1, "smokes"] = None
+    return frame
+
+
+ROWS = """
+import pandas as pd
+
+def rows():
+    return pd.read_csv({path!r})
+"""
+
+TABLES = """
+[algorithm]
+type = "FedAvg"
+model = {{ type = "Linear" }}
+lr = 0.5
+
+[data]
+columns = ["age", "smokes", "pressure", "ward", "insured"]
+classes = ["ill", "well"]
+categories = {categories}
+impute = "{impute}"
+scale = "standard"
+
+[run]
+rounds = 5
+
+[federation]
+clients = 3
+timeout = 5
+patience = 0.3
+"""
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("impute", ["mean", "median"])
+def test_categories_and_missing_values_between_sites(secure, impute, tmp_path):
+    """The run of the simulator on the pooled tables, and a saved model that takes raw rows; of one
+    site, a function brings the rows.
+    """
+    frames = {n: patients(k, 80 + 30 * k) for k, n in enumerate(("north", "south", "west"))}
+    configs = {}
+    for k, (name, frame) in enumerate(frames.items()):
+        path = written(tmp_path / "data", name, frame)
+        configs[k + 1] = config(path, k, cache=str(tmp_path / "cache" / name), test=0.0)
+    (tmp_path / "mine.py").write_text(ROWS.format(path=configs[3].pop("data")))
+    configs[3] |= {"loader": "mine:rows", "folder": str(tmp_path), "name": "west"}
+    plan = tmp_path / "federation.toml"
+    more = '\n[aggregation]\ntype = "SecureAggregation"\n' * secure
+    plan.write_text(TABLES.format(categories='["smokes", "ward"]', impute=impute) + more)
+    run = server.train(HereGrid(configs), server.read_plan(plan), tmp_path / "results")["FedAvg"]
+
+    texts = {n: f.assign(ward=f.ward.map(str).astype("category")) for n, f in frames.items()}
+    fed = fd.Federation.from_clients(texts, label="outcome", impute=impute, scale="standard")
+    made = fed.data.preprocess
+    assert run.preprocess.names == made.names
+    assert run.preprocess.categories == made.categories
+    assert len(made.categories["smokes"]) == 6 and made.categories["ward"] == ("1", "2", "3")
+    for name in ("fill", "shift", "divisor"):
+        np.testing.assert_allclose(getattr(run.preprocess, name), getattr(made, name), rtol=1e-9)
+    local = fd.run(fd.FedAvg(fd.Linear(), lr=0.5), fed, 5, evaluate_every=0)
+    torch.testing.assert_close(run.state.w["weight"], local.state.w["weight"], rtol=1e-3, atol=1e-4)
+    new = patients(9, 100).sample(frac=1, axis=1, random_state=0)
+    model = fd.Run.load(tmp_path / "results" / "FedAvg.safetensors").model
+    with pytest.warns(UserWarning, match="'smokes' has categories that no training row has"):
+        said = model.predict(new)
+    assert (said == new.outcome).mean() > 0.85
+    roster = json.loads((tmp_path / "results" / "roster.json").read_text())
+    assert roster["fit"]["bytes_up"] > 0
+    card = (tmp_path / "results" / "FedAvg.md").read_text()
+    assert "for the preprocessing" in card and "| west | 140 |" in card
+
+
+def test_a_column_of_text_must_be_named(tmp_path):
+    """A site whose file has text where the plan says numbers keeps that to itself."""
+    path = written(tmp_path, "north", patients(0, 30))
+    schema = Schema(("age", "smokes"), CLASSES)
+    with pytest.raises(fd.DataError, match=r"'smokes' holds text.*name it under data.categories"):
+        read_site(config(path), schema)
+    texts = read_site(config(path), dataclasses.replace(schema, texts=("smokes",)))
+    assert texts.raw.categories == {"smokes": ("at times, 0", "daily", "no")}
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("def rows(): return 3", "returned a int; it must return a pandas DataFrame"),
+        ("def rows(): raise KeyError('password')", "failed: KeyError('password')"),
+        ("def others(): pass", "has no attribute 'rows'"),
+        ("def rows(", "failed: SyntaxError"),
+    ],
+)
+def test_loaders_that_fail(code, why, tmp_path):
+    (tmp_path / "mine.py").write_text(code)
+    about = {"loader": "mine:rows", "folder": str(tmp_path), "label": "outcome", "client": 0}
+    with pytest.raises(fd.DataError) as error:
+        read_site(about, SCHEMA)
+    assert why in str(error.value)
+
+
+def test_parquet_at_a_site(tmp_path, monkeypatch):
+    """Read by pandas, as CSV is; pyarrow need not be installed for this test."""
+    frame = table(0)
+    (tmp_path / "north.parquet").write_bytes(b"PAR1")
+    monkeypatch.setattr(pd, "read_parquet", lambda path: frame if path.suffix == ".parquet" else 1)
+    site = read_site(config(tmp_path / "north.parquet", test=0), SCHEMA)
+    np.testing.assert_array_equal(site.x, frame[list(COLUMNS)].to_numpy())
+
+
 # -- folders, certificates and keys ----------------------------------------------------------------
 
 
