@@ -19,8 +19,9 @@ import pandas as pd
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
 
+from foedus.data.preprocess import Preprocessor
 from foedus.engines.flower import deploy
-from foedus.engines.flower.server import read_plan, scaling
+from foedus.engines.flower.server import read_plan
 from foedus.engines.flower.site import Schema, read_site
 
 HERE = Path(__file__).parent
@@ -41,21 +42,22 @@ def main(folder: Path) -> pd.DataFrame:
     for name in plan.algorithms:
         said = json.loads((results / f"{name}.sites.json").read_text())
         rows[name] = {e["site"]: e["accuracy"] for e in said}
-    return table({**rows, **apart(paths, Schema(plan.columns, plan.classes))}, paths, plan)
+    made = Preprocessor.from_json(json.loads((results / "roster.json").read_text())["preprocess"])
+    schema = Schema(plan.fit.columns, plan.classes)
+    return table({**rows, **apart(paths, schema, made)}, paths, schema)
 
 
-def apart(paths: dict[str, Path], schema: Schema) -> dict[str, dict[str, float]]:
+def apart(
+    paths: dict[str, Path], schema: Schema, made: Preprocessor
+) -> dict[str, dict[str, float]]:
     """What each hospital could do alone, and what one could do with all rows in one place; the same
-    rows, the same scaling.
+    rows, the same preprocessing.
     """
     sites = {
         n: read_site({"data": str(p), "label": "disease", "client": i}, schema)
         for i, (n, p) in enumerate(paths.items())
     }
-    center, scale = scaling(
-        [{"sums": s.sums()} for s in sites.values()], "standard", schema.columns
-    )
-    data = {n: s.federation(center, scale).data for n, s in sites.items()}
+    data = {n: s.federation(made).data for n, s in sites.items()}
     x, y = (
         np.concatenate([getattr(d, part) for d in data.values()]) for part in ("x_train", "y_train")
     )
@@ -72,9 +74,10 @@ def apart(paths: dict[str, Path], schema: Schema) -> dict[str, dict[str, float]]
     return found
 
 
-def table(rows: dict[str, dict[str, float]], paths: dict[str, Path], plan) -> pd.DataFrame:
+def table(
+    rows: dict[str, dict[str, float]], paths: dict[str, Path], schema: Schema
+) -> pd.DataFrame:
     """Accuracies by hospital, and over the test rows of all."""
-    schema = Schema(plan.columns, plan.classes)
     config = {"label": "disease", "client": 0}
     size = {n: len(read_site({"data": str(p), **config}, schema).y_test) for n, p in paths.items()}
     frame = pd.DataFrame(rows).T[list(paths)]
