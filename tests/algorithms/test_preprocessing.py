@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from flwr.app import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.impute import SimpleImputer
@@ -19,11 +20,13 @@ import foedus as fd
 from foedus import wire
 from foedus.algorithms.preprocessing.encoding import bound, coarse, fine, histogram, magnitudes
 from foedus.algorithms.preprocessing.fit import FitPreprocessing
+from foedus.base import unions
 from foedus.base.rows import Rows
 from foedus.base.spec import RawSpec
 from foedus.core.algorithm import Client
 from foedus.core.describe import to_config
 from foedus.core.result import known_algorithm
+from foedus.engines.flower import messages
 from foedus.engines.prepare import bounded
 from tests.engines.flower.grid import Here
 
@@ -366,3 +369,68 @@ def test_settings_that_cannot_be(settings, why):
 def test_settings_as_text():
     fit = FitPreprocessing(("a", "t"), ("t",), (("t", ("x", "y")),), (("a", 0.0, 1.0),), "standard")
     assert known_algorithm(json.loads(json.dumps(to_config(fit)))) == fit
+
+
+@pytest.mark.parametrize("scale", ["standard", "minmax", "robust"])
+def test_clients_that_share_a_padded_batch(scale):
+    """Padding is no row, and no missing value either."""
+    rng = np.random.default_rng(0)
+    frames = [pd.DataFrame({"a": rng.normal(9, 2, n), "y": np.arange(n) % 2}) for n in (10, 12, 14)]
+    for frame in frames:
+        frame.loc[:3, "a"] = np.nan
+    settings = {"label": "y", "scale": scale, "impute": "zero"}
+    pooled = fd.Federation.from_clients(frames, **settings).data.preprocess
+    found = fd.prepare(fd.Federation.from_clients(frames, **settings, fit=False)).data.preprocess
+    np.testing.assert_allclose(found.shift, pooled.shift, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(found.divisor, pooled.divisor, rtol=1e-9)
+
+
+def test_who_spreads_too_far_is_left_out():
+    rng = np.random.default_rng(0)
+    tables = [
+        pd.DataFrame({"a": rng.normal(0, 2, 50), "y": rng.integers(0, 2, 50)}) for _ in range(4)
+    ]
+    wide = rng.normal(0, 1e5, 50)
+    tables[1]["a"] = wide - wide.mean()  # its mean is like that of the others
+    fed = fd.Federation.from_clients(tables, label="y", fit=False)
+    fit = FitPreprocessing(("a",), scale="standard", doubt=True)
+    assert fd.run(fit, fed, 1, evaluate_every=0).state.refused.tolist() == [1]
+
+
+def test_noise_leaves_a_scale():
+    """A column that is all but constant: a fiftieth of half its range, not what noise leaves."""
+    frame = pd.DataFrame({"a": [50.0, 50.1] * 10, "y": [0, 1] * 10})
+    fed = fd.Federation.from_clients([frame] * 30, label="y", fit=False, scale="standard")
+    private = fd.DifferentialPrivacy(clip=1.0, noise=0.01, delta=1e-3)
+    for _ in range(8):  # half of the time, noise makes the square negative
+        found = fd.prepare(fed, aggregation=private, ranges={"a": (0, 1000)}).data.preprocess
+        assert found.divisor[0] >= 10.0
+
+
+def test_texts_of_an_untrusted_client(tmp_path):
+    """More than a table may have, or longer ones: that client is left out, and the others go on."""
+    frame = pd.DataFrame({"t": ["x", "y"] * 3, "a": 1.0, "y": [0, 1] * 3})
+    fed = fd.Federation.from_clients([frame] * 3, label="y", fit=False, scale="standard")
+    here = Here(tmp_path, nodes=3, timeout=30)
+
+    def spoil(asked, answer):
+        if asked.metadata.message_type != "train.strings" or asked.metadata.dst_node_id != 2:
+            return answer
+        many = unions.listed({b"\0\0" + str(i).encode() for i in range(5000)})
+        body = wire.encode(many)
+        header = {**messages.header(answer), "lengths": [len(body)]}
+        return Message(messages.content(header, body), reply_to=asked)
+
+    here.grid.spoil = spoil
+    with pytest.warns(UserWarning, match="it has more than 1001 texts, or too long ones"):
+        found = fd.prepare(fed, engine=here).data.preprocess
+    assert found.categories == {"t": ("x", "y")}
+
+
+def test_a_prepared_run_goes_on_in_another_process(sites, tmp_path):
+    """The settings of a run have nothing that differs from one fit to the next."""
+    fed = raw(sites, scale="standard", impute="mean")
+    path = tmp_path / "run.safetensors"
+    fd.run(fd.FedAvg(fd.Linear()), fd.prepare(fed), 1, checkpoint=path)
+    run = fd.run(fd.FedAvg(fd.Linear()), fd.prepare(fed), 2, checkpoint=path, resume=True)
+    assert len(run.history) == 3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -32,6 +34,22 @@ def test_a_table_by_hand():
     assert [row // 3 for row in rows] == [0, 1, 2]  # one in each third
     assert (total[rows, :5] * 1024).tolist() == [[2, 4, 2 * ord("a"), 2 * ord("b"), 0]] * 3
     assert unions.peeled(total) == [b"ab"]
+
+
+def test_a_row_of_two_strings_is_not_read_as_one():
+    """b"a" and b"c" in one row are twice b"b", but for the check; elsewhere each is alone."""
+    rows = 12
+    texts = [bytes([k]) for k in range(256)]
+    pairs = (
+        (a, b)
+        for a in texts
+        for b in texts[a[0] + 2 :: 2]
+        if [p == q for p, q in zip(*(unions._places(t, rows) for t in (a, b)), strict=True)]
+        == [False, False, True]
+        and unions._places(bytes([(a[0] + b[0]) // 2]), rows)[2] == unions._places(a, rows)[2]
+    )
+    for pair in itertools.islice(pairs, 5):
+        assert unions.peeled(unions.table(pair, rows)) == sorted(pair)
 
 
 def test_too_few_rows_are_noticed():

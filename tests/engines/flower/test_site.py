@@ -358,6 +358,15 @@ def test_a_column_of_text_must_be_named(tmp_path):
     assert texts.raw.categories == {"smokes": ("at times, 0", "daily", "no")}
 
 
+def test_numbers_that_are_categories(tmp_path):
+    """Written as numbers at this site, with a hole: 1, 1.0 and "1" are one text."""
+    frame = pd.DataFrame({"ward": [2.0, np.nan, 1.0, 2.0], "outcome": ["ill", "well"] * 2})
+    schema = Schema(("ward",), CLASSES, ("ward",))
+    site = read_site(config(written(tmp_path, "north", frame), test=0), schema)
+    assert site.raw.categories == {"ward": ("1", "2")}
+    np.testing.assert_array_equal(site.x[:, 0], [1, np.nan, 0, 1])
+
+
 @pytest.mark.parametrize(
     ("code", "why"),
     [
