@@ -46,9 +46,12 @@ def test_a_row_of_two_strings_is_not_read_as_one():
         for b in texts[a[0] + 2 :: 2]
         if [p == q for p, q in zip(*(unions._places(t, rows) for t in (a, b)), strict=True)]
         == [False, False, True]
+        and not ((unions._numbers(a) + unions._numbers(b)) % 2).any()
         and unions._places(bytes([(a[0] + b[0]) // 2]), rows)[2] == unions._places(a, rows)[2]
     )
-    for pair in itertools.islice(pairs, 5):
+    chosen = list(itertools.islice(pairs, 5))
+    assert len(chosen) == 5
+    for pair in chosen:
         assert unions.peeled(unions.table(pair, rows)) == sorted(pair)
 
 
