@@ -203,7 +203,9 @@ def _joined(arrays: list[np.ndarray]) -> np.ndarray:
             return np.concatenate(arrays)
         end = start + a.nbytes
     shape = (sum(map(len, arrays)), *first.shape[1:])
-    return np.lib.stride_tricks.as_strided(first, shape, first.strides, writeable=False)
+    # those of a dimension of size 1 may be anything
+    strides = np.cumprod([first.itemsize, *shape[:0:-1]])[::-1]
+    return np.lib.stride_tricks.as_strided(first, shape, strides.tolist(), writeable=False)
 
 
 def _owner(array: np.ndarray) -> Any:

@@ -383,3 +383,31 @@ def test_weights_are_scaled_over_the_clients_that_are_there():
 def test_other_weights_are_another_federation():
     first, second = weighted().fingerprint, weighted(scale=2.0).fingerprint
     assert {k for k in first if first[k] != second[k]} == {"training rows"}
+
+
+def test_a_run_of_weighted_rows_goes_on_and_is_saved(tmp_path):
+    algorithm, path = fd.FedAvg(fd.Linear(), lr=0.1), tmp_path / "c.safetensors"
+    whole = fd.run(algorithm, weighted(), 3)
+    fd.run(algorithm, weighted(), 1, checkpoint=path)
+    again = fd.run(algorithm, weighted(), 3, checkpoint=path, resume=True)
+    close(whole.state.w, again.state.w, 0)
+    assert len(again.notes) == 1
+    again.save(tmp_path / "r.safetensors")
+    assert fd.Run.load(tmp_path / "r.safetensors").spec.weighted
+    x, y, w = rows()
+    tested = (x[::3] + 0.1, y[::3], 0.5 + w[::3])
+    other = fd.Federation.from_clients(list(parts(x, y, w + 1.0)), test=tested)
+    with pytest.raises(fd.CheckpointError, match="data of the federation differ"):
+        fd.run(algorithm, other, 4, checkpoint=path, resume=True)
+
+
+def test_settings_are_chosen_by_weighted_scores():
+    found = fd.tune(fd.FedAvg(fd.Linear()), weighted(), rounds=2, grid={"lr": [0.1, 0.5]})
+    assert found.best.lr in (0.1, 0.5)
+
+
+def test_a_diagnosis_says_that_it_does_not_weigh():
+    x, y, w = (np.concatenate([v] * 4) for v in rows())
+    fed = fd.Federation.from_clients([(x[k::2], y[k::2], w[k::2] + 1.0) for k in (0, 1)])
+    with pytest.warns(UserWarning, match="does not use the weights of rows"):
+        fd.diagnose(fed)

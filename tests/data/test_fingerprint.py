@@ -65,3 +65,19 @@ def test_pooled_rows_are_those_of_the_federation_and_selected_ones_are_not():
     assert {k for k in first if first[k] != part[k]} == {"clients", "training rows"}
     others = fed.select([1, 2]).pool().fingerprint
     assert others["training rows"] != fed.select([0, 1]).pool().fingerprint["training rows"]
+
+
+def test_of_sites_the_server_has_checksums_in_the_place_of_rows():
+    """Made by the sites with keys of their own; nothing else stands for their rows."""
+    from foedus.base.spec import Spec
+    from foedus.core.loop import Loop
+    from foedus.engines.flower.server import Sites
+
+    ids, sizes, sent = np.array([0, 4]), np.array([30, 20]), np.array([123, 456])
+    loop = object.__new__(Loop)
+    loop.fed = Sites(ids, sizes, Spec((3,), 2, 2), sent)
+    assert loop.fingerprint == {
+        "clients": fingerprint.checksum(ids, np.array([0, 30, 50]), sizes),
+        "data": fingerprint.checksum(sent, sizes),
+        "test rows": 0,
+    }

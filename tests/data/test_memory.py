@@ -43,6 +43,13 @@ def test_neighboring_slices_of_one_array_are_not_copied(mapped):
     assert (fed.data.x_train == x).all()
 
 
+def test_single_rows_of_one_array_stay_what_they_are():
+    """A row with a new dimension in front has a stride of 0 there."""
+    x = np.arange(24.0, dtype=np.float32).reshape(4, 2, 3)
+    fed = fd.Federation.from_clients([(row[None], [k % 2]) for k, row in enumerate(x)])
+    assert (fed.data.x_train == x).all() and np.shares_memory(fed.data.x_train, x)
+
+
 @pytest.mark.parametrize("order", [[1, 0], [0, 0], [0, 2]], ids=["swapped", "twice", "a gap"])
 def test_other_slices_are_copied_in_their_order(mapped, order):
     x, y = mapped
