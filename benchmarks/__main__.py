@@ -1,7 +1,7 @@
 """Speed, as ratios measured in one run: `python -m benchmarks [ITEM ...] [--repeats 5] [--docs]`.
 
 Without items, those of docs/performance.md: machine w1 w2 w3 w4 w5 w6 w7 w8 w9 w10 crowd compiled
-overhead memory scaling start profile; but not those that install other tools, peers-w1 peers-w2
+overhead memory scaling tables start profile; but not those that install other tools, peers-w1 peers-w2
 peers-w3 peers-w4 peers-w5, or peers for all five. Results are kept in benchmarks/results; --docs
 writes the page from them. Further studies, by name: batching fednewton fedfw lowrank fedboost
 fedres ffgb ray flower secure.
@@ -31,6 +31,7 @@ from benchmarks.profiles import profiles
 from benchmarks.ray import ray
 from benchmarks.scaling import scaling
 from benchmarks.secure import secure
+from benchmarks.tables import tables
 from benchmarks.workloads import WORKLOADS
 
 Study = Callable[[int], None]
@@ -45,6 +46,7 @@ PAGE: dict[str, dict[str, Study]] = {
     "The engine alone": {"overhead": overhead},
     "Memory": {"memory": memory},
     "How cost grows": {"scaling": scaling},
+    "Tables": {"tables": tables},
     "Start": {"start": start},
     "Where the time goes": {"profile": profiles},
 }

@@ -32,6 +32,8 @@ _SOME, _FAR_OFF, _RAW = 10, 3.0, 20.0
 """Rows of a table from which medians say something; how far off scaled medians are doubtful, of a
 table and of an array.
 """
+_BLOCK = 1 << 14
+"""Rows of a table that are prepared at a time."""
 UNSEEN = -1.0
 """The code of a category that no training row has."""
 
@@ -180,11 +182,21 @@ class Preprocessor:
 
     def apply(self, x: np.ndarray) -> np.ndarray:
         """Numbers as `encoded` gives them, or an array without names, as a model is given them."""
+        if self.names is None or x.dtype.kind != "f" or len(x) <= _BLOCK:
+            return self._applied(x)
+        out = np.empty((len(x), len(self.feature_names or ())), np.float32)
+        for first in range(0, len(x), _BLOCK):  # what is made on the way stays in the cache
+            out[first : first + _BLOCK] = self._applied(x[first : first + _BLOCK], first)
+        return out
+
+    def _applied(self, x: np.ndarray, first: int = 0) -> np.ndarray:
+        """Of rows from number `first` on."""
         if not self.categories:
-            return self._scaled(self._filled(x, range(x.shape[1] if x.ndim == 2 else 0)))
+            columns = range(x.shape[1] if x.ndim == 2 else 0)
+            return self._scaled(self._filled(x, columns, first))
         assert self.names is not None
         which = [i for i, name in enumerate(self.names) if name not in self.categories]
-        parts = [self._scaled(self._filled(x[:, which], which))] if which else []
+        parts = [self._scaled(self._filled(x[:, which], which, first))] if which else []
         for place, name in enumerate(self.names):
             if name in self.categories:
                 parts.append(self._category(x[:, place], self.categories[name]))
@@ -200,13 +212,13 @@ class Preprocessor:
         out[there, place[there].astype(np.int64)] = 1
         return out
 
-    def _filled(self, x: np.ndarray, which: Sequence[int]) -> np.ndarray:
+    def _filled(self, x: np.ndarray, which: Sequence[int], first: int = 0) -> np.ndarray:
         if x.dtype.kind != "f" or first_not_finite(x) is None or not np.isnan(x).any():
             return x
         flat = x.reshape(len(x), -1)
         if self.fill is None:
             row, column = np.argwhere(np.isnan(flat))[0].tolist()
-            raise no_value(row, column if self.names is None else self.names[which[column]])
+            raise no_value(first + row, column if self.names is None else self.names[which[column]])
         return np.where(np.isnan(flat), self.fill, flat).reshape(x.shape)
 
     def _scaled(self, x: np.ndarray) -> np.ndarray:

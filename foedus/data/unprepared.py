@@ -17,6 +17,7 @@ from foedus.errors import DataError
 if TYPE_CHECKING:
     from foedus.data.dataset import Data
 
+_BLOCK = 1 << 14  # rows that are prepared at a time
 Scale = Literal["auto", "standard", "minmax", "robust", "unit"]
 Impute = Literal["median", "mean", "zero"]
 
@@ -77,7 +78,11 @@ class Unprepared:
 
     def apply(self, x: np.ndarray, fitted: Preprocessor) -> np.ndarray:
         """Raw rows as a model is given them."""
-        return fitted.apply(self.recoded(x, fitted))
+        out = np.empty((len(x), len(fitted.feature_names or ())), np.float32)
+        for first in range(0, len(x), _BLOCK):
+            part = x[first : first + _BLOCK]
+            out[first : first + _BLOCK] = fitted.apply(self.recoded(part, fitted))
+        return out
 
 
 def unprepared(raw: Raw, recipe: Recipe, name: str) -> Unprepared:

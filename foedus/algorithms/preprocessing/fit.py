@@ -139,14 +139,14 @@ class FitPreprocessing(Algorithm):
     def strings(self, client: Client, rows: int, columns: list[str]) -> tuple[Tree, None]:
         """The texts of some columns, each behind the place of its column."""
         assert isinstance(client.spec, RawSpec)
-        found = set()
+        found, x = set(), client.data.x.numpy()
         for number, name in enumerate(columns):
             if name not in self.asked:
                 raise ReplyError(f"columns: the texts of {name!r} are not asked for by this fit")
             place = self.columns.index(name)
-            codes = client.data.x.numpy()[:, place]
             texts = client.spec.texts[place] or ()
-            for code in np.unique(codes[~np.isnan(codes)]).astype(int):
+            codes = x[~np.isnan(x[:, place]), place].astype(np.int64)
+            for code in np.flatnonzero(np.bincount(codes, minlength=1)).tolist():
                 found.add(number.to_bytes(2, "little") + texts[code].encode())
         return unions.table(found, rows) if rows else unions.listed(found), None
 
