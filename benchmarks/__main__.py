@@ -1,10 +1,10 @@
 """Speed, as ratios measured in one run: `python -m benchmarks [ITEM ...] [--repeats 5] [--docs]`.
 
 Without items, those of docs/performance.md: machine w1 w2 w3 w4 w5 w6 w7 w8 w9 w10 crowd compiled
-overhead memory scaling tables start profile; but not those that install other tools, peers-w1 peers-w2
-peers-w3 peers-w4 peers-w5, or peers for all five. Results are kept in benchmarks/results; --docs
-writes the page from them. Further studies, by name: batching fednewton fedfw lowrank fedboost
-fedres ffgb ray flower secure.
+overhead memory scaling tables start profile; but not those that install other tools, peers-w1
+peers-w2 peers-w3 peers-w4 peers-w5, or peers for all five. Results are kept in benchmarks/results;
+--docs writes the page from them. Further studies, by name: batching fednewton fedfw lowrank
+fedboost fedres ffgb ray flower secure.
 """
 
 from __future__ import annotations

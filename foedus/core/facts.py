@@ -156,8 +156,10 @@ def _own_scores(run: Run, fed: Federation) -> pd.DataFrame:
         client = int(fed.ids[position])
         outputs = run.own_model(client, state).prepared.outputs(fed.data.x_test[rows])
         y = torch.from_numpy(fed.data.y_test[rows])
-        sums = row_scores(run.algorithm, outputs, y, fed.data.classes)
-        means = {k: float(v.double().mean()) for k, v in sums.items()}
+        sums, given = row_scores(run.algorithm, outputs, y, fed.data.classes), fed.data.weights_test
+        weight = torch.ones(len(y)) if given is None else torch.from_numpy(given[rows])
+        share = weight.double() / weight.double().sum()
+        means = {k: float(share @ v.double()) for k, v in sums.items()}
         words = {"hits": "accuracy", "error": "mse"}
         found.append({"client": client, **{words.get(k, k): v for k, v in means.items()}})
     return pd.DataFrame(found or {"client": []})

@@ -45,7 +45,7 @@ def to_onnx(
     columns = None if preprocess is None else preprocess.names
     graph = Graph(columns or ())
     if preprocess is None or columns is None:
-        x = graph.input("x", "FLOAT", spec.shape)
+        x = graph.input("x", "INT64" if spec.integers else "FLOAT", spec.shape)
     else:
         x = emit_columns(graph, preprocess)
     outputs = {"outputs": emit(graph, form, x, spec)}

@@ -15,6 +15,7 @@ from torch import nn
 
 import foedus as fd
 from foedus.algorithms.ffgb.boost import weights_of
+from foedus.core.facts import facts_of
 from foedus.base import tree
 from foedus.core.algorithm import Client
 
@@ -287,7 +288,9 @@ def test_personal_models_are_scored_by_weight(engine):
         everywhere.append(np.average(said, weights=w))
         own = fed.test_client_rows(k)
         hits.append((said[own] * w[own]).sum())
-        assert run.per_client().accuracy[k] == pytest.approx(np.average(said[own], weights=w[own]))
+        want = pytest.approx(np.average(said[own], weights=w[own]))
+        assert run.per_client().accuracy[k] == want
+        assert facts_of(run, measure=True).sites[k].accuracy == want
     held = w[fed.test_rows].sum()
     assert run.history.own_accuracy.iloc[-1] == pytest.approx(sum(hits) / held)
     assert run.history.accuracy.iloc[-1] == pytest.approx(np.mean(everywhere))

@@ -159,3 +159,14 @@ def test_shards_of_other_engines_keep_integers(tmp_path):
     for part in (part_of(fed, np.arange(3)), read_shard(tmp_path, "one")):
         assert part.data.x_train.dtype == part.data.x_test.dtype == np.int64
         assert (part.data.x_train[part.rows] == fed.data.x_train[fed.rows]).all()
+
+
+def test_a_model_of_integers_as_an_onnx_file(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    fed = federation()
+    run = fd.run(fd.FedAvg(Words(), lr=0.5), fed, 2)
+    run.model.prepared.to_onnx(tmp_path / "words.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "words.onnx")
+    assert session.get_inputs()[0].type == "tensor(int64)"
+    (found,) = session.run(["outputs"], {"x": fed.data.x_test})
+    np.testing.assert_allclose(found, run.model.outputs(fed.data.x_test), atol=1e-6)

@@ -17,7 +17,8 @@ from foedus.models.mlp import MLP
 def emit_network(graph: Graph, model: Model, params: Params, x: str, spec: Spec) -> str:
     """A model with its parameters; one that is not foedus' own by way of PyTorch."""
     if not plain(model):
-        return graph.module(network(model, params, spec), x, spec.shape, torch.float32)
+        kind = torch.int64 if spec.integers else torch.float32
+        return graph.module(network(model, params, spec), x, spec.shape, kind)
     leak = 0.0
     if isinstance(model, CNN):
         x, leak = emit_convolutions(graph, model, params, x, spec), model.leak
