@@ -15,9 +15,9 @@ from torch import nn
 
 import foedus as fd
 from foedus.algorithms.ffgb.boost import weights_of
-from foedus.core.facts import facts_of
 from foedus.base import tree
 from foedus.core.algorithm import Client
+from foedus.core.facts import facts_of
 
 SIZES = (9, 5, 13)
 
