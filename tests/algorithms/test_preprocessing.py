@@ -141,6 +141,13 @@ def test_every_engine_gives_the_same(engine, scale, sites, tmp_path):
             assert one.settings["preprocess"][key] == other.settings["preprocess"][key]
 
 
+def test_workers_of_ray_give_the_same(ray_engine, sites):
+    fed = raw(sites, scale="robust", impute="median")
+    one, other = fd.prepare(fed), fd.prepare(fed, engine=ray_engine)
+    np.testing.assert_array_equal(one.data.x_train, other.data.x_train)
+    assert one.settings["preprocess"] == other.settings["preprocess"]
+
+
 def test_bytes_are_those_of_the_messages():
     """Two clients, two columns of numbers: a survey and two moments."""
     frame = pd.DataFrame({"a": [1.0, 2, 3, 4], "b": [0.0, 5, 5, 1], "y": [0, 1, 0, 1]})

@@ -58,6 +58,24 @@ def test_flights_by_carrier(tmp_path):
     assert run.per_client().name.tolist() == list(fed.names)
 
 
+@pytest.mark.parametrize("secure", [False, True])
+def test_flights_prepared_among_the_carriers(secure):
+    """16 clients of 6 to 7,948 training rows: the same rows as by a fit of all of them at once."""
+    settings = {"label": "late", "group": "carrier", "drop": ["dep_delay", "arr_delay"]}
+    settings |= {"impute": "median", "scale": "standard"}
+    path = FOLDER / "flights60k.csv.gz"
+    pooled = fd.load(path, **settings)
+    raw = fd.split(fd.load(path, **settings, fit=False), "natural")
+    fed = fd.prepare(raw, aggregation=fd.SecureAggregation() if secure else None)
+    assert fed.data.preprocess.categories == pooled.preprocess.categories
+    np.testing.assert_allclose(fed.data.x_train, pooled.x_train, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(fed.data.x_test, pooled.x_test, rtol=1e-6, atol=1e-6)
+    about = fed.settings["preprocess"]
+    # eleven exchanges; in the sum, texts need a second, larger table, and each has four phases
+    assert about["messages_up"] == 16 * (4 * 12 if secure else 11)
+    assert 1e4 < about["bytes_up"] / 16 < (1e6 if secure else 1e5)
+
+
 def test_prices_of_diamonds():
     """Integers that are amounts: asked about, then predicted in their own unit."""
     path = FOLDER / "diamonds.csv.gz"
