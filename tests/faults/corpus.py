@@ -152,7 +152,7 @@ def headers() -> list[bytes]:
         "clients": [0],
         "rows": [8],
         "name": "shard",
-        "sums": {"count": [8.0], "sum": [0.5], "squares": [8.0]},
+        "test_rows": [2],
         "checksum": 7,
     }
     own = {"ids": [0, 1], "sums": {"rows": [4.0, 4.0], "loss": [1.0, 2.0]}}
@@ -271,7 +271,12 @@ lr = 0.1
 [data]
 columns = ["age", "sex"]
 classes = ["0", "1"]
+categories = { sex = ["f", "m"] }
 scale = "standard"
+impute = "median"
+encode = "ordinal"
+clip = 5.0
+ranges = { age = [0, 120] }
 
 [run]
 rounds = 20

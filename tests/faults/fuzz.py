@@ -281,15 +281,21 @@ def question_target(folder: Path) -> Target:
     from foedus.engines.flower.client import answer
     from foedus.engines.flower.guard import Guard
     from foedus.engines.flower.policy import Policy
-    from tests.security.sites import federation
-    from tests.security.test_policy import PLAN
+    from tests.security.test_rows import TEXTS, with_names
 
     folder.mkdir(parents=True, exist_ok=True)
-    grid = federation(folder, PLAN + '\n[aggregation]\ntype = "SecureAggregation"\nrange = 32.0\n')
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        plan = server.read_plan(folder / "trial" / "federation.toml")
-        server.train(grid, plan, folder / "results")
+    plan = TEXTS.replace("[run]", 'impute = "median"\n\n[run]')
+    policy = {"allow__categories": '["name"]', "allow__quantiles": "true"}
+    grid = with_names(folder, plan, **policy)
+    for more in ("", '\n[aggregation]\ntype = "SecureAggregation"\nrange = 32.0\n'):
+        (folder / "trial" / "federation.toml").write_text(plan + more)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            server.train(
+                grid,
+                server.read_plan(folder / "trial" / "federation.toml"),
+                folder / f"results{len(more)}",
+            )
     asked = [
         (m.metadata.message_type, json.dumps(messages.header(m)).encode(), messages.body(m))
         for m in grid.asked
@@ -302,8 +308,8 @@ def question_target(folder: Path) -> Target:
         .replace("exchanges_a_day = 10000", "exchanges_a_day = 1000000")
         .replace("evaluations_a_day = 20", "evaluations_a_day = 1000000")
     )
-    policy = Policy.read(path)
-    guard, config = Guard(policy), policy.node_config()
+    guard = Guard(Policy.read(path))
+    config = guard.policy.node_config()
 
     def make(rng: Random) -> bytes:
         number = rng.randrange(len(asked))
