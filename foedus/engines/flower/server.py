@@ -63,6 +63,7 @@ from foedus.base.settings import check_value
 from foedus.base.spec import RawSpec, Spec
 from foedus.config.reader import Number, Reader
 from foedus.core.algorithm import Algorithm
+from foedus.core.arguments import differences
 from foedus.core.card import card_path
 from foedus.core.describe import to_config
 from foedus.core.result import Run
@@ -336,14 +337,21 @@ def _roster(
             "ids": ids, "rows": [own[i]["rows"][0] for i in ids],
             "checksums": [own[i]["checksum"] for i in ids],
             "names": {str(i): own[i]["name"] for i in ids}, "preprocess": made.to_json(),
-            "fit": about,
+            "fit": about, "data": to_config(plan.fit),
         }  # fmt: skip
         files.replace(path, [json.dumps(roster).encode()])
         return roster
     try:
         roster = json.loads(path.read_text())
-    except ValueError as error:
-        raise ConfigError(f"{path} is damaged: {error}; remove the folder to begin anew") from error
+        before = roster["data"]
+    except (ValueError, LookupError, TypeError) as error:
+        raise ConfigError(
+            f"{path} is damaged, or of another version: {error!r}; remove the folder to begin anew"
+        ) from error
+    if differ := differences(before, to_config(plan.fit), "data"):
+        raise ConfigError(
+            f"[data] has changed since {path}: {'; '.join(differ)}; remove the folder to begin anew"
+        )
     for i, checksum in zip(roster["ids"], roster["checksums"], strict=True):
         if i in own and own[i]["checksum"] != checksum:
             raise ConfigError(

@@ -181,6 +181,18 @@ def test_a_training_goes_on_from_its_checkpoint(plan, grid, tmp_path):
     assert torch.equal(first["FedAvg"].state.w["weight"], again["FedAvg"].state.w["weight"])
 
 
+def test_a_training_does_not_go_on_with_another_preprocessing(plan, grid, tmp_path):
+    server.train(grid, plan, tmp_path / "results")
+    other = dataclasses.replace(plan, fit=dataclasses.replace(plan.fit, impute="zero"))
+    with pytest.raises(fd.ConfigError, match=r"\[data\] has changed.*impute.*remove the folder"):
+        server.train(grid, other, tmp_path / "results")
+    roster = tmp_path / "results" / "roster.json"
+    for text in ("[]", '{"ids": []}', "{"):
+        roster.write_text(text)
+        with pytest.raises(fd.ConfigError, match="damaged, or of another version"):
+            server.train(grid, plan, tmp_path / "results")
+
+
 def test_a_site_with_a_bad_file_does_not_stop_the_others(plan, grid, tmp_path):
     written(tmp_path / "data", "south", table(1).drop(columns="age"))
     with pytest.warns(
