@@ -58,11 +58,8 @@ def check_arguments(
         raise ConfigError(
             f"fed must be a federation: fd.split(data, 'iid', clients=10); got {type(fed).__name__}"
         )
-    if fed.data.raw is not None and not algorithm.takes_raw:
-        raise ConfigError(
-            "fed holds raw rows (fit=False), which no model can be given; fit their preprocessing "
-            "first: fed = fd.prepare(fed)"
-        )
+    if not algorithm.takes_raw and isinstance(fed, Federation):
+        fed.data.refuse_raw()
     for name, value, least in (
         ("rounds", rounds, 0),
         ("evaluate_every", evaluate_every, 0),

@@ -221,6 +221,14 @@ class Data:
             return RawSpec(shape, self.classes, outputs, weighted=weighted, texts=texts)
         return Spec(shape, self.classes, outputs, self.x_train.dtype.kind == "i", weighted)
 
+    def refuse_raw(self) -> None:
+        """Raises DataError where rows are raw."""
+        if self.raw is not None:
+            raise DataError(
+                f"{self.name!r} holds raw rows (fit=False), which no model can be given; fit their "
+                "preprocessing first: fed = fd.prepare(fed)"
+            )
+
     def __repr__(self) -> str:
         kind = "regression" if self.classes is None else f"{self.classes} classes"
         shape = "x".join(str(s) for s in self.x_train.shape[1:])

@@ -151,6 +151,7 @@ def heterogeneity(
 def check_federation(fed: object) -> None:
     if not isinstance(fed, Federation):
         raise ConfigError(f"fed is a {type(fed).__name__}; give a Federation, as fd.split returns")
+    fed.data.refuse_raw()
 
 
 def _feature_rows(fed: Federation, features: Callable | None) -> np.ndarray:

@@ -114,9 +114,9 @@ def fit(
     aggregation: Aggregation | None,
     seed: int,
 ) -> Run:
-    """Run the one round of a fit, quietly."""
+    """Run a fit, quietly."""
     return run(
-        algorithm, fed, 1, engine=engine, aggregation=bounded(aggregation, algorithm), seed=seed,
+        algorithm, fed, 0, engine=engine, aggregation=bounded(aggregation, algorithm), seed=seed,
         evaluate_every=0, progress=False,
     )  # fmt: skip
 

@@ -127,11 +127,12 @@ def test_the_same_as_a_fit_of_pooled_rows(sites):
     assert run.settings["federation"]["settings"]["preprocess"]["bytes_up"] > 0
 
 
-@pytest.mark.parametrize("engine", ["looped", "batches", "flower", "secure flower"])
+@pytest.mark.parametrize("engine", ["looped", "batches", "late", "flower", "secure flower"])
 @pytest.mark.parametrize("scale", ["standard", "robust"])
 def test_every_engine_gives_the_same(engine, scale, sites, tmp_path):
     fed = raw(sites, scale=scale, impute="median")
     here = {"looped": fd.Local(batch=False), "batches": fd.Local(memory=1 << 16)}
+    here["late"] = fd.Delayed(fd.Local(), up=2, down=1)  # not before the first round
     secure = fd.SecureAggregation() if engine.startswith("secure") else None
     settings = {"aggregation": secure, "engine": here.get(engine) or Here(tmp_path, timeout=30)}
     one, other = fd.prepare(fed), fd.prepare(fed, **settings)
@@ -272,13 +273,13 @@ def test_who_is_implausible_is_left_out():
     tables[2]["a"] *= 1e6
     fed = fd.Federation.from_clients(tables, label="y", fit=False)
     fit = FitPreprocessing(("a",), scale="standard", doubt=True)
-    run = fd.run(fit, fed, 1, evaluate_every=0)
+    run = fd.run(fit, fed, 0, evaluate_every=0)
     assert run.state.refused.tolist() == [2]
     others = np.concatenate([t.a for k, t in enumerate(tables) if k != 2])
     assert float(run.state.shift) == pytest.approx(others.mean(), rel=1e-12)
     assert float(run.state.divisor) == pytest.approx(others.std(), rel=1e-12)
     assert run.history.bytes_up.iloc[-1] > 0
-    few = fd.run(fit, fed.select([0, 2]), 1, evaluate_every=0)
+    few = fd.run(fit, fed.select([0, 2]), 0, evaluate_every=0)
     assert few.state.refused.tolist() == []  # of two, which?
 
 
@@ -344,8 +345,16 @@ def test_too_many_texts():
 
 def test_raw_rows_are_for_no_model(sites):
     fed = raw(sites, impute="mean")
-    with pytest.raises(fd.ConfigError, match=r"raw rows \(fit=False\).*fed = fd.prepare\(fed\)"):
-        fd.run(fd.FedAvg(fd.Linear()), fed, 1)
+    algorithm = fd.FedAvg(fd.Linear())
+    for use in (
+        lambda: fd.run(algorithm, fed, 1),
+        lambda: fd.compare({"a": algorithm}, fed, 1),
+        lambda: fd.tune(algorithm, fed, 1, grid={"lr": [0.1]}),
+        lambda: fd.diagnose(fed),
+        lambda: fd.heterogeneity(fed),
+    ):
+        with pytest.raises(fd.DataError, match=r"raw rows \(fit=False\).*fd.prepare\(fed\)"):
+            use()
     with pytest.raises(fd.DataError, match="are prepared already; for raw ones pass fit=False"):
         fd.prepare(fd.prepare(fed))
     with pytest.raises(fd.DataError, match="fit=False: the columns of 'digits' have no names"):
@@ -401,7 +410,7 @@ def test_who_spreads_too_far_is_left_out():
     tables[1]["a"] = wide - wide.mean()  # its mean is like that of the others
     fed = fd.Federation.from_clients(tables, label="y", fit=False)
     fit = FitPreprocessing(("a",), scale="standard", doubt=True)
-    assert fd.run(fit, fed, 1, evaluate_every=0).state.refused.tolist() == [1]
+    assert fd.run(fit, fed, 0, evaluate_every=0).state.refused.tolist() == [1]
 
 
 def test_noise_leaves_a_scale():

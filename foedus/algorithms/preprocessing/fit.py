@@ -47,7 +47,8 @@ _BATCH = 1 << 24  # bytes of rows that fit a cache
 
 @dataclass(frozen=True)
 class FitPreprocessing(Algorithm):
-    """Fits a `Preprocessor` to the raw rows of all clients in one round; `foedus.prepare` runs it.
+    """Fits a `Preprocessor` to the raw rows of all clients before the first round, when everybody
+    is asked and nothing is late; `foedus.prepare` runs it.
 
     Args:
         columns: The columns of the table.
@@ -205,10 +206,10 @@ class FitPreprocessing(Algorithm):
     # -- the server --------------------------------------------------------------------------------
 
     def start(self, clients: Clients) -> State:
-        return State()
+        return Fitting(self, clients).fitted()
 
     def round(self, clients: Clients, state: State) -> State:
-        return Fitting(self, clients).fitted()
+        return state
 
     def preprocessor(self, state: State) -> Preprocessor:
         """What was fitted."""

@@ -234,7 +234,6 @@ class Sites:
             y_test=nothing,
             preprocess=self.preprocess,
             class_values=self.class_values,
-            raw=None,
         )
 
 
