@@ -27,6 +27,8 @@ _UNIT = 1 / 1024
 """What 1 is in a reply: small, so that many strings in one row stay within a fixed-point range."""
 
 _HASHES = 3
+TABLE_ROWS = (96, 768, 6144)
+"""Rows of tables that are asked for; they hold about four fifths as many strings."""
 
 
 def listed(strings: Collection[bytes]) -> Tensor:
@@ -59,8 +61,8 @@ def table(strings: Collection[bytes], rows: int) -> Tensor:
     for text in sorted(strings):
         if len(text) > LONGEST:
             raise ReplyError(
-                f"a text of {len(text)} bytes is longer than the {LONGEST} that a sum can hold; "
-                "name the categories of this column in advance"
+                f"a text is longer than the {LONGEST} bytes that a sum can hold; name the "
+                "categories of this column in advance"
             )
         out[_places(text, rows)] += _numbers(text)
     return torch.from_numpy(out * _UNIT).float()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -21,10 +21,6 @@ from foedus.errors import ReplyError
 
 if TYPE_CHECKING:
     from foedus.core.copies import Copies
-
-
-_TABLE_ROWS = (96, 768, 6144)
-"""Of the tables of `Clients.union`: they hold about four fifths as many strings."""
 
 
 @dataclass(eq=False)
@@ -200,7 +196,9 @@ class Clients:
             self.network.aggregator.gathered(trip, replies)
         return replies
 
-    def union(self, step: Callable, /, most: int, longest: int, **payload: Tree) -> list[bytes]:
+    def union(
+        self, step: Callable, check: Callable[[Collection[bytes]], str | None], /, **payload: Tree
+    ) -> list[bytes]:
         """The union of sets of byte strings that clients have, sorted.
 
         Where single replies are seen, `step(client, rows=0, **payload)` replies its strings
@@ -208,28 +206,29 @@ class Clients:
         larger each time until the sum of all can be read.
 
         Args:
-            most: Strings that one client may have.
-            longest: Bytes of a string.
+            check: Says what is wrong with a set of strings, if anything.
         """
         aggregator = None if self.free else self.network.aggregator
         if aggregator is None or not aggregator.hides:
 
             def strange(_: Tensor, reply: Tree) -> dict[int, str]:
-                strings = unions.read_list(reply[0])
-                few = len(strings) <= most and all(len(s) <= longest for s in strings)
-                return {} if few else {0: f"it has more than {most} texts, or too long ones"}
+                why = check(unions.read_list(reply[0]))
+                return {} if why is None else {0: why}
 
             # a robust mean has no say: one client's texts do not move another's
             sent = {"rows": 0, **payload}
             each = self._trip(step, sent, self.ids, self.sizes, strange).collect()
             return sorted(set().union(*(unions.read_list(reply) for reply in each)))
-        for rows in _TABLE_ROWS:
+        for rows in unions.TABLE_ROWS:
             found = unions.peeled(self.sum(step, rows=rows, **payload))
+            if found is not None and (why := check(found)) is not None:
+                raise ReplyError(f"the texts of all clients cannot be used: {why}")
             if found is not None:
                 return found
         raise ReplyError(
-            f"the texts of all clients cannot be read from a sum of {_TABLE_ROWS[-1]} rows: there "
-            "are too many; name the categories in advance"
+            f"the texts of all clients cannot be read from a sum of {unions.TABLE_ROWS[-1]} rows: "
+            "there are too many, or a client has sent something else; name the categories in "
+            "advance"
         )
 
     def _total(

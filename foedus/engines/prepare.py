@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from foedus.aggregation.dp.mechanism import DifferentialPrivacy
 from foedus.aggregation.secure.protocol import SecureAggregation
+from foedus.algorithms.preprocessing.encoding import UNIT
 from foedus.algorithms.preprocessing.fit import FitPreprocessing
 from foedus.core.aggregation import Aggregation
 from foedus.core.describe import to_config
@@ -103,7 +104,8 @@ def recipe_of(
     return FitPreprocessing(
         columns, texts, tuple((k, tuple(map(str, v))) for k, v in categories.items()),
         tuple((k, float(low), float(high)) for k, (low, high) in ranges.items()),
-        recipe.scale, recipe.impute, recipe.encode, recipe.clip, parts=1 if noisy else 6,
+        recipe.scale, recipe.impute, recipe.encode, recipe.clip,
+        sums=isinstance(aggregation, SecureAggregation) and not noisy,
     )  # fmt: skip
 
 
@@ -122,8 +124,18 @@ def fit(
 
 
 def bounded(aggregation: Aggregation | None, algorithm: FitPreprocessing) -> Aggregation | None:
-    """An aggregation whose noise is for the largest replies that a fit can have."""
+    """An aggregation that fits: whose fixed-point numbers have the step that sums need, or whose
+    noise is for the largest replies that there can be.
+    """
     privacy = _privacy(aggregation)
+    if privacy is None and isinstance(aggregation, SecureAggregation):
+        wide = max(16.0, 2.0 ** math.ceil(math.log2(aggregation.range)))
+        if (bits := round(math.log2(wide / UNIT)) + 1) > 40:
+            raise ConfigError(
+                f"range={aggregation.range:g} leaves no room for the sums of a preprocessing; use "
+                "at most range=2048, or fit=True"
+            )
+        return replace(aggregation, range=wide, bits=bits, rounding="nearest")
     if privacy is None:
         return aggregation
     numbers, texts = len(algorithm.numbers), len(algorithm.texts)

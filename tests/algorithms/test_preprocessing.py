@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from fractions import Fraction
 
 import numpy as np
 import pandas as pd
@@ -18,7 +19,15 @@ from sklearn.preprocessing import MinMaxScaler, RobustScaler, StandardScaler
 
 import foedus as fd
 from foedus import wire
-from foedus.algorithms.preprocessing.encoding import bound, coarse, fine, histogram, magnitudes
+from foedus.algorithms.preprocessing.encoding import (
+    UNIT,
+    blinded,
+    bound,
+    histogram,
+    joined,
+    known_bounds,
+    magnitudes,
+)
 from foedus.algorithms.preprocessing.fit import FitPreprocessing
 from foedus.base import unions
 from foedus.base.rows import Rows
@@ -155,9 +164,9 @@ def test_bytes_are_those_of_the_messages():
     fed = fd.Federation.from_clients(
         [frame, frame], label="y", fit=False, scale="standard", impute="mean"
     )
-    share = torch.zeros(2, 6, dtype=torch.float64)  # in six parts
+    share = torch.zeros(2, dtype=torch.float64)
     survey = {"present": share, "lacking": share[:0], "magnitudes": torch.zeros(2, 32)}
-    moment = {"sum": share, "present": share}
+    moment = {"sum": share[:, None], "present": share}
     up = wire.nbytes(survey) + 2 * wire.nbytes(moment)
     asked = {"center": torch.zeros(2).double(), "bound": torch.zeros(2).double(), "power": 1}
     down = wire.nbytes({}) + 2 * wire.nbytes(asked)
@@ -169,15 +178,28 @@ def test_bytes_are_those_of_the_messages():
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.floats(-1, 1), st.integers(1, 6))
-def test_parts_of_a_fraction(y, parts):
-    sent = fine(np.array([y]), parts)
-    assert sent.shape == (1, parts) and bool((sent.abs() <= 1).all())
-    assert coarse(sent)[0] == y
-    # in fixed point of step 2e-6, as secure aggregation has it
-    step = 16 / 2**23
-    rounded = (sent / step).round() * step
-    assert abs(coarse(rounded)[0] - y) <= step * 4096.0 ** (1 - parts) + 1e-16
+@given(st.lists(st.floats(-(2.0**31), 2.0**31) | st.floats(-1e-9, 1e-9), min_size=1, max_size=5))
+def test_parts_of_a_sum(values):
+    """Sums of parts in fixed point are the sum, to 2^-85, and each part fits the range."""
+    parts = [blinded(np.array([v])) for v in values]
+    assert all(bool((p.abs() <= 16).all()) for p in parts)
+    steps = sum((p / UNIT).round() for p in parts)  # as secure aggregation adds them
+    found = Fraction(float(joined(steps * UNIT)[0]))
+    exact = sum(map(Fraction, values))
+    assert abs(found - exact) <= Fraction(len(values), 2**85) + abs(exact) / 2**52
+
+
+def test_parts_say_nothing_but_their_sum():
+    """Each part but the last is moved by up to 2^14 steps, anew for every number: the digits of
+    single numbers cannot be found from sums of digits.
+    """
+    sent = blinded(np.full(20_000, 7.25))
+    assert joined(sent).tolist() == [7.25] * 20_000
+    first = sent.numpy()[:, 0] / UNIT
+    assert -(2**14) <= (first - 7).min() < -16_000 and 16_000 < (first - 7).max() < 2**14
+    assert abs((first - 7).mean()) < 400  # of 20,000 numbers with a spread of 9,459
+    assert all(len(np.unique(sent[:, k])) > 10_000 for k in range(5))
+    assert not np.array_equal(blinded(np.array([7.25])), blinded(np.array([7.25])))
 
 
 @pytest.mark.parametrize("x", [0.0, 1e-40, 0.3, 1.0, 255.9, 256.0, 1e6, 3e38])
@@ -185,7 +207,7 @@ def test_bounds_are_powers_of_two_above(x):
     """At most 2^8 too large, but for numbers below 2^-118."""
     found = float(bound(magnitudes(np.array([x])).numpy())[0])
     assert x < found and math.log2(found) == round(math.log2(found))
-    assert found <= max(2.0**-118, 256 * x)
+    assert found <= max(2.0**-118, 256 * x) and found in known_bounds()
     average = (magnitudes(np.array([x])) + magnitudes(np.array([0.1]))).numpy() / 2
     assert float(bound(average)[0]) >= max(x, 0.1)
 
@@ -215,12 +237,16 @@ def test_replies_are_within_the_norm_that_noise_is_made_for(values, step):
     x = torch.tensor(values, dtype=torch.float64)[:, None].repeat(1, 2)
     x[:, 1] = torch.where(x[:, 1].isnan(), x[:, 1], 0.0)
     fit = FitPreprocessing(("a", "t"), ("t",), (("t", ("x",)),), (("a", -3.0, 5.0),), "standard",
-                           "mean", parts=1)  # fmt: skip
+                           "mean")  # fmt: skip
     spec = RawSpec((2,), None, 1, (None, ("x",)))
     rows = Rows(x, torch.zeros(len(x)), torch.arange(len(x)), torch.ones(len(x)), spec)
     key = torch.zeros(2, dtype=torch.int64)
     client = Client(torch.tensor(0), rows, None, None, key, key, spec)
-    sent = {"center": torch.tensor([1.0]), "bound": torch.tensor([4.0]), "power": 1}
+    sent = {
+        "center": torch.tensor([1.0]).double(),
+        "bound": torch.tensor([4.0]).double(),
+        "power": 1,
+    }
     reply, _ = getattr(fit, step)(client, **(sent if step == "moment" else {}))
     norm = math.sqrt(sum(float((t.double() ** 2).sum()) for t in reply.values()))
     private = bounded(fd.DifferentialPrivacy(clip=7.0, noise=1.0, delta=1e-5), fit)
@@ -438,7 +464,7 @@ def test_texts_of_an_untrusted_client(tmp_path):
         return Message(messages.content(header, body), reply_to=asked)
 
     here.grid.spoil = spoil
-    with pytest.warns(UserWarning, match="it has more than 1001 texts, or too long ones"):
+    with pytest.warns(UserWarning, match="it has more than 1000 texts of a column"):
         found = fd.prepare(fed, engine=here).data.preprocess
     assert found.categories == {"t": ("x", "y")}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import shutil
@@ -19,6 +20,7 @@ from foedus.aggregation.secure.client import SecureClient
 from foedus.aggregation.secure.protocol import SecureAggregation
 from foedus.aggregation.secure.server import SecureServer
 from foedus.algorithms.preprocessing.fit import FitPreprocessing
+from foedus.base import unions
 from foedus.core.describe import to_config
 from foedus.engines.flower import messages
 from foedus.engines.flower.policy import Policy
@@ -211,31 +213,19 @@ def test_ids_are_numbers_of_this_site_before_anything_else(ids, tmp_path):
 # -- the fit ---------------------------------------------------------------------------------------
 
 
-def far_away(asked, answer):
-    """An answer in which the fourth site's means are a billion times what they are."""
-    if asked.metadata.message_type != "train.moment" or asked.metadata.dst_node_id != 4:
-        return answer
-    said, (part,) = (
-        messages.header(answer),
-        messages.cut(messages.body(answer), messages.header(answer)["lengths"]),
-    )
-    reply = wire.decode(part)
-    reply["sum"] = reply["sum"] * 1e9
-    body = wire.encode(reply)
-    return Message(messages.content({**said, "lengths": [len(body)]}, body), reply_to=asked)
-
-
 @pytest.mark.parametrize("robust", [False, True])
 def test_one_hostile_site_does_not_move_the_scaling(robust, tmp_path):
-    """Means of 1e11 put the rows of all others into one point. Among sums in the clear the site is
-    named and left out; a median over sites is not moved.
+    """Rows a billion times larger put those of all others into one point. Among replies in the
+    clear the site is named and left out; a median over sites is not moved.
     """
     names = ("north", "south", "west", "east")
     plan = PLAN.replace("clients = 3", "clients = 4")
     grid = federation(tmp_path, plan + '\n[aggregation]\ntype = "Median"\n' * robust, names)
     honest = train(grid, tmp_path)["FedAvg"]
     (tmp_path / "results").rename(tmp_path / "before")
-    grid.spoil = far_away
+    path = tmp_path / "data" / "east.csv"
+    frame = pd.read_csv(path)
+    frame.assign(age=frame.age * 1e4).to_csv(path, index=False)
     if robust:
         run = train(grid, tmp_path)["FedAvg"]
     else:
@@ -268,21 +258,25 @@ def with_names(tmp_path, plan=TEXTS, **policy):
     return grid
 
 
-def test_texts_are_told_only_of_columns_that_the_policy_names(tmp_path):
-    """A column may be used without its texts being told: they are matched at the site."""
+def test_columns_are_texts_only_where_the_policy_says_so(tmp_path):
+    """Neither told nor matched: by texts of its choice, a server could confirm guesses, and count
+    the numbers of a column.
+    """
     grid = with_names(tmp_path / "no")
     with (
         pytest.warns(UserWarning, match=r"allow.categories .* does not have 'name'"),
         pytest.raises(fd.TooFewClients),
     ):
         train(grid, tmp_path / "no")
-    sent = [e for e in log(grid, 1) if e["asked"] == "train.strings"]
-    assert sent and all(e["answer"] == "refused" for e in sent)
+    assert not any(e["asked"] == "train.strings" for e in log(grid, 1))
+    ages = {**HELLO["schema"], "texts": ["age"]}
+    said = grid.ask(1, "query.hello", {**HELLO, "schema": ages})
+    assert "allow.categories in this site's policy does not have 'age'" in said["error"]
     grid = with_names(tmp_path / "yes", allow__categories='["name"]')
     run = train(grid, tmp_path / "yes")["FedAvg"]
     assert len(run.preprocess.categories["name"]) == 9
     known = TEXTS.replace('categories = ["name"]', 'categories = { name = ["north 1", "x"] }')
-    grid = with_names(tmp_path / "known", known)
+    grid = with_names(tmp_path / "known", known, allow__categories='["name"]')
     run = train(grid, tmp_path / "known")["FedAvg"]
     assert run.preprocess.categories == {"name": ("north 1", "x")}
     assert not any(e["asked"] == "train.strings" for e in log(grid, 1))
@@ -298,7 +292,7 @@ def test_texts_are_told_only_of_columns_that_the_policy_names(tmp_path):
     ids=["another order", "known ones"],
 )  # fmt: skip
 def test_a_fit_cannot_take_one_column_for_another(change, why, tmp_path):
-    grid = with_names(tmp_path, allow__categories='["age"]')
+    grid = with_names(tmp_path, allow__categories='["name"]')
     fit = FitPreprocessing(("age", "pulse", "score", "name"), ("name",))
     body = wire.encode({"rows": 0, "columns": ["name"]})
     schema = {"columns": list(fit.columns), "classes": ["ill", "well"], "texts": ["name"]}
@@ -344,3 +338,154 @@ def test_columns_of_the_schema_are_the_only_ones_summed(tmp_path):
     assert "must be those of the schema" in grid.ask(1, "train.survey", header, body)["error"]
     header["schema"] = {**HELLO["schema"], "columns": ["age"]}
     assert "error" not in grid.ask(1, "train.survey", header, body) and len(COLUMNS) == 3
+
+
+FIT = FitPreprocessing(tuple(COLUMNS), impute="mean", scale="standard")
+
+
+def asked(grid, step, payload, fit=FIT, **more):
+    """What the first site answers to a step of a fit."""
+    body = wire.encode(payload)
+    header = {**HELLO, "algorithm": to_config(fit), "ids": [0], "seen": [0], "round": 0}
+    header |= {"exchange": 0, "version": 1, "groups": [[0]], "held": [], "items": []}
+    return grid.ask(1, f"train.{step}", {**header, "lengths": [len(body)], **more}, body)
+
+
+BOUND = torch.full((3,), 2.0**18, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"bound": torch.ones(44, 3).double()},  # a weight for each row
+        {"center": torch.zeros(44, 3).double()},
+        {"bound": torch.zeros(3).double()},  # infinite, and by its sign larger or smaller
+        {"bound": BOUND * 1.5},
+        {"center": BOUND * float("nan")},
+        {"center": BOUND * 2},
+        {"power": 7},
+        {"power": 2},  # of twice the bound
+    ],
+    ids=["rows", "centers of rows", "zero", "between", "nan", "far", "power", "half"],
+)
+def test_moments_are_sums_and_squares_alone(change, tmp_path):
+    """Weights of single rows gave the rows, and bounds of 0 the smallest value of a column."""
+    grid = federation(tmp_path, PLAN)
+    good = {"center": torch.zeros(3).double(), "bound": BOUND, "power": 1}
+    assert "error" not in asked(grid, "moment", good)
+    assert "moment: " in asked(grid, "moment", {**good, **change})["error"]
+
+
+def test_counts_are_of_a_few_cells(tmp_path):
+    grid = federation(tmp_path, PLAN, allow__quantiles="true")
+    fit = FitPreprocessing(tuple(COLUMNS), impute="median", scale="standard")
+    good = {"low": torch.zeros(2, 3).double(), "width": BOUND, "fill": BOUND}
+    assert "error" not in asked(grid, "bins", good, fit)
+    for change in ({"low": torch.zeros(7, 3)}, {"low": torch.zeros(1, 2)}, {"width": BOUND[:2]}):
+        assert "bins: low, width" in asked(grid, "bins", {**good, **change}, fit)["error"]
+
+
+@pytest.mark.parametrize("rows", [3, 3_000_000, -1])
+def test_tables_of_texts_have_the_rows_that_are_known(rows, tmp_path):
+    grid = with_names(tmp_path, allow__categories='["name"]')
+    fit = FitPreprocessing(("age", "pulse", "score", "name"), ("name",))
+    schema = {"columns": list(fit.columns), "classes": ["ill", "well"], "texts": ["name"]}
+    said = asked(grid, "strings", {"rows": rows, "columns": ["name"]}, fit, schema=schema)
+    assert f"rows={rows}" in said["error"] and "seconds" not in said
+    twice = {"rows": 0, "columns": ["name", "name"]}
+    assert "each column once" in asked(grid, "strings", twice, fit, schema=schema)["error"]
+
+
+def test_sums_of_a_fit_are_not_weighted(tmp_path):
+    """By rows, the count of a text is a sum of numbers of rows, which tells who has it."""
+    grid = federation(tmp_path, PLAN, secure__required="true")
+    secure, fit = to_config(SecureAggregation()), dataclasses.replace(FIT, sums=True)
+    about = {"secure": secure, "phase": "mask", "weights": "rows"}
+    assert "weights='rows'" in asked(grid, "survey", {}, fit, **about)["error"]
+    said = asked(grid, "survey", {}, FIT, **{**about, "weights": None})
+    assert "sums=False does not go with" in said["error"]
+
+
+def test_noise_that_hides_nothing_opens_no_ranges(tmp_path):
+    """Unless the site itself demands noise, or has a budget."""
+    tiny = fd.DifferentialPrivacy(clip=1.0, noise=0.01, delta=1e-5)
+    secure = to_config(SecureAggregation(privacy=tiny))
+    narrow = FitPreprocessing(tuple(COLUMNS), ranges=tuple((c, 50.0, 50.1) for c in COLUMNS))
+    hello = {**HELLO, "algorithm": to_config(narrow), "secure": secure}
+    grid = federation(tmp_path / "a", PLAN)
+    assert "allow.quantiles" in grid.ask(1, "query.hello", hello)["error"]
+    grid = federation(tmp_path / "b", PLAN, secure__noise="0.01")
+    assert "error" not in grid.ask(1, "query.hello", hello)
+
+
+def lie(step, change):
+    """Answers of the third site to a step, changed."""
+
+    def spoil(asked, answer):
+        if asked.metadata.message_type != f"train.{step}" or asked.metadata.dst_node_id != 3:
+            return answer
+        said = messages.header(answer)
+        (part,) = messages.cut(messages.body(answer), said["lengths"])
+        body = wire.encode(change(wire.decode(part)))
+        return Message(messages.content({**said, "lengths": [len(body)]}, body), reply_to=asked)
+
+    return spoil
+
+
+LIES = {
+    "negative shares": ("moment", lambda r: {k: -v for k, v in r.items()}),
+    "more than all rows": ("moment", lambda r: {k: v * 1e12 for k, v in r.items()}),
+    "beyond the bound": ("moment", lambda r: {**r, "sum": r["sum"] * 0 + 5.0}),
+    "rows that are not": ("survey", lambda r: {**r, "present": r["present"] * 1e308}),
+    "less than nothing": ("survey", lambda r: {**r, "present": r["present"] - 1e6}),
+    "half a magnitude": ("survey", lambda r: {**r, "magnitudes": r["magnitudes"] / 2}),
+    "counts beyond rows": ("bins", lambda r: r + 1e30),
+    "negative counts": ("bins", lambda r: -r),
+    "no column": ("strings", lambda r: torch.tensor([3, 0, 255, 255, 65], dtype=torch.uint8)),
+    "one byte": ("strings", lambda r: torch.tensor([1, 0, 0], dtype=torch.uint8)),
+    "no text": ("strings", lambda r: torch.tensor([3, 0, 0, 0, 255], dtype=torch.uint8)),
+}
+
+
+@pytest.mark.parametrize(("step", "change"), LIES.values(), ids=list(LIES))
+def test_lies_in_a_fit_are_left_out(step, change, tmp_path):
+    """The site is named, and the columns of all are those of the other two."""
+    plan = TEXTS.replace("[run]", 'impute = "median"\n\n[run]')
+    policy = {"allow__categories": '["name"]', "allow__quantiles": "true"}
+    grid = with_names(tmp_path / "lie", plan, **policy)
+    grid.spoil = lie(step, change)
+    with pytest.warns(UserWarning, match=r"client 2 \(west\) is left out: its "):
+        run = train(grid, tmp_path / "lie")["FedAvg"]
+    honest = with_names(tmp_path / "two", plan, **policy)
+    del honest.contexts[3]
+    want = train(honest, tmp_path / "two")["FedAvg"].preprocess
+    assert np.isfinite(run.preprocess.shift).all()
+    near = np.abs(run.preprocess.shift - want.shift) / want.divisor
+    assert (near < 1).all() and (np.abs(run.preprocess.divisor / want.divisor - 1) < 0.5).all()
+
+
+def test_magnitudes_that_nobody_else_has(tmp_path):
+    """Cells that begin at 2^130 end nowhere near a median: the site is left out, and named."""
+    plan = PLAN.replace("[run]", 'impute = "median"\n\n[run]').replace("clients = 3", "clients = 4")
+    names = ("north", "south", "far", "west")
+    grid = federation(tmp_path, plan, names, allow__quantiles="true")
+    grid.spoil = lie("survey", lambda r: {**r, "magnitudes": torch.ones_like(r["magnitudes"])})
+    with pytest.warns(UserWarning, match=r"client 2 \(far\) does not take part"):
+        run = train(grid, tmp_path)["FedAvg"]
+    assert 30 < run.preprocess.fill[0] < 70
+
+
+@pytest.mark.parametrize("texts", [[b"\0\0\xff"], [b"\x63\0x"], [b"x"]])
+def test_lies_in_a_sum_of_texts_stop_in_words(texts, tmp_path, monkeypatch):
+    """Nobody can say whose they are."""
+    secure = TEXTS + '\n[aggregation]\ntype = "SecureAggregation"\n'
+    grid = with_names(tmp_path, secure, allow__categories='["name"]')
+    true, calls = unions.table, []
+
+    def table(strings, rows):
+        calls.append(1)
+        return true(texts if len(calls) == 3 else strings, rows)
+
+    monkeypatch.setattr(unions, "table", table)
+    with pytest.raises(fd.ReplyError, match="the texts of all clients cannot be used"):
+        train(grid, tmp_path)

@@ -1,6 +1,9 @@
-"""Numbers of a fit as they are sent: fractions in parts, and histograms."""
+"""Numbers of a fit as they are sent: parts of sums, magnitudes, and histograms."""
 
 from __future__ import annotations
+
+import os
+from fractions import Fraction
 
 import numpy as np
 import torch
@@ -12,24 +15,52 @@ BINS, LEVELS = 128, 7
 OCTAVES, MAGNITUDES, SMALLEST = 8, 32, -126
 """Magnitudes are 2^SMALLEST, and 2^OCTAVES more in each of the bins."""
 
+MOST_CELLS = 6
+"""Of a column at a time: the neighbors of three quantiles."""
+
 LONGEST_TEXT = 1000
 """Bytes of a category."""
 
-_PART = 4096.0
+UNIT = 2.0**-28
+"""What 1 is in a sum under secure aggregation: a step of its fixed-point numbers."""
+
+PARTS = 6
+_SHIFT, _BLIND = 17, 1 << 14
+_BASE = 2.0**_SHIFT
 
 
-def fine(y: np.ndarray, parts: int) -> Tensor:
-    """Numbers of at most 1 in size as parts whose sum is sum_k part_k 4096^-k = y."""
-    found = []
-    for _ in range(parts - 1):
-        found.append(np.trunc(y * _PART) / _PART)
-        y = (y - found[-1]) * _PART
-    return torch.from_numpy(np.stack([*found, y], -1))
+def blinded(values: np.ndarray) -> Tensor:
+    """Numbers of at most 2^31 in size as parts, (..., PARTS), for an exact sum in fixed point.
+
+    Part k is digit k to the base 2^17, times UNIT. Digits of single numbers could be found from
+    sums of digits, so that a random number of up to 2^14 is added to each but the last, and taken
+    off again from the next: the sums of the parts tell the sum of the numbers, and of sums of
+    digits nothing but with a chance of one in 2^14 for each client.
+    """
+    rest, carry, found = np.asarray(values, np.float64), np.zeros(np.shape(values)), []
+    for _ in range(PARTS - 1):
+        drawn = np.frombuffer(os.urandom(2 * rest.size), np.uint16).reshape(rest.shape)
+        blind = (drawn & (2 * _BLIND - 1)).astype(np.float64) - _BLIND
+        digit = np.rint(rest)
+        found.append(digit + blind - carry)
+        rest, carry = (rest - digit) * _BASE, blind * _BASE
+    return torch.from_numpy(np.stack([*found, rest - carry], -1) * UNIT)
 
 
-def coarse(parts: Tensor) -> np.ndarray:
-    """The inverse of `fine`, also of averages."""
-    return parts.double().numpy() @ _PART ** -np.arange(float(parts.shape[-1]))
+def joined(parts: Tensor) -> np.ndarray:
+    """The numbers of sums of such parts; of a single part, itself.
+
+    Exact: what was added at random is far larger than what is left when it cancels.
+    """
+    if parts.shape[-1] == 1:
+        return parts[..., 0].double().numpy()
+    steps = np.rint(parts.double().numpy() / UNIT)
+    whole = [
+        sum(int(t) << (_SHIFT * (PARTS - 1 - k)) for k, t in enumerate(row))
+        for row in steps.reshape(-1, PARTS).tolist()
+    ]
+    numbers = [float(Fraction(n, 1 << (_SHIFT * (PARTS - 1)))) for n in whole]
+    return np.array(numbers).reshape(steps.shape[:-1])
 
 
 def magnitudes(size: np.ndarray) -> Tensor:
@@ -71,3 +102,8 @@ def histogram(x: np.ndarray, low: np.ndarray, width: np.ndarray, bins: int) -> n
     place = bin_.astype(np.int64) + first
     found = np.bincount(place.reshape(-1), minlength=size + size // bins)
     return found.reshape(*lead, columns, bins + 1)[..., :bins]
+
+
+def known_bounds() -> np.ndarray:
+    """All that `bound` can give."""
+    return np.ldexp(1.0, OCTAVES * np.arange(1, MAGNITUDES + 1) + SMALLEST)

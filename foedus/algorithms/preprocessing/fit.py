@@ -1,18 +1,16 @@
 """The constants of a preprocessing (means, scales, medians, categories), fitted among clients.
 
-Every exchange is an average of fractions by rows, or a union of texts, so that secure aggregation
+Every exchange is a sum or an average over clients, or a union of texts, so that secure aggregation
 and robust means apply to it as to any other, and every byte is counted.
 
-- Survey: which part of a column is present, and below which power of 2^8 its values are in size.
-- Moments: the averages of x / b and of ((x - c) / b)^2, b by the survey, c the mean.
+- Survey: how many rows of a column have a value, and below which power of 2^8 values are in size.
+- Moments: the sums of x / b and of ((x - c) / 2b)^2, b by the survey, c the mean.
 - Order statistics: a cell [low, low + width) of each column and rank is cut into 128 bins; the
   server takes the bin in which the rank lies as the next cell, seven times.
 
-A fraction is sent in parts of twelve bits (`fine`), so that a sum in fixed point, whose step may be
-a millionth, is as good as one in double precision. Means and standard deviations are then those of
-the pooled rows up to rounding. An order statistic x is found to within 2^-40 max |x| below, and
-exactly if it is a multiple of that; counts of bins are sent as they are, so that under secure
-aggregation its rank may be off by a millionth of the rows.
+Means and standard deviations are those of the pooled rows up to rounding, under secure aggregation
+as well (`encoding.blinded`). An order statistic x is found to within 2^-40 max |x| below, and
+exactly if it is a multiple of that.
 """
 
 from __future__ import annotations
@@ -22,13 +20,16 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
-from annotated_types import Interval, MinLen
+from annotated_types import MinLen
 from torch import Tensor
 
 from foedus.algorithms.preprocessing.encoding import (
     BINS,
-    fine,
+    MOST_CELLS,
+    UNIT,
+    blinded,
     histogram,
+    known_bounds,
     magnitudes,
 )
 from foedus.algorithms.preprocessing.fitting import CONSTANTS, Fitting
@@ -43,6 +44,7 @@ from foedus.data.unprepared import Impute, Recipe, Scale
 from foedus.errors import ConfigError, ReplyError, unknown
 
 _BATCH = 1 << 24  # bytes of rows that fit a cache
+_HUGE = 1e150
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ class FitPreprocessing(Algorithm):
         ranges: (column, least, largest) value, for each column of numbers or none; values beyond
             are taken as the nearest. They are needed where noise is added.
         scale, impute, encode, clip: As for `foedus.load`.
-        parts: In how many parts a fraction is sent; 1 where noise makes more of them useless.
+        sums: Clients send sums over their rows, for secure aggregation; otherwise averages over
+            their rows, which are averaged by rows.
         doubt: Leave out clients whose means or spreads are a thousand times farther off than
             usual, where single replies are seen.
     """
@@ -70,7 +73,7 @@ class FitPreprocessing(Algorithm):
     impute: Impute | None = None
     encode: Literal["onehot", "ordinal"] = "onehot"
     clip: float | None = None
-    parts: Annotated[int, Interval(ge=1, le=6)] = 6
+    sums: bool = False
     doubt: bool = False
 
     takes_raw: ClassVar[bool] = True
@@ -136,14 +139,22 @@ class FitPreprocessing(Algorithm):
             x[weight == 0] = np.nan
         return x, weight.sum(-1, dtype=np.float64)[..., None]
 
+    def _share(self, value: np.ndarray, count: np.ndarray) -> Tensor:
+        """A number of rows as it is sent."""
+        return torch.from_numpy(value * UNIT if self.sums else value / count)
+
     @client_step(batch="loop")
     def strings(self, client: Client, rows: int, columns: list[str]) -> tuple[Tree, None]:
         """The texts of some columns, each behind the place of its column."""
         assert isinstance(client.spec, RawSpec)
-        found, x = set(), client.data.x.numpy()
-        for number, name in enumerate(columns):
+        for name in columns:
             if name not in self.asked:
                 raise ReplyError(f"columns: the texts of {name!r} are not asked for by this fit")
+        if len(set(columns)) < len(columns) or rows not in (0, *unions.TABLE_ROWS):
+            raise ReplyError(f"columns or rows={rows!r} cannot be: each column once, rows one of "
+                             f"{(0, *unions.TABLE_ROWS)}")  # fmt: skip
+        found, x = set(), client.data.x.numpy()
+        for number, name in enumerate(columns):
             place = self.columns.index(name)
             texts = client.spec.texts[place] or ()
             codes = x[~np.isnan(x[:, place]), place].astype(np.int64)
@@ -153,55 +164,79 @@ class FitPreprocessing(Algorithm):
 
     @client_step(batch="whole")
     def survey(self, client: Client) -> tuple[Tree, None]:
-        """Parts of the rows that have a value, by column; the magnitude of the largest; and what
-        "auto" looks at.
+        """How many rows have a value, by column, or lack a text; the magnitude of the largest; and
+        what "auto" looks at.
         """
         x, count = self._rows(client, self.numbers)
         texts, _ = self._rows(client, [self.columns.index(name) for name in self.texts])
-        shares = {"present": _present(x) / count, "lacking": 1 - _present(texts) / count}
+        counts = {"present": _present(x), "lacking": count - _present(texts)}
         if self.scale == "auto":
             size = np.abs(x)
             odd = (size > 1, size >= 0.5, (x < 0) | (x > 255), x % 1 > 0)
-            part = [o.sum((-2, -1)) / (count[..., 0] * max(1, x.shape[-1])) for o in odd]
-            shares["auto"] = np.stack(part, -1)
-        reply = {name: fine(share, self.parts) for name, share in shares.items()}
+            counts["auto"] = np.stack([o.any(-1).sum(-1) for o in odd], -1)  # rows with such
+        reply = {name: self._share(value, count) for name, value in counts.items()}
         if not self.ranges:
             far = np.fmax(np.fmax.reduce(x, -2), -np.fmin.reduce(x, -2))
-            reply["magnitudes"] = magnitudes(far)
+            reply["magnitudes"] = magnitudes(far) * (UNIT if self.sums else 1)
         return reply, None
 
     @client_step(batch="whole")
     def moment(
         self, client: Client, center: Tensor, bound: Tensor, power: int
     ) -> tuple[Tree, None]:
-        """The sum of ((x - center) / bound)^power over a column's values, and their number, over
-        the rows.
-        """
+        """The sum of ((x - center) / bound)^power over a column's values, and their number."""
+        self._check_moment(center.numpy(), bound.numpy(), power)
         x, count = self._rows(client, self.numbers)
-        present, missing = _present(x) / count, x != x
+        present, missing = _present(x), x != x
         if self.ranges:
             np.clip(x, *self.limits, out=x)
         x -= center.numpy()
         x /= bound.numpy()
+        np.clip(x, -_HUGE, _HUGE, out=x)  # finite, also once it is squared
         if power == 2:
             x *= x
         x[missing] = 0
-        shares = {"sum": x.sum(-2) / count, "present": present}
-        return {name: fine(share, self.parts) for name, share in shares.items()}, None
+        total = x.sum(-2)
+        total = blinded(total) if self.sums else torch.from_numpy(total / count)[..., None]
+        return {"sum": total, "present": self._share(present, count)}, None
+
+    def _check_moment(self, center: np.ndarray, bound: np.ndarray, power: int) -> None:
+        """Refuse what would ask for more than sums and sums of squares: a weight for each row, or a
+        bound at which values overflow or are clipped.
+        """
+        shape = (len(self.numbers),)
+        if power not in (1, 2) or center.shape != shape or bound.shape != shape:
+            raise ReplyError(f"moment: center and bound must have shape {shape}, power 1 or 2")
+        if self.ranges:
+            low, high = self.limits
+            fine = np.array_equal(bound, (high - low) * power / 2)
+            fine &= bool(((center >= low) & (center <= high)).all())
+        else:
+            fine = bool(np.isin(bound / power, known_bounds()).all())
+            fine &= bool((np.abs(center) <= bound).all())
+        if not fine:
+            raise ReplyError("moment: center and bound are not those of this fit")
 
     @client_step(batch="whole")
     def bins(self, client: Client, low: Tensor, width: Tensor, fill: Tensor) -> tuple[Tree, None]:
-        """Parts of the rows in the bins of cells [low, low + width), by cell and column; a missing
+        """How many rows are in the bins of cells [low, low + width), by cell and column; a missing
         value counts as `fill`, if that is a number.
         """
         if not self.quantiles:
             raise ReplyError("bins: this fit needs no order statistics")
+        shape = (len(self.numbers),)
+        if (
+            low.dim() != 2
+            or len(low) > MOST_CELLS
+            or {low.shape[1:], width.shape, fill.shape} != {shape}
+        ):
+            raise ReplyError(f"bins: low, width and fill must have {shape} numbers each")
         x, count = self._rows(client, self.numbers)
         if not bool(fill.isnan().all()):
             missing = (x != x) & (client.data.weight.numpy()[..., None] > 0)
             x = np.where(missing, fill.numpy(), x)
         found = np.stack([histogram(x, first, width.numpy(), BINS) for first in low.numpy()], -3)
-        return torch.from_numpy((found / count[..., None, None]).astype(np.float32)), None
+        return self._share(found, count[..., None, None]).float(), None
 
     # -- the server --------------------------------------------------------------------------------
 

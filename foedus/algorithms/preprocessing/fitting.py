@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,12 +15,14 @@ from foedus.algorithms.preprocessing.encoding import (
     BINS,
     LEVELS,
     LONGEST_TEXT,
+    UNIT,
     bound,
-    coarse,
+    joined,
 )
-from foedus.base import unions
+from foedus.base import tree, unions
 from foedus.base.tree import State, Tree
 from foedus.core.clients import Clients
+from foedus.core.exchange import Replies
 from foedus.data.formats.frames import MOST
 from foedus.errors import DataError
 
@@ -61,7 +66,7 @@ class Fitting:
         if scale or recipe.impute in ("mean", "median") or not recipe.ranges:
             seen = self._survey()
             if not recipe.ranges:
-                lacking = torch.from_numpy(self._some(coarse(seen["lacking"])))
+                lacking = torch.from_numpy(self._some(seen["lacking"].double().numpy()))
             scale = self._auto(seen) if scale == "auto" else scale
         if self.names:
             found |= self._numbers(scale)
@@ -76,8 +81,8 @@ class Fitting:
         place = {n: k.to_bytes(2, "little") for k, n in enumerate(recipe.texts)}
         found = {place[name] + text.encode() for name, texts in known.items() for text in texts}
         if asked := recipe.asked:
-            most = (MOST + 1) * len(asked), LONGEST_TEXT
-            for text in self.clients.union(recipe.strings, *most, columns=asked):
+            check = partial(_wrong_strings, columns=len(asked))
+            for text in self.clients.union(recipe.strings, check, columns=asked):
                 name = asked[int.from_bytes(text[:2], "little")]
                 found.add(place[name] + text[2:])
         for name in asked:
@@ -91,12 +96,49 @@ class Fitting:
 
     # -- numbers -----------------------------------------------------------------------------------
 
+    def _total(
+        self, step: Callable, check: Callable[[Any], str | None], **sent: Tree
+    ) -> tuple[Tree, Replies | None]:
+        """What clients reply to a step, over the rows of all who answer; and each reply, where
+        single ones are seen. check: says of an untrusted client's reply why it cannot be.
+        """
+        if self.recipe.sums:
+            total = self.clients.sum(step, **sent)
+            if isinstance(total, dict) and "sum" in total:  # in parts
+                total["sum"] = torch.from_numpy(joined(total["sum"])[..., None] * UNIT)
+            return tree.map(lambda t: t.double() / (UNIT * self.rows), total), None
+
+        def accept(ids: Tensor, replies: Tree) -> dict[int, str]:
+            each = (tree.map(lambda t, i=i: t[i], replies) for i in range(len(ids)))
+            return {i: why for i, reply in enumerate(each) if (why := check(reply)) is not None}
+
+        return self.clients.mean_and_each(step, accept=accept, **sent)
+
     def _survey(self) -> dict[str, Tensor]:
-        seen = self.clients.mean(self.recipe.survey)
-        self.present = coarse(seen["present"])
+        seen, each = self._total(self.recipe.survey, _wrong_survey)
+        if self.recipe.doubt and each is not None and (bad := self._too_large(each)):
+            self._leave_out(bad)
+            return self._survey()
+        self.present = seen["present"].double().numpy()
         if "magnitudes" in seen:
-            self.limit = bound(seen["magnitudes"].numpy())
+            self.limit = bound(seen["magnitudes"].double().numpy())
         return seen
+
+    def _too_large(self, each: Replies) -> dict[int, str]:
+        """Clients whose largest value is 2^16 times that of most others who have one, and more."""
+        tops = torch.stack([reply["magnitudes"].sum(-1) for reply in each]).numpy()
+        found: dict[int, str] = {}
+        for column in np.flatnonzero((tops > 1).sum(0) >= 3).tolist():
+            usual = np.median(tops[tops[:, column] > 1, column])
+            for i in np.flatnonzero(tops[:, column] > usual + 2).tolist():
+                found[int(each.ids[i])] = f"column {self.names[column]!r} has values that large"
+        return found
+
+    def _leave_out(self, bad: dict[int, str]) -> None:
+        """Go on without these clients."""
+        self.refused |= bad
+        strange = torch.isin(self.clients.ids, torch.tensor(sorted(bad)))
+        self.clients = self.clients.some(~strange)
 
     def _some(self, part: np.ndarray) -> np.ndarray:
         """Whether a part of all rows is at least one row."""
@@ -104,8 +146,7 @@ class Fitting:
 
     def _auto(self, seen: dict[str, Tensor]) -> str | None:
         """See `foedus.data.preprocess.auto_scale`."""
-        part = coarse(seen["auto"]) * max(1, len(self.names))  # of the rows
-        beyond, large, no_byte, broken = self._some(part)
+        beyond, large, no_byte, broken = self._some(seen["auto"].double().numpy())
         if not beyond and large:
             return None
         image = not broken and not no_byte and len(self.names) >= 256
@@ -152,16 +193,15 @@ class Fitting:
                 least = near / 50  # noise may leave nothing of a small spread
             mean, means = self._moment(1, middle, near)
             center = mean = middle + mean
+            if self.recipe.ranges:  # noise may have left them
+                center = mean = np.clip(mean, *self.recipe.limits)
             if self.recipe.doubt and means:  # that no client moves alone
                 center = _median(middle + np.array(list(means.values())))
             square, squares = self._moment(2, center, 2 * near)
             bad = self._implausible(means, squares) if self.recipe.doubt else {}
             if not bad:
                 return mean, np.sqrt(np.maximum(square - (mean - center) ** 2, least**2))
-            self.refused |= bad
-            self.clients = self.clients.some(
-                ~torch.isin(self.clients.ids, torch.tensor(sorted(bad)))
-            )
+            self._leave_out(bad)
             self._survey()
 
     def _moment(
@@ -172,12 +212,12 @@ class Fitting:
         """
 
         def value(reply: dict[str, Tensor]) -> np.ndarray:
-            total, present = coarse(reply["sum"]), coarse(reply["present"])
+            total, present = joined(reply["sum"]), reply["present"].double().numpy()
             with np.errstate(divide="ignore", invalid="ignore"):
                 return total * limit**power / present
 
         sent: Tree = {"center": torch.from_numpy(center), "bound": torch.from_numpy(limit)}
-        total, each = self.clients.mean_and_each(self.recipe.moment, **sent, power=power)
+        total, each = self._total(self.recipe.moment, _wrong_moment, **sent, power=power)
         mine = {} if each is None else dict(zip(each.ids.tolist(), map(value, each), strict=True))
         return np.nan_to_num(value(total)), mine
 
@@ -224,7 +264,8 @@ class Fitting:
         for _ in range(LEVELS):
             cells, cell = _different(low)
             sent: Tree = {"low": torch.from_numpy(cells), "width": torch.from_numpy(width)}
-            share = self.clients.mean(self.recipe.bins, **sent, fill=torch.from_numpy(fill))
+            sent["fill"] = torch.from_numpy(fill)
+            share, _ = self._total(self.recipe.bins, _wrong_bins, **sent)
             counts = np.rint(share.double().numpy() * self.rows)  # (cells, columns, bins)
             counts = np.take_along_axis(counts, cell[..., None], 0)
             below = np.cumsum(counts, -1)
@@ -236,6 +277,56 @@ class Fitting:
         found = low[: len(where)].copy()
         found[above] += (low[len(where) :] - found[above]) * (place - np.floor(place))[above]
         return found
+
+
+# -- replies of untrusted clients ------------------------------------------------------------------
+
+
+_SLACK = 1e-6  # of rounding
+
+
+def _within(t: Tensor, low: float, high: float) -> bool:
+    return bool(((t >= low - _SLACK) & (t <= high + _SLACK)).all())
+
+
+def _wrong_survey(reply: dict[str, Tensor]) -> str | None:
+    if not all(_within(reply[k], 0, 1) for k in reply):
+        return "its survey has shares of its rows that cannot be"
+    steps = reply.get("magnitudes", torch.ones(0, 1))
+    whole = bool(((steps == 0) | (steps == 1)).all())
+    if not whole or bool((steps[..., 1:] > steps[..., :-1]).any()):
+        return "its survey has magnitudes that cannot be"
+    return None
+
+
+def _wrong_moment(reply: dict[str, Tensor]) -> str | None:
+    total, present = reply["sum"][..., 0], reply["present"]
+    if not _within(present, 0, 1) or bool((total.abs() > present + _SLACK).any()):
+        return "its sums are not those of numbers within the bound"
+    return None
+
+
+def _wrong_bins(reply: Tensor) -> str | None:
+    if bool((reply < 0).any()) or not _within(reply.double().sum(-1), 0, 1):
+        return "its counts of rows cannot be"
+    return None
+
+
+def _wrong_strings(strings: Collection[bytes], columns: int) -> str | None:
+    """What is wrong with texts behind places of columns, if anything."""
+    count: Counter[int] = Counter()
+    for text in strings:
+        place = int.from_bytes(text[:2], "little")
+        try:
+            text[2:].decode()
+        except UnicodeDecodeError:
+            return "its texts are not UTF-8"
+        if len(text) < 2 or place >= columns or len(text) > LONGEST_TEXT:
+            return "its texts are of no column, or too long"
+        count[place] += 1
+    if max(count.values(), default=0) > MOST:
+        return f"it has more than {MOST} texts of a column"
+    return None
 
 
 def _median(values: np.ndarray) -> np.ndarray:

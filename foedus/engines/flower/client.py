@@ -103,8 +103,9 @@ class SiteApp(ClientApp):
             self.guard.log(**summary(message, asked, header, why), sent=len(body))
         elif why:
             print(f"not answered: {why}", file=sys.stderr, flush=True)
-        seconds = time.perf_counter() - began
-        return Message(messages.content({**header, "seconds": seconds}, body), reply_to=message)
+        if not why:  # how long a refusal took could tell something of rows
+            header["seconds"] = time.perf_counter() - began
+        return Message(messages.content(header, body), reply_to=message)
 
 
 def told(error: Exception) -> str:
@@ -227,6 +228,11 @@ def check_fit(question: Question, algorithm: Algorithm) -> None:
         return
     if algorithm.columns != schema.columns or algorithm.texts != schema.texts:
         raise ReplyError("algorithm: its columns and texts must be those of the schema")
+    secure = question.secure is not None and question.secure.get("privacy") is None
+    if algorithm.sums != secure:
+        raise ReplyError(f"algorithm: sums={algorithm.sums} does not go with this aggregation")
+    if algorithm.sums and isinstance(question, Step) and question.weights is not None:
+        raise ReplyError(f"weights={question.weights!r}: by them, sums would tell who has what")
 
 
 def exchange(

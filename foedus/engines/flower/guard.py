@@ -34,6 +34,12 @@ class Guard:
                 raise RefusedError(
                     f"schema.columns: this site's policy does not allow {strange[0]!r}"
                 )
+            strange = [c for c in schema.texts if c not in policy.categories]
+            if strange:
+                raise RefusedError(
+                    f"schema.texts: allow.categories in this site's policy does not have "
+                    f"{strange[0]!r}"
+                )
             if set(schema.classes or ()) != set(policy.classes or ()):
                 raise RefusedError("schema.classes: they are not those of this site's policy")
         own = isinstance(question, EvaluateOwn) and not isinstance(question, Exchange)
@@ -61,12 +67,8 @@ class Guard:
 
     def _fit(self, algorithm: FitPreprocessing, question: Question) -> None:
         policy = self.policy
-        if told := [name for name in algorithm.asked if name not in policy.categories]:
-            raise RefusedError(
-                f"allow.categories in this site's policy does not have {told[0]!r}: its texts are "
-                "not told; name them in the server's plan (data.categories)"
-            )
-        noise = question.secure is not None and question.secure.get("privacy") is not None
+        private = question.secure is not None and question.secure.get("privacy") is not None
+        noise = private and (policy.budget is not None or policy.sections["secure"].get("noise"))
         if (algorithm.quantiles or (algorithm.ranges and not noise)) and not policy.quantiles:
             raise RefusedError(
                 "allow.quantiles in this site's policy is not true: medians, quartiles and extremes"
