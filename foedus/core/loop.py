@@ -278,9 +278,12 @@ class Loop:
                 "clients": len(self.fed),
                 "rows": int(self.fed.sizes.sum()),
                 **({"weighted": True} if self.spec.weighted else {}),
-                "fingerprint": self.fed.fingerprint
-                if isinstance(self.fed, Federation)
-                else {k: f"{v:08x}" for k, v in self.fingerprint.items()},
+                # of sites it would tell each of them how many rows the others have
+                **(
+                    {"fingerprint": self.fed.fingerprint}
+                    if isinstance(self.fed, Federation)
+                    else {}
+                ),
             },
             "seed": self.seed,
             "participation": to_config(self.participation),

@@ -311,6 +311,9 @@ class Run:
                 f"{path} was made by another algorithm than the one passed: {'; '.join(differ)}"
             )
         algorithm = algorithm.seeded(meta["settings"]["seed"])
+        for row in meta["history"]:
+            if not all(isinstance(v, int | float | str | None) for v in row.values()):
+                raise TypeError("a history of other things than numbers and texts")
         form = meta["spec"]
         spec = Spec(
             tuple(form["shape"]), form["classes"], form["outputs"],

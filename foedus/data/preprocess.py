@@ -313,6 +313,8 @@ class Preprocessor:
         for key in ("fill", "shift", "divisor"):
             if wide and isinstance(values[key], np.ndarray) and values[key].shape != wide:
                 raise ValueError(f"{key} of {values[key].shape} columns")
+            if key != "divisor" and isinstance(values[key], float):
+                raise ValueError(f"{key} must have a number for each column")
         return cls(names, categories, **values)
 
 

@@ -78,7 +78,7 @@ peers = "peers.toml"                  # public keys of all sites: compare them b
 # algorithms = ["FedAvg"]             # without this line: all of foedus' own
 columns = [{columns}]
 {classes}
-categories = [{categories}]            # columns whose texts may be told
+categories = [{categories}]            # columns that may be used as text, and told
 quantiles = false                     # true: medians, quartiles and extremes may be told
 
 [secure]

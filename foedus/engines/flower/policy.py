@@ -24,7 +24,7 @@ algorithms = ["FedAvg"]           # leave out for all of foedus' own
 models = ["Linear"]               # models and oracles; leave out for all of foedus' own
 columns = ["age", "sex"]          # columns that may be used or summed
 classes = ["0", "1"]              # leave out to predict numbers
-categories = ["smokes"]           # columns whose texts may be told; those of others never are
+categories = ["smokes"]           # columns that may be used as text, and whose texts may be told
 quantiles = false                 # true: medians, quartiles and extremes of columns may be told
 
 [code]                            # algorithms of the site's own, from a file at the site

@@ -52,6 +52,10 @@ SECURE_KEYS = (
 )
 
 
+_MOST_NUMBERS = 1 << 29
+"""Of the prepared rows of a site."""
+
+
 @dataclass(frozen=True)
 class Schema:
     """What all sites' rows must look like.
@@ -131,6 +135,9 @@ class Site:
         """The site as a federation of one client: raw rows, or as a preprocessing makes them."""
         x, x_test = self.x, self.x_test
         if fitted is not None:
+            width = len(fitted.feature_names or ())
+            if (len(x) + len(x_test)) * width > _MOST_NUMBERS:
+                raise ConfigError(f"preprocess: {width} features are too many for the rows here")
             x, x_test = (_finite(self.raw, part, fitted) for part in (x, x_test))
         data = Data(
             self.name, x, self.y, x_test, self.y_test, self.classes,
@@ -144,6 +151,7 @@ class Site:
         """A number that changes with the rows, and tells nothing of them without the key."""
         parts = [np.ascontiguousarray(p) for p in (self.x, self.y, self.x_test, self.y_test)]
         found = hashlib.blake2b(digest_size=4, key=key)
+        found.update(json.dumps([self.raw.names, dict(self.raw.categories)]).encode())
         for part in parts:
             found.update(f"{part.dtype.str}{part.shape}".encode())
             found.update(part.data)
