@@ -62,6 +62,7 @@ class Predictor:
                     "as data.x_test has them"
                 )
             x = self.preprocess.transform(x)
+            x = x.astype(_whole(x)) if self.spec.integers else x
         elif not isinstance(x, Tensor):
             try:
                 x = np.array(x, _whole(x) if self.spec.integers else np.float32)

@@ -234,6 +234,8 @@ def opened(given: Any, where: str) -> Any:
     if hasattr(given, "to_pandas") and hasattr(given, "column_names"):  # of Hugging Face
         return given.to_pandas()
     if isinstance(given, tuple | list) and len(given) in (2, 3):
+        if is_frame(given[0]):
+            return _with_labels(given, where)
         weights = np.asarray(given[2]) if len(given) == 3 else None
         return dense(given[0], where), np.asarray(_plain(given[1])), weights
     if "torch" in sys.modules and _is_torch(given):
@@ -242,6 +244,17 @@ def opened(given: Any, where: str) -> Any:
         f"{where} is a {type(given).__name__}; give (x, y), a DataFrame, or a data set of torch or "
         "Hugging Face"
     )
+
+
+def _with_labels(given: Sequence[Any], where: str) -> Any:
+    """A table of features and its labels as one table, so that columns are aligned by name."""
+    frame, y = given[:2]
+    if len(given) == 3 or "label" in map(str, frame.columns) or len(frame) != len(y):
+        raise DataError(
+            f"{where} is a DataFrame with labels (and weights) apart; give one DataFrame that has "
+            "them as columns, with label= (and weight=)"
+        )
+    return frame.assign(label=np.asarray(_plain(y)))
 
 
 def dense(x: Any, where: str) -> np.ndarray:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -132,12 +132,14 @@ def load(
     if isinstance(test, (int, float)) and not 0 <= test < 1:
         raise DataError(f"test={test!r} must be a part from 0 to below 1, or a file with test rows")
 
-    def read(source: str | os.PathLike | DataFrame, what: str) -> Raw:
+    def read(source: str | os.PathLike | DataFrame, what: str, texts: Collection[str] = ()) -> Raw:
         if is_frame(source):
-            return table(source, what, label, group, drop, group_holdout, weight=weight)
+            return table(
+                source, what, label, group, drop, group_holdout, weight=weight, texts=texts
+            )
         found = formats.read(
             Path(source), format=format, label=label, group=group, drop=drop,
-            together=group_holdout, weight=weight,
+            together=group_holdout, weight=weight, texts=texts,
         )  # fmt: skip
         return image_shaped(found)
 
@@ -158,7 +160,7 @@ def load(
     called = called if name is None else name
     if test is not None and not isinstance(test, (int, float)):
         where = "test" if is_frame(test) else str(test)
-        raw = join_parts(raw, read(test, where), where)
+        raw = join_parts(raw, read(test, where, raw.categories or ()), where)
     task = task_of(raw.y_train, task, called, raw.feature_names is not None)
     if isinstance(test, (int, float)) or raw.x_test is None:
         part = HELD_OUT if test is None else float(test)  # type: ignore[arg-type]

@@ -5,22 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from annotated_types import MinLen
 
 from foedus.aggregation.dp.mechanism import DifferentialPrivacy
+from foedus.aggregation.robust import Robust
 from foedus.aggregation.secure.protocol import SecureAggregation
 from foedus.algorithms.preprocessing.encoding import UNIT
 from foedus.algorithms.preprocessing.fit import FitPreprocessing
+from foedus.base.settings import check_value
 from foedus.core.aggregation import Aggregation
 from foedus.core.describe import to_config
 from foedus.core.result import Run
 from foedus.core.run import run
+from foedus.data.federation import Federation
 from foedus.data.unprepared import Recipe, prepared
 from foedus.errors import ConfigError, DataError, unknown
 
 if TYPE_CHECKING:
     from foedus.core.session import Engine
-    from foedus.data.federation import Federation
 
 Categories = Mapping[str, Sequence[str]]
 Ranges = Mapping[str, tuple[float, float]]
@@ -54,6 +58,11 @@ def prepare(
         >>> raw = fd.Federation.from_clients(sites, label="outcome", impute="median", fit=False)
         >>> fed = fd.prepare(raw, aggregation=fd.SecureAggregation())
     """
+    if not isinstance(fed, Federation):
+        raise DataError(
+            f"fed is a {type(fed).__name__}; give a Federation, as fd.split or "
+            "Federation.from_clients returns"
+        )
     raw = fed.data.raw
     if raw is None:
         raise DataError(
@@ -85,12 +94,26 @@ def recipe_of(
     """The algorithm that fits a recipe, under this aggregation."""
     if strange := [name for name in categories if name not in texts]:
         raise ConfigError(f"categories: {unknown('column of text', strange[0], texts)}")
+    for name, known in categories.items():
+        check_value(f"categories[{name!r}]", known, Annotated[Sequence[str], MinLen(1)])
+    for name, pair in ranges.items():
+        check_value(f"ranges[{name!r}]", tuple(pair) if isinstance(pair, list) else pair,
+                    tuple[float, float])  # fmt: skip
     noisy = _privacy(aggregation) is not None
+    if ranges and not noisy:
+        raise ConfigError("ranges= is for differential privacy, which this fit does not have")
+    ordered = recipe.impute == "median" or recipe.scale in ("minmax", "robust")
+    if ordered and isinstance(aggregation, Robust):
+        raise ConfigError(
+            f"scale={recipe.scale!r} and impute={recipe.impute!r}: a robust mean finds no medians, "
+            "quartiles and extremes; use scale='standard' and impute='mean' or 'zero'"
+        )
     if noisy:
-        if recipe.scale not in ("standard", None) or recipe.impute not in ("mean", "zero", None):
+        if recipe.scale not in ("standard", None) or recipe.impute not in ("mean", "zero"):
             raise ConfigError(
                 f"scale={recipe.scale!r} and impute={recipe.impute!r}: with differential privacy "
-                "use scale='standard' or None and impute='mean', 'zero' or None"
+                "use scale='standard' or None and impute='mean' or 'zero' (whether a value is "
+                "missing is for nobody to know)"
             )
         for key, given, all_of_them in (
             ("ranges", ranges, [c for c in columns if c not in texts]),

@@ -48,6 +48,7 @@ def to_onnx(
         x = graph.input("x", "INT64" if spec.integers else "FLOAT", spec.shape)
     else:
         x = emit_columns(graph, preprocess)
+        x = graph.cast(x, torch.int64) if spec.integers else x
     outputs = {"outputs": emit(graph, form, x, spec)}
     if spec.classes:
         outputs["probabilities"] = emit_shares(graph, shares, outputs["outputs"], spec.classes)

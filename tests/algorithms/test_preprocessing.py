@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from fractions import Fraction
@@ -23,10 +24,12 @@ from foedus.algorithms.preprocessing.encoding import (
     UNIT,
     blinded,
     bound,
+    from_ordered,
     histogram,
     joined,
     known_bounds,
     magnitudes,
+    ordered,
 )
 from foedus.algorithms.preprocessing.fit import FitPreprocessing
 from foedus.base import unions
@@ -94,13 +97,12 @@ def check(fed: fd.Federation, rows: pd.DataFrame, scale: str, impute: str) -> No
     np.testing.assert_allclose(
         fed.data.x_train[:, : len(NUMBERS)], want, rtol=2e-6, atol=2e-6 * np.abs(want).max()
     )
-    scaler, exact = pooled[-1], impute != "median" and scale == "standard"
+    scaler = pooled[-1]
     names = {"standard": ("mean_", "scale_"), "robust": ("center_", "scale_"),
              "minmax": ("data_min_", "data_range_")}  # fmt: skip
     for have, name in zip((found.shift, found.divisor), names[scale], strict=True):
         size = np.abs(rows[NUMBERS].to_numpy(float))
-        # to rounding, or, of order statistics, as the module says: 2^-40 of the largest value
-        error = 1e-12 if exact else 2.0**-39
+        error = 1e-12
         assert (np.abs(have - getattr(scaler, name)) <= error * np.nanmax(size, 0)).all()
     assert found.scaling == scale
     for name in TEXTS:
@@ -212,20 +214,63 @@ def test_bounds_are_powers_of_two_above(x):
     assert float(bound(average)[0]) >= max(x, 0.1)
 
 
-@pytest.mark.parametrize("spread", [0.5, 50.0])  # most are inside, and few are
-def test_histograms(spread):
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(allow_nan=False), min_size=2, max_size=20))
+def test_bits_have_the_order_of_numbers(values):
+    x = np.array(values)
+    key = ordered(x)
+    assert np.array_equal(np.argsort(key, kind="stable"), np.argsort(x + 0.0, kind="stable"))
+    np.testing.assert_array_equal(from_ordered(key), x)
+
+
+@pytest.mark.parametrize("level", [0, 1, 3, 8])
+def test_histograms_of_digits(level):
+    """Against the digits of Python's integers."""
     rng = np.random.default_rng(0)
-    x = rng.normal(3, spread, (2, 500, 3))
-    x[rng.random(x.shape) < 0.1] = np.nan
-    low, width = np.array([2.0, 2.5, 0.0]), np.array([1.0, 2.0, 4.0])
-    found = histogram(x, low, width, 8)
-    for client in range(2):
-        for column in range(3):
-            edges = low[column] + np.arange(9) * width[column] / 8
-            values = x[client, :, column]
-            inside = values[(values >= edges[0]) & (values < edges[-1])]
-            want = np.histogram(inside, edges)[0]
-            np.testing.assert_array_equal(found[client, column], want)
+    x = rng.integers(-3, 4, (2, 50, 3)).astype(float)
+    there = rng.random(x.shape) < 0.9
+    key = ordered(x)
+    prefix = key[0, 0] >> np.uint64(64 - 7 * level) if level else np.zeros(3, np.uint64)
+    found = histogram(key, there, prefix, level)
+    for client, column in itertools.product(range(2), range(3)):
+        want = np.zeros(128)
+        for row in range(50):
+            bits = int(key[client, row, column])
+            first = bits >> (64 - 7 * level) if level else 0
+            if there[client, row, column] and first == int(prefix[column]):
+                want[bits >> (57 - 7 * level) & 127] += 1
+        np.testing.assert_array_equal(found[client, column], want)
+
+
+HARD = {
+    "a tiny negative": np.r_[-1e-15, np.linspace(0.01, 10, 100)],
+    "residues": np.sin(np.arange(81) * np.pi),
+    "an outlier": np.r_[np.linspace(-2, 2, 79), 1e20],
+    "a large offset": 1e15 + np.arange(40) % 7,
+    "zeros and minus zeros": np.r_[np.zeros(30), -np.zeros(30), 1.0],
+    "subnormal": np.r_[5e-324, 1e-310, 1e-300] * np.ones((9, 1)),
+    "large": np.r_[-1e307, 1e307, np.zeros(9)],
+}
+
+
+@pytest.mark.parametrize("values", HARD.values(), ids=list(HARD))
+@pytest.mark.parametrize("secure", [False, True])
+def test_order_statistics_of_hard_columns(values, secure):
+    """Exact but for the last bit, whatever else is in the column."""
+    x = np.ravel(values)
+    frame = pd.DataFrame({"a": x, "y": np.arange(len(x)) % 2})
+    aggregation = fd.SecureAggregation() if secure else None
+    for scale, places in (("robust", (0.25, 0.5, 0.75)), ("minmax", (0.0, 0.0, 1.0))):
+        data = fd.load(frame, label="y", test=0, scale=scale, fit=False)
+        raw = fd.split(data, clients=4)
+        found = fd.run(
+            FitPreprocessing(("a",), scale=scale, sums=secure), raw, 0, evaluate_every=0,
+            aggregation=bounded(aggregation, FitPreprocessing(("a",), scale=scale)),
+        ).state  # fmt: skip
+        low, middle, high = np.quantile(x, places)
+        assert float(found.shift) == pytest.approx(middle, rel=1e-15, abs=1e-322)
+        want = high - low if high > low else 1.0
+        assert float(found.divisor) == pytest.approx(want, rel=1e-14, abs=4e-16 * abs(high))
 
 
 @settings(max_examples=60, deadline=None)
@@ -276,6 +321,27 @@ def test_differential_privacy_near_the_truth_with_many_clients():
     ):
         with pytest.raises(fd.ConfigError, match=why):
             fd.prepare(fd.split(data, "natural"), aggregation=private, **missing)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"ranges": {"age": (0, 120)}}, "ranges= is for differential privacy"),
+        ({"ranges": {"age": 5}}, r"ranges\['age'\]=5 must be"),
+        ({"categories": {"colour": "red"}}, r"categories\['colour'\]='red' must be"),
+        ({"aggregation": fd.Median()}, "a robust mean finds no medians"),
+        ({"aggregation": fd.DifferentialPrivacy(clip=1.0, noise=1.0, delta=1e-3)},
+         "impute='median': with differential privacy"),
+    ],
+)  # fmt: skip
+def test_fits_that_cannot_be(more, why, sites):
+    with pytest.raises(fd.ConfigError, match=why):
+        fd.prepare(raw(sites, scale="standard", impute="median"), **more)
+
+
+def test_what_is_no_federation():
+    with pytest.raises(fd.DataError, match="fed is a Data; give a Federation"):
+        fd.prepare(fd.load("digits"))
 
 
 def test_a_robust_mean_is_not_moved():
@@ -442,7 +508,9 @@ def test_who_spreads_too_far_is_left_out():
 def test_noise_leaves_a_scale():
     """A column that is all but constant: a fiftieth of half its range, not what noise leaves."""
     frame = pd.DataFrame({"a": [50.0, 50.1] * 10, "y": [0, 1] * 10})
-    fed = fd.Federation.from_clients([frame] * 30, label="y", fit=False, scale="standard")
+    fed = fd.Federation.from_clients(
+        [frame] * 30, label="y", fit=False, scale="standard", impute="mean"
+    )
     private = fd.DifferentialPrivacy(clip=1.0, noise=0.01, delta=1e-3)
     for _ in range(8):  # half of the time, noise makes the square negative
         found = fd.prepare(fed, aggregation=private, ranges={"a": (0, 1000)}).data.preprocess

@@ -148,3 +148,16 @@ def test_a_part_of_arrays_is_held_out():
 
 
 FRAME = raw_table(20)
+
+
+def test_tables_with_labels_apart_are_aligned():
+    """Columns in another order at one client are not mixed."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(0, 1, 20), "w": rng.normal(100, 1, 20)})
+    y = np.arange(20) % 2
+    fed = fd.Federation.from_clients(
+        {"one": (frame, y), "two": (frame[["w", "a"]], pd.Series(y))}, scale=None
+    )
+    np.testing.assert_allclose(fed.data.x_train[:20], fed.data.x_train[20:])
+    with pytest.raises(fd.DataError, match="give one DataFrame that has them as columns"):
+        fd.Federation.from_clients([(frame, y, y + 1.0)])

@@ -381,3 +381,21 @@ def test_labels_as_bytes(tmp_path):
     np.savez(tmp_path / "b.npz", x=np.eye(4), y=np.array([b"cat", b"dog"] * 2))
     data = fd.load(tmp_path / "b.npz", test=0)
     assert data.class_values == ("cat", "dog")
+
+
+def test_files_of_test_rows_have_the_same_texts(tmp_path):
+    """Texts that look like numbers, or booleans, in one file alone are the same texts."""
+    (tmp_path / "tr.csv").write_text("flag,code,y\nTrue,01,0\nFalse,2B,1\nunknown,03X,0\n")
+    (tmp_path / "te.csv").write_text("flag,code,y\nTrue,01,0\nFalse,01,1\n")
+    data = fd.load(tmp_path / "tr.csv", test=tmp_path / "te.csv", label="y")
+    names = data.preprocess.feature_names
+    assert data.x_test[:, names.index("code=01")].tolist() == [1, 1]
+    assert data.x_test[:, names.index("flag=True")].tolist() == [1, 0]
+
+
+def test_categorical_labels_come_back_as_they_were():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(size=40), "y": pd.Categorical(rng.choice([5, 9], 40))})
+    data = fd.load(frame, label="y")
+    run = fd.run(fd.FedAvg(fd.Linear()), fd.split(data, clients=2), 1)
+    assert set(run.model.predict(frame)) <= {5, 9} and run.model.score(frame, frame.y) >= 0

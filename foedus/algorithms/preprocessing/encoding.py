@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-BINS, LEVELS = 128, 7
-"""Of the search for an order statistic."""
+DIGIT, LEVELS = 7, 9
+BINS = 1 << DIGIT
+"""Of the search for an order statistic: 63 of the 64 bits of a number, 7 at a time."""
 
 OCTAVES, MAGNITUDES, SMALLEST = 8, 32, -126
 """Magnitudes are 2^SMALLEST, and 2^OCTAVES more in each of the bins."""
@@ -79,29 +80,33 @@ def bound(share: np.ndarray) -> np.ndarray:
     return np.ldexp(1.0, OCTAVES * (np.maximum(top, 0) + 1) + SMALLEST)
 
 
-def histogram(x: np.ndarray, low: np.ndarray, width: np.ndarray, bins: int) -> np.ndarray:
-    """How many of the rows (..., rows, columns) of each column lie in each bin of its cell
-    [low, low + width); NaN and others lie in none.
+def ordered(x: np.ndarray) -> np.ndarray:
+    """Bits of numbers (uint64) in the order of the numbers; -0 is 0."""
+    bits = (x + 0.0).view(np.int64)
+    return (bits ^ ((bits >> 63) & np.int64(2**63 - 1))).view(np.uint64) ^ np.uint64(1 << 63)
+
+
+def from_ordered(key: np.ndarray) -> np.ndarray:
+    """The inverse of `ordered`."""
+    bits = (key ^ np.uint64(1 << 63)).view(np.int64)
+    return (bits ^ ((bits >> 63) & np.int64(2**63 - 1))).view(np.float64)
+
+
+def histogram(key: np.ndarray, there: np.ndarray, prefix: np.ndarray, level: int) -> np.ndarray:
+    """How many rows (..., rows, columns) of each column have a key that begins with `prefix`, the
+    first `level` digits, by their next digit; those that are not `there` do not count.
     """
-    *lead, rows, columns = x.shape
-    size = int(np.prod(lead, dtype=np.int64)) * columns * bins
-    inside = x >= low
-    inside &= x < low + width
-    scale = bins / width
-    if 4 * np.count_nonzero(inside) < x.size:
-        where = np.flatnonzero(inside)
-        column = where % columns
-        place = where // (rows * columns) * columns + column
-        bin_ = ((x.reshape(-1)[where] - low[column]) * scale[column]).astype(np.int64)
-        place = place * bins + np.minimum(bin_, bins - 1)
-        return np.bincount(place, minlength=size).reshape(*lead, columns, bins)
-    bin_ = (x - low) * scale
-    bin_[~inside] = bins  # one more, for those
-    np.minimum(bin_, bins, out=bin_)
-    first = np.arange(size // bins).reshape(*lead, 1, columns) * (bins + 1)
-    place = bin_.astype(np.int64) + first
-    found = np.bincount(place.reshape(-1), minlength=size + size // bins)
-    return found.reshape(*lead, columns, bins + 1)[..., :bins]
+    *lead, rows, columns = key.shape
+    size = int(np.prod(lead, dtype=np.int64)) * columns * BINS
+    shift = np.uint64(64 - DIGIT * (level + 1))
+    inside = np.array(there) if not level else key >> (shift + np.uint64(DIGIT)) == prefix
+    if level:
+        inside &= there
+    where = np.flatnonzero(inside)
+    digit = (key.reshape(-1)[where] >> shift).astype(np.int64) & (BINS - 1)
+    place = where // (rows * columns) * columns + where % columns
+    found = np.bincount(place * BINS + digit, minlength=size)
+    return found.reshape(*lead, columns, BINS)
 
 
 def known_bounds() -> np.ndarray:

@@ -5,12 +5,11 @@ and robust means apply to it as to any other, and every byte is counted.
 
 - Survey: how many rows of a column have a value, and below which power of 2^8 values are in size.
 - Moments: the sums of x / b and of ((x - c) / 2b)^2, b by the survey, c the mean.
-- Order statistics: a cell [low, low + width) of each column and rank is cut into 128 bins; the
-  server takes the bin in which the rank lies as the next cell, seven times.
+- Order statistics: the bits of numbers, in order, are digits to the base 128. The server asks how
+  many rows have which next digit, and takes the one in which the rank lies, nine times.
 
 Means and standard deviations are those of the pooled rows up to rounding, under secure aggregation
-as well (`encoding.blinded`). An order statistic x is found to within 2^-40 max |x| below, and
-exactly if it is a multiple of that.
+as well (`encoding.blinded`). Order statistics are exact but for the last bit.
 """
 
 from __future__ import annotations
@@ -24,13 +23,14 @@ from annotated_types import MinLen
 from torch import Tensor
 
 from foedus.algorithms.preprocessing.encoding import (
-    BINS,
+    LEVELS,
     MOST_CELLS,
     UNIT,
     blinded,
     histogram,
     known_bounds,
     magnitudes,
+    ordered,
 )
 from foedus.algorithms.preprocessing.fitting import CONSTANTS, Fitting
 from foedus.base import unions
@@ -218,25 +218,27 @@ class FitPreprocessing(Algorithm):
             raise ReplyError("moment: center and bound are not those of this fit")
 
     @client_step(batch="whole")
-    def bins(self, client: Client, low: Tensor, width: Tensor, fill: Tensor) -> tuple[Tree, None]:
-        """How many rows are in the bins of cells [low, low + width), by cell and column; a missing
-        value counts as `fill`, if that is a number.
+    def bins(self, client: Client, prefix: Tensor, level: int, fill: Tensor) -> tuple[Tree, None]:
+        """How many rows have values whose bits, in order, begin with a prefix of `level` digits, by
+        the next digit; by prefix and column. A missing value counts as `fill`, if that is a number.
         """
         if not self.quantiles:
             raise ReplyError("bins: this fit needs no order statistics")
         shape = (len(self.numbers),)
-        if (
-            low.dim() != 2
-            or len(low) > MOST_CELLS
-            or {low.shape[1:], width.shape, fill.shape} != {shape}
-        ):
-            raise ReplyError(f"bins: low, width and fill must have {shape} numbers each")
+        fits = prefix.dtype == torch.int64 and prefix.dim() == 2 and len(prefix) <= MOST_CELLS
+        if not fits or prefix.shape[1:] != shape or fill.shape != shape:
+            raise ReplyError(f"bins: prefix and fill must have {shape} numbers each")
+        if type(level) is not int or not 0 <= level < LEVELS:
+            raise ReplyError(f"bins: level={level!r} must be an integer from 0 to {LEVELS - 1}")
         x, count = self._rows(client, self.numbers)
+        there = x == x
         if not bool(fill.isnan().all()):
-            missing = (x != x) & (client.data.weight.numpy()[..., None] > 0)
+            missing = ~there & (client.data.weight.numpy()[..., None] > 0)
             x = np.where(missing, fill.numpy(), x)
-        found = np.stack([histogram(x, first, width.numpy(), BINS) for first in low.numpy()], -3)
-        return self._share(found, count[..., None, None]).float(), None
+            there = x == x
+        key = ordered(x)
+        found = [histogram(key, there, p, level) for p in prefix.numpy().view(np.uint64)]
+        return self._share(np.stack(found, -3), count[..., None, None]).float(), None
 
     # -- the server --------------------------------------------------------------------------------
 

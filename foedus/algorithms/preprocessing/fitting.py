@@ -17,6 +17,7 @@ from foedus.algorithms.preprocessing.encoding import (
     LONGEST_TEXT,
     UNIT,
     bound,
+    from_ordered,
     joined,
 )
 from foedus.base import tree, unions
@@ -115,24 +116,11 @@ class Fitting:
         return self.clients.mean_and_each(step, accept=accept, **sent)
 
     def _survey(self) -> dict[str, Tensor]:
-        seen, each = self._total(self.recipe.survey, _wrong_survey)
-        if self.recipe.doubt and each is not None and (bad := self._too_large(each)):
-            self._leave_out(bad)
-            return self._survey()
-        self.present = seen["present"].double().numpy()
+        seen, _ = self._total(self.recipe.survey, _wrong_survey)
+        self.present = np.clip(seen["present"].double().numpy(), 0, 1)  # noise may have left it
         if "magnitudes" in seen:
             self.limit = bound(seen["magnitudes"].double().numpy())
         return seen
-
-    def _too_large(self, each: Replies) -> dict[int, str]:
-        """Clients whose largest value is 2^16 times that of most others who have one, and more."""
-        tops = torch.stack([reply["magnitudes"].sum(-1) for reply in each]).numpy()
-        found: dict[int, str] = {}
-        for column in np.flatnonzero((tops > 1).sum(0) >= 3).tolist():
-            usual = np.median(tops[tops[:, column] > 1, column])
-            for i in np.flatnonzero(tops[:, column] > usual + 2).tolist():
-                found[int(each.ids[i])] = f"column {self.names[column]!r} has values that large"
-        return found
 
     def _leave_out(self, bad: dict[int, str]) -> None:
         """Go on without these clients."""
@@ -260,22 +248,21 @@ class Fitting:
         # the neighbor above, too, where there may be one
         above = [k for k, w in enumerate(where) if w not in (0, 1)]
         ranks = np.concatenate([np.floor(place), np.ceil(place[above])])
-        low, width = np.broadcast_to(-self.limit, ranks.shape).copy(), 2 * self.limit
-        for _ in range(LEVELS):
-            cells, cell = _different(low)
-            sent: Tree = {"low": torch.from_numpy(cells), "width": torch.from_numpy(width)}
-            sent["fill"] = torch.from_numpy(fill)
-            share, _ = self._total(self.recipe.bins, _wrong_bins, **sent)
+        prefix = np.zeros(ranks.shape, np.int64)
+        for level in range(LEVELS):
+            cells, cell = _different(prefix)
+            sent: Tree = {"prefix": torch.from_numpy(cells), "fill": torch.from_numpy(fill)}
+            share, _ = self._total(self.recipe.bins, _wrong_bins, **sent, level=level)
             counts = np.rint(share.double().numpy() * self.rows)  # (cells, columns, bins)
             counts = np.take_along_axis(counts, cell[..., None], 0)
             below = np.cumsum(counts, -1)
             last = BINS - 1 - (counts[..., ::-1] > 0).argmax(-1)
             chosen = np.minimum((below <= ranks[..., None]).sum(-1), last)
             ranks -= np.take_along_axis(below - counts, chosen[..., None], -1)[..., 0]
-            width = width / BINS
-            low += chosen * width
-        found = low[: len(where)].copy()
-        found[above] += (low[len(where) :] - found[above]) * (place - np.floor(place))[above]
+            prefix = prefix * BINS + chosen
+        values = np.where(count > 0, from_ordered(prefix.view(np.uint64) << np.uint64(1)), 0.0)
+        found = values[: len(where)].copy()
+        found[above] += (values[len(where) :] - found[above]) * (place - np.floor(place))[above]
         return found
 
 

@@ -14,7 +14,7 @@ from foedus.errors import DataError
 def read_csv(
     path: Path, label: str | int | None = None, group: str | None = None,
     drop: Sequence[str] = (), together: str | None = None, only: Collection[str] | None = None,
-    weight: str | None = None,
+    weight: str | None = None, texts: Collection[str] = (),
 ) -> Raw:  # fmt: skip
     """CSV with a header and a label column.
 
@@ -22,12 +22,13 @@ def read_csv(
 
     All other columns are features: numbers, or categories where they hold text. Text or integer
     labels mean classes, numbers with fractions regression. `group` names the column that says whose
-    row it is, `weight` what it counts, `drop` columns to leave out, `only` the features to take.
+    row it is, `weight` what it counts, `drop` columns to leave out, `only` the features to take,
+    `texts` those that hold text even where all of it looks like numbers: 01067 stays what it is.
     """
     import pandas as pd
 
     try:
-        frame = pd.read_csv(path, skipinitialspace=True)
+        frame = pd.read_csv(path, skipinitialspace=True, dtype=dict.fromkeys(texts, str))
         # as it is written: above, pandas has made a.1 of a second a
         header = pd.read_csv(
             path, skipinitialspace=True, header=None, nrows=1, dtype=str, keep_default_na=False
@@ -37,13 +38,13 @@ def read_csv(
     counts = Counter(header.iloc[0])
     if twice := [name for name, count in counts.items() if name and count > 1]:
         raise DataError(f"{path}: two columns have the name {twice[0]!r}; rename one")
-    return table(frame, str(path), label, group, drop, together, only, 2, weight)
+    return table(frame, str(path), label, group, drop, together, only, 2, weight, texts)
 
 
 def read_parquet(
     path: Path, label: str | int | None = None, group: str | None = None,
     drop: Sequence[str] = (), together: str | None = None, only: Collection[str] | None = None,
-    weight: str | None = None,
+    weight: str | None = None, texts: Collection[str] = (),
 ) -> Raw:  # fmt: skip
     """Parquet, as `read_csv`; needs pyarrow."""
     import pandas as pd
@@ -55,4 +56,5 @@ def read_parquet(
     except ValueError as error:
         raise DataError(f"{path}: not a Parquet file ({str(error).strip()[:200]})") from None
     frame = frame.reset_index(drop=True)
-    return table(frame, str(path), label, group, drop, together, only, weight=weight)
+    return table(frame, str(path), label, group, drop, together, only, weight=weight,
+                 texts=texts)  # fmt: skip

@@ -30,13 +30,13 @@ def is_frame(given: object) -> TypeIs[pd.DataFrame]:
 def table(
     frame: pd.DataFrame, where: str, label: str | int | None = None, group: str | None = None,
     drop: Sequence[str] = (), together: str | None = None, only: Collection[str] | None = None,
-    line: int | None = None, weight: str | None = None,
+    line: int | None = None, weight: str | None = None, texts: Collection[str] = (),
 ) -> Raw:  # fmt: skip
     """Features, label, group and weights of a table, as they are.
 
     where: what errors begin with; together: the column of what must stay on one side of the test
     split; only: the features to take, as far as they are there; line: that of the first row, in a
-    file of lines.
+    file of lines; texts: features that hold text, whatever they look like.
     """
     import pandas as pd
 
@@ -89,11 +89,14 @@ def table(
         )
     categories: dict[str, tuple[str, ...]] = {}
     whole = all(pd.api.types.is_signed_integer_dtype(t) for t in frame.dtypes)
+    whole &= not any(c in texts for c in frame.columns)
     if whole and not frame.isna().any(axis=None):
         x = frame.to_numpy(np.int64)
     else:
         x = np.empty(frame.shape)
         for place, (called, values) in enumerate(frame.items()):
+            if called in texts:
+                values = values.map(as_text, na_action="ignore").astype("category")
             if (found := texts_of(values, where, line)) is not None:
                 known = sorted(set(found[1]))
                 if len(known) > MOST:
@@ -117,6 +120,8 @@ def _labels(y: pd.Series, where: str, line: int | None) -> np.ndarray:
     import pandas as pd
 
     y = y.infer_objects()
+    if isinstance(y.dtype, pd.CategoricalDtype) and y.cat.categories.dtype.kind in "iub":
+        y = y.astype(y.cat.categories.dtype)  # given back as they were written
     if pd.api.types.is_bool_dtype(y):
         return y.to_numpy(bool)
     if pd.api.types.is_numeric_dtype(y):
@@ -137,6 +142,8 @@ def as_text(value: Any) -> str:
     """A label or category as text, however it was written: 1, 1.0 and "1" are one."""
     if isinstance(value, float | np.floating) and float(value).is_integer():
         return str(int(value))
+    if isinstance(value, str) and value.endswith(".0") and value[:-2].lstrip("-").isdecimal():
+        return value[:-2]  # of a column of integers with holes, as pandas writes it
     return str(value.item() if isinstance(value, np.generic) else value)
 
 

@@ -13,7 +13,7 @@ import re
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ def read(
     drop: Sequence[str] = (),
     together: str | None = None,
     weight: str | None = None,
+    texts: Collection[str] = (),
 ) -> Raw:
     """Read a file or folder; the format is told from its name and contents unless given."""
     path = Path(path)
@@ -59,7 +60,7 @@ def read(
         )
     with readable(path, format):
         if format in TABLES:
-            return TABLES[format](path, label, group, drop, together, weight=weight)
+            return TABLES[format](path, label, group, drop, together, weight=weight, texts=texts)
         return READERS[format](path, label, group)
 
 

@@ -77,6 +77,8 @@ def drift(
         check_value(name, value, _PART, SplitError)
     check_value("angle", angle, float, SplitError)
     data, rng = fed.data, np.random.default_rng(seed)
+    if kind == "rotation":
+        data.refuse_raw()
     if kind == "labels" and data.classes is None:
         raise SplitError(f"kind='labels' needs labels, and {data.name!r} is a regression set")
     drifting = np.zeros(len(fed), bool)

@@ -37,6 +37,7 @@ def rotations(
 ) -> Division:
     """Rows at random; the images of client k are turned counterclockwise by its angle."""
     check_value("angles", angles, _ANGLES, SplitError)
+    data.refuse_raw()
     if isinstance(angles, Sequence):
         if not len(angles):
             raise SplitError("angles=() is empty; give a number, or a list of angles in degrees")
@@ -92,6 +93,7 @@ def _image_shape(data: Data) -> tuple[int, ...]:
 def noise(data: Data, clients: int, rng: np.random.Generator, *, sigma: float) -> Division:
     """Rows at random; client k adds N(0, sigma_k^2), sigma_k = sigma k / (clients - 1)."""
     check_value("sigma", sigma, Annotated[float, Ge(0)], SplitError)
+    data.refuse_raw()
     level = np.linspace(0, sigma, clients) if clients > 1 else np.array([float(sigma)])
     owner = even_owners(len(data.y_train), clients, rng)
     test_owner = deal_test_rows(data, owner, clients, rng)

@@ -213,14 +213,14 @@ def read_table(config: dict[str, Any], schema: Schema) -> tuple[formats.Raw, str
     label, only = config.get("label"), {*schema.columns}
     if "loader" in config:
         frame, where = loaded(str(config["loader"]), str(config.get("folder", "."))), "loader"
-        return table(frame, where, label, only=only), where
+        return table(frame, where, label, only=only, texts=schema.texts), where
     path = Path(str(config["data"]))
     if not path.is_file():
         raise DataError(f"--node-config: there is no file {path.name!r} where data= says")
     kind = "parquet" if path.name.lower().endswith(".parquet") else "csv"
     with formats.readable(path, kind):
         read = read_parquet if kind == "parquet" else read_csv
-        return read(path, label, only=only), path.name
+        return read(path, label, only=only, texts=schema.texts), path.name
 
 
 def loaded(name: str, folder: str) -> Any:

@@ -380,6 +380,25 @@ def test_numbers_that_are_categories(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("cells", "texts"),
+    [
+        (["01067", "01069"], ("01067", "01069")),
+        (["01067", "K1A"], ("01067", "K1A")),
+        (["True", "False"], ("False", "True")),
+        (["True", "unknown"], ("True", "unknown")),
+        (["1", "2", "3", "3A"], ("1", "2", "3", "3A")),
+        (["2.0", ""], ("2",)),
+    ],
+)
+def test_texts_are_what_is_written(cells, texts, tmp_path):
+    """Whatever they look like in the file of one site, they are the same at all."""
+    lines = "\n".join(f"{cell},ill\n{cell},well" for cell in cells)
+    (tmp_path / "north.csv").write_text(f"code,outcome\n{lines}\n")
+    site = read_site(config(tmp_path / "north.csv", test=0), Schema(("code",), CLASSES, ("code",)))
+    assert site.raw.categories == {"code": texts}
+
+
+@pytest.mark.parametrize(
     ("code", "why"),
     [
         ("def rows(): return 3", "returned a int; it must return a pandas DataFrame"),
