@@ -349,11 +349,10 @@ def _own(function: Any, i: int) -> Metric:
             "give it another __name__"
         )
     try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # some functions of C have none
-        parameters = {}
+        weighs = "sample_weight" in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some functions of C have no signature
+        weighs = False
     higher = bool(getattr(function, "greater_is_better", True))
-    weighs = "sample_weight" in parameters
 
     def alone(p: Predictions) -> np.ndarray:
         raise NotImplementedError(name)  # see `measured`
@@ -361,14 +360,14 @@ def _own(function: Any, i: int) -> Metric:
     return OwnMetric(name, alone, higher, "it gave NaN", function, weighs)
 
 
-def measured(metric: Metric, p: Predictions, where: Sequence[str]) -> np.ndarray:
-    """A metric of each group; `where` names the groups in errors."""
+def measured(metric: Metric, p: Predictions, where: Callable[[int], str]) -> np.ndarray:
+    """A metric of each group; `where` gives the name of a group, for errors."""
     if not isinstance(metric, OwnMetric):
         return metric.of(p)
     values = np.full(p.groups, np.nan)
     for g in np.flatnonzero(np.diff(p.offsets)).tolist():
         rows = slice(int(p.offsets[g]), int(p.offsets[g + 1]))
-        values[g] = metric.call(p, rows, where[g])
+        values[g] = metric.call(p, rows, where(g))
     return values
 
 

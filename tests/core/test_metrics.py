@@ -253,7 +253,7 @@ def test_functions_that_give_no_number(value, message):
     (metric,) = metrics_of([own], 2)
     p = Predictions(np.array([1]), np.array([[0.2, 0.8]]), None, np.array([1]), 2, 2)
     with pytest.raises(fd.ConfigError, match=message):
-        measured(metric, p, ["client 3", "client 7"])
+        measured(metric, p, ["client 3", "client 7"].__getitem__)
 
 
 def test_functions_are_given_weights_if_they_take_them():
@@ -262,5 +262,5 @@ def test_functions_are_given_weights_if_they_take_them():
 
     (metric,) = metrics_of([weighed], None)
     p = Predictions(np.zeros((3, 1)), np.zeros((3, 1)), np.array([1.0, 2.0, 4.0]))
-    assert measured(metric, p, ["all"]).tolist() == [7.0]
-    assert measured(metric, Predictions(p.y, p.given), ["all"]).tolist() == [0.0]
+    assert measured(metric, p, str).tolist() == [7.0]
+    assert measured(metric, Predictions(p.y, p.given), str).tolist() == [0.0]
