@@ -252,3 +252,29 @@ def test_a_resumed_run_has_the_same_rows(sick, tmp_path, algorithm):
 def test_bad_arguments(sick, options, message):
     with pytest.raises(fd.ConfigError, match=message):
         fd.run(ALGORITHM, sick, 1, **options)
+
+
+def test_comparisons_show_metrics(sick):
+    found = fd.compare(
+        {"all": ALGORITHM, "own": PERSONAL}, sick, 2, seeds=2, metrics=["auc"], per_client=True
+    )
+    table = found.table()
+    due = [r.records.last("auc") for r in found.runs["all"]]
+    assert table.loc["all", "auc"] == pytest.approx(np.mean(due))
+    assert table.loc["all", "auc_std"] == pytest.approx(np.std(due, ddof=1))
+    own = [r.records.last("own_auc") for r in found.runs["own"]]
+    assert table.loc["own", "own_auc"] == pytest.approx(np.mean(own))
+    assert math.isnan(table.loc["own", "auc"])
+    assert "auc,\n" in found.cells()[0][4] and found.cells()[0][3] == "auc"
+
+
+def test_settings_are_chosen_by_a_metric(sick):
+    grid = {"lr": [1e-4, 0.1, 1.0]}
+    found = fd.tune(fd.FedAvg(fd.Linear()), sick, 3, grid=grid, metric="log_loss", workers=1)
+    assert found.table["score"].is_monotonic_increasing  # less is better
+    found = fd.tune(fd.FedAvg(fd.Linear()), sick, 3, grid=grid, metric="auc", workers=1)
+    assert found.table["score"].is_monotonic_decreasing
+    own = fd.Independent(fd.Linear())
+    assert fd.tune(own, sick, 2, grid=grid, metric="own_brier", workers=1).metric == "own_brier"
+    with pytest.raises(fd.ConfigError, match="metric 'acu' is unknown; did you mean 'auc'"):
+        fd.tune(fd.FedAvg(), sick, 3, grid=grid, metric="acu")
