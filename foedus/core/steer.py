@@ -31,6 +31,9 @@ class Stop(Exception):  # noqa: N818 - not an error
         ...             raise fd.Stop("a gigabyte is enough")
     """
 
+    def __init__(self, why: str = ""):
+        super().__init__(why)
+
 
 class GrowthWarning(UserWarning):
     """The loss has become far larger than it was at the start."""
