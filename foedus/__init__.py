@@ -64,6 +64,7 @@ _HOMES = {
     "foedus.base.spec": ("Spec",),
     "foedus.base.tree": ("State",),
     "foedus.core.participation": ("Poisson",),
+    "foedus.core.steer": ("GrowthWarning", "Patience", "Stop"),
     "foedus.core.predictor": ("Predictor",),
     "foedus.core.result": ("Run",),
     "foedus.core.run": ("run",),

@@ -59,6 +59,9 @@ from foedus.core.participation import Poisson as Poisson
 from foedus.core.predictor import Predictor as Predictor
 from foedus.core.result import Run as Run
 from foedus.core.run import run as run
+from foedus.core.steer import GrowthWarning as GrowthWarning
+from foedus.core.steer import Patience as Patience
+from foedus.core.steer import Stop as Stop
 from foedus.data import Data as Data
 from foedus.data import Federation as Federation
 from foedus.data import class_bandit as class_bandit

@@ -270,8 +270,8 @@ class EncodingSession(Session):
     def load(self, saved: Tree) -> None:
         self.inner.load(saved)
 
-    def evaluate_own(self) -> dict[str, Tensor]:
-        return self.inner.evaluate_own()
+    def evaluate_own(self, outputs: bool = False) -> dict[str, Tensor]:
+        return self.inner.evaluate_own(outputs)
 
     def evaluate_global(
         self, x: Tensor, y: Tensor, weight: Tensor | None = None

@@ -81,10 +81,14 @@ def link_to(page: Path) -> str:
 
 def print_history(run: Run) -> None:
     costs, metrics = ("round", "seconds", "bytes_up", "bytes_down", "clients"), ("accuracy", "mse")
-    columns = (*costs, "loss", *metrics, *(f"own_{m}" for m in metrics))
+    asked = [*metrics, *run.settings.get("metrics", [])]
+    columns = (*costs, "loss", *asked, *(f"own_{m}" for m in asked))
     shown = run.history.filter(columns).tail(5)
     typer.echo(shown.to_string(index=False, na_rep="–"))
     typer.echo(f"\n{run!r}")
+    for note in run.notes:
+        if note.startswith("stopped after"):
+            typer.echo(note)
 
 
 def or_dash(value: int | None) -> str:

@@ -14,6 +14,8 @@ work starts.
     rounds = 30
     seeds = 3                             # for `foedus run`: seed = 0
     participation = 0.5                   # or { poisson = 0.5 }
+    metrics = ["auc", "f1"]               # more columns of the history
+    stop = { rounds = 5, metric = "auc" } # the settings of fd.Patience
 
     [algorithms.FedAvg]                   # for `foedus run`: [algorithm] with type = "FedAvg"
     lr = 0.1
@@ -64,6 +66,7 @@ from typing import Any, Literal
 from foedus.config.reader import Number, Reader, entries, hint_of, hints_of, kind_of, leaves_of
 from foedus.core.algorithm import Algorithm
 from foedus.core.callbacks import Callback
+from foedus.core.steer import Patience
 from foedus.data import catalog, partition, preprocess
 from foedus.data.federation import Federation
 from foedus.data.loading import load
@@ -82,11 +85,17 @@ _RUN_KEYS: dict[str, Any] = {
     "participation": Number | dict,
     "evaluate_every": int,
     "target": Number,
+    "metrics": tuple[str, ...],
+    "per_client": bool,
+    "stop": dict,
+    "keep_best": str | Literal[False],
+    "stop_on_growth": bool,
     "quantise": Literal["float16", "bfloat16", "int8"] | None,
     "checkpoint": str,
     "checkpoint_every": int,
     "resume": bool | Literal["auto"],
 }
+_MEASURES = ("metrics", "per_client", "stop", "keep_best", "stop_on_growth")
 _OUTPUT_KEYS: dict[str, Any] = {"run": str, "runs": str, "report": str}
 _SECTIONS = (
     "data",
@@ -179,6 +188,16 @@ class ExperimentReader(Reader):
         rounds, target = options.pop("rounds", 0), options.pop("target", None)
         seeds = self.seeds(options)
         self.check_run(rounds, options)
+        if "stop" in options:
+            options["stop"] = self.build(
+                {"type": "Patience", **options["stop"]}, {"Patience": Patience}, "run.stop"
+            )
+        if self.command in ("tune", "diagnose"):
+            for key in _MEASURES:
+                if key in options:
+                    self.fail(
+                        f"run.{key}", f"foedus {self.command} does not take this; leave it out"
+                    )
         output = self.settings("output", self.section("output", needed=False), _OUTPUT_KEYS)
         for name in output:
             if name == {"run": "runs", "compare": "run"}.get(self.command):

@@ -11,7 +11,9 @@ from typing import Any
 from foedus.core.aggregation import check_aggregation
 from foedus.core.algorithm import Algorithm
 from foedus.core.callbacks import check_callbacks
+from foedus.core.metrics import Metric, OwnMetric, metrics_of
 from foedus.core.participation import Poisson
+from foedus.core.steer import check_steering
 from foedus.data.federation import Federation
 from foedus.errors import CheckpointError, ConfigError, is_integer, is_number
 from foedus.storage import checkpoint as files
@@ -95,6 +97,39 @@ def check_arguments(
         raise ConfigError(
             f"target={target!r} needs evaluation: test rows, and evaluate_every of at least 1"
         )
+
+
+def check_measures(
+    algorithm: Algorithm,
+    fed: Any,
+    evaluate_every: int,
+    metrics: Any,
+    per_client: Any,
+    stop: Any,
+    keep_best: Any,
+    stop_on_growth: Any,
+) -> tuple[Metric, ...]:
+    """The metrics of a run; refuses what cannot be measured, or what it could not be stopped by."""
+    for name, value in (("per_client", per_client), ("stop_on_growth", stop_on_growth)):
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name}={value!r} must be True or False")
+    classes = fed.spec.classes
+    found = metrics_of(metrics, classes)
+    tested = bool(len(fed.data.x_test)) or (algorithm.personal and not isinstance(fed, Federation))
+    for name, asked in (("metrics", found), ("per_client", per_client)):
+        if asked and not (evaluate_every and tested):
+            value = per_client if name == "per_client" else [m.name for m in found]
+            raise ConfigError(
+                f"{name}={value!r} needs evaluation: test rows, and evaluate_every of at least 1"
+            )
+    evaluated = bool(evaluate_every and tested)
+    check_steering(stop, keep_best, found, per_client, algorithm.personal, classes, evaluated)
+    return found
+
+
+def ignores_weights(metric: Metric) -> bool:
+    """Whether rows count alike in it, whatever their weights."""
+    return isinstance(metric, OwnMetric) and not metric.weighs
 
 
 def nothing_to_test(algorithm: Algorithm, fed: Any, evaluate_every: int) -> bool:

@@ -7,8 +7,9 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from foedus.core.steer import Stop
 from foedus.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,9 +19,13 @@ if TYPE_CHECKING:
 class Callback:
     """What `fd.run(..., callbacks=[...])` calls, in this order; override what you need.
 
-    An exception in one of them costs no run: there is one warning, and the run goes on without that
-    callback. What it has missed it is given again by `resume=True`, whose `start` has all rows so
-    far.
+    `row` may stop the run: it returns True, or raises `fd.Stop("why")`; the run then ends as after
+    its last round, with a checkpoint, and `run.notes` says why.
+
+    Any other exception in one of them costs no run: there is one warning, and the run goes on
+    without that callback. What it has missed it is given again by `resume=True`, whose `start` has
+    all rows so far. Exceptions that are meant for whoever has called `fd.run` are listed in
+    `raises`; Optuna's `TrialPruned` always is one of them.
 
     Example:
         >>> class Print(fd.Callback):
@@ -28,6 +33,9 @@ class Callback:
         ...         print(row["round"], row["loss"])
         >>> fd.run(fd.FedAvg(), fed, rounds=20, callbacks=[Print()])
     """
+
+    raises: ClassVar[tuple[type[Exception], ...]] = ()
+    """Exceptions that end the run and reach its caller as they are."""
 
     def start(self, name: str, settings: dict[str, Any], rows: list[dict[str, Any]]) -> None:
         """Before the first round. name: the algorithm and the seed. settings: `run.settings`.
@@ -37,10 +45,11 @@ class Callback:
         rounds that an earlier process has seen.
         """
 
-    def row(self, row: dict[str, Any]) -> None:
+    def row(self, row: dict[str, Any]) -> bool | None:
         """After each round (and after the start: round 0), with its row of the history; the
-        checkpoint is written by then.
+        checkpoint is written by then. True stops the run.
         """
+        return None
 
     def end(self, run: Run | None, error: BaseException | None) -> None:
         """At the end: with the run and no error, or with the error that stopped it (and the rounds
@@ -57,6 +66,7 @@ class Callbacks:
 
     def __init__(self, callbacks: Sequence[Callback]):
         self.left, self.started = list(callbacks), False
+        self.why: str | None = None  # one of them wants the run to stop
 
     def start(self, name: str, settings: dict[str, Any], rows: list[dict[str, Any]]) -> None:
         self.started = True
@@ -67,26 +77,44 @@ class Callbacks:
         )
 
     def row(self, row: dict[str, Any]) -> None:
-        self._call(f"in round {row['round']}", lambda c: c.row(dict(row)))
+        self._call(f"in round {row['round']}", lambda c: c.row(dict(row)), answers=True)
 
     def end(self, run: Run | None, error: BaseException | None) -> None:
         if self.started:  # what never began has no end, and nothing ends twice
             self.started = False
             self._call("at the end", lambda c: c.end(run, error))
 
-    def _call(self, when: str, call: Callable[[Callback], None]) -> None:
+    def _call(self, when: str, call: Callable[[Callback], Any], answers: bool = False) -> None:
+        meant: Exception | None = None
         for callback in list(self.left):
+            inner = callback.callback if isinstance(callback, Named) else callback
+            who = type(inner).__name__
             try:
-                call(callback)
+                if call(callback) is True and answers:
+                    self.why = self.why or f"{who} asked for it"
+            except Stop as stop:
+                self.why = self.why or str(stop) or f"{who} asked for it"
             except Exception as error:
+                if isinstance(error, inner.raises) or _is_pruning(error):
+                    meant = meant or error  # when the others have been told
+                    continue
                 self.left.remove(callback)
-                who = type(callback.callback if isinstance(callback, Named) else callback).__name__
                 warnings.warn(
                     f"{who} failed {when} and is left out from now on; the run is not affected: "
                     f"{error!r}",
                     CallbackWarning,
                     stacklevel=4,
                 )
+        if meant is not None:
+            raise meant
+
+
+def _is_pruning(error: Exception) -> bool:
+    """Whether Optuna is to hear of it; Optuna is not imported for that."""
+    return any(
+        kind.__name__ == "TrialPruned" and kind.__module__.split(".")[0] == "optuna"
+        for kind in type(error).__mro__
+    )
 
 
 class Named(Callback):
@@ -98,8 +126,8 @@ class Named(Callback):
     def start(self, name: str, settings: dict[str, Any], rows: list[dict[str, Any]]) -> None:
         self.callback.start(self.name, settings, rows)
 
-    def row(self, row: dict[str, Any]) -> None:
-        self.callback.row(row)
+    def row(self, row: dict[str, Any]) -> bool | None:
+        return self.callback.row(row)
 
     def end(self, run: Run | None, error: BaseException | None) -> None:
         self.callback.end(run, error)

@@ -287,6 +287,7 @@ class Card:
         given = self.run.settings
         run: dict[str, Any] = {"rounds": self.rounds}
         run |= {k: given.get(k) for k in ("seed", "participation", "evaluate_every", "quantise")}
+        run |= {k: given[k] for k in ("metrics", "per_client") if k in given}
         sections = {"algorithm": given.get("algorithm"), "run": run}
         sections |= {"federation": self.federation, "aggregation": given.get("aggregation")}
         lines: list[str] = []

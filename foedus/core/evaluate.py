@@ -15,20 +15,28 @@ if TYPE_CHECKING:
     from foedus.data.dataset import Data
 
 
-def scored_rows(algorithm: Algorithm, predictor: Predictor, data: Data) -> dict[str, torch.Tensor]:
+def scored_rows(
+    algorithm: Algorithm, predictor: Predictor, data: Data, outputs: bool = False
+) -> dict[str, torch.Tensor]:
     """In blocks of rows: the outputs of all rows at once may be more than memory holds (a
     vocabulary of classes).
+
+    outputs: whether they are among what is given.
     """
     blocks = zip(
         *(tensor_of(t).split(predictor.block) for t in (data.x_test, data.y_test)),
         strict=True,
     )
-    parts = [row_scores(algorithm, predictor.outputs(x), y, data.classes) for x, y in blocks]
+    parts = []
+    for x, y in blocks:
+        out = predictor.outputs(x)
+        scores = row_scores(algorithm, out, y, data.classes)
+        parts.append(scores | {"outputs": out} if outputs else scores)
     return {k: torch.cat([p[k] for p in parts]).double() for k in parts[0]}
 
 
-def score(algorithm: Algorithm, predictor: Predictor, data: Data) -> dict[str, float]:
-    rows = scored_rows(algorithm, predictor, data)
+def score(rows: dict[str, torch.Tensor], data: Data) -> dict[str, float]:
+    """Averages over all test rows, of what `scored_rows` gives."""
     found = {"loss": rows["loss"]}
     found |= {"accuracy": rows["hits"]} if data.classes else {"mse": rows["error"]}
     if data.weights_test is None:

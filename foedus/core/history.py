@@ -44,6 +44,10 @@ class History:
             if k not in self.seen or v == v  # not NaN
         }
 
+    def extend(self, values: dict[str, Any]) -> None:
+        """Add columns to the last row."""
+        self.append(self.rows.pop() | values)
+
     @property
     def columns(self) -> list[str]:
         """The usual columns first, then what the algorithm adds, in order of appearance."""

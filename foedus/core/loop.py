@@ -8,9 +8,10 @@ import contextlib
 import math
 import time
 import warnings
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -22,17 +23,20 @@ from foedus.core.aggregation import Aggregation, Aggregator, BudgetSpent, Settin
 from foedus.core.arguments import differences, without_fingerprint
 from foedus.core.clients import Clients
 from foedus.core.describe import to_config
-from foedus.core.evaluate import averages, score
+from foedus.core.evaluate import averages
 from foedus.core.exchange import NothingArrived
 from foedus.core.history import History
+from foedus.core.measures import Measures, PerClient
+from foedus.core.metrics import Metric
 from foedus.core.network import Network
 from foedus.core.participation import cohort, expected
 from foedus.core.reduce import Ledger
 from foedus.core.result import Run, checksum
+from foedus.core.steer import Best, GrowthWarning, Patience, Watch, best_metric
 from foedus.data.federation import Federation
 from foedus.data.fingerprint import checksum as array_checksum
 from foedus.data.fingerprint import sampled
-from foedus.errors import CheckpointError, DivergenceError, TooFewClients
+from foedus.errors import CheckpointError, ConfigError, DivergenceError, TooFewClients
 from foedus.storage import checkpoint as files
 from foedus.storage.history_file import Earlier
 
@@ -58,6 +62,11 @@ class Loop:
         evaluate_every: int,
         target: float | None,
         quantise: str | None,
+        metrics: Sequence[Metric] = (),
+        per_client: bool = False,
+        stop: Patience | None = None,
+        keep_best: str | Literal[False] | None = None,
+        stop_on_growth: bool = False,
     ):
         self.given, self.algorithm = algorithm, algorithm.seeded(seed)
         self.fed, self.rounds, self.engine = fed, rounds, engine
@@ -86,6 +95,13 @@ class Loop:
         self.notes: list[str] = []
         self.saved: int | None = None  # the round of the last checkpoint
         self.earlier: Earlier | None = None  # rows that are no longer in the checkpoint
+        self.measures = Measures(self.algorithm, fed, metrics, per_client, self.notes)
+        self.keep_best, self.stop_on_growth = keep_best, stop_on_growth
+        self.stop = stop
+        self.best: Best | None = None
+        self.last_best: Best | None = None  # of a round that is evaluated because it is the last
+        self.watch = self._watch()
+        self.why: str | None = None  # the run ends before its last round
 
     def open(self, aggregation: Aggregation | None, path: Path | None, resume: bool) -> None:
         """Get ready to put replies together otherwise than by adding them up."""
@@ -118,7 +134,9 @@ class Loop:
     @property
     def stopped(self) -> bool:
         """Whether the run ends here, whatever rounds are left."""
-        return self.reached or (self.aggregator is not None and self.aggregator.spent is not None)
+        if self.reached or self.why is not None:
+            return True
+        return self.aggregator is not None and self.aggregator.spent is not None
 
     def clients(self, round: int, positions: torch.Tensor | None = None) -> Clients:
         """Those at these positions, or everybody."""
@@ -218,13 +236,61 @@ class Loop:
             row.update(metrics)
             self.only_last = [] if due else list(metrics)
         self.history.append(row)
+        self._judge(row)
+
+    def end_here(self, why: str) -> None:
+        """The round that was made last is the last one: it is evaluated, if it is not yet."""
+        if self.done == self.rounds:
+            return
+        self.why = f"stopped after round {self.done}: {why}"
+        if self.evaluate_every and self.done % self.evaluate_every and not self.only_last:
+            metrics = self._evaluate(self.clients(self.done))
+            self.only_last = list(metrics)
+            self.history.extend(metrics)
+            self._judge(self.history.rows[-1])
+
+    def _judge(self, row: dict[str, Any]) -> None:
+        """Look whether the model is the best so far, and whether to stop or to warn."""
+        why, better = self.watch.see(row)
+        if better:
+            self._keep_best()
+        if (grown := self.watch.grown) is not None and grown not in self.notes:
+            self.notes.append(grown)
+            warnings.warn(
+                f"{grown} (stop_on_growth=True ends such a run)", GrowthWarning, stacklevel=5
+            )
+        if why is None and self.stop_on_growth and grown is not None:
+            why = f"stopped after round {self.done}: the loss has grown"
+        if self.done < self.rounds:
+            self.why = self.why or why
+
+    def _keep_best(self) -> None:
+        if self.algorithm.predictor(self.state) is None:
+            if self.keep_best:
+                name = type(self.algorithm).__name__
+                raise ConfigError(
+                    f"keep_best={self.keep_best!r}: {name} has no global model to keep; leave it "
+                    "out (run.model_of(client) gives a client's own model)"
+                )
+            self.watch.best_metric = None
+            return
+        assert self.watch.best_metric is not None
+        best = Best(self.state, self.done, self.watch.best_metric, self.watch.best_value)
+        # what is evaluated only because the run ends here is not evaluated if it goes on
+        self.best, self.last_best = (self.best, best) if self.only_last else (best, None)
+
+    def _watch(self) -> Watch:
+        data, best = self.fed.data, best_metric(self.keep_best, self.stop)
+        given = (self.measures.metrics, data.y_test, data.classes, self.algorithm.remedy)
+        return Watch(self.stop, best, *given)
 
     def _evaluate(self, clients: Clients) -> dict[str, float]:
         metrics: dict[str, float] = {}
         data = self.fed.data
         metric = "accuracy" if data.classes else "mse"
         if self.algorithm.personal:
-            sums = self.session.evaluate_own()
+            asked = [True] if self.measures.metrics else []
+            sums = self.session.evaluate_own(*asked)
             metrics |= {f"own_{k}": v for k, v in averages(sums, data.classes).items()}
             bad = self.ids[~torch.isfinite(sums["loss"])].tolist() if "loss" in sums else []
             if bad:
@@ -235,10 +301,11 @@ class Loop:
                     clients.round,
                     bad,
                 )
+            metrics |= self.measures.own(sums, clients.round)
         if len(data.x_test):
             predictor = self.algorithm.predictor(self.state)
             if predictor is not None:
-                metrics |= score(self.algorithm, predictor, data)
+                metrics |= self.measures.common(predictor, clients.round)
             elif self.algorithm.personal:
                 everywhere = self.session.evaluate_global(
                     tensor_of(data.x_test, self.spec.integers),
@@ -291,7 +358,15 @@ class Loop:
             "quantise": self.quantise,
             "aggregation": to_config(self.aggregation),
             "start": None if self.first is None else checksum(self.first),
+            **self._measured,
         }
+
+    @property
+    def _measured(self) -> dict[str, Any]:
+        """What is measured besides the usual, if anything is."""
+        names = [m.name for m in self.measures.metrics]
+        per_client = {"per_client": True} if self.measures.kept is not None else {}
+        return ({"metrics": names} if names else {}) | per_client
 
     @cached_property
     def fingerprint(self) -> dict[str, int]:
@@ -325,6 +400,9 @@ class Loop:
             "fingerprint": self.fingerprint,
             "notes": self.notes,
         }
+        if self.best is not None:
+            about = {"round": self.best.round, "metric": self.best.metric}
+            meta["best"] = about | {"value": self.best.value}
         try:
             meta["history"] = self.earlier.save(self.history.rows)
             files.write(path, self._trees(), meta, files.previous_of(path))
@@ -339,11 +417,15 @@ class Loop:
 
     def _trees(self) -> dict[str, Tree]:
         mail = None if self.network.mail is None else self.network.mail.save()
+        more: dict[str, Tree] = {} if self.best is None else {"best": self.best.state}
+        if self.measures.kept is not None:
+            more["per_client"] = self.measures.kept.to_tree()
         return {
             "state": self.state,
             "clients": self.session.save(),
             "holdings": self.network.holdings.save(),
             "mail": mail,
+            **more,
         }
 
     def _load_mail(self, saved: Tree) -> None:
@@ -395,13 +477,14 @@ class Loop:
                 self.done,
             )
             notes = [*meta.get("notes", []), *self.notes, *([note] if note else [])]
-            self.notes = list(dict.fromkeys(notes))
+            self.notes[:] = dict.fromkeys(notes)
             self.earlier = Earlier(checkpoint, **meta["earlier"])
             self._load_mail(trees["mail"])
             self.session.load(trees["clients"])
             self.network.holdings.load(trees["holdings"])
             if self.aggregator:
                 self.aggregator.load(meta["aggregator"])
+            self._take_up(trees, meta)
             if self.done > self.rounds:
                 raise CheckpointError(
                     f"{path} is at round {self.done} already; rounds={self.rounds} must not be less"
@@ -414,11 +497,41 @@ class Loop:
             last = self.history.last("accuracy" if self.fed.data.classes else "mse")
             self.reached = last >= self.target if self.fed.data.classes else last <= self.target
 
+    def _take_up(self, trees: dict[str, Tree], meta: dict[str, Any]) -> None:
+        """Scores of clients and the best model from a checkpoint; what follows from the rows."""
+        kept = self.measures.kept
+        if kept is not None:
+            kept.rounds = PerClient.from_tree(trees["per_client"]).rounds
+            if meta["only_last"] and self.done < self.rounds:
+                kept.rounds.pop(self.done, None)
+        why = None
+        for row in self.history.rows:
+            why, _ = self.watch.see(row)
+        if self.stop_on_growth and self.watch.grown is not None:
+            why = f"stopped after round {self.done}: the loss has grown"
+        if self.done < self.rounds:
+            self.why = why
+        watch, about = self.watch, meta.get("best", {})
+        if watch.best_metric is None or watch.best_round < 0:
+            return
+        if about.get("metric") == watch.best_metric and about["round"] == watch.best_round:
+            value = float(about["value"])
+            self.best = Best(trees["best"], watch.best_round, watch.best_metric, value)
+        elif watch.best_round == self.done:
+            self.best = Best(self.state, self.done, watch.best_metric, watch.best_value)
+        else:
+            self.notes.append(
+                f"run.best is that of the rounds after {self.done}: the checkpoint was written "
+                f"without keep_best={watch.best_metric!r}"
+            )
+            watch.best_value, watch.best_round = math.nan, -1
+
     def result(self) -> Run:
         clients = {"ids": self.ids, "states": self.session.save()}
-        about = (self.settings, clients, self.fed, self.engine, self.notes)
+        notes = [*self.notes, *([] if self.why is None else [self.why])]
+        about = (self.settings, clients, self.fed, self.engine, notes)
         data = self.fed.data
         return Run(
             self.algorithm, self.spec, self.state, self.history, *about, data.preprocess,
-            data.class_values,
+            data.class_values, kept=self.measures.kept, best_of=self.last_best or self.best,
         )  # fmt: skip

@@ -39,6 +39,7 @@ class Predictor:
         probabilities: From raw outputs, for classification.
         preprocess: What makes of raw rows those that the model is given.
         class_values: What `predict` gives for class 0, 1, ...; `None`: these numbers.
+        round: The round that the model is of, for `run.best`.
 
     Example:
         >>> run.model.predict_proba(x).shape
@@ -50,6 +51,7 @@ class Predictor:
     probabilities: Callable[[Tensor], Tensor] = softmax
     preprocess: Preprocessor | None = None
     class_values: tuple[Any, ...] | None = None
+    round: int | None = None
 
     block: ClassVar[int] = 8192
 

@@ -26,8 +26,10 @@ from foedus.core.card import Card, card_path, is_card
 from foedus.core.describe import from_config, subclasses, to_config
 from foedus.core.facts import Facts, facts_of, with_scores
 from foedus.core.history import History
+from foedus.core.measures import PerClient
 from foedus.core.modules import ImportFrom, described, imported, restored
 from foedus.core.predictor import Predictor
+from foedus.core.steer import Best
 from foedus.data.federation import Federation
 from foedus.data.preprocess import Preprocessor
 from foedus.errors import CheckpointError, ConfigError, FoedusError
@@ -51,6 +53,8 @@ class Run:
     preprocess, class_values: from raw rows to those of the model, and from class numbers to labels
     (`Data`).
     facts: of a run that was loaded, what its file says of data and sites.
+    kept: scores of each client by round, of a run with `per_client=True`.
+    best_of: what `best` is the model of.
     """
 
     algorithm: Algorithm
@@ -65,6 +69,8 @@ class Run:
     preprocess: Preprocessor | None = None
     class_values: tuple[Any, ...] | None = None
     facts: Facts | None = None
+    kept: PerClient | None = None
+    best_of: Best | None = None
 
     @cached_property
     def history(self) -> pd.DataFrame:
@@ -85,6 +91,17 @@ class Run:
                 f"{name} makes no model (it defines no predictor); its result is run.state"
             )
         return self._named(predictor)
+
+    @cached_property
+    def best(self) -> Predictor:
+        """The global model after the best round, `best.round`; see `keep_best` of `fd.run`."""
+        if self.best_of is None:
+            raise FoedusError(
+                "no best model was kept; use fd.run(..., keep_best='accuracy'), or another metric"
+            )
+        predictor = self.algorithm.predictor(self.best_of.state)
+        assert predictor is not None  # otherwise nothing is kept
+        return replace(self._named(predictor), round=self.best_of.round)
 
     def _named(self, predictor: Predictor) -> Predictor:
         """A model that takes raw rows and gives labels as they were written."""
@@ -127,10 +144,32 @@ class Run:
         states.load(saved)
         return states
 
-    def per_client(self) -> pd.DataFrame:
-        """Each client's test rows, and loss and accuracy (or mse) on them of the model it ends up
-        with.
+    def per_client(self, round: int | None = None) -> pd.DataFrame:
+        """Each client's test rows, and loss, accuracy (or mse) and metrics on them.
+
+        Args:
+            round: Of the model after this round, where the run had `per_client=True` and the round
+                was evaluated; `None`: of the model that the client ends up with.
         """
+        kept = {} if self.kept is None else self.kept.rounds
+        if round is None and self.records.rows and self.records.rows[-1]["round"] in kept:
+            round = self.records.rows[-1]["round"]
+        if round is None:
+            return self._with_names(self._measure_clients())
+        if round not in kept:
+            known = ", ".join(map(str, [*kept][-20:])) or "none: use fd.run(..., per_client=True)"
+            raise FoedusError(f"the scores of clients in round={round!r} were not kept ({known})")
+        assert self.kept is not None
+        return self._with_names(self.kept.table(round))
+
+    def _with_names(self, frame: pd.DataFrame) -> pd.DataFrame:
+        fed = self.fed
+        if fed is not None and fed.names is not None:
+            names = dict(zip(fed.ids.tolist(), fed.names, strict=True))
+            frame.insert(1, "name", [names[i] for i in frame["client"]])
+        return frame
+
+    def _measure_clients(self) -> pd.DataFrame:
         import pandas as pd
 
         if self.fed is None:
@@ -158,7 +197,6 @@ class Run:
                 for k, v in (sums | {"rows": torch.from_numpy(np.diff(fed.test_offsets))}).items()
             }
         count = sums.get("weight", sums["rows"]).double()
-        names = {} if fed.names is None else dict(zip(fed.ids.tolist(), fed.names, strict=True))
         table = {
             "client": self.clients["ids"],
             "test_rows": sums["rows"],
@@ -167,10 +205,7 @@ class Run:
         table |= (
             {"accuracy": sums["hits"] / count} if data.classes else {"mse": sums["error"] / count}
         )
-        frame = pd.DataFrame({k: v.numpy() for k, v in table.items()})
-        if names:
-            frame.insert(1, "name", [names[i] for i in frame["client"]])
-        return frame
+        return pd.DataFrame({k: v.numpy() for k, v in table.items()})
 
     def card(
         self,
@@ -232,6 +267,13 @@ class Run:
         }
         trees: dict[str, Tree] = {"state": self.state}
         trees["clients"] = self.clients if self.algorithm.personal else None
+        if self.best_of is not None:
+            best = self.best_of
+            trees["best"] = best.state
+            meta["best"] = {"round": best.round, "metric": best.metric, "value": best.value}
+        # the file of a federation of sites goes to every site: not with the scores of others
+        if self.kept is not None and (self.fed is None or isinstance(self.fed, Federation)):
+            trees["per_client"] = self.kept.to_tree()
         notes, tensors = described(self.algorithm)
         if notes:
             meta["modules"], trees["modules"] = notes, tensors
@@ -338,6 +380,8 @@ class Run:
             preprocess=None if about is None else Preprocessor.from_json(about),
             class_values=None if values is None else tuple(values),
             facts=Facts.from_json(meta.get("facts", {})),
+            kept=PerClient.from_tree(trees["per_client"]) if "per_client" in trees else None,
+            best_of=Best(trees["best"], **meta["best"]) if "best" in meta else None,
         )
 
     def __repr__(self) -> str:

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from foedus.core.aggregation import Aggregation
 from foedus.core.algorithm import Algorithm
@@ -15,7 +16,9 @@ from foedus.core.arguments import (
     NO_TEST_ROWS,
     WEIGHTED,
     check_arguments,
+    check_measures,
     checkpoint_file,
+    ignores_weights,
     nothing_to_test,
     refuse_to_begin,
     refuse_to_overwrite,
@@ -23,6 +26,7 @@ from foedus.core.arguments import (
 from foedus.core.callbacks import Callback, Callbacks
 from foedus.core.participation import Poisson
 from foedus.core.progress import Interrupts, RoundProgress
+from foedus.core.steer import Patience
 from foedus.errors import DivergenceError
 from foedus.storage import checkpoint as files
 from foedus.storage.lock import locked
@@ -45,6 +49,11 @@ def run(
     participation: float | Poisson = 1.0,
     evaluate_every: int = 1,
     target: float | None = None,
+    metrics: Sequence[str | Callable[..., Any]] = (),
+    per_client: bool = False,
+    stop: Patience | None = None,
+    keep_best: str | Literal[False] | None = None,
+    stop_on_growth: bool = False,
     quantise: str | None = None,
     aggregation: Aggregation | None = None,
     checkpoint: str | os.PathLike | None = None,
@@ -60,7 +69,13 @@ def run(
     the fraction of clients drawn without replacement in each round, or `fd.Poisson(p)`.
     evaluate_every: evaluate once in this many rounds, and after the last (0: never); on a
     federation without test rows nothing is evaluated, which a warning and `run.notes` say. target:
-    stop once the accuracy reaches it (or the mean squared error falls to it). quantise: send
+    stop once the accuracy reaches it (or the mean squared error falls to it). metrics: more columns
+    of the history, such as ["auc", "f1", my_function]; see `foedus.core.metrics`. per_client: also
+    measure every client on its own test rows: columns of the mean over clients, the worst client
+    and more, and `run.per_client(round=...)`. stop: `fd.Patience(5, "auc")` ends a run that no
+    longer improves. keep_best: the metric whose best round `run.best` is the model of; by default
+    that of `stop`, False: none is kept. stop_on_growth: end a run whose loss has become 1,000 times
+    that of the start, which otherwise is but a warning. quantise: send
     replies as "float16", "bfloat16" or "int8", rounded stochastically without bias. aggregation:
     how replies are averaged, if not by adding them up; see `foedus.core.aggregation`. checkpoint: a
     file, written atomically after every `checkpoint_every` rounds. resume: True goes on from it, to
@@ -92,6 +107,9 @@ def run(
         resume=resume,
         callbacks=callbacks,
     )
+    found = check_measures(
+        algorithm, fed, evaluate_every, metrics, per_client, stop, keep_best, stop_on_growth
+    )
     rounds, seed = int(rounds), int(seed)
     algorithm.check_data(fed.spec)
     if fed.spec.weighted:
@@ -111,13 +129,17 @@ def run(
         refuse_to_begin(path)
     with locked(path):
         loop = Loop(
-            algorithm, fed, rounds, seed, engine, participation, evaluate_every, target, quantise
-        )
+            algorithm, fed, rounds, seed, engine, participation, evaluate_every, target, quantise,
+            found, per_client, stop, keep_best, stop_on_growth,
+        )  # fmt: skip
         loop.first = None if start is None else start_model(start)
         try:
             loop.open(aggregation, path, bool(resume))
             if fed.spec.weighted:
                 loop.notes.append(WEIGHTED)
+                loop.notes += [
+                    f"{m.name} does not use weights" for m in found if ignores_weights(m)
+                ]
             if nothing_to_test(algorithm, fed, evaluate_every):
                 loop.notes.append(NO_TEST_ROWS)
                 warnings.warn(NO_TEST_ROWS, stacklevel=2)
@@ -134,6 +156,8 @@ def run(
                 if path:
                     loop.save(path)
                 told.row(loop.history.rows[-1])
+            if told.why is not None:
+                _end_here(loop, told.why, path)
             with (
                 RoundProgress(type(algorithm).__name__, rounds, progress) as bar,
                 Interrupts(enabled=path is not None) as interrupts,
@@ -147,6 +171,8 @@ def run(
                         loop.save(path)
                     if made:
                         told.row(loop.history.rows[-1])
+                    if told.why is not None:
+                        _end_here(loop, told.why, path)
                     interrupts.raise_if_asked(
                         f"stopped after round {loop.done}; go on with resume=True and "
                         f"checkpoint={str(path)!r}"
@@ -167,3 +193,10 @@ def run(
             raise
         finally:
             loop.session.close()
+
+
+def _end_here(loop: Loop, why: str, path: Path | None) -> None:
+    """End a run after the round that was made last."""
+    loop.end_here(why)
+    if path:
+        loop.save(path)

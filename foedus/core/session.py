@@ -184,9 +184,12 @@ class Session(ABC):
     # -- evaluation of personal models -------------------------------------------------------------
 
     @abstractmethod
-    def evaluate_own(self) -> dict[str, Tensor]:
+    def evaluate_own(self, outputs: bool = False) -> dict[str, Tensor]:
         """Each client's model on its own test rows: sums by client, in id order; "weight" is among
         them where test rows have weights.
+
+        outputs: also "outputs", those of all test rows, client after client; an engine whose rows
+        stay at their sites leaves them out.
         """
 
     @abstractmethod

@@ -393,22 +393,25 @@ class LocalSession(Session):
 
     # -- evaluation of personal models -------------------------------------------------------------
 
-    def evaluate_own(self) -> dict[str, Tensor]:
+    def evaluate_own(self, outputs: bool = False) -> dict[str, Tensor]:
         """Where the algorithm is personal: each client's model on its own test rows.
 
-        Sums by client, in id order.
+        Sums by client, in id order; outputs: also those of the rows, client after client.
         """
 
         def run(client: Client) -> tuple[Tree, Tree]:
             data = client.data
             out = self.algorithm.outputs(client, data.x)
             weight = data.weight if data.worth is None else data.weight * data.worth
-            return _scores(self.algorithm, out, data.y, weight, self.spec.classes), client.state
+            scores = _scores(self.algorithm, out, data.y, weight, self.spec.classes)
+            return scores | {"outputs": out} if outputs else scores, client.state
 
         sizes = self.test.sizes
         parts = self._everywhere(run, self.test, torch.nonzero(sizes > 0).flatten())
         if self.test.w is not None:
             parts["weight"] = self.test.weight_sums()
+        if outputs:  # a worker whose clients have no test rows
+            parts.setdefault("outputs", torch.zeros(0, self.spec.outputs).double())
         return {**parts, "rows": sizes}
 
     def evaluate_global(
@@ -442,6 +445,7 @@ class LocalSession(Session):
         if self._loops(self.algorithm.outputs):
             no_keys = torch.zeros(len(positions), 2, dtype=torch.int64)
             for p, scores in self._each(run, table, positions.tolist(), no_keys):
+                self._take_outputs(sums, table, torch.tensor([p]), scores.pop("outputs", None))
                 for k, v in scores.items():
                     sums[k][p] = v
             return sums
@@ -452,9 +456,27 @@ class LocalSession(Session):
         if self.prepares:
             groups = self._groups(positions, 0)
         for group in (Group(g.positions, None, g.prepared, g.width) for g in groups):
-            for k, v in self._many(run, table, group, self._no_keys(group)).items():
+            scores = self._many(run, table, group, self._no_keys(group))
+            self._take_outputs(sums, table, group.positions, scores.pop("outputs", None))
+            for k, v in scores.items():
                 sums[k][group.positions] = v.double()
         return sums
+
+    def _take_outputs(
+        self, sums: dict[str, Tensor], table: Table, positions: Tensor, outputs: Tensor | None
+    ) -> None:
+        """Put the outputs of some clients' rows, (c, n, outputs) with padding or (n, outputs), in
+        their places among those of all rows.
+        """
+        if outputs is None:
+            return
+        outputs = outputs.reshape(len(positions), -1, outputs.shape[-1]).double()
+        if "outputs" not in sums:
+            sums["outputs"] = outputs.new_zeros(len(table.rows), outputs.shape[-1])
+        column = torch.arange(outputs.shape[1])
+        real = column < table.sizes[positions].unsqueeze(1)
+        place = table.starts[positions].unsqueeze(1) + column
+        sums["outputs"][place[real]] = outputs[real]
 
     # -- checkpoints -------------------------------------------------------------------------------
 

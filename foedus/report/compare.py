@@ -128,6 +128,7 @@ class Comparison:
     left_out: list[str] = field(default_factory=list)
     metric: str = field(init=False)
     own_metric: str | None = field(init=False)
+    more_metrics: list[str] = field(init=False)
     default_target: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -135,6 +136,7 @@ class Comparison:
             raise ConfigError("a comparison needs at least one run of each algorithm")
         _check_one_federation(self.runs)
         self.metric, self.own_metric = _metrics([r for runs in self.runs.values() for r in runs])
+        self.more_metrics = _asked([r for runs in self.runs.values() for r in runs])
         self.default_target = self.target is None
         if self.default_target:
             self.target = self._near_best()
@@ -181,9 +183,10 @@ class Comparison:
         """One row an algorithm: the final metric, the cost to reach the target, and the whole cost.
 
         Columns: the metric and `_std` (NaN with one seed), the same on clients' own test rows where
-        an algorithm is personal, `rounds_to_target` and `mb_to_target` (means over seeds; NaN
-        unless every seed reaches it), `mb` and `seconds` of a whole run, `seeds` that finished, and
-        a `remark`. A megabyte is 10^6 bytes, up and down together.
+        an algorithm is personal, and of the runs' `metrics=[...]`; `rounds_to_target` and
+        `mb_to_target` (means over seeds; NaN unless every seed reaches it), `mb` and `seconds` of a
+        whole run, `seeds` that finished, and a `remark`. A megabyte is 10^6 bytes, up and down
+        together.
         """
         import pandas as pd
 
@@ -192,7 +195,7 @@ class Comparison:
 
     def _row(self, name: str) -> dict[str, Any]:
         row: dict[str, Any] = {}
-        for metric in filter(None, (self.metric, self.own_metric)):
+        for metric in filter(None, (self.metric, self.own_metric, *self.more_metrics)):
             values = self.final(name, metric)
             row[metric] = _mean(values)
             row[f"{metric}_std"] = statistics.stdev(values) if len(values) > 1 else math.nan
@@ -268,7 +271,7 @@ class Comparison:
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """The table as text: headings (with line breaks) and rows, the name first."""
         table = self.table()
-        metrics = [m for m in (self.metric, self.own_metric) if m]
+        metrics = [m for m in (self.metric, self.own_metric, *self.more_metrics) if m]
         headings = ["algorithm", *(words(m).replace(", ", ",\n") for m in metrics)]
         headings += ["rounds\nto\ntarget", "MB\nto\ntarget", "MB\nin all", "seconds", "remark"]
         rows = []
@@ -373,8 +376,11 @@ def _plain_settings(run: Run) -> dict[str, Any]:
 
 def words(metric: str) -> str:
     """A metric's name for people."""
-    own = {"own_mse": "error, own rows", "own_accuracy": "accuracy, own rows"}
-    return {"mse": "mean squared error", **own}.get(metric, metric)
+    own = metric.startswith("own_")
+    name = metric.removeprefix("own_") if own else metric
+    if own:
+        return f"{'error' if name == 'mse' else name}, own rows"
+    return "mean squared error" if name == "mse" else name
 
 
 # Arguments
@@ -499,6 +505,13 @@ def _metrics(runs: list[Run]) -> tuple[str, str | None]:
     metric = next((c for c in (name, f"own_{name}") if c in columns), name)
     own = f"own_{name}"
     return metric, own if own in columns and own != metric else None
+
+
+def _asked(runs: list[Run]) -> list[str]:
+    """The columns of the metrics that runs were asked for."""
+    names = dict.fromkeys(m for r in runs for m in r.settings.get("metrics", []))
+    columns = {c for r in runs for c in r.records.columns}
+    return [c for m in names for c in (m, f"own_{m}") if c in columns]
 
 
 def _mean(values: Sequence[float]) -> float:

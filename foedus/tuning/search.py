@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foedus.base.threads import one_thread
 from foedus.core.algorithm import Algorithm
+from foedus.core.metrics import higher_is_better
 from foedus.core.run import run
 from foedus.engines.delayed import Delayed
 from foedus.engines.local import Local
@@ -132,7 +133,7 @@ class Search:
 
     def ranked(self, cells: list[Cell]) -> list[Cell]:
         """Those that did not fail: the longest first, then by score, then by loss."""
-        sign = -1 if self.metric.endswith("accuracy") else 1
+        sign = -1 if higher_is_better(self.metric) else 1
         fine = [cell for cell in cells if not cell.failure]
 
         def rank(cell: Cell) -> tuple[float, ...]:  # accuracies on few rows are often equal
@@ -181,7 +182,7 @@ def _advance(
             "validation rows"
         )
     score = records.last(metric)
-    loss = records.last(metric.replace("accuracy", "loss").replace("mse", "loss"))
+    loss = records.last("own_loss" if metric.startswith("own_") else "loss")
     wrong = f"round {rounds}: the {metric} on the validation rows is {score}"
     failed = "" if math.isfinite(score) else wrong
     return _Outcome(score, loss, rounds, records.last("seconds"), failed, rounds)

@@ -20,6 +20,7 @@ from annotated_types import Ge, Gt, Lt
 from foedus.base.settings import Means, check_value
 from foedus.core.algorithm import Algorithm
 from foedus.core.arguments import check_arguments, seed_list
+from foedus.core.metrics import CLASSIFICATION, REGRESSION, higher_is_better
 from foedus.core.participation import Poisson
 from foedus.errors import ConfigError, is_number, unknown
 from foedus.report.text import count, plain, rich_table
@@ -68,7 +69,8 @@ def tune(
     (`validation`) of each client's training rows, others for each seed (`fed.holdout(validation,
     seed)`); the score is the mean over seeds. halving: as long as more than `halving` combinations
     are left, only the best 1/halving of them go on after 1/halving of the rounds; None runs all of
-    them to the end. metric: "accuracy" or "mse", or "loss"; where clients end up with models of
+    them to the end. metric: "accuracy" or "mse", "loss", or one of `metrics` of `fd.run`, such as
+    "auc"; where clients end up with models of
     their own, by default "own_accuracy" or "own_mse", that on their own validation rows. Of equal
     accuracies, that with the smaller loss is better. engine, participation, quantise: as in
     `fd.run`. workers: processes that share the work (1: none but this one); by default one for each
@@ -98,9 +100,11 @@ def tune(
             aggregation=None, checkpoint=None, checkpoint_every=1, resume=False, callbacks=(),
         )  # fmt: skip
         cell.algorithm.check_data(fed.spec)
-    metric = _metric(metric, fed, all(cell.algorithm.personal for cell in cells))
+    metric, more = _metric(metric, fed, all(cell.algorithm.personal for cell in cells))
     rungs = _rungs(len(cells), int(rounds), halving)
     options = {"engine": engine, "participation": participation, "quantise": quantise}
+    if more:
+        options["metrics"] = more
     options["evaluate_every"] = max(rungs[-1], 1)  # the last round only, which is that of the rung
     held = {s: fed.holdout(validation, seed=s) for s in seeds}
     search = Search(held, metric, options, rungs, halving)
@@ -153,7 +157,7 @@ class Tuning:
         """Score and rounds."""
         if row["failed"]:
             return "failed", "–"
-        form = ".4f" if self.metric.endswith("accuracy") else ".4g"
+        form = ".4f" if higher_is_better(self.metric) else ".4g"
         spread = "" if math.isnan(row["spread"]) else f" ± {row['spread']:{form}}"
         return f"{row['score']:{form}}{spread}", str(row["rounds"])
 
@@ -207,15 +211,19 @@ def _checked(grid: Any) -> dict[str, list[Any] | loguniform]:
     return found
 
 
-def _metric(metric: str | None, fed: Federation, personal: bool) -> str:
-    """The column of the history to choose by."""
-    usual = "accuracy" if fed.spec.classes else "mse"
-    allowed = [f"own_{usual}", "own_loss", usual, "loss"] if personal else [usual, "loss"]
+def _metric(metric: str | None, fed: Federation, personal: bool) -> tuple[str, list[str]]:
+    """The column of the history to choose by, and the metrics that it takes."""
+    usual = ["accuracy" if fed.spec.classes else "mse", "loss"]
+    more = list(CLASSIFICATION if fed.spec.classes else REGRESSION)
+    own = [f"own_{m}" for m in (*usual, *more)] if personal else []
+    # of clients' own models, metrics are measured on their own rows only
+    allowed = [*own, *usual] if personal else [*usual, *more]
     if metric is None:
-        return allowed[0]
+        return allowed[0], []
     if metric not in allowed:
         raise ConfigError(unknown("metric", metric, allowed))
-    return metric
+    name = metric.removeprefix("own_")
+    return metric, [name] if name in more else []
 
 
 def _border(grid: dict[str, list[Any] | loguniform], values: dict[str, Any]) -> tuple[str, ...]:

@@ -124,6 +124,15 @@ def test_the_seed_of_the_file_is_that_of_the_run(cli, tmp_path):
     assert fd.Run.load("a.safetensors").settings["seed"] == 3
 
 
+def test_run_shows_metrics_and_why_it_has_stopped(cli, tmp_path):
+    text = CONFIG.format('algorithm = { type = "FedAvg", lr = 1e-9 }')
+    asked = 'rounds = 9, metrics = ["auc"], stop = { rounds = 2, metric = "loss", minimum = 0.1 }'
+    (tmp_path / "c.toml").write_text(text.replace("rounds = 2", asked))
+    output = cli("run", "c.toml").output
+    assert " auc\n" in output
+    assert "stopped after round 2: loss has not improved on" in output
+
+
 def test_run_writes_a_page_when_asked(cli, tmp_path):
     (tmp_path / "c.toml").write_text(
         CONFIG.format('algorithm = { type = "FedAvg" }\noutput = { report = "p.html" }')

@@ -420,3 +420,30 @@ def test_classes_of_our_own_use_are_not_offered():
 
     assert issubclass(_Probe, fd.Algorithm)
     assert not [name for name in reader.concrete(fd.Algorithm) if name.startswith("_")]
+
+
+def test_what_is_measured_and_when_to_stop(tmp_path):
+    text = """rounds = 3
+metrics = ["auc", "f1"]
+per_client = true
+stop = { rounds = 5, metric = "auc", minimum = 0.001 }
+keep_best = false
+stop_on_growth = true"""
+    options = read_config(write(tmp_path, run=text), "run").options
+    assert options == {
+        "metrics": ("auc", "f1"),
+        "per_client": True,
+        "stop": fd.Patience(5, "auc", minimum=0.001),
+        "keep_best": False,
+        "stop_on_growth": True,
+    }
+    for line, message in (
+        ("stop = { rounds = 0 }", r"run\.stop\.rounds: "),
+        ("stop = { round = 5 }", r"run\.stop.*did you mean 'rounds'"),
+        ('metrics = "auc"', r"run\.metrics"),
+    ):
+        with pytest.raises(fd.ConfigError, match=message):
+            read_config(write(tmp_path, run=f"rounds = 3\n{line}"), "run")
+    tuned = write(tmp_path, run='rounds = 3\nmetrics = ["auc"]', tune="lr = [0.1, 1.0]")
+    with pytest.raises(fd.ConfigError, match=r"run\.metrics: foedus tune does not take this"):
+        read_config(tuned, "tune")

@@ -451,9 +451,9 @@ class FlowerSession(Session, SecureChannel):
 
     # -- evaluation --------------------------------------------------------------------------------
 
-    def evaluate_own(self) -> dict[str, Tensor]:
+    def evaluate_own(self, outputs: bool = False) -> dict[str, Tensor]:
         """Each client's own model on its own test rows: sums by client; none for those who do not
-        answer.
+        answer. Outputs for single rows stay at their sites.
         """
         ids = self.ids.tolist()
         place = {i: p for p, i in enumerate(ids)}

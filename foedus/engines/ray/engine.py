@@ -221,12 +221,12 @@ class RaySession(Session):
 
     # -- evaluation of personal models -------------------------------------------------------------
 
-    def evaluate_own(self) -> dict[str, Tensor]:
+    def evaluate_own(self, outputs: bool = False) -> dict[str, Tensor]:
         """Where the algorithm is personal: each client's model on its own test rows.
 
-        Sums by client, in id order.
+        Sums by client, in id order; outputs: also those of the rows, client after client.
         """
-        return self._evaluated("evaluate_own")
+        return self._evaluated("evaluate_own", outputs)
 
     def evaluate_global(
         self, x: Tensor, y: Tensor, weight: Tensor | None = None

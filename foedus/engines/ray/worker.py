@@ -143,8 +143,8 @@ class Worker:
     # -- evaluation of personal models -------------------------------------------------------------
 
     @_answers
-    def evaluate_own(self) -> Any:
-        return pack(self._evaluated(self.session.evaluate_own))
+    def evaluate_own(self, outputs: bool = False) -> Any:
+        return pack(self._evaluated(self.session.evaluate_own, outputs))
 
     @_answers
     def evaluate_global(self, rows: Any) -> Any:

@@ -141,6 +141,11 @@ def test_models_of_clients_and_their_scores(many, ray_engine):
     algorithm = fd.Independent(fd.Linear(), lr=0.1, batch_size=16)
     local, far = (fd.run(algorithm, many, 3, engine=e) for e in (fd.Local(), ray_engine))
     np.testing.assert_allclose(local.per_client(), far.per_client(), rtol=1e-6)
+    asked = {"metrics": ["auc", "brier"], "per_client": True}
+    local, far = (fd.run(algorithm, many, 3, engine=e, **asked) for e in (fd.Local(), ray_engine))
+    np.testing.assert_allclose(local.per_client(round=2), far.per_client(round=2), rtol=1e-5)
+    for name in ("own_auc", "own_brier_worst", "own_auc_worst_client"):
+        np.testing.assert_allclose(local.history[name], far.history[name], rtol=1e-5)
     x = many.data.x_test
     np.testing.assert_allclose(
         local.model_of(103).outputs(x), far.model_of(103).outputs(x), rtol=1e-4, atol=1e-5

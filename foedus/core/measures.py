@@ -1,0 +1,247 @@
+"""What a run measures on test rows: the usual scores, the metrics it was asked for, and the same of
+every client by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foedus.base.tree import Tree
+from foedus.core.algorithm import Algorithm
+from foedus.core.evaluate import score, scored_rows
+from foedus.core.metrics import Metric, OwnMetric, Predictions, measured, over_clients, ratio
+from foedus.core.predictor import Predictor
+from foedus.data.federation import Federation
+from foedus.errors import CheckpointError, ConfigError
+from foedus.export.probabilities import softmax
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_KEPT = 1 << 22
+"""Numbers of single clients that a run keeps: those of the oldest rounds are dropped beyond it."""
+
+
+@dataclass(eq=False)
+class PerClient:
+    """Scores of each client, round by round.
+
+    ids: of the clients, ascending. test_rows: how many each has. rounds: the scores (clients,) of
+    the rounds that were kept, by column.
+    """
+
+    ids: np.ndarray
+    test_rows: np.ndarray
+    rounds: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
+
+    def add(self, round: int, scores: dict[str, np.ndarray]) -> None:
+        self.rounds[round] = scores
+        most = max(1, _KEPT // max(1, len(self.ids) * len(scores)))
+        while len(self.rounds) > most:
+            del self.rounds[next(iter(self.rounds))]
+
+    def table(self, round: int) -> pd.DataFrame:
+        """One row a client."""
+        import pandas as pd
+
+        scores = self.rounds[round]
+        return pd.DataFrame({"client": self.ids, "test_rows": self.test_rows, **scores})
+
+    def to_tree(self) -> Tree:
+        rounds = list(self.rounds)
+        names = list(self.rounds[rounds[0]]) if rounds else []
+        return {
+            "ids": torch.from_numpy(self.ids),
+            "test_rows": torch.from_numpy(self.test_rows),
+            "rounds": torch.tensor(rounds, dtype=torch.int64),
+            "scores": {
+                k: torch.from_numpy(np.stack([self.rounds[t][k] for t in rounds])) for k in names
+            },
+        }
+
+    @classmethod
+    def from_tree(cls, saved: Any) -> PerClient:
+        """What `to_tree` gave. Raises CheckpointError for anything else."""
+        ids, rows = saved["ids"].numpy(), saved["test_rows"].numpy()
+        scores = {k: v.numpy() for k, v in saved["scores"].items()}
+        rounds = saved["rounds"].tolist()
+        if len(ids) != len(rows) or any(
+            v.shape != (len(rounds), len(ids)) for v in scores.values()
+        ):
+            raise CheckpointError("the scores of clients are not one for each client and round")
+        by_round = {t: {k: v[i] for k, v in scores.items()} for i, t in enumerate(rounds)}
+        return cls(ids, rows, by_round)
+
+
+class Measures:
+    """Evaluation of models on the test rows of a federation.
+
+    Args:
+        algorithm: That has made the models.
+        fed: Whose test rows they are.
+        metrics: Those besides the loss, and accuracy or mean squared error.
+        per_client: Whether every client is measured by itself, on its own test rows.
+        notes: Where to say that a metric is undefined.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        fed: Federation,
+        metrics: Sequence[Metric],
+        per_client: bool,
+        notes: list[str],
+    ):
+        self.algorithm, self.fed, self.metrics, self.notes = algorithm, fed, metrics, notes
+        self.classes = fed.data.classes
+        self.kept: PerClient | None = None
+        if per_client:
+            order = np.argsort(fed.ids, kind="stable")
+            sizes = np.diff(fed.test_offsets)[order] if isinstance(fed, Federation) else None
+            rows = np.zeros(len(order), np.int64) if sizes is None else sizes
+            self.kept = PerClient(fed.ids[order], rows)
+
+    @property
+    def usual(self) -> tuple[str, str]:
+        """The score beside the loss, and its key among sums."""
+        return ("accuracy", "hits") if self.classes else ("mse", "error")
+
+    @cached_property
+    def own_rows(self) -> np.ndarray:
+        """Test rows, client after client in order of ids."""
+        order = np.argsort(self.fed.ids, kind="stable")
+        first, sizes = self.fed.test_offsets[:-1][order], np.diff(self.fed.test_offsets)[order]
+        shift = np.repeat(first - (np.cumsum(sizes) - sizes), sizes)
+        return self.fed.test_rows[shift + np.arange(len(shift))]
+
+    @cached_property
+    def own_group(self) -> np.ndarray:
+        """Whose row each of `own_rows` is."""
+        order = np.argsort(self.fed.ids, kind="stable")
+        return np.repeat(np.arange(len(order)), np.diff(self.fed.test_offsets)[order])
+
+    @cached_property
+    def common_rows(self) -> Predictions:
+        """All test rows, without predictions."""
+        data = self.fed.data
+        y = data.y_test if self.classes or data.y_test.ndim > 1 else data.y_test[:, None]
+        y = y.astype(np.int64 if self.classes else np.float64)
+        return Predictions(y, np.zeros(0), data.weights_test, None, 1, self.classes)
+
+    @cached_property
+    def client_rows(self) -> Predictions:
+        """Those of each client as a group, without predictions."""
+        rows, all_rows = self.own_rows, self.common_rows
+        weight = None if all_rows.weight is None else all_rows.weight[rows]
+        groups = len(self.fed.ids)
+        return Predictions(
+            all_rows.y[rows], np.zeros(0), weight, self.own_group, groups, self.classes
+        )
+
+    def common(self, predictor: Predictor, round: int) -> dict[str, Any]:
+        """Of the global model, on all test rows; and on those of each client, unless clients have
+        models of their own.
+        """
+        data = self.fed.data
+        rows = scored_rows(self.algorithm, predictor, data, outputs=bool(self.metrics))
+        outputs = rows.pop("outputs", None)
+        found: dict[str, Any] = score(rows, data)
+        if not np.isfinite(found["loss"]):
+            return found
+        given = None
+        if outputs is not None:
+            given = self._given(outputs, predictor)
+            found |= self._of_all(given)
+        if self.kept is not None and not self.algorithm.personal and len(self.own_rows):
+            p, name = self.client_rows, self.usual
+            means = {
+                k: p.mean(rows[key].numpy()[self.own_rows]) for k, key in (("loss", "loss"), name)
+            }
+            found |= self._of_clients(
+                "", round, means, None if given is None else given[self.own_rows]
+            )
+        return found
+
+    def own(self, sums: dict[str, Tensor], round: int) -> dict[str, Any]:
+        """Of each client's own model on its own test rows, from what `Session.evaluate_own`
+        gives.
+        """
+        outputs = sums.get("outputs")
+        found: dict[str, Any] = {}
+        if self.metrics and outputs is None:
+            self._note(
+                f"{', '.join(m.name for m in self.metrics)} of clients' own models: not measured, "
+                "for outputs of single rows stay at their sites; fd.Local() and fd.Ray() measure "
+                "them"
+            )
+        given = None
+        if outputs is not None and len(outputs):
+            given = self._given(outputs, None)
+            p = replace(self.client_rows, given=given, group=None, groups=1)
+            found |= {f"own_{k}": v for k, v in self._values(p, "all test rows").items()}
+        if self.kept is not None and "loss" in sums:
+            count = sums.get("weight", sums["rows"]).double().numpy()
+            names = (("loss", "loss"), self.usual)
+            means = {k: ratio(sums[key].numpy(), count) for k, key in names}
+            self.kept.test_rows = sums["rows"].long().numpy()
+            found |= self._of_clients("own_", round, means, given)
+        return found
+
+    def _given(self, outputs: Tensor, predictor: Predictor | None) -> np.ndarray:
+        """What metrics are given of outputs: probabilities, or the values themselves."""
+        if not self.classes:
+            return outputs.double().numpy()
+        shares = softmax if predictor is None else predictor.probabilities
+        return shares(outputs.double()).numpy()
+
+    def _of_all(self, given: np.ndarray) -> dict[str, float]:
+        return self._values(replace(self.common_rows, given=given), "all test rows")
+
+    def _values(self, p: Predictions, where: str) -> dict[str, float]:
+        found = {m.name: float(measured(m, p, lambda _: where)[0]) for m in self.metrics}
+        for m in self.metrics:
+            if not np.isfinite(found[m.name]):
+                if isinstance(m, OwnMetric):
+                    raise ConfigError(
+                        f"metric {m.name!r} on {where} ({len(p.y):,} rows) gave {found[m.name]}; "
+                        "return a finite number"
+                    )
+                self._note(f"{m.name} is NaN on {where}: {m.undefined}")
+        return found
+
+    def _of_clients(
+        self, prefix: str, round: int, means: dict[str, np.ndarray], given: np.ndarray | None
+    ) -> dict[str, Any]:
+        """Columns over clients; the scores of each are kept."""
+        assert self.kept is not None
+        scores, ids = dict(means), self.kept.ids
+        if given is not None:
+            p = replace(self.client_rows, given=given)
+            where = lambda g: f"the test rows of client {ids[g]}"  # noqa: E731
+            scores |= {m.name: measured(m, p, where) for m in self.metrics}
+        tested = self.kept.test_rows > 0
+        higher = {"accuracy": True} | {m.name: m.higher for m in self.metrics}
+        why = {m.name: m.undefined for m in self.metrics}
+        found: dict[str, Any] = {}
+        for name, values in scores.items():
+            found |= over_clients(f"{prefix}{name}", values, ids, higher.get(name, False))
+            if undefined := int((np.isnan(values) & tested).sum()):
+                self._note(
+                    f"{prefix}{name} is undefined (NaN) for some clients, who are left out of its "
+                    f"mean and quantile: {why.get(name, 'no number')}",
+                    f" (round {round}: {undefined:,} of {int(tested.sum()):,})",
+                )
+        self.kept.add(round, scores)
+        return found
+
+    def _note(self, text: str, more: str = "") -> None:
+        """Say something once."""
+        if not any(note.startswith(text) for note in self.notes):
+            self.notes.append(text + more)
