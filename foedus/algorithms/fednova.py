@@ -34,7 +34,8 @@ class FedNova(LocalTraining):
 
     Where all clients make the same number of steps, this is FedAvg. tau_i follows from the settings
     and from the client's number of rows, which the server knows: a is not asked for, and no part of
-    what is clipped and blurred for differential privacy.
+    what is clipped for differential privacy. There the clip is that of d_i, the change of one step on
+    average, and the noise of the average is multiplied by a.
 
     Args:
         server_lr: Server step size; 1 is the paper's.

@@ -54,9 +54,9 @@ def descend(
     Returns `params`; `steps`, how many were made; and `memory`, the optimizer's, to go on with
     another time. Parameters whose names are in `frozen` stay as they are.
 
-    Given the rows of a batch of clients at once (see `foedus.core.algorithm.stacked`), what it returns has their dimension, too; `params` are those
-    that all start from, a `correction` may be one for all or have their dimension, and there is no
-    `memory`.
+    Given the rows of a batch of clients at once (see `foedus.core.algorithm.stacked`), what it
+    returns has their dimension, too; `params` are those that all start from, a `correction` may be
+    one for all or have their dimension, and there is no `memory`.
     """
     args = {"params": params, "index": data.index, "weight": data.weight, "key": key}
     if correction is not None:
