@@ -33,9 +33,9 @@ class FedNova(LocalTraining):
         a_i = (tau_i - rho (1 - rho^tau_i) / (1 - rho)) / (1 - rho).
 
     Where all clients make the same number of steps, this is FedAvg. tau_i follows from the settings
-    and from the client's number of rows, which the server knows: a is not asked for, and no part of
-    what is clipped for differential privacy. There the clip is that of d_i, the change of one step on
-    average, and the noise of the average is multiplied by a.
+    and from the client's number of rows, which the server knows, so that a is not asked for. With
+    differential privacy, the clip is that of d_i, the change of one step on average, and a
+    multiplies the noise of the average.
 
     Args:
         server_lr: Server step size; 1 is the paper's.
