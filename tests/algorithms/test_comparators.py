@@ -238,3 +238,18 @@ def test_saved_and_loaded(name, fed, tmp_path):
     assert again.algorithm == run.algorithm
     x = np.asarray(fed.data.x_test[:5])
     np.testing.assert_array_equal(again.model_of(1).predict(x), run.model_of(1).predict(x))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_secret_cohorts(name, fed):
+    """Who takes part is drawn in secret, and in some rounds it is nobody."""
+    private = fd.DifferentialPrivacy(clip=1.0, noise=0.1, delta=1e-3, accountant="rdp")
+    algorithm = type(EVERY[name])(**{**vars(EVERY[name]), "weights": "uniform"})
+    run = after(algorithm, fed, 6, aggregation=private, participation=fd.Poisson(0.2))
+    assert all(torch.isfinite(v).all() for v in run.state.w.values())
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_robust_means(name, fed):
+    run = after(EVERY[name], fed, 2, aggregation=fd.Median())
+    assert all(torch.isfinite(v).all() for v in run.state.w.values())
