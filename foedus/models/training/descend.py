@@ -63,9 +63,9 @@ def descend(
         args["correction"] = correction
     if memory:
         args["memory"] = memory
-    shared: tuple = (how, model, loss, data.table_x, data.table_y, prox, frozen)
-    if data.table_w is not None:
-        shared = (*shared, data.table_w)
+    shared: tuple = (how, model, loss, data.table_x, data.table_y, prox)
+    if data.table_w is not None or frozen:
+        shared = (*shared, data.table_w, frozen)
     if data.index.dim() == 2:
         if memory:
             raise TypeError("a stacked step has no memory of its own: leave the decorator out")
@@ -96,17 +96,16 @@ def _descend_to(args: dict[str, Any], shared: tuple) -> Params:
     target, real = args.pop("target"), args["weight"] > 0
     table_y = target.new_zeros(len(table_x), target.shape[-1], device=table_x.device)
     table_y[args["index"][real].to(table_x.device)] = target[real].to(table_x.device)
-    return _descend.__wrapped__(args, (how, model, loss, table_x, table_y, 0.0, frozenset()))[
-        "params"
-    ]
+    return _descend.__wrapped__(args, (how, model, loss, table_x, table_y, 0.0))["params"]
 
 
 @batched
 def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
-    how, model, loss, table_x, table_y, prox, frozen, *table_w = shared
+    how, model, loss, table_x, table_y, prox, *extra = shared
+    table_w, frozen = extra or (None, frozenset())
     used, weight, steps = batch_schedule(how, args["index"], args["weight"], args["key"])
-    if table_w:  # 1/b sum_j w_j loss_j of a mini-batch of b rows
-        weight = weight * take(table_w[0], used)
+    if table_w is not None:  # 1/b sum_j w_j loss_j of a mini-batch of b rows
+        weight = weight * take(table_w, used)
     decay = prox + how.weight_decay
     plain = how.optimizer == "sgd" and not how.momentum and how.clip is None
     in_place = model.closed_form and plain and not frozen
@@ -197,7 +196,7 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
                         now[k].add_(v[: left[t]], alpha=-how.lr)
                     continue
                 grads = slope_at(now, here, labels, share)
-                for k in frozen:
+                for k in frozen & grads.keys():
                     grads[k] = torch.zeros_like(grads[k])
                 if how.clip is not None:
                     clip_gradients(grads, how.clip)
