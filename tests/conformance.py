@@ -104,6 +104,17 @@ ALGORITHMS: dict[str, fd.Algorithm] = {
     "Scaffold": fd.Scaffold(fd.Linear(), lr=0.1, batch_size=16),
     "Scaffold, option 1": fd.Scaffold(fd.Linear(), lr=0.1, batch_size=16, option=1),
     "FedDyn": fd.FedDyn(fd.Linear(), lr=0.1, batch_size=16, alpha=0.1),
+    "FedAdam": fd.FedAdam(fd.Linear(), lr=0.1, batch_size=16, server_lr=0.05),
+    "FedYogi": fd.FedYogi(fd.MLP(12), lr=0.05, batch_size=16, tau=0.1, beta1=0.5, beta2=0.9),
+    "FedAdagrad": fd.FedAdagrad(fd.Linear(), lr=0.1, batch_size=16, tau=0.01, weights="uniform"),
+    "FedNova": fd.FedNova(fd.Linear(), lr=0.1, batch_size=16, epochs=2),
+    "FedNova, momentum": fd.FedNova(
+        fd.Linear(), lr=0.05, batch_size=16, momentum=0.5, server_lr=0.7, weights="uniform"
+    ),
+    "FineTuned": fd.FineTuned(fd.Linear(), lr=0.1, batch_size=16, own_steps=3, own_lr=0.05),
+    "Ditto": fd.Ditto(fd.Linear(), lr=0.1, batch_size=16, lam=0.5, own_steps=4),
+    "FedPer": fd.FedPer(fd.MLP(12), shared="*0", lr=0.05, batch_size=16),
+    "FedRep": fd.FedRep(fd.MLP(12), shared="*0", lr=0.05, batch_size=16, own_steps=5),
     "Independent": fd.Independent(fd.Linear(), lr=0.1, momentum=0.5, batch_size=16),
     "DKRR": fd.DKRR(FEATURES, reg=0.1),
     "FedNewton": fd.FedNewton(FEATURES, reg=0.1),
@@ -212,6 +223,8 @@ ENGINES = {
 ONE_A_FAMILY = (
     "FedAvg, MLP, server momentum",
     "Scaffold",
+    "Ditto",
+    "FedRep",
     "Independent",
     "FedNewton, cg",
     "FedFW, augmented, signs",

@@ -94,7 +94,7 @@ def script(last_line):
 
 
 def test_jedi_completes_public_names():
-    assert {each.name for each in script("fd.FedA").complete()} == {"FedAvg", "FedAvgDistill"}
+    assert {each.name for each in script("fd.FedAv").complete()} == {"FedAvg", "FedAvgDistill"}
 
 
 def test_jedi_shows_the_settings_of_an_algorithm():

@@ -1,5 +1,6 @@
 """The algorithms, one file each, a folder for a family of several."""
 
+from foedus.algorithms.ditto import Ditto
 from foedus.algorithms.fedavg import FedAvg
 from foedus.algorithms.fedboost.aflboost import AFLBoost
 from foedus.algorithms.fedboost.fedboost import FedBoost
@@ -11,7 +12,11 @@ from foedus.algorithms.fednewton.averaging import RidgeFedAvg, RidgeFedProx
 from foedus.algorithms.fednewton.divergence import DivergenceWarning
 from foedus.algorithms.fednewton.newton import FedNewton
 from foedus.algorithms.fednewton.regression import DKRR, KRR
+from foedus.algorithms.fednova import FedNova
+from foedus.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
+from foedus.algorithms.fedper import FedPer
 from foedus.algorithms.fedprox import FedProx
+from foedus.algorithms.fedrep import FedRep
 from foedus.algorithms.fedres.bandit import FedResBandit
 from foedus.algorithms.fedres.erm import FedResERM
 from foedus.algorithms.fedres.fictitious import FictitiousPlay
@@ -21,6 +26,7 @@ from foedus.algorithms.ffgb.boost import FFGB
 from foedus.algorithms.ffgb.distill import FedAvgDistill, FFGBDistill, Public
 from foedus.algorithms.ffgb.lipschitz import FFGBLipschitz
 from foedus.algorithms.ffgb.pruning import Small, distil, prune
+from foedus.algorithms.finetuned import FineTuned
 from foedus.algorithms.projected import ProjectedFedAvg
 from foedus.algorithms.references import Central, Independent
 from foedus.algorithms.scaffold import Scaffold
@@ -31,9 +37,12 @@ __all__ = [
     "KRR",
     "AFLBoost",
     "Central",
+    "Ditto",
     "DivergenceWarning",
     "FFGBDistill",
     "FFGBLipschitz",
+    "FedAdagrad",
+    "FedAdam",
     "FedAvg",
     "FedAvgDistill",
     "FedBoost",
@@ -41,11 +50,16 @@ __all__ = [
     "FedDyn",
     "FedFW",
     "FedNewton",
+    "FedNova",
+    "FedPer",
     "FedProx",
+    "FedRep",
     "FedRes",
     "FedResBandit",
     "FedResERM",
+    "FedYogi",
     "FictitiousPlay",
+    "FineTuned",
     "Independent",
     "NaiveFW",
     "ProjectedFedAvg",

@@ -115,6 +115,10 @@ def test_a_mini_batch_step_is_the_weighted_mean_over_its_rows():
         fd.FedDyn(fd.Linear(), alpha=0.1, **ONE_STEP),
         fd.FedDR(fd.Linear(), eta=1.0, **ONE_STEP),
         fd.Independent(fd.Linear(), **ONE_STEP),
+        fd.FedAdam(fd.Linear(), weights="uniform", **ONE_STEP),
+        fd.FedNova(fd.Linear(), weights="uniform", **ONE_STEP),
+        fd.Ditto(fd.Linear(), weights="uniform", **ONE_STEP),
+        fd.FedRep(fd.MLP(3), weights="uniform", **ONE_STEP),
     ],
     ids=lambda a: f"{type(a).__name__}-{getattr(a, 'option', '')}",
 )
@@ -317,7 +321,8 @@ def test_every_algorithm_of_foedus_says_whether_it_knows_weights():
     known = {
         "FedAvg", "FedProx", "ProjectedFedAvg", "Scaffold", "FedDyn", "FedDR", "Independent",
         "Central", "FedFW", "NaiveFW", "FedNewton", "KRR", "DKRR", "RidgeFedAvg", "RidgeFedProx",
-        "FFGB",
+        "FFGB", "FedAdam", "FedYogi", "FedAdagrad", "FedNova", "FineTuned", "Ditto", "FedPer",
+        "FedRep",
     }  # fmt: skip
     public = {k: getattr(fd, k) for k in dir(fd)}
     ours = {

@@ -205,6 +205,7 @@ def record(scenario: str, name: str, engine: Any = None) -> dict[str, Any]:
 
 STATE = (
     *("w", "v", "c", "h"),  # FedAvg and its momentum, Scaffold, FedDyn, FedDR
+    "m",  # FedAdam
     *("g", "d", "r", "p", "rz", "step"),  # FedNewton
     *("center", "penalty"),  # FedFW
     *("alpha", "total", "steepest", "squares", "lam", "lam_total", "latest"),  # FedBoost, FedRes

@@ -45,16 +45,18 @@ def descend(
     prox: float = 0.0,
     correction: Params | None = None,
     memory: Any = None,
+    frozen: frozenset[str] = frozenset(),
 ) -> dict[str, Any]:
     """Train from `params` on a client's rows. One step, with g the mini-batch gradient at w:
 
         w <- w - lr * optimizer(g + correction + prox * (w - params) + weight_decay * w)
 
     Returns `params`; `steps`, how many were made; and `memory`, the optimizer's, to go on with
-    another time. Given the rows of a batch of clients at once (see
-    `foedus.core.algorithm.stacked`), what it returns has their dimension, too; `params` are those
-    that all start from, a `correction` may be one for all or have their dimension, and there is no
-    `memory`.
+    another time. Parameters whose names are in `frozen` stay as they are.
+
+    Given the rows of a batch of clients at once (see `foedus.core.algorithm.stacked`), what it
+    returns has their dimension, too; `params` are those that all start from, a `correction` may be
+    one for all or have their dimension, and there is no `memory`.
     """
     args = {"params": params, "index": data.index, "weight": data.weight, "key": key}
     if correction is not None:
@@ -62,8 +64,8 @@ def descend(
     if memory:
         args["memory"] = memory
     shared: tuple = (how, model, loss, data.table_x, data.table_y, prox)
-    if data.table_w is not None:
-        shared = (*shared, data.table_w)
+    if data.table_w is not None or frozen:
+        shared = (*shared, data.table_w, frozen)
     if data.index.dim() == 2:
         if memory:
             raise TypeError("a stacked step has no memory of its own: leave the decorator out")
@@ -99,13 +101,14 @@ def _descend_to(args: dict[str, Any], shared: tuple) -> Params:
 
 @batched
 def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
-    how, model, loss, table_x, table_y, prox, *table_w = shared
+    how, model, loss, table_x, table_y, prox, *extra = shared
+    table_w, frozen = extra or (None, frozenset())
     used, weight, steps = batch_schedule(how, args["index"], args["weight"], args["key"])
-    if table_w:  # 1/b sum_j w_j loss_j of a mini-batch of b rows
-        weight = weight * take(table_w[0], used)
+    if table_w is not None:  # 1/b sum_j w_j loss_j of a mini-batch of b rows
+        weight = weight * take(table_w, used)
     decay = prox + how.weight_decay
     plain = how.optimizer == "sgd" and not how.momentum and how.clip is None
-    in_place = model.closed_form and plain
+    in_place = model.closed_form and plain and not frozen
     if in_place and not how.augment and knows(model, loss, table_x, table_y, args, used.shape[2]):
         params = _own(args["params"])
         layers, more = (
@@ -193,9 +196,13 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
                         now[k].add_(v[: left[t]], alpha=-how.lr)
                     continue
                 grads = slope_at(now, here, labels, share)
+                for k in frozen & grads.keys():
+                    grads[k] = torch.zeros_like(grads[k])
                 if how.clip is not None:
                     clip_gradients(grads, how.clip)
                 for k, g in grads.items():
+                    if k in frozen:
+                        continue
                     if constant:
                         g.add_(own_constant[k][: left[t]])
                     if decay:

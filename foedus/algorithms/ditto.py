@@ -1,0 +1,45 @@
+"""Ditto: Li, Hu, Beirami and Smith, "Ditto: Fair and robust federated learning through
+personalization", ICML 2021, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge
+
+from foedus.algorithms.own_model import OwnTraining
+from foedus.base import tree
+from foedus.core.algorithm import Client
+from foedus.models.base import Params
+
+
+@dataclass(frozen=True)
+class Ditto(OwnTraining):
+    """FedAvg; beside it each client trains a model of its own that is held near the global one.
+
+        client i:  w_i <- w, then local training on f_i;  sends w_i - w                       line 6
+                   v_i <- v_i - own_lr * (g_i(v_i) + lam (v_i - w)), `own_steps` times;       line 5
+                   keeps v_i
+        server:    as FedAvg                                                                  line 7
+
+    w is the model that the client was sent in this round. `lam=0` trains every v_i alone; the
+    larger lam, the nearer v_i is to w. Messages are FedAvg's. `accuracy` is the global model's,
+    `own_accuracy` that of the v_i on the clients' own test rows.
+
+    Args:
+        lam: The pull to the global model (lambda).
+
+    Example:
+        >>> fd.run(fd.Ditto(fd.MLP(200), lr=0.1, lam=0.5), fed, rounds=100)
+    """
+
+    lam: Annotated[float, Ge(0)] = 0.1
+
+    def train(self, client: Client, w: Params) -> tuple[Params, dict[str, Params]]:
+        move = tree.sub(self.descend(client, w)["params"], w)
+        own = client.state["w"]
+        # lam (v - w) = lam (v - own) + lam (own - w), where training starts at own
+        pull = tree.scale(tree.sub(own, w), self.lam)
+        return move, {"w": self.descend_own(client, own, prox=self.lam, correction=pull)}

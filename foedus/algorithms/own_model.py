@@ -1,0 +1,56 @@
+"""What the methods share whose clients end up with models of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar
+
+from annotated_types import Ge, Gt
+from torch import Tensor
+
+from foedus.algorithms.fedavg import FedAvg
+from foedus.base.tree import State
+from foedus.core.algorithm import Client
+from foedus.export.forms import Form, Parametric
+from foedus.models.base import Params
+
+
+@dataclass(frozen=True)
+class OwnModel(FedAvg):
+    """FedAvg whose clients keep a model of their own, the `w` of their state.
+
+    It is evaluated on the client's own test rows (`own_accuracy`). A client that has not taken part
+    yet has the model that all start from.
+    """
+
+    personal: ClassVar[bool] = True
+
+    def init(self, client: Client) -> dict[str, Params]:
+        return {"w": self.model.init(client.spec, client.shared)}
+
+    def outputs(self, client: Client, x: Tensor) -> Tensor:
+        return self.form(client)(x)
+
+    def form(self, client: Client) -> Form:
+        return Parametric(self.model, client.state["w"])
+
+    def readmit(self, state: State, ids: Tensor) -> State:
+        """A client that has lost its own model starts again."""
+        return state
+
+
+@dataclass(frozen=True)
+class OwnTraining(OwnModel):
+    """`OwnModel` with settings for the training of what stays at the client.
+
+    Args:
+        own_lr: Step size of that training; `None`: `lr`.
+        own_steps: Its number of mini-batches; `None`: as many as of the shared model.
+    """
+
+    own_lr: Annotated[float, Gt(0)] | None = None
+    own_steps: Annotated[int, Ge(1)] | None = None
+
+    def descend_own(self, client: Client, w: Params, **terms: Any) -> Params:
+        how = replace(self, lr=self.own_lr or self.lr, steps=self.own_steps or self.steps)
+        return how.descend(client, w, **terms)["params"]
