@@ -135,6 +135,7 @@ _HOMES = {
         "Linear",
         "MaxNet",
         "Model",
+        "Module",
         "NGrams",
         "Net",
         "Polynomial",
@@ -158,7 +159,10 @@ _HOMES = {
     "foedus.tuning.grid": ("loguniform",),
     "foedus.tuning.tune": ("Tuning", "tune"),
 }
-_PACKAGES = {"fedres": "foedus.algorithms.fedres"}  # what only one family uses: fd.fedres.Hub
+_PACKAGES = {
+    "fedres": "foedus.algorithms.fedres",  # what only one family uses: fd.fedres.Hub
+    "losses": "foedus.models.losses",
+}
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = ["__version__", *sorted(_HOME), *_PACKAGES]

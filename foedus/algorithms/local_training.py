@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from foedus.base.settings import Means, Remedy
 from foedus.base.spec import Spec
 from foedus.base.tree import State
 from foedus.core.algorithm import Algorithm, Batching, Client
@@ -16,7 +15,8 @@ from foedus.core.predictor import Predictor
 from foedus.export.forms import Parametric
 from foedus.models.base import Model, Params, model_of
 from foedus.models.linear import Linear
-from foedus.models.losses import loss_for
+from foedus.models.custom_loss import check_custom
+from foedus.models.losses import LossSetting, check_loss, loss_for
 from foedus.models.training.descend import descend
 from foedus.models.training.settings import Training
 
@@ -26,20 +26,21 @@ class LocalTraining(Training, Algorithm):
     """Base of the methods whose clients train a model on their own rows.
 
     model: a foedus model or any `torch.nn.Module`. loss: "auto" (cross-entropy for classes, squared
-    for values), "cross_entropy" or "squared". weights: how clients count in an average, "rows" or
+    for values), another name of `foedus.models.losses.LOSSES`, one of its losses, such as
+    `fd.losses.Quantile(0.9)`, or any function `loss(outputs, y)` that returns one number a row or
+    their mean, a loss module of `torch.nn` too. weights: how clients count in an average, "rows" or
     "uniform". The other settings are those of `foedus.models.training.settings.Training`.
     """
 
     weighs_rows: ClassVar[bool] = True
 
     model: Model = Linear()  # noqa: RUF009 - frozen
-    loss: Annotated[str, Means("the name of a loss"), Remedy("a set is passed as domain=...")] = (
-        "auto"
-    )
+    loss: LossSetting = "auto"
     weights: Literal["rows", "uniform"] = "rows"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", model_of(self.model))
+        check_loss(self.loss)
         super().__post_init__()
 
     def batching(self) -> Batching:
@@ -57,8 +58,10 @@ class LocalTraining(Training, Algorithm):
         return replace(spec, integers=spec.integers and self.model.takes_integers(spec))
 
     def check(self, spec: Spec) -> None:
-        loss_for(self.loss, spec.classes)
+        loss = loss_for(self.loss, spec.classes)
+        loss.check(spec.classes, spec.outputs)
         self.model.check(spec)
+        check_custom(loss, self.model, spec)
 
     def start(self, clients: Clients) -> State:
         return State(w=self.model.init(clients.spec, clients.shared), spec=clients.spec)
