@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from numbers import Integral
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -17,6 +18,8 @@ from foedus.base.spec import Spec
 from foedus.errors import ModelError
 
 Params = dict[str, Tensor]
+Drops = AbstractContextManager[Any]
+"""Answers for the dropout functions that are called within it: one of `foedus.models.dropout`."""
 Pull = Callable[..., Params]
 Widths = tuple[Annotated[int, Ge(1)], ...]
 """Sizes of layers."""
@@ -42,6 +45,9 @@ class Model(Settings):
         batchable: bool = True
         closed_form: ClassVar[bool] = False
 
+    trains_apart: ClassVar[bool] = False
+    """Whether it is called otherwise in training (`train_outputs`)."""
+
     def __post_init__(self) -> None:
         check_settings(self, ModelError)
 
@@ -59,6 +65,27 @@ class Model(Settings):
     def apply(self, params: Params, x: Tensor) -> Tensor:
         """Outputs (n, outputs) of rows x (n, *shape)."""
         raise NotImplementedError
+
+    @property
+    def statistics(self) -> frozenset[str]:
+        """Names of parameters that no gradient moves: running statistics, which training updates
+        and a server averages.
+        """
+        return frozenset()
+
+    def train_outputs(
+        self, params: Params, x: Tensor, weight: Tensor, padded: bool, drops: Drops | None
+    ) -> tuple[Tensor, Params]:
+        """Outputs while a client trains, and the new running statistics.
+
+        Args:
+            params: Parameters and statistics.
+            x: The rows of a mini-batch.
+            weight: What rows count; 0 for padding.
+            padded: Whether there is padding.
+            drops: Answers for dropout; `None`: the model is known to have none.
+        """
+        return self.apply(params, x), {}
 
     def pullback(self, params: Params, x: Tensor) -> tuple[Tensor, Pull]:
         """Outputs of parameters and flat rows with a client dimension, and what their slope does.
