@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
+from foedus.base import tree
 from foedus.base.spec import Spec
 from foedus.base.tree import State
 from foedus.core.algorithm import Algorithm, Batching, Client
 from foedus.core.clients import Clients
 from foedus.core.predictor import Predictor
 from foedus.export.forms import Parametric
-from foedus.models.base import Model, Params, model_of
+from foedus.models.base import Model, Params, model_of, raise_statistics
 from foedus.models.linear import Linear
 from foedus.models.custom_loss import check_custom
 from foedus.models.losses import LossSetting, check_loss, loss_for
@@ -33,6 +35,11 @@ class LocalTraining(Training, Algorithm):
     """
 
     weighs_rows: ClassVar[bool] = True
+
+    averages_statistics: ClassVar[bool] = False
+    """Whether its server averages running statistics, whatever it does to weights; without it,
+    models that have them are refused.
+    """
 
     model: Model = Linear()  # noqa: RUF009 - frozen
     loss: LossSetting = "auto"
@@ -61,6 +68,8 @@ class LocalTraining(Training, Algorithm):
         loss = loss_for(self.loss, spec.classes)
         loss.check(spec.classes, spec.outputs)
         self.model.check(spec)
+        if self.model.statistics and not self.averages_statistics:
+            raise_statistics(type(self).__name__)
         check_custom(loss, self.model, spec)
 
     def start(self, clients: Clients) -> State:
@@ -73,6 +82,18 @@ class LocalTraining(Training, Algorithm):
         return loss_for(self.loss, None if y.is_floating_point() else outputs.shape[-1]).value(
             outputs, y
         )
+
+    def moved(self, w: Params, move: Params, rate: float) -> Params:
+        """w + rate move; running statistics are averaged as they are, whatever the rate."""
+        fixed = self.model.statistics
+        if not fixed:
+            return tree.add(w, move, rate)
+        return {k: torch.add(v, move[k], alpha=1.0 if k in fixed else rate) for k, v in w.items()}
+
+    def moving(self, w: Params) -> Params:
+        """The parameters that gradients move: all but running statistics."""
+        fixed = self.model.statistics
+        return {k: v for k, v in w.items() if k not in fixed} if fixed else w
 
     def descend(self, client: Client, w: Params, **terms: Any) -> dict[str, Any]:
         """Local training from w; see `foedus.models.training.descend`."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from numbers import Integral
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn
 
 import torch
 from annotated_types import Ge
@@ -73,6 +73,10 @@ class Model(Settings):
         """
         return frozenset()
 
+    def drops(self, spec: Spec) -> bool:
+        """Whether it has dropout in training."""
+        return False
+
     def train_outputs(
         self, params: Params, x: Tensor, weight: Tensor, padded: bool, drops: Drops | None
     ) -> tuple[Tensor, Params]:
@@ -104,10 +108,15 @@ def widths_of(given: Any) -> Any:
     return tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else given
 
 
-def check_fits(name: str, model: Model, spec: Spec) -> None:
-    """Refuse a model that does not take such rows, or returns another number of outputs."""
+def check_fits(name: str, model: Model, spec: Spec, descends: bool = False) -> None:
+    """Refuse a model that does not take such rows, or returns another number of outputs.
+
+    descends: whether it is trained by mini-batch descent, which knows dropout and statistics.
+    """
     try:
         model.check(spec)
+        if not descends:
+            check_plain("this algorithm", model, spec)
         with torch.no_grad():
             params = model.init(spec, random.key(0))
             found = tuple(model.apply(params, torch.zeros(2, *spec.shape)).shape)
@@ -116,6 +125,27 @@ def check_fits(name: str, model: Model, spec: Spec) -> None:
     if found != (wanted := (2, spec.outputs)):
         needed = f"it must return {spec.outputs} a row: {wanted}"
         raise ModelError(f"{name} returns shape {found} for two rows; {needed}")
+
+
+def raise_statistics(name: str) -> NoReturn:
+    """Refuse a model with running statistics, for an algorithm that does not average them."""
+    raise ModelError(
+        f'{name} does not average the running statistics of BatchNorm (norm="average"); use '
+        'norm="frozen" or norm="group", or fd.FedAvg, fd.FedProx, fd.Scaffold or fd.FedDyn'
+    )
+
+
+def check_plain(name: str, model: Model, spec: Spec) -> None:
+    """Refuse a model that is called otherwise in training, for an algorithm that does not train by
+    mini-batch descent: with running statistics, or dropout.
+    """
+    if model.statistics:
+        raise_statistics(name)
+    if model.drops(spec):
+        raise ModelError(
+            f"{name} does not train by mini-batch descent, and dropout would be off; set its p to "
+            "0, or use fd.FedAvg"
+        )
 
 
 def product(slope: Tensor, x: Tensor, weight: Tensor, alpha: float | None, beta: float) -> Tensor:

@@ -32,11 +32,14 @@ _LEVELS = 1 << 16
 
 @dataclass(frozen=True)
 class Site:
-    """A call of a dropout function: the shape of its mask, the dimension of rows, and p."""
+    """A call of a dropout function: its mask's shape and dimension of rows, the probability to
+    drop, and what a mask is where it keeps.
+    """
 
     shape: tuple[int, ...]
     rows: int
     p: float
+    kept: float = 1.0
 
 
 class Masks:
@@ -52,7 +55,7 @@ class Masks:
         self._sites: list[Tensor] = []
 
     def draw(self, number: int, site: Site, like: Tensor, step: int, clients: slice) -> Tensor:
-        """The mask of some clients (c, *shape): 0 with probability p, else 1."""
+        """The mask of some clients (c, *shape)."""
         while len(self._sites) <= number:
             call = random.fold(self.keys, 0xD20, len(self._sites))
             self._sites.append(random.fold(call, self.steps))
@@ -60,12 +63,12 @@ class Masks:
 
 
 def draw_mask(keys: Tensor, site: Site) -> Tensor:
-    """Masks (c, *shape) of zeros and ones by the 16-bit halves of the words of keys (c, 2)."""
+    """Masks (c, *shape) by the 16-bit halves of the words of keys (c, 2)."""
     lead, *others = (site.shape[site.rows], *site.shape[: site.rows], *site.shape[site.rows + 1 :])
     count = math.prod(site.shape)
     halves = random.words(keys, -(-count // 2)).numpy().astype("<u4").view("<u2")[..., :count]
-    kept = torch.from_numpy((halves >= dropped(site.p)).astype(np.float32))
-    return kept.view(len(keys), lead, *others).movedim(1, site.rows + 1)
+    mask = torch.from_numpy(np.multiply(halves >= dropped(site.p), np.float32(site.kept)))
+    return mask.view(len(keys), lead, *others).movedim(1, site.rows + 1)
 
 
 def dropped(p: float) -> int:
@@ -84,12 +87,12 @@ class _Mode(TorchFunctionMode):
     def mask(self, number: int, site: Site, like: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def keep(self, x: Tensor, p: float, shape: Sequence[int] | None = None) -> Tensor:
-        """A mask of zeros and ones for x, or of a shape that broadcasts against it."""
-        shape = tuple(x.shape if shape is None else shape)
+    def keep(self, x: Tensor, p: float, shape: Sequence[int], kept: float) -> Tensor:
+        """A mask for x, of a shape that broadcasts against it."""
+        shape = tuple(shape)
         n = self.row_count
         rows = 0 if not shape or shape[0] == n or n not in shape else shape.index(n)
-        site = Site(shape or (1,), rows, p)
+        site = Site(shape or (1,), rows, p, kept)
         self.sites.append(site)
         return self.mask(len(self.sites) - 1, site, x).view(shape)
 
@@ -107,7 +110,7 @@ class Record(_Mode):
     """Notes the calls, and drops nothing."""
 
     def mask(self, number: int, site: Site, like: Tensor) -> Tensor:
-        return torch.ones(site.shape, dtype=like.dtype, device=like.device)
+        return torch.full(site.shape, site.kept, dtype=like.dtype, device=like.device)
 
 
 class Given(_Mode):
@@ -164,7 +167,7 @@ def _dropout(
 ) -> Tensor:
     if not _active(p, training):
         return input
-    return _result(input, input * (mode.keep(input, p) * _scale(p)), inplace)
+    return _result(input, input * mode.keep(input, p, input.shape, _scale(p)), inplace)
 
 
 def _torch_dropout(mode: _Mode, input: Tensor, p: float, train: bool) -> Tensor:
@@ -187,7 +190,7 @@ def _by_channel(single: int) -> Callable[..., Tensor]:
     ) -> Tensor:
         if not _active(p, training):
             return input
-        keep = mode.keep(input, p, _channels(input, single)) * _scale(p)
+        keep = mode.keep(input, p, _channels(input, single), _scale(p))
         return _result(input, input * keep, inplace)
 
     return drop
@@ -199,7 +202,7 @@ def _alpha(mode: _Mode, x: Tensor, p: float, shape: tuple[int, ...], inplace: bo
     if p == 1:
         return _result(x, x * 0, inplace)
     a = ((1 - p) * (1 + p * _ALPHA**2)) ** -0.5
-    keep = mode.keep(x, p, shape)
+    keep = mode.keep(x, p, shape, 1.0)
     found = a * (x * keep + _ALPHA * (1 - keep)) - a * _ALPHA * p
     return _result(x, found, inplace)
 

@@ -137,6 +137,14 @@ class Module(Model):
                 f"{want}: its last layer must have {spec.outputs} outputs"
             )
 
+    def drops(self, spec: Spec) -> bool:
+        whole = spec.integers and self.takes_integers(spec)
+        rows = torch.zeros(2, *spec.shape, dtype=torch.int64 if whole else torch.float32)
+        record = Record(2)
+        with torch.no_grad():
+            self.train_outputs(self.init(spec, None), rows, torch.ones(2), False, record)
+        return bool(record.sites)
+
     @property
     def statistics(self) -> frozenset[str]:
         if self.norm != "average":

@@ -23,7 +23,7 @@ from foedus.core.predictor import Predictor
 from foedus.errors import ConfigError
 from foedus.export.forms import Parametric
 from foedus.geometry import Domain, L2Ball, ModelDomain, domain_of
-from foedus.models.base import Model, Params, model_of
+from foedus.models.base import Model, Params, check_plain, model_of
 from foedus.models.linear import Linear
 from foedus.models.custom_loss import check_custom
 from foedus.models.losses import LossSetting, check_loss, loss_for
@@ -70,6 +70,7 @@ class ConstrainedTraining(Algorithm):
         loss = loss_for(self.loss, spec.classes)
         loss.check(spec.classes, spec.outputs)
         self.model.check(spec)
+        check_plain(type(self).__name__, self.model, spec)
         check_custom(loss, self.model, spec)
         self.set.check(self.model.init(spec, random.key(0)))
 

@@ -26,7 +26,7 @@ from foedus.core.clients import Clients
 from foedus.core.predictor import Predictor
 from foedus.errors import ConfigError, DataError
 from foedus.export.forms import Parametric
-from foedus.models.base import Model, Params, model_of
+from foedus.models.base import Model, Params, model_of, raise_statistics
 from foedus.models.custom_loss import check_custom
 from foedus.models.losses import LossSetting, SoftLabels, Squared, check_loss, loss_for
 from foedus.models.training.augment import crop_flip
@@ -137,6 +137,8 @@ class FFGBDistill(Algorithm):
         self.public.check(spec)
         for model in (self.model, self.fitted):
             model.check(spec)
+            if model.statistics:
+                raise_statistics(type(self).__name__)
         check_custom(loss, self.model, spec)
 
     def boost(self, client: Client, w: Params, t: int) -> tuple[Tree, None]:
