@@ -77,6 +77,12 @@ class Model(Settings):
         """Whether it has dropout in training."""
         return False
 
+    def dropout_calls(self, params: Params, x: Tensor, weight: Tensor, padded: bool) -> Any:
+        """A note of the calls of dropout in training on such rows of one client
+        (`foedus.models.dropout.Record`), where it `trains_apart`.
+        """
+        raise NotImplementedError
+
     def train_outputs(
         self, params: Params, x: Tensor, weight: Tensor, padded: bool, drops: Drops | None
     ) -> tuple[Tensor, Params]:

@@ -10,15 +10,17 @@ nothing; where rows are not in the first dimension, the one of their number is t
 from __future__ import annotations
 
 import math
+import threading
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from foedus.base import random
@@ -76,13 +78,32 @@ def dropped(p: float) -> int:
     return round(p * _LEVELS)
 
 
-class _Mode(TorchFunctionMode):
-    """Answers for dropout functions; what a mask is, subclasses say."""
+_NOW = threading.local()
 
-    def __init__(self, rows: int) -> None:
+
+class _Mode(TorchFunctionMode):
+    """Answers for dropout functions, and for layers (`with_layers`); what a mask is, subclasses
+    say.
+
+    Args:
+        rows: How many rows a client has in this step.
+        functions: Whether functions are called, not layers alone: asking about each costs time.
+    """
+
+    def __init__(self, rows: int, functions: bool = True) -> None:
         super().__init__()
-        self.row_count = rows
+        self.row_count, self.functions = rows, functions
         self.sites: list[Site] = []
+        self.by_function = False
+
+    def __enter__(self) -> Self:
+        _NOW.mode = self
+        return super().__enter__() if self.functions else self
+
+    def __exit__(self, *raised: Any) -> None:
+        _NOW.mode = None
+        if self.functions:
+            super().__exit__(*raised)
 
     def mask(self, number: int, site: Site, like: Tensor) -> Tensor:
         raise NotImplementedError
@@ -100,8 +121,10 @@ class _Mode(TorchFunctionMode):
         kwargs = kwargs or {}
         answer = _ANSWERS.get(func)
         if answer is not None:
+            self.by_function = True
             return answer(self, *args, **kwargs)
         if getattr(func, "__name__", "") in _RECURRENT:
+            self.by_function = True
             return _recurrent(self, func, *args, **kwargs)
         return func(*args, **kwargs)
 
@@ -122,9 +145,9 @@ class Given(_Mode):
         masks: A mask for each.
     """
 
-    def __init__(self, rows: int, plan: Sequence[Site], masks: Sequence[Tensor]) -> None:
-        super().__init__(rows)
-        self.plan, self.masks = plan, masks
+    def __init__(self, rows: int, plan: Record, masks: Sequence[Tensor]) -> None:
+        super().__init__(rows, plan.by_function)
+        self.plan, self.masks = plan.sites, masks
 
     def mask(self, number: int, site: Site, like: Tensor) -> Tensor:
         if number >= len(self.plan) or self.plan[number] != site:
@@ -138,8 +161,10 @@ class Given(_Mode):
 class Drawn(_Mode):
     """Masks drawn when they are asked for, for a single client."""
 
-    def __init__(self, rows: int, draw: Callable[[int, Site, Tensor], Tensor]) -> None:
-        super().__init__(rows)
+    def __init__(
+        self, rows: int, plan: Record, draw: Callable[[int, Site, Tensor], Tensor]
+    ) -> None:
+        super().__init__(rows, plan.by_function)
         self.draw = draw
 
     def mask(self, number: int, site: Site, like: Tensor) -> Tensor:
@@ -265,6 +290,21 @@ def _heads(mode: _Mode, *args: Any, **kwargs: Any) -> Any:
     return own(*args, **kwargs)
 
 
+def with_layers(module: nn.Module) -> None:
+    """Let the dropout layers of a copy ask for masks themselves, without a mode."""
+    for m in module.modules():
+        answer = _LAYERS.get(type(m))
+        if answer is not None:
+            m.forward = partial(_layer, m, answer)  # type: ignore[method-assign]
+
+
+def _layer(m: Any, answer: Callable[..., Tensor], x: Tensor) -> Tensor:
+    mode = getattr(_NOW, "mode", None)
+    if mode is None:  # there is nothing to drop
+        return x
+    return answer(mode, x, m.p, m.training, m.inplace)
+
+
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
@@ -307,4 +347,12 @@ _ANSWERS: dict[Any, Callable[..., Any]] = {
     F.multi_head_attention_forward: _heads,
     torch.dropout: _torch_dropout,
     torch.dropout_: _torch_dropout_,
+}
+_LAYERS: dict[type, Callable[..., Tensor]] = {
+    nn.Dropout: _dropout,
+    nn.Dropout1d: _by_channel(2),
+    nn.Dropout2d: _by_channel(0),
+    nn.Dropout3d: _by_channel(4),
+    nn.AlphaDropout: _alpha_dropout,
+    nn.FeatureAlphaDropout: _feature_alpha_dropout,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import weakref
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,7 +16,7 @@ from torch.func import functional_call
 from foedus.base.spec import Spec
 from foedus.errors import ModelError
 from foedus.models.base import Drops, Model, Params
-from foedus.models.dropout import Record
+from foedus.models.dropout import Record, with_layers
 from foedus.models.norms import (
     POLICIES,
     Norm,
@@ -168,13 +169,21 @@ class Module(Model):
     ) -> tuple[Tensor, Params]:
         named = {n.replace("/", "."): p for n, p in params.items()}
         own = self._own(training=True)
-        with rows_of_call(weight, padded) as found:
-            if drops is None:
+        with nullcontext() if drops is None else drops:
+            if self.norm != "average":
+                return functional_call(own, named, (x,)), {}
+            with rows_of_call(weight, padded) as found:
                 outputs = functional_call(own, named, (x,))
-            else:
-                with drops:
-                    outputs = functional_call(own, named, (x,))
         return outputs, {n.replace(".", "/"): v for n, v in found.items()}
+
+    def dropout_calls(self, params: Params, x: Tensor, weight: Tensor, padded: bool) -> Record:
+        plans = vars(self._own(training=True)).setdefault("_dropout_calls", {})
+        form = (tuple(x.shape), x.dtype)
+        if form not in plans:
+            plans[form] = Record(len(x))
+            with torch.no_grad():
+                self.train_outputs(params, x, weight, padded, plans[form])
+        return plans[form]
 
     def exported(self, params: Params) -> nn.Module:
         """A copy of the module with these parameters, in evaluation mode."""
@@ -198,6 +207,8 @@ class Module(Model):
     def _copied(self, training: bool) -> nn.Module:
         tensors = (*self.module.parameters(), *self.module.buffers())
         made = copy.deepcopy(self.module, {id(t): t for t in tensors}).train(training)
+        if training:
+            with_layers(made)
         if self.norm == "group":
             return with_groups(made).train(training)
         if self.norm == "average":

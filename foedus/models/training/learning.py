@@ -29,7 +29,7 @@ class Learner:
     def __init__(self, model: Model, loss: Loss, clients: int) -> None:
         self.model, self.loss, self.clients = model, loss, clients
         self.fixed = model.statistics
-        self.plans: dict[tuple[int, ...], list[Site]] = {}
+        self.plain = batched_over_clients(torch.func.grad(self._plain), model)
 
     def __call__(
         self, params: Params, x: Tensor, y: Tensor, weight: Tensor, padded: bool, draw: Draw
@@ -37,15 +37,18 @@ class Learner:
         """All with a leading client dimension; weights sum to 1 for each client."""
         still = {k: v for k, v in params.items() if k in self.fixed}
         moving = {k: v for k, v in params.items() if k not in self.fixed} if still else params
-        plan = self._plan(params, x, weight, padded)
+        first = {k: v[0] for k, v in params.items()}
+        plan = self.model.dropout_calls(first, x[0], weight[0], padded)
         if self.clients == 1:
             return self._single(moving, still, x, y, weight, padded, plan, draw)
-        masks = [draw(i, site, x) for i, site in enumerate(plan)]
+        if not plan.sites and not still:
+            return self.plain(params, x, y, weight), {}
+        masks = [draw(i, site, x) for i, site in enumerate(plan.sites)]
 
         def mean_loss(
             moving: Params, still: Params, x: Tensor, y: Tensor, weight: Tensor, *masks: Tensor
         ) -> tuple[Tensor, Params]:
-            drops = Given(len(x), plan, masks) if plan else None
+            drops = Given(len(x), plan, masks) if plan.sites else None
             return self._value(moving, still, x, y, weight, padded, drops)
 
         step = batched_over_clients(torch.func.grad(mean_loss, has_aux=True), self.model)
@@ -59,23 +62,17 @@ class Learner:
         outputs, new = self.model.train_outputs(params, x, weight, padded, drops)
         return weight @ self.loss.value(outputs, y), new
 
-    def _plan(self, params: Params, x: Tensor, weight: Tensor, padded: bool) -> list[Site]:
-        """The calls of dropout, from one call of the model on the rows of one client."""
-        form = tuple(x.shape[1:])
-        if form not in self.plans:
-            record = Record(x.shape[1])
-            first = {k: v[0] for k, v in params.items()}
-            self.model.train_outputs(first, x[0], weight[0], padded, record)
-            self.plans[form] = record.sites
-        return self.plans[form]
+    def _plain(self, params: Params, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        return self._value(params, {}, x, y, weight, False, None)[0]
 
     def _single(
         self, moving: Params, still: Params, x: Tensor, y: Tensor, weight: Tensor, padded: bool,
-        plan: list[Site], draw: Draw,
+        plan: Record, draw: Draw,
     ) -> tuple[Params, Params]:  # fmt: skip
         leaves = {k: v.detach()[0].requires_grad_() for k, v in moving.items()}
         kept = {k: v[0] for k, v in still.items()}
-        drops = Drawn(x.shape[1], lambda *call: draw(*call)[0]) if plan else None
+        one = lambda *call: draw(*call)[0]  # noqa: E731
+        drops = Drawn(x.shape[1], plan, one) if plan.sites else None
         with torch.enable_grad():
             value, new = self._value(leaves, kept, x[0], y[0], weight[0], padded, drops)
             each = list(leaves.values())
