@@ -108,7 +108,7 @@ def rows_of_call(weight: Tensor | None, padded: bool) -> Iterator[Params]:
 def _normalize(m: Any, at: str, x: Tensor) -> Tensor:
     m._check_input_dim(x)
     now = getattr(_CALL, "now", None)
-    mean, var = m.running_mean, m.running_var
+    mean, var = m.running_mean.detach(), m.running_var.detach()  # no gradient is asked of them
     if now is None or not m.training:
         return F.batch_norm(x, mean, var.clamp(min=0), m.weight, m.bias, False, 0.0, m.eps)
     weight, padded, found = now
@@ -117,7 +117,7 @@ def _normalize(m: Any, at: str, x: Tensor) -> Tensor:
         mean, var = mean.clone(), var.clone()
         out = F.batch_norm(x, mean, var, m.weight, m.bias, True, m.momentum, m.eps)
         found[f"{at}running_mean"], found[f"{at}running_var"] = mean.detach(), var.detach()
-        return out
+        return out.contiguous()  # batched, it is not: a view after it would fail
     if not padded:  # one value has no variance
         found[f"{at}running_mean"], found[f"{at}running_var"] = mean, var
         return F.batch_norm(x, mean, var.clamp(min=0), m.weight, m.bias, False, 0.0, m.eps)
