@@ -16,8 +16,8 @@ from foedus.core.clients import Clients
 from foedus.core.predictor import Predictor
 from foedus.export.forms import Parametric
 from foedus.models.base import Model, Params, model_of, raise_statistics
-from foedus.models.linear import Linear
 from foedus.models.custom_loss import check_custom
+from foedus.models.linear import Linear
 from foedus.models.losses import LossSetting, check_loss, loss_for
 from foedus.models.training.descend import descend
 from foedus.models.training.settings import Training

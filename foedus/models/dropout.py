@@ -295,7 +295,7 @@ def with_layers(module: nn.Module) -> None:
     for m in module.modules():
         answer = _LAYERS.get(type(m))
         if answer is not None:
-            m.forward = partial(_layer, m, answer)  # type: ignore[method-assign]
+            m.forward = partial(_layer, m, answer)
 
 
 def _layer(m: Any, answer: Callable[..., Tensor], x: Tensor) -> Tensor:

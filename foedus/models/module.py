@@ -154,7 +154,8 @@ class Module(Model):
 
     def init(self, spec: Spec, key: Tensor | None) -> Params:
         # Names with dots would nest in saved files; the module's own naming comes back in `apply`.
-        trained = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
+        parameters = self.module.named_parameters()
+        trained: Params = {n: p for n, p in parameters if p.requires_grad}
         if self.norm == "average":
             kept = set(statistics_of(self.module))
             trained |= {n: b for n, b in self.module.named_buffers() if n in kept}

@@ -153,12 +153,12 @@ def test_alpha_dropout_keeps_mean_and_variance():
 
 def test_channels_are_dropped_whole():
     x = torch.ones(50, 4, 3, 3)
-    for function, given in (
+    for function, rows in (
         (F.dropout2d, x),
         (F.dropout1d, x[..., 0]),
         (F.dropout3d, x[..., None]),
     ):
-        found = drop(function, given, 0.5, True).flatten(2)
+        found = drop(function, rows, 0.5, True).flatten(2)
         assert bool((found == found[..., :1]).all())
         assert {round(v, 3) for v in found.unique().tolist()} == {0.0, 2.0}
 

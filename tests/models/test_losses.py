@@ -1,4 +1,4 @@
-"""Losses: values and derivatives against PyTorch and by hand, users' own functions, and refusals."""
+"""Losses: values and derivatives against PyTorch and by hand, users' own functions, refusals."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class Learns(nn.Module):
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (lambda f, y: F.cross_entropy(f, y, weight=torch.arange(1.0, 11)), "not a mean of the loss"),
+        (lambda f, y: F.cross_entropy(f, y, weight=torch.arange(1.0, 11)), "not a mean of the"),
         (lambda f, y: F.cross_entropy(f, y, reduction="none") + f.sum(), "not a mean of the loss"),
         (lambda f, y: (f.argmax(-1) != y).sum(), "returns torch.int64, which has no gradient"),
         (lambda f, y: f, r"returns shape \(5, 10\) for 5 rows; .* such as by .mean\(-1\)"),

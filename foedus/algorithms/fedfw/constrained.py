@@ -24,8 +24,8 @@ from foedus.errors import ConfigError
 from foedus.export.forms import Parametric
 from foedus.geometry import Domain, L2Ball, ModelDomain, domain_of
 from foedus.models.base import Model, Params, check_plain, model_of
-from foedus.models.linear import Linear
 from foedus.models.custom_loss import check_custom
+from foedus.models.linear import Linear
 from foedus.models.losses import LossSetting, check_loss, loss_for
 from foedus.models.training.gradients import gradient, value_and_gradient
 

@@ -1,4 +1,4 @@
-"""Gradients of models that are called otherwise in training: with dropout and running statistics."""
+"""Gradients of models that are called otherwise in training: dropout, running statistics."""
 
 from __future__ import annotations
 
