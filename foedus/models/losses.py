@@ -244,8 +244,7 @@ class BinaryCrossEntropy(_Targets):
         return (outputs.sigmoid() - self.target(outputs, y)).mul_(weight)
 
     def bend(self, outputs: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        p = outputs.sigmoid()
-        return p * (1 - p) * v / outputs.shape[-1]
+        return Logistic().bend(outputs, y, v) / outputs.shape[-1]
 
 
 @dataclass(frozen=True)
