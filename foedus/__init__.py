@@ -143,6 +143,7 @@ _HOMES = {
         "Sklearn",
         "SobolevNet",
         "Training",
+        "losses",
     ),
     "foedus.aggregation": (
         "DifferentialPrivacy",
@@ -159,10 +160,7 @@ _HOMES = {
     "foedus.tuning.grid": ("loguniform",),
     "foedus.tuning.tune": ("Tuning", "tune"),
 }
-_PACKAGES = {
-    "fedres": "foedus.algorithms.fedres",  # what only one family uses: fd.fedres.Hub
-    "losses": "foedus.models.losses",
-}
+_PACKAGES = {"fedres": "foedus.algorithms.fedres"}  # what only one family uses: fd.fedres.Hub
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = ["__version__", *sorted(_HOME), *_PACKAGES]
