@@ -144,6 +144,7 @@ _HOMES = {
         "Linear",
         "MaxNet",
         "Model",
+        "Module",
         "NGrams",
         "Net",
         "Polynomial",
@@ -151,6 +152,7 @@ _HOMES = {
         "Sklearn",
         "SobolevNet",
         "Training",
+        "losses",
     ),
     "foedus.aggregation": (
         "DifferentialPrivacy",

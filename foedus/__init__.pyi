@@ -135,6 +135,7 @@ from foedus.models import Identity as Identity
 from foedus.models import Linear as Linear
 from foedus.models import MaxNet as MaxNet
 from foedus.models import Model as Model
+from foedus.models import Module as Module
 from foedus.models import Net as Net
 from foedus.models import NGrams as NGrams
 from foedus.models import Polynomial as Polynomial
@@ -142,6 +143,7 @@ from foedus.models import RandomFourier as RandomFourier
 from foedus.models import Sklearn as Sklearn
 from foedus.models import SobolevNet as SobolevNet
 from foedus.models import Training as Training
+from foedus.models import losses as losses
 from foedus.report.compare import Comparison as Comparison
 from foedus.report.compare import compare as compare
 from foedus.trackers import MLflow as MLflow

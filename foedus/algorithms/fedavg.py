@@ -6,7 +6,7 @@ deep networks from decentralized data", AISTATS 2017; server momentum as in Hsu,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Gt, Lt
 
@@ -32,6 +32,8 @@ class FedAvg(LocalTraining):
         >>> fd.run(fd.FedAvg(fd.MLP(200), lr=0.1, epochs=5), fed, rounds=100, participation=0.1)
     """
 
+    averages_statistics: ClassVar[bool] = True
+
     server_lr: Annotated[float, Gt(0)] = 1.0
     server_momentum: Annotated[float, Ge(0), Lt(1)] = 0.0
 
@@ -44,6 +46,7 @@ class FedAvg(LocalTraining):
     def round(self, clients: Clients, state: State) -> State:
         move = clients.mean(self.train, weights=self.weights, w=state.w)
         if self.server_momentum:
-            move = tree.add(move, state.v, self.server_momentum) if "v" in state else move
-            state = state.replace(v=move)
-        return state.replace(w=tree.add(state.w, move, self.server_lr))
+            v = self.moving(move)
+            v = tree.add(v, state.v, self.server_momentum) if "v" in state else v
+            state, move = state.replace(v=v), {**move, **v}
+        return state.replace(w=self.moved(state.w, move, self.server_lr))

@@ -6,7 +6,7 @@ Dhople, Yin and Liu, 2021).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Gt
 
@@ -30,24 +30,27 @@ class FedDyn(LocalTraining):
     in the paper; `weights="rows"` counts rows instead.
     """
 
+    averages_statistics: ClassVar[bool] = True
+
     weights: Literal["rows", "uniform"] = "uniform"
     alpha: Annotated[float, Gt(0)] = 0.01
 
     def init(self, client: Client) -> Params:
-        return tree.zeros_like(self.model.init(client.spec, client.shared))
+        return tree.zeros_like(self.moving(self.model.init(client.spec, client.shared)))
 
     def train(self, client: Client, w: Params) -> tuple[Params, Params]:
         grad = client.state
         trained = self.descend(client, w, prox=self.alpha, correction=tree.scale(grad, -1.0))
         move = tree.sub(trained["params"], w)
-        return move, tree.add(grad, move, -self.alpha)
+        return move, tree.add(grad, self.moving(move), -self.alpha)
 
     def start(self, clients: Clients) -> State:
         state = super().start(clients)
-        return state.replace(h=tree.zeros_like(state.w))
+        return state.replace(h=tree.zeros_like(self.moving(state.w)))
 
     def round(self, clients: Clients, state: State) -> State:
         move = clients.mean(self.train, weights=self.weights, w=state.w)
-        h = tree.add(state.h, move, -self.alpha * clients.share(self.weights))
-        w = tree.map(lambda w, m, h: w + m - h / self.alpha, state.w, move, h)
+        h = tree.add(state.h, self.moving(move), -self.alpha * clients.share(self.weights))
+        w = tree.add(state.w, move)
+        w = {**w, **{k: w[k] - v / self.alpha for k, v in h.items()}}
         return state.replace(w=w, h=h)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
-from foedus.base.settings import Means, Remedy
+from foedus.base import tree
 from foedus.base.spec import Spec
 from foedus.base.tree import State
 from foedus.core.algorithm import Algorithm, Batching, Client
 from foedus.core.clients import Clients
 from foedus.core.predictor import Predictor
 from foedus.export.forms import Parametric
-from foedus.models.base import Model, Params, model_of
+from foedus.models.base import Model, Params, model_of, raise_statistics
+from foedus.models.custom_loss import check_custom
 from foedus.models.linear import Linear
-from foedus.models.losses import loss_for
+from foedus.models.losses import LossSetting, check_loss, loss_for
 from foedus.models.training.descend import descend
 from foedus.models.training.settings import Training
 
@@ -26,20 +28,26 @@ class LocalTraining(Training, Algorithm):
     """Base of the methods whose clients train a model on their own rows.
 
     model: a foedus model or any `torch.nn.Module`. loss: "auto" (cross-entropy for classes, squared
-    for values), "cross_entropy" or "squared". weights: how clients count in an average, "rows" or
+    for values), another name of `foedus.models.losses.LOSSES`, one of its losses, such as
+    `fd.losses.Quantile(0.9)`, or any function `loss(outputs, y)` that returns one number a row or
+    their mean, a loss module of `torch.nn` too. weights: how clients count in an average, "rows" or
     "uniform". The other settings are those of `foedus.models.training.settings.Training`.
     """
 
     weighs_rows: ClassVar[bool] = True
 
+    averages_statistics: ClassVar[bool] = False
+    """Whether its server averages running statistics, whatever it does to weights; without it,
+    models that have them are refused.
+    """
+
     model: Model = Linear()  # noqa: RUF009 - frozen
-    loss: Annotated[str, Means("the name of a loss"), Remedy("a set is passed as domain=...")] = (
-        "auto"
-    )
+    loss: LossSetting = "auto"
     weights: Literal["rows", "uniform"] = "rows"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", model_of(self.model))
+        check_loss(self.loss)
         super().__post_init__()
 
     def batching(self) -> Batching:
@@ -57,8 +65,12 @@ class LocalTraining(Training, Algorithm):
         return replace(spec, integers=spec.integers and self.model.takes_integers(spec))
 
     def check(self, spec: Spec) -> None:
-        loss_for(self.loss, spec.classes)
+        loss = loss_for(self.loss, spec.classes)
+        loss.check(spec.classes, spec.outputs)
         self.model.check(spec)
+        if self.model.statistics and not self.averages_statistics:
+            raise_statistics(type(self).__name__)
+        check_custom(loss, self.model, spec)
 
     def start(self, clients: Clients) -> State:
         return State(w=self.model.init(clients.spec, clients.shared), spec=clients.spec)
@@ -70,6 +82,18 @@ class LocalTraining(Training, Algorithm):
         return loss_for(self.loss, None if y.is_floating_point() else outputs.shape[-1]).value(
             outputs, y
         )
+
+    def moved(self, w: Params, move: Params, rate: float) -> Params:
+        """w + rate move; running statistics are averaged as they are, whatever the rate."""
+        fixed = self.model.statistics
+        if not fixed:
+            return tree.add(w, move, rate)
+        return {k: torch.add(v, move[k], alpha=1.0 if k in fixed else rate) for k, v in w.items()}
+
+    def moving(self, w: Params) -> Params:
+        """The parameters that gradients move: all but running statistics."""
+        fixed = self.model.statistics
+        return {k: v for k, v in w.items() if k not in fixed} if fixed else w
 
     def descend(self, client: Client, w: Params, **terms: Any) -> dict[str, Any]:
         """Local training from w; see `foedus.models.training.descend`."""

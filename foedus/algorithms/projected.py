@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge
 
@@ -26,6 +26,8 @@ class ProjectedFedAvg(FedAvg):
 
     The history has `fw_gap` and `objective`.
     """
+
+    averages_statistics: ClassVar[bool] = False
 
     domain: Domain | ModelDomain = L2Ball(10.0)  # noqa: RUF009 - frozen
     measure_every: Annotated[int, Ge(0)] = 1

@@ -25,6 +25,7 @@ class Independent(LocalTraining):
     """
 
     personal: ClassVar[bool] = True
+    averages_statistics: ClassVar[bool] = True  # each keeps its own
 
     def init(self, client: Client) -> dict[str, Any]:
         w = self.model.init(client.spec, client.shared)
@@ -65,6 +66,7 @@ class Central(LocalTraining):
     """
 
     pooled: ClassVar[bool] = True
+    averages_statistics: ClassVar[bool] = True
 
     def init(self, client: Client) -> dict[str, Any]:
         return fresh_memory(self, self.model.init(client.spec, client.shared))

@@ -5,7 +5,7 @@ averaging for federated learning", ICML 2020, Algorithm 1.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Gt
@@ -38,6 +38,8 @@ class Scaffold(LocalTraining):
     lines. Option 2 reads the average gradient off the way travelled, so it needs plain SGD.
     """
 
+    averages_statistics: ClassVar[bool] = True
+
     weights: Literal["rows", "uniform"] = "uniform"
     option: Annotated[Literal[1, 2], Means("1 (gradient at x) or 2 (from the way travelled)")] = 2
     server_lr: Annotated[float, Gt(0)] = 1.0
@@ -58,7 +60,7 @@ class Scaffold(LocalTraining):
         return super().footprint(rows, row_bytes) + whole
 
     def init(self, client: Client) -> Params:
-        return tree.zeros_like(self.model.init(client.spec, client.shared))
+        return tree.zeros_like(self.moving(self.model.init(client.spec, client.shared)))
 
     def train(self, client: Client, x: Params, c: Params) -> tuple[dict[str, Any], Params]:
         c_i = client.state
@@ -66,17 +68,18 @@ class Scaffold(LocalTraining):
         move = tree.sub(trained["params"], x)
         if self.option == 1:
             new = gradient(self.model, loss_for(self.loss, client.spec.classes), x, client.data)
-            new = tree.add(new, x, self.weight_decay)
+            new = tree.add(self.moving(new), self.moving(x), self.weight_decay)
         else:
             steps = trained["steps"]
-            new = tree.map(lambda own, all_, m: own - all_ - m / (steps * self.lr), c_i, c, move)
+            way = self.moving(move)
+            new = tree.map(lambda own, all_, m: own - all_ - m / (steps * self.lr), c_i, c, way)
         return {"move": move, "control": tree.sub(new, c_i)}, new
 
     def start(self, clients: Clients) -> State:
         state = super().start(clients)
-        return state.replace(c=tree.map(torch.zeros_like, state.w))
+        return state.replace(c=tree.map(torch.zeros_like, self.moving(state.w)))
 
     def round(self, clients: Clients, state: State) -> State:
         mean = clients.mean(self.train, weights=self.weights, x=state.w, c=state.c)
-        w = tree.add(state.w, mean["move"], self.server_lr)
+        w = self.moved(state.w, mean["move"], self.server_lr)
         return state.replace(w=w, c=tree.add(state.c, mean["control"], clients.share(self.weights)))

@@ -315,6 +315,11 @@ def _is_required(field: dataclasses.Field) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
+def _is_function(hint: Any) -> bool:
+    """Whether a hint is that of functions, which no file can hold."""
+    return typing.get_origin(hint) is Callable
+
+
 def _is_one_of(value: Any, literal: Any) -> bool:
     return any(type(value) is type(v) and value == v for v in typing.get_args(literal))
 
@@ -344,7 +349,9 @@ def _describe(hint: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         if set(inside) == {int, float}:
             return "a number"
-        parts = [_describe(o) for o in inside if o is not type(None) and o is not os.PathLike]
+        not_text = (type(None), os.PathLike)
+        inside_text = [o for o in inside if o not in not_text and not _is_function(o)]
+        parts = [_describe(o) for o in inside_text]
         return " or ".join(dict.fromkeys([*parts, *(['"none"'] if type(None) in inside else [])]))
     if origin is Literal:
         return "one of " + ", ".join(map(_toml, inside))

@@ -402,10 +402,11 @@ def known_algorithm(config: Any, modules: Mapping[str, Any] = MappingProxyType({
     """The algorithm that `to_config` described, if text and modules by place can describe it."""
     from foedus.geometry import Domain, Mirror, ModelDomain
     from foedus.models import FeatureMap, Model, Oracle, Training
+    from foedus.models.losses import Loss
 
     importlib.import_module("foedus.algorithms")  # so that our own classes are known
     known = {
-        **subclasses(Algorithm, Domain, FeatureMap, Mirror, Model, ModelDomain, Oracle),
+        **subclasses(Algorithm, Domain, FeatureMap, Loss, Mirror, Model, ModelDomain, Oracle),
         "Training": Training,
     }
     algorithm = from_config(config, known, "algorithm", modules)

@@ -71,10 +71,7 @@ def to_torch(form: Any, spec: Spec) -> nn.Module:
 def network(model: Model, params: Params, spec: Spec) -> nn.Module:
     """A model with its parameters: layers of `torch.nn`, or the user's own class."""
     if isinstance(model, Module):
-        module = copy.deepcopy(model.module)
-        named = {name.replace("/", "."): p.detach() for name, p in params.items()}
-        module.load_state_dict(named, strict=False)  # what is not trained stays as it is
-        return module
+        return model.exported(params)
     if not plain(model):
         return Applied(model, params)
     flat = [nn.Flatten()] if len(spec.shape) > 1 else []

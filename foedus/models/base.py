@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from numbers import Integral
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn
 
 import torch
 from annotated_types import Ge
@@ -17,6 +18,8 @@ from foedus.base.spec import Spec
 from foedus.errors import ModelError
 
 Params = dict[str, Tensor]
+Drops = AbstractContextManager[Any]
+"""Answers for the dropout functions that are called within it: one of `foedus.models.dropout`."""
 Pull = Callable[..., Params]
 Widths = tuple[Annotated[int, Ge(1)], ...]
 """Sizes of layers."""
@@ -42,6 +45,9 @@ class Model(Settings):
         batchable: bool = True
         closed_form: ClassVar[bool] = False
 
+    trains_apart: ClassVar[bool] = False
+    """Whether it is called otherwise in training (`train_outputs`)."""
+
     def __post_init__(self) -> None:
         check_settings(self, ModelError)
 
@@ -60,6 +66,37 @@ class Model(Settings):
         """Outputs (n, outputs) of rows x (n, *shape)."""
         raise NotImplementedError
 
+    @property
+    def statistics(self) -> frozenset[str]:
+        """Names of parameters that no gradient moves: running statistics, which training updates
+        and a server averages.
+        """
+        return frozenset()
+
+    def drops(self, spec: Spec) -> bool:
+        """Whether it has dropout in training."""
+        return False
+
+    def dropout_calls(self, params: Params, x: Tensor, weight: Tensor, padded: bool) -> Any:
+        """A note of the calls of dropout in training on such rows of one client
+        (`foedus.models.dropout.Record`), where it `trains_apart`.
+        """
+        raise NotImplementedError
+
+    def train_outputs(
+        self, params: Params, x: Tensor, weight: Tensor, padded: bool, drops: Drops | None
+    ) -> tuple[Tensor, Params]:
+        """Outputs while a client trains, and the new running statistics.
+
+        Args:
+            params: Parameters and statistics.
+            x: The rows of a mini-batch.
+            weight: What rows count; 0 for padding.
+            padded: Whether there is padding.
+            drops: Answers for dropout; `None`: the model is known to have none.
+        """
+        return self.apply(params, x), {}
+
     def pullback(self, params: Params, x: Tensor) -> tuple[Tensor, Pull]:
         """Outputs of parameters and flat rows with a client dimension, and what their slope does.
 
@@ -77,10 +114,15 @@ def widths_of(given: Any) -> Any:
     return tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else given
 
 
-def check_fits(name: str, model: Model, spec: Spec) -> None:
-    """Refuse a model that does not take such rows, or returns another number of outputs."""
+def check_fits(name: str, model: Model, spec: Spec, descends: bool = False) -> None:
+    """Refuse a model that does not take such rows, or returns another number of outputs.
+
+    descends: whether it is trained by mini-batch descent, which knows dropout and statistics.
+    """
     try:
         model.check(spec)
+        if not descends:
+            check_plain("this algorithm", model, spec)
         with torch.no_grad():
             params = model.init(spec, random.key(0))
             found = tuple(model.apply(params, torch.zeros(2, *spec.shape)).shape)
@@ -89,6 +131,27 @@ def check_fits(name: str, model: Model, spec: Spec) -> None:
     if found != (wanted := (2, spec.outputs)):
         needed = f"it must return {spec.outputs} a row: {wanted}"
         raise ModelError(f"{name} returns shape {found} for two rows; {needed}")
+
+
+def raise_statistics(name: str) -> NoReturn:
+    """Refuse a model with running statistics, for an algorithm that does not average them."""
+    raise ModelError(
+        f'{name} does not average the running statistics of BatchNorm (norm="average"); use '
+        'norm="frozen" or norm="group", or fd.FedAvg, fd.FedProx, fd.Scaffold or fd.FedDyn'
+    )
+
+
+def check_plain(name: str, model: Model, spec: Spec) -> None:
+    """Refuse a model that is called otherwise in training, for an algorithm that does not train by
+    mini-batch descent: with running statistics, or dropout.
+    """
+    if model.statistics:
+        raise_statistics(name)
+    if model.drops(spec):
+        raise ModelError(
+            f"{name} does not train by mini-batch descent, and dropout would be off; set its p to "
+            "0, or use fd.FedAvg"
+        )
 
 
 def product(slope: Tensor, x: Tensor, weight: Tensor, alpha: float | None, beta: float) -> Tensor:

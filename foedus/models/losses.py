@@ -2,26 +2,65 @@
 
 Each has `value`, the loss of every row; `slope`, its derivative in the outputs times a weight; and
 `bend`, its second derivative in the outputs times a vector v. Where a loss is `separable`, outputs
-do not meet in it, and `bend` is a product by number.
+do not meet in it, and `bend` is a product by number. A user's own function is one of
+`foedus.models.custom_loss`, differentiated by autograd.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
+from annotated_types import Ge, Gt, Lt
 from torch import Tensor
+from torch.nn import functional as F
 
-from foedus.errors import ConfigError, unknown
+from foedus.base.settings import Means, Settings, check_settings
+from foedus.errors import ConfigError, shown, unknown
 
 _MINUS_ONE = {dtype: torch.tensor(-1.0, dtype=dtype) for dtype in (torch.float32, torch.float64)}
 """Made once: to make a number takes longer than to add it to a batch."""
 
 
+class Loss(Settings):
+    """Base of the losses: frozen dataclasses with the loss of each row and its derivatives.
+
+    needs: what it is for, "classes" or "values"; `None`: both.
+    """
+
+    separable: ClassVar[bool] = False
+    needs: ClassVar[str | None] = None
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    def check(self, classes: int | None, outputs: int) -> None:
+        """Refuse data that the loss does not fit, with the reason."""
+
+    def value(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Loss of each row: outputs (..., n, k), y (..., n) or (..., n, k) -> (..., n)."""
+        raise NotImplementedError
+
+    def slope(self, outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """weight times the derivative in the outputs, by autograd unless there is a formula."""
+
+        def total(outputs: Tensor) -> Tensor:
+            return (weight * self.value(outputs, y)).sum()
+
+        return torch.func.grad(total)(outputs)
+
+    def bend(self, outputs: Tensor, y: Tensor, v: Tensor) -> Tensor:
+        """The second derivative in the outputs times v."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class CrossEntropy:
+class CrossEntropy(Loss):
     """-log softmax(f)_y for labels y."""
+
+    needs: ClassVar[str | None] = "classes"
 
     separable: ClassVar[bool] = False
 
@@ -44,7 +83,7 @@ class CrossEntropy:
         return pv - p * pv.sum(-1, keepdim=True)
 
 
-class _Targets:
+class _Targets(Loss):
     """Losses of outputs against targets y, (n,) or (n, k); labels become one-hot vectors."""
 
     separable: ClassVar[bool] = True
@@ -74,6 +113,8 @@ class Squared(_Targets):
 class Logistic(_Targets):
     """sum_k log(1 + exp(f_k)) - y_k f_k: every class against the rest, y_k in {0, 1}."""
 
+    needs: ClassVar[str | None] = "classes"
+
     def value(self, outputs: Tensor, y: Tensor) -> Tensor:
         return (torch.nn.functional.softplus(outputs) - self.target(outputs, y) * outputs).sum(-1)
 
@@ -89,7 +130,7 @@ class Logistic(_Targets):
 class Huber(_Targets):
     """r^2 / 2 for residuals |r| <= delta, delta (|r| - delta / 2) beyond: outliers pull less."""
 
-    delta: float = 1.0
+    delta: Annotated[float, Gt(0)] = 1.0
 
     def value(self, outputs: Tensor, y: Tensor) -> Tensor:
         size = (outputs - self.target(outputs, y)).abs()
@@ -126,23 +167,175 @@ class SoftLabels(_Targets):
         return CrossEntropy().bend(outputs, y, v)
 
 
-Loss = CrossEntropy | Squared | Logistic | Huber
+@dataclass(frozen=True)
+class WeightedCrossEntropy(Loss):
+    """-weights_y log softmax(f)_y: classes that are rare, or whose errors are costly, count more.
+
+    The mean is over rows: it is not divided by the weights of a mini-batch's labels, so that a
+    row counts alike in every mini-batch (PyTorch's `CrossEntropyLoss(weight=...)` divides).
+
+    Args:
+        weights: The weight of each class, 0 or more.
+    """
+
+    needs: ClassVar[str | None] = "classes"
+
+    weights: tuple[Annotated[float, Ge(0)], ...]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.weights, str) and hasattr(self.weights, "__iter__"):
+            object.__setattr__(self, "weights", tuple(float(w) for w in self.weights))
+        super().__post_init__()
+
+    def check(self, classes: int | None, outputs: int) -> None:
+        if len(self.weights) != classes:
+            raise ConfigError(
+                f"loss has weights for {len(self.weights)} classes, the data has {classes}; give "
+                "one weight a class"
+            )
+
+    def value(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return self._of(outputs, y) * CrossEntropy().value(outputs, y)
+
+    def slope(self, outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        return CrossEntropy().slope(outputs, y, weight * self._of(outputs, y))
+
+    def bend(self, outputs: Tensor, y: Tensor, v: Tensor) -> Tensor:
+        return self._of(outputs, y).unsqueeze(-1) * CrossEntropy().bend(outputs, y, v)
+
+    def _of(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return torch.tensor(self.weights, dtype=outputs.dtype, device=outputs.device)[y]
+
+
+@dataclass(frozen=True)
+class Focal(Loss):
+    """-(1 - p)^gamma log p with p = softmax(f)_y: rows that are already right count less (Lin,
+    Goyal, Girshick, He and Dollar, ICCV 2017). `gamma=0` is cross-entropy.
+
+    Args:
+        gamma: How much less.
+    """
+
+    needs: ClassVar[str | None] = "classes"
+
+    gamma: Annotated[float, Ge(0)] = 2.0
+
+    def value(self, outputs: Tensor, y: Tensor) -> Tensor:
+        log_p = -CrossEntropy().value(outputs, y)
+        # 1 - p, without its cancellation for p near 1; never exactly 0, where a power below 1
+        # would have an infinite derivative
+        return -(-torch.expm1(log_p)).clamp(min=1e-12).pow(self.gamma) * log_p
+
+
+@dataclass(frozen=True)
+class BinaryCrossEntropy(_Targets):
+    """1/k sum_k log(1 + exp(f_k)) - y_k f_k: several labels a row, y_k in [0, 1] (multi-label).
+
+    PyTorch's `BCEWithLogitsLoss`.
+    """
+
+    needs: ClassVar[str | None] = "values"
+
+    def value(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return (F.softplus(outputs) - self.target(outputs, y) * outputs).mean(-1)
+
+    def slope(self, outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        weight = weight.unsqueeze(-1) / outputs.shape[-1]
+        return (outputs.sigmoid() - self.target(outputs, y)).mul_(weight)
+
+    def bend(self, outputs: Tensor, y: Tensor, v: Tensor) -> Tensor:
+        return Logistic().bend(outputs, y, v) / outputs.shape[-1]
+
+
+@dataclass(frozen=True)
+class Quantile(_Targets):
+    """max(tau r, (tau - 1) r) of residuals r = y - f, the pinball loss: its minimum is the
+    tau-quantile of y.
+
+    Args:
+        tau: Which quantile, in (0, 1); 0.5 is the median.
+    """
+
+    needs: ClassVar[str | None] = "values"
+
+    tau: Annotated[float, Gt(0), Lt(1)] = 0.5
+
+    def value(self, outputs: Tensor, y: Tensor) -> Tensor:
+        r = self.target(outputs, y) - outputs
+        return torch.maximum(self.tau * r, (self.tau - 1) * r).sum(-1)
+
+    def slope(self, outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """-tau above the output, 1 - tau below it, and 0 on it."""
+        r = self.target(outputs, y) - outputs
+        side = torch.where(r > 0, -self.tau, torch.where(r < 0, 1 - self.tau, 0.0))
+        return side.to(outputs.dtype) * weight.unsqueeze(-1)
+
+
+@dataclass(frozen=True)
+class PoissonNLL(_Targets):
+    """exp(f) - y f: counts y with mean exp(f), up to a constant (PyTorch's `PoissonNLLLoss`)."""
+
+    needs: ClassVar[str | None] = "values"
+
+    def value(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return (outputs.exp() - self.target(outputs, y) * outputs).sum(-1)
+
+    def slope(self, outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        return (outputs.exp() - self.target(outputs, y)).mul_(weight.unsqueeze(-1))
+
+    def bend(self, outputs: Tensor, y: Tensor, v: Tensor) -> Tensor:
+        return outputs.exp() * v
+
+
 LOSSES: dict[str, Loss] = {
     "cross_entropy": CrossEntropy(),
     "squared": Squared(),
     "logistic": Logistic(),
     "huber": Huber(),
+    "focal": Focal(),
+    "bce": BinaryCrossEntropy(),
+    "quantile": Quantile(),
+    "poisson": PoissonNLL(),
 }
 
+LossSetting = Annotated[
+    str | Loss | Callable[..., Any], Means("the name of a loss, a loss, or a function")
+]
+"""The type of a setting that `loss_for` understands."""
 
-def loss_for(name: str, classes: int | None) -> Loss:
-    """The loss of a name; "auto" is cross-entropy for classes and squared for values."""
-    if name == "auto":
+
+def check_loss(loss: Any) -> None:
+    """Refuse what cannot be a loss, before there is data."""
+    if isinstance(loss, type):
+        raise ConfigError(f"loss={loss.__name__} is a class: add parentheses")
+    if not isinstance(loss, str | Loss) and not callable(loss):
+        raise ConfigError(
+            f"loss={shown(loss)} must be the name of a loss, one of foedus.models.losses or a "
+            "function loss(outputs, y); a set is passed as domain=..."
+        )
+
+
+def loss_for(loss: Any, classes: int | None) -> Loss:
+    """The loss of a setting; "auto" is cross-entropy for classes and squared for values."""
+    if not isinstance(loss, str):
+        if not isinstance(loss, Loss):
+            from foedus.models.custom_loss import custom_loss
+
+            return custom_loss(loss)
+        name, found = type(loss).__name__, loss
+    elif loss == "auto":
         return LOSSES["cross_entropy" if classes else "squared"]
-    if name not in LOSSES:
-        raise ConfigError(unknown("loss", name, ["auto", *LOSSES]))
-    if name in ("cross_entropy", "logistic") and not classes:
+    elif loss not in LOSSES:
+        raise ConfigError(unknown("loss", loss, ["auto", *LOSSES]))
+    else:
+        name, found = loss, LOSSES[loss]
+    if found.needs == "classes" and not classes:
         raise ConfigError(
             f"loss {name!r} needs class labels; the data has real targets: use loss='squared'"
         )
-    return LOSSES[name]
+    if found.needs == "values" and classes:
+        raise ConfigError(
+            f"loss {name!r} needs real targets; the data has class labels: use "
+            "loss='cross_entropy', or load the data with task='regression'"
+        )
+    return found

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import threading
 import weakref
+from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,14 +15,24 @@ from torch.func import functional_call
 
 from foedus.base.spec import Spec
 from foedus.errors import ModelError
-from foedus.models.base import Model, Params
+from foedus.models.base import Drops, Model, Params
+from foedus.models.dropout import Record, with_layers
+from foedus.models.norms import (
+    POLICIES,
+    Norm,
+    batch_norms,
+    check_norms,
+    rows_of_call,
+    statistics_of,
+    with_groups,
+    with_statistics,
+)
 
 # Activations of convolutions are large, so a batch of clients takes much memory and gains little:
 # `make bench ARGS=batching` measures 1.1 to 1.5 times for them, 1.4 to 5 for other layers.
 # `Local(batch=True)` batches them all the same.
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
-_INSTANCE = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 _COPIES = threading.local()
 _RANDOM = "draws from the global random generator, so runs could not be repeated"
 
@@ -32,12 +44,31 @@ class Module(Model):
     Rows reach the module as they are in the data: flat features as (n, d), images as (n, channels,
     height, width); as float32, or integer features (int32, int64) as int64, if the module takes
     them, as one that begins with `nn.Embedding` does. Parameters that do not require a gradient
-    stay as they are and are not sent. A client step is a pure function of rows that may be padded,
-    so modules that mix the rows of a batch (BatchNorm), draw random numbers (Dropout) or change
-    their buffers are refused.
+    stay as they are and are not sent. Clients train a copy of the module in training mode, and all
+    else uses one in evaluation mode: the module itself is never changed. Dropout draws from the
+    clients' keys (`foedus.models.dropout`). Modules that draw other random numbers, or change
+    buffers that are not running statistics, are refused.
+
+    Args:
+        module: The module.
+        norm: What becomes of BatchNorm. "average": clients update the running statistics, and they
+            are averaged and sent as weights are. "frozen": those of the module are used in training
+            too, and stay. "group": GroupNorm of the same channels in its place, in groups of at
+            least 16 channels, with BatchNorm's weights. `None`: a module with BatchNorm is refused.
     """
 
     module: nn.Module
+    norm: Norm | None = None
+
+    trains_apart: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.norm == "local":
+            raise ModelError(
+                'norm="local" (each client keeps its statistics, as in FedBN) is not there: use '
+                + POLICIES
+            )
+        super().__post_init__()
 
     @property
     def batchable(self) -> bool:
@@ -59,26 +90,21 @@ class Module(Model):
         return ""
 
     def check(self, spec: Spec) -> None:
-        for name, m in self.module.named_modules():
-            where = f"layer {name!r} ({type(m).__name__})"
-            by_row = isinstance(m, _INSTANCE) and not m.track_running_stats
-            if isinstance(m, nn.modules.batchnorm._NormBase) and not by_row:
-                raise ModelError(
-                    f"{where} mixes the rows of a batch, and its running statistics have no "
-                    "meaning when clients with "
-                    "different data are averaged; use GroupNorm or LayerNorm"
-                )
-            if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0:
-                raise ModelError(f"{where} {_RANDOM}; remove it or set p=0")
+        check_norms(self.module, self.norm)
         if not any(p.requires_grad for p in self.module.parameters()):
             raise ModelError(f"{type(self.module).__name__} has no parameters to train")
+        forget_copies(self.module)  # its tensors may be others by now
         name, generator = type(self.module).__name__, torch.get_rng_state()
-        buffers = [b.clone() for b in self.module.buffers()]
+        buffers = [(b, b.clone()) for b in self.module.buffers()]
         whole = spec.integers and self.takes_integers(spec)
         rows = torch.zeros(2, *spec.shape, dtype=torch.int64 if whole else torch.float32)
         try:
             with torch.no_grad():
-                out = self.apply(self.init(spec, None), rows)
+                params = self.init(spec, None)
+                out = self.apply(params, rows)
+                self.train_outputs(params, rows, torch.ones(2), False, Record(2))
+        except ModelError:
+            raise
         except Exception as error:
             fits = "; give integer features (int64), which stay integers"
             whole = not spec.integers and not self._refusal(spec, torch.int64)
@@ -88,10 +114,22 @@ class Module(Model):
             ) from error
         if not torch.equal(generator, torch.get_rng_state()):
             torch.set_rng_state(generator)
-            raise ModelError(f"{name} {_RANDOM}; take the random part out")
-        if not all(map(torch.equal, buffers, self.module.buffers())):
             raise ModelError(
-                f"{name} changes its buffers when it is called; a client step must be pure"
+                f"{name} {_RANDOM}; take the random part out, or use PyTorch's dropout functions, "
+                "whose draws foedus makes itself"
+            )
+        if not all(torch.equal(b, before) for b, before in buffers):
+            with torch.no_grad():
+                for b, before in buffers:
+                    b.copy_(before)
+            raise ModelError(
+                f"{name} changes its buffers when it is called; a client step must be pure, and "
+                "only the running statistics of BatchNorm have a policy (norm=...)"
+            )
+        if not isinstance(out, Tensor):
+            raise ModelError(
+                f"{name} returns a {type(out).__name__}; it must return a tensor of "
+                f"{spec.outputs} outputs a row: take the one that counts in forward"
             )
         if tuple(out.shape) != (2, spec.outputs):
             want = f"{spec.classes} classes" if spec.classes else f"{spec.outputs} target(s)"
@@ -100,22 +138,87 @@ class Module(Model):
                 f"{want}: its last layer must have {spec.outputs} outputs"
             )
 
+    def drops(self, spec: Spec) -> bool:
+        whole = spec.integers and self.takes_integers(spec)
+        rows = torch.zeros(2, *spec.shape, dtype=torch.int64 if whole else torch.float32)
+        record = Record(2)
+        with torch.no_grad():
+            self.train_outputs(self.init(spec, None), rows, torch.ones(2), False, record)
+        return bool(record.sites)
+
+    @property
+    def statistics(self) -> frozenset[str]:
+        if self.norm != "average":
+            return frozenset()
+        return frozenset(name.replace(".", "/") for name in statistics_of(self.module))
+
     def init(self, spec: Spec, key: Tensor | None) -> Params:
         # Names with dots would nest in saved files; the module's own naming comes back in `apply`.
-        trained = ((n, p) for n, p in self.module.named_parameters() if p.requires_grad)
-        return {n.replace(".", "/"): p.detach().clone() for n, p in trained}
+        parameters = self.module.named_parameters()
+        trained: Params = {n: p for n, p in parameters if p.requires_grad}
+        if self.norm == "average":
+            kept = set(statistics_of(self.module))
+            trained |= {n: b for n, b in self.module.named_buffers() if n in kept}
+        return {n.replace(".", "/"): p.detach().clone() for n, p in trained.items()}
 
     def apply(self, params: Params, x: Tensor) -> Tensor:
         named = {n.replace("/", "."): p for n, p in params.items()}
-        return functional_call(self._own(), named, (x,))
+        return functional_call(self._own(training=False), named, (x,))
 
-    def _own(self) -> nn.Module:
-        """The module, or this thread's copy of it: a call puts its parameters into the module."""
-        if threading.current_thread() is threading.main_thread():
-            return self.module
+    def train_outputs(
+        self, params: Params, x: Tensor, weight: Tensor, padded: bool, drops: Drops | None
+    ) -> tuple[Tensor, Params]:
+        named = {n.replace("/", "."): p for n, p in params.items()}
+        own = self._own(training=True)
+        with nullcontext() if drops is None else drops:
+            if self.norm != "average":
+                return functional_call(own, named, (x,)), {}
+            with rows_of_call(weight, padded) as found:
+                outputs = functional_call(own, named, (x,))
+        return outputs, {n.replace(".", "/"): v for n, v in found.items()}
+
+    def dropout_calls(self, params: Params, x: Tensor, weight: Tensor, padded: bool) -> Record:
+        plans = vars(self._own(training=True)).setdefault("_dropout_calls", {})
+        form = (tuple(x.shape), x.dtype)
+        if form not in plans:
+            plans[form] = Record(len(x))
+            with torch.no_grad():
+                self.train_outputs(params, x, weight, padded, plans[form])
+        return plans[form]
+
+    def exported(self, params: Params) -> nn.Module:
+        """A copy of the module with these parameters, in evaluation mode."""
+        module = copy.deepcopy(self.module)
+        if self.norm == "group":
+            module = with_groups(module)
+        named = {name.replace("/", "."): p.detach() for name, p in params.items()}
+        module.load_state_dict(named, strict=False)  # what is not trained stays as it is
+        return module.eval()
+
+    def _own(self, training: bool) -> nn.Module:
+        """This thread's copy of the module in one of the modes, with the same tensors: a call puts
+        its parameters into the module.
+        """
         copies = vars(_COPIES).setdefault("of", weakref.WeakKeyDictionary())
-        if self.module not in copies:
-            tensors = (*self.module.parameters(), *self.module.buffers())
-            # the tensors are shared
-            copies[self.module] = copy.deepcopy(self.module, {id(t): t for t in tensors})
-        return copies[self.module]
+        known = copies.setdefault(self.module, {})
+        if (training, self.norm) not in known:
+            known[training, self.norm] = self._copied(training)
+        return known[training, self.norm]
+
+    def _copied(self, training: bool) -> nn.Module:
+        tensors = (*self.module.parameters(), *self.module.buffers())
+        made = copy.deepcopy(self.module, {id(t): t for t in tensors}).train(training)
+        if training:
+            with_layers(made)
+        if self.norm == "group":
+            return with_groups(made).train(training)
+        if self.norm == "average":
+            with_statistics(made)
+        for m in batch_norms(made).values() if self.norm == "frozen" else ():
+            m.eval()
+        return made
+
+
+def forget_copies(module: nn.Module) -> None:
+    """Drop this thread's copies of a module."""
+    vars(_COPIES).get("of", {}).pop(module, None)

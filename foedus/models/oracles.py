@@ -145,7 +145,7 @@ class Net(Oracle):
         super().__post_init__()
 
     def check(self, spec: Spec) -> None:
-        check_fits("the oracle's model", self.model, spec)
+        check_fits("the oracle's model", self.model, spec, descends=type(self).fit is Net.fit)
 
     weighs_rows: ClassVar[bool] = True
 

@@ -211,16 +211,6 @@ def test_convolutions_are_looped_and_small_nets_batched():
     assert Module(nn.Linear(2000, 2000)).batchable
 
 
-class Draws(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Linear(64, 10)
-        self.drop = nn.Dropout(0.5)
-
-    def forward(self, x):
-        return self.net(self.drop(x))
-
-
 @pytest.mark.parametrize(
     ("model", "message"),
     [
@@ -228,7 +218,6 @@ class Draws(nn.Module):
             nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)),
             r"layer '1' \(BatchNorm1d\) mixes the rows of a batch",
         ),
-        (Draws(), r"layer 'drop' \(Dropout\) draws from the global random generator"),
         (nn.Linear(64, 7), r"data has 10 classes: its last layer must have 10 outputs"),
         (nn.Linear(63, 10), r"cannot take rows of shape \(64,\)"),
         (nn.ReLU(), r"no parameters"),
@@ -239,25 +228,6 @@ class Draws(nn.Module):
 def test_models_that_are_refused(model, message, fed):
     with pytest.raises(fd.ModelError, match=message):
         fd.run(fd.FedAvg(model), fed, 1)
-
-
-class Shifts(nn.Module):
-    """Draws in forward, by function."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Linear(64, 10)
-
-    def forward(self, x):
-        return nn.functional.dropout(self.net(x), 0.5)
-
-
-def test_random_functions_and_changing_buffers_are_refused(fed):
-    net = Shifts()
-    before = torch.get_rng_state()
-    with pytest.raises(fd.ModelError, match="draws from the global random generator"):
-        fd.run(fd.FedAvg(net), fed, 1)
-    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_frozen_parameters_stay_and_are_not_sent(fed):

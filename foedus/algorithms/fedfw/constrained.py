@@ -23,9 +23,10 @@ from foedus.core.predictor import Predictor
 from foedus.errors import ConfigError
 from foedus.export.forms import Parametric
 from foedus.geometry import Domain, L2Ball, ModelDomain, domain_of
-from foedus.models.base import Model, Params, model_of
+from foedus.models.base import Model, Params, check_plain, model_of
+from foedus.models.custom_loss import check_custom
 from foedus.models.linear import Linear
-from foedus.models.losses import loss_for
+from foedus.models.losses import LossSetting, check_loss, loss_for
 from foedus.models.training.gradients import gradient, value_and_gradient
 
 
@@ -43,7 +44,7 @@ class ConstrainedTraining(Algorithm):
 
     model: Model = Linear()  # noqa: RUF009 - frozen
     domain: Domain | ModelDomain = L2Ball(10.0)  # noqa: RUF009 - frozen
-    loss: str = "auto"
+    loss: LossSetting = "auto"
     begin: Literal["model", "projected", "domain"] = "model"
 
     remedy = "scale the features: inside a bounded set, only they can make numbers this large"
@@ -51,6 +52,7 @@ class ConstrainedTraining(Algorithm):
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", model_of(self.model))
         domain_of(self.domain)
+        check_loss(self.loss)
         check_settings(self)
 
     def batching(self) -> Batching:
@@ -65,8 +67,11 @@ class ConstrainedTraining(Algorithm):
         return replace(spec, integers=spec.integers and self.model.takes_integers(spec))
 
     def check(self, spec: Spec) -> None:
-        loss_for(self.loss, spec.classes)
+        loss = loss_for(self.loss, spec.classes)
+        loss.check(spec.classes, spec.outputs)
         self.model.check(spec)
+        check_plain(type(self).__name__, self.model, spec)
+        check_custom(loss, self.model, spec)
         self.set.check(self.model.init(spec, random.key(0)))
 
     def beginning(self, clients: Clients) -> Params:

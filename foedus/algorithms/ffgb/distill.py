@@ -26,8 +26,9 @@ from foedus.core.clients import Clients
 from foedus.core.predictor import Predictor
 from foedus.errors import ConfigError, DataError
 from foedus.export.forms import Parametric
-from foedus.models.base import Model, Params, model_of
-from foedus.models.losses import SoftLabels, Squared, loss_for
+from foedus.models.base import Model, Params, model_of, raise_statistics
+from foedus.models.custom_loss import check_custom
+from foedus.models.losses import LossSetting, SoftLabels, Squared, check_loss, loss_for
 from foedus.models.training.augment import crop_flip
 from foedus.models.training.descend import descend, descend_to
 from foedus.models.training.gradients import to
@@ -97,7 +98,7 @@ class FFGBDistill(Algorithm):
     model: Model
     public: Any = field(compare=False)
     weak: Model | None = None
-    loss: str = "auto"
+    loss: LossSetting = "auto"
     local_steps: Annotated[int, Ge(1)] = 1
     step: Annotated[float, Gt(0)] = 10.0
     mu: Annotated[float, Ge(0)] = 5e-3
@@ -112,6 +113,7 @@ class FFGBDistill(Algorithm):
         object.__setattr__(self, "model", model_of(self.model))
         object.__setattr__(self, "weak", self.model if self.weak is None else model_of(self.weak))
         object.__setattr__(self, "public", as_public(self.public))
+        check_loss(self.loss)
         check_settings(self)
 
     @property
@@ -130,10 +132,14 @@ class FFGBDistill(Algorithm):
         return 64 * self.oracle.epochs * rows + 4 * rows * row_bytes
 
     def check(self, spec: Spec) -> None:
-        loss_for(self.loss, spec.classes)
+        loss = loss_for(self.loss, spec.classes)
+        loss.check(spec.classes, spec.outputs)
         self.public.check(spec)
         for model in (self.model, self.fitted):
             model.check(spec)
+            if model.statistics:
+                raise_statistics(type(self).__name__)
+        check_custom(loss, self.model, spec)
 
     def boost(self, client: Client, w: Params, t: int) -> tuple[Tree, None]:
         """Algorithm 2 with networks; all clients' start from the same draw, another in every

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,10 +14,12 @@ from foedus.base.batching import batched
 from foedus.base.rows import Rows, take
 from foedus.errors import ConfigError
 from foedus.models.base import Model, Params
+from foedus.models.dropout import Masks
 from foedus.models.losses import Loss
 from foedus.models.training.augment import crop_flip
 from foedus.models.training.compiled import LOSSES, knows
 from foedus.models.training.gradients import gradient_of, to
+from foedus.models.training.learning import Learner
 from foedus.models.training.memory import fresh_memory, take_buffer
 from foedus.models.training.optimizers import clip_gradients, update_parameters
 from foedus.models.training.schedule import batch_schedule
@@ -145,6 +148,10 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
         )
     key = args["key"][order] if moved else args["key"]
     noise = random.fold(key, 0xA06) if how.augment else None
+    masks = Masks(key, total)
+    padded = [False] * total
+    if model.statistics:
+        padded = (weight <= 0).flatten(1).any(1).tolist()
     if model.closed_form:
         table_x = table_x.flatten(1)
     row_bytes = table_x[:1].numel() * table_x.element_size()
@@ -166,6 +173,7 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
             own_memory = tree.map(lambda v: v[low:high], memory)
             own_constant = {k: v[low:high] for k, v in constant.items()}
         slope_at = gradient_of(model, loss, high - low)
+        learner = Learner(model, loss, high - low) if model.trains_apart else None
         left = [min(a, high) - low for a in still if a > low]
         each = (high - low) * used.shape[2]
         block = max(1, _BLOCK_BYTES // max(1, each * row_bytes))
@@ -195,7 +203,13 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
                     for k, v in own_constant.items():
                         now[k].add_(v[: left[t]], alpha=-how.lr)
                     continue
-                grads = slope_at(now, here, labels, share)
+                new: Params = {}
+                if learner is None:
+                    grads = slope_at(now, here, labels, share)
+                else:
+                    some = slice(low, low + left[t])
+                    draw = partial(masks.draw, step=t, clients=some)
+                    grads, new = learner(now, here, labels, share, padded[t], draw)
                 for k in frozen & grads.keys():
                     grads[k] = torch.zeros_like(grads[k])
                 if how.clip is not None:
@@ -208,6 +222,9 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
                     if decay:
                         g.add_(now[k], alpha=decay)
                 update_parameters(how, now, grads, own_memory, left[t], even)
+                for k, v in new.items():
+                    if k not in frozen:
+                        now[k].copy_(v)
 
     for low in range(0, clients, many):
         train(low, min(low + many, clients))

@@ -16,6 +16,7 @@ from foedus.models.base import Model, Params
 from foedus.models.linear import Linear
 from foedus.models.losses import Loss
 from foedus.models.training.compiled import LOSSES, knows
+from foedus.models.training.learning import batched_over_clients
 
 _SMALL_NET = 1 << 14
 """Parameters of a network up to which compiled loops are the faster way to its full gradient."""
@@ -86,7 +87,7 @@ def _value_and_gradient(args: dict[str, Any], shared: tuple) -> tuple[Tensor, Pa
 
     each = torch.func.grad_and_value(_mean_loss(model, loss))
     if len(y) > 1:
-        slopes, values = torch.func.vmap(each)(params, args["x"], y, weight)
+        slopes, values = batched_over_clients(each, model)(params, args["x"], y, weight)
         return values, slopes
     slopes, value = each({k: v[0] for k, v in params.items()}, args["x"][0], y[0], weight[0])
     return value.unsqueeze(0), {k: v.unsqueeze(0) for k, v in slopes.items()}
@@ -110,7 +111,7 @@ def gradient_of(
 
     mean_loss = _mean_loss(model, loss)
     if clients > 1:
-        return torch.func.vmap(torch.func.grad(mean_loss))
+        return batched_over_clients(torch.func.grad(mean_loss), model)
 
     def single(params: Params, x: Tensor, y: Tensor, weight: Tensor) -> Params:
         leaves = {k: v.detach()[0].requires_grad_() for k, v in params.items()}

@@ -1,0 +1,179 @@
+"""A user's own loss: any function of (outputs, y), or a loss module of `torch.nn`.
+
+foedus needs the loss of each row: rows of a padded batch have weight 0, and rows may have weights
+of their own. A function that returns one number a row is called with all rows. A function that
+returns their mean is called on each row by itself, in one batched call (`torch.func.vmap`). For a
+module of `torch.nn` with `reduction="mean"`, a copy with `reduction="none"` is called. A loss that
+is not a mean over rows, such as one that compares rows with each other, has no such form; it is
+refused before the run starts.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from foedus.base import random
+from foedus.base.spec import Spec
+from foedus.errors import ConfigError, shown
+from foedus.models.base import Model
+from foedus.models.losses import Loss
+
+_ROWS = 5
+"""Rows that a loss is tried on; another number where a model has as many outputs."""
+
+_REMEDY = "return one number a row, of shape (n,), or their mean, of shape ()"
+
+
+@dataclass(frozen=True, eq=False)
+class _Custom(Loss):
+    """A function of (outputs, y), differentiated by autograd.
+
+    Args:
+        function: Returns the losses of the rows, or their mean.
+        across: Whether the numbers of a row are averaged: a module with `reduction="mean"`.
+    """
+
+    function: Callable[[Tensor, Tensor], Tensor]
+    across: bool = False
+
+    def value(self, outputs: Tensor, y: Tensor) -> Tensor:
+        if outputs.dim() > 2:
+            return torch.func.vmap(self.value)(outputs, y)
+        if y.is_floating_point() and y.dim() < outputs.dim():
+            y = y.unsqueeze(-1)  # (n, 1) beside (n,) would be broadcast to (n, n)
+        found = self.function(outputs, y)
+        if found.dim() == 0:
+            found = torch.func.vmap(self._of_one)(outputs, y)
+        if self.across and found.dim() > 1:
+            found = found.flatten(1).mean(1)
+        return found.squeeze(1) if found.dim() == 2 and found.shape[1] == 1 else found
+
+    def _of_one(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return self.function(outputs.unsqueeze(0), y.unsqueeze(0))
+
+
+def custom_loss(function: Callable[[Tensor, Tensor], Tensor]) -> Loss:
+    """The loss by row of a function, or of a module of `torch.nn`."""
+    if not isinstance(function, nn.Module):
+        return _Custom(function)
+    if any(p.requires_grad for p in function.parameters()):
+        raise ConfigError(
+            f"loss={shown(function)} has parameters, which would not be trained; put them into the "
+            "model, or call loss.requires_grad_(False)"
+        )
+    reduction = getattr(function, "reduction", None)
+    if reduction == "sum":
+        raise ConfigError(
+            f"loss={shown(function)} has reduction='sum', but clients minimize a mean over rows: "
+            "use reduction='mean'"
+        )
+    if reduction != "mean":
+        return _Custom(function)
+    by_row = copy.copy(function)
+    by_row.reduction = "none"  # type: ignore[assignment]
+    return _Custom(by_row, across=True)
+
+
+def check_custom(loss: Loss, model: Model, spec: Spec) -> None:
+    """Try a user's loss on a few rows, with the model's outputs; refuse what cannot be trained.
+
+    Raises:
+        ConfigError: It fails, returns no floating-point tensor, or one of another shape, or NaN; it
+            does not depend on the outputs; or it is not the mean of the losses of single rows.
+    """
+    if not isinstance(loss, _Custom):
+        return
+    name = f"loss={shown(loss.function)}"
+    n = _ROWS if spec.outputs != _ROWS else _ROWS + 1
+    outputs, y = _try_outputs(model, spec, n), _try_targets(spec, n)
+    before = torch.get_rng_state()
+    try:
+        found: Any = loss.function(outputs, y)
+    except Exception as error:  # whatever a user's function does
+        raise ConfigError(
+            f"{name} fails for outputs {_form(outputs)} and y {_form(y)}: {error}; it is called as "
+            "loss(outputs, y), with raw outputs, and class numbers or targets"
+        ) from error
+    if not torch.equal(before, torch.get_rng_state()):
+        torch.set_rng_state(before)
+        raise ConfigError(
+            f"{name} draws random numbers, so runs could not be repeated; take the random part out"
+        )
+    if not isinstance(found, Tensor):
+        raise ConfigError(f"{name} returns {type(found).__name__}, not a tensor; {_REMEDY}")
+    if not found.is_floating_point():
+        raise ConfigError(
+            f"{name} returns {found.dtype}, which has no gradient; return floating-point numbers, "
+            "such as (outputs.softmax(-1) ...).sum(-1) in place of counts of errors"
+        )
+    wide = loss.across and found.shape[:1] == (n,)
+    if not wide and tuple(found.shape) not in ((), (n,), (n, 1)):
+        average = ".mean(-1)" if found.shape[:1] == (n,) else ""
+        raise ConfigError(
+            f"{name} returns shape {tuple(found.shape)} for {n} rows; {_REMEDY}"
+            f"{f', such as by {average}' if average else ''}"
+        )
+    if not bool(found.isfinite().all()):
+        raise ConfigError(
+            f"{name} returns {found.detach().flatten()[~found.isfinite().flatten()][0].item()} for "
+            "the model's raw outputs at its start; take logarithms of a softmax (log_softmax), not "
+            "of outputs, and keep denominators away from 0"
+        )
+    if not found.requires_grad:
+        raise ConfigError(
+            f"{name} has no gradient in the outputs: it does not use them, or detaches them; use "
+            "functions of torch alone"
+        )
+    try:
+        together = loss.value(outputs, y)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"{name} returns a mean, and cannot be batched over rows by torch.func.vmap: {error}; "
+            "return one number a row, of shape (n,)"
+        ) from error
+    alone = torch.cat([loss.value(outputs[i : i + 1], y[i : i + 1]) for i in range(n)])
+    mean = found if found.dim() == 0 else together.mean()
+    if not torch.allclose(together, alone, rtol=1e-3, atol=1e-5) or not torch.allclose(
+        mean, together.mean(), rtol=1e-3, atol=1e-5
+    ):
+        raise ConfigError(
+            f"{name} is not a mean of the losses of single rows ({mean.item():.4g} for {n} rows, "
+            f"{alone.mean().item():.4g} row by row), so rows cannot have weights, nor be padded; "
+            "return one number a row that depends on that row alone: for class weights use "
+            "fd.losses.WeightedCrossEntropy(weights), or F.cross_entropy(..., reduction='none')"
+        )
+
+
+def _form(t: Tensor) -> str:
+    return f"of shape {tuple(t.shape)} ({str(t.dtype).removeprefix('torch.')})"
+
+
+def _try_outputs(model: Model, spec: Spec, n: int) -> Tensor:
+    """Outputs near the model's start, where they are in the range that its last layer has."""
+    key = random.key(0)
+    params = {
+        k: v + 0.1 * random.normal(random.fold(key, i), v.shape).to(v.dtype)
+        if v.is_floating_point()
+        else v
+        for i, (k, v) in enumerate(model.init(spec, key).items())
+    }
+    whole = spec.integers
+    rows = (
+        random.integers(key, (n, *spec.shape), 2) if whole else random.normal(key, (n, *spec.shape))
+    )
+    with torch.no_grad():
+        outputs = model.apply(params, rows)
+    return outputs.detach().requires_grad_()
+
+
+def _try_targets(spec: Spec, n: int) -> Tensor:
+    """Labels in turn; or numbers between 0 and 1, which are shares, counts and amounts."""
+    if spec.classes:
+        return torch.arange(n) % spec.classes
+    return random.uniform(random.key(1), (n, spec.outputs))
