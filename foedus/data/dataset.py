@@ -181,11 +181,22 @@ class Data:
                 "row: they are taken for numbers to predict; if they are classes, give y.argmax(1)",
                 stacklevel=2,
             )
-        if classes is None and y_train.dtype.kind in "iub" and y_train.size:
+        numbers = classes is None and y_train.dtype.kind == "f" and y_train.ndim == 1
+        if numbers and set(np.unique(y_train[:1000]).tolist()) == {0.0, 1.0} == {
+            *np.unique(y_train)
+        }:
+            warnings.warn(
+                f"y_train of {name!r} is 0.0 and 1.0: they are taken for numbers to predict; for "
+                "two classes give integers",
+                stacklevel=2,
+            )
+        if classes is None and y_train.dtype.kind in "iubU" and y_train.size:
             if class_names is not None or y_train.ndim > 1:  # several columns are refused
                 classes = 2 if class_names is None else len(class_names)
             else:
-                alike = y_test.ndim == 1 and y_test.dtype.kind in "iub"  # else it is refused below
+                text = y_train.dtype.kind == "U"
+                alike = y_test.ndim == 1 and y_test.dtype.kind in ("U" if text else "iub")
+                # otherwise it is refused below
                 both = np.concatenate([y_train, y_test]) if alike else y_train
                 codes, about = numbered(both, name)
                 y_test = codes[len(y_train) :] if alike else y_test
@@ -246,10 +257,7 @@ def _numeric(value, field: str, name: str) -> np.ndarray:
     if array.dtype.kind not in "fiub":
         remedy = "encode text and ragged rows first"
         if field.startswith("y") and array.dtype.kind in "UO":
-            remedy = (
-                "class numbers are np.unique(y, return_inverse=True)[1]; a DataFrame may have "
-                "labels of text"
-            )
+            remedy = "or of texts for classes: y.astype(str)"
         raise DataError(
             f"{field} of {name!r} has dtype {array.dtype}; give an array of numbers ({remedy})"
         )

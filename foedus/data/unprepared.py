@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -99,6 +100,16 @@ def prepared(data: Data, fitted: Preprocessor) -> Data:
     """A set of raw rows, as a fitted preprocessing makes them."""
     raw = data.raw
     assert raw is not None
+    for name, texts in raw.categories.items():
+        codes = data.x_train[:, raw.names.index(name)]
+        known = fitted.categories[name]
+        there = np.unique(codes[~np.isnan(codes)]).astype(np.int64)
+        if lost := [texts[k] for k in there if texts[k] not in known]:
+            warnings.warn(
+                f"column {name!r} has categories that were not named ("
+                f"{', '.join(map(repr, lost[:5]))}): they count as none of the known",
+                stacklevel=3,
+            )
     return replace(
         data, x_train=raw.apply(data.x_train, fitted), x_test=raw.apply(data.x_test, fitted),
         preprocess=fitted, scaling=fitted.scaling, raw=None,

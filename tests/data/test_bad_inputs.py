@@ -246,9 +246,8 @@ SITES = {
     ),
     "text for features": (sites([(X.astype(str), Y)]), "give an array of numbers (encode text and"),
     "text for labels": (
-        sites([(X, list("abab"))]),
-        "y_train of 'data' has dtype <U1; give an array of numbers (class numbers are np.unique(y, "
-        "return_inverse=True)[1]",
+        sites([(X, np.array(list("abab"), object))]),
+        "y_train of 'data' has dtype object; give an array of numbers",
     ),
     "gaps": (
         sites([(np.where(X == 3, np.nan, X), Y)]),

@@ -47,6 +47,17 @@ def test_float_labels_with_classes_are_labels():
     assert Data.from_arrays(X, [True, False, True, False]).classes == 2
 
 
+def test_labels_in_words_are_classes():
+    data = Data.from_arrays(X, ["no", "yes", "no", "maybe"], X[:2], ["yes", "no"])
+    assert data.y_train.tolist() == [1, 2, 1, 0] and data.y_test.tolist() == [2, 1]
+    assert data.class_values == ("maybe", "no", "yes")
+
+
+def test_labels_that_look_like_classes_are_asked_about():
+    with pytest.warns(UserWarning, match=r"is 0.0 and 1.0: .*for two classes give integers"):
+        assert Data.from_arrays(X, [0.0, 1.0, 1.0, 0.0]).classes is None
+
+
 def bad(value, at=(1, 2)):
     x = X.copy()
     x[at] = value
@@ -66,7 +77,7 @@ def bad(value, at=(1, 2)):
         ((X[:0], []), ["x_train", "no rows"]),
         ((X[:, 0], [0, 1, 0, 1]), ["x_train", "shape (4,)"]),
         ((np.array([[1, "a"], [2, "b"]], dtype=object), [0, 1]), ["x_train", "object"]),
-        ((X, ["a", "b", "a", "b"]), ["y_train", "dtype"]),
+        ((X, np.array(["a", "b", "a", "b"], object)), ["y_train", "dtype"]),
         ((X, [0.0, 1.0, np.nan, 1.0]), ["y_train", "row 2"]),
         ((X, [0, 1, 0, 1], X[:, :2], [0, 1, 0, 1]), ["x_test", "(2,)", "(3,)"]),
         ((X, [0, 1, 0, 1], X), ["y_test", "missing"]),

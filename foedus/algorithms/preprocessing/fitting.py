@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foedus.algorithms.preprocessing.checks import (
+    wrong_bins,
+    wrong_moment,
+    wrong_strings,
+    wrong_survey,
+)
 from foedus.algorithms.preprocessing.encoding import (
     BINS,
     LEVELS,
-    LONGEST_TEXT,
     UNIT,
     bound,
     from_ordered,
@@ -82,7 +86,7 @@ class Fitting:
         place = {n: k.to_bytes(2, "little") for k, n in enumerate(recipe.texts)}
         found = {place[name] + text.encode() for name, texts in known.items() for text in texts}
         if asked := recipe.asked:
-            check = partial(_wrong_strings, columns=len(asked))
+            check = partial(wrong_strings, columns=len(asked))
             for text in self.clients.union(recipe.strings, check, columns=asked):
                 name = asked[int.from_bytes(text[:2], "little")]
                 found.add(place[name] + text[2:])
@@ -116,7 +120,7 @@ class Fitting:
         return self.clients.mean_and_each(step, accept=accept, **sent)
 
     def _survey(self) -> dict[str, Tensor]:
-        seen, _ = self._total(self.recipe.survey, _wrong_survey)
+        seen, _ = self._total(self.recipe.survey, wrong_survey)
         self.present = np.clip(seen["present"].double().numpy(), 0, 1)  # noise may have left it
         if "magnitudes" in seen:
             self.limit = bound(seen["magnitudes"].double().numpy())
@@ -205,7 +209,7 @@ class Fitting:
                 return total * limit**power / present
 
         sent: Tree = {"center": torch.from_numpy(center), "bound": torch.from_numpy(limit)}
-        total, each = self._total(self.recipe.moment, _wrong_moment, **sent, power=power)
+        total, each = self._total(self.recipe.moment, wrong_moment, **sent, power=power)
         mine = {} if each is None else dict(zip(each.ids.tolist(), map(value, each), strict=True))
         return np.nan_to_num(value(total)), mine
 
@@ -252,7 +256,7 @@ class Fitting:
         for level in range(LEVELS):
             cells, cell = _different(prefix)
             sent: Tree = {"prefix": torch.from_numpy(cells), "fill": torch.from_numpy(fill)}
-            share, _ = self._total(self.recipe.bins, _wrong_bins, **sent, level=level)
+            share, _ = self._total(self.recipe.bins, wrong_bins, **sent, level=level)
             counts = np.rint(share.double().numpy() * self.rows)  # (cells, columns, bins)
             counts = np.take_along_axis(counts, cell[..., None], 0)
             below = np.cumsum(counts, -1)
@@ -264,56 +268,6 @@ class Fitting:
         found = values[: len(where)].copy()
         found[above] += (values[len(where) :] - found[above]) * (place - np.floor(place))[above]
         return found
-
-
-# -- replies of untrusted clients ------------------------------------------------------------------
-
-
-_SLACK = 1e-6  # of rounding
-
-
-def _within(t: Tensor, low: float, high: float) -> bool:
-    return bool(((t >= low - _SLACK) & (t <= high + _SLACK)).all())
-
-
-def _wrong_survey(reply: dict[str, Tensor]) -> str | None:
-    if not all(_within(reply[k], 0, 1) for k in reply):
-        return "its survey has shares of its rows that cannot be"
-    steps = reply.get("magnitudes", torch.ones(0, 1))
-    whole = bool(((steps == 0) | (steps == 1)).all())
-    if not whole or bool((steps[..., 1:] > steps[..., :-1]).any()):
-        return "its survey has magnitudes that cannot be"
-    return None
-
-
-def _wrong_moment(reply: dict[str, Tensor]) -> str | None:
-    total, present = reply["sum"][..., 0], reply["present"]
-    if not _within(present, 0, 1) or bool((total.abs() > present + _SLACK).any()):
-        return "its sums are not those of numbers within the bound"
-    return None
-
-
-def _wrong_bins(reply: Tensor) -> str | None:
-    if bool((reply < 0).any()) or not _within(reply.double().sum(-1), 0, 1):
-        return "its counts of rows cannot be"
-    return None
-
-
-def _wrong_strings(strings: Collection[bytes], columns: int) -> str | None:
-    """What is wrong with texts behind places of columns, if anything."""
-    count: Counter[int] = Counter()
-    for text in strings:
-        place = int.from_bytes(text[:2], "little")
-        try:
-            text[2:].decode()
-        except UnicodeDecodeError:
-            return "its texts are not UTF-8"
-        if len(text) < 2 or place >= columns or len(text) > LONGEST_TEXT:
-            return "its texts are of no column, or too long"
-        count[place] += 1
-    if max(count.values(), default=0) > MOST:
-        return f"it has more than {MOST} texts of a column"
-    return None
 
 
 def _median(values: np.ndarray) -> np.ndarray:
