@@ -54,7 +54,7 @@ class FedNova(LocalTraining):
         return (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
 
     def local_steps(self, rows: Tensor) -> Tensor:
-        """tau_i of a client with so many rows."""
+        """tau_i of a client with this number of rows."""
         batches = torch.ceil(rows / (self.batch_size or rows))
         return torch.full_like(batches, self.steps) if self.steps else self.epochs * batches
 

@@ -46,7 +46,7 @@ class AdaptiveServer(LocalTraining):
 
     def second(self, v: Tensor, d: Tensor) -> Tensor:
         """The second moment v after a round whose average change is d."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not define second")
 
     def start(self, clients: Clients) -> State:
         state = super().start(clients)

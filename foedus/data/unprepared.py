@@ -35,6 +35,11 @@ class Recipe:
     def __post_init__(self) -> None:
         check_settings(self, DataError)
 
+    @property
+    def quantiles(self) -> bool:
+        """Whether order statistics are needed: with them a server can find any value."""
+        return self.impute == "median" or self.scale in ("minmax", "robust")
+
 
 @dataclass(frozen=True, eq=False)
 class Unprepared:
@@ -56,7 +61,7 @@ class Unprepared:
         return tuple(self.categories.get(name) for name in self.names)
 
     def checked(self, x: Any, where: str) -> np.ndarray:
-        """Raw rows in float64; what is no number of a row, nor missing, is refused."""
+        """Raw rows in float64, NaN where a value is missing; infinite numbers are refused."""
         x = np.ascontiguousarray(x, np.float64)
         if x.ndim != 2 or x.shape[1] != len(self.names):
             raise DataError(f"{where} has shape {x.shape} for {len(self.names)} columns")

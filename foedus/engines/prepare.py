@@ -43,7 +43,7 @@ def prepare(
 
     What `foedus.load` fits on the pooled training rows is fitted here through exchanges with the
     clients: means and standard deviations are the same up to rounding, categories the same,
-    quantiles to within 2^-40 of the largest value. `fed.settings["preprocess"]` says what was sent.
+    quantiles but for the last bit. `fed.settings["preprocess"]` says what was sent.
 
     Args:
         fed: Of raw rows; each client sees its own alone.
@@ -102,8 +102,7 @@ def recipe_of(
     noisy = _privacy(aggregation) is not None
     if ranges and not noisy:
         raise ConfigError("ranges= is for differential privacy, which this fit does not have")
-    ordered = recipe.impute == "median" or recipe.scale in ("minmax", "robust")
-    if ordered and isinstance(aggregation, Robust):
+    if recipe.quantiles and isinstance(aggregation, Robust):
         raise ConfigError(
             f"scale={recipe.scale!r} and impute={recipe.impute!r}: a robust mean finds no medians, "
             "quartiles and extremes; use scale='standard' and impute='mean' or 'zero'"

@@ -111,8 +111,8 @@ class FitPreprocessing(Algorithm):
 
     @property
     def quantiles(self) -> bool:
-        """Whether order statistics are needed: with them a server can find any value."""
-        return self.impute == "median" or self.scale in ("minmax", "robust")
+        """See `Recipe`."""
+        return Recipe(self.scale, self.impute, self.encode, self.clip).quantiles
 
     @property
     def limits(self) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -104,8 +105,8 @@ class Fitting:
     def _total(
         self, step: Callable, check: Callable[[Any], str | None], **sent: Tree
     ) -> tuple[Tree, Replies | None]:
-        """What clients reply to a step, over the rows of all who answer; and each reply, where
-        single ones are seen. check: says of an untrusted client's reply why it cannot be.
+        """What clients reply to a step, over the rows of all who answer; and each reply, where it
+        is looked at and single ones are seen. check: what is wrong with an untrusted one.
         """
         if self.recipe.sums:
             total = self.clients.sum(step, **sent)
@@ -117,7 +118,9 @@ class Fitting:
             each = (tree.map(lambda t, i=i: t[i], replies) for i in range(len(ids)))
             return {i: why for i, reply in enumerate(each) if (why := check(reply)) is not None}
 
-        return self.clients.mean_and_each(step, accept=accept, **sent)
+        if self.recipe.doubt and step == self.recipe.moment:
+            return self.clients.mean_and_each(step, accept=accept, **sent)
+        return self.clients.mean(step, accept=accept, **sent), None
 
     def _survey(self) -> dict[str, Tensor]:
         seen, _ = self._total(self.recipe.survey, wrong_survey)
@@ -129,6 +132,8 @@ class Fitting:
     def _leave_out(self, bad: dict[int, str]) -> None:
         """Go on without these clients."""
         self.refused |= bad
+        for i, why in bad.items():
+            warnings.warn(f"client {i} is left out of the fit: {why}", stacklevel=2)
         strange = torch.isin(self.clients.ids, torch.tensor(sorted(bad)))
         self.clients = self.clients.some(~strange)
 
@@ -278,16 +283,16 @@ def _median(values: np.ndarray) -> np.ndarray:
     return found
 
 
-def _different(low: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _different(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The different values of each column (cells, columns), and which of them each is; columns of
     fewer values have their first one again.
     """
-    order = np.argsort(low, 0, kind="stable")
-    ascending = np.take_along_axis(low, order, 0)
-    new = np.concatenate([np.zeros((1, low.shape[1]), bool), ascending[1:] != ascending[:-1]])
+    order = np.argsort(values, 0, kind="stable")
+    ascending = np.take_along_axis(values, order, 0)
+    new = np.concatenate([np.zeros((1, values.shape[1]), bool), ascending[1:] != ascending[:-1]])
     rank = np.cumsum(new, 0)
     cell = np.empty_like(rank)
     np.put_along_axis(cell, order, rank, 0)
-    cells = np.broadcast_to(ascending[0], (rank.max() + 1, low.shape[1])).copy()
+    cells = np.broadcast_to(ascending[0], (rank.max() + 1, values.shape[1])).copy()
     np.put_along_axis(cells, rank, ascending, 0)
     return cells, cell

@@ -87,17 +87,7 @@ class Schema:
                 "numbers; ask the server to name it under data.categories"
             )
         x = np.asarray(raw.x_train, np.float64)[:, [found.index(c) for c in self.columns]]
-        categories: dict[str, tuple[str, ...]] = {}
-        for name in self.texts:
-            place = self.columns.index(name)
-            if name in ours:
-                categories[name] = ours[name]
-                continue
-            values, codes = np.unique(x[:, place], return_inverse=True)  # texts that are numbers
-            known_texts = tuple(as_text(v) for v in values[~np.isnan(values)])
-            x[:, place] = np.where(np.isnan(x[:, place]), np.nan, codes)
-            categories[name] = known_texts
-        return x, categories
+        return x, {name: ours[name] for name in self.texts}
 
     def labels(self, y: np.ndarray, where: str) -> np.ndarray:
         """Class numbers, or values."""
