@@ -85,6 +85,14 @@ def _networks(count: int) -> list[torch.nn.Module]:
     return networks
 
 
+def _normalized() -> torch.nn.Module:
+    """A network with BatchNorm and dropout, with weights of a fixed draw."""
+    first, last = _networks(1)[0], torch.nn.Linear(10, 10, bias=False)
+    last.weight.data = torch.linspace(-1, 1, 100).view(10, 10).cos()
+    dropout = torch.nn.Dropout(0.2)
+    return torch.nn.Sequential(first, torch.nn.BatchNorm1d(10), torch.nn.ReLU(), dropout, last)
+
+
 PREDICTORS = fd.Classifiers(_networks(4), classes=10)
 DENSITIES = fd.Densities(0.9 * torch.eye(10)[:7] + 0.01, torch.full((10,), 0.1), 0.1)
 _PUBLIC = torch.linspace(-1, 1, 30 * 64).view(30, 64).sin().numpy()
@@ -99,6 +107,12 @@ ALGORITHMS: dict[str, fd.Algorithm] = {
     ),
     "FedAvg, Adam, clipping": fd.FedAvg(
         fd.Linear(), lr=0.01, optimizer="adam", steps=5, batch_size=8, clip=1.0
+    ),
+    "FedAvg, BatchNorm averaged, dropout": fd.FedAvg(
+        fd.Module(_normalized(), norm="average"), lr=0.05, batch_size=16, server_lr=0.7
+    ),
+    "FedAvg, BatchNorm at its client": fd.FedAvg(
+        fd.Module(_normalized(), norm="local"), lr=0.05, batch_size=16
     ),
     "FedProx": fd.FedProx(fd.Linear(), lr=0.1, mu=0.1, batch_size=16),
     "Scaffold": fd.Scaffold(fd.Linear(), lr=0.1, batch_size=16),

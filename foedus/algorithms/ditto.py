@@ -5,7 +5,7 @@ personalization", ICML 2021, Algorithm 1.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from annotated_types import Ge
 
@@ -34,6 +34,8 @@ class Ditto(OwnTraining):
     Example:
         >>> fd.run(fd.Ditto(fd.MLP(200), lr=0.1, lam=0.5), fed, rounds=100)
     """
+
+    keeps_layers: ClassVar[bool] = False
 
     lam: Annotated[float, Ge(0)] = 0.1
 

@@ -6,7 +6,7 @@ deep networks from decentralized data", AISTATS 2017; server momentum as in Hsu,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Gt, Lt
 
@@ -33,15 +33,14 @@ class FedAvg(LocalTraining):
     """
 
     averages_statistics: ClassVar[bool] = True
+    keeps_layers: ClassVar[bool] = True
 
     server_lr: Annotated[float, Gt(0)] = 1.0
     server_momentum: Annotated[float, Ge(0), Lt(1)] = 0.0
 
     @client_step(batch="whole")
-    def train(self, client: Client, w: Params) -> tuple[Params, None]:
-        # nobody else's: what it has moved by can be written over it
-        learnt = self.descend(client, w)["params"]
-        return tree.map(lambda a, b: a.sub_(b), learnt, w), client.state
+    def train(self, client: Client, w: Params) -> tuple[Params, Any]:
+        return self.answer(client, w, self.descend(client, w)["params"])
 
     def round(self, clients: Clients, state: State) -> State:
         move = clients.mean(self.train, weights=self.weights, w=state.w)

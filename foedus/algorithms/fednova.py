@@ -5,7 +5,7 @@ heterogeneous federated optimization", NeurIPS 2020, Section 5.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Gt
@@ -41,6 +41,8 @@ class FedNova(LocalTraining):
         server_lr: Server step size; 1 is the paper's.
     """
 
+    keeps_layers: ClassVar[bool] = True
+
     server_lr: Annotated[float, Gt(0)] = 1.0
 
     def __post_init__(self) -> None:
@@ -58,10 +60,11 @@ class FedNova(LocalTraining):
         batches = torch.ceil(rows / (self.batch_size or rows))
         return torch.full_like(batches, self.steps) if self.steps else self.epochs * batches
 
-    def train(self, client: Client, w: Params) -> tuple[Params, None]:
+    def train(self, client: Client, w: Params) -> tuple[Params, Any]:
         trained = self.descend(client, w)
+        move, state = self.answer(client, w, trained["params"])
         a = self.scale(trained["steps"])
-        return tree.map(lambda new, old: (new - old) / a, trained["params"], w), None
+        return tree.map(lambda m: m / a, move), state
 
     def round(self, clients: Clients, state: State) -> State:
         d = clients.mean(self.train, weights=self.weights, w=state.w)

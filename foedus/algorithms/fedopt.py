@@ -5,7 +5,7 @@ McMahan, "Adaptive federated optimization", ICLR 2021, Algorithm 2.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Ge, Gt, Lt
@@ -36,13 +36,15 @@ class AdaptiveServer(LocalTraining):
         tau: Degree of adaptivity: the larger, the more the steps are like FedAvg's.
     """
 
+    keeps_layers: ClassVar[bool] = True
+
     server_lr: Annotated[float, Gt(0)] = 0.01
     beta1: Annotated[float, Ge(0), Lt(1)] = 0.9
     tau: Annotated[float, Gt(0)] = 1e-3
 
     @client_step(batch="whole")
-    def train(self, client: Client, w: Params) -> tuple[Params, None]:
-        return tree.sub(self.descend(client, w)["params"], w), client.state
+    def train(self, client: Client, w: Params) -> tuple[Params, Any]:
+        return self.answer(client, w, self.descend(client, w)["params"])
 
     def second(self, v: Tensor, d: Tensor) -> Tensor:
         """The second moment v after a round whose average change is d."""

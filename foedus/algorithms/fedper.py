@@ -6,16 +6,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from annotated_types import MinLen
 
 from foedus.algorithms.own_model import OwnModel
-from foedus.base import random, tree
+from foedus.base import random
 from foedus.base.spec import Spec
-from foedus.base.tree import State
-from foedus.core.algorithm import Client
-from foedus.core.clients import Clients
 from foedus.errors import ConfigError
 from foedus.models.base import Params
 
@@ -40,6 +37,8 @@ class FedPer(OwnModel):
         >>> fd.run(fd.FedPer(fd.MLP(200), shared="*0", lr=0.1), fed, rounds=100)
     """
 
+    divided: ClassVar[bool] = True
+
     shared: Annotated[str, MinLen(1)] = "*0"
 
     def check(self, spec: Spec) -> None:
@@ -55,21 +54,9 @@ class FedPer(OwnModel):
             )
 
     def body(self, w: Params) -> Params:
-        """The shared ones of a model's parameters."""
         globs = self.shared.split()
         return {
             name: value
-            for name, value in w.items()
+            for name, value in super().body(w).items()
             if any(fnmatchcase(name.replace("/", "."), glob) for glob in globs)
         }
-
-    def train(self, client: Client, w: Params) -> tuple[Params, dict[str, Params]]:
-        own = self.descend(client, {**client.state["w"], **w})["params"]
-        return tree.sub(self.body(own), w), {"w": own}
-
-    def start(self, clients: Clients) -> State:
-        state = super().start(clients)
-        return state.replace(w=self.body(state.w))
-
-    def predictor(self, state: State) -> None:
-        return None

@@ -5,12 +5,11 @@ networks", MLSys 2020, Algorithm 2.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from annotated_types import Ge
 
 from foedus.algorithms.fedavg import FedAvg
-from foedus.base import tree
 from foedus.core.algorithm import Client, client_step
 from foedus.models.base import Params
 
@@ -28,5 +27,5 @@ class FedProx(FedAvg):
     mu: Annotated[float, Ge(0)] = 0.01
 
     @client_step(batch="whole")
-    def train(self, client: Client, w: Params) -> tuple[Params, None]:
-        return tree.sub(self.descend(client, w, prox=self.mu)["params"], w), client.state
+    def train(self, client: Client, w: Params) -> tuple[Params, Any]:
+        return self.answer(client, w, self.descend(client, w, prox=self.mu)["params"])

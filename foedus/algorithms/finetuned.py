@@ -7,7 +7,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from foedus.algorithms.own_model import OwnTraining
-from foedus.base import tree
 from foedus.core.algorithm import Client
 from foedus.models.base import Params
 
@@ -32,4 +31,4 @@ class FineTuned(OwnTraining):
         trained = self.descend(client, w)["params"]
         alike = self.own_lr is None and self.own_steps is None
         own = trained if alike else self.descend_own(client, w)
-        return tree.sub(trained, w), {"w": own}
+        return {k: trained[k] - v for k, v in w.items()}, {"w": own}

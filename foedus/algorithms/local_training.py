@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -14,8 +14,8 @@ from foedus.base.tree import State
 from foedus.core.algorithm import Algorithm, Batching, Client
 from foedus.core.clients import Clients
 from foedus.core.predictor import Predictor
-from foedus.export.forms import Parametric
-from foedus.models.base import Model, Params, model_of, raise_statistics
+from foedus.export.forms import Form, Parametric
+from foedus.models.base import Model, Params, model_of, raise_kept, raise_statistics
 from foedus.models.custom_loss import check_custom
 from foedus.models.linear import Linear
 from foedus.models.losses import LossSetting, check_loss, loss_for
@@ -39,6 +39,11 @@ class LocalTraining(Training, Algorithm):
     averages_statistics: ClassVar[bool] = False
     """Whether its server averages running statistics, whatever it does to weights; without it,
     models that have them are refused.
+    """
+
+    keeps_layers: ClassVar[bool] = False
+    """Whether its clients can keep layers of their own (`Model.kept`); without it, models that have
+    such layers are refused.
     """
 
     model: Model = Linear()  # noqa: RUF009 - frozen
@@ -68,14 +73,55 @@ class LocalTraining(Training, Algorithm):
         loss = loss_for(self.loss, spec.classes)
         loss.check(spec.classes, spec.outputs)
         self.model.check(spec)
-        if self.model.statistics and not self.averages_statistics:
+        if self.model.kept and not self.keeps_layers:
+            raise_kept(type(self).__name__)
+        if self.model.statistics - self.model.kept and not self.averages_statistics:
             raise_statistics(type(self).__name__)
         check_custom(loss, self.model, spec)
 
+    if TYPE_CHECKING:
+
+        @property
+        def divided(self) -> bool:
+            """Whether some parameters stay at their clients, who then have models of their own."""
+    else:
+
+        @property
+        def divided(self) -> bool:
+            return bool(self.model.kept)
+
+    @property
+    def personal(self) -> bool:
+        return self.divided
+
+    @property
+    def stateful(self) -> bool:
+        return self.divided or type(self).init is not LocalTraining.init
+
+    def body(self, w: Params) -> Params:
+        """The parameters that are sent: all but those that stay at their clients."""
+        return {k: v for k, v in w.items() if k not in self.model.kept}
+
+    def init(self, client: Client) -> Any:
+        return {"w": self.model.init(client.spec, client.shared)} if self.divided else None
+
+    def outputs(self, client: Client, x: Tensor) -> Tensor:
+        return self.form(client)(x)
+
+    def form(self, client: Client) -> Form:
+        return Parametric(self.model, client.state["w"])
+
+    def readmit(self, state: State, ids: Tensor) -> State | None:
+        """A client that has lost its own model starts again."""
+        return state if self.personal else None
+
     def start(self, clients: Clients) -> State:
-        return State(w=self.model.init(clients.spec, clients.shared), spec=clients.spec)
+        w = self.model.init(clients.spec, clients.shared)
+        return State(w=self.body(w) if self.divided else w, spec=clients.spec)
 
     def predictor(self, state: State) -> Predictor | None:
+        if self.divided:
+            return None
         return Predictor(Parametric(self.model, state.w), state.spec)
 
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -95,8 +141,18 @@ class LocalTraining(Training, Algorithm):
         fixed = self.model.statistics
         return {k: v for k, v in w.items() if k not in fixed} if fixed else w
 
+    def answer(self, client: Client, w: Params, own: Params) -> tuple[Params, Any]:
+        """What a client sends and keeps after training from w to `own`, a fresh copy."""
+        if not self.divided:
+            return tree.map(lambda new, old: new.sub_(old), own, w), client.state
+        return {k: own[k] - v for k, v in w.items()}, {"w": own}
+
     def descend(self, client: Client, w: Params, **terms: Any) -> dict[str, Any]:
-        """Local training from w; see `foedus.models.training.descend`."""
+        """Local training from w, and from the client's own parameters where they are not in w; see
+        `foedus.models.training.descend`.
+        """
+        if self.divided:
+            w = {**client.state["w"], **w}
         return descend(
             self,
             self.model,

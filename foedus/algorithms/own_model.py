@@ -6,12 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Gt
-from torch import Tensor
 
 from foedus.algorithms.fedavg import FedAvg
-from foedus.base.tree import State
 from foedus.core.algorithm import Client
-from foedus.export.forms import Form, Parametric
 from foedus.models.base import Params
 
 
@@ -27,16 +24,6 @@ class OwnModel(FedAvg):
 
     def init(self, client: Client) -> dict[str, Params]:
         return {"w": self.model.init(client.spec, client.shared)}
-
-    def outputs(self, client: Client, x: Tensor) -> Tensor:
-        return self.form(client)(x)
-
-    def form(self, client: Client) -> Form:
-        return Parametric(self.model, client.state["w"])
-
-    def readmit(self, state: State, ids: Tensor) -> State:
-        """A client that has lost its own model starts again."""
-        return state
 
 
 @dataclass(frozen=True)

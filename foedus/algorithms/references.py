@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import Tensor
-
 from foedus.algorithms.local_training import LocalTraining
 from foedus.base.tree import State
 from foedus.core.algorithm import Client
 from foedus.core.clients import Clients
-from foedus.export.forms import Form, Parametric
 from foedus.models.base import Params
 from foedus.models.training.memory import fresh_memory
 
@@ -26,6 +23,8 @@ class Independent(LocalTraining):
 
     personal: ClassVar[bool] = True
     averages_statistics: ClassVar[bool] = True  # each keeps its own
+    keeps_layers: ClassVar[bool] = True
+    divided: ClassVar[bool] = False  # nothing is sent
 
     def init(self, client: Client) -> dict[str, Any]:
         w = self.model.init(client.spec, client.shared)
@@ -35,21 +34,11 @@ class Independent(LocalTraining):
         trained = self.descend(client, client.state["w"], memory=client.state["memory"])
         return {}, {"w": trained["params"], "memory": trained["memory"]}
 
-    def outputs(self, client: Client, x: Tensor) -> Tensor:
-        return self.form(client)(x)
-
-    def form(self, client: Client) -> Form:
-        return Parametric(self.model, client.state["w"])
-
     def start(self, clients: Clients) -> State:
         return State()
 
     def round(self, clients: Clients, state: State) -> State:
         clients.mean(self.train)
-        return state
-
-    def readmit(self, state: State, ids: Tensor) -> State:
-        """They begin anew."""
         return state
 
     def predictor(self, state: State) -> None:
@@ -67,6 +56,8 @@ class Central(LocalTraining):
 
     pooled: ClassVar[bool] = True
     averages_statistics: ClassVar[bool] = True
+    keeps_layers: ClassVar[bool] = True
+    divided: ClassVar[bool] = False  # there is one place
 
     def init(self, client: Client) -> dict[str, Any]:
         return fresh_memory(self, self.model.init(client.spec, client.shared))

@@ -102,10 +102,15 @@ class Algorithm(Settings):
     how clients may share a batch.
     """
 
-    personal: ClassVar[bool] = False
-    """Each client ends up with a model of its own; it is evaluated on the client's own test rows.
+    if TYPE_CHECKING:  # a constant of the class or a property
 
-    """
+        @property
+        def personal(self) -> bool:
+            """Each client ends up with a model of its own; it is evaluated on the client's own
+            test rows.
+            """
+    else:
+        personal: bool = False
 
     pooled: ClassVar[bool] = False
     """A reference that sees all rows in one place: it runs on one client who holds them all, and
@@ -126,6 +131,11 @@ class Algorithm(Settings):
     def batching(self) -> Batching:
         """How clients may share a batch."""
         return Batching()
+
+    @property
+    def stateful(self) -> bool:
+        """Whether clients keep a state between rounds."""
+        return type(self).init is not Algorithm.init
 
     @property
     def names_clients(self) -> bool:

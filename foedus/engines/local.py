@@ -101,7 +101,7 @@ class LocalSession(Session):
         self.states = States(len(self.ids))
         self.shared = random.fold(seed_key, 0)
         self.prepares = type(algorithm).prepare is not Algorithm.prepare
-        self.remembers = type(algorithm).init is not Algorithm.init
+        self.remembers = algorithm.stateful
         self.absorbs = type(algorithm).absorb is not Algorithm.absorb
         self.batching, self.kinds = algorithm.batching(), algorithm.kinds(self.ids)
         self._everyone: list[Group] | None = None

@@ -73,6 +73,11 @@ class Model(Settings):
         """
         return frozenset()
 
+    @property
+    def kept(self) -> frozenset[str]:
+        """Names of parameters that stay at their client: those of BatchNorm with norm="local"."""
+        return frozenset()
+
     def drops(self, spec: Spec) -> bool:
         """Whether it has dropout in training."""
         return False
@@ -141,10 +146,21 @@ def raise_statistics(name: str) -> NoReturn:
     )
 
 
+def raise_kept(name: str) -> NoReturn:
+    """Refuse a model with layers that stay at their client, for an algorithm without them."""
+    raise ModelError(
+        f'{name} has no place for layers that stay at their clients (norm="local" or "silo"); use '
+        'norm="average", "frozen" or "group", or fd.FedAvg, fd.FedProx, fd.FedAdam, fd.FedNova or '
+        "fd.FedPer"
+    )
+
+
 def check_plain(name: str, model: Model, spec: Spec) -> None:
     """Refuse a model that is called otherwise in training, for an algorithm that does not train by
     mini-batch descent: with running statistics, or dropout.
     """
+    if model.kept:
+        raise_kept(name)
     if model.statistics:
         raise_statistics(name)
     if model.drops(spec):

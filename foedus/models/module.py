@@ -18,10 +18,11 @@ from foedus.errors import ModelError
 from foedus.models.base import Drops, Model, Params
 from foedus.models.dropout import Record, with_layers
 from foedus.models.norms import (
-    POLICIES,
+    UPDATED,
     Norm,
     batch_norms,
     check_norms,
+    layers_of,
     rows_of_call,
     statistics_of,
     with_groups,
@@ -52,7 +53,10 @@ class Module(Model):
     Args:
         module: The module.
         norm: What becomes of BatchNorm. "average": clients update the running statistics, and they
-            are averaged and sent as weights are. "frozen": those of the module are used in training
+            are averaged and sent as weights are. "local": BatchNorm layers stay at their client,
+            who has a model of its own (FedBN: Li, Jiang, Zhang, Kamp and Dou, ICLR 2021). "silo":
+            their statistics do, and their weights are averaged (SiloBN: Andreux, Ogier du Terrail,
+            Beguier and Tramel, DCL 2020). "frozen": those of the module are used in training
             too, and stay. "group": GroupNorm of the same channels in its place, in groups of at
             least 16 channels, with BatchNorm's weights. `None`: a module with BatchNorm is refused.
     """
@@ -61,14 +65,6 @@ class Module(Model):
     norm: Norm | None = None
 
     trains_apart: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.norm == "local":
-            raise ModelError(
-                'norm="local" (each client keeps its statistics, as in FedBN) is not there: use '
-                + POLICIES
-            )
-        super().__post_init__()
 
     @property
     def batchable(self) -> bool:
@@ -148,15 +144,19 @@ class Module(Model):
 
     @property
     def statistics(self) -> frozenset[str]:
-        if self.norm != "average":
-            return frozenset()
-        return frozenset(name.replace(".", "/") for name in statistics_of(self.module))
+        return _slashed(statistics_of(self.module)) if self.norm in UPDATED else frozenset()
+
+    @property
+    def kept(self) -> frozenset[str]:
+        if self.norm == "silo":
+            return self.statistics
+        return _slashed(layers_of(self.module)) if self.norm == "local" else frozenset()
 
     def init(self, spec: Spec, key: Tensor | None) -> Params:
         # Names with dots would nest in saved files; the module's own naming comes back in `apply`.
         parameters = self.module.named_parameters()
         trained: Params = {n: p for n, p in parameters if p.requires_grad}
-        if self.norm == "average":
+        if self.norm in UPDATED:
             kept = set(statistics_of(self.module))
             trained |= {n: b for n, b in self.module.named_buffers() if n in kept}
         return {n.replace(".", "/"): p.detach().clone() for n, p in trained.items()}
@@ -171,7 +171,7 @@ class Module(Model):
         named = {n.replace("/", "."): p for n, p in params.items()}
         own = self._own(training=True)
         with nullcontext() if drops is None else drops:
-            if self.norm != "average":
+            if self.norm not in UPDATED:
                 return functional_call(own, named, (x,)), {}
             with rows_of_call(weight, padded) as found:
                 outputs = functional_call(own, named, (x,))
@@ -212,11 +212,16 @@ class Module(Model):
             with_layers(made)
         if self.norm == "group":
             return with_groups(made).train(training)
-        if self.norm == "average":
+        if self.norm in UPDATED:
             with_statistics(made)
         for m in batch_norms(made).values() if self.norm == "frozen" else ():
             m.eval()
         return made
+
+
+def _slashed(names: list[str]) -> frozenset[str]:
+    """Names of parameters as they are in a tree."""
+    return frozenset(name.replace(".", "/") for name in names)
 
 
 def forget_copies(module: nn.Module) -> None:

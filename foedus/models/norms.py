@@ -20,9 +20,12 @@ from torch import Tensor, nn
 from foedus.errors import ModelError
 from foedus.models.base import Params
 
-Norm = Literal["average", "frozen", "group"]
+Norm = Literal["average", "local", "silo", "frozen", "group"]
+UPDATED = ("average", "local", "silo")
+"""Policies whose running statistics clients update."""
 POLICIES = (
-    'norm="average" (running statistics are averaged as weights are), norm="frozen" (those of the '
+    'norm="average" (running statistics are averaged as weights are), norm="local" (the layer '
+    'stays at its client), norm="silo" (its statistics do), norm="frozen" (statistics of the '
     'module are used and stay) or norm="group" (GroupNorm in its place)'
 )
 _CALL = threading.local()
@@ -45,13 +48,13 @@ def check_norms(module: nn.Module, norm: str | None) -> None:
                     "where clients with different data are averaged must be said: "
                     f"fd.Module(net, norm=...) with {POLICIES}; or use GroupNorm or LayerNorm"
                 )
-            if norm in ("average", "frozen") and m.running_mean is None:
+            if norm in (*UPDATED, "frozen") and m.running_mean is None:
                 raise ModelError(
                     f"{where} has no running statistics (track_running_stats=False), so its "
                     f"outputs depend on which rows are together; norm={norm!r} needs them: use "
                     'track_running_stats=True, or norm="group"'
                 )
-            if norm == "average" and m.momentum is None:
+            if norm in UPDATED and m.momentum is None:
                 raise ModelError(
                     f"{where} has momentum=None, a plain average over all mini-batches, of which "
                     "there is none when clients take turns; give it a number, such as 0.1"
@@ -67,6 +70,17 @@ def statistics_of(module: nn.Module) -> list[str]:
     """The names of a module's running means and variances."""
     stem = {name: f"{name}." if name else "" for name in batch_norms(module)}
     return [f"{at}{part}" for at in stem.values() for part in ("running_mean", "running_var")]
+
+
+def layers_of(module: nn.Module) -> list[str]:
+    """The names of all trained parameters and running statistics of a module's BatchNorm layers."""
+    trained = [
+        f"{name}.{part}" if name else part
+        for name, m in batch_norms(module).items()
+        for part, p in m.named_parameters()
+        if p.requires_grad
+    ]
+    return [*trained, *statistics_of(module)]
 
 
 def groups_of(channels: int) -> int:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import foedus as fd
+from foedus import wire
 from foedus.base import random
 from foedus.models.norms import groups_of
 
@@ -147,11 +148,100 @@ def test_layers_without_a_policy_are_refused(fed, net, norm, message):
         fd.run(fd.FedAvg(fd.Module(net, norm=norm)), fed, 1)
 
 
-def test_policies_that_are_not_there():
-    with pytest.raises(fd.ModelError, match=r'norm="local".*is not there: use norm="average"'):
-        fd.Module(dense(), norm="local")
+def test_a_policy_that_is_not_there():
     with pytest.raises(fd.ModelError, match="norm 'averaged' is unknown; did you mean 'average'"):
         fd.Module(dense(), norm="averaged")
+
+
+STATISTICS = {"1/running_mean", "1/running_var"}
+KEPT = {"local": STATISTICS | {"1/weight", "1/bias"}, "silo": STATISTICS}
+
+
+@pytest.mark.parametrize("batch", [True, False])
+@pytest.mark.parametrize("norm", ["local", "silo"])
+def test_layers_that_stay_at_their_client(fed, norm, batch):
+    """Two rounds of FedBN and SiloBN in PyTorch: each client goes on from its own layer, the rest
+    is averaged by rows; the own model is the one after local training."""
+    net = dense()
+    algorithm = fd.FedAvg(fd.Module(net, norm=norm), lr=0.1, batch_size=7, server_lr=0.8)
+    run = fd.run(algorithm, fed, 2, engine=fd.Local(batch=batch), seed=3)
+    x, y = torch.from_numpy(fed.data.x_train), torch.from_numpy(fed.data.y_train)
+    clients = [copy.deepcopy(net) for _ in fed.ids]
+    w = {k.replace(".", "/"): v for k, v in net.state_dict().items() if "tracked" not in k}
+    w = {k: v for k, v in w.items() if k not in KEPT[norm]}
+    for round in (1, 2):
+        mean = {k: torch.zeros_like(v) for k, v in w.items()}
+        for i, own in enumerate(clients):
+            own.load_state_dict({k.replace("/", "."): v for k, v in w.items()}, strict=False)
+            rows = fed.rows[fed.offsets[i] : fed.offsets[i + 1]]
+            key = random.fold(random.key(3), round, 0, int(fed.ids[i]))
+            new = by_pytorch(own, x[rows], y[rows], 7, key, 0.1)
+            own.load_state_dict({k.replace("/", "."): v for k, v in new.items()}, strict=False)
+            for k, v in w.items():
+                mean[k] += len(rows) / len(fed.rows) * (new[k] - v)
+        w = {k: v + 0.8 * mean[k] for k, v in w.items()}
+    assert set(run.state.w) == set(w)
+    for k, v in w.items():
+        torch.testing.assert_close(run.state.w[k], v, rtol=1e-3, atol=1e-5)
+    assert run.records.last("bytes_up") == 2 * len(fed) * wire.nbytes(w), "and nothing else is sent"
+    test = torch.from_numpy(fed.data.x_test)
+    for i, own in zip(fed.ids.tolist(), clients, strict=True):
+        found = run.model_of(i)
+        torch.testing.assert_close(found.outputs(test), own.eval()(test), rtol=1e-2, atol=1e-3)
+        assert torch.equal(
+            found.to_torch()[1].running_mean, run.client_states().get(i)["w"]["1/running_mean"]
+        )
+    hits = 0
+    for i, own in enumerate(clients):
+        rows = fed.test_rows[fed.test_offsets[i] : fed.test_offsets[i + 1]]
+        hits += int((own(test[rows]).argmax(1).numpy() == fed.data.y_test[rows]).sum())
+    assert run.records.last("own_accuracy") == pytest.approx(hits / len(fed.test_rows))
+    with pytest.raises(fd.FoedusError, match="FedAvg has no global model; run.model_of"):
+        _ = run.model
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        lambda m: fd.FedProx(m, lr=0.1, mu=0.5),
+        lambda m: fd.FedAdam(m, lr=0.1),
+        lambda m: fd.FedNova(m, lr=0.1),
+        lambda m: fd.FineTuned(m, lr=0.1, own_lr=0.05),
+        lambda m: fd.FedPer(m, lr=0.1, shared="0.* 1.*"),
+        lambda m: fd.FedRep(m, lr=0.1, shared="0.* 1.*"),
+    ],
+)
+def test_algorithms_with_layers_that_stay(fed, algorithm):
+    """Half of the clients take part; what a client keeps is its own, and is never sent."""
+    made = algorithm(fd.Module(dense(), norm="local"))
+    looped, batched = (
+        fd.run(made, fed, 3, participation=0.6, engine=fd.Local(batch=batch))
+        for batch in (False, True)
+    )
+    assert not set(looped.state.w) & KEPT["local"]
+    states = [run.client_states() for run in (looped, batched)]
+    known = [i for i in range(len(fed)) if states[0].get(i) is not None]
+    for i in known:
+        for k in KEPT["local"]:
+            a, b = (s.get(i)["w"][k] for s in states)
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+    means = torch.stack([states[0].get(i)["w"]["1/running_mean"] for i in known])
+    assert float(means.std(0).max()) > 1e-3, "clients have statistics of their own"
+
+
+def test_layers_that_stay_are_nothing_special_where_nothing_is_sent(fed):
+    for kind in (fd.Independent, fd.Central):
+        local, average = (
+            fd.run(kind(fd.Module(dense(), norm=norm), lr=0.1), fed, 2)
+            for norm in ("local", "average")
+        )
+        assert local.records.last("accuracy") == average.records.last("accuracy")
+
+
+@pytest.mark.parametrize("kind", [fd.Scaffold, fd.FedDyn, fd.Ditto, fd.FedDR])
+def test_algorithms_that_keep_no_layers_say_so(fed, kind):
+    with pytest.raises(fd.ModelError, match=f"{kind.__name__} has no place for layers that stay"):
+        fd.run(kind(fd.Module(dense(), norm="silo")), fed, 1)
 
 
 @pytest.mark.parametrize("batch", [True, False])

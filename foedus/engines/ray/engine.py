@@ -114,7 +114,7 @@ class RaySession(Session):
         self.ids = torch.from_numpy(np.sort(fed.ids))
         self._rows: tuple[Tensor, Tensor, Any] | None = None
         self.absorbs = type(algorithm).absorb is not Algorithm.absorb
-        remembers = type(algorithm).init is not Algorithm.init
+        remembers = algorithm.stateful
         nodes = [n for n in tree.NODES.values() if not n.__module__.startswith("foedus.")]
         try:
             shared = self.ray.put(algorithm)
