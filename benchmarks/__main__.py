@@ -3,8 +3,8 @@
 Without items, those of docs/performance.md: machine w1 w2 w3 w4 w5 w6 w7 w8 w9 w10 crowd compiled
 overhead memory scaling tables start profile; but not those that install other tools, peers-w1
 peers-w2 peers-w3 peers-w4 peers-w5, or peers for all five. Results are kept in benchmarks/results;
---docs writes the page from them. Further studies, by name: batching fednewton fedfw lowrank
-fedboost fedres ffgb ray flower secure.
+--docs writes the page from them. Further studies, by name: batching layers fednewton fedfw
+lowrank fedboost fedres ffgb ray flower secure.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from benchmarks.fednewton import fednewton
 from benchmarks.fedres import fedres
 from benchmarks.ffgb import ffgb
 from benchmarks.flower import flower
+from benchmarks.layers import layers
 from benchmarks.limits import workload
 from benchmarks.machine import machine
 from benchmarks.peers.compare import peers
@@ -54,6 +55,7 @@ PAGE: dict[str, dict[str, Study]] = {
 
 STUDIES: dict[str, Study] = {
     "batching": batching,
+    "layers": layers,
     "fednewton": fednewton,
     "fedfw": fedfw,
     "lowrank": lowrank,

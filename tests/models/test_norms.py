@@ -196,7 +196,7 @@ def test_layers_that_stay_at_their_client(fed, norm, batch):
         rows = fed.test_rows[fed.test_offsets[i] : fed.test_offsets[i + 1]]
         hits += int((own(test[rows]).argmax(1).numpy() == fed.data.y_test[rows]).sum())
     assert run.records.last("own_accuracy") == pytest.approx(hits / len(fed.test_rows))
-    with pytest.raises(fd.FoedusError, match="FedAvg has no global model; run.model_of"):
+    with pytest.raises(fd.FoedusError, match=r"FedAvg has no global model; run\.model_of"):
         _ = run.model
 
 

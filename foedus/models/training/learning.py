@@ -35,6 +35,8 @@ class Learner:
         self, params: Params, x: Tensor, y: Tensor, weight: Tensor, padded: bool, draw: Draw
     ) -> tuple[Params, Params]:
         """All with a leading client dimension; weights sum to 1 for each client."""
+        if padded:
+            x, y, weight, padded = without_padding(x, y, weight)
         still = {k: v for k, v in params.items() if k in self.fixed}
         moving = {k: v for k, v in params.items() if k not in self.fixed} if still else params
         first = {k: v[0] for k, v in params.items()}
@@ -79,6 +81,19 @@ class Learner:
             grads = torch.autograd.grad(value, each, allow_unused=True, materialize_grads=True)
         found = {k: g.unsqueeze(0) for k, g in zip(leaves, grads, strict=True)}
         return found, {k: v.detach().unsqueeze(0) for k, v in new.items()}
+
+
+def without_padding(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor, bool]:
+    """Mini-batches (c, b, ...) without the rows behind the last real one of any client, and whether
+    padding is left: it is not where all have the same number of rows.
+    """
+    real = weight > 0
+    lengths = real.int().cumprod(1).sum(1)
+    longest = int(lengths.max())
+    if not bool((lengths == real.sum(1)).all()):  # rows that count 0 lie between others
+        return x, y, weight, True
+    left = bool((lengths < longest).any())
+    return x[:, :longest], y[:, :longest], weight[:, :longest], left
 
 
 def batched_over_clients(function: Callable, model: Model) -> Callable[..., Any]:
