@@ -9,12 +9,14 @@
 
 #define _GNU_SOURCE /* RTLD_DEFAULT */
 #define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000 /* one build for CPython 3.11 and all that follow; 3.11 is the first with buffers */
 #include <Python.h>
 #include <dlfcn.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -502,13 +504,13 @@ static PyObject *choose(PyObject *self, PyObject *args)
 /* The buffers of a tuple's objects; the number of them, or -1. */
 static int buffers_of(PyObject *tuple, Py_buffer *buffers, int flags)
 {
-    size count = PyTuple_Check(tuple) ? PyTuple_GET_SIZE(tuple) : MOST_LAYERS + 1;
+    size count = PyTuple_Check(tuple) ? PyTuple_Size(tuple) : MOST_LAYERS + 1;
     if (count > MOST_LAYERS) {
         PyErr_SetString(PyExc_ValueError, "layers must come in a tuple, and not too many");
         return -1;
     }
     for (int i = 0; i < count; i++)
-        if (PyObject_GetBuffer(PyTuple_GET_ITEM(tuple, i), &buffers[i], flags) != 0)
+        if (PyObject_GetBuffer(PyTuple_GetItem(tuple, i), &buffers[i], flags) != 0)
             return release(buffers, i), -1;
     return (int)count;
 }
@@ -530,14 +532,14 @@ static PyObject *train(PyObject *self, PyObject *args)
         if ((counts[taken] = buffers_of(given[taken], layers[taken], taken < 2 ? PyBUF_WRITABLE : PyBUF_SIMPLE)) < 0)
             goto done;
     m.layers = counts[0];
-    if (m.layers < 1 || counts[1] != m.layers || counts[2] != m.layers || counts[3] != m.layers || PyTuple_GET_SIZE(sizes) != m.layers + 1) {
+    if (m.layers < 1 || counts[1] != m.layers || counts[2] != m.layers || counts[3] != m.layers || PyTuple_Size(sizes) != m.layers + 1) {
         PyErr_SetString(PyExc_ValueError, "as many weights, biases and terms are due, and one more size");
         goto done;
     }
     size c = m.clients;
     for (int l = 0; l < m.layers; l++) {
         Layer *layer = &m.layer[l];
-        layer->in = PyLong_AsSsize_t(PyTuple_GET_ITEM(sizes, l)), layer->out = PyLong_AsSsize_t(PyTuple_GET_ITEM(sizes, l + 1));
+        layer->in = PyLong_AsSsize_t(PyTuple_GetItem(sizes, l)), layer->out = PyLong_AsSsize_t(PyTuple_GetItem(sizes, l + 1));
         if (PyErr_Occurred() || !holds(&layers[0][l], c, layer->out, layer->in, 4, "weight"))
             goto done;
         if ((layers[1][l].len && !holds(&layers[1][l], c, layer->out, 1, 4, "bias")) ||
