@@ -7,7 +7,7 @@ BUILT_FROM := pyproject.toml constraints.txt $(wildcard foedus/kernels/*.[ch])
 # By path, not by import hook: in the folder that holds the clone, a hook would lose to the clone's own folder.
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --config-settings editable_mode=compat
 
-.PHONY: help demo test test-slow coverage lint bench papers faults fuzz mutants lock sbom clean
+.PHONY: help demo test test-slow coverage lint bench papers faults fuzz mutants lock sbom dist clean
 
 help:
 	@echo "make demo    compare the algorithms on bundled data and write a page (under two minutes after installation)"
@@ -21,6 +21,7 @@ help:
 	@echo "make mutants hand-made faults, one at a time: the tests must kill 95 % (ARGS='fedfw-* wire' for some of them; ARGS=--check: seconds)"
 	@echo "make lock    requirements.lock: what a deployment installs, with hashes"
 	@echo "make sbom    sbom.json: what is installed in .venv, as a CycloneDX bill of materials (ARGS='-o FILE' for another place)"
+	@echo "make dist    dist/: the source distribution, and one wheel for CPython 3.11 and later on this system, both checked"
 	@echo "make papers  every table and figure of the papers at --quick, and their pages"
 
 $(VENV)/bin/python:
@@ -72,6 +73,15 @@ lock: $(VENV)/.dev
 # The tool checks what it writes against CycloneDX's schema.
 sbom: $(VENV)/.dev
 	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --mc-type library --output-reproducible -o sbom.json $(ARGS) $(BIN)/python
+
+# auditwheel finds out with which systems the compiled loops work, and names the wheel so.
+dist: $(VENV)/.dev
+	rm -rf dist build
+	$(BIN)/python -m build --no-isolation --outdir dist/built
+	PATH=$(BIN):$$PATH $(BIN)/auditwheel repair dist/built/*.whl --wheel-dir dist
+	mv dist/built/*.tar.gz dist
+	rm -r dist/built build
+	$(BIN)/twine check --strict dist/*
 
 papers: $(VENV)/.report
 	$(BIN)/foedus paper all all --quick $(ARGS)

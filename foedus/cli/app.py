@@ -11,7 +11,6 @@ from typer import Argument, Option
 from typer.core import TyperGroup
 
 from foedus.errors import DivergenceError, FoedusError
-from foedus.version import __version__
 
 
 class _Commands(TyperGroup):
@@ -56,7 +55,9 @@ Config = Annotated[
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(f"foedus {__version__}")
+        from foedus.cli.doctor import version_line
+
+        typer.echo(version_line())
         raise typer.Exit
 
 

@@ -1,0 +1,5 @@
+"""`python -m foedus`."""
+
+from foedus.cli import main
+
+main()
