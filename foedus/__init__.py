@@ -153,6 +153,7 @@ _HOMES = {
         "SobolevNet",
         "Training",
         "losses",
+        "schedules",
     ),
     "foedus.aggregation": (
         "DifferentialPrivacy",

@@ -144,6 +144,7 @@ from foedus.models import Sklearn as Sklearn
 from foedus.models import SobolevNet as SobolevNet
 from foedus.models import Training as Training
 from foedus.models import losses as losses
+from foedus.models import schedules as schedules
 from foedus.report.compare import Comparison as Comparison
 from foedus.report.compare import compare as compare
 from foedus.trackers import MLflow as MLflow
