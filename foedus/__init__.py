@@ -37,6 +37,7 @@ _HOMES = {
         "FedFW",
         "FedNewton",
         "FedNova",
+        "FedOpt",
         "FedPer",
         "FedProx",
         "FedRep",

@@ -25,6 +25,7 @@ from foedus.algorithms import FedDyn as FedDyn
 from foedus.algorithms import FedFW as FedFW
 from foedus.algorithms import FedNewton as FedNewton
 from foedus.algorithms import FedNova as FedNova
+from foedus.algorithms import FedOpt as FedOpt
 from foedus.algorithms import FedPer as FedPer
 from foedus.algorithms import FedProx as FedProx
 from foedus.algorithms import FedRep as FedRep
