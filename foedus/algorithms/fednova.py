@@ -33,9 +33,9 @@ class FedNova(LocalTraining):
 
         a_i = (tau_i - rho (1 - rho^tau_i) / (1 - rho)) / (1 - rho).
 
-    With a schedule by local step, the gradient of a step counts as often as its step size is that
-    of the first. Where all clients make the same number of steps, this is FedAvg. tau_i follows from the settings
-    and from the client's number of rows, which the server knows, so that a is not asked for. With
+    With a schedule by local step, a gradient counts by its step size in units of the first. Where
+    all clients make the same number of steps, this is FedAvg. tau_i follows from the settings and
+    from the client's number of rows, which the server knows, so that a is not asked for. With
     differential privacy, the clip is that of d_i, the change of one step on average, and a
     multiplies the noise of the average.
 

@@ -30,8 +30,8 @@ class FedOpt(LocalTraining):
         server:    w <- one step of `server_optimizer` from w, with gradient -sum_i p_i (w_i - w)
 
     "SGD" with `server_lr=1` is FedAvg. `fd.FedAdam`, `fd.FedYogi` and `fd.FedAdagrad` are the
-    paper's, without bias correction and with its `tau`; "Adam" here is PyTorch's. What the optimizer
-    remembers is part of the server's state (`run.state.memory`) and of checkpoints.
+    paper's, without bias correction and with its `tau`; "Adam" here is PyTorch's. What the
+    optimizer remembers is part of the server's state (`run.state.memory`) and of checkpoints.
 
     Args:
         server_optimizer: The name of a class of `torch.optim`, or the class.
@@ -52,8 +52,9 @@ class FedOpt(LocalTraining):
 
     def __post_init__(self) -> None:
         given: Any = self.server_optimizer
-        if isinstance(given, type) and getattr(torch.optim, given.__name__, None) is given:
-            object.__setattr__(self, "server_optimizer", given.__name__)
+        name = getattr(given, "__name__", "")
+        if name and getattr(torch.optim, name, None) is given:
+            object.__setattr__(self, "server_optimizer", name)
         if isinstance(self.server_options, dict):
             options = {
                 k: tuple(v) if isinstance(v, list) else v for k, v in self.server_options.items()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import threading
 import weakref
-from contextlib import nullcontext
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import ClassVar

@@ -146,8 +146,8 @@ class Net(Oracle):
         super().__post_init__()
         if follows_rounds(self.training.lr):
             raise ConfigError(
-                f"training: lr={self.training.lr!r} follows the round, and an oracle is fitted anew "
-                'in every round; use by="step"'
+                f"training: lr={self.training.lr!r} follows the round, and an oracle is fitted "
+                'anew in every round; use by="step"'
             )
 
     def check(self, spec: Spec) -> None:

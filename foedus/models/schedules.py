@@ -4,10 +4,10 @@
     fd.FedAvg(net, lr=fd.schedules.Cosine(0.1, over=50, by="step"))        # within every round
     fd.FedAvg(net, lr=fd.schedules.WarmUp(5, then=fd.schedules.Step(0.1, every=30)))
 
-With t = 0, 1, 2, ... the rounds before this one (`by="round"`), or the local steps that a client has
-made in this round (`by="step"`: every round begins at 0), a step size is a function of t alone, so
-a run that is resumed goes on where it stopped. Where messages are late, a client uses the step size
-of the round whose broadcast it was sent.
+With t = 0, 1, 2, ... the rounds before this one (`by="round"`), or the local steps that a client
+has made in this round (`by="step"`: every round begins at 0), a step size is a function of t alone,
+so a run that is resumed goes on where it stopped. Where messages are late, a client uses the step
+size of the round whose broadcast it was sent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from foedus.base.settings import Means, Settings, check_settings
 By = Literal["round", "step"]
 
 
-@dataclass(frozen=True)
 class Schedule(Settings):
     """Base of the schedules: `at(round, step)` is the step size after so many rounds and local
     steps, and `lowest` the least that there is.

@@ -24,18 +24,18 @@ from foedus.models.schedules import Rate
 class Training(Settings):
     """How a client trains in one round.
 
-    lr: step size, or a schedule of `fd.schedules`. optimizer: "sgd", "adam", or "adamw", whose
-    weight decay is apart from the gradient (w <- (1 - lr weight_decay) w before the step).
-    momentum: of SGD (PyTorch's form, v = m v + g). epochs: passes over the client's rows; steps: a
+    lr: step size, or a schedule of `fd.schedules`. epochs: passes over the client's rows; steps: a
     number of optimizer steps instead. batch_size: rows in a mini-batch (`None`: all). accumulate:
-    mini-batches of one optimizer step, which is that of a single one so many times as large; only
-    their activations are not in memory at once. weight_decay: L2 term added to the gradient. decay:
-    what has weight decay: "all", or "weights", the parameters of two or more dimensions (no biases
-    and scales of norms). clip: largest norm of a step's gradient of the local loss (before
+    mini-batches of one optimizer step, which is that of a single one so many times as large; but
+    not all of their activations are in memory at once. optimizer: "sgd", "adam", or "adamw", whose
+    weight decay is apart from the gradient (w <- (1 - lr weight_decay) w before the step).
+    momentum: of SGD (PyTorch's form, v = m v + g). weight_decay: L2 term added to the gradient.
+    decay: what has weight decay: "all", or "weights", the parameters of two or more dimensions (no
+    biases and scales of norms). clip: largest norm of a step's gradient of the local loss (before
     correction terms and weight decay are added); `None`: no limit. augment: "crop_flip" crops every
     image of a mini-batch at random after padding it by 4, and flips it or not; `None`: rows as they
-    are. precision: "bfloat16" or, on a GPU, "float16": the model's forward pass in `torch.autocast`;
-    parameters, losses and updates stay float32. `None`: float32 throughout.
+    are. precision: "bfloat16" or, on a GPU, "float16": the model's forward pass under
+    `torch.autocast`; parameters, losses and updates stay float32. `None`: float32 throughout.
     """
 
     lr: Rate = 0.1
@@ -55,8 +55,8 @@ class Training(Settings):
         check_settings(self)
         if self.accumulate > 1 and self.batch_size is None:
             raise ConfigError(
-                f"accumulate={self.accumulate} adds up mini-batches, and batch_size=None has one of "
-                "all rows; give the rows of a mini-batch, such as batch_size=32"
+                f"accumulate={self.accumulate} adds up mini-batches, and batch_size=None has one "
+                "of all rows; give the rows of a mini-batch, such as batch_size=32"
             )
 
     @property
