@@ -163,16 +163,17 @@ def test_scaffold_by_round(two):
     assert float(run.state.c["weight"]) == pytest.approx(-(0.14625 + 0.0675) / 0.2)
 
 
-def test_fednova_counts_steps_by_their_sizes(two):
+@pytest.mark.parametrize("batch", [True, False])
+def test_fednova_counts_steps_by_their_sizes(two, batch):
     """One row a batch: A makes one step, to 0.2; B two, to 0.26, of which the second counts half.
 
     With momentum B's v is -2 and then -1 - 1.2, so w = 0.2 + 0.11; its gradients count 0.125 and
     0.05 to the 0.1 of A's.
     """
     how = {"model": fd.Linear(bias=False), "lr": HALVED, "batch_size": 1}
-    run = after(fd.FedNova(**how), two, 1)
+    run = after(fd.FedNova(**how), two, 1, engine=fd.Local(batch=batch))
     assert weight(run) == pytest.approx((1 + 2 * 1.5) / 3 * (0.2 + 2 * 0.26 / 1.5) / 3)
-    run = after(fd.FedNova(**how, momentum=0.5), two, 1)
+    run = after(fd.FedNova(**how, momentum=0.5), two, 1, engine=fd.Local(batch=batch))
     assert weight(run) == pytest.approx((1 + 2 * 1.75) / 3 * (0.2 + 2 * 0.31 / 1.75) / 3)
 
 

@@ -17,7 +17,7 @@ from foedus.models.base import Model, Params
 from foedus.models.dropout import Masks
 from foedus.models.losses import Loss
 from foedus.models.schedules import rates_of, varies
-from foedus.models.training.accumulate import Slopes, accumulated
+from foedus.models.training.accumulate import accumulated
 from foedus.models.training.augment import crop_flip
 from foedus.models.training.compiled import LOSSES, knows
 from foedus.models.training.gradients import gradient_of, to
@@ -165,7 +165,8 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
     key = args["key"][order] if moved else args["key"]
     noise = random.fold(key, 0xA06) if how.augment else None
     masks = Masks(key, total * how.accumulate)
-    pieces = how.accumulate > 1 and not model.closed_form  # which hold no activations
+    # closed forms hold no activations
+    pieces = 0 if how.accumulate == 1 or model.closed_form else how.batch_size or 0
     padded = [False] * total
     if model.statistics or pieces:
         padded = (weight <= 0).flatten(1).any(1).tolist()
@@ -195,13 +196,14 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
         learner = Learner(model, loss, high - low) if model.trains_apart else None
 
         def slopes(
-            params: Params, x: Tensor, y: Tensor, weight: Tensor, padded: bool, step: int,
-            some: Any,
+            first: int, params: Params, x: Tensor, y: Tensor, weight: Tensor, padded: bool,
+            number: int = 0,
         ) -> tuple[Params, Params]:  # fmt: skip
-            """Gradients and new running statistics on a mini-batch; some: whose it is."""
+            """Gradients and new running statistics on mini-batch `first + number` of all steps."""
             if learner is None:
                 return slope_at(params, x, y, weight), {}
-            draw = partial(masks.draw, step=step, clients=some)
+            some = slice(low, low + len(weight))
+            draw = partial(masks.draw, step=first + number, clients=some)
             return learner(params, x, y, weight, padded, draw)
 
         left = [min(a, high) - low for a in still if a > low]
@@ -235,11 +237,8 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
                         now[k].add_(v[: left[t]], alpha=-lr)
                     continue
                 batch = (now, here, labels, share, padded[t])
-                if pieces:
-                    at = partial(_piece, slopes, t * how.accumulate, low)
-                    grads, new = accumulated(at, how.batch_size, *batch)
-                else:
-                    grads, new = slopes(*batch, t, slice(low, low + left[t]))
+                at = partial(slopes, t * how.accumulate)
+                grads, new = accumulated(at, pieces, *batch) if pieces else at(*batch)
                 grads = {k: g for k, g in grads.items() if k not in frozen}
                 if how.clip is not None:
                     clip_gradients(grads, how.clip)
@@ -261,12 +260,6 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
         back = torch.argsort(order)
         result = tree.map(lambda v: v[back], result)
     return result
-
-
-def _piece(slopes: Slopes, first: int, low: int, *batch: Any) -> tuple[Params, Params]:
-    """The `number`-th mini-batch of an optimizer step, of the clients `who` from `low` on."""
-    *rows, number, who = batch
-    return slopes(*rows, first + number, who + low)
 
 
 def _own(values: Any) -> Any:
