@@ -147,7 +147,7 @@ ALGORITHMS: dict[str, fd.Algorithm] = {
         batch_size=16,
         server_optimizer="AdamW",
         server_lr=0.05,
-        server_options={"weight_decay": 0.1, "betas": (0.5, 0.9)},
+        server_options={"weight_decay": 0.1, "betas": (0.5, 0.9), "eps": 1e-3},
     ),
     "FedAdagrad": fd.FedAdagrad(fd.Linear(), lr=0.1, batch_size=16, tau=0.01, weights="uniform"),
     "FedNova": fd.FedNova(fd.Linear(), lr=0.1, batch_size=16, epochs=2),
