@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from foedus.base import tree
+from foedus.base.rows import Rows
 from foedus.base.spec import Spec
 from foedus.base.tree import State
 from foedus.core.algorithm import Algorithm, Batching, Client
@@ -57,14 +58,14 @@ class LocalTraining(Training, Algorithm):
 
     def batching(self) -> Batching:
         spread = 1.5 if self.steps or self.batch_size is None else float("inf")
-        return Batching(spread, pays=self.model.batchable, footprint=self.footprint)
+        pays = self.model.batchable and self.precision is None
+        return Batching(spread, pays=pays, footprint=self.footprint)
 
     def footprint(self, rows: int, row_bytes: int) -> int:
         """Bytes of a client in a batch: the schedule of its mini-batches, and two of them."""
-        schedule = 64 * (
-            self.steps * (self.batch_size or rows) if self.steps else self.epochs * rows
-        )
-        return schedule + 2 * min(rows, self.batch_size or rows) * row_bytes
+        each = self.step_rows or rows
+        schedule = 64 * (self.steps * each if self.steps else self.epochs * rows)
+        return schedule + 2 * min(rows, each) * row_bytes
 
     def row_spec(self, spec: Spec) -> Spec:
         return replace(spec, integers=spec.integers and self.model.takes_integers(spec))
@@ -147,6 +148,10 @@ class LocalTraining(Training, Algorithm):
             return tree.map(lambda new, old: new.sub_(old), own, w), client.state
         return {k: own[k] - v for k, v in w.items()}, {"w": own}
 
+    def most_steps(self, data: Rows) -> int:
+        """The most optimizer steps of a client in a batch."""
+        return int(self.local_steps(torch.tensor(float(data.index.shape[-1]))))
+
     def descend(self, client: Client, w: Params, **terms: Any) -> dict[str, Any]:
         """Local training from w, and from the client's own parameters where they are not in w; see
         `foedus.models.training.descend`.
@@ -160,5 +165,6 @@ class LocalTraining(Training, Algorithm):
             w,
             client.data,
             client.key,
+            round=client.round,
             **terms,
         )

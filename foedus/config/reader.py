@@ -213,6 +213,9 @@ class Reader:
             elif isinstance(value, dict):  # by name, where that is an option
                 inside = tuple(o for o in inside if _by_name(o)) or inside
             for option in sorted(inside, key=lambda o: o is not type(None)):
+                known = _classes(option) if isinstance(value, str) and float in inside else {}
+                if known and value not in known:  # a number in quotes is no name of a class
+                    continue
                 # another option may fit, or all are described
                 if several and typing.get_origin(option) is Literal:
                     fits, result = _is_one_of(value, option), value

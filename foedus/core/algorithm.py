@@ -65,7 +65,8 @@ class Client:
     `data` are its rows, `prepared` what `Algorithm.prepare` made of them, `state` what survives
     between rounds, `key` the source of its random numbers in this exchange, `shared` a key that is
     the same everywhere and all through the run, `spec` the form of the data, `id` its number,
-    `kind` which of the algorithm's kinds of clients it is. `up` and `down` are the rounds that its
+    `kind` which of the algorithm's kinds of clients it is, `round` the round whose broadcast it
+    answers (0 before the first). `up` and `down` are the rounds that its
     replies and its broadcasts take, and `longest` is the round trip of the slowest client: all 0
     unless messages are late.
     """
@@ -81,6 +82,7 @@ class Client:
     down: Tensor | int = 0
     longest: int = 0
     kind: int = 0
+    round: int = 0
 
 
 class Algorithm(Settings):

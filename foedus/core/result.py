@@ -403,10 +403,12 @@ def known_algorithm(config: Any, modules: Mapping[str, Any] = MappingProxyType({
     from foedus.geometry import Domain, Mirror, ModelDomain
     from foedus.models import FeatureMap, Model, Oracle, Training
     from foedus.models.losses import Loss
+    from foedus.models.schedules import Schedule
 
     importlib.import_module("foedus.algorithms")  # so that our own classes are known
     known = {
         **subclasses(Algorithm, Domain, FeatureMap, Loss, Mirror, Model, ModelDomain, Oracle),
+        **subclasses(Schedule),
         "Training": Training,
     }
     algorithm = from_config(config, known, "algorithm", modules)

@@ -153,7 +153,7 @@ class LocalSession(Session):
         batch = batch_of(step)
 
         def run(client: Client) -> tuple[Tree, Tree]:
-            client = replace(client, kind=kind) if kind else client
+            client = replace(client, kind=kind, round=ask.answers)
             reply, state = _pair(step(client, **arguments), ask.step)
             if state is not None and not self.remembers:
                 raise ReplyError(

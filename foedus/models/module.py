@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import threading
 import weakref
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import ClassVar
 
@@ -60,12 +62,23 @@ class Module(Model):
             Beguier and Tramel, DCL 2020). "frozen": those of the module are used in training
             too, and stay. "group": GroupNorm of the same channels in its place, in groups of at
             least 16 channels, with BatchNorm's weights. `None`: a module with BatchNorm is refused.
+        trainable: The names of the parameters that are trained and sent, as globs, in a list or
+            separated by spaces: "head.* *.norm.*". The others stay as they are; running statistics
+            follow `norm` alone. `None`: all that require a gradient.
     """
 
     module: nn.Module
     norm: Norm | None = None
+    trainable: str | tuple[str, ...] | None = None
 
     trains_apart: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.trainable, list):
+            object.__setattr__(self, "trainable", tuple(self.trainable))
+        super().__post_init__()
+        if self.trainable is not None:
+            check_trainable(self.module, self.trainable)
 
     @property
     def batchable(self) -> bool:
@@ -159,8 +172,7 @@ class Module(Model):
 
     def init(self, spec: Spec, key: Tensor | None) -> Params:
         # Names with dots would nest in saved files; the module's own naming comes back in `apply`.
-        parameters = self.module.named_parameters()
-        trained: Params = {n: p for n, p in parameters if p.requires_grad}
+        trained: Params = dict(trained_parameters(self.module, self.trainable))
         if self.norm in UPDATED:
             kept = set(statistics_of(self.module))
             trained |= {n: b for n, b in self.module.named_buffers() if n in kept}
@@ -206,13 +218,18 @@ class Module(Model):
         """
         copies = vars(_COPIES).setdefault("of", weakref.WeakKeyDictionary())
         known = copies.setdefault(self.module, {})
-        if (training, self.norm) not in known:
-            known[training, self.norm] = self._copied(training)
-        return known[training, self.norm]
+        kind = (training, self.norm, self.trainable)
+        if kind not in known:
+            known[kind] = self._copied(training)
+        return known[kind]
 
     def _copied(self, training: bool) -> nn.Module:
         tensors = (*self.module.parameters(), *self.module.buffers())
-        made = copy.deepcopy(self.module, {id(t): t for t in tensors}).train(training)
+        memo: dict[int, object] = {id(t): t for t in tensors}
+        if self.trainable is not None:  # autograd must not follow those that stay
+            still = set(tensors) - set(trained_parameters(self.module, self.trainable).values())
+            memo |= {id(t): nn.Parameter(t.detach(), False) for t in still if t.requires_grad}
+        made = copy.deepcopy(self.module, memo).train(training)
         if training:
             with_layers(made)
         if self.norm == "group":
@@ -221,6 +238,37 @@ class Module(Model):
         for m in batch_norms(made).values() if self.norm == "frozen" else ():
             m.eval()
         return made
+
+
+def trained_parameters(
+    module: nn.Module, trainable: str | Iterable[str] | None
+) -> dict[str, nn.Parameter]:
+    """The parameters that are trained, each by its first name; a pattern may match any of them."""
+    globs = ("*",) if trainable is None else globs_of(trainable)
+    every = module.named_parameters(remove_duplicate=False)
+    hit = {p for n, p in every if any(fnmatchcase(n, glob) for glob in globs)}
+    return {n: p for n, p in module.named_parameters() if p.requires_grad and p in hit}
+
+
+def globs_of(trainable: str | Iterable[str]) -> tuple[str, ...]:
+    """The patterns of `trainable`."""
+    return tuple((trainable if isinstance(trainable, str) else " ".join(trainable)).split())
+
+
+def check_trainable(module: nn.Module, trainable: str | tuple[str, ...]) -> None:
+    """Refuse patterns of which one matches no parameter that can be trained."""
+    globs = globs_of(trainable)
+    unmatched = [glob for glob in globs if not trained_parameters(module, (glob,))]
+    if globs and not unmatched:
+        return
+    names = [n for n, p in module.named_parameters(remove_duplicate=False) if p.requires_grad]
+    fixed = [n for n, p in module.named_parameters() if not p.requires_grad]
+    asked = repr(unmatched[0]) if unmatched else "it"
+    known = f"{type(module).__name__} has {', '.join(names) or 'none'}"
+    more = f" (requires_grad=False: {', '.join(fixed)})" if fixed else ""
+    raise ModelError(
+        f"trainable={trainable!r}: {asked} matches no parameter that can be trained; {known}{more}"
+    )
 
 
 def _slashed(names: list[str]) -> frozenset[str]:

@@ -355,7 +355,8 @@ def received(
         held = {name: HeldArrays(copies[ids[0]][name]) for name in names}
     key = random.key(question.seed)
     about = (torch.tensor(ids), key, question.round, question.exchange, question.quantise)
-    ask = Ask(step, payload, *about, held=held, updates=updates if names else [])
+    updates = updates if names else []
+    ask = Ask(step, payload, *about, held=held, updates=updates, sent=question.sent)
     try:
         inspect.signature(getattr(session.algorithm, step)).bind(None, **ask.arguments)
     except TypeError as error:

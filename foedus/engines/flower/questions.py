@@ -169,11 +169,13 @@ class Phase(Exchange):
 class Step(Exchange):
     """A client step.
 
-    groups: the clients that are sent the same message. held, items: the arguments that are held
+    sent: the round of the broadcast, where it is late. groups: the clients that are sent the same
+        message. held, items: the arguments that are held
         values (`foedus.core.held`), and those of them that are a `HeldItems`.
     """
 
     phase: Literal["mask"] | None = None
+    sent: Annotated[int, Ge(0), Lt(2**32)] | None = None
     groups: list[Annotated[list[ClientId], MinLen(1)]]
     held: list[Name]
     items: list[Name]
@@ -183,6 +185,9 @@ class Step(Exchange):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._each_once("held, with items,", [*self.held, *self.items])
+        late = 0 if self.phase is None else self.round  # secure aggregation has no late replies
+        if self.sent is not None and not late <= self.sent <= self.round:
+            raise ReplyError(f"sent={self.sent} must be from {late} to {self.round}, the round")
 
     def hash(self, step: str, payload: Tree, held: Tree) -> str:
         """What the exchange must be bound to (`foedus.aggregation.secure.protocol.Offer`)."""

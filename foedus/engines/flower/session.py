@@ -224,6 +224,7 @@ class FlowerSession(Session, SecureChannel):
             "round": ask.round,
             "exchange": ask.exchange,
             "version": version,
+            "sent": ask.sent,
             "quantise": ask.quantise,
         }
 
