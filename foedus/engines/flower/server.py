@@ -131,9 +131,9 @@ class Plan:
     @property
     def metrics(self) -> list[str] | None:
         """The names of metrics that sites are asked for; `None`: none, and no loss either."""
-        given = {k: self.options.get(k) for k in ("per_client", "stop", "keep_best")}
-        about = (self.options.get("metrics", ()), *given.values())
-        growth = self.options.get("stop_on_growth", False)
+        get = self.options.get
+        about = get("metrics", ()), get("per_client", False), get("stop"), get("keep_best")
+        growth = get("stop_on_growth", False)
         if not any(asks(a, *about, growth) for a in self.algorithms.values()):
             return None
         classes = None if self.classes is None else len(self.classes)
@@ -205,9 +205,11 @@ def _check_measures(plan: Plan) -> None:
     if not plan.options.get("evaluate_every", 1):
         raise ConfigError("evaluate_every=0: then nothing is measured; leave it or metrics out")
     config = plan.options.get("aggregation")
-    secure = isinstance(config, SecureAggregation)
-    noisy = config.privacy is not None if secure else isinstance(config, DifferentialPrivacy)
-    check_sites(plan.options.get("per_client", False), secure, noisy)
+    noisy = isinstance(config, DifferentialPrivacy)
+    if isinstance(config, SecureAggregation):
+        noisy = config.privacy is not None
+    hides = isinstance(config, SecureAggregation)
+    check_sites(plan.options.get("per_client", False), hides, noisy)
 
 
 def _fit_of(data: dict[str, Any], aggregation: Any) -> FitPreprocessing:
