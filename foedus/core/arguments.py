@@ -117,13 +117,8 @@ def check_measures(
     found = metrics_of(metrics, classes)
     sites = not isinstance(fed, Federation)
     tested = bool(len(fed.data.x_test)) or sites  # which have test rows of their own
-    for metric in found:
-        if sites and isinstance(metric, OwnMetric):
-            names = ", ".join(CLASSIFICATION if classes else REGRESSION)
-            raise ConfigError(
-                f"metrics: {metric.name!r} is a function, which needs single rows, and sites send "
-                f"sums over theirs; use names ({names}), or measure the model where there are rows"
-            )
+    if sites:
+        refuse_functions(found, classes)
     for name, asked in (("metrics", found), ("per_client", per_client)):
         if asked and not (evaluate_every and tested):
             value = per_client if name == "per_client" else [m.name for m in found]
@@ -133,6 +128,17 @@ def check_measures(
     evaluated = bool(evaluate_every and tested)
     check_steering(stop, keep_best, found, per_client, algorithm.personal, classes, evaluated)
     return found
+
+
+def refuse_functions(metrics: Sequence[Metric], classes: int | None) -> None:
+    """Refuse metrics that cannot be made of sums over rows."""
+    for metric in metrics:
+        if isinstance(metric, OwnMetric):
+            names = ", ".join(CLASSIFICATION if classes else REGRESSION)
+            raise ConfigError(
+                f"metrics: {metric.name!r} is a function, which needs single rows, and sites send "
+                f"sums over theirs; use names ({names}), or measure the model where there are rows"
+            )
 
 
 def asks(

@@ -48,7 +48,8 @@ def _brier(p: Predictions) -> np.ndarray:
 def _gaps(p: Predictions) -> np.ndarray:
     """Hits less confidence, over bins ((b-1)/15, b/15] of the largest probability."""
     confidence = p.given.max(1)
-    edge = np.ceil(confidence * _CALIBRATION).clip(1, _CALIBRATION).astype(np.int64) - 1
+    sure = np.nan_to_num(confidence)  # of a model that has diverged: NaN has no bin
+    edge = np.ceil(sure * _CALIBRATION).clip(1, _CALIBRATION).astype(np.int64) - 1
     gap = ((p.predicted == p.y) - confidence) * p.w
     at = p.index * _CALIBRATION + edge
     return np.bincount(at, gap, p.groups * _CALIBRATION).reshape(-1, _CALIBRATION)
@@ -96,7 +97,8 @@ def pair(values: list[float]) -> tuple[float, float]:
 
 def _moments(p: Predictions) -> np.ndarray:
     """The sums of y and of y^2, each as a pair, (groups, outputs, 4): their variance is a small
-    difference of large numbers where the mean is far from 0.
+    difference of large numbers where the mean is far from 0. The squares of labels in single
+    precision, as data has them, are exact.
     """
     found = np.zeros((p.groups, p.y.shape[1], 4))
     for g in range(p.groups):

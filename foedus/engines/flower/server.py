@@ -67,7 +67,7 @@ from foedus.base.settings import check_value
 from foedus.base.spec import RawSpec, Spec
 from foedus.config.reader import Number, Reader
 from foedus.core.algorithm import Algorithm
-from foedus.core.arguments import asks, check_sites, differences
+from foedus.core.arguments import asks, check_sites, differences, refuse_functions
 from foedus.core.card import card_path
 from foedus.core.describe import to_config
 from foedus.core.metrics import metrics_of
@@ -137,7 +137,9 @@ class Plan:
         if not any(asks(a, *about, growth) for a in self.algorithms.values()):
             return None
         classes = None if self.classes is None else len(self.classes)
-        return [m.name for m in metrics_of(self.options.get("metrics", ()), classes)]
+        found = metrics_of(get("metrics", ()), classes)
+        refuse_functions(found, classes)
+        return [m.name for m in found]
 
     def spec(self, features: int) -> Spec:
         """The form of rows of this number of features."""
@@ -249,6 +251,7 @@ class Sites:
     settings: dict[str, Any] = field(default_factory=dict)
     preprocess: Preprocessor | None = None
     class_values: tuple[str, ...] | None = None
+    names: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -480,6 +483,7 @@ def train(grid: Any, plan: Plan, folder: Path) -> dict[str, Run]:
         settings={**roster["names"], "preprocess": roster["fit"]},
         preprocess=made,
         class_values=_written(plan.classes),
+        names=tuple(roster["names"][str(i)] for i in roster["ids"]),
     )
     runs = {}
     for name, algorithm in plan.algorithms.items():
