@@ -120,8 +120,8 @@ def test_masked_sums_alone_leave_the_sites(tmp_path):
     assert all(messages.header(a)["phase"] == "mask" for a in masked)
     for a in masked:  # random integers, in place of counts of which most are 0
         leaves = tree.leaves(wire.decode(messages.body(a)))
-        numbers = max((t for t in leaves if isinstance(t, Tensor) and t.dim()), key=len)
-        assert len(numbers) > 2048 and (numbers == 0).float().mean() < 0.05
+        numbers = max((t for t in leaves if isinstance(t, Tensor)), key=Tensor.numel)
+        assert numbers.numel() == 2048 and (numbers == 0).float().mean() < 0.05
 
 
 def patients(folder, plan, **policy):
@@ -313,6 +313,22 @@ def test_a_site_holds_its_policy_against_every_message(tmp_path):
         run = train(grid, tmp_path)["FedAvg"]
     assert "0: allow.metrics" in run.history["not_measured"].iloc[-1]
     assert run.history["f1"].notna().all()
+
+
+def test_sums_are_in_the_form_of_the_aggregation(tmp_path):
+    """Real numbers that are not blinded would show by their digits whose they are."""
+    grid = federation(tmp_path, SECURE.replace("rounds = 3", "rounds = 0"), **HIDDEN)
+
+    def other(node, kind, header, body):
+        if kind == "train.measure":
+            header["algorithm"]["sums"] = False
+            return header, body
+        return None
+
+    grid.change = other
+    with pytest.warns(UserWarning, match="sums=False does not go with this aggregation"):
+        run = train(grid, tmp_path)["FedAvg"]
+    assert "f1" not in run.history
 
 
 def test_the_log_says_what_was_told(tmp_path):
