@@ -22,6 +22,7 @@ from foedus.core.aggregation import Aggregation
 from foedus.core.algorithm import Algorithm
 from foedus.core.describe import subclasses
 from foedus.core.participation import Poisson
+from foedus.core.steer import Patience
 from foedus.errors import ConfigError, FoedusError, unknown
 
 Number = int | float
@@ -110,6 +111,13 @@ class Reader:
             )
         if options.get("resume") and "checkpoint" not in options:
             self.fail("run.resume", "needs run.checkpoint, the file to go on from")
+
+    def stop(self, options: dict[str, Any]) -> None:
+        """Make the settings of run.stop, if they are there."""
+        if "stop" in options:
+            options["stop"] = self.build(
+                {"type": "Patience", **options["stop"]}, {"Patience": Patience}, "run.stop"
+            )
 
     def algorithms(self) -> dict[str, Algorithm]:
         known = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,14 +24,19 @@ def scored_rows(
 
     outputs: whether they are among what is given.
     """
-    blocks = zip(
-        *(tensor_of(t).split(predictor.block) for t in (data.x_test, data.y_test)),
-        strict=True,
-    )
+    return scores_of(algorithm, predictor, data.x_test, data.y_test, data.classes, outputs)
+
+
+def scores_of(
+    algorithm: Algorithm, predictor: Predictor, x: np.ndarray, y: np.ndarray,
+    classes: int | None, outputs: bool = False,
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """As `scored_rows`, of these rows."""
+    blocks = zip(*(tensor_of(t).split(predictor.block) for t in (x, y)), strict=True)
     parts = []
-    for x, y in blocks:
-        out = predictor.outputs(x)
-        scores = row_scores(algorithm, out, y, data.classes)
+    for bx, by in blocks:
+        out = predictor.outputs(bx)
+        scores = row_scores(algorithm, out, by, classes)
         parts.append(scores | {"outputs": out} if outputs else scores)
     return {k: torch.cat([p[k] for p in parts]).double() for k in parts[0]}
 

@@ -11,7 +11,7 @@ copied: their stack is a view.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -393,10 +393,11 @@ class LocalSession(Session):
 
     # -- evaluation of personal models -------------------------------------------------------------
 
-    def evaluate_own(self, outputs: bool = False) -> dict[str, Tensor]:
+    def evaluate_own(self, metrics: Sequence[str] = ()) -> dict[str, Tensor]:
         """Where the algorithm is personal: each client's model on its own test rows.
 
-        Sums by client, in id order; outputs: also those of the rows, client after client.
+        Sums by client, in id order; metrics: what the outputs of all rows, client after client, are
+        wanted for, if anything.
         """
 
         def run(client: Client) -> tuple[Tree, Tree]:
@@ -404,13 +405,13 @@ class LocalSession(Session):
             out = self.algorithm.outputs(client, data.x)
             weight = data.weight if data.worth is None else data.weight * data.worth
             scores = _scores(self.algorithm, out, data.y, weight, self.spec.classes)
-            return scores | {"outputs": out} if outputs else scores, client.state
+            return scores | {"outputs": out} if metrics else scores, client.state
 
         sizes = self.test.sizes
         parts = self._everywhere(run, self.test, torch.nonzero(sizes > 0).flatten())
         if self.test.w is not None:
             parts["weight"] = self.test.weight_sums()
-        if outputs:  # a worker whose clients have no test rows
+        if metrics:  # a worker whose clients have no test rows
             parts.setdefault("outputs", torch.zeros(0, self.spec.outputs).double())
         return {**parts, "rows": sizes}
 

@@ -32,6 +32,7 @@ ClientId = Annotated[int, Ge(0), Lt(2**32)]
 Version = Annotated[int, Ge(0), Lt(2**48)]
 Delay = Annotated[int, Ge(0), Le(LONGEST_DELAY)]
 Name = Annotated[str, MinLen(1), MaxLen(100), Means("a text of 1 to 100 characters")]
+Metrics = Annotated[list[Name], MaxLen(100)]
 Session = Annotated[str, MinLen(1), MaxLen(256), Means("a text of 1 to 256 characters")]
 Shard = Annotated[
     str, MaxLen(64), Predicate(str.isalnum), Means("a text of at most 64 letters and digits")
@@ -84,7 +85,12 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Hello(Question):
-    """Who is there?"""
+    """Who is there?
+
+    metrics: of which the server will ask for sums over test rows; `None`: it will not ask.
+    """
+
+    metrics: Metrics | None = None
 
     kind: ClassVar[str] = "query.hello"
 
@@ -104,6 +110,7 @@ class EvaluateOwn(Question):
         none: the state to go on from.
     up, down, longest: where messages are late, the delays of each client, and the longest round
         trip of all clients.
+    metrics: whose sums over test rows are asked for besides.
     """
 
     session: Session
@@ -112,6 +119,7 @@ class EvaluateOwn(Question):
     up: list[Delay] | None = None
     down: list[Delay] | None = None
     longest: Annotated[int, Ge(0), Le(2 * LONGEST_DELAY)] | None = None
+    metrics: Metrics | None = None
 
     kind: ClassVar[str] = "evaluate.own"
 
