@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -37,17 +37,19 @@ class _Custom(Loss):
     Args:
         function: Returns the losses of the rows, or their mean.
         across: Whether the numbers of a row are averaged: a module with `reduction="mean"`.
+        on: Copies of a module by device.
     """
 
     function: Callable[[Tensor, Tensor], Tensor]
     across: bool = False
+    on: dict[torch.device, nn.Module] = field(default_factory=dict, init=False, repr=False)
 
     def value(self, outputs: Tensor, y: Tensor) -> Tensor:
         if outputs.dim() > 2:
             return torch.func.vmap(self.value)(outputs, y)
         if y.is_floating_point() and y.dim() < outputs.dim():
             y = y.unsqueeze(-1)  # (n, 1) beside (n,) would be broadcast to (n, n)
-        found = self.function(outputs, y)
+        found = self.called(outputs, y)
         if found.dim() == 0:
             found = torch.func.vmap(self._of_one)(outputs, y)
         if self.across and found.dim() > 1:
@@ -55,7 +57,31 @@ class _Custom(Loss):
         return found.squeeze(1) if found.dim() == 2 and found.shape[1] == 1 else found
 
     def _of_one(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return self.function(outputs.unsqueeze(0), y.unsqueeze(0))
+        return self.called(outputs.unsqueeze(0), y.unsqueeze(0))
+
+    def called(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """What the function returns; a module is called where the outputs are."""
+        device, function = outputs.device, self.function
+        if isinstance(function, nn.Module):
+            function = self.on.get(device) or self._placed(function, device)
+        try:
+            return function(outputs, y)
+        except RuntimeError as error:
+            if "same device" not in str(error):
+                raise
+            raise ConfigError(
+                f"loss={shown(self.function)} uses tensors on another device than the outputs, "
+                f"which are on {device}: write weights.to(outputs.device), or give a module of "
+                f"torch.nn, whose buffers are moved: {error}"
+            ) from error
+
+
+    def _placed(self, module: nn.Module, device: torch.device) -> nn.Module:
+        """The module, or a copy of it where its tensors are on another device."""
+        tensors = (*module.parameters(), *module.buffers())
+        there = all(t.device == device for t in tensors)
+        self.on[device] = module if there else copy.deepcopy(module).to(device)
+        return self.on[device]
 
 
 def custom_loss(function: Callable[[Tensor, Tensor], Tensor]) -> Loss:
@@ -94,7 +120,7 @@ def check_custom(loss: Loss, model: Model, spec: Spec) -> None:
     outputs, y = _try_outputs(model, spec, n), _try_targets(spec, n)
     before = torch.get_rng_state()
     try:
-        found: Any = loss.function(outputs, y)
+        found: Any = loss.called(outputs, y)
     except Exception as error:  # whatever a user's function does
         raise ConfigError(
             f"{name} fails for outputs {_form(outputs)} and y {_form(y)}: {error}; it is called as "

@@ -34,7 +34,7 @@ from foedus.models.norms import (
 # `Local(batch=True)` batches them all the same.
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
-_COPIES = threading.local()
+_COPIES, _CPU = threading.local(), torch.device("cpu")
 _RANDOM = "draws from the global random generator, so runs could not be repeated"
 
 
@@ -159,26 +159,37 @@ class Module(Model):
         if self.norm in UPDATED:
             kept = set(statistics_of(self.module))
             trained |= {n: b for n, b in self.module.named_buffers() if n in kept}
-        return {n.replace(".", "/"): p.detach().clone() for n, p in trained.items()}
+        return {n.replace(".", "/"): p.detach().to(_CPU, copy=True) for n, p in trained.items()}
 
     def apply(self, params: Params, x: Tensor) -> Tensor:
-        named = {n.replace("/", "."): p for n, p in params.items()}
-        return functional_call(self._own(training=False), named, (x,))
+        return self._call(self._own(False, x.device), params, x)
 
     def train_outputs(
         self, params: Params, x: Tensor, weight: Tensor, padded: bool, drops: Drops | None
     ) -> tuple[Tensor, Params]:
-        named = {n.replace("/", "."): p for n, p in params.items()}
-        own = self._own(training=True)
+        own = self._own(True, x.device)
         with nullcontext() if drops is None else drops:
             if self.norm not in UPDATED:
-                return functional_call(own, named, (x,)), {}
+                return self._call(own, params, x), {}
             with rows_of_call(weight, padded) as found:
-                outputs = functional_call(own, named, (x,))
+                outputs = self._call(own, params, x)
         return outputs, {n.replace(".", "/"): v for n, v in found.items()}
 
+    def _call(self, own: nn.Module, params: Params, x: Tensor) -> Tensor:
+        named = {n.replace("/", "."): p for n, p in params.items()}
+        try:
+            return functional_call(own, named, (x,))
+        except RuntimeError as error:
+            if "same device" not in str(error):
+                raise
+            raise ModelError(
+                f"{type(self.module).__name__} uses tensors on another device than its rows, which "
+                f"are on {x.device}: make them there (torch.arange(n, device=x.device)), or let "
+                f"them be buffers (register_buffer), which are moved: {error}"
+            ) from error
+
     def dropout_calls(self, params: Params, x: Tensor, weight: Tensor, padded: bool) -> Record:
-        plans = vars(self._own(training=True)).setdefault("_dropout_calls", {})
+        plans = vars(self._own(True, x.device)).setdefault("_dropout_calls", {})
         form = (tuple(x.shape), x.dtype)
         if form not in plans:
             plans[form] = Record(len(x))
@@ -195,19 +206,21 @@ class Module(Model):
         module.load_state_dict(named, strict=False)  # what is not trained stays as it is
         return module.eval()
 
-    def _own(self, training: bool) -> nn.Module:
-        """This thread's copy of the module in one of the modes, with the same tensors: a call puts
-        its parameters into the module.
+    def _own(self, training: bool, device: torch.device) -> nn.Module:
+        """This thread's copy of the module in one of the modes, with the same tensors where they
+        are on the device: a call puts its parameters into the module.
         """
         copies = vars(_COPIES).setdefault("of", weakref.WeakKeyDictionary())
         known = copies.setdefault(self.module, {})
-        if (training, self.norm) not in known:
-            known[training, self.norm] = self._copied(training)
-        return known[training, self.norm]
+        form = (training, self.norm, device)
+        if form not in known:
+            known[form] = self._copied(training, device)
+        return known[form]
 
-    def _copied(self, training: bool) -> nn.Module:
+    def _copied(self, training: bool, device: torch.device) -> nn.Module:
         tensors = (*self.module.parameters(), *self.module.buffers())
-        made = copy.deepcopy(self.module, {id(t): t for t in tensors}).train(training)
+        made = copy.deepcopy(self.module, {id(t): _there(t, device) for t in tensors})
+        made = made.train(training)
         if training:
             with_layers(made)
         if self.norm == "group":
@@ -217,6 +230,14 @@ class Module(Model):
         for m in batch_norms(made).values() if self.norm == "frozen" else ():
             m.eval()
         return made
+
+
+def _there(t: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the user's module, itself unless it is on another device."""
+    if t.device == device:
+        return t
+    moved = t.detach().to(device)
+    return nn.Parameter(moved, t.requires_grad) if isinstance(t, nn.Parameter) else moved
 
 
 def _slashed(names: list[str]) -> frozenset[str]:

@@ -127,10 +127,14 @@ class FFGB(Algorithm):
     def absorb(self, client: Client, **updates: Tree) -> dict[str, Tensor]:
         """f on the client's rows, with the functions that are new to it."""
         keep, parts, weights = updates["f"]
-        total = keep * client.state["f"]
+        total, x = keep * client.state["f"], self._features(client)
         for functions, weight in zip(parts, weights, strict=True):
-            total = total + self.oracle.values(functions, weight, client.data.x, client.spec)
+            total = total + self.oracle.values(functions, weight, x, client.spec)
         return {"f": total}
+
+    def _features(self, client: Client) -> Tensor:
+        """Rows, where the oracle uses them."""
+        return client.data.there[0] if self.oracle.trains else client.data.x
 
     def check_updates(self, spec: Spec, **updates: Tree) -> None:
         """The parts of f must be functions of the oracle."""
@@ -144,7 +148,7 @@ class FFGB(Algorithm):
 
     def boost(self, client: Client, t: int) -> tuple[Tree, None]:
         """Algorithm 2."""
-        x, y, spec = client.data.x, client.data.y, client.spec
+        x, y, spec = self._features(client), client.data.y, client.spec
         loss, ones, g = self._loss(spec), torch.ones(len(x)), client.state["f"]  # line 2: g_1 = f^t
         weight = weights_of(client)
         ones, more = (ones, {}) if weight is None else (ones * weight[0], {"weight": weight[1]})

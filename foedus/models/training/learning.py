@@ -109,8 +109,9 @@ def batched_over_clients(function: Callable, model: Model) -> Callable[..., Any]
             name = type(getattr(model, "module", model)).__name__
             raise ModelError(
                 f"{name} cannot be batched over clients, as by an `if` on values of a tensor or "
-                ".item() in its forward; use engine=fd.Local(batch=False), which trains one client "
-                f"after the other, or torch.where in place of the `if`: {error}"
+                ".item() in its forward; use engine=fd.Local(batch=False) or fd.Ray(batch=False), "
+                "which train one client after the other, or torch.where in place of the `if`: "
+                f"{error}"
             ) from error
 
     return call
