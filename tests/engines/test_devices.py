@@ -68,7 +68,7 @@ def test_runs_are_those_of_the_cpu(name, fed, monkeypatch):
     algorithm = RUNS[name]
     whole = any(part in name for part in ("FedRes", "Fictitious", "FFGBLip"))
     options = {"seed": 3, "participation": 1.0 if whole or algorithm.pooled else 0.6}
-    options["metrics"] = ["auc", "ece"]
+    options["metrics"] = ["log_loss"]
     here = fd.run(algorithm, fed, 3, **options)
     with other_device() as device:
         there = fd.run(algorithm, fed, 3, engine=fd.Local(device="meta"), **options)
