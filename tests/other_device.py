@@ -3,7 +3,7 @@ refuses, like a GPU, tensors of two devices in one operation.
 
 Within `other_device()`, PyTorch's device "meta" is such a device: what is made or copied there has
 numbers, and comes back by `.to("cpu")` alone. A run on it can therefore be compared with one on the
-CPU. It shows that tensors are moved, and moved back; not that a GPU's kernels exist for every
+CPU. Like mps it has no float64. It shows that tensors are moved, and moved back; not that a GPU's kernels exist for every
 operation, nor what they round, nor what they cost.
 """
 
@@ -34,6 +34,8 @@ class There(torch.Tensor):
 
     @staticmethod
     def __new__(cls, numbers: torch.Tensor) -> There:
+        if numbers.dtype == torch.float64:
+            raise TypeError("the device has no float64")
         made = torch.Tensor._make_wrapper_subclass(
             cls, numbers.size(), numbers.stride(), numbers.storage_offset(), dtype=numbers.dtype,
             layout=numbers.layout, requires_grad=numbers.requires_grad, device="meta",
@@ -57,13 +59,18 @@ class There(torch.Tensor):
 class _Device(TorchDispatchMode):
     """Knows what the device has computed: `products` counts matrix products and convolutions."""
 
-    def __init__(self) -> None:
+    def __init__(self, rounding: float) -> None:
         super().__init__()
-        self.products = 0
+        self.products, self.rounding = 0, rounding
+        self.generator = torch.Generator().manual_seed(0)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         made = _compute(func, args, kwargs or {})
-        self.products += isinstance(made, There) and func.overloadpacket in _PRODUCTS
+        if isinstance(made, There) and func.overloadpacket in _PRODUCTS:
+            self.products += 1
+            if self.rounding:
+                noise = torch.randn(made.shape, generator=self.generator)
+                made.numbers.mul_(1 + self.rounding * noise)
         return made
 
 
@@ -106,7 +113,9 @@ def _compute(func, args, kwargs):
 
 
 @contextmanager
-def other_device() -> Iterator[_Device]:
-    """Within it, "meta" is a device that computes, in this thread."""
-    with _Device() as mode, _Tensor():
+def other_device(rounding: float = 0.0) -> Iterator[_Device]:
+    """Within it, "meta" is a device that computes, in this thread; matrix products are off by
+    `rounding`, relatively, as another order of their sums would make them.
+    """
+    with _Device(rounding) as mode, _Tensor():
         yield mode

@@ -53,6 +53,8 @@ def test_the_device_refuses_what_a_gpu_refuses():
                 mix()
         with pytest.raises(TypeError, match="numpy"):
             there.numpy()
+        with pytest.raises(TypeError, match="float64"):
+            there.double()
         assert torch.tensor([1.0, 2.0], device="meta").sum().item() == 3.0
         square = torch.func.grad(lambda v: (v**2).sum())(there * 3)
         assert square.device.type == "meta" and square.tolist() == [6.0] * 3

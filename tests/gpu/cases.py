@@ -107,8 +107,9 @@ for norm in ("average", "local", "silo", "frozen", "group"):
 RUNS |= {
     "own, tied": fd.FedAvg(_seeded(Tied()), **_HOW),
     "own, attention": fd.FedAvg(_seeded(Transformer()), momentum=0.9, **_HOW),
-    "own, attention, Adam": fd.FedAvg(
-        _seeded(Transformer()), lr=0.01, optimizer="adam", clip=1.0, batch_size=16
+    # not of attention: the bias of keys has no gradient, and Adam makes steps of rounding errors
+    "own, tied, Adam": fd.FedAvg(
+        _seeded(Tied()), lr=0.01, optimizer="adam", clip=1.0, batch_size=16
     ),
     "own, recurrent": fd.FedAvg(_seeded(Recurrent()), **_HOW),
     "own, Ditto": fd.Ditto(
@@ -121,9 +122,7 @@ RUNS |= {
         fd.Net(fd.Module(_seeded(Dense()), norm="frozen"), conformance._FEW_EPOCHS), step=1.0
     ),
     "largest errors, FFGB": fd.FFGB(fd.MaxNet(fd.MLP(4), steps=5), step=1.0),
-    "Adam, uneven steps": fd.FedPer(
-        fd.MLP(6), shared="*0", lr=0.01, optimizer="adam", batch_size=16
-    ),
+    "Adam, uneven steps": fd.Independent(fd.MLP(6), lr=0.01, optimizer="adam", batch_size=16),
 }
 for name, loss in LOSSES.items():
     RUNS[f"loss, {name}, Linear"] = fd.FedAvg(fd.Linear(), loss=loss, **_HOW)
