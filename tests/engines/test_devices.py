@@ -125,13 +125,17 @@ def test_checkpoints_go_from_one_device_to_the_other(name, fed, tmp_path):
 
 def test_the_module_and_the_loss_of_the_user_stay_where_they_are(fed):
     module, loss = Dense(), nn.CrossEntropyLoss(weight=WEIGHTS.clone(), reduction="none")
-    before = {k: v.clone() for k, v in module.state_dict().items()}
+    own, before = loss.weight, {k: v.clone() for k, v in module.state_dict().items()}
     algorithm = fd.FedAvg(fd.Module(module, norm="average"), lr=0.1, loss=loss)
     with other_device():
         fd.run(algorithm, fed, 1, engine=fd.Local(device="meta"))
-    assert all(type(v) is torch.Tensor and v.device.type == "cpu" for v in loss.buffers())
+    assert loss.weight is own
     for name, v in module.state_dict().items():
         assert type(v) is torch.Tensor and torch.equal(v, before[name])
+    # PyTorch's own meta device is one to which a module is moved in place
+    params = {k: v.to("meta") for k, v in algorithm.model.init(fed.spec, None).items()}
+    assert algorithm.model.apply(params, torch.empty(2, 64, device="meta")).device.type == "meta"
+    assert {v.device.type for v in module.state_dict().values()} == {"cpu"}
 
 
 def test_a_module_that_lies_on_the_device_starts_from_its_values(fed):
