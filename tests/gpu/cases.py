@@ -14,7 +14,7 @@ from tests import conformance
 WEIGHTS = torch.linspace(0.5, 2.0, 10)
 
 
-def _seeded(module: nn.Module) -> nn.Module:
+def seeded(module: nn.Module) -> nn.Module:
     """The module with parameters of a fixed draw; the global generator stays as it is."""
     generator = torch.Generator().manual_seed(0)
     for p in module.parameters():
@@ -102,24 +102,24 @@ _SHARED = nn.CrossEntropyLoss(weight=WEIGHTS, reduction="none")
 
 RUNS: dict[str, fd.Algorithm] = dict(conformance.ALGORITHMS)
 for norm in ("average", "local", "silo", "frozen", "group"):
-    RUNS[f"own, {norm}"] = fd.FedAvg(fd.Module(_seeded(Dense()), norm=norm), **_HOW)
-    RUNS[f"own images, {norm}"] = fd.FedAvg(fd.Module(_seeded(_images()), norm=norm), **_HOW)
+    RUNS[f"own, {norm}"] = fd.FedAvg(fd.Module(seeded(Dense()), norm=norm), **_HOW)
+    RUNS[f"own images, {norm}"] = fd.FedAvg(fd.Module(seeded(_images()), norm=norm), **_HOW)
 RUNS |= {
-    "own, tied": fd.FedAvg(_seeded(Tied()), **_HOW),
-    "own, attention": fd.FedAvg(_seeded(Transformer()), momentum=0.9, **_HOW),
+    "own, tied": fd.FedAvg(seeded(Tied()), **_HOW),
+    "own, attention": fd.FedAvg(seeded(Transformer()), momentum=0.9, **_HOW),
     # not of attention: the bias of keys has no gradient, and Adam makes steps of rounding errors
     "own, tied, Adam": fd.FedAvg(
-        _seeded(Tied()), lr=0.01, optimizer="adam", clip=1.0, batch_size=16
+        seeded(Tied()), lr=0.01, optimizer="adam", clip=1.0, batch_size=16
     ),
-    "own, recurrent": fd.FedAvg(_seeded(Recurrent()), **_HOW),
+    "own, recurrent": fd.FedAvg(seeded(Recurrent()), **_HOW),
     "own, Ditto": fd.Ditto(
-        fd.Module(_seeded(Dense()), norm="average"), lam=0.5, own_steps=2, loss=_SHARED, **_HOW
+        fd.Module(seeded(Dense()), norm="average"), lam=0.5, own_steps=2, loss=_SHARED, **_HOW
     ),
-    "own, Scaffold": fd.Scaffold(fd.Module(_seeded(Dense()), norm="average"), **_HOW),
-    "own, FedFW": fd.FedFW(_seeded(nn.Linear(64, 10)), fd.L2Ball(20.0), loss=_SHARED),
-    "own, FedRes": fd.FedRes(_seeded(nn.Linear(64, 10)), fd.Linear()),
+    "own, Scaffold": fd.Scaffold(fd.Module(seeded(Dense()), norm="average"), **_HOW),
+    "own, FedFW": fd.FedFW(seeded(nn.Linear(64, 10)), fd.L2Ball(20.0), loss=_SHARED),
+    "own, FedRes": fd.FedRes(seeded(nn.Linear(64, 10)), fd.Linear()),
     "own, FFGB": fd.FFGB(
-        fd.Net(fd.Module(_seeded(Dense()), norm="frozen"), conformance._FEW_EPOCHS), step=1.0
+        fd.Net(fd.Module(seeded(Dense()), norm="frozen"), conformance._FEW_EPOCHS), step=1.0
     ),
     "largest errors, FFGB": fd.FFGB(fd.MaxNet(fd.MLP(4), steps=5), step=1.0),
     "Adam, uneven steps": fd.Independent(fd.MLP(6), lr=0.01, optimizer="adam", batch_size=16),
@@ -127,7 +127,7 @@ RUNS |= {
 for name, loss in LOSSES.items():
     RUNS[f"loss, {name}, Linear"] = fd.FedAvg(fd.Linear(), loss=loss, **_HOW)
     RUNS[f"loss, {name}, own"] = fd.FedAvg(
-        fd.Module(_seeded(Dense()), norm="average"), loss=loss, **_HOW
+        fd.Module(seeded(Dense()), norm="average"), loss=loss, **_HOW
     )
 
 ON_THE_CPU = (

@@ -16,7 +16,7 @@ import torch
 
 import foedus as fd
 from foedus.base import tree
-from tests.gpu.cases import RUNS, trains_there
+from tests.gpu.cases import RUNS, Dense, seeded, trains_there
 
 DEVICE = os.environ.get("FOEDUS_TEST_DEVICE", "cuda")
 TOLERANCE = 2e-3
@@ -94,6 +94,25 @@ def test_mixed_precision(name, precision, fed):
     assert there.records.last("loss") == pytest.approx(
         here.records.last("loss"), rel=HALF_TOLERANCE
     )
+
+
+def test_the_module_of_the_user_stays_on_the_cpu(fed):
+    """To a GPU PyTorch moves a module in place, to the simulated device it does not."""
+    net = Dense()
+    before = {k: (v.data_ptr(), v.clone()) for k, v in net.state_dict().items()}
+    algorithm = fd.FedAvg(fd.Module(net, norm="average"), lr=0.1)
+    fd.run(algorithm, fed, 1, engine=fd.Local(device=DEVICE))
+    for name, v in net.state_dict().items():
+        where, value = before[name]
+        assert v.device.type == "cpu" and v.data_ptr() == where and torch.equal(v, value)
+
+
+def test_a_module_on_the_device_starts_from_its_values(fed):
+    here = fd.run(RUNS["own, average"], fed, 2)
+    algorithm = fd.FedAvg(fd.Module(seeded(Dense()).to(DEVICE), norm="average"), lr=0.05,
+                          batch_size=16)  # fmt: skip
+    compare(here, fd.run(algorithm, fed, 2, engine=fd.Local(device=DEVICE)))
+    compare(here, fd.run(algorithm, fed, 2))
 
 
 def test_checkpoints_go_from_the_device_to_the_cpu(fed, tmp_path):
