@@ -3,8 +3,8 @@ refuses, like a GPU, tensors of two devices in one operation.
 
 Within `other_device()`, PyTorch's device "meta" is such a device: what is made or copied there has
 numbers, and comes back by `.to("cpu")` alone. A run on it can therefore be compared with one on the
-CPU. Like mps it has no float64. It shows that tensors are moved, and moved back; not that a GPU's kernels exist for every
-operation, nor what they round, nor what they cost.
+CPU. Like mps it has no float64. It shows that tensors are moved, and moved back; not that a GPU's
+kernels exist for every operation, nor what they round, nor what they cost.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ class Local(Settings):
     batch: True batches clients, False takes them one after the other, "auto" asks the algorithm and
     its model. memory: bytes that one batch may take, roughly; more clients are done in several
     batches. device: where networks are trained and distilled ("cuda", "cuda:1", "mps", "xpu"):
-    the clients' rows are kept there. All else, the algorithms' own arithmetic and their random draws
-    included, stays on the CPU.
+    the clients' rows are kept there. All else, the algorithms' own arithmetic and their random
+    draws included, stays on the CPU.
     """
 
     batch: bool | Literal["auto"] = "auto"
@@ -73,9 +73,10 @@ class Local(Settings):
             torch.zeros(1, device=self.device).cpu()
         except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
             known = ["cpu", *(name for name, is_here in _DEVICES.items() if is_here())]
+            names = " or ".join(map(repr, known))
             raise ConfigError(
                 f"device={self.device!r} cannot be used here ({str(error).splitlines()[0]}); use "
-                f"device={' or '.join(map(repr, known))}, or install a PyTorch that knows the device"
+                f"device={names}, or install a PyTorch that knows the device"
             ) from error
 
     def open(self, algorithm: Algorithm, fed: Federation, seed_key: Tensor) -> LocalSession:

@@ -75,7 +75,6 @@ class _Custom(Loss):
                 f"torch.nn, whose buffers are moved: {error}"
             ) from error
 
-
     def _placed(self, module: nn.Module, device: torch.device) -> nn.Module:
         """The module, or a copy of it where its tensors are on another device."""
         tensors = (*module.parameters(), *module.buffers())

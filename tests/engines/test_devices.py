@@ -1,5 +1,5 @@
-"""Where tensors lie: whole runs on a device that is not there (`tests.other_device`), which computes
-with the CPU's numbers and refuses, like a GPU, tensors of two devices in one operation.
+"""Where tensors lie: runs on a device that is not there (`tests.other_device`), which computes with
+the CPU's numbers and refuses, like a GPU, tensors of two devices in one operation.
 
 The numbers of a run on it must be those on the CPU: what is trained is on the device, and comes
 back. This does not show that a GPU's kernels exist for each operation, nor how they round;
