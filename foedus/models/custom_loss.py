@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from foedus.base import random
 from foedus.base.spec import Spec
-from foedus.errors import ConfigError, shown
-from foedus.models.base import Model
+from foedus.errors import ConfigError, ModelError, shown
+from foedus.models.base import Model, batching_fails, raise_unbatched
 from foedus.models.losses import Loss
 
 _ROWS = 5
@@ -45,6 +45,8 @@ class _Custom(Loss):
     on: dict[torch.device, nn.Module] = field(default_factory=dict, init=False, repr=False)
 
     def value(self, outputs: Tensor, y: Tensor) -> Tensor:
+        if outputs.dim() > 2 and len(outputs) == 1:
+            return self.value(outputs[0], y[0]).unsqueeze(0)
         if outputs.dim() > 2:
             return torch.func.vmap(self.value)(outputs, y)
         if y.is_floating_point() and y.dim() < outputs.dim():
@@ -66,7 +68,9 @@ class _Custom(Loss):
             function = self.on.get(device) or self._placed(function, device)
         try:
             return function(outputs, y)
-        except RuntimeError as error:
+        except (RuntimeError, NotImplementedError) as error:
+            if batching_fails(error):
+                raise_unbatched(f"loss={shown(self.function)}", error)
             if "same device" not in str(error):
                 raise
             raise ConfigError(
@@ -105,18 +109,20 @@ def custom_loss(function: Callable[[Tensor, Tensor], Tensor]) -> Loss:
     return _Custom(by_row, across=True)
 
 
-def check_custom(loss: Loss, model: Model, spec: Spec) -> None:
-    """Try a user's loss on a few rows, with the model's outputs; refuse what cannot be trained.
+def check_custom(loss: Loss, model: Model | None, spec: Spec) -> None:
+    """Try a user's loss on a few rows, with the model's outputs (or draws near 0, where there is no
+    model); refuse what cannot be trained.
 
     Raises:
         ConfigError: It fails, returns no floating-point tensor, or one of another shape, or NaN; it
-            does not depend on the outputs; or it is not the mean of the losses of single rows.
+            does not depend on the outputs, or its gradient is NaN; or it is not the mean of the
+            losses of single rows.
     """
     if not isinstance(loss, _Custom):
         return
     name = f"loss={shown(loss.function)}"
     n = _ROWS if spec.outputs != _ROWS else _ROWS + 1
-    outputs, y = _try_outputs(model, spec, n), _try_targets(spec, n)
+    outputs, y = _try_outputs(model, spec, n), try_targets(spec, n)
     before = torch.get_rng_state()
     try:
         found: Any = loss.called(outputs, y)
@@ -155,9 +161,16 @@ def check_custom(loss: Loss, model: Model, spec: Spec) -> None:
             f"{name} has no gradient in the outputs: it does not use them, or detaches them; use "
             "functions of torch alone"
         )
+    [slope] = torch.autograd.grad(found.sum(), outputs, retain_graph=True)
+    if not bool(slope.isfinite().all()):
+        raise ConfigError(
+            f"{name} has a gradient of {slope[~slope.isfinite()][0].item()} at the model's start; "
+            "roots and norms have an infinite slope at 0 (add a small number under the root), and "
+            "torch.where has the NaN of the side that it leaves out"
+        )
     try:
         together = loss.value(outputs, y)
-    except RuntimeError as error:
+    except (RuntimeError, ModelError) as error:
         raise ConfigError(
             f"{name} returns a mean, and cannot be batched over rows by torch.func.vmap: {error}; "
             "return one number a row, of shape (n,)"
@@ -179,9 +192,11 @@ def _form(t: Tensor) -> str:
     return f"of shape {tuple(t.shape)} ({str(t.dtype).removeprefix('torch.')})"
 
 
-def _try_outputs(model: Model, spec: Spec, n: int) -> Tensor:
+def _try_outputs(model: Model | None, spec: Spec, n: int) -> Tensor:
     """Outputs near the model's start, where they are in the range that its last layer has."""
     key = random.key(0)
+    if model is None:
+        return random.normal(key, (n, spec.outputs)).mul_(0.1).requires_grad_()
     params = {
         k: v + 0.1 * random.normal(random.fold(key, i), v.shape).to(v.dtype)
         if v.is_floating_point()
@@ -197,7 +212,7 @@ def _try_outputs(model: Model, spec: Spec, n: int) -> Tensor:
     return outputs.detach().requires_grad_()
 
 
-def _try_targets(spec: Spec, n: int) -> Tensor:
+def try_targets(spec: Spec, n: int) -> Tensor:
     """Labels in turn; or numbers between 0 and 1, which are shares, counts and amounts."""
     if spec.classes:
         return torch.arange(n) % spec.classes

@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from foedus.base.spec import Spec
 from foedus.errors import ModelError
-from foedus.models.base import Drops, Model, Params
+from foedus.models.base import Drops, Model, Params, batching_fails, raise_unbatched
 from foedus.models.dropout import Record, with_layers
 from foedus.models.norms import (
     UPDATED,
@@ -179,7 +179,9 @@ class Module(Model):
         named = {n.replace("/", "."): p for n, p in params.items()}
         try:
             return functional_call(own, named, (x,))
-        except RuntimeError as error:
+        except (RuntimeError, NotImplementedError) as error:
+            if batching_fails(error):
+                raise_unbatched(type(self.module).__name__, error)
             if "same device" not in str(error):
                 raise
             raise ModelError(

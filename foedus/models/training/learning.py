@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foedus.errors import ModelError
-from foedus.models.base import Drops, Model, Params
+from foedus.models.base import Drops, Model, Params, batching_fails, raise_unbatched
 from foedus.models.dropout import Drawn, Given, Record, Site
 from foedus.models.losses import Loss
 
@@ -104,14 +103,8 @@ def batched_over_clients(function: Callable, model: Model) -> Callable[..., Any]
         try:
             return batched(*args)
         except (RuntimeError, NotImplementedError) as error:
-            if not any(word in str(error) for word in ("vmap", "functorch", "Batching rule")):
+            if not batching_fails(error):
                 raise
-            name = type(getattr(model, "module", model)).__name__
-            raise ModelError(
-                f"{name} cannot be batched over clients, as by an `if` on values of a tensor or "
-                ".item() in its forward; use engine=fd.Local(batch=False) or fd.Ray(batch=False), "
-                "which train one client after the other, or torch.where in place of the `if`: "
-                f"{error}"
-            ) from error
+            raise_unbatched(type(getattr(model, "module", model)).__name__, error)
 
     return call
