@@ -41,15 +41,22 @@ _INIT = 0xFFFFFFFD
 """First states draw from keys of their own, folded from this number and the client's id."""
 
 
+_DEVICES: dict[str, Callable[[], bool]] = {
+    "cuda": torch.cuda.is_available,
+    "mps": torch.backends.mps.is_available,
+    "xpu": torch.xpu.is_available,
+}
+
+
 @dataclass(frozen=True)
 class Local(Settings):
     """The default engine: simulation in this process.
 
     batch: True batches clients, False takes them one after the other, "auto" asks the algorithm and
     its model. memory: bytes that one batch may take, roughly; more clients are done in several
-    batches. device: where networks are trained and distilled ("cuda", "cuda:1", "mps"): the
-    clients' rows are kept there. All else, the algorithms' own arithmetic and their random draws
-    included, stays on the CPU.
+    batches. device: where networks are trained and distilled ("cuda", "cuda:1", "mps", "xpu"):
+    the clients' rows are kept there. All else, the algorithms' own arithmetic and their random
+    draws included, stays on the CPU.
     """
 
     batch: bool | Literal["auto"] = "auto"
@@ -60,12 +67,16 @@ class Local(Settings):
         if isinstance(self.device, torch.device):
             object.__setattr__(self, "device", str(self.device))
         check_settings(self)
+        if self.device == "cpu":
+            return
         try:
-            torch.empty(0, device=self.device)
-        except (RuntimeError, AssertionError, TypeError) as error:
+            torch.zeros(1, device=self.device).cpu()
+        except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
+            known = ["cpu", *(name for name, is_here in _DEVICES.items() if is_here())]
+            names = " or ".join(map(repr, known))
             raise ConfigError(
-                f"device={self.device!r} cannot be used here ({str(error).splitlines()[0]}); try "
-                "device='cpu'"
+                f"device={self.device!r} cannot be used here ({str(error).splitlines()[0]}); use "
+                f"device={names}, or install a PyTorch that knows the device"
             ) from error
 
     def open(self, algorithm: Algorithm, fed: Federation, seed_key: Tensor) -> LocalSession:

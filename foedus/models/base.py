@@ -210,6 +210,21 @@ def image_shape(spec: Spec) -> tuple[int, int, int]:
     raise ModelError(f"a convolutional model needs images; {rows}: use Linear() or MLP()")
 
 
+def batching_fails(error: Exception) -> bool:
+    """Whether it is `torch.func.vmap` that cannot do what a model or a loss does."""
+    return any(word in str(error) for word in ("vmap", "functorch", "Batching rule"))
+
+
+def raise_unbatched(what: str, error: Exception) -> NoReturn:
+    """Say what to do about a model or a loss that cannot be batched."""
+    raise ModelError(
+        f"{what} cannot be batched over clients, as by an `if` on values of a tensor, a mask "
+        "(x[x > 0] = 0) or .item(); use engine=fd.Local(batch=False) or fd.Ray(batch=False), "
+        "which train one client after the other (fd.FedRes with send='gradient'), or torch.where "
+        f"in place of the `if`: {error}"
+    ) from error
+
+
 def model_of(model: Model | torch.nn.Module) -> Model:
     """A foedus model from what the user passed: one of ours, or any `torch.nn.Module`."""
     from foedus.models.module import Module

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from foedus.base import random
 from foedus.base.spec import Spec
-from foedus.errors import ConfigError, shown
-from foedus.models.base import Model
+from foedus.errors import ConfigError, ModelError, shown
+from foedus.models.base import Model, batching_fails, raise_unbatched
 from foedus.models.losses import Loss
 
 _ROWS = 5
@@ -37,17 +37,21 @@ class _Custom(Loss):
     Args:
         function: Returns the losses of the rows, or their mean.
         across: Whether the numbers of a row are averaged: a module with `reduction="mean"`.
+        on: Copies of a module by device.
     """
 
     function: Callable[[Tensor, Tensor], Tensor]
     across: bool = False
+    on: dict[torch.device, nn.Module] = field(default_factory=dict, init=False, repr=False)
 
     def value(self, outputs: Tensor, y: Tensor) -> Tensor:
+        if outputs.dim() > 2 and len(outputs) == 1:
+            return self.value(outputs[0], y[0]).unsqueeze(0)
         if outputs.dim() > 2:
             return torch.func.vmap(self.value)(outputs, y)
         if y.is_floating_point() and y.dim() < outputs.dim():
             y = y.unsqueeze(-1)  # (n, 1) beside (n,) would be broadcast to (n, n)
-        found = self.function(outputs, y)
+        found = self.called(outputs, y)
         if found.dim() == 0:
             found = torch.func.vmap(self._of_one)(outputs, y)
         if self.across and found.dim() > 1:
@@ -55,7 +59,32 @@ class _Custom(Loss):
         return found.squeeze(1) if found.dim() == 2 and found.shape[1] == 1 else found
 
     def _of_one(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return self.function(outputs.unsqueeze(0), y.unsqueeze(0))
+        return self.called(outputs.unsqueeze(0), y.unsqueeze(0))
+
+    def called(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """What the function returns; a module is called where the outputs are."""
+        device, function = outputs.device, self.function
+        if isinstance(function, nn.Module):
+            function = self.on.get(device) or self._placed(function, device)
+        try:
+            return function(outputs, y)
+        except (RuntimeError, NotImplementedError) as error:
+            if batching_fails(error):
+                raise_unbatched(f"loss={shown(self.function)}", error)
+            if "same device" not in str(error):
+                raise
+            raise ConfigError(
+                f"loss={shown(self.function)} uses tensors on another device than the outputs, "
+                f"which are on {device}: write weights.to(outputs.device), or give a module of "
+                f"torch.nn, whose buffers are moved: {error}"
+            ) from error
+
+    def _placed(self, module: nn.Module, device: torch.device) -> nn.Module:
+        """The module, or a copy of it where its tensors are on another device."""
+        tensors = (*module.parameters(), *module.buffers())
+        there = all(t.device == device for t in tensors)
+        self.on[device] = module if there else copy.deepcopy(module).to(device)
+        return self.on[device]
 
 
 def custom_loss(function: Callable[[Tensor, Tensor], Tensor]) -> Loss:
@@ -80,21 +109,23 @@ def custom_loss(function: Callable[[Tensor, Tensor], Tensor]) -> Loss:
     return _Custom(by_row, across=True)
 
 
-def check_custom(loss: Loss, model: Model, spec: Spec) -> None:
-    """Try a user's loss on a few rows, with the model's outputs; refuse what cannot be trained.
+def check_custom(loss: Loss, model: Model | None, spec: Spec) -> None:
+    """Try a user's loss on a few rows, with the model's outputs (or draws near 0, where there is no
+    model); refuse what cannot be trained.
 
     Raises:
         ConfigError: It fails, returns no floating-point tensor, or one of another shape, or NaN; it
-            does not depend on the outputs; or it is not the mean of the losses of single rows.
+            does not depend on the outputs, or its gradient is NaN; or it is not the mean of the
+            losses of single rows.
     """
     if not isinstance(loss, _Custom):
         return
     name = f"loss={shown(loss.function)}"
     n = _ROWS if spec.outputs != _ROWS else _ROWS + 1
-    outputs, y = _try_outputs(model, spec, n), _try_targets(spec, n)
+    outputs, y = _try_outputs(model, spec, n), try_targets(spec, n)
     before = torch.get_rng_state()
     try:
-        found: Any = loss.function(outputs, y)
+        found: Any = loss.called(outputs, y)
     except Exception as error:  # whatever a user's function does
         raise ConfigError(
             f"{name} fails for outputs {_form(outputs)} and y {_form(y)}: {error}; it is called as "
@@ -130,9 +161,16 @@ def check_custom(loss: Loss, model: Model, spec: Spec) -> None:
             f"{name} has no gradient in the outputs: it does not use them, or detaches them; use "
             "functions of torch alone"
         )
+    [slope] = torch.autograd.grad(found.sum(), outputs, retain_graph=True)
+    if not bool(slope.isfinite().all()):
+        raise ConfigError(
+            f"{name} has a gradient of {slope[~slope.isfinite()][0].item()} at the model's start; "
+            "roots and norms have an infinite slope at 0 (add a small number under the root), and "
+            "torch.where has the NaN of the side that it leaves out"
+        )
     try:
         together = loss.value(outputs, y)
-    except RuntimeError as error:
+    except (RuntimeError, ModelError) as error:
         raise ConfigError(
             f"{name} returns a mean, and cannot be batched over rows by torch.func.vmap: {error}; "
             "return one number a row, of shape (n,)"
@@ -154,9 +192,11 @@ def _form(t: Tensor) -> str:
     return f"of shape {tuple(t.shape)} ({str(t.dtype).removeprefix('torch.')})"
 
 
-def _try_outputs(model: Model, spec: Spec, n: int) -> Tensor:
+def _try_outputs(model: Model | None, spec: Spec, n: int) -> Tensor:
     """Outputs near the model's start, where they are in the range that its last layer has."""
     key = random.key(0)
+    if model is None:
+        return random.normal(key, (n, spec.outputs)).mul_(0.1).requires_grad_()
     params = {
         k: v + 0.1 * random.normal(random.fold(key, i), v.shape).to(v.dtype)
         if v.is_floating_point()
@@ -172,7 +212,7 @@ def _try_outputs(model: Model, spec: Spec, n: int) -> Tensor:
     return outputs.detach().requires_grad_()
 
 
-def _try_targets(spec: Spec, n: int) -> Tensor:
+def try_targets(spec: Spec, n: int) -> Tensor:
     """Labels in turn; or numbers between 0 and 1, which are shares, counts and amounts."""
     if spec.classes:
         return torch.arange(n) % spec.classes

@@ -91,7 +91,9 @@ class _Targets(Loss):
     def target(self, outputs: Tensor, y: Tensor) -> Tensor:
         """y in the shape of the outputs."""
         if not y.is_floating_point():
-            return torch.nn.functional.one_hot(y, outputs.shape[-1]).to(outputs.dtype)
+            # not by one_hot, which looks at values: vmap cannot batch it, and a GPU waits for it
+            classes = torch.arange(outputs.shape[-1], device=y.device)
+            return (y.unsqueeze(-1) == classes).to(outputs.dtype)
         return y.unsqueeze(-1) if y.dim() < outputs.dim() else y
 
 

@@ -18,7 +18,7 @@ from torch.func import functional_call
 
 from foedus.base.spec import Spec
 from foedus.errors import ModelError
-from foedus.models.base import Drops, Model, Params
+from foedus.models.base import Drops, Model, Params, batching_fails, raise_unbatched
 from foedus.models.dropout import Record, with_layers
 from foedus.models.norms import (
     UPDATED,
@@ -37,7 +37,7 @@ from foedus.models.norms import (
 # `Local(batch=True)` batches them all the same.
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
-_COPIES = threading.local()
+_COPIES, _CPU = threading.local(), torch.device("cpu")
 _RANDOM = "draws from the global random generator, so runs could not be repeated"
 
 
@@ -176,26 +176,39 @@ class Module(Model):
         if self.norm in UPDATED:
             kept = set(statistics_of(self.module))
             trained |= {n: b for n, b in self.module.named_buffers() if n in kept}
-        return {n.replace(".", "/"): p.detach().clone() for n, p in trained.items()}
+        return {n.replace(".", "/"): p.detach().to(_CPU, copy=True) for n, p in trained.items()}
 
     def apply(self, params: Params, x: Tensor) -> Tensor:
-        named = {n.replace("/", "."): p for n, p in params.items()}
-        return functional_call(self._own(training=False), named, (x,))
+        return self._call(self._own(False, x.device), params, x)
 
     def train_outputs(
         self, params: Params, x: Tensor, weight: Tensor, padded: bool, drops: Drops | None
     ) -> tuple[Tensor, Params]:
-        named = {n.replace("/", "."): p for n, p in params.items()}
-        own = self._own(training=True)
+        own = self._own(True, x.device)
         with nullcontext() if drops is None else drops:
             if self.norm in (None, "group"):
-                return functional_call(own, named, (x,)), {}
+                return self._call(own, params, x), {}
             with rows_of_call(weight, padded, compiled=not self.recurrent) as found:
-                outputs = functional_call(own, named, (x,))
+                outputs = self._call(own, params, x)
         return outputs, {n.replace(".", "/"): v for n, v in found.items()}
 
+    def _call(self, own: nn.Module, params: Params, x: Tensor) -> Tensor:
+        named = {n.replace("/", "."): p for n, p in params.items()}
+        try:
+            return functional_call(own, named, (x,))
+        except (RuntimeError, NotImplementedError) as error:
+            if batching_fails(error):
+                raise_unbatched(type(self.module).__name__, error)
+            if "same device" not in str(error):
+                raise
+            raise ModelError(
+                f"{type(self.module).__name__} uses tensors on another device than its rows, which "
+                f"are on {x.device}: make them there (torch.arange(n, device=x.device)), or let "
+                f"them be buffers (register_buffer), which are moved: {error}"
+            ) from error
+
     def dropout_calls(self, params: Params, x: Tensor, weight: Tensor, padded: bool) -> Record:
-        plans = vars(self._own(training=True)).setdefault("_dropout_calls", {})
+        plans = vars(self._own(True, x.device)).setdefault("_dropout_calls", {})
         form = (tuple(x.shape), x.dtype)
         if form not in plans:
             plans[form] = Record(len(x))
@@ -212,23 +225,24 @@ class Module(Model):
         module.load_state_dict(named, strict=False)  # what is not trained stays as it is
         return module.eval()
 
-    def _own(self, training: bool) -> nn.Module:
-        """This thread's copy of the module in one of the modes, with the same tensors: a call puts
-        its parameters into the module.
+    def _own(self, training: bool, device: torch.device) -> nn.Module:
+        """This thread's copy of the module in one of the modes, with the same tensors where they
+        are on the device: a call puts its parameters into the module.
         """
         copies = vars(_COPIES).setdefault("of", weakref.WeakKeyDictionary())
         known = copies.setdefault(self.module, {})
-        kind = (training, self.norm, self.trainable)
+        kind = (training, self.norm, self.trainable, device)
         if kind not in known:
-            known[kind] = self._copied(training)
+            known[kind] = self._copied(training, device)
         return known[kind]
 
-    def _copied(self, training: bool) -> nn.Module:
+    def _copied(self, training: bool, device: torch.device) -> nn.Module:
         tensors = (*self.module.parameters(), *self.module.buffers())
-        memo: dict[int, object] = {id(t): t for t in tensors}
+        memo: dict[int, object] = {id(t): _there(t, device) for t in tensors}
         if self.trainable is not None:  # autograd must not follow those that stay
             still = set(tensors) - set(trained_parameters(self.module, self.trainable).values())
-            memo |= {id(t): nn.Parameter(t.detach(), False) for t in still if t.requires_grad}
+            moved = {id(t): _there(t.detach(), device) for t in still if t.requires_grad}
+            memo |= {k: nn.Parameter(t, False) for k, t in moved.items()}
         made = copy.deepcopy(self.module, memo).train(training)
         if training:
             with_layers(made)
@@ -269,6 +283,14 @@ def check_trainable(module: nn.Module, trainable: str | tuple[str, ...]) -> None
     raise ModelError(
         f"trainable={trainable!r}: {asked} matches no parameter that can be trained; {known}{more}"
     )
+
+
+def _there(t: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the user's module, itself unless it is on another device."""
+    if t.device == device:
+        return t
+    moved = t.detach().to(device)
+    return nn.Parameter(moved, t.requires_grad) if isinstance(t, nn.Parameter) else moved
 
 
 def _slashed(names: list[str]) -> frozenset[str]:

@@ -27,6 +27,7 @@ from foedus.core.predictor import Predictor
 from foedus.errors import ConfigError, DataError
 from foedus.export.forms import Parametric
 from foedus.models.base import Model, Params, model_of, raise_statistics
+from foedus.models.convexity import warn_unless_convex
 from foedus.models.custom_loss import check_custom
 from foedus.models.losses import LossSetting, SoftLabels, Squared, check_loss, loss_for
 from foedus.models.training.augment import crop_flip
@@ -164,7 +165,10 @@ class FFGBDistill(Algorithm):
         return {"functions": found}, None
 
     def start(self, clients: Clients) -> State:
-        return State(w=self.model.init(clients.spec, clients.shared), spec=clients.spec)
+        spec = clients.spec
+        loss = loss_for(self.loss, spec.classes)
+        warn_unless_convex(type(self).__name__, self.loss, loss, spec)
+        return State(w=self.model.init(spec, clients.shared), spec=spec)
 
     def round(self, clients: Clients, state: State) -> State:
         replies = clients.gather(self.boost, weights=self.weights, w=state.w, t=clients.round)

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foedus.errors import ModelError
-from foedus.models.base import Model, Params
+from foedus.models.base import Model, Params, batching_fails, raise_unbatched
 
 
 def gradients(
@@ -80,13 +79,8 @@ def _batched(function: Callable, model: Model) -> Callable[..., Any]:
         try:
             return batched(*args)
         except (RuntimeError, NotImplementedError) as error:
-            if not any(word in str(error) for word in ("vmap", "functorch", "Batching rule")):
+            if not batching_fails(error):
                 raise
-            name = type(getattr(model, "module", model)).__name__
-            raise ModelError(
-                f"{name} cannot be batched over clients, as by an `if` on values of a tensor or "
-                ".item() in its forward; use engine=fd.Local(batch=False), which trains one client "
-                f"after the other, or torch.where in place of the `if`: {error}"
-            ) from error
+            raise_unbatched(type(getattr(model, "module", model)).__name__, error)
 
     return call

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
 import torch
@@ -47,9 +48,9 @@ def update_parameters(
             mean, square = memory["mean"][k][:a], memory["square"][k][:a]
             mean.lerp_(g, 1 - _BETA1)
             square.mul_(_BETA2).addcmul_(g, g, value=1 - _BETA2)
-            # 1 - beta^t loses half of its digits in single precision while t is small.
-            first, second = (1 - beta ** t.double() for beta in (_BETA1, _BETA2))
-            first, second = (v.to(g.dtype).view(shape) for v in (first, second))
+            # 1 - beta^t, which loses half of its digits in single precision while t is small
+            rates = (-torch.expm1(t * math.log(beta)) for beta in (_BETA1, _BETA2))
+            first, second = (v.to(g.dtype).view(shape) for v in rates)
             root = (square / second).sqrt_().add_(_EPSILON)
             params[k].addcdiv_(mean / first, root, value=-lr)
         return
