@@ -184,7 +184,7 @@ class Measures:
         given = None
         if outputs is not None and len(outputs):
             given = self._given(outputs, None)
-            p = replace(self.client_rows, given=given, group=None, groups=1)
+            p = replace(self.client_rows, group=None, groups=1).of(given)
             found |= {f"own_{k}": v for k, v in self._values(p, "all test rows").items()}
         if self.kept is not None and "loss" in sums:
             count = sums.get("weight", sums["rows"]).double().numpy()
@@ -202,7 +202,7 @@ class Measures:
         return shares(outputs.double()).numpy()
 
     def _of_all(self, given: np.ndarray) -> dict[str, float]:
-        return self._values(replace(self.common_rows, given=given), "all test rows")
+        return self._values(self.common_rows.of(given), "all test rows")
 
     def _values(self, p: Predictions, where: str) -> dict[str, float]:
         found = {m.name: float(measured(m, p, lambda _: where)[0]) for m in self.metrics}
@@ -223,7 +223,7 @@ class Measures:
         assert self.kept is not None
         scores, ids = dict(means), self.kept.ids
         if given is not None:
-            p = replace(self.client_rows, given=given)
+            p = self.client_rows.of(given)
             where = lambda g: f"the test rows of client {ids[g]}"  # noqa: E731
             scores |= {m.name: measured(m, p, where) for m in self.metrics}
         tested = self.kept.test_rows > 0
