@@ -305,9 +305,9 @@ def _labels(value, field: str, name: str, classes: int) -> np.ndarray:
             "each step of a sequence, shape [n, steps]"
         )
     if y.ndim == 2 and (y.shape[1] == 1 or (y.shape[1] == classes and one_hot(y))):
-        instead = "y[:, 0]" if y.shape[1] == 1 else "the argmax of one-hot rows, y.argmax(1)"
+        instead = "y[:, 0]" if y.shape[1] == 1 else "argmax of one-hot rows"
         raise DataError(
-            f"{field} of {name!r} has shape {y.shape}; give one label a row, shape [n]: {instead}"
+            f"{field} of {name!r} has shape {y.shape}; give one label a row, shape [n] ({instead})"
         )
     counts = np.ones(y.shape, bool) if y.ndim == 1 else y != IGNORED
     whole = y if y.dtype.kind != "f" else np.where(np.isfinite(y), y, 0.5)

@@ -44,13 +44,11 @@ def task_of(
             "are amounts, task='classification' if they are classes"
         )
     if y.ndim == 2 and y.dtype.kind in "iu":
-        warnings.warn(
-            f"labels of {name!r} are integers, {y.shape[1]} a row: they are taken for classes, one "
-            "for each step of a sequence; task='regression' predicts them as numbers, and "
-            "task='classification' says that they are classes",
-            stacklevel=3,
+        raise DataError(
+            f"labels of {name!r} are integers, {y.shape[1]} a row: pass task='classification' if "
+            "they are classes, one for each step of a sequence, task='regression' if they are "
+            "numbers to predict"
         )
-        return "classification"
     return "regression" if y.dtype.kind == "f" or y.ndim > 1 else "classification"
 
 
@@ -68,12 +66,8 @@ def step_classes(parts: list[np.ndarray], name: str) -> int:
             f"labels of {name!r} have shape {parts[0].shape} and dtype {parts[0].dtype}; labels of "
             "the steps of a sequence, (n, t), must be integers; for one label a row give shape (n,)"
         )
-    if one_hot(parts[0]):
-        raise DataError(
-            f"labels of {name!r} have {parts[0].shape[1]} columns, of which one is 1 in each row: "
-            "for classes give y.argmax(1); if they are labels of the steps of a sequence, pass "
-            "classes=2"
-        )
+    if one_hot(parts[0]):  # which `Data` refuses
+        return parts[0].shape[1]
     return max(2, *(int(labels_of(y).max(initial=0)) + 1 for y in parts))
 
 

@@ -53,12 +53,15 @@ class _Custom(Loss):
             return torch.func.vmap(self.value)(outputs, y)
         if y.is_floating_point() and y.dim() < outputs.dim():
             y = y.unsqueeze(-1)  # (n, 1) beside (n,) would be broadcast to (n, n)
-        found = self.function(outputs, y)
-        if found.dim() == 0:
-            found = torch.func.vmap(self._of_one)(outputs, y)
+        found = self.losses(outputs, y)
         if self.across and found.dim() > 1:
             found = found.flatten(1).mean(1)
         return found.squeeze(1) if found.dim() == 2 and found.shape[1] == 1 else found
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """What the function returns, row by row where it is a mean."""
+        found = self.called(outputs, y)
+        return found if found.dim() else torch.func.vmap(self._of_one)(outputs, y)
 
     def called(self, outputs: Tensor, y: Tensor) -> Tensor:
         """What the function returns."""
@@ -75,9 +78,7 @@ class _CustomSteps(_Custom):
     def value(self, outputs: Tensor, y: Tensor) -> Tensor:
         if outputs.dim() > 3:
             return torch.func.vmap(self.value)(outputs, y)
-        found = self.called(outputs, y)
-        if found.dim() == 0:
-            found = torch.func.vmap(self._of_one)(outputs, y)
+        found = self.losses(outputs, y)
         return mean_over_steps(found, y) if found.dim() == 2 else found
 
     def called(self, outputs: Tensor, y: Tensor) -> Tensor:

@@ -45,7 +45,8 @@ class Learner:
             return self._single(moving, still, x, y, weight, padded, plan, draw)
         if not plan.sites and not still:
             return self.plain(params, x, y, weight), {}
-        masks = [draw(i, site, x) for i, site in enumerate(plan.sites)]
+        like = next(iter(moving.values()))  # not rows, which may be integers
+        masks = [draw(i, site, like) for i, site in enumerate(plan.sites)]
 
         def mean_loss(
             moving: Params, still: Params, x: Tensor, y: Tensor, weight: Tensor, *masks: Tensor
