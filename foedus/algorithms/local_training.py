@@ -16,10 +16,17 @@ from foedus.core.algorithm import Algorithm, Batching, Client
 from foedus.core.clients import Clients
 from foedus.core.predictor import Predictor
 from foedus.export.forms import Form, Parametric
-from foedus.models.base import Model, Params, model_of, raise_kept, raise_statistics
+from foedus.models.base import (
+    Model,
+    Params,
+    check_sequences,
+    model_of,
+    raise_kept,
+    raise_statistics,
+)
 from foedus.models.custom_loss import check_custom
 from foedus.models.linear import Linear
-from foedus.models.losses import LossSetting, check_loss, loss_for
+from foedus.models.losses import Loss, LossSetting, check_loss, loss_for
 from foedus.models.training.descend import descend
 from foedus.models.training.settings import Training
 
@@ -36,6 +43,7 @@ class LocalTraining(Training, Algorithm):
     """
 
     weighs_rows: ClassVar[bool] = True
+    takes_sequences: ClassVar[bool] = True
 
     averages_statistics: ClassVar[bool] = False
     """Whether its server averages running statistics, whatever it does to weights; without it,
@@ -71,8 +79,9 @@ class LocalTraining(Training, Algorithm):
         return replace(spec, integers=spec.integers and self.model.takes_integers(spec))
 
     def check(self, spec: Spec) -> None:
-        loss = loss_for(self.loss, spec.classes)
+        loss = self.loss_of(spec)
         loss.check(spec.classes, spec.outputs)
+        check_sequences(self.model, spec)
         self.model.check(spec)
         if self.model.kept and not self.keeps_layers:
             raise_kept(type(self).__name__)
@@ -125,10 +134,14 @@ class LocalTraining(Training, Algorithm):
             return None
         return Predictor(Parametric(self.model, state.w), state.spec)
 
+    def loss_of(self, spec: Spec) -> Loss:
+        """The loss of rows of this form."""
+        return loss_for(self.loss, spec.classes, spec.steps)
+
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return loss_for(self.loss, None if y.is_floating_point() else outputs.shape[-1]).value(
-            outputs, y
-        )
+        classes = None if y.is_floating_point() else outputs.shape[-1]
+        steps = y.shape[-1] if outputs.dim() == 3 else None
+        return loss_for(self.loss, classes, steps).value(outputs, y)
 
     def moved(self, w: Params, move: Params, rate: float) -> Params:
         """w + rate move; running statistics are averaged as they are, whatever the rate."""
@@ -161,7 +174,7 @@ class LocalTraining(Training, Algorithm):
         return descend(
             self,
             self.model,
-            loss_for(self.loss, client.spec.classes),
+            self.loss_of(client.spec),
             w,
             client.data,
             client.key,

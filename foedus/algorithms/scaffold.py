@@ -18,7 +18,6 @@ from foedus.core.algorithm import Batching, Client
 from foedus.core.clients import Clients
 from foedus.errors import ConfigError
 from foedus.models.base import Params
-from foedus.models.losses import loss_for
 from foedus.models.schedules import lowest_rate, total_rate
 from foedus.models.training.gradients import gradient
 
@@ -74,7 +73,7 @@ class Scaffold(LocalTraining):
         trained = self.descend(client, x, correction=tree.sub(c, c_i))
         move = tree.sub(trained["params"], x)
         if self.option == 1:
-            new = gradient(self.model, loss_for(self.loss, client.spec.classes), x, client.data)
+            new = gradient(self.model, self.loss_of(client.spec), x, client.data)
             apart = self.optimizer == "adamw"
             decay = {k: 0.0 if apart else self.decay_of(v.dim()) for k, v in x.items()}
             new = {k: torch.add(v, x[k], alpha=decay[k]) for k, v in self.moving(new).items()}

@@ -119,6 +119,12 @@ def check_measures(
     tested = bool(len(fed.data.x_test)) or sites  # which have test rows of their own
     if sites:
         refuse_functions(found, classes)
+        if fed.spec.steps and (found or per_client or stop or keep_best or stop_on_growth):
+            raise ConfigError(
+                "metrics, per_client, stop, keep_best and stop_on_growth: sites count rows, and "
+                f"here a row has {fed.spec.steps} labels, one for each step of a sequence; leave "
+                "them out, or measure the model where there are rows"
+            )
     for name, asked in (("metrics", found), ("per_client", per_client)):
         if asked and not (evaluate_every and tested):
             value = per_client if name == "per_client" else [m.name for m in found]

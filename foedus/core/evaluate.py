@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from foedus.base.rows import tensor_of
+from foedus.base.steps import mean_over_steps
 from foedus.core.algorithm import Algorithm
 from foedus.core.predictor import Predictor
 
@@ -74,6 +75,8 @@ def row_scores(
 ) -> dict[str, Tensor]:
     """What evaluation adds up over rows: the loss, and hits or squared errors."""
     loss = algorithm.row_loss(outputs, y)
+    if classes and outputs.dim() == 3:  # of a sequence: the share of its steps that are right
+        return {"loss": loss, "hits": mean_over_steps((outputs.argmax(-1) == y).double(), y)}
     if classes:
         return {"loss": loss, "hits": outputs.argmax(-1) == y}
     target = y if y.dim() == outputs.dim() else y.unsqueeze(-1)

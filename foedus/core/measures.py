@@ -224,7 +224,7 @@ class Measures:
         scores: dict[str, np.ndarray] = {}
         if outputs is not None and len(outputs):
             given = self.given(outputs, None)
-            p = replace(self.client_rows, given=given, group=None, groups=1)
+            p = replace(self.client_rows, group=None, groups=1).of(given)
             found |= {f"own_{k}": v for k, v in self._values(p, "all test rows").items()}
             scores = self._each(given) if self.kept is not None else {}
         elif self.metrics and outputs is None:
@@ -271,7 +271,7 @@ class Measures:
         return shares(outputs.double()).numpy()
 
     def _of_all(self, given: np.ndarray) -> dict[str, float]:
-        return self._values(replace(self.common_rows, given=given), "all test rows")
+        return self._values(self.common_rows.of(given), "all test rows")
 
     def _values(self, p: Predictions, where: str) -> dict[str, float]:
         found = {m.name: float(measured(m, p, lambda _: where)[0]) for m in self.metrics}
@@ -288,7 +288,7 @@ class Measures:
     def _each(self, given: np.ndarray) -> dict[str, np.ndarray]:
         """Metrics of each client on its own test rows."""
         assert self.kept is not None
-        ids, p = self.kept.ids, replace(self.client_rows, given=given)
+        ids, p = self.kept.ids, self.client_rows.of(given)
         where = lambda g: f"the test rows of client {ids[g]}"  # noqa: E731
         return {m.name: measured(m, p, where) for m in self.metrics}
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+
+from foedus.base.steps import IGNORED
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +42,20 @@ class Predictions:
     @cached_property
     def w(self) -> np.ndarray:
         return np.ones(len(self.y)) if self.weight is None else self.weight.astype(np.float64)
+
+    def of(self, given: np.ndarray) -> Predictions:
+        """The same rows with predictions. Where rows have labels of the steps of a sequence, (n,
+        t), these steps become rows that count together what their row did.
+        """
+        if not self.classes or self.y.ndim == 1:
+            return replace(self, given=given)
+        real = self.y != IGNORED
+        length = real.sum(1)
+        each = None if self.group is None else np.repeat(self.group, length)
+        weight = None
+        if self.weight is not None or (length != length[:1]).any():
+            weight = np.repeat(self.w / length, length)
+        return replace(self, y=self.y[real], given=given[real], weight=weight, group=each)
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Weighted sums over the rows of each group."""

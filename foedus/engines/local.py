@@ -423,13 +423,14 @@ class LocalSession(Session):
         if self.test.w is not None:
             parts["weight"] = self.test.weight_sums()
         if metrics:  # a worker whose clients have no test rows
-            parts.setdefault("outputs", torch.zeros(0, self.spec.outputs).double())
+            parts.setdefault("outputs", torch.zeros(0, *self.spec.output_shape).double())
         return {**parts, "rows": sizes}
 
     def evaluate_global(
         self, x: Tensor, y: Tensor, weight: Tensor | None = None, block: int = 1024
     ) -> dict[str, Tensor]:
         """Where the algorithm is personal: each client's model on the same rows."""
+        block = max(1, block // (self.spec.steps or 1))
         total: dict[str, Tensor] = {}
         total_weight = None if weight is None else weight.double().sum()
         worth = torch.ones(len(x)) if weight is None else weight.float()
@@ -461,8 +462,9 @@ class LocalSession(Session):
                 for k, v in scores.items():
                     sums[k][p] = v
             return sums
+        outputs = 4 * (self.spec.steps or 0) * self.spec.outputs
         limit = lambda n: max(  # noqa: E731
-            1, int(self.engine.memory // (4 * (rows or n) * table.row_bytes + 4096))
+            1, int(self.engine.memory // (4 * (rows or n) * (table.row_bytes + outputs) + 4096))
         )
         groups = [Group(p) for p in table.groups(positions, Batching.spread, limit)]
         if self.prepares:
@@ -477,14 +479,15 @@ class LocalSession(Session):
     def _take_outputs(
         self, sums: dict[str, Tensor], table: Table, positions: Tensor, outputs: Tensor | None
     ) -> None:
-        """Put the outputs of some clients' rows, (c, n, outputs) with padding or (n, outputs), in
-        their places among those of all rows.
+        """Put the outputs of some clients' rows, (c, n, *output_shape) with padding or (n,
+        *output_shape), in their places among those of all rows.
         """
         if outputs is None:
             return
-        outputs = outputs.reshape(len(positions), -1, outputs.shape[-1]).double()
+        form = self.spec.output_shape
+        outputs = outputs.reshape(len(positions), -1, *form).double()
         if "outputs" not in sums:
-            sums["outputs"] = outputs.new_zeros(len(table.rows), outputs.shape[-1])
+            sums["outputs"] = outputs.new_zeros(len(table.rows), *form)
         column = torch.arange(outputs.shape[1])
         real = column < table.sizes[positions].unsqueeze(1)
         place = table.starts[positions].unsqueeze(1) + column

@@ -219,6 +219,7 @@ class FedAvgDistill(LocalTraining):
     """
 
     weighs_rows: ClassVar[bool] = False
+    takes_sequences: ClassVar[bool] = False
 
     public: Any = field(default=None, compare=False)
     student: Training = STUDENT

@@ -19,7 +19,6 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -429,7 +428,8 @@ def evaluate_own(
     if not algorithm.personal:
         raise ReplyError(f"algorithm: {type(algorithm).__name__} has no models of its clients' own")
     session, lost, _ = opened(question, site, memory, algorithm)
-    names = question.metrics or []
+    # sums are counts of rows, and the steps of a sequence share one
+    names = [] if session.spec.steps else question.metrics or []
     with explained("algorithm: the clients' own models are not its"):
         sums, ids = session.evaluate_own(*([names] if names else [])), session.ids.tolist()
     asked = [(p, i) for p, i in enumerate(ids) if i in question.ids and i not in lost]
@@ -442,7 +442,7 @@ def evaluate_own(
         return about, b""
     measures, spec = Measures(algorithm, site.federation(), (), False, []), session.spec
     wanted = SiteSums(tuple(names), spec.classes, spec.outputs)
-    p = replace(measures.client_rows, given=measures.given(outputs, None))
+    p = measures.client_rows.of(measures.given(outputs, None))
     usual = {k: v.numpy() for k, v in sums.items() if k in ("loss", *measures.usual)}
     found = wanted.of(p, usual)
     parts = [wire.encode(packed({k: v[at] for k, v in found.items()}, False)) for at, _ in asked]
