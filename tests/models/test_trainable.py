@@ -146,13 +146,13 @@ def test_what_stays_follows_the_module(fed):
 def test_nothing_is_differentiated_that_stays():
     """Autograd does not hold the activations of layers before the first that is trained."""
     net, spec = Net(nn.LayerNorm), fd.Spec((64,), 10, 10)
-    assert fd.Module(net)._own(training=True).head.weight.requires_grad
+    assert fd.Module(net)._own(True, torch.device("cpu")).head.weight.requires_grad
     model = fd.Module(net, trainable="head.*")
     w = {k: v.requires_grad_() for k, v in model.init(spec, None).items()}
     x = random.normal(random.key(0), (3, 64))
     outputs, _ = model.train_outputs(w, x, torch.ones(3), False, None)
     assert outputs.requires_grad
-    own = model._own(training=True)
+    own = model._own(True, torch.device("cpu"))
     assert not own.body(x).requires_grad
 
 
