@@ -231,6 +231,19 @@ def test_own_models_are_measured_at_home(tmp_path):
     assert last["own_auc_worst"] == table["auc"].min() and table["auc"].nunique() == 3
 
 
+def test_own_models_beside_a_global_one(tmp_path):
+    plan = PLAN.replace('type = "FedAvg"', 'type = "Ditto"')
+    run = train(federation(tmp_path, plan, **ALLOWED), tmp_path)["Ditto"]
+    assert run.history[["own_f1", "own_auc_bin_error", "f1", "loss"]].notna().all(axis=None)
+
+
+def test_own_models_are_not_measured_under_secure_aggregation(tmp_path):
+    plan = SECURE.replace('type = "FedAvg"', 'type = "Independent"')
+    grid = federation(tmp_path, plan, **HIDDEN)
+    with pytest.raises(fd.ConfigError, match="Independent has no global model, and clients' own"):
+        train(grid, tmp_path)
+
+
 def test_own_models_on_loopback_are_those_of_the_simulator(tmp_path):
     fed = fd.split(fd.load("digits"), "dirichlet", clients=4, alpha=1.0, seed=0)
     options = {"metrics": ["auc", "f1", "ece", top_two], "per_client": True, "seed": 3}
@@ -458,12 +471,12 @@ def test_a_lie_in_a_hidden_sum_is_found_and_the_training_goes_on(tmp_path, monke
         return honest(more, added)
 
     monkeypatch.setattr(measure, "packed", packed)
+    grid = federation(tmp_path, SECURE.replace("rounds = 3", "rounds = 1"), **HIDDEN)
     with pytest.warns(
         UserWarning,
         match="round 0: the model is not measured: the sums over the "
         r"test rows of all sites cannot be \(hits cannot be of 62 rows\)",
     ):
-        grid = federation(tmp_path, SECURE.replace("rounds = 3", "rounds = 1"), **HIDDEN)
         run = train(grid, tmp_path)["FedAvg"]
     assert run.history["f1"].notna().tolist() == [False, True]
 
