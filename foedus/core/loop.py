@@ -296,6 +296,8 @@ class Loop:
         metrics: dict[str, float] = {}
         data = self.fed.data
         metric = "accuracy" if data.classes else "mse"
+        if self.elsewhere:
+            self._measurable()
         if self.algorithm.personal:
             asked = [m.name for m in self.measures.metrics]
             sums = self.session.evaluate_own(*([asked] if asked else []))
@@ -340,6 +342,16 @@ class Loop:
                 metrics[metric] >= self.target if data.classes else metrics[metric] <= self.target
             )
         return metrics
+
+    def _measurable(self) -> None:
+        """Refuse metrics of models that neither a sum over all sites nor a single one can show."""
+        hidden = self.aggregator is not None and self.aggregator.hides
+        if hidden and self.algorithm.predictor(self.state) is None:
+            raise ConfigError(
+                f"metrics, per_client, stop and keep_best: {type(self.algorithm).__name__} has no "
+                "global model, and clients' own models are not measured under secure aggregation; "
+                "leave them out, or run it without [aggregation]"
+            )
 
     # -- checkpoints -------------------------------------------------------------------------------
 

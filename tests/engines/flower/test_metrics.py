@@ -231,6 +231,19 @@ def test_own_models_are_measured_at_home(tmp_path):
     assert last["own_auc_worst"] == table["auc"].min() and table["auc"].nunique() == 3
 
 
+def test_own_models_beside_a_global_one(tmp_path):
+    plan = PLAN.replace('type = "FedAvg"', 'type = "Ditto"')
+    run = train(federation(tmp_path, plan, **ALLOWED), tmp_path)["Ditto"]
+    assert run.history[["own_f1", "own_auc_bin_error", "f1", "loss"]].notna().all(axis=None)
+
+
+def test_own_models_are_not_measured_under_secure_aggregation(tmp_path):
+    plan = SECURE.replace('type = "FedAvg"', 'type = "Independent"')
+    grid = federation(tmp_path, plan, **HIDDEN)
+    with pytest.raises(fd.ConfigError, match="Independent has no global model, and clients' own"):
+        train(grid, tmp_path)
+
+
 def test_own_models_on_loopback_are_those_of_the_simulator(tmp_path):
     fed = fd.split(fd.load("digits"), "dirichlet", clients=4, alpha=1.0, seed=0)
     options = {"metrics": ["auc", "f1", "ece", top_two], "per_client": True, "seed": 3}
