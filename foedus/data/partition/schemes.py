@@ -147,11 +147,11 @@ def split(
             f"of {others}"
         )
     if data.spec.steps and scheme in (*_BY_LABEL, *_BY_TARGET):
-        others = (repr(k) for k in SCHEMES if k not in _BY_LABEL and k not in _BY_TARGET)
+        allowed = (repr(k) for k in SCHEMES if k not in _BY_LABEL and k not in _BY_TARGET)
         raise SplitError(
             f"scheme {scheme!r} divides by the label of a row, and rows of {data.name!r} have "
             f"{data.spec.steps} labels each, one for each step of a sequence; use one of "
-            f"{', '.join(others)}, or groups= and 'natural'"
+            f"{', '.join(allowed)}, or groups= and 'natural'"
         )
     if data.classes is not None and scheme in _BY_TARGET:
         raise SplitError(
