@@ -189,7 +189,7 @@ def measure(policy: str, skew: str, lr: float, rounds: int, quick: bool, seed: i
 
 
 def cell_of(policy: str, skew: str, lr: float, seed: int, quick: bool) -> Cell:
-    rounds = 4 if quick else 40
+    rounds = 2 if quick else 40
     return Cell({"policy": policy, "skew": skew, "lr": lr, "rounds": rounds}, seed)
 
 

@@ -402,6 +402,14 @@ def test_labels_that_cannot_be(y, options, why):
         fd.Data.from_arrays(X, y, **options)
 
 
+def test_ignored_labels_may_come_first():
+    """Such as where the first steps are a question, and the others its answer."""
+    y = Y.copy()
+    y[:, 0] = [-100, -100, 1]
+    data = fd.Data.from_arrays(X, y)
+    assert (data.y_train == y).all() and data.classes == 3
+
+
 def test_parts_of_other_lengths_are_refused():
     with pytest.raises(fd.DataError, match=r"y_test of 'data' has rows of shape \(2,\)"):
         fd.Data.from_arrays(X, Y, X, X[:, :2])
