@@ -138,7 +138,7 @@ def test_class_weights_are_those_of_scikit_learn(family):
     np.testing.assert_allclose(shares, known.fit(X, CLASSES).predict_proba(X), atol=2e-3)
 
 
-# -- FFGB: any function, if it is convex -------------------------------------------------------------
+# -- FFGB: any function, if it is convex -----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_what_is_told_of_a_loss_that_is_not_convex(family):
         fd.run(fd.FFGB(TREES, loss="huber", step=0.5), fed, 1)
 
 
-# -- FedNewton: a known second derivative ------------------------------------------------------------
+# -- FedNewton: a known second derivative ----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -216,12 +216,12 @@ def test_newton_says_that_it_does_not_know_the_curvature(loss):
 
 
 def test_newton_names_the_losses_it_knows():
-    with pytest.raises(fd.ConfigError, match="did you mean 'logistic'.*bce, poisson"):
+    with pytest.raises(fd.ConfigError, match=r"did you mean 'logistic'.*bce, poisson"):
         fd.FedNewton(fd.Identity(), loss="logistics")
     with pytest.raises(fd.ConfigError, match="must be the name of a loss"):
         fd.FedNewton(fd.Identity(), loss=3)
+    weights = fd.losses.WeightedCrossEntropy((1.0, 2.0))
     with pytest.raises(fd.ConfigError, match="weights for 2 classes"):
-        weights = fd.losses.WeightedCrossEntropy((1.0, 2.0))
         fd.run(fd.FedNewton(fd.Identity(), loss=weights), federation(X, CLASSES, 3), 1)
 
 
