@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foedus.models.base import Drops, Model, Params, batching_fails, raise_unbatched
+from foedus.models.base import Drops, Model, Params
 from foedus.models.dropout import Drawn, Given, Record, Site
 from foedus.models.losses import Loss
+from foedus.models.unbatched import batching_fails, raise_unbatched
 
 Draw = Callable[[int, Site, Tensor], Tensor]
 """The masks (c, *shape) of a step: of the i-th call of dropout, for tensors like this."""
