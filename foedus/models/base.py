@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from numbers import Integral
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, Protocol
 
 import torch
 from annotated_types import Ge
@@ -18,11 +17,21 @@ from foedus.base.spec import Spec
 from foedus.errors import ModelError
 
 Params = dict[str, Tensor]
-Drops = AbstractContextManager[Any]
-"""Answers for the dropout functions that are called within it: one of `foedus.models.dropout`."""
 Pull = Callable[..., Params]
 Widths = tuple[Annotated[int, Ge(1)], ...]
 """Sizes of layers."""
+
+
+class Drops(Protocol):
+    """Answers for the dropout functions that are called within it: one of `foedus.models.dropout`.
+
+    `sites` are the calls so far.
+    """
+
+    sites: list[Any]
+
+    def __enter__(self) -> Any: ...
+    def __exit__(self, *raised: Any) -> Any: ...
 
 
 class Model(Settings):
@@ -221,21 +230,6 @@ def image_shape(spec: Spec) -> tuple[int, int, int]:
         return (1, side, side)
     rows = f"rows of shape {spec.shape} are none"
     raise ModelError(f"a convolutional model needs images; {rows}: use Linear() or MLP()")
-
-
-def batching_fails(error: Exception) -> bool:
-    """Whether it is `torch.func.vmap` that cannot do what a model or a loss does."""
-    return any(word in str(error) for word in ("vmap", "functorch", "Batching rule"))
-
-
-def raise_unbatched(what: str, error: Exception) -> NoReturn:
-    """Say what to do about a model or a loss that cannot be batched."""
-    raise ModelError(
-        f"{what} cannot be batched over clients, as by an `if` on values of a tensor, a mask "
-        "(x[x > 0] = 0) or .item(); use engine=fd.Local(batch=False) or fd.Ray(batch=False), "
-        "which train one client after the other (fd.FedRes with send='gradient'), or torch.where "
-        f"in place of the `if`: {error}"
-    ) from error
 
 
 def model_of(model: Model | torch.nn.Module) -> Model:

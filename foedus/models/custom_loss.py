@@ -26,8 +26,9 @@ from foedus.base import random
 from foedus.base.spec import Spec
 from foedus.base.steps import IGNORED, mean_over_steps
 from foedus.errors import ConfigError, ModelError, shown
-from foedus.models.base import Model, batching_fails, raise_unbatched
+from foedus.models.base import Model
 from foedus.models.losses import Loss
+from foedus.models.unbatched import call
 
 _ROWS = 5
 """Rows that a loss is tried on; another number where a model has as many outputs."""
@@ -76,10 +77,8 @@ class _Custom(Loss):
         if isinstance(function, nn.Module):
             function = self.on.get(device) or self._placed(function, device)
         try:
-            return function(outputs, y)
-        except (RuntimeError, NotImplementedError) as error:
-            if batching_fails(error):
-                raise_unbatched(f"loss={shown(self.function)}", error)
+            return call(f"loss={shown(self.function)}", function, outputs, y)
+        except RuntimeError as error:
             if "same device" not in str(error):
                 raise
             raise ConfigError(

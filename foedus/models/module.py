@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from torch.func import functional_call
 
 from foedus.base.spec import Spec
 from foedus.errors import ModelError
-from foedus.models.base import Drops, Model, Params, batching_fails, raise_unbatched
+from foedus.models.base import Drops, Model, Params
 from foedus.models.dropout import Record, with_layers
 from foedus.models.norms import (
     UPDATED,
@@ -31,6 +31,7 @@ from foedus.models.norms import (
     with_groups,
     with_statistics,
 )
+from foedus.models.unbatched import call
 
 # Activations of convolutions are large, so a batch of clients takes much memory and gains little:
 # `make bench ARGS=batching` measures 1.1 to 1.5 times for them, 1.4 to 5 for other layers.
@@ -196,19 +197,20 @@ class Module(Model):
     ) -> tuple[Tensor, Params]:
         own = self._own(True, x.device)
         with nullcontext() if drops is None else drops:
+            again = None if drops is None else drops.sites.clear
             if self.norm in (None, "group"):
-                return self._call(own, params, x), {}
+                return self._call(own, params, x, again), {}
             with rows_of_call(weight, padded, compiled=not self.recurrent) as found:
-                outputs = self._call(own, params, x)
+                outputs = self._call(own, params, x, again)
         return outputs, {n.replace(".", "/"): v for n, v in found.items()}
 
-    def _call(self, own: nn.Module, params: Params, x: Tensor) -> Tensor:
+    def _call(
+        self, own: nn.Module, params: Params, x: Tensor, again: Callable[[], Any] | None = None
+    ) -> Tensor:
         named = {n.replace("/", "."): p for n, p in params.items()}
         try:
-            return functional_call(own, named, (x,))
-        except (RuntimeError, NotImplementedError) as error:
-            if batching_fails(error):
-                raise_unbatched(type(self.module).__name__, error)
+            return call(type(self.module).__name__, functional_call, own, named, (x,), again=again)
+        except RuntimeError as error:
             if "same device" not in str(error):
                 raise
             raise ModelError(

@@ -27,7 +27,7 @@ from foedus.core.clients import Clients
 from foedus.core.exchange import map_tensors
 from foedus.core.held import HeldSum, sum_from_wire
 from foedus.core.predictor import Predictor
-from foedus.errors import ConfigError, ReplyError
+from foedus.errors import ConfigError, ReplyError, shown
 from foedus.export.forms import Ensemble
 from foedus.export.probabilities import shares_of, softmax
 from foedus.models.convexity import warn_unless_convex
@@ -86,8 +86,14 @@ class FFGB(Algorithm):
         check_settings(self)
         if isinstance(self.step, str) and not self.decay:
             raise ConfigError(f"step={self.step!r} is c / (mu (t K + k + 1)): it needs mu above 0")
-        if not self._made_elsewhere:
-            check_loss(self.loss)
+        if self._made_elsewhere:
+            return
+        if not isinstance(self.loss, str | Loss) and not callable(self.loss):
+            raise ConfigError(
+                f"loss={shown(self.loss)} must be a name, a function loss(outputs, y), or have "
+                "value(outputs, y) and slope(outputs, y, weight)"
+            )
+        check_loss(self.loss)
 
     def batching(self) -> Batching:
         return Batching(alike=False, pays=False)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foedus.models.base import Model, Params, batching_fails, raise_unbatched
+from foedus.models.base import Model, Params
+from foedus.models.unbatched import batching_fails, raise_unbatched
 
 
 def gradients(
