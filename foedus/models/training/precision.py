@@ -20,8 +20,8 @@ scaling rounds nothing.
 class _Narrow(Model):
     """A model whose training outputs are computed in a narrower type and returned as float32.
 
-    It is differentiated by autograd, for one client at a time: PyTorch cannot batch the backward
-    pass of autocast by `vmap`.
+    It is differentiated by autograd, for one client at a time: batched, products and biases are
+    rounded apart, and a client's steps would depend on who shares its batch.
     """
 
     trains_apart: ClassVar[bool] = True
