@@ -309,9 +309,10 @@ def _labels(value, field: str, name: str, classes: int) -> np.ndarray:
         raise DataError(
             f"{field} of {name!r} has shape {y.shape}; give one label a row, shape [n] ({instead})"
         )
-    counts = np.ones(y.shape, bool) if y.ndim == 1 else y != IGNORED
     whole = y if y.dtype.kind != "f" else np.where(np.isfinite(y), y, 0.5)
-    wrong = ((whole < 0) | (whole >= classes) | (whole != np.floor(whole))) & counts
+    wrong = (whole < 0) | (whole >= classes) | (whole != np.floor(whole))
+    if y.ndim == 2:
+        wrong &= y != IGNORED
     if wrong.any():
         row, *step = np.argwhere(wrong)[0].tolist()
         rows = (wrong.any(1) if step else wrong).sum()
@@ -322,8 +323,7 @@ def _labels(value, field: str, name: str, classes: int) -> np.ndarray:
             f"{classes - 1}{f', or {IGNORED} at steps that do not count' if step else ''}; "
             "renumber them or pass a larger classes="
         )
-    empty = np.flatnonzero(~(counts if y.ndim == 1 else counts.any(1)))
-    if len(empty):
+    if y.ndim == 2 and len(empty := np.flatnonzero((y == IGNORED).all(1))):
         raise DataError(
             f"{field} of {name!r} has no label at any step of row {empty[0]}: all are {IGNORED} "
             f"({len(empty)} such rows); leave these rows out"
