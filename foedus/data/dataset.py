@@ -15,7 +15,7 @@ from foedus.base.spec import RawSpec, Spec
 from foedus.base.steps import IGNORED
 from foedus.data.fingerprint import checksum
 from foedus.data.finite import first_not_finite
-from foedus.data.labels import numbered, one_hot, step_classes
+from foedus.data.labels import numbered, one_hot, refuse_one_hot, step_classes
 from foedus.data.preprocess import Preprocessor
 from foedus.data.unprepared import Unprepared
 from foedus.errors import DataError
@@ -194,6 +194,8 @@ class Data:
                 "two classes give integers",
                 stacklevel=2,
             )
+        if y_train.ndim == 2 and y_train.shape[1] == (classes or y_train.shape[1]):
+            refuse_one_hot(y_train, "y_train", name)
         if classes is None and y_train.dtype.kind in "iubU" and y_train.size:
             if class_names is not None:
                 classes = len(class_names)
@@ -304,14 +306,14 @@ def _labels(value, field: str, name: str, classes: int) -> np.ndarray:
             f"{field} of {name!r} has shape {y.shape}; give one label a row, shape [n], or one for "
             "each step of a sequence, shape [n, steps]"
         )
-    if y.ndim == 2 and (y.shape[1] == 1 or (y.shape[1] == classes and one_hot(y))):
-        instead = "y[:, 0]" if y.shape[1] == 1 else "argmax of one-hot rows"
+    if y.shape[1:] == (1,):
         raise DataError(
-            f"{field} of {name!r} has shape {y.shape}; give one label a row, shape [n] ({instead})"
+            f"{field} of {name!r} has shape {y.shape}; give one label a row, shape [n] (y[:, 0])"
         )
-    counts = np.ones(y.shape, bool) if y.ndim == 1 else y != IGNORED
     whole = y if y.dtype.kind != "f" else np.where(np.isfinite(y), y, 0.5)
-    wrong = ((whole < 0) | (whole >= classes) | (whole != np.floor(whole))) & counts
+    wrong = (whole < 0) | (whole >= classes) | (whole != np.floor(whole))
+    if y.ndim == 2:
+        wrong &= y != IGNORED
     if wrong.any():
         row, *step = np.argwhere(wrong)[0].tolist()
         rows = (wrong.any(1) if step else wrong).sum()
@@ -322,8 +324,7 @@ def _labels(value, field: str, name: str, classes: int) -> np.ndarray:
             f"{classes - 1}{f', or {IGNORED} at steps that do not count' if step else ''}; "
             "renumber them or pass a larger classes="
         )
-    empty = np.flatnonzero(~(counts if y.ndim == 1 else counts.any(1)))
-    if len(empty):
+    if y.ndim == 2 and len(empty := np.flatnonzero((y == IGNORED).all(1))):
         raise DataError(
             f"{field} of {name!r} has no label at any step of row {empty[0]}: all are {IGNORED} "
             f"({len(empty)} such rows); leave these rows out"

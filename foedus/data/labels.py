@@ -59,6 +59,18 @@ def one_hot(y: np.ndarray) -> bool:
     return bool(((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all())
 
 
+def refuse_one_hot(y: np.ndarray, what: str, name: str) -> None:
+    """Refuse one-hot rows of integers, which would be taken for labels of the steps of sequences.
+
+    Of few rows, such as those of one client, that may be chance: it is asked of whole sets.
+    """
+    if y.dtype.kind in "iub" and one_hot(y):
+        raise DataError(
+            f"{what} of {name!r} has shape {y.shape}; give one label a row, shape [n] (argmax of "
+            "one-hot rows)"
+        )
+
+
 def step_classes(parts: list[np.ndarray], name: str) -> int:
     """How many classes there are among integer labels (n, t) of the steps of sequences."""
     if any(y.dtype.kind not in "iu" for y in parts):
@@ -66,8 +78,7 @@ def step_classes(parts: list[np.ndarray], name: str) -> int:
             f"labels of {name!r} have shape {parts[0].shape} and dtype {parts[0].dtype}; labels of "
             "the steps of a sequence, (n, t), must be integers; for one label a row give shape (n,)"
         )
-    if one_hot(parts[0]):  # which `Data` refuses
-        return parts[0].shape[1]
+    refuse_one_hot(parts[0], "labels", name)
     return max(2, *(int(labels_of(y).max(initial=0)) + 1 for y in parts))
 
 

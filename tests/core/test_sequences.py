@@ -402,6 +402,15 @@ def test_labels_that_cannot_be(y, options, why):
         fd.Data.from_arrays(X, y, **options)
 
 
+def test_a_few_rows_may_look_one_hot():
+    """Those of a test part or of a client, where the set as a whole does not."""
+    y = np.array([[0, 1], [1, 1], [0, 0]])
+    data = fd.Data.from_arrays(X[:, :2], y, X[:1, :2], y[:1], classes=2)
+    assert data.spec.steps == 2
+    clients = [(X[i : i + 1, :2], y[i : i + 1]) for i in range(3)]
+    assert fd.Federation.from_clients(clients, classes=2).spec.steps == 2
+
+
 def test_ignored_labels_may_come_first():
     """Such as where the first steps are a question, and the others its answer."""
     y = Y.copy()
