@@ -302,7 +302,8 @@ def _there(t: Tensor, device: torch.device) -> Tensor:
     if t.device == device:
         return t
     moved = t.detach().to(device)
-    return nn.Parameter(moved, t.requires_grad) if isinstance(t, nn.Parameter) else moved
+    # the ones that are trained are replaced in every call: no copy needs a gradient
+    return nn.Parameter(moved, False) if isinstance(t, nn.Parameter) else moved
 
 
 def _remedy(found: tuple[int, ...], spec: Spec) -> str:
