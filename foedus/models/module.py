@@ -7,7 +7,7 @@ import threading
 import weakref
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import ClassVar
 
 import torch
@@ -73,6 +73,10 @@ class Module(Model):
     @property
     def batchable(self) -> bool:
         return not any(isinstance(m, _APART) for m in self.module.modules())
+
+    @cached_property
+    def recurrent(self) -> bool:  # type: ignore[override]
+        return any(isinstance(m, nn.RNNBase) for m in self.module.modules())
 
     def takes_integers(self, spec: Spec) -> bool:
         return not self._refusal(spec, torch.int64) or bool(self._refusal(spec, torch.float32))
@@ -182,9 +186,9 @@ class Module(Model):
         named = {n.replace("/", "."): p for n, p in params.items()}
         own = self._own(training=True)
         with nullcontext() if drops is None else drops:
-            if self.norm not in UPDATED:
+            if self.norm in (None, "group"):
                 return functional_call(own, named, (x,)), {}
-            with rows_of_call(weight, padded) as found:
+            with rows_of_call(weight, padded, compiled=not self.recurrent) as found:
                 outputs = functional_call(own, named, (x,))
         return outputs, {n.replace(".", "/"): v for n, v in found.items()}
 
@@ -223,8 +227,7 @@ class Module(Model):
             with_layers(made)
         if self.norm == "group":
             return with_groups(made).train(training)
-        if self.norm in UPDATED:
-            with_statistics(made)
+        with_statistics(made)
         for m in batch_norms(made).values() if self.norm == "frozen" else ():
             m.eval()
         return made
