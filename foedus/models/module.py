@@ -34,8 +34,8 @@ from foedus.models.norms import (
 # `make bench ARGS=batching` measures 1.1 to 1.5 times for them, 1.4 to 5 for other layers.
 # `Local(batch=True)` batches them all the same.
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-# PyTorch batches no nn.LSTM over clients: it calls one after the other, and three times slower than
-# a loop does (GRU and RNN are six times faster in batches of 50 clients).
+# PyTorch batches no nn.LSTM over clients: it calls one after the other, two to three times slower
+# than a loop does (nn.GRU and nn.RNN are eight times faster in batches of 50 clients).
 _APART = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED, nn.LSTM)
 _COPIES = threading.local()
 _RANDOM = "draws from the global random generator, so runs could not be repeated"
