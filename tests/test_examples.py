@@ -110,6 +110,35 @@ def test_batchnorm_tables_are_those_of_the_results(batchnorm, monkeypatch):
     assert batchnorm["tables"](found) in page
 
 
+def test_batchnorm_shows_what_the_page_says(batchnorm, monkeypatch):
+    monkeypatch.setitem(batchnorm["study"].__globals__, "measure", None)
+    found = batchnorm["study"](batchnorm["stored"]())
+    mean = found.groupby(["skew", "policy"])[["own", "worst", "global", "bytes"]].mean()
+    spread = found.groupby(["skew", "policy"])["own"].std(ddof=0)
+    own, worst = (mean[k] for k in ("own", "worst"))
+    # Feature skew
+    policies = ["local", "silo", "frozen", "group"]
+    assert own["features"]["average"] < own["features"][policies].min() - 0.1
+    three = own["features"][["group", "local", "silo"]]
+    assert three.max() - three.min() <= spread["features"][["local", "silo"]].max() < 0.025
+    assert worst["features"].idxmax() == "group"
+    assert abs(own["features"]["alone"] - own["features"]["group"]) < spread["features"]["alone"]
+    assert worst["features"]["alone"] < worst["features"]["group"] - 0.1
+    # Label skew
+    theirs, common = ["local", "silo"], ["average", "frozen", "group"]
+    assert own["labels"][theirs].min() > own["labels"][common].max() + 0.05
+    others = ["average, fine-tuned", "alone"]
+    assert own["labels"][others].min() > own["labels"][theirs].max()
+    # Without skew
+    assert own["none"].idxmax() == "average"
+    assert own["none"]["average"] - own["none"][theirs].max() == pytest.approx(0.1, abs=0.01)
+    # Bytes
+    sent = mean["bytes"]["features"]
+    assert sent["silo"] == sent["frozen"] == sent["group"]
+    assert sent["average"] / sent["silo"] == pytest.approx(1.017, abs=5e-4)
+    assert sent["local"] / sent["silo"] == pytest.approx(1 - 0.016, abs=5e-4)
+
+
 def test_drift_is_followed():
     example = runpy.run_path(str(EXAMPLES / "drift.py"))
     losses = example["drift"]()

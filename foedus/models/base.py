@@ -77,6 +77,9 @@ class Model(Settings):
         """Starting parameters, drawn from `key`."""
         raise NotImplementedError
 
+    def ready(self, device: torch.device) -> None:
+        """Get ready to be called with tensors on a device, which `torch.func` may then do."""
+
     def apply(self, params: Params, x: Tensor) -> Tensor:
         """Outputs (n, outputs) of rows x (n, *shape); (n, t, outputs) where rows have t labels."""
         raise NotImplementedError

@@ -37,8 +37,8 @@ from foedus.models.unbatched import call
 # `make bench ARGS=batching` measures 1.1 to 1.5 times for them, 1.4 to 5 for other layers.
 # `Local(batch=True)` batches them all the same.
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-# PyTorch batches no nn.LSTM over clients: it calls one after the other, and three times slower than
-# a loop does (GRU and RNN are six times faster in batches of 50 clients).
+# PyTorch batches no nn.LSTM over clients: it calls one after the other, two to three times slower
+# than a loop does (nn.GRU and nn.RNN are eight times faster in batches of 50 clients).
 _APART = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED, nn.LSTM)
 _COPIES, _CPU = threading.local(), torch.device("cpu")
 _RANDOM = "draws from the global random generator, so runs could not be repeated"
@@ -182,6 +182,9 @@ class Module(Model):
             trained |= {n: b for n, b in self.module.named_buffers() if n in kept}
         return {n.replace(".", "/"): p.detach().to(_CPU, copy=True) for n, p in trained.items()}
 
+    def ready(self, device: torch.device) -> None:
+        self._own(False, device)
+
     def apply(self, params: Params, x: Tensor) -> Tensor:
         own = self._own(False, x.device)
         try:
@@ -302,8 +305,7 @@ def _there(t: Tensor, device: torch.device) -> Tensor:
     if t.device == device:
         return t
     moved = t.detach().to(device)
-    # the ones that are trained are replaced in every call: no copy needs a gradient
-    return nn.Parameter(moved, False) if isinstance(t, nn.Parameter) else moved
+    return nn.Parameter(moved, t.requires_grad) if isinstance(t, nn.Parameter) else moved
 
 
 def _remedy(found: tuple[int, ...], spec: Spec) -> str:
