@@ -3,16 +3,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+DEVICE ?= cuda
 BUILT_FROM := pyproject.toml constraints.txt $(wildcard foedus/kernels/*.[ch])
 # By path, not by import hook: in the folder that holds the clone, a hook would lose to the clone's own folder.
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --config-settings editable_mode=compat
 
-.PHONY: help demo test test-slow coverage lint bench papers faults fuzz mutants lock sbom dist clean
+.PHONY: help demo test test-slow gpu-test coverage lint bench papers faults fuzz mutants lock sbom dist clean
 
 help:
 	@echo "make demo    compare the algorithms on bundled data and write a page (under two minutes after installation)"
 	@echo "make test    all tests, on two cores; real data sets are used where FOEDUS_DATA points to them"
 	@echo "make test-slow  the tests that take minutes: real federations for every family"
+	@echo "make gpu-test  runs on a GPU beside those on the CPU; without one it says so (DEVICE=mps for another device than cuda)"
 	@echo "make coverage  branch coverage of foedus/ by make test, by file, the lowest first"
 	@echo "make lint    ruff, mypy, and which package may import which"
 	@echo "make bench   speed, as ratios measured in one run (ARGS='w1 w3' for some of them; ARGS=--docs writes docs/performance.md)"
@@ -39,13 +41,16 @@ demo: $(VENV)/.report
 	$(BIN)/foedus demo $(ARGS)
 
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu" $(ARGS)
 
 test-slow: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(ARGS)
 
+gpu-test: $(VENV)/.dev
+	FOEDUS_TEST_DEVICE=$(DEVICE) $(BIN)/python -m pytest -m gpu -rs tests/gpu $(ARGS)
+
 coverage: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" --cov --cov-report=term-missing:skip-covered $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu" --cov --cov-report=term-missing:skip-covered $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import types
 from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from foedus.core.result import Run
 
 
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 _LONGEST = 200
 """Characters of a value that an error shows."""
 
@@ -103,8 +105,8 @@ def nearest(value: object, allowed: Iterable[str]) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as errors show it: all of it, or its beginning and end."""
-    text = repr(value)
+    """A value as errors show it: all of it, or its beginning and end; a function by its name."""
+    text = value.__name__ if isinstance(value, _FUNCTIONS) else repr(value)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 20]} ... {text[-12:]}"
 
 

@@ -20,6 +20,7 @@ _EXTRAS = {
     "flower": "engine=fd.Flower() and foedus deploy",
     "onnx": "run.model.to_onnx",
     "report": "pages with pictures, foedus demo",
+    "lora": "adapters of peft (LoRA)",
     "secure": "fd.SecureAggregation",
     "private": "fd.DifferentialPrivacy",
     "tensorboard": "fd.TensorBoard",
@@ -39,7 +40,7 @@ class Finding:
 
 
 def version_line() -> str:
-    """foedus, what it runs on, and whether its compiled loops are there; without loading PyTorch."""
+    """foedus, what it runs on and whether compiled loops are there; PyTorch is not loaded."""
     loops = "compiled loops" if _compiled_files() else "no compiled loops"
     return (
         f"foedus {__version__} (Python {platform.python_version()}, torch {_version('torch')}, "

@@ -15,6 +15,7 @@ from foedus.core.algorithm import Algorithm
 from foedus.core.arguments import (
     NO_TEST_ROWS,
     WEIGHTED,
+    asks,
     check_arguments,
     check_measures,
     checkpoint_file,
@@ -27,7 +28,7 @@ from foedus.core.callbacks import Callback, Callbacks
 from foedus.core.participation import Poisson
 from foedus.core.progress import Interrupts, RoundProgress
 from foedus.core.steer import Patience
-from foedus.errors import DivergenceError
+from foedus.errors import DivergenceError, shown
 from foedus.storage import checkpoint as files
 from foedus.storage.lock import locked
 
@@ -131,6 +132,9 @@ def run(
         loop = Loop(
             algorithm, fed, rounds, seed, engine, participation, evaluate_every, target, quantise,
             found, per_client, stop, keep_best, stop_on_growth,
+            bool(evaluate_every) and asks(
+                algorithm, metrics, per_client, stop, keep_best, stop_on_growth
+            ),
         )  # fmt: skip
         loop.first = None if start is None else start_model(start)
         try:
@@ -181,6 +185,7 @@ def run(
             told.end(result, None)
             return result
         except DivergenceError as error:
+            _name_loss(error, algorithm)
             error.run = loop.result()
             if path and path.exists():
                 error.add_note(
@@ -193,6 +198,16 @@ def run(
             raise
         finally:
             loop.session.close()
+
+
+def _name_loss(error: DivergenceError, algorithm: Algorithm) -> None:
+    """Say that a user's own loss may be what is not finite."""
+    loss = vars(algorithm).get("loss")
+    if callable(loss):
+        error.args = (
+            f"{error}; or loss={shown(loss)} itself gives NaN: logarithms and roots need arguments "
+            "above 0, denominators must not be 0",
+        )
 
 
 def _end_here(loop: Loop, why: str, path: Path | None) -> None:

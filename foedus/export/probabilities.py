@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from torch import Tensor
 from torch.nn import functional as F
 
 from foedus.geometry import Simplex
+from foedus.models.losses import CrossEntropy, Focal, Logistic, WeightedCrossEntropy
 
 
 def softmax(outputs: Tensor) -> Tensor:
@@ -16,6 +20,13 @@ def softmax(outputs: Tensor) -> Tensor:
 def sigmoid_shares(outputs: Tensor) -> Tensor:
     """Every class against the rest: sigmoids, scaled to sum 1."""
     return F.logsigmoid(outputs).softmax(-1)
+
+
+def shares_of(loss: Any, otherwise: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The probabilities that belong to a loss by row; `otherwise`: of a loss that has none."""
+    if isinstance(loss, Logistic):
+        return sigmoid_shares
+    return softmax if isinstance(loss, CrossEntropy | WeightedCrossEntropy | Focal) else otherwise
 
 
 def simplex_shares(outputs: Tensor) -> Tensor:

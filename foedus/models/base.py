@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from numbers import Integral
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, Protocol
 
 import torch
 from annotated_types import Ge
@@ -18,11 +17,21 @@ from foedus.base.spec import Spec
 from foedus.errors import ModelError
 
 Params = dict[str, Tensor]
-Drops = AbstractContextManager[Any]
-"""Answers for the dropout functions that are called within it: one of `foedus.models.dropout`."""
 Pull = Callable[..., Params]
 Widths = tuple[Annotated[int, Ge(1)], ...]
 """Sizes of layers."""
+
+
+class Drops(Protocol):
+    """Answers for the dropout functions that are called within it: one of `foedus.models.dropout`.
+
+    `sites` are the calls so far.
+    """
+
+    sites: list[Any]
+
+    def __enter__(self) -> Any: ...
+    def __exit__(self, *raised: Any) -> Any: ...
 
 
 class Model(Settings):
@@ -51,6 +60,9 @@ class Model(Settings):
     trains_apart: ClassVar[bool] = False
     """Whether it is called otherwise in training (`train_outputs`)."""
 
+    sequences: ClassVar[bool] = False
+    """Whether it can have outputs for each step of a sequence."""
+
     def __post_init__(self) -> None:
         check_settings(self, ModelError)
 
@@ -65,8 +77,11 @@ class Model(Settings):
         """Starting parameters, drawn from `key`."""
         raise NotImplementedError
 
+    def ready(self, device: torch.device) -> None:
+        """Get ready to be called with tensors on a device, which `torch.func` may then do."""
+
     def apply(self, params: Params, x: Tensor) -> Tensor:
-        """Outputs (n, outputs) of rows x (n, *shape)."""
+        """Outputs (n, outputs) of rows x (n, *shape); (n, t, outputs) where rows have t labels."""
         raise NotImplementedError
 
     @property
@@ -156,6 +171,16 @@ def raise_kept(name: str) -> NoReturn:
         'norm="average", "frozen" or "group", or fd.FedAvg, fd.FedProx, fd.FedAdam, fd.FedNova or '
         "fd.FedPer"
     )
+
+
+def check_sequences(model: Model, spec: Spec) -> None:
+    """Refuse a model with one output a row for labels of each step of a sequence."""
+    if spec.steps and not model.sequences:
+        raise ModelError(
+            f"{type(model).__name__} predicts one label a row, and rows have {spec.steps} labels "
+            f"each: give a torch.nn.Module with outputs (n, {spec.steps}, {spec.outputs}); or, "
+            "where these are several labels of one row (multi-label), y.astype(np.float32)"
+        )
 
 
 def check_plain(name: str, model: Model, spec: Spec) -> None:

@@ -11,21 +11,43 @@ while it is small; beyond that, conjugate gradients solve with it without ever f
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from foedus.base.batching import batched
 from foedus.base.rows import Rows, shares, take
+from foedus.errors import ConfigError, shown, unknown
 from foedus.models.features import FeatureMap
 from foedus.models.least_squares import back_product, cholesky
-from foedus.models.losses import Loss
+from foedus.models.losses import LOSSES, Loss, check_loss
 
 DIRECT = 512
 """Local systems of up to this number of unknowns, and no more than rows, are factorised."""
 
 _CLOSE = 1e-12
 """Conjugate gradients stop where the residual has fallen to this part of the right-hand side."""
+
+
+def check(loss: Any) -> None:
+    """Refuse the setting of a loss whose second derivative is not known (`Loss.bend`)."""
+    found = LOSSES.get(loss) if isinstance(loss, str) else loss
+    if _known(found):
+        return
+    names = [name for name, loss in LOSSES.items() if _known(loss)]
+    if found is None:
+        raise ConfigError(unknown("loss", loss, names))
+    check_loss(loss)
+    raise ConfigError(
+        f"loss={shown(loss)}: its second derivative is not known, which Newton's method needs; use "
+        f"{', '.join(map(repr, names))} or fd.losses.WeightedCrossEntropy(weights), or fd.FedAvg, "
+        "which takes any loss"
+    )
+
+
+def _known(loss: Any) -> bool:
+    return isinstance(loss, Loss) and type(loss).bend is not Loss.bend
 
 
 def prepare(features: FeatureMap, dtype: torch.dtype, data: Rows) -> dict[str, Tensor]:

@@ -23,10 +23,12 @@ from foedus.base.rows import Rows
 from foedus.base.settings import LOCAL, Means, Settings, check_settings
 from foedus.base.spec import Spec
 from foedus.base.tree import Tree
-from foedus.errors import ModelError, ReplyError
+from foedus.errors import ConfigError, ModelError, ReplyError
 from foedus.models.base import Model, check_fits, model_of
 from foedus.models.losses import Squared
+from foedus.models.schedules import follows_rounds
 from foedus.models.training.descend import descend
+from foedus.models.training.gradients import to
 from foedus.models.training.settings import Training
 from foedus.models.trees import check_trees, fit_trees, predict_trees, some_trees
 from foedus.models.trees import join as join_trees
@@ -40,6 +42,11 @@ class Oracle(Settings):
 
     weighs_rows: ClassVar[bool] = False
     """Whether `fit` takes the weights of rows."""
+
+    trains: ClassVar[bool] = False
+    """Whether rows may be on another device than the CPU, where it trains and computes values; what
+    it returns is on the CPU.
+    """
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -143,15 +150,22 @@ class Net(Oracle):
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", model_of(self.model))
         super().__post_init__()
+        if follows_rounds(self.training.lr):
+            raise ConfigError(
+                f"training: lr={self.training.lr!r} follows the round, and an oracle is fitted "
+                'anew in every round; use by="step"'
+            )
 
     def check(self, spec: Spec) -> None:
         check_fits("the oracle's model", self.model, spec, descends=type(self).fit is Net.fit)
 
     weighs_rows: ClassVar[bool] = True
+    trains: ClassVar[bool] = True
 
     def fit(
         self, x: Tensor, target: Tensor, key: Tensor, spec: Spec, weight: Tensor | None = None
     ) -> Tree:
+        target = target.to(x.device)
         rows = Rows(x, target, torch.arange(len(x)), torch.ones(len(x)), spec, None, weight)
         start, key = self.model.init(spec, random.fold(key, 0)), random.fold(key, 1)
         return descend(self.training, self.model, Squared(), start, rows, key)["params"]
@@ -182,10 +196,11 @@ class Net(Oracle):
 
     def values(self, functions: Tree, weights: Tensor, x: Tensor, spec: Spec) -> Tensor:
         with torch.no_grad():
-            out = torch.zeros(len(x), spec.outputs)
+            out = torch.zeros(len(x), spec.outputs, device=x.device)
+            functions = to(x.device, functions)
             for j, weight in enumerate(weights.tolist()):
                 out += weight * self.model.apply({k: v[j] for k, v in functions.items()}, x)
-        return out
+        return out.cpu()
 
     def pick(self, functions: Tree, j: int) -> Tree:
         return tree.map(lambda v: v[j : j + 1], functions)
@@ -213,13 +228,15 @@ class MaxNet(Net):
     def fit(
         self, x: Tensor, target: Tensor, key: Tensor, spec: Spec, weight: Tensor | None = None
     ) -> Tree:
+        target = target.to(x.device)
         scale = self._scale(target)
 
         def loss(params: dict[str, Tensor], s: int) -> Tensor:
             error = (self.model.apply(params, x) - target).square().sum(-1)
             return smooth_maximum(error / scale, self.sharpness ** (s / self.steps))
 
-        return _adam(self.model.init(spec, random.fold(key, 0)), loss, self.steps, self.lr)
+        start = to(x.device, self.model.init(spec, random.fold(key, 0)))
+        return _adam(start, loss, self.steps, self.lr)
 
 
 @dataclass(frozen=True)
@@ -288,7 +305,7 @@ def _adam(
             optimiser.zero_grad()
             loss(params, s).backward()
             optimiser.step()
-    return {k: v.detach() for k, v in params.items()}
+    return {k: v.detach().cpu() for k, v in params.items()}
 
 
 def gamma(oracle: Oracle, function: Tree, x: Tensor, target: Tensor, spec: Spec) -> float:

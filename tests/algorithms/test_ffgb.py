@@ -960,7 +960,7 @@ BAD = [
     ({"oracle": fd.MLP(3)}, "must be an oracle"),
     ({"oracle": fd.Forest}, "must be an oracle"),
     ({"weights": "even"}, "'even' is unknown"),
-    ({"loss": object()}, "value"),
+    ({"loss": object()}, "a function .* or have value"),
 ]
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import importlib.metadata
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -13,7 +15,9 @@ import typer
 from typer.testing import CliRunner
 
 import foedus as fd
+from foedus import kernels
 from foedus.audit import leakage
+from foedus.cli import doctor
 from foedus.cli.app import app
 from foedus.config import experiment
 from foedus.papers import markdown, runner
@@ -42,8 +46,57 @@ def cli(tmp_path, monkeypatch):
     return call
 
 
-def test_version(cli):
-    assert cli("--version").output.strip() == f"foedus {__version__}"
+def test_version_names_what_it_runs_on_without_loading_it(cli):
+    said = cli("--version").output.strip()
+    torch, python = importlib.metadata.version("torch"), platform.python_version()
+    assert said.startswith(f"foedus {__version__} (Python {python}, torch {torch}, ")
+    code = "import sys, foedus.cli.doctor as d; d.version_line(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    module = [sys.executable, "-m", "foedus", "--version"]
+    assert subprocess.run(module, capture_output=True, text=True, check=True).stdout.strip() == said
+
+
+def test_the_doctor_says_what_is_there(cli, monkeypatch, tmp_path):
+    (tmp_path / "sets").mkdir()
+    (tmp_path / "sets" / "toy.npz").touch()
+    monkeypatch.setenv("FOEDUS_DATA", str(tmp_path / "sets"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    said = cli("doctor").output
+    assert f"ok foedus          {__version__} in " in said
+    assert re.search(r"^ok packages        torch \S+, numpy \S+, scipy", said, re.M)
+    assert f"ok FOEDUS_DATA     {tmp_path / 'sets'} (1 sets)" in said
+    assert f"ok data cache      {tmp_path / 'foedus'} (0 sets)" in said
+    ready = "ok compiled loops  there" in said
+    assert ready == kernels.ready
+
+
+@pytest.mark.parametrize("loops", ["0", "missing", "other"])
+def test_the_doctor_says_what_to_do(cli, monkeypatch, tmp_path, loops):
+    """Of compiled loops, an extra and a data folder that are not there."""
+    monkeypatch.setattr(kernels, "ready", False)
+    monkeypatch.delenv("FOEDUS_COMPILED", raising=False)
+    if loops == "0":
+        monkeypatch.setenv("FOEDUS_COMPILED", "0")
+    files = [Path("_compiled.abi3.so")] if loops == "other" else []
+    monkeypatch.setattr(doctor, "_compiled_files", lambda: files)
+    monkeypatch.setenv("FOEDUS_DATA", str(tmp_path))
+    of = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name == "flwr" else of(name))
+    said = cli("doctor").output
+    remedy = {
+        "0": "left out by FOEDUS_COMPILED=0\n                   remedy: unset FOEDUS_COMPILED",
+        "missing": "remedy: install a C compiler (gcc or clang), then foedus again",
+        "other": "remedy: install foedus again: pip install --force-reinstall --no-deps foedus",
+    }
+    assert remedy[loops] in said
+    assert "-- [flower]        not installed: no engine=fd.Flower() and foedus deploy" in said
+    assert "remedy: pip install 'foedus[flower]'" in said
+    assert "remedy: set FOEDUS_DATA to a folder with NAME.npz files, or unset it" in said
+
+
+def test_the_doctor_knows_every_extra():
+    known = importlib.metadata.metadata("foedus").get_all("Provides-Extra")
+    assert {*doctor._EXTRAS, "dev", "all"} == set(known)
 
 
 @pytest.mark.parametrize(
@@ -193,9 +246,9 @@ def test_errors_are_one_message_and_exit_code_2(cli, arguments, message):
 def test_config_errors(cli, tmp_path):
     (tmp_path / "c.toml").write_text(CONFIG.format('algorithm = { type = "FedAvg", lr = "0.1" }'))
     result = cli("run", "c.toml", code=2)
-    assert (
-        result.stderr.strip()
-        == "foedus: error: c.toml: algorithm.lr: '0.1' is text, but must be a number"
+    assert result.stderr.strip() == (
+        "foedus: error: c.toml: algorithm.lr: '0.1' is text, but must be a number or a table "
+        "{ type = ... } with type one of Cosine, Step, WarmUp"
     )
 
 

@@ -114,6 +114,46 @@ def test_an_own_loss_trains_as_the_built_in_one(fed, name, batch):
         assert found.records.last("loss") == pytest.approx(want.records.last("loss"), rel=1e-5)
 
 
+def _focal(f, y):
+    log_p = f.log_softmax(1)[range(len(y)), y]
+    return -((1 - log_p.exp()) ** 2 * log_p).mean()
+
+
+def _by_vectors(loss):
+    return lambda f, y: loss(f, torch.eye(10)[y], reduction="none").sum(1).mean()
+
+
+NAMED = {
+    "cross_entropy": F.cross_entropy,
+    "focal": _focal,
+    "squared": lambda f, y: 0.5 * _by_vectors(F.mse_loss)(f, y),
+    "huber": _by_vectors(F.huber_loss),
+    "logistic": _by_vectors(F.binary_cross_entropy_with_logits),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("engine", [fd.Local(batch=True), fd.Local(batch=False)], ids=str)
+@pytest.mark.parametrize("own", [False, True])
+def test_named_losses_of_classes_are_those_of_pytorch(fed, name, engine, own):
+    """Two rounds of one full-batch step each, for foedus' model and a module; labels are unit
+    vectors to the losses of values.
+    """
+    net = nn.Linear(64, 10)
+    nn.init.zeros_(net.weight), nn.init.zeros_(net.bias)
+    how = {"lr": 0.3, "batch_size": None, "loss": name}
+    model = fd.Module(net) if own else fd.Linear()
+    found = fd.run(fd.FedAvg(model, **how), fed, 2, engine=engine).state.w
+    x, y = (torch.from_numpy(t[fed.rows]) for t in (fed.data.x_train, fed.data.y_train))
+    for _ in range(2):  # averages of steps by rows: a step on the mean of all losses
+        value = NAMED[name](net(x), y)
+        slopes = torch.autograd.grad(value, [net.weight, net.bias])
+        net.weight.data -= 0.3 * slopes[0]
+        net.bias.data -= 0.3 * slopes[1]
+    torch.testing.assert_close(found["weight"], net.weight.data, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found["bias"], net.bias.data, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", OWN)
 def test_an_own_loss_counts_the_weights_of_rows(name):
     """A row of weight 3 is three rows, also where the function returns a mean."""

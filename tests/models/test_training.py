@@ -17,6 +17,8 @@ from foedus.models.linear import affine
 from foedus.models.losses import CrossEntropy, Squared
 from foedus.models.training import descend, gradients
 from foedus.models.training import descend as descent
+from foedus.models.training.memory import fresh_memory
+from foedus.models.training.optimizers import update_parameters
 from foedus.models.training.schedule import batch_schedule
 
 SPEC = Spec((3, 8, 8), 4, 4)
@@ -142,6 +144,24 @@ def test_how_many_clients_are_trained_at_a_time_changes_nothing(model, how, monk
         whole["params"]["bias" if model == "Linear" else "bias0"],
         params["bias" if model == "Linear" else "bias0"],
     )
+
+
+def test_adam_of_clients_that_made_other_numbers_of_steps_is_that_of_pytorch():
+    """The first client makes four steps alone, then both make three."""
+    how = fd.Training(lr=0.07, optimizer="adam")
+    params = {"w": random.normal(random.key(0), (2, 5))}
+    leaves = [v.clone().requires_grad_() for v in params["w"]]
+    adams = [torch.optim.Adam([v], lr=0.07) for v in leaves]
+    memory = fresh_memory(how, params, (2,))
+    for t in range(7):
+        clients = 1 if t < 4 else 2
+        grads = random.normal(random.key(t + 1), (clients, 5))
+        now = {"w": params["w"][:clients]}
+        update_parameters(how, how.lr, now, {"w": grads.clone()}, memory, clients, even=t < 4)
+        for leaf, adam, g in zip(leaves, adams, grads, strict=False):
+            leaf.grad = g
+            adam.step()
+    torch.testing.assert_close(params["w"], torch.stack([v.detach() for v in leaves]))
 
 
 @pytest.mark.parametrize("bias", [True, False])

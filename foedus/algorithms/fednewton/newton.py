@@ -29,12 +29,12 @@ from foedus.base.tree import State
 from foedus.core.algorithm import Client
 from foedus.core.clients import Clients
 from foedus.core.predictor import Predictor
-from foedus.errors import ConfigError
+from foedus.errors import ConfigError, shown
 from foedus.export.forms import OnFeatures
-from foedus.export.probabilities import sigmoid_shares, simplex_shares, softmax
+from foedus.export.probabilities import shares_of, simplex_shares
 from foedus.models import curvature
 from foedus.models.least_squares import DTYPES, product, solve
-from foedus.models.losses import Huber, Loss, loss_for
+from foedus.models.losses import Huber, Loss, LossSetting, Squared, loss_for
 
 
 @dataclass(frozen=True)
@@ -81,21 +81,22 @@ class FedNewton(FeatureRegression):
     round; "newton" then takes full steps on late gradients, which overshoot: a delay of one round
     puts even a perfect preconditioner at the limit of stability.
 
-    Other losses (Remark 4), "newton" only: "logistic" (one class against the rest), "cross_entropy"
-    (softmax) and "huber" (residuals beyond `delta` count linearly; its curvature is that of
-    reweighted least squares). They start at 0, Hessians are those at w, a local system of at most
-    `curvature.DIRECT` unknowns, and no more than the client has rows, is factorised and a larger
-    one solved inexactly by `inner` steps of conjugate gradients without forming it. A third
-    exchange evaluates the clients' objectives at twelve steps along d, from 0 to 4 times the last
-    one that was taken, and the best is taken: where everybody takes part, the objective never
-    rises.
+    Other losses (Remark 4), "newton" only, are those with a known second derivative: "logistic"
+    (one class against the rest), "cross_entropy" (softmax), "huber" (residuals beyond `delta` count
+    linearly; its curvature is that of reweighted least squares), "bce", "poisson" and
+    `fd.losses.WeightedCrossEntropy(weights)`. They start at 0, Hessians are those at w, a local
+    system of at most `curvature.DIRECT` unknowns, and no more than the client has rows, is
+    factorised and a larger one solved inexactly by `inner` steps of conjugate gradients without
+    forming it. A third exchange evaluates the clients' objectives at twelve steps along d, from 0
+    to 4 times the last one that was taken, and the best is taken: where everybody takes part, the
+    objective never rises.
 
     Example:
         >>> features = fd.RandomFourier(2000, bandwidth=4.0)
         >>> fd.run(fd.FedNewton(features, reg=1e-5, solver="cg"), fed, rounds=8)
     """
 
-    loss: Literal["squared", "logistic", "cross_entropy", "huber"] = "squared"
+    loss: LossSetting = "squared"
     solver: Literal["newton", "cg"] = "newton"
     tol: Annotated[float, Gt(0)] = 1e-12
     delta: Annotated[float, Gt(0)] = 1.0
@@ -111,15 +112,16 @@ class FedNewton(FeatureRegression):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        curvature.check(self.loss)
         if self.solver == "cg" and not self.quadratic:
             raise ConfigError(
                 "solver='cg' needs loss='squared', whose Hessian does not change; with "
-                f"{self.loss!r} use 'newton'"
+                f"{shown(self.loss)} use 'newton'"
             )
 
     @property
     def quadratic(self) -> bool:
-        return self.loss == "squared"
+        return self.loss == "squared" or isinstance(self.loss, Squared)
 
     def objective(self, classes: int | None) -> Loss:
         """The loss by row."""
@@ -127,7 +129,7 @@ class FedNewton(FeatureRegression):
 
     def check(self, spec: Spec) -> None:
         super().check(spec)
-        self.objective(spec.classes)
+        self.objective(spec.classes).check(spec.classes, spec.outputs)
 
     def footprint(self, rows: int, row_bytes: int) -> int:
         if self.quadratic:
@@ -144,9 +146,8 @@ class FedNewton(FeatureRegression):
         )
 
     def predictor(self, state: State) -> Predictor:
-        shares = {"logistic": sigmoid_shares, "cross_entropy": softmax}
-        form = OnFeatures(self.features, state.w)
-        return Predictor(form, state.spec, shares.get(self.loss, simplex_shares))
+        loss, form = self.objective(state.spec.classes), OnFeatures(self.features, state.w)
+        return Predictor(form, state.spec, shares_of(loss, simplex_shares))
 
     # -- clients -----------------------------------------------------------------------------------
 

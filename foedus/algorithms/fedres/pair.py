@@ -27,8 +27,14 @@ def forward(model: Model, params: Params, x: Tensor) -> tuple[Tensor, Pull]:
     if model.closed_form:
         return model.pullback(params, x.flatten(2))
     with torch.enable_grad():
-        z, pull = torch.func.vjp(lambda p: torch.func.vmap(model.apply)(p, x), params)[:2]
+        z, pull = torch.func.vjp(lambda p: _outputs(model, p, x), params)[:2]
     return z, lambda s: pull(s)[0]
+
+
+def _outputs(model: Model, params: Params, x: Tensor) -> Tensor:
+    if len(x) > 1:
+        return torch.func.vmap(model.apply)(params, x)
+    return model.apply({k: v[0] for k, v in params.items()}, x[0]).unsqueeze(0)  # it may branch
 
 
 def value(loss: str, z: Tensor, y: Tensor) -> Tensor:

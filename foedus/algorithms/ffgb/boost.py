@@ -27,10 +27,12 @@ from foedus.core.clients import Clients
 from foedus.core.exchange import map_tensors
 from foedus.core.held import HeldSum, sum_from_wire
 from foedus.core.predictor import Predictor
-from foedus.errors import ConfigError, ReplyError
+from foedus.errors import ConfigError, ReplyError, shown
 from foedus.export.forms import Ensemble
-from foedus.export.probabilities import sigmoid_shares, softmax
-from foedus.models.losses import loss_for
+from foedus.export.probabilities import shares_of, softmax
+from foedus.models.convexity import warn_unless_convex
+from foedus.models.custom_loss import check_custom
+from foedus.models.losses import Loss, check_loss, loss_for
 from foedus.models.oracles import Forest, Oracle
 
 STEPS = {"theorem4.1": 4.0, "theorem4.3": 2.0}
@@ -54,10 +56,12 @@ class FFGB(Algorithm):
     it. Late functions enter f by the steps that they were made with.
 
     oracle: what fits h (`fd.Forest()`, `fd.Net(model)`, ...). loss: "auto" (cross-entropy or
-    squared), "logistic", "huber", or any object with `value` and `slope` of a convex loss. step:
-    eta, or "theorem4.1", 4 / (mu (t K + k + 1)), or "theorem4.3", 2 / (mu (t K + k + 1)). residual:
-    False leaves line 6 out (Delta stays 0), to see what it is for. weights: "uniform", as in the
-    paper, or "rows".
+    squared), another name, a loss of `fd.losses`, a function `loss(outputs, y)` or a loss module of
+    `torch.nn`, or any object with `value` and `slope`. It must be convex in the outputs for the
+    theorems to hold; there is a warning where it is seen not to be ("focal" is not). step: eta, or
+    "theorem4.1", 4 / (mu (t K + k + 1)), or "theorem4.3", 2 / (mu (t K + k + 1)). residual: False
+    leaves line 6 out (Delta stays 0), to see what it is for. weights: "uniform", as in the paper,
+    or "rows".
 
     Example:
         >>> fd.run(fd.FFGB(fd.Forest(trees=10)), fed, rounds=30)
@@ -82,19 +86,23 @@ class FFGB(Algorithm):
         check_settings(self)
         if isinstance(self.step, str) and not self.decay:
             raise ConfigError(f"step={self.step!r} is c / (mu (t K + k + 1)): it needs mu above 0")
-        if not isinstance(self.loss, str) and not all(
-            hasattr(self.loss, name) for name in ("value", "slope")
-        ):
+        if self._made_elsewhere:
+            return
+        if not isinstance(self.loss, str | Loss) and not callable(self.loss):
             raise ConfigError(
-                f"loss={self.loss!r} must be a name, or have value(outputs, y) and slope(outputs, "
-                "y, weight)"
+                f"loss={shown(self.loss)} must be a name, a function loss(outputs, y), or have "
+                "value(outputs, y) and slope(outputs, y, weight)"
             )
+        check_loss(self.loss)
 
     def batching(self) -> Batching:
         return Batching(alike=False, pays=False)
 
     def check(self, spec: Spec) -> None:
-        self._loss(spec)
+        loss = self._loss(spec.classes)
+        if isinstance(loss, Loss):
+            loss.check(spec.classes, spec.outputs)
+            check_custom(loss, None, spec)
         self.oracle.check(spec)
         if spec.weighted and not self.oracle.weighs_rows:
             raise ConfigError(
@@ -102,8 +110,15 @@ class FFGB(Algorithm):
                 "or fd.Net(model), or drop weight= where the data is loaded"
             )
 
-    def _loss(self, spec: Spec) -> Any:
-        return loss_for(self.loss, spec.classes) if isinstance(self.loss, str) else self.loss
+    @property
+    def _made_elsewhere(self) -> bool:
+        """Whether the loss is an object with `value` and `slope` that is none of foedus' losses."""
+        return not isinstance(self.loss, Loss) and all(
+            hasattr(self.loss, name) for name in ("value", "slope")
+        )
+
+    def _loss(self, classes: int | None) -> Any:
+        return self.loss if self._made_elsewhere else loss_for(self.loss, classes)
 
     def eta(self, t: int, k: int) -> float:
         """eta^{k,t} for rounds t = 0, 1, ... and k = 1 .. K."""
@@ -127,10 +142,14 @@ class FFGB(Algorithm):
     def absorb(self, client: Client, **updates: Tree) -> dict[str, Tensor]:
         """f on the client's rows, with the functions that are new to it."""
         keep, parts, weights = updates["f"]
-        total = keep * client.state["f"]
+        total, x = keep * client.state["f"], self._features(client)
         for functions, weight in zip(parts, weights, strict=True):
-            total = total + self.oracle.values(functions, weight, client.data.x, client.spec)
+            total = total + self.oracle.values(functions, weight, x, client.spec)
         return {"f": total}
+
+    def _features(self, client: Client) -> Tensor:
+        """Rows, where the oracle uses them."""
+        return client.data.there[0] if self.oracle.trains else client.data.x
 
     def check_updates(self, spec: Spec, **updates: Tree) -> None:
         """The parts of f must be functions of the oracle."""
@@ -144,8 +163,9 @@ class FFGB(Algorithm):
 
     def boost(self, client: Client, t: int) -> tuple[Tree, None]:
         """Algorithm 2."""
-        x, y, spec = client.data.x, client.data.y, client.spec
-        loss, ones, g = self._loss(spec), torch.ones(len(x)), client.state["f"]  # line 2: g_1 = f^t
+        x, y, spec = self._features(client), client.data.y, client.spec
+        loss, ones = self._loss(spec.classes), torch.ones(len(x))
+        g = client.state["f"]  # line 2: g_1 = f^t
         weight = weights_of(client)
         ones, more = (ones, {}) if weight is None else (ones * weight[0], {"weight": weight[1]})
         delta, found = torch.zeros_like(g), []
@@ -166,7 +186,9 @@ class FFGB(Algorithm):
     def start(self, clients: Clients) -> State:
         if clients.spec.classes:
             self._classes(clients)
-        return State(f=HeldSum(), spec=clients.spec)
+        spec = clients.spec
+        warn_unless_convex(type(self).__name__, self.loss, self._loss(spec.classes), spec)
+        return State(f=HeldSum(), spec=spec)
 
     def labels(self, client: Client) -> tuple[Tree, None]:
         """Before the first round, uncharged: how often each class occurs."""
@@ -241,14 +263,11 @@ class FFGB(Algorithm):
 
     def predictor_of(self, form: Ensemble) -> Predictor:
         """A model with the probabilities that belong to the loss."""
-        shares = sigmoid_shares if self.loss == "logistic" else softmax
-        return Predictor(form, form.spec, shares)
+        return Predictor(form, form.spec, shares_of(self._loss(form.spec.classes), softmax))
 
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        classes = outputs.shape[-1] if not y.is_floating_point() else None
-        return (loss_for(self.loss, classes) if isinstance(self.loss, str) else self.loss).value(
-            outputs, y
-        )
+        classes = None if y.is_floating_point() else outputs.shape[-1]
+        return self._loss(classes).value(outputs, y)
 
 
 def weights_of(client: Client) -> tuple[Tensor, Tensor] | None:

@@ -27,6 +27,7 @@ from foedus.core.predictor import Predictor
 from foedus.errors import ConfigError, DataError
 from foedus.export.forms import Parametric
 from foedus.models.base import Model, Params, model_of, raise_statistics
+from foedus.models.convexity import warn_unless_convex
 from foedus.models.custom_loss import check_custom
 from foedus.models.losses import LossSetting, SoftLabels, Squared, check_loss, loss_for
 from foedus.models.training.augment import crop_flip
@@ -154,7 +155,7 @@ class FFGBDistill(Algorithm):
             target = delta + loss.slope(g, y, torch.ones_like(data.weight))
             start = self.fitted.init(spec, random.fold(client.shared, t, k))
             h = descend_to(
-                self.oracle, self.fitted, Squared(), start, data, target, random.fold(key, 1)
+                self.oracle, self.fitted, Squared(), start, data, target, random.fold(key, 1), t
             )
             said = self.fitted.apply(h, x)
             g = g - self.step * (said + self.mu * g)
@@ -164,7 +165,10 @@ class FFGBDistill(Algorithm):
         return {"functions": found}, None
 
     def start(self, clients: Clients) -> State:
-        return State(w=self.model.init(clients.spec, clients.shared), spec=clients.spec)
+        spec = clients.spec
+        loss = loss_for(self.loss, spec.classes)
+        warn_unless_convex(type(self).__name__, self.loss, loss, spec)
+        return State(w=self.model.init(spec, clients.shared), spec=spec)
 
     def round(self, clients: Clients, state: State) -> State:
         replies = clients.gather(self.boost, weights=self.weights, w=state.w, t=clients.round)
@@ -175,7 +179,8 @@ class FFGBDistill(Algorithm):
         teacher = torch.cat([teach(block) for block in rows.split(1024)])
         data = Rows(rows, teacher, torch.arange(len(rows)), torch.ones(len(rows)), state.spec)
         key = random.fold(clients.key, 1)
-        learnt = descend(self.student, self.model, Squared(), state.w, data, key)
+        round = clients.round
+        learnt = descend(self.student, self.model, Squared(), state.w, data, key, round=round)
         return state.replace(w=learnt["params"])
 
     def _teacher(
@@ -214,6 +219,7 @@ class FedAvgDistill(LocalTraining):
     """
 
     weighs_rows: ClassVar[bool] = False
+    takes_sequences: ClassVar[bool] = False
 
     public: Any = field(default=None, compare=False)
     student: Training = STUDENT
@@ -249,8 +255,9 @@ class FedAvgDistill(LocalTraining):
         if state.spec.classes:
             loss, teacher = SoftLabels(), teacher.softmax(-1)
         data = Rows(rows, teacher, torch.arange(len(rows)), torch.ones(len(rows)), state.spec)
-        key = random.fold(clients.key, 1)
-        return state.replace(w=descend(self.student, self.model, loss, start, data, key)["params"])
+        key, round = random.fold(clients.key, 1), clients.round
+        learnt = descend(self.student, self.model, loss, start, data, key, round=round)
+        return state.replace(w=learnt["params"])
 
 
 def as_public(given: Any) -> Public:

@@ -118,9 +118,17 @@ class Cluster:
             )
             raise ConfigError(
                 f"workers={workers!r} with resources={need} each: the Ray cluster has room for "
-                f"{room}; its nodes have {has}"
+                f"{room}; its nodes have {has}{self._share(nodes)}"
             )
         return workers or room
+
+    def _share(self, nodes: list[dict[str, float]]) -> str:
+        """What to do where there are too few GPUs."""
+        if not self.resources.get("GPU"):
+            return ""
+        if not any(n.get("GPU") for n in nodes):
+            return "; there is no GPU: use device='cpu'"
+        return "; ask for fewer workers, or let them share GPUs: resources={'GPU': 0.5}"
 
     def hire(self, count: int) -> list[Any]:
         """`count` workers, ready to work."""

@@ -13,9 +13,9 @@ The result is that of an undisturbed run, to the last bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -49,6 +49,10 @@ when a worker is lost.
 """
 
 
+_GPUS = ("cuda", "xpu")
+"""Devices that Ray hands out as its resource "GPU"."""
+
+
 @dataclass(frozen=True)
 class Ray(Settings):
     """Clients spread over the worker processes of a Ray cluster.
@@ -59,6 +63,9 @@ class Ray(Settings):
     must set aside for each worker, such as {"CPU": 4}; a worker computes with as many threads as it
     has CPUs. By default the machine's cores are shared out, and on a cluster a worker takes one.
     state_memory: bytes of client states that a worker keeps in memory; what is more lies on disk.
+    batch, memory, device: those of `fd.Local` on the workers. The device is one of a worker: this
+    process needs none. With device="cuda" or "xpu" a worker is given a GPU of its own, and there
+    are as many workers as GPUs; resources={"GPU": 0.25} lets four of them share one.
 
     Every run starts its workers and ends them. For many runs with the same workers, and one start
     of Ray:
@@ -74,23 +81,47 @@ class Ray(Settings):
     workers: Annotated[int, Ge(1)] | None = None
     resources: dict[str, Annotated[float, Gt(0)]] | None = None
     state_memory: Annotated[int, Ge(1)] | None = None
+    batch: bool | Literal["auto"] = "auto"
+    memory: Annotated[int | float, Ge(1), Means("a positive number of bytes")] = 1 << 30
+    device: str = "cpu"
     _held: list[Cluster] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if isinstance(self.device, torch.device):
+            object.__setattr__(self, "device", str(self.device))
         check_settings(self)
+        try:
+            device = torch.device(self.device)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"device={self.device!r} is not a device of PyTorch; use 'cuda', 'mps', 'xpu' or "
+                "'cpu'"
+            ) from error
+        if device.type in _GPUS and device.index is not None:
+            raise ConfigError(
+                f"device={self.device!r}: Ray says which GPU is a worker's, and a worker sees no "
+                f"other; use device={device.type!r}"
+            )
+        gpus = (self.resources or {}).get("GPU", 0)
+        if gpus > 1 and gpus != int(gpus):
+            raise ConfigError(
+                f"resources['GPU']={gpus} must be a part of a GPU, such as 0.5, or an integer"
+            )
 
     def __enter__(self) -> Ray:
-        self._held.append(Cluster(self.address, self.workers, self.resources))
+        self._held.append(self._cluster())
         return self
+
+    def _cluster(self) -> Cluster:
+        gpu = {"GPU": 1} if torch.device(self.device).type in _GPUS else {}
+        return Cluster(self.address, self.workers, {**gpu, **(self.resources or {})})
 
     def __exit__(self, *_: object) -> None:
         self._held.pop().close()
 
     def open(self, algorithm: Algorithm, fed: Federation, seed_key: Tensor) -> RaySession:
         """Start the workers, and place the data."""
-        cluster = (
-            self._held[-1] if self._held else Cluster(self.address, self.workers, self.resources)
-        )
+        cluster = self._held[-1] if self._held else self._cluster()
         try:
             return RaySession(self, cluster, algorithm, fed, seed_key)
         except BaseException:
@@ -123,6 +154,7 @@ class RaySession(Session):
                 f"{type(algorithm).__name__} cannot be sent to Ray workers: "
                 f"{error.__cause__ or error}"
             ) from error
+        local = {"batch": engine.batch, "memory": engine.memory, "device": engine.device}
         parts = cut(fed, cluster.workers)
         self.shards: list[Shard] = []
         for worker, positions in zip(cluster.hire(len(parts)), parts, strict=True):
@@ -133,6 +165,7 @@ class RaySession(Session):
                 cluster.threads,
                 engine.state_memory,
                 nodes,
+                local,
             )
             self.shards.append(Shard(cluster, worker, fed.ids[positions], opening, remembers))
         self.ends = torch.tensor([len(p) for p in parts]).cumsum(0)
@@ -221,12 +254,13 @@ class RaySession(Session):
 
     # -- evaluation of personal models -------------------------------------------------------------
 
-    def evaluate_own(self, outputs: bool = False) -> dict[str, Tensor]:
+    def evaluate_own(self, metrics: Sequence[str] = ()) -> dict[str, Tensor]:
         """Where the algorithm is personal: each client's model on its own test rows.
 
-        Sums by client, in id order; outputs: also those of the rows, client after client.
+        Sums by client, in id order; metrics: what the outputs of all rows, client after client, are
+        wanted for, if anything.
         """
-        return self._evaluated("evaluate_own", outputs)
+        return self._evaluated("evaluate_own", metrics)
 
     def evaluate_global(
         self, x: Tensor, y: Tensor, weight: Tensor | None = None

@@ -8,8 +8,9 @@ comes back as itself. Results are packed (`foedus.engines.ray.shards.pack`).
 from __future__ import annotations
 
 import pickle
+import platform
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import Any
 
@@ -24,7 +25,7 @@ from foedus.core.session import add_up
 from foedus.data.federation import Federation
 from foedus.engines.local import Local, LocalSession
 from foedus.engines.ray.shards import pack, packed_sum, unpack
-from foedus.errors import FoedusError
+from foedus.errors import ConfigError, FoedusError
 from foedus.storage.spill import nbytes
 from foedus.storage.states import States
 
@@ -75,14 +76,22 @@ class Worker:
         threads: int,
         state_memory: int | None,
         nodes: list[type[tree.Node]],
+        local: dict[str, Any] | None = None,
     ) -> None:
-        """Take some clients on."""
+        """Take some clients on.
+
+        local: settings of `foedus.engines.local.Local`; its device is checked here, where it is.
+        """
         torch.set_num_threads(threads)
         # the user's own kinds of tree nodes, which no import has registered here
         for node in nodes:
             if node.__name__ not in tree.NODES:
                 tree.node(static=node.tree_static)(node)
-        self.session = LocalSession(Local(), algorithm, fed, unpack(seed_key))
+        try:
+            engine = Local(**local or {})
+        except ConfigError as error:
+            raise ConfigError(f"a Ray worker on {platform.node()}: {error}") from error
+        self.session = LocalSession(engine, algorithm, fed, unpack(seed_key))
         self.state_memory = state_memory
         self._forget()
 
@@ -143,8 +152,8 @@ class Worker:
     # -- evaluation of personal models -------------------------------------------------------------
 
     @_answers
-    def evaluate_own(self, outputs: bool = False) -> Any:
-        return pack(self._evaluated(self.session.evaluate_own, outputs))
+    def evaluate_own(self, metrics: Sequence[str] = ()) -> Any:
+        return pack(self._evaluated(self.session.evaluate_own, metrics))
 
     @_answers
     def evaluate_global(self, rows: Any) -> Any:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foedus.errors import ModelError
 from foedus.models.base import Model, Params
+from foedus.models.unbatched import batching_fails, raise_unbatched
 
 
 def gradients(
@@ -30,7 +30,9 @@ def gradients(
     Returns:
         Gradients that can be written over, values (c,), and the other tensors.
     """
-    alone = len(next(iter(params.values()))) == 1
+    like = next(iter(params.values()))
+    alone = len(like) == 1
+    model.ready(like.device)
     if model.recurrent and not alone:
         each = torch.func.grad_and_value(function, has_aux=True)
         grads, (values, more) = _batched(each, model)(params, *others)
@@ -80,13 +82,8 @@ def _batched(function: Callable, model: Model) -> Callable[..., Any]:
         try:
             return batched(*args)
         except (RuntimeError, NotImplementedError) as error:
-            if not any(word in str(error) for word in ("vmap", "functorch", "Batching rule")):
+            if not batching_fails(error):
                 raise
-            name = type(getattr(model, "module", model)).__name__
-            raise ModelError(
-                f"{name} cannot be batched over clients, as by an `if` on values of a tensor or "
-                ".item() in its forward; use engine=fd.Local(batch=False), which trains one client "
-                f"after the other, or torch.where in place of the `if`: {error}"
-            ) from error
+            raise_unbatched(type(getattr(model, "module", model)).__name__, error)
 
     return call
