@@ -2,14 +2,16 @@
 
 `ready` says whether they are there. Callers have the same in Python for where they are not: random
 words and orders of rows in `foedus.base.random`, training of linear models and fully connected
-networks in `foedus.models.training`, sums of trees in `foedus.models.trees`, sums of replies in
-`foedus.core.reduce`. Integers and sums are the same in both to the last bit, training is up to
-rounding. FOEDUS_COMPILED=0 in the environment leaves them out.
+networks in `foedus.models.training`, BatchNorm in `foedus.models.norms`, sums of trees in
+`foedus.models.trees`, sums of replies in `foedus.core.reduce`. Integers and sums are the same in
+both to the last bit, training is up to rounding. FOEDUS_COMPILED=0 in the environment leaves them
+out.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -20,7 +22,7 @@ try:
 except ImportError:  # no compiler was there
     _compiled = None  # type: ignore[assignment]  # a module or nothing: there is no type for that
 
-_VERSION = 2
+_VERSION = 3
 """Of the functions' arguments: an older build, left by an update of the sources, is not used."""
 
 ready = _compiled is not None and _compiled.version() == _VERSION
@@ -142,3 +144,49 @@ def sum_sparse(
         total.numpy(), rest.numpy(), indices.numpy(), values.numpy(), weights.numpy(),
         len(indices), indices.shape[1], len(total), values.dtype == torch.float64,
     )  # fmt: skip
+
+
+def normalize(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None,
+    real: Tensor | None, count: Tensor | int, eps: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """BatchNorm of x (c, b, channels, n), by the statistics of each client's own mini-batch.
+
+    Args:
+        x: Numbers in single precision.
+        weight: (c, channels), or none.
+        bias: Likewise.
+        mean: What is used for clients of which at most one number counts; likewise.
+        var: Likewise.
+        real: Rows (c, b) that count, in uint8; `None`: all.
+        count: How many numbers of a channel count, of each client (c,) in int64.
+        eps: Added to variances.
+
+    Returns:
+        Outputs like x, and (3, c, channels): means, unbiased variances, inverses of deviations.
+    """
+    x, out = x.detach().contiguous(), torch.empty(x.shape, dtype=x.dtype)
+    made = x.new_empty(3, len(x), x.shape[2])
+    parts = (out, x, None, weight, bias, mean, var, real, _counts(count, x), made, None)
+    _compiled.normalize(tuple(x.shape), eps, torch.get_num_threads(), *_arrays(parts))
+    return out, made
+
+
+def normalize_back(
+    x: Tensor, slope: Tensor, weight: Tensor | None, made: Tensor, real: Tensor | None,
+    count: Tensor | int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Slopes in x, weight and bias of `normalize`, by the slope in its outputs and what it made."""
+    x, out = x.detach().contiguous(), torch.empty(x.shape, dtype=x.dtype)
+    slopes = x.new_empty(2, len(x), x.shape[2])
+    parts = (out, x, slope, weight, None, None, None, real, _counts(count, x), made, slopes)
+    _compiled.normalize(tuple(x.shape), 0.0, torch.get_num_threads(), *_arrays(parts))
+    return out, slopes[0], slopes[1]
+
+
+def _arrays(parts: tuple[Tensor | None, ...]) -> Iterator[np.ndarray]:
+    return (_NONE if t is None else t.detach().contiguous().numpy() for t in parts)
+
+
+def _counts(count: Tensor | int, x: Tensor) -> Tensor:
+    return count if isinstance(count, Tensor) else torch.full((len(x),), count)

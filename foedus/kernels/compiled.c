@@ -1,5 +1,5 @@
 /* The few inner loops that decide how long a round takes, in C: random words, orders of rows, training of linear models and of fully
-   connected networks, sums of trees, sums of clients' replies.
+   connected networks, sums of trees, sums of clients' replies, normalization by mini-batches.
 
    Everything here also exists in Python (foedus/kernels/__init__.py says where), which is used where this could not be compiled: integers and sums
    are the same to the last bit, training is up to rounding. What a client gets depends on its own rows alone, not on who shares its batch nor on threads.
@@ -11,6 +11,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <dlfcn.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -400,15 +401,28 @@ typedef struct {
     int wide;
 } Sum;
 
-enum { ROWS = 128, ABREAST = 10, FEW = 1 << 17, BLOCK = 1024 };
+/* Numbers x (clients, b, channels, n), of which rows count where `real` (clients, b) is not 0, or all of them: `several` numbers of a channel. Where there
+   is no more than one, mean and var are used. All of these and weight and bias, which may be absent, are (clients, channels). With a slope, the derivative
+   is asked for. */
+typedef struct {
+    float *out, *own_mean, *own_var, *inverse, *slope_weight, *slope_bias;
+    const float *x, *slope, *weight, *bias, *mean, *var;
+    const uint8_t *real;
+    const int64_t *several;
+    size clients, b, channels, n;
+    float eps;
+} Norm;
+
+enum { ROWS = 128, ABREAST = 10, FEW = 1 << 17, BLOCK = 1024, SIDE = 64 };
 /* Rows that are added to weights at a time; rows that go down a tree together; multiplications that are not worth another thread; numbers of a reply
-   that are added at a time, which stay in cache. */
+   that are added at a time, which stay in cache; channels that are normalized at a time. */
 
 /* What gains from wide vectors is compiled twice, for any processor and for those with vectors of eight numbers; WIDE(name) tells the two apart. (One
    function for several processors would not do: vectors that some of them lack are taken apart first.) */
 #define WIDE(name) name##_plain
 #include "descent.h"
 #include "forest.h"
+#include "norms.h"
 #undef WIDE
 
 #if defined(__x86_64__)
@@ -417,12 +431,14 @@ enum { ROWS = 128, ABREAST = 10, FEW = 1 << 17, BLOCK = 1024 };
 #pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
 #include "descent.h"
 #include "forest.h"
+#include "norms.h"
 #pragma clang attribute pop
 #else
 #pragma GCC push_options
 #pragma GCC target("avx2,fma")
 #include "descent.h"
 #include "forest.h"
+#include "norms.h"
 #pragma GCC pop_options
 #endif
 #undef WIDE
@@ -683,10 +699,62 @@ static PyObject *sum_sparse(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* -- normalization ------------------------------------------------------------------------------------------------------------------- */
+
+/* Whether a buffer is absent (empty), or holds a * b numbers of four bytes; *at is where it begins. */
+static int given(const Py_buffer *buffer, size a, size b, const char *name, const float **at)
+{
+    *at = buffer->len ? buffer->buf : NULL;
+    return buffer->len == 0 || holds(buffer, a, b, 1, 4, name);
+}
+
+/* normalize((c, b, channels, n), eps, threads, out, x (c, b, channels, n), slope (like x) or none, weight, bias, mean, var (c, channels) or none, real
+   (c, b) or none, several (c), made (3, c, channels), slopes (2, c, channels) or none). Without a slope, x normalized goes to out; means, unbiased
+   variances and the inverses of deviations go to `made`. With one, `made` is what that has left, the slope in x goes to out, and those in weight and bias
+   to `slopes`. */
+static PyObject *normalize(PyObject *self, PyObject *args)
+{
+    Py_buffer b[11];
+    Norm m = {0};
+    int threads, sound = 1;
+    const float *slopes;
+    if (!PyArg_ParseTuple(args, "(nnnn)fiw*y*y*y*y*y*y*y*y*w*y*", &m.clients, &m.b, &m.channels, &m.n, &m.eps, &threads, &b[0], &b[1], &b[2], &b[3], &b[4],
+                          &b[5], &b[6], &b[7], &b[8], &b[9], &b[10]))
+        return NULL;
+    size each, rows;
+    if (__builtin_mul_overflow(m.channels, m.n, &each) || __builtin_mul_overflow(m.clients, m.b, &rows))
+        rows = each = -1;
+    if (!holds(&b[0], rows, each, 1, 4, "out") || !holds(&b[1], rows, each, 1, 4, "x") || !given(&b[2], rows, each, "slope", &m.slope) ||
+        !given(&b[3], m.clients, m.channels, "weight", &m.weight) || !given(&b[4], m.clients, m.channels, "bias", &m.bias) ||
+        !given(&b[5], m.clients, m.channels, "mean", &m.mean) || !given(&b[6], m.clients, m.channels, "var", &m.var) ||
+        (b[7].len && !holds(&b[7], m.clients, m.b, 1, 1, "real")) || !holds(&b[8], m.clients, 1, 1, 8, "several") ||
+        !holds(&b[9], 3, m.clients, m.channels, 4, "made") || !given(&b[10], 2 * m.clients, m.channels, "slopes", &slopes))
+        return release(b, 11), NULL;
+    size side = m.n == 1 ? SIDE : 1, pieces = (m.channels + side - 1) / side, many = m.clients * m.channels;
+    m.out = b[0].buf, m.x = b[1].buf, m.real = b[7].len ? b[7].buf : NULL, m.several = b[8].buf;
+    m.own_mean = b[9].buf, m.own_var = m.own_mean + many, m.inverse = m.own_var + many;
+    m.slope_weight = (float *)slopes, m.slope_bias = slopes ? m.slope_weight + many : NULL;
+    for (size i = 0; i < m.clients; i++) {
+        size there = m.b;
+        for (size r = 0; m.real && r < m.b; r++)
+            there -= !m.real[i * m.b + r];
+        sound &= m.several[i] > 1 ? there > 0 : m.slope || (m.mean && m.var);
+    }
+    if (!sound || (m.slope && !slopes)) {
+        PyErr_SetString(PyExc_ValueError, "no rows to take statistics of, and none given");
+        return release(b, 11), NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    share(BEST(normalize_some), &m, m.clients * pieces, 1, rows * each < FEW ? 1 : threads);
+    Py_END_ALLOW_THREADS
+    release(b, 11);
+    Py_RETURN_NONE;
+}
+
 /* -- the module ----------------------------------------------------------------------------------------------------------------------- */
 
 /* version() -> that of the functions' arguments; foedus/kernels/__init__.py names the one that it knows. */
-static PyObject *version(PyObject *self, PyObject *args) { return PyLong_FromLong(2); }
+static PyObject *version(PyObject *self, PyObject *args) { return PyLong_FromLong(3); }
 
 static PyMethodDef methods[] = {
     {"version", version, METH_NOARGS, NULL},
@@ -699,6 +767,7 @@ static PyMethodDef methods[] = {
     {"sum_trees", sum_trees, METH_VARARGS, NULL},
     {"sum_replies", sum_replies, METH_VARARGS, NULL},
     {"sum_sparse", sum_sparse, METH_VARARGS, NULL},
+    {"normalize", normalize, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

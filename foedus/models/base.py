@@ -54,6 +54,9 @@ class Model(Settings):
         batchable: bool = True
         closed_form: ClassVar[bool] = False
 
+    recurrent: ClassVar[bool] = False
+    """Whether it has layers of which PyTorch batches only the gradient: `torch.nn.RNNBase`."""
+
     trains_apart: ClassVar[bool] = False
     """Whether it is called otherwise in training (`train_outputs`)."""
 

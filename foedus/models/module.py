@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -71,6 +72,10 @@ class Module(Model):
     @property
     def batchable(self) -> bool:
         return not any(isinstance(m, _CONVOLUTIONS) for m in self.module.modules())
+
+    @cached_property
+    def recurrent(self) -> bool:  # type: ignore[override]
+        return any(isinstance(m, nn.RNNBase) for m in self.module.modules())
 
     def takes_integers(self, spec: Spec) -> bool:
         return not self._refusal(spec, torch.int64) or bool(self._refusal(spec, torch.float32))
@@ -172,9 +177,9 @@ class Module(Model):
         own = self._own(True, x.device)
         with nullcontext() if drops is None else drops:
             again = None if drops is None else drops.sites.clear
-            if self.norm not in UPDATED:
+            if self.norm in (None, "group"):
                 return self._call(own, params, x, again), {}
-            with rows_of_call(weight, padded) as found:
+            with rows_of_call(weight, padded, compiled=not self.recurrent) as found:
                 outputs = self._call(own, params, x, again)
         return outputs, {n.replace(".", "/"): v for n, v in found.items()}
 
@@ -230,8 +235,7 @@ class Module(Model):
             with_layers(made)
         if self.norm == "group":
             return with_groups(made).train(training)
-        if self.norm in UPDATED:
-            with_statistics(made)
+        with_statistics(made)
         for m in batch_norms(made).values() if self.norm == "frozen" else ():
             m.eval()
         return made
@@ -242,7 +246,7 @@ def _there(t: Tensor, device: torch.device) -> Tensor:
     if t.device == device:
         return t
     moved = t.detach().to(device)
-    return nn.Parameter(moved, t.requires_grad) if isinstance(t, nn.Parameter) else moved
+    return nn.Parameter(moved, requires_grad=False) if isinstance(t, nn.Parameter) else moved
 
 
 def _slashed(names: list[str]) -> frozenset[str]:

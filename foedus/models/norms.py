@@ -10,13 +10,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
+from foedus import kernels
 from foedus.errors import ModelError
 from foedus.models.base import Params
 
@@ -108,42 +111,156 @@ def with_statistics(module: nn.Module) -> None:
         m.forward = partial(_normalize, m, f"{name}." if name else "")  # type: ignore[method-assign]
 
 
+@dataclass
+class _Call:
+    """What layers are told of the rows of a call, and the new statistics that they give."""
+
+    weight: Tensor | None
+    padded: bool
+    compiled: bool
+    found: Params = field(default_factory=dict)
+
+
 @contextmanager
-def rows_of_call(weight: Tensor | None, padded: bool) -> Iterator[Params]:
-    """Within it, layers leave out rows of weight 0 where `padded`; yields their new statistics."""
-    found: Params = {}
-    _CALL.now = (weight, padded, found)
+def rows_of_call(weight: Tensor | None, padded: bool, compiled: bool = True) -> Iterator[Params]:
+    """Within it, layers leave out rows of weight 0 where `padded`; yields their new statistics.
+
+    compiled: whether compiled loops can be used: not where `torch.func` asks for gradients.
+    """
+    _CALL.now = _Call(weight, padded, compiled and kernels.ready)
     try:
-        yield found
+        yield _CALL.now.found
     finally:
         _CALL.now = None
 
 
 def _normalize(m: Any, at: str, x: Tensor) -> Tensor:
     m._check_input_dim(x)
-    now = getattr(_CALL, "now", None)
+    now: _Call | None = getattr(_CALL, "now", None)
     mean, var = m.running_mean.detach(), m.running_var.detach()  # no gradient is asked of them
-    if now is None or not m.training:
+    if now is None:
         return F.batch_norm(x, mean, var.clamp(min=0), m.weight, m.bias, False, 0.0, m.eps)
-    weight, padded, found = now
-    each = x[:1, :1].numel()
-    if not padded and len(x) * each > 1:
+    real, rows = None, len(x)
+    if now.padded and m.training:
+        assert now.weight is not None
+        rows = len(now.weight)
+        if len(x) % rows:
+            raise ModelError(
+                f"BatchNorm layer {at.rstrip('.')!r} is given {len(x)} rows of {rows}: padding "
+                'rows cannot be told from others; use norm="frozen" or norm="group"'
+            )
+        real = (now.weight > 0).repeat_interleave(len(x) // rows)
+    tensors = [t for t in (x, m.weight, m.bias, mean, var) if t is not None]
+    known = all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
+    by = _compiled if now.compiled and known else _by_pytorch
+    out, mean, var = by(m, x, mean, var, real)
+    if m.training:
+        now.found[f"{at}running_mean"], now.found[f"{at}running_var"] = mean, var
+    return out
+
+
+Found = tuple[Tensor, Tensor, Tensor]
+"""Outputs, and the new running mean and variance."""
+
+
+def _compiled(m: Any, x: Tensor, mean: Tensor, var: Tensor, real: Tensor | None) -> Found:
+    of_channel = x[:1, :1].numel()
+    call = _Counted(len(x) * of_channel if m.training else 0, m.eps)
+    count = None
+    if real is not None:
+        count = real.sum() * of_channel
+        real = real.to(torch.uint8)
+    given = (mean, var) if real is not None or call.count < 2 else (None, None)
+    out, made = _Normalized.apply(x, m.weight, m.bias, *given, real, count, call)
+    if not m.training:
+        return out, mean, var
+    rate = m.momentum
+    return out, torch.lerp(mean, made[0], rate), torch.lerp(var, made[1], rate)
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """How a call is to be read.
+
+    count: How many numbers of a channel there are where none is padding.
+    eps: What is added to their variance.
+    together: Whether tensors have a leading client dimension.
+    """
+
+    count: int
+    eps: float
+    together: bool = False
+
+    def clients(self, *tensors: Tensor | None) -> list[Tensor | None]:
+        """With a client dimension."""
+        return [t if t is None or self.together else t.unsqueeze(0) for t in tensors]
+
+    def rows(self, x: Tensor) -> Tensor:
+        """Of all clients: (c, b, channels, n)."""
+        return x.reshape(*x.shape[:3], -1) if self.together else x.reshape(1, *x.shape[:2], -1)
+
+
+class _Normalized(torch.autograd.Function):
+    """BatchNorm by compiled loops: of one client, or within `torch.func.vmap` of all at once."""
+
+    @staticmethod
+    def forward(
+        x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None,
+        var: Tensor | None, real: Tensor | None, count: Tensor | None, call: _Counted,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        weight, bias, mean, var, real, count = call.clients(weight, bias, mean, var, real, count)
+        many = call.count if count is None else count
+        out, made = kernels.normalize(call.rows(x), weight, bias, mean, var, real, many, call.eps)
+        return out.view(x.shape), made if call.together else made.squeeze(1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        x, weight, bias, _, _, real, count, call = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(x, weight, real, count, output[1])
+        ctx.call, ctx.needs = call, [weight is not None, bias is not None]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, real, count, made = ctx.saved_tensors
+        call = ctx.call
+        weight, real, count = call.clients(weight, real, count)
+        made = made if call.together else made.unsqueeze(1)
+        of_x, *others = kernels.normalize_back(
+            call.rows(x), call.rows(slope), weight, made, real,
+            call.count if count is None else count,
+        )  # fmt: skip
+        others = [t if call.together else t[0] for t in others]
+        needed = (t if n else None for t, n in zip(others, ctx.needs, strict=True))
+        return (of_x.view(x.shape), *needed, None, None, None, None, None)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, *args: Any) -> tuple[tuple[Tensor, Tensor], Any]:
+        *tensors, call = args
+
+        def together(t: Tensor | None, dim: int | None) -> Tensor | None:
+            if t is None:
+                return None
+            return t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+
+        parts = map(together, tensors, in_dims[:-1])
+        return _Normalized.apply(*parts, replace(call, together=True)), (0, 1)
+
+
+def _by_pytorch(m: Any, x: Tensor, mean: Tensor, var: Tensor, real: Tensor | None) -> Found:
+    of_channel = x[:1, :1].numel()
+    if real is None and m.training and len(x) * of_channel > 1:
         mean, var = mean.clone(), var.clone()
         out = F.batch_norm(x, mean, var, m.weight, m.bias, True, m.momentum, m.eps)
-        found[f"{at}running_mean"], found[f"{at}running_var"] = mean.detach(), var.detach()
-        return out.contiguous()  # batched, it is not: a view after it would fail
-    if not padded:  # one value has no variance
-        found[f"{at}running_mean"], found[f"{at}running_var"] = mean, var
-        return F.batch_norm(x, mean, var.clamp(min=0), m.weight, m.bias, False, 0.0, m.eps)
-    if len(x) % len(weight):
-        raise ModelError(
-            f"BatchNorm layer {at.rstrip('.')!r} is given {len(x)} rows of {len(weight)}: padding "
-            'rows cannot be told from others; use norm="frozen" or norm="group"'
-        )
-    real = (weight > 0).to(x.dtype).repeat_interleave(len(x) // len(weight))
-    real = real.view(-1, *[1] * (x.dim() - 1))
+        # batched, it is not contiguous: a view after it would fail
+        return out.contiguous(), mean.detach(), var.detach()
+    if real is None:  # one value has no variance
+        out = F.batch_norm(x, mean, var.clamp(min=0), m.weight, m.bias, False, 0.0, m.eps)
+        return out, mean, var
+    real = real.to(x.dtype).view(-1, *[1] * (x.dim() - 1))
     axes = [i for i in range(x.dim()) if i != 1]
-    count = real.sum() * each
+    count = real.sum() * of_channel
     least = count.clamp(min=1)
     batch_mean = (x * real).sum(axes, keepdim=True) / least
     apart = x - batch_mean
@@ -154,9 +271,9 @@ def _normalize(m: Any, at: str, x: Tensor) -> Tensor:
     used_var = torch.where(several, batch_var, var.view(shape).clamp(min=0))
     rate = torch.where(several, m.momentum, 0.0).to(x.dtype)
     unbiased = batch_var * (count / (count - 1).clamp(min=1))
-    found[f"{at}running_mean"] = torch.lerp(mean, batch_mean.detach().flatten(), rate)
-    found[f"{at}running_var"] = torch.lerp(var, unbiased.detach().flatten(), rate)
+    mean = torch.lerp(mean, batch_mean.detach().flatten(), rate)
+    var = torch.lerp(var, unbiased.detach().flatten(), rate)
     out = (x - used_mean) * (used_var + m.eps).rsqrt()
-    if m.weight is None:
-        return out
-    return out * m.weight.view(shape) + m.bias.view(shape)
+    if m.weight is not None:
+        out = out * m.weight.view(shape) + m.bias.view(shape)
+    return out, mean, var

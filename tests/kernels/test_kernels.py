@@ -579,6 +579,74 @@ def test_runs_are_those_without_compiled_loops(algorithm, in_python):
     )
 
 
+# -- normalization ---------------------------------------------------------------------------------
+
+
+def normalized(x, weight, bias, real, eps):
+    """By the formulas, in double precision, of one client's x (b, channels, n)."""
+    x = x.double()
+    chosen = x[real].transpose(0, 1).flatten(1)
+    mean, var = chosen.mean(1).view(1, -1, 1), chosen.var(1, correction=0).view(1, -1, 1)
+    out = (x - mean) / (var + eps).sqrt() * weight.double().view(1, -1, 1)
+    return out + bias.double().view(1, -1, 1), mean.flatten(), chosen.var(1)
+
+
+@pytest.mark.parametrize("n", [1, 5, 64])
+@pytest.mark.parametrize("channels", [3, 70])
+@pytest.mark.parametrize("padded", [False, True])
+def test_normalization_is_by_the_formula(n, channels, padded):
+    """Of clients whose means are far from 0, where E x^2 - (E x)^2 would lose all digits."""
+    x = random.normal(random.key(1), (3, 6, channels, n)) * 0.1 + 30.0
+    weight, bias, slope = (
+        random.normal(random.key(k), shape)
+        for k, shape in enumerate([(3, channels), (3, channels), tuple(x.shape)], 2)
+    )
+    real = torch.ones(3, 6, dtype=torch.uint8)
+    if padded:
+        real[0, 4:], real[1, 1] = 0, 0
+        slope = slope * real.view(3, 6, 1, 1)  # the loss does not depend on padding
+    count = real.sum(1) * n
+    given = real if padded else None
+    out, made = kernels.normalize(x, weight, bias, None, None, given, count, 1e-5)
+    got = kernels.normalize_back(x, slope, weight, made, given, count)
+    for i in range(3):
+        leaves = [t[i].double().requires_grad_() for t in (x, weight, bias)]
+        want, mean, var = normalized(*leaves, real[i].bool(), 1e-5)
+        torch.testing.assert_close(out[i].double(), want, rtol=0, atol=2e-4)
+        torch.testing.assert_close(made[0, i].double(), mean, rtol=1e-6, atol=0)
+        torch.testing.assert_close(made[1, i].double(), var, rtol=1e-3, atol=0)
+        slopes = torch.autograd.grad((want * slope[i].double()).sum(), leaves)
+        for a, b in zip(got, slopes, strict=True):
+            torch.testing.assert_close(a[i].double(), b, rtol=1e-3, atol=5e-3)
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_one_value_is_normalized_by_what_is_given(n):
+    """(7 - 2) / sqrt(4 - 0.0) = 2.5, times 3 plus 1; and its slope is 3 / 2."""
+    x = torch.full((2, 2, 1, n), 7.0)
+    weight, bias = torch.full((2, 1), 3.0), torch.full((2, 1), 1.0)
+    mean, var = torch.full((2, 1), 2.0), torch.full((2, 1), 4.0)
+    out, made = kernels.normalize(x, weight, bias, mean, var, None, 0, 0.0)
+    assert torch.equal(out, torch.full_like(x, 8.5))
+    assert made.flatten().tolist() == [2.0, 2.0, 4.0, 4.0, 0.5, 0.5]
+    of_x, of_weight, of_bias = kernels.normalize_back(x, torch.ones_like(x), weight, made, None, 0)
+    assert torch.equal(of_x, torch.full_like(x, 1.5))
+    assert of_weight.tolist() == [[5.0 * n], [5.0 * n]] and of_bias.tolist() == [[2.0 * n]] * 2
+
+
+def test_normalization_refuses_what_is_not_there():
+    x, ones = torch.ones(1, 2, 3, 1), torch.ones(1, 3)
+    nobody = torch.zeros(1, 2, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="no rows to take statistics of"):
+        kernels.normalize(x, None, None, None, None, None, 1, 0.0)
+    with pytest.raises(ValueError, match="no rows to take statistics of"):
+        kernels.normalize(x, None, None, ones, ones, nobody, 2, 0.0)
+    with pytest.raises(ValueError, match="weight has 8 bytes"):
+        kernels.normalize(x, torch.ones(1, 2), None, ones, ones, None, 2, 0.0)
+    with pytest.raises(ValueError, match="slope has 4 bytes"):
+        kernels.normalize_back(x, torch.ones(1), None, torch.ones(3, 1, 3), None, 2)
+
+
 def test_they_can_be_left_out_of_a_process(monkeypatch):
     there = kernels._compiled is not None and kernels._compiled.version() == kernels._VERSION
     for value, ready in (("0", False), ("1", there)):

@@ -49,7 +49,7 @@ def test_closed_form_gradient_equals_autograd(seed, clients, rows, model, classi
         else draw(seed + 2, clients, rows, 4)
     )
     weight = random.uniform(random.key(seed + 3), (clients, rows))
-    got = gradient_of(model, loss, clients)(params, x, y, weight)
+    got = gradient_of(model, loss)(params, x, y, weight)
     for c, p in enumerate(each):
         leaves = {k: v.clone().requires_grad_() for k, v in p.items()}
         value = (weight[c] * loss.value(model.apply(leaves, x[c]), y[c])).sum()

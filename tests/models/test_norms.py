@@ -10,9 +10,17 @@ import torch.nn.functional as F
 from torch import nn
 
 import foedus as fd
-from foedus import wire
+from foedus import kernels, wire
 from foedus.base import random
 from foedus.models.norms import groups_of
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["compiled", "in Python"])
+def loops(request, monkeypatch):
+    """Everything here holds with compiled loops, and without."""
+    if request.param and not kernels.ready:
+        pytest.skip("foedus was installed without a compiler, or FOEDUS_COMPILED=0")
+    monkeypatch.setattr(kernels, "ready", request.param)
 
 
 def dense() -> nn.Module:

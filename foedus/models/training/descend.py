@@ -172,8 +172,8 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
             own = {k: v[low:high] for k, v in params.items()}
             own_memory = tree.map(lambda v: v[low:high], memory)
             own_constant = {k: v[low:high] for k, v in constant.items()}
-        slope_at = gradient_of(model, loss, high - low)
-        learner = Learner(model, loss, high - low) if model.trains_apart else None
+        slope_at = gradient_of(model, loss)
+        learner = Learner(model, loss) if model.trains_apart else None
         left = [min(a, high) - low for a in still if a > low]
         each = (high - low) * used.shape[2]
         block = max(1, _BLOCK_BYTES // max(1, each * row_bytes))

@@ -15,8 +15,8 @@ from foedus.base.rows import Rows, shares, take
 from foedus.models.base import Model, Params
 from foedus.models.linear import Linear
 from foedus.models.losses import Loss
+from foedus.models.training.autodiff import gradients
 from foedus.models.training.compiled import LOSSES, knows
-from foedus.models.training.learning import batched_over_clients
 
 _SMALL_NET = 1 << 14
 """Parameters of a network up to which compiled loops are the faster way to its full gradient."""
@@ -72,7 +72,7 @@ def _gradient(args: dict[str, Any], shared: tuple) -> Params:
     device = table_x.device
     x, y = args.get("stacked") or (take(t, index.to(device)) for t in (table_x, table_y))
     x = x.flatten(2) if model.closed_form else x
-    slope = gradient_of(model, loss, len(x))
+    slope = gradient_of(model, loss)
     return to(index.device, slope(to(device, params), x, y, share.to(device)))
 
 
@@ -85,21 +85,15 @@ def _value_and_gradient(args: dict[str, Any], shared: tuple) -> tuple[Tensor, Pa
         values = loss.value(outputs, y)
         return (weight * values).sum(1), pull(loss.slope(outputs, y, weight))
 
-    each = torch.func.grad_and_value(_mean_loss(model, loss))
-    if len(y) > 1:
-        slopes, values = batched_over_clients(each, model)(params, args["x"], y, weight)
-        return values, slopes
-    slopes, value = each({k: v[0] for k, v in params.items()}, args["x"][0], y[0], weight[0])
-    return value.unsqueeze(0), {k: v.unsqueeze(0) for k, v in slopes.items()}
+    grads, values, _ = gradients(_mean_loss(model, loss), params, args["x"], y, weight, model=model)
+    return values, grads
 
 
-def _mean_loss(model: Model, loss: Loss) -> Callable[[Params, Tensor, Tensor, Tensor], Tensor]:
-    return lambda params, x, y, weight: weight @ loss.value(model.apply(params, x), y)
+def _mean_loss(model: Model, loss: Loss) -> Callable[..., tuple[Tensor, Params]]:
+    return lambda params, x, y, weight: (weight @ loss.value(model.apply(params, x), y), {})
 
 
-def gradient_of(
-    model: Model, loss: Loss, clients: int
-) -> Callable[[Params, Tensor, Tensor, Tensor], Params]:
+def gradient_of(model: Model, loss: Loss) -> Callable[[Params, Tensor, Tensor, Tensor], Params]:
     """The function (parameters, x, y, normalised row weights) -> gradients, by client."""
     if model.closed_form:
 
@@ -110,17 +104,7 @@ def gradient_of(
         return closed
 
     mean_loss = _mean_loss(model, loss)
-    if clients > 1:
-        return batched_over_clients(torch.func.grad(mean_loss), model)
-
-    def single(params: Params, x: Tensor, y: Tensor, weight: Tensor) -> Params:
-        leaves = {k: v.detach()[0].requires_grad_() for k, v in params.items()}
-        with torch.enable_grad():
-            value, each = mean_loss(leaves, x[0], y[0], weight[0]), list(leaves.values())
-            grads = torch.autograd.grad(value, each, allow_unused=True, materialize_grads=True)
-        return {k: g.unsqueeze(0) for k, g in zip(leaves, grads, strict=True)}
-
-    return single
+    return lambda params, *rows: gradients(mean_loss, params, *rows, model=model)[0]
 
 
 def batch_gradient(
@@ -137,5 +121,5 @@ def batch_gradient(
     index = index.to(device)
     x, y = take(table_x, index), take(table_y, index)
     x = x.flatten(2) if model.closed_form else x
-    slope = gradient_of(model, loss, len(index))
+    slope = gradient_of(model, loss)
     return to(home, slope(to(device, params), x, y, weight.to(device)))
