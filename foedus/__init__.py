@@ -37,6 +37,7 @@ _HOMES = {
         "FedFW",
         "FedNewton",
         "FedNova",
+        "FedOpt",
         "FedPer",
         "FedProx",
         "FedRep",
@@ -153,6 +154,7 @@ _HOMES = {
         "SobolevNet",
         "Training",
         "losses",
+        "schedules",
     ),
     "foedus.aggregation": (
         "DifferentialPrivacy",

@@ -25,6 +25,7 @@ from foedus.algorithms import FedDyn as FedDyn
 from foedus.algorithms import FedFW as FedFW
 from foedus.algorithms import FedNewton as FedNewton
 from foedus.algorithms import FedNova as FedNova
+from foedus.algorithms import FedOpt as FedOpt
 from foedus.algorithms import FedPer as FedPer
 from foedus.algorithms import FedProx as FedProx
 from foedus.algorithms import FedRep as FedRep
@@ -144,6 +145,7 @@ from foedus.models import Sklearn as Sklearn
 from foedus.models import SobolevNet as SobolevNet
 from foedus.models import Training as Training
 from foedus.models import losses as losses
+from foedus.models import schedules as schedules
 from foedus.report.compare import Comparison as Comparison
 from foedus.report.compare import compare as compare
 from foedus.trackers import MLflow as MLflow

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random as python_random
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -270,8 +270,8 @@ class EncodingSession(Session):
     def load(self, saved: Tree) -> None:
         self.inner.load(saved)
 
-    def evaluate_own(self, outputs: bool = False) -> dict[str, Tensor]:
-        return self.inner.evaluate_own(outputs)
+    def evaluate_own(self, metrics: Sequence[str] = ()) -> dict[str, Tensor]:
+        return self.inner.evaluate_own(metrics)
 
     def evaluate_global(
         self, x: Tensor, y: Tensor, weight: Tensor | None = None

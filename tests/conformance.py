@@ -114,16 +114,52 @@ ALGORITHMS: dict[str, fd.Algorithm] = {
     "FedAvg, BatchNorm at its client": fd.FedAvg(
         fd.Module(_normalized(), norm="local"), lr=0.05, batch_size=16
     ),
+    "FedAvg, schedules, AdamW, some layers, accumulation": fd.FedAvg(
+        fd.Module(_normalized(), norm="average", trainable=["1.*", "4.*"]),
+        lr=fd.schedules.WarmUp(2, then=fd.schedules.Cosine(0.05, over=6, end=0.01), by="step"),
+        optimizer="adamw",
+        weight_decay=0.1,
+        decay="weights",
+        batch_size=8,
+        accumulate=3,
+        epochs=2,
+    ),
+    "FedAvg, bfloat16, step size by round": fd.FedAvg(
+        fd.MLP(12),
+        lr=fd.schedules.Step(0.1, every=1, factor=0.7),
+        batch_size=16,
+        precision="bfloat16",
+    ),
     "FedProx": fd.FedProx(fd.Linear(), lr=0.1, mu=0.1, batch_size=16),
     "Scaffold": fd.Scaffold(fd.Linear(), lr=0.1, batch_size=16),
+    "Scaffold, step sizes by round and step": fd.Scaffold(
+        fd.Linear(),
+        lr=fd.schedules.WarmUp(2, then=fd.schedules.Step(0.1, every=2, factor=0.5, by="step")),
+        batch_size=16,
+    ),
     "Scaffold, option 1": fd.Scaffold(fd.Linear(), lr=0.1, batch_size=16, option=1),
     "FedDyn": fd.FedDyn(fd.Linear(), lr=0.1, batch_size=16, alpha=0.1),
     "FedAdam": fd.FedAdam(fd.Linear(), lr=0.1, batch_size=16, server_lr=0.05),
     "FedYogi": fd.FedYogi(fd.MLP(12), lr=0.05, batch_size=16, tau=0.1, beta1=0.5, beta2=0.9),
+    "FedOpt, AdamW": fd.FedOpt(
+        fd.Linear(),
+        lr=0.1,
+        batch_size=16,
+        server_optimizer="AdamW",
+        server_lr=0.05,
+        server_options={"weight_decay": 0.1, "betas": (0.5, 0.9), "eps": 1e-3},
+    ),
     "FedAdagrad": fd.FedAdagrad(fd.Linear(), lr=0.1, batch_size=16, tau=0.01, weights="uniform"),
     "FedNova": fd.FedNova(fd.Linear(), lr=0.1, batch_size=16, epochs=2),
     "FedNova, momentum": fd.FedNova(
         fd.Linear(), lr=0.05, batch_size=16, momentum=0.5, server_lr=0.7, weights="uniform"
+    ),
+    "FedNova, step sizes by step": fd.FedNova(
+        fd.Linear(),
+        lr=fd.schedules.Cosine(0.1, over=9, by="step"),
+        batch_size=16,
+        epochs=2,
+        momentum=0.3,
     ),
     "FineTuned": fd.FineTuned(fd.Linear(), lr=0.1, batch_size=16, own_steps=3, own_lr=0.05),
     "Ditto": fd.Ditto(fd.Linear(), lr=0.1, batch_size=16, lam=0.5, own_steps=4),

@@ -78,6 +78,67 @@ def test_lowrank_takes_other_sizes():
     ) <= radius * (1 + 1e-4)
 
 
+@pytest.fixture(scope="module")
+def batchnorm():
+    return runpy.run_path(str(EXAMPLES / "batchnorm.py"))
+
+
+def test_batchnorm_runs_and_keeps_what_it_has_run(batchnorm, tmp_path, monkeypatch):
+    """The quick study: every policy in every division, and the bytes of what each sends."""
+    store = batchnorm["stored"](tmp_path)
+    found = batchnorm["study"](store, quick=True)
+    assert len(found) == len(batchnorm["POLICIES"]) * len(batchnorm["SKEWS"])
+    assert found["own"].between(0, 1).all() and (found["worst"] <= found["own"]).all()
+    sent = found.groupby("policy")["bytes"].mean()
+    # weights, biases and statistics of 7 BatchNorm layers on 3 x 4, 2 x 8 and 2 x 16 channels: 4
+    # numbers a channel, of 4 bytes; names and shapes come on top
+    channels = 3 * 4 + 2 * 8 + 2 * 16
+    assert sent["alone"] == 0 and sent["silo"] == sent["frozen"] == sent["group"]
+    assert 0 <= sent["average"] - sent["silo"] - 2 * 4 * channels < 14 * 40
+    assert 0 <= sent["silo"] - sent["local"] - 2 * 4 * channels < 14 * 40
+    globe = found.set_index(["policy", "skew"])["global"]
+    assert globe["local"].isna().all() and globe["average"].notna().all()
+    monkeypatch.setitem(batchnorm["study"].__globals__, "measure", None)  # nothing is run again
+    again = batchnorm["study"](batchnorm["stored"](tmp_path), quick=True)
+    assert batchnorm["tables"](again) == batchnorm["tables"](found)
+
+
+def test_batchnorm_tables_are_those_of_the_results(batchnorm, monkeypatch):
+    monkeypatch.setitem(batchnorm["study"].__globals__, "measure", None)
+    found = batchnorm["study"](batchnorm["stored"]())
+    page = (EXAMPLES.parent / "docs" / "your-model.md").read_text()
+    assert batchnorm["tables"](found) in page
+
+
+def test_batchnorm_shows_what_the_page_says(batchnorm, monkeypatch):
+    monkeypatch.setitem(batchnorm["study"].__globals__, "measure", None)
+    found = batchnorm["study"](batchnorm["stored"]())
+    mean = found.groupby(["skew", "policy"])[["own", "worst", "global", "bytes"]].mean()
+    spread = found.groupby(["skew", "policy"])["own"].std(ddof=0)
+    own, worst = (mean[k] for k in ("own", "worst"))
+    # Feature skew
+    policies = ["local", "silo", "frozen", "group"]
+    assert own["features"]["average"] < own["features"][policies].min() - 0.1
+    three = own["features"][["group", "local", "silo"]]
+    assert three.max() - three.min() <= spread["features"][["local", "silo"]].max() < 0.025
+    assert worst["features"].idxmax() == "group"
+    assert abs(own["features"]["alone"] - own["features"]["group"]) < spread["features"]["alone"]
+    assert worst["features"]["alone"] < worst["features"]["group"] - 0.1
+    # Label skew
+    theirs, common = ["local", "silo"], ["average", "frozen", "group"]
+    assert own["labels"][theirs].min() > own["labels"][common].max() + 0.05
+    others = ["average, fine-tuned", "alone"]
+    assert own["labels"][others].min() > own["labels"][theirs].max()
+    # Without skew
+    assert own["none"].idxmax() == "average"
+    assert own["none"]["average"] - own["none"][theirs].max() == pytest.approx(0.1, abs=0.01)
+    # Bytes
+    sent = mean["bytes"]["features"]
+    assert sent["silo"] == sent["frozen"] == sent["group"]
+    assert sent["average"] / sent["silo"] == pytest.approx(1.017, abs=5e-4)
+    assert sent["local"] / sent["silo"] == pytest.approx(1 - 0.016, abs=5e-4)
+
+
 def test_drift_is_followed():
     example = runpy.run_path(str(EXAMPLES / "drift.py"))
     losses = example["drift"]()

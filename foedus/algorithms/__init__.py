@@ -1,5 +1,6 @@
 """The algorithms, one file each, a folder for a family of several."""
 
+from foedus.algorithms.adaptive import FedAdagrad, FedAdam, FedYogi
 from foedus.algorithms.ditto import Ditto
 from foedus.algorithms.fedavg import FedAvg
 from foedus.algorithms.fedboost.aflboost import AFLBoost
@@ -13,7 +14,7 @@ from foedus.algorithms.fednewton.divergence import DivergenceWarning
 from foedus.algorithms.fednewton.newton import FedNewton
 from foedus.algorithms.fednewton.regression import DKRR, KRR
 from foedus.algorithms.fednova import FedNova
-from foedus.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
+from foedus.algorithms.fedopt import FedOpt
 from foedus.algorithms.fedper import FedPer
 from foedus.algorithms.fedprox import FedProx
 from foedus.algorithms.fedrep import FedRep
@@ -51,6 +52,7 @@ __all__ = [
     "FedFW",
     "FedNewton",
     "FedNova",
+    "FedOpt",
     "FedPer",
     "FedProx",
     "FedRep",

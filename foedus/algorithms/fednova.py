@@ -18,6 +18,7 @@ from foedus.core.algorithm import Client
 from foedus.core.clients import Clients
 from foedus.errors import ConfigError
 from foedus.models.base import Params
+from foedus.models.schedules import rates_of, varies
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,9 @@ class FedNova(LocalTraining):
 
         a_i = (tau_i - rho (1 - rho^tau_i) / (1 - rho)) / (1 - rho).
 
-    Where all clients make the same number of steps, this is FedAvg. tau_i follows from the settings
-    and from the client's number of rows, which the server knows, so that a is not asked for. With
+    With a schedule by local step, a gradient counts by its step size in units of the first. Where
+    all clients make the same number of steps, this is FedAvg. tau_i follows from the settings and
+    from the client's number of rows, which the server knows, so that a is not asked for. With
     differential privacy, the clip is that of d_i, the change of one step on average, and a
     multiplies the noise of the average.
 
@@ -50,25 +52,26 @@ class FedNova(LocalTraining):
         if self.optimizer != "sgd":
             raise ConfigError("FedNova knows a_i of SGD only: use optimizer='sgd'")
 
-    def scale(self, steps: Tensor) -> Tensor:
-        """a_i of a number of local steps tau_i."""
+    def scale(self, steps: Tensor, most: int) -> Tensor:
+        """a_i of a number of local steps tau_i, which is at most `most`."""
         rho, tau = self.momentum, steps.float()
-        return (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
-
-    def local_steps(self, rows: Tensor) -> Tensor:
-        """tau_i of a client with this number of rows."""
-        batches = torch.ceil(rows / (self.batch_size or rows))
-        return torch.full_like(batches, self.steps) if self.steps else self.epochs * batches
+        if not varies(self.lr):
+            return (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
+        rates = torch.tensor(rates_of(self.lr, 1, most)).double()
+        counts = (1 - rho ** torch.arange(1, most + 1).double()) / (1 - rho)
+        sums = torch.nn.functional.pad((rates / rates[0] * counts).cumsum(0), (1, 0))
+        return sums.float()[steps.long()]
 
     def train(self, client: Client, w: Params) -> tuple[Params, Any]:
         trained = self.descend(client, w)
         move, state = self.answer(client, w, trained["params"])
-        a = self.scale(trained["steps"])
+        a = self.scale(trained["steps"], self.most_steps(client.data))
         return tree.map(lambda m: m / a, move), state
 
     def round(self, clients: Clients, state: State) -> State:
         d = clients.mean(self.train, weights=self.weights, w=state.w)
         rows = (clients.sizes if clients.answered_rows is None else clients.answered_rows).float()
         p = rows / rows.sum() if self.weights == "rows" else torch.full_like(rows, 1 / len(rows))
-        a = float(p @ self.scale(self.local_steps(rows)))
+        steps = self.local_steps(rows)
+        a = float(p @ self.scale(steps, int(steps.max())))
         return state.replace(w=tree.add(state.w, d, self.server_lr * a))

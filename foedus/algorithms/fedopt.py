@@ -1,14 +1,14 @@
-"""FedAdam, FedYogi and FedAdagrad: Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar and
-McMahan, "Adaptive federated optimization", ICLR 2021, Algorithm 2.
+"""FedOpt: Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar and McMahan, "Adaptive federated
+optimization", ICLR 2021, Algorithm 1, with any optimizer of `torch.optim` at the server.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 import torch
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Gt
 from torch import Tensor
 
 from foedus.algorithms.local_training import LocalTraining
@@ -16,86 +16,98 @@ from foedus.base import tree
 from foedus.base.tree import State
 from foedus.core.algorithm import Client, client_step
 from foedus.core.clients import Clients
+from foedus.errors import ConfigError, unknown
 from foedus.models.base import Params
+
+Option = bool | float | str | tuple[float, ...] | None
 
 
 @dataclass(frozen=True)
-class AdaptiveServer(LocalTraining):
-    """FedAvg whose server takes the average change for a gradient of an adaptive method.
+class FedOpt(LocalTraining):
+    """FedAvg whose server gives minus the average change to an optimizer as the gradient.
 
         client i:  w_i <- w, then mini-batch steps w_i <- w_i - lr * g_i(w_i);  sends w_i - w
-        server:    d <- sum_i p_i (w_i - w);   m <- beta1 m + (1 - beta1) d                  line 10
-                   v <- `second`(v, d)                                                lines 11 to 13
-                   w <- w + server_lr * m / (sqrt(v) + tau)                                  line 14
+        server:    w <- one step of `server_optimizer` from w, with gradient -sum_i p_i (w_i - w)
 
-    with m = 0 and v = tau^2 before the first round, and without bias correction, as in the paper.
+    "SGD" with `server_lr=1` is FedAvg. `fd.FedAdam`, `fd.FedYogi` and `fd.FedAdagrad` are the
+    paper's, without bias correction and with its `tau`; "Adam" here is PyTorch's. What the
+    optimizer remembers is part of the server's state (`run.state.memory`) and of checkpoints.
 
     Args:
-        server_lr: Server step size (eta): about how far a parameter moves in a round.
-        beta1: Decay of the average change m.
-        tau: Degree of adaptivity: the larger, the more the steps are like FedAvg's.
+        server_optimizer: The name of a class of `torch.optim`, or the class.
+        server_lr: Its step size.
+        server_options: Its other arguments, by name.
+
+    Example:
+        >>> fd.FedOpt(fd.MLP(200), lr=0.1, server_optimizer="AdamW", server_lr=0.01,
+        ...           server_options={"weight_decay": 0.1})
     """
 
+    averages_statistics: ClassVar[bool] = True
     keeps_layers: ClassVar[bool] = True
 
-    server_lr: Annotated[float, Gt(0)] = 0.01
-    beta1: Annotated[float, Ge(0), Lt(1)] = 0.9
-    tau: Annotated[float, Gt(0)] = 1e-3
+    server_optimizer: str = "SGD"
+    server_lr: Annotated[float, Gt(0)] = 1.0
+    server_options: dict[str, Option] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        given: Any = self.server_optimizer
+        name = getattr(given, "__name__", "")
+        if name and getattr(torch.optim, name, None) is given:
+            object.__setattr__(self, "server_optimizer", name)
+        if isinstance(self.server_options, dict):
+            options = {
+                k: tuple(v) if isinstance(v, list) else v for k, v in self.server_options.items()
+            }
+            object.__setattr__(self, "server_options", options)
+        super().__post_init__()
+        if self.server_optimizer not in _NAMES:
+            raise ConfigError(unknown("server_optimizer", self.server_optimizer, _NAMES))
+        if "lr" in self.server_options:
+            raise ConfigError("server_options: the step size is server_lr, not 'lr'")
+        trial = {"matrix": torch.ones(2, 2), "vector": torch.ones(2)}
+        try:
+            self._stepped(trial, trial, {})
+        except Exception as error:  # whatever a class says of its arguments and of gradients
+            raise ConfigError(
+                f"server_optimizer={self.server_optimizer!r} with "
+                f"server_options={self.server_options!r} cannot be used: {error}"
+            ) from error
+
+    def _stepped(self, w: Params, change: Params, memory: dict) -> tuple[Params, dict]:
+        """The parameters and what the optimizer remembers after one of its steps."""
+        w = {k: v.clone() for k, v in w.items()}
+        made: Any = getattr(torch.optim, self.server_optimizer)
+        optimizer = made(list(w.values()), lr=self.server_lr, **self.server_options)
+        for k, p in w.items():
+            p.grad = -change[k]
+            if memory:
+                optimizer.state[p] = tree.map(_copied, memory[k])
+        optimizer.step()
+        return tree.map(Tensor.detach, w), {k: dict(optimizer.state[p]) for k, p in w.items()}
 
     @client_step(batch="whole")
     def train(self, client: Client, w: Params) -> tuple[Params, Any]:
         return self.answer(client, w, self.descend(client, w)["params"])
 
-    def second(self, v: Tensor, d: Tensor) -> Tensor:
-        """The second moment v after a round whose average change is d."""
-        raise NotImplementedError(f"{type(self).__name__} does not define second")
-
     def start(self, clients: Clients) -> State:
-        state = super().start(clients)
-        v = tree.map(lambda w: torch.full_like(w, self.tau**2), state.w)
-        return state.replace(m=tree.zeros_like(state.w), v=v)
+        return super().start(clients).replace(memory={})
 
     def round(self, clients: Clients, state: State) -> State:
-        d = clients.mean(self.train, weights=self.weights, w=state.w)
-        m = tree.add(tree.scale(state.m, self.beta1), d, 1 - self.beta1)
-        v = tree.map(self.second, state.v, d)
-        step = tree.map(lambda m, v: m / (v.sqrt() + self.tau), m, v)
-        return state.replace(w=tree.add(state.w, step, self.server_lr), m=m, v=v)
+        change = clients.mean(self.train, weights=self.weights, w=state.w)
+        new, memory = self._stepped(self.moving(state.w), change, state.memory)
+        return state.replace(w={**self.moved(state.w, change, 1.0), **new}, memory=memory)
 
 
-@dataclass(frozen=True)
-class FedAdam(AdaptiveServer):
-    """`AdaptiveServer` with Adam's second moment, v <- beta2 v + (1 - beta2) d^2.
-
-    Example:
-        >>> fd.run(fd.FedAdam(fd.MLP(200), lr=0.1, server_lr=0.01), fed, rounds=100)
-    """
-
-    beta2: Annotated[float, Ge(0), Lt(1)] = 0.99
-
-    def second(self, v: Tensor, d: Tensor) -> Tensor:
-        return self.beta2 * v + (1 - self.beta2) * d.square()
+def _copied(value: Any) -> Any:
+    """Optimizers change their tensors in place, and the server's states stay."""
+    return value.clone() if isinstance(value, Tensor) else value
 
 
-@dataclass(frozen=True)
-class FedYogi(FedAdam):
-    """`AdaptiveServer` with Yogi's second moment, v <- v - (1 - beta2) d^2 sign(v - d^2): it moves
-    by at most (1 - beta2) d^2, so that a round of large changes is forgotten slowly.
-    """
-
-    def second(self, v: Tensor, d: Tensor) -> Tensor:
-        square = d.square()
-        return v - (1 - self.beta2) * square * (v - square).sign()
-
-
-@dataclass(frozen=True)
-class FedAdagrad(AdaptiveServer):
-    """`AdaptiveServer` with Adagrad's second moment, v <- v + d^2: steps shrink where changes were
-    large.
-    """
-
-    server_lr: Annotated[float, Gt(0)] = 0.1
-    beta1: Annotated[float, Ge(0), Lt(1)] = 0.0
-
-    def second(self, v: Tensor, d: Tensor) -> Tensor:
-        return v + d.square()
+_NAMES = tuple(
+    name
+    for name, cls in vars(torch.optim).items()
+    if isinstance(cls, type)
+    and issubclass(cls, torch.optim.Optimizer)
+    and cls is not torch.optim.Optimizer
+)

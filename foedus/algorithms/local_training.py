@@ -9,16 +9,24 @@ import torch
 from torch import Tensor
 
 from foedus.base import tree
+from foedus.base.rows import Rows
 from foedus.base.spec import Spec
 from foedus.base.tree import State
 from foedus.core.algorithm import Algorithm, Batching, Client
 from foedus.core.clients import Clients
 from foedus.core.predictor import Predictor
 from foedus.export.forms import Form, Parametric
-from foedus.models.base import Model, Params, model_of, raise_kept, raise_statistics
+from foedus.models.base import (
+    Model,
+    Params,
+    check_sequences,
+    model_of,
+    raise_kept,
+    raise_statistics,
+)
 from foedus.models.custom_loss import check_custom
 from foedus.models.linear import Linear
-from foedus.models.losses import LossSetting, check_loss, loss_for
+from foedus.models.losses import Loss, LossSetting, check_loss, loss_for
 from foedus.models.training.descend import descend
 from foedus.models.training.settings import Training
 
@@ -35,6 +43,7 @@ class LocalTraining(Training, Algorithm):
     """
 
     weighs_rows: ClassVar[bool] = True
+    takes_sequences: ClassVar[bool] = True
 
     averages_statistics: ClassVar[bool] = False
     """Whether its server averages running statistics, whatever it does to weights; without it,
@@ -57,21 +66,22 @@ class LocalTraining(Training, Algorithm):
 
     def batching(self) -> Batching:
         spread = 1.5 if self.steps or self.batch_size is None else float("inf")
-        return Batching(spread, pays=self.model.batchable, footprint=self.footprint)
+        pays = self.model.batchable and self.precision is None
+        return Batching(spread, pays=pays, footprint=self.footprint)
 
     def footprint(self, rows: int, row_bytes: int) -> int:
         """Bytes of a client in a batch: the schedule of its mini-batches, and two of them."""
-        schedule = 64 * (
-            self.steps * (self.batch_size or rows) if self.steps else self.epochs * rows
-        )
-        return schedule + 2 * min(rows, self.batch_size or rows) * row_bytes
+        each = self.step_rows or rows
+        schedule = 64 * (self.steps * each if self.steps else self.epochs * rows)
+        return schedule + 2 * min(rows, each) * row_bytes
 
     def row_spec(self, spec: Spec) -> Spec:
         return replace(spec, integers=spec.integers and self.model.takes_integers(spec))
 
     def check(self, spec: Spec) -> None:
-        loss = loss_for(self.loss, spec.classes)
+        loss = self.loss_of(spec)
         loss.check(spec.classes, spec.outputs)
+        check_sequences(self.model, spec)
         self.model.check(spec)
         if self.model.kept and not self.keeps_layers:
             raise_kept(type(self).__name__)
@@ -124,10 +134,14 @@ class LocalTraining(Training, Algorithm):
             return None
         return Predictor(Parametric(self.model, state.w), state.spec)
 
+    def loss_of(self, spec: Spec) -> Loss:
+        """The loss of rows of this form."""
+        return loss_for(self.loss, spec.classes, spec.steps)
+
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return loss_for(self.loss, None if y.is_floating_point() else outputs.shape[-1]).value(
-            outputs, y
-        )
+        classes = None if y.is_floating_point() else outputs.shape[-1]
+        steps = y.shape[-1] if outputs.dim() == 3 else None
+        return loss_for(self.loss, classes, steps).value(outputs, y)
 
     def moved(self, w: Params, move: Params, rate: float) -> Params:
         """w + rate move; running statistics are averaged as they are, whatever the rate."""
@@ -147,6 +161,10 @@ class LocalTraining(Training, Algorithm):
             return tree.map(lambda new, old: new.sub_(old), own, w), client.state
         return {k: own[k] - v for k, v in w.items()}, {"w": own}
 
+    def most_steps(self, data: Rows) -> int:
+        """The most optimizer steps of a client in a batch."""
+        return int(self.local_steps(torch.tensor(float(data.index.shape[-1]))))
+
     def descend(self, client: Client, w: Params, **terms: Any) -> dict[str, Any]:
         """Local training from w, and from the client's own parameters where they are not in w; see
         `foedus.models.training.descend`.
@@ -156,9 +174,10 @@ class LocalTraining(Training, Algorithm):
         return descend(
             self,
             self.model,
-            loss_for(self.loss, client.spec.classes),
+            self.loss_of(client.spec),
             w,
             client.data,
             client.key,
+            round=client.round,
             **terms,
         )

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge
 
 from foedus.algorithms.fedavg import FedAvg
 from foedus.core.algorithm import Client
 from foedus.models.base import Params
+from foedus.models.schedules import Rate
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,11 @@ class OwnTraining(OwnModel):
     """`OwnModel` with settings for the training of what stays at the client.
 
     Args:
-        own_lr: Step size of that training; `None`: `lr`.
+        own_lr: Step size of that training, or a schedule; `None`: `lr`.
         own_steps: Its number of mini-batches; `None`: as many as of the shared model.
     """
 
-    own_lr: Annotated[float, Gt(0)] | None = None
+    own_lr: Rate | None = None
     own_steps: Annotated[int, Ge(1)] | None = None
 
     def descend_own(self, client: Client, w: Params, **terms: Any) -> Params:

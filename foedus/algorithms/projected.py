@@ -16,7 +16,6 @@ from foedus.core.algorithm import Client
 from foedus.core.clients import Clients
 from foedus.geometry import Domain, L2Ball, ModelDomain, domain_of
 from foedus.models.base import Params
-from foedus.models.losses import loss_for
 from foedus.models.training.gradients import value_and_gradient
 
 
@@ -41,9 +40,8 @@ class ProjectedFedAvg(FedAvg):
         domain_of(self.domain).check(self.model.init(spec, random.key(0)))
 
     def look(self, client: Client, w: Params) -> tuple[dict[str, Any], None]:
-        value, slope = value_and_gradient(
-            self.model, loss_for(self.loss, client.spec.classes), w, client.data
-        )
+        loss = self.loss_of(client.spec)
+        value, slope = value_and_gradient(self.model, loss, w, client.data)
         return {"objective": value, "slope": slope}, None
 
     def start(self, clients: Clients) -> State:

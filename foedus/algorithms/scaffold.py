@@ -18,7 +18,7 @@ from foedus.core.algorithm import Batching, Client
 from foedus.core.clients import Clients
 from foedus.errors import ConfigError
 from foedus.models.base import Params
-from foedus.models.losses import loss_for
+from foedus.models.schedules import lowest_rate, total_rate
 from foedus.models.training.gradients import gradient
 
 
@@ -30,6 +30,7 @@ class Scaffold(LocalTraining):
         client i:  y <- x, then K steps y <- y - lr * (g_i(y) - c_i + c)                  line 10
                    c_i+ <- g_i(x), the gradient on all its rows, with weight decay        12, I
                       or   c_i - c + (x - y) / (K lr)                                     12, II
+                           (K lr: the sum of the step sizes, where they follow a schedule)
                    sends y - x and the difference c_i+ - c_i                              line 13
         server:    x <- x + server_lr * mean_S(y - x)                                     line 16
                    c <- c + |S|/N * mean_S(c_i+ - c_i)                                    line 17
@@ -51,6 +52,11 @@ class Scaffold(LocalTraining):
                 "Scaffold's option 2 needs plain SGD: use optimizer='sgd' and momentum=0, or "
                 "option=1"
             )
+        if self.option == 2 and lowest_rate(self.lr) == 0:
+            raise ConfigError(
+                f"lr={self.lr!r} falls to 0, and Scaffold's option 2 divides by it: use a schedule "
+                "that stays above 0, such as end=0.001, or option=1"
+            )
 
     def batching(self) -> Batching:
         return super().batching() if self.option == 2 else replace(super().batching(), spread=1.5)
@@ -67,12 +73,14 @@ class Scaffold(LocalTraining):
         trained = self.descend(client, x, correction=tree.sub(c, c_i))
         move = tree.sub(trained["params"], x)
         if self.option == 1:
-            new = gradient(self.model, loss_for(self.loss, client.spec.classes), x, client.data)
-            new = tree.add(self.moving(new), self.moving(x), self.weight_decay)
+            new = gradient(self.model, self.loss_of(client.spec), x, client.data)
+            apart = self.optimizer == "adamw"
+            decay = {k: 0.0 if apart else self.decay_of(v.dim()) for k, v in x.items()}
+            new = {k: torch.add(v, x[k], alpha=decay[k]) for k, v in self.moving(new).items()}
         else:
-            steps = trained["steps"]
-            way = self.moving(move)
-            new = tree.map(lambda own, all_, m: own - all_ - m / (steps * self.lr), c_i, c, way)
+            most, way = self.most_steps(client.data), self.moving(move)
+            total = total_rate(self.lr, client.round, trained["steps"], most)
+            new = tree.map(lambda own, all_, m: own - all_ - m / total, c_i, c, way)
         return {"move": move, "control": tree.sub(new, c_i)}, new
 
     def start(self, clients: Clients) -> State:

@@ -377,6 +377,11 @@ def _images(data: str | os.PathLike | Data) -> tuple[str, Tensor, Tensor, int]:
     if data.classes is None:
         needed = "the audit needs images with class labels, such as 'digits'"
         raise DataError(f"{data.name!r} has real targets; {needed}")
+    if data.spec.steps:
+        raise DataError(
+            f"rows of {data.name!r} have {data.spec.steps} labels each; the audit needs images "
+            "with one class label, such as 'digits'"
+        )
     shape = data.x_train.shape[1:]
     side = math.isqrt(math.prod(shape))
     if len(shape) == 1 and side * side == shape[0] >= _SMALLEST:

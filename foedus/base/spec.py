@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from foedus.base import tree
 
 
-@tree.node(static=("shape", "classes", "outputs", "integers", "weighted"))
+@tree.node(static=("shape", "classes", "outputs", "integers", "weighted", "steps"))
 @dataclass(frozen=True)
 class Spec:
     """The shape of a row, the number of classes (`None`: regression), and a model's outputs.
 
     integers: rows are int64, such as tokens; otherwise they are float32. weighted: rows count by
-    weights of their own (`Rows.worth`).
+    weights of their own (`Rows.worth`). steps: each row has so many labels, one for each step of a
+    sequence, and outputs (steps, classes); `None`: one label.
     """
 
     shape: tuple[int, ...]
@@ -22,14 +23,20 @@ class Spec:
     outputs: int
     integers: bool = False
     weighted: bool = False
+    steps: int | None = None
 
     @property
     def features(self) -> int:
         """Numbers in one row."""
         return math.prod(self.shape)
 
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """The shape of a model's outputs for one row."""
+        return (self.outputs,) if self.steps is None else (self.steps, self.outputs)
 
-@tree.node(static=("shape", "classes", "outputs", "integers", "weighted", "texts"))
+
+@tree.node(static=("shape", "classes", "outputs", "integers", "weighted", "steps", "texts"))
 @dataclass(frozen=True)
 class RawSpec(Spec):
     """Rows of a table before preprocessing: numbers, NaN where one is missing, and codes of texts.

@@ -74,6 +74,7 @@ def data_show(
     """
     import numpy as np
 
+    from foedus.base.steps import labels_of
     from foedus.data import load
 
     data = load(name)
@@ -90,7 +91,9 @@ def data_show(
                 text = f"y_{part}: {y.min():.4g} to {y.max():.4g}, mean {y.mean():.4g}"
                 typer.echo(f"{text}, standard deviation {y.std():.4g}")
         return
-    counts = [np.bincount(y, minlength=data.classes) for y in (data.y_train, data.y_test)]
+    parts = [labels_of(y) for y in (data.y_train, data.y_test)]
+    counts = [np.bincount(y, minlength=data.classes) for y in parts]
     labels = data.class_names or [str(c) for c in range(data.classes)]
     rows = [[label, f"{a:,}", f"{b:,}"] for label, a, b in zip(labels, *counts, strict=True)]
-    print_table(["label", "training rows", "test rows"], rows, text=("label",))
+    what = "steps" if data.spec.steps else "rows"
+    print_table(["label", f"training {what}", f"test {what}"], rows, text=("label",))

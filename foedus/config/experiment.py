@@ -66,7 +66,6 @@ from typing import Any, Literal
 from foedus.config.reader import Number, Reader, entries, hint_of, hints_of, kind_of, leaves_of
 from foedus.core.algorithm import Algorithm
 from foedus.core.callbacks import Callback
-from foedus.core.steer import Patience
 from foedus.data import catalog, partition, preprocess
 from foedus.data.federation import Federation
 from foedus.data.loading import load
@@ -188,10 +187,7 @@ class ExperimentReader(Reader):
         rounds, target = options.pop("rounds", 0), options.pop("target", None)
         seeds = self.seeds(options)
         self.check_run(rounds, options)
-        if "stop" in options:
-            options["stop"] = self.build(
-                {"type": "Patience", **options["stop"]}, {"Patience": Patience}, "run.stop"
-            )
+        self.stop(options)
         if self.command in ("tune", "diagnose"):
             for key in _MEASURES:
                 if key in options:

@@ -22,6 +22,7 @@ from foedus.core.aggregation import Aggregation
 from foedus.core.algorithm import Algorithm
 from foedus.core.describe import subclasses
 from foedus.core.participation import Poisson
+from foedus.core.steer import Patience
 from foedus.errors import ConfigError, FoedusError, unknown
 
 Number = int | float
@@ -110,6 +111,13 @@ class Reader:
             )
         if options.get("resume") and "checkpoint" not in options:
             self.fail("run.resume", "needs run.checkpoint, the file to go on from")
+
+    def stop(self, options: dict[str, Any]) -> None:
+        """Make the settings of run.stop, if they are there."""
+        if "stop" in options:
+            options["stop"] = self.build(
+                {"type": "Patience", **options["stop"]}, {"Patience": Patience}, "run.stop"
+            )
 
     def algorithms(self) -> dict[str, Algorithm]:
         known = {
@@ -213,6 +221,9 @@ class Reader:
             elif isinstance(value, dict):  # by name, where that is an option
                 inside = tuple(o for o in inside if _by_name(o)) or inside
             for option in sorted(inside, key=lambda o: o is not type(None)):
+                known = _classes(option) if isinstance(value, str) and float in inside else {}
+                if known and value not in known:  # a number in quotes is no name of a class
+                    continue
                 # another option may fit, or all are described
                 if several and typing.get_origin(option) is Literal:
                     fits, result = _is_one_of(value, option), value

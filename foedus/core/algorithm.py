@@ -65,7 +65,8 @@ class Client:
     `data` are its rows, `prepared` what `Algorithm.prepare` made of them, `state` what survives
     between rounds, `key` the source of its random numbers in this exchange, `shared` a key that is
     the same everywhere and all through the run, `spec` the form of the data, `id` its number,
-    `kind` which of the algorithm's kinds of clients it is. `up` and `down` are the rounds that its
+    `kind` which of the algorithm's kinds of clients it is, `round` the round whose broadcast it
+    answers (0 before the first). `up` and `down` are the rounds that its
     replies and its broadcasts take, and `longest` is the round trip of the slowest client: all 0
     unless messages are late.
     """
@@ -81,6 +82,7 @@ class Client:
     down: Tensor | int = 0
     longest: int = 0
     kind: int = 0
+    round: int = 0
 
 
 class Algorithm(Settings):
@@ -125,6 +127,11 @@ class Algorithm(Settings):
     refuses a federation whose rows have weights.
     """
 
+    takes_sequences: ClassVar[bool] = False
+    """It can learn labels of each step of a sequence, (n, t); an algorithm without it refuses
+    them.
+    """
+
     remedy: ClassVar[str] = "try a smaller lr, or clip=1.0"
     """What to do about numbers that are not finite."""
 
@@ -167,8 +174,14 @@ class Algorithm(Settings):
 
     def check_data(self, spec: Spec) -> None:
         """`check`, for the form of rows that clients are given; refuses rows with weights of their
-        own where the algorithm would ignore them.
+        own where the algorithm would ignore them, and labels of sequences where it knows none.
         """
+        if spec.steps and not self.takes_sequences:
+            raise ConfigError(
+                f"{type(self).__name__} predicts one label a row, and this federation has "
+                f"{spec.steps} labels a row, one for each step of a sequence; use fd.FedAvg or "
+                "another algorithm that trains a torch.nn.Module, or predict one step a row"
+            )
         if spec.weighted and not self.weighs_rows:
             raise ConfigError(
                 f"{type(self).__name__} does not use the weights of rows, and this federation has "

@@ -11,9 +11,9 @@ from typing import Any
 from foedus.core.aggregation import check_aggregation
 from foedus.core.algorithm import Algorithm
 from foedus.core.callbacks import check_callbacks
-from foedus.core.metrics import Metric, OwnMetric, metrics_of
+from foedus.core.metrics import CLASSIFICATION, REGRESSION, Metric, OwnMetric, metrics_of
 from foedus.core.participation import Poisson
-from foedus.core.steer import check_steering
+from foedus.core.steer import best_metric, check_steering
 from foedus.data.federation import Federation
 from foedus.errors import CheckpointError, ConfigError, is_integer, is_number
 from foedus.storage import checkpoint as files
@@ -115,7 +115,16 @@ def check_measures(
             raise ConfigError(f"{name}={value!r} must be True or False")
     classes = fed.spec.classes
     found = metrics_of(metrics, classes)
-    tested = bool(len(fed.data.x_test)) or (algorithm.personal and not isinstance(fed, Federation))
+    sites = not isinstance(fed, Federation)
+    tested = bool(len(fed.data.x_test)) or sites  # which have test rows of their own
+    if sites:
+        refuse_functions(found, classes)
+        if fed.spec.steps and (found or per_client or stop or keep_best or stop_on_growth):
+            raise ConfigError(
+                "metrics, per_client, stop, keep_best and stop_on_growth: sites count rows, and "
+                f"here a row has {fed.spec.steps} labels, one for each step of a sequence; leave "
+                "them out, or measure the model where there are rows"
+            )
     for name, asked in (("metrics", found), ("per_client", per_client)):
         if asked and not (evaluate_every and tested):
             value = per_client if name == "per_client" else [m.name for m in found]
@@ -125,6 +134,49 @@ def check_measures(
     evaluated = bool(evaluate_every and tested)
     check_steering(stop, keep_best, found, per_client, algorithm.personal, classes, evaluated)
     return found
+
+
+def refuse_functions(metrics: Sequence[Metric], classes: int | None) -> None:
+    """Refuse metrics that cannot be made of sums over rows."""
+    for metric in metrics:
+        if isinstance(metric, OwnMetric):
+            names = ", ".join(CLASSIFICATION if classes else REGRESSION)
+            raise ConfigError(
+                f"metrics: {metric.name!r} is a function, which needs single rows, and sites send "
+                f"sums over theirs; use names ({names}), or measure the model where there are rows"
+            )
+
+
+def asks(
+    algorithm: Algorithm, metrics: Any, per_client: bool, stop: Any, keep_best: Any,
+    stop_on_growth: bool,
+) -> bool:  # fmt: skip
+    """Whether a run has to measure the global model, where this is not done unasked: between sites
+    it is an exchange more.
+    """
+    best = best_metric(keep_best, stop)
+    steering = {name for name in (best, None if stop is None else stop.metric) if name is not None}
+    steered = any(not name.startswith("own_") for name in steering)
+    return bool(metrics) or per_client or steered or (stop_on_growth and not algorithm.personal)
+
+
+def check_sites(per_client: bool, hides: bool, noisy: bool) -> None:
+    """Refuse measurements that sites cannot give under the aggregation of a run.
+
+    hides: single replies are seen by nobody. noisy: what is released has noise, and an account.
+    """
+    if noisy:
+        raise ConfigError(
+            "metrics, per_client, stop and keep_best do not go with differential privacy between "
+            "sites: sums over test rows get no noise, and are in no account. Leave them out (with "
+            "SecureAggregation(privacy=...) the final model is scored once over all sites, with "
+            "noise), or measure the model on rows that may be shown"
+        )
+    if per_client and hides:
+        raise ConfigError(
+            "per_client=True: under secure aggregation the server sees sums over the test rows of "
+            "all sites, and no single site's; leave it out: metrics of all rows are measured"
+        )
 
 
 def ignores_weights(metric: Metric) -> bool:

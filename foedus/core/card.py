@@ -106,6 +106,7 @@ class Card:
         if spec.classes:
             known = range(spec.classes) if values is None else values
             rows.append(("classes", f"{spec.classes}: {listed(known)}"))
+            rows += [("labels a row", f"{spec.steps}, one for each step")] if spec.steps else []
         else:
             several = "" if spec.outputs == 1 else f" ({spec.outputs} of them)"
             rows.append(("predicts", f"numbers{several}"))

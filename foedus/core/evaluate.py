@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from foedus.base.rows import tensor_of
+from foedus.base.steps import mean_over_steps
 from foedus.core.algorithm import Algorithm
 from foedus.core.predictor import Predictor
 
@@ -23,14 +25,19 @@ def scored_rows(
 
     outputs: whether they are among what is given.
     """
-    blocks = zip(
-        *(tensor_of(t).split(predictor.block) for t in (data.x_test, data.y_test)),
-        strict=True,
-    )
+    return scores_of(algorithm, predictor, data.x_test, data.y_test, data.classes, outputs)
+
+
+def scores_of(
+    algorithm: Algorithm, predictor: Predictor, x: np.ndarray, y: np.ndarray,
+    classes: int | None, outputs: bool = False,
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """As `scored_rows`, of these rows."""
+    blocks = zip(*(tensor_of(t).split(predictor.block) for t in (x, y)), strict=True)
     parts = []
-    for x, y in blocks:
-        out = predictor.outputs(x)
-        scores = row_scores(algorithm, out, y, data.classes)
+    for bx, by in blocks:
+        out = predictor.outputs(bx)
+        scores = row_scores(algorithm, out, by, classes)
         parts.append(scores | {"outputs": out} if outputs else scores)
     return {k: torch.cat([p[k] for p in parts]).double() for k in parts[0]}
 
@@ -68,6 +75,8 @@ def row_scores(
 ) -> dict[str, Tensor]:
     """What evaluation adds up over rows: the loss, and hits or squared errors."""
     loss = algorithm.row_loss(outputs, y)
+    if classes and outputs.dim() == 3:  # of a sequence: the share of its steps that are right
+        return {"loss": loss, "hits": mean_over_steps((outputs.argmax(-1) == y).double(), y)}
     if classes:
         return {"loss": loss, "hits": outputs.argmax(-1) == y}
     target = y if y.dim() == outputs.dim() else y.unsqueeze(-1)

@@ -51,7 +51,8 @@ class Ask:
     process the server is; updates: what each group of clients, given by its places in `ids`, is
     sent to bring its copies of them up to date. The message of a client is {**payload, **updates},
     without those that are `None`: its copy is the newest. free: not sent (a measurement, or a
-    reference with all rows in one place). taking: how many clients take part in the round.
+    reference with all rows in one place). taking: how many clients take part in the round. sent:
+    the round of the broadcast, where it is late.
     """
 
     step: str
@@ -65,6 +66,12 @@ class Ask:
     taking: int = 0
     held: dict[str, Held] = field(default_factory=dict)
     updates: list[tuple[Tensor, dict[str, Tree]]] = field(default_factory=list)
+    sent: int | None = None
+
+    @property
+    def answers(self) -> int:
+        """The round whose broadcast the replies answer."""
+        return self.round if self.sent is None else self.sent
 
     def of(self, ids: Tensor) -> Ask:
         """The same, asked of some of the clients."""

@@ -9,6 +9,7 @@ import math
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,7 +21,7 @@ from foedus.base import random
 from foedus.base.rows import tensor_of
 from foedus.base.tree import State, Tree
 from foedus.core.aggregation import Aggregation, Aggregator, BudgetSpent, Setting
-from foedus.core.arguments import differences, without_fingerprint
+from foedus.core.arguments import check_sites, differences, without_fingerprint
 from foedus.core.clients import Clients
 from foedus.core.describe import to_config
 from foedus.core.evaluate import averages
@@ -67,6 +68,7 @@ class Loop:
         stop: Patience | None = None,
         keep_best: str | Literal[False] | None = None,
         stop_on_growth: bool = False,
+        asks: bool = False,
     ):
         self.given, self.algorithm = algorithm, algorithm.seeded(seed)
         self.fed, self.rounds, self.engine = fed, rounds, engine
@@ -98,6 +100,8 @@ class Loop:
         self.measures = Measures(self.algorithm, fed, metrics, per_client, self.notes)
         self.keep_best, self.stop_on_growth = keep_best, stop_on_growth
         self.stop = stop
+        # whether the model is measured on test rows that stay at their sites
+        self.elsewhere = asks and not isinstance(fed, Federation)
         self.best: Best | None = None
         self.last_best: Best | None = None  # of a round that is evaluated because it is the last
         self.watch = self._watch()
@@ -120,6 +124,10 @@ class Loop:
                 self.quantise,
             )
             self.network.aggregator = aggregation.open(Setting(*about, path, resume))
+        if self.elsewhere:
+            hides = self.aggregator is not None and self.aggregator.hides
+            noisy = self.aggregator is not None and self.aggregator.draws
+            check_sites(self.measures.kept is not None, hides, noisy)
 
     @property
     def aggregator(self) -> Aggregator | None:
@@ -288,9 +296,11 @@ class Loop:
         metrics: dict[str, float] = {}
         data = self.fed.data
         metric = "accuracy" if data.classes else "mse"
+        if self.elsewhere:
+            self._measurable()
         if self.algorithm.personal:
-            asked = [True] if self.measures.metrics else []
-            sums = self.session.evaluate_own(*asked)
+            asked = [m.name for m in self.measures.metrics]
+            sums = self.session.evaluate_own(*([asked] if asked else []))
             metrics |= {f"own_{k}": v for k, v in averages(sums, data.classes).items()}
             bad = self.ids[~torch.isfinite(sums["loss"])].tolist() if "loss" in sums else []
             if bad:
@@ -302,6 +312,10 @@ class Loop:
                     bad,
                 )
             metrics |= self.measures.own(sums, clients.round)
+        if self.elsewhere and self.algorithm.predictor(self.state) is not None:
+            bare = replace(self.result(), records=History(), clients=None, best_of=None, notes=[])
+            about = (self.session, bare, self.given, clients.round)
+            metrics |= self.measures.everywhere(*about)
         if len(data.x_test):
             predictor = self.algorithm.predictor(self.state)
             if predictor is not None:
@@ -328,6 +342,16 @@ class Loop:
                 metrics[metric] >= self.target if data.classes else metrics[metric] <= self.target
             )
         return metrics
+
+    def _measurable(self) -> None:
+        """Refuse metrics of models that neither a sum over all sites nor a single one can show."""
+        hidden = self.aggregator is not None and self.aggregator.hides
+        if hidden and self.algorithm.predictor(self.state) is None:
+            raise ConfigError(
+                f"metrics, per_client, stop and keep_best: {type(self.algorithm).__name__} has no "
+                "global model, and clients' own models are not measured under secure aggregation; "
+                "leave them out, or run it without [aggregation]"
+            )
 
     # -- checkpoints -------------------------------------------------------------------------------
 
@@ -501,7 +525,10 @@ class Loop:
         """Scores of clients and the best model from a checkpoint; what follows from the rows."""
         kept = self.measures.kept
         if kept is not None:
-            kept.rounds = PerClient.from_tree(trees["per_client"]).rounds
+            saved = PerClient.from_tree(trees["per_client"])
+            kept.rounds = saved.rounds
+            if self.elsewhere:  # numbers of test rows that sites have told
+                kept.test_rows = saved.test_rows
             if meta["only_last"] and self.done < self.rounds:
                 kept.rounds.pop(self.done, None)
         why = None

@@ -4,6 +4,7 @@ every client by itself.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,14 +17,19 @@ from torch import Tensor
 from foedus.base.tree import Tree
 from foedus.core.algorithm import Algorithm
 from foedus.core.evaluate import score, scored_rows
-from foedus.core.metrics import Metric, OwnMetric, Predictions, measured, over_clients, ratio
+from foedus.core.metrics import Metric, OwnMetric, measured, over_clients
+from foedus.core.predictions import Predictions, ratio
 from foedus.core.predictor import Predictor
+from foedus.core.session import Session
+from foedus.core.site_sums import SiteSums
 from foedus.data.federation import Federation
-from foedus.errors import CheckpointError, ConfigError
+from foedus.errors import CheckpointError, ConfigError, ReplyError, SecureError, TooFewClients
 from foedus.export.probabilities import softmax
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from foedus.core.result import Run
 
 _KEPT = 1 << 22
 """Numbers of single clients that a run keeps: those of the oldest rounds are dropped beyond it."""
@@ -108,6 +114,12 @@ class Measures:
             rows = np.zeros(len(order), np.int64) if sizes is None else sizes
             self.kept = PerClient(fed.ids[order], rows)
 
+    @cached_property
+    def sums(self) -> SiteSums:
+        """What the metrics need of rows that are elsewhere."""
+        spec = self.fed.spec
+        return SiteSums.of_spec([m.name for m in self.metrics], spec.classes, spec.outputs)
+
     @property
     def usual(self) -> tuple[str, str]:
         """The score beside the loss, and its key among sums."""
@@ -157,16 +169,50 @@ class Measures:
             return found
         given = None
         if outputs is not None:
-            given = self._given(outputs, predictor)
+            given = self.given(outputs, predictor)
             found |= self._of_all(given)
         if self.kept is not None and not self.algorithm.personal and len(self.own_rows):
             p, name = self.client_rows, self.usual
             means = {
                 k: p.mean(rows[key].numpy()[self.own_rows]) for k, key in (("loss", "loss"), name)
             }
-            found |= self._of_clients(
-                "", round, means, None if given is None else given[self.own_rows]
-            )
+            if given is not None:
+                means |= self._each(given[self.own_rows])
+            found |= self._of_clients("", round, means)
+        return found
+
+    def everywhere(
+        self, session: Session, run: Run, given: Algorithm, round: int
+    ) -> dict[str, Any]:
+        """Of the global model of a run on test rows that stay at their sites, from sums over them;
+        nothing but a warning where too few sites answer.
+
+        given: the algorithm without the seed of the run.
+        """
+        try:
+            told = session.measure(given, run, self.sums, round)
+        except (ReplyError, SecureError, TooFewClients) as error:
+            warnings.warn(f"round {round}: the model is not measured: {error}", stacklevel=2)
+            self._note("some rounds are not measured", f" (round {round}: {error})"[:300])
+            return {}
+        total = self.sums.added(told.sums)
+        found: dict[str, Any] = {k: float(v[0]) for k, v in self.sums.finish(total).items()}
+        if not np.isfinite(found["loss"]):
+            return {"loss": found["loss"]}
+        for m in self.metrics:
+            if not np.isfinite(found[m.name]):
+                self._note(f"{m.name} is NaN on the test rows of all sites: {m.undefined}")
+        found["test_rows"] = int(total["rows"][0])
+        if told.left_out:
+            found["not_measured"] = told.left_out
+        if self.kept is not None and told.ids is not None and not self.algorithm.personal:
+            at = np.searchsorted(self.kept.ids, told.ids)
+            self.kept.test_rows[at] = told.sums["rows"].astype(np.int64)
+            scores = {}
+            for name, values in self.sums.finish(told.sums).items():
+                scores[name] = np.full(len(self.kept.ids), np.nan)
+                scores[name][at] = values
+            found |= self._of_clients("", round, scores)
         return found
 
     def own(self, sums: dict[str, Tensor], round: int) -> dict[str, Any]:
@@ -175,26 +221,49 @@ class Measures:
         """
         outputs = sums.get("outputs")
         found: dict[str, Any] = {}
-        if self.metrics and outputs is None:
-            self._note(
-                f"{', '.join(m.name for m in self.metrics)} of clients' own models: not measured, "
-                "for outputs of single rows stay at their sites; fd.Local() and fd.Ray() measure "
-                "them"
-            )
-        given = None
+        scores: dict[str, np.ndarray] = {}
         if outputs is not None and len(outputs):
-            given = self._given(outputs, None)
-            p = replace(self.client_rows, given=given, group=None, groups=1)
+            given = self.given(outputs, None)
+            p = replace(self.client_rows, group=None, groups=1).of(given)
             found |= {f"own_{k}": v for k, v in self._values(p, "all test rows").items()}
+            scores = self._each(given) if self.kept is not None else {}
+        elif self.metrics and outputs is None:
+            scores = self._by_sums(sums)
+            if scores:
+                total = self.sums.added(self._told(sums))
+                all_of_them = self.sums.finish(total)
+                found |= {f"own_{k}": float(all_of_them[k][0]) for k in scores}
+            if missing := [m.name for m in self.metrics if m.name not in scores]:
+                self._note(
+                    f"{', '.join(missing)} of clients' own models: not measured, for outputs of "
+                    "single rows stay at their sites; fd.Local() and fd.Ray() measure them"
+                )
         if self.kept is not None and "loss" in sums:
             count = sums.get("weight", sums["rows"]).double().numpy()
             names = (("loss", "loss"), self.usual)
             means = {k: ratio(sums[key].numpy(), count) for k, key in names}
             self.kept.test_rows = sums["rows"].long().numpy()
-            found |= self._of_clients("own_", round, means, given)
+            found |= self._of_clients("own_", round, means | scores)
         return found
 
-    def _given(self, outputs: Tensor, predictor: Predictor | None) -> np.ndarray:
+    def _told(self, sums: dict[str, Tensor]) -> dict[str, np.ndarray]:
+        """The sums of clients who keep their rows, those that metrics need."""
+        told = {k.removeprefix("sums."): v.numpy() for k, v in sums.items() if "sums." in k}
+        if told and (lacking := int(((told["rows"] == 0) & (sums["rows"].numpy() > 0)).sum())):
+            self._note(
+                "metrics of clients' own models leave out some clients, whose sites do not allow "
+                "them",
+                f" ({lacking:,})",
+            )
+        return told
+
+    def _by_sums(self, sums: dict[str, Tensor]) -> dict[str, np.ndarray]:
+        """Metrics of each client, from sums."""
+        told = self._told(sums)
+        found = self.sums.finish(told) if told else {}
+        return {k: v for k, v in found.items() if k not in ("loss", *self.usual)}
+
+    def given(self, outputs: Tensor, predictor: Predictor | None) -> np.ndarray:
         """What metrics are given of outputs: probabilities, or the values themselves."""
         if not self.classes:
             return outputs.double().numpy()
@@ -202,7 +271,7 @@ class Measures:
         return shares(outputs.double()).numpy()
 
     def _of_all(self, given: np.ndarray) -> dict[str, float]:
-        return self._values(replace(self.common_rows, given=given), "all test rows")
+        return self._values(self.common_rows.of(given), "all test rows")
 
     def _values(self, p: Predictions, where: str) -> dict[str, float]:
         found = {m.name: float(measured(m, p, lambda _: where)[0]) for m in self.metrics}
@@ -216,21 +285,24 @@ class Measures:
                 self._note(f"{m.name} is NaN on {where}: {m.undefined}")
         return found
 
-    def _of_clients(
-        self, prefix: str, round: int, means: dict[str, np.ndarray], given: np.ndarray | None
-    ) -> dict[str, Any]:
+    def _each(self, given: np.ndarray) -> dict[str, np.ndarray]:
+        """Metrics of each client on its own test rows."""
+        assert self.kept is not None
+        ids, p = self.kept.ids, self.client_rows.of(given)
+        where = lambda g: f"the test rows of client {ids[g]}"  # noqa: E731
+        return {m.name: measured(m, p, where) for m in self.metrics}
+
+    def _of_clients(self, prefix: str, round: int, scores: dict[str, np.ndarray]) -> dict[str, Any]:
         """Columns over clients; the scores of each are kept."""
         assert self.kept is not None
-        scores, ids = dict(means), self.kept.ids
-        if given is not None:
-            p = replace(self.client_rows, given=given)
-            where = lambda g: f"the test rows of client {ids[g]}"  # noqa: E731
-            scores |= {m.name: measured(m, p, where) for m in self.metrics}
+        ids = self.kept.ids
         tested = self.kept.test_rows > 0
         higher = {"accuracy": True} | {m.name: m.higher for m in self.metrics}
         why = {m.name: m.undefined for m in self.metrics}
         found: dict[str, Any] = {}
         for name, values in scores.items():
+            if name == "auc_bin_error":
+                continue
             found |= over_clients(f"{prefix}{name}", values, ids, higher.get(name, False))
             if undefined := int((np.isnan(values) & tested).sum()):
                 self._note(

@@ -11,122 +11,16 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from foedus.core import metric_sums as by_sums
+from foedus.core.metric_sums import SUMS, Sums
+from foedus.core.predictions import Predictions, ratio
 from foedus.errors import ConfigError, FoedusError, is_number, nearest, shown
 
-_BINS = 15
-"""Bins of the expected calibration error."""
-
-
-@dataclass(frozen=True, eq=False)
-class Predictions:
-    """Rows, and what a model says of them.
-
-    Args:
-        y: Class numbers (n,), or targets (n, outputs).
-        given: Probabilities (n, classes), or predictions (n, outputs), in double precision.
-        weight: Of the rows; `None`: all count alike.
-        group: Of each row, from 0, not decreasing; `None`: all rows are one group.
-        groups: How many groups there are; some may have no rows.
-        classes: How many; `None` for regression.
-    """
-
-    y: np.ndarray
-    given: np.ndarray
-    weight: np.ndarray | None = None
-    group: np.ndarray | None = None
-    groups: int = 1
-    classes: int | None = None
-
-    @cached_property
-    def index(self) -> np.ndarray:
-        return np.zeros(len(self.y), np.int64) if self.group is None else self.group
-
-    @cached_property
-    def offsets(self) -> np.ndarray:
-        """Where the rows of each group begin, and the end."""
-        return np.searchsorted(self.index, np.arange(self.groups + 1))
-
-    @cached_property
-    def w(self) -> np.ndarray:
-        return np.ones(len(self.y)) if self.weight is None else self.weight.astype(np.float64)
-
-    def sum(self, values: np.ndarray) -> np.ndarray:
-        """Weighted sums over the rows of each group."""
-        return np.bincount(self.index, values * self.w, self.groups)
-
-    def mean(self, values: np.ndarray) -> np.ndarray:
-        """Weighted means over the rows of each group."""
-        return ratio(self.sum(values), self.total)
-
-    @cached_property
-    def total(self) -> np.ndarray:
-        return np.bincount(self.index, self.w, self.groups)
-
-    @cached_property
-    def predicted(self) -> np.ndarray:
-        return self.given.argmax(1)
-
-    @cached_property
-    def confusion(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Weights of hits, of rows and of predictions, by group and class."""
-        assert self.classes is not None
-        k, n = self.classes, self.groups * self.classes
-        at, hit = self.index * k, self.predicted == self.y
-        hits, rows, said = (
-            np.bincount(at + label, weight, n).reshape(-1, k)
-            for label, weight in (
-                (self.y, self.w * hit),
-                (self.y, self.w),
-                (self.predicted, self.w),
-            )
-        )
-        return hits, rows, said
-
-    @cached_property
-    def of_label(self) -> np.ndarray:
-        """The probability of each row's own class."""
-        return self.given[np.arange(len(self.y)), self.y]
-
-
-def ratio(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a / b, NaN where b is 0."""
-    return np.divide(a, b, out=np.full(np.shape(a), np.nan), where=b != 0)
-
-
-# -- classification --------------------------------------------------------------------------------
-
-
-def _balanced_accuracy(p: Predictions) -> np.ndarray:
-    hits, rows, _ = p.confusion
-    recall = ratio(hits, rows)
-    return ratio(np.nansum(recall, 1), (rows > 0).sum(1))
-
-
-def _by_class(p: Predictions, kind: str) -> np.ndarray:
-    """Precision, recall or F1 (groups, classes): 0 where it would be 0 / 0, NaN for a class that is
-    neither in the labels nor predicted.
-    """
-    hits, rows, said = p.confusion
-    below = {"precision": said, "recall": rows, "f1": (rows + said) / 2}[kind]
-    scores = np.nan_to_num(ratio(hits, below))
-    return np.where(rows + said > 0, scores, np.nan)
-
-
-def _averaged(kind: str, average: str = "") -> Callable[[Predictions], np.ndarray]:
-    def metric(p: Predictions) -> np.ndarray:
-        scores = _by_class(p, kind)
-        if p.classes == 2 and not average:
-            return scores[:, 1]
-        some = ~np.isnan(scores)
-        share = p.confusion[1] * some if average == "weighted" else some
-        return ratio((np.nan_to_num(scores) * share).sum(1), share.sum(1))
-
-    return metric
+# -- of all rows at once, where sums are not enough ------------------------------------------------
 
 
 def _ranked(p: Predictions, score: np.ndarray, positive: np.ndarray) -> np.ndarray:
@@ -150,49 +44,8 @@ def _ranked(p: Predictions, score: np.ndarray, positive: np.ndarray) -> np.ndarr
 
 
 def _auc(p: Predictions) -> np.ndarray:
-    if p.classes == 2:
-        return _ranked(p, p.given[:, 1], p.y == 1)
-    scores = [_ranked(p, p.given[:, c], p.y == c) for c in range(p.classes or 0)]
-    some = np.sum([~np.isnan(s) for s in scores], 0)
-    return ratio(np.nansum(scores, 0), some)
-
-
-def _log_loss(p: Predictions) -> np.ndarray:
-    least = np.finfo(np.float64).eps
-    return p.mean(-np.log(p.of_label.clip(least, 1 - least)))
-
-
-def _brier(p: Predictions) -> np.ndarray:
-    """sum_c (p_c - [y = c])^2, halved for two classes: (p_1 - y)^2."""
-    squares = (p.given**2).sum(1) - 2 * p.of_label + 1
-    return p.mean(squares / 2 if p.classes == 2 else squares)
-
-
-def _ece(p: Predictions) -> np.ndarray:
-    """sum_b |hits of bin b - confidence of bin b| / rows, over bins ((b-1)/15, b/15] of the largest
-    probability (Guo et al., 2017).
-    """
-    confidence = p.given.max(1)
-    edge = np.ceil(confidence * _BINS).clip(1, _BINS).astype(np.int64) - 1
-    gap = ((p.predicted == p.y) - confidence) * p.w
-    of_bin = np.bincount(p.index * _BINS + edge, gap, p.groups * _BINS).reshape(-1, _BINS)
-    return ratio(np.abs(of_bin).sum(1), p.total)
-
-
-# -- regression ------------------------------------------------------------------------------------
-
-
-def _columns(p: Predictions, f: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
-    """The mean over outputs of a metric of one output."""
-    return np.mean([f(p.y[:, j], p.given[:, j]) for j in range(p.y.shape[1])], 0)
-
-
-def _mae(p: Predictions) -> np.ndarray:
-    return _columns(p, lambda y, given: p.mean(np.abs(y - given)))
-
-
-def _rmse(p: Predictions) -> np.ndarray:
-    return _columns(p, lambda y, given: np.sqrt(p.mean((y - given) ** 2)))
+    classes = [1] if p.classes == 2 else range(p.classes or 0)
+    return by_sums.over_classes(np.stack([_ranked(p, p.given[:, c], p.y == c) for c in classes], 1))
 
 
 def _r2(p: Predictions) -> np.ndarray:
@@ -207,7 +60,8 @@ def _r2(p: Predictions) -> np.ndarray:
         score = 1 - np.divide(error, spread, out=np.zeros_like(error), where=spread > 0)
         return np.where(spread > 0, score, constant)
 
-    return np.where(np.diff(p.offsets) < 2, np.nan, _columns(p, one))
+    scores = [one(p.y[:, j], p.given[:, j]) for j in range(p.y.shape[1])]
+    return np.where(np.diff(p.offsets) < 2, np.nan, np.mean(scores, 0))
 
 
 # -- by name ---------------------------------------------------------------------------------------
@@ -222,31 +76,50 @@ class Metric:
         of: The function.
         higher: Whether more is better.
         undefined: Where it is NaN.
+        sums: The sums over rows (`foedus.core.metric_sums.SUMS`) that `finish` makes it of.
+        finish: From sums by group; `None`: it cannot be made of sums.
     """
 
     name: str
     of: Callable[[Predictions], np.ndarray]
     higher: bool = True
     undefined: str = ""
+    sums: tuple[str, ...] = ()
+    finish: Callable[[Sums], np.ndarray] | None = None
+
+
+def _summed(
+    name: str, needs: str, finish: Callable[[Sums], np.ndarray], higher: bool = True,
+    undefined: str = "",
+) -> Metric:  # fmt: skip
+    """A metric that is the same from sums as from rows."""
+
+    def of(p: Predictions) -> np.ndarray:
+        return finish({"rows": p.total, needs: SUMS[needs](p)})
+
+    return Metric(name, of, higher, undefined, (needs,), finish)
 
 
 _FEW = "they have no rows of a class, and none predicted"
 _CLASSES = [
-    Metric("auc", _auc, undefined="their rows have one class only"),
-    Metric("balanced_accuracy", _balanced_accuracy),
-    Metric("log_loss", _log_loss, higher=False),
-    Metric("brier", _brier, higher=False),
-    Metric("ece", _ece, higher=False),
+    Metric("auc", _auc, True, "their rows have one class only", ("scores",), by_sums.auc),
+    _summed("balanced_accuracy", "confusion", by_sums.balanced_accuracy),
+    _summed("log_loss", "log_loss", by_sums.mean("log_loss"), higher=False),
+    _summed("brier", "brier", by_sums.mean("brier"), higher=False),
+    _summed("ece", "gaps", by_sums.ece, higher=False),
     *(
-        Metric(kind + (average and f"_{average}"), _averaged(kind, average), undefined=_FEW)
+        _summed(
+            kind + (average and f"_{average}"), "confusion", by_sums.averaged(kind, average),
+            undefined=_FEW,
+        )
         for kind in ("precision", "recall", "f1")
         for average in ("", "macro", "weighted")
     ),
-]
+]  # fmt: skip
 _VALUES = [
-    Metric("mae", _mae, higher=False),
-    Metric("rmse", _rmse, higher=False),
-    Metric("r2", _r2, undefined="they have fewer than two rows"),
+    _summed("mae", "absolute", by_sums.mae, higher=False),
+    _summed("rmse", "squares", by_sums.rmse, higher=False),
+    Metric("r2", _r2, True, "they have fewer than two rows", ("squares", "moments"), by_sums.r2),
 ]
 CLASSIFICATION = {m.name: m for m in _CLASSES}
 REGRESSION = {m.name: m for m in _VALUES}
@@ -357,7 +230,7 @@ def _own(function: Any, i: int) -> Metric:
     def alone(p: Predictions) -> np.ndarray:
         raise NotImplementedError(name)  # see `measured`
 
-    return OwnMetric(name, alone, higher, "it gave NaN", function, weighs)
+    return OwnMetric(name, alone, higher, "it gave NaN", function=function, weighs=weighs)
 
 
 def measured(metric: Metric, p: Predictions, where: Callable[[int], str]) -> np.ndarray:

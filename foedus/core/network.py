@@ -161,7 +161,8 @@ class RoundTrip:
             self.free,
             self.taking,
         )
-        ask = Ask(self.step, now.payload, ids, *about, now.held)
+        late = None if now.round == self.round else now.round
+        ask = Ask(self.step, now.payload, ids, *about, now.held, sent=late)
         if self.free:
             return ask
         if now.held:

@@ -53,10 +53,17 @@ class Predictor:
     class_values: tuple[Any, ...] | None = None
     round: int | None = None
 
-    block: ClassVar[int] = 8192
+    most: ClassVar[int] = 8192
+
+    @property
+    def block(self) -> int:
+        """Rows that are given to the model at a time."""
+        return max(1, self.most // (self.spec.steps or 1))
 
     def outputs(self, x: Any) -> Tensor:
-        """Raw outputs (logits or values), (n, outputs), in blocks of rows that bound memory."""
+        """Raw outputs (logits or values), (n, outputs), or (n, steps, outputs) of sequences; in
+        blocks of rows that bound memory.
+        """
         if table := _is_table(x):
             if self.preprocess is None:
                 raise DataError(
@@ -89,11 +96,12 @@ class Predictor:
             )
         with torch.no_grad():
             if len(x) <= self.block:
-                return self.form(x) if len(x) else torch.empty(0, self.spec.outputs)
+                return self.form(x) if len(x) else torch.empty(0, *self.spec.output_shape)
             return torch.cat([self.form(b) for b in x.split(self.block)])
 
     def predict(self, x: Any) -> np.ndarray:
-        """Labels as they were written, or values for regression ((n,) where there is one output).
+        """Labels as they were written, or values for regression ((n,) where there is one output);
+        (n, steps) of sequences.
 
         `prepared.predict` gives class numbers, as `data.y_test` has them.
         """
@@ -103,7 +111,7 @@ class Predictor:
         return (out[:, 0] if self.spec.outputs == 1 else out).numpy()
 
     def predict_proba(self, x: Any) -> np.ndarray:
-        """Class probabilities."""
+        """Class probabilities, (n, classes), or (n, steps, classes) of sequences."""
         if not self.spec.classes:
             raise AttributeError(
                 "predict_proba is for classification; this model predicts values (use predict)"
@@ -129,6 +137,11 @@ class Predictor:
         """
         from foedus.export.to_sklearn import to_sklearn, with_columns
 
+        if self.spec.steps:
+            raise ModelError(
+                "scikit-learn has no estimators of sequences, with a label for each step; use "
+                "run.model itself, or to_torch()"
+            )
         classes = self.classes_ if self.spec.classes else None
         made = to_sklearn(self.form, self.spec, self.probabilities, classes)
         if self.preprocess is None or self.preprocess.names is None:
@@ -233,6 +246,11 @@ class Predictor:
                 f"{min(other, key=str)!r}; for class numbers, as data.y_test has them, use "
                 "model.prepared.score",
                 stacklevel=2,
+            )
+        if self.spec.steps:
+            raise ModelError(
+                "score is for one label a row; of the steps of sequences, compare model.predict(x) "
+                "with y where y is not -100"
             )
         metric = accuracy_score if self.spec.classes else r2_score
         return float(metric(y, self.predict(x), sample_weight=sample_weight))

@@ -260,6 +260,7 @@ class Run:
                 "outputs": self.spec.outputs,
                 "integers": self.spec.integers,
                 "weighted": self.spec.weighted,
+                "steps": self.spec.steps,
             },
             "preprocess": None if self.preprocess is None else self.preprocess.to_json(),
             "class_values": None if self.class_values is None else list(self.class_values),
@@ -359,7 +360,7 @@ class Run:
         form = meta["spec"]
         spec = Spec(
             tuple(form["shape"]), form["classes"], form["outputs"],
-            bool(form.get("integers")), bool(form.get("weighted")),
+            bool(form.get("integers")), bool(form.get("weighted")), form.get("steps"),
         )  # fmt: skip
         notes, about = list(meta.get("notes", [])), meta.get("preprocess")
         values = meta.get("class_values")
@@ -403,10 +404,12 @@ def known_algorithm(config: Any, modules: Mapping[str, Any] = MappingProxyType({
     from foedus.geometry import Domain, Mirror, ModelDomain
     from foedus.models import FeatureMap, Model, Oracle, Training
     from foedus.models.losses import Loss
+    from foedus.models.schedules import Schedule
 
     importlib.import_module("foedus.algorithms")  # so that our own classes are known
     known = {
         **subclasses(Algorithm, Domain, FeatureMap, Loss, Mirror, Model, ModelDomain, Oracle),
+        **subclasses(Schedule),
         "Training": Training,
     }
     algorithm = from_config(config, known, "algorithm", modules)

@@ -15,6 +15,7 @@ from foedus.core.algorithm import Algorithm
 from foedus.core.arguments import (
     NO_TEST_ROWS,
     WEIGHTED,
+    asks,
     check_arguments,
     check_measures,
     checkpoint_file,
@@ -131,6 +132,9 @@ def run(
         loop = Loop(
             algorithm, fed, rounds, seed, engine, participation, evaluate_every, target, quantise,
             found, per_client, stop, keep_best, stop_on_growth,
+            bool(evaluate_every) and asks(
+                algorithm, metrics, per_client, stop, keep_best, stop_on_growth
+            ),
         )  # fmt: skip
         loop.first = None if start is None else start_model(start)
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,7 +20,11 @@ from foedus.core.reduce import Accumulator, Ledger
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import numpy as np
+
     from foedus.core.algorithm import Algorithm
+    from foedus.core.result import Run
+    from foedus.core.site_sums import SiteSums
     from foedus.data.federation import Federation
     from foedus.errors import SecureError
 
@@ -51,6 +55,20 @@ class Reduced:
     total: Accumulator
     clients: int = 0
     sent: Ledger = field(default_factory=Ledger)
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """Sums over test rows that stay with their clients (`foedus.core.site_sums`).
+
+    sums: by name, with a leading dimension of clients. ids: whose they are, ascending; `None`: they
+        are of all together, for single replies are seen by nobody. left_out: who gave none, and
+        why.
+    """
+
+    sums: dict[str, np.ndarray]
+    ids: np.ndarray | None = None
+    left_out: str = ""
 
 
 class SecureChannel(ABC):
@@ -184,12 +202,13 @@ class Session(ABC):
     # -- evaluation of personal models -------------------------------------------------------------
 
     @abstractmethod
-    def evaluate_own(self, outputs: bool = False) -> dict[str, Tensor]:
+    def evaluate_own(self, metrics: Sequence[str] = ()) -> dict[str, Tensor]:
         """Each client's model on its own test rows: sums by client, in id order; "weight" is among
         them where test rows have weights.
 
-        outputs: also "outputs", those of all test rows, client after client; an engine whose rows
-        stay at their sites leaves them out.
+        metrics: names of what is measured besides; then also "outputs", those of all test rows,
+        client after client. An engine whose rows stay at their sites gives the sums that these
+        metrics need (`foedus.core.site_sums`) in their place.
         """
 
     @abstractmethod
@@ -200,6 +219,13 @@ class Session(ABC):
 
         weight: of the rows, where they have some; "weight" is then among the sums.
         """
+
+    def measure(self, algorithm: Algorithm, run: Run, sums: SiteSums, round: int) -> Measured:
+        """How the global model of a run does on test rows that the server does not have.
+
+        algorithm: as it was given, without the seed of the run.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has the test rows itself")
 
     def close(self) -> None:
         """Release what the run has held."""

@@ -23,6 +23,11 @@ def class_bandit(fed: Federation) -> Federation:
     data = fed.data
     if not data.classes or data.classes < 2:
         raise DataError(f"{data.name!r} has no class labels; a bandit of classes needs at least 2")
+    if data.spec.steps:
+        raise DataError(
+            f"rows of {data.name!r} have {data.spec.steps} labels each, one for each step of a "
+            "sequence; a bandit of classes needs one label a row"
+        )
     train, test = (np.eye(data.classes, dtype=np.float32)[y] for y in (data.y_train, data.y_test))
     data = replace(data, y_train=train, y_test=test, classes=None, class_names=None)
     return replace(fed, data=data)

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from foedus.base.spec import RawSpec, Spec
+from foedus.base.steps import IGNORED
 from foedus.data.fingerprint import checksum
 from foedus.data.finite import first_not_finite
-from foedus.data.labels import numbered, one_hot
+from foedus.data.labels import numbered, one_hot, refuse_one_hot, step_classes
 from foedus.data.preprocess import Preprocessor
 from foedus.data.unprepared import Unprepared
 from foedus.errors import DataError
@@ -30,7 +31,8 @@ class Data:
     Features have the shape `[n, *shape]`: int32 and int64 stay what they are, such as tokens, if
     both parts have them; all others become float32. Models are given float32 numbers, but for a
     `torch.nn.Module` that takes integers (`nn.Embedding`): it is given int64. Labels are int64
-    `[n]` for classification, float32 `[n]` or `[n, k]` for regression (`classes` is then `None`).
+    `[n]` for classification, or `[n, t]` with one for each step of a sequence, -100 where a step
+    has none; float32 `[n]` or `[n, k]` for regression (`classes` is then `None`).
     `groups_train` and `groups_test` say whose row it is (for the natural split); `group_names[g]`
     is the name of group `g`. `class_values[k]` is label k as it was written, where it was not the
     number k. `preprocess` is what made the features of raw rows, and `scaling` names its scale.
@@ -158,9 +160,11 @@ class Data:
 
         Integer or boolean `y` means classification with `classes` labels. Unless given, these are
         0 to the largest, or where 0 is not among them or few of them are used, those that occur
-        ({3, 7} are two classes). Floating-point `y` without `classes` means regression. Without
-        `x_test` the test part is empty. Contiguous arrays of float32, int32 or int64 are not
-        copied: a memory map stays on the disk (leave them as they are while the data is in use).
+        ({3, 7} are two classes). Integer `y` of shape (n, t) has a label for each step of a
+        sequence, 0 to the largest, and -100 at steps that do not count. Floating-point `y` without
+        `classes` means regression. Without `x_test` the test part is empty. Contiguous arrays of
+        float32, int32 or int64 are not copied: a memory map stays on the disk (leave them as they
+        are while the data is in use).
 
         >>> Data.from_arrays([[0.0], [1.0], [2.0]], [0, 1, 1]).classes
         2
@@ -190,9 +194,13 @@ class Data:
                 "two classes give integers",
                 stacklevel=2,
             )
+        if y_train.ndim == 2 and y_train.shape[1] == (classes or y_train.shape[1]):
+            refuse_one_hot(y_train, "y_train", name)
         if classes is None and y_train.dtype.kind in "iubU" and y_train.size:
-            if class_names is not None or y_train.ndim > 1:  # several columns are refused
-                classes = 2 if class_names is None else len(class_names)
+            if class_names is not None:
+                classes = len(class_names)
+            elif y_train.ndim > 1:
+                classes = step_classes([y_train, y_test], name)
             else:
                 text = y_train.dtype.kind == "U"
                 alike = y_test.ndim == 1 and y_test.dtype.kind in ("U" if text else "iub")
@@ -227,10 +235,13 @@ class Data:
         outputs = targets if self.classes is None else self.classes
         weighted = self.weights_train is not None
         shape = self.x_train.shape[1:]
+        steps = self.y_train.shape[1] if self.classes and self.y_train.ndim == 2 else None
         if self.raw is not None:
             texts = self.raw.texts
-            return RawSpec(shape, self.classes, outputs, weighted=weighted, texts=texts)
-        return Spec(shape, self.classes, outputs, self.x_train.dtype.kind == "i", weighted)
+            return RawSpec(
+                shape, self.classes, outputs, weighted=weighted, steps=steps, texts=texts
+            )
+        return Spec(shape, self.classes, outputs, self.x_train.dtype.kind == "i", weighted, steps)
 
     def refuse_raw(self) -> None:
         """Raises DataError where rows are raw."""
@@ -242,6 +253,7 @@ class Data:
 
     def __repr__(self) -> str:
         kind = "regression" if self.classes is None else f"{self.classes} classes"
+        kind += f" at each of {self.spec.steps} steps" if self.spec.steps else ""
         shape = "x".join(str(s) for s in self.x_train.shape[1:])
         text = f"{len(self.x_train)} + {len(self.x_test)} rows, {shape} features, {kind}"
         if self.groups_train is not None:
@@ -289,18 +301,33 @@ def _features(value, field: str, name: str) -> np.ndarray:
 
 def _labels(value, field: str, name: str, classes: int) -> np.ndarray:
     y = _numeric(value, field, name)
-    if y.ndim != 1:
+    if y.ndim not in (1, 2) or 0 in y.shape[1:]:
         raise DataError(
-            f"{field} of {name!r} has shape {y.shape}; give one label a row, shape [n] (argmax of "
-            "one-hot rows)"
+            f"{field} of {name!r} has shape {y.shape}; give one label a row, shape [n], or one for "
+            "each step of a sequence, shape [n, steps]"
+        )
+    if y.shape[1:] == (1,):
+        raise DataError(
+            f"{field} of {name!r} has shape {y.shape}; give one label a row, shape [n] (y[:, 0])"
         )
     whole = y if y.dtype.kind != "f" else np.where(np.isfinite(y), y, 0.5)
-    wrong = np.flatnonzero((whole < 0) | (whole >= classes) | (whole != np.floor(whole)))
-    if len(wrong):
+    wrong = (whole < 0) | (whole >= classes) | (whole != np.floor(whole))
+    if y.ndim == 2:
+        wrong &= y != IGNORED
+    if wrong.any():
+        row, *step = np.argwhere(wrong)[0].tolist()
+        rows = (wrong.any(1) if step else wrong).sum()
         raise DataError(
-            f"{field} of {name!r} holds label {y[wrong[0]]} in row {wrong[0]} ({len(wrong)} such "
+            f"{field} of {name!r} holds label {y[(row, *step)]} in row {row}"
+            f"{f', step {step[0]}' if step else ''} ({rows} such "
             f"rows), but there are {classes} classes: labels must be integers from 0 to "
-            f"{classes - 1}; renumber them or pass a larger classes="
+            f"{classes - 1}{f', or {IGNORED} at steps that do not count' if step else ''}; "
+            "renumber them or pass a larger classes="
+        )
+    if y.ndim == 2 and len(empty := np.flatnonzero((y == IGNORED).all(1))):
+        raise DataError(
+            f"{field} of {name!r} has no label at any step of row {empty[0]}: all are {IGNORED} "
+            f"({len(empty)} such rows); leave these rows out"
         )
     return np.ascontiguousarray(y, dtype=np.int64)
 

@@ -12,6 +12,7 @@ from annotated_types import Ge, Gt, Lt
 
 from foedus.base.settings import Means, check_value
 from foedus.base.spec import Spec
+from foedus.base.steps import IGNORED, labels_of
 from foedus.data.dataset import Data
 from foedus.data.fingerprint import checksum, form
 from foedus.errors import DataError, SplitError
@@ -287,11 +288,16 @@ class Federation:
         return np.repeat(np.arange(len(self)), self.sizes)
 
     def label_counts(self) -> np.ndarray:
-        """Training rows of each client and label, `[clients, classes]`."""
+        """Training rows of each client and label, `[clients, classes]`; their steps, where each
+        step of a row has a label.
+        """
         if self.data.classes is None:
             raise DataError(f"{self.data.name!r} is a regression set: it has no labels to count")
         shape = (len(self), self.data.classes)
-        cell = self.owners() * self.data.classes + self.data.y_train[self.rows]
+        owner, y = self.owners(), self.data.y_train[self.rows]
+        if y.ndim == 2:
+            owner, y = np.repeat(owner, (y != IGNORED).sum(1)), labels_of(y)
+        cell = owner * self.data.classes + y
         return np.bincount(cell, minlength=shape[0] * shape[1]).reshape(shape)
 
     def summary(self) -> pd.DataFrame:
@@ -344,10 +350,14 @@ class Federation:
             left += n
         ax.set_yticks(places, **self._client_ticks())
         ax.invert_yaxis()
-        ax.set(xlabel="training rows", ylabel="client")
+        ax.set(xlabel=f"training {self._counted()}", ylabel="client")
         where: dict[str, Any] = {"bbox_to_anchor": (1.01, 1), "loc": "upper left"}
         columns = 1 + (classes > 10)
         ax.legend(title="label", **where, fontsize=8, frameon=False, ncols=columns)
+
+    def _counted(self) -> str:
+        """What `label_counts` counts."""
+        return "steps" if self.data.spec.steps else "rows"
 
     def _class_names(self, classes: int) -> Sequence[str]:
         return self.data.class_names or [str(c) for c in range(classes)]
@@ -358,7 +368,8 @@ class Federation:
     def _plot_heat(self, ax: Axes) -> None:
         classes = self.data.classes
         assert classes is not None
-        share = self.label_counts() / self.sizes[:, None]
+        share = self.label_counts().astype(float)
+        share /= share.sum(1, keepdims=True)
         many = len(self) > _BARS
         if many:  # neighbours then hold alike labels, and averaging them loses little
             share = share[np.lexsort((share.max(1), share.argmax(1)))]
@@ -367,7 +378,7 @@ class Federation:
             share = np.add.reduceat(share, starts) / np.diff([*starts, len(share)])[:, None]
         look: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "cmap": "viridis"}
         image = ax.imshow(share.T, vmin=0, extent=(0, len(self), classes, 0), **look)
-        ax.figure.colorbar(image, ax=ax, label="share of the client's rows")
+        ax.figure.colorbar(image, ax=ax, label=f"share of the client's {self._counted()}")
         if classes <= 30:
             ax.set_yticks(np.arange(classes) + 0.5, self._class_names(classes), fontsize=8)
         if not many:
@@ -391,6 +402,7 @@ class Federation:
 
     def __repr__(self) -> str:
         kind = "regression" if self.data.classes is None else f"{self.data.classes} classes"
+        kind += f" at each of {self.spec.steps} steps" if self.spec.steps else ""
         rows = f"{len(self.rows)} rows ({self.sizes.min()} to {self.sizes.max()} each)"
         return f"Federation({self.data.name}: {len(self)} clients, {self._how()}, {rows}, {kind})"
 

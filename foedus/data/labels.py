@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from foedus.base.steps import labels_of
 from foedus.data.formats.frames import as_text
 from foedus.data.formats.raw import Raw
 from foedus.errors import DataError
@@ -42,6 +43,12 @@ def task_of(
             f"labels of {name!r} are {count} different integers: pass task='regression' if they "
             "are amounts, task='classification' if they are classes"
         )
+    if y.ndim == 2 and y.dtype.kind in "iu":
+        raise DataError(
+            f"labels of {name!r} are integers, {y.shape[1]} a row: pass task='classification' if "
+            "they are classes, one for each step of a sequence, task='regression' if they are "
+            "numbers to predict"
+        )
     return "regression" if y.dtype.kind == "f" or y.ndim > 1 else "classification"
 
 
@@ -52,10 +59,38 @@ def one_hot(y: np.ndarray) -> bool:
     return bool(((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all())
 
 
+def refuse_one_hot(y: np.ndarray, what: str, name: str) -> None:
+    """Refuse one-hot rows of integers, which would be taken for labels of the steps of sequences.
+
+    Of few rows, such as those of one client, that may be chance: it is asked of whole sets.
+    """
+    if y.dtype.kind in "iub" and one_hot(y):
+        raise DataError(
+            f"{what} of {name!r} has shape {y.shape}; give one label a row, shape [n] (argmax of "
+            "one-hot rows)"
+        )
+
+
+def step_classes(parts: list[np.ndarray], name: str) -> int:
+    """How many classes there are among integer labels (n, t) of the steps of sequences."""
+    if any(y.dtype.kind not in "iu" for y in parts):
+        raise DataError(
+            f"labels of {name!r} have shape {parts[0].shape} and dtype {parts[0].dtype}; labels of "
+            "the steps of a sequence, (n, t), must be integers; for one label a row give shape (n,)"
+        )
+    refuse_one_hot(parts[0], "labels", name)
+    return max(2, *(int(labels_of(y).max(initial=0)) + 1 for y in parts))
+
+
 def encode_labels(
     raw: Raw, regression: bool, name: str
 ) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
     """Labels as 0 .. classes - 1 (targets stay), and `classes`, `class_names`, `class_values`."""
+    if raw.y_train.ndim == 2 and not regression and raw.y_test is not None:
+        names, count = raw.class_names, None if raw.class_names is None else len(raw.class_names)
+        about: dict[str, Any] = {"classes": count or step_classes([raw.y_train, raw.y_test], name)}
+        about |= {} if names is None else {"class_names": tuple(str(n) for n in names)}
+        return raw.y_train, raw.y_test, about
     parts, cut = [_decoded(y, name) for y in (raw.y_train, raw.y_test)], len(raw.y_train)
     if len({y.dtype.kind == "U" for y in parts if y.size}) > 1:  # 1.0 and "1" are one class
         parts = [np.array([as_text(v) for v in y], str) for y in parts]
@@ -70,7 +105,7 @@ def encode_labels(
                 ) from None
         return y[:cut].astype(np.float32), y[cut:].astype(np.float32), {"classes": None}
     if y.ndim > 1:
-        needed = "classification needs one label a row"
+        needed = "classification needs one label a row, or integers (n, t) for the steps"
         raise DataError(f"labels of {name!r} have shape {y.shape[1:]} a row; {needed}")
     if raw.class_names is not None and y.dtype.kind in "iub":
         names, y = tuple(str(n) for n in raw.class_names), y.astype(np.int64)

@@ -66,6 +66,7 @@ def load(
     fit: bool = True,
     window: int = 80,
     stride: int = 80,
+    sequence: bool = False,
 ) -> Data:
     """A data set by name (`foedus data list` shows them), from a file or folder, or a DataFrame.
 
@@ -106,6 +107,7 @@ def load(
             clients of a federation, through exchanges that are counted and can be secure.
         window, stride: for shakespeare, characters a row and between the beginnings of rows.
             Features are character ids, the label is the next character, the group is the speaker;
+            sequence: there is a label for each of them, the character after it, (n, window);
             the last fifth of each speaker's text (or `test`) is for testing. Speakers with too
             little text for one training row are left out.
 
@@ -151,7 +153,8 @@ def load(
             raise DataError(f"weight={weight!r} names a column of a table, which {called!r} is not")
         if called == "shakespeare" and path is not None and path.name == SPEECHES:
             part = 0.2 if test is None else test_fraction(test)
-            raw, test = _speech_windows(load_speeches(path), window, stride, part), None
+            raw, test = _speech_windows(load_speeches(path), window, stride, part, sequence), None
+            task = task or "classification"
         elif path is None:
             raw = image_shaped(BUNDLED[called]())
         else:
@@ -222,8 +225,13 @@ def _finish(
     )  # fmt: skip
 
 
-def _speech_windows(users: list[dict], window: int, stride: int, part: float) -> Raw:
-    """Rows of `window` characters and the next one; the last part of each text is for testing."""
+def _speech_windows(
+    users: list[dict], window: int, stride: int, part: float, sequence: bool
+) -> Raw:
+    """Rows of `window` characters and the next one, or the next one of each; the last part of each
+    text is for testing.
+    """
+    check_value("sequence", sequence, bool, DataError)
     for name, value in (("window", window), ("stride", stride)):
         check_value(name, value, Annotated[int, Ge(1)], DataError)
     texts = ["\n".join(user["speeches"]) for user in users]
@@ -242,7 +250,8 @@ def _speech_windows(users: list[dict], window: int, stride: int, part: float) ->
             starts = np.arange(0, len(piece) - window, stride)
             windows = np.lib.stride_tricks.sliding_window_view(piece, window)
             rows[f"x_{half}"].append(windows[starts].astype(np.int32))
-            rows[f"y_{half}"].append(piece[starts + window])
+            labels = windows[starts + 1] if sequence else piece[starts + window]
+            rows[f"y_{half}"].append(labels)
             rows[f"g_{half}"].append(np.full(len(starts), len(group_names)))
         group_names.append(str(user["id"]))
     if not group_names:
@@ -251,8 +260,10 @@ def _speech_windows(users: list[dict], window: int, stride: int, part: float) ->
         )
 
     def joined(key: str) -> np.ndarray:
-        empty = np.zeros((0, window), np.int32) if key[0] == "x" else np.zeros(0, np.int64)
-        return np.concatenate([empty, *rows[key]]).astype(empty.dtype)
+        wide = key[0] == "x" or (sequence and key[0] == "y")
+        kind = np.int32 if key[0] == "x" else np.int64
+        empty = np.zeros((0, window) if wide else 0, kind)
+        return np.concatenate([empty, *rows[key]]).astype(kind)
 
     return Raw(
         joined("x_train"), joined("y_train"), joined("x_test"), joined("y_test"), alphabet,

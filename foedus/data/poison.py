@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from foedus.base.steps import IGNORED
 from foedus.data.federation import Federation
 from foedus.errors import ConfigError
 
@@ -25,5 +26,8 @@ def poison(fed: Federation, clients: Sequence[int]) -> Federation:
         )
     rows = np.concatenate([fed.rows[:0], *(fed.client_rows(place[int(i)]) for i in clients)])
     y = fed.data.y_train.copy()
-    y[rows] = -y[rows] if fed.data.classes is None else fed.data.classes - 1 - y[rows]
+    if fed.data.classes is None:
+        y[rows] = -y[rows]
+    else:
+        y[rows] = np.where(y[rows] == IGNORED, IGNORED, fed.data.classes - 1 - y[rows])
     return replace(fed, data=replace(fed.data, y_train=y))

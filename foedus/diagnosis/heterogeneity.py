@@ -152,6 +152,12 @@ def check_federation(fed: object) -> None:
     if not isinstance(fed, Federation):
         raise ConfigError(f"fed is a {type(fed).__name__}; give a Federation, as fd.split returns")
     fed.data.refuse_raw()
+    if fed.spec.steps:
+        raise ConfigError(
+            f"rows have {fed.spec.steps} labels each, one for each step of a sequence; what is "
+            "measured here is for one label a row: give the windows of each step as rows, or a "
+            "federation with y[:, -1] as its labels"
+        )
 
 
 def _feature_rows(fed: Federation, features: Callable | None) -> np.ndarray:

@@ -168,8 +168,8 @@ class HostileSession(Session):
         super().delay(delays)
         self.inner.delay(delays)
 
-    def evaluate_own(self, outputs: bool = False) -> dict[str, Tensor]:
-        return self.inner.evaluate_own(outputs)
+    def evaluate_own(self, metrics: Sequence[str] = ()) -> dict[str, Tensor]:
+        return self.inner.evaluate_own(metrics)
 
     def evaluate_global(
         self, x: Tensor, y: Tensor, weight: Tensor | None = None

@@ -11,7 +11,7 @@ copied: their stack is a view.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -164,7 +164,7 @@ class LocalSession(Session):
         batch = batch_of(step)
 
         def run(client: Client) -> tuple[Tree, Tree]:
-            client = replace(client, kind=kind) if kind else client
+            client = replace(client, kind=kind, round=ask.answers)
             reply, state = _pair(step(client, **arguments), ask.step)
             if state is not None and not self.remembers:
                 raise ReplyError(
@@ -404,10 +404,11 @@ class LocalSession(Session):
 
     # -- evaluation of personal models -------------------------------------------------------------
 
-    def evaluate_own(self, outputs: bool = False) -> dict[str, Tensor]:
+    def evaluate_own(self, metrics: Sequence[str] = ()) -> dict[str, Tensor]:
         """Where the algorithm is personal: each client's model on its own test rows.
 
-        Sums by client, in id order; outputs: also those of the rows, client after client.
+        Sums by client, in id order; metrics: what the outputs of all rows, client after client, are
+        wanted for, if anything.
         """
 
         def run(client: Client) -> tuple[Tree, Tree]:
@@ -415,20 +416,21 @@ class LocalSession(Session):
             out = self.algorithm.outputs(client, data.x)
             weight = data.weight if data.worth is None else data.weight * data.worth
             scores = _scores(self.algorithm, out, data.y, weight, self.spec.classes)
-            return scores | {"outputs": out} if outputs else scores, client.state
+            return scores | {"outputs": out} if metrics else scores, client.state
 
         sizes = self.test.sizes
         parts = self._everywhere(run, self.test, torch.nonzero(sizes > 0).flatten())
         if self.test.w is not None:
             parts["weight"] = self.test.weight_sums()
-        if outputs:  # a worker whose clients have no test rows
-            parts.setdefault("outputs", torch.zeros(0, self.spec.outputs).double())
+        if metrics:  # a worker whose clients have no test rows
+            parts.setdefault("outputs", torch.zeros(0, *self.spec.output_shape).double())
         return {**parts, "rows": sizes}
 
     def evaluate_global(
         self, x: Tensor, y: Tensor, weight: Tensor | None = None, block: int = 1024
     ) -> dict[str, Tensor]:
         """Where the algorithm is personal: each client's model on the same rows."""
+        block = max(1, block // (self.spec.steps or 1))
         total: dict[str, Tensor] = {}
         total_weight = None if weight is None else weight.double().sum()
         worth = torch.ones(len(x)) if weight is None else weight.float()
@@ -460,8 +462,9 @@ class LocalSession(Session):
                 for k, v in scores.items():
                     sums[k][p] = v
             return sums
+        outputs = 4 * (self.spec.steps or 0) * self.spec.outputs
         limit = lambda n: max(  # noqa: E731
-            1, int(self.engine.memory // (4 * (rows or n) * table.row_bytes + 4096))
+            1, int(self.engine.memory // (4 * (rows or n) * (table.row_bytes + outputs) + 4096))
         )
         groups = [Group(p) for p in table.groups(positions, Batching.spread, limit)]
         if self.prepares:
@@ -476,14 +479,15 @@ class LocalSession(Session):
     def _take_outputs(
         self, sums: dict[str, Tensor], table: Table, positions: Tensor, outputs: Tensor | None
     ) -> None:
-        """Put the outputs of some clients' rows, (c, n, outputs) with padding or (n, outputs), in
-        their places among those of all rows.
+        """Put the outputs of some clients' rows, (c, n, *output_shape) with padding or (n,
+        *output_shape), in their places among those of all rows.
         """
         if outputs is None:
             return
-        outputs = outputs.reshape(len(positions), -1, outputs.shape[-1]).double()
+        form = self.spec.output_shape
+        outputs = outputs.reshape(len(positions), -1, *form).double()
         if "outputs" not in sums:
-            sums["outputs"] = outputs.new_zeros(len(table.rows), outputs.shape[-1])
+            sums["outputs"] = outputs.new_zeros(len(table.rows), *form)
         column = torch.arange(outputs.shape[1])
         real = column < table.sizes[positions].unsqueeze(1)
         place = table.starts[positions].unsqueeze(1) + column

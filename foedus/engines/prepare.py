@@ -151,13 +151,7 @@ def bounded(aggregation: Aggregation | None, algorithm: FitPreprocessing) -> Agg
     """
     privacy = _privacy(aggregation)
     if privacy is None and isinstance(aggregation, SecureAggregation):
-        wide = max(16.0, 2.0 ** math.ceil(math.log2(aggregation.range)))
-        if (bits := round(math.log2(wide / UNIT)) + 1) > 40:
-            raise ConfigError(
-                f"range={aggregation.range:g} leaves no room for the sums of a preprocessing; use "
-                "at most range=2048, or fit=True"
-            )
-        return replace(aggregation, range=wide, bits=bits, rounding="nearest")
+        return exact(aggregation, "the sums of a preprocessing", ", or fit=True")
     if privacy is None:
         return aggregation
     numbers, texts = len(algorithm.numbers), len(algorithm.texts)
@@ -167,6 +161,21 @@ def bounded(aggregation: Aggregation | None, algorithm: FitPreprocessing) -> Agg
     if isinstance(aggregation, SecureAggregation):
         return replace(aggregation, privacy=privacy)
     return privacy
+
+
+def exact(aggregation: SecureAggregation, what: str, instead: str = "") -> SecureAggregation:
+    """The same with fixed-point numbers of the step that sums of integers and `blinded` numbers
+    need.
+
+    what, instead: for an error, which sums these are, and what else can be done.
+    """
+    wide = max(16.0, 2.0 ** math.ceil(math.log2(aggregation.range)))
+    if (bits := round(math.log2(wide / UNIT)) + 1) > 40:
+        raise ConfigError(
+            f"range={aggregation.range:g} leaves no room for {what}; use at most "
+            f"range=2048{instead}"
+        )
+    return replace(aggregation, range=wide, bits=bits, rounding="nearest")
 
 
 def _privacy(aggregation: Aggregation | None) -> DifferentialPrivacy | None:

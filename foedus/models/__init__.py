@@ -1,5 +1,6 @@
-"""Models, feature maps and losses."""
+"""Models, feature maps, losses and learning-rate schedules."""
 
+from foedus.models import schedules
 from foedus.models.base import Model, model_of
 from foedus.models.cnn import CNN
 from foedus.models.features import FeatureMap, Identity, Polynomial, RandomFourier
@@ -41,4 +42,5 @@ __all__ = [
     "Training",
     "loss_for",
     "model_of",
+    "schedules",
 ]

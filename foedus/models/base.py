@@ -60,6 +60,9 @@ class Model(Settings):
     trains_apart: ClassVar[bool] = False
     """Whether it is called otherwise in training (`train_outputs`)."""
 
+    sequences: ClassVar[bool] = False
+    """Whether it can have outputs for each step of a sequence."""
+
     def __post_init__(self) -> None:
         check_settings(self, ModelError)
 
@@ -74,8 +77,11 @@ class Model(Settings):
         """Starting parameters, drawn from `key`."""
         raise NotImplementedError
 
+    def ready(self, device: torch.device) -> None:
+        """Get ready to be called with tensors on a device, which `torch.func` may then do."""
+
     def apply(self, params: Params, x: Tensor) -> Tensor:
-        """Outputs (n, outputs) of rows x (n, *shape)."""
+        """Outputs (n, outputs) of rows x (n, *shape); (n, t, outputs) where rows have t labels."""
         raise NotImplementedError
 
     @property
@@ -165,6 +171,16 @@ def raise_kept(name: str) -> NoReturn:
         'norm="average", "frozen" or "group", or fd.FedAvg, fd.FedProx, fd.FedAdam, fd.FedNova or '
         "fd.FedPer"
     )
+
+
+def check_sequences(model: Model, spec: Spec) -> None:
+    """Refuse a model with one output a row for labels of each step of a sequence."""
+    if spec.steps and not model.sequences:
+        raise ModelError(
+            f"{type(model).__name__} predicts one label a row, and rows have {spec.steps} labels "
+            f"each: give a torch.nn.Module with outputs (n, {spec.steps}, {spec.outputs}); or, "
+            "where these are several labels of one row (multi-label), y.astype(np.float32)"
+        )
 
 
 def check_plain(name: str, model: Model, spec: Spec) -> None:

@@ -6,6 +6,10 @@ returns their mean is called on each row by itself, in one batched call (`torch.
 module of `torch.nn` with `reduction="mean"`, a copy with `reduction="none"` is called. A loss that
 is not a mean over rows, such as one that compares rows with each other, has no such form; it is
 refused before the run starts.
+
+Where rows are sequences, a function is given outputs (n, t, classes) and labels (n, t), -100 where
+a step has none, and returns one number a step, one a row, or the mean. A module of `torch.nn` is
+given all steps as rows.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from torch import Tensor, nn
 
 from foedus.base import random
 from foedus.base.spec import Spec
+from foedus.base.steps import IGNORED, mean_over_steps
 from foedus.errors import ConfigError, ModelError, shown
 from foedus.models.base import Model
 from foedus.models.losses import Loss
@@ -29,6 +34,7 @@ _ROWS = 5
 """Rows that a loss is tried on; another number where a model has as many outputs."""
 
 _REMEDY = "return one number a row, of shape (n,), or their mean, of shape ()"
+_STEPS_REMEDY = "return one number a step, (n, t), one a row, (n,), or their mean, ()"
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,12 +58,15 @@ class _Custom(Loss):
             return torch.func.vmap(self.value)(outputs, y)
         if y.is_floating_point() and y.dim() < outputs.dim():
             y = y.unsqueeze(-1)  # (n, 1) beside (n,) would be broadcast to (n, n)
-        found = self.called(outputs, y)
-        if found.dim() == 0:
-            found = torch.func.vmap(self._of_one)(outputs, y)
+        found = self.losses(outputs, y)
         if self.across and found.dim() > 1:
             found = found.flatten(1).mean(1)
         return found.squeeze(1) if found.dim() == 2 and found.shape[1] == 1 else found
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """What the function returns, row by row where it is a mean."""
+        found = self.called(outputs, y)
+        return found if found.dim() else torch.func.vmap(self._of_one)(outputs, y)
 
     def _of_one(self, outputs: Tensor, y: Tensor) -> Tensor:
         return self.called(outputs.unsqueeze(0), y.unsqueeze(0))
@@ -86,8 +95,43 @@ class _Custom(Loss):
         return self.on[device]
 
 
-def custom_loss(function: Callable[[Tensor, Tensor], Tensor]) -> Loss:
-    """The loss by row of a function, or of a module of `torch.nn`."""
+@dataclass(frozen=True, eq=False)
+class _CustomSteps(_Custom):
+    """A function of outputs (n, t, classes) and labels (n, t)."""
+
+    def value(self, outputs: Tensor, y: Tensor) -> Tensor:
+        if outputs.dim() > 3:
+            return torch.func.vmap(self.value)(outputs, y)
+        found = self.losses(outputs, y)
+        return mean_over_steps(found, y) if found.dim() == 2 else found
+
+    def called(self, outputs: Tensor, y: Tensor) -> Tensor:
+        if not _is_loss_module(self.function):  # which has classes in the second dimension
+            return super().called(outputs, y)
+        found = super().called(outputs.flatten(0, 1), y.flatten())
+        return found.unflatten(0, y.shape) if found.dim() else found
+
+
+def _is_loss_module(function: Any) -> bool:
+    return isinstance(function, nn.Module) and hasattr(function, "reduction")
+
+
+def custom_loss(function: Callable[[Tensor, Tensor], Tensor], steps: bool = False) -> Loss:
+    """The loss by row of a function, or of a module of `torch.nn`; steps: rows are sequences."""
+    made = _by_row(function)
+    if not steps:
+        return made
+    ignored = getattr(function, "ignore_index", IGNORED)
+    if _is_loss_module(function) and ignored != IGNORED:
+        raise ConfigError(
+            f"loss={shown(function)} ignores label {ignored}, and here steps without a label have "
+            f"{IGNORED}; leave ignore_index out, and give such steps the label {IGNORED}: "
+            f"np.where(y == {ignored}, {IGNORED}, y)"
+        )
+    return _CustomSteps(made.function, made.across)
+
+
+def _by_row(function: Callable[[Tensor, Tensor], Tensor]) -> _Custom:
     if not isinstance(function, nn.Module):
         return _Custom(function)
     if any(p.requires_grad for p in function.parameters()):
@@ -122,7 +166,7 @@ def check_custom(loss: Loss, model: Model | None, spec: Spec) -> None:
     name = f"loss={shown(loss.function)}"
     n = _ROWS if spec.outputs != _ROWS else _ROWS + 1
     outputs, y = _try_outputs(model, spec, n), try_targets(spec, n)
-    before = torch.get_rng_state()
+    before, remedy = torch.get_rng_state(), _STEPS_REMEDY if spec.steps else _REMEDY
     try:
         found: Any = loss.called(outputs, y)
     except Exception as error:  # whatever a user's function does
@@ -136,17 +180,18 @@ def check_custom(loss: Loss, model: Model | None, spec: Spec) -> None:
             f"{name} draws random numbers, so runs could not be repeated; take the random part out"
         )
     if not isinstance(found, Tensor):
-        raise ConfigError(f"{name} returns {type(found).__name__}, not a tensor; {_REMEDY}")
+        raise ConfigError(f"{name} returns {type(found).__name__}, not a tensor; {remedy}")
     if not found.is_floating_point():
         raise ConfigError(
             f"{name} returns {found.dtype}, which has no gradient; return floating-point numbers, "
             "such as (outputs.softmax(-1) ...).sum(-1) in place of counts of errors"
         )
-    wide = loss.across and found.shape[:1] == (n,)
-    if not wide and tuple(found.shape) not in ((), (n,), (n, 1)):
+    wide = loss.across and found.shape[:1] == (n,) and not spec.steps
+    by_row = (n, spec.steps or 1)
+    if not wide and tuple(found.shape) not in ((), (n,), by_row):
         average = ".mean(-1)" if found.shape[:1] == (n,) else ""
         raise ConfigError(
-            f"{name} returns shape {tuple(found.shape)} for {n} rows; {_REMEDY}"
+            f"{name} returns shape {tuple(found.shape)} for {n} rows; {remedy}"
             f"{f', such as by {average}' if average else ''}"
         )
     if not bool(found.isfinite().all()):
@@ -185,6 +230,28 @@ def check_custom(loss: Loss, model: Model | None, spec: Spec) -> None:
             "return one number a row that depends on that row alone: for class weights use "
             "fd.losses.WeightedCrossEntropy(weights), or F.cross_entropy(..., reduction='none')"
         )
+    if spec.steps:
+        _check_ignored(name, loss, outputs, y)
+
+
+def _check_ignored(name: str, loss: Loss, outputs: Tensor, y: Tensor) -> None:
+    """Refuse a loss that uses what a model says of a step without a label."""
+    y = y.clone()
+    y[0, -1] = IGNORED
+    remedy = f"leave them out, as F.cross_entropy does (ignore_index={IGNORED})"
+    try:
+        value = loss.value(outputs, y)[0]
+        (slope,) = torch.autograd.grad(value, outputs)
+    except Exception as error:  # whatever a user's function does
+        raise ConfigError(
+            f"{name} fails where a step has no label ({IGNORED}): {error}; {remedy}, or put any "
+            f"class in their place, y.clamp(min=0), and return one number a step, of shape (n, t)"
+        ) from error
+    if not bool(value.isfinite()) or bool(slope[0, -1].any()):
+        raise ConfigError(
+            f"{name} counts steps without a label ({IGNORED}); {remedy}, or return one number a "
+            "step, of shape (n, t): foedus then leaves them out"
+        )
 
 
 def _form(t: Tensor) -> str:
@@ -213,6 +280,8 @@ def _try_outputs(model: Model | None, spec: Spec, n: int) -> Tensor:
 
 def try_targets(spec: Spec, n: int) -> Tensor:
     """Labels in turn; or numbers between 0 and 1, which are shares, counts and amounts."""
+    if spec.classes and spec.steps:
+        return (torch.arange(n * spec.steps) % spec.classes).view(n, spec.steps)
     if spec.classes:
         return torch.arange(n) % spec.classes
     return random.uniform(random.key(1), (n, spec.outputs))

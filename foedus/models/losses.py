@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from foedus.base.settings import Means, Settings, check_settings
+from foedus.base.steps import IGNORED, mean_over_steps
 from foedus.errors import ConfigError, shown, unknown
 
 _MINUS_ONE = {dtype: torch.tensor(-1.0, dtype=dtype) for dtype in (torch.float32, torch.float64)}
@@ -289,6 +290,23 @@ class PoissonNLL(_Targets):
         return outputs.exp() * v
 
 
+@dataclass(frozen=True)
+class Stepwise(Loss):
+    """The mean of another loss over the steps of each row: outputs (..., n, t, k), y (..., n, t).
+
+    Steps whose label is -100 (`foedus.base.steps.IGNORED`) are left out.
+    """
+
+    loss: Loss
+
+    def check(self, classes: int | None, outputs: int) -> None:
+        self.loss.check(classes, outputs)
+
+    def value(self, outputs: Tensor, y: Tensor) -> Tensor:
+        # any label in place of none: the step is left out
+        return mean_over_steps(self.loss.value(outputs, y.masked_fill(y == IGNORED, 0)), y)
+
+
 LOSSES: dict[str, Loss] = {
     "cross_entropy": CrossEntropy(),
     "squared": Squared(),
@@ -317,13 +335,21 @@ def check_loss(loss: Any) -> None:
         )
 
 
-def loss_for(loss: Any, classes: int | None) -> Loss:
-    """The loss of a setting; "auto" is cross-entropy for classes and squared for values."""
-    if not isinstance(loss, str):
-        if not isinstance(loss, Loss):
-            from foedus.models.custom_loss import custom_loss
+def loss_for(loss: Any, classes: int | None, steps: int | None = None) -> Loss:
+    """The loss of a setting; "auto" is cross-entropy for classes and squared for values.
 
-            return custom_loss(loss)
+    steps: how many labels a row has, where it has one for each step of a sequence.
+    """
+    if not isinstance(loss, str | Loss):
+        from foedus.models.custom_loss import custom_loss
+
+        return custom_loss(loss, steps is not None)
+    found = _known_loss(loss, classes)
+    return found if steps is None else Stepwise(found)
+
+
+def _known_loss(loss: str | Loss, classes: int | None) -> Loss:
+    if not isinstance(loss, str):
         name, found = type(loss).__name__, loss
     elif loss == "auto":
         return LOSSES["cross_entropy" if classes else "squared"]

@@ -23,9 +23,10 @@ from foedus.base.rows import Rows
 from foedus.base.settings import LOCAL, Means, Settings, check_settings
 from foedus.base.spec import Spec
 from foedus.base.tree import Tree
-from foedus.errors import ModelError, ReplyError
+from foedus.errors import ConfigError, ModelError, ReplyError
 from foedus.models.base import Model, check_fits, model_of
 from foedus.models.losses import Squared
+from foedus.models.schedules import follows_rounds
 from foedus.models.training.descend import descend
 from foedus.models.training.gradients import to
 from foedus.models.training.settings import Training
@@ -149,6 +150,11 @@ class Net(Oracle):
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", model_of(self.model))
         super().__post_init__()
+        if follows_rounds(self.training.lr):
+            raise ConfigError(
+                f"training: lr={self.training.lr!r} follows the round, and an oracle is fitted "
+                'anew in every round; use by="step"'
+            )
 
     def check(self, spec: Spec) -> None:
         check_fits("the oracle's model", self.model, spec, descends=type(self).fit is Net.fit)

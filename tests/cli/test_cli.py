@@ -193,9 +193,9 @@ def test_errors_are_one_message_and_exit_code_2(cli, arguments, message):
 def test_config_errors(cli, tmp_path):
     (tmp_path / "c.toml").write_text(CONFIG.format('algorithm = { type = "FedAvg", lr = "0.1" }'))
     result = cli("run", "c.toml", code=2)
-    assert (
-        result.stderr.strip()
-        == "foedus: error: c.toml: algorithm.lr: '0.1' is text, but must be a number"
+    assert result.stderr.strip() == (
+        "foedus: error: c.toml: algorithm.lr: '0.1' is text, but must be a number or a table "
+        "{ type = ... } with type one of Cosine, Step, WarmUp"
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import foedus as fd
 from foedus.config import reader
-from foedus.config.experiment import read_config
+from foedus.config.experiment import algorithm_section, read_config
 
 BASE = {
     "data": 'name = "wine"',
@@ -54,6 +54,29 @@ def test_a_run(tmp_path):
     fed = experiment.federation()
     assert len(fed) == 4
     assert fed.data.name == "wine"
+
+
+def test_schedules_and_a_server_optimizer(tmp_path):
+    algorithm = """type = "FedOpt"
+optimizer = "adamw"
+decay = "weights"
+server_optimizer = "AdamW"
+server_options = { weight_decay = 0.1, betas = [0.5, 0.9] }
+
+[algorithm.lr]
+type = "WarmUp"
+over = 3
+by = "step"
+then = { type = "Cosine", lr = 0.1, over = 20, end = 0.01 }"""
+    algorithm = read_config(write(tmp_path, algorithm=algorithm), "run").algorithms[""]
+    lr = fd.schedules.WarmUp(3, fd.schedules.Cosine(0.1, over=20, end=0.01), by="step")
+    options = {"weight_decay": 0.1, "betas": (0.5, 0.9)}
+    assert algorithm == fd.FedOpt(
+        lr=lr, optimizer="adamw", decay="weights", server_optimizer="AdamW", server_options=options
+    )
+    # and back, as `foedus tune` writes it
+    text = algorithm_section(algorithm).replace("[algorithm]\n", "")
+    assert read_config(write(tmp_path, algorithm=text), "run").algorithms[""] == algorithm
 
 
 def test_sets_for_all_parameters_or_for_each_tensor(tmp_path):
@@ -312,6 +335,21 @@ def test_every_scheme_can_be_written_in_a_file(tmp_path, data, split):
             {"algorithm": 'type = "FedAvg"\nmodel = { type = "MLP", hidden = [] }'},
             "algorithm.model.hidden",
             ["positive layer widths"],
+        ),
+        (
+            {"algorithm": 'type = "FedAvg"\nlr = { type = "Cosin", lr = 0.1, over = 9 }'},
+            "algorithm.lr.type",
+            ["did you mean 'Cosine'?", "Step, WarmUp"],
+        ),
+        (
+            {"algorithm": 'type = "FedAvg"\nlr = { type = "Cosine", lr = 0.1 }'},
+            "algorithm.lr.over",
+            ["is missing", "an integer"],
+        ),
+        (
+            {"algorithm": 'type = "FedAvg"\nlr = "fast"'},
+            "algorithm.lr",
+            ["type", "Cosine, Step, WarmUp"],
         ),
         ({"output": 'rnu = "x"'}, "output.rnu", ["did you mean 'run'"]),
         ({"output": 'runs = "x"'}, "output.runs", ["allowed: run, report"]),

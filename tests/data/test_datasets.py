@@ -445,6 +445,10 @@ def test_shakespeare_windows():
     assert data.y_train[data.groups_train == 0].tolist() == [2, 2]
     assert data.x_test[data.groups_test == 0].tolist() == [[3, 0, 1, 2]]
     assert data.y_test[0] == 3
+    each = load("shakespeare", window=4, stride=3, test=0.4, sequence=True)
+    assert each.x_train.tolist() == data.x_train.tolist() and each.class_names == data.class_names
+    assert each.y_train[each.groups_train == 0].tolist() == [[2, 3, 1, 2], [2, 3, 1, 2]]
+    assert each.y_test[0].tolist() == [0, 1, 2, 3]
     with pytest.raises(DataError, match="character ids"):
         load("shakespeare", window=4, scale="standard")
     with pytest.raises(DataError, match="longer than every"):

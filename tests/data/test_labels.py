@@ -31,7 +31,17 @@ def test_labels_become_numbers_from_zero():
     assert found == ([1, 0], [1], 3, ("a", "b", "c"), None)
     assert encoded([0, 0], [0]) == ([0, 0], [0], 2, None, None)
     assert encoded([1.5, 2.0], [0.5]) == ([1.5, 2.0], [0.5], None, None, None)
-    assert encoded([[1, 2]], [[3, 4]]) == ([[1.0, 2.0]], [[3.0, 4.0]], None, None, None)
+    found = encoded([[1, 2]], [[3, 4]], "regression")
+    assert found == ([[1.0, 2.0]], [[3.0, 4.0]], None, None, None)
+
+
+def test_integers_of_steps_are_asked_about():
+    with pytest.raises(fd.DataError, match="integers, 2 a row: pass task='classification' if they"):
+        encoded([[1, 2]], [[3, 4]])
+    found = encoded([[1, 2]], [[3, -100]], "classification")
+    assert found == ([[1, 2]], [[3, -100]], 4, None, None)
+    found = encoded([[1, 0]], [[1, 1]], "classification", ["a", "b", "c"])
+    assert found == ([[1, 0]], [[1, 1]], 3, ("a", "b", "c"), None)
 
 
 def test_zeros_and_ones_with_a_point_are_classes_and_it_is_said():
@@ -57,9 +67,10 @@ def test_many_integers_of_a_table_are_asked_about():
         ([1j, 2j], None, "labels of 'set' have dtype complex128; expected numbers or text"),
         (["a", "b"], "regression", "labels of 'set' are text ('a'); regression needs numbers"),
         (
-            [[1, 2], [3, 4]],
+            [[1.5, 2.0], [3.0, 4.0]],
             "classification",
-            "labels of 'set' have shape (2,) a row; classification needs one label a row",
+            "labels of 'set' have shape (2, 2) and dtype float64; labels of the steps of a "
+            "sequence, (n, t), must be integers; for one label a row give shape (n,)",
         ),
         (
             ["same", "same"],

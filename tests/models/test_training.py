@@ -157,7 +157,7 @@ def test_adam_of_clients_that_made_other_numbers_of_steps_is_that_of_pytorch():
         clients = 1 if t < 4 else 2
         grads = random.normal(random.key(t + 1), (clients, 5))
         now = {"w": params["w"][:clients]}
-        update_parameters(how, now, {"w": grads.clone()}, memory, clients, even=t < 4)
+        update_parameters(how, how.lr, now, {"w": grads.clone()}, memory, clients, even=t < 4)
         for leaf, adam, g in zip(leaves, adams, grads, strict=False):
             leaf.grad = g
             adam.step()

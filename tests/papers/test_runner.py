@@ -111,7 +111,7 @@ def test_what_was_stopped_goes_on(tmp_path, monkeypatch):
 
 def test_a_device_is_handed_to_cells_that_can_use_it(tmp_path, monkeypatch):
     with pytest.raises(fd.ConfigError, match="toy table trains no large network"):
-        runner.run_item("toy", "table", "quick", folder=tmp_path, device="meta")
+        runner.run_item("toy", "table", "quick", folder=tmp_path, device="cpu:0")
     with pytest.raises(fd.ConfigError, match="device='cudo' cannot be used"):
         runner.run_item("toy", "table", "quick", folder=tmp_path, device="cudo")
     said = []
@@ -123,8 +123,8 @@ def test_a_device_is_handed_to_cells_that_can_use_it(tmp_path, monkeypatch):
     monkeypatch.setitem(
         ITEMS, "table", Item(title="", cell=cell, cells=ITEMS["table"].cells, views=())
     )
-    cells = runner.run_item("toy", "table", "quick", folder=tmp_path, device="meta")
-    assert said == ["meta"] * 4 and "device" not in cells[0].settings
+    cells = runner.run_item("toy", "table", "quick", folder=tmp_path, device="cpu:0")
+    assert said == ["cpu:0"] * 4 and "device" not in cells[0].settings
     runner.run_item("toy", "table", "quick", folder=tmp_path)
     assert len(said) == 4  # where it ran is no part of what it is
 

@@ -218,7 +218,7 @@ def blank(trip: RoundTrip) -> Tree:
     """
     spec, algorithm, shared = trip.network.spec, trip.algorithm, trip.network.shared
     y = (
-        torch.zeros(1, dtype=torch.int64)
+        torch.zeros((1, spec.steps) if spec.steps else 1, dtype=torch.int64)
         if spec.classes
         else torch.zeros((1, spec.outputs)[: 1 + (spec.outputs > 1)])
     )

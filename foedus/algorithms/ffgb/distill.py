@@ -155,7 +155,7 @@ class FFGBDistill(Algorithm):
             target = delta + loss.slope(g, y, torch.ones_like(data.weight))
             start = self.fitted.init(spec, random.fold(client.shared, t, k))
             h = descend_to(
-                self.oracle, self.fitted, Squared(), start, data, target, random.fold(key, 1)
+                self.oracle, self.fitted, Squared(), start, data, target, random.fold(key, 1), t
             )
             said = self.fitted.apply(h, x)
             g = g - self.step * (said + self.mu * g)
@@ -179,7 +179,8 @@ class FFGBDistill(Algorithm):
         teacher = torch.cat([teach(block) for block in rows.split(1024)])
         data = Rows(rows, teacher, torch.arange(len(rows)), torch.ones(len(rows)), state.spec)
         key = random.fold(clients.key, 1)
-        learnt = descend(self.student, self.model, Squared(), state.w, data, key)
+        round = clients.round
+        learnt = descend(self.student, self.model, Squared(), state.w, data, key, round=round)
         return state.replace(w=learnt["params"])
 
     def _teacher(
@@ -218,6 +219,7 @@ class FedAvgDistill(LocalTraining):
     """
 
     weighs_rows: ClassVar[bool] = False
+    takes_sequences: ClassVar[bool] = False
 
     public: Any = field(default=None, compare=False)
     student: Training = STUDENT
@@ -253,8 +255,9 @@ class FedAvgDistill(LocalTraining):
         if state.spec.classes:
             loss, teacher = SoftLabels(), teacher.softmax(-1)
         data = Rows(rows, teacher, torch.arange(len(rows)), torch.ones(len(rows)), state.spec)
-        key = random.fold(clients.key, 1)
-        return state.replace(w=descend(self.student, self.model, loss, start, data, key)["params"])
+        key, round = random.fold(clients.key, 1), clients.round
+        learnt = descend(self.student, self.model, loss, start, data, key, round=round)
+        return state.replace(w=learnt["params"])
 
 
 def as_public(given: Any) -> Public:

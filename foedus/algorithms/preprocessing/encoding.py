@@ -30,8 +30,8 @@ _SHIFT, _BLIND = 17, 1 << 14
 _BASE = 2.0**_SHIFT
 
 
-def blinded(values: np.ndarray) -> Tensor:
-    """Numbers of at most 2^31 in size as parts, (..., PARTS), for an exact sum in fixed point.
+def blinded(values: np.ndarray, count: int = PARTS) -> Tensor:
+    """Numbers of at most 2^31 in size as parts, (..., count), for an exact sum in fixed point.
 
     Part k is digit k to the base 2^17, times UNIT. Digits of single numbers could be found from
     sums of digits, so that a random number of up to 2^14 is added to each but the last, and taken
@@ -39,7 +39,7 @@ def blinded(values: np.ndarray) -> Tensor:
     digits nothing but with a chance of one in 2^14 for each client.
     """
     rest, carry, found = np.asarray(values, np.float64), np.zeros(np.shape(values)), []
-    for _ in range(PARTS - 1):
+    for _ in range(count - 1):
         drawn = np.frombuffer(os.urandom(2 * rest.size), np.uint16).reshape(rest.shape)
         blind = (drawn & (2 * _BLIND - 1)).astype(np.float64) - _BLIND
         digit = np.rint(rest)
@@ -55,13 +55,19 @@ def joined(parts: Tensor) -> np.ndarray:
     """
     if parts.shape[-1] == 1:
         return parts[..., 0].double().numpy()
-    steps = np.rint(parts.double().numpy() / UNIT)
-    whole = [
-        sum(int(t) << (_SHIFT * (PARTS - 1 - k)) for k, t in enumerate(row))
-        for row in steps.reshape(-1, PARTS).tolist()
-    ]
-    numbers = [float(Fraction(n, 1 << (_SHIFT * (PARTS - 1)))) for n in whole]
-    return np.array(numbers).reshape(steps.shape[:-1])
+    numbers = [float(n) for n in exactly_joined(parts)]
+    return np.array(numbers).reshape(parts.shape[:-1])
+
+
+def exactly_joined(parts: Tensor) -> list[Fraction]:
+    """The numbers of sums of such parts, one after the other, without any rounding."""
+    count = parts.shape[-1]
+    steps = np.rint(parts.double().numpy() / UNIT).reshape(-1, count)
+    whole = (
+        sum(int(t) << (_SHIFT * (count - 1 - k)) for k, t in enumerate(row))
+        for row in steps.tolist()
+    )
+    return [Fraction(n, 1 << (_SHIFT * (count - 1))) for n in whole]
 
 
 def magnitudes(size: np.ndarray) -> Tensor:

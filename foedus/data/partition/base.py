@@ -72,16 +72,16 @@ def deal_test_rows(
 ) -> np.ndarray:
     """The client of each test row: each label in proportion to the clients' training rows of it.
 
-    A label without training rows, and all rows of a regression set, go in proportion to the
-    clients' sizes. `strata` take the place of labels: a number for each training row and for each
-    test row.
+    A label without training rows, and all rows of a regression set or with labels of the steps of
+    a sequence, go in proportion to the clients' sizes. `strata` take the place of labels: a number
+    for each training row and for each test row.
     """
     test_owner = np.empty(len(data.y_test), np.int64)
     held = owner[owner >= 0]
     sizes = np.bincount(held, minlength=clients)
     if strata is not None:
         y_train, y_test = strata
-    elif data.classes is None:
+    elif data.classes is None or data.spec.steps:
         y_train, y_test = (np.zeros(len(y), np.int64) for y in (data.y_train, data.y_test))
     else:
         y_train, y_test = data.y_train, data.y_test

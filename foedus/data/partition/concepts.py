@@ -81,6 +81,11 @@ def drift(
         data.refuse_raw()
     if kind == "labels" and data.classes is None:
         raise SplitError(f"kind='labels' needs labels, and {data.name!r} is a regression set")
+    if kind == "labels" and data.spec.steps:
+        raise SplitError(
+            f"kind='labels' needs one label a row, and rows of {data.name!r} have "
+            f"{data.spec.steps}, one for each step of a sequence; use kind='rotation'"
+        )
     drifting = np.zeros(len(fed), bool)
     drifting[rng.permutation(len(fed))[: max(1, round(share * len(fed)))]] = True
     changed, changed_test = (np.zeros(len(y), bool) for y in (data.y_train, data.y_test))

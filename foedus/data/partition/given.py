@@ -48,7 +48,8 @@ def partitioned(
     """The federation that a partitioner of flwr-datasets makes.
 
     It is given a data set of the columns `row` (the number of the training row), `label` and `y`
-    (the label or target) and, where the data has groups, `group`.
+    (the label or target, but for labels of the steps of a sequence) and, where the data has
+    groups, `group`.
     """
     name = type(partitioner).__name__
     try:
@@ -59,8 +60,10 @@ def partitioned(
             "pip install datasets"
         ) from None
     rows = np.arange(len(data.y_train))
-    y = data.y_train if data.y_train.ndim == 1 else data.y_train[:, 0]
-    columns = {"row": rows, "label": y, "y": y}
+    columns = {"row": rows}
+    if data.spec.steps is None:
+        y = data.y_train if data.y_train.ndim == 1 else data.y_train[:, 0]
+        columns |= {"label": y, "y": y}
     if data.groups_train is not None:
         columns["group"] = data.groups_train
     settings = _arguments(partitioner)

@@ -146,6 +146,13 @@ def split(
             f"scheme {scheme!r} divides by label, and {data.name!r} is a regression set; use one "
             f"of {others}"
         )
+    if data.spec.steps and scheme in (*_BY_LABEL, *_BY_TARGET):
+        rest = [repr(k) for k in SCHEMES if k not in _BY_LABEL and k not in _BY_TARGET]
+        raise SplitError(
+            f"scheme {scheme!r} divides by the label of a row, and rows of {data.name!r} have "
+            f"{data.spec.steps} labels each, one for each step of a sequence; use one of "
+            f"{', '.join(rest)}, or groups= and 'natural'"
+        )
     if data.classes is not None and scheme in _BY_TARGET:
         raise SplitError(
             f"scheme {scheme!r} divides by a number to predict, and {data.name!r} has labels; use "

@@ -12,11 +12,14 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
+import numpy as np
 import torch
 from flwr.app import Message
 from torch import Tensor
 
-from foedus.engines.flower import messages
+from foedus import wire
+from foedus.core.site_sums import SiteSums
+from foedus.engines.flower import measure, messages
 from foedus.errors import FoedusError, ReplyError
 
 MOST_ROWS = 2**40
@@ -75,9 +78,12 @@ def own_clients(ids: Any, mine: Collection[int]) -> TypeGuard[list[int]]:
 
 
 def read_sums(
-    answer: Message | str, mine: Collection[int], classes: int | None
-) -> tuple[list[int], dict[str, Tensor]]:
-    """Clients, and the sums over their test rows: rows, loss, and hits or squared errors."""
+    answer: Message | str, mine: Collection[int], classes: int | None,
+    wanted: SiteSums | None = None,
+) -> tuple[list[int], dict[str, Tensor]]:  # fmt: skip
+    """Clients, and the sums over their test rows: rows, loss, and hits or squared errors; as
+    "sums.NAME" also those that metrics need, if they are wanted.
+    """
     said = header_of(answer)
     ids, sums = said.get("ids"), said.get("sums")
     score = "hits" if classes else "error"
@@ -95,7 +101,21 @@ def read_sums(
             raise ReplyError(
                 f"its sums cannot be: {score}={messages.shown(value)} with {rows} rows"
             )
-    return ids, {k: torch.tensor([float(v) for v in sums[k]], dtype=torch.float64) for k in sums}
+    found = {k: torch.tensor([float(v) for v in sums[k]], dtype=torch.float64) for k in sums}
+    if wanted is None:
+        return ids, found
+    assert not isinstance(answer, str)
+    parts = messages.cut(messages.body(answer), said.get("lengths"))
+    if len(parts) != len(ids):
+        raise ReplyError(f"its answer has {len(parts)} sums for metrics of {len(ids)} clients")
+    each = [
+        measure.read(wire.decode(part), wanted, int(rows)) if rows else None
+        for part, rows in zip(parts, sums["rows"], strict=True)
+    ]
+    for name, shape in wanted.shapes.items():
+        column = [np.zeros(shape) if one is None else one[name] for one in each]
+        found[f"sums.{name}"] = torch.from_numpy(np.array(column).reshape(-1, *shape))
+    return ids, found
 
 
 def read_score(answer: Message | str, classes: int | None) -> tuple[int, float]:

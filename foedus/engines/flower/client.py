@@ -18,6 +18,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -34,11 +35,14 @@ from foedus.core.delays import SomeDelays
 from foedus.core.describe import to_config
 from foedus.core.exchange import Ask, Replies
 from foedus.core.held import Held, HeldArrays, rebuilt_from_wire
+from foedus.core.measures import Measures
 from foedus.core.result import known_algorithm
+from foedus.core.site_sums import SiteSums
 from foedus.data.federation import Federation
 from foedus.engines.flower import messages
 from foedus.engines.flower.guard import Guard
 from foedus.engines.flower.holding import Holding
+from foedus.engines.flower.measure import Measure, packed
 from foedus.engines.flower.memory import Memory
 from foedus.engines.flower.messages import explained
 from foedus.engines.flower.own import algorithms_in
@@ -161,7 +165,12 @@ def answer(
     if isinstance(question, Hello):
         if question.secure is not None or site.site is not None:
             Demands.of(site.config).greeting(question.secure)
-        return site.hello(), b""
+        said = site.hello()
+        if question.metrics is not None:
+            said["measures"] = measures(question.metrics, site, guard)
+        return said, b""
+    if isinstance(algorithm, Measure):
+        check_metrics(algorithm.metrics, site, guard)
     demands = Demands.of(site.config)
     if isinstance(question, TryModel):
         score = site.try_model(body, algorithm)
@@ -177,9 +186,26 @@ def answer(
         demands.plain("evaluate", question.secure is not None)
         if guard is not None:
             guard.score(question)
-        return evaluate_own(question, site, memory, algorithm), b""
+        if question.metrics:
+            check_metrics(question.metrics, site, guard)
+        return evaluate_own(question, site, memory, algorithm)
     step = message.metadata.message_type.removeprefix(f"{Step.kind}.")
     return exchange(question, body, site, memory, algorithm, step, guard)
+
+
+def check_metrics(names: Sequence[str], site: Holding, guard: Guard | None) -> None:
+    """Refuse sums over test rows that the policy of this site does not allow."""
+    if guard is None:
+        return
+    rows = site.test_count()
+    guard.metrics(names, rows)
+    guard.log(asked="sums over the test rows here", metrics=", ".join(names), test_rows=rows)
+
+
+def measures(names: Sequence[str], site: Holding, guard: Guard | None) -> bool | str:
+    """Whether this site gives the sums of these metrics, or why not."""
+    why = None if guard is None else guard.measures(names, site.test_count())
+    return True if why is None else why
 
 
 def known_here(config: dict[str, Any], guard: Guard | None) -> dict[str, Algorithm]:
@@ -204,8 +230,9 @@ def algorithm_of(question: Question, known: dict[str, Algorithm]) -> Algorithm:
     """
     given = question.algorithm
     for algorithm in known.values():
-        if to_config(algorithm.seeded(question.seed)) == given:
-            return algorithm.seeded(question.seed)
+        for candidate in (algorithm, *around(algorithm, given)):
+            if to_config(candidate.seeded(question.seed)) == given:
+                return candidate.seeded(question.seed)
     try:
         with explained("algorithm: it cannot be made of these settings", ConfigError):
             algorithm = known_algorithm(given).seeded(question.seed)
@@ -221,12 +248,26 @@ def algorithm_of(question: Question, known: dict[str, Algorithm]) -> Algorithm:
     return algorithm
 
 
+def around(algorithm: Algorithm, given: dict[str, Any]) -> list[Algorithm]:
+    """The algorithms that try the model of this one, as settings describe them."""
+    if given.get("type") == Score.__name__:
+        return [Score(algorithm)]
+    if given.get("type") == Measure.__name__:
+        with contextlib.suppress(ConfigError, LookupError, TypeError):
+            return [Measure(algorithm, tuple(given["metrics"]), given["sums"])]
+    return []
+
+
 def check_fit(question: Question, algorithm: Algorithm) -> None:
-    """Refuse a fit of a preprocessing that takes one column for another."""
+    """Refuse a fit of a preprocessing that takes one column for another, and sums in a form that is
+    not made for the aggregation.
+    """
     schema = question.schema
-    if not isinstance(algorithm, FitPreprocessing) or schema is None:
+    if not isinstance(algorithm, FitPreprocessing | Measure) or schema is None:
         return
-    if algorithm.columns != schema.columns or algorithm.texts != schema.texts:
+    if isinstance(algorithm, FitPreprocessing) and (
+        algorithm.columns != schema.columns or algorithm.texts != schema.texts
+    ):
         raise ReplyError("algorithm: its columns and texts must be those of the schema")
     secure = question.secure is not None and question.secure.get("privacy") is None
     if algorithm.sums != secure:
@@ -355,7 +396,8 @@ def received(
         held = {name: HeldArrays(copies[ids[0]][name]) for name in names}
     key = random.key(question.seed)
     about = (torch.tensor(ids), key, question.round, question.exchange, question.quantise)
-    ask = Ask(step, payload, *about, held=held, updates=updates if names else [])
+    updates = updates if names else []
+    ask = Ask(step, payload, *about, held=held, updates=updates, sent=question.sent)
     try:
         inspect.signature(getattr(session.algorithm, step)).bind(None, **ask.arguments)
     except TypeError as error:
@@ -379,23 +421,37 @@ def read_message(body: bytes) -> dict[str, Tree]:
 
 def evaluate_own(
     question: EvaluateOwn, site: Holding, memory: Memory, algorithm: Algorithm
-) -> dict[str, Any]:
-    """How the clients' own models do on their own test rows: sums."""
+) -> tuple[dict[str, Any], bytes]:
+    """How the clients' own models do on their own test rows: sums; those that metrics need are in
+    the body.
+    """
     if not algorithm.personal:
         raise ReplyError(f"algorithm: {type(algorithm).__name__} has no models of its clients' own")
     session, lost, _ = opened(question, site, memory, algorithm)
+    # sums are counts of rows, and the steps of a sequence share one
+    names = [] if session.spec.steps else question.metrics or []
     with explained("algorithm: the clients' own models are not its"):
-        sums, ids = session.evaluate_own(), session.ids.tolist()
+        sums, ids = session.evaluate_own(*([names] if names else [])), session.ids.tolist()
     asked = [(p, i) for p, i in enumerate(ids) if i in question.ids and i not in lost]
-    return {
+    outputs = sums.pop("outputs", None)
+    about = {
         "ids": [i for _, i in asked],
         "sums": {k: [float(v[p]) for p, _ in asked] for k, v in sums.items()},
     }
+    if outputs is None:
+        return about, b""
+    measures, spec = Measures(algorithm, site.federation(), (), False, []), session.spec
+    wanted = SiteSums(tuple(names), spec.classes, spec.outputs)
+    p = measures.client_rows.of(measures.given(outputs, None))
+    usual = {k: v.numpy() for k, v in sums.items() if k in ("loss", *measures.usual)}
+    found = wanted.of(p, usual)
+    parts = [wire.encode(packed({k: v[at] for k, v in found.items()}, False)) for at, _ in asked]
+    return {**about, "lengths": [len(part) for part in parts]}, b"".join(parts)
 
 
 def _rows_for(algorithm: Algorithm, site: Holding) -> Federation:
     """The rows that an algorithm works on: to test, raw ones, or those to learn from."""
-    if isinstance(algorithm, Score):
+    if isinstance(algorithm, Score | Measure):
         return site.tested()
     return site.raw() if algorithm.takes_raw else site.federation()
 

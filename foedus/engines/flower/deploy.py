@@ -35,6 +35,9 @@ impute = "mean"                       # what replaces missing numbers; or "media
 [run]
 rounds = 20
 seed = 0
+# metrics = ["auc", "f1"]             # of the model on the test rows of all sites, whose policies
+#                                     # must allow them
+# evaluate_every = 5                  # rounds between two measurements
 
 # [aggregation]                       # with this, the server sees averages and sums of replies,
 #                                     # and no single reply
@@ -80,6 +83,8 @@ columns = [{columns}]
 {classes}
 categories = [{categories}]            # columns that may be used as text, and told
 quantiles = false                     # true: medians, quartiles and extremes may be told
+# metrics = ["f1", "auc"]             # metrics whose sums over test rows may be told, besides
+#                                     # loss, hits and squared errors; without this line: none
 
 [secure]
 required = {required}                     # true: no reply leaves in the clear
@@ -91,6 +96,7 @@ clients = {fewest}                           # the fewest clients in a sum
 [limits]
 exchanges_a_day = 10000
 evaluations_a_day = 20
+test_rows = 10                        # the fewest of which sums for metrics are told
 
 # [privacy]                           # over all runs; replies and scores without noise are
 #                                     # not sent, so it needs noise above

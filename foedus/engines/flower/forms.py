@@ -59,10 +59,11 @@ class Forms:
     def session(self) -> LocalSession:
         spec, one = self.spec, np.array([0, 1])
         x = np.zeros((1, *spec.shape), np.int64 if spec.integers else np.float32)
-        target = np.zeros((1, spec.outputs) if spec.outputs > 1 else 1, np.float32)
-        data = Data.from_arrays(
-            x, np.zeros(1, np.int64) if spec.classes else target, classes=spec.classes
-        )
+        if spec.classes:
+            y = np.zeros((1, spec.steps) if spec.steps else 1, np.int64)
+        else:
+            y = np.zeros((1, spec.outputs) if spec.outputs > 1 else 1, np.float32)
+        data = Data.from_arrays(x, y, classes=spec.classes)
         fed = Federation(
             data, np.array([0]), one, np.array([], np.int64), np.array([0, 0]), np.array([0])
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from foedus.aggregation.secure.protocol import SecureAggregation
@@ -11,6 +11,7 @@ from foedus.algorithms.preprocessing.fit import FitPreprocessing
 from foedus.core.algorithm import Algorithm
 from foedus.engines.flower import auditlog
 from foedus.engines.flower.account import Account, RefusedError
+from foedus.engines.flower.measure import Measure
 from foedus.engines.flower.policy import Policy
 from foedus.engines.flower.questions import EvaluateOwn, Exchange, Question, Step, TryModel
 from foedus.engines.flower.score import Score
@@ -43,7 +44,8 @@ class Guard:
             if set(schema.classes or ()) != set(policy.classes or ()):
                 raise RefusedError("schema.classes: they are not those of this site's policy")
         own = isinstance(question, EvaluateOwn) and not isinstance(question, Exchange)
-        score = isinstance(question, Step) and question.algorithm.get("type") == Score.__name__
+        kind = question.algorithm.get("type")
+        score = isinstance(question, Step) and kind in (Score.__name__, Measure.__name__)
         if isinstance(question, TryModel) or own or score:
             self.account.count("evaluations", policy.limit("evaluations"))
         if isinstance(question, Step):
@@ -55,7 +57,7 @@ class Guard:
         """
         if isinstance(algorithm, FitPreprocessing):
             return self._fit(algorithm, question)
-        algorithm = algorithm.algorithm if isinstance(algorithm, Score) else algorithm
+        algorithm = algorithm.algorithm if isinstance(algorithm, Score | Measure) else algorithm
         for kind, allowed, values in (
             ("algorithms", self.policy.algorithms, [algorithm]),
             ("models", self.policy.models, list(models_in(algorithm))),
@@ -102,6 +104,27 @@ class Guard:
             "models"
         )
         raise Plain(f"this site has a privacy budget: it sends no score without noise; {remedy}")
+
+    def metrics(self, names: Sequence[str], test_rows: int) -> None:
+        """Refuse sums over test rows for metrics that the policy does not name, or of too few."""
+        policy = self.policy
+        if strange := [name for name in names if name not in policy.metrics]:
+            raise RefusedError(f"allow.metrics in this site's policy does not have {strange[0]!r}")
+        if test_rows < policy.test_rows:
+            raise RefusedError(
+                f"this site has {test_rows} test rows, and tells sums of {policy.test_rows} or "
+                "more (limits.test_rows in its policy)"
+            )
+
+    def measures(self, names: Sequence[str], test_rows: int) -> str | None:
+        """Why a server that will ask for the sums of these metrics is refused, if it is."""
+        try:
+            self.metrics(names, test_rows)
+        except RefusedError as error:
+            return str(error)
+        if self.policy.budget is not None:
+            return "this site has a privacy budget: it sends no score without noise"
+        return None
 
     def log(self, **entry: Any) -> None:
         """Write down what was asked, and what was answered or refused."""

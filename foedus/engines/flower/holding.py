@@ -74,6 +74,10 @@ class Holding:
         none = np.zeros(0, np.int64)
         return Federation(swapped, fed.test_rows, offsets, none, np.zeros_like(offsets), fed.ids)
 
+    def test_count(self) -> int:
+        """How many test rows are here."""
+        return len(self.federation().test_rows if self.site is None else self.site.y_test)
+
     def check_ids(self, ids: list[int]) -> None:
         """Refuse to answer for clients who are not here."""
         here = self.federation().ids.tolist() if self.site is None else [self.site.client]

@@ -26,6 +26,8 @@ columns = ["age", "sex"]          # columns that may be used or summed
 classes = ["0", "1"]              # leave out to predict numbers
 categories = ["smokes"]           # columns that may be used as text, and whose texts may be told
 quantiles = false                 # true: medians, quartiles and extremes of columns may be told
+metrics = ["f1", "auc"]           # whose sums over test rows may be told, besides loss, hits and
+                                  # squared errors; none if left out. auc: counts of rows by score
 
 [code]                            # algorithms of the site's own, from a file at the site
 file = "models.py"
@@ -43,6 +45,7 @@ states = false                    # true: also algorithms whose clients remember
 [limits]
 exchanges_a_day = 10000
 evaluations_a_day = 20
+test_rows = 10                    # the fewest test rows of which sums for metrics are told
 
 [privacy]                         # over all runs, as far as this site took part: replies and
                                   # scores without noise are not sent
@@ -64,6 +67,7 @@ from annotated_types import Ge, Gt, Interval, Lt
 from foedus.base.settings import check_value
 from foedus.config.reader import Number, Reader
 from foedus.core.algorithm import Algorithm
+from foedus.core.metrics import CLASSIFICATION, REGRESSION, USUAL
 from foedus.engines.flower.own import algorithms_in
 from foedus.errors import ConfigError, unknown
 
@@ -79,11 +83,12 @@ _SECTIONS: dict[str, dict[str, Any]] = {
         "classes": tuple[str, ...],
         "categories": tuple[str, ...],
         "quantiles": bool,
+        "metrics": tuple[str, ...],
     },
     "code": {"file": str, "name": str, "sha256": str},
     "secure": {"required": bool, "clients": int, "threshold": Number, "noise": Number}
     | {"range": Number, "states": bool},
-    "limits": {"exchanges_a_day": int, "evaluations_a_day": int},
+    "limits": {"exchanges_a_day": int, "evaluations_a_day": int, "test_rows": int},
     "privacy": {"epsilon": Number, "delta": Number},
 }
 _REQUIRED = {
@@ -103,6 +108,7 @@ _RANGES: dict[str, Any] = {
     "secure.range": Annotated[float, Ge(0)],
     "limits.exchanges_a_day": Annotated[int, Ge(0)],
     "limits.evaluations_a_day": Annotated[int, Ge(0)],
+    "limits.test_rows": Annotated[int, Ge(1)],
     "privacy.epsilon": Annotated[float, Gt(0)],
     "privacy.delta": Annotated[float, Interval(gt=0, lt=1)],
 }
@@ -133,6 +139,10 @@ class Policy:
                 if (allowed := _RANGES.get(f"{name}.{key}")) is not None:
                     check = partial(check_value, key, value, allowed, ConfigError)
                     reader.attempt(f"{name}.{key}", check)
+        known = [*USUAL, *CLASSIFICATION, *REGRESSION]
+        for metric in found["allow"].get("metrics", ()):
+            if metric not in known:
+                reader.fail("allow.metrics", unknown("metric", metric, known))
         if ("data" in found["site"]) == ("loader" in found["site"]):
             reader.fail("site", "give either data, a file, or loader, a function of the site's own")
         if ":" not in found["site"].get("loader", ":"):
@@ -183,6 +193,16 @@ class Policy:
     def quantiles(self) -> bool:
         """Whether order statistics of columns may be told."""
         return self.sections["allow"].get("quantiles", False)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics whose sums over test rows may be told."""
+        return self.sections["allow"].get("metrics", ())
+
+    @property
+    def test_rows(self) -> int:
+        """The fewest test rows of which sums may be told."""
+        return self.sections["limits"].get("test_rows", 10)
 
     @property
     def algorithms(self) -> tuple[str, ...] | None:

@@ -32,6 +32,7 @@ ClientId = Annotated[int, Ge(0), Lt(2**32)]
 Version = Annotated[int, Ge(0), Lt(2**48)]
 Delay = Annotated[int, Ge(0), Le(LONGEST_DELAY)]
 Name = Annotated[str, MinLen(1), MaxLen(100), Means("a text of 1 to 100 characters")]
+Metrics = Annotated[list[Name], MaxLen(100)]
 Session = Annotated[str, MinLen(1), MaxLen(256), Means("a text of 1 to 256 characters")]
 Shard = Annotated[
     str, MaxLen(64), Predicate(str.isalnum), Means("a text of at most 64 letters and digits")
@@ -84,7 +85,12 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Hello(Question):
-    """Who is there?"""
+    """Who is there?
+
+    metrics: of which the server will ask for sums over test rows; `None`: it will not ask.
+    """
+
+    metrics: Metrics | None = None
 
     kind: ClassVar[str] = "query.hello"
 
@@ -104,6 +110,7 @@ class EvaluateOwn(Question):
         none: the state to go on from.
     up, down, longest: where messages are late, the delays of each client, and the longest round
         trip of all clients.
+    metrics: whose sums over test rows are asked for besides.
     """
 
     session: Session
@@ -112,6 +119,7 @@ class EvaluateOwn(Question):
     up: list[Delay] | None = None
     down: list[Delay] | None = None
     longest: Annotated[int, Ge(0), Le(2 * LONGEST_DELAY)] | None = None
+    metrics: Metrics | None = None
 
     kind: ClassVar[str] = "evaluate.own"
 
@@ -169,11 +177,13 @@ class Phase(Exchange):
 class Step(Exchange):
     """A client step.
 
-    groups: the clients that are sent the same message. held, items: the arguments that are held
+    sent: the round of the broadcast, where it is late. groups: the clients that are sent the same
+        message. held, items: the arguments that are held
         values (`foedus.core.held`), and those of them that are a `HeldItems`.
     """
 
     phase: Literal["mask"] | None = None
+    sent: Annotated[int, Ge(0), Lt(2**32)] | None = None
     groups: list[Annotated[list[ClientId], MinLen(1)]]
     held: list[Name]
     items: list[Name]
@@ -183,6 +193,9 @@ class Step(Exchange):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._each_once("held, with items,", [*self.held, *self.items])
+        late = 0 if self.phase is None else self.round  # secure aggregation has no late replies
+        if self.sent is not None and not late <= self.sent <= self.round:
+            raise ReplyError(f"sent={self.sent} must be from {late} to {self.round}, the round")
 
     def hash(self, step: str, payload: Tree, held: Tree) -> str:
         """What the exchange must be bound to (`foedus.aggregation.secure.protocol.Offer`)."""

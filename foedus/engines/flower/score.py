@@ -69,6 +69,19 @@ def scored(
     file: bytes, algorithm: Algorithm, spec: Spec, x: np.ndarray, y: np.ndarray
 ) -> dict[str, Any]:
     """Rows, and hits or squared errors, of the model of a saved run on these rows."""
+    run = saved_run(file, algorithm, spec)
+    with explained("the model cannot be used on the rows of this site"):
+        predicted = run.model.prepared.predict(x) if len(y) else y
+    if not len(y):
+        return {"rows": 0}
+    if spec.classes:
+        return {"rows": len(y), "hits": int((predicted == y).sum())}
+    squares = ((predicted - y) ** 2).mean(tuple(range(1, y.ndim)))
+    return {"rows": len(y), "squares": float(squares.sum())}
+
+
+def saved_run(file: bytes, algorithm: Algorithm, spec: Spec) -> Run:
+    """A saved run with a global model for rows of this form."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"
         path.write_bytes(file)
@@ -78,11 +91,4 @@ def scored(
         raise ReplyError(f"the model is for {run.spec}, the rows of this site are {spec}")
     if run.algorithm.personal and run.algorithm.predictor(run.state) is None:
         raise ReplyError(f"{type(algorithm).__name__} has no global model")
-    with explained("the model cannot be used on the rows of this site"):
-        predicted = run.model.prepared.predict(x) if len(y) else y
-    if not len(y):
-        return {"rows": 0}
-    if spec.classes:
-        return {"rows": len(y), "hits": int((predicted == y).sum())}
-    squares = ((predicted - y) ** 2).mean(tuple(range(1, y.ndim)))
-    return {"rows": len(y), "squares": float(squares.sum())}
+    return run

@@ -22,6 +22,9 @@ The file is TOML, in the form of `foedus.config.experiment` as far as the two ha
     [run]
     rounds = 20
     seed = 0
+    metrics = ["auc", "f1"]           # of the model on the test rows of all sites, as columns of
+                                      # the history; also per_client, stop, keep_best, ...
+    evaluate_every = 5                # rounds; a site answers `evaluations_a_day`
 
     [aggregation]                     # how replies are averaged, if not by adding them up
     type = "SecureAggregation"        # the server sees averages and sums alone; further keys are
@@ -57,20 +60,22 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
+from foedus.aggregation.dp.mechanism import DifferentialPrivacy
 from foedus.aggregation.secure.protocol import SecureAggregation
 from foedus.algorithms.preprocessing.fit import FitPreprocessing
 from foedus.base.settings import check_value
 from foedus.base.spec import RawSpec, Spec
 from foedus.config.reader import Number, Reader
 from foedus.core.algorithm import Algorithm
-from foedus.core.arguments import differences
+from foedus.core.arguments import asks, check_sites, differences, refuse_functions
 from foedus.core.card import card_path
 from foedus.core.describe import to_config
+from foedus.core.metrics import metrics_of
 from foedus.core.result import Run
 from foedus.core.run import run
 from foedus.data.preprocess import Preprocessor
 from foedus.data.unprepared import Recipe
-from foedus.engines.flower import answers
+from foedus.engines.flower import answers, messages
 from foedus.engines.flower.own import algorithms_in
 from foedus.engines.flower.score import Score
 from foedus.engines.flower.session import Line, SitesEngine, linked
@@ -97,6 +102,12 @@ _RUN = {
     "seed": int,
     "participation": Number | dict,
     "quantise": Literal["float16", "bfloat16", "int8"],
+    "evaluate_every": int,
+    "metrics": tuple[str, ...],
+    "per_client": bool,
+    "stop": dict,
+    "keep_best": str | Literal[False],
+    "stop_on_growth": bool,
 }
 _FEDERATION = {"clients": int, "min_clients": int, "timeout": Number, "patience": Number}
 
@@ -117,6 +128,19 @@ class Plan:
     folder: Path
     listen: str
 
+    @property
+    def metrics(self) -> list[str] | None:
+        """The names of metrics that sites are asked for; `None`: none, and no loss either."""
+        get = self.options.get
+        about = get("metrics", ()), get("per_client", False), get("stop"), get("keep_best")
+        growth = get("stop_on_growth", False)
+        if not any(asks(a, *about, growth) for a in self.algorithms.values()):
+            return None
+        classes = None if self.classes is None else len(self.classes)
+        found = metrics_of(get("metrics", ()), classes)
+        refuse_functions(found, classes)
+        return [m.name for m in found]
+
     def spec(self, features: int) -> Spec:
         """The form of rows of this number of features."""
         classes = None if self.classes is None else len(self.classes)
@@ -135,6 +159,7 @@ def read_plan(path: Path) -> Plan:
     options = reader.settings("run", reader.section("run"), _RUN, required=["rounds"])
     rounds = options.pop("rounds")
     reader.check_run(rounds, options)
+    reader.stop(options)
     if "aggregation" in reader.table:
         options["aggregation"] = reader.aggregation()
     found = reader.settings("federation", reader.section("federation", needed=False), _FEDERATION)
@@ -162,6 +187,7 @@ def read_plan(path: Path) -> Plan:
         float(found.get("timeout", 300)), float(found.get("patience", 60)), Path(folder),
         listen,
     )  # fmt: skip
+    reader.attempt("run", partial(_check_measures, plan))
     for name, algorithm in plan.algorithms.items():
         if algorithm.pooled:
             reader.fail(
@@ -172,6 +198,20 @@ def read_plan(path: Path) -> Plan:
             features = len(fit.columns) + sum(len(known) - 1 for _, known in fit.known)
             reader.attempt(f"algorithms.{name}", partial(algorithm.check, plan.spec(features)))
     return plan
+
+
+def _check_measures(plan: Plan) -> None:
+    """Refuse, before any site is asked, what sites cannot measure."""
+    if plan.metrics is None:
+        return
+    if not plan.options.get("evaluate_every", 1):
+        raise ConfigError("evaluate_every=0: then nothing is measured; leave it or metrics out")
+    config = plan.options.get("aggregation")
+    noisy = isinstance(config, DifferentialPrivacy)
+    if isinstance(config, SecureAggregation):
+        noisy = config.privacy is not None
+    hides = isinstance(config, SecureAggregation)
+    check_sites(plan.options.get("per_client", False), hides, noisy)
 
 
 def _fit_of(data: dict[str, Any], aggregation: Any) -> FitPreprocessing:
@@ -211,6 +251,7 @@ class Sites:
     settings: dict[str, Any] = field(default_factory=dict)
     preprocess: Preprocessor | None = None
     class_values: tuple[str, ...] | None = None
+    names: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -287,6 +328,8 @@ def _wrong(said: dict[str, Any], site: bool) -> str | None:
     tested = said.get("test_rows")
     if not isinstance(tested, list) or len(tested) != 1 or not whole(tested[0], 0, 2**40):
         return "no number of test rows"
+    if not isinstance(said.get("measures", True), bool | str):
+        return "something else than whether it measures"
     return None
 
 
@@ -412,6 +455,7 @@ def train(grid: Any, plan: Plan, folder: Path) -> dict[str, Run]:
         "seed": seed,
         "foedus": __version__,
         "session": "",
+        "metrics": plan.metrics,
     }
     aggregation = plan.options.get("aggregation")
     question["secure"] = (
@@ -423,6 +467,8 @@ def train(grid: Any, plan: Plan, folder: Path) -> dict[str, Run]:
             f"{len(line.nodes)} sites can take part, at least {plan.min_clients} must; see the "
             "warnings above"
         )
+    secure = question["secure"] is not None
+    line.tested = {} if plan.metrics is None else _measuring(line, said, secure)
     folder.mkdir(parents=True, exist_ok=True)
     line.common = {"schema": schema, "preprocess": None, "foedus": __version__}
     roster = _roster(folder, line, said, plan)
@@ -437,6 +483,7 @@ def train(grid: Any, plan: Plan, folder: Path) -> dict[str, Run]:
         settings={**roster["names"], "preprocess": roster["fit"]},
         preprocess=made,
         class_values=_written(plan.classes),
+        names=tuple(roster["names"][str(i)] for i in roster["ids"]),
     )
     runs = {}
     for name, algorithm in plan.algorithms.items():
@@ -455,9 +502,33 @@ def train(grid: Any, plan: Plan, folder: Path) -> dict[str, Run]:
             table.append(score_of_all(line, tested, spec, algorithm, file, plan.options))
         files.replace(folder / f"{label}.sites.json", [json.dumps(table, indent=1).encode()])
         files.replace(card_path(file), [result.card(file, scores=table).encode()])
-        print(f"{name}: {_shown(table)}", flush=True)
+        print(f"{name}: {_shown(table)}{_columns(result, plan.metrics)}", flush=True)
         runs[name] = result
     return runs
+
+
+def _measuring(line: Line, said: dict[int, dict[str, Any]], secure: bool) -> dict[int, int]:
+    """Numbers of test rows of the sites that give sums over them; the others are named, and take
+    part in all else.
+    """
+    found, refused = {}, []
+    for client, answer in sorted((s["clients"][0], s) for s in said.values()):
+        old = f"foedus {messages.shown(answer.get('foedus'))} there does not measure"
+        why = answer.get("measures", old)
+        if why is True and answer["test_rows"][0]:
+            found[client] = answer["test_rows"][0]
+            continue
+        why = "it has no test rows" if why is True else messages.shown(why)
+        refused.append(f"client {line.name(client)}: {why}")
+    if len(found) < (least := 2 if secure else 1):
+        raise ConfigError(
+            f"run.metrics: {len(found)} sites give sums over test rows for them, at least {least} "
+            f"must ({'; '.join(refused)}); the sites decide in their policies, or leave metrics, "
+            "per_client, stop and keep_best out"
+        )
+    for text in refused:
+        warnings.warn(f"{text}; the model is not measured there", stacklevel=3)
+    return found
 
 
 def _written(classes: Sequence[str] | None) -> tuple[Any, ...] | None:
@@ -515,6 +586,22 @@ def score_of_all(
     finally:
         line.nodes = nodes
     return {**entry, "accuracy" if spec.classes else "mse": float(found.state.score)}
+
+
+def _columns(result: Run, metrics: Sequence[str] | None) -> str:
+    """The metrics of all sites' test rows that were measured last."""
+    if metrics is None:
+        return ""
+    usual = ["loss", "accuracy" if result.spec.classes else "mse"]
+    names = [*usual, *metrics, *(f"own_{name}" for name in (*usual, *metrics))]
+    values = {name: result.records.last(name) for name in names}
+    errors = {name: result.records.last(f"{name}_bin_error") for name in names}
+    words = [
+        f"{name} {value:.4f}" + (f" +- {errors[name]:.1g}" if errors[name] == errors[name] else "")
+        for name, value in values.items()
+        if value == value
+    ]
+    return f"; all test rows: {', '.join(words)}" if words else ""
 
 
 def _shown(table: list[dict[str, Any]]) -> str:

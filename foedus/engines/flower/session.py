@@ -12,7 +12,7 @@ import contextlib
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,10 +29,13 @@ from foedus.core.algorithm import Algorithm, batch_of
 from foedus.core.describe import to_config
 from foedus.core.exchange import Ask
 from foedus.core.held import HeldArrays, HeldItems
-from foedus.core.session import Conditions, SecureChannel, Session
+from foedus.core.result import Run
+from foedus.core.session import Conditions, Measured, SecureChannel, Session
+from foedus.core.site_sums import SiteSums
 from foedus.engines.flower import answers, messages, processes
 from foedus.engines.flower.answers import seconds_of
 from foedus.engines.flower.forms import Forms
+from foedus.engines.flower.measure import Measure, ask
 from foedus.engines.flower.questions import COMMON, asked_hash
 from foedus.errors import CheckpointError, FoedusError, ReplyError, SecureError, TooFewClients
 from foedus.wire import checks
@@ -73,6 +76,9 @@ class Line:
     """The names of clients, for people."""
     timeout: float = 300.0
     min_clients: int = 1
+    tested: dict[int, int] | None = None
+    """Numbers of test rows of the clients whose sites tell sums over them; `None`: of a simulation,
+    where all of them do."""
     common: dict[str, Any] = field(default_factory=dict)
     """What every header says: schema and scaling, or the shard."""
     seconds: list[float] = field(default_factory=list)
@@ -183,6 +189,7 @@ class FlowerSession(Session, SecureChannel):
         self.last = (-1, -1)
         self.taking = 0
         self.secured = False
+        self.config: SecureAggregation | None = None
         # those who refuse to send what the last exchange asked for in the clear
         self.plain: set[int] = set()
 
@@ -224,6 +231,7 @@ class FlowerSession(Session, SecureChannel):
             "round": ask.round,
             "exchange": ask.exchange,
             "version": version,
+            "sent": ask.sent,
             "quantise": ask.quantise,
         }
 
@@ -259,7 +267,8 @@ class FlowerSession(Session, SecureChannel):
 
     def secure(self, config: SecureAggregation) -> SecureChannel:
         """From now on sites are told that nothing but empty replies may be sent in the clear."""
-        self.secured, self.common["secure"] = True, to_config(config)
+        self.secured, self.config = True, config
+        self.common["secure"] = to_config(config)
         return self
 
     def question(self, ask: Ask, weights: str | None, told: dict[str, Any]) -> str:
@@ -451,20 +460,31 @@ class FlowerSession(Session, SecureChannel):
 
     # -- evaluation --------------------------------------------------------------------------------
 
-    def evaluate_own(self, outputs: bool = False) -> dict[str, Tensor]:
+    def evaluate_own(self, metrics: Sequence[str] = ()) -> dict[str, Tensor]:
         """Each client's own model on its own test rows: sums by client; none for those who do not
-        answer. Outputs for single rows stay at their sites.
+        answer. Outputs for single rows stay at their sites, which send the sums that metrics need.
         """
-        ids = self.ids.tolist()
+        ids, spec = self.ids.tolist(), self.forms.spec
         place = {i: p for p, i in enumerate(ids)}
-        found = self.line.post(
-            "evaluate.own", self._headers([i for i in ids if i not in self.excluded], {})
-        )
+        wanted = SiteSums.of_spec(metrics, spec.classes, spec.outputs)
+        headers = self._headers([i for i in ids if i not in self.excluded], {})
+        tells = {
+            node: bool(wanted.metrics)
+            and (self.line.tested is None or set(header["ids"]) <= set(self.line.tested))
+            for node, header in headers.items()
+        }
+        for node, header in headers.items():
+            header |= {"metrics": list(wanted.metrics)} if tells[node] else {}
+        found = self.line.post("evaluate.own", headers)
         sums: dict[str, Tensor] = {"rows": torch.zeros(len(ids), dtype=torch.float64)}
+        for name, shape in wanted.shapes.items() if wanted.metrics else ():
+            sums[f"sums.{name}"] = torch.zeros(len(ids), *shape, dtype=torch.float64)
         for node, answer in found.items():
             mine = {i for i in ids if self.line.nodes[i] == node}
             try:
-                some, table = answers.read_sums(answer, mine, self.forms.spec.classes)
+                some, table = answers.read_sums(
+                    answer, mine, spec.classes, wanted if tells[node] else None
+                )
             except FoedusError as error:
                 warnings.warn(
                     f"the clients {sorted(mine)[:10]} are not evaluated: {error}", stacklevel=2
@@ -474,6 +494,14 @@ class FlowerSession(Session, SecureChannel):
             for name, column in table.items():
                 sums.setdefault(name, torch.zeros(len(ids), dtype=torch.float64))[at] = column
         return sums
+
+    def measure(self, algorithm: Algorithm, run: Run, sums: SiteSums, round: int) -> Measured:
+        """The global model of a run on the test rows of the sites that allow it."""
+        tested = {i: n for i, n in (self.line.tested or {}).items() if i in self.line.nodes}
+        seed, spec = self.common["seed"], self.forms.spec
+        asking = Measure(algorithm, sums.metrics, sums=self.secured)
+        inner = FlowerSession(self.line, asking, seed, spec)
+        return ask(inner, asking, run, tested, self.config, spec, random.key(seed), round)
 
     def evaluate_global(
         self, x: Tensor, y: Tensor, weight: Tensor | None = None

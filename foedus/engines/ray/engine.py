@@ -13,7 +13,7 @@ The result is that of an undisturbed run, to the last bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
@@ -254,12 +254,13 @@ class RaySession(Session):
 
     # -- evaluation of personal models -------------------------------------------------------------
 
-    def evaluate_own(self, outputs: bool = False) -> dict[str, Tensor]:
+    def evaluate_own(self, metrics: Sequence[str] = ()) -> dict[str, Tensor]:
         """Where the algorithm is personal: each client's model on its own test rows.
 
-        Sums by client, in id order; outputs: also those of the rows, client after client.
+        Sums by client, in id order; metrics: what the outputs of all rows, client after client, are
+        wanted for, if anything.
         """
-        return self._evaluated("evaluate_own", outputs)
+        return self._evaluated("evaluate_own", metrics)
 
     def evaluate_global(
         self, x: Tensor, y: Tensor, weight: Tensor | None = None

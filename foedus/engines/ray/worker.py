@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 import platform
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import Any
 
@@ -152,8 +152,8 @@ class Worker:
     # -- evaluation of personal models -------------------------------------------------------------
 
     @_answers
-    def evaluate_own(self, outputs: bool = False) -> Any:
-        return pack(self._evaluated(self.session.evaluate_own, outputs))
+    def evaluate_own(self, metrics: Sequence[str] = ()) -> Any:
+        return pack(self._evaluated(self.session.evaluate_own, metrics))
 
     @_answers
     def evaluate_global(self, rows: Any) -> Any:

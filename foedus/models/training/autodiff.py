@@ -30,7 +30,9 @@ def gradients(
     Returns:
         Gradients that can be written over, values (c,), and the other tensors.
     """
-    alone = len(next(iter(params.values()))) == 1
+    like = next(iter(params.values()))
+    alone = len(like) == 1
+    model.ready(like.device)
     if model.recurrent and not alone:
         each = torch.func.grad_and_value(function, has_aux=True)
         grads, (values, more) = _batched(each, model)(params, *others)

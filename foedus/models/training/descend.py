@@ -16,12 +16,15 @@ from foedus.errors import ConfigError
 from foedus.models.base import Model, Params
 from foedus.models.dropout import Masks
 from foedus.models.losses import Loss
+from foedus.models.schedules import rates_of, varies
+from foedus.models.training.accumulate import accumulated
 from foedus.models.training.augment import crop_flip
 from foedus.models.training.compiled import LOSSES, knows
 from foedus.models.training.gradients import gradient_of, to
 from foedus.models.training.learning import Learner
 from foedus.models.training.memory import fresh_memory, take_buffer
 from foedus.models.training.optimizers import clip_gradients, update_parameters
+from foedus.models.training.precision import narrowed
 from foedus.models.training.schedule import batch_schedule
 from foedus.models.training.settings import Training
 
@@ -49,10 +52,14 @@ def descend(
     correction: Params | None = None,
     memory: Any = None,
     frozen: frozenset[str] = frozenset(),
+    round: int = 0,
 ) -> dict[str, Any]:
     """Train from `params` on a client's rows. One step, with g the mini-batch gradient at w:
 
         w <- w - lr * optimizer(g + correction + prox * (w - params) + weight_decay * w)
+
+    where lr may depend on the step and, from 1, the `round`; "adamw" takes lr * weight_decay * w
+    off w before it.
 
     Returns `params`; `steps`, how many were made; and `memory`, the optimizer's, to go on with
     another time. Parameters whose names are in `frozen` stay as they are.
@@ -67,8 +74,7 @@ def descend(
     if memory:
         args["memory"] = memory
     shared: tuple = (how, model, loss, data.table_x, data.table_y, prox)
-    if data.table_w is not None or frozen:
-        shared = (*shared, data.table_w, frozen)
+    shared = (*shared, data.table_w, frozen, round)
     if data.index.dim() == 2:
         if memory:
             raise TypeError("a stacked step has no memory of its own: leave the decorator out")
@@ -85,45 +91,53 @@ def descend(
 
 
 def descend_to(
-    how: Training, model: Model, loss: Loss, params: Params, data: Rows, target: Tensor, key: Tensor
-) -> Params:
+    how: Training, model: Model, loss: Loss, params: Params, data: Rows, target: Tensor,
+    key: Tensor, round: int = 0,
+) -> Params:  # fmt: skip
     """Train from `params` towards targets (n, outputs) of a client's rows, not its labels."""
     args = {"params": params, "index": data.index, "weight": data.weight, "key": key}
-    return _descend_to({**args, "target": target}, (how, model, loss, data.table_x))
+    return _descend_to({**args, "target": target}, (how, model, loss, data.table_x, round))
 
 
 @batched
 def _descend_to(args: dict[str, Any], shared: tuple) -> Params:
     """Every row is one client's, so the targets of all clients fit into one table."""
-    how, model, loss, table_x = shared
+    how, model, loss, table_x, *round = shared
     target, real = args.pop("target"), args["weight"] > 0
     table_y = target.new_zeros(len(table_x), target.shape[-1], device=table_x.device)
     table_y[args["index"][real].to(table_x.device)] = target[real].to(table_x.device)
-    return _descend.__wrapped__(args, (how, model, loss, table_x, table_y, 0.0))["params"]
+    about = (how, model, loss, table_x, table_y, 0.0, None, frozenset(), *(round or [0]))
+    return _descend.__wrapped__(args, about)["params"]
 
 
 @batched
 def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
     how, model, loss, table_x, table_y, prox, *extra = shared
-    table_w, frozen = extra or (None, frozenset())
+    table_w, frozen, round = extra or (None, frozenset(), 0)
     used, weight, steps = batch_schedule(how, args["index"], args["weight"], args["key"])
     if table_w is not None:  # 1/b sum_j w_j loss_j of a mini-batch of b rows
         weight = weight * take(table_w, used)
     decay = prox + how.weight_decay
     plain = how.optimizer == "sgd" and not how.momentum and how.clip is None
+    plain = plain and (how.decay == "all" or not how.weight_decay)
+    if how.precision is not None:
+        model = narrowed(model, how.precision, table_x.device)
     in_place = model.closed_form and plain and not frozen
-    if in_place and not how.augment and knows(model, loss, table_x, table_y, args, used.shape[2]):
-        params = _own(args["params"])
+    simple = in_place and not how.augment and not varies(how.lr)
+    rates = rates_of(how.lr, round, 1 if simple else len(used))
+    if simple and knows(model, loss, table_x, table_y, args, used.shape[2]):
+        params, lr = _own(args["params"]), rates[0]
         layers, more = (
             model.layers({k: v.contiguous() for k, v in part.items()})
             for part in (params, _constant(args, prox))
         )
         kernels.train(
             layers, more, table_x.flatten(1), table_y, used.contiguous(), weight.contiguous(),
-            steps, loss=LOSSES.index(type(loss)), lr=how.lr, keep=1 - how.lr * decay,
+            steps, loss=LOSSES.index(type(loss)), lr=lr, keep=1 - lr * decay,
             delta=getattr(loss, "delta", 1.0),
         )  # fmt: skip
         return {"params": params, "memory": args.get("memory") or {}, "steps": steps}
+    rates = rates * len(used) if simple else rates
     order = torch.argsort(steps, descending=True, stable=True)
     moved = bool((steps[1:] > steps[:-1]).any())
     if moved:
@@ -138,6 +152,8 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
     even = "memory" not in args or "steps" not in memory
     even = even or bool((memory["steps"] == memory["steps"][0]).all())
     constant = _constant(args, prox)
+    apart = how.optimizer == "adamw"
+    pulls = {k: prox + (0 if apart else how.decay_of(v.dim() - 1)) for k, v in params.items()}
 
     still = (steps.unsqueeze(0) > torch.arange(total).unsqueeze(1)).sum(1).tolist()
     shape = table_x.shape[1:]
@@ -148,9 +164,11 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
         )
     key = args["key"][order] if moved else args["key"]
     noise = random.fold(key, 0xA06) if how.augment else None
-    masks = Masks(key, total)
+    masks = Masks(key, total * how.accumulate)
+    # closed forms hold no activations
+    pieces = 0 if how.accumulate == 1 or model.closed_form else how.batch_size or 0
     padded = [False] * total
-    if model.statistics:
+    if model.statistics or pieces:
         padded = (weight <= 0).flatten(1).any(1).tolist()
     if model.closed_form:
         table_x = table_x.flatten(1)
@@ -163,6 +181,8 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
         step_bytes = used.shape[2] * row_bytes
         many = min(_STEP_BYTES // max(1, step_bytes), _STATE_BYTES // max(1, kept))
         many = max(_FEWEST, many)
+    elif how.precision is not None:
+        many = 1
     many = -(-clients // -(-clients // many))
 
     def train(low: int, high: int) -> None:
@@ -174,6 +194,18 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
             own_constant = {k: v[low:high] for k, v in constant.items()}
         slope_at = gradient_of(model, loss)
         learner = Learner(model, loss) if model.trains_apart else None
+
+        def slopes(
+            first: int, params: Params, x: Tensor, y: Tensor, weight: Tensor, padded: bool,
+            number: int = 0,
+        ) -> tuple[Params, Params]:  # fmt: skip
+            """Gradients and new running statistics on mini-batch `first + number` of all steps."""
+            if learner is None:
+                return slope_at(params, x, y, weight), {}
+            some = slice(low, low + len(weight))
+            draw = partial(masks.draw, step=first + number, clients=some)
+            return learner(params, x, y, weight, padded, draw)
+
         left = [min(a, high) - low for a in still if a > low]
         each = (high - low) * used.shape[2]
         block = max(1, _BLOCK_BYTES // max(1, each * row_bytes))
@@ -197,31 +229,25 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
                 if left[t] < a:
                     here, labels, share = here[: left[t]], labels[: left[t]], share[: left[t]]
                 now = own if left[t] == high - low else {k: v[: left[t]] for k, v in own.items()}
+                lr = rates[t]
                 if in_place:
                     outputs, pull = model.pullback(now, here)
-                    pull(loss.slope(outputs, labels, share), -how.lr, 1 - how.lr * decay)
+                    pull(loss.slope(outputs, labels, share), -lr, 1 - lr * decay)
                     for k, v in own_constant.items():
-                        now[k].add_(v[: left[t]], alpha=-how.lr)
+                        now[k].add_(v[: left[t]], alpha=-lr)
                     continue
-                new: Params = {}
-                if learner is None:
-                    grads = slope_at(now, here, labels, share)
-                else:
-                    some = slice(low, low + left[t])
-                    draw = partial(masks.draw, step=t, clients=some)
-                    grads, new = learner(now, here, labels, share, padded[t], draw)
-                for k in frozen & grads.keys():
-                    grads[k] = torch.zeros_like(grads[k])
+                batch = (now, here, labels, share, padded[t])
+                at = partial(slopes, t * how.accumulate)
+                grads, new = accumulated(at, pieces, *batch) if pieces else at(*batch)
+                grads = {k: g for k, g in grads.items() if k not in frozen}
                 if how.clip is not None:
                     clip_gradients(grads, how.clip)
                 for k, g in grads.items():
-                    if k in frozen:
-                        continue
                     if constant:
                         g.add_(own_constant[k][: left[t]])
-                    if decay:
-                        g.add_(now[k], alpha=decay)
-                update_parameters(how, now, grads, own_memory, left[t], even)
+                    if pulls[k]:
+                        g.add_(now[k], alpha=pulls[k])
+                update_parameters(how, lr, now, grads, own_memory, left[t], even)
                 for k, v in new.items():
                     if k not in frozen:
                         now[k].copy_(v)

@@ -40,7 +40,8 @@ class Learner:
         plan = self.model.dropout_calls(first, x[0], weight[0], padded)
 
         alone = len(x) == 1  # its masks are drawn when they are asked for
-        masks = [draw(i, site, x) for i, site in enumerate(plan.sites) if not alone]
+        like = next(iter(moving.values()))  # not rows, which may be integers
+        masks = [draw(i, site, like) for i, site in enumerate(plan.sites) if not alone]
 
         def mean_loss(
             moving: Params, still: Params, x: Tensor, y: Tensor, weight: Tensor, masks: list[Tensor]

@@ -26,7 +26,7 @@ def take_buffer(rows: int, like: Tensor) -> Tensor:
 
 def fresh_memory(how: Training, params: Params, batch: tuple[int, ...] = ()) -> dict[str, Any]:
     """The optimizer's running averages before its first step; `batch`: leading dimensions."""
-    if how.optimizer == "adam":
+    if how.optimizer != "sgd":
         steps = torch.zeros(batch, device=next(iter(params.values())).device)
         return {"mean": tree.zeros_like(params), "square": tree.zeros_like(params), "steps": steps}
     return {"velocity": tree.zeros_like(params)} if how.momentum else {}

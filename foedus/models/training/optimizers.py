@@ -1,4 +1,4 @@
-"""Clipping, and the updates of SGD with momentum and Adam."""
+"""Clipping, and the updates of SGD with momentum, Adam and AdamW."""
 
 from __future__ import annotations
 
@@ -23,10 +23,15 @@ def clip_gradients(grads: Params, limit: float) -> None:
 
 
 def update_parameters(
-    how: Training, params: Params, grads: Params, memory: dict[str, Any], a: int, even: bool
-) -> None:
+    how: Training, lr: float, params: Params, grads: Params, memory: dict[str, Any], a: int,
+    even: bool,
+) -> None:  # fmt: skip
     """One optimizer step, in place, on the first `a` clients. even: all made as many steps."""
-    if how.optimizer == "adam":
+    if how.optimizer == "adamw":
+        for k in grads:
+            if decay := how.decay_of(params[k].dim() - 1):
+                params[k].mul_(1 - lr * decay)
+    if how.optimizer != "sgd":
         memory["steps"][:a] += 1
         t = memory["steps"][:a]
         if even:  # one pass over all numbers, instead of one for each operation
@@ -34,7 +39,7 @@ def update_parameters(
             mean, square = ([memory[m][k][:a] for k in names] for m in ("mean", "square"))
             torch._fused_adam_(
                 [params[k] for k in names], [grads[k].contiguous() for k in names], mean, square,
-                [], many, lr=how.lr, beta1=_BETA1, beta2=_BETA2, weight_decay=0.0, eps=_EPSILON,
+                [], many, lr=lr, beta1=_BETA1, beta2=_BETA2, weight_decay=0.0, eps=_EPSILON,
                 amsgrad=False, maximize=False,
             )  # fmt: skip
             return
@@ -47,9 +52,9 @@ def update_parameters(
             rates = (-torch.expm1(t * math.log(beta)) for beta in (_BETA1, _BETA2))
             first, second = (v.to(g.dtype).view(shape) for v in rates)
             root = (square / second).sqrt_().add_(_EPSILON)
-            params[k].addcdiv_(mean / first, root, value=-how.lr)
+            params[k].addcdiv_(mean / first, root, value=-lr)
         return
     for k, g in grads.items():
         if how.momentum:
             g = memory["velocity"][k][:a].mul_(how.momentum).add_(g)
-        params[k].add_(g, alpha=-how.lr)
+        params[k].add_(g, alpha=-lr)

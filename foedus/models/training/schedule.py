@@ -12,14 +12,14 @@ from foedus.models.training.settings import Training
 def batch_schedule(
     how: Training, index: Tensor, weight: Tensor, key: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of each client and step: (numbers (T, c, b), weights (T, c, b), steps (c,)).
+    """Rows of each client and optimizer step: (numbers (T, c, b), weights (T, c, b), steps (c,)).
 
     Every epoch is a fresh permutation of the client's rows, cut into batches; the last one may be
     smaller. Rows that fit into one batch stay in order. What a client gets depends on its own rows
     and key alone, not on who shares its batch.
     """
     clients, n = index.shape
-    b = min(how.batch_size or n, n)
+    b = min(how.step_rows or n, n)
     rows = (weight > 0).sum(1)
     per_epoch = torch.div(rows + b - 1, b, rounding_mode="floor").clamp_(min=1)
     steps = torch.full_like(per_epoch, how.steps) if how.steps else per_epoch * how.epochs

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 
@@ -85,7 +86,7 @@ print((said == rows.outcome).mean())
 @pytest.mark.parametrize("secure", [False, True])
 def test_from_raw_tables_to_a_model_for_raw_rows(secure, tmp_path):
     """Real processes: categories, holes and labels in words, a model that a fresh process asks
-    about the raw rows of a new site.
+    about the raw rows of a new site; and metrics of all test rows in the history.
     """
     names = ("north", "south", "west")
     sites = {n: written(tmp_path / "data", n, patients(k, 150)) for k, n in enumerate(names)}
@@ -94,12 +95,14 @@ def test_from_raw_tables_to_a_model_for_raw_rows(secure, tmp_path):
     plan = folder / "federation.toml"
     text = plan.read_text().replace("rounds = 20", "rounds = 8").replace("lr = 0.1", "lr = 0.5")
     assert 'categories = ["smokes"]' in text
+    text = text.replace('# metrics = ["auc", "f1"]', 'metrics = ["auc", "f1"]')
+    for name in names:
+        policy = folder / "sites" / name / "policy.toml"
+        said = policy.read_text().replace('# metrics = ["f1", "auc"]', 'metrics = ["f1", "auc"]')
+        policy.write_text(said.replace("required = false", "required = true") if secure else said)
     if secure:
         text = text.replace("# [aggregation]  ", "[aggregation]  ")
         text = text.replace('# type = "SecureAggregation"', 'type = "SecureAggregation"')
-        for name in names:
-            policy = folder / "sites" / name / "policy.toml"
-            policy.write_text(policy.read_text().replace("required = false", "required = true"))
     plan.write_text(text)
     process = up(folder)
     said, _ = process.communicate(timeout=400)
@@ -117,6 +120,17 @@ def test_from_raw_tables_to_a_model_for_raw_rows(secure, tmp_path):
     assert scores and abs(float(fresh.stdout) - sum(scores) / len(scores)) < 0.08
     assert float(fresh.stdout) > 0.85
     assert "smokes" in (folder / "results" / "FedAvg.md").read_text()
+    history = pd.read_csv(folder / "results" / "FedAvg.csv")
+    last = history.iloc[-1]
+    assert len(history) == 9 and (history["test_rows"] == history["test_rows"][0]).all()
+    assert last["f1"] > 0.8 and last["auc"] > 0.9 and last["auc_bin_error"] < 0.01
+    rows = [e.get("test_rows", 0) for e in table if e["site"] != "all" and "accuracy" in e]
+    if not secure:  # otherwise sites keep their own scores
+        weighted = sum(e["accuracy"] * e["test_rows"] for e in table) / sum(rows)
+        assert last["accuracy"] == pytest.approx(weighted) and last["test_rows"] == sum(rows)
+    else:
+        assert last["accuracy"] == pytest.approx(scores[0], abs=1e-6)
+    assert f"auc {last['auc']:.4f} +- " in said
 
 
 @pytest.mark.real

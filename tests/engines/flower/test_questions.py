@@ -120,6 +120,8 @@ def asked(tmp_path_factory) -> dict[str, Asked]:
         q for q in simulated(fd.FedRes(step=0.05), 3, late) if q.kind.startswith("train.")
     ][-1]
     found["own models"] = simulated(fd.Independent(fd.Linear(), lr=0.1))[-1]
+    measured = {"metrics": ["auc", "ece"]}
+    found["own metrics"] = simulated(fd.Independent(fd.Linear(), lr=0.1), **measured)[-1]
     found["prepared"] = simulated(fd.FedNewton(fd.RandomFourier(5, bandwidth=4.0), reg=0.1))[-1]
     for q in simulated(average, 1, aggregation=secure)[1:]:
         found[f"secure, {q.header['phase']}"] = q
@@ -132,6 +134,7 @@ def asked(tmp_path_factory) -> dict[str, Asked]:
     folder = tmp_path_factory.mktemp("site")
     path = folder / "federation.toml"
     text = PLAN.replace("clients = 3\nmin_clients = 2", "clients = 1")
+    text = text.replace("rounds = 3", 'rounds = 3\nmetrics = ["auc", "brier"]')
     columns = 'columns = ["age", "pulse", "score", "smokes"]\ncategories = ["smokes"]'
     path.write_text(text.replace('columns = ["age", "pulse", "score"]', columns))
     (folder / "node").mkdir()
@@ -142,6 +145,7 @@ def asked(tmp_path_factory) -> dict[str, Asked]:
     found |= {f"fit, {q.kind.partition('.')[2]}": q for q in steps[:4]}
     del found["fit, moment"]
     found["fitted"] = next(q for q in steps if q.kind == "train.train")
+    found["measured"] = next(q for q in steps if q.kind == "train.measure")
     return found
 
 
@@ -161,12 +165,14 @@ KINDS = (
     "fit, strings",
     "fit, survey",
     "fitted",
+    "measured",
     "model",
     "quantised",
     "held",
     "functions",
     "late",
     "own models",
+    "own metrics",
     "prepared",
     "secure, advertise",
     "secure, share",
@@ -223,7 +229,7 @@ COUPLED = {
     "items": ("what was sent",),
     "phase": ("lengths", "header of"),
     "secure": ("cohort", "settings", "threshold", "clear"),
-    "algorithm": ("step", "own", "model", "what was sent", "f, part"),
+    "algorithm": ("step", "own", "model", "what was sent", "f, part", "metrics"),
     "up": ("longest",),
     "down": ("longest",),
     "probability": ("cohort",),
@@ -389,6 +395,10 @@ FAULTS = {
     "another phase": ("secure, mask", {"phase": "share"}, "phase 'share' is unknown"),
     "a phase of a step": ("secure, share", {"phase": "mask"}, "phase 'mask' is unknown"),
     "keys of others": ("secure, advertise", {"ids": [4, 5, 6, 7]}, "ids: client 4 is not here"),
+    "metrics of no name": ("own metrics", {"metrics": [3]}, "metrics[0]=3 must be a text"),
+    "unknown metrics": ("own metrics", {"metrics": ["r2"]}, "'r2' cannot be made of sums over"),
+    "metrics twice": ("own metrics", {"metrics": ["auc", "auc"]}, "metrics names something twice"),
+    "metrics in a text": ("site", {"metrics": "auc"}, "metrics='auc' must be"),
     "models of nobody": (
         "own models",
         {"algorithm": {"type": "FedAvg"}},

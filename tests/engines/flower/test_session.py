@@ -482,7 +482,16 @@ def test_functions_that_must_not_be_used_are_left_out(fed, engine):
 
 
 @pytest.mark.parametrize(
-    "name", ["FedAvg", "Scaffold", "FedRes", "FFGB", "FedFW, one entry", "FedBoost"]
+    "name",
+    [
+        "FedAvg",
+        "Scaffold",
+        "Scaffold, step sizes by round and step",
+        "FedRes",
+        "FFGB",
+        "FedFW, one entry",
+        "FedBoost",
+    ],
 )
 def test_late_messages(name, fed, tmp_path):
     """Delays go around this engine as around the others, and clients know of them."""

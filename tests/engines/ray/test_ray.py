@@ -153,7 +153,13 @@ def test_models_of_clients_and_their_scores(many, ray_engine):
 
 
 @pytest.mark.parametrize(
-    "algorithm", [fd.FedRes(step=0.05), SCAFFOLD], ids=lambda a: type(a).__name__
+    "algorithm",
+    [
+        fd.FedRes(step=0.05),
+        SCAFFOLD,
+        fd.FedAvg(lr=fd.schedules.Step(0.1, every=1, factor=0.8), batch_size=16),
+    ],
+    ids=lambda a: type(a).__name__,
 )
 def test_delays(algorithm, many, ray_engine, tmp_path):
     delayed = lambda engine: fd.Delayed(engine, up=list(range(12)), down=[2, 0, 1] * 4)  # noqa: E731
