@@ -413,9 +413,9 @@ typedef struct {
     float eps;
 } Norm;
 
-enum { ROWS = 128, ABREAST = 10, FEW = 1 << 17, BLOCK = 1024, SIDE = 64 };
+enum { ROWS = 128, ABREAST = 10, FEW = 1 << 17, BLOCK = 1024 };
 /* Rows that are added to weights at a time; rows that go down a tree together; multiplications that are not worth another thread; numbers of a reply
-   that are added at a time, which stay in cache; channels that are normalized at a time. */
+   that are added at a time, which stay in cache. */
 
 /* What gains from wide vectors is compiled twice, for any processor and for those with vectors of eight numbers; WIDE(name) tells the two apart. (One
    function for several processors would not do: vectors that some of them lack are taken apart first.) */
@@ -730,7 +730,7 @@ static PyObject *normalize(PyObject *self, PyObject *args)
         (b[7].len && !holds(&b[7], m.clients, m.b, 1, 1, "real")) || !holds(&b[8], m.clients, 1, 1, 8, "several") ||
         !holds(&b[9], 3, m.clients, m.channels, 4, "made") || !given(&b[10], 2 * m.clients, m.channels, "slopes", &slopes))
         return release(b, 11), NULL;
-    size side = m.n == 1 ? SIDE : 1, pieces = (m.channels + side - 1) / side, many = m.clients * m.channels;
+    size many = m.clients * m.channels;
     m.out = b[0].buf, m.x = b[1].buf, m.real = b[7].len ? b[7].buf : NULL, m.several = b[8].buf;
     m.own_mean = b[9].buf, m.own_var = m.own_mean + many, m.inverse = m.own_var + many;
     m.slope_weight = (float *)slopes, m.slope_bias = slopes ? m.slope_weight + many : NULL;
@@ -745,7 +745,7 @@ static PyObject *normalize(PyObject *self, PyObject *args)
         return release(b, 11), NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    share(BEST(normalize_some), &m, m.clients * pieces, 1, rows * each < FEW ? 1 : threads);
+    share(BEST(normalize_some), &m, many, 1, rows * each < FEW ? 1 : threads);
     Py_END_ALLOW_THREADS
     release(b, 11);
     Py_RETURN_NONE;

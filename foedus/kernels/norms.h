@@ -96,90 +96,14 @@ ALWAYS void WIDE(back_channel)(const Norm *m, size client, size channel)
     }
 }
 
-/* Where a row has one number of each channel: up to SIDE channels at once. */
-ALWAYS void WIDE(normalize_columns)(const Norm *m, size client, size first, size many)
-{
-    size c = m->channels, at = client * c + first;
-    const float *x = m->x + client * m->b * c + first;
-    const uint8_t *real = m->real ? m->real + client * m->b : NULL;
-    float mean[SIDE], scale[SIDE], shift[SIDE], total[SIDE] = {0}, square[SIDE] = {0}, count = (float)m->several[client];
-    if (count > 1) {
-        size one = 0;
-        while (real && !real[one])
-            one++;
-        const float *center = x + one * c;
-        for (size r = 0; r < m->b; r++)
-            if (!real || real[r])
-                for (size j = 0; j < many; j++)
-                    total[j] += x[r * c + j] - center[j];
-        for (size j = 0; j < many; j++)
-            mean[j] = center[j] + total[j] / count;
-        for (size r = 0; r < m->b; r++)
-            if (!real || real[r])
-                for (size j = 0; j < many; j++)
-                    square[j] += (x[r * c + j] - mean[j]) * (x[r * c + j] - mean[j]);
-    }
-    for (size j = 0; j < many; j++) {
-        float var = count > 1 ? square[j] / count : m->var[at + j];
-        m->own_mean[at + j] = mean[j] = count > 1 ? mean[j] : m->mean[at + j];
-        m->own_var[at + j] = count > 1 ? square[j] / (count - 1) : var;
-        m->inverse[at + j] = scale[j] = 1 / sqrtf((var > 0 ? var : 0) + m->eps);
-        scale[j] *= m->weight ? m->weight[at + j] : 1;
-        shift[j] = m->bias ? m->bias[at + j] : 0;
-    }
-    for (size r = 0; r < m->b; r++) {
-        float *out = m->out + (client * m->b + r) * c + first;
-        for (size j = 0; j < many; j++)
-            out[j] = (x[r * c + j] - mean[j]) * scale[j] + shift[j];
-    }
-}
-
-ALWAYS void WIDE(back_columns)(const Norm *m, size client, size first, size many)
-{
-    size c = m->channels, at = client * c + first;
-    const float *x = m->x + client * m->b * c + first, *slope = m->slope + client * m->b * c + first;
-    const uint8_t *real = m->real ? m->real + client * m->b : NULL;
-    float sum[SIDE] = {0}, product[SIDE] = {0}, real_sum[SIDE] = {0}, real_product[SIDE] = {0}, scale[SIDE], count = (float)m->several[client];
-    const float *mean = m->own_mean + at, *inverse = m->inverse + at;
-    for (size r = 0; r < m->b; r++) {
-        float one = !real || real[r];
-        for (size j = 0; j < many; j++) {
-            float s = slope[r * c + j], with = s * (x[r * c + j] - mean[j]);
-            sum[j] += s, product[j] += with;
-            real_sum[j] += one * s, real_product[j] += one * with;
-        }
-    }
-    for (size j = 0; j < many; j++) {
-        if (m->slope_weight)
-            m->slope_weight[at + j] = product[j] * inverse[j];
-        if (m->slope_bias)
-            m->slope_bias[at + j] = sum[j];
-        scale[j] = m->weight ? inverse[j] * m->weight[at + j] : inverse[j];
-        real_sum[j] = count > 1 ? real_sum[j] / count : 0;
-        real_product[j] = count > 1 ? real_product[j] * inverse[j] * inverse[j] / count : 0;
-    }
-    for (size r = 0; r < m->b; r++) {
-        float *out = m->out + (client * m->b + r) * c + first, one = !real || real[r];
-        for (size j = 0; j < many; j++)
-            out[j] = scale[j] * (slope[r * c + j] - one * (real_sum[j] + real_product[j] * (x[r * c + j] - mean[j])));
-    }
-}
-
-/* Pieces first .. last - 1 of all clients: a channel each, or SIDE of them where a row has one number of each. */
+/* Pieces first .. last - 1: a channel of a client each. */
 static void WIDE(normalize_some)(void *about, size first, size last)
 {
     const Norm *m = about;
-    size side = m->n == 1 ? SIDE : 1, pieces = (m->channels + side - 1) / side;
     for (size piece = first; piece < last; piece++) {
-        size client = piece / pieces, channel = piece % pieces * side;
-        size many = m->channels - channel < side ? m->channels - channel : side;
-        if (m->n == 1 && m->slope)
-            WIDE(back_columns)(m, client, channel, many);
-        else if (m->n == 1)
-            WIDE(normalize_columns)(m, client, channel, many);
-        else if (m->slope)
-            WIDE(back_channel)(m, client, channel);
+        if (m->slope)
+            WIDE(back_channel)(m, piece / m->channels, piece % m->channels);
         else
-            WIDE(normalize_channel)(m, client, channel);
+            WIDE(normalize_channel)(m, piece / m->channels, piece % m->channels);
     }
 }

@@ -150,10 +150,15 @@ def _normalize(m: Any, at: str, x: Tensor) -> Tensor:
                 'rows cannot be told from others; use norm="frozen" or norm="group"'
             )
         real = (now.weight > 0).repeat_interleave(len(x) // rows)
-    tensors = [t for t in (x, m.weight, m.bias, mean, var) if t is not None]
-    known = all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
-    by = _compiled if now.compiled and known else _by_pytorch
-    out, mean, var = by(m, x, mean, var, real)
+    of_channel = x[:1, :1].numel()
+    if m.training and (real is not None or len(x) * of_channel > 1):
+        tensors = [t for t in (x, m.weight, m.bias, mean, var) if t is not None]
+        known = all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
+        # for one number a channel, the few operations of PyTorch cost less than a call from `vmap`
+        by = _compiled if now.compiled and known and of_channel > 1 else _by_pytorch
+        out, mean, var = by(m, x, mean, var, real)
+    else:  # also of one value, which has no variance: the running statistics, which stay
+        out = _by_statistics(m, x, mean, var)
     if m.training:
         now.found[f"{at}running_mean"], now.found[f"{at}running_var"] = mean, var
     return out
@@ -163,19 +168,24 @@ Found = tuple[Tensor, Tensor, Tensor]
 """Outputs, and the new running mean and variance."""
 
 
+def _by_statistics(m: Any, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+    var = var.clamp(min=0)
+    if x.dim() > 2:
+        return F.batch_norm(x, mean, var, m.weight, m.bias, False, 0.0, m.eps)
+    scale = (var + m.eps).rsqrt()
+    if m.weight is None:
+        return (x - mean) * scale
+    scale = scale * m.weight
+    return torch.addcmul(m.bias - mean * scale, x, scale)
+
+
 def _compiled(m: Any, x: Tensor, mean: Tensor, var: Tensor, real: Tensor | None) -> Found:
-    of_channel = x[:1, :1].numel()
-    call = _Counted(len(x) * of_channel if m.training else 0, m.eps)
-    count = None
+    call = _Counted(len(x) * x[:1, :1].numel(), m.eps)
+    given: tuple[Tensor | None, ...] = (None, None, None, None)
     if real is not None:
-        count = real.sum() * of_channel
-        real = real.to(torch.uint8)
-    given = (mean, var) if real is not None or call.count < 2 else (None, None)
-    out, made = _Normalized.apply(x, m.weight, m.bias, *given, real, count, call)
-    if not m.training:
-        return out, mean, var
-    rate = m.momentum
-    return out, torch.lerp(mean, made[0], rate), torch.lerp(var, made[1], rate)
+        given = (mean, var, real.to(torch.uint8), real.sum() * x[:1, :1].numel())
+    out, made = _Normalized.apply(x, m.weight, m.bias, *given, call)
+    return out, torch.lerp(mean, made[0], m.momentum), torch.lerp(var, made[1], m.momentum)
 
 
 @dataclass(frozen=True)
@@ -249,18 +259,25 @@ class _Normalized(torch.autograd.Function):
 
 
 def _by_pytorch(m: Any, x: Tensor, mean: Tensor, var: Tensor, real: Tensor | None) -> Found:
-    of_channel = x[:1, :1].numel()
-    if real is None and m.training and len(x) * of_channel > 1:
+    n = len(x) * x[:1, :1].numel()
+    if real is None and (x.dim() > 2 or x.dtype != mean.dtype):
         mean, var = mean.clone(), var.clone()
         out = F.batch_norm(x, mean, var, m.weight, m.bias, True, m.momentum, m.eps)
         # batched, it is not contiguous: a view after it would fail
         return out.contiguous(), mean.detach(), var.detach()
-    if real is None:  # one value has no variance
-        out = F.batch_norm(x, mean, var.clamp(min=0), m.weight, m.bias, False, 0.0, m.eps)
-        return out, mean, var
+    if real is None:
+        batch_mean = x.mean(0)
+        apart = x - batch_mean
+        rest = apart.detach().mean(0)  # of rounding, many times larger where the variance is small
+        apart = apart - rest
+        batch_var = (apart * apart).mean(0)
+        scale = (batch_var + m.eps).rsqrt()
+        out = apart * scale if m.weight is None else torch.addcmul(m.bias, apart, scale * m.weight)
+        mean = torch.lerp(mean, batch_mean.detach() + rest, m.momentum)
+        return out, mean, torch.lerp(var, batch_var.detach() * (n / (n - 1)), m.momentum)
     real = real.to(x.dtype).view(-1, *[1] * (x.dim() - 1))
     axes = [i for i in range(x.dim()) if i != 1]
-    count = real.sum() * of_channel
+    count = real.sum() * x[:1, :1].numel()
     least = count.clamp(min=1)
     batch_mean = (x * real).sum(axes, keepdim=True) / least
     apart = x - batch_mean

@@ -208,7 +208,7 @@ def test_what_is_told_of_a_loss_that_is_not_convex(family):
 
 @pytest.mark.parametrize(
     "loss", ["focal", "quantile", F.cross_entropy, nn.CrossEntropyLoss(), fd.losses.Focal(1.0)],
-    ids=str,
+    ids=lambda loss: getattr(loss, "__name__", str(loss)),
 )  # fmt: skip
 def test_newton_says_that_it_does_not_know_the_curvature(loss):
     with pytest.raises(fd.ConfigError, match=r"its second derivative is not known.*'poisson'"):

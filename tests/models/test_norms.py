@@ -43,9 +43,9 @@ def images() -> nn.Module:
 
 
 def by_pytorch(net: nn.Module, x, y, batch_size: int, key, lr: float, **terms) -> dict:
-    """One epoch of one client, in PyTorch alone; a last mini-batch of one row uses the running
-    statistics."""
-    own = copy.deepcopy(net).train()
+    """One epoch of one client, in PyTorch alone and in double precision (PyTorch's own layer loses
+    digits in single); a last mini-batch of one row uses the running statistics."""
+    own, x = copy.deepcopy(net).double().train(), x.double()
     order = random.permutation(key, len(x)) if len(x) > batch_size else torch.arange(len(x))
     for part in order.split(batch_size):
         own.train(len(part) > 1 or isinstance(own[2], nn.BatchNorm2d))
@@ -53,7 +53,8 @@ def by_pytorch(net: nn.Module, x, y, batch_size: int, key, lr: float, **terms) -
         leaves = [*own.parameters()]
         for p, g in zip(leaves, torch.autograd.grad(value, leaves), strict=True):
             p.data.sub_(g, alpha=lr)
-    return {k.replace(".", "/"): v for k, v in own.state_dict().items() if "tracked" not in k}
+    found = {k.replace(".", "/"): v for k, v in own.state_dict().items() if "tracked" not in k}
+    return {k: v.float() for k, v in found.items()}
 
 
 @pytest.mark.parametrize("make", [dense, images])
