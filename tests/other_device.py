@@ -45,6 +45,12 @@ class There(torch.Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
+    def requires_grad_(self, requires_grad=True):
+        # asked for by nn.Parameter of a subclass alone, and refused within torch.func
+        return (
+            self if self.requires_grad == requires_grad else super().requires_grad_(requires_grad)
+        )
+
     def tolist(self):
         return self.numbers.tolist()
 

