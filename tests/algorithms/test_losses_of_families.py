@@ -142,7 +142,9 @@ def test_class_weights_are_those_of_scikit_learn(family):
 
 
 @pytest.mark.parametrize(
-    "own", [F.cross_entropy, nn.CrossEntropyLoss(), fd.losses.CrossEntropy()], ids=str
+    "own",
+    [F.cross_entropy, nn.CrossEntropyLoss(), fd.losses.CrossEntropy()],
+    ids=lambda loss: getattr(loss, "__name__", str(loss)),
 )
 def test_ffgb_takes_an_own_loss(own):
     fed = federation(X, CLASSES, 3)
