@@ -55,7 +55,9 @@ class Model(Settings):
         closed_form: ClassVar[bool] = False
 
     recurrent: ClassVar[bool] = False
-    """Whether it has layers of which PyTorch batches only the gradient: `torch.nn.RNNBase`."""
+    """Whether it has layers that PyTorch batches only where it takes derivatives:
+    `torch.nn.RNNBase`.
+    """
 
     trains_apart: ClassVar[bool] = False
     """Whether it is called otherwise in training (`train_outputs`)."""
@@ -128,6 +130,20 @@ class Model(Settings):
         much time as computing it.
         """
         raise NotImplementedError
+
+
+_WIDE = 1 << 15
+"""Numbers of a matrix from which its gradient should lie in memory as it does."""
+
+
+def derives_within(model: Model, params: Params) -> bool:
+    """Whether gradients of several clients are taken within `torch.func.vmap`, rather than through
+    it, which is faster for small networks, but leaves gradients of matrices transposed: steps along
+    them are slow where they are wide.
+
+    params: Of one client.
+    """
+    return model.recurrent or any(v.dim() == 2 and v.numel() >= _WIDE for v in params.values())
 
 
 def widths_of(given: Any) -> Any:

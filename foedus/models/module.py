@@ -18,7 +18,7 @@ from torch.func import functional_call
 
 from foedus.base.spec import Spec
 from foedus.errors import ModelError
-from foedus.models.base import Drops, Model, Params
+from foedus.models.base import Drops, Model, Params, derives_within
 from foedus.models.dropout import Record, with_layers
 from foedus.models.norms import (
     UPDATED,
@@ -203,7 +203,8 @@ class Module(Model):
             again = None if drops is None else drops.sites.clear
             if self.norm in (None, "group"):
                 return self._call(own, params, x, again), {}
-            with rows_of_call(weight, padded, compiled=not self.recurrent) as found:
+            compiled = not derives_within(self, params)
+            with rows_of_call(weight, padded, compiled) as found:
                 outputs = self._call(own, params, x, again)
         return outputs, {n.replace(".", "/"): v for n, v in found.items()}
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import foedus as fd
+from foedus.models.base import derives_within
 from foedus.models.training.autodiff import gradients
 
 
@@ -71,5 +72,36 @@ def test_recurrent_networks_with_batch_norm_are_batched(fed, kind):
         fd.run(fd.FedAvg(module, lr=0.1), fed, 1, engine=fd.Local(batch=batch))
         for batch in (True, False)
     ]
+    for k, v in runs[0].state.w.items():
+        torch.testing.assert_close(v, runs[1].state.w[k], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("width", [8, 600])
+def test_wide_networks_are_the_same_batched_or_looped(fed, width):
+    """64 x 600 numbers are a wide matrix, whose gradients are taken within `vmap`."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Linear(64, width),
+        nn.BatchNorm1d(width),
+        nn.ReLU(),
+        nn.Dropout(0.2),
+        nn.Linear(width, 10),
+    )
+    assert derives_within(fd.Module(net), dict(net.named_parameters())) == (width == 600)
+    algorithm = fd.FedAvg(fd.Module(net, norm="average"), lr=0.1, batch_size=7)
+    runs = [fd.run(algorithm, fed, 1, engine=fd.Local(batch=batch)) for batch in (True, False)]
+    for k, v in runs[0].state.w.items():
+        torch.testing.assert_close(v, runs[1].state.w[k], rtol=1e-3, atol=1e-5)
+
+
+def test_wide_networks_of_images_are_batched(fed):
+    """Compiled loops for BatchNorm are not used where `torch.func` takes derivatives."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
+        nn.Linear(144, 300), nn.ReLU(), nn.Linear(300, 10),
+    )  # fmt: skip
+    algorithm = fd.FedAvg(fd.Module(net, norm="average"), lr=0.1)
+    runs = [fd.run(algorithm, fed, 1, engine=fd.Local(batch=batch)) for batch in (True, False)]
     for k, v in runs[0].state.w.items():
         torch.testing.assert_close(v, runs[1].state.w[k], rtol=1e-3, atol=1e-5)

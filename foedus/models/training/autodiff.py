@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foedus.models.base import Model, Params
+from foedus.models.base import Model, Params, derives_within
 from foedus.models.unbatched import batching_fails, raise_unbatched
 
 
@@ -18,8 +18,8 @@ def gradients(
     """Gradients in `params`, values, and what else `function` returns, of each client.
 
     Clients have parameters of their own, so the gradient of the sum of their values holds each
-    one's. It is one pass through what was batched, where `torch.func.vmap` of a gradient would
-    batch every operation of the way back, too.
+    one's. It is one pass through what was batched, where `torch.func.vmap` of a gradient batches
+    every operation of the way back, too; see `derives_within` for when that is done all the same.
 
     Args:
         function: Of parameters and others, of one client: a value, and tensors that need none.
@@ -33,7 +33,7 @@ def gradients(
     like = next(iter(params.values()))
     alone = len(like) == 1
     model.ready(like.device)
-    if model.recurrent and not alone:
+    if not alone and derives_within(model, {k: v[0] for k, v in params.items()}):
         each = torch.func.grad_and_value(function, has_aux=True)
         grads, (values, more) = _batched(each, model)(params, *others)
         return dict(zip(grads, _apart(grads.values()), strict=True)), values, more
