@@ -85,7 +85,7 @@ dist: $(VENV)/.dev
 	$(BIN)/python -m build --no-isolation --outdir dist/built
 	PATH=$(BIN):$$PATH $(BIN)/auditwheel repair dist/built/*.whl --wheel-dir dist
 	mv dist/built/*.tar.gz dist
-	rm -r dist/built build
+	rm -rf dist/built build
 	$(BIN)/twine check --strict dist/*
 
 papers: $(VENV)/.report
