@@ -14,8 +14,8 @@ class Spec:
     """The shape of a row, the number of classes (`None`: regression), and a model's outputs.
 
     integers: rows are int64, such as tokens; otherwise they are float32. weighted: rows count by
-    weights of their own (`Rows.worth`). steps: each row has so many labels, one for each step of a
-    sequence, and outputs (steps, classes); `None`: one label.
+    weights of their own (`Rows.worth`). steps: the number of labels of a row, one for each step of
+    a sequence, and outputs (steps, classes); `None`: one label.
     """
 
     shape: tuple[int, ...]

@@ -26,7 +26,7 @@ By = Literal["round", "step"]
 
 
 class Schedule(Settings):
-    """Base of the schedules: `at(round, step)` is the step size after so many rounds and local
+    """Base of the schedules: `at(round, step)` is the step size after a number of rounds and local
     steps, and `lowest` the least that there is.
     """
 
@@ -52,7 +52,7 @@ Rate = Annotated[float, Gt(0)] | Annotated[Schedule, Means("a schedule of fd.sch
 
 @dataclass(frozen=True)
 class Step(Schedule):
-    """lr * factor^floor(t / every): the step size falls at once, every so many rounds or steps.
+    """lr * factor^floor(t / every): the step size falls at once, after each `every` rounds or steps.
 
     Args:
         lr: The first step size.
@@ -168,7 +168,7 @@ def rates_of(lr: float | Schedule, round: int, steps: int) -> list[float]:
 
 
 def total_rate(lr: float | Schedule, round: int, steps: Tensor, most: int) -> Tensor:
-    """The sum of the step sizes of so many local steps (`steps`, each at most `most`)."""
+    """The sum of the step sizes of a number of local steps (`steps`, each at most `most`)."""
     if not varies(lr):
         return steps * rate_at(lr, round)
     sums = torch.tensor([0.0, *rates_of(lr, round, most)]).double().cumsum(0).float()

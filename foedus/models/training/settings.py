@@ -26,7 +26,7 @@ class Training(Settings):
 
     lr: step size, or a schedule of `fd.schedules`. epochs: passes over the client's rows; steps: a
     number of optimizer steps instead. batch_size: rows in a mini-batch (`None`: all). accumulate:
-    mini-batches of one optimizer step, which is that of a single one so many times as large; but
+    mini-batches of one optimizer step, which is that of a single one as large as all; but
     not all of their activations are in memory at once. optimizer: "sgd", "adam", or "adamw", whose
     weight decay is apart from the gradient (w <- (1 - lr weight_decay) w before the step).
     momentum: of SGD (PyTorch's form, v = m v + g). weight_decay: L2 term added to the gradient.
@@ -65,10 +65,10 @@ class Training(Settings):
         return None if self.batch_size is None else self.batch_size * self.accumulate
 
     def local_steps(self, rows: Tensor) -> Tensor:
-        """Optimizer steps that clients with so many rows make in a round."""
+        """Optimizer steps in a round of clients with this number of rows."""
         each = torch.ceil(rows / (self.step_rows or rows))
         return torch.full_like(each, self.steps) if self.steps else self.epochs * each
 
     def decay_of(self, dimensions: int) -> float:
-        """The weight decay of a parameter with so many dimensions."""
+        """The weight decay of a parameter with this number of dimensions."""
         return self.weight_decay if self.decay == "all" or dimensions >= 2 else 0.0
