@@ -52,7 +52,7 @@ Rate = Annotated[float, Gt(0)] | Annotated[Schedule, Means("a schedule of fd.sch
 
 @dataclass(frozen=True)
 class Step(Schedule):
-    """lr * factor^floor(t / every): the step size falls at once, after each `every` rounds or steps.
+    """lr * factor^floor(t / every): the step size falls after each `every` rounds or steps.
 
     Args:
         lr: The first step size.
