@@ -17,7 +17,7 @@ help:
 	@echo "make gpu-test  runs on a GPU beside those on the CPU; without one it says so (DEVICE=mps for another device than cuda)"
 	@echo "make coverage  branch coverage of foedus/ by make test, by file, the lowest first"
 	@echo "make lint    ruff, mypy, and which package may import which"
-	@echo "make bench   speed, as ratios measured in one run (ARGS='w1 w3' for some of them; ARGS=--docs writes docs/performance.md)"
+	@echo "make bench   speed, as ratios measured in one run (ARGS='w1 w3' for some of them; ARGS=--docs writes docs/results/performance.md)"
 	@echo "make faults  processes killed, disks full, checkpoints damaged: every run ends well or in words (ARGS=--quick: seconds)"
 	@echo "make fuzz    a million mutated messages, and files"
 	@echo "make mutants hand-made faults, one at a time: the tests must kill 95 % (ARGS='fedfw-* wire' for some of them; ARGS=--check: seconds)"
@@ -90,7 +90,7 @@ dist: $(VENV)/.dev
 
 papers: $(VENV)/.report
 	$(BIN)/foedus paper all all --quick $(ARGS)
-	$(BIN)/foedus paper --docs docs
+	$(BIN)/foedus paper --docs docs/results
 
 clean:
 	rm -rf $(VENV)

@@ -1,6 +1,7 @@
 """Speed, as ratios measured in one run: `python -m benchmarks [ITEM ...] [--repeats 5] [--docs]`.
 
-Without items, those of docs/performance.md: machine w1 w2 w3 w4 w5 w6 w7 w8 w9 w10 crowd compiled
+Without items, those of docs/results/performance.md:
+machine w1 w2 w3 w4 w5 w6 w7 w8 w9 w10 crowd compiled
 overhead memory scaling tables start profile; but not those that install other tools, peers-w1
 peers-w2 peers-w3 peers-w4 peers-w5, or peers for all five. Results are kept in benchmarks/results;
 --docs writes the page from them. Further studies, by name: batching layers fednewton fedfw
@@ -51,7 +52,7 @@ PAGE: dict[str, dict[str, Study]] = {
     "Start": {"start": start},
     "Where the time goes": {"profile": profiles},
 }
-"""The sections of docs/performance.md and the items of each."""
+"""The sections of docs/results/performance.md and the items of each."""
 
 STUDIES: dict[str, Study] = {
     "batching": batching,
@@ -78,13 +79,13 @@ def main() -> None:
     parser.add_argument(
         "items",
         nargs="*",
-        help=f"some of: {' '.join(items)} (those of docs/performance.md); peers: all of them",
+        help=f"some of: {' '.join(items)} (those of the page); peers: all of them",
     )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
         "--docs",
         action="store_true",
-        help="write docs/performance.md from what is stored; alone, measure nothing",
+        help="write docs/results/performance.md from what is stored; alone, measure nothing",
     )
     options = parser.parse_args()
     others = list(PAGE["Other tools"])

@@ -1,5 +1,5 @@
-"""What a study printed is kept in `benchmarks/results/NAME.json`; `docs/performance.md` is written
-from these files.
+"""What a study printed is kept in `benchmarks/results/NAME.json`; these files are what
+`docs/results/performance.md` is written from.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def page(sections: Mapping[str, Iterable[str]]) -> str:
 
 
 def write_docs(sections: Mapping[str, Iterable[str]]) -> Path:
-    """Write docs/performance.md."""
-    path = ROOT / "docs" / "performance.md"
+    """Write docs/results/performance.md."""
+    path = ROOT / "docs" / "results" / "performance.md"
     path.write_text(page(sections))
     return path

@@ -18,7 +18,7 @@ from tests.pages import ROOT
 
 
 def test_the_page_is_that_of_the_results():
-    written = (ROOT / "docs" / "performance.md").read_text()
+    written = (ROOT / "docs" / "results" / "performance.md").read_text()
     assert written == store.page(PAGE), "run `python -m benchmarks --docs`"
 
 

@@ -23,12 +23,12 @@ from foedus.cli.app import app
 from tests.conformance import ENGINES
 from tests.pages import ROOT, Page, read_page, run_page
 
-DOCS = sorted((ROOT / "docs").glob("*.md"))
+DOCS = [p for p in sorted((ROOT / "docs").rglob("*.md")) if p.parent.name != "papers"]
 PAGES = {
     p.relative_to(ROOT).as_posix(): read_page(p)
     for p in [*DOCS, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 }
-OWN_TESTS = ("README.md", "docs/adding-an-algorithm.md")  # tests/test_readme.py, and one below
+OWN_TESTS = ("README.md", "docs/how-to/your-algorithm.md")  # tests/test_readme.py, and one below
 RUN = [n for n, p in PAGES.items() if n not in OWN_TESTS and any(b.is_run() for b in p.blocks)]
 SLOW = [
     name for name, page in PAGES.items() if any(b.marker.startswith("slow: ") for b in page.blocks)
@@ -37,7 +37,7 @@ FAMILIES = ("fednewton", "fedfw", "fedboost", "fedres", "ffgb")
 
 # Every block of Python that no test runs, by page and reason. There should be no more of them.
 NOT_RUN = {
-    ("docs/engines.md", "needs a Ray cluster"),
+    ("docs/how-to/engines.md", "needs a Ray cluster"),
 }
 
 SECTIONS = [
@@ -86,16 +86,17 @@ def test_links_lead_somewhere(name):
 
 
 def test_every_page_is_in_the_list_of_pages():
-    listed = [link.partition("#")[0] for link in PAGES["docs/README.md"].links()]
+    listed = [link.partition("#")[0] for link in PAGES["docs/index.md"].links()]
     for path in DOCS:
-        if path.name != "README.md":
-            assert listed.count(path.name) == 1, f"docs/README.md must list {path.name} once"
-    assert "docs/README.md" in PAGES["README.md"].links()
+        name = path.relative_to(ROOT / "docs").as_posix()
+        if name != "index.md":
+            assert listed.count(name) == 1, f"docs/index.md must list {name} once"
+    assert "docs/index.md" in PAGES["README.md"].links()
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_have_the_same_sections(name):
-    page = PAGES[f"docs/{name}.md"]
+    page = PAGES[f"docs/explanation/{name}.md"]
     assert page.headings(2)[: len(SECTIONS)] == SECTIONS
     example = page.prose.splitlines().index("## An example") + 1
     after = [b for b in page.blocks if b.line > example and b.language == "python"]
@@ -103,10 +104,10 @@ def test_families_have_the_same_sections(name):
 
 
 def test_the_worked_examples_are_right(fed, tmp_path, monkeypatch):
-    """What adding-an-algorithm.md builds passes every check on every engine, and counts what there
+    """What your-algorithm.md builds passes every check on every engine, and counts what there
     is to count.
     """
-    scope = run_page(PAGES["docs/adding-an-algorithm.md"], tmp_path, monkeypatch)
+    scope = run_page(PAGES["docs/how-to/your-algorithm.md"], tmp_path, monkeypatch)
     for check in testing.CHECKS:
         check(scope["SignSGD"](), fed, ENGINES["Local"])
     testing.check_batched_equals_looped(scope["SignSGD"](), fed, ENGINES["Delayed by nothing"])
@@ -203,7 +204,7 @@ def test_settings_have_the_defaults_that_are_shown(name, before, rows):
 
 
 def test_families_show_their_settings():
-    assert {f"docs/{f}.md" for f in FAMILIES} <= {name for name, *_ in SETTINGS}
+    assert {f"docs/explanation/{f}.md" for f in FAMILIES} <= {name for name, *_ in SETTINGS}
 
 
 # Commands
@@ -267,7 +268,7 @@ def test_the_federation_file_is_one(tmp_path):
     pytest.importorskip("flwr")
     from foedus.engines.flower.server import read_plan
 
-    (block,) = [b for b in PAGES["docs/flower.md"].blocks if b.language == "toml"]
+    (block,) = [b for b in PAGES["docs/how-to/deploy.md"].blocks if b.language == "toml"]
     (tmp_path / "federation.toml").write_text(block.text)
     assert read_plan(tmp_path / "federation.toml").clients == 4
 
@@ -329,7 +330,7 @@ def test_a_network_is_refused(tmp_path, monkeypatch):
     ("text", "check"),
     [
         ("[a](nothing.md)", test_links_lead_somewhere),
-        ("[a](docs/wire.md#nothing)", test_links_lead_somewhere),
+        ("[a](docs/reference/wire.md#nothing)", test_links_lead_somewhere),
         ("`fd.Nothing`", test_names_exist),
         ("`fd.Run.nothing`", test_names_exist),
         ("`foedus.core.nothing`", test_names_exist),

@@ -106,7 +106,7 @@ def test_batchnorm_runs_and_keeps_what_it_has_run(batchnorm, tmp_path, monkeypat
 def test_batchnorm_tables_are_those_of_the_results(batchnorm, monkeypatch):
     monkeypatch.setitem(batchnorm["study"].__globals__, "measure", None)
     found = batchnorm["study"](batchnorm["stored"]())
-    page = (EXAMPLES.parent / "docs" / "your-model.md").read_text()
+    page = (EXAMPLES.parent / "docs" / "how-to" / "your-model.md").read_text()
     assert batchnorm["tables"](found) in page
 
 

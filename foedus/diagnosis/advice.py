@@ -1,4 +1,4 @@
-"""What to try on a federation, by rules on the measures of a diagnosis (see docs/diagnose.md)."""
+"""What to try on a federation, by rules on the measures of a diagnosis: docs/how-to/diagnose.md."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def write_docs(folder: Path, docs: Path, draw: bool = True) -> list[Path]:
-    """Write docs/reproduction.md and a page for each paper from what is stored.
+    """Write reproduction.md and a page for each paper to the folder `docs`, from what is stored.
 
     draw: also write the pictures.
     """
@@ -75,9 +75,9 @@ def write_docs(folder: Path, docs: Path, draw: bool = True) -> list[Path]:
 _HEAD = """# The papers, reproduced
 
 Every table and figure of the five papers is one command, `foedus paper NAME ITEM`; `foedus paper`
-lists them. This page and those behind its links are written by `foedus paper --docs docs` from the
-numbers in `results/`, which hold every cell with its settings, seed and versions, and the seconds
-that it took where they were taken. Claims are checked by code on our numbers:
+lists them. This page and those behind its links are written by `foedus paper --docs docs/results`
+from the numbers in `results/`, which hold every cell with its settings, seed and versions, and the
+seconds that it took where they were taken. Claims are checked by code on our numbers:
 **{}**.
 Many stand for one sentence of a paper, tested on each set, split and protocol; "(ours)" stands
 behind those that no paper makes.
@@ -102,7 +102,7 @@ def minutes(result: Result) -> str:
 def _paper_markdown(name: str, results: list[Result]) -> str:
     lines = [
         f"# {paper(name).family}: {paper(name).title}\n",
-        "Written by `foedus paper --docs docs`; see [the summary](../reproduction.md).\n",
+        "Written by `foedus paper --docs docs/results`; see [the summary](../reproduction.md).\n",
     ]
     for r in results:
         ours = " (ours, not in the paper)" if r.item.extra else ""

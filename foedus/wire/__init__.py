@@ -2,8 +2,8 @@
 
 `encode` and `decode` are inverse to each other; `nbytes` is `len(encode(...))` from shapes alone,
 which is how a simulation charges every byte without encoding any. The form is described byte for
-byte in `docs/wire.md`. Decoding trusts nothing: a malformed message raises `WireError` with the
-offset, and no length is believed before that many bytes are there.
+byte in `docs/reference/wire.md`. Decoding trusts nothing: a malformed message raises `WireError`
+with the offset, and no length is believed before that many bytes are there.
 """
 
 from foedus.wire.arrays import (

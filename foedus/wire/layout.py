@@ -1,4 +1,4 @@
-"""The byte layout of a message: tags, limits, and what both sides share; see `docs/wire.md`."""
+"""The layout of a message: tags, limits, what both sides share; see `docs/reference/wire.md`."""
 
 from __future__ import annotations
 

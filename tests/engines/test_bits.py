@@ -1,4 +1,4 @@
-"""The table of docs/engines.md: which runs are the same to the last bit however clients are
+"""The table of docs/how-to/engines.md: which runs are the same to the last bit however clients are
 batched or spread over workers, and which up to rounding.
 """
 
@@ -16,7 +16,7 @@ from foedus.base import tree
 from foedus.storage.states import States
 from tests.conformance import ALGORITHMS
 
-PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "engines.md"
 BATCHES = (
     fd.Local(batch=False),
     fd.Local(batch=True, memory=1),

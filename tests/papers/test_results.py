@@ -27,14 +27,14 @@ def test_every_item_is_stored(name, key):
 
 def test_the_pages_are_those_of_the_results(tmp_path):
     for path in write_docs(RESULTS, tmp_path, draw=False):
-        committed = ROOT / "docs" / path.relative_to(tmp_path)
+        committed = ROOT / "docs" / "results" / path.relative_to(tmp_path)
         assert committed.read_text() == path.read_text(), (
-            f"{committed.name}: run `foedus paper --docs docs`"
+            f"{committed.name}: run `foedus paper --docs docs/results`"
         )
 
 
 def test_every_picture_of_the_pages_is_there():
-    for page in (ROOT / "docs" / "papers").glob("*.md"):
+    for page in (ROOT / "docs" / "results" / "papers").glob("*.md"):
         for line in page.read_text().splitlines():
             if line.startswith("!["):
                 assert (page.parent / line.rsplit("(", 1)[1].rstrip(")")).exists(), line

@@ -295,7 +295,7 @@ def test_indices_are_as_narrow_as_the_shape_allows(n, width):
 
 
 def test_documented_example():
-    text = (Path(__file__).parents[2] / "docs" / "wire.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "wire.md").read_text()
     code, dump = (
         re.search(r"```python\n(.*?)```", text, re.S)[1],
         re.search(r"```hex\n(.*?)```", text, re.S)[1],
