@@ -28,7 +28,7 @@ needs_compiled = pytest.mark.skipif(not kernels.ready, reason="foedus has no com
 
 def table() -> dict[str, str]:
     """By name of an algorithm of `tests.conformance`, what the page says: "bit" or "rounding"."""
-    text = PAGE.read_text().split("## To the last bit")[1].split("\n## ")[0]
+    text = PAGE.read_text().split("## Bitwise reproducibility")[1].split("\n## ")[0]
     said: dict[str, str] = {}
     for names, equal in re.findall(r"^\| (`.*`) \| (bit|rounding) \|", text, re.M):
         for name in re.findall(r"`([^`]+)`", names):

@@ -36,8 +36,8 @@ KINDS = {
     "ray": "kill -9 of a Ray actor",
     "client": "kill -9 of a process that works on an answer",
     "node": "kill -9 of a SuperNode",
-    "slow": "a site stands still",
-    "flap": "sites come and go",
+    "slow": "a site hangs",
+    "flap": "sites disconnect and reconnect",
     "clocks": "wall clock jumps, a federation",
     "server": "kill -9 of a deployed server",
     "site": "kill -9 at deployed sites",
@@ -124,7 +124,7 @@ def main() -> int:
     print(f"\n{kills} kills in all; {time.monotonic() - began:.0f} s")
     print(
         f"{sum(t.runs for t in tallies)} runs: {', '.join(f'{k} {n}' for k, n in ends.items())}, "
-        f"anything else {len(wrong)}"
+        f"other outcomes {len(wrong)}"
     )
     for note, times in (
         sum((t.notes for t in tallies), start=type(tallies[0].notes)()).items() if tallies else ()

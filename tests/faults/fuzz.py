@@ -484,7 +484,7 @@ def main() -> int:
 
 def campaign(chosen: dict[str, Callable[[], Target]], options: argparse.Namespace) -> int:
     print(
-        "| what is fed | cases | accepted | refused in words | anything else | slowest, ms | "
+        "| input | cases | accepted | rejected with an error | other outcome | slowest, ms | "
         "memory, MB | seconds |"
     )
     print("|---|---|---|---|---|---|---|---|", flush=True)

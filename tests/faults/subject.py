@@ -176,6 +176,6 @@ class Tally:
 
 
 HEAD = (
-    f"| fault | injected | runs | {SAME} | {RESUMED} | {ERROR} | anything else | seconds "
+    f"| fault | injected | runs | {SAME} | {RESUMED} | {ERROR} | other outcome | seconds "
     "|\n|---|---|---|---|---|---|---|---|"
 )

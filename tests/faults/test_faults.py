@@ -47,7 +47,7 @@ def test_faults_in_small():
         "| a damaged checkpoint is read",
         "| a damaged checkpoint, then resume",
     ]
-    assert all(row[6] == "0" for row in rows[1:])  # anything else
+    assert all(row[6] == "0" for row in rows[1:])  # other outcome
     assert int(rows[1][1]) >= 3 and rows[2][5] == "200"  # kills; damages that were noticed
 
 
