@@ -39,6 +39,10 @@ NODES: dict[str, type[Node]] = {}
 class State(dict):
     """A server or client state: a dictionary whose entries are also attributes, as in the papers.
 
+    Args:
+        *args: A dictionary, or pairs of names and values, as for `dict`.
+        **kwargs: Entries by name.
+
     Example:
         >>> state = fd.State(w=1.0, step=0)
         >>> state.replace(step=1).step, state.w
