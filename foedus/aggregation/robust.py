@@ -70,7 +70,7 @@ class Robust(Aggregation):
 class RobustAggregator(Aggregator):
     """Collects every reply and has them combined."""
 
-    wary = True
+    checks_replies = True
 
     def __init__(self, settings: Robust):
         self.settings = settings

@@ -73,7 +73,7 @@ class Network:
         no hostile clients.
         """
         return self.session.conditions.trusted and (
-            self.aggregator is None or not self.aggregator.wary
+            self.aggregator is None or not self.aggregator.checks_replies
         )
 
     def positions(self, ids: Tensor) -> Tensor:

@@ -72,5 +72,5 @@ class Delayed(Settings):
         return session
 
     def delays(self, clients: int) -> Delays:
-        """Delays of so many clients, in order of id."""
+        """The delays of a number of clients, in order of id."""
         return draw_delays(self.up, self.down, clients, self.seed)

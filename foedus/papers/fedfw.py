@@ -728,7 +728,7 @@ APPENDIX_A = Item(
     ),
     views=(Lines("round", "x", "method", log="x", caption="The centre; the solution is 1."),),
     claims=(
-        Claim("averaged Frank-Wolfe stays at 0 for ever", _stays),
+        Claim("averaged Frank-Wolfe stays at 0 forever", _stays),
         Claim("FedFW comes within 0.1 of the solution, 1", _reaches_one),
     ),
     seeds={"quick": 1, "usual": 1, "full": 1},
