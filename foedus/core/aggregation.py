@@ -1,10 +1,9 @@
-"""How replies become one: `clients.mean` and `clients.sum` add them up, unless a run is told
-otherwise.
+"""Aggregation: how the replies of an exchange are combined; by default they are added up.
 
 `fd.run(..., aggregation=...)` takes settings (an `Aggregation`): robust means that a few hostile
-clients cannot move, differential privacy, secure aggregation. `open` gives the `Aggregator` of one
-run; where there is one, every exchange that is averaged or added up goes through its `total`, and
-every exchange whose single replies the server wants to see asks its `gathered`.
+clients cannot move, differential privacy, secure aggregation. `open` returns the `Aggregator` of
+one run. With an aggregator, every exchange that is averaged or added up goes through its `total`,
+and every exchange whose single replies the server wants to see calls its `gathered`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """What an aggregation may depend on: the run that it is for."""
+    """The run that an aggregation is for: everything that its aggregator may depend on."""
 
     algorithm: Algorithm
     session: Session
@@ -52,7 +51,14 @@ class Aggregation(Settings):
     """Settings of how replies are combined: a frozen dataclass such as `fd.Median()`."""
 
     def open(self, setting: Setting) -> Aggregator:
-        """The aggregator of one run; raises `ConfigError` for settings that exclude each other."""
+        """The aggregator of one run.
+
+        Args:
+            setting: The run.
+
+        Raises:
+            ConfigError: Settings exclude each other.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not define open")
 
 
@@ -78,7 +84,15 @@ class Aggregator:
     """
 
     def among(self, round: int, ids: Tensor) -> Tensor | slice:
-        """Which of the clients that take part in a round are asked."""
+        """Which of the clients that take part in a round are asked.
+
+        Args:
+            round: The round.
+            ids: The ids of the clients that take part.
+
+        Returns:
+            An index into `ids`.
+        """
         return slice(None)
 
     def total(self, trip: RoundTrip, weights: str | None) -> Tree:
