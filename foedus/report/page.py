@@ -30,7 +30,7 @@ def render(comparison: Comparison, title: str | None = None) -> str:
         words=words,
         headings=headings,
         rows=rows,
-        best=_best(comparison),
+        best=comparison.best,
         style=style,
         curves=list(_curves(comparison, comparison.curves(), style)),
         fed=fed,
@@ -47,15 +47,6 @@ def render(comparison: Comparison, title: str | None = None) -> str:
 def _several(comparison: Comparison) -> bool:
     """Whether an algorithm has run with more than one seed."""
     return max(len(runs) for runs in comparison.runs.values()) > 1
-
-
-def _best(comparison: Comparison) -> str | None:
-    """The algorithm with the best final metric, references aside."""
-    table = comparison.table()[comparison.metric]
-    table = table[[n for n in table.index if not comparison.is_pooled(n)]].dropna()
-    if len(table) < 2:
-        return None
-    return str(table.idxmax() if comparison.higher_is_better else table.idxmin())
 
 
 def _curves(
