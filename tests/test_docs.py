@@ -96,6 +96,12 @@ def test_every_page_is_in_the_list_of_pages():
     assert "docs/index.md" in PAGES["README.md"].links()
 
 
+def test_the_layers_that_are_shown_are_those_that_lint_checks():
+    lint = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    shown = [b.text.splitlines() for b in PAGES["CONTRIBUTING.md"].blocks]
+    assert lint["contracts"][0]["layers"] in shown
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_have_the_same_sections(name):
     page = PAGES[f"docs/explanation/{name}.md"]
