@@ -166,7 +166,7 @@ class FedResERM(Algorithm):
         return found["reply"], found["state"]
 
     def fit(self, sums: Statistics, other: Tensor, now: Tensor, t: Tensor) -> Tensor:
-        """(2) or (3): the best model given the other one; before the first row, the present model."""
+        """(2) or (3): the best model given the other one; before the first row, the present one."""
         best = least_squares(sums["own"], sums["y"] - sums["cross"] @ other, self.radius)
         return torch.where((t > 0).view(-1, 1, 1), best, now)
 

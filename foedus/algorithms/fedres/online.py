@@ -82,14 +82,7 @@ class Site:
         self.w = self.state.get("seen")
 
     def receive(self, message: bytes) -> None:
-        """Take a global model that the hub has broadcast, unless it is older than the site's.
-
-        Args:
-            message: The bytes of `Hub.broadcast`.
-
-        Raises:
-            ReplyError: The message is not a broadcast of such a model.
-        """
+        """Take a global model from the hub's broadcast, unless it is older than the site's."""
         if self.w is None:
             raise ReplyError(
                 "this site has no global model (global_model=None): it needs no broadcast"
@@ -112,15 +105,7 @@ class Site:
         return float(out[0]) if self.spec.outputs == 1 else out.numpy()
 
     def learn(self, x: Any, y: Any) -> bytes:
-        """Learn from a row.
-
-        Args:
-            x: The features.
-            y: The label, or the values.
-
-        Returns:
-            The message to send to the hub; empty without a global model.
-        """
+        """Learn from a row; returns the message for the hub (empty without a global model)."""
         row, target = self._row(x), self._target(y)
         model, columns = self.algorithm.local(self._client)
         args = {"state": self.state, "w": self.w, "index": torch.zeros(1, 1, dtype=torch.int64)}
@@ -230,13 +215,9 @@ class Hub:
         return wire.encode({"version": self.version, "w": self.w})
 
     def learn(self, messages: Mapping[int, bytes]) -> None:
-        """One round: (8), from one message a site; the model then has a new version.
+        """One round: (8), from one message a site, by its number.
 
-        Args:
-            messages: The bytes of `Site.learn`, by number of the client.
-
-        Raises:
-            ReplyError: A message is not one of such a site; the round is refused, naming the site.
+        The model then has a new version. A bad message refuses the round, naming the site.
         """
         found = {site: self._read(site, messages[site]) for site in sorted(messages, key=str)}
         if found:
