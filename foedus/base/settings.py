@@ -393,7 +393,7 @@ def _constrain(rule: Rule, constraints: tuple[Any, ...]) -> Rule:
             test = c.func
             words = f"{description} for which {getattr(c.func, '__name__', c.func)} holds"
         else:
-            raise TypeError(f"{c!r} is no constraint of {description}")
+            raise TypeError(f"{c!r} is not a constraint of {description}")
         both = lambda v, first=rule.accepts, then=test: first(v) and bool(then(v))  # noqa: E731
         rule = dataclasses.replace(rule, accepts=both, allowed=(words,), plural="")
     return rule

@@ -286,4 +286,6 @@ def restore(form: Any, tensors: Mapping[str, Tensor]) -> Tree:
                 return NODES[name](**fields)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"the saved tree is damaged: {error!r}") from error
-    raise CheckpointError(f"the saved tree is damaged: {str(form)[:80]!r} is no form of a tree")
+    raise CheckpointError(
+        f"the saved tree is damaged: {str(form)[:80]!r} is not the form of a tree"
+    )

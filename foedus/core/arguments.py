@@ -235,7 +235,7 @@ def refuse_to_overwrite(path: Path) -> None:
             else ""
         )
         raise CheckpointError(
-            f"checkpoint={str(path)!r} exists and is no foedus file, or it is damaged; choose "
+            f"checkpoint={str(path)!r} exists and is not a foedus file, or it is damaged; choose "
             f"another name{before}"
         ) from error
     done = meta.get("rounds_done", len(meta.get("history", [])) - 1)

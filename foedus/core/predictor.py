@@ -79,7 +79,7 @@ class Predictor:
         if table := _is_table(x):
             if self.preprocess is None:
                 raise DataError(
-                    "this model knows no columns by name: its data was given as arrays; give rows "
+                    "this model has no column names: its data was given as arrays; give rows "
                     "as data.x_test has them"
                 )
             x = self.preprocess.transform(x)
@@ -94,7 +94,7 @@ class Predictor:
                 ) from None
         if self.preprocess is not None and not table and self.preprocess.looks_raw(np.asarray(x)):
             warnings.warn(
-                "these rows look as if they were not scaled as those of the training; give raw "
+                "these rows do not seem to be scaled as the training rows are; give raw "
                 "rows in a DataFrame with the columns' names, or data.preprocess.apply(rows)",
                 stacklevel=3,
             )

@@ -1,4 +1,4 @@
-"""Data sets known by name: where their files are, where they come from, and how to read them."""
+"""Data sets by name: their files, their sources, and how to read them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _folders() -> list[Path]:
 
 
 def locate(name: str) -> Path | None:
-    """The file of a named set in `$FOEDUS_DATA` or the cache; `None` where there is none."""
+    """The file of a named set in `$FOEDUS_DATA` or the cache; `None` if it is in neither."""
     # A name is not a path: nothing outside the folders is found by name.
     if not name or Path(name).name != name or name in BUNDLED:
         return None
@@ -45,7 +45,7 @@ def locate(name: str) -> Path | None:
 
 
 def _at_hand() -> dict[str, Path]:
-    """Every set that lies in the folders, by name."""
+    """Every set in the folders, by name."""
     found: dict[str, Path] = {}
     for folder in _folders():
         for path in sorted(folder.glob("*.npz")) if folder.is_dir() else []:
@@ -61,10 +61,7 @@ def known_names() -> list[str]:
 
 @dataclass(frozen=True)
 class Info:
-    """One line of the list of sets.
-
-    Numbers are `None` where they are not known without reading the set.
-    """
+    """One line of the list of sets; numbers that are unknown before reading a set are `None`."""
 
     name: str
     rows: int | None
@@ -76,12 +73,12 @@ class Info:
 
 
 def names() -> list[Info]:
-    """The sets that `load` knows: bundled, at hand, and to be downloaded."""
+    """The sets that `load` knows: bundled, on disk, and to be downloaded."""
     return [info(name) for name in known_names()]
 
 
 def info(name: str) -> Info:
-    """What is known of a set without loading it."""
+    """What is known about a set without loading it."""
     if name not in known_names():
         raise DataError(unknown("data set", name, known_names()))
     if name in BUNDLED:
@@ -89,7 +86,7 @@ def info(name: str) -> Info:
     path, home = locate(name), _HOMES.get(name)
     source = home.sources[0].url if home else "file"
     if path is None:
-        assert home is not None  # a known name is bundled, at hand, or has a home
+        assert home is not None  # a known name is bundled, on disk, or has a source
         sizes = (home.rows, home.test_rows, home.features, home.classes)
         return Info(name, *sizes, "to download", source)
     if path.suffix != ".npz":
@@ -105,7 +102,7 @@ def info(name: str) -> Info:
 
 
 def path_of(name_or_path: str | os.PathLike) -> Path | None:
-    """The file to read, after a download where that is needed; `None` for a bundled set."""
+    """The file to read, downloaded if necessary; `None` for a bundled set."""
     name = str(name_or_path)
     if isinstance(name_or_path, str):
         if name in BUNDLED:
@@ -131,7 +128,7 @@ def _places() -> str:
 
 
 def absent(name: str, reason: str) -> str:
-    """The message for a known set that is nowhere: the folders, similar sets, and the remedy."""
+    """The message for a known set that is missing: the folders, similar sets, and the remedy."""
     file, similar = file_name(name), [other for other in _at_hand() if other.startswith(name)]
     close = difflib.get_close_matches(name, similar, max(1, len(similar)), 0.0)
     subset = f" At hand, with a similar name: {', '.join(close)}." if close else ""
@@ -146,7 +143,7 @@ def absent(name: str, reason: str) -> str:
 
 @dataclass(frozen=True)
 class Home:
-    """Where a set comes from, what it holds, and how its files become arrays or speeches."""
+    """The source of a set, its sizes, and the parser of its files."""
 
     rows: int | None
     test_rows: int | None
@@ -166,7 +163,7 @@ def _fetch(name: str) -> Path:
             fetched = [download(source, Path(folder)) for source in home.sources]
             files, digests = zip(*fetched, strict=True)
             parsed = home.parse(list(files))
-            # Not before it could be parsed: what answered may have been a login page.
+            # Only after it was parsed: the answer may have been a login page.
             for source, sha256 in zip(home.sources, digests, strict=True):
                 record_digest(source, sha256)
             draft = Path(folder) / f"draft-{target.name}"
@@ -175,7 +172,7 @@ def _fetch(name: str) -> Path:
             else:
                 _write_speeches(parsed, draft)
             os.replace(draft, target)
-    except OSError as error:  # those of requests are, too; the innermost says what happened
+    except OSError as error:  # so are errors of requests; the innermost gives the reason
         reason: BaseException = error
         while reason.__context__ is not None:
             reason = reason.__context__
@@ -207,7 +204,7 @@ def _write_speeches(users: list[dict], path: Path) -> None:
         json.dump(content, file)
 
 
-# Homes
+# Sources
 
 
 def _parse_libsvm(paths: list[Path]) -> Raw:

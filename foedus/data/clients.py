@@ -1,4 +1,4 @@
-"""What sites bring: arrays, tables, torch and Hugging Face data sets, sparse matrices."""
+"""The rows that sites bring: arrays, tables, torch and Hugging Face data sets, sparse matrices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from foedus.data.partition import deal_test_rows
 from foedus.errors import DataError, SplitError
 
 _LARGEST = 1 << 33
-"""Bytes that a sparse matrix may take once it is dense."""
+"""The largest size of a sparse matrix in bytes once it is dense."""
 
 
 def federation(
@@ -32,7 +32,9 @@ def federation(
     if not given:
         raise SplitError("clients is empty; give at least one (x, y)")
     if isinstance(test, bool) or (isinstance(test, Real) and not 0 <= float(test) < 1):
-        raise SplitError(f"test={test!r} must be a part from 0 to below 1, or rows to test")
+        raise SplitError(
+            f"test={test!r} must be a fraction of at least 0 and below 1, or rows to test"
+        )
     test = float(test) if isinstance(test, Real) else test
     called = names or [str(i) for i in range(len(given))]
     parts = [opened(part, f"clients[{k!r}]") for k, part in zip(called, given, strict=True)]
@@ -46,7 +48,7 @@ def federation(
         if not all(map(is_frame, parts)):
             raise DataError("some clients bring tables and others arrays; give all the same")
         data = _of_tables(parts, called, tests, common, classes, name, seed, reading)
-        test = None if isinstance(test, float) else test  # held out by then
+        test = None if isinstance(test, float) else test  # already held out
     else:
         if reading:
             key = next(iter(reading))
@@ -72,7 +74,7 @@ def _is_array(given: object) -> bool:
 
 
 def _tests(test: Any, names: list[str] | None, count: int) -> list[Any]:
-    """What each client has to test, in the order of the clients."""
+    """The test rows of each client, in the order of the clients."""
     called, given = named(test, "test")
     if (called is None) != (names is None) or (names and set(called or ()) != set(names)):
         raise SplitError("test must have the same names as clients, or be a list as clients is one")
@@ -91,7 +93,7 @@ def _of_tables(
     parts: list[Any], names: list[str], test: Any, common: bool, classes: int | None, name: str,
     seed: int, reading: dict[str, Any],
 ) -> Data:  # fmt: skip
-    """One table of all sites' rows, in their order, read as any other."""
+    """One table of the rows of all sites, in their order, read as any other table."""
     import pandas as pd
 
     if classes is not None:
@@ -116,10 +118,10 @@ def _of_tables(
         kinds: list[set[str]] = [
             {c for c in columns if isinstance(p.dtypes.get(c), pd.CategoricalDtype)} for p in parts
         ]
-        texts = set().union(*kinds)  # pandas would make numbers of unequal categories
+        texts = set().union(*kinds)  # concatenating unequal categories would lose their type
         if some := sorted(texts - kinds[0].intersection(*kinds)):
             raise DataError(
-                f"{what}: column {some[0]!r} holds categories at some sites alone; make it "
+                f"{what}: column {some[0]!r} holds categories at some sites only; make it "
                 "categorical at all of them, or at none: table[column].astype('category')"
             )
         parts = [p.astype(dict.fromkeys(texts, object)) for p in parts]
@@ -136,7 +138,7 @@ def _of_tables(
         together(parts, "clients"), group=owner, test=0 if test is None else rows, name=name,
         seed=seed, **reading,
     )  # fmt: skip
-    # by name, in the order that they were given in
+    # positions by name, in the given order
     place = np.array([names.index(k) for k in data.group_names or ()])
     theirs = None if common else place[data.groups_test]
     return replace(
@@ -148,6 +150,7 @@ def _of_arrays(
     parts: list[Any], test: Any, common: bool, classes: int | None, name: str,
     names: list[str] | None,
 ) -> Data:  # fmt: skip
+    """A data set of the rows of all sites, in their order."""
     x, y, weights, owner = _concatenate(parts, "clients")
     if common and is_frame(test):
         raise DataError("test is a table and the clients bring arrays; give (x, y)")
@@ -165,7 +168,7 @@ def _of_arrays(
 def _concatenate(
     parts: Sequence[tuple[Any, Any, Any]], what: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
-    """All rows one after the other, their weights, where there are some, and whose they are."""
+    """All rows one after the other, with their weights, if they have some, and their clients."""
     first = tuple(v.shape[1:] for v in parts[0][:2])
     weighted = [weights is not None for *_, weights in parts]
     if any(weighted) and not all(weighted):
@@ -194,7 +197,7 @@ def _concatenate(
 
 
 def _joined(arrays: list[np.ndarray]) -> np.ndarray:
-    """Arrays one after the other: without a copy where they lie so in the memory of one array."""
+    """Arrays one after the other, without a copy if they are adjacent parts of one array."""
     first, end = arrays[0], None
     for a in arrays:
         start = a.__array_interface__["data"][0]
@@ -203,20 +206,20 @@ def _joined(arrays: list[np.ndarray]) -> np.ndarray:
             return np.concatenate(arrays)
         end = start + a.nbytes
     shape = (sum(map(len, arrays)), *first.shape[1:])
-    # those of a dimension of size 1 may be anything
+    # strides of dimensions of size 1 are arbitrary
     strides = np.cumprod([first.itemsize, *shape[:0:-1]])[::-1]
     return np.lib.stride_tricks.as_strided(first, shape, strides.tolist(), writeable=False)
 
 
 def _owner(array: np.ndarray) -> Any:
-    """The array whose memory another one is a view of."""
+    """The array that owns the memory of a view."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
 
 
 def named(clients: Any, what: str) -> tuple[list[str] | None, list[Any]]:
-    """The names of clients, where they have some, and what they bring."""
+    """The names of the clients, if they have some, and their rows."""
     if isinstance(clients, Mapping):
         return [str(name) for name in clients], list(clients.values())
     if isinstance(clients, str | bytes) or not isinstance(clients, Sequence):
@@ -231,7 +234,7 @@ def opened(given: Any, where: str) -> Any:
     """One client's rows: a DataFrame, or arrays (x, y, weights of rows or `None`)."""
     if is_frame(given):
         return given
-    if hasattr(given, "to_pandas") and hasattr(given, "column_names"):  # of Hugging Face
+    if hasattr(given, "to_pandas") and hasattr(given, "column_names"):  # Hugging Face
         return given.to_pandas()
     if isinstance(given, tuple | list) and len(given) in (2, 3):
         if is_frame(given[0]):
@@ -251,14 +254,14 @@ def _with_labels(given: Sequence[Any], where: str) -> Any:
     frame, y = given[:2]
     if len(given) == 3 or "label" in map(str, frame.columns) or len(frame) != len(y):
         raise DataError(
-            f"{where} is a DataFrame with labels (and weights) apart; give one DataFrame that has "
-            "them as columns, with label= (and weight=)"
+            f"{where} is a DataFrame with separate labels (and weights); give one DataFrame that "
+            "has them as columns, with label= (and weight=)"
         )
     return frame.assign(label=np.asarray(_plain(y)))
 
 
 def dense(x: Any, where: str) -> np.ndarray:
-    """Features as an array; sparse matrices become dense, if there is room."""
+    """Features as an array; sparse matrices become dense, up to a size."""
     if hasattr(x, "toarray") and hasattr(x, "nnz"):
         size = 4 * int(np.prod(x.shape))
         if size > _LARGEST:
@@ -271,7 +274,7 @@ def dense(x: Any, where: str) -> np.ndarray:
 
 
 def _plain(values: Any) -> Any:
-    """A tensor without its graph, on the CPU; others as they are."""
+    """A tensor without its graph, on the CPU; other values unchanged."""
     return values.detach().cpu() if hasattr(values, "detach") else values
 
 
@@ -282,7 +285,7 @@ def _is_torch(given: object) -> bool:
 
 
 def _of_torch(given: Any, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """All rows of a Dataset, in order, or of a DataLoader, as it gives them."""
+    """All rows of a Dataset, in order, or of a DataLoader, in its order."""
     import torch
     from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 

@@ -144,7 +144,7 @@ class Data:
 
     def _check_weights(self) -> None:
         given = {"train": self.weights_train, "test": self.weights_test}
-        if not len(self.x_test):  # there is nothing to weigh
+        if not len(self.x_test):  # no test rows
             given["test"] = None if given["train"] is None else np.zeros(0)
             object.__setattr__(self, "weights_test", given["test"])
         lacking = [part for part, weights in given.items() if weights is None]
@@ -234,7 +234,8 @@ class Data:
         if classes is None and y_train.dtype.kind == "f" and one_hot(y_train):
             warnings.warn(
                 f"y_train of {name!r} has {y_train.shape[1]} columns, of which one is 1 in each "
-                "row: they are taken for numbers to predict; if they are classes, give y.argmax(1)",
+                "row: they are treated as regression targets; if they are classes, give "
+                "y.argmax(1)",
                 stacklevel=2,
             )
         numbers = classes is None and y_train.dtype.kind == "f" and y_train.ndim == 1
@@ -242,7 +243,7 @@ class Data:
             *np.unique(y_train)
         }:
             warnings.warn(
-                f"y_train of {name!r} is 0.0 and 1.0: they are taken for numbers to predict; for "
+                f"y_train of {name!r} is 0.0 and 1.0: they are treated as regression targets; for "
                 "two classes give integers",
                 stacklevel=2,
             )
@@ -256,7 +257,7 @@ class Data:
             else:
                 text = y_train.dtype.kind == "U"
                 alike = y_test.ndim == 1 and y_test.dtype.kind in ("U" if text else "iub")
-                # otherwise it is refused below
+                # otherwise an error below
                 both = np.concatenate([y_train, y_test]) if alike else y_train
                 codes, about = numbered(both, name)
                 y_test = codes[len(y_train) :] if alike else y_test
@@ -299,7 +300,7 @@ class Data:
         """Raise `DataError` if the rows are raw, that is, not yet preprocessed."""
         if self.raw is not None:
             raise DataError(
-                f"{self.name!r} holds raw rows (fit=False), which no model can be given; fit their "
+                f"{self.name!r} holds raw rows (fit=False), which models cannot take; fit their "
                 "preprocessing first: fed = fd.prepare(fed)"
             )
 

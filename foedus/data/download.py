@@ -26,12 +26,12 @@ def cache_dir() -> Path:
 
 @dataclass(frozen=True)
 class Source:
-    """One file of a set at its home, with the MD5 that is published for it, if there is one."""
+    """One file of a set at its source, with its published MD5, if there is one."""
 
     url: str
     md5: str | None = None
     keep: bool = False  # an archive of several sets stays in the cache
-    former: str | None = None  # where the home had the same file before it moved it
+    former: str | None = None  # the former address of the file
 
 
 _TIMEOUT = 30  # seconds without an answer
@@ -42,7 +42,10 @@ def file_name(name: str) -> str:
 
 
 def download(source: Source, folder: Path) -> tuple[Path, str]:
-    """Fetch one file and check it; a file that fails the check is never kept. Also its SHA-256."""
+    """Fetch one file and check it; returns its path and its SHA-256.
+
+    A file that fails the check is never kept.
+    """
     file = source.url.rsplit("/", 1)[-1]
     kept = cache_dir() / "downloads" / file
     if source.keep and kept.exists():
@@ -58,14 +61,14 @@ def download(source: Source, folder: Path) -> tuple[Path, str]:
 
 
 def _retrieve(source: Source, target: Path) -> None:
-    """Fetch a file from where it is or, if it has gone, from where it was.
+    """Fetch a file from its present address or, if it has gone, from its former one.
 
-    A short answer is an error of urllib3's.
+    A truncated answer is an error of urllib3's.
     """
     from pooch import HTTPDownloader
     from requests import HTTPError
 
-    # Not unpacked on the way: checksums are those of the files.
+    # Without content encoding: checksums are those of the files.
     headers = {"User-Agent": "foedus", "Accept-Encoding": "identity"}
     bar = _Bar(target.name) if sys.stderr.isatty() else None
     fetch = HTTPDownloader(
@@ -121,7 +124,7 @@ def record_digest(source: Source, sha256: str) -> None:
 
 
 def _recorded() -> tuple[Path, dict[str, str]]:
-    """The file of checksums of first downloads, and what it holds."""
+    """The file of checksums of first downloads, and its content."""
     record = cache_dir() / "checksums.json"
     try:
         known = json.loads(record.read_text()) if record.exists() else {}
@@ -135,7 +138,10 @@ def _recorded() -> tuple[Path, dict[str, str]]:
 
 
 class _Bar:
-    """A progress bar of rich's, as pooch asks for one: it sets `total`, then calls the methods."""
+    """A progress bar of rich with the interface that pooch expects.
+
+    pooch sets `total` and calls the methods.
+    """
 
     total = 0
 

@@ -1,4 +1,4 @@
-"""A federation: which client holds which rows of a data set."""
+"""A federation: a data set divided among clients."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _BARS = 40  # more clients than this are drawn as a heat map
-_COLOURS = 20  # more labels than this have no distinguishable colours
-_NAMED = 10  # names of clients that a description has
-_COLUMNS = 200  # a heat map of more clients averages neighbours
+_COLORS = 20  # more labels than this have no distinguishable colors
+_NAMED = 10  # the largest number of client names in a description
+_COLUMNS = 200  # a heat map of more clients averages neighbors
 _LISTED = 12  # more clients, or labels, than this are not listed in a notebook
 _HEAT = (40, 100)  # labels and clients of a heat map in a notebook, at most
 
@@ -181,7 +181,7 @@ class Federation:
             >>> fed.names, fed.sizes.tolist()
             (('north', 'south'), [1, 2])
         """
-        # they build on federations, so they cannot be imported above
+        # a circular import at the top
         from foedus.data.clients import federation
 
         return federation(cls, clients, test, classes, name, seed, reading)
@@ -224,7 +224,7 @@ class Federation:
         return {
             "clients": f"{checksum(*owners):08x}",
             "training rows": held(train, self.rows, data.x_train, data.y_train),
-            # all of them are evaluated on, those of nobody, too
+            # models are evaluated on all of them, whether or not a client holds them
             "test rows": held(test, np.arange(len(data.x_test)), data.x_test, data.y_test),
         }
 
@@ -340,7 +340,7 @@ class Federation:
                 f"no row of {data.name!r} can be held out: each of the {len(self)} clients has a "
                 "single training row; divide the data among fewer clients"
             )
-        # a number for each row of the data: the order and the number of clients do not matter
+        # one number per row of the data: order and number of clients do not matter
         lot = np.random.default_rng(seed).random(len(data.x_train))[self.rows]
         order = np.lexsort((lot, self.owners()))
         place = np.arange(len(order)) - np.repeat(self.offsets[:-1], sizes)
@@ -353,7 +353,7 @@ class Federation:
             data, x_test=data.x_train[held], y_test=data.y_train[held], groups_test=groups,
             weights_test=weights,
         )  # fmt: skip
-        # those of the test rows left behind
+        # rows of the test part that is dropped
         settings = {k: v for k, v in self.settings.items() if k != "source_test_rows"}
         return Federation(
             validation, self.rows[~drawn], _ends(sizes - counts),
@@ -450,7 +450,7 @@ class Federation:
             ax = plt.subplots(figsize=(7, 4), layout="constrained")[1]
         if self.data.classes is None:
             self._plot_targets(ax)
-        elif len(self) <= _BARS and self.data.classes <= _COLOURS:
+        elif len(self) <= _BARS and self.data.classes <= _COLORS:
             self._plot_bars(ax)
         else:
             self._plot_heat(ax)
@@ -461,12 +461,12 @@ class Federation:
         import matplotlib
 
         classes = self.data.classes
-        assert classes is not None  # of targets there are no bars
+        assert classes is not None  # regression has another plot
         counts, left = self.label_counts(), np.zeros(len(self))
-        colours = matplotlib.colormaps["tab10" if classes <= 10 else "tab20"]
+        colors = matplotlib.colormaps["tab10" if classes <= 10 else "tab20"]
         names, places = self._class_names(classes), np.arange(len(self))
         for label, (name, n) in enumerate(zip(names, counts.T, strict=True)):
-            ax.barh(places, n, left=left, color=colours(label), label=name, height=0.85)
+            ax.barh(places, n, left=left, color=colors(label), label=name, height=0.85)
             left += n
         ax.set_yticks(places, **self._client_ticks())
         ax.invert_yaxis()

@@ -1,4 +1,4 @@
-"""Checksums of arrays: which rows a federation has, and who holds them."""
+"""Checksums of arrays, by which federations with different rows or owners are told apart."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from functools import reduce
 import numpy as np
 
 WHOLE = 1 << 28
-"""Bytes of an array up to which all of it is read."""
+"""Arrays of up to this number of bytes are read completely."""
 
 _BLOCK, _BLOCKS = 1 << 16, 1 << 10
 
 
 def checksum(*arrays: np.ndarray, start: int = 0) -> int:
-    """CRC-32 of the bytes of arrays, one after the other: about a quarter of a millisecond a
-    megabyte.
+    """CRC-32 of the bytes of arrays, one after the other: about 0.25 ms per megabyte.
 
     Of an array of more than `WHOLE` bytes, 1024 blocks of 64 KiB are read, evenly spaced from the
     first to the last: a change between them goes unnoticed.
@@ -38,5 +37,5 @@ def sampled(array: np.ndarray) -> bool:
 
 
 def form(*arrays: np.ndarray) -> int:
-    """A checksum of the types and shapes of arrays, in which equal bytes may differ."""
+    """A checksum of the types and shapes of arrays: equal bytes may have different ones."""
     return zlib.crc32(repr([(a.dtype.str, a.shape) for a in arrays]).encode())

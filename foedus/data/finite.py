@@ -1,15 +1,15 @@
-"""Where numbers are missing or infinite."""
+"""Find missing and infinite numbers."""
 
 from __future__ import annotations
 
 import numpy as np
 
 _BLOCK = 1 << 22
-"""Numbers that are looked at together: beside the data, no more memory than theirs is taken."""
+"""The numbers that are checked at a time, which bounds the additional memory."""
 
 
 def first_not_finite(x: np.ndarray) -> tuple[int, int, int] | None:
-    """How many numbers are NaN or infinite, and row and flat column of the first; or `None`."""
+    """The number of NaN or infinite entries, with row and flat column of the first; or `None`."""
     if x.size == 0:
         return None
     width = x.size // len(x)
@@ -17,7 +17,7 @@ def first_not_finite(x: np.ndarray) -> tuple[int, int, int] | None:
     count, first = 0, (0, 0)
     for start in range(0, len(x), many):
         block = x[start : start + many]
-        # min and max carry NaN and infinities along without an array of flags
+        # min and max propagate NaNs and infinities without an array of flags
         if np.isfinite(block.min()) and np.isfinite(block.max()):
             continue
         bad = ~np.isfinite(block.reshape(len(block), width))

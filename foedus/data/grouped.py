@@ -18,16 +18,16 @@ def held_out_groups(
 ) -> np.ndarray:
     """Which rows to hold out, so that no group has rows on both sides.
 
-    Groups are drawn at random, in each stratum until its held rows are as near to `part` of its
-    rows as whole groups allow. A group whose rows are of several strata belongs to the one of most
-    of its rows (of the least number, where there are several). At least one group is held out, and
-    at least one is not.
+    Groups are drawn at random, in each stratum until its held-out rows are as near to `part` of its
+    rows as whole groups allow. A group with rows of several strata belongs to the one with most of
+    its rows (the smallest of these, in a tie). At least one group is held out, and at least one is
+    not.
 
     Args:
-        groups: Whose row it is: numbers or texts, one a row.
-        part: The part of the rows to hold out.
-        seed: Of the draw.
-        strata: A label for each row, of which both sides are to have their part.
+        groups: The group of each row: numbers or texts.
+        part: The fraction of the rows to hold out.
+        seed: The seed of the draw.
+        strata: A label for each row; both sides get their share of each label.
 
     Returns:
         A bool for each row.

@@ -1,4 +1,4 @@
-"""Training and test parts: join what a file has, hold out test rows."""
+"""Training and test parts: join those of a file, or hold out test rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from foedus.data.formats.raw import Raw
 from foedus.data.grouped import held_out_groups
 from foedus.errors import DataError
 
-HELD_OUT = 0.25  # part of the rows that become the test part of a set without one
+HELD_OUT = 0.25  # fraction of the rows that is held out from a set without a test part
 
 
 def image_shaped(raw: Raw) -> Raw:
@@ -64,7 +64,7 @@ def join_parts(train: Raw, test: Raw, where: object) -> Raw:
 
 
 def _aligned(train: Raw, test: Raw, where: object) -> Raw:
-    """The columns of another table in the order of this one, its categories by the same codes."""
+    """A test table in the column order and category codes of the training table."""
     if train.feature_names is None:
         return test
     columns, found = list(train.feature_names), list(test.feature_names or [])
@@ -81,9 +81,9 @@ def _aligned(train: Raw, test: Raw, where: object) -> Raw:
                 f"{where}: column {name!r} holds text, in the training rows numbers; give both the "
                 "same"
             )
-        if name in ours:  # those that are not known count as unseen
+        if name in ours:  # categories without training rows are treated as unknown
             codes, given = x[:, place], theirs.get(name)
-            if given is None:  # all of the texts are numbers, or none is there
+            if given is None:  # all texts are numbers, or all values are missing
                 values, places = np.unique(codes, return_inverse=True)
                 given = tuple(as_text(v) for v in values[~np.isnan(values)])
                 codes = np.where(places < len(given), places, np.nan)
@@ -95,7 +95,7 @@ def _aligned(train: Raw, test: Raw, where: object) -> Raw:
 
 
 def pool_parts(raw: Raw) -> Raw:
-    """Training and test rows together, where the test part is to be drawn anew."""
+    """Training and test rows together, if the test part is to be drawn anew."""
     if raw.x_test is None:
         return raw
     groups = raw.groups_train
@@ -112,14 +112,18 @@ def pool_parts(raw: Raw) -> Raw:
 
 
 def test_fraction(test: object) -> float:
+    """The fraction of each speaker's text that is held out; `DataError` for anything else."""
     if not isinstance(test, (int, float)):
-        raise DataError(f"test={test!r} must be a part from 0 to below 1 of each speaker's text")
+        raise DataError(
+            f"test={test!r} must be a fraction of at least 0 and below 1 of each speaker's text"
+        )
     return float(test)
 
 
 def hold_out(raw: Raw, part: float, seed: int, regression: bool) -> Raw:
-    """Move a random part of the rows of each group, or of each label, to the test part; rows that
-    belong together move together.
+    """Move a random fraction of the rows of each group, or of each label, to the test part.
+
+    Rows that belong together move together.
     """
     n, y = len(raw.y_train), raw.y_train
     if raw.groups_train is not None:
@@ -143,7 +147,7 @@ def hold_out(raw: Raw, part: float, seed: int, regression: bool) -> Raw:
 
 
 def _drawn(strata: np.ndarray, part: float, rng: np.random.Generator) -> np.ndarray:
-    """Which rows: a part of those of each number, at least one row is left."""
+    """Which rows are held out: a fraction of each stratum, so that at least one row is left."""
     n = len(strata)
     shuffled = rng.permutation(n)
     order = shuffled[np.argsort(strata[shuffled], kind="stable")]

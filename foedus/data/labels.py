@@ -1,4 +1,4 @@
-"""Labels: classes or numbers, and classes by number."""
+"""Labels: whether they are classes or numbers, and classes as numbers from 0."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from foedus.data.formats.frames import as_text
 from foedus.data.formats.raw import Raw
 from foedus.errors import DataError
 
-_FEW = 20  # different integers of a table that are taken for classes
+_FEW = 20  # a column of a table with more distinct integers may hold amounts
 
 
 def task_of(
     y: np.ndarray, task: Literal["classification", "regression"] | None, name: str, table: bool
 ) -> Literal["classification", "regression"]:
-    """What is to be learnt from such labels, where nobody has said it; doubtful cases are told.
+    """Whether labels are classes or numbers; doubtful cases cause a warning or an error.
 
-    table: whether they are a column of a table, where many different integers may be amounts.
+    Args:
+        y: The labels.
+        task: The user's choice, or `None`.
+        name: The name of the set, for errors.
+        table: Whether they are a column of a table, in which many distinct integers may be amounts.
     """
     if y.dtype.kind not in "iubfUS":
         raise DataError(f"labels of {name!r} have dtype {y.dtype}; expected numbers or text")
@@ -33,7 +37,7 @@ def task_of(
         )
     if y.dtype.kind == "f" and y.ndim == 1 and set(np.unique(y).tolist()) == {0.0, 1.0}:
         warnings.warn(
-            f"labels of {name!r} are 0.0 and 1.0: they are taken for two classes; "
+            f"labels of {name!r} are 0.0 and 1.0: they are treated as two classes; "
             "task='regression' predicts them as numbers",
             stacklevel=3,
         )
@@ -60,9 +64,9 @@ def one_hot(y: np.ndarray) -> bool:
 
 
 def refuse_one_hot(y: np.ndarray, what: str, name: str) -> None:
-    """Refuse one-hot rows of integers, which would be taken for labels of the steps of sequences.
+    """Raise `DataError` for one-hot rows of integers, which look like labels of steps of sequences.
 
-    Of few rows, such as those of one client, that may be chance: it is asked of whole sets.
+    It is called for whole sets: in few rows, such as those of one client, it may be chance.
     """
     if y.dtype.kind in "iub" and one_hot(y):
         raise DataError(
@@ -72,7 +76,7 @@ def refuse_one_hot(y: np.ndarray, what: str, name: str) -> None:
 
 
 def step_classes(parts: list[np.ndarray], name: str) -> int:
-    """How many classes there are among integer labels (n, t) of the steps of sequences."""
+    """The number of classes of integer labels (n, t) of the steps of sequences."""
     if any(y.dtype.kind not in "iu" for y in parts):
         raise DataError(
             f"labels of {name!r} have shape {parts[0].shape} and dtype {parts[0].dtype}; labels of "
@@ -85,7 +89,7 @@ def step_classes(parts: list[np.ndarray], name: str) -> int:
 def encode_labels(
     raw: Raw, regression: bool, name: str
 ) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
-    """Labels as 0 .. classes - 1 (targets stay), and `classes`, `class_names`, `class_values`."""
+    """Labels as 0 .. classes - 1 (targets unchanged), and what `Data` records of the classes."""
     if raw.y_train.ndim == 2 and not regression and raw.y_test is not None:
         names, count = raw.class_names, None if raw.class_names is None else len(raw.class_names)
         about: dict[str, Any] = {"classes": count or step_classes([raw.y_train, raw.y_test], name)}
@@ -113,7 +117,7 @@ def encode_labels(
     codes, about = numbered(y, name)
     if raw.feature_names is not None and len(y) and (y == y[0]).all():
         warnings.warn(
-            f"labels of {name!r} are all {as_text(y[0])}: there is nothing to tell apart; is "
+            f"labels of {name!r} are all {as_text(y[0])}: there is only one class; is "
             "label= the right column? (for numbers, task='regression')",
             stacklevel=4,
         )
@@ -127,17 +131,19 @@ def _decoded(y: np.ndarray | None, name: str) -> np.ndarray:
     try:
         return np.char.decode(y, "utf-8")
     except UnicodeDecodeError:
-        raise DataError(f"labels of {name!r} are bytes that are no text; give texts") from None
+        raise DataError(
+            f"labels of {name!r} are bytes that are not UTF-8 text; give texts"
+        ) from None
 
 
 def numbered(y: np.ndarray, name: str) -> tuple[np.ndarray, dict[str, Any]]:
-    """Labels as 0 .. classes - 1, and what they were unless they are such numbers already."""
+    """Labels as 0 .. classes - 1, with their original values unless these are such numbers."""
     if y.dtype.kind == "f" and not np.isfinite(y).all():
         raise DataError(f"labels of {name!r} hold NaN or infinity; remove those rows")
     values, codes = np.unique(y, return_inverse=True)
     if y.dtype.kind in "iu" and values[0] == 0 and values[-1] < 2 * len(values) + 10:
         return y.astype(np.int64), {"classes": max(2, int(values[-1]) + 1)}
-    if y.dtype.kind in "iu" and len(values) == 1 and values[0] > 0:  # one of several, perhaps
+    if y.dtype.kind in "iu" and len(values) == 1 and values[0] > 0:  # may be one of several
         return y.astype(np.int64), {"classes": int(values[0]) + 1}
     names = tuple(f"{v:g}" if y.dtype.kind == "f" else str(v) for v in values.tolist())
     if len(names) == 1:

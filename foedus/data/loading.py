@@ -41,7 +41,7 @@ from foedus.errors import DataError, unknown
 if TYPE_CHECKING:
     from pandas import DataFrame
 else:
-    DataFrame = Any  # hints are read where pandas need not be imported
+    DataFrame = Any  # type hints are resolved without importing pandas
 
 Task = Literal["classification", "regression"]
 
@@ -146,7 +146,9 @@ def load(
     check_value("seed", seed, Annotated[int, Ge(0)], DataError)
     test = float(test) if isinstance(test, Real) else test
     if isinstance(test, (int, float)) and not 0 <= test < 1:
-        raise DataError(f"test={test!r} must be a part from 0 to below 1, or a file with test rows")
+        raise DataError(
+            f"test={test!r} must be a fraction of at least 0 and below 1, or a file with test rows"
+        )
 
     def read(source: str | os.PathLike | DataFrame, what: str, texts: Collection[str] = ()) -> Raw:
         if is_frame(source):
@@ -205,7 +207,7 @@ def load_speeches(path: str | os.PathLike | None = None) -> list[dict]:
     """
     path = path_of("shakespeare" if path is None else Path(path))
     if path is None or not path.is_file():
-        raise DataError(absent("shakespeare", "its speeches are not at hand"))
+        raise DataError(absent("shakespeare", "its speeches are not on this machine"))
     try:
         users = json.loads(formats.read_bytes(path))["users"]
         texts = all(isinstance(s, str) for user in users for s in user["speeches"])

@@ -38,7 +38,7 @@ def poison(fed: Federation, clients: Sequence[int]) -> Federation:
     place = {int(i): p for p, i in enumerate(fed.ids)}
     if strange := [i for i in clients if i not in place]:
         raise ConfigError(
-            f"clients names {strange[0]!r}, who is not in the federation of {len(fed)} clients"
+            f"clients names {strange[0]!r}, which is not in the federation of {len(fed)} clients"
         )
     rows = np.concatenate([fed.rows[:0], *(fed.client_rows(place[int(i)]) for i in clients)])
     y = fed.data.y_train.copy()

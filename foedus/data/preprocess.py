@@ -1,7 +1,7 @@
-"""From rows as people have them to those that a model is given: missing values, categories, scales.
+"""Preprocessing: missing values, categories and scales of raw rows.
 
-What is fitted on training rows is a `Preprocessor`. It goes with the data, the run and the model,
-so that a model can be asked about raw rows: `run.model.predict(frame)`.
+What is fitted on training rows is a `Preprocessor`. It is part of the data, the run and the model,
+so that a model accepts raw rows: `run.model.predict(frame)`.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ IMPUTES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 ENCODINGS = ("onehot", "ordinal")
 _SOME, _FAR_OFF, _RAW = 10, 3.0, 20.0
-"""Rows of a table from which medians say something; how far off scaled medians are doubtful, of a
-table and of an array.
+"""The least rows of a table for medians to be meaningful; the sizes of scaled medians that are
+suspicious, of a table and of an array.
 """
 _BLOCK = 1 << 14
-"""Rows of a table that are prepared at a time."""
+"""Rows of a table that are transformed at a time."""
 UNSEEN = -1.0
 """The code of a category that no training row has."""
 
 
 def auto_scale(x: np.ndarray) -> str | None:
-    """What suits these numbers, see `foedus.load`."""
+    """The scaling that suits these numbers, see `foedus.load`."""
     low, high = float(x.min()), float(x.max())
     if low >= -1 and 0.5 <= max(-low, high) <= 1:
         return None
@@ -50,7 +50,7 @@ def auto_scale(x: np.ndarray) -> str | None:
 def _standard(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     shift = x.mean(0, dtype=np.float64)
     spread = x.std(0, dtype=np.float64)
-    # A constant column has a spread of rounding errors, which must not be divided by.
+    # The spread of a constant column is a rounding error, by which nothing must be divided.
     return shift, np.where(spread > 1e-7 * np.maximum(np.abs(shift), 1e-30), spread, 1.0)
 
 
@@ -64,7 +64,7 @@ def _robust(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return middle, np.where(high > low, high - low, 1.0)
 
 
-# What to subtract and by what to divide, from the training rows.
+# The shift to subtract and the divisor, from the training rows.
 SCALES: dict[str, Callable[[np.ndarray], tuple] | None] = {
     "auto": None,
     "standard": _standard,
@@ -75,20 +75,20 @@ SCALES: dict[str, Callable[[np.ndarray], tuple] | None] = {
 
 
 def no_value(row: int, column: int | str) -> DataError:
-    """The error for a missing number that nothing replaces."""
+    """The error for a missing number that is not imputed."""
     return DataError(
-        f"row {row} has no value in column {column!r}, and none of the training rows lacked one; "
+        f"row {row} has no value in column {column!r}, and no training row lacks a value there; "
         "fill it in"
     )
 
 
 def category_name(column: str, category: str | None) -> str:
-    """The name of a column of 0 and 1."""
+    """The name of the column of 0 and 1 of a category."""
     return f"{column}={'missing' if category is None else category}"
 
 
 def scaled(x: np.ndarray, shift: np.ndarray | None, divisor: np.ndarray | float) -> np.ndarray:
-    """(x - shift) / divisor in float32 by blocks of rows; the difference is taken in float64."""
+    """(x - shift) / divisor in float32, by blocks of rows; the difference is taken in float64."""
     out = np.empty(x.shape, np.float32)
     block = max(1, (1 << 22) // max(1, int(np.prod(x.shape[1:]))))
     for start in range(0, len(x), block):
@@ -100,20 +100,24 @@ def scaled(x: np.ndarray, shift: np.ndarray | None, divisor: np.ndarray | float)
 
 @dataclass(frozen=True, eq=False)
 class Preprocessor:
-    """What was fitted on training rows, and what it makes of others.
+    """Preprocessing that was fitted on training rows.
+
+    A category that no training row has counts as unknown: zeros, or -1 if `encode="ordinal"`. So
+    does a missing category, unless some training rows lacked it, too.
 
     Args:
-        names: The columns of a raw table, in order; `None` for arrays whose columns have none.
-        categories: By name, the texts of a column that holds text, sorted, and last `None` where
-            training rows lack one; all other columns hold numbers.
-        fill: What a missing number becomes, by column of numbers; `None`: it is refused.
-        shift, divisor: (x - shift) / divisor, by column of numbers; `None`: left alone.
-        scaling: The name of that.
-        encode: "onehot": a column of 0 and 1 for each category; "ordinal": its place.
-        clip: The largest size of a scaled number, if any.
-
-    A category that no training row has is none of those that are known: zeros, or -1 where
-    `encode="ordinal"`. So is a missing one, unless training rows lacked some, too.
+        names: The columns of a raw table, in order; `None` for arrays without column names.
+        categories: For each column of texts, by name, its texts, sorted; the last is `None` if
+            training rows lack one. All other columns hold numbers.
+        fill: The value of a missing number, by column of numbers; `None`: missing numbers are
+            refused.
+        shift: What is subtracted, by column of numbers; `None`: nothing.
+        divisor: What the difference is divided by, by column of numbers; `None`: numbers are not
+            scaled.
+        scaling: The name of the scaling.
+        encode: "onehot": a column of 0 and 1 for each category; "ordinal": the index of the
+            category.
+        clip: The largest absolute value of a scaled number, if any.
     """
 
     names: tuple[str, ...] | None = None
@@ -125,21 +129,25 @@ class Preprocessor:
     encode: str = "onehot"
     clip: float | None = None
 
-    # -- what it makes of rows ---------------------------------------------------------------------
+    # -- transforming rows -------------------------------------------------------------------------
 
     def transform(self, rows: pd.DataFrame | Mapping[str, Sequence]) -> np.ndarray:
-        """Raw rows, with columns by name in any order, as a model is given them (float32)."""
+        """Raw rows as a model receives them (float32).
+
+        Args:
+            rows: A table with columns by name, in any order.
+        """
         made = self.apply(self.encoded(rows))
         if len(made) >= _SOME and self._far(made, _FAR_OFF):
             warnings.warn(
-                "most columns of this table are far from those of the training; give raw rows (if "
-                "these are scaled already, give them as an array)",
+                "most columns of this table are far from those of the training rows; give raw "
+                "rows (if these are scaled already, give them as an array)",
                 stacklevel=4,
             )
         return made
 
     def encoded(self, rows: pd.DataFrame | Mapping[str, Sequence]) -> np.ndarray:
-        """Raw rows as numbers, in the order of `names`; of texts the place among `categories`."""
+        """Raw rows as numbers, in the order of `names`; texts become indices of `categories`."""
         import pandas as pd
 
         if self.names is None:
@@ -152,7 +160,7 @@ class Preprocessor:
         try:
             frame = pd.DataFrame(rows)
         except ValueError as error:
-            raise DataError(f"these are no rows of a table: {error}") from None
+            raise DataError(f"these are not rows of a table: {error}") from None
         frame.columns = [str(c) for c in frame.columns]
         lacking = [c for c in self.names if c not in frame.columns]
         if lacking:
@@ -174,23 +182,23 @@ class Preprocessor:
             if strange:
                 warnings.warn(
                     f"column {name!r} has categories that no training row has ("
-                    f"{', '.join(map(repr, strange[:5]))}): they count as none of the known",
+                    f"{', '.join(map(repr, strange[:5]))}): they are treated as unknown",
                     stacklevel=4,
                 )
             out[:, place] = codes
         return out
 
     def apply(self, x: np.ndarray) -> np.ndarray:
-        """Numbers as `encoded` gives them, or an array without names, as a model is given them."""
+        """Rows as a model receives them, from `encoded` ones or an array without names."""
         if self.names is None or x.dtype.kind != "f" or len(x) <= _BLOCK:
             return self._applied(x)
         out = np.empty((len(x), len(self.feature_names or ())), np.float32)
-        for first in range(0, len(x), _BLOCK):  # what is made on the way stays in the cache
+        for first in range(0, len(x), _BLOCK):  # temporary arrays stay in the cache
             out[first : first + _BLOCK] = self._applied(x[first : first + _BLOCK], first)
         return out
 
     def _applied(self, x: np.ndarray, first: int = 0) -> np.ndarray:
-        """Of rows from number `first` on."""
+        """The same for rows from number `first` on."""
         if not self.categories:
             columns = range(x.shape[1] if x.ndim == 2 else 0)
             return self._scaled(self._filled(x, columns, first))
@@ -227,9 +235,9 @@ class Preprocessor:
         return x if self.clip is None else np.clip(x, -self.clip, self.clip)
 
     def to_sklearn(self) -> ColumnTransformer:
-        """A fitted scikit-learn `ColumnTransformer` that makes the same of raw DataFrames.
+        """A fitted scikit-learn `ColumnTransformer` that does the same with raw DataFrames.
 
-        Unknown categories count as none of those known, without a warning.
+        Unknown categories are encoded as unknown, without a warning.
         """
         from foedus.data.transformers import column_transformer
 
@@ -239,7 +247,7 @@ class Preprocessor:
 
     @property
     def feature_names(self) -> tuple[str, ...] | None:
-        """Of what a model is given: numbers first, then categories."""
+        """The names of the model's inputs: numbers first, then categories."""
         if self.names is None:
             return None
         found = [name for name in self.names if name not in self.categories]
@@ -250,11 +258,11 @@ class Preprocessor:
         return tuple(found)
 
     def looks_raw(self, x: np.ndarray) -> bool:
-        """Whether an array is far from what `apply` gives: more than half of its columns are."""
+        """Whether more than half of an array's columns are far from what `apply` returns."""
         return x.ndim == 2 and bool(len(x)) and self._far(x, _RAW)
 
     def _far(self, x: np.ndarray, most: float) -> bool:
-        """Whether the medians of more than half of the columns of numbers are beyond `most`."""
+        """Whether the medians of more than half of the columns of numbers exceed `most`."""
         if self.scaling not in ("standard", "robust"):
             return False
         width = x.shape[1] if not self.categories else len(self.names or ()) - len(self.categories)
@@ -275,7 +283,7 @@ class Preprocessor:
 
     @classmethod
     def from_json(cls, about: dict[str, Any]) -> Preprocessor:
-        """What `to_json` gave. Raises KeyError, TypeError or ValueError for anything else."""
+        """The inverse of `to_json`; raises KeyError, TypeError or ValueError for anything else."""
         values: dict[str, Any] = {k: about[k] for k in ("scaling", "encode", "clip")}
         if values["clip"] is not None and not 0 < float(values["clip"]) < np.inf:
             raise ValueError(f"clip={values['clip']!r}")
@@ -308,7 +316,7 @@ class Preprocessor:
             if len(set(known)) != len(known) or None in known[:-1]:
                 raise ValueError("categories")
         if names is not None and (len(set(names)) != len(names) or not set(categories) <= {*names}):
-            raise ValueError("categories of columns that there are not")
+            raise ValueError("categories of unknown columns")
         wide = None if names is None else (len(names) - len(categories),)
         for key in ("fill", "shift", "divisor"):
             if wide and isinstance(values[key], np.ndarray) and values[key].shape != wide:
@@ -322,7 +330,7 @@ def fit(
     raw: Raw, scale: str | None, impute: str | None, name: str, encode: str = "onehot",
     clip: float | None = None,
 ) -> tuple[Preprocessor, np.ndarray, np.ndarray]:  # fmt: skip
-    """What the training rows say, and training and test rows as it makes them."""
+    """The preprocessing fitted on training rows, with the transformed training and test rows."""
     x, test = raw.x_train, raw.x_test
     assert test is not None  # held out before
     names = None if raw.feature_names is None else tuple(map(str, raw.feature_names))
@@ -354,7 +362,7 @@ def fit(
 def _seen(
     x: np.ndarray, test: np.ndarray, place: int, known: Sequence[str]
 ) -> tuple[tuple[str | None, ...], np.ndarray, np.ndarray]:
-    """The categories that training rows have, and both parts with codes among them alone."""
+    """The categories of the training rows, and both parts with codes among these only."""
     codes = x[:, place]
     lacking = np.isnan(codes)
     there = np.unique(codes[~lacking]).astype(np.int64)
@@ -375,7 +383,7 @@ def _fill(
     x: np.ndarray, test: np.ndarray, impute: str | None, names: tuple[str, ...] | None,
     which: list[int], name: str,
 ) -> np.ndarray | None:  # fmt: skip
-    """What missing numbers become; or an error that says where one is."""
+    """The values of missing numbers; raises `DataError` for one that is not to be imputed."""
 
     def missing(x: np.ndarray) -> bool:
         return x.dtype.kind == "f" and first_not_finite(x) is not None and bool(np.isnan(x).any())

@@ -65,7 +65,7 @@ def read_plays(path: Path, *, plays: int = 30, speakers: int = 500) -> list[dict
 def parse_plays(text: str, where: str, *, plays: int = 30, speakers: int = 500) -> list[dict]:
     """Characters in order of appearance: dictionaries with `id`, `play`, `speaker`, `speeches`.
 
-    A text with fewer `plays` or `speakers` than given is refused: it is not this edition, which has
+    A text with fewer `plays` or `speakers` than these is refused: it is not this edition, which has
     well above the defaults.
     """
     users: dict[str, dict] = {}
@@ -88,7 +88,7 @@ def parse_plays(text: str, where: str, *, plays: int = 30, speakers: int = 500) 
 
 
 def _works(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Title and lines of each work; what comes before the first is left out."""
+    """Title and lines of each work; text before the first one is left out."""
     title, above = "", ""
     lines: list[str] = []
     for line in map(str.rstrip, text.splitlines()):
@@ -116,7 +116,7 @@ def _speeches(lines: list[str]) -> Iterator[tuple[str, str]]:
         match = _SPEECH.fullmatch(line)
         # a stage direction may stand below an empty line; "Enter his chamber" in a speech does not
         if (_DIRECTION.match(line) and not above) or (unfinished and not match):
-            unfinished = line.endswith((",", ";"))  # goes on in the next line, wherever that stands
+            unfinished = line.endswith((",", ";"))  # continues in the next line
         elif not begun or _HEADING.match(line) or indent >= _RIGHT:
             continue
         # With names in capitals, "Farewell." begins no speech, whatever its place; without, a place
@@ -137,7 +137,7 @@ def _in_capitals(name: str) -> bool:
 
 
 def _joined(name: str, spoken: list[str]) -> Iterator[tuple[str, str]]:
-    """The speech without stage directions at the ends of lines; nothing where no words are left."""
+    """The speech without stage directions at the ends of lines; nothing if no words are left."""
     lines = (" ".join(_BEHIND_GAP.sub("", line.strip()).split()) for line in spoken)
     speech = "\n".join(line for line in lines if line)
     if name and speech:

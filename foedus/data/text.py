@@ -1,4 +1,4 @@
-"""Text as a federation of words: who says which word, after which others."""
+"""Texts as a federation of words: one client per text, one row per word."""
 
 from __future__ import annotations
 

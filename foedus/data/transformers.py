@@ -1,4 +1,4 @@
-"""What was fitted on training rows, as transformers of scikit-learn."""
+"""Fitted preprocessing as transformers of scikit-learn."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def column_transformer(preprocess: Preprocessor) -> ColumnTransformer:
         steps = [("text", _function(texts_of_columns)), ("encode", _encoder(preprocess, texts))]
         parts.append(("categories", Pipeline(steps), texts))
     made = ColumnTransformer(parts, sparse_threshold=0, verbose_feature_names_out=False)
-    # Fitted on one row for the form of it all; then the numbers of the training are put in.
+    # Fitted to one row for its structure; then the fitted numbers of the training rows are put in.
     row = {name: "" if name in texts else 0.0 for name in preprocess.names}
     made.fit(pd.DataFrame([row]))
     if numbers:
@@ -56,7 +56,7 @@ def _number_steps(preprocess: Preprocessor) -> list[tuple[str, Any]]:
     filled = preprocess.fill is not None
     steps = [("number", _function(numbers_of_columns, complete=not filled))]
     if filled:
-        # fitted again, it would take the median: which rule gave the values is not known
+        # the rule that gave the values is unknown; fitted again, it would take the median
         steps.append(("impute", SimpleImputer(strategy="median")))
     if preprocess.divisor is not None:
         scalers = {"minmax": MinMaxScaler(), "robust": RobustScaler()}
@@ -80,7 +80,7 @@ def _encoder(preprocess: Preprocessor, texts: list[str]) -> OneHotEncoder | Ordi
 
 
 def _put_in(steps: Any, preprocess: Preprocessor) -> None:
-    """What was fitted on the training rows, in the place of what one made-up row gave."""
+    """Replace what was fitted to one made-up row by what was fitted to the training rows."""
     if preprocess.fill is not None:
         steps["impute"].statistics_ = np.array(preprocess.fill, np.float64)
     if preprocess.divisor is None:
@@ -106,13 +106,15 @@ def _function(function: Any, **settings: Any) -> FunctionTransformer:
     return FunctionTransformer(function, kw_args=settings, feature_names_out="one-to-one")
 
 
-# -- what transformers of scikit-learn do not do: by name, so that they can be pickled -------------
+# -- functions that scikit-learn lacks, defined here so that they can be pickled ------------------
 
 
 def numbers_of_columns(frame: pd.DataFrame, complete: bool) -> np.ndarray:
-    """Columns as numbers, which may be booleans or written as text; NaN where one is missing.
+    """Columns as numbers, from booleans or text, too; NaN where a value is missing.
 
-    complete: whether a missing number is refused.
+    Args:
+        frame: The columns.
+        complete: Whether missing numbers are refused.
     """
     found = np.column_stack([numbers_of(frame[name], "the table") for name in frame.columns])
     if complete and np.isnan(found).any():
@@ -122,7 +124,7 @@ def numbers_of_columns(frame: pd.DataFrame, complete: bool) -> np.ndarray:
 
 
 def texts_of_columns(frame: pd.DataFrame) -> np.ndarray:
-    """Columns as texts, `None` where one is missing."""
+    """Columns as texts, `None` where a value is missing."""
     import pandas as pd
 
     out = np.empty(frame.shape, object)

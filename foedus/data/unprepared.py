@@ -1,4 +1,4 @@
-"""Raw rows of a table whose preprocessing is yet to be fitted, among the clients that hold them."""
+"""Raw rows of a table whose preprocessing is still to be fitted, by the clients that hold them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from foedus.errors import DataError
 if TYPE_CHECKING:
     from foedus.data.dataset import Data
 
-_BLOCK = 1 << 14  # rows that are prepared at a time
+_BLOCK = 1 << 14  # rows that are transformed at a time
 Scale = Literal["auto", "standard", "minmax", "robust", "unit"]
 Impute = Literal["median", "mean", "zero"]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is to be made of raw rows; the arguments of `foedus.load`."""
+    """The preprocessing to fit; the arguments of `foedus.load`."""
 
     scale: Scale | None = "auto"
     impute: Impute | None = None
@@ -37,18 +37,18 @@ class Recipe:
 
     @property
     def quantiles(self) -> bool:
-        """Whether order statistics are needed: with them a server can find any value."""
+        """Whether order statistics are needed, from which a server can find any value."""
         return self.impute == "median" or self.scale in ("minmax", "robust")
 
 
 @dataclass(frozen=True, eq=False)
 class Unprepared:
-    """The columns of raw rows, and what is to be made of them.
+    """The columns of raw rows, and the preprocessing to fit.
 
     Args:
-        names: Columns, in order.
-        categories: By name, the texts of a column of texts: what its codes 0, 1, ... mean.
-        recipe: What `foedus.prepare` is to fit.
+        names: The columns, in order.
+        categories: For each column of texts, by name, the texts of its codes 0, 1, ...
+        recipe: The preprocessing that `foedus.prepare` fits.
     """
 
     names: tuple[str, ...]
@@ -57,11 +57,11 @@ class Unprepared:
 
     @property
     def texts(self) -> tuple[tuple[str, ...] | None, ...]:
-        """As `RawSpec` has them."""
+        """The texts of each column, as in `RawSpec`."""
         return tuple(self.categories.get(name) for name in self.names)
 
     def checked(self, x: Any, where: str) -> np.ndarray:
-        """Raw rows in float64, NaN where a value is missing; infinite numbers are refused."""
+        """Raw rows in float64, NaN for missing values; raises `DataError` for infinite numbers."""
         x = np.ascontiguousarray(x, np.float64)
         if x.ndim != 2 or x.shape[1] != len(self.names):
             raise DataError(f"{where} has shape {x.shape} for {len(self.names)} columns")
@@ -83,7 +83,7 @@ class Unprepared:
         return x
 
     def apply(self, x: np.ndarray, fitted: Preprocessor) -> np.ndarray:
-        """Raw rows as a model is given them."""
+        """Raw rows as a model receives them."""
         out = np.empty((len(x), len(fitted.feature_names or ())), np.float32)
         for first in range(0, len(x), _BLOCK):
             part = x[first : first + _BLOCK]
@@ -102,7 +102,7 @@ def unprepared(raw: Raw, recipe: Recipe, name: str) -> Unprepared:
 
 
 def prepared(data: Data, fitted: Preprocessor) -> Data:
-    """A set of raw rows, as a fitted preprocessing makes them."""
+    """A data set of raw rows, transformed by a fitted preprocessing."""
     raw = data.raw
     assert raw is not None
     for name, texts in raw.categories.items():
@@ -112,7 +112,7 @@ def prepared(data: Data, fitted: Preprocessor) -> Data:
         if lost := [texts[k] for k in there if texts[k] not in known]:
             warnings.warn(
                 f"column {name!r} has categories that were not named ("
-                f"{', '.join(map(repr, lost[:5]))}): they count as none of the known",
+                f"{', '.join(map(repr, lost[:5]))}): they are treated as unknown",
                 stacklevel=3,
             )
     return replace(

@@ -184,7 +184,7 @@ class Forest(Oracle):
 
     def accept(self, function: Tree, spec: Spec) -> None:
         if not isinstance(function, Trees):
-            raise ReplyError(f"a reply holds a {type(function).__name__} where trees were due")
+            raise ReplyError(f"a reply holds a {type(function).__name__}, not trees")
         check_trees(function, spec.features, spec.outputs, self.trees, self.depth)
 
     def accept_joined(self, functions: Tree, count: int, spec: Spec) -> None:
@@ -280,7 +280,7 @@ class Net(Oracle):
         """Raise `ReplyError` unless these are the model's parameters, with leading dimensions."""
         like = self.model.init(spec, random.key(0))
         if not isinstance(function, dict) or set(function) != set(like):
-            raise ReplyError("a reply holds no parameters of the oracle's model")
+            raise ReplyError("a reply does not hold parameters of the oracle's model")
         for k, v in like.items():
             shape, given = (*lead, *v.shape), function[k]
             if not isinstance(given, Tensor) or given.shape != shape or given.dtype != v.dtype:
@@ -552,7 +552,7 @@ class Sklearn(Oracle):
     def accept(self, function: Tree, spec: Spec) -> None:
         archive = function.get("archive") if isinstance(function, dict) else None
         if not isinstance(archive, Tensor) or archive.dtype != torch.uint8 or archive.dim() != 1:
-            raise ReplyError("a reply holds no archive of an estimator")
+            raise ReplyError("a reply does not hold an archive of an estimator")
         import skops.io
 
         try:
@@ -569,11 +569,12 @@ class Sklearn(Oracle):
         # whatever an object does that is no fitted regressor for these rows
         except Exception as error:
             raise ReplyError(
-                f"a reply's archive holds no regressor of {spec.features} features: {error!r}"
+                f"a reply's archive does not hold a regressor of {spec.features} features: "
+                f"{error!r}"
             ) from error
         if said.shape[1] != spec.outputs or not bool(torch.isfinite(said).all()):
             needed = f"{spec.outputs} finite numbers a row"
-            raise ReplyError(f"a reply's archive holds no regressor that says {needed}")
+            raise ReplyError(f"a reply's archive does not hold a regressor that returns {needed}")
 
     def accept_joined(self, functions: Tree, count: int, spec: Spec) -> None:
         archives = functions.get("archives") if isinstance(functions, dict) else None

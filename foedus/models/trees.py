@@ -151,7 +151,7 @@ def check_trees(
     A chain of nodes would cost those who apply it as many steps for each row as it has bytes.
     """
     if problem := trees.fault():
-        raise ReplyError(f"these are no trees: {problem}")
+        raise ReplyError(f"these are not valid trees: {problem}")
     n = len(trees.feature)
     if trees.feature.dim() != 1 or trees.features != features or trees.value.shape[-1] != outputs:
         raise ReplyError(
@@ -159,7 +159,7 @@ def check_trees(
             f"has {features} and {outputs}"
         )
     if count is not None and len(trees.roots) != count:
-        raise ReplyError(f"{len(trees.roots)} trees were sent where {count} were due")
+        raise ReplyError(f"{len(trees.roots)} trees were sent instead of {count}")
     if hasattr(trees, "_checked"):
         return
     arrays = (trees.feature, trees.left, trees.right, trees.roots)

@@ -516,7 +516,9 @@ def test_bad_settings_of_domains(options, says):
 def test_bad_collections_and_domains():
     with pytest.raises(fd.ConfigError, match="must be a collection"):
         fd.FedBoost([[0.5, 0.5]], budget=1)
-    with pytest.raises(fd.ModelError, match=r"predictor 1 is no distribution: it sums to 0\.9"):
+    with pytest.raises(
+        fd.ModelError, match=r"predictor 1 is not a probability distribution: it sums to 0\.9"
+    ):
         fd.Densities([[0.5, 0.5], [0.5, 0.4]])
     with pytest.raises(fd.DataError, match="over 2 elements, the data has 3 labels"):
         fd.run(fd.FedBoost(TWO, budget=1), labels([1, 1, 1]), 1)

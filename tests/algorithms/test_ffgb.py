@@ -926,7 +926,7 @@ def archive(thing) -> dict:
 def test_archives_of_anything_else_are_refused(thing):
     """When they come, and not when somebody applies them."""
     RIDGE.accept(archive(Ridge().fit(np.eye(3), np.ones(3))), spec(3))
-    with pytest.raises(fd.ReplyError, match="holds no regressor"):
+    with pytest.raises(fd.ReplyError, match="does not hold a regressor"):
         RIDGE.accept(archive(thing), spec(3))
 
 

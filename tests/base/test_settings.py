@@ -198,7 +198,7 @@ def test_the_class_of_the_error_is_a_choice():
 
 
 def test_a_constraint_that_says_nothing_about_a_type_is_a_mistake():
-    with pytest.raises(TypeError, match="is no constraint of a string"):
+    with pytest.raises(TypeError, match="is not a constraint of a string"):
         check_value("x", "a", Annotated[str, Ge(1)])
 
 

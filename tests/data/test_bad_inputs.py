@@ -72,7 +72,7 @@ TABLES = {
         lambda: fd.load(pd.concat([TABLE, TABLE[["age"]]], axis=1), label="outcome"),
         "two columns have the name 'age'; rename one",
     ),
-    "dates": (loaded({"day": DAYS}), "column 'day' holds datetime64[us]; make numbers or texts"),
+    "dates": (loaded({"day": DAYS}), "column 'day' holds datetime64[us]; convert it to numbers"),
     "lists": (
         loaded({"scan": [[1], [2], [3], [4]]}),
         "column 'scan' must hold numbers or texts (unhashable type: 'list'); make a column of each "
@@ -115,7 +115,7 @@ TABLES = {
         loaded(drop=["agee"]),
         "drop: column 'agee' is unknown; did you mean 'age'?",
     ),
-    "all rows to test": (loaded(test=1.5), "test=1.5 must be a part from 0 to below 1"),
+    "all rows to test": (loaded(test=1.5), "test=1.5 must be a fraction of at least 0 and below 1"),
     "another scale": (loaded(scale="minmx"), "scale 'minmx' is unknown; did you mean 'minmax'?"),
     "another way to fill in": (
         loaded(impute="avg"),
@@ -222,7 +222,7 @@ SITES = {
     ),
     "categories at some": (
         sites({"a": CATEGORIES, "b": TABLE}, label="outcome"),
-        "column 'age' holds categories at some sites alone; make it categorical at all of them",
+        "column 'age' holds categories at some sites only; make it categorical at all of them",
     ),
     "no label": (sites({"a": TABLE}), "pass label="),
     "a label for arrays": (sites([(X, Y)], label="y"), "label= is for tables; arrays are taken as"),
@@ -259,9 +259,15 @@ SITES = {
     ),
     "a label too large": (sites([(X, [0, 1, 2, 1])], classes=2), "holds label 2 in row 2 (1 such"),
     "part of a label": (sites([(X, [0.5, 1, 0, 1])], classes=2), "holds label 0.5 in row 0"),
-    "a part to test": (sites([(X, Y)], test=1.5), "test=1.5 must be a part from 0 to below 1"),
-    "a percentage to test": (sites([(X, Y)], test=25), "test=25 must be a part from 0 to below 1"),
-    "yes to test": (sites([(X, Y)], test=True), "test=True must be a part"),
+    "a part to test": (
+        sites([(X, Y)], test=1.5),
+        "test=1.5 must be a fraction of at least 0 and below 1",
+    ),
+    "a percentage to test": (
+        sites([(X, Y)], test=25),
+        "test=25 must be a fraction of at least 0 and below 1",
+    ),
+    "yes to test": (sites([(X, Y)], test=True), "test=True must be a fraction"),
     "something to test": (sites([(X, Y)], test=3 + 4j), "test is a complex; give"),
     "too few to test": (
         sites([(X, Y)] * 3, test=[(X, Y)]),
@@ -317,15 +323,15 @@ def test_a_mistake_is_answered_with_its_remedy(name):
 
 
 TOLD = {
-    "one class": (loaded({"outcome": 1}), "labels of 'table' are all 1: there is nothing to tell"),
+    "one class": (loaded({"outcome": 1}), "labels of 'table' are all 1: there is only one class"),
     "two classes as numbers": (
         loaded({"outcome": [0.0, 1.0, 0.0, 1.0]}),
-        "are 0.0 and 1.0: they are taken for two classes; task='regression' predicts them as",
+        "are 0.0 and 1.0: they are treated as two classes; task='regression' predicts them as",
     ),
     "one-hot labels as numbers": (
         sites([(X, np.eye(2)[Y])]),
-        "y_train of 'data' has 2 columns, of which one is 1 in each row: they are taken for "
-        "numbers to predict; if they are classes, give y.argmax(1)",
+        "y_train of 'data' has 2 columns, of which one is 1 in each row: they are treated "
+        "as regression targets; if they are classes, give y.argmax(1)",
     ),
 }
 

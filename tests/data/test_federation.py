@@ -147,5 +147,5 @@ def test_split_holds_out_a_part_of_each_client():
     assert fed.sizes.tolist() == [3, 3, 3, 3] and fed.test_sizes.tolist() == [2, 2, 2, 2]
     same = split(data, "iid", clients=4, seed=3).holdout(0.4, seed=3)
     assert (fed.rows == same.rows).all() and (fed.data.x_test == same.data.x_test).all()
-    with pytest.raises(SplitError, match=r"test=1.5 must be a part above 0 and below 1"):
+    with pytest.raises(SplitError, match=r"test=1.5 must be a fraction above 0 and below 1"):
         split(data, "iid", clients=4, test=1.5)

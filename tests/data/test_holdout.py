@@ -138,7 +138,7 @@ def test_a_part_that_is_no_number(test):
     with pytest.raises(fd.DataError) as info:
         holdout.test_fraction(test)
     assert str(info.value) == (
-        f"test={test!r} must be a part from 0 to below 1 of each speaker's text"
+        f"test={test!r} must be a fraction of at least 0 and below 1 of each speaker's text"
     )
     assert holdout.test_fraction(0) == 0.0
 

@@ -46,7 +46,7 @@ def test_integers_of_steps_are_asked_about():
 
 def test_zeros_and_ones_with_a_point_are_classes_and_it_is_said():
     with pytest.warns(
-        UserWarning, match=r"'set' are 0\.0 and 1\.0: they are taken for two classes"
+        UserWarning, match=r"'set' are 0\.0 and 1\.0: they are treated as two classes"
     ):
         assert encoded([0.0, 1.0], [1.0])[:3] == ([0, 1], [1], 2)
     assert encoded([0.0, 1.0], [1.0], "regression")[:3] == ([0.0, 1.0], [1.0], None)

@@ -146,7 +146,7 @@ def test_missing_numbers_are_filled_later_only_where_it_was_said():
     later = pd.DataFrame({"a": [np.nan, 1]})
     filled = fd.load(frame, test=0, scale=None, impute="mean").preprocess
     assert filled.transform(later).tolist() == [[2], [1]]
-    with pytest.raises(fd.DataError, match="row 0 has no value in column 'a', and none of the"):
+    with pytest.raises(fd.DataError, match="row 0 has no value in column 'a', and no training row"):
         fd.load(frame, test=0, scale=None).preprocess.transform(later)
 
 
@@ -215,11 +215,11 @@ def test_a_model_is_asked_about_raw_rows_and_says_what_was_written(trained):
 def test_raw_numbers_in_an_array_are_noticed(trained):
     frame, data, run = trained
     raw = np.full((5, data.x_train.shape[1]), 1000.0)
-    with pytest.warns(UserWarning, match="look as if they were not scaled"):
+    with pytest.warns(UserWarning, match="do not seem to be scaled"):
         run.model.predict(raw)
     arrays = fd.Data.from_arrays(data.x_train, data.y_train, data.x_test, data.y_test)
     plain = fd.run(fd.FedAvg(fd.Linear()), fd.split(arrays, clients=2), 1)
-    with pytest.raises(fd.DataError, match="knows no columns by name"):
+    with pytest.raises(fd.DataError, match="has no column names"):
         plain.model.predict(frame)
 
 
@@ -325,7 +325,7 @@ def test_damaged_labels_are_noticed(values, trained, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("rows", "why"),
     [
-        ({"age": [1.0, 2.0], "dose": [1.0]}, "these are no rows of a table"),
+        ({"age": [1.0, 2.0], "dose": [1.0]}, "these are not rows of a table"),
         ([[1.0, "u"]], "an array must hold numbers"),
         (raw_table(3).to_numpy(), "an array must hold numbers"),
     ],
@@ -355,7 +355,7 @@ def test_a_label_by_its_place_or_by_a_number_that_is_its_name():
 def test_test_rows_are_read_as_the_training_rows():
     frame = pd.DataFrame({"c": ["1", "A", "B", "C"], "a": [1.0, 2, 3, 4], "y": [0.0, 1, 0, 1]})
     test = pd.DataFrame({"c": ["1", None], "a": [1.0, 2], "y": ["0", "1"]})
-    with pytest.warns(UserWarning, match="taken for two classes"):
+    with pytest.warns(UserWarning, match="treated as two classes"):
         data = fd.load(frame, test=test, scale=None)
     assert data.class_values == ("0", "1") and data.y_test.tolist() == [0, 1]
     assert data.x_test.tolist() == [[1, 1, 0, 0, 0], [2, 0, 0, 0, 0]]

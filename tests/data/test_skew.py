@@ -206,7 +206,7 @@ def test_other_angles_interpolate_counterclockwise():
 
 @pytest.mark.parametrize("shape", [(5,), (4, 6), (2, 2, 2, 2)])
 def test_what_is_no_square_image_cannot_be_turned(shape):
-    with pytest.raises(SplitError, match="only square images can be turned"):
+    with pytest.raises(SplitError, match="only square images can be rotated"):
         split(images(shape=shape), "rotations", clients=2)
 
 

@@ -66,7 +66,7 @@ def test_numbers_alone_and_texts_alone():
 def test_what_is_refused():
     frame = pd.DataFrame({"a": [1.0, 3], "b": [1.0, 2], "y": [0, 1]})
     made = fd.load(frame, test=0).preprocess.to_sklearn()
-    with pytest.raises(fd.DataError, match="row 1 has no value in column 'b', and none of the"):
+    with pytest.raises(fd.DataError, match="row 1 has no value in column 'b', and no training row"):
         made.transform(frame.assign(b=[1, np.nan]))
     with pytest.raises(fd.DataError, match="row 0: column 'a' must hold numbers, not 'old'"):
         made.transform(frame.assign(a=["old", "1"]))

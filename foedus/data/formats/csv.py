@@ -18,18 +18,25 @@ def read_csv(
 ) -> Raw:  # fmt: skip
     """CSV with a header and a label column.
 
-    label: its name or position; else a column named label, target, class or y.
+    All other columns are features: numbers, or categories if they hold text. Text or integer labels
+    mean classes, numbers with fractions regression.
 
-    All other columns are features: numbers, or categories where they hold text. Text or integer
-    labels mean classes, numbers with fractions regression. `group` names the column that says whose
-    row it is, `weight` what it counts, `drop` columns to leave out, `only` the features to take,
-    `texts` those that hold text even where all of it looks like numbers: 01067 stays what it is.
+    Args:
+        path: The file.
+        label: The name or position of the label column; `None`: a column named label, target, class
+            or y.
+        group: The column with the client of each row.
+        drop: Columns to leave out.
+        together: The column whose rows of equal value stay on one side of the test split.
+        only: The features to take; `None`: all.
+        weight: The column with the weights of rows.
+        texts: Features that hold text even if all of it looks like numbers: 01067 stays as it is.
     """
     import pandas as pd
 
     try:
         frame = pd.read_csv(path, skipinitialspace=True, dtype=dict.fromkeys(texts, str))
-        # as it is written: above, pandas has made a.1 of a second a
+        # the header as written: above, pandas has renamed a second column a to a.1
         header = pd.read_csv(
             path, skipinitialspace=True, header=None, nrows=1, dtype=str, keep_default_na=False
         )

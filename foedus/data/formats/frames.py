@@ -1,6 +1,6 @@
-"""Tables with named columns: which hold numbers, which text, and what they become.
+"""Tables with named columns: which of them hold numbers and which text, and their conversion.
 
-Whatever reads a table (CSV, Parquet, a DataFrame of the user) comes through `table`.
+All tables (CSV, Parquet, a user's DataFrame) are read by `table`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 MOST = 1000
-"""Categories of a column; a column of more is a name or a number of something."""
+"""The largest number of categories of a column; a column with more is probably an identifier."""
 
 
 def is_frame(given: object) -> TypeIs[pd.DataFrame]:
-    """Whether it is a DataFrame; pandas need not be imported for that."""
+    """Whether a value is a DataFrame, without importing pandas."""
     return "pandas" in sys.modules and isinstance(given, sys.modules["pandas"].DataFrame)
 
 
@@ -32,11 +32,19 @@ def table(
     drop: Sequence[str] = (), together: str | None = None, only: Collection[str] | None = None,
     line: int | None = None, weight: str | None = None, texts: Collection[str] = (),
 ) -> Raw:  # fmt: skip
-    """Features, label, group and weights of a table, as they are.
+    """Features, label, groups and weights of a table, unchanged.
 
-    where: what errors begin with; together: the column of what must stay on one side of the test
-    split; only: the features to take, as far as they are there; line: that of the first row, in a
-    file of lines; texts: features that hold text, whatever they look like.
+    Args:
+        frame: The table.
+        where: The beginning of errors.
+        label: The name or position of the label column.
+        group: The column with the client of each row.
+        drop: Columns to leave out.
+        together: The column whose rows of equal value stay on one side of the test split.
+        only: The features to take, if the table has them; `None`: all.
+        line: The line of the first row, for a file of lines.
+        weight: The column with the weights of rows.
+        texts: Features that hold text, even if it looks like numbers.
     """
     import pandas as pd
 
@@ -121,7 +129,7 @@ def _labels(y: pd.Series, where: str, line: int | None) -> np.ndarray:
 
     y = y.infer_objects()
     if isinstance(y.dtype, pd.CategoricalDtype) and y.cat.categories.dtype.kind in "iub":
-        y = y.astype(y.cat.categories.dtype)  # given back as they were written
+        y = y.astype(y.cat.categories.dtype)  # labels are returned as they were written
     if pd.api.types.is_bool_dtype(y):
         return y.to_numpy(bool)
     if pd.api.types.is_numeric_dtype(y):
@@ -139,36 +147,38 @@ def _at(where: str, rows: pd.Series | np.ndarray, line: int | None) -> str:
 
 
 def as_text(value: Any) -> str:
-    """A label or category as text, however it was written: 1, 1.0 and "1" are one."""
+    """A label or category as text, however it was written: 1, 1.0 and "1" are equal."""
     if isinstance(value, float | np.floating) and float(value).is_integer():
         return str(int(value))
     if isinstance(value, str) and value.endswith(".0") and value[:-2].lstrip("-").isdecimal():
-        return value[:-2]  # of a column of integers with holes, as pandas writes it
+        return value[:-2]  # pandas writes columns of integers with missing values so
     return str(value.item() if isinstance(value, np.generic) else value)
 
 
 def texts_of(
     column: pd.Series, where: str, line: int | None = None
 ) -> tuple[np.ndarray, list[str]] | None:
-    """The places of a column's texts (-1: none), and the texts; `None` if it holds numbers.
+    """The indices of a column's texts (-1: missing), and the texts; `None` if it holds numbers.
 
-    Refused: dates, and text that is a number in most rows and something else in a few.
+    Raises:
+        DataError: The column holds dates or objects, or text that is a number in most rows and
+            something else in a few.
     """
     import pandas as pd
 
     kind, category = pd.api.types, isinstance(column.dtype, pd.CategoricalDtype)
-    if not category and kind.is_numeric_dtype(column):  # which bool is, too
+    if not category and kind.is_numeric_dtype(column):  # bool is numeric, too
         if kind.is_complex_dtype(column):
             raise DataError(f"{where}: column {column.name!r} holds complex numbers")
         return None
     if not category and not (kind.is_object_dtype(column) or kind.is_string_dtype(column)):
         raise DataError(
-            f"{where}: column {column.name!r} holds {column.dtype}; make numbers or texts of it, "
-            "or leave it out"
+            f"{where}: column {column.name!r} holds {column.dtype}; convert it to numbers or "
+            "texts, or leave it out"
         )
     try:
         places, values = pd.factorize(column)
-    except TypeError as error:  # lists and the like
+    except TypeError as error:  # unhashable values such as lists
         raise DataError(
             f"{where}: column {column.name!r} must hold numbers or texts ({error}); make a column "
             "of each part, or leave it out with drop="
@@ -197,7 +207,7 @@ def texts_of(
 
 
 def weights_of(column: pd.Series, where: str, line: int | None = None) -> np.ndarray:
-    """The weights of rows: numbers that are there, finite and not negative."""
+    """The weights of rows; raises `DataError` unless all are present, finite and not negative."""
     remedy = "correct it, or leave the row out; without weight= all rows count alike"
     if (lacking := column.isna()).any():
         raise DataError(
@@ -218,7 +228,7 @@ def weights_of(column: pd.Series, where: str, line: int | None = None) -> np.nda
 
 
 def numbers_of(column: pd.Series, where: str, line: int | None = None) -> np.ndarray:
-    """The numbers of a column, NaN where there is none."""
+    """The numbers of a column, NaN where a value is missing."""
     import pandas as pd
 
     if not pd.api.types.is_numeric_dtype(column):
@@ -249,8 +259,9 @@ def _to_numeric(values: pd.Series, name: Any, where: str) -> pd.Series:
 
 
 def codes_of(column: pd.Series, known: Sequence[str]) -> tuple[np.ndarray, list[str]]:
-    """The place of each text among those known, NaN where there is none; -1 and a list of those
-    that are not known.
+    """The index of each text among the known ones, and a list of unknown texts.
+
+    The index is NaN where a text is missing and -1 where it is unknown.
     """
     import pandas as pd
 
@@ -265,7 +276,7 @@ def _codes(places: np.ndarray, texts: Sequence[str], known: Sequence[str]) -> np
 
 
 def label_name(frame: pd.DataFrame, where: str, label: str | int | None) -> str:
-    """The name of the column to predict, given by name or place."""
+    """The name of the column to predict, which is given by name or position."""
     columns = [str(c) for c in frame.columns]
     if not isinstance(label, str | int | None):
         raise DataError(

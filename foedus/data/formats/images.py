@@ -46,7 +46,7 @@ def parse_idx(content: bytes, where: object) -> np.ndarray:
 def read_idx(path: Path, label: object = None, group: object = None) -> Raw:
     """IDX images and labels (MNIST): a folder, or the images beside their labels; flat rows.
 
-    The test part is found by its name (`t10k-` or `-test-` for `train`).
+    The test part is found by its name (`t10k-` or `-test-` in place of `train`).
     """
     if path.is_dir():
         ending = re.compile(r"images.idx3.ubyte(\.gz)?$")
@@ -65,7 +65,7 @@ def read_idx(path: Path, label: object = None, group: object = None) -> Raw:
 
 
 def _either(path: Path) -> list[Path]:
-    """The file, with or without .gz, where it exists."""
+    """The file with or without .gz, if it exists."""
     stem = path.name.removesuffix(".gz")
     return [p for p in (path.with_name(stem), path.with_name(stem + ".gz")) if p.exists()]
 

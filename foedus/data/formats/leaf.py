@@ -111,6 +111,6 @@ def characters(texts: Sequence[str], alphabet: Sequence[str], where: object) -> 
             f"has {length}; expected equal lengths"
         )
     codes = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
-    # sorted, as its characters are
+    # the alphabet is sorted, and so are its codes
     known = np.frombuffer("".join(alphabet).encode("utf-32-le"), np.uint32)
     return np.searchsorted(known, codes).astype(np.int32).reshape(len(texts), length)

@@ -42,7 +42,7 @@ def read_libsvm(path: Path, label: object = None, group: object = None) -> Raw:
 
 
 def _first_fault(text: bytes) -> str | None:
-    """The first line that is wrong, and why."""
+    """The first malformed line, with the reason."""
     for number, line in enumerate(text.split(b"\n"), 1):
         label, *pairs = line.split(b"#", 1)[0].split() or [b"0"]
         try:

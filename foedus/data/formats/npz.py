@@ -15,7 +15,7 @@ from foedus.data.formats.raw import _RATIO, SLACK, Raw
 from foedus.errors import DataError
 
 MAPPED = 1 << 27
-"""Bytes from which an array stays on the disk."""
+"""Arrays of at least this number of bytes stay on disk."""
 
 
 def npz_shapes(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
@@ -54,7 +54,7 @@ def _npy_header(file: IO[bytes], where: str) -> tuple[tuple[int, ...], np.dtype,
 
 
 def _mapped(path: Path, name: str) -> np.ndarray | None:
-    """An array of the archive as a read-only memory map; `None` where it is compressed."""
+    """An array of the archive as a read-only memory map; `None` if it is compressed."""
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
         member = archive.getinfo(name)
         if member.compress_type != zipfile.ZIP_STORED:
@@ -69,10 +69,12 @@ def _mapped(path: Path, name: str) -> np.ndarray | None:
 
 
 def read_npz(path: Path, label: str | None = None, group: object = None) -> Raw:
-    """An .npz with `x_train y_train x_test y_test` (or `x y`), perhaps `client_train client_test`.
+    """An .npz with `x_train y_train x_test y_test` (or `x y`).
+
+    It may have `client_train client_test`, too.
 
     `label="coarse"` takes the labels of `y_train_coarse y_test_coarse`. Large arrays that are not
-    compressed (`np.savez`) are mapped into memory, and read where they are used.
+    compressed (`np.savez`) are memory-mapped, and read where they are used.
     """
     shapes = npz_shapes(path)
     with np.load(path, allow_pickle=False) as file:

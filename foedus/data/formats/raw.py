@@ -1,4 +1,4 @@
-"""What every reader gives (`Raw`), and bounded reading of compressed files."""
+"""The result of every reader (`Raw`), and bounded reading of compressed files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ Names = Sequence[str] | np.ndarray
 
 @dataclass
 class Raw:
-    """Arrays of a file: features, and labels as they are written; `None` without a test part."""
+    """Arrays of a file: features, and labels as they are written.
+
+    Those of a test part are `None` if there is none.
+    """
 
     x_train: np.ndarray
     y_train: np.ndarray
@@ -35,13 +38,13 @@ class Raw:
     groups_test: np.ndarray | None = None
     group_names: Names | None = None
     feature_names: Names | None = None
-    # of columns that hold text, by name: what their codes 0, 1, ... mean
+    # for each column of texts, by name, the texts of its codes 0, 1, ...
     categories: dict[str, tuple[str, ...]] | None = None
-    together: np.ndarray | None = None  # rows of one value stay on one side of the test split
+    together: np.ndarray | None = None  # rows of equal value stay on one side of the test split
     weights_train: np.ndarray | None = None
     weights_test: np.ndarray | None = None
-    left_out: Names = ()  # columns of the table that are no features
-    label: str | None = None  # the column to predict, of a table
+    left_out: Names = ()  # columns of the table that are not features
+    label: str | None = None  # the column of a table to predict
     tokens: bool = False  # features are character ids, which must not be scaled
     # other labels of the same rows, for the cache
     extra: dict[str, np.ndarray] = field(default_factory=dict)

@@ -39,7 +39,22 @@ def read(
     weight: str | None = None,
     texts: Collection[str] = (),
 ) -> Raw:
-    """Read a file or folder; the format is told from its name and contents unless given."""
+    """Read a file or folder.
+
+    Args:
+        path: The file or folder.
+        format: The format; `None`: recognized by name and contents.
+        label: The column of a table to predict, or the kind of CIFAR-100's labels.
+        group: The column of a table with the client of each row.
+        drop: Columns of a table to leave out.
+        together: The column of a table whose rows of equal value stay on one side of the test
+            split.
+        weight: The column of a table with the weights of rows.
+        texts: Columns of a table that hold text even if all of it looks like numbers.
+
+    Raises:
+        DataError: The file cannot be read, or an argument does not go with its format.
+    """
     path = Path(path)
     if not path.exists():
         raise DataError(f"no file or folder {str(path)!r}; check the path")
@@ -56,7 +71,7 @@ def read(
             )
     if label is not None and format not in ("csv", "parquet", "cifar", "npz"):
         raise DataError(
-            f"label={label!r}: a {format} file says itself what the label is ({path}); leave it out"
+            f"label={label!r}: a {format} file defines its label itself ({path}); leave it out"
         )
     with readable(path, format):
         if format in TABLES:
@@ -66,7 +81,7 @@ def read(
 
 @contextlib.contextmanager
 def readable(path: Path, format: str) -> Iterator[None]:
-    """Say of a file that cannot be read, in words, that it cannot."""
+    """A context in which errors of reading a file become a `DataError` with a readable message."""
     try:
         yield
     except (*_UNREADABLE, OSError, EOFError, MemoryError) as error:

@@ -1,7 +1,7 @@
-"""Divide a data set among clients: a training row goes to one client, and no client is empty.
+"""Divide a data set among clients: a training row belongs to one client, and no client is empty.
 
-A module for each kind of difference between clients: labels, sizes, features, targets, concepts,
-tasks; and divisions that are given.
+There is a module for each kind of difference between clients: labels, sizes, features, targets,
+concepts, tasks; and one for given divisions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the schemes share: the division that they make, and how test rows follow training rows."""
+"""What all schemes use: the division that they return, and how test rows follow training rows."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from foedus.errors import SplitError
 
 @dataclass(frozen=True, eq=False)
 class Division:
-    """What a scheme makes of a data set.
+    """The division of a data set that a scheme returns.
 
     Args:
-        owner: The client of each training row; -1 for a row of nobody.
+        owner: The client of each training row; -1: the row is not used.
         test_owner: The client of each test row; `None`: as `deal_test_rows` deals them.
-        data: The rows as clients see them; `None`: as they were given.
+        data: The rows as clients see them; `None`: unchanged.
         settings: What the federation records besides the options of the scheme.
     """
 
@@ -32,13 +32,14 @@ class Division:
 
 
 def even_owners(rows: int, clients: int, rng: np.random.Generator) -> np.ndarray:
-    """The client of each row: at random, sizes equal up to one row."""
+    """The client of each row: at random, with sizes equal up to one row."""
     owner = np.empty(rows, np.int64)
     owner[rng.permutation(rows)] = np.arange(rows) % clients
     return owner
 
 
 def check_min_rows(data: Data, clients: int, min_rows: int) -> None:
+    """Raise `SplitError` if the training rows do not suffice for `min_rows` per client."""
     check_value("min_rows", min_rows, Annotated[int, Ge(1)], SplitError)
     if clients * min_rows > len(data.y_train):
         raise SplitError(
@@ -48,7 +49,7 @@ def check_min_rows(data: Data, clients: int, min_rows: int) -> None:
 
 
 def repair(owner: np.ndarray, clients: int, least: int, rng: np.random.Generator) -> np.ndarray:
-    """Give clients with fewer than `least` rows random rows of the largest clients, in turn."""
+    """Give clients with fewer than `least` rows random rows of the largest clients."""
     sizes = np.bincount(owner, minlength=clients)
     missing = np.maximum(least - sizes, 0)
     needed = int(missing.sum())
@@ -72,9 +73,15 @@ def deal_test_rows(
 ) -> np.ndarray:
     """The client of each test row: each label in proportion to the clients' training rows of it.
 
-    A label without training rows, and all rows of a regression set or with labels of the steps of
-    a sequence, go in proportion to the clients' sizes. `strata` take the place of labels: a number
-    for each training row and for each test row.
+    Labels without training rows, regression sets and labels of the steps of sequences are dealt in
+    proportion to the clients' sizes.
+
+    Args:
+        data: The data set.
+        owner: The client of each training row; -1: the row is not used.
+        clients: The number of clients.
+        rng: The random generator.
+        strata: In place of labels, a number for each training row and for each test row.
     """
     test_owner = np.empty(len(data.y_test), np.int64)
     held = owner[owner >= 0]
@@ -95,7 +102,7 @@ def deal_test_rows(
 
 
 def apportion(weights: np.ndarray, total: int, rng: np.random.Generator) -> np.ndarray:
-    """Integers in proportion to weights that sum to `total`: largest remainders, ties at random."""
+    """Integers in proportion to weights, with sum `total`: largest remainders, ties at random."""
     quota, remainder = np.divmod(weights.astype(np.int64) * total, int(weights.sum()))
     left = total - int(quota.sum())
     if left:

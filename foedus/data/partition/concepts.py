@@ -1,4 +1,4 @@
-"""Concept shift: labels that mean something else at each client, or in each phase of a drift."""
+"""Concept shift: labels with another meaning at each client, or in each phase of a drift."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PART = Annotated[float, Gt(0), Le(1), Means("a number above 0 and at most 1")]
 def permuted(
     data: Data, clients: int, rng: np.random.Generator, *, kinds: int | None = None
 ) -> Division:
-    """Rows at random; client k writes permutation[k][y] for label y."""
+    """Rows at random; client k replaces label y by permutation[k][y]."""
     check_value("kinds", kinds, Annotated[int, Ge(1)] | None, SplitError)
     assert data.classes is not None  # checked before
     owner = even_owners(len(data.y_train), clients, rng)

@@ -1,7 +1,6 @@
-"""Feature skew: clients whose images are turned, whose features are noisy, or who see another part
-of the feature space.
+"""Feature skew: clients with rotated images, noisy features, or another part of the feature space.
 
-What a client's training rows undergo, its test rows undergo as well.
+A client's test rows are changed in the same way as its training rows.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def rotations(
     *,
     angles: float | tuple[float, ...] = 90.0,
 ) -> Division:
-    """Rows at random; the images of client k are turned counterclockwise by its angle."""
+    """Rows at random; the images of client k are rotated counterclockwise by its angle."""
     check_value("angles", angles, _ANGLES, SplitError)
     data.refuse_raw()
     if isinstance(angles, Sequence):
@@ -57,7 +56,7 @@ def rotations(
 
 
 def turned(data: Data, x: np.ndarray, degrees: np.ndarray) -> np.ndarray:
-    """Images, each turned counterclockwise around its center by a number of degrees.
+    """Images, each rotated counterclockwise around its center by a number of degrees.
 
     Quarter turns move pixels; others interpolate between four of them, with zeros from outside.
     """
@@ -77,7 +76,7 @@ def turned(data: Data, x: np.ndarray, degrees: np.ndarray) -> np.ndarray:
 
 
 def _image_shape(data: Data) -> tuple[int, ...]:
-    """The shape of a row as a square image; a flat row of a square number is one."""
+    """The shape of a row as a square image; a flat row of square length is one."""
     shape = data.x_train.shape[1:]
     side = math.isqrt(math.prod(shape))
     if len(shape) == 1 and side**2 == shape[0]:
@@ -85,8 +84,8 @@ def _image_shape(data: Data) -> tuple[int, ...]:
     if len(shape) in (2, 3) and shape[-1] == shape[-2]:
         return shape
     raise SplitError(
-        f"rows of {data.name!r} have shape {shape}; only square images can be turned: give rows of "
-        "shape [side, side], [channels, side, side] or [side * side]"
+        f"rows of {data.name!r} have shape {shape}; only square images can be rotated: give rows "
+        "of shape [side, side], [channels, side, side] or [side * side]"
     )
 
 
@@ -119,8 +118,8 @@ def covariate(
 ) -> Division:
     """Row x goes to client k with probability proportional to exp(tilt c_k z(x)), c_k in [-1, 1].
 
-    So client k sees the density p(x) exp(tilt c_k z(x)) / Z(x) up to a factor, and labels given x
-    are everywhere the same.
+    Client k thus sees the density p(x) exp(tilt c_k z(x)) / Z(x) up to a factor, and the
+    distribution of labels given x is the same at all clients.
     """
     check_value("tilt", tilt, Annotated[float, Ge(0)], SplitError)
     check_min_rows(data, clients, min_rows)
@@ -155,7 +154,7 @@ def _tilted(z: np.ndarray, clients: int, rng: np.random.Generator, tilt: float) 
         return np.zeros(len(z), np.int64)
     log_r = 2 * tilt * z / (clients - 1)
     flat = np.abs(log_r) < 1e-9
-    # counted from the likelier end, where nothing overflows
+    # counted from the more probable end, where nothing overflows
     h = np.where(flat, -1.0, -np.abs(log_r))
     k = np.where(flat, u * clients, np.log1p(u * np.expm1(h * clients)) / h)
     k = np.minimum(k.astype(np.int64), clients - 1)

@@ -1,4 +1,4 @@
-"""Divisions that are given: by the groups of the data, or by a partitioner of flwr-datasets."""
+"""Given divisions: by the groups of the data, or by a partitioner of flwr-datasets."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from foedus.errors import SplitError
 
 
 def natural(data: Data, clients: int | None, rng: np.random.Generator) -> Federation:
+    """The federation whose clients are the groups of the data."""
     if data.groups_train is None:
         raise SplitError(
             f"scheme 'natural' needs groups, and {data.name!r} has none; load it with group=, or "
@@ -47,9 +48,9 @@ def partitioned(
 ) -> Federation:
     """The federation that a partitioner of flwr-datasets makes.
 
-    It is given a data set of the columns `row` (the number of the training row), `label` and `y`
-    (the label or target, but for labels of the steps of a sequence) and, where the data has
-    groups, `group`.
+    The partitioner receives a data set with the columns `row` (the number of the training row),
+    `label` and `y` (the label or target, except for labels of the steps of a sequence) and, if the
+    data has groups, `group`.
     """
     name = type(partitioner).__name__
     try:
@@ -94,7 +95,7 @@ def partitioned(
 
 
 def _arguments(partitioner: Any) -> dict[str, Any]:
-    """The plain arguments that a partitioner was made with, where it keeps them as `_name`."""
+    """The plain arguments of a partitioner, as far as it stores them as `_name`."""
     names = inspect.signature(type(partitioner)).parameters
     kept = {name: vars(partitioner).get(f"_{name}") for name in names}
     plain = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in kept.items()}

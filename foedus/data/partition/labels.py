@@ -1,4 +1,4 @@
-"""Label skew: iid, Dirichlet shares, sorted shards, a number of labels for each client."""
+"""Label skew: iid, Dirichlet shares, sorted shards, a number of labels per client."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from foedus.errors import SplitError
 
 
 def iid(data: Data, clients: int, rng: np.random.Generator) -> Division:
+    """Rows at random, sizes equal up to one row."""
     return Division(even_owners(len(data.y_train), clients, rng))
 
 
 def dirichlet(
     data: Data, clients: int, rng: np.random.Generator, *, alpha: float, min_rows: int = 1
 ) -> Division:
+    """Shares of each label are drawn from Dirichlet(alpha)."""
     return Division(dirichlet_owners(data, data.y_train, clients, rng, alpha, min_rows))
 
 
@@ -31,14 +33,14 @@ def dirichlet_owners(
     alpha: float,
     min_rows: int,
 ) -> np.ndarray:
-    """The client of each row, where shares of each label are drawn from Dirichlet(alpha)."""
+    """The client of each row, with shares of each label drawn from Dirichlet(alpha)."""
     check_value("alpha", alpha, Annotated[float, Gt(0)], SplitError)
     check_min_rows(data, clients, min_rows)
     owner = np.empty(len(labels), np.int64)
     for label in np.unique(labels):
         rows = rng.permutation(np.flatnonzero(labels == label))
         share = rng.dirichlet(np.full(clients, alpha))
-        # the draw underflows for a minute alpha, whose limit is one client for all
+        # the draw underflows for a tiny alpha, for which one client gets all rows in the limit
         if not np.isclose(share.sum(), 1.0):
             share = np.bincount([rng.integers(clients)], minlength=clients).astype(np.float64)
         ends = np.floor(np.cumsum(share) * len(rows) + 0.5)
@@ -48,18 +50,19 @@ def dirichlet_owners(
 
 
 def homogeneity(data: Data, clients: int, rng: np.random.Generator, *, s: float) -> Division:
+    """A random fraction s of the rows is shared evenly, the rest is dealt sorted by label."""
     return Division(sorted_owners(data.y_train, clients, rng, s))
 
 
 def sorted_owners(y: np.ndarray, clients: int, rng: np.random.Generator, s: float) -> np.ndarray:
-    """The client of each row: a random part s shared evenly, the rest handed out sorted by y."""
+    """The client of each row: a random fraction s shared evenly, the rest dealt sorted by y."""
     check_value("s", s, Annotated[float, Interval(ge=0, le=1)], SplitError)
     order = rng.permutation(len(y))
     shared = round(s * len(order))
     owner = np.empty(len(order), np.int64)
     owner[order[:shared]] = np.arange(shared) % clients
     rest = order[shared:]
-    # Both parts fill the same equal sizes, so that no client ends with nothing where rows are few.
+    # Both parts together have equal sizes, so that no client is empty if there are few rows.
     sizes = np.bincount(np.arange(len(order)) % clients, minlength=clients)
     room = sizes - np.bincount(np.arange(shared) % clients, minlength=clients)
     owner[rest[np.argsort(y[rest], kind="stable")]] = np.repeat(np.arange(clients), room)
@@ -67,6 +70,7 @@ def sorted_owners(y: np.ndarray, clients: int, rng: np.random.Generator, s: floa
 
 
 def labels(data: Data, clients: int, rng: np.random.Generator, *, per_client: int = 3) -> Division:
+    """Each client holds `per_client` labels, and each label has about equally many clients."""
     check_value("per_client", per_client, Annotated[int, Ge(1)], SplitError)
     assert data.classes is not None  # checked before: labels are dealt
     if per_client > data.classes:
@@ -79,7 +83,7 @@ def labels(data: Data, clients: int, rng: np.random.Generator, *, per_client: in
     if clients * per_client < len(present):
         raise SplitError(
             f"per_client={per_client} labels for {clients} clients leave rows of some of the "
-            f"{len(present)} labels to nobody; "
+            f"{len(present)} labels without a client; "
             f"raise clients or per_client so that their product is at least {len(present)}"
         )
     holders = _level(np.minimum(counts, clients), clients * per_client)
@@ -97,7 +101,7 @@ def labels(data: Data, clients: int, rng: np.random.Generator, *, per_client: in
         left[chosen] -= 1
         taken.append(chosen)
         takers.append(np.full(k, client))
-    name = rng.permutation(clients)  # who came first must not show in the client's number
+    name = rng.permutation(clients)  # a client's id must not depend on its turn
     holder, held = name[np.concatenate(takers)], np.concatenate(taken)
     owner = np.empty(len(data.y_train), np.int64)
     for index, label in enumerate(present):
@@ -108,7 +112,7 @@ def labels(data: Data, clients: int, rng: np.random.Generator, *, per_client: in
 
 
 def _level(limits: np.ndarray, total: int) -> np.ndarray:
-    """Integers as equal as possible that sum to `total`, each at most its limit."""
+    """Integers as equal as possible with sum `total`, each at most its limit."""
     result = np.zeros_like(limits)
     total = min(total, int(limits.sum()))
     while total > 0:

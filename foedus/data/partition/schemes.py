@@ -44,7 +44,7 @@ SCHEMES: dict[str, Callable[..., Any]] = {
 
 _BY_LABEL = ("dirichlet", "homogeneity", "labels", "tasks", "permuted")
 _BY_TARGET = {"targets": "homogeneity", "quantiles": "dirichlet"}
-"""Schemes for regression, and what they are called where there are labels."""
+"""Schemes for regression, and the corresponding schemes for labels."""
 
 
 def split(
@@ -132,7 +132,7 @@ def split(
         )
     check_value("seed", seed, Annotated[int, Ge(0)], SplitError)
     if test is not None:
-        part = Annotated[float, Gt(0), Lt(1), Means("a part above 0 and below 1, such as 0.25")]
+        part = Annotated[float, Gt(0), Lt(1), Means("a fraction above 0 and below 1, such as 0.25")]
         check_value("test", test, part, SplitError)
         return split(data, scheme, clients=clients, seed=seed, **options).holdout(test, seed)
     rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""Quantity skew: clients whose rows are alike, and unequal in number."""
+"""Quantity skew: clients with the same distribution of rows and unequal numbers of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Target skew for regression: clients that hold ranges of y, or mix quantiles of it unequally."""
+"""Target skew for regression: clients with ranges of y, or unequal mixtures of its quantiles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_BINS = 100
 
 
 def targets(data: Data, clients: int, rng: np.random.Generator, *, s: float) -> Division:
-    """A random part s of the rows is shared evenly, the rest handed out in the order of y."""
+    """A random fraction s of the rows is shared evenly, the rest dealt in the order of y."""
     owner = sorted_owners(_first(data.y_train), clients, rng, s)
     # bins that end where ranges of clients do; few, since test rows are dealt bin by bin
     strata = quantile_bins(data, min(clients * math.ceil(10 / clients), _MOST_BINS))
@@ -49,5 +49,5 @@ def quantile_bins(data: Data, bins: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _first(y: np.ndarray) -> np.ndarray:
-    """The target that rows are sorted by: the first of several."""
+    """The target by which rows are sorted: the first of several."""
     return y if y.ndim == 1 else y[:, 0]

@@ -21,24 +21,24 @@ def tasks(
     n0: int = 30,
     merged: float = 0.3,
 ) -> Division:
-    """FedRes, Section 6.1: a binary task a client, the merged class C_0 against one other class.
+    """FedRes, Section 6.1: a binary task per client, the merged class C_0 against another class.
 
     1. A random set A of floor(0.3 K) classes (`merged`) becomes C_0, label 0.
-    2. The rows of A are dealt out at random, N to a client, where N = min(N_0, #A / clients) (`n0`
-       is N_0).
+    2. The rows of A are dealt at random, N to each client, with N = min(N_0, #A / clients) (`n0` is
+       N_0).
     3. The rows of each class outside A are cut into buckets of N rows; each client gets a random
        bucket, label 1.
 
-    Each client thus has 2 N rows, balanced, and no row is in two clients; rows that are left over
-    are used by nobody. Half of the features, at random, are global and the others local. The paper
-    leaves open what happens where the rows do not suffice: here N is lowered until there is a
-    bucket for each client, and A is drawn again (up to 100 times) where N would be 0. Test rows are
-    dealt likewise: those of A evenly, those of another class evenly among the clients with that
-    task, then cut to equal numbers of both labels in each client (which may be none where test rows
-    are fewer than clients).
+    Each client thus has 2 N rows, balanced; no row is in two clients, and rows that are left over
+    are not used. A random half of the features is global, the other half local. The paper does not
+    say what happens if the rows do not suffice: here N is lowered until there is a bucket for each
+    client, and A is drawn again (up to 100 times) if N would be 0. Test rows are dealt likewise:
+    those of A evenly, those of another class evenly among the clients with that task, then cut to
+    equal numbers of both labels in each client (possibly none, if there are fewer test rows than
+    clients).
 
     The result has a new `Data` of the rows used, with binary labels and the client as group.
-    `settings` holds `task` (the class each client must tell from C_0, by client id),
+    `settings` has `task` (the class that each client must tell from C_0, by client id),
     `merged_classes` (A), `rows_per_class` (N), `global_features`, `local_features` (indices of flat
     features), and `source_rows`, `source_test_rows` (rows of the original set).
     """
@@ -81,7 +81,7 @@ def tasks(
     test_rows = test_rows[np.argsort(test_owner[test_rows], kind="stable")]
     features = rng.permutation(int(np.prod(data.x_train.shape[1:])))
     half = len(features) // 2
-    # a client's rows come in no order of labels
+    # a client's rows are not sorted by label
     order = rng.permuted(np.tile(np.arange(2 * n), (clients, 1)), axis=1)
     source = np.take_along_axis(rows, order, axis=1).reshape(-1)
     names = None
@@ -107,7 +107,7 @@ def tasks(
 def _task_test_rows(
     data: Data, merged_classes: np.ndarray, task: np.ndarray, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Binary label and client of each test row (-1: of nobody), balanced within each client."""
+    """Binary label and client (-1: none) of each test row, balanced within each client."""
     clients = len(task)
     label = (~np.isin(data.y_test, merged_classes)).astype(np.int64)
     owner = np.full(len(data.y_test), -1, np.int64)

@@ -137,7 +137,7 @@ def number_array(name: str, values: Any) -> Tensor:
 
 def label_count(fed: Any) -> int:
     if fed.data.classes is None:
-        raise DataError("the data has no labels: predictors give a probability to each of them")
+        raise DataError("the data has no labels; predictors return a probability for each label")
     return fed.data.classes
 
 
@@ -148,5 +148,6 @@ def probabilities(table: Tensor, what: str) -> None:
         k = int(bad.nonzero()[0])
         total, low = float(table[k].double().sum()), float(table[k].min())
         raise ModelError(
-            f"{what} {k} is no distribution: it sums to {total:.6g}, its least entry is {low:.4g}"
+            f"{what} {k} is not a probability distribution: it sums to {total:.6g}, its least "
+            f"entry is {low:.4g}"
         )

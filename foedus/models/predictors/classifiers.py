@@ -124,11 +124,13 @@ class Classifiers(_Evaluated):
                 continue
             name = f"member {k}, a {type(member).__name__},"
             if not hasattr(member, "predict_proba"):
-                raise ModelError(f"{name} gives no probabilities (predict_proba)")
+                raise ModelError(f"{name} has no predict_proba")
             if not hasattr(member, "classes_"):
                 raise ModelError(f"{name} is not fitted: call its fit first")
             if any(np.ndim(c) for c in member.classes_):
-                raise ModelError(f"{name} predicts several labels for a row: give one for each")
+                raise ModelError(
+                    f"{name} predicts several labels for a row: give one classifier for each"
+                )
             if not np.isin(member.classes_, np.arange(classes)).all():
                 known = list(member.classes_)[:5]
                 text = f"member {k} knows labels {known}, which are not in 0 .. {classes - 1}"
@@ -233,9 +235,9 @@ def unpack(archive: Tensor, trusted: Sequence[str] = ()) -> Any:
     except ModelError:
         raise
     except Exception as error:  # what an untrusted client has sent can go wrong in any way
-        text = f"a predictor was sent that is no readable skops archive: {error!r}"
+        text = f"a predictor was sent that is not a readable skops archive: {error!r}"
         raise ModelError(text) from error
     raise ModelError(
         f"a predictor was sent that needs untrusted types ({', '.join(strange[:3])}); it is not "
-        "loaded. If the sender may have a hold on this process, pass them as trusted=[...]"
+        "loaded. If the sender is trusted with this process, pass them as trusted=[...]"
     )

@@ -584,7 +584,7 @@ def test_updates_of_held_functions(asked):
         "f: there must be a list of parts, and as many weights": [keep, parts * 2, weights],
         "the weights of part 0 must be finite": [keep, parts, [weights[0] * float("inf")]],
         "the weights of part 0": [keep, parts, [weights[0].float()]],
-        "f, part 0: 8 trees were sent where 6 were due": [keep, parts, [weights[0][:3]]],
+        "f, part 0: 8 trees were sent instead of 6": [keep, parts, [weights[0][:3]]],
         "f, part 0: it is a dict, not trees": [keep, [{"a": 1}], weights],
         "f, part 0: trees for 9 features": [
             keep,
