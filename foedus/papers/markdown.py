@@ -119,6 +119,8 @@ Many claims stand for one sentence of a paper, which is tested on each data set,
   differences are listed below. "quick" takes about a minute. `--full` is the paper's own scale,
   with the whole data sets; with it, `--device cuda` trains the networks on a GPU.
 - **Minutes** are those of one core that was shared with other work.
+- **Figures** show means over seeds. Figures of up to four lines have bands: all seeds, or one
+  standard deviation around the mean of the rollouts of one run.
 """
 
 
