@@ -87,7 +87,7 @@ def parameters(value: Any) -> list[str]:
     if dataclasses.is_dataclass(value):
         return [f.name for f in dataclasses.fields(value) if f.init and f.name[0] != "_"]
     if inspect.isclass(value):
-        if value.__init__ is object.__init__ or is_problem(value):
+        if not inspect.isfunction(value.__init__) or is_problem(value):  # that of a type in C
             return []
         names = [*inspect.signature(value.__init__).parameters][1:]
     else:

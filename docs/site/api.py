@@ -263,6 +263,9 @@ NO_DOCSTRING = {
 NAME = re.compile(
     r"(?<!\[)`fd\.((?:losses\.|schedules\.)?[A-Za-z]\w*)((?:\.\w+)*(?:\([^`]*\))?)`(?!\])"
 )
+TAG = re.compile(
+    r"`[^`]*`|<(?=[A-Za-z])(?!(?:a|br|details|div|img|kbd|p|picture|source|span|sub|summary|sup)\b)"
+)
 PUBLIC = {name for group in GROUPS for names in group.sections.values() for name in names}
 
 
@@ -377,4 +380,11 @@ def linked_names(text: str) -> str:
     return "\n".join(
         line if line.startswith(("#", "    ")) else NAME.sub(replaced, line)
         for line in text.split("\n")
+    )
+
+
+def escaped(text: str) -> str:
+    """A formula such as <g, s> is no tag of HTML; inline code stays as it is."""
+    return TAG.sub(
+        lambda found: found[0].replace("<", "&lt;") if found[0] == "<" else found[0], text
     )
