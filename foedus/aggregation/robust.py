@@ -72,7 +72,7 @@ class Robust(Aggregation):
 class RobustAggregator(Aggregator):
     """Collects every reply and combines them."""
 
-    wary = True
+    checks_replies = True
 
     def __init__(self, settings: Robust):
         self.settings = settings

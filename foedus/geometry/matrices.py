@@ -66,22 +66,24 @@ class NuclearBall(Ball):
         return LowRank(u.unsqueeze(-1) * -self.radius, v.unsqueeze(-1))
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
-        matrix, strange = self._matrix(x, shape)
+        matrix, not_finite = self._matrix(x, shape)
         left, s, right = torch.linalg.svd(matrix, full_matrices=False)
         shrunk = (left * simplex(s, self.radius).unsqueeze(-2)) @ right
         # Inside the ball x itself, without the rounding of the factors.
         result = torch.where((s.sum(-1) <= self.radius)[..., None, None], matrix, shrunk)
-        return torch.where(strange[..., None, None], torch.nan, result)
+        return torch.where(not_finite[..., None, None], torch.nan, result)
 
     def _contains(self, x: Tensor, shape: Shape, tolerance: float) -> Tensor:
-        matrix, strange = self._matrix(x.double(), shape)
-        return (torch.linalg.svdvals(matrix).sum(-1) <= self.radius * (1 + tolerance)) & ~strange
+        matrix, not_finite = self._matrix(x.double(), shape)
+        within = torch.linalg.svdvals(matrix).sum(-1) <= self.radius * (1 + tolerance)
+        return within & ~not_finite
 
     @staticmethod
     def _matrix(x: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
         """The matrices, zero where not finite (LAPACK refuses them), and which these are."""
-        strange = ~x.abs().amax(-1).isfinite()
-        return torch.where(strange.unsqueeze(-1), 0, x).reshape(*x.shape[:-1], *shape), strange
+        not_finite = ~x.abs().amax(-1).isfinite()
+        matrix = torch.where(not_finite.unsqueeze(-1), 0, x).reshape(*x.shape[:-1], *shape)
+        return matrix, not_finite
 
     def _reach(self, norm: str, shape: tuple[int, ...]) -> float:
         return self.radius * (math.sqrt(math.prod(shape)) if norm == "l1" else 1.0)

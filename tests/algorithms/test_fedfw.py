@@ -59,7 +59,7 @@ def quadratics(fed):
 
 
 def test_the_counter_example(appendix):
-    """Averaged Frank-Wolfe stays at 0 for ever; FedFW goes to 1."""
+    """Averaged Frank-Wolfe stays at 0 forever; FedFW goes to 1."""
     naive = fd.run(fd.NaiveFW(SCALAR, fd.Box(-1.0, 1.0)), appendix, 20, evaluate_every=0)
     assert float(naive.state.center["weight"]) == 0
     assert naive.history.fw_gap.iloc[-1] == pytest.approx(1)  # F'(0) = -1, and 1 is the best point

@@ -21,7 +21,7 @@ ROOT = Path(foedus.__file__).parent
 CONDITIONS = {
     "aggregator", "conditions", "delays", "device", "faults", "free", "hidden", "holdings",
     "ledger", "longest", "mail", "measures", "network", "quantise", "seed_key", "session", "taking",
-    "trusted", "unsure", "wary",
+    "checks_replies", "trusted",
 }  # fmt: skip
 """What engines and aggregators know of a run; algorithms must not read it from `clients`."""
 

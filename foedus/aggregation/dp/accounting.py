@@ -111,9 +111,9 @@ _latest: dict[tuple[float, float, float], tuple[int, Any]] = {}
 
 
 def _losses(probability: float, noise: float, step: float, times: int) -> Any:
-    """That of so many rounds.
+    """The privacy loss distribution of a number of rounds.
 
-    One more than the last time is one convolution, which is what a run asks for every round.
+    One more round than in the last call takes one convolution; a run asks for this in every round.
     """
     one, kind = _loss(probability, noise, step), (probability, noise, step)
     before, so_far = _latest.get(kind, (0, None))

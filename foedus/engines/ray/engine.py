@@ -44,8 +44,8 @@ from foedus.engines.ray.shards import (
 from foedus.errors import ConfigError, DivergenceError
 
 COPY_EVERY = 8
-"""States are copied after so many exchanges (and evaluations): fewer copies against more to repeat
-when a worker is lost.
+"""States are copied after this number of exchanges (and evaluations): fewer copies, but more to
+repeat when a worker is lost.
 """
 
 
