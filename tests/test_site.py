@@ -104,6 +104,13 @@ def test_texts_of_docstrings_are_shown_whole(pages):
             assert any(text in page for page in shown.values()), f"fd.{name}: {text}"
 
 
+def test_only_public_members_are_shown(pages):
+    hidden = r"foedus\.(?:\w+\.)*[A-Z]\w*\._\w+"
+    shown = {a for page in pages.values() for a in page.anchors if re.fullmatch(hidden, a)}
+    assert not shown
+    assert "foedus.core.result.Run.per_client" in pages["reference/api/results.html"].anchors
+
+
 def test_settings_of_base_classes_are_in_the_reference(pages):
     text = pages["reference/api/averaging.html"].text
     assert "fd.FedProx" in text and "Inherited settings" in text

@@ -152,7 +152,8 @@ GROUPS = (
     Group(
         "geometry",
         "Geometry",
-        "Convex sets with linear minimization oracles and projections.",
+        "Convex sets of parameters, for the methods of [FedFW](fedfw.md). Each has `lmo(g)`, the "
+        "linear minimization oracle, `project(x)`, `contains(x)` and `diameter_of(shape)`.",
         {
             "Of all parameters together, or by layer": ("Whole", "PerLayer"),
             "Vectors": ("L1Ball", "L2Ball", "LInfBall", "Simplex", "Box", "KSparse", "GroupBall"),
@@ -312,11 +313,7 @@ def entry(name: str, members: bool) -> str:
         return f"{heading}\n\n{NO_DOCSTRING[name]}"
     value = lookup(name)
     shown = members and inspect.isclass(value) and not issubclass(value, Exception)
-    options = [
-        f"heading: fd.{name}",
-        f"toc_label: {name}",
-        f"members: {'true' if shown else 'false'}",
-    ]
+    options = [f"heading: fd.{name}", f"toc_label: {name}", *([] if shown else ["members: false"])]
     lines = [
         f"[](){{#fd.{name}}}",
         f"::: {path_of(name)}",
