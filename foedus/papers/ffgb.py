@@ -548,7 +548,7 @@ TABULAR = Item(
     seeds={"quick": 1, "usual": 1, "full": 3},
     minutes={"quick": 1, "usual": 25, "full": 75},
     fixed={
-        "FFGB": "its defaults: ten extremely randomised trees of depth 12 on 30% of the features a "
+        "FFGB": "its defaults: ten extremely randomized trees of depth 12 on 30% of the features a "
         "client and round, step 10",
         "bagging": "as many trees, depth 6, learning rate 0.3, each client's on the common margins",
         "alone, pooled": "scikit-learn's HistGradientBoostingClassifier, its defaults",
