@@ -16,14 +16,6 @@ BASES = {"losses": fd.losses.Loss, "schedules": fd.schedules.Schedule}
 SHORT = ("looped", "stacked", "Survey", "survey")
 """Other names of something public: `client_step` with its argument, and two former names."""
 
-NOT_DESCRIBED: set[str] = {
-    "Comparison",
-    "compare",
-}
-"""Public names whose docstring still lacks something: one sentence that begins it, an argument, an
-example that can be run.
-"""
-
 
 def public_names() -> dict[str, Any]:
     """Classes and functions by what is written after `fd.`."""

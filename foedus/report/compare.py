@@ -51,19 +51,29 @@ def compare(
 ) -> Comparison:
     """Run every algorithm on the same federation with the same seeds.
 
-    algorithms: by the name that tables and plots show. seeds: a list, or n for the seeds 0 .. n -
-    1. target: the metric whose cost in rounds and megabytes the table states; it does not stop a
-    run. By default 95% of the best final accuracy that an algorithm without pooled data reaches
-    (for regression, the least error divided by 0.95). progress: show a bar; by default only on a
-    terminal. run_options: those of `fd.run`; `checkpoint` names a folder here, with one file for
-    each run, and `resume=True` needs that of one of them: the others begin. A run that diverges is
-    kept up to the round before, with a remark; the others go on.
+    A run that diverges is kept up to the round before, with a remark; the others go on.
+
+    Args:
+        algorithms: By the name that tables and plots show.
+        fed: The federation.
+        rounds: Rounds of each run.
+        seeds: A list, or n for the seeds 0 .. n - 1.
+        target: The value of the metric whose cost in rounds and megabytes the table states; it does
+            not stop a run. By default 95% of the best final accuracy that an algorithm without
+            pooled data reaches (for regression, the least error divided by 0.95).
+        progress: Whether to show a bar; by default only on a terminal.
+        **run_options: Those of `fd.run`; `checkpoint` names a folder here, with one file for each
+            run, and `resume=True` needs that of one of them: the others begin.
+
+    Returns:
+        All runs, their table and their page.
 
     Example:
-        >>> cmp = fd.compare({"FedAvg": fd.FedAvg(), "Scaffold": fd.Scaffold()}, fed, rounds=20,
-        ...                  seeds=3)
-        >>> print(cmp)
-        >>> cmp.report("report.html")
+        >>> fed = fd.split(fd.load("digits"), "dirichlet", clients=10, alpha=0.3)
+        >>> algorithms = {"FedAvg": fd.FedAvg(), "Scaffold": fd.Scaffold()}
+        >>> found = fd.compare(algorithms, fed, rounds=3, seeds=2)
+        >>> found.table().seeds.to_dict()
+        {'FedAvg': 2, 'Scaffold': 2}
     """
     algorithms = _checked(algorithms, fed, run_options)
     seeds = seed_list(seeds)
@@ -113,13 +123,25 @@ class Curve:
 
 @dataclass(eq=False, repr=False)
 class Comparison:
-    """Runs of several algorithms, one a seed: `runs[name]`, `table()`, `report(path)`, `save(dir)`.
+    """Runs of several algorithms on one federation: a table, curves and a page.
 
-    `diverged[name]` has the message of each run that diverged, by its index in `runs[name]`.
-    `left_out` says which files of a folder could not be read, and why.
+    Args:
+        runs: By algorithm, a list of runs, one a seed.
+        fed: The federation.
+        target: The value of the metric whose cost in rounds and megabytes the table states; by
+            default close to the best.
+        diverged: By algorithm, the message of each run that diverged, by its index in `runs[name]`.
+        left_out: Which files of a folder could not be read, and why.
 
     Raises:
         ConfigError: The runs are of different federations, whose numbers cannot be compared.
+
+    Example:
+        >>> fed = fd.split(fd.load("digits"), "iid", clients=5)
+        >>> runs = {"FedAvg": [fd.run(fd.FedAvg(), fed, rounds=2)],
+        ...         "Central": [fd.run(fd.Central(), fed, rounds=2)]}
+        >>> fd.Comparison(runs, fed).table().index.tolist()
+        ['FedAvg', 'Central']
     """
 
     runs: dict[str, list[Run]]
@@ -346,6 +368,13 @@ class Comparison:
         """Write one self-contained HTML page: table, curves, the split, every setting.
 
         Needs matplotlib.
+
+        Args:
+            path: The file.
+            title: Of the page; by default what was compared.
+
+        Returns:
+            The path of the file.
         """
         from foedus.report.html import write_page
         from foedus.report.page import render
