@@ -52,7 +52,7 @@ from torch.nn import functional as F
 
 from foedus import wire
 from foedus.algorithms.fedfw.points import noisy
-from foedus.base import random
+from foedus.base import markup, random
 from foedus.base.settings import Means, check_value
 from foedus.base.spec import Spec
 from foedus.data import Data, load
@@ -133,6 +133,24 @@ class Leakage:
         types = dict.fromkeys(("bytes", "iterations", "label", "twins"), "Int64")
         types |= dict.fromkeys(("label_right", "label_shown", "explained"), "boolean")
         return pd.DataFrame(rows).astype(types)
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: how near the best guess from each message came."""
+        rows: list[list[object]] = [
+            [
+                name,
+                f"{r.bytes:,}",
+                f"{r.psnr[-1]:.1f}",
+                markup.curve(enumerate(r.psnr), f"PSNR of {name} by iteration"),
+            ]
+            for name, r in self.messages.items()
+        ]
+        rows.append(["none: average image", "0", f"{self.average:.1f}", ""])
+        rows.append(["label only: average of its class", "–", f"{self.class_average:.1f}", ""])
+        return markup.box(
+            f"{self.data}: image {self.index}, guessed from what a client sends",
+            markup.table(["message", "bytes", "PSNR, dB", "by iteration"], rows),
+        )
 
     def picture(self, path: str | os.PathLike) -> Path:
         """Write the original, guesses over iterations and PSNR curves as SVG or PNG.

@@ -8,17 +8,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas as pd
 
-FIRST = (
-    "round",
-    "seconds",
-    "bytes_up",
-    "bytes_down",
-    "messages_up",
-    "clients",
-    "loss",
-    "accuracy",
-    "mse",
-)
+COSTS = ("round", "seconds", "bytes_up", "bytes_down", "messages_up", "clients")
+"""What a round has cost; other columns measure what was reached."""
+
+FIRST = (*COSTS, "loss", "accuracy", "mse")
 
 
 class History:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import warnings
 import zlib
@@ -16,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from foedus.base import random
+from foedus.base import markup, random
 from foedus.base.spec import Spec
 from foedus.base.tree import State, Tree
 from foedus.base.tree import leaves as tree_leaves
 from foedus.core.algorithm import Algorithm, Client
 from foedus.core.arguments import differences
 from foedus.core.card import Card, card_path, is_card
-from foedus.core.describe import from_config, subclasses, to_config
+from foedus.core.describe import flatten, from_config, subclasses, to_config
 from foedus.core.facts import Facts, facts_of, with_scores
-from foedus.core.history import History
+from foedus.core.history import COSTS, History
 from foedus.core.measures import PerClient
 from foedus.core.modules import ImportFrom, described, imported, restored
 from foedus.core.predictor import Predictor
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
     from foedus.core.session import Engine
 
 from foedus.core.evaluate import scored_rows
+
+_METRICS = 6
+"""Columns of the history that a notebook shows at once."""
 
 
 @dataclass(eq=False)
@@ -396,6 +400,32 @@ class Run:
         return (
             f"<Run {type(self.algorithm).__name__}: {len(self.records) - 1} rounds, "
             f"{megabytes:.2f} MB, {values}>"
+        )
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: first and last value of each metric, and its curve over rounds."""
+        history, settings = self.records, flatten(self.settings)
+        rows: list[list[object]] = []
+        for column in (c for c in history.columns if c not in COSTS):
+            points = [(r.get("round"), r[column]) for r in history.rows if column in r]
+            values = [v for _, y in points if not math.isnan(v := markup.finite(y))]
+            if values:
+                ends = [f"{v:.4g}" for v in (values[0], values[-1])]
+                label = f"{column} by round: {' to '.join(ends)}"
+                rows.append([column, *ends, markup.curve(points, label)])
+        head, more = ["metric", "first", "last", "by round"], rows[_METRICS:]
+        data = settings.get("federation.data")
+        on = f" on {data}" if data else ""
+        up, down, seconds = map(
+            markup.finite, map(history.last, ("bytes_up", "bytes_down", "seconds"))
+        )
+        cost = f"{up / 1e6:.2f} MB up, {down / 1e6:.2f} MB down, {seconds:.2g} s of computing"
+        return markup.box(
+            f"{type(self.algorithm).__name__}{on}: {len(history) - 1} rounds",
+            markup.lines([cost]),
+            markup.table(head, rows[:_METRICS]),
+            markup.folded(f"{len(more)} more", markup.table(head, more)) if more else "",
+            markup.lines(self.notes),
         )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from annotated_types import Ge, Gt, Lt
 
+from foedus.base import markup
 from foedus.base.settings import Means, check_value
 from foedus.base.spec import Spec
 from foedus.base.steps import IGNORED, labels_of
@@ -25,6 +26,8 @@ _BARS = 40  # more clients than this are drawn as a heat map
 _COLOURS = 20  # more labels than this have no distinguishable colours
 _NAMED = 10  # names of clients that a description has
 _COLUMNS = 200  # a heat map of more clients averages neighbours
+_LISTED = 12  # more clients, or labels, than this are not listed in a notebook
+_HEAT = (40, 100)  # labels and clients of a heat map in a notebook, at most
 
 
 def group_rows(owner: np.ndarray, clients: int) -> tuple[np.ndarray, np.ndarray]:
@@ -368,14 +371,7 @@ class Federation:
     def _plot_heat(self, ax: Axes) -> None:
         classes = self.data.classes
         assert classes is not None
-        share = self.label_counts().astype(float)
-        share /= share.sum(1, keepdims=True)
-        many = len(self) > _BARS
-        if many:  # neighbours then hold alike labels, and averaging them loses little
-            share = share[np.lexsort((share.max(1), share.argmax(1)))]
-            count = min(len(share), _COLUMNS)
-            starts = np.linspace(0, len(share), count, endpoint=False).astype(int)
-            share = np.add.reduceat(share, starts) / np.diff([*starts, len(share)])[:, None]
+        many, share = len(self) > _BARS, self._shares(_COLUMNS)
         look: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "cmap": "viridis"}
         image = ax.imshow(share.T, vmin=0, extent=(0, len(self), classes, 0), **look)
         ax.figure.colorbar(image, ax=ax, label=f"share of the client's {self._counted()}")
@@ -384,6 +380,18 @@ class Federation:
         if not many:
             ax.set_xticks(np.arange(len(self)) + 0.5, **self._client_ticks())
         ax.set(xlabel="clients, ordered by their main label" if many else "client", ylabel="label")
+
+    def _shares(self, most: int) -> np.ndarray:
+        """The share of each label in the rows of clients, `[clients, labels]`; of many clients, in
+        the order of their main labels and averaged over neighbors, at most `most`.
+        """
+        share = self.label_counts().astype(float)
+        share /= share.sum(1, keepdims=True)
+        if len(self) > _BARS:  # neighbors then hold alike labels, and averaging them loses little
+            share = share[np.lexsort((share.max(1), share.argmax(1)))]
+            starts, counts = _groups(len(share), most)
+            share = np.add.reduceat(share, starts) / counts[:, None]
+        return share
 
     def _plot_targets(self, ax: Axes) -> None:
         mean, spread = (m[:, 0] for m in self._target_moments())
@@ -405,6 +413,38 @@ class Federation:
         kind += f" at each of {self.spec.steps} steps" if self.spec.steps else ""
         rows = f"{len(self.rows)} rows ({self.sizes.min()} to {self.sizes.max()} each)"
         return f"Federation({self.data.name}: {len(self)} clients, {self._how()}, {rows}, {kind})"
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: a table of a few clients, a heat map of many."""
+        title, *others = self.describe().splitlines()
+        labels = self.data.classes
+        parts = [markup.lines(others)]
+        if len(self) <= _LISTED and (labels or 0) <= _LISTED:
+            parts.append(self._listed())
+        elif labels is not None:
+            parts += self._heat(labels)
+        return markup.box(title, *parts)
+
+    def _listed(self) -> markup.Markup:
+        """A row a client; counts of labels are shaded by their share of the client's rows."""
+        table = self.summary()
+        plain = table.shape[1] - (self.data.classes or 0)
+        rows = []
+        for row in table.itertuples(index=False):
+            total = max(sum(row[plain:]), 1) if self.data.classes else 1
+            cells = [f"{v:.4g}" if isinstance(v, float) else v for v in row[:plain]]
+            rows.append([*cells, *(markup.Cell(n, n / total) for n in row[plain:])])
+        return markup.table(list(table.columns), rows)
+
+    def _heat(self, labels: int) -> list[markup.Markup]:
+        share = self._shares(_HEAT[1]).T
+        names = self._class_names(labels)
+        if labels > _HEAT[0]:
+            share, names = np.add.reduceat(share, _groups(labels, _HEAT[0])[0]), ()
+        most = share.max()
+        how = f"rows: labels; columns: clients{', by main label' if len(self) > _BARS else ''}"
+        text = f"{how}; darkest: {most:.0%} of a client's {self._counted()}"
+        return [markup.heat((share / most).tolist(), names, text), markup.lines([text])]
 
     def describe(self) -> str:
         """A few lines: what was divided, how, and how unequal the result is."""
@@ -444,3 +484,9 @@ def _take(
 def _ends(sizes: np.ndarray) -> np.ndarray:
     """The offsets of segments of these sizes."""
     return np.concatenate(([0], np.cumsum(sizes)))
+
+
+def _groups(count: int, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """The first places and sizes of at most `most` groups of neighbors."""
+    starts = np.linspace(0, count, min(count, most), endpoint=False).astype(int)
+    return starts, np.diff([*starts, count])

@@ -15,6 +15,7 @@ from annotated_types import Ge, Gt
 from torch import nn
 
 from foedus.algorithms.fednewton.regression import FeatureRegression
+from foedus.base import markup
 from foedus.base.settings import check_value
 from foedus.data.federation import Federation
 from foedus.diagnosis.fits import fits
@@ -265,6 +266,25 @@ class Diagnosis:
         width, wide = (max(len(entry[k]) for entry in found) for k in (0, 1))
         lines += [f"{name:<{width}}  {value:>{wide}}  {note}" for name, value, note in found]
         return "\n".join([*lines, "", *map(str, self.advice)])
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: advice with its reasons, and all measures."""
+        title, *others = self.fed.describe().splitlines()
+        advice = [
+            [a.aim, "" if a.algorithm is None else markup.Cell(a.code, bold=True), a.text]
+            for a in self.advice
+        ]
+        return markup.box(
+            title,
+            markup.lines([*others, *([self.sampled] if self.sampled else [])]),
+            markup.table(["aim", "what to try", "why"], advice, prose=True),
+            markup.folded(
+                "Measures",
+                markup.table(
+                    ["measure", "value", "to hold it against"], self.measures(), prose=True
+                ),
+            ),
+        )
 
     def per_client(self) -> pd.DataFrame:
         """One row a client of `part`: rows, distances, and what linear models explain there."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
+from foedus.base import markup
 from foedus.core.algorithm import Algorithm
 from foedus.core.arguments import seed_list, without_fingerprint
 from foedus.core.callbacks import Named, check_callbacks
@@ -164,6 +165,15 @@ class Comparison:
             return None
         return max(finals) * _NEAR_BEST if self.higher_is_better else min(finals) / _NEAR_BEST
 
+    @property
+    def best(self) -> str | None:
+        """The algorithm with the best final metric, of two or more without pooled data."""
+        means = {n: _mean(self.final(n)) for n in self.runs if not self.is_pooled(n)}
+        means = {n: v for n, v in means.items() if not math.isnan(v)}
+        if len(means) < 2:
+            return None
+        return (max if self.higher_is_better else min)(means, key=means.__getitem__)
+
     def table(self) -> pd.DataFrame:
         """One row an algorithm: the final metric, the cost to reach the target, and the whole cost.
 
@@ -236,13 +246,35 @@ class Comparison:
         return headings, rows
 
     def __rich__(self) -> Any:
+        return rich_table(self.title(), *self._cells_and_notes())
+
+    def _cells_and_notes(self) -> tuple[list[str], list[list[str]], list[str]]:
         headings, rows = self.cells()
         notes = [self.describe_target()]
         if headings[-1] == "remark":  # below the table, which then fits 80 columns
             notes += [f"{row[0]}: {row[-1]}" for row in rows if row[-1]]
             headings, rows = headings[:-1], [row[:-1] for row in rows]
-        notes += [f"left out: {message}" for message in self.left_out]
-        return rich_table(self.title(), headings, rows, notes)
+        return headings, rows, notes + [f"left out: {message}" for message in self.left_out]
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: the table with the best in bold, and curves on one scale."""
+        headings, rows, notes = self._cells_and_notes()
+        curves, best = {c.name: c for c in self.curves()}, self.best
+        every = [v for c in curves.values() for v in c.mean]
+        limits = (min(every), max(every)) if every else None
+        table: list[list[object]] = []
+        for name, *cells in rows:
+            drawn = markup.Markup()
+            if (c := curves.get(name)) is not None:
+                label = f"{self.metric} of {name} by round"
+                drawn = markup.curve(zip(c.rounds, c.mean, strict=True), label, limits)
+            bold = name == best
+            table.append(
+                [*(markup.Cell(v, bold=bold) for v in (name, cells[0])), *cells[1:], drawn]
+            )
+        top = [h.replace("\n", " ") for h in headings]
+        shown = markup.table([*top, f"{words(self.metric)} by round"], table)
+        return markup.box(self.title(), shown, markup.lines(notes))
 
     def title(self) -> str:
         """One line: on what, for how long, how often."""

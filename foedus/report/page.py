@@ -37,7 +37,7 @@ def render(comparison: Comparison, title: str | None = None) -> str:
         words=words,
         headings=headings,
         rows=rows,
-        best=_best(comparison),
+        best=comparison.best,
         looks={k: s.for_page() for k, s in plots.styles(names, pooled).items()},
         charts=[charts.figure(c, names) for c in drawn if c is not None],
         fed=fed,
@@ -54,15 +54,6 @@ def render(comparison: Comparison, title: str | None = None) -> str:
 def _several(comparison: Comparison) -> bool:
     """Whether an algorithm has run with more than one seed."""
     return max(len(runs) for runs in comparison.runs.values()) > 1
-
-
-def _best(comparison: Comparison) -> str | None:
-    """The algorithm with the best final metric, references aside."""
-    table = comparison.table()[comparison.metric]
-    table = table[[n for n in table.index if not comparison.is_pooled(n)]].dropna()
-    if len(table) < 2:
-        return None
-    return str(table.idxmax() if comparison.higher_is_better else table.idxmin())
 
 
 # Clients

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from annotated_types import Ge, Gt, Lt
 
+from foedus.base import markup
 from foedus.base.settings import Means, check_value
 from foedus.core.algorithm import Algorithm
 from foedus.core.arguments import check_arguments, seed_list
@@ -139,6 +140,16 @@ class Tuning:
     title: str
 
     def __rich__(self) -> Any:
+        return rich_table(self.title, *self._cells_and_notes())
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: the table with the chosen settings in bold."""
+        headings, (best, *others), notes = self._cells_and_notes()
+        top = [h.replace("\n", " ") for h in headings]
+        rows: list[list[Any]] = [[markup.Cell(v, bold=True) for v in best], *others]
+        return markup.box(self.title, markup.table(top, rows), markup.lines(notes))
+
+    def _cells_and_notes(self) -> tuple[list[str], list[list[str]], list[str]]:
         rows = self.table.to_dict("records")
         names, shown = list(self.values), rows[:_SHOWN]
         text = [[*(shorten(r[n]) for n in names), *self._result(r)] for r in shown]
@@ -151,7 +162,7 @@ class Tuning:
         if failed:
             first = shown_settings({n: failed[0][n] for n in names})
             notes.append(f"{len(failed)} of {len(rows)} failed; {first}: {failed[0]['failed']}")
-        return rich_table(self.title, [*names, f"validation\n{self.metric}", "rounds"], text, notes)
+        return [*names, f"validation\n{self.metric}", "rounds"], text, notes
 
     def _result(self, row: dict[Any, Any]) -> tuple[str, str]:
         """Score and rounds."""

@@ -1,0 +1,139 @@
+"""What MkDocs calls while it builds the site: pages that stand elsewhere, links, the reference.
+
+The pages are written for the repository, where every link leads to a file. Here the same links
+lead to pages of the site; a linked file that is no page is copied into it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import api
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from foedus.version import __version__
+
+ROOT = Path(__file__).resolve().parents[2]
+ELSEWHERE = {
+    "README.md": "overview.md",
+    "CHANGELOG.md": "reference/changelog.md",
+    "CONTRIBUTING.md": "reference/contributing.md",
+    "SECURITY.md": "reference/security.md",
+    "examples/hospitals/README.md": "tutorials/hospitals.md",
+}
+"""Pages of the site that stand outside docs/."""
+
+SECTIONS = {
+    "tutorials": "Tutorials",
+    "how-to": "How-to guides",
+    "explanation": "Explanations",
+    "results": "Results",
+}
+FENCED = re.compile(r"^(```|~~~).*?^\1 *$", re.M | re.S)
+LINK = re.compile(r"(?<=\]\()([^)\s#]+)((?:#[^)\s]*)?)(?=\))")
+COMMENT = re.compile(r"^<!--.*?-->\n?", re.M | re.S)
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    config.site_name = f"foedus {__version__}"
+    config.nav = navigation()
+    if "MIKE_DOCS_VERSION" in os.environ:  # built by `mike deploy`: there is a list of versions
+        config.extra["version"] = {"provider": "mike"}
+    return config
+
+
+def navigation() -> list[Any]:
+    """The pages by folder, in the order in which docs/index.md lists them."""
+    listed = [target for target, _ in LINK.findall((ROOT / "docs/index.md").read_text())]
+    nav: list[Any] = [{"Start": ["index.md", "overview.md"]}]
+    for folder, title in SECTIONS.items():
+        pages = [target for target in listed if target.startswith(f"{folder}/")]
+        pages += [uri for uri in ELSEWHERE.values() if uri.startswith(f"{folder}/")]
+        nav.append({title: [*dict.fromkeys(page for page in pages if page.endswith(".md"))]})
+    reference = [
+        {"API": ["reference/api/index.md", *[f"reference/api/{g.file}.md" for g in api.GROUPS]]}
+    ]
+    reference += [target for target in listed if target.startswith("reference/")]
+    reference += [uri for uri in ELSEWHERE.values() if uri.startswith("reference/")]
+    return [*nav, {"Reference": [*reference]}]
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    for path, uri in ELSEWHERE.items():
+        files.append(File.generated(config, uri, abs_src_path=str(ROOT / path)))
+    for page in list(files.documentation_pages()):
+        for path in linked_files(page):
+            if files.get_file_from_path(f"files/{path}") is None:
+                file = File.generated(config, f"files/{path}", abs_src_path=str(ROOT / path))
+                files.append(file)
+    for group in api.GROUPS:
+        uri = f"reference/api/{group.file}.md"
+        files.append(File.generated(config, uri, content=api.page_text(group)))
+    files.append(File.generated(config, "reference/api/index.md", content=api.index_text()))
+    return files
+
+
+def place_of(file: File) -> str:
+    """The path in the repository of a page of the site."""
+    for path, uri in ELSEWHERE.items():
+        if file.src_uri == uri:
+            return path
+    return f"docs/{file.src_uri}"
+
+
+def linked_files(page: File) -> Iterator[str]:
+    """The files of the repository that a page links to and that are no pages."""
+    for text, is_code in parts(page.content_string):
+        for target, _ in () if is_code else LINK.findall(text):
+            path = os.path.normpath(os.path.join(os.path.dirname(place_of(page)), target))
+            is_file = ":" not in target and (ROOT / path).is_file()
+            if is_file and not path.startswith("docs/") and path not in ELSEWHERE:
+                yield path
+
+
+def parts(text: str) -> Iterator[tuple[str, bool]]:
+    """A text in pieces, and whether each is a fenced block."""
+    at = 0
+    for block in FENCED.finditer(text):
+        yield text[at : block.start()], False
+        yield block.group(), True
+        at = block.end()
+    yield text[at:], False
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    place = place_of(page.file)
+    return "".join(
+        text
+        if is_code
+        else api.linked_names(relinked(COMMENT.sub("", text), place, page.file.src_uri))
+        for text, is_code in parts(markdown)
+    )
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Anchors that lead nowhere are no links."""
+    return re.sub(r'<p><a href="" (id="fd\.[\w.]+")></a>\s*</p>', r"<span \1></span>", html)
+
+
+def relinked(text: str, place: str, uri: str) -> str:
+    """The links of a page that stands at `place` in the repository, as links between pages."""
+
+    def replaced(link: re.Match) -> str:
+        target, anchor = link.groups()
+        path = os.path.normpath(os.path.join(os.path.dirname(place), target))
+        if ":" in target or not (ROOT / path).exists():
+            return link.group()
+        if path in ELSEWHERE:
+            there = ELSEWHERE[path]
+        else:
+            there = path.removeprefix("docs/") if path.startswith("docs/") else f"files/{path}"
+        return os.path.relpath(there, os.path.dirname(uri) or ".") + anchor
+
+    return LINK.sub(replaced, text)
