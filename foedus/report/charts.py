@@ -62,7 +62,7 @@ class Lines:
         title: A few words.
         caption: What is drawn, and how it was measured.
         lines: At least one.
-        labels: What the axes are called, by names in `x` and `y`; the first of each are shown first.
+        labels: What the axes are called, by names in `x` and `y`; the first are shown at first.
         target: A level of the first metric.
         close_up: Limits of the first metric, between which the reader may look closer.
         log: Names of axes that are logarithmic at first; "megabytes" is where it ranges widely.

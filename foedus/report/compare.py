@@ -258,16 +258,19 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """What notebooks show: the table with the best in bold, and curves on one scale."""
+        from foedus.report.curves import lines
+
         headings, rows, notes = self._cells_and_notes()
-        curves, best = {c.name: c for c in self.curves()}, self.best
-        every = [v for c in curves.values() for v in c.mean]
+        curves, best = {c.name: c for c in lines(self) if self.metric in c.y}, self.best
+        every = [v for c in curves.values() for v in c.y[self.metric] if math.isfinite(v)]
         limits = (min(every), max(every)) if every else None
         table: list[list[object]] = []
         for name, *cells in rows:
             drawn = markup.Markup()
             if (c := curves.get(name)) is not None:
                 label = f"{self.metric} of {name} by round"
-                drawn = markup.curve(zip(c.rounds, c.mean, strict=True), label, limits)
+                points = zip(c.x["rounds"], c.y[self.metric], strict=True)
+                drawn = markup.curve(points, label, limits)
             bold = name == best
             table.append(
                 [*(markup.Cell(v, bold=bold) for v in (name, cells[0])), *cells[1:], drawn]

@@ -1,4 +1,4 @@
-"""The lines of a comparison: every metric that its runs have, by round, by what was sent, by time."""
+"""The lines of a comparison: every metric of its runs by round, by what was sent, by time."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _line(comparison: Comparison, name: str, shown: Sequence[str]) -> Line | Non
         y[metric] = [statistics.fmean(v) for v in values]
         if len(runs) > 1:
             low[metric], high[metric] = [min(v) for v in values], [max(v) for v in values]
-    x = {
+    x: dict[str, list[float]] = {
         "rounds": [int(t) for t in rounds],
         "megabytes": [statistics.fmean(megabytes(of[t]) for of in rows) for t in rounds],
         "seconds": [statistics.fmean(of[t]["seconds"] for of in rows) for t in rounds],
@@ -80,12 +80,12 @@ def _line(comparison: Comparison, name: str, shown: Sequence[str]) -> Line | Non
 def _evaluated(run: Run, shown: Sequence[str]) -> set[float]:
     """Rounds with a finite value of one of the metrics."""
     rows = run.records.rows
-    return {v["round"] for v in rows if any(math.isfinite(_number(v.get(m))) for m in shown)}
+    return {v["round"] for v in rows if not all(math.isnan(_number(v.get(m))) for m in shown)}
 
 
 def _number(value: object) -> float:
-    """A value of a history that can be drawn; files may have texts there."""
-    return float(value) if isinstance(value, int | float) else math.nan
+    """A value of a history that can be drawn, else NaN; files may have texts there."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else math.nan
 
 
 def close_up(comparison: Comparison, drawn: Sequence[Line]) -> tuple[float, float] | None:

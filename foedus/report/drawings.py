@@ -89,8 +89,8 @@ def _lines(
         ax.text(0.995, chart.target, "target", transform=ax.get_yaxis_transform(), **look)
     if limits:
         ax.set_ylim(*limits)
-    ax.set_xlabel(chart.labels[x] + (" (log scale)" if log_x else ""))
-    ax.set_ylabel(chart.labels[metric])
+    ax.set_xlabel(short(chart.labels[x], 60) + (" (log scale)" if log_x else ""))
+    ax.set_ylabel(short(chart.labels[metric], 40))
 
 
 def _line(
@@ -110,9 +110,7 @@ def _line(
     places, values = places[keep], values[keep]
     every = max(1, len(places) // _MARKS)
     # Markers start at different places, or lines that run together would hide each other's.
-    ax.plot(
-        places, values, marker=style.marker, markevery=(i * every // 4 % every, every), **look
-    )
+    ax.plot(places, values, marker=style.marker, markevery=(i * every // 4 % every, every), **look)
     if metric in line.low and metric in line.high:
         low, high = (np.asarray(ends[metric], float)[keep] for ends in (line.low, line.high))
         ax.fill_between(
@@ -148,7 +146,7 @@ def _bars(ax: Axes, chart: Bars) -> None:
     ax.margins(x=0.18)
     _rows(ax, [b.name for b in chart.bars])
     ax.grid(False, axis="y")
-    ax.set_xlabel(chart.label)
+    ax.set_xlabel(short(chart.label, 60))
 
 
 def _rows(ax: Axes, names: Sequence[str]) -> None:
@@ -176,7 +174,7 @@ def _dots(ax: Axes, chart: Dots, looks: Looks) -> None:
             fontsize=7, ha="left" if chart.lowest else "right",
         )  # fmt: skip
     _rows(ax, [*chart.groups])
-    ax.set_xlabel(chart.label)
+    ax.set_xlabel(short(chart.label, 60))
 
 
 def _cells(ax: Axes, chart: Cells) -> None:
@@ -190,7 +188,7 @@ def _cells(ax: Axes, chart: Cells) -> None:
         values, cmap=colors.with_extremes(bad="#bbbbbb"), vmin=low, vmax=high, aspect="auto",
         interpolation="nearest",
     )  # fmt: skip
-    ax.figure.colorbar(image, ax=ax, label=chart.label, shrink=0.85)
+    ax.figure.colorbar(image, ax=ax, label=short(chart.label, 40), shrink=0.85)
     _rows(ax, chart.rows)
     if len(chart.columns) <= _MANY:
         upright = len(chart.columns) * max(map(len, chart.columns)) > 60
@@ -198,4 +196,4 @@ def _cells(ax: Axes, chart: Cells) -> None:
         look["rotation"] = 90 if upright else 0
         ax.set_xticks(range(len(chart.columns)), [short(n, 24) for n in chart.columns], **look)
     ax.grid(False)
-    ax.set(ylabel=chart.axes[0], xlabel=chart.axes[1])
+    ax.set(ylabel=short(chart.axes[0]), xlabel=short(chart.axes[1]))

@@ -54,7 +54,9 @@ def _policy(scripts: Sequence[str]) -> str:
     """The content security policy of a page with these scripts."""
     style = _hashes([_static("page.css"), _PLOT_STYLE])
     parts = ["default-src 'none'", "img-src data:", f"style-src {style}"]
-    return "; ".join([*parts, f"script-src {_hashes(scripts)}", "base-uri 'none'", "form-action 'none'"])
+    return "; ".join(
+        [*parts, f"script-src {_hashes(scripts)}", "base-uri 'none'", "form-action 'none'"]
+    )
 
 
 def _hashes(texts: Sequence[str]) -> str:

@@ -62,11 +62,9 @@ def _several(comparison: Comparison) -> bool:
 def clients(comparison: Comparison) -> charts.Dots | None:
     """The score of each client on its own test rows, of the first run that finished."""
     score = comparison.metric.removeprefix("own_")
-    groups = {}
-    for name in comparison.runs:
-        if not comparison.is_pooled(name) and (runs := comparison.finished(name)):
-            if found := _scores(runs[0], score):
-                groups[name] = found
+    competing = [n for n in comparison.runs if not comparison.is_pooled(n)]
+    measured = {n: _scores(r, score) for n in competing for r in comparison.finished(n)[:1]}
+    groups = {name: members for name, members in measured.items() if members}
     if not any(len(members) > 1 for members in groups.values()):
         return None
     label = f"{words(score)}, the client's own test rows"

@@ -61,7 +61,8 @@ class Page:
         self.resize(width, height)
         self.ask("Page.navigate", url=path.resolve().as_uri())
         self.wait("document.readyState === 'complete'")
-        self.wait("[...document.querySelectorAll('figure.live')].every((f) => f.querySelector('.plotted > svg'))")
+        drawn = "(figure) => figure.querySelector('.plotted > svg')"
+        self.wait(f"[...document.querySelectorAll('figure.live')].every({drawn})")
         return self
 
     def resize(self, width: int, height: int = 900) -> None:
@@ -105,8 +106,9 @@ class Page:
     def click(self, element: str) -> None:
         """Click into the middle of an element, which is an expression of JavaScript."""
         box = self.run(
-            f"(() => {{ const e = {element}; e.scrollIntoView({{block: 'center'}}); "
-            "const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2] })()"
+            f"(() => {{ const e = {element}; e.scrollIntoView({{block: 'center'}});"
+            "const b = e.getBoundingClientRect();"
+            "return [b.x + b.width / 2, b.y + b.height / 2] })()"
         )
         for kind in ("mousePressed", "mouseReleased"):
             self.ask(
@@ -125,7 +127,9 @@ class Page:
 @contextmanager
 def chromium(*flags: str) -> Iterator[Page]:
     """A browser with one tab, for as long as the context lasts; skips the test without Chromium."""
-    program = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    program = (
+        os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    )
     if program is None:
         pytest.skip("there is no Chromium (Debian: apt-get install chromium)")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -145,7 +149,11 @@ def _address(folder: Path, process: subprocess.Popen[bytes]) -> str:
     end = time.monotonic() + _LONGEST
     while time.monotonic() < end and process.poll() is None:
         file = folder / "DevToolsActivePort"
-        if file.exists() and (lines := file.read_text().split("\n"))[0].isdigit() and len(lines) > 1:
+        if (
+            file.exists()
+            and (lines := file.read_text().split("\n"))[0].isdigit()
+            and len(lines) > 1
+        ):
             with urllib.request.urlopen(f"http://127.0.0.1:{lines[0]}/json/list") as answer:
                 tabs = [t for t in json.load(answer) if t["type"] == "page"]
             if tabs:

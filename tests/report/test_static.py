@@ -32,5 +32,12 @@ def test_our_own_scripts_are_strict_and_never_parse_markup():
     for name in ("kinds.js", "charts.js", "tables.js"):
         text = (FOLDER / name).read_text(encoding="utf-8")
         assert text.startswith('"use strict";')
-        for word in ("innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval(", ".html("):
+        for word in (
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacent",
+            "document.write",
+            "eval(",
+            ".html(",
+        ):
             assert word not in text, (name, word)
