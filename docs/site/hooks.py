@@ -50,7 +50,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def navigation() -> list[Any]:
     """The pages by folder, in the order in which docs/index.md lists them."""
-    listed = [target for target, _ in LINK.findall((ROOT / "docs/index.md").read_text())]
+    pages = (ROOT / "docs/index.md").read_text().split("\n## All pages\n")[1]
+    listed = [target for target, _ in LINK.findall(pages)]
     nav: list[Any] = [{"Start": ["index.md", "overview.md"]}]
     for folder, title in SECTIONS.items():
         pages = [target for target in listed if target.startswith(f"{folder}/")]

@@ -28,15 +28,26 @@ _ROUNDING = 1e-9  # two radii that differ by less, relatively, are the same
 
 @dataclass(frozen=True)
 class NuclearBall(Ball):
-    """{X : the singular values sum up to at most radius}. s = -radius u v^T, the top pair of g.
+    """The ball of the nuclear norm, {X : the singular values sum up to at most radius}.
 
-    Matrices with a side of at most 64 are solved to rounding. For larger ones the pair has a
-    relative residual of at most `tolerance`: with s = u^T g v, |g^T u - s v| <= tolerance s. Then s
-    >= sigma / sqrt(1 + tolerance / c), sigma the largest singular value and c > 0 the cosine of v
-    with its vector; c tends to 1 unless other singular values are as large, and starts at about 1 /
-    sqrt(columns), from a fixed random vector. `iterations` bounds the Lanczos steps; what is found
-    by then is returned. `lmo(g, warm=v)` starts near v, such as the right factor of the last point,
-    which saves steps when g has changed little. At g = 0: zero.
+    Extreme points: -radius u v^T with the top singular pair of g, sent as two vectors. Matrices
+    with a side of at most 64 are solved to rounding. For larger ones the pair has a relative
+    residual of at most `tolerance`: with s = u^T g v, |g^T u - s v| <= tolerance s. Then s >= sigma
+    / sqrt(1 + tolerance / c), sigma the largest singular value and c > 0 the cosine of v with its
+    vector; c tends to 1 unless other singular values are as large, and starts at about 1 /
+    sqrt(columns), from a fixed random vector. `lmo(g, warm=v)` starts near v, such as the right
+    factor of the last point, which saves steps when g has changed little. At g = 0: zero.
+
+    Args:
+        radius: Largest sum of singular values.
+        tolerance: Relative residual of the top pair of a large matrix.
+        iterations: Most Lanczos steps; the pair after them is returned.
+
+    Example:
+        >>> point = fd.NuclearBall(2.0).lmo(torch.tensor([[3.0, 0.0], [0.0, 1.0]]))
+        >>> point.left.shape, point.dense().abs().round(decimals=3)
+        (torch.Size([2, 1]), tensor([[2., 0.],
+                [0., 0.]]))
     """
 
     radius: Annotated[float, Gt(0)]
@@ -78,12 +89,17 @@ class NuclearBall(Ball):
 
 @dataclass(frozen=True)
 class Birkhoff(Domain):
-    """{X >= 0 : all row and column sums are 1}, the convex hull of the n x n permutation matrices.
+    """The Birkhoff polytope, {X >= 0 : all row and column sums are 1}.
 
-    The point is the assignment of least cost g (SciPy), n entries of value 1; of several, SciPy's
-    choice, which is the same every time. The projection has row and column sums within 1e-12 of 1
-    (and rounding), and is the exact projection onto matrices with those sums. At g = 0: the
-    identity.
+    It is the convex hull of the n x n permutation matrices. The extreme point is the assignment of
+    least cost g (SciPy), n entries of value 1; of several, SciPy's choice, which is deterministic.
+    The projection has row and column sums within 1e-12 of 1 (and rounding), and is the exact
+    projection onto matrices with those sums. At g = 0: the identity.
+
+    Example:
+        >>> fd.Birkhoff().lmo(torch.tensor([[4.0, 1.0], [2.0, 3.0]])).dense()
+        tensor([[0., 1.],
+                [1., 0.]])
     """
 
     matrix: ClassVar[bool] = True

@@ -145,14 +145,26 @@ def noise_for(
     start: int = 0,
     accountant: str = "pld",
 ) -> float:
-    """The smallest noise multiplier, to a thousandth, with which so many rounds cost at most an
-    epsilon of `target`.
+    """The smallest noise multiplier that keeps a run within an epsilon.
 
-    probability: of taking part in a round. exchanges: averages in a round. start: those before the
-    first round, of everybody.
+    Args:
+        target: The largest epsilon.
+        delta: At which epsilon is given.
+        rounds: Rounds of the run.
+        probability: Of taking part in a round.
+        exchanges: Averages in a round.
+        start: Averages before the first round, of all clients.
+        accountant: "pld" or "rdp".
+
+    Returns:
+        The noise multiplier z of `fd.DifferentialPrivacy`, to a thousandth.
+
+    Raises:
+        ConfigError: No noise is enough.
 
     Example:
-        >>> noise_for(2.0, 1e-5, rounds=30, probability=0.2)
+        >>> round(fd.noise_for(2.0, 1e-5, rounds=30, probability=0.2), 1)
+        2.5
     """
 
     def cost(noise: float) -> float:
