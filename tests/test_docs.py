@@ -41,10 +41,10 @@ NOT_RUN = {
 }
 
 SECTIONS = [
+    "When to use it",
     "The idea",
     "The mathematics",
     "What travels and what it reveals",
-    "When to use it",
     "Settings",
     "An example",
 ]
@@ -106,6 +106,10 @@ def test_the_layers_that_are_shown_are_those_that_lint_checks():
 def test_families_have_the_same_sections(name):
     page = PAGES[f"docs/explanation/{name}.md"]
     assert page.headings(2)[: len(SECTIONS)] == SECTIONS
+    lead = page.prose.split("\n\n")[1].replace("\n", " ")
+    assert re.match(r"\*\*(\w+) (is|are) good for [^.]+\.\*\*", lead), (
+        f"{name} begins with {lead!r}"
+    )
     example = page.prose.splitlines().index("## An example") + 1
     after = [b for b in page.blocks if b.line > example and b.language == "python"]
     assert after and after[0].output is not None and after[0].is_run()

@@ -28,7 +28,7 @@ def write_pages(folder: Path) -> list[Path]:
         text = render(
             "paper.html.j2",
             title=f"{paper(name).family}: {paper(name).title}",
-            subtitle="The paper's numbers beside ours.",
+            subtitle="The paper's numbers and ours.",
             results=[(r, list(_views(r))) for r in results],
             colors=_COLORS,
             numeric=numeric,
@@ -39,8 +39,8 @@ def write_pages(folder: Path) -> list[Path]:
         every += results
     text = render(
         "papers.html.j2",
-        title="The papers, reproduced",
-        subtitle="Every table and figure, with the claims that it supports.",
+        title="Reproduction of the papers",
+        subtitle="Every table and figure, and the claims that it supports.",
         results=every,
         colors=_COLORS,
         plural=_PLURAL,
@@ -51,7 +51,7 @@ def write_pages(folder: Path) -> list[Path]:
 
 
 def _views(r: Result) -> Iterator[dict[str, Any]]:
-    """What the page shows of each view: its figure and table, if any, and its caption."""
+    """Of each view: its figure and table, if any, and its caption."""
     from foedus.report.plots import drawing, inline
 
     drawn = pictures(r)
