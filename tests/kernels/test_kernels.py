@@ -325,8 +325,8 @@ def test_what_it_does_not_know_goes_to_pytorch(counted):
     for other in (
         learned(loss=Squared()), learned(x=x.T.contiguous().T), learned(y=strange),
         learned(weight=ones.double()),
-        learned(correction={k: torch.zeros(v.shape, dtype=torch.float64) for k, v in start.items()}),
-        learned(correction={k: torch.zeros(v.shape, requires_grad=True) for k, v in start.items()}),
+        learned(correction={k: torch.zeros_like(v, dtype=torch.float64) for k, v in start.items()}),
+        learned(correction={k: torch.zeros_like(v, requires_grad=True) for k, v in start.items()}),
     ):  # fmt: skip
         for name in start:
             torch.testing.assert_close(other[name].float(), known[name])
