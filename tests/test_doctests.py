@@ -25,6 +25,7 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 NOT_RUN = {
     "Flower": "starts a federation of several processes; tests/engines/flower has runs",
+    "MLflow": "needs a tracking server; tests/test_trackers.py has runs",
     "Ray": "needs a Ray cluster; tests/engines/ray has runs",
 }
 """Names with an example that is not run."""

@@ -1,4 +1,4 @@
-"""Draw the diagrams of docs/explanation: `python docs/figures/make.py [FOLDER]`.
+"""Draw the figures of docs/explanation and docs/results: `python docs/figures/make.py [FOLDER]`.
 
 They stand on white and on dark pages: the background is transparent, and every color has a
 contrast of at least 3 to 1 with both. What is drawn as data is computed here.
@@ -417,6 +417,46 @@ def averaging() -> Figure:
     return figure
 
 
+# -- speed -----------------------------------------------------------------------------------------
+
+TOOLS = {
+    "foedus": ("foedus", PURPLE, "o"),
+    "pfl-research": ("pfl-research", GREEN, "s"),
+    "FedJAX, jit": ("FedJAX", ORANGE, "^"),
+    "Flower, 2 actors, ": ("Flower, polling every 5 ms", BLUE, "D"),
+    "Flower, 2 actors (": ("Flower", GREY, "v"),
+}
+"""How the stored rows of a tool begin; its name, color and marker."""
+
+
+def speed() -> Figure:
+    """Seconds of a round with every framework, from the stored comparison."""
+    figure, (ax,) = panels(1, height=3.1)
+    titles = []
+    for y in range(1, 6):
+        stored = json.loads((HERE.parents[1] / f"benchmarks/results/peers-w{y}.json").read_text())
+        rows = [line.split(" | ") for line in stored["text"].splitlines()[2:]]
+        titles.append(rows[0][0].removeprefix("| ").split(",")[0])
+        for start, (name, color, marker) in TOOLS.items():
+            (seconds,) = [float(r[2].split(" (")[0]) for r in rows if r[1].startswith(start)]
+            label = name if y == 1 else None
+            size = 11 if name == "foedus" else 7.5  # it can be seen below another
+            ax.plot(seconds, y, marker, color=color, ms=size, ls="none", label=label)
+    ax.hlines(range(1, 6), 1e-3, 20, color=GREY, lw=0.5, zorder=0)
+    ax.set(
+        xscale="log",
+        xlim=(2e-3, 20),
+        ylim=(5.6, 0.4),
+        xlabel="seconds a round, cohort of 10 to 100",
+    )
+    ax.set_yticks(range(1, 6), titles)
+    ax.tick_params(axis="y", length=0)
+    ax.spines["left"].set_visible(False)
+    figure.legend(loc="outside upper center", ncols=5, columnspacing=1.2, handletextpad=0.2,
+                  labelcolor="linecolor")  # fmt: skip
+    return figure
+
+
 FIGURES: dict[str, Callable[[], Figure]] = {
     "ffgb.svg": ffgb,
     "fedres.svg": fedres,
@@ -424,6 +464,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "fedboost.svg": fedboost,
     "fednewton.svg": fednewton,
     "averaging.svg": averaging,
+    "speed.svg": speed,
 }
 
 

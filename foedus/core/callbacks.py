@@ -88,11 +88,11 @@ class Callbacks:
 
     def __init__(self, callbacks: Sequence[Callback]):
         self.left, self.started = list(callbacks), False
-        self.why: str | None = None  # one of them wants the run to stop
+        self.why: str | None = None  # the reason why a callback stops the run
 
     def start(self, name: str, settings: dict[str, Any], rows: list[dict[str, Any]]) -> None:
         self.started = True
-        # Copies: what a callback does to them is not to change the run.
+        # Copies: a callback must not be able to change the run.
         self._call(
             "at the start",
             lambda c: c.start(name, copy.deepcopy(settings), [dict(row) for row in rows]),
@@ -102,7 +102,7 @@ class Callbacks:
         self._call(f"in round {row['round']}", lambda c: c.row(dict(row)), answers=True)
 
     def end(self, run: Run | None, error: BaseException | None) -> None:
-        if self.started:  # what never began has no end, and nothing ends twice
+        if self.started:  # `end` is called once, and only after `start`
             self.started = False
             self._call("at the end", lambda c: c.end(run, error))
 
@@ -118,7 +118,7 @@ class Callbacks:
                 self.why = self.why or str(stop) or f"{who} asked for it"
             except Exception as error:
                 if isinstance(error, inner.raises) or _is_pruning(error):
-                    meant = meant or error  # when the others have been told
+                    meant = meant or error  # raised after the other callbacks were called
                     continue
                 self.left.remove(callback)
                 warnings.warn(

@@ -1,4 +1,4 @@
-"""One row a round: what was reached and what it cost so far."""
+"""The history of a run: one row per round with its scores and its costs so far."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 COSTS = ("round", "seconds", "bytes_up", "bytes_down", "messages_up", "clients")
-"""What a round has cost; other columns measure what was reached."""
+"""The costs of a round; other columns are scores."""
 
 FIRST = (*COSTS, "loss", "accuracy", "mse")
 

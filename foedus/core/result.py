@@ -131,7 +131,7 @@ class Run:
                 "no best model was kept; use fd.run(..., keep_best='accuracy'), or another metric"
             )
         predictor = self.algorithm.predictor(self.best_of.state)
-        assert predictor is not None  # otherwise nothing is kept
+        assert predictor is not None  # otherwise no state is kept
         return replace(self._named(predictor), round=self.best_of.round)
 
     def _named(self, predictor: Predictor) -> Predictor:
@@ -326,7 +326,7 @@ class Run:
         """
         facts = self._facts(measure=card)
         if self.fed is not None and not isinstance(self.fed, Federation):
-            # the file goes to every site, for whom the rows of others are not
+            # the file goes to every site, which must not learn the other sites' numbers of rows
             facts = replace(facts, sites=())
         meta = {
             "kind": "run",
@@ -351,7 +351,7 @@ class Run:
             best = self.best_of
             trees["best"] = best.state
             meta["best"] = {"round": best.round, "metric": best.metric, "value": best.value}
-        # the file of a federation of sites goes to every site: not with the scores of others
+        # the file of a federation of sites goes to every site: without the scores of others
         if self.kept is not None and (self.fed is None or isinstance(self.fed, Federation)):
             trees["per_client"] = self.kept.to_tree()
         notes, tensors = described(self.algorithm)
@@ -522,7 +522,7 @@ def known_algorithm(config: Any, modules: Mapping[str, Any] = MappingProxyType({
     from foedus.models.losses import Loss
     from foedus.models.schedules import Schedule
 
-    importlib.import_module("foedus.algorithms")  # so that our own classes are known
+    importlib.import_module("foedus.algorithms")  # registers the algorithms of foedus
     known = {
         **subclasses(Algorithm, Domain, FeatureMap, Loss, Mirror, Model, ModelDomain, Oracle),
         **subclasses(Schedule),

@@ -144,7 +144,7 @@ def run(
     if algorithm.pooled:
         fed, participation, quantise, aggregation = fed.pool(), 1.0, None, None
     if engine is None:
-        from foedus.engines.local import Local  # the default, loaded only when it is needed
+        from foedus.engines.local import Local  # imported only when needed
 
         engine = Local()
     path, told, name = (

@@ -17,7 +17,7 @@ from foedus.core.metrics import Metric, higher_is_better
 from foedus.errors import ConfigError, nearest
 
 GROWTH = 1000.0
-"""A loss this many times that of round 0 is reported."""
+"""A loss this many times that of round 0 causes a warning."""
 
 
 class Stop(Exception):  # noqa: N818 - not an error
@@ -148,7 +148,7 @@ class Watch:
             if value != value:
                 continue
             first = self.first.setdefault(name, value)
-            # from an almost perfect model, as after a warm start, any loss is far away
+            # an almost perfect model, as after a warm start, makes every loss look large
             if value > GROWTH * first and value > GROWTH * self.naive:
                 return (
                     f"round {row['round']}: {name} is {value:.3g}, after {first:.3g} at the start: "

@@ -244,7 +244,7 @@ def numeric(text: str) -> bool:
     return text == "–" or text.startswith("not reached") or text.lstrip("-+")[:1].isdigit()
 
 
-# -- in words --------------------------------------------------------------------------------------
+# -- readable text ---------------------------------------------------------------------------------
 
 
 def duration(minutes: float | None) -> str:

@@ -958,8 +958,11 @@ BOXES = {
         lambda m: changed(m, boxes=lambda t: t[[1, 0, 2]]),
         "box from client 1 was altered",
     ),
-    "its own": (lambda m: changed(m, ids=put(0, 0)), "client 0 is none"),
-    "of an unknown client": (lambda m: changed(m, ids=put(0, 17)), "client 17 is none"),
+    "its own": (lambda m: changed(m, ids=put(0, 0)), "neighbors; client 0 is not one"),
+    "of an unknown client": (
+        lambda m: changed(m, ids=put(0, 17)),
+        "neighbors; client 17 is not one",
+    ),
     "a client twice": (lambda m: changed(m, ids=put(0, 2)), "names a client twice"),
     "too few": (
         lambda m: changed(m, ids=lambda t: t[:1], boxes=lambda t: t[:1]),
