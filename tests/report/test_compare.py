@@ -201,7 +201,7 @@ def arrays(seed=0, owner=(0,) * 10 + (1,) * 10):
     return fd.Federation.from_owners(data, *owners, np.arange(2), "given", {})
 
 
-def test_federations_alike_in_name_and_size_are_told_apart_by_their_rows(tmp_path):
+def test_federations_of_equal_name_and_size_are_distinguished_by_their_rows(tmp_path):
     runs = {k: fd.run(fd.FedAvg(), arrays(k), 1) for k in (0, 1)}
     message = r"the training rows of 'a' and 'b' differ; the test rows of 'a' and 'b' differ"
     with pytest.raises(fd.ConfigError, match=message):
@@ -324,7 +324,7 @@ def test_save_and_load_keep_names_and_numbers(fed, tmp_path):
     assert after.loc["Central", "remark"] == "all data in one place"
 
 
-def test_loaded_runs_are_told_apart_by_what_differs(tmp_path):
+def test_loaded_runs_are_named_by_the_settings_that_differ(tmp_path):
     for i, run in enumerate(
         [
             fake_run([0, 1.0], algorithm=fd.FedAvg(lr=lr), seed=s)
