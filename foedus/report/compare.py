@@ -106,21 +106,6 @@ def compare(
     return Comparison(runs, fed, target, diverged)
 
 
-@dataclass(frozen=True)
-class Curve:
-    """The metric of one algorithm by evaluated round: mean, least and largest over its seeds."""
-
-    name: str
-    rounds: list[int]
-    megabytes: list[float]
-    seconds: list[float]
-    mean: list[float]
-    low: list[float]
-    high: list[float]
-    pooled: bool = False
-    diverged: bool = False
-
-
 @dataclass(eq=False, repr=False)
 class Comparison:
     """Runs of several algorithms on one federation: a table, curves and a page.
@@ -236,9 +221,9 @@ class Comparison:
         everyone = bool(reached) and len(reached) == len(self.runs[name])
         at_target = reached if everyone else []
         row["rounds_to_target"] = _mean([r["round"] for r in at_target])
-        row["mb_to_target"] = _mean([_megabytes(r) for r in at_target])
+        row["mb_to_target"] = _mean([megabytes(r) for r in at_target])
         ends = [r.records.rows[-1] for r in finished or self.runs[name] if r.records.rows]
-        row["mb"] = _mean([_megabytes(e) for e in ends])
+        row["mb"] = _mean([megabytes(e) for e in ends])
         row["seconds"] = _mean([e["seconds"] for e in ends])
         return row | {"seeds": len(finished), "remark": self._remark(name, len(reached))}
 
@@ -254,39 +239,6 @@ class Comparison:
         if 0 < reached < total:
             parts.append(f"{reached} of {total} seeds reach the target")
         return "; ".join(parts)
-
-    def curves(self) -> list[Curve]:
-        """What the plots show.
-
-        Seeds are averaged round by round, over the rounds that each of them measured.
-        """
-        return [curve for name in self.runs if (curve := self._curve(name)) is not None]
-
-    def _curve(self, name: str) -> Curve | None:
-        # Where nothing finished, the rounds before the end are all there is to see.
-        finished = self.finished(name)
-
-        def evaluated(r: Run) -> dict[float, dict[str, float]]:
-            rows = r.records.rows
-            return {v["round"]: v for v in rows if math.isfinite(v.get(self.metric, math.nan))}
-
-        measured = [evaluated(r) for r in finished or self.runs[name]]
-        rounds = sorted(set.intersection(*(set(m) for m in measured)))
-        if not rounds:
-            return None
-        rows = [[m[t] for m in measured] for t in rounds]
-        values = [[row[self.metric] for row in of_round] for of_round in rows]
-        return Curve(
-            name=name,
-            rounds=[int(t) for t in rounds],
-            megabytes=[_mean([_megabytes(row) for row in of_round]) for of_round in rows],
-            seconds=[_mean([row["seconds"] for row in of_round]) for of_round in rows],
-            mean=[_mean(v) for v in values],
-            low=[min(v) for v in values],
-            high=[max(v) for v in values],
-            pooled=self.is_pooled(name),
-            diverged=not finished,
-        )
 
     # -- words -------------------------------------------------------------------------------------
 
@@ -328,16 +280,19 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """What notebooks show: the table with the best in bold, and curves on one scale."""
+        from foedus.report.curves import lines
+
         headings, rows, notes = self._cells_and_notes()
-        curves, best = {c.name: c for c in self.curves()}, self.best
-        every = [v for c in curves.values() for v in c.mean]
+        curves, best = {c.name: c for c in lines(self) if self.metric in c.y}, self.best
+        every = [v for c in curves.values() for v in c.y[self.metric] if math.isfinite(v)]
         limits = (min(every), max(every)) if every else None
         table: list[list[object]] = []
         for name, *cells in rows:
             drawn = markup.Markup()
             if (c := curves.get(name)) is not None:
                 label = f"{self.metric} of {name} by round"
-                drawn = markup.curve(zip(c.rounds, c.mean, strict=True), label, limits)
+                points = zip(c.x["rounds"], c.y[self.metric], strict=True)
+                drawn = markup.curve(points, label, limits)
             bold = name == best
             table.append(
                 [*(markup.Cell(v, bold=bold) for v in (name, cells[0])), *cells[1:], drawn]
@@ -579,5 +534,6 @@ def _mean(values: Sequence[float]) -> float:
     return statistics.fmean(values) if values else math.nan
 
 
-def _megabytes(row: dict[str, float]) -> float:
+def megabytes(row: dict[str, float]) -> float:
+    """What a row of a history has cost so far, up and down."""
     return (row["bytes_up"] + row["bytes_down"]) / 1e6
