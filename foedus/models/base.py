@@ -59,6 +59,9 @@ class Model(Settings):
     `torch.nn.RNNBase`.
     """
 
+    row_major: ClassVar[frozenset[str]] = frozenset()
+    """Names of matrices whose gradients lie in memory as they do, however they are batched."""
+
     trains_apart: ClassVar[bool] = False
     """Whether it is called otherwise in training (`train_outputs`)."""
 
@@ -138,12 +141,13 @@ _WIDE = 1 << 15
 
 def derives_within(model: Model, params: Params) -> bool:
     """Whether gradients of several clients are taken within `torch.func.vmap`, rather than through
-    it, which is faster for small networks, but leaves gradients of matrices transposed: steps along
-    them are slow where they are wide.
+    it, which is faster, but leaves gradients of matrices transposed that are not of a linear layer:
+    steps along them are slow where they are wide.
 
     params: Of one client.
     """
-    return model.recurrent or any(v.dim() == 2 and v.numel() >= _WIDE for v in params.values())
+    transposed = (v for k, v in params.items() if v.dim() == 2 and k not in model.row_major)
+    return model.recurrent or any(v.numel() >= _WIDE for v in transposed)
 
 
 def widths_of(given: Any) -> Any:
