@@ -8,7 +8,7 @@ BUILT_FROM := pyproject.toml constraints.txt $(wildcard foedus/kernels/*.[ch])
 # By path, not by import hook: in the folder that holds the clone, a hook would lose to the clone's own folder.
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --config-settings editable_mode=compat
 
-.PHONY: help demo test test-slow gpu-test coverage lint bench papers faults fuzz mutants lock sbom dist clean
+.PHONY: help demo test test-slow gpu-test coverage lint docs docs-serve bench papers faults fuzz mutants lock sbom dist clean
 
 help:
 	@echo "make demo    compare the algorithms on bundled data and write a page (under two minutes after installation)"
@@ -17,6 +17,8 @@ help:
 	@echo "make gpu-test  runs on a GPU beside those on the CPU; without one it says so (DEVICE=mps for another device than cuda)"
 	@echo "make coverage  branch coverage of foedus/ by make test, by file, the lowest first"
 	@echo "make lint    ruff, mypy, and which package may import which"
+	@echo "make docs    the site, into site/, without a network; its start page is site/index.html"
+	@echo "make docs-serve  the site on 127.0.0.1:8000, built again when a page changes"
 	@echo "make bench   speed, as ratios measured in one run (ARGS='w1 w3' for some of them; ARGS=--docs writes docs/results/performance.md)"
 	@echo "make faults  processes killed, disks full, checkpoints damaged: every run ends well or in words (ARGS=--quick: seconds)"
 	@echo "make fuzz    a million mutated messages, and files"
@@ -35,7 +37,11 @@ $(VENV)/.report: $(VENV)/bin/python $(BUILT_FROM)
 
 $(VENV)/.dev: $(VENV)/bin/python $(BUILT_FROM)
 	$(INSTALL) -e ".[dev]"
-	@touch $(VENV)/.report $@
+	@touch $(VENV)/.report $(VENV)/.docs $@
+
+$(VENV)/.docs: $(VENV)/bin/python $(BUILT_FROM)
+	$(INSTALL) -e ".[docs]"
+	@touch $@
 
 demo: $(VENV)/.report
 	$(BIN)/foedus demo $(ARGS)
@@ -57,6 +63,12 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/mypy
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict $(ARGS)
+
+docs-serve: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8000 $(ARGS)
 
 bench: $(VENV)/.report
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -39,20 +39,22 @@ from benchmarks.workloads import WORKLOADS
 Study = Callable[[int], None]
 
 PAGE: dict[str, dict[str, Study]] = {
-    "The machine": {"machine": machine},
+    "Hardware peaks": {"machine": machine},
     "Rounds of FedAvg": {name: partial(workload, name) for name in WORKLOADS},
-    "Other tools": {f"peers-{name}": partial(peers, name) for name in WORKLOADS},
+    "Comparison with other frameworks": {
+        f"peers-{name}": partial(peers, name) for name in WORKLOADS
+    },
     "The five families": {name: partial(family, name) for name in FAMILIES},
     "100,000 clients": {"crowd": crowd},
     "Compiled loops": {"compiled": compiled},
-    "The engine alone": {"overhead": overhead},
+    "Engine overhead": {"overhead": overhead},
     "Memory": {"memory": memory},
-    "How cost grows": {"scaling": scaling},
-    "Tables": {"tables": tables},
-    "Start": {"start": start},
-    "Where the time goes": {"profile": profiles},
+    "Scaling": {"scaling": scaling},
+    "Loading tables": {"tables": tables},
+    "Import and start": {"start": start},
+    "Profile": {"profile": profiles},
 }
-"""The sections of docs/results/performance.md and the items of each."""
+"""The sections of docs/results/performance.md, and the items of each."""
 
 STUDIES: dict[str, Study] = {
     "batching": batching,
@@ -67,7 +69,7 @@ STUDIES: dict[str, Study] = {
     "flower": flower,
     "secure": secure,
 }
-"""What other pages speak of."""
+"""Items of other pages."""
 
 
 def main() -> None:
@@ -88,7 +90,7 @@ def main() -> None:
         help="write docs/results/performance.md from what is stored; alone, measure nothing",
     )
     options = parser.parse_args()
-    others = list(PAGE["Other tools"])
+    others = list(PAGE["Comparison with other frameworks"])
     asked = [name for item in options.items for name in (others if item == "peers" else [item])]
     unknown = set(asked) - set(items)
     if unknown:

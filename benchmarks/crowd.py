@@ -55,8 +55,8 @@ def crowd(repeats: int) -> None:
     }
     taken = in_turns(ways, repeats)
     print(
-        f"{work.title}\n\n| foedus, s a round | of it training | by hand, s a round | overhead "
-        "beyond by hand |\n|---|---|---|---|"
+        f"{work.title}\n\n| foedus, s a round | of which training | by hand, s a round | overhead "
+        "over by hand |\n|---|---|---|---|"
     )
     more = 100 * (ratio(taken, "foedus", "limit") - 1)
     print(
@@ -67,8 +67,8 @@ def crowd(repeats: int) -> None:
 
 
 def _training(run: Callable[[], object]) -> float:
-    """Seconds that a run spends in local training, orders of rows included: all else is who takes
-    part, keys and the sum.
+    """Seconds that a run spends in local training, permutations of rows included. The rest is
+    sampling of the cohort, keys and the sum.
     """
     spent, descend = [], training._descend.__wrapped__
 
@@ -147,7 +147,7 @@ def start(repeats: int) -> None:
         f"{shown(taken['both'])} |"
     )
     more = statistics.median(b - a for a, b in zip(taken["torch"], taken["both"], strict=True))
-    print(f"| so foedus beyond torch | {more:.2f} |", flush=True)
+    print(f"| foedus without torch | {more:.2f} |", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         subprocess.run(

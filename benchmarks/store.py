@@ -1,5 +1,5 @@
-"""What a study printed is kept in `benchmarks/results/NAME.json`; these files are what
-`docs/results/performance.md` is written from.
+"""The output of each study is stored in `benchmarks/results/NAME.json`;
+`docs/results/performance.md` is written from these files.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import io
 import json
 import platform
 import sys
+import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
@@ -37,7 +38,7 @@ class _Tee(io.TextIOBase):
 
 @contextlib.contextmanager
 def kept(name: str, repeats: int) -> Iterator[None]:
-    """Print as usual, and store what was printed when the study has come to its end."""
+    """Print as usual, and store the output when the study is finished."""
     tee, began = _Tee(), time.perf_counter()
     with contextlib.redirect_stdout(tee):
         yield
@@ -52,7 +53,7 @@ def kept(name: str, repeats: int) -> Iterator[None]:
 
 
 def where() -> dict[str, Any]:
-    """The machine, in the words that its numbers need."""
+    """The machine and the versions that the numbers depend on."""
     versions = {p: metadata.version(p) for p in ("torch", "numpy", "scikit-learn")}
     return {
         "machine": f"{_processor()}, {torch.get_num_threads()} threads",
@@ -70,7 +71,7 @@ def _processor() -> str:
 
 
 def joined(texts: list[str]) -> str:
-    """Tables one below the other; those with one head become one table."""
+    """Tables one below the other; tables with the same head become one table."""
     whole: list[str] = []
     head: list[str] | None = None
     for text in texts:
@@ -83,10 +84,14 @@ def joined(texts: list[str]) -> str:
     return "\n".join(whole)
 
 
+def wrapped(text: str) -> str:
+    """The same text with lines of prose of at most 100 columns."""
+    lines = text.splitlines()
+    return "\n".join(line if line.startswith("|") else textwrap.fill(line, 100) for line in lines)
+
+
 def page(sections: Mapping[str, Iterable[str]]) -> str:
-    """The page of all studies that are stored. sections: their titles, and the names of what stands
-    in each.
-    """
+    """The page of all stored studies. sections: titles, each with the names of its studies."""
     parts = [(Path(__file__).parent / "performance.md").read_text().rstrip()]
     for title, names in sections.items():
         found = {
@@ -103,7 +108,8 @@ def page(sections: Mapping[str, Iterable[str]]) -> str:
         minutes = sum(f["seconds"] for f in found.values()) / 60
         arguments = next(iter(found)) if len(found) == 1 else f"'{' '.join(found)}'"
         how = f"`make bench ARGS={arguments}` ({'; '.join(whose)}; {minutes:.1f} min)"
-        parts.append(f"## {title}\n\n{how}\n\n{joined([f['text'] for f in found.values()])}")
+        tables = joined([f["text"] for f in found.values()])
+        parts.append(f"## {title}\n\n{wrapped(how)}\n\n{wrapped(tables)}")
     return "\n\n".join(parts) + "\n"
 
 

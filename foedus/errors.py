@@ -1,7 +1,7 @@
-"""The errors foedus raises on purpose; each names the argument, the value and the remedy.
+"""Errors that foedus raises on purpose; each message names the argument, the value and the remedy.
 
-All of them derive from `FoedusError`, so `except fd.FoedusError` catches what a user can mend and
-lets bugs through.
+All of them derive from `FoedusError`, so `except fd.FoedusError` catches what a user can correct
+and lets bugs through.
 """
 
 from __future__ import annotations
@@ -23,42 +23,107 @@ _LONGEST = 200
 
 
 class FoedusError(Exception):
-    """Base of every error that foedus raises on purpose."""
+    """Base of every error that foedus raises on purpose.
+
+    Example:
+        >>> try:
+        ...     fd.load("digit")
+        ... except fd.FoedusError as error:
+        ...     print(type(error).__name__, "digits" in str(error))
+        DataError True
+    """
 
 
 class DataError(FoedusError, ValueError):
-    """Data that cannot be used: missing set, NaN features, labels out of range, a malformed
-    file.
+    """Data cannot be used: an unknown set, NaN features, labels out of range, a malformed file.
+
+    Example:
+        >>> try:
+        ...     fd.Data.from_arrays([[1.0], [2.0]], [0])
+        ... except fd.DataError as error:
+        ...     print(error)
+        y_train of 'data' has 1 rows but x_train has 2; give one entry a row
     """
 
 
 class SplitError(FoedusError, ValueError):
-    """A partition that cannot be made: unknown scheme, more clients than rows, an empty client."""
+    """A data set cannot be divided: unknown scheme, more clients than rows, an empty client.
+
+    Example:
+        >>> try:
+        ...     fd.split(fd.load("digits"), "dirichlet", clients=10)
+        ... except fd.SplitError as error:
+        ...     print(error)
+        scheme 'dirichlet' needs alpha=, for example alpha=0.5
+    """
 
 
 class ModelError(FoedusError, ValueError):
-    """A model that does not fit the data, or that cannot be trained as a pure function."""
+    """A model does not fit the data, or cannot be trained as a pure function.
+
+    Example:
+        >>> fed = fd.split(fd.load("digits"), "iid", clients=2)
+        >>> try:
+        ...     fd.run(fd.FedAvg(torch.nn.Linear(3, 10)), fed, rounds=1)
+        ... except fd.ModelError as error:
+        ...     print("(2x64 and 3x10)" in str(error))
+        True
+    """
 
 
 class ConfigError(FoedusError, ValueError):
-    """A setting that is unknown or outside its range; in a configuration file, with the file and
-    the key.
+    """A setting is unknown or out of range; in a configuration file, with the file and the key.
+
+    Example:
+        >>> try:
+        ...     fd.FedAvg(lr=-1.0)
+        ... except fd.ConfigError as error:
+        ...     print(error)
+        lr=-1.0 must be a positive finite number or a schedule of fd.schedules
     """
 
 
 class WireError(FoedusError, ValueError):
-    """Bytes that are not a message of ours, or a tree that cannot become one."""
+    """Bytes are not a message of foedus, or a tree cannot be encoded as one.
+
+    Example:
+        >>> from foedus import wire
+        >>> try:
+        ...     wire.decode(b"not a message")
+        ... except fd.WireError as error:
+        ...     print(error)
+        expected b'fd' at byte 0, where a message starts, got b'no'
+    """
 
 
 class ReplyError(FoedusError, ValueError):
-    """A client's reply that must not be used: wrong structure, shape, dtype or size."""
+    """A client's reply must not be used: wrong structure, shape, dtype or size.
+
+    Example:
+        >>> issubclass(fd.ReplyError, fd.FoedusError)
+        True
+    """
 
 
 class DivergenceError(FoedusError, ArithmeticError):
-    """A reply or a loss that is no longer finite. `round` and `clients` say where it began.
+    """A reply or a loss is no longer finite.
 
-    `run` is what was reached before that round. Only what clients remember (`run.clients`) may be
-    of the round itself: keeping it as it was would take a copy of all states in every round.
+    The attributes `round` and `clients` say where it began, and `run` is the result up to the round
+    before. Only client states (`run.clients`) may be those of the failed round itself: keeping the
+    earlier ones would take a copy of all states in every round.
+
+    Args:
+        message: The message.
+        round: The round in which it happened.
+        clients: The ids of the clients whose replies are not finite, if known.
+
+    Example:
+        >>> fed = fd.split(fd.load("diabetes"), "iid", clients=2)
+        >>> try:
+        ...     fd.run(fd.FedAvg(fd.Linear(), lr=1e6, epochs=5), fed, rounds=3)
+        ... except fd.DivergenceError as error:
+        ...     print(error.round)
+        1
     """
 
     run: Run
@@ -70,34 +135,50 @@ class DivergenceError(FoedusError, ArithmeticError):
         self.clients = tuple(clients)
 
     def __reduce__(self) -> tuple:
-        """It may come from another process, and must come whole."""
+        """Pickle all attributes: the error may be raised in a worker process."""
         return type(self), (str(self), self.round, self.clients), vars(self)
 
 
 class TooFewClients(FoedusError):  # noqa: N818 - says it all
-    """Fewer sites answered than must; with a checkpoint, the run can go on when they are back."""
+    """Fewer sites answered than required; with a checkpoint the run can be resumed later.
+
+    Example:
+        >>> issubclass(fd.TooFewClients, fd.FoedusError)
+        True
+    """
 
 
 class SecureError(FoedusError):
-    """A message of secure aggregation that is refused: altered, repeated, of another round, or
-    asking for too much.
+    """A message of secure aggregation is refused.
+
+    It was altered, repeated, belongs to another round, or asks for too much.
+
+    Example:
+        >>> issubclass(fd.SecureError, fd.FoedusError)
+        True
     """
 
 
 class CheckpointError(FoedusError, ValueError):
-    """A checkpoint or saved run that is missing, damaged, or belongs to another run."""
+    """A checkpoint or saved run is missing, damaged, or belongs to another run.
+
+    Example:
+        >>> try:
+        ...     fd.Run.load("nowhere.safetensors")
+        ... except fd.CheckpointError as error:
+        ...     print(error)
+        nowhere.safetensors: there is no such file
+    """
 
 
 def unknown(what: str, value: object, allowed: Iterable[object]) -> str:
-    """The sentence for a name that is not one of `allowed`, with the closest one as a
-    suggestion.
-    """
+    """The message for a name that is not one of `allowed`, with the closest one as a suggestion."""
     names = [str(a) for a in allowed]
     return f"{what} {shown(value)} is unknown{nearest(value, names)} (allowed: {', '.join(names)})"
 
 
 def nearest(value: object, allowed: Iterable[str]) -> str:
-    """The end of an error about an unknown name: "; did you mean ...?", or nothing."""
+    """The end of a message about an unknown name: "; did you mean ...?", or nothing."""
     names = {name.casefold(): name for name in allowed}
     # a peer's value may be of any length
     close = difflib.get_close_matches(str(value)[:_LONGEST].casefold(), names, n=1)
@@ -105,15 +186,15 @@ def nearest(value: object, allowed: Iterable[str]) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as errors show it: all of it, or its beginning and end; a function by its name."""
+    """A value as errors show it: in full, or its beginning and end; a function by its name."""
     text = value.__name__ if isinstance(value, _FUNCTIONS) else repr(value)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 20]} ... {text[-12:]}"
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a real number, and not a bool.
+    """Whether a value is a real number and not a bool.
 
-    (To type checkers a float is not a `Real`.)
+    It is not a `TypeGuard` because type checkers do not regard a float as a `Real`.
     """
     return isinstance(value, Real) and not isinstance(value, bool)
 

@@ -1,4 +1,4 @@
-"""Trackers: callbacks of `fd.run` that keep its history where other tools show it.
+"""Trackers: callbacks of `fd.run` that write its history for other tools.
 
 Their packages are optional extras.
 """
@@ -35,12 +35,18 @@ class TensorBoard(Callback):
     """Writes every number of the history to a folder for TensorBoard, with the round as the step.
 
     A run has a folder of its own within `folder`, called by the algorithm, the seed and a checksum
-    of the settings: the same run again, or resumed, takes the place of its former self, and every
-    round is shown once. The settings are there as text, the algorithm's also under "HParams".
+    of the settings: the same run again, or resumed, replaces its former record, and every round is
+    shown once. The settings are there as text, the algorithm's also under "HParams".
+
+    Args:
+        folder: The folder, for `tensorboard --logdir`.
 
     Example:
-        >>> fd.run(fd.FedAvg(), fed, rounds=20, callbacks=[fd.TensorBoard("runs")])
-        >>> # tensorboard --logdir runs
+        >>> fed = fd.split(fd.load("digits"), "iid", clients=5)
+        >>> run = fd.run(fd.FedAvg(), fed, rounds=2, callbacks=[fd.TensorBoard("runs")])
+        >>> from pathlib import Path
+        >>> len(list(Path("runs").iterdir()))
+        1
     """
 
     folder: Annotated[
@@ -90,17 +96,21 @@ class TensorBoard(Callback):
 
 @dataclass(eq=False)
 class MLflow(Callback):
-    """Records a run with MLflow: settings as parameters, each number of the history as a metric by
-    round, a status at the end.
+    """Records a run with MLflow.
 
-    experiment: the name of MLflow's experiment, made if there is none. uri: of the tracking server
-    or database, such as "http://host:5000" or "sqlite:///mlflow.db"; `None`: as MLflow decides
-    ($MLFLOW_TRACKING_URI, or a database in the current folder). A resumed run goes on in its own
-    record, found by a checksum of the settings, and no round is logged twice. The status is
-    FINISHED, FAILED, or KILLED by Ctrl-C.
+    Settings are parameters, each number of the history is a metric by round, and a status stands at
+    the end: FINISHED, FAILED, or KILLED by Ctrl-C. A resumed run continues its own record, found by
+    a checksum of the settings, and no round is logged twice.
+
+    Args:
+        experiment: The name of MLflow's experiment, made if there is none.
+        uri: Of the tracking server or database, such as "http://host:5000" or
+            "sqlite:///mlflow.db"; `None`: as MLflow decides ($MLFLOW_TRACKING_URI, or a database in
+            the current folder).
 
     Example:
-        >>> fd.run(fd.FedAvg(), fed, rounds=20, callbacks=[fd.MLflow("digits", uri="http://localhost:5000")])
+        >>> tracker = fd.MLflow("digits", uri="http://localhost:5000")  # doctest: +SKIP
+        >>> fd.run(fd.FedAvg(), fed, rounds=20, callbacks=[tracker])  # doctest: +SKIP
     """
 
     experiment: Annotated[str, MinLen(1)] = "foedus"
@@ -132,7 +142,7 @@ class MLflow(Callback):
             self.row(row)
 
     def _former(self, experiment: str, settings: dict[str, Any]) -> str | None:
-        """The record that a resumed run began."""
+        """The record of a resumed run."""
         same = f"tags.`foedus.fingerprint` = '{_fingerprint(settings)}'"
         found = self.client.search_runs(
             [experiment], same, max_results=1, order_by=["attributes.start_time DESC"]
@@ -175,7 +185,7 @@ _AT_ONCE = 100  # parameters in one request
 
 
 def _require(module: str, who: str) -> None:
-    """Say what is missing before the run, not within it; the package itself is loaded when the run
+    """Raise before the run where a package is missing; the package itself is loaded when the run
     starts.
     """
     if importlib.util.find_spec(module) is None:

@@ -41,10 +41,10 @@ NOT_RUN = {
 }
 
 SECTIONS = [
+    "When to use it",
     "The idea",
     "The mathematics",
     "What travels and what it reveals",
-    "When to use it",
     "Settings",
     "An example",
 ]
@@ -86,7 +86,9 @@ def test_links_lead_somewhere(name):
 
 
 def test_every_page_is_in_the_list_of_pages():
-    listed = [link.partition("#")[0] for link in PAGES["docs/index.md"].links()]
+    index = PAGES["docs/index.md"]
+    pages = dataclasses.replace(index, prose=index.prose.split("\n## All pages\n")[1])
+    listed = [link.partition("#")[0] for link in pages.links()]
     for path in DOCS:
         name = path.relative_to(ROOT / "docs").as_posix()
         if name != "index.md":
@@ -94,10 +96,20 @@ def test_every_page_is_in_the_list_of_pages():
     assert "docs/index.md" in PAGES["README.md"].links()
 
 
+def test_the_layers_that_are_shown_are_those_that_lint_checks():
+    lint = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    shown = [b.text.splitlines() for b in PAGES["CONTRIBUTING.md"].blocks]
+    assert lint["contracts"][0]["layers"] in shown
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_have_the_same_sections(name):
     page = PAGES[f"docs/explanation/{name}.md"]
     assert page.headings(2)[: len(SECTIONS)] == SECTIONS
+    lead = page.prose.split("\n\n")[1].replace("\n", " ")
+    assert re.match(r"\*\*(\w+) (is|are) good for [^.]+\.\*\*", lead), (
+        f"{name} begins with {lead!r}"
+    )
     example = page.prose.splitlines().index("## An example") + 1
     after = [b for b in page.blocks if b.line > example and b.language == "python"]
     assert after and after[0].output is not None and after[0].is_run()

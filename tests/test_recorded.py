@@ -90,7 +90,7 @@ def changed(**columns):
         (changed(state={}), ["s/A, state.w: recorded [1.0, 2.0, 0.5], now None"]),
     ],
 )
-def test_differences_are_found_and_said(now, said):
+def test_differences_are_found_and_described(now, said):
     assert [str(d) for d in recorded.compare("s", "A", OLD, now)] == said
 
 

@@ -1,20 +1,16 @@
 """Means that a few hostile clients cannot move: `fd.run(..., aggregation=fd.Median())`.
 
-A client that lies moves a plain mean as far as it likes. These stand in for the mean (or, times the
-number of clients, for the sum) of an exchange. All of them need every reply at once: no sums in a
-stream or on Ray workers, memory for clients x numbers, and no secure aggregation, under which the
-server sees no single reply. None of them is differentially private: a robust mean of clipped
-replies has another sensitivity than a mean. They assume that honest clients say similar things: the
-more their rows differ, the more of what is honest is cut off, too. They are for exchanges whose
-average is asked for (`clients.mean`, `clients.sum`); an algorithm that looks at single replies
-itself (FFGB's functions, FedFW's matrices of rank one) refuses to run with them.
+One dishonest client can move a plain mean anywhere. These replace the mean (or, times the number of
+clients, the sum) of an exchange. All of them need every reply at once: no sums in a stream or on
+Ray workers, memory for clients x numbers, and no secure aggregation, under which the server sees no
+single reply. None of them is differentially private: a robust mean of clipped replies has another
+sensitivity than a mean. They assume that honest clients send similar replies: the more their rows
+differ, the more honest information is cut off, too. They are for exchanges whose average is asked
+for (`clients.mean`, `clients.sum`); an algorithm that looks at single replies itself (FFGB's
+functions, FedFW's matrices of rank one) refuses to run with them.
 
 Replies of another form, and those that are not finite, are dropped before anything is computed
 (`foedus.wire.checks`), named in the history (`left_out`) and counted (`dropped`).
-
-`weighted`: whether a client counts by its rows where the algorithm says so. A site says itself how
-many rows it has; with weighted=False every client counts the same, and the part of hostile clients
-that is survived is one of clients, not of rows.
 """
 
 from __future__ import annotations
@@ -45,7 +41,13 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Robust(Aggregation):
-    """Base of the robust means: `combine` puts rows together, one for each client."""
+    """Base of the robust means: `combine` makes one row of the clients' rows.
+
+    Args:
+        weighted: Whether a client counts by its rows where the algorithm says so. A site reports
+            its own number of rows; with `False` every client counts the same, and the tolerated
+            share of hostile clients is one of clients, not of rows.
+    """
 
     weighted: bool = field(default=True, kw_only=True)
 
@@ -68,9 +70,9 @@ class Robust(Aggregation):
 
 
 class RobustAggregator(Aggregator):
-    """Collects every reply and has them combined."""
+    """Collects every reply and combines them."""
 
-    wary = True
+    checks_replies = True
 
     def __init__(self, settings: Robust):
         self.settings = settings
@@ -127,7 +129,7 @@ def _joined(reply: Tree) -> tuple[Tensor | None, Callable[[Tensor], Tree]]:
 
 
 def _columns(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """`f` on some columns after the other, so that what it needs in between is bounded."""
+    """`f` on blocks of columns in turn, so that its working memory is bounded."""
     return torch.cat([f(part) for part in x.split(max(1, _CHUNK // len(x)), 1)])
 
 
@@ -165,7 +167,7 @@ def _median(x: Tensor, weights: Tensor) -> Tensor:
 def _products(x: Tensor, center: Tensor) -> Tensor:
     """<x_i - center, x_j - center>, in float64.
 
-    Around a robust centre, honest rows keep their digits whatever the others are.
+    Around a robust center, honest rows keep their digits, however large the others are.
     """
     total, step = torch.zeros(len(x), len(x), dtype=torch.float64), max(1, _CHUNK // len(x))
     for part, middle in zip(x.split(step, 1), center.split(step), strict=True):
@@ -176,14 +178,24 @@ def _products(x: Tensor, center: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class NormBound(Robust):
-    """The mean of replies no longer than a bound: x_i min(1, bound / |x_i|) (Sun, Kairouz, Suresh
-    and McMahan, 2019).
+    """The mean of replies no longer than a bound (Sun, Kairouz, Suresh and McMahan, 2019).
 
-    bound: a number, or "median": the median of the clients' norms in this exchange. The norm is the
-    Euclidean one of the whole reply as it is sent: for FedAvg, of what a client has learnt in the
-    round. One hostile client moves the mean by at most weight x bound: it is slowed down, not shut
-    out. Costs one pass. With fewer than half of the clients hostile, "median" is at most the
-    longest honest reply.
+        mean of x_i min(1, bound / |x_i|)
+
+    The norm is the Euclidean one of the whole reply as it is sent: for FedAvg, of a client's change
+    in the round. One hostile client moves the mean by at most weight x bound: it is slowed down,
+    not excluded. Costs one pass. With fewer than half of the clients hostile, "median" is at most
+    the longest honest reply.
+
+    Args:
+        bound: A number, or "median": the median of the clients' norms in this exchange.
+
+    Example:
+        >>> fed = fd.split(fd.load("digits"), "iid", clients=10)
+        >>> hostile = fd.Hostile(clients=0.2, attack="scale", strength=100.0)
+        >>> run = fd.run(fd.FedAvg(fd.Linear()), fed, 5, engine=hostile, aggregation=fd.NormBound())
+        >>> run.history.accuracy.iloc[-1] > 0.8
+        True
     """
 
     bound: Annotated[float, Gt(0)] | Literal["median"] = "median"
@@ -197,12 +209,25 @@ class NormBound(Robust):
 
 @dataclass(frozen=True)
 class TrimmedMean(Robust):
-    """The mean of each number without the largest and the smallest (Yin, Chen, Ramchandran and
-    Bartlett, ICML 2018).
+    """The mean of each number without the largest and the smallest (Yin et al., 2018).
 
-    part: the part of the weight that is cut off at each end, above 0 and below 0.5; of a client at
-    the edge, as much as it takes. With at most this part hostile, every number of the result lies
-    between honest clients'. Costs a sort of each number over the clients.
+    With at most a share `part` hostile, every number of the result lies between honest clients'. Of
+    a client at the edge, only a part of its weight is cut off. Costs a sort of each number over the
+    clients.
+
+    Args:
+        part: The share of the weight that is cut off at each end, above 0 and below 0.5.
+
+    Example:
+        >>> fed = fd.split(fd.load("digits"), "iid", clients=10)
+        >>> hostile = fd.Hostile(clients=0.2, attack="scale", strength=100.0)
+        >>> trimmed = fd.TrimmedMean(part=0.2)
+        >>> run = fd.run(fd.FedAvg(fd.Linear()), fed, 5, engine=hostile, aggregation=trimmed)
+        >>> run.history.accuracy.iloc[-1] > 0.8
+        True
+
+    Reference: Yin, Chen, Ramchandran and Bartlett, "Byzantine-robust distributed learning: towards
+    optimal statistical rates", ICML 2018.
     """
 
     part: Annotated[float, Gt(0), Lt(0.5), Remedy("it is what is cut off at each end")] = 0.2
@@ -221,11 +246,21 @@ class TrimmedMean(Robust):
 
 @dataclass(frozen=True)
 class Median(Robust):
-    """The median of each number (Yin, Chen, Ramchandran and Bartlett, ICML 2018).
+    """The median of each number (Yin et al., 2018).
 
     With less than half of the weight hostile, every number of the result lies between honest
     clients'. Costs a sort of each number over the clients. Not for replies that are mostly zero
     (FedFW's points of one entry): their median is zero.
+
+    Example:
+        >>> fed = fd.split(fd.load("digits"), "iid", clients=10)
+        >>> hostile = fd.Hostile(clients=0.3, attack="scale", strength=100.0)
+        >>> run = fd.run(fd.FedAvg(fd.Linear()), fed, 5, engine=hostile, aggregation=fd.Median())
+        >>> run.history.accuracy.iloc[-1] > 0.8
+        True
+
+    Reference: Yin, Chen, Ramchandran and Bartlett, "Byzantine-robust distributed learning: towards
+    optimal statistical rates", ICML 2018.
     """
 
     def combine(self, x: Tensor, weights: Tensor, dropped: int = 0) -> Tensor:
@@ -234,17 +269,34 @@ class Median(Robust):
 
 @dataclass(frozen=True)
 class GeometricMedian(Robust):
-    """argmin over v of sum_i w_i |v - x_i|, by Weiszfeld's steps, smoothed (Pillutla, Kakade and
-    Harchaoui, 2022).
+    """The point of least weighted distance to all replies (Pillutla, Kakade and Harchaoui, 2022).
+
+        argmin over v of sum_i w_i |v - x_i|
+
+    by smoothed Weiszfeld steps,
 
         v <- sum_i b_i x_i / sum_i b_i,   b_i = w_i / max(nu, |v - x_i|)
 
     from the median of each number, with nu = 1e-6 of the median distance from it, until the pulls
-    of the clients cancel:
-    |sum_i b_i (v - x_i)| <= tolerance, where each client alone pulls with w_i; or until `steps`.
-    With a part a < 1/2 of the weight hostile, |v - c| <= 2 (1 - a) / (1 - 2 a) max |x_i - c| over
-    the honest clients, for any c. Costs clients^2 x numbers once (products of the replies), then
-    clients^2 a step.
+    of the clients cancel: |sum_i b_i (v - x_i)| <= tolerance, where each client alone pulls with
+    w_i; or until `steps`. With a share a < 1/2 of the weight hostile, |v - c| <= 2 (1 - a) / (1 - 2
+    a) max |x_i - c| over the honest clients, for any c. Costs clients^2 x numbers once (products of
+    the replies), then clients^2 a step.
+
+    Args:
+        tolerance: Largest norm of the sum of the pulls.
+        steps: Most Weiszfeld steps.
+
+    Example:
+        >>> fed = fd.split(fd.load("digits"), "iid", clients=10)
+        >>> hostile = fd.Hostile(clients=0.3, attack="scale", strength=100.0)
+        >>> median = fd.GeometricMedian()
+        >>> run = fd.run(fd.FedAvg(fd.Linear()), fed, 5, engine=hostile, aggregation=median)
+        >>> run.history.accuracy.iloc[-1] > 0.8
+        True
+
+    Reference: Pillutla, Kakade and Harchaoui, "Robust aggregation for federated learning", IEEE
+    Transactions on Signal Processing, 2022.
     """
 
     tolerance: Annotated[float, Gt(0)] = 1e-5
@@ -272,19 +324,31 @@ class GeometricMedian(Robust):
 
 @dataclass(frozen=True)
 class Krum(Robust):
-    """The reply closest to its neighbours (Blanchard, El Mhamdi, Guerraoui and Stainer, NeurIPS
-    2017); with select > 1, multi-Krum.
+    """The reply closest to its neighbors (Blanchard et al., 2017); with `select` > 1, multi-Krum.
 
         score_i = sum of |x_i - x_j|^2 over the n - hostile - 2 closest j
 
-    and the result is the mean of the `select` replies of least score.
+    and the result is the mean of the `select` replies of least score. It needs n >= 2 hostile + 3
+    clients in a round. Where fewer replies remain, those that were dropped count as hostile ones
+    (or else one client could stop a run by sending invalid replies); if that is not enough,
+    `fd.TooFewClients` is raised. Clients count the same in the scores, and by weight in the mean of
+    those selected. Costs clients^2 x numbers. Most replies are discarded: with `select=1` the model
+    follows one client a round.
 
-    hostile: how many of the n clients of a round may be, with n >= 2 hostile + 3. Where fewer
-    replies are left, those that were dropped are taken for hostile ones (or else one client could
-    stop a run by sending nonsense); if that is not enough, `fd.TooFewClients` is raised. Clients
-    count the same in the scores, and by weight in the mean of those selected. Costs clients^2 x
-    numbers. What most clients know is not heard: with select=1 the model follows one client a
-    round.
+    Args:
+        hostile: How many of the n clients of a round may be hostile.
+        select: Number of replies that are averaged.
+
+    Example:
+        >>> fed = fd.split(fd.load("digits"), "iid", clients=10)
+        >>> hostile = fd.Hostile(clients=0.2, attack="scale", strength=100.0)
+        >>> krum = fd.Krum(hostile=2, select=5)
+        >>> run = fd.run(fd.FedAvg(fd.Linear()), fed, 5, engine=hostile, aggregation=krum)
+        >>> run.history.accuracy.iloc[-1] > 0.8
+        True
+
+    Reference: Blanchard, El Mhamdi, Guerraoui and Stainer, "Machine learning with adversaries:
+    Byzantine tolerant gradient descent", NeurIPS 2017.
     """
 
     hostile: Annotated[int, Ge(0)]

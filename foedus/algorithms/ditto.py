@@ -17,7 +17,7 @@ from foedus.models.base import Params
 
 @dataclass(frozen=True)
 class Ditto(OwnTraining):
-    """FedAvg; beside it each client trains a model of its own that is held near the global one.
+    """FedAvg, and a model for each client that is held near the global one (Li et al., 2021).
 
         client i:  w_i <- w, then local training on f_i;  sends w_i - w                       line 6
                    v_i <- v_i - own_lr * (g_i(v_i) + lam (v_i - w)), `own_steps` times;       line 5
@@ -32,7 +32,14 @@ class Ditto(OwnTraining):
         lam: The pull to the global model (lambda).
 
     Example:
-        >>> fd.run(fd.Ditto(fd.MLP(200), lr=0.1, lam=0.5), fed, rounds=100)
+        >>> fed = fd.split(fd.load("digits"), "dirichlet", clients=10, alpha=0.3)
+        >>> run = fd.run(fd.Ditto(fd.Linear(), lr=0.1, lam=0.5), fed, rounds=5)
+        >>> last = run.history.iloc[-1]
+        >>> last.own_accuracy > last.accuracy
+        True
+
+    Reference: Li, Hu, Beirami and Smith, "Ditto: Fair and robust federated learning through
+    personalization", ICML 2021, Algorithm 1.
     """
 
     keeps_layers: ClassVar[bool] = False

@@ -35,11 +35,13 @@ from foedus.models.training.settings import Training
 class LocalTraining(Training, Algorithm):
     """Base of the methods whose clients train a model on their own rows.
 
-    model: a foedus model or any `torch.nn.Module`. loss: "auto" (cross-entropy for classes, squared
-    for values), another name of `foedus.models.losses.LOSSES`, one of its losses, such as
-    `fd.losses.Quantile(0.9)`, or any function `loss(outputs, y)` that returns one number a row or
-    their mean, a loss module of `torch.nn` too. weights: how clients count in an average, "rows" or
-    "uniform". The other settings are those of `foedus.models.training.settings.Training`.
+    Args:
+        model: What is trained: a foedus model, or any `torch.nn.Module`.
+        loss: "auto" (cross-entropy for classes, squared for values); another name of
+            `foedus.models.losses.LOSSES`; a loss such as `fd.losses.Quantile(0.9)`; or any function
+            `loss(outputs, y)` that returns one number a row or their mean, such as a loss module of
+            `torch.nn`.
+        weights: How clients count in an average: "rows", by their numbers of rows, or "uniform".
     """
 
     weighs_rows: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""What the methods share whose clients end up with models of their own."""
+"""Base classes of the methods whose clients end up with models of their own."""
 
 from __future__ import annotations
 

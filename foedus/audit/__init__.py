@@ -1,1 +1,1 @@
-"""`foedus audit`: what messages tell about rows, and what hostile clients can do."""
+"""`foedus audit`: what messages reveal about rows, and what hostile clients can do."""

@@ -176,7 +176,7 @@ def attack(
 ) -> Iterator[Guess]:
     """L-BFGS from one random image; yields the start, then the guess of every iteration.
 
-    It never sees the original. explain(image, soft_label) is the mismatch to minimise. label: known
+    It never sees the original. explain(image, soft_label) is the mismatch to minimize. label: known
     already, or None to look for it as well. Images start uniform on [0, 1], which the observer
     knows to be the range of pixels; a guess is clamped to it. Ends early below `ENOUGH`.
     """
@@ -222,10 +222,9 @@ class Reconstruction:
 
     Lists have an entry for the random start and one for each iteration (fewer than asked for if the
     message was explained earlier). psnr: of the guess against the original, which the observer
-    cannot know. loss: the mismatch it minimises. image: the last guess. shots: guesses at some
-    iterations. label: the one found, and label_shown whether the last layer gave it away.
-    explained: whether the last guess would send the message that was seen. twins: how many of the
-    `others` do.
+    cannot know. loss: the mismatch it minimizes. image: the last guess. shots: guesses at some
+    iterations. label: the one found, and label_shown whether the last layer revealed it. explained:
+    whether the last guess would send the observed message. twins: how many of the `others` do.
     """
 
     bytes: int

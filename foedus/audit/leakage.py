@@ -52,7 +52,7 @@ from torch.nn import functional as F
 
 from foedus import wire
 from foedus.algorithms.fedfw.points import noisy
-from foedus.base import random
+from foedus.base import markup, random
 from foedus.base.settings import Means, check_value
 from foedus.base.spec import Spec
 from foedus.data import Data, load
@@ -86,12 +86,25 @@ _SAME = 1e-5  # messages that differ by less, relatively, are the same
 
 @dataclass(frozen=True, eq=False)
 class Leakage:
-    """What one image lost by each message: `table()`, `picture(path)`, `messages`.
+    """How much of one image each message revealed.
 
-    original: the image, in [0, 1]. average, class_average: the PSNR of guesses that need no attack:
-    the average image of the training rows (no message at all), and that of the rows with the same
-    label (the label alone), both without the image itself. others: how many other training images
-    `twins` were looked for among.
+    Attributes:
+        data: Name of the data.
+        index: The training row.
+        original: The image, in [0, 1].
+        label: Its label.
+        messages: By name, what an observer of the message reconstructed.
+        average: PSNR of a guess that needs no message: the average image of the training rows,
+            without the image itself.
+        class_average: PSNR of a guess that needs only the label: the average of the rows with the
+            same label, without the image itself.
+        others: Number of other training images among which `twins` were looked for.
+
+    Example:
+        >>> attack = {"messages": {"gradient": None}, "iterations": 5, "restarts": 1, "others": 10}
+        >>> found = fd.audit_leakage("digits", **attack)
+        >>> found.table().columns.tolist()[:2]
+        ['message', 'bytes']
     """
 
     data: str
@@ -133,6 +146,24 @@ class Leakage:
         types = dict.fromkeys(("bytes", "iterations", "label", "twins"), "Int64")
         types |= dict.fromkeys(("label_right", "label_shown", "explained"), "boolean")
         return pd.DataFrame(rows).astype(types)
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: how near the best guess from each message came."""
+        rows: list[list[object]] = [
+            [
+                name,
+                f"{r.bytes:,}",
+                f"{r.psnr[-1]:.1f}",
+                markup.curve(enumerate(r.psnr), f"PSNR of {name} by iteration"),
+            ]
+            for name, r in self.messages.items()
+        ]
+        rows.append(["none: average image", "0", f"{self.average:.1f}", ""])
+        rows.append(["label only: average of its class", "–", f"{self.class_average:.1f}", ""])
+        return markup.box(
+            f"{self.data}: image {self.index}, guessed from what a client sends",
+            markup.table(["message", "bytes", "PSNR, dB", "by iteration"], rows),
+        )
 
     def picture(self, path: str | os.PathLike) -> Path:
         """Write the original, guesses over iterations and PSNR curves as SVG or PNG.
@@ -201,22 +232,44 @@ def audit_leakage(
     seed: int = 0,
     progress: bool | None = None,
 ) -> Leakage:
-    """Try to rebuild one training image from each of several messages; see the module.
+    """Try to rebuild one training image from each of several messages (deep leakage).
 
-    data: a name or file of images with labels, or a `Data` whose pixels were not scaled one by one.
-    image: the training row. messages: {name: set}, None for the gradient itself; by default the
-    gradient and the L2 and L1 balls of `radius`. model: smooth ones serve the observer best, the
-    default is DLG's LeNet with sigmoids. noise: added to the gradient before a message is made of
-    it, relative to its root mean square, as in `FedFW`. message_noise: the standard deviation of
-    normal noise on every number of the message, relative to its norm: what `fd.DifferentialPrivacy`
-    of this `noise` releases of a client who is alone (what is `explained`, and `twins`, are of the
-    message without it). label: "infer" reads it from the last layer where that shows it, "optimise"
-    looks for it together with the image, as DLG does. restarts: random starts, fewer if one
-    explains the message. others: training images among which to look for some that send the same
-    message. progress: show a bar; by default only on a terminal.
+    An observer who knows the network, its parameters and the rule of the message looks for an image
+    whose gradient explains the message, by L-BFGS from random images (`foedus.audit.leakage`).
+
+    Args:
+        data: A name or file of images with labels, or a `fd.Data` whose pixels were not scaled one
+            by one.
+        image: The training row.
+        messages: {name: set}, `None` for the gradient itself; by default the gradient and the L2
+            and L1 balls of `radius`.
+        radius: Of the default sets.
+        model: The network; smooth ones serve the observer best, and the default is DLG's LeNet with
+            sigmoids.
+        iterations: Steps of an attack.
+        restarts: Random starts; fewer if one explains the message.
+        noise: Standard deviation of noise on the gradient before a message is made of it, relative
+            to its root mean square, as in `fd.FedFW`.
+        message_noise: Standard deviation of normal noise on every number of the message, relative
+            to its norm: what `fd.DifferentialPrivacy` of this `noise` releases of a single client
+            (`explained` and `twins` are of the message without it).
+        label: "infer" reads it from the last layer where that shows it, "optimise" looks for it
+            together with the image, as DLG does.
+        others: Number of training images among which to look for some that send the same message.
+        seed: Of the network, the starts and the noise.
+        progress: Whether to show a bar; by default only on a terminal.
+
+    Returns:
+        The reconstructions and how close they are.
 
     Example:
-        >>> fd.audit_leakage("digits", image=3).table()
+        >>> found = fd.audit_leakage("digits", image=3, iterations=30, restarts=1, others=10)
+        >>> table = found.table()
+        >>> len(table) >= 3
+        True
+
+    Reference: Zhu, Liu and Han, "Deep leakage from gradients", NeurIPS 2019; Dadras, Banerjee,
+    Prakhya and Yurtsever, "Federated Frank-Wolfe Algorithm", Figure 1.
     """
     check_value("iterations", iterations, Annotated[int, Ge(1)])
     check_value("restarts", restarts, Annotated[int, Ge(1)])

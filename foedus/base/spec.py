@@ -11,11 +11,21 @@ from foedus.base import tree
 @tree.node(static=("shape", "classes", "outputs", "integers", "weighted", "steps"))
 @dataclass(frozen=True)
 class Spec:
-    """The shape of a row, the number of classes (`None`: regression), and a model's outputs.
+    """The form of the data, which a model needs to know.
 
-    integers: rows are int64, such as tokens; otherwise they are float32. weighted: rows count by
-    weights of their own (`Rows.worth`). steps: the number of labels of a row, one for each step of
-    a sequence, and outputs (steps, classes); `None`: one label.
+    Args:
+        shape: The shape of a row.
+        classes: The number of classes; `None` for regression.
+        outputs: The number of outputs of a model: classes, or targets.
+        integers: Whether rows are int64, such as tokens; otherwise they are float32.
+        weighted: Whether rows have weights (`Rows.worth`).
+        steps: The number of labels of a row, one for each step of a sequence; outputs are then
+            (steps, classes). `None`: one label per row.
+
+    Example:
+        >>> spec = fd.load("digits").spec
+        >>> spec.shape, spec.classes, spec.output_shape
+        ((64,), 10, (10,))
     """
 
     shape: tuple[int, ...]
@@ -27,7 +37,7 @@ class Spec:
 
     @property
     def features(self) -> int:
-        """Numbers in one row."""
+        """The number of entries of a row."""
         return math.prod(self.shape)
 
     @property
@@ -39,9 +49,16 @@ class Spec:
 @tree.node(static=("shape", "classes", "outputs", "integers", "weighted", "steps", "texts"))
 @dataclass(frozen=True)
 class RawSpec(Spec):
-    """Rows of a table before preprocessing: numbers, NaN where one is missing, and codes of texts.
+    """The form of raw rows of a table: numbers, NaN if missing, and codes of texts.
 
-    texts: for each column that holds text, what its codes 0, 1, ... mean; `None` for numbers.
+    Args:
+        shape: As in `Spec`.
+        classes: As in `Spec`.
+        outputs: As in `Spec`.
+        integers: As in `Spec`.
+        weighted: As in `Spec`.
+        steps: As in `Spec`.
+        texts: For each column of texts, the meaning of its codes 0, 1, ...; `None` for numbers.
     """
 
     texts: tuple[tuple[str, ...] | None, ...] = ()

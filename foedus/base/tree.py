@@ -37,10 +37,14 @@ NODES: dict[str, type[Node]] = {}
 
 
 class State(dict):
-    """A server or client state: a dict whose entries read as attributes, as in the paper.
+    """A server or client state: a dictionary whose entries are also attributes, as in the papers.
 
-    >>> State(w=1.0).w
-    1.0
+    It is made like a `dict`: of a dictionary, of pairs of names and values, of entries by name.
+
+    Example:
+        >>> state = fd.State(w=1.0, step=0)
+        >>> state.replace(step=1).step, state.w
+        (1, 1.0)
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -50,7 +54,11 @@ class State(dict):
             raise AttributeError(f"this state has no {name!r}, only {', '.join(self)}") from None
 
     def replace(self, **changes: Tree) -> State:
-        """A copy with some entries changed."""
+        """A copy with some entries changed.
+
+        Args:
+            **changes: The new entries, by name.
+        """
         return State({**self, **changes})
 
 

@@ -1,10 +1,9 @@
-"""How replies become one: `clients.mean` and `clients.sum` add them up, unless a run is told
-otherwise.
+"""Aggregation: how the replies of an exchange are combined; by default they are added up.
 
 `fd.run(..., aggregation=...)` takes settings (an `Aggregation`): robust means that a few hostile
-clients cannot move, differential privacy, secure aggregation. `open` gives the `Aggregator` of one
-run; where there is one, every exchange that is averaged or added up goes through its `total`, and
-every exchange whose single replies the server wants to see asks its `gathered`.
+clients cannot move, differential privacy, secure aggregation. `open` returns the `Aggregator` of
+one run. With an aggregator, every exchange that is averaged or added up goes through its `total`,
+and every exchange whose single replies the server wants to see calls its `gathered`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """What an aggregation may depend on: the run that it is for."""
+    """The run that an aggregation is for: everything that its aggregator may depend on."""
 
     algorithm: Algorithm
     session: Session
@@ -45,69 +44,88 @@ class Setting:
 
 
 class BudgetSpent(ConfigError):  # noqa: N818 - a reason to stop
-    """An exchange that must not be: a round in which it comes up is not made, and the run ends
-    before it.
-    """
+    """An exchange would exceed the budget: the run ends before the round that needs it."""
 
 
 class Aggregation(Settings):
-    """Settings of how replies are put together; a frozen dataclass."""
+    """Settings of how replies are combined: a frozen dataclass such as `fd.Median()`."""
 
     def open(self, setting: Setting) -> Aggregator:
-        """Get ready for one run; refuse, before any work, what does not go together."""
+        """The aggregator of one run.
+
+        Args:
+            setting: The run.
+
+        Raises:
+            ConfigError: Settings exclude each other.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not define open")
 
 
 class Aggregator:
-    """Puts the replies of one run together."""
+    """Combines the replies of one run."""
 
     spent: str | None = None
-    """Why the run must stop after this round, if it must."""
+    """The reason why the run must stop after this round; `None`: it goes on."""
 
-    wary: bool = False
-    """Whether clients are taken as untrusted: a reply that must not be used is then left out of the
-    round, and no error.
+    checks_replies: bool = False
+    """Whether clients are untrusted: an unusable reply is left out of the round instead of raising
+    an error.
     """
 
     hides: bool = False
-    """Single replies are seen by nobody: the server can keep no copies of what clients have (see
+    """Whether the server sees no single reply. It then keeps no copies of clients' values (see
     `Clients.copies`).
     """
 
     draws: bool = False
-    """Who takes part is drawn by `among`, and is for nobody to know: the algorithm is shown all
-    clients, in every round.
+    """Whether `among` draws the participants of a round in secret. The algorithm is then shown all
+    clients in every round.
     """
 
     def among(self, round: int, ids: Tensor) -> Tensor | slice:
-        """Which of the clients that take part in a round are asked."""
+        """Which of the clients that take part in a round are asked.
+
+        Args:
+            round: The round.
+            ids: The ids of the clients that take part.
+
+        Returns:
+            An index into `ids`.
+        """
         return slice(None)
 
     def total(self, trip: RoundTrip, weights: str | None) -> Tree:
-        """Ask, and return the average by `weights` ("rows", "uniform"), or with None the sum, in
-        place of `RoundTrip.mean`.
+        """Run the exchange and return the average of the replies, in place of `RoundTrip.mean`.
+
+        Args:
+            trip: The exchange.
+            weights: "rows" or "uniform"; `None`: the sum.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define total")
 
     def gathered(self, trip: RoundTrip, replies: Replies) -> None:
-        """Single replies are about to be handed to the algorithm; raise an error where it must not
-        see them.
+        """Called before the algorithm is given single replies; raises an error if it must not be.
+
+        Args:
+            trip: The exchange.
+            replies: The replies.
         """
 
     def row(self) -> dict[str, float | str]:
-        """What this round's row of the history says of it."""
+        """Columns of this round's row of the history."""
         return {}
 
     def save(self) -> dict[str, Any]:
-        """What must survive in a checkpoint, as JSON has it."""
+        """The state for a checkpoint, in the types of JSON."""
         return {}
 
     def load(self, saved: dict[str, Any]) -> None:
-        """Take up what `save` gave."""
+        """Restore a state that `save` returned."""
 
 
 def check_aggregation(aggregation: Any) -> None:
-    """Refuse what is no aggregation."""
+    """Raise `ConfigError` for a value that is not an aggregation."""
     if aggregation is not None and not isinstance(aggregation, Aggregation):
         hint = " (the class: add parentheses)" if isinstance(aggregation, type) else ""
         raise ConfigError(

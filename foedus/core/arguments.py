@@ -1,4 +1,4 @@
-"""What `fd.run` accepts: arguments and checkpoints are checked before any work is done."""
+"""Checks of the arguments and checkpoints of `fd.run`, made before any work is done."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def check_arguments(
     resume: Any,
     callbacks: Any,
 ) -> None:
-    """Refuse, by name, value and remedy, what a run could not be made of."""
+    """Raise `ConfigError` for the first argument that is unknown or out of range."""
     if not isinstance(algorithm, Algorithm):
         given = (
             algorithm.__name__ + " (the class: add parentheses)"
@@ -109,14 +109,18 @@ def check_measures(
     keep_best: Any,
     stop_on_growth: Any,
 ) -> tuple[Metric, ...]:
-    """The metrics of a run; refuses what cannot be measured, or what it could not be stopped by."""
+    """The metrics of a run.
+
+    Raises:
+        ConfigError: Something cannot be measured, or a run cannot be stopped by it.
+    """
     for name, value in (("per_client", per_client), ("stop_on_growth", stop_on_growth)):
         if not isinstance(value, bool):
             raise ConfigError(f"{name}={value!r} must be True or False")
     classes = fed.spec.classes
     found = metrics_of(metrics, classes)
     sites = not isinstance(fed, Federation)
-    tested = bool(len(fed.data.x_test)) or sites  # which have test rows of their own
+    tested = bool(len(fed.data.x_test)) or sites  # sites have their own test rows
     if sites:
         refuse_functions(found, classes)
         if fed.spec.steps and (found or per_client or stop or keep_best or stop_on_growth):
@@ -137,7 +141,7 @@ def check_measures(
 
 
 def refuse_functions(metrics: Sequence[Metric], classes: int | None) -> None:
-    """Refuse metrics that cannot be made of sums over rows."""
+    """Raise `ConfigError` for metrics that cannot be computed from sums over rows."""
     for metric in metrics:
         if isinstance(metric, OwnMetric):
             names = ", ".join(CLASSIFICATION if classes else REGRESSION)
@@ -151,9 +155,7 @@ def asks(
     algorithm: Algorithm, metrics: Any, per_client: bool, stop: Any, keep_best: Any,
     stop_on_growth: bool,
 ) -> bool:  # fmt: skip
-    """Whether a run has to measure the global model, where this is not done unasked: between sites
-    it is an exchange more.
-    """
+    """Whether a run has to measure the global model, which between sites takes an exchange."""
     best = best_metric(keep_best, stop)
     steering = {name for name in (best, None if stop is None else stop.metric) if name is not None}
     steered = any(not name.startswith("own_") for name in steering)
@@ -161,9 +163,12 @@ def asks(
 
 
 def check_sites(per_client: bool, hides: bool, noisy: bool) -> None:
-    """Refuse measurements that sites cannot give under the aggregation of a run.
+    """Raise `ConfigError` for measurements that sites cannot give under the aggregation of a run.
 
-    hides: single replies are seen by nobody. noisy: what is released has noise, and an account.
+    Args:
+        per_client: Whether clients are to be measured one by one.
+        hides: Whether the server sees no single reply.
+        noisy: Whether what is released has noise and a privacy account.
     """
     if noisy:
         raise ConfigError(
@@ -180,15 +185,15 @@ def check_sites(per_client: bool, hides: bool, noisy: bool) -> None:
 
 
 def ignores_weights(metric: Metric) -> bool:
-    """Whether rows count alike in it, whatever their weights."""
+    """Whether a metric ignores the weights of rows."""
     return isinstance(metric, OwnMetric) and not metric.weighs
 
 
 def nothing_to_test(algorithm: Algorithm, fed: Any, evaluate_every: int) -> bool:
-    """Whether evaluation is wanted and there is nothing to evaluate on.
+    """Whether evaluation is wanted and there are no test rows.
 
-    An algorithm that makes no model has nothing to evaluate; sites with rows of their own, of which
-    the server has none, evaluate the model themselves.
+    An algorithm without a model has nothing to evaluate; sites with test rows of their own, of
+    which the server has none, evaluate the model themselves.
     """
     makes_model = algorithm.personal or type(algorithm).predictor is not Algorithm.predictor
     ours = isinstance(fed, Federation)
@@ -196,7 +201,7 @@ def nothing_to_test(algorithm: Algorithm, fed: Any, evaluate_every: int) -> bool
 
 
 def seed_list(seeds: int | Sequence[int]) -> list[int]:
-    """The seeds of several runs: those listed, or 0 .. n - 1."""
+    """The seeds of several runs: a list, or 0 .. n - 1 for a number n."""
     if isinstance(seeds, int) and not isinstance(seeds, bool):
         if seeds < 1:
             raise ConfigError(
@@ -217,7 +222,7 @@ def seed_list(seeds: int | Sequence[int]) -> list[int]:
 
 
 def refuse_to_overwrite(path: Path) -> None:
-    """A new run must not silently take the place of an old one, still less of some other file."""
+    """Raise `CheckpointError` if a new run would overwrite an old checkpoint or another file."""
     if not files.exists(path):
         return
     path = path if path.exists() else files.previous_of(path)
@@ -241,7 +246,7 @@ def refuse_to_overwrite(path: Path) -> None:
 
 
 def refuse_to_begin(path: Path) -> None:
-    """`resume=True` goes on with a run that is there: a mistyped path must not begin another."""
+    """Raise `CheckpointError` if `resume=True` has no checkpoint: the path may be mistyped."""
     if not files.exists(path):
         raise CheckpointError(
             f'{path}: there is no checkpoint to go on from; check the path, or use resume="auto" '
@@ -250,7 +255,7 @@ def refuse_to_begin(path: Path) -> None:
 
 
 def checkpoint_file(checkpoint: str | os.PathLike | None) -> Path | None:
-    """The file of a checkpoint; a name without an ending is a folder."""
+    """The path of a checkpoint file; a name without an ending is a folder."""
     if checkpoint is None:
         return None
     path = Path(checkpoint)
@@ -258,13 +263,13 @@ def checkpoint_file(checkpoint: str | os.PathLike | None) -> Path | None:
 
 
 def without_fingerprint(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a run without the checksums of its rows, which older ones do not have."""
+    """The settings of a run without the checksums of its rows, which older runs do not have."""
     federation = {k: v for k, v in settings["federation"].items() if k != "fingerprint"}
     return {**settings, "federation": federation}
 
 
 def differences(a: Any, b: Any, at: str = "") -> list[str]:
-    """Where two settings differ, in words."""
+    """The differences between two settings, as readable text."""
     if isinstance(a, dict) and isinstance(b, dict):
         keys = dict.fromkeys([*a, *b])
         return [d for k in keys for d in differences(a.get(k), b.get(k), f"{at}.{k}".lstrip("."))]

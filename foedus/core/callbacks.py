@@ -1,5 +1,6 @@
-"""What `fd.run` tells others about a run while it goes on: trackers such as `fd.TensorBoard`, or a
-class of your own.
+"""Callbacks: objects that `fd.run` informs of its progress.
+
+They are trackers, such as `fd.TensorBoard` and `fd.MLflow`, or instances of a user's own class.
 """
 
 from __future__ import annotations
@@ -17,60 +18,81 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """What `fd.run(..., callbacks=[...])` calls, in this order; override what you need.
+    """Base of what `fd.run(..., callbacks=[...])` calls, in this order: `start`, `row`, `end`.
 
-    `row` may stop the run: it returns True, or raises `fd.Stop("why")`; the run then ends as after
-    its last round, with a checkpoint, and `run.notes` says why.
+    Override what you need. `row` may stop the run: it returns True or raises `fd.Stop("why")`; the
+    run then ends as after its last round, with a checkpoint, and `run.notes` gives the reason.
 
-    Any other exception in one of them costs no run: there is one warning, and the run goes on
-    without that callback. What it has missed it is given again by `resume=True`, whose `start` has
-    all rows so far. Exceptions that are meant for whoever has called `fd.run` are listed in
-    `raises`; Optuna's `TrialPruned` always is one of them.
+    Any other exception does not stop the run: there is one warning, and the run continues without
+    that callback. `resume=True` gives it what it missed, because `start` receives all rows so far.
+    Exceptions that should reach the caller of `fd.run` are listed in `raises`; Optuna's
+    `TrialPruned` always is one of them.
 
     Example:
         >>> class Print(fd.Callback):
         ...     def row(self, row):
-        ...         print(row["round"], row["loss"])
-        >>> fd.run(fd.FedAvg(), fed, rounds=20, callbacks=[Print()])
+        ...         print(row["round"], row["accuracy"] > 0.5)
+        >>> fed = fd.split(fd.load("digits"), "iid", clients=10)
+        >>> run = fd.run(fd.FedAvg(), fed, rounds=2, callbacks=[Print()])
+        0 False
+        1 True
+        2 True
     """
 
     raises: ClassVar[tuple[type[Exception], ...]] = ()
     """Exceptions that end the run and reach its caller as they are."""
 
     def start(self, name: str, settings: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-        """Before the first round. name: the algorithm and the seed. settings: `run.settings`.
+        """Called before the first round.
 
-        rows: the history so far, of a run that goes on from a checkpoint; else empty. A run that
-        was stopped between two checkpoints makes some rounds again: `row` will then be called with
-        rounds that an earlier process has seen.
+        A run that was stopped between two checkpoints repeats some rounds: `row` is then called
+        with rounds that an earlier process has seen.
+
+        Args:
+            name: The algorithm and the seed, such as "FedAvg-seed0".
+            settings: `run.settings`.
+            rows: The history so far of a run that continues from a checkpoint; else empty.
         """
 
     def row(self, row: dict[str, Any]) -> bool | None:
-        """After each round (and after the start: round 0), with its row of the history; the
-        checkpoint is written by then. True stops the run.
+        """Called after the start (round 0) and after each round; its checkpoint is written by then.
+
+        Args:
+            row: The row of the history.
+
+        Returns:
+            True to stop the run.
         """
         return None
 
     def end(self, run: Run | None, error: BaseException | None) -> None:
-        """At the end: with the run and no error, or with the error that stopped it (and the rounds
-        before a divergence).
+        """Called at the end.
+
+        Args:
+            run: The result; after an error `None`, or the rounds before a divergence.
+            error: The error that stopped the run, if any.
         """
 
 
 class CallbackWarning(UserWarning):
-    """A callback has failed; the run goes on without it."""
+    """A callback failed; the run continues without it.
+
+    Example:
+        >>> issubclass(fd.CallbackWarning, UserWarning)
+        True
+    """
 
 
 class Callbacks:
-    """The callbacks of one run; those that fail are left out from then on."""
+    """The callbacks of one run; one that fails is dropped."""
 
     def __init__(self, callbacks: Sequence[Callback]):
         self.left, self.started = list(callbacks), False
-        self.why: str | None = None  # one of them wants the run to stop
+        self.why: str | None = None  # the reason why a callback stops the run
 
     def start(self, name: str, settings: dict[str, Any], rows: list[dict[str, Any]]) -> None:
         self.started = True
-        # Copies: what a callback does to them is not to change the run.
+        # Copies: a callback must not be able to change the run.
         self._call(
             "at the start",
             lambda c: c.start(name, copy.deepcopy(settings), [dict(row) for row in rows]),
@@ -80,7 +102,7 @@ class Callbacks:
         self._call(f"in round {row['round']}", lambda c: c.row(dict(row)), answers=True)
 
     def end(self, run: Run | None, error: BaseException | None) -> None:
-        if self.started:  # what never began has no end, and nothing ends twice
+        if self.started:  # `end` is called once, and only after `start`
             self.started = False
             self._call("at the end", lambda c: c.end(run, error))
 
@@ -96,7 +118,7 @@ class Callbacks:
                 self.why = self.why or str(stop) or f"{who} asked for it"
             except Exception as error:
                 if isinstance(error, inner.raises) or _is_pruning(error):
-                    meant = meant or error  # when the others have been told
+                    meant = meant or error  # raised after the other callbacks were called
                     continue
                 self.left.remove(callback)
                 warnings.warn(
@@ -110,7 +132,7 @@ class Callbacks:
 
 
 def _is_pruning(error: Exception) -> bool:
-    """Whether Optuna is to hear of it; Optuna is not imported for that."""
+    """Whether an exception is Optuna's `TrialPruned`; Optuna is not imported for that."""
     return any(
         kind.__name__ == "TrialPruned" and kind.__module__.split(".")[0] == "optuna"
         for kind in type(error).__mro__
@@ -118,7 +140,7 @@ def _is_pruning(error: Exception) -> bool:
 
 
 class Named(Callback):
-    """A callback that is told another name for the run."""
+    """A callback that is given another name for the run."""
 
     def __init__(self, callback: Callback, name: str):
         self.callback, self.name = callback, name
@@ -134,7 +156,7 @@ class Named(Callback):
 
 
 def check_callbacks(callbacks: Any) -> None:
-    """Refuse what cannot be called."""
+    """Raise `ConfigError` unless all callbacks are instances of `fd.Callback`."""
     if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
         raise ConfigError(
             f"callbacks={callbacks!r} must be a list of callbacks such as [fd.TensorBoard('runs')]"

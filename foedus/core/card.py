@@ -1,7 +1,6 @@
-"""Model cards: what a model is, what it was trained on, how well it does and what it cost, in
-Markdown.
+"""Model cards in Markdown: the model, its training data, its quality and its cost.
 
-Names of columns and sites, labels and categories are other people's text: all of it is escaped.
+Names of columns and sites, labels and categories come from other people: all of them are escaped.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ FIRST_LINE = (
 )
 _ELSEWHERE = {"round", "seconds", "bytes_up", "bytes_down", "messages_up", "clients"}
 _ELSEWHERE |= {"epsilon", "dropped", "left_out"}
-"""Columns of the history that are no measure of quality."""
+"""Columns of the history that do not measure quality."""
 _WORDS = {
     "mse": "mean squared error",
     "own_loss": "loss of each client's own model",
@@ -35,7 +34,7 @@ _WORDS = {
 
 
 def card_path(path: Path) -> Path:
-    """Where the card of a saved run is: its ending replaced, if it has one, by .md."""
+    """The path of the card of a saved run: the file's ending, if any, replaced by .md."""
     ending = re.fullmatch(r"\.[A-Za-z]\w*", path.suffix) and path.suffix != ".md"
     return path.with_suffix(".md") if ending else path.with_name(f"{path.name}.md")
 
@@ -45,13 +44,13 @@ def is_card(path: Path) -> bool:
     try:
         with open(path, "rb") as file:
             return file.read(len(FIRST_LINE)) == FIRST_LINE.encode()
-    except OSError:  # a folder, or not ours to read
+    except OSError:  # a folder, or not readable
         return False
 
 
 @dataclass(eq=False)
 class Card:
-    """The card of a run. file: where the run is saved."""
+    """The card of a run; `file` is the file in which the run is saved."""
 
     run: Run
     facts: Facts
@@ -223,7 +222,7 @@ class Card:
         return lines
 
     def scale_of(self, place: int) -> str:
-        """What becomes of one column of numbers."""
+        """The scaling of one column of numbers, as text."""
         found = self.run.preprocess
         assert found is not None
         shift, divisor = found.shift, found.divisor
@@ -253,13 +252,13 @@ class Card:
 
     @property
     def fit(self) -> dict[str, Any]:
-        """What it took to fit the preprocessing among the sites, if it was."""
+        """The cost of fitting the preprocessing among the sites, if that was done."""
         settings = self.federation.get("settings")
         found = settings.get("preprocess") if isinstance(settings, dict) else None
         return found if isinstance(found, dict) else {}
 
     def privacy(self) -> str:
-        """What the server saw, and what was accounted for."""
+        """What the server saw, and the privacy account."""
         if self.run.algorithm.pooled:
             return "None: all rows were in one place."
         given = self.run.settings.get("aggregation")

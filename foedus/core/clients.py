@@ -1,4 +1,4 @@
-"""The server's view of its clients: ask them, and get an average, every reply, or a measurement."""
+"""The server's view of its clients: exchanges that return averages, replies or measurements."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 class Clients:
     """The clients that take part in a round.
 
-    `mean` returns only the weighted average of the replies, `gather` every reply. An argument that
-    is a held value (`foedus.core.held`) is sent as the difference to what each client has. `ids`
-    are those who take part, `sizes` their numbers of rows; `total` and `total_rows` count all
-    clients there are; `participation` is the part of them expected in a round; `answered` are the
-    ids of those whose replies the last exchange brought; `dropped` are those who were left out of
-    this round, and why.
+    `mean` returns the weighted average of the replies, `gather` every reply. An argument that is a
+    held value (`foedus.core.held`) is sent as the difference to the client's copy.
+
+    `ids` are the ids of the clients that take part and `sizes` their numbers of rows; `total` and
+    `total_rows` count all clients and their rows; `participation` is the expected fraction of
+    clients in a round; `answered` are the ids of the clients whose replies the last exchange
+    brought; `dropped` are the clients left out of this round, with reasons.
     """
 
     network: Network
@@ -53,16 +54,17 @@ class Clients:
 
     @property
     def total(self) -> int:
-        """How many clients there are."""
+        """The number of all clients."""
         return len(self.network.ids)
 
     @property
     def total_rows(self) -> int:
-        """How many rows they have."""
+        """The number of rows of all clients."""
         return int(self.network.sizes.sum())
 
     @property
     def spec(self) -> Spec:
+        """The form of the rows."""
         return self.network.spec
 
     @property
@@ -72,27 +74,36 @@ class Clients:
 
     @property
     def shared(self) -> Tensor:
-        """The key that every client has too (`client.shared`), the same all through the run."""
+        """The key that every client has, too (`client.shared`), constant during the run."""
         return self.network.shared
 
     @property
     def punctual(self) -> bool:
-        """Whether replies answer the broadcast of their own round; otherwise each says which it
-        answers (`Replies.versions`).
+        """Whether replies answer the broadcast of their own round.
+
+        Otherwise each says which one it answers (`Replies.versions`).
         """
         return self.network.mail is None
 
     @property
     def rounded(self) -> bool:
-        """Whether replies are rounded on their way, without bias (`fd.run(quantise=...)`)."""
+        """Whether replies are rounded when sent, without bias (`fd.run(quantise=...)`)."""
         return self.network.quantise is not None
 
     def log(self, **metrics: float | Tensor) -> None:
-        """Add values to this round's row of the history."""
+        """Add values to this round's row of the history.
+
+        Args:
+            **metrics: Numbers by column.
+        """
         self.metrics.update({k: float(v) for k, v in metrics.items()})
 
     def place(self, t: Tensor) -> Tensor:
-        """A tensor where the run trains its networks."""
+        """A tensor on the device where the run trains its networks.
+
+        Args:
+            t: The tensor.
+        """
         return t.to(self.network.session.conditions.device)
 
     # -- exchanges ---------------------------------------------------------------------------------
@@ -108,25 +119,39 @@ class Clients:
     ) -> Tree:
         """Run `step(client, **payload)` at every client and average the replies.
 
-        weights: "rows" (by a client's number of rows) or "uniform". Structured replies average to
-            dense tensors.
-        accept: see `gather`; nobody is asked where single replies are not seen (secure
-            aggregation).
+        Args:
+            step: A client step: a method of the algorithm.
+            weights: "rows" (by a client's number of rows) or "uniform".
+            accept: See `gather`; not used if the server sees no single reply (secure aggregation).
+            **payload: The arguments of the step.
+
+        Returns:
+            The average; structured arrays average to dense tensors.
         """
         return self._total(step, weights, payload, accept)
 
     def sum(self, step: Callable, /, **payload: Tree) -> Tree:
-        """Run `step(client, **payload)` at every client and add up the replies."""
+        """Run `step(client, **payload)` at every client and add up the replies.
+
+        Args:
+            step: A client step: a method of the algorithm.
+            **payload: The arguments of the step.
+        """
         return self._total(step, None, payload, None)
 
     def mean_by_broadcast(
         self, step: Callable, /, *, weights: str = "rows", note: Tree = None, **payload: Tree
     ) -> list[tuple[Broadcast, Tree]]:
-        """The average of the replies in parts, one for each broadcast that is answered; all parts
-        together are the average.
+        """The average of the replies in parts, one for each broadcast that is answered.
 
-        For replies that mean something only together with what was sent. note: what the server
-        wants to know of it besides.
+        It is for replies that are meaningful only together with what was sent. The parts add up to
+        the average.
+
+        Args:
+            step: A client step: a method of the algorithm.
+            weights: "rows" or "uniform".
+            note: What the server wants to record with this broadcast.
+            **payload: The arguments of the step.
         """
         if self.punctual:
             return [
@@ -153,8 +178,13 @@ class Clients:
         accept: Accept | None = None,
         **payload: Tree,
     ) -> tuple[Tree, Replies | None]:
-        """The average of the replies and, where the run's aggregation leaves single replies to be
-        seen, every one of them.
+        """The average of the replies and, if the server sees them, all replies.
+
+        Args:
+            step: A client step: a method of the algorithm.
+            weights: "rows" or "uniform".
+            accept: See `gather`.
+            **payload: The arguments of the step.
         """
         if self.network.aggregator is not None and not self.free:
             return self.mean(step, weights=weights, accept=accept, **payload), None
@@ -182,12 +212,16 @@ class Clients:
         note: Tree = None,
         **payload: Tree,
     ) -> Replies:
-        """Run `step(client, **payload)` at every client and return every reply, in order of client
-        id.
+        """Run `step(client, **payload)` at every client and return all replies, in order of id.
 
-        accept: says of clients' ids and their stacked replies which must not be used, and why;
-            asked where clients are untrusted.
-        note: stays at the server, with the record of what was sent (`Replies.broadcasts`).
+        Args:
+            step: A client step: a method of the algorithm.
+            weights: "rows" or "uniform", for `Replies.weights`.
+            accept: A function of ids and stacked replies of untrusted clients that returns the
+                places of unusable replies, with reasons.
+            note: A note that stays at the server with the record of the broadcast
+                (`Replies.broadcasts`).
+            **payload: The arguments of the step.
         """
         trip = self._trip(step, payload, self.ids, self.sizes, accept, note)
         replies = trip.collect(weights)
@@ -201,12 +235,14 @@ class Clients:
     ) -> list[bytes]:
         """The union of sets of byte strings that clients have, sorted.
 
-        Where single replies are seen, `step(client, rows=0, **payload)` replies its strings
-        (`unions.listed`); where only sums are, a table of this number of rows (`unions.table`),
-        larger each time until the sum of all can be read.
+        If the server sees single replies, `step(client, rows=0, **payload)` replies its strings
+        (`unions.listed`); if it sees only sums, a table of this number of rows (`unions.table`),
+        larger each time until the sum of all tables can be read.
 
         Args:
-            check: Says what is wrong with a set of strings, if anything.
+            step: A client step: a method of the algorithm.
+            check: Returns a reason why a set of strings is invalid, or `None`.
+            **payload: The arguments of the step.
         """
         aggregator = None if self.free else self.network.aggregator
         if aggregator is None or not aggregator.hides:
@@ -215,7 +251,7 @@ class Clients:
                 why = check(unions.read_list(reply[0]))
                 return {} if why is None else {0: why}
 
-            # a robust mean has no say: one client's texts do not move another's
+            # robust aggregation does not apply: a client's texts do not change those of others
             sent = {"rows": 0, **payload}
             each = self._trip(step, sent, self.ids, self.sizes, strange).collect()
             return sorted(set().union(*(unions.read_list(reply) for reply in each)))
@@ -286,11 +322,12 @@ class Clients:
         )
 
     def some(self, chosen: Tensor, group: str = "") -> Clients:
-        """Those of the clients where `chosen` (booleans in order of id) is true, to ask them
-        something else than the others.
+        """The clients for which `chosen` is true, to ask them something else than the others.
 
-        group: a name for them, where others are asked for the same step in the same round, so that
-        late broadcasts find them.
+        Args:
+            chosen: Booleans, in order of id.
+            group: A name for these clients, if others are asked for the same step in the same
+                round, so that late broadcasts find them.
         """
         return replace(
             self,
@@ -306,17 +343,28 @@ class Clients:
     def measure(
         self, step: Callable, /, *, weights: str | None = "rows", **payload: Tree
     ) -> Tree | None:
-        """The average of a step's replies over all clients there are (weights=None: their sum), for
-        the history only.
+        """The average of a step's replies over all clients, for the history only.
 
-        Nothing is sent, so nothing is charged; `None` between real sites, where nothing that is not
-        needed is asked for.
+        Nothing is sent, so nothing is charged.
+
+        Args:
+            step: A client step: a method of the algorithm.
+            weights: "rows" or "uniform"; `None`: the sum.
+            **payload: The arguments of the step.
+
+        Returns:
+            The average; `None` between real sites, which are asked only for what is needed.
         """
         trip = self._measuring(step, payload)
         return None if trip is None else trip.mean(weights)
 
     def measure_each(self, step: Callable, /, **payload: Tree) -> Tree | None:
-        """As `measure`, but every client's reply, stacked in order of id."""
+        """As `measure`, but the stacked replies of all clients in order of id.
+
+        Args:
+            step: A client step: a method of the algorithm.
+            **payload: The arguments of the step.
+        """
         trip = self._measuring(step, payload)
         return None if trip is None else trip.collect().stack()
 
@@ -340,12 +388,17 @@ class Clients:
     # -- who came ----------------------------------------------------------------------------------
 
     def share(self, weights: str = "rows") -> float:
-        """How much of the whole federation's weight replied to the last exchange (or takes part):
-        |S| / N, or their part of the rows.
+        """The fraction of the whole federation's weight that replied to the last exchange.
+
+        Before an exchange it is that of the clients that take part: |S| / N, or their fraction of
+        the rows.
+
+        Args:
+            weights: "rows" or "uniform".
         """
         sizes = self.sizes if self.answered_rows is None else self.answered_rows
         aggregator = self.network.aggregator
-        # what is expected: who came is for nobody to know
+        # the expected fraction: who takes part is secret
         if aggregator is not None and aggregator.draws:
             return self.participation * len(self) / self.total
         return (
@@ -355,15 +408,22 @@ class Clients:
         )
 
     def positions(self, ids: Tensor) -> Tensor:
-        """Places of clients in the order of all ids."""
+        """The positions of clients in the order of all ids.
+
+        Args:
+            ids: The ids of the clients.
+        """
         return self.network.positions(ids)
 
     def copies(self, value: Tree) -> Copies | None:
-        """A table at the server of what each client has, at first `value`, for algorithms whose
-        replies move it.
+        """The server's table of the clients' values, for algorithms whose replies change them.
 
-        `None` where there can be none, since single replies are seen by nobody; and where none is
-        needed, since every client answers every round at once, so that averages are enough.
+        Args:
+            value: The first value at each client.
+
+        Returns:
+            The table; `None` if the server sees no single reply, or if no table is needed because
+            every client answers every round at once and averages suffice.
         """
         from foedus.core.copies import Copies
 

@@ -1,12 +1,11 @@
-"""Messages that take time: clients act on what the server had some rounds ago, and their replies
-come late.
+"""Delayed messages: clients act on earlier broadcasts, and their replies arrive late.
 
 In round t client i is sent what the server had in round t - down_i (in the first round, until there
-is such a one), and the server has its reply in round t + up_i. So a client that was not in the
-cohort of round t - down_i still is sent that round's broadcast, in round t: `down` is how old the
-server's values are where client i reads them, and nobody acts on what was not sent to it. A round
-in which no reply arrives leaves the server as it is. `start` is before time begins: nothing is late
-there, and a reply with nothing in it does not travel. Bytes are charged when they are sent.
+is such a round), and the server receives its reply in round t + up_i. So a client that was not in
+the cohort of round t - down_i is still sent that round's broadcast, in round t: `down` is the age
+of the server's values at client i, and no client acts on values that were not sent to it. A round
+in which no reply arrives leaves the server's state unchanged. `start` is before the first round:
+nothing is late there. An empty reply is never late. Bytes are charged when they are sent.
 """
 
 from __future__ import annotations
@@ -33,8 +32,11 @@ LONGEST = 100_000
 
 @dataclass(frozen=True, eq=False)
 class Delays:
-    """Rounds that each client's replies (`up`) and broadcasts (`down`) take, in order of client
-    id.
+    """The delays of all clients in order of their ids, in rounds.
+
+    Args:
+        up: Rounds that each client's replies take.
+        down: Rounds that broadcasts to each client take.
     """
 
     up: Tensor
@@ -47,9 +49,7 @@ class Delays:
 
 
 class SomeDelays(Delays):
-    """Delays of some of the clients of a run, where they are; the longest round trip is that of
-    all.
-    """
+    """The delays of the clients of one process; the longest round trip is that of all clients."""
 
     def __init__(self, up: Tensor, down: Tensor, longest: int):
         super().__init__(up, down)
@@ -57,8 +57,16 @@ class SomeDelays(Delays):
 
 
 def draw_delays(up: Rounds, down: Rounds, clients: int, seed: int = 0) -> Delays:
-    """Delays of so many clients: one number for all, one for each, or drawn from a distribution
-    with SciPy's `rvs`.
+    """The delays of a number of clients.
+
+    Args:
+        up: One number for all clients, one for each, or a distribution with SciPy's `rvs`.
+        down: As `up`.
+        clients: The number of clients.
+        seed: The seed of random delays.
+
+    Raises:
+        ConfigError: A delay is not an integer from 0 to 100,000.
     """
     draws = np.random.default_rng(seed)
     found = []
@@ -77,7 +85,7 @@ def draw_delays(up: Rounds, down: Rounds, clients: int, seed: int = 0) -> Delays
 
 
 def whole_rounds(name: str, values: Any) -> list[int]:
-    """Integers that are not negative, or an error that names the first that is not."""
+    """Non-negative integers from user input; raises `ConfigError` for the first invalid value."""
     each: list[Any] = (
         [values] if isinstance(values, str) else np.asarray(values, dtype=object).tolist()
     )
@@ -93,9 +101,7 @@ def whole_rounds(name: str, values: Any) -> list[int]:
 
 
 class Mail:
-    """What is on its way: the broadcasts that may still be read or answered, and the replies that
-    have not arrived.
-    """
+    """Messages under way: broadcasts that may still be read or answered, and late replies."""
 
     def __init__(self, delays: Delays, ids: Tensor):
         self.delays, self.ids = delays, ids
@@ -105,14 +111,14 @@ class Mail:
         self.replies: dict[str, list[tuple[int, Batch]]] = {}
 
     def slot(self, step: str, round: int) -> str:
-        """Which exchange of a round this is: a step may be asked for several times."""
+        """A name for an exchange of a round, as a step may be run several times."""
         if round != self.round:
             self.round, self.calls = round, Counter()
         self.calls[step] += 1
         return f"{step} {self.calls[step]}"
 
     def broadcasts(self, slot: str, now: Broadcast, ids: Tensor) -> list[tuple[Broadcast, Tensor]]:
-        """The broadcast that each of these clients acts on, and the places of the clients."""
+        """The broadcasts that these clients act on, each with the places of its clients."""
         past = self.sent.setdefault(slot, {})
         past[now.round] = now
         waiting = {batch.version for _, batch in self.replies.get(slot, [])}
@@ -132,7 +138,7 @@ class Mail:
         ]
 
     def _versions(self, slot: str, round: int, ids: Tensor) -> Tensor:
-        """The newest broadcast that has reached each client; the first, if none has."""
+        """The newest broadcast that has reached each client; the first one if none has."""
         rounds = torch.tensor(sorted(self.sent[slot]))
         seen = (
             torch.searchsorted(
@@ -143,7 +149,7 @@ class Mail:
         return rounds[seen.clamp(min=0)]
 
     def post(self, slot: str, round: int, batch: Batch) -> None:
-        """Replies on their way to the server."""
+        """Put replies under way to the server."""
         box = self.replies.setdefault(slot, [])
         arrives = round + self.delays.up[torch.searchsorted(self.ids, batch.ids)] * bool(
             tree.leaves(batch.reply)
@@ -152,13 +158,13 @@ class Mail:
             box.append((at, batch.pick(torch.nonzero(arrives == at).flatten())))
 
     def collect(self, slot: str, round: int) -> list[Batch]:
-        """What has arrived by now."""
+        """The replies that have arrived by now."""
         box = self.replies.get(slot, [])
         self.replies[slot] = [(at, batch) for at, batch in box if at > round]
         return [batch for at, batch in box if at <= round]
 
     def save(self) -> Tree:
-        """All that is on its way."""
+        """All messages under way, for a checkpoint."""
         boxes = {
             name: [[at, b.ids, b.sizes, b.reply, b.stacked, b.version] for at, b in box]
             for name, box in self.replies.items()
@@ -170,7 +176,7 @@ class Mail:
         return {"up": self.delays.up, "down": self.delays.down, "sent": sent, "mail": boxes}
 
     def load(self, saved: Tree) -> None:
-        """Take up what `save` gave."""
+        """Restore what `save` returned."""
         if not torch.equal(saved["up"], self.delays.up) or not torch.equal(
             saved["down"], self.delays.down
         ):

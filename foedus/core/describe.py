@@ -26,14 +26,14 @@ def to_config(value: Any) -> Any:
         return [to_config(v) for v in value]
     if isinstance(value, dict):
         return {str(k): to_config(v) for k, v in value.items()}
-    # Cannot be built again from text, but shows what it was (a torch.nn.Module, a callable). An
-    # address is another one in every process, so it is no part of that: otherwise no other process
-    # could resume the run.
+    # Cannot be constructed from text; the text shows what it was (a torch.nn.Module, a callable).
+    # Memory addresses are removed: they differ between processes, so that no other process could
+    # resume the run.
     return {"opaque": re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value)), **_checksum(value)}
 
 
 def _checksum(value: Any) -> dict[str, int]:
-    """Two modules may look alike and hold other weights."""
+    """A checksum of a module's weights: two modules may look alike and hold different ones."""
     if not hasattr(value, "state_dict"):
         return {}
     arrays = [
@@ -49,9 +49,13 @@ def from_config(
     where: str = "config",
     opaque: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
-    """The inverse of `to_config`; `known` lists the classes that may be built.
+    """The inverse of `to_config`.
 
-    `where` names the place in errors; `opaque` has, by place, what text cannot describe.
+    Args:
+        config: The description.
+        known: The classes that may be constructed, by name.
+        where: The place, for errors.
+        opaque: By place, values that text cannot describe.
     """
     if isinstance(config, list):
         return tuple(from_config(v, known, f"{where}[{i}]", opaque) for i, v in enumerate(config))

@@ -20,10 +20,15 @@ if TYPE_CHECKING:
 def scored_rows(
     algorithm: Algorithm, predictor: Predictor, data: Data, outputs: bool = False
 ) -> dict[str, torch.Tensor]:
-    """In blocks of rows: the outputs of all rows at once may be more than memory holds (a
-    vocabulary of classes).
+    """The scores of all test rows, computed in blocks of rows.
 
-    outputs: whether they are among what is given.
+    The outputs of all rows at once may exceed memory (with a vocabulary of classes).
+
+    Args:
+        algorithm: The algorithm, which defines the loss of a row.
+        predictor: The model.
+        data: The data set with the test rows.
+        outputs: Whether the outputs are returned, too.
     """
     return scores_of(algorithm, predictor, data.x_test, data.y_test, data.classes, outputs)
 
@@ -32,7 +37,7 @@ def scores_of(
     algorithm: Algorithm, predictor: Predictor, x: np.ndarray, y: np.ndarray,
     classes: int | None, outputs: bool = False,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
-    """As `scored_rows`, of these rows."""
+    """As `scored_rows`, for given rows."""
     blocks = zip(*(tensor_of(t).split(predictor.block) for t in (x, y)), strict=True)
     parts = []
     for bx, by in blocks:
@@ -43,7 +48,12 @@ def scores_of(
 
 
 def score(rows: dict[str, torch.Tensor], data: Data) -> dict[str, float]:
-    """Averages over all test rows, of what `scored_rows` gives."""
+    """Averages over all test rows.
+
+    Args:
+        rows: The result of `scored_rows`.
+        data: The data set.
+    """
     found = {"loss": rows["loss"]}
     found |= {"accuracy": rows["hits"]} if data.classes else {"mse": rows["error"]}
     if data.weights_test is None:
@@ -53,8 +63,9 @@ def score(rows: dict[str, torch.Tensor], data: Data) -> dict[str, float]:
 
 
 def averages(sums: dict[str, torch.Tensor], classes: int | None) -> dict[str, float]:
-    """Averages over rows of what was summed by client, and the worst client's; weighted where the
-    sums are.
+    """Averages over rows from sums by client, and the worst client's score.
+
+    They are weighted if the sums are.
     """
     count = sums.get("weight", sums["rows"]).double()
     total, some = count.sum(), count > 0
@@ -73,9 +84,9 @@ def averages(sums: dict[str, torch.Tensor], classes: int | None) -> dict[str, fl
 def row_scores(
     algorithm: Algorithm, outputs: Tensor, y: Tensor, classes: int | None
 ) -> dict[str, Tensor]:
-    """What evaluation adds up over rows: the loss, and hits or squared errors."""
+    """The terms that evaluation adds up over rows: the loss, and hits or squared errors."""
     loss = algorithm.row_loss(outputs, y)
-    if classes and outputs.dim() == 3:  # of a sequence: the share of its steps that are right
+    if classes and outputs.dim() == 3:  # sequences: the fraction of correct steps
         return {"loss": loss, "hits": mean_over_steps((outputs.argmax(-1) == y).double(), y)}
     if classes:
         return {"loss": loss, "hits": outputs.argmax(-1) == y}

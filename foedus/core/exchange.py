@@ -1,6 +1,4 @@
-"""One exchange as data: what is asked (`Ask`), what was sent (`Broadcast`), and what comes back
-(`Batch`, `Replies`).
-"""
+"""One exchange as data: question (`Ask`), message (`Broadcast`), replies (`Batch`, `Replies`)."""
 
 from __future__ import annotations
 
@@ -18,19 +16,25 @@ if TYPE_CHECKING:
     from foedus.core.held import Held
 
 Accept = Callable[[Tensor, Tree], dict[int, str]]
-"""Of clients' ids and their stacked replies: the places of those that must not be used, and why."""
+"""From ids and stacked replies to the places of unusable replies, with reasons."""
 
 
 class NothingArrived(Exception):  # noqa: N818 - a signal, no error
-    """No reply has arrived in this round that can be used; unless caught, the round leaves the
-    state as it is.
+    """No usable reply has arrived in this round.
+
+    Unless caught, the round leaves the state unchanged.
     """
 
 
 @dataclass(frozen=True, eq=False)
 class Broadcast:
-    """What clients were asked with in a round: arguments, held values as they were then, and the
-    server's own note on it.
+    """What clients were sent in a round.
+
+    Args:
+        round: The round.
+        payload: Arguments of the step.
+        held: Held values as they were then.
+        note: The server's own note, which is not sent.
     """
 
     round: int
@@ -44,15 +48,25 @@ class Broadcast:
 
 @dataclass(frozen=True, eq=False)
 class Ask:
-    """One exchange for an engine: which step, with what, of whom, and the key from which each
-    client's key is folded.
+    """One exchange for an engine.
 
-    payload: arguments that are the same for all. held: the held values, for engines in whose
-    process the server is; updates: what each group of clients, given by its places in `ids`, is
-    sent to bring its copies of them up to date. The message of a client is {**payload, **updates},
-    without those that are `None`: its copy is the newest. free: not sent (a measurement, or a
-    reference with all rows in one place). taking: how many clients take part in the round. sent:
-    the round of the broadcast, where it is late.
+    The message of a client is {**payload, **updates}, without updates that are `None`: its copy is
+    up to date.
+
+    Args:
+        step: The name of the client step.
+        payload: Arguments that are the same for all clients.
+        ids: The ids of the clients that are asked.
+        key: The key from which each client's key is folded.
+        round: The round.
+        exchange: The number of the exchange in the round.
+        quantise: The precision in which replies are sent.
+        free: Whether nothing is sent: a measurement, or a reference with all rows in one place.
+        taking: The number of clients that take part in the round.
+        held: The held values, for engines in whose process the server is.
+        updates: For each group of clients, given by its places in `ids`, the messages that bring
+            its copies of held values up to date.
+        sent: The round of the broadcast, if it is late.
     """
 
     step: str
@@ -74,7 +88,11 @@ class Ask:
         return self.round if self.sent is None else self.sent
 
     def of(self, ids: Tensor) -> Ask:
-        """The same, asked of some of the clients."""
+        """The same exchange with some of the clients.
+
+        Args:
+            ids: The ids of these clients.
+        """
         if not self.held:
             return replace(self, ids=ids)
         at = {i: n for n, i in enumerate(ids.tolist())}
@@ -102,7 +120,7 @@ class Ask:
 
     @property
     def arguments(self) -> dict[str, Tree]:
-        """What a step is given where the server's own held values can be used."""
+        """The arguments of a step where the server's own held values can be used."""
         return {
             **self.payload,
             **{name: h.argument for name, h in self.held.items() if h.argument is not None},
@@ -111,8 +129,14 @@ class Ask:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Replies that come together: of clients `ids` with so many rows, to the broadcast of round
-    `version`.
+    """Replies that arrive together.
+
+    Args:
+        ids: The ids of the clients.
+        sizes: Their numbers of rows.
+        reply: The replies.
+        stacked: Whether the tensors of `reply` have a leading client dimension.
+        version: The round of the broadcast that they answer.
     """
 
     ids: Tensor
@@ -139,12 +163,17 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Replies:
-    """Every reply of an exchange, in order of client id; each knows what it answers.
+    """Every reply of an exchange, in order of client id, with the broadcast that it answers.
 
-    Batched steps give `stacked`, one tree whose tensors have a leading client dimension; looped
-    ones a list of trees that may differ in shape. `replies[i]` and iteration work for both.
-    `versions` are the rounds whose broadcasts they answer: this one, unless messages are late;
-    `broadcasts` are these, by round.
+    `replies[i]` and iteration work for batched and looped steps.
+
+    Args:
+        ids: The ids of the clients.
+        weights: The weight of each client.
+        stacked: For batched steps, one tree whose tensors have a leading client dimension.
+        separate: For looped steps, a list of trees that may differ in shape.
+        versions: The rounds whose broadcasts they answer: this one, unless messages are late.
+        broadcasts: These broadcasts, by round.
     """
 
     ids: Tensor
@@ -176,8 +205,12 @@ class Replies:
         )
 
     def column(self, name: str) -> Tensor:
-        """One entry of all replies, with a leading client dimension; other entries may differ in
-        shape.
+        """One entry of all replies, with a leading client dimension.
+
+        Other entries may differ in shape.
+
+        Args:
+            name: The name of the entry.
         """
         return (
             self.stacked[name]
@@ -206,7 +239,11 @@ class Replies:
             yield self.broadcasts[when], self.pick(torch.nonzero(self.versions == when).flatten())
 
     def sent(self, name: str) -> Tree:
-        """What each reply's client was sent under this name, with a leading client dimension."""
+        """What each reply's client was sent under a name, with a leading client dimension.
+
+        Args:
+            name: The name of an argument.
+        """
         rounds, place = self.versions.unique(return_inverse=True)
         each = [self.broadcasts[when][name] for when in rounds.tolist()]
         if len(each) == 1:
@@ -215,7 +252,7 @@ class Replies:
 
 
 def map_tensors(f: Callable, first: Tree, *rest: Tree) -> Tree:
-    """`f` on the tensors of a reply; constants stay as they are."""
+    """Apply `f` to the tensors of a reply; constants are kept."""
     return tree.map(lambda t, *ts: f(t, *ts) if isinstance(t, Tensor) else t, first, *rest)
 
 

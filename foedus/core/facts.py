@@ -1,4 +1,4 @@
-"""What is known of the data and the sites of a run, and how its model does at each of them."""
+"""What is known about the data and the sites of a run, and the scores of its model at each site."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_SITES = 1000
 
 @dataclass(frozen=True)
 class SiteFacts:
-    """One site. What is not known is `None`."""
+    """One site; unknown values are `None`."""
 
     client: int
     name: str | None = None
@@ -45,14 +45,15 @@ class SiteFacts:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a card says that only the federation knows; it is saved with the run.
+    """Facts that only the federation knows; they are saved with the run for its card.
 
     Args:
-        version: Of foedus, when the run was made.
+        version: The version of foedus when the run was made.
         label: The column that is predicted.
-        rows, test_rows: Of all sites.
-        sites: The first `MOST_SITES` of them.
-        unmeasured: Why there are no scores by site.
+        rows: The training rows of all sites.
+        test_rows: The test rows of all sites.
+        sites: The first `MOST_SITES` sites.
+        unmeasured: The reason why there are no scores by site.
     """
 
     version: str | None = None
@@ -70,7 +71,7 @@ class Facts:
                 raise TypeError(f"{key}={value!r}")
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; what is not known is left out."""
+        """Plain values; unknown ones are left out."""
 
         def known(values: dict[str, Any]) -> dict[str, Any]:
             return {k: v for k, v in values.items() if v is not None}
@@ -80,13 +81,18 @@ class Facts:
 
     @classmethod
     def from_json(cls, about: dict[str, Any]) -> Facts:
-        """What `to_json` gave. Raises TypeError for anything else."""
+        """The inverse of `to_json`; raises TypeError for anything else."""
         sites = tuple(SiteFacts(**site) for site in about.get("sites", []))
         return cls(**{**about, "sites": sites})
 
 
 def facts_of(run: Run, measure: bool) -> Facts:
-    """What the federation of a run says; measure: also how the model does at each site."""
+    """The facts of a run's federation.
+
+    Args:
+        run: The run.
+        measure: Whether to evaluate the model at each site, too.
+    """
     fed = run.fed
     assert fed is not None
     if not isinstance(fed, Federation):
@@ -100,7 +106,7 @@ def facts_of(run: Run, measure: bool) -> Facts:
     if facts.unmeasured is None:
         try:
             scores = _own_scores(run, fed) if run.algorithm.personal else run.per_client()
-        except Exception as error:  # of a user's algorithm, say: a run must be saved all the same
+        except Exception as error:  # a user's algorithm may fail: the run must be saved anyway
             facts = replace(facts, unmeasured=f"measuring them failed ({error})")
     if scores is not None and len(fed) > MOST_SITES:
         metric, worst = ("accuracy", "idxmin") if fed.data.classes else ("mse", "idxmax")
@@ -121,7 +127,7 @@ def facts_of(run: Run, measure: bool) -> Facts:
 
 
 def _facts_of_sites(fed: Any) -> Facts:
-    """Of sites elsewhere, who keep their rows; their names are the settings of the federation."""
+    """The facts of sites that keep their rows; the settings of the federation have their names."""
     sites = [
         SiteFacts(int(i), fed.settings.get(str(int(i))), int(n))
         for i, n in zip(fed.ids, fed.sizes, strict=True)
@@ -131,7 +137,7 @@ def _facts_of_sites(fed: Any) -> Facts:
 
 
 def _unmeasured(run: Run, fed: Federation, measure: bool) -> str | None:
-    """Why the model is not measured at each site, if it is not."""
+    """The reason why the model is not measured at each site, if it is not."""
     if not measure:
         return "they were not measured when the run was saved"
     if not run.settings.get("evaluate_every", 1):
@@ -144,7 +150,7 @@ def _unmeasured(run: Run, fed: Federation, measure: bool) -> str | None:
 
 
 def _own_scores(run: Run, fed: Federation) -> pd.DataFrame:
-    """Of each client's own model, made here: `per_client` would start an engine."""
+    """Scores of each client's own model, computed here: `per_client` would start an engine."""
     import pandas as pd
 
     states, found = run.client_states(), []
@@ -166,7 +172,7 @@ def _own_scores(run: Run, fed: Federation) -> pd.DataFrame:
 
 
 def with_scores(facts: Facts, scores: Iterable[Mapping[str, Any]]) -> Facts:
-    """Facts with scores by client; NaN is no score, and other keys of `scores` are left aside."""
+    """Facts with scores by client; NaN is no score, and other keys of `scores` are ignored."""
     keys = ("test_rows", "loss", "accuracy", "mse")
     found = {
         entry["client"]: {k: entry[k] for k in keys if k in entry and entry[k] == entry[k]}

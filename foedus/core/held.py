@@ -1,16 +1,15 @@
-"""Held values: what the server keeps and clients have a copy of. Each client is sent the shortest
-way from its copy to the newest one.
+"""Held values: the server's values of which clients have copies, updated by short messages.
 
-An algorithm keeps a held value in its state and passes it like any other argument, under one name
-all through the run:
+An algorithm keeps a held value in its state and passes it like any other argument, under the same
+name during the whole run:
 
     clients.mean(self.step, center=state.center, eta=eta)            state.center is a HeldArrays
     state.replace(center=state.center.moved(1 - eta, add))           the next version
 
-Core knows which client has which version (`Holdings`), and sends nothing, the changes since then,
-or the whole, whichever is shortest. Version 0 is what a client can make itself
+Core knows which version each client has (`Holdings`), and sends nothing, the changes since then, or
+the whole value, whichever is shortest. Version 0 is computed by the client itself
 (`Algorithm.first_held`), so nothing is sent for it. A client may keep something derived from the
-value in place of the value: see `Algorithm.absorb`.
+value instead of the value: see `Algorithm.absorb`.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from foedus.core.algorithm import Algorithm
 
 NOTHING_KNOWN = -1
-"""The version of a client of which nothing is known: it is sent the whole."""
+"""The version of a client of which nothing is known: it is sent the whole value."""
 
 
 class Held(ABC):
@@ -42,31 +41,39 @@ class Held(ABC):
 
     @property
     def version(self) -> int:
-        """How often it has changed; a `HeldItems` has no versions."""
+        """The number of changes so far; a `HeldItems` has no versions."""
         raise NotImplementedError(f"{type(self).__name__} has no versions")
 
     @abstractmethod
     def update(self, base: Tree, algorithm: Algorithm) -> Tree:
-        """The shortest message that brings a client with `base` (`NOTHING_KNOWN`: with anything) up
-        to date.
+        """The shortest message that brings a client up to date.
+
+        Args:
+            base: The client's version; `NOTHING_KNOWN`: it may have anything.
+            algorithm: The algorithm.
+
+        Returns:
+            The message; `None`: the client is up to date.
         """
 
     @property
     @abstractmethod
     def argument(self) -> Tree:
-        """What a client step is given in place of the held value, once the client's copy is up to
-        date.
-        """
+        """The argument that a client step receives, once the client's copy is up to date."""
 
 
 @tree.node
 @dataclass(frozen=True, eq=False)
 class HeldArrays(Held, Mapping):
-    """Arrays, by name, that move by `value <- keep * value + add`. `log` are the last changes,
-    [keep, add] each, oldest first.
+    """Arrays by name that change by `value <- keep * value + add`.
 
-    The server computes the new value from what is sent, so that copies and original have the same
-    bits.
+    The server computes the new value from what is sent, so that copies and original are bitwise
+    equal.
+
+    Args:
+        value: The arrays.
+        version: The number of changes so far.
+        log: The last changes, [keep, add] each, oldest first.
     """
 
     value: dict[str, Tensor]
@@ -83,12 +90,15 @@ class HeldArrays(Held, Mapping):
         return len(self.value)
 
     def moved(self, keep: float, add: dict[str, Tree]) -> HeldArrays:
-        """The next version, from `add` in any form: dense, sparse or of low rank, the shorter the
-        better.
+        """The next version.
+
+        Args:
+            keep: The factor of the old value.
+            add: What is added, in any form: dense, sparse or of low rank; the shorter the better.
         """
         change = [keep, add]
         log, size, whole = [change], wire.nbytes([change]), wire.nbytes(self.value)
-        # as far back as all changes together are shorter than the value
+        # kept as long as all changes together are shorter than the value
         for older in reversed(self.log):
             size += wire.nbytes([older])
             if size >= whole:
@@ -131,14 +141,19 @@ def rebuilt(copy: dict[str, Tensor], update: Tree) -> dict[str, Tensor]:
 
 
 def rebuilt_from_wire(name: str, copy: dict[str, Tensor], update: Tree) -> dict[str, Tensor]:
-    """As `rebuilt`, of an update that comes from an untrusted peer.
+    """As `rebuilt`, for an update from an untrusted peer.
 
     Names, forms, shapes and dtypes must be those of the client's copy before anything becomes
     dense. Changes must be shorter than the value, as `HeldArrays.update` makes them, so that no
     message costs more than the value itself. The result must be finite.
 
+    Args:
+        name: The name of the held value.
+        copy: The client's copy.
+        update: The message.
+
     Raises:
-        ReplyError: It states the held value, the part of the update and what is expected.
+        ReplyError: The update is invalid; the error states the part and what is expected.
     """
     if isinstance(update, dict):
         _check_arrays(name, copy, update, (Tensor,))
@@ -161,7 +176,7 @@ def rebuilt_from_wire(name: str, copy: dict[str, Tensor], update: Tree) -> dict[
 
 
 def _check_arrays(what: str, like: dict[str, Tensor], arrays: Tree, forms: tuple) -> None:
-    """Refuse arrays with other names, shapes or dtypes than these."""
+    """Raise `ReplyError` for arrays with other names, shapes or dtypes than these."""
     if not isinstance(arrays, dict) or set(arrays) != set(like):
         names = list(arrays) if isinstance(arrays, dict) else arrays
         raise ReplyError(f"{what}: it must have the arrays {list(like)}, not {shown(names)}")
@@ -179,7 +194,7 @@ def _check_arrays(what: str, like: dict[str, Tensor], arrays: Tree, forms: tuple
 
 
 def _dense_form(array: Tensor | Sparse | LowRank) -> tuple[tuple[int, ...], torch.dtype]:
-    """Shape and dtype of an array once dense."""
+    """Shape and dtype of an array once it is dense."""
     if isinstance(array, Sparse):
         return (*array.values.shape[:-1], *array.shape), array.values.dtype
     if isinstance(array, LowRank):
@@ -188,9 +203,7 @@ def _dense_form(array: Tensor | Sparse | LowRank) -> tuple[tuple[int, ...], torc
 
 
 def shortest(add: dict[str, Tensor], wide: dict[str, LowRank] | None = None) -> dict[str, Tree]:
-    """Each tensor in its shortest form: dense, sparse, or the matrix of low rank that `wide` says
-    it is.
-    """
+    """Each tensor in its shortest form: dense, sparse, or the low-rank matrix that `wide` has."""
     forms: dict[str, Tree] = {}
     for name, dense in add.items():
         flat = dense.flatten()
@@ -208,12 +221,12 @@ def shortest(add: dict[str, Tensor], wide: dict[str, LowRank] | None = None) -> 
 @tree.node
 @dataclass(frozen=True, eq=False)
 class HeldSum(Held):
-    """A weighted sum of functions that shrinks and grows, f <- keep * f + sum_j weights_j h_j: one
-    part a version.
+    """A weighted sum of functions, f <- keep * f + sum_j weights_j h_j, one part per version.
 
-    parts: the functions of each version, in the algorithm's own form; weights: of each of a part's
-        functions, when it came;
-    keeps: what became of everything before it then.
+    Args:
+        parts: The functions of each version, in the algorithm's own form.
+        weights: The weights of each part's functions at the time they were added.
+        keeps: The factor that everything before was multiplied by at that time.
     """
 
     parts: list[Tree] = field(default_factory=list)
@@ -225,12 +238,20 @@ class HeldSum(Held):
         return len(self.parts)
 
     def grown(self, keep: float, functions: Tree, weights: Tensor) -> HeldSum:
-        """The next version."""
+        """The next version.
+
+        Args:
+            keep: The factor of the old sum.
+            functions: The new functions.
+            weights: Their weights.
+        """
         return HeldSum([*self.parts, functions], [*self.weights, weights], [*self.keeps, keep])
 
     def since(self, base: int) -> tuple[float, list[Tensor]]:
-        """What has become of the sum of the first `base` parts: its factor now, and the weights of
-        the others now.
+        """The present factor of the sum of the first `base` parts, and the others' weights.
+
+        Args:
+            base: The number of parts.
         """
         keep, weights = 1.0, []
         for factor, weight in zip(
@@ -241,7 +262,12 @@ class HeldSum(Held):
         return keep, weights[::-1]
 
     def update(self, base: int, algorithm: Algorithm) -> Tree:
-        """[factor of what the client has, parts, their weights]."""
+        """[factor of the client's copy, parts, their weights]; `None` if it is up to date.
+
+        Args:
+            base: The client's version.
+            algorithm: The algorithm.
+        """
         if base == self.version:
             return None
         keep, weights = self.since(max(base, 0))
@@ -253,9 +279,12 @@ class HeldSum(Held):
 
 
 def sum_from_wire(name: str, update: Tree) -> list[tuple[Tree, Tensor]]:
-    """The parts of the update of a `HeldSum` from an untrusted peer, with the weights of each part.
+    """The parts of a `HeldSum` update from an untrusted peer, with the weights of each part.
 
-    What a part may be is for the algorithm to say (`Algorithm.check_updates`).
+    The algorithm checks the parts themselves (`Algorithm.check_updates`).
+
+    Raises:
+        ReplyError: The update does not have the form of one.
     """
     if not isinstance(update, list) or len(update) != 3:
         raise ReplyError(f"{name} must be [keep, parts, weights], not {shown(update)}")
@@ -273,15 +302,25 @@ def sum_from_wire(name: str, update: Tree) -> list[tuple[Tree, Tensor]]:
 @tree.node
 @dataclass(frozen=True, eq=False)
 class HeldItems(Held):
-    """Some of `size` items that clients keep once they have them, such as predictors; see
-    `Algorithm.items`.
+    """Some of a number of items that clients keep once they have them, such as predictors.
+
+    See `Algorithm.items`.
+
+    Args:
+        which: The indices of the items.
+        size: The number of all items.
     """
 
     which: Tensor
     size: int
 
     def update(self, base: Tensor, algorithm: Algorithm) -> Tree:
-        """Those of the items that are lacking; base: booleans, which of all items a client has."""
+        """The items that a client lacks.
+
+        Args:
+            base: For all items, whether the client has them.
+            algorithm: The algorithm.
+        """
         lacking = self.which[~base[self.which]]
         return algorithm.items(lacking) if len(lacking) else None
 
@@ -308,11 +347,16 @@ class Holdings:
     def updates(
         self, held: dict[str, Held], positions: Tensor, whole: bool, algorithm: Algorithm
     ) -> list[tuple[Tensor, dict[str, Tree]]]:
-        """What clients at these positions are sent for held values: (places among the positions,
-        {name: message}) by group.
+        """The messages that bring clients up to date: (places in `positions`, {name: message}).
 
-        whole: everybody is sent the whole, so that the size of a message does not tell who has been
-        here before.
+        There is one entry for each group of clients with the same versions.
+
+        Args:
+            held: The held values.
+            positions: The positions of the clients.
+            whole: Whether all clients are sent the whole value, so that the size of a message does
+                not reveal who has taken part before.
+            algorithm: The algorithm.
         """
         if not held:
             return [(torch.arange(len(positions)), {})]
@@ -341,7 +385,7 @@ class Holdings:
         return found
 
     def settle(self, held: dict[str, Held], positions: Tensor) -> None:
-        """Clients at these positions have been brought up to date."""
+        """Record that clients at these positions are up to date."""
         for name, h in held.items():
             own = self._of(name, h)
             if isinstance(h, HeldItems):
@@ -350,14 +394,14 @@ class Holdings:
                 own[positions] = h.version
 
     def doubt(self, positions: Tensor) -> None:
-        """What clients at these positions have is not known: an answer was lost, or refused."""
+        """Record that the versions of these clients are unknown: an answer was lost or refused."""
         for name, own in self.versions.items():
             self.versions[name] = own.index_fill(
                 0, positions, False if own.dim() > 1 else NOTHING_KNOWN
             )
 
     def forget(self, positions: Tensor) -> None:
-        """Clients at these positions begin anew, with what they can make themselves."""
+        """Record that these clients start again, with what they can compute themselves."""
         for name, own in self.versions.items():
             self.versions[name] = own.index_fill(0, positions, 0)
 

@@ -1,4 +1,4 @@
-"""One row a round: what was reached and what it cost so far."""
+"""The history of a run: one row per round with its scores and its costs so far."""
 
 from __future__ import annotations
 
@@ -8,17 +8,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas as pd
 
-FIRST = (
-    "round",
-    "seconds",
-    "bytes_up",
-    "bytes_down",
-    "messages_up",
-    "clients",
-    "loss",
-    "accuracy",
-    "mse",
-)
+COSTS = ("round", "seconds", "bytes_up", "bytes_down", "messages_up", "clients")
+"""The costs of a round; other columns are scores."""
+
+FIRST = (*COSTS, "loss", "accuracy", "mse")
 
 
 class History:

@@ -1,6 +1,4 @@
-"""The state of a run between two rounds, its checkpoints, and the step from one round to the
-next.
-"""
+"""The state of a run between two rounds, its checkpoints, and the step from round to round."""
 
 from __future__ import annotations
 
@@ -96,19 +94,19 @@ class Loop:
         self.only_last: list[str] = []
         self.notes: list[str] = []
         self.saved: int | None = None  # the round of the last checkpoint
-        self.earlier: Earlier | None = None  # rows that are no longer in the checkpoint
+        self.earlier: Earlier | None = None  # rows that have left the checkpoint
         self.measures = Measures(self.algorithm, fed, metrics, per_client, self.notes)
         self.keep_best, self.stop_on_growth = keep_best, stop_on_growth
         self.stop = stop
         # whether the model is measured on test rows that stay at their sites
         self.elsewhere = asks and not isinstance(fed, Federation)
         self.best: Best | None = None
-        self.last_best: Best | None = None  # of a round that is evaluated because it is the last
+        self.last_best: Best | None = None  # if its round was evaluated only as the last one
         self.watch = self._watch()
         self.why: str | None = None  # the run ends before its last round
 
     def open(self, aggregation: Aggregation | None, path: Path | None, resume: bool) -> None:
-        """Get ready to put replies together otherwise than by adding them up."""
+        """Set up the aggregation of the run."""
         self.aggregation = aggregation
         if path is not None:
             self.session.keep(files.sites_of(path))
@@ -141,13 +139,13 @@ class Loop:
 
     @property
     def stopped(self) -> bool:
-        """Whether the run ends here, whatever rounds are left."""
+        """Whether the run ends here, even if rounds are left."""
         if self.reached or self.why is not None:
             return True
         return self.aggregator is not None and self.aggregator.spent is not None
 
     def clients(self, round: int, positions: torch.Tensor | None = None) -> Clients:
-        """Those at these positions, or everybody."""
+        """The clients at some positions, or all clients."""
         part = expected(self.participation, len(self.ids))
         ids, sizes = self.ids, self.sizes
         if positions is not None:
@@ -167,10 +165,10 @@ class Loop:
         self._record(clients)
 
     def step(self) -> bool:
-        """Make a round; whether it was made, for the aggregator may end the run before it."""
+        """Make a round; returns False if the aggregator ends the run before it."""
         round = self.done + 1
         drawn = self.aggregator is not None and self.aggregator.draws
-        positions = None  # everybody
+        positions = None  # all clients
         if self.participation != 1 and not drawn:
             key = random.fold(self.key, round, _COHORT)
             positions = cohort(self.participation, len(self.ids), key)
@@ -195,7 +193,7 @@ class Loop:
         return True
 
     def _round(self, clients: Clients, positions: torch.Tensor | None) -> Clients:
-        """The algorithm's round; the clients that it was made with."""
+        """Run the algorithm's round; returns the clients that it was run with."""
         holdings = self.network.holdings
         held = holdings.save()
         with contextlib.suppress(NothingArrived):
@@ -205,7 +203,7 @@ class Loop:
                 lost = torch.tensor(sorted(self.session.lost), dtype=torch.int64)
                 if not self._readmit():
                     raise
-                # once more, with those who begin anew
+                # once more, with the clients that start again
                 clients = self.clients(clients.round, positions)
                 self.session.repeat_round()
                 holdings.load(held)
@@ -214,8 +212,10 @@ class Loop:
         return clients
 
     def _readmit(self) -> bool:
-        """Take back clients who have lost their states, where the algorithm has a rule for it;
-        whether there are any.
+        """Take back clients that have lost their states, if the algorithm has a rule for it.
+
+        Returns:
+            Whether there are any.
         """
         if not self.session.lost:
             return False
@@ -247,7 +247,7 @@ class Loop:
         self._judge(row)
 
     def end_here(self, why: str) -> None:
-        """The round that was made last is the last one: it is evaluated, if it is not yet."""
+        """End the run after the round that was made last, which is evaluated if it was not yet."""
         if self.done == self.rounds:
             return
         self.why = f"stopped after round {self.done}: {why}"
@@ -258,7 +258,7 @@ class Loop:
             self._judge(self.history.rows[-1])
 
     def _judge(self, row: dict[str, Any]) -> None:
-        """Look whether the model is the best so far, and whether to stop or to warn."""
+        """Update the best model, and decide whether to stop or to warn."""
         why, better = self.watch.see(row)
         if better:
             self._keep_best()
@@ -284,7 +284,7 @@ class Loop:
             return
         assert self.watch.best_metric is not None
         best = Best(self.state, self.done, self.watch.best_metric, self.watch.best_value)
-        # what is evaluated only because the run ends here is not evaluated if it goes on
+        # an evaluation made only because the run ends here is dropped if the run is continued
         self.best, self.last_best = (self.best, best) if self.only_last else (best, None)
 
     def _watch(self) -> Watch:
@@ -369,7 +369,7 @@ class Loop:
                 "clients": len(self.fed),
                 "rows": int(self.fed.sizes.sum()),
                 **({"weighted": True} if self.spec.weighted else {}),
-                # of sites it would tell each of them how many rows the others have
+                # between sites it would reveal the other sites' numbers of rows
                 **(
                     {"fingerprint": self.fed.fingerprint}
                     if isinstance(self.fed, Federation)
@@ -398,7 +398,7 @@ class Loop:
         one federation.
         """
         fed, data = self.fed, self.fed.data
-        if not isinstance(fed, Federation):  # sites: what stands for their rows
+        if not isinstance(fed, Federation):  # sites: the checksums that stand for their rows
             train, test = array_checksum(data.x_train, data.y_train), 0
         else:
             train, test = data.checksums
@@ -479,7 +479,7 @@ class Loop:
             differ += [
                 f"the {k} of the federation differ"
                 for k, v in self.fingerprint.items()
-                if meta["fingerprint"].get(k, v) != v  # older ones have none of test rows
+                if meta["fingerprint"].get(k, v) != v  # older ones have no checksum of test rows
             ]
             if differ:
                 raise CheckpointError(
@@ -492,7 +492,7 @@ class Loop:
                 float(meta["seconds"]),
             )
             rows = meta["history"]
-            if self.done < self.rounds:  # what was evaluated only because the run ended there
+            if self.done < self.rounds:  # evaluated only because the run ended there
                 for name in meta["only_last"]:
                     rows[-1].pop(name, None)
             self.network.ledger, self.history, self.saved = (
@@ -527,7 +527,7 @@ class Loop:
         if kept is not None:
             saved = PerClient.from_tree(trees["per_client"])
             kept.rounds = saved.rounds
-            if self.elsewhere:  # numbers of test rows that sites have told
+            if self.elsewhere:  # numbers of test rows that sites reported
                 kept.test_rows = saved.test_rows
             if meta["only_last"] and self.done < self.rounds:
                 kept.rounds.pop(self.done, None)

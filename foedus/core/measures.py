@@ -1,6 +1,4 @@
-"""What a run measures on test rows: the usual scores, the metrics it was asked for, and the same of
-every client by itself.
-"""
+"""Evaluation on test rows: the usual scores and the metrics of a run, in total and by client."""
 
 from __future__ import annotations
 
@@ -32,15 +30,17 @@ if TYPE_CHECKING:
     from foedus.core.result import Run
 
 _KEPT = 1 << 22
-"""Numbers of single clients that a run keeps: those of the oldest rounds are dropped beyond it."""
+"""The largest number of scores of single clients that a run keeps; the oldest are dropped."""
 
 
 @dataclass(eq=False)
 class PerClient:
     """Scores of each client, round by round.
 
-    ids: of the clients, ascending. test_rows: how many each has. rounds: the scores (clients,) of
-    the rounds that were kept, by column.
+    Args:
+        ids: The ids of the clients, ascending.
+        test_rows: The number of test rows of each client.
+        rounds: For each round that was kept, the scores (clients,) by column.
     """
 
     ids: np.ndarray
@@ -74,7 +74,11 @@ class PerClient:
 
     @classmethod
     def from_tree(cls, saved: Any) -> PerClient:
-        """What `to_tree` gave. Raises CheckpointError for anything else."""
+        """The inverse of `to_tree`.
+
+        Raises:
+            CheckpointError: The scores are not one for each client and round.
+        """
         ids, rows = saved["ids"].numpy(), saved["test_rows"].numpy()
         scores = {k: v.numpy() for k, v in saved["scores"].items()}
         rounds = saved["rounds"].tolist()
@@ -90,11 +94,11 @@ class Measures:
     """Evaluation of models on the test rows of a federation.
 
     Args:
-        algorithm: That has made the models.
-        fed: Whose test rows they are.
-        metrics: Those besides the loss, and accuracy or mean squared error.
-        per_client: Whether every client is measured by itself, on its own test rows.
-        notes: Where to say that a metric is undefined.
+        algorithm: The algorithm of the models.
+        fed: The federation with the test rows.
+        metrics: Metrics besides the loss, and accuracy or mean squared error.
+        per_client: Whether every client is also evaluated on its own test rows.
+        notes: The notes of the run, to which undefined metrics are added.
     """
 
     def __init__(
@@ -116,7 +120,7 @@ class Measures:
 
     @cached_property
     def sums(self) -> SiteSums:
-        """What the metrics need of rows that are elsewhere."""
+        """The sums that metrics need of rows that are at sites."""
         spec = self.fed.spec
         return SiteSums.of_spec([m.name for m in self.metrics], spec.classes, spec.outputs)
 
@@ -135,7 +139,7 @@ class Measures:
 
     @cached_property
     def own_group(self) -> np.ndarray:
-        """Whose row each of `own_rows` is."""
+        """The client (its position in order of ids) of each of `own_rows`."""
         order = np.argsort(self.fed.ids, kind="stable")
         return np.repeat(np.arange(len(order)), np.diff(self.fed.test_offsets)[order])
 
@@ -149,7 +153,7 @@ class Measures:
 
     @cached_property
     def client_rows(self) -> Predictions:
-        """Those of each client as a group, without predictions."""
+        """The test rows of each client as a group, without predictions."""
         rows, all_rows = self.own_rows, self.common_rows
         weight = None if all_rows.weight is None else all_rows.weight[rows]
         groups = len(self.fed.ids)
@@ -158,8 +162,9 @@ class Measures:
         )
 
     def common(self, predictor: Predictor, round: int) -> dict[str, Any]:
-        """Of the global model, on all test rows; and on those of each client, unless clients have
-        models of their own.
+        """Scores of the global model on all test rows.
+
+        Unless clients have their own models, also by client.
         """
         data = self.fed.data
         rows = scored_rows(self.algorithm, predictor, data, outputs=bool(self.metrics))
@@ -184,10 +189,15 @@ class Measures:
     def everywhere(
         self, session: Session, run: Run, given: Algorithm, round: int
     ) -> dict[str, Any]:
-        """Of the global model of a run on test rows that stay at their sites, from sums over them;
-        nothing but a warning where too few sites answer.
+        """Scores of the global model on test rows that stay at their sites, from sums over them.
 
-        given: the algorithm without the seed of the run.
+        If too few sites answer, there is a warning and no score.
+
+        Args:
+            session: The session of the run.
+            run: The run so far.
+            given: The algorithm without the seed of the run.
+            round: The round.
         """
         try:
             told = session.measure(given, run, self.sums, round)
@@ -216,8 +226,11 @@ class Measures:
         return found
 
     def own(self, sums: dict[str, Tensor], round: int) -> dict[str, Any]:
-        """Of each client's own model on its own test rows, from what `Session.evaluate_own`
-        gives.
+        """Scores of each client's own model on its own test rows.
+
+        Args:
+            sums: What `Session.evaluate_own` returned.
+            round: The round.
         """
         outputs = sums.get("outputs")
         found: dict[str, Any] = {}
@@ -247,7 +260,7 @@ class Measures:
         return found
 
     def _told(self, sums: dict[str, Tensor]) -> dict[str, np.ndarray]:
-        """The sums of clients who keep their rows, those that metrics need."""
+        """The sums that metrics need, from clients that keep their rows."""
         told = {k.removeprefix("sums."): v.numpy() for k, v in sums.items() if "sums." in k}
         if told and (lacking := int(((told["rows"] == 0) & (sums["rows"].numpy() > 0)).sum())):
             self._note(
@@ -264,7 +277,7 @@ class Measures:
         return {k: v for k, v in found.items() if k not in ("loss", *self.usual)}
 
     def given(self, outputs: Tensor, predictor: Predictor | None) -> np.ndarray:
-        """What metrics are given of outputs: probabilities, or the values themselves."""
+        """The input of metrics: probabilities, or the outputs themselves."""
         if not self.classes:
             return outputs.double().numpy()
         shares = softmax if predictor is None else predictor.probabilities
@@ -293,7 +306,7 @@ class Measures:
         return {m.name: measured(m, p, where) for m in self.metrics}
 
     def _of_clients(self, prefix: str, round: int, scores: dict[str, np.ndarray]) -> dict[str, Any]:
-        """Columns over clients; the scores of each are kept."""
+        """Columns of statistics over clients; the scores of each client are kept."""
         assert self.kept is not None
         ids = self.kept.ids
         tested = self.kept.test_rows > 0
@@ -314,6 +327,6 @@ class Measures:
         return found
 
     def _note(self, text: str, more: str = "") -> None:
-        """Say something once."""
+        """Add a note once."""
         if not any(note.startswith(text) for note in self.notes):
             self.notes.append(text + more)

@@ -1,12 +1,12 @@
-"""Metrics from sums over rows, which clients can add up: the server sees a few numbers and no row.
+"""Metrics from sums over rows, which clients can send: the server sees a few numbers and no row.
 
-Sums of different clients are added entry by entry, and a metric is made of the total. All are exact
-but AUC, which is that of scores in bins. Two rows of one bin count as a tie there, and
-otherwise are in their order, so that the exact AUC lies within
+Sums of different clients are added entry by entry, and the metric is computed from the total. All
+are exact except AUC, which is computed from binned scores: two rows of one bin count as a tie, and
+others keep their order, so that the exact AUC lies within
 
     (1/2) sum_b positives_b negatives_b / (positives negatives)
 
-of the one by bins: `auc_bin_error`. Bins are at most 1/512 wide in probability, and 0.0705 in log
+of the binned one (`auc_bin_error`). Bins are at most 1/512 wide in probability, and 0.0705 in log
 odds between -18 and 18; with more than 64 classes they are fewer and wider.
 """
 
@@ -28,7 +28,7 @@ _CALIBRATION = 15
 """Bins of the expected calibration error."""
 
 _SCORES, _FEWEST, _MOST = 1024, 32, 1 << 17
-"""Bins of scores; the fewest, of many classes; how many numbers all classes should have."""
+"""Bins of scores; the least number, with many classes; the numbers that all classes should have."""
 
 
 # -- sums of the rows of each group ----------------------------------------------------------------
@@ -46,9 +46,9 @@ def _brier(p: Predictions) -> np.ndarray:
 
 
 def _gaps(p: Predictions) -> np.ndarray:
-    """Hits less confidence, over bins ((b-1)/15, b/15] of the largest probability."""
+    """Hits minus confidence, over bins ((b-1)/15, b/15] of the largest probability."""
     confidence = p.given.max(1)
-    sure = np.nan_to_num(confidence)  # of a model that has diverged: NaN has no bin
+    sure = np.nan_to_num(confidence)  # NaN, after divergence, has no bin
     edge = np.ceil(sure * _CALIBRATION).clip(1, _CALIBRATION).astype(np.int64) - 1
     gap = ((p.predicted == p.y) - confidence) * p.w
     at = p.index * _CALIBRATION + edge
@@ -56,23 +56,22 @@ def _gaps(p: Predictions) -> np.ndarray:
 
 
 def score_bins(classes: int) -> int:
-    """How many bins the scores of each class have."""
+    """The number of bins for the scores of each class."""
     most = _MOST // (2 * classes) // 2 * 2
     return min(_SCORES, max(_FEWEST, most))
 
 
 @cache
 def _edges(bins: int) -> np.ndarray:
-    """Between bins of probabilities: every second in equal steps, the others in equal steps of the
-    log odds.
-    """
+    """The edges of the bins of probabilities: half of them equally spaced, half in log odds."""
     odds = np.linspace(-18, 18, bins // 2)
     return np.sort(np.append(np.arange(1, bins // 2) / (bins // 2), 1 / (1 + np.exp(-odds))))
 
 
 def _scores(p: Predictions) -> np.ndarray:
-    """Negatives and positives of each class by bins of its probability, (groups, classes, 2, bins);
-    of two classes class 1 only.
+    """Negatives and positives of each class by bins of its probability, (groups, classes, 2, bins).
+
+    With two classes there is only class 1.
     """
     assert p.classes is not None
     bins = score_bins(p.classes)
@@ -90,15 +89,16 @@ def _columns(p: Predictions, values: np.ndarray) -> np.ndarray:
 
 
 def pair(values: list[float]) -> tuple[float, float]:
-    """A sum of doubles, twice as precise as a double: the nearest one, and what is left."""
+    """A sum of doubles, twice as precise as a double: the nearest double, and the remainder."""
     high = math.fsum(values)
     return high, math.fsum([*values, -high]) if math.isfinite(high) else 0.0
 
 
 def _moments(p: Predictions) -> np.ndarray:
-    """The sums of y and of y^2, each as a pair, (groups, outputs, 4): their variance is a small
-    difference of large numbers where the mean is far from 0. The squares of labels in single
-    precision, as data has them, are exact.
+    """The sums of y and of y^2, each as a pair, (groups, outputs, 4).
+
+    Pairs, because the variance is a small difference of large numbers if the mean is far from 0.
+    The squares of labels in single precision, as data has them, are exact.
     """
     found = np.zeros((p.groups, p.y.shape[1], 4))
     for g in range(p.groups):
@@ -134,7 +134,7 @@ def balanced_accuracy(s: Sums) -> np.ndarray:
 
 
 def over_classes(values: np.ndarray) -> np.ndarray:
-    """The mean over classes of those that are defined."""
+    """The mean over the classes for which the value is defined."""
     return ratio(np.nansum(values, 1), (~np.isnan(values)).sum(1))
 
 
@@ -153,8 +153,9 @@ def averaged(kind: str, average: str) -> Callable[[Sums], np.ndarray]:
 
 
 def _by_class(s: Sums, kind: str) -> np.ndarray:
-    """Precision, recall or F1 (groups, classes): 0 where it would be 0 / 0, NaN for a class that is
-    neither in the labels nor predicted.
+    """Precision, recall or F1, (groups, classes).
+
+    It is 0 instead of 0 / 0, and NaN for a class that is neither in the labels nor predicted.
     """
     hits, rows, said = np.moveaxis(s["confusion"], 1, 0)
     below = {"precision": said, "recall": rows, "f1": (rows + said) / 2}[kind]
@@ -170,7 +171,7 @@ def auc(s: Sums) -> np.ndarray:
 
 
 def auc_bin_error(s: Sums) -> np.ndarray:
-    """By how much `auc` may be off."""
+    """The largest possible error of `auc`."""
     down, up = np.moveaxis(s["scores"], 2, 0)
     return over_classes(ratio((up * down).sum(-1) / 2, up.sum(-1) * down.sum(-1)))
 
@@ -189,8 +190,9 @@ def rmse(s: Sums) -> np.ndarray:
 
 
 def r2(s: Sums) -> np.ndarray:
-    """1 - sum (y - f)^2 / (sum y^2 - (sum y)^2 / n), the difference without rounding; of a constant
-    y 1 if f equals it, else 0; undefined for fewer than two rows.
+    """1 - sum (y - f)^2 / (sum y^2 - (sum y)^2 / n), with a difference that is not rounded.
+
+    For constant y it is 1 if f equals y, else 0; it is undefined for fewer than two rows.
     """
     found = np.full(len(s["rows"]), np.nan)
     for g, n in enumerate(s["rows"].tolist()):

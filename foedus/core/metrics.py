@@ -1,8 +1,8 @@
 """Metrics of predictions, for many groups of rows at once: all test rows, or each client's own.
 
-A metric is a function of `Predictions` that gives one number for each group, NaN where it is
-undefined there. With two classes, precision, recall, F1 and AUC are those of class 1; with more
-they are macro averages, each class against the rest. The numbers are those of scikit-learn.
+A metric is a function of `Predictions` that returns one number for each group, NaN where it is
+undefined. With two classes, precision, recall, F1 and AUC are those of class 1; with more classes
+they are macro averages, each class against the rest. The values equal those of scikit-learn.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from foedus.errors import ConfigError, FoedusError, is_number, nearest, shown
 
 
 def _ranked(p: Predictions, score: np.ndarray, positive: np.ndarray) -> np.ndarray:
-    """The area under the ROC curve: P(score of a positive > that of a negative), ties by half.
+    """The area under the ROC curve: P(score of a positive > score of a negative), ties count half.
 
     One sort by group and score; the weight of negatives below each row is a running sum.
     """
@@ -49,8 +49,9 @@ def _auc(p: Predictions) -> np.ndarray:
 
 
 def _r2(p: Predictions) -> np.ndarray:
-    """1 - sum (y - f)^2 / sum (y - mean)^2; of a constant y 1 if f equals it, else 0; undefined for
-    fewer than two rows.
+    """1 - sum (y - f)^2 / sum (y - mean)^2.
+
+    For constant y it is 1 if f equals y, else 0; it is undefined for fewer than two rows.
     """
 
     def one(y: np.ndarray, given: np.ndarray) -> np.ndarray:
@@ -69,15 +70,15 @@ def _r2(p: Predictions) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric: `of(predictions)` gives a number for each group.
+    """A metric: `of(predictions)` returns a number for each group.
 
     Args:
-        name: Of its column in the history.
+        name: The name of its column in the history.
         of: The function.
-        higher: Whether more is better.
-        undefined: Where it is NaN.
-        sums: The sums over rows (`foedus.core.metric_sums.SUMS`) that `finish` makes it of.
-        finish: From sums by group; `None`: it cannot be made of sums.
+        higher: Whether larger is better.
+        undefined: The reason why it may be NaN.
+        sums: The sums over rows (`foedus.core.metric_sums.SUMS`) that `finish` needs.
+        finish: The metric from sums by group; `None`: it cannot be computed from sums.
     """
 
     name: str
@@ -124,7 +125,7 @@ _VALUES = [
 CLASSIFICATION = {m.name: m for m in _CLASSES}
 REGRESSION = {m.name: m for m in _VALUES}
 USUAL = ("loss", "accuracy", "mse")
-"""What every history has."""
+"""Columns of every history."""
 
 _STATISTICS = ("mean", "worst", "worst_client", "worst_decile", "spread")
 """Endings of columns over clients."""
@@ -132,7 +133,7 @@ _STATISTICS = ("mean", "worst", "worst_client", "worst_decile", "spread")
 
 @dataclass(frozen=True)
 class OwnMetric(Metric):
-    """A function `(y, given)` of the user's."""
+    """A user's function `(y, predictions)`."""
 
     function: Callable[..., Any] = max
     weighs: bool = False
@@ -168,10 +169,14 @@ class OwnMetric(Metric):
 
 
 def metrics_of(given: Any, classes: int | None) -> tuple[Metric, ...]:
-    """The metrics that `fd.run(..., metrics=given)` asks for.
+    """The metrics of `fd.run(..., metrics=given)`.
+
+    Args:
+        given: Names of metrics and functions.
+        classes: The number of classes; `None` for regression.
 
     Raises:
-        ConfigError: There is no such metric, or it is not for this kind of data.
+        ConfigError: A metric is unknown, or not for this kind of data.
     """
     if isinstance(given, str | bytes) or not isinstance(given, Sequence):
         raise ConfigError(f"metrics={given!r} must be a list, such as metrics=['auc', my_function]")
@@ -223,7 +228,7 @@ def _own(function: Any, i: int) -> Metric:
         )
     try:
         weighs = "sample_weight" in inspect.signature(function).parameters
-    except (TypeError, ValueError):  # some functions of C have no signature
+    except (TypeError, ValueError):  # some functions implemented in C have no signature
         weighs = False
     higher = bool(getattr(function, "greater_is_better", True))
 
@@ -234,7 +239,7 @@ def _own(function: Any, i: int) -> Metric:
 
 
 def measured(metric: Metric, p: Predictions, where: Callable[[int], str]) -> np.ndarray:
-    """A metric of each group; `where` gives the name of a group, for errors."""
+    """A metric of each group; `where` returns the name of a group, for errors."""
     if not isinstance(metric, OwnMetric):
         return metric.of(p)
     values = np.full(p.groups, np.nan)
@@ -245,7 +250,7 @@ def measured(metric: Metric, p: Predictions, where: Callable[[int], str]) -> np.
 
 
 def higher_is_better(column: str, metrics: Sequence[Metric] = ()) -> bool | None:
-    """Whether more is better in a column of the history; `None`: it is not known."""
+    """Whether larger is better in a column of the history; `None`: unknown."""
     name = column.removeprefix("own_")
     known = {m.name: m.higher for m in (*_CLASSES, *_VALUES, *metrics)}
     known |= {"loss": False, "accuracy": True, "mse": False}
@@ -258,7 +263,7 @@ def higher_is_better(column: str, metrics: Sequence[Metric] = ()) -> bool | None
 
 
 def over_clients(name: str, values: np.ndarray, ids: np.ndarray, higher: bool) -> dict[str, Any]:
-    """The columns of a metric over clients; those where it is NaN are left out."""
+    """Statistics of a metric over the clients for which it is not NaN."""
     some = ~np.isnan(values)
     if not some.any():
         return {f"{name}_{ending}": math.nan for ending in _STATISTICS}

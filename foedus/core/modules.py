@@ -36,7 +36,7 @@ def modules_in(value: Any, where: str = "algorithm") -> dict[str, nn.Module]:
 
 
 def described(algorithm: Any) -> tuple[list[dict[str, Any]], list[list[Tensor]]]:
-    """What a file says of an algorithm's modules, and their tensors."""
+    """The description of an algorithm's modules that a file holds, and their tensors."""
     notes, tensors = [], []
     for place, module in modules_in(algorithm).items():
         state, cls = module.state_dict(), type(module)
@@ -50,7 +50,7 @@ def described(algorithm: Any) -> tuple[list[dict[str, Any]], list[list[Tensor]]]
 
 
 def _plain(value: Any) -> bool:
-    """Whether a file can hold it."""
+    """Whether a file can hold a value."""
     known = isinstance(value, Tensor) and value.layout == torch.strided
     return known and not value.is_quantized and not value.is_complex()
 
@@ -79,10 +79,10 @@ def imported(import_from: ImportFrom) -> list[ModuleType]:
 def _made(note: dict[str, Any], values: list[Tensor], homes: list[ModuleType]) -> nn.Module:
     place, cls = note["place"], find_class(note["class"], homes)
     try:
-        with torch.random.fork_rng(devices=[]):  # a start that is drawn is replaced
+        with torch.random.fork_rng(devices=[]):  # random initial weights are replaced
             module = cls()
         module.load_state_dict(dict(zip(note["names"], values, strict=True)))
-    except Exception as error:  # whatever a user's class does
+    except Exception as error:  # a user's class may raise anything
         raise ConfigError(
             f"{place}: {cls.__name__}() cannot be made without arguments, or does not fit the "
             f"saved tensors: {error}"
@@ -95,8 +95,8 @@ def _made(note: dict[str, Any], values: list[Tensor], homes: list[ModuleType]) -
 def find_class(name: str, homes: list[ModuleType]) -> type[nn.Module]:
     """The class `module:Qualified.name` in one of these Python modules.
 
-    Where none of them has the class of that module, one that is alone in having the name is taken:
-    a class of a script is in `__main__` when it is saved.
+    If none of them has the class of that very module, the only class of that name is taken: a class
+    of a script was in `__main__` when it was saved.
     """
     home, _, path = name.partition(":")
     candidates: list[type[nn.Module]] = []
@@ -104,7 +104,7 @@ def find_class(name: str, homes: list[ModuleType]) -> type[nn.Module]:
         found: Any = module
         for part in path.split("."):
             found = vars(found).get(part) if isinstance(found, ModuleType | type) else None
-            if isinstance(found, ModuleType):  # what another Python module holds is not allowed
+            if isinstance(found, ModuleType):  # contents of other Python modules are not allowed
                 found = None
         if isinstance(found, type) and issubclass(found, nn.Module):
             candidates.append(found)

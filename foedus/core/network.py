@@ -1,5 +1,6 @@
-"""The server's connection to the clients of a run (`Network`), and one exchange over it
-(`RoundTrip`). Every byte is counted here.
+"""The server's connection to its clients (`Network`), and one exchange over it (`RoundTrip`).
+
+Every byte is counted here.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ NOT_FINITE = "its reply is not finite (NaN or infinity)"
 
 @dataclass(eq=False)
 class Network:
-    """All that a run needs to reach its clients: the engine's session, who there is, who has what,
-    and what was sent.
+    """The server's connection to the clients of a run.
+
+    It has the engine's session, the clients, the versions that they hold, and what was sent.
     """
 
     session: Session
@@ -64,31 +66,31 @@ class Network:
 
     @property
     def shared(self) -> Tensor:
-        """The key that every client has too, the same all through the run."""
+        """A key that all clients have too, constant during the run."""
         return random.fold(self.seed_key, 0)
 
     @property
     def trusted(self) -> bool:
-        """Whether replies can be used as they are: they come from this process, and the run expects
-        no hostile clients.
+        """Whether replies can be used unchecked.
+
+        They come from this process, and the aggregation does not treat clients as untrusted.
         """
         return self.session.conditions.trusted and (
-            self.aggregator is None or not self.aggregator.wary
+            self.aggregator is None or not self.aggregator.checks_replies
         )
 
     def positions(self, ids: Tensor) -> Tensor:
-        """Places of clients in the order of all ids."""
+        """The positions of clients in the order of all ids."""
         return torch.searchsorted(self.ids, ids)
 
 
 class RoundTrip:
-    """One exchange, from the question to the replies that may be used: what an aggregator sees of a
-    round.
+    """One exchange, from the question to the usable replies; what aggregators see of a round.
 
-    ids, sizes: those who are asked, and their numbers of rows. answered, answered_rows: those whose
-    replies came. secret: who is asked is for nobody to know; hidden: nor does the ledger or the
-    history show it. dropped: those who were left out of this round so far, and why; metrics: the
-    round's row of the history.
+    `ids` and `sizes` are those of the clients that are asked; `answered` and `answered_rows` those
+    of the clients whose replies arrived. `secret`: the set of clients that are asked must stay
+    unknown; `hidden`: neither the ledger nor the history shows it. `dropped` are the clients left
+    out of this round so far, with reasons; `metrics` is the round's row of the history.
     """
 
     def __init__(
@@ -148,8 +150,13 @@ class RoundTrip:
     # -- what is asked -----------------------------------------------------------------------------
 
     def asked(self, broadcast: Broadcast | None = None, places: Tensor | None = None) -> Ask:
-        """The exchange for the engine, of some of the clients; what they are sent is charged, and
-        counts as held by them.
+        """The exchange for the engine, with some of the clients.
+
+        The messages to them are charged, and count as received.
+
+        Args:
+            broadcast: What they are sent; `None`: this round's broadcast.
+            places: The places of the clients; `None`: all.
         """
         now = self.broadcast if broadcast is None else broadcast
         ids, network = self.ids if places is None else self.ids[places], self.network
@@ -170,7 +177,7 @@ class RoundTrip:
             ask = replace(
                 ask, updates=network.holdings.updates(now.held, at, self.secret, network.algorithm)
             )
-            if not self.secret:  # everybody is sent the whole, so who has been here is not kept
+            if not self.secret:  # all are sent the whole value: participation is not recorded
                 network.holdings.settle(now.held, at)
         if not self.hidden:
             for members, message in ask.messages():
@@ -178,8 +185,14 @@ class RoundTrip:
         return ask
 
     def hide(self, clients: float, reply: Tree) -> None:
-        """Publish nothing of who is asked: the exchange is charged at once, as if `clients`, the
-        number expected, were asked and sent such a reply, and nobody is named in the history.
+        """Publish nothing about which clients are asked.
+
+        The exchange is charged at once, as if the expected number of clients were asked and sent
+        such a reply, and the history names no client.
+
+        Args:
+            clients: The expected number of clients.
+            reply: A reply of the usual form.
         """
         self.hidden, network, now = True, self.network, self.broadcast
         one = torch.zeros(1, dtype=torch.int64)
@@ -192,7 +205,7 @@ class RoundTrip:
         self.charge(round(clients * up), round(clients * down), round(clients) * bool(up))
 
     def charge(self, up: int = 0, down: int = 0, messages: int = 0) -> None:
-        """Bytes that an aggregator's own protocol has sent."""
+        """Count bytes that an aggregator's own protocol has sent."""
         ledger = self.network.ledger
         ledger.bytes_up, ledger.bytes_down = ledger.bytes_up + up, ledger.bytes_down + down
         ledger.messages_up += messages
@@ -200,10 +213,12 @@ class RoundTrip:
     # -- what comes back ---------------------------------------------------------------------------
 
     def mean(self, weights: str | None) -> Tree:
-        """The weighted average of the replies (their sum, if weights is None), added up in a
-        stream.
+        """The weighted average of the replies, computed in a stream.
+
+        Args:
+            weights: "rows" or "uniform"; `None`: the sum.
         """
-        share = self.shares(weights, self.sizes)  # also refuses unknown weights
+        share = self.shares(weights, self.sizes)  # raises on unknown weights
         if self.mail is None and self.trusted:
             ask = self.asked()
             reduced = self.network.session.reduce(ask, share(self.sizes))
@@ -229,9 +244,9 @@ class RoundTrip:
         return total.result()
 
     def collect(self, weights: str | None = "rows") -> Replies:
-        """Every reply, in order of client id, with its weight."""
+        """Every reply with its weight, in order of client id."""
         parts, bad = [], []
-        for part in self.batches():  # each looked at while others are still at work
+        for part in self.batches():  # checked while other clients still compute
             parts.append(part)
             if not tree.all_finite(part.reply):
                 bad.append(part)
@@ -269,7 +284,7 @@ class RoundTrip:
         return self.broadcast if self.mail is None else self.mail.sent[self.slot][round]
 
     def batches(self) -> Iterable[Batch]:
-        """The replies that may be used, a batch at a time; what is sent is charged."""
+        """The usable replies, batch by batch; what is sent is charged."""
         if self.trusted and self.mail is None:
             return self._stream(self.asked())
         arrived: Iterable[Batch]
@@ -305,7 +320,12 @@ class RoundTrip:
             yield Batch(ids, sizes, reply, stacked, self.round if version is None else version)
 
     def shares(self, weights: str | None, whole: Tensor) -> Shares:
-        """From numbers of rows to weights, where `whole` are the rows of all that reply."""
+        """A function from numbers of rows to weights.
+
+        Args:
+            weights: "rows" or "uniform"; `None`: weight 1.
+            whole: The numbers of rows of all clients that reply.
+        """
         if weights not in ("rows", "uniform", None):
             raise ConfigError(unknown("weights", weights, ["rows", "uniform"]))
         return Shares(weights, whole)
@@ -313,8 +333,9 @@ class RoundTrip:
     # -- untrusted clients -------------------------------------------------------------------------
 
     def drop(self, faults: Mapping[int, str]) -> None:
-        """Name in the history who did not answer in this round, or whose answer was refused, and
-        why; and count them. Not where it would tell who takes part.
+        """Record the clients that did not answer, or whose reply was refused, with reasons.
+
+        Nothing is recorded where it would reveal which clients take part.
         """
         if self.hidden:
             return
@@ -331,8 +352,9 @@ class RoundTrip:
             self.metrics["dropped"] = len(self.dropped)
 
     def refuse(self, client: int, why: str) -> None:
-        """A reply that must not be used: an error, or, of an untrusted client, one that is left out
-        of the round.
+        """Refuse an unusable reply.
+
+        It is an error or, from an untrusted client, left out of the round.
         """
         if self.trusted:
             raise ReplyError(f"round {self.round}: client {client}: {why}")
@@ -340,7 +362,7 @@ class RoundTrip:
         self.drop({client: why})
 
     def _checked(self, batches: Iterable[Batch]) -> Iterable[Batch]:
-        """The replies that are finite; those of untrusted clients that are not are refused."""
+        """The replies that are finite; other replies of untrusted clients are refused."""
         if self.trusted:
             return batches
         arrived = list(batches)
@@ -354,11 +376,11 @@ class RoundTrip:
         return good
 
     def _accepted(self, batch: Batch) -> list[Batch]:
-        """What the algorithm lets pass."""
+        """The replies that the algorithm's `accept` does not reject."""
         assert self.accept is not None
         try:
             bad = self.accept(batch.ids, batch.tree())
-        except Exception as error:  # whatever an untrusted client has sent
+        except Exception as error:  # an untrusted reply may cause any error
             if len(batch) > 1:
                 return [part for i in range(len(batch)) for part in self._accepted(batch.pick([i]))]
             bad = {
@@ -369,9 +391,7 @@ class RoundTrip:
         return self._kept(batch, bad)
 
     def _kept(self, batch: Batch, bad: dict[int, str]) -> list[Batch]:
-        """A batch without those of its replies that are bad, which are refused; none, if nothing is
-        left.
-        """
+        """A batch without its rejected replies, which are refused; an empty list if none remain."""
         for i, why in bad.items():
             self.refuse(int(batch.ids[i]), why)
         left = [i for i in range(len(batch)) if i not in bad]
@@ -383,7 +403,7 @@ class Shares:
 
     def __init__(self, weights: str | None, whole: Tensor):
         self.weights, self.whole = weights, whole
-        self.last: tuple[Tensor, Tensor] | None = None  # often asked twice
+        self.last: tuple[Tensor, Tensor] | None = None  # often called twice
 
     def __call__(self, sizes: Tensor) -> Tensor:
         if self.last is None or self.last[0] is not sizes:

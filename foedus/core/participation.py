@@ -14,7 +14,7 @@ from foedus.errors import ConfigError
 
 
 def cohort(participation: float | Poisson, total: int, key: Tensor) -> Tensor:
-    """Positions of the clients that take part in a round, in order."""
+    """Positions of the clients that take part in a round, ascending."""
     if isinstance(participation, Poisson):
         return torch.nonzero(
             random.uniform(key, total, torch.float64) < participation.probability
@@ -29,8 +29,9 @@ def cohort_size(participation: float, total: int) -> int:
 
 
 def expected(participation: float | Poisson, total: int) -> float:
-    """The part of all clients that takes part in a round, on average: whole clients, and at least
-    one.
+    """The expected fraction of clients in a round.
+
+    With a fraction, it is the size of the cohort (at least one client) over the number of clients.
     """
     return (
         participation.probability
@@ -41,10 +42,21 @@ def expected(participation: float | Poisson, total: int) -> float:
 
 @dataclass(frozen=True)
 class Poisson(Settings):
-    """Participation in which every client takes part independently, with this probability, in each
-    round.
+    """Participation in which each client takes part in a round independently with this probability.
 
-    A round in which nobody takes part leaves the state as it is.
+    A round without any client leaves the state unchanged.
+
+    Args:
+        probability: The probability, above 0 and at most 1.
+
+    Raises:
+        ConfigError: The probability is out of range.
+
+    Example:
+        >>> fed = fd.split(fd.load("digits"), "iid", clients=10)
+        >>> run = fd.run(fd.FedAvg(), fed, rounds=3, participation=fd.Poisson(0.5))
+        >>> bool(run.history.clients.max() <= 10)
+        True
     """
 
     probability: float

@@ -1,4 +1,4 @@
-"""Rows and what a model says of them, for many groups of rows at once."""
+"""Rows with a model's predictions, for many groups of rows at once."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from foedus.base.steps import IGNORED
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """Rows, and what a model says of them.
+    """Rows with a model's predictions.
 
     Args:
         y: Class numbers (n,), or targets (n, outputs).
         given: Probabilities (n, classes), or predictions (n, outputs), in double precision.
-        weight: Of the rows; `None`: all count alike.
-        group: Of each row, from 0, not decreasing; `None`: all rows are one group.
-        groups: How many groups there are; some may have no rows.
-        classes: How many; `None` for regression.
+        weight: The weight of each row; `None`: all equal.
+        group: The group of each row, from 0, not decreasing; `None`: all rows are one group.
+        groups: The number of groups; some may have no rows.
+        classes: The number of classes; `None` for regression.
     """
 
     y: np.ndarray
@@ -44,8 +44,13 @@ class Predictions:
         return np.ones(len(self.y)) if self.weight is None else self.weight.astype(np.float64)
 
     def of(self, given: np.ndarray) -> Predictions:
-        """The same rows with predictions. Where rows have labels of the steps of a sequence, (n,
-        t), these steps become rows that count together what their row did.
+        """The same rows with predictions.
+
+        If rows have labels (n, t) of the steps of a sequence, the steps become rows, which together
+        have the weight of their row.
+
+        Args:
+            given: Probabilities or predictions.
         """
         if not self.classes or self.y.ndim == 1:
             return replace(self, given=given)

@@ -24,26 +24,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """A trained model: rows in, NumPy out.
+    """A trained model: rows in, NumPy arrays out.
 
-    Rows are raw, in a DataFrame or a dictionary with columns by name, which `preprocess` makes what
-    the model is given; or an array of such, as `data.x_test` is.
+    Rows are either raw, in a DataFrame or a dictionary with columns by name, which `preprocess`
+    transforms; or an array in the form of `data.x_test`.
 
-    It is a fitted estimator to scikit-learn (`sklearn.inspection`, `sklearn.metrics`; for what
-    calls `fit`, wrap it in `sklearn.frozen.FrozenEstimator`), and can be pickled where its form
+    scikit-learn treats it as a fitted estimator (`sklearn.inspection`, `sklearn.metrics`; where
+    `fit` is called, wrap it in `sklearn.frozen.FrozenEstimator`). It can be pickled if its form
     can.
 
     Args:
-        form: Raw outputs (n, outputs) of rows: one of `foedus.export.forms`, or any function.
+        form: Raw outputs (n, outputs) as a function of rows: one of `foedus.export.forms`, which
+            can be exported, or any function.
         spec: The form of the data.
-        probabilities: From raw outputs, for classification.
-        preprocess: What makes of raw rows those that the model is given.
-        class_values: What `predict` gives for class 0, 1, ...; `None`: these numbers.
-        round: The round that the model is of, for `run.best`.
+        probabilities: Class probabilities as a function of raw outputs, for classification.
+        preprocess: The preprocessing that turns raw rows into the model's input.
+        class_values: What `predict` returns for class 0, 1, ...; `None`: these numbers.
+        round: For `run.best`, the round after which this was the model.
 
     Example:
-        >>> run.model.predict_proba(x).shape
-        (100, 10)
+        >>> fed = fd.split(fd.load("digits"), "iid", clients=10)
+        >>> model = fd.run(fd.FedAvg(), fed, rounds=3).model
+        >>> x, y = fed.data.x_test, fed.data.y_test
+        >>> model.predict_proba(x).shape, model.score(x, y) > 0.8
+        ((451, 10), True)
     """
 
     form: Callable[[Tensor], Tensor]
@@ -57,12 +61,20 @@ class Predictor:
 
     @property
     def block(self) -> int:
-        """Rows that are given to the model at a time."""
+        """The number of rows that the model is given at a time."""
         return max(1, self.most // (self.spec.steps or 1))
 
     def outputs(self, x: Any) -> Tensor:
-        """Raw outputs (logits or values), (n, outputs), or (n, steps, outputs) of sequences; in
-        blocks of rows that bound memory.
+        """Raw outputs (logits or values), computed in blocks of rows that bound memory.
+
+        Args:
+            x: Raw rows by column name, or an array in the form of `data.x_test`.
+
+        Returns:
+            A tensor (n, outputs), or (n, steps, outputs) for sequences.
+
+        Raises:
+            DataError: The rows do not have the form that the model takes.
         """
         if table := _is_table(x):
             if self.preprocess is None:
@@ -100,10 +112,16 @@ class Predictor:
             return torch.cat([self.form(b) for b in x.split(self.block)])
 
     def predict(self, x: Any) -> np.ndarray:
-        """Labels as they were written, or values for regression ((n,) where there is one output);
-        (n, steps) of sequences.
+        """Predicted labels as they were written in the data, or values for regression.
 
-        `prepared.predict` gives class numbers, as `data.y_test` has them.
+        `prepared.predict` returns class numbers, as in `data.y_test`.
+
+        Args:
+            x: Raw rows by column name, or an array in the form of `data.x_test`.
+
+        Returns:
+            An array (n,), (n, outputs) for regression with several outputs, (n, steps) for
+            sequences.
         """
         out = self.outputs(x)
         if self.spec.classes:
@@ -111,7 +129,17 @@ class Predictor:
         return (out[:, 0] if self.spec.outputs == 1 else out).numpy()
 
     def predict_proba(self, x: Any) -> np.ndarray:
-        """Class probabilities, (n, classes), or (n, steps, classes) of sequences."""
+        """Class probabilities.
+
+        Args:
+            x: Raw rows by column name, or an array in the form of `data.x_test`.
+
+        Returns:
+            An array (n, classes), or (n, steps, classes) for sequences.
+
+        Raises:
+            AttributeError: The model is for regression.
+        """
         if not self.spec.classes:
             raise AttributeError(
                 "predict_proba is for classification; this model predicts values (use predict)"
@@ -121,19 +149,39 @@ class Predictor:
     # -- out of foedus -----------------------------------------------------------------------------
 
     def to_torch(self) -> nn.Module:
-        """A PyTorch module that gives the raw outputs: the user's own class where one was given.
+        """A PyTorch module that returns the raw outputs; the user's own class if one was trained.
 
-        It takes rows as `data.x_test` has them; `preprocess.transform` makes them of a raw table.
+        It takes rows in the form of `data.x_test`; `preprocess.transform` makes them from a raw
+        table.
+
+        Raises:
+            ModelError: The model has a form that cannot be exported.
+
+        Example:
+            >>> fed = fd.split(fd.load("digits"), "iid", clients=10)
+            >>> module = fd.run(fd.FedAvg(), fed, rounds=1).model.to_torch()
+            >>> module(torch.zeros(2, 64)).shape
+            torch.Size([2, 10])
         """
         from foedus.export.to_torch import to_torch
 
         return to_torch(self.form, self.spec)
 
     def to_sklearn(self) -> Any:
-        """A fitted scikit-learn estimator, whose `classes_` are those of this model.
+        """A fitted scikit-learn estimator with the `classes_` of this model.
 
-        Of a table, a `Pipeline` that takes raw DataFrames; otherwise an estimator of flat rows as
-        `data.x_test` has them.
+        For a table it is a `Pipeline` that takes raw DataFrames; otherwise an estimator of flat
+        rows in the form of `data.x_test`.
+
+        Raises:
+            ModelError: The model has a form that cannot be exported, or predicts sequences.
+
+        Example:
+            >>> fed = fd.split(fd.load("digits"), "iid", clients=10)
+            >>> model = fd.run(fd.FedAvg(), fed, rounds=1).model
+            >>> x = fed.data.x_test
+            >>> bool((model.to_sklearn().predict(x) == model.predict(x)).all())
+            True
         """
         from foedus.export.to_sklearn import to_sklearn, with_columns
 
@@ -149,11 +197,17 @@ class Predictor:
         return with_columns(self.preprocess.to_sklearn(), made)
 
     def to_onnx(self, path: str | os.PathLike) -> None:
-        """Write an ONNX file: "outputs" and, for classification, "probabilities" and "label".
+        """Write an ONNX file with "outputs" and, for classification, "probabilities" and "label".
 
-        A model of a table takes one input (n, 1) for each raw column by its name: numbers in double
-        precision, NaN where one is missing, and texts, "" where one is missing. Others take rows
-        "x" as `data.x_test` has them; `prepared` gives no "label".
+        The model of a table has one input (n, 1) for each raw column, by its name: numbers in
+        double precision, NaN where one is missing, and texts, "" where one is missing. Other models
+        take rows "x" in the form of `data.x_test`; `prepared` writes no "label".
+
+        Args:
+            path: The file to write.
+
+        Raises:
+            ModelError: The model has a form that cannot be exported.
         """
         from foedus.export.to_onnx import to_onnx
 
@@ -167,18 +221,20 @@ class Predictor:
 
     @property
     def prepared(self) -> Predictor:
-        """The same model for arrays alone, rows and class numbers as `data.x_test` and
-        `data.y_test` have them: `classes_` are these numbers.
+        """The same model for arrays only.
+
+        Rows and class numbers are those of `data.x_test` and `data.y_test`.
         """
         return replace(self, preprocess=None, class_values=None)
 
     @property
     def feature_names(self) -> tuple[str, ...] | None:
-        """Of what the model is given: columns of numbers, then categories."""
+        """The names of the model's inputs: columns of numbers, then of categories."""
         return None if self.preprocess is None else self.preprocess.feature_names
 
     @property
     def classes_(self) -> np.ndarray:
+        """The classes as `predict` returns them; an `AttributeError` for regression."""
         values = self.class_values
         if not self.spec.classes:
             raise AttributeError("classes_ is for classification; this model predicts values")
@@ -186,7 +242,7 @@ class Predictor:
 
     @property
     def n_features_in_(self) -> int:
-        """Columns of a table, or features of an array."""
+        """The number of columns of a table, or of features of an array."""
         columns = None if self.preprocess is None else self.preprocess.names
         return self.spec.features if columns is None else len(columns)
 
@@ -219,23 +275,50 @@ class Predictor:
         return self
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """There is nothing to set: the model is trained."""
+        """An empty dictionary: a trained model has no settings.
+
+        Args:
+            deep: Ignored; scikit-learn's interface.
+        """
         return {}
 
     def set_params(self, **params: Any) -> Self:
+        """Accepts no setting: the model is trained.
+
+        Args:
+            **params: Must be empty.
+
+        Raises:
+            ModelError: A setting was given.
+        """
         if params:
             raise ModelError(f"a trained model has no settings; it was given {sorted(params)}")
         return self
 
     def fit(self, x: Any, y: Any = None, **settings: Any) -> NoReturn:
-        """Refused: a run has trained the model."""
+        """Always raises `ModelError`: the model was trained by a run.
+
+        Args:
+            x: Ignored.
+            y: Ignored.
+            **settings: Ignored.
+        """
         raise ModelError(
             "this model was trained by a federated run and is not fitted again; wrap it in "
             "sklearn.frozen.FrozenEstimator for tools that call fit"
         )
 
     def score(self, x: Any, y: Any, sample_weight: Any = None) -> float:
-        """Accuracy on labels as they were written, or R^2 for regression."""
+        """Accuracy on labels as they were written in the data, or R^2 for regression.
+
+        Args:
+            x: Raw rows by column name, or an array in the form of `data.x_test`.
+            y: Labels or targets.
+            sample_weight: The weight of each row.
+
+        Raises:
+            ModelError: The model predicts sequences.
+        """
         from sklearn.metrics import accuracy_score, r2_score
 
         if self.class_values is not None and (
@@ -257,7 +340,7 @@ class Predictor:
 
 
 def _whole(x: Any) -> type:
-    """The type of rows of integers; refuses what is not."""
+    """The dtype of rows of integers; raises `DataError` for fractions."""
     given = np.asarray(x)
     if given.dtype.kind == "f" and not (given == np.floor(given)).all():
         raise DataError("x holds fractions; the model takes rows of integers, as data.x_test has")

@@ -1,4 +1,4 @@
-"""The progress bar of a run, and what Ctrl-C does to it."""
+"""The progress bar of a run, and its handling of Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class RoundProgress:
-    """A bar with the current metric and the bytes so far; silent when there is no terminal."""
+    """A progress bar with the current metric and the bytes so far; hidden without a terminal."""
 
     def __init__(self, title: str, rounds: int, show: bool | None):
         self.title, self.rounds = title, rounds
@@ -68,9 +68,9 @@ class RoundProgress:
 
 
 class Interrupts:
-    """Within it, the first Ctrl-C only asks: the round is finished and saved.
+    """A context in which the first Ctrl-C lets the round finish, to be saved.
 
-    The second one stops at once.
+    A second Ctrl-C stops at once.
     """
 
     def __init__(self, enabled: bool):

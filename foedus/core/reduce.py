@@ -1,4 +1,4 @@
-"""Sums of replies, added up in a stream in two doubles each; and the ledger of what was sent."""
+"""Sums of replies, added up in a stream as pairs of doubles; and the ledger of what was sent."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ _CHUNK = 1 << 22
 
 @dataclass
 class Ledger:
-    """What has been sent so far, in encoded bytes and in messages."""
+    """Bytes and messages sent so far, in their encoded form."""
 
     bytes_up: int = 0
     bytes_down: int = 0
     messages_up: int = 0
 
     def charge(self, reply: Tree, stacked: bool, clients: int) -> None:
-        """Count a reply of this form from each of `clients` clients."""
+        """Count a reply of this form from each of a number of clients."""
         each = wire.nbytes(reply, batched=stacked)
         self.bytes_up += clients * each
         self.messages_up += clients * bool(each)
 
 
 class Accumulator:
-    """A weighted sum of replies, added up in a stream: stacked batches or single replies,
-    structured arrays included.
+    """A weighted sum of replies, added up in a stream of batches or single replies.
 
-    Each product of a weight and a number is rounded to a double by itself; their sum is carried in
-    two doubles (`total`, and what rounding takes from it, `rest`) and rounded once, at the end. So
-    neither how clients were batched, nor whether workers added up their own, changes a bit.
+    Replies may hold structured arrays. Each product of a weight and a number is rounded to a double
+    by itself; their sum is carried in two doubles (`total`, and its rounding error `rest`) and
+    rounded once, at the end. So neither the batching of clients, nor partial sums by workers,
+    changes a bit.
     """
 
     def __init__(self, remedy: str = Algorithm.remedy) -> None:
@@ -53,8 +53,10 @@ class Accumulator:
         self.form: tree.Form = None
 
     def add(self, reply: Tree, weights: Tensor, round: int, ids: Tensor) -> None:
-        """Add sum_c weights[c] * reply[c]; a sum that is not finite is traced to its clients and
-        refused.
+        """Add sum_c weights[c] * reply[c].
+
+        Raises:
+            DivergenceError: The sum is not finite; the error names the clients.
         """
         leaves, form = tree.flatten(reply, is_leaf=lambda t: hasattr(t, "dense"))
         weights = weights.double().contiguous()
@@ -73,9 +75,7 @@ class Accumulator:
         self.merge(batch, round, ids)
 
     def _fits(self, leaves: list[Tree], form: tree.Form) -> bool:
-        """Whether a single reply can be added where the sum lies: large models come one after the
-        other.
-        """
+        """Whether a single reply can be added in place: large models arrive one by one."""
         return (
             self.total is not None
             and form == self.form
@@ -89,7 +89,7 @@ class Accumulator:
         )
 
     def merge(self, other: Accumulator, round: int, ids: Tensor) -> None:
-        """Add another sum, of the clients `ids`."""
+        """Add the sum of the clients `ids`."""
         if self.total is None:
             self.total, self.rest, self.dtypes, self.form = (
                 other.total,
@@ -118,14 +118,14 @@ class Accumulator:
 
 
 def _two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """a + b, and what rounding takes from it, exactly (Knuth)."""
+    """a + b and its exact rounding error (Knuth)."""
     total = a + b
     grown = total - a
     return total, (a - (total - grown)) + (b - grown)
 
 
 def _weighted_sum(leaf: Any, weights: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
-    """The sum as two doubles (`Accumulator`), and the precision that the result should have."""
+    """The sum as two doubles (`Accumulator`), and the precision of the result."""
     if isinstance(leaf, Tensor):
         one, shape = leaf, tuple(leaf.shape[1:])
     elif isinstance(leaf, wire.Sparse):
@@ -146,9 +146,7 @@ def _weighted_sum(leaf: Any, weights: Tensor) -> tuple[Tensor, Tensor, torch.dty
 
 
 def _terms(leaf: Any, weights: Tensor, size: int) -> Iterable[tuple[Tensor | wire.Sparse, Tensor]]:
-    """What is to be added up, and its weights: of structured arrays, dense ones (c, size) of some
-    clients at a time.
-    """
+    """The summands and their weights; structured arrays become dense, some clients at a time."""
     compiled = kernels.ready and weights.device.type == "cpu"
     whole = isinstance(leaf, Tensor) or (isinstance(leaf, wire.Sparse) and compiled)
     return ((leaf, weights),) if whole else _dense_terms(leaf, weights, size)
@@ -162,7 +160,7 @@ def _dense_terms(leaf: Any, weights: Tensor, size: int) -> Iterator[tuple[Tensor
         if not isinstance(some, wire.LowRank):
             yield some.dense(), weights[part]
             continue
-        # one rank after the other: a matrix product would add them in an order of its own
+        # rank by rank: a matrix product would choose its own order of summation
         left, right = some.left.double(), some.right.double()
         for r in range(left.shape[-1]):
             yield left[..., r].unsqueeze(-1) * right[..., r].unsqueeze(-2), weights[part]
@@ -182,7 +180,7 @@ def _add(total: Tensor, rest: Tensor, terms: Tensor | wire.Sparse, weights: Tens
     parts = (total.split(columns), rest.split(columns), x.split(columns, 1))
     for there, lost, part in zip(*parts, strict=True):
         summands = torch.cat((there.unsqueeze(0), weights * part.double()))
-        while len(summands) > 1:  # by halves: few operations add up many clients
+        while len(summands) > 1:  # by halves: few operations for many clients
             half = len(summands) // 2
             sums, errors = _two_sum(summands[:half], summands[half : 2 * half])
             lost += errors.sum(0)
@@ -198,9 +196,7 @@ def _real(t: Tensor) -> Tensor:
 def not_finite(
     leaves: list[Tree], round: int, ids: Tensor, what: str = "reply", remedy: str = Algorithm.remedy
 ) -> DivergenceError:
-    """The error that says in which round which of the clients `ids` sent (or keep) a number that is
-    not finite.
-    """
+    """The error for replies (or states) that are not finite, with the round and the clients."""
     bad = torch.zeros(len(ids), dtype=torch.bool)
     for leaf in tree.leaves(leaves):
         if isinstance(leaf, Tensor) and leaf.is_floating_point():
@@ -209,8 +205,9 @@ def not_finite(
 
 
 def diverged(what: str, round: int, clients: list[int], remedy: str) -> DivergenceError:
-    """The error for clients whose `what` is not finite, which it keeps: a session may find some
-    here and some there.
+    """The error for clients whose `what` is not finite.
+
+    It keeps `what`: a session may find such clients in several places.
     """
     shown = ", ".join(map(str, clients[:10])) + (
         f" and {len(clients) - 10} more" if len(clients) > 10 else ""

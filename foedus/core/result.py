@@ -1,8 +1,9 @@
-"""What a run gives: `Run`, with its history, its model, and its file."""
+"""The result of a run: `Run`, with its history, its model, and its file."""
 
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import warnings
 import zlib
@@ -16,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from foedus.base import random
+from foedus.base import markup, random
 from foedus.base.spec import Spec
 from foedus.base.tree import State, Tree
 from foedus.base.tree import leaves as tree_leaves
 from foedus.core.algorithm import Algorithm, Client
 from foedus.core.arguments import differences
 from foedus.core.card import Card, card_path, is_card
-from foedus.core.describe import from_config, subclasses, to_config
+from foedus.core.describe import flatten, from_config, subclasses, to_config
 from foedus.core.facts import Facts, facts_of, with_scores
-from foedus.core.history import History
+from foedus.core.history import COSTS, History
 from foedus.core.measures import PerClient
 from foedus.core.modules import ImportFrom, described, imported, restored
 from foedus.core.predictor import Predictor
@@ -43,18 +44,37 @@ if TYPE_CHECKING:
 
 from foedus.core.evaluate import scored_rows
 
+_METRICS = 6
+"""Columns of the history that a notebook shows at once."""
+
 
 @dataclass(eq=False)
 class Run:
-    """What a run gives: `history` (one row a round), `model` (numpy in, numpy out), `state`,
-    `settings`.
+    """The result of `fd.run`: a history with one row per round, the model, the state, the settings.
 
-    notes: what happened to the run that its numbers do not show, such as a damaged checkpoint.
-    preprocess, class_values: from raw rows to those of the model, and from class numbers to labels
-    (`Data`).
-    facts: of a run that was loaded, what its file says of data and sites.
-    kept: scores of each client by round, of a run with `per_client=True`.
-    best_of: what `best` is the model of.
+    Args:
+        algorithm: The algorithm, with its random draws fixed by the seed.
+        spec: The form of the rows as clients were given them.
+        state: The server's state after the last round.
+        records: The rows of the history; `history` shows them as a DataFrame.
+        settings: All arguments of the run as plain values: algorithm, federation, engine, seed, ...
+        clients: The ids of the clients, and their states.
+        fed: The federation; `None` for a run that was loaded from a file.
+        engine: The engine; `None` for a run that was loaded from a file.
+        notes: Events that the numbers do not show, such as a damaged checkpoint or an early stop.
+        preprocess: The preprocessing of raw rows (`Data.preprocess`).
+        class_values: The labels as they were written in the data (`Data.class_values`).
+        facts: For a loaded run, what its file says about data and sites.
+        kept: Scores of each client by round, of a run with `per_client=True`.
+        best_of: The state whose model is `best`.
+
+    Example:
+        >>> fed = fd.split(fd.load("digits"), "iid", clients=10)
+        >>> run = fd.run(fd.FedAvg(), fed, rounds=3)
+        >>> list(run.history.columns)[:3], len(run.history)
+        (['round', 'seconds', 'bytes_up'], 4)
+        >>> run.model.predict(fed.data.x_test).shape
+        (451,)
     """
 
     algorithm: Algorithm
@@ -74,12 +94,19 @@ class Run:
 
     @cached_property
     def history(self) -> pd.DataFrame:
-        """One row a round (row 0: after the start); see `foedus.core.history`."""
+        """The history as a DataFrame: row 0 after the start, then one row per round.
+
+        See `foedus.core.history`.
+        """
         return self.records.frame()
 
     @cached_property
     def model(self) -> Predictor:
-        """The global model."""
+        """The global model after the last round.
+
+        Raises:
+            FoedusError: The algorithm has no global model.
+        """
         predictor = self.algorithm.predictor(self.state)
         if predictor is None:
             name = type(self.algorithm).__name__
@@ -94,22 +121,39 @@ class Run:
 
     @cached_property
     def best(self) -> Predictor:
-        """The global model after the best round, `best.round`; see `keep_best` of `fd.run`."""
+        """The global model after the best round, `best.round`; see `keep_best` of `fd.run`.
+
+        Raises:
+            FoedusError: No best model was kept.
+        """
         if self.best_of is None:
             raise FoedusError(
                 "no best model was kept; use fd.run(..., keep_best='accuracy'), or another metric"
             )
         predictor = self.algorithm.predictor(self.best_of.state)
-        assert predictor is not None  # otherwise nothing is kept
+        assert predictor is not None  # otherwise no state is kept
         return replace(self._named(predictor), round=self.best_of.round)
 
     def _named(self, predictor: Predictor) -> Predictor:
-        """A model that takes raw rows and gives labels as they were written."""
+        """A model that takes raw rows and returns labels as they were written in the data."""
         return replace(predictor, preprocess=self.preprocess, class_values=self.class_values)
 
     def model_of(self, client: int) -> Predictor:
-        """The model that a client ends up with: its own where the algorithm is personal, else the
-        global one.
+        """The model that a client ends up with.
+
+        It is the client's own if the algorithm is personal, else the global one.
+
+        Args:
+            client: The id of the client.
+
+        Raises:
+            FoedusError: There is no such client, or it has never taken part.
+
+        Example:
+            >>> fed = fd.split(fd.load("digits"), "labels", clients=5)
+            >>> run = fd.run(fd.FineTuned(fd.Linear()), fed, rounds=2)
+            >>> run.model_of(3).predict(fed.data.x_test).shape
+            (451,)
         """
         if not self.algorithm.personal:
             return self.model
@@ -126,13 +170,22 @@ class Run:
         return self.own_model(client, state)
 
     def own_model(self, client: int, state: Tree) -> Predictor:
-        """The model of a client who remembers `state`, where the algorithm is personal."""
+        """The own model of a client with a given state, if the algorithm is personal.
+
+        Args:
+            client: The id of the client.
+            state: The state of the client.
+        """
         key = torch.zeros(2, dtype=torch.int64)
         member = Client(torch.tensor(client), None, None, state, key, key, self.spec)  # type: ignore[arg-type]  # no rows here
         return self._named(Predictor(self.algorithm.form(member), self.spec))
 
     def client_states(self) -> States:
-        """What clients remember, in order of their ids."""
+        """The states of the clients, in order of their ids.
+
+        Raises:
+            FoedusError: The states stayed at the sites.
+        """
         saved = self.clients["states"]
         if "slot" not in saved:
             raise FoedusError(
@@ -145,11 +198,22 @@ class Run:
         return states
 
     def per_client(self, round: int | None = None) -> pd.DataFrame:
-        """Each client's test rows, and loss, accuracy (or mse) and metrics on them.
+        """The scores of each client on its own test rows: loss, accuracy (or mse) and metrics.
 
         Args:
-            round: Of the model after this round, where the run had `per_client=True` and the round
-                was evaluated; `None`: of the model that the client ends up with.
+            round: Of the model after this round, for a run with `per_client=True` that was
+                evaluated in it; `None`: of the model that the client ends up with.
+
+        Returns:
+            A DataFrame with one row per client.
+
+        Raises:
+            FoedusError: These scores were not kept, and the federation is not part of a loaded run.
+
+        Example:
+            >>> fed = fd.split(fd.load("digits"), "iid", clients=5)
+            >>> list(fd.run(fd.FedAvg(), fed, rounds=1).per_client().columns)
+            ['client', 'test_rows', 'loss', 'accuracy']
         """
         kept = {} if self.kept is None else self.kept.rounds
         if round is None and self.records.rows and self.records.rows[-1]["round"] in kept:
@@ -212,18 +276,23 @@ class Run:
         path: str | os.PathLike = "run.safetensors",
         scores: Iterable[Mapping[str, Any]] = (),
     ) -> str:
-        """The model card, in Markdown: data, columns, settings, quality by site, cost, privacy.
+        """The model card in Markdown: data, columns, settings, quality by site, cost, privacy.
 
         Args:
-            path: The file of the run, which the card tells how to use.
-            scores: By site, where they come from elsewhere: `client` and some of `test_rows`,
-                `loss`, `accuracy`, `mse`.
+            path: The file of the run, for which the card gives instructions.
+            scores: Scores by site from elsewhere: `client` and some of `test_rows`, `loss`,
+                `accuracy` and `mse`.
+
+        Example:
+            >>> fed = fd.split(fd.load("digits"), "iid", clients=5)
+            >>> "FedAvg" in fd.run(fd.FedAvg(), fed, rounds=1).card()
+            True
         """
         facts = with_scores(self._facts(measure=not scores), scores)
         return Card(self, facts, Path(path).name).text()
 
     def _facts(self, measure: bool) -> Facts:
-        """What is known of data and sites."""
+        """What is known about data and sites."""
         if self.fed is None:
             return Facts() if self.facts is None else self.facts
         if not measure:
@@ -235,19 +304,29 @@ class Run:
         return facts_of(self, measure=True)
 
     def save(self, path: str | os.PathLike, card: bool = True) -> None:
-        """Write the run to one file (safetensors, with JSON inside): state, client models if
-        personal, history, settings; of a user's torch modules the tensors and the names of their
-        classes.
+        """Write the run to one file, and its model card beside it.
+
+        The file (safetensors, with JSON inside) holds the state, the history, the settings and, if
+        the algorithm is personal, the clients' models; of a user's torch modules the tensors and
+        the names of their classes.
 
         Args:
-            path: The file.
-            card: Whether to measure the model at each site, and to write the model card (`card`)
-                beside the file, as PATH with the ending .md. A file of that name that is not a
-                model card is kept.
+            path: The file to write.
+            card: Whether to measure the model at each site and to write the model card (`card`)
+                beside the file, with the ending .md. A file of that name that is not a model card
+                is kept.
+
+        Example:
+            >>> import pathlib, tempfile
+            >>> path = pathlib.Path(tempfile.mkdtemp(), "run.safetensors")
+            >>> fed = fd.split(fd.load("digits"), "iid", clients=5)
+            >>> fd.run(fd.FedAvg(), fed, rounds=1).save(path)
+            >>> sorted(file.name for file in path.parent.iterdir())
+            ['run.md', 'run.safetensors']
         """
         facts = self._facts(measure=card)
         if self.fed is not None and not isinstance(self.fed, Federation):
-            # the file goes to every site, for whom the rows of others are not
+            # the file goes to every site, which must not learn the other sites' numbers of rows
             facts = replace(facts, sites=())
         meta = {
             "kind": "run",
@@ -272,7 +351,7 @@ class Run:
             best = self.best_of
             trees["best"] = best.state
             meta["best"] = {"round": best.round, "metric": best.metric, "value": best.value}
-        # the file of a federation of sites goes to every site: not with the scores of others
+        # the file of a federation of sites goes to every site: without the scores of others
         if self.kept is not None and (self.fed is None or isinstance(self.fed, Federation)):
             trees["per_client"] = self.kept.to_tree()
         notes, tensors = described(self.algorithm)
@@ -305,13 +384,24 @@ class Run:
 
         Args:
             path: The file.
-            algorithm: Needed if it holds what text cannot describe.
+            algorithm: The algorithm, if it has a setting that text cannot describe.
             import_from: Python modules, or their names, in which to look for the classes of the
-                user's `torch.nn.Module`s; they are made without arguments. Code is imported from
-                nowhere else.
+                user's `torch.nn.Module`s; they are constructed without arguments. Code is imported
+                from nowhere else.
+
+        Returns:
+            The run, without its federation and engine.
+
+        Raises:
+            CheckpointError: The file is missing or damaged, is a checkpoint, or needs `algorithm`.
 
         Example:
-            >>> run = fd.Run.load("run.foedus", import_from=["mymodels"])
+            >>> import pathlib, tempfile
+            >>> path = pathlib.Path(tempfile.mkdtemp(), "run.safetensors")
+            >>> fed = fd.split(fd.load("digits"), "iid", clients=5)
+            >>> fd.run(fd.FedAvg(), fed, rounds=1).save(path, card=False)
+            >>> fd.Run.load(path).model.predict(fed.data.x_test).shape
+            (451,)
         """
         homes = imported(import_from)
         trees, meta = files.read(path)
@@ -398,15 +488,41 @@ class Run:
             f"{megabytes:.2f} MB, {values}>"
         )
 
+    def _repr_html_(self) -> str:
+        """What notebooks show: first and last value of each metric, and its curve over rounds."""
+        history, settings = self.records, flatten(self.settings)
+        rows: list[list[object]] = []
+        for column in (c for c in history.columns if c not in COSTS):
+            points = [(r.get("round"), r[column]) for r in history.rows if column in r]
+            values = [v for _, y in points if not math.isnan(v := markup.finite(y))]
+            if values:
+                ends = [f"{v:.4g}" for v in (values[0], values[-1])]
+                label = f"{column} by round: {' to '.join(ends)}"
+                rows.append([column, *ends, markup.curve(points, label)])
+        head, more = ["metric", "first", "last", "by round"], rows[_METRICS:]
+        data = settings.get("federation.data")
+        on = f" on {data}" if data else ""
+        up, down, seconds = map(
+            markup.finite, map(history.last, ("bytes_up", "bytes_down", "seconds"))
+        )
+        cost = f"{up / 1e6:.2f} MB up, {down / 1e6:.2f} MB down, {seconds:.2g} s of computing"
+        return markup.box(
+            f"{type(self.algorithm).__name__}{on}: {len(history) - 1} rounds",
+            markup.lines([cost]),
+            markup.table(head, rows[:_METRICS]),
+            markup.folded(f"{len(more)} more", markup.table(head, more)) if more else "",
+            markup.lines(self.notes),
+        )
+
 
 def known_algorithm(config: Any, modules: Mapping[str, Any] = MappingProxyType({})) -> Algorithm:
-    """The algorithm that `to_config` described, if text and modules by place can describe it."""
+    """The algorithm that `to_config` described, if text and named modules can describe it."""
     from foedus.geometry import Domain, Mirror, ModelDomain
     from foedus.models import FeatureMap, Model, Oracle, Training
     from foedus.models.losses import Loss
     from foedus.models.schedules import Schedule
 
-    importlib.import_module("foedus.algorithms")  # so that our own classes are known
+    importlib.import_module("foedus.algorithms")  # registers the algorithms of foedus
     known = {
         **subclasses(Algorithm, Domain, FeatureMap, Loss, Mirror, Model, ModelDomain, Oracle),
         **subclasses(Schedule),

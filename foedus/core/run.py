@@ -1,6 +1,4 @@
-"""`fd.run`: rounds of one algorithm on one federation, measured, checkpointed, and the same again
-whenever asked.
-"""
+"""`fd.run`: rounds of one algorithm on one federation, evaluated, checkpointed and repeatable."""
 
 from __future__ import annotations
 
@@ -66,31 +64,59 @@ def run(
 ) -> Run:
     """Run an algorithm on a federation.
 
-    rounds: how many. seed: of everything random. engine: `fd.Local()` unless given. participation:
-    the fraction of clients drawn without replacement in each round, or `fd.Poisson(p)`.
-    evaluate_every: evaluate once in this many rounds, and after the last (0: never); on a
-    federation without test rows nothing is evaluated, which a warning and `run.notes` say. target:
-    stop once the accuracy reaches it (or the mean squared error falls to it). metrics: more columns
-    of the history, such as ["auc", "f1", my_function]; see `foedus.core.metrics`. per_client: also
-    measure every client on its own test rows: columns of the mean over clients, the worst client
-    and more, and `run.per_client(round=...)`. stop: `fd.Patience(5, "auc")` ends a run that no
-    longer improves. keep_best: the metric whose best round `run.best` is the model of; by default
-    that of `stop`, False: none is kept. stop_on_growth: end a run whose loss has become 1,000 times
-    that of the start, which otherwise is but a warning. quantise: send
-    replies as "float16", "bfloat16" or "int8", rounded stochastically without bias. aggregation:
-    how replies are averaged, if not by adding them up; see `foedus.core.aggregation`. checkpoint: a
-    file, written atomically after every `checkpoint_every` rounds. resume: True goes on from it, to
-    the numbers of an uninterrupted run; "auto" also begins where there is none. The checkpoint
-    before it is kept as PATH.previous, and is used where the newest is damaged; `run.notes` says
-    so. Ctrl-C finishes the round, writes the checkpoint and stops. start: a finished run whose
-    global model this one starts from (a warm start); what that run sent is not counted here.
-    callbacks: told of the start, of every row of the history and of the end:
-    `[fd.TensorBoard("runs")]`; see `fd.Callback`. progress: show a bar; by default only on a
-    terminal.
+    The same arguments give the same numbers. With a checkpoint, Ctrl-C finishes the round, writes
+    the checkpoint and stops.
+
+    Args:
+        algorithm: The algorithm, such as `fd.FedAvg(fd.Linear())`.
+        fed: The federation.
+        rounds: The number of rounds.
+        seed: The seed of everything random.
+        engine: Where clients run; `None`: `fd.Local()`, in this process.
+        participation: The fraction of clients drawn without replacement in each round, or
+            `fd.Poisson(p)`.
+        evaluate_every: Evaluate after each such number of rounds, and after the last (0: never). A
+            federation without test rows is not evaluated, which a warning and `run.notes` say.
+        target: Stop when the accuracy reaches this value (or the mean squared error falls to it).
+        metrics: More columns of the history, such as ["auc", "f1", my_function]; see
+            `foedus.core.metrics`.
+        per_client: Also evaluate every client on its own test rows: columns of the mean over
+            clients, the worst client and more, and `run.per_client(round=...)`.
+        stop: `fd.Patience(5, "auc")` ends a run that no longer improves.
+        keep_best: The metric by whose best round `run.best` is chosen; by default that of `stop`;
+            `False`: none is kept.
+        stop_on_growth: End a run whose loss has become 1,000 times that of the start; otherwise
+            there is only a warning.
+        quantise: Send replies as "float16", "bfloat16" or "int8", rounded stochastically without
+            bias.
+        aggregation: How replies are combined: secure, private or robust aggregation (see
+            `foedus.core.aggregation`); `None`: they are added up.
+        checkpoint: A file, written atomically. The checkpoint before it is kept as PATH.previous
+            and used if the newest is damaged; `run.notes` then says so.
+        checkpoint_every: Write the checkpoint after each such number of rounds.
+        resume: `True` continues from the checkpoint, to the numbers of an uninterrupted run; "auto"
+            also begins if there is none.
+        start: A finished run whose global model this one starts from (a warm start); what that run
+            sent is not counted.
+        callbacks: Objects that are informed of the start, of every row of the history and of the
+            end, such as `[fd.TensorBoard("runs")]`; see `fd.Callback`.
+        progress: Show a progress bar; `None`: only on a terminal.
+
+    Returns:
+        The result: history, model, state and settings.
+
+    Raises:
+        ConfigError: An argument is unknown or out of range.
+        ModelError: The model does not fit the data.
+        DivergenceError: A reply or a loss is no longer finite; the error has the rounds before.
+        CheckpointError: The checkpoint is damaged, belongs to another run, or would be overwritten.
+        TooFewClients: Fewer sites answered than required.
 
     Example:
         >>> fed = fd.split(fd.load("digits"), "dirichlet", clients=10, alpha=0.5)
-        >>> fd.run(fd.FedAvg(fd.Linear()), fed, rounds=20).history
+        >>> run = fd.run(fd.FedAvg(fd.Linear(), lr=0.1), fed, rounds=5, participation=0.5)
+        >>> bool(run.history.accuracy.iloc[-1] > 0.8)
+        True
     """
     check_arguments(
         algorithm,
@@ -118,7 +144,7 @@ def run(
     if algorithm.pooled:
         fed, participation, quantise, aggregation = fed.pool(), 1.0, None, None
     if engine is None:
-        from foedus.engines.local import Local  # the default, loaded only when it is needed
+        from foedus.engines.local import Local  # imported only when needed
 
         engine = Local()
     path, told, name = (
@@ -211,7 +237,7 @@ def _name_loss(error: DivergenceError, algorithm: Algorithm) -> None:
 
 
 def _end_here(loop: Loop, why: str, path: Path | None) -> None:
-    """End a run after the round that was made last."""
+    """End a run after the round that has just been made."""
     loop.end_here(why)
     if path:
         loop.save(path)

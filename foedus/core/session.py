@@ -1,4 +1,4 @@
-"""What an engine offers for one run: `Session`, and what its network is like: `Conditions`."""
+"""`Session`, the interface of an engine for one run, and `Conditions`, the state of its network."""
 
 from __future__ import annotations
 
@@ -31,13 +31,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Conditions:
-    """What the network of a run is like.
+    """The network of a run.
 
-    trusted: replies can be used as they are; otherwise each is checked, and one that fails is left
-        out of the round.
-    measures: what is only measured for the history may be asked for: in a simulation, not between
-        real sites.
-    device: where networks are trained. delays: how many rounds messages take, if any.
+    Args:
+        trusted: Whether replies can be used unchecked; otherwise each is checked, and one that
+            fails is left out of the round.
+        measures: Whether measurements for the history alone may be asked for: in a simulation, but
+            not between real sites.
+        device: The device on which networks are trained.
+        delays: The rounds that messages take, if any.
     """
 
     trusted: bool = True
@@ -48,8 +50,12 @@ class Conditions:
 
 @dataclass(eq=False)
 class Reduced:
-    """Replies that a session has added up: their weighted sum, how many clients replied, and what
-    they sent.
+    """Replies that a session has added up.
+
+    Args:
+        total: Their weighted sum.
+        clients: The number of clients that replied.
+        sent: The bytes and messages that they sent.
     """
 
     total: Accumulator
@@ -61,9 +67,11 @@ class Reduced:
 class Measured:
     """Sums over test rows that stay with their clients (`foedus.core.site_sums`).
 
-    sums: by name, with a leading dimension of clients. ids: whose they are, ascending; `None`: they
-        are of all together, for single replies are seen by nobody. left_out: who gave none, and
-        why.
+    Args:
+        sums: Sums by name, with a leading dimension of clients.
+        ids: The ids of these clients, ascending; `None`: sums over all clients, as the server sees
+            no single reply.
+        left_out: The clients that sent none, with reasons.
     """
 
     sums: dict[str, np.ndarray]
@@ -72,8 +80,9 @@ class Measured:
 
 
 class SecureChannel(ABC):
-    """How secure aggregation reaches clients in other processes, phase by phase: see
-    `foedus.aggregation.secure`.
+    """The connection of secure aggregation to clients in other processes, phase by phase.
+
+    See `foedus.aggregation.secure`.
     """
 
     name: str
@@ -82,15 +91,15 @@ class SecureChannel(ABC):
     @property
     @abstractmethod
     def faults(self) -> Mapping[int, str]:
-        """Those who failed to answer the last exchange, and why."""
+        """The clients that did not answer the last exchange, with reasons."""
 
     @abstractmethod
     def present(self, ask: Ask) -> list[int]:
-        """An exchange begins: those who can be asked."""
+        """Begin an exchange; returns the clients that can be asked."""
 
     @abstractmethod
     def question(self, ask: Ask, weights: str | None, told: dict[str, Any]) -> str:
-        """The hash of all that clients are asked in an exchange, as they can compute it, too."""
+        """The hash of everything that clients are asked; they can compute it, too."""
 
     @abstractmethod
     def phase(
@@ -101,7 +110,7 @@ class SecureChannel(ABC):
         weights: str | None,
         told: dict[str, Any],
     ) -> dict[int, Tree | SecureError]:
-        """Put the questions of a phase to clients: their answers, or why there is none."""
+        """Send the questions of a phase to clients; returns an answer or an error for each."""
 
     @abstractmethod
     def leave(self, faults: Mapping[int, str]) -> None:
@@ -109,28 +118,26 @@ class SecureChannel(ABC):
 
     @abstractmethod
     def settle(self, ask: Ask, ids: Iterable[int]) -> None:
-        """The answers of these clients count."""
+        """Count the answers of these clients."""
 
     @abstractmethod
     def enough(self, ask: Ask) -> None:
-        """Stop where fewer clients of the round are left than there must be."""
+        """Raise an error if fewer clients of the round are left than required."""
 
 
 class Engine(Protocol):
-    """Where the clients of a run are, and how they are reached: `fd.Local()`, `fd.Ray()`,
-    `fd.Delayed()`, ...
-    """
+    """Where the clients of a run are, and how they are reached: `fd.Local()`, `fd.Ray()`, ..."""
 
     def open(self, algorithm: Algorithm, fed: Federation, seed_key: Tensor) -> Session:
-        """Get ready for one run."""
+        """The session of one run."""
 
 
 class Session(ABC):
     """One run of one algorithm on an engine.
 
-    Exchanges: `exchange`, and `reduce` where replies can be added up near the clients. Client
-    states: `save`, `load`, `keep`; `lost`, `readmit`, `repeat_round`, `refuse` where clients may
-    fail. Evaluation of personal models: `evaluate_own`, `evaluate_global`. `close` at the end.
+    Exchanges: `exchange`, and `reduce` if replies can be added up near the clients. Client states:
+    `save`, `load`, `keep`; `lost`, `readmit`, `repeat_round`, `refuse` if clients may fail.
+    Evaluation of personal models: `evaluate_own`, `evaluate_global`. `close` at the end.
     """
 
     conditions: Conditions = Conditions()
@@ -143,99 +150,107 @@ class Session(ABC):
 
     @abstractmethod
     def exchange(self, ask: Ask) -> Iterator[tuple[Tensor, Tree, bool]]:
-        """Run a step at the clients asked: (ids, reply, whether it has a leading client dimension),
-        batch by batch.
+        """Run a step at the clients, yielding (ids, reply, whether it is stacked) batch by batch.
 
         Replies of untrusted clients are of the right round, sender and form when they are yielded.
+
+        Args:
+            ask: The exchange.
         """
 
     def reduce(self, ask: Ask, weights: Tensor) -> Reduced | None:
-        """The weighted sum of the replies, added up where the clients are; `None`: not here, use
-        `exchange`.
+        """The weighted sum of the replies, computed near the clients; `None`: use `exchange`.
+
+        Args:
+            ask: The exchange.
+            weights: The weight of each client of `ask.ids`.
         """
         return None
 
     def delay(self, delays: Delays) -> None:
-        """Tell clients how many rounds their messages take; the delays themselves are core's
-        business.
-        """
+        """Tell clients the rounds that their messages take; core implements the delays."""
         self.conditions = replace(self.conditions, delays=delays)
 
     def secure(self, config: Any) -> SecureChannel | None:
-        """From now on nothing but masked replies may be sent; `None`: clients are in this
-        process.
-        """
+        """Allow only masked replies from now on; `None`: the clients are in this process."""
         return None
 
     # -- clients who may fail ----------------------------------------------------------------------
 
     def refuse(self, client: int, why: str) -> None:
-        """A reply that must not be used: where states can be undone, the client's is to be as
-        before it.
-        """
+        """Undo the state change of a client whose reply is unusable, where states can be undone."""
         return None
 
     def readmit(self, ids: list[int], allowed: bool) -> None:
-        """Take clients who have lost their state back as newcomers, or exclude them."""
+        """Take clients that have lost their state back as new ones, or exclude them."""
         return None
 
     def repeat_round(self) -> None:
-        """The round is about to be repeated: all clients are to be as they were before it."""
+        """Restore all clients as before the round, which is repeated."""
         return None
 
     # -- states ------------------------------------------------------------------------------------
 
     def keep(self, folder: Path) -> None:
-        """The run has a checkpoint, with this folder beside it for what must survive and is not in
-        it; said before `load`.
+        """Called before `load` if the run has a checkpoint.
+
+        Args:
+            folder: A folder beside the checkpoint, for what must survive and is not in it.
         """
         return None
 
     @abstractmethod
     def save(self) -> Tree:
-        """All that must survive in a checkpoint."""
+        """Everything that must survive in a checkpoint."""
 
     @abstractmethod
     def load(self, saved: Tree) -> None:
-        """Take up what `save` gave."""
+        """Restore what `save` returned."""
 
     # -- evaluation of personal models -------------------------------------------------------------
 
     @abstractmethod
     def evaluate_own(self, metrics: Sequence[str] = ()) -> dict[str, Tensor]:
-        """Each client's model on its own test rows: sums by client, in id order; "weight" is among
-        them where test rows have weights.
+        """Sums of scores of each client's model on its own test rows, by client in order of id.
 
-        metrics: names of what is measured besides; then also "outputs", those of all test rows,
-        client after client. An engine whose rows stay at their sites gives the sums that these
-        metrics need (`foedus.core.site_sums`) in their place.
+        "weight" is among the sums if test rows have weights.
+
+        Args:
+            metrics: Names of further metrics. If there are any, "outputs" has those of all test
+                rows, client after client; an engine whose rows stay at their sites returns the sums
+                that these metrics need (`foedus.core.site_sums`) instead.
         """
 
     @abstractmethod
     def evaluate_global(
         self, x: Tensor, y: Tensor, weight: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Each client's model on the same rows: sums by client, in id order.
+        """Sums of scores of each client's model on the same rows, by client in order of id.
 
-        weight: of the rows, where they have some; "weight" is then among the sums.
+        Args:
+            x: The rows.
+            y: Their labels or targets.
+            weight: The weight of each row, if rows have weights; "weight" is then among the sums.
         """
 
     def measure(self, algorithm: Algorithm, run: Run, sums: SiteSums, round: int) -> Measured:
-        """How the global model of a run does on test rows that the server does not have.
+        """Sums of scores of the global model on test rows that the server does not have.
 
-        algorithm: as it was given, without the seed of the run.
+        Args:
+            algorithm: The algorithm without the seed of the run.
+            run: The run so far.
+            sums: The sums that are needed.
+            round: The round.
         """
         raise NotImplementedError(f"{type(self).__name__} has the test rows itself")
 
     def close(self) -> None:
-        """Release what the run has held."""
+        """Release the resources of the run."""
         return None
 
 
 def read_replies(session: Session, ask: Ask, ledger: Ledger) -> Iterator[tuple[Tensor, Tree, bool]]:
-    """The replies as the server reads them, batch by batch; the ledger is charged with what they
-    are on the wire.
-    """
+    """The replies as the server reads them, batch by batch; the ledger is charged for them."""
     for ids, reply, stacked in session.exchange(ask):
         if not ask.free:
             ledger.charge(reply, stacked, len(ids))
@@ -243,8 +258,13 @@ def read_replies(session: Session, ask: Ask, ledger: Ledger) -> Iterator[tuple[T
 
 
 def add_up(session: Session, ask: Ask, weights: Tensor, remedy: str) -> Reduced:
-    """What `Session.reduce` does, for sessions that are near their clients; weights are those of
-    `ask.ids`.
+    """`Session.reduce` for sessions that are near their clients.
+
+    Args:
+        session: The session.
+        ask: The exchange.
+        weights: The weight of each client of `ask.ids`.
+        remedy: What to do about numbers that are not finite, for an error.
     """
     reduced = Reduced(Accumulator(remedy))
     for ids, reply, stacked in read_replies(session, ask, reduced.sent):

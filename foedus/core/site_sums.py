@@ -1,4 +1,4 @@
-"""What clients tell of test rows that stay with them: sums, from which the server makes metrics."""
+"""Sums over test rows that stay with their clients, from which the server computes metrics."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from foedus.core.predictions import Predictions, ratio
 from foedus.errors import ReplyError
 
 LARGEST = 2.0**100
-"""Sums beyond are clipped to it, so that they can be added up in fixed point; from half of it on
+"""Larger sums are clipped to it, so that they can be added in fixed point; from half of it on
 they are taken as infinite.
 """
 
 _HAIR = 1 + 1e-9
-_LOG_LOSS = 37.0  # of a row at most: -log of the rounding error of a double
+_LOG_LOSS = 37.0  # of one row, at most: -log of the rounding error of a double
 _COUNTS = ("rows", "hits", "confusion", "scores")
 
 
 @dataclass(frozen=True)
 class SiteSums:
-    """The sums that some metrics need, and those of the loss and of accuracy or squared error.
+    """The sums that some metrics need, with those of the loss and of accuracy or squared error.
 
     Args:
-        metrics: By name, none of them a function.
-        classes: How many; `None` for regression.
-        outputs: Of a model.
+        metrics: Names of metrics; functions cannot be computed from sums.
+        classes: The number of classes; `None` for regression.
+        outputs: The number of outputs of a model.
     """
 
     metrics: tuple[str, ...]
@@ -39,7 +39,7 @@ class SiteSums:
 
     @classmethod
     def of_spec(cls, metrics: Sequence[str], classes: int | None, outputs: int) -> SiteSums:
-        """Those of these metrics that can be made of sums."""
+        """The sums of those of these metrics that can be computed from sums."""
         known = CLASSIFICATION if classes else REGRESSION
         return cls(tuple(name for name in metrics if name in known), classes, outputs)
 
@@ -60,7 +60,7 @@ class SiteSums:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of each sum, of one client."""
+        """The shape of each sum of one client."""
         k = self.classes or 0
         shapes: dict[str, tuple[int, ...]] = {
             "confusion": (3, k),
@@ -82,20 +82,27 @@ class SiteSums:
         return name in _COUNTS
 
     def of(self, p: Predictions, usual: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The sums of each group; `usual` has those of the loss, and of hits or errors."""
+        """The sums of each group of rows.
+
+        Args:
+            p: Predictions.
+            usual: The sums of the loss, and of hits or errors.
+        """
         found = {"rows": p.total, **usual}
         return {k: _bounded(found[k] if k in found else SUMS[k](p)) for k in self.shapes}
 
     def wrong(self, sums: Sums, rows: int | None = None) -> str | None:
-        """What is wrong with the sums of one client, or of all together, if anything.
+        """The reason why sums of one client, or of all, are invalid; `None`: they are valid.
 
-        rows: how many test rows there are, where it is known.
+        Args:
+            sums: The sums.
+            rows: The number of test rows, if it is known.
         """
         for name, shape in self.shapes.items():
             values = sums.get(name)
             if values is None or values.shape != shape or values.dtype != np.float64:
                 return f"{name} must have shape {shape} in double precision"
-            if not (np.abs(values) <= LARGEST * 2**20).all():  # true for NaN as well
+            if not (np.abs(values) <= LARGEST * 2**20).all():  # also true for NaN
                 return f"{name} must be finite"
             if self.counts(name) and ((values < 0) | (values != np.rint(values))).any():
                 return f"{name} must be counts of rows"
@@ -107,7 +114,7 @@ class SiteSums:
         return self._contradiction(sums, n)
 
     def _contradiction(self, s: Sums, n: float) -> str | None:
-        """Which sums cannot be of the same n rows, if any."""
+        """The first sum that cannot belong to the same n rows as the others, if any."""
         fine = {"hits": s.get("hits", np.float64(0)) <= n, "error": s.get("error", n) >= 0}
         if "confusion" in s:
             hits, rows, said = s["confusion"]
@@ -122,7 +129,7 @@ class SiteSums:
                 and (len(up) == 1 or up.sum() == n)
                 and ("confusion" not in s or (up == s["confusion"][1][-len(up) :]).all())
             )
-        if abs(float(s["loss"])) >= LARGEST / 2:  # the model has diverged, and says nothing finite
+        if abs(float(s["loss"])) >= LARGEST / 2:  # diverged: the model's outputs are not finite
             return next((f"{k} cannot be of {n:.0f} rows" for k, v in fine.items() if not v), None)
         limits = {"gaps": n, "log_loss": _LOG_LOSS * n, "brier": n if self.classes == 2 else 2 * n}
         for name, most in limits.items():
@@ -163,6 +170,6 @@ class SiteSums:
 
 
 def _bounded(values: np.ndarray) -> np.ndarray:
-    """Finite numbers within the largest."""
+    """Finite numbers, clipped to the largest."""
     finite = np.nan_to_num(values, nan=LARGEST, posinf=LARGEST, neginf=-LARGEST)
     return np.clip(finite, -LARGEST, LARGEST)

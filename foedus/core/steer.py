@@ -17,18 +17,25 @@ from foedus.core.metrics import Metric, higher_is_better
 from foedus.errors import ConfigError, nearest
 
 GROWTH = 1000.0
-"""A loss this many times that of round 0 is reported."""
+"""A loss this many times that of round 0 causes a warning."""
 
 
 class Stop(Exception):  # noqa: N818 - not an error
-    """Raised by a callback's `start` or `row`: the run ends after this round, as if it were its
-    last.
+    """Raised by a callback's `start` or `row` to end the run after this round.
+
+    The run ends as if this were its last round.
+
+    Args:
+        why: The reason, recorded in `run.notes`.
 
     Example:
         >>> class Budget(fd.Callback):
         ...     def row(self, row):
-        ...         if row["bytes_up"] > 1e9:
-        ...             raise fd.Stop("a gigabyte is enough")
+        ...         if row["bytes_up"] > 50_000:
+        ...             raise fd.Stop("50 kB are enough")
+        >>> fed = fd.split(fd.load("digits"), "iid", clients=10)
+        >>> fd.run(fd.FedAvg(), fed, rounds=20, callbacks=[Budget()]).notes
+        ['stopped after round 2: 50 kB are enough']
     """
 
     def __init__(self, why: str = ""):
@@ -36,23 +43,36 @@ class Stop(Exception):  # noqa: N818 - not an error
 
 
 class GrowthWarning(UserWarning):
-    """The loss has become far larger than it was at the start."""
+    """The loss has become more than 1,000 times that of the start: the run seems to diverge.
+
+    Example:
+        >>> issubclass(fd.GrowthWarning, UserWarning)
+        True
+    """
 
 
 @dataclass(frozen=True)
 class Patience(Settings):
-    """Stop once a metric has not improved for some rounds: `fd.run(..., stop=fd.Patience(5))`.
+    """Early stopping: end a run whose metric has not improved for a number of rounds.
+
+    Pass it to `fd.run(..., stop=fd.Patience(5))`.
 
     Args:
-        rounds: How many. Rounds between two evaluations count, too.
+        rounds: The number of rounds without improvement; rounds between two evaluations count.
         metric: A column of the history: "loss", "accuracy", "mse", one of `metrics=[...]`, one over
             clients such as "accuracy_worst", or "own_..." where clients have models of their own.
-        minimum: By how much it must improve to count.
-        maximize: Whether more is better; `None`: as is known of the metric.
+        minimum: An improvement by more than this counts.
+        maximize: Whether larger is better; `None`: as known for the metric.
+
+    Raises:
+        ConfigError: A setting is out of range.
 
     Example:
-        >>> run = fd.run(algorithm, fed, rounds=200, metrics=["auc"], stop=fd.Patience(10, "auc"))
-        >>> run.best.round
+        >>> fed = fd.split(fd.load("digits"), "iid", clients=10)
+        >>> stop = fd.Patience(3, "accuracy", minimum=0.01)
+        >>> run = fd.run(fd.FedAvg(), fed, rounds=100, stop=stop)
+        >>> len(run.history) < 100, run.best.round < 100
+        (True, True)
     """
 
     rounds: Annotated[int, Ge(1)]
@@ -65,9 +85,9 @@ class Patience(Settings):
 
 
 class Watch:
-    """How a run goes: its best round, whether patience is at an end, whether the loss has grown.
+    """Watches the course of a run: its best round, the end of patience, a growing loss.
 
-    All of it follows from the rows of the history, so a resumed run is told those of before.
+    It depends on the rows of the history alone; a resumed run is given the earlier rows.
     """
 
     def __init__(
@@ -93,7 +113,7 @@ class Watch:
         self.grown: str | None = None
 
     def see(self, row: dict[str, Any]) -> tuple[str | None, bool]:
-        """Why the run should stop after this row, if it should; whether its model is the best."""
+        """Process a row; returns a reason to stop or `None`, and whether its model is the best."""
         round, why, better = row["round"], None, False
         if self.grown is None:
             self.grown = self._growth(row)
@@ -117,7 +137,7 @@ class Watch:
 
     @cached_property
     def naive(self) -> float:
-        """The loss of equal probabilities, or the mean squared error of 0."""
+        """The loss of equal class probabilities, or the mean squared error of predicting 0."""
         if self.classes:
             return math.log(self.classes)
         return float(np.square(self.y_test, dtype=np.float64).mean()) if len(self.y_test) else 0.0
@@ -128,7 +148,7 @@ class Watch:
             if value != value:
                 continue
             first = self.first.setdefault(name, value)
-            # from an almost perfect model, as after a warm start, any loss is far away
+            # an almost perfect model, as after a warm start, makes every loss look large
             if value > GROWTH * first and value > GROWTH * self.naive:
                 return (
                     f"round {row['round']}: {name} is {value:.3g}, after {first:.3g} at the start: "
@@ -148,7 +168,7 @@ class Best:
 
 
 def best_metric(keep_best: Any, stop: Patience | None) -> str | None:
-    """The metric that decides which model is kept, if any is."""
+    """The metric that decides which model is kept, if any."""
     if keep_best is None:
         return None if stop is None else stop.metric
     return None if keep_best is False else keep_best
@@ -169,7 +189,7 @@ def check_steering(
     classes: int | None,
     evaluated: bool,
 ) -> None:
-    """Refuse, by name, value and remedy, what a run could not be stopped or judged by."""
+    """Raise `ConfigError` for a metric by which a run cannot be stopped or judged."""
     if stop is not None and not isinstance(stop, Patience):
         raise ConfigError(
             f"stop={stop!r} must be fd.Patience(rounds, metric), such as fd.Patience(5)"
@@ -202,7 +222,7 @@ def check_steering(
 def columns(
     metrics: Sequence[Metric], per_client: bool, personal: bool, classes: int | None
 ) -> list[str]:
-    """The columns of scores that a history will have."""
+    """The names of the score columns that a history will have."""
     names = ["loss", "accuracy" if classes else "mse", *(m.name for m in metrics)]
     if per_client:
         endings = ("mean", "worst", "worst_decile", "spread")

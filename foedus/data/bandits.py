@@ -15,10 +15,21 @@ from foedus.errors import DataError
 
 
 def class_bandit(fed: Federation) -> Federation:
-    """A federation of labelled rows as a bandit: the action of the right class has reward 1.
+    """Classification as a contextual bandit: the action of the right class has reward 1.
+
+    Args:
+        fed: A federation with at least two classes and one label per row.
+
+    Returns:
+        The federation, with the rewards of all actions (one-hot labels) as targets.
+
+    Raises:
+        DataError: The federation has no class labels, or one for each step of a sequence.
 
     Example:
-        >>> fd.class_bandit(fd.split(fd.load("digits"), "labels", clients=10, per_client=3))
+        >>> fed = fd.class_bandit(fd.split(fd.load("digits"), "labels", clients=10, per_client=3))
+        >>> fed.data.y_train.shape
+        (1346, 10)
     """
     data = fed.data
     if not data.classes or data.classes < 2:
@@ -36,7 +47,24 @@ def class_bandit(fed: Federation) -> Federation:
 def rewards_federation(
     parts: list[tuple[np.ndarray, np.ndarray]], name: str = "rewards"
 ) -> Federation:
-    """A federation from clients' contexts (n, K, d) or (n, d) and expected rewards (n, K)."""
+    """A contextual bandit from the clients' contexts and expected rewards.
+
+    Args:
+        parts: For each client its contexts, of shape (n, K, d) or (n, d), and the expected rewards
+            (n, K) of the K actions, in [0, 1].
+        name: The name of the data set.
+
+    Returns:
+        The federation; all rows are training rows.
+
+    Raises:
+        DataError: Rewards are not of this shape, or outside [0, 1].
+
+    Example:
+        >>> contexts, rewards = np.ones((4, 3)), np.full((4, 2), 0.5)
+        >>> fd.rewards_federation([(contexts, rewards), (contexts, rewards)]).sizes.tolist()
+        [4, 4]
+    """
     for i, (x, y) in enumerate(parts):
         y = np.asarray(y)
         if y.ndim != 2 or len(y) != len(x) or y.shape[1] < 2:
@@ -65,11 +93,31 @@ def linear_bandit(
     local: float = 0.5,
     seed: int = 0,
 ) -> Federation:
-    """A realisable environment: an action's expected reward w*_g . x^g + w*_i . x^l is in [0, 1].
+    """A bandit with linear rewards: E[reward of an action] = w*_g . x^g + w*_i . x^l, in [0, 1].
 
-    Contexts are uniform in [0, 1], the first `shared` columns global, the other `private` ones
-    local. The weights are at random, sparse and not negative, and sum to 1 - local (global) and
-    local (each client's own). `settings` has them: `w_global`, `w_local`.
+    Contexts are uniform in [0, 1]; their first `shared` columns are global features x^g, the other
+    `private` ones local features x^l. The weights are random, sparse and not negative; w*_g sums to
+    1 - local and each client's w*_i to local. Both are in `settings` as `w_global` and `w_local`.
+
+    Args:
+        clients: The number of clients.
+        actions: The number of actions K, at least 2.
+        rounds: The number of contexts of each client.
+        shared: The number of global features of an action.
+        private: The number of local features of an action.
+        local: The part of the reward that depends on local features, from 0 to 1.
+        seed: The seed of all draws.
+
+    Returns:
+        The federation; its rows are contexts of shape (actions, shared + private).
+
+    Raises:
+        ConfigError: An argument is out of range.
+
+    Example:
+        >>> fed = fd.linear_bandit(clients=3, actions=5, rounds=10, shared=8, private=4, local=0.5)
+        >>> fed.data.x_train.shape, fed.settings["w_local"].shape
+        ((30, 5, 12), (3, 4))
     """
     counts = {"clients": clients, "rounds": rounds, "shared": shared, "private": private}
     for name, v in counts.items():

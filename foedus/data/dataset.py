@@ -26,20 +26,43 @@ _LARGEST_GROUP = 2**32 - 1
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Data:
-    """Training and test rows of one set; arrays are converted and validated on construction.
+    """Training and test rows of one data set, converted and checked when it is made.
 
-    Features have the shape `[n, *shape]`: int32 and int64 stay what they are, such as tokens, if
-    both parts have them; all others become float32. Models are given float32 numbers, but for a
-    `torch.nn.Module` that takes integers (`nn.Embedding`): it is given int64. Labels are int64
-    `[n]` for classification, or `[n, t]` with one for each step of a sequence, -100 where a step
-    has none; float32 `[n]` or `[n, k]` for regression (`classes` is then `None`).
-    `groups_train` and `groups_test` say whose row it is (for the natural split); `group_names[g]`
-    is the name of group `g`. `class_values[k]` is label k as it was written, where it was not the
-    number k. `preprocess` is what made the features of raw rows, and `scaling` names its scale.
-    `label` is the column of a table that is predicted. The test part may be empty. `weights_train`
-    and `weights_test` say what rows count (float64, not negative; `None`: all alike): the objective
-    is then sum_i w_i loss_i / sum_i w_i. Where `raw` is given, features are raw rows in float64, to
-    be prepared by `foedus.prepare`.
+    `fd.load` makes one from a name, a file or a DataFrame, `Data.from_arrays` from arrays. With
+    weights the objective is sum_i w_i loss_i / sum_i w_i; without them all w_i are 1.
+
+    Args:
+        name: The name of the set, for messages, tables and plots.
+        x_train: Training features, shape [n, *shape]. int32 and int64 (such as token ids) are kept
+            if both parts have them; everything else becomes float32. Models receive float32, except
+            that a `torch.nn.Module` which takes integers (`nn.Embedding`) receives int64.
+        y_train: Training labels. Classification: int64 [n], or [n, t] with one label for each step
+            of a sequence and -100 at steps without a label. Regression: float32 [n] or [n, k].
+        x_test: Test features; the test part may be empty.
+        y_test: Test labels.
+        classes: The number of classes; `None` for regression.
+        class_names: The name of each class.
+        groups_train: The group (an integer) of each training row, for the natural split.
+        groups_test: The group of each test row.
+        group_names: `group_names[g]` is the name of group `g`.
+        scaling: The name of the scaling that was applied to the features.
+        class_values: `class_values[k]` is class k as it was written in the source, if not the
+            number k.
+        preprocess: The fitted preprocessing that turned raw rows into these features.
+        label: The column of the table that is predicted.
+        weights_train: The weight of each training row (float64, not negative); `None`: all equal.
+        weights_test: The weight of each test row; given if and only if `weights_train` is.
+        raw: If given, features are raw rows of a table in float64 that `fd.prepare` still has to
+            preprocess.
+
+    Raises:
+        DataError: Values are not finite, a label is out of range, or shapes and lengths do not
+            match.
+
+    Example:
+        >>> x, y = np.eye(3), np.array([0, 1, 1])
+        >>> fd.Data("tiny", x, y, x, y, classes=2).spec.outputs
+        2
     """
 
     name: str
@@ -132,7 +155,11 @@ class Data:
             )
 
     def with_weights(self, train: np.ndarray) -> Data:
-        """The same rows with other training weights, which are not checked again."""
+        """The same rows with other training weights, which are not checked again.
+
+        Args:
+            train: The weight of each training row.
+        """
         new = copy.copy(self)
         vars(new).pop("checksums", None)
         object.__setattr__(new, "weights_train", train)
@@ -156,18 +183,43 @@ class Data:
         weights=None,
         weights_test=None,
     ) -> Data:
-        """A set from arrays (or CPU tensors, or lists).
+        """A data set from arrays, CPU tensors or lists.
 
-        Integer or boolean `y` means classification with `classes` labels. Unless given, these are
-        0 to the largest, or where 0 is not among them or few of them are used, those that occur
-        ({3, 7} are two classes). Integer `y` of shape (n, t) has a label for each step of a
-        sequence, 0 to the largest, and -100 at steps that do not count. Floating-point `y` without
-        `classes` means regression. Without `x_test` the test part is empty. Contiguous arrays of
-        float32, int32 or int64 are not copied: a memory map stays on the disk (leave them as they
-        are while the data is in use).
+        Integer or boolean labels mean classification: the classes are 0 to the largest label or,
+        where 0 does not occur or few of these numbers do, the distinct labels ({3, 7} are two
+        classes). Integer `y` of shape (n, t) has a label for each step of a sequence: classes 0 to
+        the largest, and -100 at steps without a label. Floating-point `y` without `classes` means
+        regression.
 
-        >>> Data.from_arrays([[0.0], [1.0], [2.0]], [0, 1, 1]).classes
-        2
+        Contiguous arrays of float32, int32 or int64 are not copied: a memory map stays on disk. Do
+        not modify such arrays while the data set is in use.
+
+        Args:
+            x_train: Training features, one row per example.
+            y_train: Training labels or targets.
+            x_test: Test features; without them the test part is empty.
+            y_test: Test labels; given if and only if `x_test` is.
+            classes: The number of classes; `None`: taken from the labels.
+            name: The name of the set.
+            class_names: The name of each class; without `classes` they also give the number of
+                classes.
+            groups: The group (an integer) of each training row, for the natural split.
+            groups_test: The group of each test row.
+            group_names: The name of each group.
+            scaling: The name of the scaling that was applied to the features, for the record.
+            weights: The weight of each training row, not negative.
+            weights_test: The weight of each test row.
+
+        Returns:
+            The data set.
+
+        Raises:
+            DataError: The arrays do not fit together, or hold NaN, infinities or labels out of
+                range.
+
+        Example:
+            >>> fd.Data.from_arrays([[0.0], [1.0], [2.0]], [0, 1, 1]).classes
+            2
         """
         x_train, y_train = np.asarray(x_train), np.asarray(y_train)
         if (x_test is None) != (y_test is None):
@@ -220,7 +272,7 @@ class Data:
 
     @cached_property
     def checksums(self) -> tuple[int, int]:
-        """Of the training and of the test rows, with their labels (`foedus.data.fingerprint`)."""
+        """Checksums of training and test rows with their labels (`foedus.data.fingerprint`)."""
         found = checksum(self.x_train, self.y_train), checksum(self.x_test, self.y_test)
         if self.weights_train is None or self.weights_test is None:
             return found
@@ -230,7 +282,7 @@ class Data:
 
     @property
     def spec(self) -> Spec:
-        """What a model must know: the shape of a row, the classes, and the outputs."""
+        """What a model has to know: the shape of a row, the number of classes and of outputs."""
         targets = 1 if self.y_train.ndim == 1 else self.y_train.shape[1]
         outputs = targets if self.classes is None else self.classes
         weighted = self.weights_train is not None
@@ -244,7 +296,7 @@ class Data:
         return Spec(shape, self.classes, outputs, self.x_train.dtype.kind == "i", weighted, steps)
 
     def refuse_raw(self) -> None:
-        """Raises DataError where rows are raw."""
+        """Raise `DataError` if the rows are raw, that is, not yet preprocessed."""
         if self.raw is not None:
             raise DataError(
                 f"{self.name!r} holds raw rows (fit=False), which no model can be given; fit their "

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from annotated_types import Ge, Gt, Lt
 
+from foedus.base import markup
 from foedus.base.settings import Means, check_value
 from foedus.base.spec import Spec
 from foedus.base.steps import IGNORED, labels_of
@@ -25,12 +26,16 @@ _BARS = 40  # more clients than this are drawn as a heat map
 _COLOURS = 20  # more labels than this have no distinguishable colours
 _NAMED = 10  # names of clients that a description has
 _COLUMNS = 200  # a heat map of more clients averages neighbours
+_LISTED = 12  # more clients, or labels, than this are not listed in a notebook
+_HEAT = (40, 100)  # labels and clients of a heat map in a notebook, at most
 
 
 def group_rows(owner: np.ndarray, clients: int) -> tuple[np.ndarray, np.ndarray]:
     """Rows of each client, concatenated and ascending within a client, and the clients' offsets.
 
-    `owner[i]` is the client of row i, or -1 for a row of nobody.
+    Args:
+        owner: The client of each row; -1 for a row that no client holds.
+        clients: The number of clients.
     """
     offsets = np.zeros(clients + 1, np.int64)
     np.cumsum(np.bincount(owner[owner >= 0], minlength=clients), out=offsets[1:])
@@ -40,12 +45,29 @@ def group_rows(owner: np.ndarray, clients: int) -> tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Federation:
-    """Rows of `data` by client: that at position p holds `rows[offsets[p]:offsets[p+1]]`.
+    """A data set divided among clients: which client holds which rows.
 
-    `test_rows` and `test_offsets` do the same for the test part (a client may have no test rows).
-    `ids` are the clients' identities: they follow a client through `select`, so results do not
-    depend on the order of clients. `scheme` and `settings` say how the division was made; arrays in
-    `settings` that speak of clients are indexed by id.
+    `fd.split` and `Federation.from_clients` make one. The client at position p holds the training
+    rows `rows[offsets[p]:offsets[p + 1]]` of `data`, and likewise its test rows. Clients keep their
+    id through `select`, so results do not depend on their order.
+
+    Args:
+        data: The data set whose rows are divided.
+        rows: Indices of training rows, client after client.
+        offsets: Where each client's training rows begin in `rows`; one entry more than clients.
+        test_rows: Indices of test rows, client after client; a client may have none.
+        test_offsets: Where each client's test rows begin in `test_rows`.
+        ids: The id of each client, unique.
+        scheme: The name of the scheme that made the division.
+        settings: The options of the scheme; arrays that describe clients are indexed by client id.
+
+    Raises:
+        SplitError: A row belongs to two clients, a client has no training rows, or ids repeat.
+
+    Example:
+        >>> fed = fd.split(fd.load("digits"), "iid", clients=10)
+        >>> len(fed), int(fed.sizes.sum())
+        (10, 1346)
     """
 
     data: Data
@@ -92,7 +114,22 @@ class Federation:
         scheme: str,
         settings: Mapping,
     ) -> Federation:
-        """The federation in which row i belongs to position `owner[i]` (-1: to nobody)."""
+        """The federation in which row i belongs to the client at position `owner[i]`.
+
+        Args:
+            data: The data set.
+            owner: The client position of each training row; -1: the row is not used.
+            test_owner: The client position of each test row; -1: only in the common test set.
+            ids: The id of each client.
+            scheme: The name of the scheme that made the division.
+            settings: The options of the scheme.
+
+        Example:
+            >>> data = fd.Data.from_arrays(np.eye(3), [0, 1, 1])
+            >>> owner, nobody, ids = np.array([0, 1, 1]), np.zeros(0, int), np.arange(2)
+            >>> fd.Federation.from_owners(data, owner, nobody, ids, "by hand", {}).sizes.tolist()
+            [1, 2]
+        """
         held, test = group_rows(owner, len(ids)), group_rows(test_owner, len(ids))
         return cls(data, *held, *test, ids, scheme, settings)
 
@@ -107,23 +144,42 @@ class Federation:
         seed: int = 0,
         **reading: Any,
     ) -> Federation:
-        """A federation of sites that bring their own rows, as a dictionary by name or a list.
+        """A federation from the rows that each site brings.
 
-        Each brings arrays `(x, y)`, or `(x, y, weights)` where rows do not count alike, which are
-        taken as they are (sparse matrices become dense, and several arrays are copied into one,
-        unless they are neighboring slices of one array, such as a memory map); a torch `Dataset` or
-        `DataLoader` of such pairs; or a table, a DataFrame or a Hugging Face `Dataset`. Tables are
-        read as by `foedus.load`, which has the further arguments (`label`, `scale`, `impute`, ...):
-        what is fitted is common to all sites.
+        A client brings one of these:
+
+        - arrays `(x, y)`, or `(x, y, weights)` where rows have weights. They are used as they are:
+          sparse matrices become dense, and several arrays are copied into one unless they are
+          adjacent slices of one array, such as a memory map;
+        - a torch `Dataset` or `DataLoader` of pairs (x, y);
+        - a table: a DataFrame or a Hugging Face `Dataset`. Tables are read as by `fd.load`, and
+          preprocessing is fitted on the rows of all sites together (`fit=False` leaves the rows
+          raw, for `fd.prepare`).
 
         Args:
-            test: what each client has to test, like `clients`; a single tuple `(x, y)`, or table,
-                of common test rows, which are dealt out in proportion to the clients' training rows
-                (of the same label, for classification); or the part of its rows that each client
-                holds out, drawn with `seed`.
+            clients: A dictionary of clients by name, or a list.
+            test: The test rows of each client, in the form of `clients`; or a single tuple `(x, y)`
+                or table of common test rows, dealt to clients in proportion to their training rows
+                (of the same label, for classification); or the fraction of its rows that each
+                client holds out.
+            classes: The number of classes, for arrays; `None`: taken from the labels.
+            name: The name of the data set.
+            seed: The seed of the rows that are held out.
+            **reading: Further arguments of `fd.load` for tables, such as `label`, `scale` and
+                `impute`.
 
-        >>> Federation.from_clients({"north": ([[0.0]], [0]), "south": ([[1.0]], [1])}).names
-        ('north', 'south')
+        Returns:
+            The federation, with the clients in the given order.
+
+        Raises:
+            SplitError: The clients or their test rows are not in one of these forms.
+            DataError: Rows cannot be used, or clients differ in columns or shapes.
+
+        Example:
+            >>> north, south = ([[0.0]], [0]), ([[1.0], [2.0]], [1, 0])
+            >>> fed = fd.Federation.from_clients({"north": north, "south": south})
+            >>> fed.names, fed.sizes.tolist()
+            (('north', 'south'), [1, 2])
         """
         # they build on federations, so they cannot be imported above
         from foedus.data.clients import federation
@@ -135,25 +191,27 @@ class Federation:
 
     @property
     def sizes(self) -> np.ndarray:
-        """Training rows of each client."""
+        """The number of training rows of each client."""
         return np.diff(self.offsets)
 
     @property
     def test_sizes(self) -> np.ndarray:
-        """Test rows of each client."""
+        """The number of test rows of each client."""
         return np.diff(self.test_offsets)
 
     @property
     def spec(self) -> Spec:
+        """What a model has to know of the data: see `Data.spec`."""
         return self.data.spec
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
-        """Checksums by which runs of different federations are told apart; saved with each run.
+        """Checksums that tell runs on different federations apart; they are saved with each run.
 
-        "clients": who holds which rows; "training rows" and "test rows": those that are held, with
-        their labels, whoever holds them. Read once; of very large arrays only a part is read
-        (`foedus.data.fingerprint`). Who can guess all rows can confirm the guess by them.
+        "clients" covers which client holds which rows; "training rows" and "test rows" cover the
+        rows that are held with their labels, whichever client holds them. They are computed once;
+        of very large arrays only a part is read (`foedus.data.fingerprint`). Whoever can guess all
+        rows can confirm the guess with them.
         """
         data, (train, test) = self.data, self.data.checksums
         owners = (self.ids, self.offsets, self.rows, self.test_offsets, self.test_rows)
@@ -172,7 +230,7 @@ class Federation:
 
     @property
     def names(self) -> tuple[str, ...] | None:
-        """What the clients are called, in their order, where their data says it."""
+        """The names of the clients in their order; `None` if the data has no names."""
         called = self.data.group_names
         if called is None or self.scheme not in ("natural", "given"):
             return None
@@ -180,20 +238,36 @@ class Federation:
 
     @property
     def called(self) -> list[str]:
-        """What the clients are called in tables and pictures: their names, or their ids."""
+        """The clients' names, or else their ids, as strings for tables and plots."""
         return [str(name) for name in (self.ids if self.names is None else self.names)]
 
     def client_columns(self) -> dict[str, Any]:
-        """The first columns of a table of clients: their ids and, where they have some, names."""
+        """The first columns of a table of clients: their ids and any names."""
         names = {} if self.names is None else {"name": list(self.names)}
         return {"client": self.ids, **names}
 
     def client_rows(self, position: int) -> np.ndarray:
-        """Training rows of the client at a position."""
+        """The training rows of the client at a position.
+
+        Args:
+            position: The client's position, 0 to `len(fed) - 1`; negative positions count from the
+                end.
+
+        Returns:
+            Indices into the training part of `data`.
+        """
         return self._segment(self.rows, self.offsets, position)
 
     def test_client_rows(self, position: int) -> np.ndarray:
-        """Test rows of the client at a position."""
+        """The test rows of the client at a position.
+
+        Args:
+            position: The client's position, 0 to `len(fed) - 1`; negative positions count from the
+                end.
+
+        Returns:
+            Indices into the test part of `data`.
+        """
         return self._segment(self.test_rows, self.test_offsets, position)
 
     def _segment(self, rows: np.ndarray, offsets: np.ndarray, position: int) -> np.ndarray:
@@ -203,7 +277,19 @@ class Federation:
         return rows[offsets[position] : offsets[position + 1]]
 
     def select(self, positions: Sequence[int] | np.ndarray) -> Federation:
-        """The federation of the clients at these positions, in this order; they keep their ids."""
+        """The federation of some of the clients, which keep their ids.
+
+        Args:
+            positions: Positions of the clients, in the wanted order, or a boolean mask.
+
+        Raises:
+            SplitError: No position is given, or one is out of range.
+
+        Example:
+            >>> fed = fd.split(fd.load("digits"), "iid", clients=10)
+            >>> fed.select([3, 1]).ids.tolist()
+            [3, 1]
+        """
         positions = np.asarray(positions)
         if positions.dtype == bool:
             positions = np.flatnonzero(positions)
@@ -218,7 +304,7 @@ class Federation:
         return replace(self, **held, test_rows=test_rows, test_offsets=test_offsets)
 
     def pool(self) -> Federation:
-        """One client, id 0, with all training and test rows in the order of the data set."""
+        """A federation of one client, id 0, with all rows in the order of the data set."""
         rows, test = np.sort(self.rows), np.sort(self.test_rows)
         ends = ([0, len(rows)], [0, len(test)])
         offsets, test_offsets, ids = map(np.array, (*ends, [0]))
@@ -226,14 +312,23 @@ class Federation:
         return Federation(self.data, rows, offsets, test, test_offsets, ids, "pool", settings)
 
     def holdout(self, fraction: float = 0.2, seed: int = 0) -> Federation:
-        """The same clients, each with part of its training rows held out as its test rows.
+        """The same clients, each with some of its training rows held out as its test rows.
 
-        A client gives round(fraction * rows) of them, drawn at random: at least one, and never its
-        last (the only row of a client stays where it is). What is drawn depends on the seed and on
-        the client's own rows alone. The test rows of this federation are not in the new one at all.
+        A client gives round(fraction * rows) rows, drawn at random: at least one, but never its
+        last (the only row of a client stays a training row). The draw depends on the seed and on
+        the client's own rows alone. The new federation does not contain the test rows of this one.
+
+        Args:
+            fraction: The fraction of each client's training rows to hold out, above 0 and below 1.
+            seed: The seed of the draw.
+
+        Raises:
+            SplitError: Every client has a single training row.
 
         Example:
-            >>> fd.run(fd.FedAvg(fd.Linear()), fed.holdout(0.2), rounds=20).history.accuracy
+            >>> fed = fd.split(fd.load("digits"), "iid", clients=10).holdout(0.2)
+            >>> len(fed.rows), len(fed.test_rows)
+            (1076, 270)
         """
         part = Annotated[float, Gt(0), Lt(1), Means("a number above 0 and below 1, such as 0.2")]
         check_value("fraction", fraction, part, SplitError)
@@ -267,9 +362,10 @@ class Federation:
         )  # fmt: skip
 
     def with_mean_weight_one(self) -> Federation:
-        """The same, with the rows' weights scaled so that the mean over all training rows of the
-        clients is 1: client i's objective is then 1/n_i sum_j w_j loss_j, and their average by
-        rows is that of all rows, sum_j w_j loss_j / sum_j w_j.
+        """The same, with row weights scaled to mean 1 over the training rows of all clients.
+
+        Client i's objective is then 1/n_i sum_j w_j loss_j, and the average of these objectives
+        weighted by rows is the objective of all rows, sum_j w_j loss_j / sum_j w_j.
         """
         weights = self.data.weights_train
         if weights is None:
@@ -284,12 +380,21 @@ class Federation:
         return replace(self, data=self.data.with_weights(weights / mean))
 
     def owners(self) -> np.ndarray:
-        """Position of the client of each entry of `rows`."""
+        """The position of the client that holds each entry of `rows`."""
         return np.repeat(np.arange(len(self)), self.sizes)
 
     def label_counts(self) -> np.ndarray:
-        """Training rows of each client and label, `[clients, classes]`; their steps, where each
-        step of a row has a label.
+        """The number of training rows by client and label, [clients, classes].
+
+        Where each step of a row has a label, steps are counted in place of rows.
+
+        Raises:
+            DataError: The data set is for regression.
+
+        Example:
+            >>> fed = fd.split(fd.load("digits"), "labels", clients=10, per_client=3)
+            >>> (fed.label_counts() > 0).sum(1).tolist()
+            [3, 3, 3, 3, 3, 3, 3, 3, 3, 3]
         """
         if self.data.classes is None:
             raise DataError(f"{self.data.name!r} is a regression set: it has no labels to count")
@@ -301,7 +406,13 @@ class Federation:
         return np.bincount(cell, minlength=shape[0] * shape[1]).reshape(shape)
 
     def summary(self) -> pd.DataFrame:
-        """One row a client: rows, test rows, and rows of each label or mean and spread of y."""
+        """A table of clients: rows, test rows, and rows per label or mean and spread of y.
+
+        Example:
+            >>> fed = fd.split(fd.load("diabetes"), "iid", clients=5)
+            >>> list(fed.summary().columns)
+            ['client', 'rows', 'test_rows', 'mean_y', 'std_y']
+        """
         import pandas as pd
 
         columns: dict[Any, Any] = self.client_columns()
@@ -323,7 +434,16 @@ class Federation:
         return mean, np.sqrt(np.add.reduceat(squares, self.offsets[:-1]) / self.sizes[:, None])
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw who holds what: bars of labels, or a heat map where clients or labels are many."""
+        """Plot the label distribution: bars, or a heat map for many clients or labels.
+
+        For regression it plots the mean and the standard deviation of each client's targets.
+
+        Args:
+            ax: The axes to draw on; `None`: a new figure.
+
+        Returns:
+            The axes.
+        """
         if ax is None:
             import matplotlib.pyplot as plt
 
@@ -368,14 +488,7 @@ class Federation:
     def _plot_heat(self, ax: Axes) -> None:
         classes = self.data.classes
         assert classes is not None
-        share = self.label_counts().astype(float)
-        share /= share.sum(1, keepdims=True)
-        many = len(self) > _BARS
-        if many:  # neighbours then hold alike labels, and averaging them loses little
-            share = share[np.lexsort((share.max(1), share.argmax(1)))]
-            count = min(len(share), _COLUMNS)
-            starts = np.linspace(0, len(share), count, endpoint=False).astype(int)
-            share = np.add.reduceat(share, starts) / np.diff([*starts, len(share)])[:, None]
+        many, share = len(self) > _BARS, self._shares(_COLUMNS)
         look: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "cmap": "viridis"}
         image = ax.imshow(share.T, vmin=0, extent=(0, len(self), classes, 0), **look)
         ax.figure.colorbar(image, ax=ax, label=f"share of the client's {self._counted()}")
@@ -384,6 +497,18 @@ class Federation:
         if not many:
             ax.set_xticks(np.arange(len(self)) + 0.5, **self._client_ticks())
         ax.set(xlabel="clients, ordered by their main label" if many else "client", ylabel="label")
+
+    def _shares(self, most: int) -> np.ndarray:
+        """The share of each label in the rows of clients, `[clients, labels]`; of many clients, in
+        the order of their main labels and averaged over neighbors, at most `most`.
+        """
+        share = self.label_counts().astype(float)
+        share /= share.sum(1, keepdims=True)
+        if len(self) > _BARS:  # neighbors then hold alike labels, and averaging them loses little
+            share = share[np.lexsort((share.max(1), share.argmax(1)))]
+            starts, counts = _groups(len(share), most)
+            share = np.add.reduceat(share, starts) / counts[:, None]
+        return share
 
     def _plot_targets(self, ax: Axes) -> None:
         mean, spread = (m[:, 0] for m in self._target_moments())
@@ -406,8 +531,40 @@ class Federation:
         rows = f"{len(self.rows)} rows ({self.sizes.min()} to {self.sizes.max()} each)"
         return f"Federation({self.data.name}: {len(self)} clients, {self._how()}, {rows}, {kind})"
 
+    def _repr_html_(self) -> str:
+        """What notebooks show: a table of a few clients, a heat map of many."""
+        title, *others = self.describe().splitlines()
+        labels = self.data.classes
+        parts = [markup.lines(others)]
+        if len(self) <= _LISTED and (labels or 0) <= _LISTED:
+            parts.append(self._listed())
+        elif labels is not None:
+            parts += self._heat(labels)
+        return markup.box(title, *parts)
+
+    def _listed(self) -> markup.Markup:
+        """A row a client; counts of labels are shaded by their share of the client's rows."""
+        table = self.summary()
+        plain = table.shape[1] - (self.data.classes or 0)
+        rows = []
+        for row in table.itertuples(index=False):
+            total = max(sum(row[plain:]), 1) if self.data.classes else 1
+            cells = [f"{v:.4g}" if isinstance(v, float) else v for v in row[:plain]]
+            rows.append([*cells, *(markup.Cell(n, n / total) for n in row[plain:])])
+        return markup.table(list(table.columns), rows)
+
+    def _heat(self, labels: int) -> list[markup.Markup]:
+        share = self._shares(_HEAT[1]).T
+        names = self._class_names(labels)
+        if labels > _HEAT[0]:
+            share, names = np.add.reduceat(share, _groups(labels, _HEAT[0])[0]), ()
+        most = share.max()
+        how = f"rows: labels; columns: clients{', by main label' if len(self) > _BARS else ''}"
+        text = f"{how}; darkest: {most:.0%} of a client's {self._counted()}"
+        return [markup.heat((share / most).tolist(), names, text), markup.lines([text])]
+
     def describe(self) -> str:
-        """A few lines: what was divided, how, and how unequal the result is."""
+        """A few lines of text: what was divided, how, and how unequal the clients are."""
 
         def spread(numbers: np.ndarray, of: str = "") -> str:
             return f"{numbers.min()} to {numbers.max()}{of} (median {np.median(numbers):g})"
@@ -444,3 +601,9 @@ def _take(
 def _ends(sizes: np.ndarray) -> np.ndarray:
     """The offsets of segments of these sizes."""
     return np.concatenate(([0], np.cumsum(sizes)))
+
+
+def _groups(count: int, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """The first places and sizes of at most `most` groups of neighbors."""
+    starts = np.linspace(0, count, min(count, most), endpoint=False).astype(int)
+    return starts, np.diff([*starts, count])

@@ -68,51 +68,65 @@ def load(
     stride: int = 80,
     sequence: bool = False,
 ) -> Data:
-    """A data set by name (`foedus data list` shows them), from a file or folder, or a DataFrame.
+    """Load a data set by name, from a file or folder, or from a DataFrame.
 
-    Files may be LIBSVM text (plain, .bz2, .xz), IDX (.gz), CIFAR's binary version, npz, CSV,
-    Parquet or LEAF JSON, see `foedus.data.formats`. Columns of a table that hold text are
-    categories. Labels become 0 .. classes - 1; what they were is kept (`class_values`), and given
-    back by `run.model.predict`. What was fitted (`data.preprocess`) goes with the run and the
-    model.
+    `foedus data list` shows the names. Files may be LIBSVM text (plain, .bz2, .xz), IDX (.gz),
+    CIFAR's binary version, npz, CSV, Parquet or LEAF JSON (`foedus.data.formats`). Text columns of
+    a table are categories. Labels become 0 .. classes - 1; their original values are kept in
+    `class_values`, and `run.model.predict` returns those. The fitted preprocessing
+    (`data.preprocess`) is part of the data, the run and the model.
 
     Args:
-        scale: "auto" divides images (integers 0 .. 255 in at least 256 features, or in image
-            shape) by 255, leaves features alone that fill [-1, 1] or half of it, and standardises
+        source: The name of a data set, the path of a file or folder, or a DataFrame.
+        scale: "auto" divides images (integers 0 .. 255 in at least 256 features, or in image shape)
+            by 255, leaves features alone that lie in [-1, 1] and reach half of it, and standardizes
             others; "standard" (mean 0, variance 1), "minmax" ([0, 1]), "robust" (median and
-            distance of the quartiles), "unit" (/ 255) or None. Fitted on training rows only;
-            constant features are only shifted. Categories are not scaled.
-        impute: what replaces missing numbers: "median" or "mean" of the training rows, or "zero". A
-            missing category is a category of its own.
-        encode: categories as columns of 0 and 1 ("onehot") or by their place ("ordinal").
-        clip: the largest size of a scaled number.
-        label: the column to predict (of a table), or "coarse" for the twenty superclasses of
+            interquartile range), "unit" (/ 255) or `None`. Fitted on training rows only; constant
+            features are only shifted, and categories are not scaled.
+        impute: What replaces a missing number: "median" or "mean" of the training rows, or "zero".
+            A missing category is a category of its own.
+        encode: How categories become numbers: one column of 0 and 1 per category ("onehot"), or the
+            index of the category ("ordinal").
+        clip: The largest absolute value of a scaled number.
+        label: The column of a table to predict; or "coarse" for the twenty superclasses of
             CIFAR-100.
-        group: the column that says whose row it is (of a table), for the natural split.
-        group_holdout: the column that says which rows belong together (of one patient, say): all of
-            them are held out, or none. It is no feature.
-        weight: the column that says what a row counts (of a table): numbers that are not negative.
-            The objective is sum_i w_i loss_i / sum_i w_i, and evaluation is weighted likewise. It
-            is no feature; scales and what is imputed do not depend on it.
-        drop: columns of a table to leave out.
-        test: a file or DataFrame with test rows, or the part of all rows to hold out (stratified by
-            group or label, drawn with `seed`). By default the set's own test part, or a quarter of
-            the rows where it has none; 0 holds out nothing.
-        task: "classification" or "regression"; by default text, booleans and integers are classes,
-            other numbers are not, but for 0.0 and 1.0. Where a table has more than twenty different
-            integers, it must be said.
-        format: the format of the file, where its name does not tell.
-        name: what the set is called; by default the name of the file, or "table".
-        fit: False leaves the rows of a table raw; `foedus.prepare` fits the preprocessing among the
-            clients of a federation, through exchanges that are counted and can be secure.
-        window, stride: for shakespeare, characters a row and between the beginnings of rows.
-            Features are character ids, the label is the next character, the group is the speaker;
-            sequence: there is a label for each of them, the character after it, (n, window);
-            the last fifth of each speaker's text (or `test`) is for testing. Speakers with too
-            little text for one training row are left out.
+        group: The column of a table that says which client a row belongs to, for the natural split.
+        group_holdout: The column of rows that belong together (of one patient, for example): either
+            all of them are held out, or none. It is not used as a feature.
+        weight: The column of row weights, not negative: the objective is sum_i w_i loss_i / sum_i
+            w_i, and evaluation is weighted likewise. It is not used as a feature, and neither
+            scaling nor imputation depends on it.
+        drop: Columns of a table to leave out.
+        test: A file or DataFrame of test rows, or the fraction of all rows to hold out (stratified
+            by group or label). By default the set's own test part or, without one, a quarter of the
+            rows; 0 holds out nothing.
+        seed: The seed of the rows that are held out.
+        task: "classification" or "regression"; by default text, booleans, integers and 0.0 / 1.0
+            are classes and other numbers are not. Must be given for a column of more than twenty
+            distinct integers.
+        format: The format of the file, if its name does not show it.
+        name: The name of the set; by default the name of the file, or "table".
+        fit: `False` leaves the rows of a table raw; `fd.prepare` then fits the preprocessing among
+            the clients, by exchanges that are counted and can be secure.
+        window: For shakespeare, characters per row. Features are character ids, the label is the
+            next character, and the group is the speaker; the last fifth (or `test`) of each
+            speaker's text is the test part. Speakers with too little text for one training row are
+            left out.
+        stride: For shakespeare, characters between the beginnings of rows.
+        sequence: For shakespeare, a label at each of the `window` characters, the one after it.
 
-    >>> load("digits").classes
-    10
+    Returns:
+        The data set.
+
+    Raises:
+        DataError: The set is unknown, or the file or table cannot be used; the message says why.
+
+    Example:
+        >>> fd.load("digits").classes
+        10
+        >>> frame = pd.DataFrame({"age": [30, 41, 52], "sex": ["f", "m", "f"], "ill": [0, 1, 0]})
+        >>> fd.load(frame, label="ill", test=0).preprocess.feature_names
+        ('age', 'sex=f', 'sex=m')
     """
     if not is_frame(source) and not isinstance(source, str | os.PathLike):
         raise DataError(
@@ -172,7 +186,23 @@ def load(
 
 
 def load_speeches(path: str | os.PathLike | None = None) -> list[dict]:
-    """Shakespeare's characters: dictionaries with `id`, `play`, `speaker` and `speeches`."""
+    """Shakespeare's characters, as dictionaries with `id`, `play`, `speaker` and `speeches`.
+
+    Args:
+        path: A JSON file of speeches; `None`: the set "shakespeare" of `$FOEDUS_DATA` or the cache,
+            downloaded if it is in neither.
+
+    Raises:
+        DataError: The file is missing or not a file of speeches.
+
+    Example:
+        >>> import json, pathlib, tempfile
+        >>> hamlet = {"id": "HAMLET", "play": "HAMLET", "speaker": "HAM", "speeches": ["Words."]}
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "plays.json")
+        >>> written = path.write_text(json.dumps({"users": [hamlet]}))
+        >>> fd.load_speeches(path)[0]["speeches"]
+        ['Words.']
+    """
     path = path_of("shakespeare" if path is None else Path(path))
     if path is None or not path.is_file():
         raise DataError(absent("shakespeare", "its speeches are not at hand"))

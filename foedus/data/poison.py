@@ -13,11 +13,27 @@ from foedus.errors import ConfigError
 
 
 def poison(fed: Federation, clients: Sequence[int]) -> Federation:
-    """The federation in which these clients (by id) train on flipped labels.
+    """A federation in which some clients train on flipped labels, to test robust aggregation.
 
-    Class c becomes classes - 1 - c, a value its negative.
+        y <- classes - 1 - y   for classes,       y <- -y   for regression
 
-    Test rows stay as they are.
+    Test rows are unchanged.
+
+    Args:
+        fed: The federation.
+        clients: The ids of the clients whose labels are flipped.
+
+    Returns:
+        The poisoned federation.
+
+    Raises:
+        ConfigError: A client id is not in the federation.
+
+    Example:
+        >>> fed = fd.split(fd.load("digits"), "iid", clients=5)
+        >>> rows, bad = fed.client_rows(0), fd.poison(fed, [0])
+        >>> bool((bad.data.y_train[rows] == 9 - fed.data.y_train[rows]).all())
+        True
     """
     place = {int(i): p for p, i in enumerate(fed.ids)}
     if strange := [i for i in clients if i not in place]:

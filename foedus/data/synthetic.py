@@ -36,17 +36,36 @@ def synthetic_leaf(
         Sigma = diag(j^-1.2), j = 1 .. features
 
     As in the published generator, alpha and beta are standard deviations, and a client has
-    int(lognormal(4, 2)) + 50 rows. `iid` gives all clients one model with W, b ~ N(0, 1) and v_k =
-    0. The last `test` part of a client's rows is for testing.
+    int(lognormal(4, 2)) + 50 rows.
 
     Args:
-        rows: total number of rows; the clients' shares of it are then those of the lognormal draws
-            (at least 2 rows each).
-        per_client: deal the rows out anew so that each client holds this many labels, as
+        alpha: How much the clients' models differ.
+        beta: How much the clients' features differ.
+        clients: The number of clients.
+        rows: The total number of rows, shared in proportion to the lognormal draws (at least 2 rows
+            per client); `None`: as many as are drawn.
+        features: The number of features.
+        classes: The number of classes.
+        seed: The seed of all draws.
+        iid: All clients have the same model, with W, b ~ N(0, 1), and v_k = 0.
+        per_client: Deal the rows anew so that each client holds this number of labels, as
             `split(data, "labels")` does (FedFW's non-IID setting: 3).
+        test: The fraction of each client's rows, the last ones, that are test rows.
 
-    Reference: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated optimization in heterogeneous
-    networks", MLSys 2020.
+    Returns:
+        The federation.
+
+    Raises:
+        DataError: An argument is out of range.
+
+    Example:
+        >>> fed = fd.synthetic_leaf(1.0, 1.0, clients=5, rows=500)
+        >>> len(fed), fed.data.x_train.shape[1], fed.data.classes
+        (5, 60, 10)
+
+    Reference:
+        Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated optimization in heterogeneous
+        networks", MLSys 2020.
     """
     check_value("alpha", alpha, Annotated[float, Ge(0)], DataError)
     check_value("beta", beta, Annotated[float, Ge(0)], DataError)
@@ -101,19 +120,45 @@ def synthetic_piecewise(
 ) -> Federation:
     """FedNewton's regression set (Section 7) with covariate shift alpha and concept shift beta.
 
-    The truth is f*(x) = min(-1'x, 1'x) = -|1'x| with x ~ N(0, I). Client j has the rows (equal
-    numbers of them)
+    The true function is f*(x) = min(-1'x, 1'x) = -|1'x| with x ~ N(0, I). All clients have equally
+    many rows; client j has
 
         x ~ N(u_j, I),  y = min(-w_j'x, w_j'x) + e,
         u_j ~ N(0, alpha I),  w_j = 1 + v_j,  v_j ~ N(0, beta I),  e ~ N(0, noise)
 
-    and test rows come from the homogeneous truth (u = 0, w = 1). The second argument of every N is
-    a variance here, also that of the noise: 0.2 is a standard deviation of 0.447. The paper leaves
-    three things open: whether these are variances; what w_j ~ N(1, v_j) with v_j ~ N(0, beta)
-    means, as v_j can be negative: it is read as a shift of w_j, in the way that u_j shifts x, so
-    that beta = 0 gives w_j = 1; and whether test targets are noisy: they are, with variance
-    `test_noise` (that of `noise` unless given; 0 measures the distance to f* itself). Test rows are
-    dealt to clients in proportion to size.
+    and test rows come from the homogeneous distribution (u = 0, w = 1), dealt to clients in
+    proportion to size. The second argument of every N is a variance, also that of the noise: 0.2 is
+    a standard deviation of 0.447.
+
+    The paper leaves three things open: whether these are variances; what w_j ~ N(1, v_j) with v_j ~
+    N(0, beta) means, as v_j can be negative (it is read as a shift of w_j, in the way that u_j
+    shifts x, so that beta = 0 gives w_j = 1); and whether test targets are noisy (they are).
+
+    Args:
+        alpha: The variance of the clients' feature means.
+        beta: The variance of the clients' weights.
+        clients: The number of clients.
+        rows: The total number of training rows.
+        test_rows: The total number of test rows.
+        features: The number of features.
+        noise: The variance of the noise of training targets.
+        test_noise: The variance of the noise of test targets; `None`: as `noise`, 0: test errors
+            measure the distance to f* itself.
+        seed: The seed of all draws.
+
+    Returns:
+        The federation.
+
+    Raises:
+        DataError: An argument is out of range.
+
+    Example:
+        >>> fed = fd.synthetic_piecewise(0.1, 0.1, clients=4, rows=400, test_rows=100)
+        >>> fed.sizes.tolist(), fed.data.classes is None
+        ([100, 100, 100, 100], True)
+
+    Reference:
+        "Efficient Newton-type federated learning with non-IID data", Section 7.
     """
     test_noise = noise if test_noise is None else test_noise
     variances = {"alpha": alpha, "beta": beta, "noise": noise, "test_noise": test_noise}

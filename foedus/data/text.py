@@ -17,7 +17,7 @@ _PLAIN = str.maketrans("—–", "  ", string.punctuation + "‘’“”")
 
 
 def words(text: str) -> list[str]:
-    """A text in lower case, without punctuation, split at white space and dashes."""
+    """The words of a text in lower case, without punctuation, split at white space and dashes."""
     return text.lower().replace("--", " ").translate(_PLAIN).split()
 
 
@@ -30,20 +30,32 @@ def word_federation(
     test: float = 0.2,
     name: str = "words",
 ) -> Federation:
-    """One client a text: a row for each word, whose features are the words before it.
-
-    Args:
-        texts: one for each client, such as all that a character says; see
-            `foedus.data.load_speeches`.
-        before: how many previous words a row has as features, as numbers; -1 where the text has not
-            begun. 0: one feature, 0.
-        least: texts with fewer words are left out.
-        vocabulary: how many of the most frequent words are told apart (`None`: all); the others are
-            one word, "<other>".
-        test: the last part of each text is for testing. Words that only it holds are "<other>" as
-            well.
+    """A federation of words: one client per text, one row per word, previous words as features.
 
     `data.class_names` are the words.
+
+    Args:
+        texts: The text of each client, such as all that a character says (`fd.load_speeches`).
+        before: The number of previous words that are features, as word numbers; -1 before the text
+            begins. 0: a single feature, 0.
+        least: The least number of words; shorter texts are left out.
+        vocabulary: The number of most frequent words that are kept apart (`None`: all); all others
+            are one word, "<other>".
+        test: The fraction of each text, its end, that is the test part; words that occur only there
+            are "<other>".
+        name: The name of the data set.
+
+    Returns:
+        The federation.
+
+    Raises:
+        DataError: An argument is out of range, or no text has enough words.
+
+    Example:
+        >>> texts = ["To be, or not to be", "Words, words, words"]
+        >>> fed = fd.word_federation(texts, least=2, test=0)
+        >>> fed.data.class_names
+        ('<other>', 'words', 'be', 'to', 'not', 'or')
     """
     if isinstance(texts, str):
         raise DataError("texts is a single text: give a list with one for each client")

@@ -1,1 +1,1 @@
-"""What a federation is like, and which algorithm fits it: `foedus diagnose`."""
+"""Measures of a federation, and which algorithm fits it: `foedus diagnose`."""

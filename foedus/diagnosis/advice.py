@@ -47,7 +47,7 @@ class Advice:
 
     @property
     def code(self) -> str:
-        """The algorithm as one would write it."""
+        """The algorithm as source code."""
         return code(self.algorithm)
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ def _tasks_differ(m: dict[str, Any]) -> bool:
 
 
 def _curves_do_it(m: dict[str, Any]) -> bool:
-    """One model that is not linear tells apart what linear ones need a model a client for."""
+    """One nonlinear model explains what linear ones need a model for each client for."""
     return m["fit_best"] >= m["both"]
 
 
@@ -260,7 +260,7 @@ def advise(found: Diagnosis) -> list[Advice]:
 
 
 def code(value: Any) -> str:
-    """A dataclass as one would write it: only what differs from its defaults."""
+    """A dataclass as source code: only what differs from its defaults."""
     if not dataclasses.is_dataclass(value):
         return repr(value)
     shown, by_position = [], True

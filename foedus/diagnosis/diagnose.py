@@ -1,4 +1,4 @@
-"""`fd.diagnose`: what can be measured of a federation before training, and what to try first."""
+"""`fd.diagnose`: measures of a federation before training, and what to try first."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from annotated_types import Ge, Gt
 from torch import nn
 
 from foedus.algorithms.fednewton.regression import FeatureRegression
+from foedus.base import markup
 from foedus.base.settings import check_value
 from foedus.data.federation import Federation
 from foedus.diagnosis.fits import fits
@@ -43,23 +44,35 @@ def diagnose(
     engine: Any = None,
     **former: Any,
 ) -> Diagnosis:
-    """Measure how unlike the clients are, in every way that decides which algorithm does well.
-
-    algorithm: a `fd.FedNewton`, whose spectral radius is measured: `radius`, and whether the plain
-    iteration `converges`. features, reg: of one, instead. By default those that do best on held-out
-    rows, out of linear features and random Fourier features of three bandwidths. iterations,
-    engine: of `fd.spectrum`. seed: of all that is drawn at random.
+    """Measure how unlike the clients are, and advise which algorithms to try first.
 
     Sizes and labels are those of all clients. Everything else is measured on at most 100 clients,
     drawn at random, and 20,000 rows: if there are more, the clients with most rows leave some out.
     Rows are looked at in one place, as a simulation can; of a real federation's sites only
     `fd.spectrum` may be asked.
 
+    Args:
+        fed: The federation.
+        algorithm: A `fd.FedNewton`, whose spectral radius is measured: `radius`, and whether the
+            plain iteration `converges`.
+        reg: lambda of FedNewton, if no `algorithm` is given.
+        features: Feature map of FedNewton, if no `algorithm` is given. By default both are those
+            that do best on held-out rows, out of linear features and random Fourier features of
+            three bandwidths.
+        iterations: As in `fd.spectrum`.
+        seed: Of all random draws.
+        engine: As in `fd.spectrum`.
+        **former: Not used; an error names the argument that replaced one of `fd.survey`.
+
+    Returns:
+        The measures and the advice.
+
     Example:
-        >>> found = fd.diagnose(fd.split(fd.load("digits"), "dirichlet", clients=10, alpha=0.1))
-        >>> print(found)
-        >>> fd.run(found.advice[0].algorithm, found.fed, rounds=20)
-        >>> found.report("page.html")
+        >>> fed = fd.split(fd.load("wine"), "dirichlet", clients=4, alpha=0.3)
+        >>> found = fd.diagnose(fed, iterations=10)
+        >>> run = fd.run(found.advice[0].algorithm, fed, rounds=3)
+        >>> run.history.accuracy.iloc[-1] > 0.5
+        True
     """
     options: dict[str, Any] = {"iterations": iterations, "seed": seed, "engine": engine}
     if former or isinstance(algorithm, FeatureMap | nn.Module):
@@ -113,7 +126,7 @@ def _former(fed: Federation, features: Any, reg: float | None, **options: Any) -
 def survey(
     fed: Federation, features: Any = None, reg: float | None = None, **options: Any
 ) -> Diagnosis:
-    """The former name of `diagnose`; it goes with the next release."""
+    """The former name of `fd.diagnose`; it will be removed in the next release."""
     text = "fd.survey is now fd.diagnose, and goes with the next release"
     warnings.warn(text, FutureWarning, stacklevel=2)
     return diagnose(fed, reg=reg, features=features, **options)
@@ -121,22 +134,30 @@ def survey(
 
 @dataclass(frozen=True, eq=False)
 class Diagnosis:
-    """What `diagnose` found; `print` shows it, with advice.
+    """The result of `fd.diagnose`; `print` shows it, with advice.
 
-    `fed` is the federation, `part` what was measured of it.
+    Attributes:
+        fed: The federation.
+        part: The part of it that was measured.
+        distances: `fd.Heterogeneity` of `part`.
+        by_chance: The same after redistributing its rows at random, to clients of the same sizes.
+            The part of a distance beyond that is heterogeneity.
+        labels: Of each client of `fed`, the total variation distance between its labels and those
+            of all rows; empty for regression.
+        labels_by_chance: The same after redistributing the rows at random.
+        newton: `fd.Spectrum` of FedNewton with `features`: Delta_D, Delta_f and the spectral
+            radius.
+        features: The feature map.
+        fits: How well a "linear" model, one on the "features", and "trees" predict held-out rows
+            with all other rows in one place: accuracy, or for regression the share of the variance
+            explained. It tells which kind of function is needed.
+        sharing: `fd.Sharing`, FedRes' question.
 
-    - `distances`: `fd.Heterogeneity` of `part`; `by_chance`: the same after dealing its rows out
-      again at random, to clients as large as they are. What there is of a distance beyond that is
-      heterogeneity.
-    - `labels`: of each client of `fed`, the total variation distance between its labels and those
-      of all rows; `labels_by_chance` as above. Empty for regression.
-    - `newton`: `fd.Spectrum` of FedNewton with `features`: Delta_D, Delta_f and the spectral
-      radius; also as `radius`, and whether the plain iteration `converges`.
-    - `fits`: how well a "linear" model, one on the "features", and "trees" predict held-out rows
-      with all other rows in one place: accuracy, or for regression the share of the variance
-      explained. It tells which kind of function is asked for.
-    - `sharing`: `fd.Sharing`, FedRes' question.
-    - `facts`: the numbers that advice goes by. `advice`: what to try; the first is the best guess.
+    Example:
+        >>> fed = fd.split(fd.load("wine"), "dirichlet", clients=4, alpha=0.3)
+        >>> found = fd.diagnose(fed, iterations=10)
+        >>> found.converges == (found.radius < 1)
+        True
     """
 
     fed: Federation
@@ -157,7 +178,7 @@ class Diagnosis:
 
     @property
     def converges(self) -> bool:
-        """Whether FedNewton's plain iteration does (`solver="newton"`)."""
+        """Whether FedNewton's plain iteration (`solver="newton"`) converges."""
         return self.newton.converges
 
     @cached_property
@@ -217,7 +238,7 @@ class Diagnosis:
         return advise(self)
 
     def measures(self) -> list[tuple[str, str, str]]:
-        """Name, value and what to hold it against."""
+        """Name, value and reference value of each measure."""
         from foedus.diagnosis.advice import code
 
         m, labelled = self.facts, self.fed.data.classes is not None
@@ -265,6 +286,25 @@ class Diagnosis:
         width, wide = (max(len(entry[k]) for entry in found) for k in (0, 1))
         lines += [f"{name:<{width}}  {value:>{wide}}  {note}" for name, value, note in found]
         return "\n".join([*lines, "", *map(str, self.advice)])
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: advice with its reasons, and all measures."""
+        title, *others = self.fed.describe().splitlines()
+        advice = [
+            [a.aim, "" if a.algorithm is None else markup.Cell(a.code, bold=True), a.text]
+            for a in self.advice
+        ]
+        return markup.box(
+            title,
+            markup.lines([*others, *([self.sampled] if self.sampled else [])]),
+            markup.table(["aim", "what to try", "why"], advice, prose=True),
+            markup.folded(
+                "Measures",
+                markup.table(
+                    ["measure", "value", "to hold it against"], self.measures(), prose=True
+                ),
+            ),
+        )
 
     def per_client(self) -> pd.DataFrame:
         """One row a client of `part`: rows, distances, and what linear models explain there."""

@@ -1,4 +1,4 @@
-"""Which functions a data set asks for: linear, with a bandwidth, or trees, on held-out rows."""
+"""Which functions a data set needs, on held-out rows: linear, with a bandwidth, or trees."""
 
 from __future__ import annotations
 

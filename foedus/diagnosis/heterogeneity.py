@@ -29,17 +29,23 @@ _ITERATIONS = 10**8
 
 @dataclass(frozen=True, eq=False)
 class Heterogeneity:
-    """What `heterogeneity` measures; `str` of it is a few readable lines.
+    """The result of `fd.heterogeneity`; `str` of it is a few readable lines.
 
-    - `omega_tv`: mean total variation distance between α and α_i, equation (12).
-    - `omega_w1`: mean Wasserstein-1 distance between α and α_i, equation (16), in the units of the
-      features.
-    - `w2`: (1/N²) Σ_{i,s} W_2²(α_s, α_i), so that Theorem 4.4 has G² = 2 L² `w2` + 2 B².
-    - `label_tv`: mean total variation distance between a client's label distribution and the mean
-      of them; `None` for regression, or where labels were not asked for.
-    - `exact`: whether optimal transport was solved exactly; if not, `omega_w1` and `w2` are sliced,
-      and too small.
-    - `per_client`: one row a client: client (its id), rows, tv, w1, label_tv.
+    Attributes:
+        omega_tv: Mean total variation distance between α and α_i, equation (12).
+        omega_w1: Mean Wasserstein-1 distance between α and α_i, equation (16), in the units of the
+            features.
+        w2: (1/N²) Σ_{i,s} W_2²(α_s, α_i), so that Theorem 4.4 has G² = 2 L² `w2` + 2 B².
+        label_tv: Mean total variation distance between a client's label distribution and the mean
+            of them; `None` for regression, or where labels were not asked for.
+        exact: Whether optimal transport was solved exactly; if not, `omega_w1` and `w2` are sliced,
+            and too small.
+        per_client: One row a client: client (its id), rows, tv, w1, label_tv.
+
+    Example:
+        >>> fed = fd.Federation.from_clients([([[0.0]], [0]), ([[3.0]], [1])])
+        >>> fd.heterogeneity(fed).per_client.columns.tolist()
+        ['client', 'rows', 'tv', 'w1', 'label_tv']
     """
 
     omega_tv: float
@@ -77,11 +83,11 @@ def heterogeneity(
     """Distances between the clients' distributions of training rows, as FFGB defines them.
 
     α_i is the empirical distribution of the rows of client i, and α the arithmetic mean of all α_i:
-    each client has weight 1/N, however many rows it holds. The labels take no part in α; `label_tv`
+    each client has weight 1/N, for any number of rows. The labels take no part in α; `label_tv`
     does the same for them alone.
 
     Total variation, (18), is half the L1 distance of the probabilities, where equal rows are one
-    point. Where features are continuous and no two rows are equal it is 1 - 1/N whatever the split,
+    point. Where features are continuous and no two rows are equal it is 1 - 1/N for every split,
     and says little; W_1 sees how far apart rows are.
 
     Wasserstein distances, (19), with the Euclidean norm, are exact where the federation has at most
@@ -93,21 +99,30 @@ def heterogeneity(
     values only with sliced values of the same features.
 
     Samples of one distribution are apart, too, and the more so the fewer they are and the more
-    features they have: hold a split against `"iid"` with as many clients to see what its scheme
-    adds.
+    features they have: compare a split with `"iid"` with as many clients to see what its scheme
+    adds. `w2` averages over all pairs of clients up to 30 clients, and estimates that average from
+    200 random pairs of more. The order of the clients does not matter.
 
-    `w2` averages over all pairs of clients up to 30 clients, and estimates that average from 200
-    random pairs of more.
+    Args:
+        fed: The federation.
+        features: Maps all rows, `[n, ...]`, to what is compared, `[n, d]`, for example an
+            embedding. Without it rows are compared as they are; image-shaped ones are flattened.
+        max_points: Most distinct rows for exact optimal transport.
+        projections: Random directions of sliced distances.
+        classes: Whether labels are compared too.
+        seed: Of directions and pairs.
 
-    - `features` maps all rows, `[n, ...]`, to what is to be compared, `[n, d]`, for example an
-      embedding. Without it rows are compared as they are; image-shaped ones are flattened.
-    - `classes=False` leaves the labels out.
-    - `seed` decides directions and pairs. The order of the clients decides nothing.
+    Returns:
+        The distances.
 
-    >>> fed = Federation.from_clients([([[0.0]], [0]), ([[3.0]], [1])])
-    >>> h = heterogeneity(fed)
-    >>> h.omega_tv, h.omega_w1, h.w2, h.label_tv
-    (0.5, 1.5, 4.5, 0.5)
+    Example:
+        >>> fed = fd.Federation.from_clients([([[0.0]], [0]), ([[3.0]], [1])])
+        >>> h = fd.heterogeneity(fed)
+        >>> h.omega_tv, h.omega_w1, h.w2, h.label_tv
+        (0.5, 1.5, 4.5, 0.5)
+
+    Reference: Shen, Hassani, Kale and Karbasi, "Federated functional gradient boosting", AISTATS
+    2022, Sections 4.1 and 4.3 and Appendix A.
     """
     check_federation(fed)
     both = Means("True (measure the labels too) or False (leave them out)")

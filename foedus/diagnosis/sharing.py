@@ -1,7 +1,7 @@
-"""How much of y can a shared model explain, how much a private one, how much both?
+"""How much of y a shared model explains, how much a private one, and how much both.
 
 FedRes: Agarwal, Langford and Wei, "Federated residual learning". It adds a private model to a
-shared one at every client, which pays where tasks differ and have something in common. Here linear
+shared one at every client, which helps where tasks differ and have something in common. Here linear
 models answer, fitted in closed form.
 """
 
@@ -31,20 +31,28 @@ MODELS = ("labels", "shared", "private", "both")
 
 @dataclass(frozen=True, eq=False)
 class Sharing:
-    """What `sharing` measures; `str` of it is a few readable lines.
+    """The result of `fd.sharing`; `str` of it is a few readable lines.
 
-    - `explained`: by model ("labels", "shared", "private", "both"), the share of the variance of y
-      that it explains on held-out rows: 1 is all of it, 0 no more than the mean of y over all rows.
-    - `accuracy`: by model, on the same rows; `None` for regression.
-    - `gain`: by how much "both" explains more than the better of "shared" and "private", and the
-      standard error of that.
-    - `similarity`: [clients, clients], the cosine between what the private models of two clients
-      predict. On the diagonal are the models of a client's own two halves: what is missing to 1
-      there is noise, and what is missing elsewhere beyond that is that tasks differ. NaN where a
-      client's rows say nothing (a single row, a single label).
-    - `alike`, `itself`: the averages of `similarity` beside the diagonal, and on it.
-    - `per_client`: one row a client: client (its id), rows, and the share that each model explains
-      there.
+    `alike` and `itself` are the averages of `similarity` beside the diagonal, and on it.
+
+    Attributes:
+        explained: By model ("labels", "shared", "private", "both"), the share of the variance of y
+            that it explains on held-out rows: 1 is all of it, 0 no more than the mean of y over all
+            rows.
+        accuracy: By model, on the same rows; `None` for regression.
+        gain: By how much "both" explains more than the better of "shared" and "private", and the
+            standard error of that.
+        similarity: [clients, clients], the cosine between the predictions of two clients' private
+            models. On the diagonal are the models of a client's own two halves: what is missing to
+            1 there is noise, and what is missing elsewhere beyond that is that tasks differ. NaN
+            where a client's rows do not determine it (a single row, a single label).
+        per_client: One row a client: client (its id), rows, and the share that each model explains
+            there.
+
+    Example:
+        >>> fed = fd.split(fd.load("diabetes"), "iid", clients=3)
+        >>> [*fd.sharing(fed).explained]
+        ['labels', 'shared', 'private', 'both']
     """
 
     explained: dict[str, float]
@@ -81,25 +89,31 @@ class Sharing:
 def sharing(fed: Federation, *, seed: int = 0) -> Sharing:
     """How much of y linear models of four kinds explain, by five-fold cross-validation.
 
-    With x standardised and y centred (classes one against all as 0 and 1), client i predicts
+    With x standardized and y centered (classes one against all as 0 and 1), client i predicts
 
         f_i(x) = w . x + c  +  v_i . x + c_i,
-        sum over rows of (f_i(x) - y)^2 + s |w, c|^2 + sum_i (l |v_i|^2 + l' c_i^2) = min!
+        minimizing  sum over rows of (f_i(x) - y)^2 + s |w, c|^2 + sum_i (l |v_i|^2 + l' c_i^2)
 
     "shared" leaves out the second half, "private" the first, "labels" all but c_i; "both" has all
-    of it, and is what FedRes converges to. The penalties are those that do best, from a few powers
-    of ten (for c_i, 1: one imaginary row of the average client). "both" may choose to leave out a
-    half. Where private models explain much more than the shared one, tasks differ; where "labels"
-    does so already, only the frequencies of labels do.
+    of it, and is what FedRes converges to. The penalties are the best of a few powers of ten (for
+    c_i, 1: one imaginary row of the average client). "both" may choose to leave out a half. Where
+    private models explain much more than the shared one, tasks differ; where "labels" does so
+    already, only the frequencies of labels do. Rows of more than 64 features are replaced by their
+    64 principal components. The order of the clients does not matter.
 
-    Rows of more than 64 features are replaced by their 64 principal components. seed: of the folds.
-    The order of the clients decides nothing.
+    Args:
+        fed: The federation.
+        seed: Of the folds.
 
-    >>> x = np.array([[-1.0], [1.0], [-2.0], [2.0]] * 5)
-    >>> opposite = sharing(Federation.from_clients([(x, x[:, 0]), (x, -x[:, 0])]))
-    >>> (round(opposite.explained["shared"], 2) <= 0, round(opposite.explained["private"], 2),
-    ...  round(opposite.alike))
-    (True, 1.0, -1)
+    Returns:
+        The shares of the variance, by model.
+
+    Example:
+        >>> x = np.array([[-1.0], [1.0], [-2.0], [2.0]] * 5)
+        >>> opposite = fd.sharing(fd.Federation.from_clients([(x, x[:, 0]), (x, -x[:, 0])]))
+        >>> (round(opposite.explained["shared"], 2) <= 0, round(opposite.explained["private"], 2),
+        ...  round(opposite.alike))
+        (True, 1.0, -1)
     """
     check_federation(fed)
     check_value("seed", seed, Annotated[int, Ge(0)])

@@ -17,8 +17,8 @@ from foedus.base.spec import RawSpec, Spec
 from foedus.base.tree import Tree
 
 _KEPT, _KEPT_ROWS = 8, 1 << 23
-"""Row numbers of so many batches, of at most so many rows each, are kept: with all clients, batches
-are the same in every round.
+"""The number of batches whose row numbers are kept, and their largest number of rows: with all
+clients, batches are the same in every round.
 """
 
 
@@ -107,8 +107,8 @@ class Table:
         return total[self.starts + self.sizes] - total[self.starts]
 
     def groups(self, positions: Tensor, spread: float, limit: Callable[[int], int]) -> list[Tensor]:
-        """Cut clients into batches: sizes within a factor `spread`, at most `limit(rows)` clients
-        of so many rows each.
+        """Cut clients into batches: sizes within a factor `spread`, and at most `limit(rows)`
+        clients if the largest has that number of rows.
         """
         sizes = self.sizes[positions]
         if (

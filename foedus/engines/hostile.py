@@ -1,5 +1,4 @@
-"""Hostile clients, simulated: around an engine, some of its clients send something else than they
-were asked for.
+"""Hostile clients, simulated: around an engine, some clients send wrong replies.
 
 The session says that its clients are untrusted, as one with real sites does: a reply that fails a
 check is left out of the round, named and counted, and the run goes on. The server itself does not
@@ -42,22 +41,32 @@ _DRAW, _GARBAGE = 0xFFFFFFFB, 0xFFFFFFFA
 class Hostile(Settings):
     """An engine some of whose clients are hostile.
 
-    clients: their ids, or which part of all clients, drawn by the seed of the run. attack: what
-    they send:
+    The attacks:
 
         "sign_flip"   -strength times the honest reply (strength 1 unless given)
         "scale"       strength times the honest reply (10 unless given)
         "nan"         numbers that are not finite
-        "stale"       what they sent when they were first asked, again and again
-        "garbage"     random bytes in the place of a message
+        "stale"       the first reply, repeated in every round
+        "garbage"     random bytes in place of a message
         "label_flip"  honest replies from flipped labels (`fd.poison`)
 
-    What is only measured for the history is not attacked. Delays go around it:
+    Exchanges that are only measured for the history are not attacked. Delays go around it:
     `fd.Delayed(fd.Hostile(...), up=2)`.
 
+    Args:
+        engine: The engine inside.
+        clients: Ids of the hostile clients, or their share of all clients, drawn by the seed of the
+            run.
+        attack: What they send.
+        strength: Of "sign_flip" and "scale".
+
     Example:
-        >>> fd.run(fd.FedAvg(fd.Linear()), fed, 20,
-        ...        engine=fd.Hostile(clients=0.3, attack="scale"), aggregation=fd.Median())
+        >>> fed = fd.split(fd.load("digits"), "iid", clients=10)
+        >>> hostile = fd.Hostile(clients=0.3, attack="sign_flip", strength=10.0)
+        >>> plain = fd.run(fd.FedAvg(fd.Linear()), fed, 5, engine=hostile)
+        >>> robust = fd.run(fd.FedAvg(fd.Linear()), fed, 5, engine=hostile, aggregation=fd.Median())
+        >>> bool(plain.history.accuracy.iloc[-1] < robust.history.accuracy.iloc[-1])
+        True
     """
 
     engine: Any = Local()  # noqa: RUF009 - frozen
@@ -103,7 +112,7 @@ class Hostile(Settings):
 
 
 class HostileSession(Session):
-    """A session some of whose replies are spoilt."""
+    """A session some of whose replies are corrupted."""
 
     def __init__(self, inner: Session, settings: Hostile, hostile: Tensor):
         self.inner, self.settings, self.hostile = inner, settings, hostile
@@ -114,7 +123,7 @@ class HostileSession(Session):
         self.first: dict[str, dict[str, Tree]] = {}
 
     def exchange(self, ask: Ask) -> Iterator[tuple[Tensor, Tree, bool]]:
-        """The replies, some of them spoilt; messages that cannot be read are left out."""
+        """The replies, some of them corrupted; messages that cannot be read are left out."""
         if self.last != (ask.round, ask.exchange):  # late broadcasts make several of one exchange
             self.last, self.faults = (ask.round, ask.exchange), {}
         attack, strength = self.settings.attack, self.settings.strength
@@ -132,8 +141,8 @@ class HostileSession(Session):
     def _replaced(
         self, ask: Ask, ids: Tensor, reply: Tree, stacked: bool, bad: Tensor
     ) -> Iterator[tuple[Tensor, Tree, bool]]:
-        """Replies with others in the place of the hostile ones: those of these that can be read, of
-        the form that was asked for.
+        """Replies with those of the hostile clients replaced, where the replacement can be read and
+        has the expected form.
         """
         one = (lambda i: _pick(reply, i)) if stacked else (lambda i: reply)
         others: dict[int, Tree] = {}
@@ -184,7 +193,7 @@ class HostileSession(Session):
         return {**self.inner.save(), "hostile": {"ids": self.hostile, "first": self.first}}
 
     def load(self, saved: Tree) -> None:
-        """Take up what a checkpoint has."""
+        """Restore the states of a checkpoint."""
         kept = saved.get("hostile")
         if kept is None or not torch.equal(kept["ids"], self.hostile):
             raise CheckpointError(
@@ -203,7 +212,7 @@ def _pick(reply: Tree, i: int) -> Tree:
 
 
 def _garbage(ask: Ask, client: int, size: int) -> bytes:
-    """Random bytes, as many as the message would have had."""
+    """Random bytes, as long as the message would have been."""
     drawn = random.words(
         random.fold(random.fold(ask.key, ask.round, ask.exchange, client), _GARBAGE),
         max(1, -(-size // 4)),

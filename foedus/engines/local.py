@@ -52,11 +52,18 @@ _DEVICES: dict[str, Callable[[], bool]] = {
 class Local(Settings):
     """The default engine: simulation in this process.
 
-    batch: True batches clients, False takes them one after the other, "auto" asks the algorithm and
-    its model. memory: bytes that one batch may take, roughly; more clients are done in several
-    batches. device: where networks are trained and distilled ("cuda", "cuda:1", "mps", "xpu"):
-    the clients' rows are kept there. All else, the algorithms' own arithmetic and their random
-    draws included, stays on the CPU.
+    Args:
+        batch: Whether clients are batched; "auto" asks the algorithm and its model.
+        memory: Approximate bytes that one batch may take; more clients are done in several batches.
+        device: Where networks are trained and distilled ("cuda", "cuda:1", "mps", "xpu"): the
+            clients' rows are kept there. Everything else, the algorithms' own arithmetic and their
+            random draws included, stays on the CPU.
+
+    Example:
+        >>> fed = fd.split(fd.load("digits"), "iid", clients=10)
+        >>> run = fd.run(fd.FedAvg(fd.Linear()), fed, rounds=5, engine=fd.Local(batch=False))
+        >>> run.history.accuracy.iloc[-1] > 0.8
+        True
     """
 
     batch: bool | Literal["auto"] = "auto"
@@ -142,7 +149,7 @@ class LocalSession(Session):
             yield from self._answers(ask, positions[kinds == kind], kind)
 
     def _absorb(self, ask: Ask, positions: Tensor, updates: dict[str, Tree]) -> None:
-        """Clients take up what is new of held values, in what they keep of them."""
+        """Clients apply the updates of held values to their states."""
         if not updates:
             return
 
@@ -193,9 +200,7 @@ class LocalSession(Session):
             yield ids, reply, True
 
     def _check_states(self, round: int, positions: Tensor, reply: Tree) -> None:
-        """Where nothing is sent, nobody else would notice that a client's model is no longer
-        finite.
-        """
+        """Where nothing is sent, only this notices that a client's model is no longer finite."""
         if self.remembers and not tree.leaves(reply):
             states = self.states.get_many(positions)
             if not tree.all_finite(states):
@@ -245,7 +250,7 @@ class LocalSession(Session):
         ]
 
     def _ready(self, group: Group) -> Group:
-        """Make, once, what a batch that comes again every round should keep."""
+        """Make, once, what is kept of a batch that is used in every round."""
         group.width = int(self.train.sizes[group.positions].max())
         if self.prepares:
             prepare = lambda client: (self.algorithm.prepare(client.data), None)  # noqa: E731
@@ -269,8 +274,8 @@ class LocalSession(Session):
         return torch.zeros(len(group.positions), 2, dtype=torch.int64)
 
     def _stacked(self, run: Callable, table: Table, group: Group, keys: Tensor) -> Tree:
-        """`run` once, for all clients of a batch, where the step says that it can (`stacked`) and
-        clients remember nothing.
+        """`run` once, for all clients of a batch, where the step allows it (`stacked`) and clients
+        keep no state.
         """
         index, weight = table.index(group.positions, group.width)
         late = self._late(group.positions)
@@ -354,9 +359,7 @@ class LocalSession(Session):
             torch.set_num_threads(workers)
 
     def _client(self, table: Table, position: int, key: Tensor) -> Client:
-        """One client as its step sees it; with its first state, if it takes part for the first
-        time.
-        """
+        """One client as its step sees it; with its first state, if it is new."""
         if self.prepares and position not in self._prepared:
             self._prepared[position] = self.algorithm.prepare(self.train.one(position))
         id_, prepared, state = (
@@ -382,13 +385,11 @@ class LocalSession(Session):
         return Client(id_, table.one(position), prepared, state, key, self.shared, self.spec, *late)
 
     def state_of(self, position: int) -> Tree:
-        """What one client remembers; its first state, if it has not taken part yet."""
+        """The state of one client; its first state, if it has not taken part yet."""
         return self._client(self.train, position, self.seed_key).state if self.remembers else None
 
     def _states(self, group: Group) -> Tree:
-        """The states of a batch, stacked; clients that take part for the first time get their first
-        one.
-        """
+        """The states of a batch, stacked; new clients get their first one."""
         if not self.remembers:
             return None
         known = self.states.known(group.positions)
@@ -407,8 +408,8 @@ class LocalSession(Session):
     def evaluate_own(self, metrics: Sequence[str] = ()) -> dict[str, Tensor]:
         """Where the algorithm is personal: each client's model on its own test rows.
 
-        Sums by client, in id order; metrics: what the outputs of all rows, client after client, are
-        wanted for, if anything.
+        Sums by client, in id order; metrics: the metrics that need the outputs of all rows, client
+        after client, if any.
         """
 
         def run(client: Client) -> tuple[Tree, Tree]:
@@ -479,8 +480,8 @@ class LocalSession(Session):
     def _take_outputs(
         self, sums: dict[str, Tensor], table: Table, positions: Tensor, outputs: Tensor | None
     ) -> None:
-        """Put the outputs of some clients' rows, (c, n, *output_shape) with padding or (n,
-        *output_shape), in their places among those of all rows.
+        """Write the outputs of some clients' rows, (c, n, *output_shape) with padding or (n,
+        *output_shape), to their places among those of all rows.
         """
         if outputs is None:
             return
@@ -500,7 +501,7 @@ class LocalSession(Session):
         return self.states.save()
 
     def load(self, saved: Tree) -> None:
-        """Take up the client states of a checkpoint."""
+        """Restore the client states of a checkpoint."""
         self.states.load(saved)
 
     def save_prepared(self) -> Tree:
@@ -512,7 +513,7 @@ class LocalSession(Session):
         return {"groups": groups, "each": [[p, prepared] for p, prepared in self._prepared.items()]}
 
     def load_prepared(self, saved: Tree) -> None:
-        """Take up what `save_prepared` gave."""
+        """Restore what `save_prepared` returned."""
         groups = [Group(g["positions"], None, g["prepared"], g["width"]) for g in saved["groups"]]
         self._everyone = groups or None
         self._prepared = dict(saved["each"])

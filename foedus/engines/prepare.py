@@ -1,4 +1,4 @@
-"""`foedus.prepare`: fit the preprocessing of raw tables among the clients that hold them."""
+"""`fd.prepare`: fit the preprocessing of raw tables among the clients that hold them."""
 
 from __future__ import annotations
 
@@ -39,24 +39,32 @@ def prepare(
     ranges: Ranges | None = None,
     seed: int = 0,
 ) -> Federation:
-    """The federation with its raw rows (`foedus.load(..., fit=False)`) prepared for models.
+    """Fit the preprocessing of raw rows (`fd.load(..., fit=False)`) among the clients.
 
-    What `foedus.load` fits on the pooled training rows is fitted here through exchanges with the
+    What `fd.load` fits on the pooled training rows is fitted here through exchanges with the
     clients: means and standard deviations are the same up to rounding, categories the same,
     quantiles but for the last bit. `fed.settings["preprocess"]` says what was sent.
 
     Args:
-        fed: Of raw rows; each client sees its own alone.
-        engine: As for `foedus.run`.
-        aggregation: As for `foedus.run`: with `SecureAggregation` no single reply is seen.
+        fed: Of raw rows; each client sees only its own.
+        engine: As for `fd.run`.
+        aggregation: As for `fd.run`: with `fd.SecureAggregation` no single reply is seen.
         categories: Texts by column that are known in advance; those of other columns are found.
         ranges: (least, largest) value by column. Differential privacy needs one for each column of
             numbers, and `categories`.
         seed: Of secure aggregation's draws.
 
+    Returns:
+        The federation with rows for models.
+
     Example:
-        >>> raw = fd.Federation.from_clients(sites, label="outcome", impute="median", fit=False)
-        >>> fed = fd.prepare(raw, aggregation=fd.SecureAggregation())
+        >>> north = pd.DataFrame({"age": [30.0, None, 52.0], "well": [1, 0, 1]})
+        >>> south = pd.DataFrame({"age": [41.0, 67.0, 35.0], "well": [0, 0, 1]})
+        >>> raw = fd.Federation.from_clients({"north": north, "south": south}, label="well",
+        ...                                  impute="median", fit=False)
+        >>> fed = fd.prepare(raw)
+        >>> bool(np.isfinite(fed.data.x_train).all())
+        True
     """
     if not isinstance(fed, Federation):
         raise DataError(
@@ -80,7 +88,7 @@ def prepare(
 
 
 def cost(fitted: Run, aggregation: Aggregation | None) -> dict[str, Any]:
-    """What a fit has sent and spent; no times, which a run that goes on could not have again."""
+    """Bytes and privacy cost of a fit; no times, which a resumed run could not repeat."""
     last = fitted.records.rows[-1]
     keys = ("bytes_up", "bytes_down", "messages_up", "epsilon")
     about: dict[str, Any] = {k: last[k] for k in keys if k in last}
@@ -138,7 +146,7 @@ def fit(
     aggregation: Aggregation | None,
     seed: int,
 ) -> Run:
-    """Run a fit, quietly."""
+    """Run a fit without a progress bar."""
     return run(
         algorithm, fed, 0, engine=engine, aggregation=bounded(aggregation, algorithm), seed=seed,
         evaluate_every=0, progress=False,
@@ -146,8 +154,8 @@ def fit(
 
 
 def bounded(aggregation: Aggregation | None, algorithm: FitPreprocessing) -> Aggregation | None:
-    """An aggregation that fits: whose fixed-point numbers have the step that sums need, or whose
-    noise is for the largest replies that there can be.
+    """An aggregation with fitting bounds: fixed-point numbers with the step that sums need, or
+    noise for the largest possible replies.
     """
     privacy = _privacy(aggregation)
     if privacy is None and isinstance(aggregation, SecureAggregation):
@@ -164,10 +172,9 @@ def bounded(aggregation: Aggregation | None, algorithm: FitPreprocessing) -> Agg
 
 
 def exact(aggregation: SecureAggregation, what: str, instead: str = "") -> SecureAggregation:
-    """The same with fixed-point numbers of the step that sums of integers and `blinded` numbers
-    need.
+    """The same with fixed-point numbers whose step fits sums of integers and `blinded` numbers.
 
-    what, instead: for an error, which sums these are, and what else can be done.
+    what, instead: for an error, which sums these are, and the alternative.
     """
     wide = max(16.0, 2.0 ** math.ceil(math.log2(aggregation.range)))
     if (bits := round(math.log2(wide / UNIT)) + 1) > 40:

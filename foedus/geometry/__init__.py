@@ -1,4 +1,4 @@
-"""Convex sets with linear minimisation oracles and projections, and mirror maps."""
+"""Convex sets with linear minimization oracles and projections, and mirror maps."""
 
 from foedus.geometry.containment import inside
 from foedus.geometry.domain import Corner, Domain, dense

@@ -214,7 +214,15 @@ class Domain(Settings):
             )
 
     def lmo(self, g: Tensor, batch: int = 0) -> Point:
-        """An extreme point s that minimises <g, s> over the set."""
+        """An extreme point s that minimizes <g, s> over the set.
+
+        Args:
+            g: The gradient.
+            batch: Number of leading dimensions of g that count clients.
+
+        Returns:
+            The point in its short form; `foedus.geometry.dense` gives the tensor.
+        """
         raise NotImplementedError
 
     def project(self, x: Tensor, batch: int = 0) -> Tensor:
@@ -227,7 +235,7 @@ class Domain(Settings):
         return self._contains(self._flat(x, batch), x.shape[batch:], tolerance)
 
     def start(self, shape: Shape, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Zero if it is in the set, else the set's centre."""
+        """Zero if it is in the set, else the set's center."""
         self.check(shape)
         return torch.zeros(tuple(shape), dtype=dtype)
 

@@ -19,13 +19,21 @@ from foedus.wire.arrays import Sparse
 
 @dataclass(frozen=True)
 class GroupBall(Ball):
-    """{x : sum over groups of |x_g|_2 <= radius}, the ball of the group lasso.
+    """The ball of the group lasso, {x : sum over groups of |x_g|_2 <= radius}.
 
-    groups: the size of equal consecutive groups; "rows" for one group an index of the first
-    dimension (the inputs of one neuron); or a label (an integer) for each entry, as a tuple.
     Extreme points: vectors of length radius in one group. The point is sparse, with as many entries
-    as the largest group has; if the winning group has fewer, other entries come with the value
-    zero. At g = 0: zero.
+    as the largest group has; if the chosen group has fewer, other entries come with the value zero.
+    At g = 0: zero.
+
+    Args:
+        radius: Largest sum of the groups' norms.
+        groups: The size of equal consecutive groups; "rows" for one group for each index of the
+            first dimension (the inputs of one neuron); or a label (an integer) for each entry, as a
+            tuple.
+
+    Example:
+        >>> fd.GroupBall(1.0, groups=2).lmo(torch.tensor([1.0, 0.0, 3.0, 4.0])).dense()
+        tensor([ 0.0000,  0.0000, -0.6000, -0.8000])
     """
 
     radius: Annotated[float, Gt(0)]

@@ -65,7 +65,7 @@ class ModelDomain(Settings):
         raise NotImplementedError
 
     def start(self, shapes: Shapes, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-        """Zero if it is in the set, else its centre."""
+        """Zero if it is in the set, else its center."""
         raise NotImplementedError
 
     def low_rank(self, shapes: Shapes) -> bool:
@@ -75,10 +75,19 @@ class ModelDomain(Settings):
 
 @dataclass(frozen=True)
 class Whole(ModelDomain):
-    """One set over all the tensors of a model as one vector; a single tensor keeps its shape.
+    """One set over all the tensors of a model as one vector.
 
-    The extreme point is one point of that vector: a `Sparse` with indices into it, `Signs`, or a
-    dense vector.
+    A single tensor keeps its shape. The extreme point is one point of that vector: a `Sparse` with
+    indices into it, `Signs`, or a dense vector.
+
+    Args:
+        domain: The set.
+
+    Example:
+        >>> gradient = {"w": torch.tensor([[1.0, -4.0]]), "b": torch.tensor([2.0])}
+        >>> whole = fd.Whole(fd.L1Ball(3.0))
+        >>> whole.dense(whole.lmo(gradient), gradient)
+        {'w': tensor([[0., 3.]]), 'b': tensor([0.])}
     """
 
     domain: Annotated[Domain, Means("a set such as L1Ball(10.0)")]
@@ -138,9 +147,18 @@ class Whole(ModelDomain):
 
 @dataclass(frozen=True)
 class PerLayer(ModelDomain):
-    """A set for each tensor of a model: the same one for all, or {name: set} with every name.
+    """A set for each tensor of a model.
 
-    The point is a dict of points.
+    The extreme point is a dict of points, one for each tensor.
+
+    Args:
+        domains: The same set for all tensors, or {name: set} with every name.
+
+    Example:
+        >>> gradient = {"w": torch.tensor([[1.0, -4.0]]), "b": torch.tensor([2.0])}
+        >>> each = fd.PerLayer(fd.L1Ball(3.0))
+        >>> each.dense(each.lmo(gradient), gradient)
+        {'w': tensor([[0., 3.]]), 'b': tensor([-3.])}
     """
 
     domains: Annotated[

@@ -28,15 +28,26 @@ _ROUNDING = 1e-9  # two radii that differ by less, relatively, are the same
 
 @dataclass(frozen=True)
 class NuclearBall(Ball):
-    """{X : the singular values sum up to at most radius}. s = -radius u v^T, the top pair of g.
+    """The ball of the nuclear norm, {X : the singular values sum up to at most radius}.
 
-    Matrices with a side of at most 64 are solved to rounding. For larger ones the pair has a
-    relative residual of at most `tolerance`: with s = u^T g v, |g^T u - s v| <= tolerance s. Then s
-    >= sigma / sqrt(1 + tolerance / c), sigma the largest singular value and c > 0 the cosine of v
-    with its vector; c tends to 1 unless other singular values are as large, and starts at about 1 /
-    sqrt(columns), from a fixed random vector. `iterations` bounds the Lanczos steps; what is found
-    by then is returned. `lmo(g, warm=v)` starts near v, such as the right factor of the last point,
-    which saves steps when g has changed little. At g = 0: zero.
+    Extreme points: -radius u v^T with the top singular pair of g, sent as two vectors. Matrices
+    with a side of at most 64 are solved to rounding. For larger ones the pair has a relative
+    residual of at most `tolerance`: with s = u^T g v, |g^T u - s v| <= tolerance s. Then s >= sigma
+    / sqrt(1 + tolerance / c), sigma the largest singular value and c > 0 the cosine of v with its
+    vector; c tends to 1 unless other singular values are as large, and starts at about 1 /
+    sqrt(columns), from a fixed random vector. `lmo(g, warm=v)` starts near v, such as the right
+    factor of the last point, which saves steps when g has changed little. At g = 0: zero.
+
+    Args:
+        radius: Largest sum of singular values.
+        tolerance: Relative residual of the top pair of a large matrix.
+        iterations: Most Lanczos steps; the pair after them is returned.
+
+    Example:
+        >>> point = fd.NuclearBall(2.0).lmo(torch.tensor([[3.0, 0.0], [0.0, 1.0]]))
+        >>> point.left.shape, point.dense().abs().round(decimals=3)
+        (torch.Size([2, 1]), tensor([[2., 0.],
+                [0., 0.]]))
     """
 
     radius: Annotated[float, Gt(0)]
@@ -55,22 +66,24 @@ class NuclearBall(Ball):
         return LowRank(u.unsqueeze(-1) * -self.radius, v.unsqueeze(-1))
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
-        matrix, strange = self._matrix(x, shape)
+        matrix, not_finite = self._matrix(x, shape)
         left, s, right = torch.linalg.svd(matrix, full_matrices=False)
         shrunk = (left * simplex(s, self.radius).unsqueeze(-2)) @ right
         # Inside the ball x itself, without the rounding of the factors.
         result = torch.where((s.sum(-1) <= self.radius)[..., None, None], matrix, shrunk)
-        return torch.where(strange[..., None, None], torch.nan, result)
+        return torch.where(not_finite[..., None, None], torch.nan, result)
 
     def _contains(self, x: Tensor, shape: Shape, tolerance: float) -> Tensor:
-        matrix, strange = self._matrix(x.double(), shape)
-        return (torch.linalg.svdvals(matrix).sum(-1) <= self.radius * (1 + tolerance)) & ~strange
+        matrix, not_finite = self._matrix(x.double(), shape)
+        within = torch.linalg.svdvals(matrix).sum(-1) <= self.radius * (1 + tolerance)
+        return within & ~not_finite
 
     @staticmethod
     def _matrix(x: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
         """The matrices, zero where not finite (LAPACK refuses them), and which these are."""
-        strange = ~x.abs().amax(-1).isfinite()
-        return torch.where(strange.unsqueeze(-1), 0, x).reshape(*x.shape[:-1], *shape), strange
+        not_finite = ~x.abs().amax(-1).isfinite()
+        matrix = torch.where(not_finite.unsqueeze(-1), 0, x).reshape(*x.shape[:-1], *shape)
+        return matrix, not_finite
 
     def _reach(self, norm: str, shape: tuple[int, ...]) -> float:
         return self.radius * (math.sqrt(math.prod(shape)) if norm == "l1" else 1.0)
@@ -78,12 +91,17 @@ class NuclearBall(Ball):
 
 @dataclass(frozen=True)
 class Birkhoff(Domain):
-    """{X >= 0 : all row and column sums are 1}, the convex hull of the n x n permutation matrices.
+    """The Birkhoff polytope, {X >= 0 : all row and column sums are 1}.
 
-    The point is the assignment of least cost g (SciPy), n entries of value 1; of several, SciPy's
-    choice, which is the same every time. The projection has row and column sums within 1e-12 of 1
-    (and rounding), and is the exact projection onto matrices with those sums. At g = 0: the
-    identity.
+    It is the convex hull of the n x n permutation matrices. The extreme point is the assignment of
+    least cost g (SciPy), n entries of value 1; of several, SciPy's choice, which is deterministic.
+    The projection has row and column sums within 1e-12 of 1 (and rounding), and is the exact
+    projection onto matrices with those sums. At g = 0: the identity.
+
+    Example:
+        >>> fd.Birkhoff().lmo(torch.tensor([[4.0, 1.0], [2.0, 3.0]])).dense()
+        tensor([[0., 1.],
+                [1., 0.]])
     """
 
     matrix: ClassVar[bool] = True

@@ -173,12 +173,19 @@ class Mirror(Settings):
 
 @dataclass(frozen=True)
 class Entropy(Mirror):
-    """F(x) = sum x_i log x_i for x >= 0; a step is exponentiated gradient, x_i exp(-eta g_i) / sum.
+    """The entropy, whose step is exponentiated gradient.
+
+        F(x) = sum x_i log x_i  for x >= 0,        a step: x_i <- x_i exp(-eta g_i) / sum
 
     grad F(x) = log x + 1 (minus infinity at zero), and B(x || y) = sum x_i log(x_i / y_i) - x_i +
     y_i, the Kullback-Leibler divergence. 1-strongly convex in |.|_1 (Pinsker). The projection is
     x_i = clip(c v_i, low_i, high_i). Entries that are zero stay so, unless the bounds leave no
     other place for the mass: then they share it as if they were equal and tiny.
+
+    Example:
+        >>> alpha = torch.tensor([0.5, 0.25, 0.25])
+        >>> fd.Entropy().step(alpha, torch.tensor([1.0, 0.0, 0.0]), eta=0.7).round(decimals=2)
+        tensor([0.3300, 0.3300, 0.3300])
     """
 
     sigma: ClassVar[float] = 1.0
@@ -217,9 +224,16 @@ class Entropy(Mirror):
 
 @dataclass(frozen=True)
 class Euclidean(Mirror):
-    """F(x) = |x|_2^2 / 2; a step is projected gradient. B(x || y) = |x - y|_2^2 / 2.
+    """The squared Euclidean norm, whose step is projected gradient.
+
+        F(x) = |x|_2^2 / 2,        B(x || y) = |x - y|_2^2 / 2
 
     1-strongly convex in |.|_2. The projection is x_i = clip(v_i + theta, low_i, high_i).
+
+    Example:
+        >>> alpha = torch.tensor([0.5, 0.5])
+        >>> fd.Euclidean().step(alpha, torch.tensor([1.0, 0.0]), eta=0.5)
+        tensor([0.2500, 0.7500])
     """
 
     sigma: ClassVar[float] = 1.0
@@ -255,14 +269,25 @@ class Euclidean(Mirror):
 
 @dataclass(frozen=True)
 class PNorm(Mirror):
-    """F(x) = |x|_p^2 / 2 with 1 < p <= 2: from Euclidean (2) to entropy-like, say 1 + 1 / log n.
+    """The squared p-norm: from Euclidean (p = 2) to entropy-like, say p = 1 + 1 / log n.
 
-    grad F(x)_i = sign(x_i) |x_i|^(p-1) |x|_p^(2-p); its inverse is the same with q for p, 1/p + 1/q
-    = 1. (p-1)-strongly convex in |.|_p. The projection is x_i = clip(phi((z_i + theta) /
-    |x|_p^(2-p)), low_i, high_i) with phi(u) = sign(u) |u|^(q-1). For a fixed |x|_p in it, sum x
-    increases with theta, and with theta so chosen the norm of x decreases: two nested root-finds.
-    Gentile, "The robustness of the p-norm algorithms", 2003; Grove, Littlestone and Schuurmans,
-    "General convergence results for linear discriminant updates", 2001.
+        F(x) = |x|_p^2 / 2,    grad F(x)_i = sign(x_i) |x_i|^(p-1) |x|_p^(2-p)
+
+    and the inverse of the gradient is the same with q for p, 1/p + 1/q = 1. (p-1)-strongly convex
+    in |.|_p. The projection is x_i = clip(phi((z_i + theta) / |x|_p^(2-p)), low_i, high_i) with
+    phi(u) = sign(u) |u|^(q-1). For a fixed |x|_p in it, sum x increases with theta, and with theta
+    so chosen the norm of x decreases: two nested root-finds.
+
+    Args:
+        p: The order of the norm, above 1 and at most 2.
+
+    Example:
+        >>> alpha = torch.tensor([0.5, 0.5])
+        >>> fd.PNorm(2.0).step(alpha, torch.tensor([1.0, 0.0]), eta=0.5)
+        tensor([0.2500, 0.7500])
+
+    Reference: Gentile, "The robustness of the p-norm algorithms", 2003; Grove, Littlestone and
+    Schuurmans, "General convergence results for linear discriminant updates", 2001.
     """
 
     p: Annotated[float, Gt(1), Le(2), Remedy("for the limit p = 1 take Entropy()")]

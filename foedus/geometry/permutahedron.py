@@ -18,12 +18,22 @@ from foedus.geometry.domain import Domain, Shape, decreasing, finite_numbers, pl
 
 @dataclass(frozen=True)
 class Permutahedron(Domain):
-    """The convex hull of all permutations of a vector: {x : x is majorised by weights}.
+    """The convex hull of all permutations of a vector: {x : x is majorized by weights}.
 
-    The tensor has as many entries. s gives the largest weight to the smallest gradient (a sort),
-    dense. Projection: with x and the weights w sorted from the largest down, x - v, where v is the
-    decreasing sequence closest to x - w (Blondel, Teboul, Berthet and Djolonga, "Fast
-    differentiable sorting and ranking", ICML 2020). At g = 0: the weights in decreasing order.
+    The tensor has as many entries as the vector. The extreme point gives the largest weight to the
+    smallest gradient (a sort), dense. Projection: with x and the weights w sorted from the largest
+    down, x - v, where v is the decreasing sequence closest to x - w. At g = 0: the weights in
+    decreasing order.
+
+    Args:
+        weights: The vector.
+
+    Example:
+        >>> fd.Permutahedron((3.0, 2.0, 1.0)).lmo(torch.tensor([0.1, 0.3, 0.2]))
+        tensor([3., 1., 2.])
+
+    Reference: Blondel, Teboul, Berthet and Djolonga, "Fast differentiable sorting and ranking",
+    ICML 2020.
     """
 
     weights: Annotated[

@@ -34,9 +34,20 @@ from foedus.wire.arrays import Signs, Sparse
 
 @dataclass(frozen=True)
 class L1Ball(Ball):
-    """{x : sum |x_i| <= radius}.
+    """The L1 ball, {x : sum |x_i| <= radius}.
 
-    Extreme points: +-radius at one entry. At g = 0: radius at the first.
+    Extreme points: +-radius at one entry, so that a message is one index and one sign. At g = 0:
+    radius at the first.
+
+    Args:
+        radius: Largest sum of magnitudes.
+
+    Example:
+        >>> ball = fd.L1Ball(2.0)
+        >>> ball.lmo(torch.tensor([0.5, -3.0, 1.0])).dense()
+        tensor([0., 2., 0.])
+        >>> ball.project(torch.tensor([3.0, 0.0, 1.0]))
+        tensor([2., 0., 0.])
     """
 
     radius: Annotated[float, Gt(0)]
@@ -60,9 +71,19 @@ class L1Ball(Ball):
 
 @dataclass(frozen=True)
 class L2Ball(Ball):
-    """{x : |x|_2 <= radius}; for matrices, the Frobenius norm. s = -radius g / |g|, dense.
+    """The Euclidean ball, {x : |x|_2 <= radius}; for matrices, the Frobenius norm.
 
-    At g = 0: zero.
+    Extreme points: -radius g / |g|, dense. At g = 0: zero.
+
+    Args:
+        radius: Largest norm.
+
+    Example:
+        >>> ball = fd.L2Ball(5.0)
+        >>> ball.lmo(torch.tensor([3.0, -4.0]))
+        tensor([-3.,  4.])
+        >>> bool(ball.contains(torch.tensor([3.0, -4.0])))
+        True
     """
 
     radius: Annotated[float, Gt(0)]
@@ -83,9 +104,16 @@ class L2Ball(Ball):
 
 @dataclass(frozen=True)
 class LInfBall(Ball):
-    """{x : max |x_i| <= radius}.
+    """The ball of the largest magnitude, {x : max |x_i| <= radius}.
 
-    Extreme points: radius times signs. At g = 0: radius everywhere.
+    Extreme points: radius times signs, one bit an entry. At g = 0: radius everywhere.
+
+    Args:
+        radius: Largest magnitude of an entry.
+
+    Example:
+        >>> fd.LInfBall(0.5).lmo(torch.tensor([3.0, -4.0])).dense()
+        tensor([-0.5000,  0.5000])
     """
 
     radius: Annotated[float, Gt(0)]
@@ -113,9 +141,19 @@ class LInfBall(Ball):
 
 @dataclass(frozen=True)
 class KSparse(Ball):
-    """{x : sum |x_i| <= k radius, max |x_i| <= radius}: the hull of k entries of +-radius.
+    """The convex hull of vectors with k entries of +-radius.
+
+        {x : sum |x_i| <= k radius, max |x_i| <= radius}
 
     At g = 0: radius at the first k entries.
+
+    Args:
+        k: Number of entries of an extreme point.
+        radius: Their magnitude.
+
+    Example:
+        >>> fd.KSparse(2, 1.0).lmo(torch.tensor([0.5, -3.0, 1.0])).dense()
+        tensor([ 0.,  1., -1.])
     """
 
     k: Annotated[int, Ge(1)]
@@ -151,10 +189,17 @@ class KSparse(Ball):
 
 @dataclass(frozen=True)
 class Simplex(Domain):
-    """{x : x >= 0, sum x = radius}. Extreme points: radius at one entry. At g = 0: at the first.
+    """The simplex, {x : x >= 0, sum x = radius}.
 
-    `diameter` is that of two or more entries; a single entry can only be `radius`, and
-    `diameter_of` says 0.
+    Extreme points: radius at one entry. At g = 0: at the first. `diameter` is that of two or more
+    entries; a single entry can only be `radius`, and `diameter_of` says 0.
+
+    Args:
+        radius: The sum of the entries.
+
+    Example:
+        >>> fd.Simplex().project(torch.tensor([0.5, 1.5, -1.0]))
+        tensor([0., 1., 0.])
     """
 
     radius: Annotated[float, Gt(0)] = 1.0
@@ -195,10 +240,18 @@ class Simplex(Domain):
 
 @dataclass(frozen=True)
 class Box(Domain):
-    """{x : lo <= x <= hi}. Bounds are numbers, or (nested) tuples that broadcast to the shape.
+    """A box, {x : lo <= x <= hi}.
 
-    s_i = lo_i where g_i > 0, else hi_i: `Signs` for numbers with lo = -hi, `Corner` for other
-    numbers, else dense.
+    Extreme points: s_i = lo_i where g_i > 0, else hi_i, as `Signs` for numbers with lo = -hi, as
+    `Corner` for other numbers, else dense.
+
+    Args:
+        lo: Lower bound: a number, or a (nested) tuple that broadcasts to the shape.
+        hi: Upper bound: a number, or a (nested) tuple that broadcasts to the shape.
+
+    Example:
+        >>> fd.Box(-1.0, 2.0).project(torch.tensor([-3.0, 0.5, 4.0]))
+        tensor([-1.0000,  0.5000,  2.0000])
     """
 
     lo: float | tuple

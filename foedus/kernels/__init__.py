@@ -1,11 +1,11 @@
 """The inner loops that decide how long a round takes, compiled from C where there is a compiler.
 
-`ready` says whether they are there. Callers have the same in Python for where they are not: random
-words and orders of rows in `foedus.base.random`, training of linear models and fully connected
+`ready` tells whether they are available. Otherwise callers use their own versions in Python: random
+words and permutations in `foedus.base.random`, training of linear models and fully connected
 networks in `foedus.models.training`, BatchNorm in `foedus.models.norms`, sums of trees in
-`foedus.models.trees`, sums of replies in `foedus.core.reduce`. Integers and sums are the same in
-both to the last bit, training is up to rounding. FOEDUS_COMPILED=0 in the environment leaves them
-out.
+`foedus.models.trees`, sums of replies in `foedus.core.reduce`. Integers and sums are bitwise equal
+in both versions, training is equal up to rounding. FOEDUS_COMPILED=0 in the environment disables
+the compiled loops.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Models, feature maps, losses and learning-rate schedules."""
+"""Models, feature maps, losses, learning-rate schedules, weak learners and given predictors."""
 
 from foedus.models import schedules
 from foedus.models.base import Model, model_of

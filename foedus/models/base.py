@@ -1,4 +1,4 @@
-"""What a model is to foedus: a function of (parameters, rows). It holds no numbers itself."""
+"""What a model is to foedus: a function of (parameters, rows) that holds no parameters itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Widths = tuple[Annotated[int, Ge(1)], ...]
 
 
 class Drops(Protocol):
-    """Answers for the dropout functions that are called within it: one of `foedus.models.dropout`.
+    """A context that handles calls of dropout functions made within it (`foedus.models.dropout`).
 
     `sites` are the calls so far.
     """
@@ -37,15 +37,29 @@ class Drops(Protocol):
 class Model(Settings):
     """Base of the models: frozen dataclasses with `init` and `apply`.
 
-    A model with a closed-form derivative also defines `pullback`; the others are differentiated by
-    autograd.
+        f(x) = apply(params, x),    params = init(spec, key)
+
+    A model with a closed-form derivative also defines `pullback`; others are differentiated by
+    autograd. Subclass it for a model that is not a `torch.nn.Module`.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Scale(fd.Model):
+        ...     def init(self, spec, key):
+        ...         return {"a": torch.ones(spec.outputs)}
+        ...     def apply(self, params, x):
+        ...         return params["a"] * x.flatten(1).mean(1, keepdim=True)
+        >>> fed = fd.split(fd.load("diabetes"), "iid", clients=3)
+        >>> fd.run(fd.FedAvg(Scale()), fed, rounds=1).model.predict(fed.data.x_test).shape
+        (111,)
     """
 
     if TYPE_CHECKING:  # a constant of the class or a property
 
         @property
         def batchable(self) -> bool:
-            """Whether training many clients in one batched call is the faster way."""
+            """Whether training many clients in one batched call is faster."""
 
         @property
         def closed_form(self) -> bool:
@@ -72,27 +86,56 @@ class Model(Settings):
         check_settings(self, ModelError)
 
     def check(self, spec: Spec) -> None:
-        """Refuse data that the model cannot take, with the reason."""
+        """Raise `ModelError` for data that the model cannot take.
+
+        Args:
+            spec: The form of the data.
+        """
 
     def takes_integers(self, spec: Spec) -> bool:
-        """Whether rows of integers reach it as int64; otherwise as float32."""
+        """Whether integer rows reach it as int64; otherwise they are float32.
+
+        Args:
+            spec: The form of the data.
+        """
         return False
 
     def init(self, spec: Spec, key: Tensor) -> Params:
-        """Starting parameters, drawn from `key`."""
+        """The initial parameters.
+
+        Args:
+            spec: The form of the data.
+            key: The random key they are drawn from (`foedus.base.random`).
+
+        Returns:
+            Tensors by name.
+        """
         raise NotImplementedError
 
     def ready(self, device: torch.device) -> None:
-        """Get ready to be called with tensors on a device, which `torch.func` may then do."""
+        """Prepare for calls with tensors on a device, possibly within `torch.func`.
+
+        Args:
+            device: The device.
+        """
 
     def apply(self, params: Params, x: Tensor) -> Tensor:
-        """Outputs (n, outputs) of rows x (n, *shape); (n, t, outputs) where rows have t labels."""
+        """The outputs of rows.
+
+        Args:
+            params: The parameters, by name.
+            x: Rows (n, *shape).
+
+        Returns:
+            A tensor (n, outputs), or (n, t, outputs) if rows have t labels.
+        """
         raise NotImplementedError
 
     @property
     def statistics(self) -> frozenset[str]:
-        """Names of parameters that no gradient moves: running statistics, which training updates
-        and a server averages.
+        """Names of parameters without gradients: running statistics, which training updates.
+
+        A server averages them.
         """
         return frozenset()
 
@@ -102,35 +145,56 @@ class Model(Settings):
         return frozenset()
 
     def drops(self, spec: Spec) -> bool:
-        """Whether it has dropout in training."""
+        """Whether it uses dropout in training.
+
+        Args:
+            spec: The form of the data.
+        """
         return False
 
     def dropout_calls(self, params: Params, x: Tensor, weight: Tensor, padded: bool) -> Any:
-        """A note of the calls of dropout in training on such rows of one client
-        (`foedus.models.dropout.Record`), where it `trains_apart`.
+        """A record of the calls of dropout in training (`foedus.models.dropout.Record`).
+
+        It is asked for if the model `trains_apart`.
+
+        Args:
+            params: The parameters.
+            x: Rows of one client.
+            weight: The weight of each row; 0 for padding.
+            padded: Whether there is padding.
         """
         raise NotImplementedError
 
     def train_outputs(
         self, params: Params, x: Tensor, weight: Tensor, padded: bool, drops: Drops | None
     ) -> tuple[Tensor, Params]:
-        """Outputs while a client trains, and the new running statistics.
+        """The outputs while a client trains, and the new running statistics.
 
         Args:
             params: Parameters and statistics.
             x: The rows of a mini-batch.
-            weight: What rows count; 0 for padding.
+            weight: The weight of each row; 0 for padding.
             padded: Whether there is padding.
-            drops: Answers for dropout; `None`: the model is known to have none.
+            drops: Handles calls of dropout; `None`: the model is known to have none.
+
+        Returns:
+            The outputs, and statistics by name.
         """
         return self.apply(params, x), {}
 
     def pullback(self, params: Params, x: Tensor) -> tuple[Tensor, Pull]:
-        """Outputs of parameters and flat rows with a client dimension, and what their slope does.
+        """Outputs with a function that computes the gradient from the derivative in the outputs.
 
-        `pull(slope)` returns the gradient. `pull(slope, alpha, beta)` makes the step p <- beta p +
-        alpha g in place instead, without ever holding the gradient, which for a wide layer saves as
-        much time as computing it.
+        `pull(slope)` returns the gradient g. `pull(slope, alpha, beta)` instead makes the step p <-
+        beta p + alpha g in place without storing the gradient, which for a wide layer saves as much
+        time as computing it.
+
+        Args:
+            params: The parameters, with a leading client dimension.
+            x: Flat rows, with a leading client dimension.
+
+        Returns:
+            The outputs and `pull`.
         """
         raise NotImplementedError
 
@@ -140,27 +204,37 @@ _WIDE = 1 << 15
 
 
 def derives_within(model: Model, params: Params) -> bool:
-    """Whether gradients of several clients are taken within `torch.func.vmap`, rather than through
-    it, which is faster, but leaves gradients of matrices transposed that are not of a linear layer:
-    steps along them are slow where they are wide.
+    """Whether gradients of several clients are taken within `torch.func.vmap`, not through it.
 
-    params: Of one client.
+    Through it is faster, but leaves gradients of matrices transposed that do not belong to a linear
+    layer, and steps along transposed gradients are slow for wide matrices.
+
+    Args:
+        model: The model.
+        params: The parameters of one client.
     """
     transposed = (v for k, v in params.items() if v.dim() == 2 and k not in model.row_major)
     return model.recurrent or any(v.numel() >= _WIDE for v in transposed)
 
 
 def widths_of(given: Any) -> Any:
-    """Layer widths as a tuple, of one number or of a sequence; others stay, to be refused."""
+    """Layer widths as a tuple, from one number or a sequence; other values are returned unchanged.
+
+    The field's check refuses those.
+    """
     if isinstance(given, Integral):
         return (given,)
     return tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else given
 
 
 def check_fits(name: str, model: Model, spec: Spec, descends: bool = False) -> None:
-    """Refuse a model that does not take such rows, or returns another number of outputs.
+    """Raise `ModelError` if a model does not take these rows or has another number of outputs.
 
-    descends: whether it is trained by mini-batch descent, which knows dropout and statistics.
+    Args:
+        name: The name of the model in the message.
+        model: The model.
+        spec: The form of the data.
+        descends: Whether it is trained by mini-batch descent, which handles dropout and statistics.
     """
     try:
         model.check(spec)
@@ -177,7 +251,7 @@ def check_fits(name: str, model: Model, spec: Spec, descends: bool = False) -> N
 
 
 def raise_statistics(name: str) -> NoReturn:
-    """Refuse a model with running statistics, for an algorithm that does not average them."""
+    """Raise `ModelError` for a model with running statistics, which `name` does not average."""
     raise ModelError(
         f'{name} does not average the running statistics of BatchNorm (norm="average"); use '
         'norm="frozen" or norm="group", or fd.FedAvg, fd.FedProx, fd.Scaffold or fd.FedDyn'
@@ -185,7 +259,7 @@ def raise_statistics(name: str) -> NoReturn:
 
 
 def raise_kept(name: str) -> NoReturn:
-    """Refuse a model with layers that stay at their client, for an algorithm without them."""
+    """Raise `ModelError` for a model with layers that stay at their client."""
     raise ModelError(
         f'{name} has no place for layers that stay at their clients (norm="local" or "silo"); use '
         'norm="average", "frozen" or "group", or fd.FedAvg, fd.FedProx, fd.FedAdam, fd.FedNova or '
@@ -194,7 +268,7 @@ def raise_kept(name: str) -> NoReturn:
 
 
 def check_sequences(model: Model, spec: Spec) -> None:
-    """Refuse a model with one output a row for labels of each step of a sequence."""
+    """Raise `ModelError` for a model that cannot predict a label for each step of a sequence."""
     if spec.steps and not model.sequences:
         raise ModelError(
             f"{type(model).__name__} predicts one label a row, and rows have {spec.steps} labels "
@@ -204,8 +278,9 @@ def check_sequences(model: Model, spec: Spec) -> None:
 
 
 def check_plain(name: str, model: Model, spec: Spec) -> None:
-    """Refuse a model that is called otherwise in training, for an algorithm that does not train by
-    mini-batch descent: with running statistics, or dropout.
+    """Raise `ModelError` for a model with running statistics or dropout.
+
+    For algorithms that do not train by mini-batch descent: these behave otherwise in training.
     """
     if model.kept:
         raise_kept(name)
@@ -243,7 +318,7 @@ def uniform_init(key: Tensor, number: int, shape: Sequence[int], fan_in: int) ->
 
 
 def image_shape(spec: Spec) -> tuple[int, int, int]:
-    """(channels, height, width) of a row; a flat row of a square number is one grey image."""
+    """(channels, height, width) of a row; a flat row of square length is one gray image."""
     if len(spec.shape) == 3:
         return spec.shape
     side = math.isqrt(spec.features)
@@ -256,7 +331,7 @@ def image_shape(spec: Spec) -> tuple[int, int, int]:
 
 
 def model_of(model: Model | torch.nn.Module) -> Model:
-    """A foedus model from what the user passed: one of ours, or any `torch.nn.Module`."""
+    """A foedus model from the user's argument: a foedus model, or any `torch.nn.Module`."""
     from foedus.models.module import Module
 
     if isinstance(model, Model):

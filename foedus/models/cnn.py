@@ -20,15 +20,30 @@ from foedus.models.base import Model, Params, Widths, image_shape, uniform_init,
 
 @dataclass(frozen=True)
 class CNN(Model):
-    """Convolutions (each followed by ReLU and 2x2 max pooling), then fully connected layers.
+    """Convolutional network: convolutions, ReLU and 2x2 max pooling, then fully connected layers.
 
-    `padding="valid"` shrinks the image at each convolution, `"same"` keeps its size; `leak` is the
-    slope of ReLU below zero. The networks of the papers:
+    The networks of the papers are class methods:
 
     - `CNN.cifar()`: two 5x5 convolutions of 64 filters, fully connected 384 and 192 (FFGB, whose
       text has 394; Acar et al. and the authors' code have 384), leaky ReLU;
     - `CNN.emnist()`: the same convolutions, fully connected 120 and 84 (FFGB), leaky ReLU;
     - `CNN.mnist()`: 32 and 64 filters of 5x5, fully connected 512 (McMahan et al. 2017).
+
+    Args:
+        channels: The number of filters of each convolution.
+        kernel: The side of the square filters; odd with padding="same".
+        hidden: The widths of the fully connected hidden layers.
+        padding: "valid" shrinks the image at each convolution, "same" keeps its size.
+        leak: The slope of ReLU below zero.
+
+    Raises:
+        ModelError: A setting is out of range; or, for given data, rows are not images or too small.
+
+    Example:
+        >>> fed = fd.split(fd.load("digits"), "iid", clients=5)
+        >>> net = fd.CNN(channels=(8,), kernel=3, hidden=(16,))
+        >>> fd.run(fd.FedAvg(net, lr=0.05), fed, rounds=1).model.predict(fed.data.x_test).shape
+        (451,)
     """
 
     channels: Annotated[
@@ -51,17 +66,32 @@ class CNN(Model):
 
     @classmethod
     def cifar(cls) -> CNN:
-        """The CIFAR network of the FFGB paper."""
+        """The CIFAR network of the FFGB paper.
+
+        Example:
+            >>> fd.CNN.cifar().hidden
+            (384, 192)
+        """
         return cls(channels=(64, 64), hidden=(384, 192), leak=0.01)
 
     @classmethod
     def emnist(cls) -> CNN:
-        """The EMNIST network of the FFGB paper."""
+        """The EMNIST network of the FFGB paper.
+
+        Example:
+            >>> fd.CNN.emnist().hidden
+            (120, 84)
+        """
         return cls(channels=(64, 64), hidden=(120, 84), leak=0.01)
 
     @classmethod
     def mnist(cls) -> CNN:
-        """The MNIST network of McMahan et al. (2017)."""
+        """The MNIST network of McMahan et al. (2017).
+
+        Example:
+            >>> fd.CNN.mnist().channels
+            (32, 64)
+        """
         return cls(channels=(32, 64), hidden=(512,), padding="same")
 
     def _sizes(self, spec: Spec) -> tuple[int, int, int, int]:

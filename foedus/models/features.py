@@ -1,7 +1,7 @@
-"""Feature maps: what turns a row into the numbers that a linear method works on.
+"""Feature maps: functions that turn a row into the features of a linear method.
 
-A map is known to everybody: it is part of the algorithm, so nothing of it travels. Random ones are
-given by their seed alone.
+A map is part of the algorithm, so all clients know it and nothing of it is sent. Random maps are
+determined by their seed.
 """
 
 from __future__ import annotations
@@ -31,31 +31,65 @@ _ROWS = 2048
 
 
 class FeatureMap(Settings):
-    """Base of the maps: frozen dataclasses with `size` and `__call__`."""
+    """Base of the feature maps: frozen dataclasses with `size` and `__call__`.
+
+    Example:
+        >>> phi = fd.Polynomial(degree=2)
+        >>> isinstance(phi, fd.FeatureMap), phi(torch.ones(3, 4)).shape
+        (True, torch.Size([3, 15]))
+    """
 
     def __post_init__(self) -> None:
         check_settings(self)
 
     def size(self, spec: Spec) -> int:
-        """M, how many features a row has."""
+        """M, the number of features of a row.
+
+        Args:
+            spec: The form of the data.
+        """
         raise NotImplementedError
 
     def __call__(
         self, x: Tensor, dtype: torch.dtype = torch.float64, out: Tensor | None = None
     ) -> Tensor:
-        """Features (n, M) of rows (n, *shape). `out` is room for them, which a map may use."""
+        """The features of rows.
+
+        Args:
+            x: Rows (n, *shape).
+            dtype: The precision of the features.
+            out: A tensor (n, M) that the map may write the features to.
+
+        Returns:
+            A tensor (n, M).
+        """
         raise NotImplementedError
 
     def rough_size(self, numbers: int) -> int:
-        """About how many features a row of `numbers` numbers has: for planning memory."""
+        """The approximate number of features of a row, for planning memory.
+
+        Args:
+            numbers: The number of entries of a row.
+        """
         return self.size(Spec((numbers,), None, 1))
 
     def seeded(self, seed: int) -> Self:
-        """The map itself, with what it draws at random fixed by a seed, unless it was already."""
+        """The map with its random draws fixed by a seed, unless they already were.
+
+        Args:
+            seed: The seed of the run.
+        """
         return self
 
     def check(self, spec: Spec) -> None:
-        """Refuse rows that the map cannot take, and sizes that no system of equations can have."""
+        """Check that the map can take the rows and has a size that systems of equations can have.
+
+        Args:
+            spec: The form of the data.
+
+        Raises:
+            ConfigError: There are no features, or more than a million.
+        """
         size = self.size(spec)
         if not 1 <= size <= _MOST:
             given = f"{self} gives {size:,} features for rows of shape {spec.shape}"
@@ -64,14 +98,24 @@ class FeatureMap(Settings):
 
 @dataclass(frozen=True)
 class Identity(FeatureMap):
-    """phi(x) = x: linear models.
+    """The features themselves, phi(x) = x: linear models.
 
-    `intercept` adds a feature that is always 1 (it is regularised like the others).
+    Args:
+        intercept: Whether to add a feature that is always 1 (regularized like the others).
+
+    Example:
+        >>> fd.Identity(intercept=True)(torch.zeros(1, 2)).tolist()
+        [[0.0, 0.0, 1.0]]
     """
 
     intercept: bool = False
 
     def size(self, spec: Spec) -> int:
+        """M, the number of features of a row.
+
+        Args:
+            spec: The form of the data.
+        """
         return spec.features + self.intercept
 
     def __call__(
@@ -83,9 +127,18 @@ class Identity(FeatureMap):
 
 @dataclass(frozen=True)
 class Polynomial(FeatureMap):
-    """All monomials of the features up to a degree: (1, x_1, .., x_d, x_1^2, x_1 x_2, ..).
+    """All monomials of the features up to a degree.
+
+        phi(x) = (1, x_1, .., x_d, x_1^2, x_1 x_2, ..)
 
     There are (d + degree)! / (d! degree!) of them.
+
+    Args:
+        degree: The largest degree.
+
+    Example:
+        >>> fd.Polynomial(degree=2)(torch.tensor([[2.0, 3.0]])).tolist()
+        [[1.0, 2.0, 3.0, 4.0, 6.0, 9.0]]
     """
 
     degree: Annotated[int, Ge(1)] = 2
@@ -107,7 +160,11 @@ class Polynomial(FeatureMap):
         return phi
 
     def factors(self, features: int) -> Tensor:
-        """The factors of each monomial (M, degree); 0 is the constant, j + 1 the feature j."""
+        """The factors of each monomial, (M, degree): 0 is the constant, j + 1 the feature j.
+
+        Args:
+            features: The number of features d.
+        """
         return _factors(features + 1, self.degree)
 
 
@@ -118,22 +175,38 @@ def _factors(features: int, degree: int) -> Tensor:
 
 @dataclass(frozen=True)
 class RandomFourier(FeatureMap):
-    """Random Fourier features of the Gaussian kernel (Rahimi and Recht, NIPS 2007).
+    """Random Fourier features of the Gaussian kernel k(x, z) = exp(-|x - z|^2 / (2 bandwidth^2)).
 
         phi(x) = s cos(Omega^T x + b),   Omega_ij ~ N(0, 1 / bandwidth^2),   b_j ~ U[0, 2 pi)
 
-    dim: M, their number. bandwidth: the standard deviation of the kernel k(x, z) = exp(-|x - z|^2 /
-    (2 bandwidth^2)): rows much closer than it look alike, rows much farther apart have nothing to
-    do with each other. unbiased: False, the FedNewton paper's s = 1 / sqrt(M), with which phi(x) .
-    phi(z) has the mean k(x, z) / 2; True, s = sqrt(2 / M), with which it is k itself. Going from
-    False to True doubles every product of features, so the same solution then needs twice the
-    `reg`. seed: what Omega and b are drawn from, the same at every client; `None`: the seed of the
-    run. Only the seed is ever shared. The first features of a map are those of a smaller one with
-    the same seed.
+    Only the seed is ever shared. The first features of a map are those of a smaller map with the
+    same seed.
 
     The FedNewton paper writes Omega ~ N(0, 1 / sigma^2), but the sigma^2 column of its Table 2
     makes sense only as the variance of Omega itself (dna: 0.001 on 180 binary features): `bandwidth
     = column ** -0.5`.
+
+    Args:
+        dim: M, the number of features.
+        bandwidth: The standard deviation of the kernel: rows much closer than this have nearly
+            equal features, rows much farther apart nearly uncorrelated ones.
+        seed: The seed of Omega and b, the same at all clients; `None`: the seed of the run.
+        unbiased: `False`: the FedNewton paper's s = 1 / sqrt(M), with which phi(x) . phi(z) has the
+            mean k(x, z) / 2. `True`: s = sqrt(2 / M), with which the mean is k(x, z). Changing
+            `False` to `True` doubles all products of features, so the same solution needs twice the
+            `reg`.
+
+    Raises:
+        ConfigError: A setting is out of range; or, when called, there is no seed.
+
+    Example:
+        >>> x = torch.tensor([[0.0, 0.0], [0.3, 0.4]])
+        >>> phi = fd.RandomFourier(5000, bandwidth=1.0, seed=0, unbiased=True)(x)
+        >>> abs(float(phi[0] @ phi[1]) - 0.8825) < 0.05  # exp(-0.5^2 / 2)
+        True
+
+    Reference:
+        Rahimi and Recht, "Random features for large-scale kernel machines", NIPS 2007.
     """
 
     dim: Annotated[int, Ge(1)]
@@ -142,6 +215,11 @@ class RandomFourier(FeatureMap):
     unbiased: bool = False
 
     def size(self, spec: Spec) -> int:
+        """M, the number of features of a row.
+
+        Args:
+            spec: The form of the data.
+        """
         return self.dim
 
     def seeded(self, seed: int) -> Self:
@@ -166,11 +244,19 @@ class RandomFourier(FeatureMap):
 
     @property
     def scale(self) -> float:
-        """s."""
+        """The factor s."""
         return math.sqrt((2 if self.unbiased else 1) / self.dim)
 
     def waves(self, features: int, dtype: torch.dtype) -> Tensor:
-        """Omega (features, M) and, as the last row, b."""
+        """Omega (features, M) with b as the last row.
+
+        Args:
+            features: The number of features d of a row.
+            dtype: The precision.
+
+        Raises:
+            ConfigError: The map has no seed.
+        """
         if self.seed is None:
             raise ConfigError(
                 "these random features have no seed yet: a run gives them its own; outside of one "
@@ -190,7 +276,13 @@ def _waves(features: int, dim: int, bandwidth: float, seed: int, dtype: torch.dt
 
 @dataclass(frozen=True, eq=False)
 class ModuleFeatures(FeatureMap):
-    """A `torch.nn.Module`'s outputs as features: fixed, in evaluation mode, its own precision."""
+    """The outputs of a `torch.nn.Module` as features: fixed and in evaluation mode.
+
+    They are computed in the module's own precision.
+
+    Args:
+        module: The module; it must be a function of each row alone.
+    """
 
     module: nn.Module
 
@@ -218,7 +310,7 @@ class ModuleFeatures(FeatureMap):
 
     @property
     def precision(self) -> torch.dtype | None:
-        """Of the module's parameters; `None`: it has none."""
+        """The precision of the module's parameters; `None`: it has none."""
         return next((p.dtype for p in self.frozen.parameters() if p.is_floating_point()), None)
 
     def check(self, spec: Spec) -> None:
@@ -234,7 +326,7 @@ class ModuleFeatures(FeatureMap):
 
 
 def features_of(features: FeatureMap | nn.Module) -> FeatureMap:
-    """A feature map from what the user passed: one of ours, or any `torch.nn.Module`."""
+    """A feature map from the user's argument: a foedus map, or any `torch.nn.Module`."""
     if isinstance(features, FeatureMap):
         return features
     if isinstance(features, nn.Module):

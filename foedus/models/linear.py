@@ -33,11 +33,22 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Linear(Model):
-    """f(x) = W x + b: softmax regression with cross-entropy, linear with the squared loss.
+    """Linear model: softmax regression on class labels, linear regression on real targets.
 
-    Starts at zero (the objective is convex), or at random with `zero_start=False`. W is (outputs,
-    features): with few outputs, products with its rows contiguous are several times faster than
-    with its columns.
+        f(x) = W x + b,    W of shape (outputs, features)
+
+    With few outputs, products with contiguous rows of W are several times faster than with
+    contiguous columns.
+
+    Args:
+        bias: Whether there is a bias b.
+        zero_start: Start at zero, as the objective is convex; `False`: at random.
+
+    Example:
+        >>> fed = fd.split(fd.load("digits"), "iid", clients=10)
+        >>> run = fd.run(fd.FedAvg(fd.Linear(), lr=0.1), fed, rounds=3)
+        >>> {name: tuple(p.shape) for name, p in run.state.w.items()}
+        {'weight': (10, 64), 'bias': (10,)}
     """
 
     bias: bool = True
@@ -51,7 +62,11 @@ class Linear(Model):
         return {"weight": weight, "bias": torch.zeros(k)} if self.bias else {"weight": weight}
 
     def layers(self, params: Params) -> list[tuple[Tensor | None, Tensor | None]]:
-        """Weights and bias of each layer, of those that are given: here there is one."""
+        """Weight and bias of each layer, from any of the parameters; here there is one layer.
+
+        Args:
+            params: Parameters by name; missing ones become `None`.
+        """
         return [(params.get("weight"), params.get("bias"))]
 
     def apply(self, params: Params, x: Tensor) -> Tensor:

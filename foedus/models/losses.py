@@ -1,8 +1,8 @@
-"""Losses by row, with derivatives in the model's output for gradients and Hessians in closed form.
+"""Losses by row, with closed-form derivatives in the model's output.
 
-Each has `value`, the loss of every row; `slope`, its derivative in the outputs times a weight; and
-`bend`, its second derivative in the outputs times a vector v. Where a loss is `separable`, outputs
-do not meet in it, and `bend` is a product by number. A user's own function is one of
+Each loss has `value`, the loss of every row; `slope`, its derivative in the outputs times a weight;
+and `bend`, its second derivative in the outputs times a vector v. A loss is `separable` if it is a
+sum over outputs; its second derivative is then diagonal. A user's own function becomes one of
 `foedus.models.custom_loss`, differentiated by autograd.
 """
 
@@ -28,7 +28,12 @@ _MINUS_ONE = {dtype: torch.tensor(-1.0, dtype=dtype) for dtype in (torch.float32
 class Loss(Settings):
     """Base of the losses: frozen dataclasses with the loss of each row and its derivatives.
 
-    needs: what it is for, "classes" or "values"; `None`: both.
+    `needs` states the data that the loss is for: "classes", "values", or `None` for both.
+
+    Example:
+        >>> loss, f, y = fd.losses.Squared(), torch.tensor([[1.0], [3.0]]), torch.tensor([0.0, 1.0])
+        >>> loss.value(f, y).tolist(), loss.slope(f, y, torch.ones(2)).tolist()
+        ([0.5, 2.0], [[1.0], [2.0]])
     """
 
     separable: ClassVar[bool] = False
@@ -38,14 +43,36 @@ class Loss(Settings):
         check_settings(self)
 
     def check(self, classes: int | None, outputs: int) -> None:
-        """Refuse data that the loss does not fit, with the reason."""
+        """Raise `ConfigError` for data that the loss does not fit.
+
+        Args:
+            classes: The number of classes; `None` for regression.
+            outputs: The number of outputs of the model.
+        """
 
     def value(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Loss of each row: outputs (..., n, k), y (..., n) or (..., n, k) -> (..., n)."""
+        """The loss of each row.
+
+        Args:
+            outputs: Outputs f of the model, (..., n, k).
+            y: Labels (..., n), or targets (..., n) or (..., n, k).
+
+        Returns:
+            A tensor (..., n).
+        """
         raise NotImplementedError
 
     def slope(self, outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        """weight times the derivative in the outputs, by autograd unless there is a formula."""
+        """The derivative in the outputs times a weight for each row, by autograd unless overridden.
+
+        Args:
+            outputs: Outputs f of the model, (..., n, k).
+            y: Labels (..., n), or targets (..., n) or (..., n, k).
+            weight: The weight of each row, (..., n).
+
+        Returns:
+            A tensor (..., n, k).
+        """
 
         def total(outputs: Tensor) -> Tensor:
             return (weight * self.value(outputs, y)).sum()
@@ -53,24 +80,56 @@ class Loss(Settings):
         return torch.func.grad(total)(outputs)
 
     def bend(self, outputs: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        """The second derivative in the outputs times v."""
+        """The second derivative in the outputs times v.
+
+        Args:
+            outputs: Outputs f of the model, (..., n, k).
+            y: Labels (..., n), or targets (..., n) or (..., n, k).
+            v: A vector for each row, (..., n, k).
+
+        Returns:
+            A tensor (..., n, k).
+        """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class CrossEntropy(Loss):
-    """-log softmax(f)_y for labels y."""
+    """Cross-entropy: -log softmax(f)_y for labels y.
+
+    Example:
+        >>> loss = fd.losses.CrossEntropy()
+        >>> loss.value(torch.zeros(1, 4), torch.tensor([2])).exp().tolist()
+        [4.0]
+    """
 
     needs: ClassVar[str | None] = "classes"
 
     separable: ClassVar[bool] = False
 
     def value(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Loss of each row: outputs (..., n, k), y (..., n) -> (..., n)."""
+        """The loss of each row.
+
+        Args:
+            outputs: Outputs f of the model, (..., n, k).
+            y: Labels (..., n).
+
+        Returns:
+            A tensor (..., n).
+        """
         return -outputs.log_softmax(-1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
 
     def slope(self, outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        """weight times the derivative in the outputs: (softmax(f) - onehot(y))."""
+        """weight (softmax(f) - onehot(y)).
+
+        Args:
+            outputs: Outputs f of the model, (..., n, k).
+            y: Labels (..., n).
+            weight: The weight of each row, (..., n).
+
+        Returns:
+            A tensor (..., n, k).
+        """
         p = outputs.softmax(-1)
         known = p.device.type == "cpu" and p.dtype in _MINUS_ONE
         minus = _MINUS_ONE[p.dtype] if known else p.new_full((), -1.0)
@@ -78,7 +137,16 @@ class CrossEntropy(Loss):
         return p.mul_(weight.unsqueeze(-1))
 
     def bend(self, outputs: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        """(diag(p) - p p^T) v with p = softmax(f)."""
+        """(diag(p) - p p^T) v with p = softmax(f).
+
+        Args:
+            outputs: Outputs f of the model, (..., n, k).
+            y: Labels (..., n).
+            v: A vector for each row, (..., n, k).
+
+        Returns:
+            A tensor (..., n, k).
+        """
         p = outputs.softmax(-1)
         pv = p * v
         return pv - p * pv.sum(-1, keepdim=True)
@@ -90,7 +158,12 @@ class _Targets(Loss):
     separable: ClassVar[bool] = True
 
     def target(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """y in the shape of the outputs."""
+        """y in the shape of the outputs.
+
+        Args:
+            outputs: Outputs of the model, (..., n, k).
+            y: Labels or targets.
+        """
         if not y.is_floating_point():
             # not by one_hot, which looks at values: vmap cannot batch it, and a GPU waits for it
             classes = torch.arange(outputs.shape[-1], device=y.device)
@@ -100,7 +173,12 @@ class _Targets(Loss):
 
 @dataclass(frozen=True)
 class Squared(_Targets):
-    """|f - y|^2 / 2."""
+    """Squared loss: |f - y|^2 / 2.
+
+    Example:
+        >>> fd.losses.Squared().value(torch.tensor([[3.0]]), torch.tensor([1.0])).tolist()
+        [2.0]
+    """
 
     def value(self, outputs: Tensor, y: Tensor) -> Tensor:
         return 0.5 * (outputs - self.target(outputs, y)).square().sum(-1)
@@ -114,7 +192,13 @@ class Squared(_Targets):
 
 @dataclass(frozen=True)
 class Logistic(_Targets):
-    """sum_k log(1 + exp(f_k)) - y_k f_k: every class against the rest, y_k in {0, 1}."""
+    """Logistic loss, one class against the rest: sum_k log(1 + exp(f_k)) - y_k f_k, y_k in {0, 1}.
+
+    Example:
+        >>> loss = fd.losses.Logistic()
+        >>> round(loss.value(torch.zeros(1, 3), torch.tensor([2])).item(), 4)  # 3 log 2
+        2.0794
+    """
 
     needs: ClassVar[str | None] = "classes"
 
@@ -131,7 +215,17 @@ class Logistic(_Targets):
 
 @dataclass(frozen=True)
 class Huber(_Targets):
-    """r^2 / 2 for residuals |r| <= delta, delta (|r| - delta / 2) beyond: outliers pull less."""
+    """Huber loss: quadratic for small residuals r = f - y, linear for large ones (outliers).
+
+        r^2 / 2  for |r| <= delta,      delta (|r| - delta / 2)  beyond
+
+    Args:
+        delta: The residual from which the loss is linear.
+
+    Example:
+        >>> fd.losses.Huber(1.0).value(torch.tensor([[0.5], [3.0]]), torch.zeros(2)).tolist()
+        [0.125, 2.5]
+    """
 
     delta: Annotated[float, Gt(0)] = 1.0
 
@@ -147,8 +241,16 @@ class Huber(_Targets):
     def bend(self, outputs: Tensor, y: Tensor, v: Tensor) -> Tensor:
         """min(1, delta / |r|) v: the curvature of the parabola that touches the loss from above.
 
-        The second derivative itself is 0 for outliers: where all rows are, it would leave nothing
-        to solve.
+        The second derivative itself is 0 for outliers: if all rows were outliers, there would be
+        nothing to solve.
+
+        Args:
+            outputs: Outputs f of the model, (..., n, k).
+            y: Targets, (..., n) or (..., n, k).
+            v: A vector for each row, (..., n, k).
+
+        Returns:
+            A tensor (..., n, k).
         """
         size = (outputs - self.target(outputs, y)).abs()
         return v * (self.delta / size.clamp(min=self.delta))
@@ -156,7 +258,15 @@ class Huber(_Targets):
 
 @dataclass(frozen=True)
 class SoftLabels(_Targets):
-    """-sum_k y_k log softmax(f)_k for probabilities y: distillation from a teacher."""
+    """Cross-entropy with probabilities y as labels, for distillation from a teacher.
+
+        -sum_k y_k log softmax(f)_k
+
+    Example:
+        >>> loss, y = fd.losses.SoftLabels(), torch.tensor([[0.5, 0.5]])
+        >>> round(loss.value(torch.zeros(1, 2), y).item(), 4)  # log 2
+        0.6931
+    """
 
     separable: ClassVar[bool] = False
 
@@ -172,13 +282,23 @@ class SoftLabels(_Targets):
 
 @dataclass(frozen=True)
 class WeightedCrossEntropy(Loss):
-    """-weights_y log softmax(f)_y: classes that are rare, or whose errors are costly, count more.
+    """Cross-entropy with class weights: -weights_y log softmax(f)_y.
 
-    The mean is over rows: it is not divided by the weights of a mini-batch's labels, so that a
-    row counts alike in every mini-batch (PyTorch's `CrossEntropyLoss(weight=...)` divides).
+    Give rare classes, or classes whose errors are costly, a larger weight. The mean is over rows:
+    it is not divided by the weights of a mini-batch's labels, so a row has the same weight in every
+    mini-batch (PyTorch's `CrossEntropyLoss(weight=...)` divides).
 
     Args:
         weights: The weight of each class, 0 or more.
+
+    Raises:
+        ConfigError: A weight is negative; or, for given data, there is not one weight per class.
+
+    Example:
+        >>> loss = fd.losses.WeightedCrossEntropy([1.0, 10.0])
+        >>> values = loss.value(torch.zeros(2, 2), torch.tensor([0, 1]))
+        >>> round((values[1] / values[0]).item(), 4)
+        10.0
     """
 
     needs: ClassVar[str | None] = "classes"
@@ -212,11 +332,20 @@ class WeightedCrossEntropy(Loss):
 
 @dataclass(frozen=True)
 class Focal(Loss):
-    """-(1 - p)^gamma log p with p = softmax(f)_y: rows that are already right count less (Lin,
-    Goyal, Girshick, He and Dollar, ICCV 2017). `gamma=0` is cross-entropy.
+    """Focal loss: cross-entropy that gives less weight to rows which are already classified well.
+
+        -(1 - p)^gamma log p,    p = softmax(f)_y
 
     Args:
-        gamma: How much less.
+        gamma: How much less; 0 is cross-entropy.
+
+    Example:
+        >>> loss = fd.losses.Focal(gamma=1.0)
+        >>> round(loss.value(torch.zeros(1, 2), torch.tensor([0])).item(), 4)  # log(2) / 2
+        0.3466
+
+    Reference:
+        Lin, Goyal, Girshick, He and Dollar, "Focal loss for dense object detection", ICCV 2017.
     """
 
     needs: ClassVar[str | None] = "classes"
@@ -232,9 +361,16 @@ class Focal(Loss):
 
 @dataclass(frozen=True)
 class BinaryCrossEntropy(_Targets):
-    """1/k sum_k log(1 + exp(f_k)) - y_k f_k: several labels a row, y_k in [0, 1] (multi-label).
+    """Binary cross-entropy for several labels per row (multi-label).
 
-    PyTorch's `BCEWithLogitsLoss`.
+        1/k sum_k log(1 + exp(f_k)) - y_k f_k,    y_k in [0, 1]
+
+    It is PyTorch's `BCEWithLogitsLoss`.
+
+    Example:
+        >>> loss, y = fd.losses.BinaryCrossEntropy(), torch.tensor([[1.0, 0.0]])
+        >>> round(loss.value(torch.zeros(1, 2), y).item(), 4)  # log 2
+        0.6931
     """
 
     needs: ClassVar[str | None] = "values"
@@ -252,11 +388,17 @@ class BinaryCrossEntropy(_Targets):
 
 @dataclass(frozen=True)
 class Quantile(_Targets):
-    """max(tau r, (tau - 1) r) of residuals r = y - f, the pinball loss: its minimum is the
-    tau-quantile of y.
+    """Pinball loss, whose minimizer is the tau-quantile of y.
+
+        max(tau r, (tau - 1) r),    r = y - f
 
     Args:
-        tau: Which quantile, in (0, 1); 0.5 is the median.
+        tau: The quantile, in (0, 1); 0.5 is the median.
+
+    Example:
+        >>> loss = fd.losses.Quantile(0.75)
+        >>> loss.value(torch.zeros(2, 1), torch.tensor([2.0, -2.0])).tolist()
+        [1.5, 0.5]
     """
 
     needs: ClassVar[str | None] = "values"
@@ -268,7 +410,16 @@ class Quantile(_Targets):
         return torch.maximum(self.tau * r, (self.tau - 1) * r).sum(-1)
 
     def slope(self, outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        """-tau above the output, 1 - tau below it, and 0 on it."""
+        """weight times -tau where y > f, 1 - tau where y < f, and 0 where y = f.
+
+        Args:
+            outputs: Outputs f of the model, (..., n, k).
+            y: Targets, (..., n) or (..., n, k).
+            weight: The weight of each row, (..., n).
+
+        Returns:
+            A tensor (..., n, k).
+        """
         r = self.target(outputs, y) - outputs
         side = torch.where(r > 0, -self.tau, torch.where(r < 0, 1 - self.tau, 0.0))
         return side.to(outputs.dtype) * weight.unsqueeze(-1)
@@ -276,7 +427,14 @@ class Quantile(_Targets):
 
 @dataclass(frozen=True)
 class PoissonNLL(_Targets):
-    """exp(f) - y f: counts y with mean exp(f), up to a constant (PyTorch's `PoissonNLLLoss`)."""
+    """Poisson negative log-likelihood up to a constant: exp(f) - y f for counts y, mean exp(f).
+
+    It is PyTorch's `PoissonNLLLoss`.
+
+    Example:
+        >>> fd.losses.PoissonNLL().value(torch.zeros(1, 1), torch.tensor([3.0])).tolist()
+        [1.0]
+    """
 
     needs: ClassVar[str | None] = "values"
 
@@ -292,9 +450,17 @@ class PoissonNLL(_Targets):
 
 @dataclass(frozen=True)
 class Stepwise(Loss):
-    """The mean of another loss over the steps of each row: outputs (..., n, t, k), y (..., n, t).
+    """The mean of another loss over the steps of each row of sequences.
 
-    Steps whose label is -100 (`foedus.base.steps.IGNORED`) are left out.
+    Steps with the label -100 (`foedus.base.steps.IGNORED`) are left out.
+
+    Args:
+        loss: The loss of a step; outputs are (..., n, t, k) and labels y (..., n, t).
+
+    Example:
+        >>> loss = fd.losses.Stepwise(fd.losses.CrossEntropy())
+        >>> loss.value(torch.zeros(1, 3, 2), torch.tensor([[0, 1, -100]])).exp().tolist()
+        [2.0]
     """
 
     loss: Loss
@@ -325,7 +491,14 @@ LossSetting = Annotated[
 
 
 def check_loss(loss: Any) -> None:
-    """Refuse what cannot be a loss, before there is data."""
+    """Raise `ConfigError` for a setting that cannot be a loss, before any data is known.
+
+    Args:
+        loss: The setting.
+
+    Example:
+        >>> fd.losses.check_loss("cross_entropy")
+    """
     if isinstance(loss, type):
         raise ConfigError(f"loss={loss.__name__} is a class: add parentheses")
     if not isinstance(loss, str | Loss) and not callable(loss):
@@ -336,9 +509,21 @@ def check_loss(loss: Any) -> None:
 
 
 def loss_for(loss: Any, classes: int | None, steps: int | None = None) -> Loss:
-    """The loss of a setting; "auto" is cross-entropy for classes and squared for values.
+    """The loss of a setting; "auto" is cross-entropy for classes and squared loss for regression.
 
-    steps: how many labels a row has, where it has one for each step of a sequence.
+    Args:
+        loss: The name of a loss, a loss, or a function `loss(outputs, y)`.
+        classes: The number of classes; `None` for regression.
+        steps: The number of labels of a row, if each step of a sequence has one.
+
+    Raises:
+        ConfigError: The name is unknown, or the loss is not for this kind of data.
+
+    Example:
+        >>> fd.losses.loss_for("auto", classes=10)
+        CrossEntropy()
+        >>> fd.losses.loss_for("auto", classes=None)
+        Squared()
     """
     if not isinstance(loss, str | Loss):
         from foedus.models.custom_loss import custom_loss

@@ -19,7 +19,24 @@ from foedus.models.linear import affine
 
 @dataclass(frozen=True)
 class MLP(Model):
-    """Layers of `hidden` units with ReLU: f(x) = W_L relu(... relu(W_1 x + b_1) ...) + b_L."""
+    """Fully connected network with ReLU.
+
+        f(x) = W_L relu(... relu(W_1 x + b_1) ...) + b_L
+
+    Weights and biases start uniform on +-1/sqrt(inputs of the layer), as in PyTorch.
+
+    Args:
+        hidden: The widths of the hidden layers: a number or a sequence.
+
+    Raises:
+        ModelError: A width is not a positive integer.
+
+    Example:
+        >>> fed = fd.split(fd.load("digits"), "iid", clients=10)
+        >>> run = fd.run(fd.FedAvg(fd.MLP((64, 32)), lr=0.1), fed, rounds=3)
+        >>> tuple(run.state.w["weight1"].shape)
+        (32, 64)
+    """
 
     hidden: Annotated[
         Widths, MinLen(1), Means("one or more positive layer widths, such as (200,)")
@@ -40,7 +57,11 @@ class MLP(Model):
         return params
 
     def layers(self, params: Params) -> list[tuple[Tensor | None, Tensor | None]]:
-        """Weights and bias of each layer, of those that are given."""
+        """Weight and bias of each layer, from any of the parameters.
+
+        Args:
+            params: Parameters by name; missing ones become `None`.
+        """
         numbers = range(len(self.hidden) + 1)
         return [(params.get(f"weight{i}"), params.get(f"bias{i}")) for i in numbers]
 

@@ -47,28 +47,45 @@ _RANDOM = "draws from the global random generator, so runs could not be repeated
 
 @dataclass(frozen=True, eq=False)
 class Module(Model):
-    """A `torch.nn.Module`, trained from its parameters at the start of the run (they are copied).
+    """A `torch.nn.Module` as a model, trained from its parameters at the start of the run.
+
+    Algorithms wrap a plain module automatically; use this class for `norm` and `trainable`. The
+    module itself is never changed: parameters are copied, clients train a copy in training mode,
+    and everything else uses a copy in evaluation mode.
 
     Rows reach the module as they are in the data: flat features as (n, d), images as (n, channels,
-    height, width); as float32, or integer features (int32, int64) as int64, if the module takes
-    them, as one that begins with `nn.Embedding` does. Parameters that do not require a gradient
-    stay as they are and are not sent. Clients train a copy of the module in training mode, and all
-    else uses one in evaluation mode: the module itself is never changed. Dropout draws from the
-    clients' keys (`foedus.models.dropout`). Modules that draw other random numbers, or change
-    buffers that are not running statistics, are refused.
+    height, width); as float32, or integer features (int32, int64) as int64 if the module takes
+    them, as one that begins with `nn.Embedding` does. Parameters that do not require a gradient are
+    neither trained nor sent. Dropout draws from the clients' keys (`foedus.models.dropout`).
+    Modules that draw other random numbers, or change buffers that are not running statistics, are
+    refused.
 
     Args:
         module: The module.
-        norm: What becomes of BatchNorm. "average": clients update the running statistics, and they
-            are averaged and sent as weights are. "local": BatchNorm layers stay at their client,
-            who has a model of its own (FedBN: Li, Jiang, Zhang, Kamp and Dou, ICLR 2021). "silo":
-            their statistics do, and their weights are averaged (SiloBN: Andreux, Ogier du Terrail,
-            Beguier and Tramel, DCL 2020). "frozen": those of the module are used in training
-            too, and stay. "group": GroupNorm of the same channels in its place, in groups of at
-            least 16 channels, with BatchNorm's weights. `None`: a module with BatchNorm is refused.
-        trainable: The names of the parameters that are trained and sent, as globs, in a list or
-            separated by spaces: "head.* *.norm.*". The others stay as they are; running statistics
-            follow `norm` alone. `None`: all that require a gradient.
+        norm: The policy for BatchNorm. "average": clients update the running statistics, which are
+            sent and averaged like weights. "local": BatchNorm layers stay at their client, which so
+            has its own model (FedBN: Li, Jiang, Zhang, Kamp and Dou, ICLR 2021). "silo": only their
+            statistics stay, and their weights are averaged (SiloBN: Andreux, Ogier du Terrail,
+            Beguier and Tramel, DCL 2020). "frozen": the module's statistics are used in training,
+            too, and do not change. "group": BatchNorm is replaced by GroupNorm of the same
+            channels, in groups of at least 16 channels, with BatchNorm's weights. `None`: a module
+            with BatchNorm is refused.
+        trainable: The parameters that are trained and sent: a list of glob patterns for their
+            names, or a string of such patterns with spaces, "head.* *.norm.*". Others do not
+            change; running statistics follow `norm` alone. `None`: all parameters that require a
+            gradient.
+
+    Raises:
+        ModelError: A pattern matches no parameter; or, for given data, the module cannot take the
+            rows, returns another number of outputs, or is not a pure function.
+
+    Example:
+        >>> layers = torch.nn.Linear(64, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10)
+        >>> net = torch.nn.Sequential(*layers)
+        >>> fed = fd.split(fd.load("digits"), "iid", clients=5)
+        >>> run = fd.run(fd.FedAvg(fd.Module(net, trainable="2.*"), lr=0.1), fed, rounds=1)
+        >>> sorted(run.state.w)
+        ['2/bias', '2/weight']
     """
 
     module: nn.Module
@@ -87,10 +104,12 @@ class Module(Model):
 
     @property
     def batchable(self) -> bool:
+        """Whether it has no convolution and no LSTM, for which batches of clients do not pay."""
         return not any(isinstance(m, _APART) for m in self.module.modules())
 
     @cached_property
     def recurrent(self) -> bool:  # type: ignore[override]
+        """Whether it has a recurrent layer."""
         return any(isinstance(m, nn.RNNBase) for m in self.module.modules())
 
     @cached_property
@@ -101,7 +120,7 @@ class Module(Model):
         return not self._refusal(spec, torch.int64) or bool(self._refusal(spec, torch.float32))
 
     def _refusal(self, spec: Spec, dtype: torch.dtype) -> str:
-        """What the module says of two rows of zeros of this type; nothing, if it takes them."""
+        """The module's error message for two rows of zeros of this type; empty if it takes them."""
         generator = torch.get_rng_state()
         try:
             with torch.no_grad():
@@ -171,10 +190,12 @@ class Module(Model):
 
     @property
     def statistics(self) -> frozenset[str]:
+        """Names of the running statistics that training updates, where `norm` lets it."""
         return _slashed(statistics_of(self.module)) if self.norm in UPDATED else frozenset()
 
     @property
     def kept(self) -> frozenset[str]:
+        """Names of the parameters and statistics that stay at their client."""
         if self.norm == "silo":
             return self.statistics
         return _slashed(layers_of(self.module)) if self.norm == "local" else frozenset()
@@ -238,7 +259,11 @@ class Module(Model):
         return plans[form]
 
     def exported(self, params: Params) -> nn.Module:
-        """A copy of the module with these parameters, in evaluation mode."""
+        """A copy of the module with these parameters, in evaluation mode.
+
+        Args:
+            params: The parameters, by name.
+        """
         module = copy.deepcopy(self.module)
         if self.norm == "group":
             module = with_groups(module)
@@ -247,8 +272,10 @@ class Module(Model):
         return module.eval()
 
     def _own(self, training: bool, device: torch.device) -> nn.Module:
-        """This thread's copy of the module in one of the modes, with the same tensors where they
-        are on the device: a call puts its parameters into the module.
+        """This thread's copy of the module in training or evaluation mode, for one device.
+
+        A call puts parameters into the module, so threads need copies. Tensors are shared with the
+        user's module if they are on the device.
         """
         copies = vars(_COPIES).setdefault("of", weakref.WeakKeyDictionary())
         known = copies.setdefault(self.module, {})
@@ -292,7 +319,7 @@ def globs_of(trainable: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def check_trainable(module: nn.Module, trainable: str | tuple[str, ...]) -> None:
-    """Refuse patterns of which one matches no parameter that can be trained."""
+    """Raise `ModelError` for a pattern that matches no parameter that can be trained."""
     globs = globs_of(trainable)
     unmatched = [glob for glob in globs if not trained_parameters(module, (glob,))]
     if globs and not unmatched:
@@ -316,7 +343,7 @@ def _there(t: Tensor, device: torch.device) -> Tensor:
 
 
 def _remedy(found: tuple[int, ...], spec: Spec) -> str:
-    """What to do about outputs of another shape than the data's."""
+    """The remedy for outputs of another shape than the data's."""
     if spec.steps is None:
         several = spec.classes and len(found) == 2 and found[1] == spec.outputs
         each = "; for a label at each step give y of shape (n, t)" if several else ""

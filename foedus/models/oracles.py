@@ -1,8 +1,8 @@
-"""Weak learning oracles: fit a function to a functional gradient's values on a client's rows.
+"""Weak learning oracles: functions fitted to a functional gradient's values on a client's rows.
 
-An oracle is asked for h close to phi, given phi(x_j) on rows x_j: |h - phi| <= (1 - gamma) |phi| in
-its norm, with some gamma > 0. What it returns is a tree of arrays that can be sent; `join` puts
-functions together, `values` applies weighted sums of them to rows.
+An oracle returns h close to phi, given phi(x_j) on rows x_j: |h - phi| <= (1 - gamma) |phi| in its
+norm, with some gamma > 0. The returned h is a tree of arrays that can be sent; `join` combines
+functions, and `values` applies weighted sums of them to rows.
 """
 
 from __future__ import annotations
@@ -52,45 +52,103 @@ class Oracle(Settings):
         check_settings(self)
 
     def check(self, spec: Spec) -> None:
-        """Refuse data that the oracle cannot fit."""
+        """Raise an error for data that the oracle cannot fit.
+
+        Args:
+            spec: The form of the data.
+        """
 
     def fit(self, x: Tensor, target: Tensor, key: Tensor, spec: Spec) -> Tree:
-        """A function for targets (n, k) on rows (n, *shape).
+        """A function fitted to targets on rows.
 
-        Where the oracle `weighs_rows`, `weight=` gives the weights of the rows (n,), with mean 1.
+        If the oracle `weighs_rows`, `weight=` gives the weights of the rows (n,), with mean 1.
+
+        Args:
+            x: Rows (n, *shape).
+            target: Targets (n, k).
+            key: The random key of the fit.
+            spec: The form of the data.
+
+        Returns:
+            The function, as a tree of arrays.
         """
         raise NotImplementedError
 
     def accept(self, function: Tree, spec: Spec) -> None:
-        """Refuse a function that came from a client and cannot be one of this oracle's."""
+        """Raise `ReplyError` for a function from a client that cannot be one of this oracle's.
+
+        Args:
+            function: The function that the client sent.
+            spec: The form of the data.
+        """
 
     def accept_joined(self, functions: Tree, count: int, spec: Spec) -> None:
-        """Refuse what came from a server and cannot be `count` joined functions of this oracle."""
+        """Raise `ReplyError` for functions from a server that cannot be this oracle's.
+
+        Args:
+            functions: The joined functions that the server sent.
+            count: The number of functions there should be.
+            spec: The form of the data.
+        """
 
     def join(self, functions: list[Tree]) -> Tree:
-        """Many functions as one tree."""
+        """Several functions as one tree.
+
+        Args:
+            functions: The functions.
+        """
         raise NotImplementedError
 
     def concat(self, parts: list[Tree]) -> Tree:
-        """What was joined, joined again."""
+        """Several joined trees as one.
+
+        Args:
+            parts: Results of `join`.
+        """
         return self.join(parts)
 
     def values(self, functions: Tree, weights: Tensor, x: Tensor, spec: Spec) -> Tensor:
-        """sum_j weights_j h_j(x) of joined functions: (n, k)."""
+        """The values sum_j weights_j h_j(x) of joined functions, (n, k).
+
+        Args:
+            functions: The joined functions h_j.
+            weights: The weight of each function.
+            x: Rows (n, *shape).
+            spec: The form of the data.
+        """
         raise NotImplementedError
 
     def pick(self, functions: Tree, j: int) -> Tree:
-        """The j-th of joined functions, joined alone."""
+        """One of several joined functions, joined alone.
+
+        Args:
+            functions: The joined functions.
+            j: The index of the function.
+        """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Forest(Oracle):
-    """Least squares by regression trees: the average of `trees` of them, all outputs in each leaf.
+    """Weak learner: regression trees fitted by least squares, with all outputs in each leaf.
 
-    extra: splits at random thresholds (extremely randomised trees) instead of the best ones.
-    features: the part of the features that a split may look at. depth: at most; `None`: no limit.
-    leaf: rows in a leaf, at least.
+        h(x) = 1/trees sum_t tree_t(x)
+
+    Args:
+        trees: The number of trees that are averaged.
+        depth: The largest depth; `None`: no limit.
+        leaf: The least number of rows in a leaf.
+        extra: Split at random thresholds (extremely randomized trees) instead of the best ones.
+        features: The fraction of the features that each split considers.
+
+    Raises:
+        ConfigError: A setting is out of range.
+
+    Example:
+        >>> fed = fd.split(fd.load("digits"), "homogeneity", clients=5, s=0.1)
+        >>> run = fd.run(fd.FFGB(fd.Forest(trees=3, depth=6)), fed, rounds=2)
+        >>> run.model.predict(fed.data.x_test).shape
+        (451,)
     """
 
     trees: Annotated[int, Ge(1)] = 10
@@ -106,6 +164,18 @@ class Forest(Oracle):
     def fit(
         self, x: Tensor, target: Tensor, key: Tensor, spec: Spec, weight: Tensor | None = None
     ) -> Trees:
+        """Trees fitted to targets on rows by scikit-learn's builder (`foedus.models.trees`).
+
+        Args:
+            x: Rows (n, *shape).
+            target: Targets (n, k).
+            key: The random key of the fit.
+            spec: The form of the data.
+            weight: The weight of each row (n,), with mean 1; `None`: all equal.
+
+        Returns:
+            The trees.
+        """
         return fit_trees(
             x.numpy().reshape(len(x), -1), target.numpy(), self.trees, int(random.words(key, 1)[0]),
             depth=self.depth, leaf=self.leaf, extra=self.extra, features=self.features,
@@ -129,7 +199,11 @@ class Forest(Oracle):
         return predict_trees(functions, x, self.shares(weights))
 
     def shares(self, weights: Tensor) -> Tensor:
-        """The weight of each tree in the sum of functions, each an average of trees."""
+        """The weight of each tree in a weighted sum of functions, each an average of trees.
+
+        Args:
+            weights: The weight of each function.
+        """
         return weights.double().repeat_interleave(self.trees) / self.trees
 
     def pick(self, functions: Trees, j: int) -> Trees:
@@ -138,10 +212,22 @@ class Forest(Oracle):
 
 @dataclass(frozen=True)
 class Net(Oracle):
-    """Least squares by a network, from its own start, with Adam (equation 6).
+    """Weak learner: a network fitted by least squares from its own start (equation 6 of FFGB).
 
-    model: any model (or `nn.Module`); `training` says how: by default Adam, 1e-3, 100 epochs,
-    batches of 64.
+    Args:
+        model: A foedus model or any `torch.nn.Module`.
+        training: How it is trained; by default Adam with step size 1e-3, 100 epochs, mini-batches
+            of 64 rows and gradients clipped to norm 5.
+
+    Raises:
+        ConfigError: The step size follows the round; the oracle is fitted anew in every round.
+
+    Example:
+        >>> fed = fd.split(fd.load("wine"), "iid", clients=3)
+        >>> how = fd.Training(lr=1e-2, optimizer="adam", epochs=5)
+        >>> run = fd.run(fd.FFGB(fd.Net(fd.MLP(8), training=how)), fed, rounds=2)
+        >>> run.model.predict(fed.data.x_test).shape
+        (45,)
     """
 
     model: Model
@@ -165,6 +251,18 @@ class Net(Oracle):
     def fit(
         self, x: Tensor, target: Tensor, key: Tensor, spec: Spec, weight: Tensor | None = None
     ) -> Tree:
+        """Parameters of the model, trained on targets by `descend`.
+
+        Args:
+            x: Rows (n, *shape).
+            target: Targets (n, k).
+            key: The random key of the fit.
+            spec: The form of the data.
+            weight: The weight of each row (n,), with mean 1; `None`: all equal.
+
+        Returns:
+            The parameters, on the CPU.
+        """
         target = target.to(x.device)
         rows = Rows(x, target, torch.arange(len(x)), torch.ones(len(x)), spec, None, weight)
         start, key = self.model.init(spec, random.fold(key, 0)), random.fold(key, 1)
@@ -179,7 +277,7 @@ class Net(Oracle):
             raise ReplyError("parameters are not finite")
 
     def _check(self, function: Tree, lead: tuple[int, ...], spec: Spec) -> None:
-        """Refuse what does not have the form of the model's parameters, with leading dimensions."""
+        """Raise `ReplyError` unless these are the model's parameters, with leading dimensions."""
         like = self.model.init(spec, random.key(0))
         if not isinstance(function, dict) or set(function) != set(like):
             raise ReplyError("a reply holds no parameters of the oracle's model")
@@ -208,10 +306,26 @@ class Net(Oracle):
 
 @dataclass(frozen=True)
 class MaxNet(Net):
-    """A network that is nowhere far off (Q^infinity, equation 20): min max_x |phi(x) - h(x)|^2.
+    """Weak learner: a network that minimizes the largest error (Q^infinity, equation 20 of FFGB).
 
-    By Adam on a smoothed maximum, scale / beta log mean exp(beta |phi - h|^2 / scale), with beta
-    rising from 1 to `sharpness` and scale the largest |phi|^2, over all rows in each of `steps`.
+        min_h max_x |phi(x) - h(x)|^2,    by Adam on
+        scale / beta log mean exp(beta |phi - h|^2 / scale)
+
+    a smoothed maximum over all rows, with beta rising from 1 to `sharpness` and scale the largest
+    |phi|^2.
+
+    Args:
+        model: A foedus model or any `torch.nn.Module`.
+        training: Not used: `steps` and `lr` take its place.
+        steps: The number of steps of Adam, each on all rows.
+        lr: The step size.
+        sharpness: The final beta, at least 1.
+
+    Example:
+        >>> fed = fd.split(fd.load("wine"), "iid", clients=3)
+        >>> run = fd.run(fd.FFGB(fd.MaxNet(fd.MLP(8), steps=20)), fed, rounds=2)
+        >>> run.model.predict(fed.data.x_test).shape
+        (45,)
     """
 
     steps: Annotated[int, Ge(1)] = 500
@@ -222,12 +336,24 @@ class MaxNet(Net):
     weighs_rows: ClassVar[bool] = False
 
     def _scale(self, target: Tensor) -> Tensor:
-        """The largest |phi|^2; where phi is 0, enough that Adam's squares stay finite."""
+        """The largest |phi|^2; if phi is 0, a value for which Adam's squares stay finite."""
         return target.square().sum(-1).max().clamp(min=1e-12)
 
     def fit(
         self, x: Tensor, target: Tensor, key: Tensor, spec: Spec, weight: Tensor | None = None
     ) -> Tree:
+        """Parameters of the model that minimize the smoothed maximum.
+
+        Args:
+            x: Rows (n, *shape).
+            target: Targets (n, k).
+            key: The random key of the fit.
+            spec: The form of the data.
+            weight: Not used: a maximum has no weights.
+
+        Returns:
+            The parameters, on the CPU.
+        """
         target = target.to(x.device)
         scale = self._scale(target)
 
@@ -241,10 +367,28 @@ class MaxNet(Net):
 
 @dataclass(frozen=True)
 class SobolevNet(MaxNet):
-    """A network close in value and slope (Q^lip, equation 21), for `fd.FFGBLipschitz`.
+    """Weak learner: a network close in value and slope (Q^lip, equation 21 of FFGB).
 
-    To the smoothed maximum of (20) it adds `slopes` times the mean of |grad phi - grad h|^2 over
-    `points` points, drawn uniformly in the box around the client's rows, anew in every step.
+    It is the oracle of `fd.FFGBLipschitz`.
+
+    It adds to the smoothed maximum of `MaxNet` a term for slopes,
+
+        slopes * mean |grad phi - grad h|^2
+
+    over points that are drawn uniformly in the box around the client's rows, anew in every step.
+
+    Args:
+        model: A foedus model or any `torch.nn.Module`.
+        training: Not used: `steps` and `lr` take its place.
+        steps: The number of steps of Adam, each on all rows.
+        lr: The step size.
+        sharpness: The final beta of the smoothed maximum, at least 1.
+        slopes: The factor of the term for slopes.
+        points: The number of points at which slopes are compared in a step.
+
+    Example:
+        >>> fd.SobolevNet(fd.MLP(8), slopes=0.5).norm
+        'lip'
     """
 
     slopes: Annotated[float, Gt(0)] = 0.1
@@ -255,7 +399,17 @@ class SobolevNet(MaxNet):
     def fit_function(
         self, x: Tensor, phi: Callable[[Tensor], Tensor], key: Tensor, spec: Spec
     ) -> Tree:
-        """A function for phi, which is known everywhere and can be differentiated."""
+        """A function fitted to phi, which is known everywhere and can be differentiated.
+
+        Args:
+            x: Rows (n, *shape).
+            phi: The function.
+            key: The random key of the fit.
+            spec: The form of the data.
+
+        Returns:
+            The parameters of the model.
+        """
         with torch.no_grad():
             target = phi(x)
         scale, low, high = self._scale(target), x.amin(0), x.amax(0)
@@ -309,10 +463,19 @@ def _adam(
 
 
 def gamma(oracle: Oracle, function: Tree, x: Tensor, target: Tensor, spec: Spec) -> float:
-    """The constant of the weak learning assumption reached on these rows: 1 - |h - phi| / |phi|.
+    """The constant of the weak learning assumption that a function reaches on these rows.
 
-    In the oracle's norm: (5) for "l2", (10) for "linf". 1 is exact, 0 no better than the zero
+        gamma = 1 - |h - phi| / |phi|
+
+    in the oracle's norm: (5) for "l2", (10) for "linf". 1 is exact, 0 no better than the zero
     function.
+
+    Args:
+        oracle: The oracle.
+        function: The function h.
+        x: Rows (n, *shape).
+        target: The values phi(x), (n, k).
+        spec: The form of the data.
     """
     error = oracle.values(oracle.join([function]), torch.ones(1), x, spec) - target
     if oracle.norm == "l2":
@@ -322,10 +485,21 @@ def gamma(oracle: Oracle, function: Tree, x: Tensor, target: Tensor, spec: Spec)
 
 @dataclass(frozen=True, eq=False)
 class Sklearn(Oracle):
-    """Any scikit-learn regressor (of several outputs), cloned for each fit; sent by skops.
+    """Weak learner: any scikit-learn regressor (with several outputs), cloned for each fit.
 
-    For simulation: a client runs code of the estimator, so a site must list the types that it
-    trusts beyond those of skops.
+    Functions are sent as skops archives. For simulation: a client runs the estimator's code, so a
+    site must list the types that it trusts beyond those of skops.
+
+    Args:
+        estimator: The regressor.
+        trusted: Full names of types that are loaded from archives besides those that skops trusts.
+
+    Example:
+        >>> from sklearn.linear_model import Ridge
+        >>> fed = fd.split(fd.load("wine"), "iid", clients=3)
+        >>> run = fd.run(fd.FFGB(fd.Sklearn(Ridge())), fed, rounds=2)
+        >>> run.model.predict(fed.data.x_test).shape
+        (45,)
     """
 
     estimator: Any
@@ -341,6 +515,21 @@ class Sklearn(Oracle):
     def fit(
         self, x: Tensor, target: Tensor, key: Tensor, spec: Spec, weight: Tensor | None = None
     ) -> Tree:
+        """A clone of the estimator, fitted to targets on rows.
+
+        Args:
+            x: Rows (n, *shape).
+            target: Targets (n, k).
+            key: The random key of the fit, for estimators with a `random_state`.
+            spec: The form of the data.
+            weight: The weight of each row (n,), with mean 1; `None`: all equal.
+
+        Returns:
+            A skops archive, as bytes in a tensor.
+
+        Raises:
+            ModelError: The estimator returns another number of outputs, or takes no weights.
+        """
         import skops.io
         from sklearn.base import clone
 

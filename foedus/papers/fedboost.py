@@ -1,8 +1,8 @@
 """FedBoost's experiments (Section 5 and Appendix D): Figures 3 to 5, p = 1,000, and classifiers.
 
-The paper names neither the loss nor the mirror map behind its figures. With point masses, the log
-loss cannot be meant: an element whose predictor is not sent has probability 0. With the squared
-loss and exponentiated gradient all its statements hold.
+The paper does not state the loss or the mirror map of its figures. With point masses it cannot be
+the log loss: an element whose predictor is not sent has probability 0. With the squared loss and
+exponentiated gradient all its statements hold.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _at_end(found: Found, **where: Any) -> Found:
 
 
 def _below(**where: Any) -> Test:
-    """Weighted sampling below uniform at every budget below q, at the end."""
+    """Weighted sampling is below uniform sampling at the end, for every budget below q."""
 
     def test(found: Found) -> tuple[bool, str]:
         found = _at_end(found, **where)
@@ -109,7 +109,7 @@ def _below(**where: Any) -> Test:
 
 
 def _as_all(share: float, within: float, **where: Any) -> Test:
-    """From C = share of q on, both samplings as good as sending all; the worst budget counts."""
+    """From C = share of q on, both samplings are as good as sending all, for the worst budget."""
 
     def test(found: Found) -> tuple[bool, str]:
         found = _at_end(found, **where)
@@ -127,7 +127,7 @@ def _as_all(share: float, within: float, **where: Any) -> Test:
     return test
 
 
-@claim("the loss of both falls")
+@claim("the loss falls with both samplings")
 def _decrease(found: Found) -> tuple[bool, str]:
     lines = {s: found.line("round", "loss value", sampling=s) for s in SAMPLED}
     ends = {s: (line.iloc[0], line.iloc[-1]) for s, line in lines.items()}
@@ -140,7 +140,7 @@ FIGURE3 = Item(
     cell=losses,
     cells=_curves(100, 32),
     views=(
-        Lines("round", "loss value", "sampling", caption="Squared loss of the averaged weights."),
+        Lines("round", "loss value", "sampling", caption="Squared loss with the averaged weights."),
     ),
     claims=(
         Claim("weighted sampling is below uniform sampling at the end", _below()),
@@ -148,8 +148,8 @@ FIGURE3 = Item(
     ),
     seeds={"quick": 1, "usual": 5, "full": 5},
     minutes={"quick": 0.2, "usual": 2, "full": 2},
-    notes="The paper's step of 0.001 is for another scale of the loss; here it is that of Theorem "
-    "2.",
+    notes="The paper's step of 0.001 belongs to another scale of the loss; here the step is "
+    "Theorem 2's.",
 )
 
 
@@ -173,8 +173,8 @@ def _budget_item(
                 log="x",
                 columns=2,
                 select=_last_round,
-                caption="Squared loss after the last round against C; on the right with the "
-                "unbiased gradient of Section 4.2.",
+                caption="Squared loss after the last round, by C. Right: with the unbiased "
+                "gradient of Section 4.2.",
             ),
             Table(
                 ("corrected", "budget"),
@@ -185,14 +185,17 @@ def _budget_item(
             ),
         ),
         claims=(
-            Claim("weighted sampling is below uniform at every C below q", _below(corrected=False)),
             Claim(
-                "from C = 0.64 q on both are as good as sending all, to 0.001",
+                "weighted sampling is below uniform sampling at every C below q",
+                _below(corrected=False),
+            ),
+            Claim(
+                "from C = 0.64 q on, both samplings are within 0.001 of sending all predictors",
                 _as_all(0.64, 1e-3, corrected=False),
             ),
             Claim(
-                "with the unbiased gradient both are as good as sending all from C = 0.32 q on, to "
-                "0.0001",
+                "with the unbiased gradient, both samplings are within 0.0001 of sending all "
+                "predictors from C = 0.32 q on",
                 _as_all(0.32, 1e-4, corrected=True),
             ),
         ),
@@ -203,13 +206,13 @@ def _budget_item(
 
 FIGURE4 = _budget_item(
     100,
-    "Figure 4: loss against the budget C, p = 100",
+    "Figure 4: loss by budget C, p = 100",
     {"quick": 0.5, "usual": 4, "full": 10},
     {"quick": 1, "usual": 2, "full": 5},
 )
 P1000 = _budget_item(
     1000,
-    "Appendix D: the same with p = 1,000",
+    "Appendix D: loss by budget C, p = 1,000",
     {"quick": 1, "usual": 12, "full": 12},
     {"quick": 1, "usual": 1, "full": 3},
 )
@@ -219,7 +222,7 @@ P1000 = _budget_item(
 
 
 def shakespeare(least: int = 150, rest: float = 0.1) -> tuple[fd.Federation, fd.Densities]:
-    """Section 5.2: the characters with `least` words or more, a smoothed unigram model of each."""
+    """Section 5.2: characters with at least `least` words, and a smoothed unigram model of each."""
     texts = [" ".join(user["speeches"]) for user in fd.load_speeches()]
     fed = fd.word_federation(texts, least=least, name="shakespeare")
     return fed, fd.Densities.of_clients(fed, rest)
@@ -232,7 +235,7 @@ def unigrams(
     step: float,
     least: int,
 ) -> list[dict[str, Any]]:
-    """Loss in nats a word, C = p / 2; and perplexities on the words held out.
+    """Loss in nats per word, C = p / 2; and perplexities on held-out words.
 
     sampling "none": mixtures that need no learning.
     """
@@ -286,7 +289,7 @@ FIGURE5 = Item(
             "round",
             "last",
             "sampling",
-            caption="Nats a word, of the newest weights.",
+            caption="Log loss in nats per word, with the newest weights.",
             select=having("round"),
         ),
         Table(
@@ -303,9 +306,9 @@ FIGURE5 = Item(
     ),
     seeds={"quick": 1, "usual": 2, "full": 5},
     minutes={"quick": 0.5, "usual": 6, "full": 15},
-    scale="700 characters with at least 150 words; the paper has 715, of another edition.",
-    notes="With the paper's step 200 rounds gain a few thousandths of a nat from the uniform "
-    "mixture.",
+    scale="700 characters with at least 150 words; the paper has 715, from another edition.",
+    notes="With the paper's step, 200 rounds improve on the uniform mixture by a few thousandths "
+    "of a nat.",
 )
 
 
@@ -349,7 +352,7 @@ def classifiers(seed: int, data: str, clients: int, rounds: int) -> list[dict[st
     domains = tuple(tuple(range(d, clients, 3)) for d in range(3))
     rows_of = [np.concatenate([fed.client_rows(c) for c in group]) for group in domains]
 
-    # what every member says of the test rows, and of the rows of each domain
+    # outputs of every member on the test rows, and on the rows of each domain
     on_test, *on_domains = (
         members.outputs(None, torch.from_numpy(x))
         for x in (whole.x_test, *(own.x_train[r] for r in rows_of))
@@ -410,11 +413,11 @@ CLASSIFIERS = Item(
     views=(Table(("data", "method"), ("accuracy", "loss", "worst domain", "kB down"), digits=3),),
     claims=(
         _lower(
-            "learnt weights have a lower log loss than the uniform average",
+            "learned weights have a lower log loss than the uniform average",
             *("loss", "FedBoost, all sent", "uniform average"),
         ),
         _lower(
-            "the worst domain of AFLBoost has a lower loss than FedBoost's",
+            "the worst domain has a lower loss with AFLBoost than with FedBoost",
             *("worst domain", "AFLBoost, all sent", "FedBoost, all sent"),
         ),
     ),
@@ -424,7 +427,7 @@ CLASSIFIERS = Item(
 )
 
 PAPER = Paper(
-    title="FedBoost: Communication-efficient algorithms for federated learning",
+    title="Communication-efficient algorithms for federated learning",
     family="FedBoost",
     items={
         "figure3": FIGURE3,

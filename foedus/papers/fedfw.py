@@ -1,23 +1,23 @@
 """FedFW's experiments (Section 5, Appendix A), the penalty against a grid, and bytes.
 
-The tables come twice, because what the paper describes is not what stands behind its numbers.
+Each table is run under two protocols, because the code behind the paper's numbers differs from the
+paper's description.
 
 "described": Algorithm 1 with full gradients (mini-batches in Table 3), one ball of radius 10 over
 all parameters, 10 clients and 100 rounds (100 clients and 300 rounds in Table 3), penalty="auto".
 
-"published": what the authors' public code does. A round makes ceil(n / 64) Frank-Wolfe steps over a
-client's rows in their stored order, and steps and penalties are those of the number of steps made
-so far; a client begins each round at the centre, so its own model is overwritten, and sends its
-model; every parameter tensor has its own ball, of radius 10 (100 for L1 and MNIST); pixels are
-scaled to [-1, 1]; training and test rows are pooled and split 75 to 25; "IID synthetic" is
-Synthetic(0.5, 0.5) with its natural clients, "non-IID synthetic" the same with 3 classes, and its
-network has one hidden layer of 20; the branch of FedFW+ never runs, so its rows are FedFW's again;
-FedDR makes one mini-batch step a round, adds what clients send to the projected model, and projects
-onto an L1 ball by rescaling. A published number is the best test accuracy of 1,000 rounds (300 in
-Table 3).
+"published": the authors' public code. A round makes ceil(n / 64) Frank-Wolfe steps over a client's
+rows in their stored order, and step sizes and penalties depend on the number of steps made so far;
+a client starts each round at the center, so its own model is overwritten, and sends its model;
+every parameter tensor has its own ball, of radius 10 (100 for L1 and MNIST); pixels are scaled to
+[-1, 1]; training and test rows are pooled and split 75 to 25; "IID synthetic" is Synthetic(0.5,
+0.5) with its natural clients, "non-IID synthetic" the same with 3 classes, and its network has one
+hidden layer of 20; the branch of FedFW+ never runs, so its rows are FedFW's again; FedDR makes one
+mini-batch step a round, adds the replies to the projected model, and projects onto an L1 ball by
+rescaling. A published number is the best test accuracy of 1,000 rounds (300 in Table 3).
 
-Both protocols report the last and the best accuracy. Not known, and chosen here: lambda_0 = 1e-3,
-and FedDR's step of 0.1 and alpha of 0.1 under "published"; how rows are dealt to clients (evenly,
+Both protocols report the last and the best accuracy. Unknown, and chosen here: lambda_0 = 1e-3, and
+FedDR's step of 0.1 and alpha of 0.1 under "published"; how rows are distributed to clients (evenly,
 or by labels); the seeds.
 """
 
@@ -65,7 +65,7 @@ from foedus.papers.item import (
 RADIUS, BATCH, CLIENTS = 10.0, 64, 10
 
 
-# -- what the authors' code does -------------------------------------------------------------------
+# -- the authors' code -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class PublishedFedFW(ConstrainedTraining):
         return {"made": torch.zeros(()), "d": tree.zeros_like(x) if self.averaged else {}}
 
     def sweep(self, client: Client, x: Params, share: float) -> tuple[Params, dict[str, Any]]:
-        """A Frank-Wolfe step for each mini-batch, from the centre; the model is sent."""
+        """A Frank-Wolfe step for each mini-batch, from the center; the model is sent."""
         data, loss = client.data, loss_for(self.loss, client.spec.classes)
         args = {"x": x, "index": data.index, "weight": data.weight, **client.state}
         return _sweep(args, (self, loss, data.table_x, data.table_y, share))
@@ -270,9 +270,9 @@ def _some_rows(data: fd.Data, rows: int, seed: int) -> fd.Data:
 
 
 def described(setup: Setup, rounds: int) -> dict[str, fd.Algorithm]:
-    """The paper's own words.
+    """As the paper describes it.
 
-    FedDR's step is not in it; of 1, 0.3, 0.1 and 0.03 this one fails nowhere.
+    It does not state FedDR's step size; of 1, 0.3, 0.1 and 0.03 this one never fails.
     """
     model, domain = setup.model("described"), setup.domain
     batch = BATCH if setup.table == "table3" else None
@@ -351,8 +351,8 @@ def _table(table: str) -> Table:
         published=published_numbers(table),
         compared=("best",),
         digits=1,
-        caption="Test accuracy in percent after the last round, and of the best round. A published "
-        'number is the best of the "published" protocol.',
+        caption="Test accuracy in percent after the last round, and in the best round. The paper's "
+        'numbers are best rounds of the "published" protocol.',
     )
 
 
@@ -402,13 +402,13 @@ def _close(table: str) -> Claim:
 
 
 _NOTES = (
-    "What the paper describes is not what stands behind its numbers, so both protocols are run. "
-    "Described: one step a round and one ball over all parameters. Published, what the authors' "
-    "code does: many steps a round, clients that begin at the centre, a ball for each tensor, and "
-    "the best round of all. Not known, and chosen here: lambda_0 = 1e-3, FedDR's step and alpha of "
-    "0.1, how rows are dealt, the seeds. The synthetic set is drawn anew for each seed and differs "
-    "by up to ten points. As described FedFW+ has rows of its own; in the authors' code its branch "
-    "never runs."
+    "The code behind the paper's numbers differs from the paper's description, so both protocols "
+    "are run. Described: one step a round and one ball over all parameters. Published, the "
+    "authors' code: many steps a round, clients that start at the center, a ball for each tensor, "
+    "and the best of all rounds. Unknown, and chosen here: lambda_0 = 1e-3, FedDR's step and alpha "
+    "of 0.1, how rows are distributed, the seeds. The synthetic data set is drawn again for each "
+    "seed; accuracies differ by up to ten points. Under the described protocol FedFW+ has its own "
+    "rows; in the authors' code its branch never runs."
 )
 
 
@@ -425,13 +425,14 @@ def _tables() -> dict[str, Item]:
         "table3": "Table 3: softmax regression with stochastic gradients",
     }
     scales = {
-        "table1": "CIFAR-10 is a subset of 15,000 training rows. Three seeds as described, one as "
-        "published (MNIST with the L1 ball: 300 rounds of 1,000); the paper does not say "
-        "how many it has.",
+        "table1": "CIFAR-10 is a subset of 15,000 training rows. Three seeds for the described "
+        "protocol, one for the published one (MNIST with the L1 ball: 300 of the 1,000 rounds); "
+        "the paper does not state its number of seeds.",
         "table2": "The CNN has 600 training rows of MNIST and 100 rounds in both protocols: 1% of "
-        "the paper's rows, so that its numbers are out of reach "
-        "and the convolutions are a smoke test. --full has all rows (--device cuda for a GPU).",
-        "table3": "EMNIST-10 has 8,000 training rows, CIFAR-10 15,000; EMNIST-62 is not at hand.",
+        "the paper's rows, so its numbers are out of reach and the convolutions are a smoke test. "
+        "--full has all rows (--device cuda for a GPU).",
+        "table3": "EMNIST-10 has 8,000 training rows, CIFAR-10 15,000; EMNIST-62 is not available "
+        "here.",
     }
     minutes = {
         "table1": {"quick": 1, "usual": 45, "full": 100},
@@ -463,7 +464,7 @@ PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1)
 def leakage(
     seed: int, data: str, image: int, iterations: int, radius: float
 ) -> list[dict[str, Any]]:
-    """Figure 1: Deep Leakage from the gradient and from extreme points; PSNR and pictures."""
+    """Figure 1: Deep Leakage from the gradient and from extreme points; PSNR and images."""
     found = fd.audit_leakage(
         data, image, iterations=iterations, radius=radius, seed=seed, others=0, progress=False
     )
@@ -482,7 +483,10 @@ def leakage(
 
 
 def _hides(ball: str, least: int) -> Claim:
-    @claim(f"an {ball} extreme point is rebuilt at least {least} dB worse than the gradient")
+    @claim(
+        f"reconstruction from an {ball} extreme point is at least {least} dB worse than from the "
+        "gradient"
+    )
     def test(found: Found) -> tuple[bool, str]:
         messages = [m for m in found.values("message") if ball in m.upper()]
         if not messages:
@@ -501,11 +505,11 @@ def _figure1(scale: str) -> list[dict[str, Any]]:
 
 
 FIGURE1 = Item(
-    title="Figure 1: what a message gives away",
+    title="Figure 1: images reconstructed from one message",
     cell=leakage,
     cells=_figure1,
     views=(
-        Images("picture", "image", "message", caption="Rebuilt from one message."),
+        Images("picture", "image", "message", caption="Images reconstructed from one message."),
         Lines(
             "iteration",
             "psnr",
@@ -528,7 +532,7 @@ FIGURE1 = Item(
     minutes={"quick": 0.3, "usual": 10, "full": 600},
     scale="1,000 iterations of L-BFGS; the paper has 100,000.",
     notes="An extreme point of the L2 ball is the direction of the gradient, and an attack that "
-    "matches directions finds as much in it.",
+    "matches directions recovers as much from it as from the gradient.",
 )
 
 
@@ -578,7 +582,7 @@ def _percent(history: pd.DataFrame, columns: dict[str, str]) -> list[dict[str, A
 
 
 def _faster(name: str, **where: Any) -> Claim:
-    @claim(f"more participation is faster (mean loss over all rounds), {name}")
+    @claim(f"higher participation converges faster (mean loss over all rounds), {name}")
     def test(found: Found) -> tuple[bool, str]:
         areas = {p: found.mean("loss", p=p, **where) for p in sorted(found.values("p"))}
         if len(areas) < 2:
@@ -641,7 +645,7 @@ def penalties(
     return _percent(history, {"loss": "loss", "fw_gap": "gap"})
 
 
-@claim("a larger lambda_0 (0.1 against 1e-4) gives a larger gap in the first rounds, in all panels")
+@claim("lambda_0 = 0.1 gives a larger gap than 1e-4 in the first rounds, in all panels")
 def _first_gap(found: Found) -> tuple[bool, str]:
     """The gap of the first five rounds, with the least penalty and the largest."""
     good, words = True, []
@@ -653,7 +657,7 @@ def _first_gap(found: Found) -> tuple[bool, str]:
     return bool(good), "; ".join(words)
 
 
-@claim('penalty="auto" is within two points of the best of the grid in (a) and (b)')
+@claim('penalty="auto" is within two points of the best value of the grid in (a) and (b)')
 def _auto(found: Found) -> tuple[bool, str]:
     """Accuracy at the end."""
     good, words = True, []
@@ -726,10 +730,12 @@ APPENDIX_A = Item(
         rounds=200 if scale == "quick" else 3000,
         penalty=1.0,
     ),
-    views=(Lines("round", "x", "method", log="x", caption="The centre; the solution is 1."),),
+    views=(
+        Lines("round", "x", "method", log="x", caption="The center by round; the solution is 1."),
+    ),
     claims=(
-        Claim("averaged Frank-Wolfe stays at 0 for ever", _stays),
-        Claim("FedFW comes within 0.1 of the solution, 1", _reaches_one),
+        Claim("averaged Frank-Wolfe stays at 0", _stays),
+        Claim("FedFW comes within 0.1 of the solution", _reaches_one),
     ),
     seeds={"quick": 1, "usual": 1, "full": 1},
     minutes={"quick": 0.1, "usual": 0.5, "full": 0.5},
@@ -745,7 +751,7 @@ GRID = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 def penalty_grid(
     seed: int, data: str, ball: str, split: str, rounds: int, rows: int
 ) -> list[dict[str, Any]]:
-    """Accuracy after the last round with penalty="auto", and with each of a grid."""
+    """Accuracy after the last round with penalty="auto", and with each value of a grid."""
     whole = fd.load(data)
     if len(whole.x_train) > rows:
         whole = _some_rows(whole, rows, seed)
@@ -761,7 +767,7 @@ def penalty_grid(
     return found
 
 
-@claim('penalty="auto" is within two points of the best of the grid everywhere')
+@claim('penalty="auto" is within two points of the best value of the grid in all cases')
 def _auto_everywhere(found: Found) -> tuple[bool, str]:
     keys = ["data", "ball", "split"]
     table = found.frame.pivot_table(index=keys, columns="penalty", values="accuracy")
@@ -772,7 +778,7 @@ def _auto_everywhere(found: Found) -> tuple[bool, str]:
 
 
 PENALTY = Item(
-    title='The penalty: "auto" against a grid',
+    title='The penalty: "auto" compared with a grid',
     cell=penalty_grid,
     cells=lambda scale: product(
         data=("digits", "satimage") if scale == "quick" else SETS,
@@ -800,7 +806,9 @@ PENALTY = Item(
 
 
 def traffic(seed: int, data: str, clients: int, rounds: int) -> list[dict[str, Any]]:
-    """Bytes of a client in a round, once under way, over different sets; FedAvg beside them."""
+    """Bytes of a client in a round over different sets, without the first half of the rounds; and
+    those of FedAvg.
+    """
     whole = fd.load(data)
     labels = min(3, (whole.classes or 0) - 1)
     fed = fd.split(whole, "labels", clients=clients, per_client=labels, seed=seed)
@@ -826,7 +834,7 @@ def traffic(seed: int, data: str, clients: int, rounds: int) -> list[dict[str, A
     return rows
 
 
-@claim("extreme points of an L1 ball take less than a hundredth of FedAvg's bytes up")
+@claim("extreme points of an L1 ball take less than a hundredth of the bytes that FedAvg sends up")
 def _sparse_up(found: Found) -> tuple[bool, str]:
     line = found.line("data", "FedAvg / up", method="FedFW, L1Ball")
     ratios = {d: line[d] for d in found.values("data")}
@@ -835,7 +843,7 @@ def _sparse_up(found: Found) -> tuple[bool, str]:
 
 
 BYTES = Item(
-    title="Bytes of one client in one round",
+    title="Bytes sent by one client in one round",
     cell=traffic,
     cells=lambda scale: product(
         data=("digits",) if scale == "quick" else ("digits", "mnist"), clients=CLIENTS, rounds=20

@@ -1,8 +1,8 @@
 """FedRes' experiments: Figures 1 to 12, the rates of Theorems 2 and 3, and Example 2.
 
-The paper prints no numbers, only pictures. It uses Vowpal Wabbit's linear regression with
---adaptive: here the squared loss on labels +-1 and AdaGrad. Steps are chosen for each set, scheme
-and delay by the test accuracy of other rollouts, from one grid.
+The paper prints no numbers, only figures. It uses Vowpal Wabbit's linear regression with
+--adaptive: here the squared loss on labels +-1 and AdaGrad. Step sizes are chosen from one grid for
+each data set, scheme and delay, by the test accuracy of other rollouts.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ DELAYS = (0, 10, 20, 50, 100, 200)
 
 
 def load(name: str) -> fd.Data:
-    """A set by name; for covtype the 60,000 rows of covtype60k, where the whole is not at hand."""
+    """A data set by name; for covtype the 60,000 rows of covtype60k if the whole set is missing."""
     return fd.load("covtype60k" if name == "covtype" and locate("covtype") is None else name)
 
 
@@ -69,7 +69,7 @@ def _both_ways(delay: int) -> dict[str, Any]:
 
 
 def tasks(data: fd.Data, clients: int, rollouts: int, first: int = 0) -> list[fd.Federation]:
-    """Section 6.1, again and again."""
+    """Federations by Section 6.1, one for each seed."""
     return [fd.split(data, "tasks", clients=clients, seed=first + s) for s in range(rollouts)]
 
 
@@ -103,7 +103,7 @@ def steps(
     clients: int,
     grid: list[float],
 ) -> list[dict[str, Any]]:
-    """Accuracy of each step, over other rollouts than the figures', and which is chosen."""
+    """Accuracy of each step size on other rollouts than the figures', and which is chosen."""
     feds = tasks(load(data), clients, rollouts, first=1_000_000 * (seed + 1))
     schemes = {str(step): make(scheme, step) for step in grid}
     found = fd.rollouts(schemes, feds, rounds, **_both_ways(delay))
@@ -140,7 +140,7 @@ def _steps(scale: str) -> list[dict[str, Any]]:
 
 
 STEPS_ITEM = Item(
-    title="Steps of all schemes, chosen on other rollouts",
+    title="Step sizes of all schemes, chosen on other rollouts",
     cell=steps,
     cells=_steps,
     views=(Table(("data", "scheme", "delay"), ("accuracy",), columns=("step",), digits=1),),
@@ -166,7 +166,7 @@ def _points(
         for point in product(data=_sets(scale, sets), scheme=schemes, clients=many, delay=late):
             late_ = _late(point["scheme"], point["delay"])
             step = best.get((point["data"], point["scheme"], late_))
-            # none of a set that was not asked for
+            # a data set that was not asked for has none
             if step is not None and (point["scheme"] != "Independent" or point["delay"] == late[0]):
                 found.append({**point, "delay": late_, "step": step, **size})
         return found
@@ -175,7 +175,7 @@ def _points(
 
 
 def _chosen_steps(chosen: Found) -> dict[tuple[str, str, int], float]:
-    """The step that was chosen, by data set, scheme and delay."""
+    """The chosen step size, by data set, scheme and delay."""
     try:
         frame = chosen.where(chosen=1).frame
     except Missing:
@@ -210,12 +210,12 @@ def _order(better: str, worse: str, sets: tuple[str, ...]) -> Claim:
 
 
 _NOTES = (
-    "Where FedRes is further from the better baseline (letter, pendigits), it is the models and "
-    "not the steps: a client that may use only half of the features "
-    "for itself cannot make up for the rest by a model that it shares with clients of other tasks "
-    '(the item "least-squares" looks at the models without any steps). "FedRes, all", '
-    "with all features in the local model, is not in the paper. Independent's step is tuned here "
-    "like the others'; in the paper Central beats it on four sets."
+    "On letter and pendigits FedRes is further from the better baseline because of its models, not "
+    "because of the step size: a client whose own model has only half of the features cannot make "
+    "up for the others with a model that it shares with clients of other tasks (the item "
+    '"least-squares" fits the models without step sizes). "FedRes, all", with all features in the '
+    "local model, is not in the paper. Independent's step size is tuned here like the others'; in "
+    "the paper Central beats it on four data sets."
 )
 
 
@@ -231,11 +231,13 @@ def _compared(clients: int, number: int) -> Item:
         ),
         claims=(
             Claim(
-                "FedRes is within 1.5 points of the better of Independent and Central on every set",
+                "FedRes is within 1.5 points of the better of Independent and Central on every "
+                "data set",
                 partial(_near, "FedRes"),
             ),
             Claim(
-                "with all features in the local model it is within 1.5 points on every set",
+                "with all features in the local model, FedRes is within 1.5 points of the better "
+                "of Independent and Central on every data set",
                 partial(_near, ALL),
             ),
             _order("Independent", "Central", INDEPENDENT_BETTER),
@@ -243,7 +245,7 @@ def _compared(clients: int, number: int) -> Item:
         ),
         seeds={"quick": 1, "usual": 1, "full": 1},
         minutes={"quick": 0.3, "usual": 5 if clients == 50 else 2, "full": 5},
-        scale="covtype is 60,000 of its rows.",
+        scale="covtype has 60,000 of its rows.",
         notes=_NOTES,
     )
 
@@ -269,7 +271,7 @@ def _number_of_clients(number: int, sets: tuple[str, ...], delay: int, minutes: 
     if little := [s for s in sets if s in INDEPENDENT_BETTER]:
         claims.append(_grows("improve FedRes by less than 3 points", little, -np.inf, 3.0))
     return Item(
-        title=f"Figure {number}: accuracy against the number of clients"
+        title=f"Figure {number}: accuracy by number of clients"
         + (f", delay {delay}" if delay else ""),
         cell=accuracy,
         cells=_points(sets, CLIENTS, (delay,)),
@@ -278,7 +280,7 @@ def _number_of_clients(number: int, sets: tuple[str, ...], delay: int, minutes: 
         claims=tuple(claims),
         seeds={"quick": 1, "usual": 1, "full": 1},
         minutes={"quick": 0.5, "usual": minutes, "full": minutes},
-        scale="covtype is 60,000 of its rows." if "covtype" in sets else "",
+        scale="covtype has 60,000 of its rows." if "covtype" in sets else "",
     )
 
 
@@ -301,7 +303,7 @@ def _below_alone(found: Found) -> tuple[bool, str]:
 
 @claim("FedRes is above both baselines at every delay on mnist, satimage and usps")
 def _outperforms(found: Found) -> tuple[bool, str]:
-    """The least gain over all delays."""
+    """The smallest gain over all delays."""
     gains = {}
     for d in ("mnist", "satimage", "usps"):
         ours = found.line("delay", "accuracy", data=d, scheme="FedRes")
@@ -313,7 +315,7 @@ def _outperforms(found: Found) -> tuple[bool, str]:
 
 def _delays(number: int, sets: tuple[str, ...], minutes: float, *claims: Claim) -> Item:
     return Item(
-        title=f"Figure {number}: accuracy against delay, P = 50",
+        title=f"Figure {number}: accuracy by delay, P = 50",
         cell=accuracy,
         cells=_points(sets, (50,), DELAYS),
         needs=("steps",),
@@ -322,7 +324,8 @@ def _delays(number: int, sets: tuple[str, ...], minutes: float, *claims: Claim) 
         seeds={"quick": 1, "usual": 1, "full": 1},
         minutes={"quick": 0.5, "usual": minutes, "full": minutes},
         notes="The delay is the round trip, half of it up and half down; Independent has none. The "
-        "paper calls the loss modest without a number: 2 and 5 points are ours.",
+        "paper calls the loss of accuracy modest without a number: 2 and 5 points are our "
+        "thresholds.",
     )
 
 
@@ -363,8 +366,8 @@ def least_squares(
 
 
 @claim(
-    "by exact least squares, too, FedRes' models are more than 1.5 points below Independent's on "
-    "letter and pendigits"
+    "with exact least squares, FedRes is also more than 1.5 points below Independent on letter and "
+    "pendigits"
 )
 def _models(found: Found) -> tuple[bool, str]:
     gaps = _gaps(found, {"scheme": "FedRes"}, {"scheme": "Independent"}, None)
@@ -372,7 +375,7 @@ def _models(found: Found) -> tuple[bool, str]:
 
 
 LEAST_SQUARES = Item(
-    title="What the models of Figure 1 reach without steps",
+    title="The models of Figure 1 by least squares",
     cell=least_squares,
     cells=lambda scale: product(
         data=("pendigits",) if scale == "quick" else ("letter", "pendigits"),
@@ -487,7 +490,7 @@ def _stalls(found: Found) -> tuple[bool, str]:
     return abs(first) > 0.2 and abs(second - 1) > 0.2, text
 
 
-@claim("the average loss of fictitious play is by far the highest (five times)")
+@claim("the average loss of fictitious play is more than five times that of the others")
 def _highest(found: Found) -> tuple[bool, str]:
     end = found.where(round=max(found.values("round")))
     ends = {a: end.mean("average loss", algorithm=a) for a in found.values("algorithm")}
@@ -511,8 +514,8 @@ _C: dict[str, Any] = {
     "cells": _appendix_c,
     "seeds": {"quick": 1, "usual": 1, "full": 1},
     "minutes": {"quick": 0.2, "usual": 2, "full": 2},
-    "notes": "The paper's step of 1.0 diverges as literally written; with AdaGrad it works, and so "
-    "does a constant step of 0.05. Algorithm 6 prints w_s where (3) has the newest model.",
+    "notes": "The paper's step of 1.0 diverges as printed; with AdaGrad it works, and so does a "
+    "constant step of 0.05. Algorithm 6 prints w_s where (3) has the newest model.",
 }
 FIGURE6 = Item(
     title="Figure 6: average loss in Appendix C",
@@ -530,7 +533,7 @@ FIGURE7 = Item(
 # -- Theorem 2, Example 2, Theorem 3 ---------------------------------------------------------------
 
 
-def realisable(rounds: int, noise: float, seed: int) -> fd.Federation:
+def realizable(rounds: int, noise: float, seed: int) -> fd.Federation:
     """y = w*_g . x^g + w*_i . x^l + noise at 10 clients: 10 global and 10 local features.
 
     The features have variance 1 / 10, w*_g variance 1 and w*_i 1 / 4.
@@ -561,7 +564,7 @@ def theorem2(
 
     The comparator is (w*_g, w*_i), whose expected loss is the variance of the noise.
     """
-    feds = [realisable(T, noise, 1000 * seed + s) for s in range(rollouts)]
+    feds = [realizable(T, noise, 1000 * seed + s) for s in range(rollouts)]
     values = []
     for constant in (0.25, 0.5, 1.0, 2.0):
         algorithm = fd.FedRes(
@@ -594,8 +597,8 @@ def _theorem2(scale: str) -> list[dict[str, Any]]:
 
 
 @claim(
-    "regret falls with T at least as fast under a delay of 50, and the ratio to that without delay "
-    "falls"
+    "regret falls with T at least as fast with a delay of 50 as without, and the ratio of the two "
+    "regrets falls"
 )
 def _lower_order(found: Found) -> tuple[bool, str]:
     none, late = (found.line("T", "regret", rule="aligned", delay=d) for d in (0, 50))
@@ -642,7 +645,7 @@ def example2(seed: int, model: str, clients: int, rounds: int, width: int) -> li
     return [{"loss in the last tenth": last, "E (v.x)^2": float(v @ v)}]
 
 
-@claim("a global model alone keeps a loss of E (v.x)^2, FedRes goes to zero")
+@claim("the loss of a global model alone stays at E (v.x)^2; that of FedRes goes to zero")
 def _example2(found: Found) -> tuple[bool, str]:
     models = ("global model alone", "FedRes")
     single, ours = (found.mean("loss in the last tenth", model=m) for m in models)
@@ -668,7 +671,7 @@ EXAMPLE2 = Item(
 def bandit(
     seed: int, T: int, exploration: Literal["epsilon", "squarecb"], models: str, clients: int
 ) -> list[dict[str, Any]]:
-    """Average regret after T rounds on a realisable environment, the better of two steps."""
+    """Average regret after T rounds on a realizable environment, the better of two steps."""
     fed = fd.linear_bandit(clients=clients, actions=5, rounds=T, seed=seed)
     values = []
     for step in (0.03, 0.1):

@@ -38,11 +38,11 @@ from foedus.papers.item import (
 )
 
 WHOLE = 1_000_000
-"""This number of rows stands for the published sets, not the subsets at hand."""
+"""From this number of rows on, the published data sets are used instead of the stored subsets."""
 SETS = ("digits", "letter", "pendigits", "satimage", "covtype60k", "heart_disease_4sites")
 SHARES = (0.1, 0.2, 0.3)
 PARTNER = {"digits": "letters", "letters": "digits", "cifar10": "cifar100", "cifar100": "cifar10"}
-"""The sets of Table 2, each with that whose rows are its unlabelled ones."""
+"""The data sets of Table 2, each with the set that provides its unlabeled rows."""
 
 
 # -- Table 2 and Figure 1 --------------------------------------------------------------------------
@@ -57,7 +57,7 @@ def image_pair(
     seed: int,
     test_rows: int = WHOLE,
 ) -> tuple[fd.Federation, np.ndarray]:
-    """A federation, and the unlabelled rows of the other set of the pair."""
+    """A federation, and the unlabeled rows of the other set of the pair."""
     files = {"digits": "emnist_digits10k", "letters": "nist_az_letters"}
     if rows >= WHOLE:
         files = {"digits": "emnist_digits", "letters": "emnist_letters"}
@@ -76,7 +76,7 @@ NETS = {
     "CNN 64-64-120-84": fd.CNN.emnist(),
     "MLP 120-84": fd.MLP((120, 84)),
 }
-"""The paper's two; and a small one for letters and digits, where a CPU must do."""
+"""The paper's two networks, and a small one to train letters and digits on a CPU."""
 
 
 def contenders(
@@ -88,7 +88,7 @@ def contenders(
     views: int = 0,
     lr: float = 0.05,
 ) -> dict[str, fd.Algorithm]:
-    """Section 6: the four methods, with shorter training where a CPU must do.
+    """Section 6: the four methods, with shorter training on a CPU.
 
     views: of the public rows; images are then cropped and flipped.
     """
@@ -98,10 +98,10 @@ def contenders(
     sgd: dict[str, Any] = {"lr": lr, "epochs": local, **common}
     oracle = fd.Training(**adam)
     student = replace(oracle, epochs=distil, augment=None, weight_decay=1e-3)
-    unlabelled = fd.Public(public, views=views)
+    unlabeled = fd.Public(public, views=views)
     return {
-        "FFGB-Distill": fd.FFGBDistill(model, unlabelled, oracle=oracle, student=student),
-        "FedAvg-Distill": fd.FedAvgDistill(model=model, public=unlabelled, student=student, **adam),
+        "FFGB-Distill": fd.FFGBDistill(model, unlabeled, oracle=oracle, student=student),
+        "FedAvg-Distill": fd.FedAvgDistill(model=model, public=unlabeled, student=student, **adam),
         "FedDyn": fd.FedDyn(model=model, alpha=0.1, **sgd),
         "FedAvg": fd.FedAvg(model, **sgd),
     }
@@ -175,9 +175,9 @@ def _table2(scale: str) -> list[dict[str, Any]]:
 def models_sent(frame: pd.DataFrame) -> pd.DataFrame:
     """Models sent until a target accuracy is reached; infinite if it never is.
 
-    The targets are what FFGB-Distill has after its first round, and its best. The paper's are of
-    the same kind: those of its first lines are mostly reached in the first round. With all rows,
-    they are the paper's.
+    The targets are the accuracies of FFGB-Distill after its first round and at its best. The
+    paper's are of the same kind: those of its first lines are mostly reached in the first round.
+    With all rows, the paper's targets are used.
     """
     rows = []
     for (data, s, seed), part in frame.groupby(["data", "s", "seed"], sort=False):
@@ -295,8 +295,8 @@ TABLE2 = Item(
             digits=0,
             never=("not reached", "> 100"),
             select=models_sent,
-            caption="In brackets the paper's number, to its own target of that kind. Our targets "
-            "are what FFGB-Distill has after its first round, and at its best.",
+            caption="In brackets: the paper's number, for its own target of the same kind. Our "
+            "targets are the accuracies of FFGB-Distill after its first round and at its best.",
         ),
         Table(
             ("data", "s", "target"),
@@ -304,7 +304,7 @@ TABLE2 = Item(
             digits=2,
             select=_targets,
             published=_TARGETS,
-            caption="The targets, beside the paper's.",
+            caption="The target accuracies, and the paper's.",
         ),
         Lines(
             "round",
@@ -319,11 +319,12 @@ TABLE2 = Item(
     claims=(
         *map(_fewer, METHODS[1:]),
         Claim(
-            "FedAvg-Distill improves on FedAvg on CIFAR-10, after as many models",
+            "FedAvg-Distill is better than FedAvg on CIFAR-10 after the same number of models",
             _improves("cifar10", True),
         ),
         Claim(
-            "and is worse than FedAvg on CIFAR-100 with s = 0.1, after as many models",
+            "FedAvg-Distill is worse than FedAvg on CIFAR-100 with s = 0.1 after the same number "
+            "of models",
             _improves("cifar100", False),
         ),
     ),
@@ -331,13 +332,13 @@ TABLE2 = Item(
     seeds={"quick": 1, "usual": 1, "full": 3},
     minutes={"quick": 1, "usual": 120, "full": 40_000},
     scale="Letters and digits: 4,000 training rows, 20 clients, an MLP, 30 epochs for weak "
-    "learners and students; the capitals are NIST's, not EMNIST's. CIFAR: 2,000 rows, "
-    "500 public rows in 2 views, 2,000 test rows, 10 clients, the paper's CNN, crops and flips, 10 "
-    "epochs. FedAvg and FedDyn make 5 local epochs (CIFAR: 2; the paper 10) with a step of 0.05, "
-    "which the paper searches for (here at every scale). The paper has 100 clients, all rows, CNNs "
-    "throughout and 100 epochs: --full, with --device cuda on a GPU.",
-    notes="Our targets are lower than the paper's, since everything is smaller; the order of the "
-    "methods is what can be compared.",
+    "learners and students; the capital letters are NIST's, not EMNIST's. CIFAR: 2,000 rows, 500 "
+    "public rows in 2 views, 2,000 test rows, 10 clients, the paper's CNN, crops and flips, 10 "
+    "epochs. FedAvg and FedDyn train for 5 local epochs (CIFAR: 2; the paper: 10) with a step size "
+    "of 0.05 at every scale; the paper searches for it. The paper has 100 clients, all rows, CNNs "
+    "for all data sets and 100 epochs: use --full, with --device cuda on a GPU.",
+    notes="Our targets are lower than the paper's because the data sets are smaller; only the "
+    "order of the methods can be compared.",
 )
 
 
@@ -355,7 +356,7 @@ def _start(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _boosts(when: str) -> Claim:
-    @claim(f"a warm start is above a random start after {when} round")
+    @claim(f"a warm start has a higher accuracy than a random start after {when} round")
     def test(found: Found) -> tuple[bool, str]:
         gains = {}
         for d, m in itertools.product(found.values("data"), ("FedAvg", "FedDyn")):
@@ -369,7 +370,7 @@ def _boosts(when: str) -> Claim:
 
 
 FIGURE1 = Item(
-    title="Figure 1: a warm start by one round of FFGB-Distill",
+    title="Figure 1: warm start from one round of FFGB-Distill",
     cell=curve,
     cells=_figure1,
     views=(
@@ -380,14 +381,14 @@ FIGURE1 = Item(
             panel="data",
             columns=3,
             select=_start,
-            caption="-d: from one round of FFGB-Distill; -r: from a random start. s = 0.1.",
+            caption="-d: start from one round of FFGB-Distill; -r: random start. s = 0.1.",
         ),
     ),
     claims=(_boosts("every"), _boosts("the last")),
     seeds={"quick": 1, "usual": 1, "full": 3},
     minutes={"quick": 1, "usual": 30, "full": 14_000},
     fixed=_FIXED,
-    scale="As Table 2; 15 rounds, 10 on CIFAR-10.",
+    scale="As Table 2, with 15 rounds (10 on CIFAR-10).",
 )
 
 
@@ -512,21 +513,24 @@ def _above(other: str, found: Found) -> tuple[int, int, str]:
 
 
 @claim(
-    "FFGB with its default settings is above federated bagging on every set and split", ours=True
+    "FFGB with its default settings is above federated bagging on every data set and split",
+    ours=True,
 )
 def _above_bagging(found: Found) -> tuple[bool, str]:
     good, total, text = _above("bagging", found)
     return good == total, text
 
 
-@claim("and above boosted trees with all rows in one place on most", ours=True)
+@claim(
+    "FFGB with its default settings is above boosted trees on pooled rows in most cases", ours=True
+)
 def _above_pooled(found: Found) -> tuple[bool, str]:
     good, total, text = _above("pooled", found)
     return 2 * good > total, text
 
 
 TABULAR = Item(
-    title="Trees on tabular data, against what people would use instead",
+    title="Trees on tabular data, compared with common alternatives",
     cell=trees,
     cells=_tabular,
     views=(
@@ -535,15 +539,16 @@ TABULAR = Item(
             ("accuracy",),
             columns=("method",),
             digits=3,
-            caption="Test accuracy. bagging: Flower's way with XGBoost, as many trees; alone: "
-            "boosted trees at each client; pooled: with all rows in one place.",
+            caption="Test accuracy. bagging: the same number of trees, combined as Flower does it "
+            "with XGBoost; alone: boosted trees at each client; pooled: boosted trees with all "
+            "rows in one place.",
         ),
     ),
     claims=(_above_bagging, _above_pooled),
     seeds={"quick": 1, "usual": 1, "full": 3},
     minutes={"quick": 1, "usual": 25, "full": 75},
     fixed={
-        "FFGB": "its defaults: ten extremely randomised trees of depth 12 on 30% of the features a "
+        "FFGB": "its defaults: ten extremely randomized trees of depth 12 on 30% of the features a "
         "client and round, step 10",
         "bagging": "as many trees, depth 6, learning rate 0.3, each client's on the common margins",
         "alone, pooled": "scikit-learn's HistGradientBoostingClassifier, its defaults",
@@ -581,7 +586,7 @@ class Weak(Oracle):
 def theorem43(
     seed: int, T: int, residual: bool, mu: float, strength: float
 ) -> list[dict[str, Any]]:
-    """|f^T - f*|^2 with K about sqrt T, for three clients with the same inputs and other labels.
+    """|f^T - f*|^2 with K about sqrt T, for three clients with equal inputs and different labels.
 
     f* = mean label / (1 + mu).
     """
@@ -597,7 +602,7 @@ def theorem43(
     return [{"rule": "with residual" if residual else "without", "error": error}]
 
 
-@claim("the error falls to zero with the residual and not without it")
+@claim("the error falls to zero with the residual, and does not without it")
 def _converges(found: Found) -> tuple[bool, str]:
     ours, without = (found.line("T", "error", residual=r) for r in (True, False))
     (a, b), (c, d) = ((line.iloc[0], line.iloc[-1]) for line in (ours, without))
@@ -606,7 +611,7 @@ def _converges(found: Found) -> tuple[bool, str]:
 
 
 THEOREM43 = Item(
-    title="Theorem 4.3: what the residual is for",
+    title="Theorem 4.3: the effect of the residual",
     cell=theorem43,
     cells=lambda scale: product(
         T=(4, 16, 64) if scale == "quick" else (4, 16, 64, 256),

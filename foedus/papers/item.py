@@ -12,11 +12,11 @@ import pandas as pd
 
 Scale = Literal["quick", "usual", "full"]
 SCALES: tuple[Scale, ...] = ("quick", "usual", "full")
-"""About a minute; the paper's, as far as the data at hand and two cores allow; the paper's own."""
+"""About a minute; the paper's as far as the available data and two cores allow; the paper's own."""
 
 
 class Missing(Exception):  # noqa: N818 - nothing went wrong
-    """A claim about something that was not run."""
+    """A claim about cells that were not run."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class Item:
         with others are run again.
     seeds: how many at each scale, or a function of a cell's settings.
     minutes: about how long it takes on two cores.
-    scale: what was cut down here and what the paper has. notes: why ours may differ.
+    scale: what is smaller here than in the paper. notes: other reasons for differences.
     extra: it is not in the paper.
     """
 

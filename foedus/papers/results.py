@@ -16,12 +16,12 @@ from foedus.papers.item import Circles, Found, Item, Lines, Scale, Table, View
 from foedus.papers.runner import item_of, paper, wanted
 from foedus.papers.store import Cell, Store, found_in
 
-QUICK = "Scale: quick. Fewer rows, rounds and seeds, as the settings say."
+QUICK = "Scale: quick, with fewer rows, rounds and seeds; see the settings."
 
 
 @dataclass(frozen=True)
 class Result:
-    """An item, the scale it ran at, and what was found."""
+    """An item, the scale it ran at, and its results."""
 
     name: str
     key: str
@@ -53,7 +53,7 @@ class Result:
 
     @property
     def remarks(self) -> list[str]:
-        """What was cut down, and why ours may differ."""
+        """What is smaller than in the paper, and other reasons for differences."""
         scale = {"usual": self.item.scale and f"Scale: {self.item.scale}", "quick": QUICK}
         part = "" if self.complete else f"Only {len(self.cells)} of {self.asked} cells have run."
         return [text for text in (scale.get(self.scale), part, self.item.notes) if text]
@@ -68,7 +68,7 @@ class Result:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Of all cells; where they differ, all of them."""
+        """Versions of packages over all cells; if they differ, all of them."""
         found: dict[str, dict[str, None]] = {}
         for cell in self.cells:
             for name, version in (cell.versions or {}).items():
@@ -104,7 +104,7 @@ def _stored(folder: Path, name: str, key: str, scale: Scale) -> Result | None:
 
 
 def table_of(view: View, found: Found) -> tuple[list[str], list[list[str]]] | None:
-    """Headings and rows of text; None where a view has nothing that a table could show."""
+    """Headings and rows of text; None if a view has nothing that a table could show."""
     if isinstance(view, Table):
         return _averages(view, view.select(found.frame))
     if isinstance(view, Lines):
@@ -244,7 +244,7 @@ def numeric(text: str) -> bool:
     return text == "–" or text.startswith("not reached") or text.lstrip("-+")[:1].isdigit()
 
 
-# -- in words --------------------------------------------------------------------------------------
+# -- readable text ---------------------------------------------------------------------------------
 
 
 def duration(minutes: float | None) -> str:

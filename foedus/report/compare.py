@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
+from foedus.base import markup
 from foedus.core.algorithm import Algorithm
 from foedus.core.arguments import seed_list, without_fingerprint
 from foedus.core.callbacks import Named, check_callbacks
@@ -95,21 +96,6 @@ def compare(
     return Comparison(runs, fed, target, diverged)
 
 
-@dataclass(frozen=True)
-class Curve:
-    """The metric of one algorithm by evaluated round: mean, least and largest over its seeds."""
-
-    name: str
-    rounds: list[int]
-    megabytes: list[float]
-    seconds: list[float]
-    mean: list[float]
-    low: list[float]
-    high: list[float]
-    pooled: bool = False
-    diverged: bool = False
-
-
 @dataclass(eq=False, repr=False)
 class Comparison:
     """Runs of several algorithms, one a seed: `runs[name]`, `table()`, `report(path)`, `save(dir)`.
@@ -179,6 +165,15 @@ class Comparison:
             return None
         return max(finals) * _NEAR_BEST if self.higher_is_better else min(finals) / _NEAR_BEST
 
+    @property
+    def best(self) -> str | None:
+        """The algorithm with the best final metric, of two or more without pooled data."""
+        means = {n: _mean(self.final(n)) for n in self.runs if not self.is_pooled(n)}
+        means = {n: v for n, v in means.items() if not math.isnan(v)}
+        if len(means) < 2:
+            return None
+        return (max if self.higher_is_better else min)(means, key=means.__getitem__)
+
     def table(self) -> pd.DataFrame:
         """One row an algorithm: the final metric, the cost to reach the target, and the whole cost.
 
@@ -204,9 +199,9 @@ class Comparison:
         everyone = bool(reached) and len(reached) == len(self.runs[name])
         at_target = reached if everyone else []
         row["rounds_to_target"] = _mean([r["round"] for r in at_target])
-        row["mb_to_target"] = _mean([_megabytes(r) for r in at_target])
+        row["mb_to_target"] = _mean([megabytes(r) for r in at_target])
         ends = [r.records.rows[-1] for r in finished or self.runs[name] if r.records.rows]
-        row["mb"] = _mean([_megabytes(e) for e in ends])
+        row["mb"] = _mean([megabytes(e) for e in ends])
         row["seconds"] = _mean([e["seconds"] for e in ends])
         return row | {"seeds": len(finished), "remark": self._remark(name, len(reached))}
 
@@ -222,39 +217,6 @@ class Comparison:
         if 0 < reached < total:
             parts.append(f"{reached} of {total} seeds reach the target")
         return "; ".join(parts)
-
-    def curves(self) -> list[Curve]:
-        """What the plots show.
-
-        Seeds are averaged round by round, over the rounds that each of them measured.
-        """
-        return [curve for name in self.runs if (curve := self._curve(name)) is not None]
-
-    def _curve(self, name: str) -> Curve | None:
-        # Where nothing finished, the rounds before the end are all there is to see.
-        finished = self.finished(name)
-
-        def evaluated(r: Run) -> dict[float, dict[str, float]]:
-            rows = r.records.rows
-            return {v["round"]: v for v in rows if math.isfinite(v.get(self.metric, math.nan))}
-
-        measured = [evaluated(r) for r in finished or self.runs[name]]
-        rounds = sorted(set.intersection(*(set(m) for m in measured)))
-        if not rounds:
-            return None
-        rows = [[m[t] for m in measured] for t in rounds]
-        values = [[row[self.metric] for row in of_round] for of_round in rows]
-        return Curve(
-            name=name,
-            rounds=[int(t) for t in rounds],
-            megabytes=[_mean([_megabytes(row) for row in of_round]) for of_round in rows],
-            seconds=[_mean([row["seconds"] for row in of_round]) for of_round in rows],
-            mean=[_mean(v) for v in values],
-            low=[min(v) for v in values],
-            high=[max(v) for v in values],
-            pooled=self.is_pooled(name),
-            diverged=not finished,
-        )
 
     # -- words -------------------------------------------------------------------------------------
 
@@ -284,13 +246,38 @@ class Comparison:
         return headings, rows
 
     def __rich__(self) -> Any:
+        return rich_table(self.title(), *self._cells_and_notes())
+
+    def _cells_and_notes(self) -> tuple[list[str], list[list[str]], list[str]]:
         headings, rows = self.cells()
         notes = [self.describe_target()]
         if headings[-1] == "remark":  # below the table, which then fits 80 columns
             notes += [f"{row[0]}: {row[-1]}" for row in rows if row[-1]]
             headings, rows = headings[:-1], [row[:-1] for row in rows]
-        notes += [f"left out: {message}" for message in self.left_out]
-        return rich_table(self.title(), headings, rows, notes)
+        return headings, rows, notes + [f"left out: {message}" for message in self.left_out]
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: the table with the best in bold, and curves on one scale."""
+        from foedus.report.curves import lines
+
+        headings, rows, notes = self._cells_and_notes()
+        curves, best = {c.name: c for c in lines(self) if self.metric in c.y}, self.best
+        every = [v for c in curves.values() for v in c.y[self.metric] if math.isfinite(v)]
+        limits = (min(every), max(every)) if every else None
+        table: list[list[object]] = []
+        for name, *cells in rows:
+            drawn = markup.Markup()
+            if (c := curves.get(name)) is not None:
+                label = f"{self.metric} of {name} by round"
+                points = zip(c.x["rounds"], c.y[self.metric], strict=True)
+                drawn = markup.curve(points, label, limits)
+            bold = name == best
+            table.append(
+                [*(markup.Cell(v, bold=bold) for v in (name, cells[0])), *cells[1:], drawn]
+            )
+        top = [h.replace("\n", " ") for h in headings]
+        shown = markup.table([*top, f"{words(self.metric)} by round"], table)
+        return markup.box(self.title(), shown, markup.lines(notes))
 
     def title(self) -> str:
         """One line: on what, for how long, how often."""
@@ -518,5 +505,6 @@ def _mean(values: Sequence[float]) -> float:
     return statistics.fmean(values) if values else math.nan
 
 
-def _megabytes(row: dict[str, float]) -> float:
+def megabytes(row: dict[str, float]) -> float:
+    """What a row of a history has cost so far, up and down."""
     return (row["bytes_up"] + row["bytes_down"]) / 1e6

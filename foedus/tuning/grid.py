@@ -20,9 +20,14 @@ from foedus.errors import ConfigError, FoedusError, unknown
 class loguniform:  # noqa: N801 - written where a list of values could be
     """A range to draw from, uniformly in the logarithm; draws are rounded to three digits.
 
+    Args:
+        low: Least value, above 0.
+        high: Largest value.
+
     Example:
-        >>> fd.tune(fd.FedAvg(fd.Linear()), fed, rounds=20, grid={"lr": fd.loguniform(1e-3, 10)},
-        ...         trials=12)
+        >>> rates = fd.loguniform(1e-3, 10)
+        >>> 1e-3 <= rates.draw(np.random.default_rng(0)) <= 10
+        True
     """
 
     low: Annotated[float, Gt(0)]

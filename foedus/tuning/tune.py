@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from annotated_types import Ge, Gt, Lt
 
+from foedus.base import markup
 from foedus.base.settings import Means, check_value
 from foedus.core.algorithm import Algorithm
 from foedus.core.arguments import check_arguments, seed_list
@@ -59,30 +60,45 @@ def tune(
     workers: int | None = None,
     progress: bool | None = None,
 ) -> Tuning:
-    """Choose settings of an algorithm by what it reaches on validation rows after `rounds` rounds.
+    """Choose settings of an algorithm by its score on validation rows after `rounds` rounds.
 
-    algorithm: one whose fields take the values of the grid, or a function (or class) that makes one
-    of them, `algorithm(**values)`. grid: {name: values}; the field of a field has a dot in its
-    name, "features.bandwidth". Instead of a list, `fd.loguniform(low, high)` is a range to draw
-    from. trials: None tries all combinations, a number tries that many, drawn at random with
-    `seed`. seeds: runs of each combination, as in `fd.compare`. The validation rows are this part
-    (`validation`) of each client's training rows, others for each seed (`fed.holdout(validation,
-    seed)`); the score is the mean over seeds. halving: as long as more than `halving` combinations
-    are left, only the best 1/halving of them go on after 1/halving of the rounds; None runs all of
-    them to the end. metric: "accuracy" or "mse", "loss", or one of `metrics` of `fd.run`, such as
-    "auc"; where clients end up with models of
-    their own, by default "own_accuracy" or "own_mse", that on their own validation rows. Of equal
-    accuracies, that with the smaller loss is better. engine, participation, quantise: as in
-    `fd.run`. workers: processes that share the work (1: none but this one); by default one for each
-    core, once it has taken longer than they take to start. Every run computes with one thread, and
-    the result does not depend on where.
+    Every run computes with one thread, and the result does not depend on the process. Of equal
+    accuracies, that with the smaller loss is better.
+
+    Args:
+        algorithm: One whose fields take the values of the grid, or a function (or class) that makes
+            one of them, `algorithm(**values)`.
+        fed: The federation; its test rows take no part.
+        rounds: Rounds of a run.
+        grid: {name: values}; the field of a field has a dot in its name, "features.bandwidth". In
+            place of a list, `fd.loguniform(low, high)` is a range to draw from.
+        trials: Number of combinations, drawn at random; `None` tries all.
+        seed: Of the drawn combinations.
+        seeds: Runs of each combination, as in `fd.compare`; the score is their mean.
+        validation: The share of each client's training rows on which runs are scored, other rows
+            for each seed (`fed.holdout(validation, seed)`).
+        halving: As long as more than `halving` combinations remain, only the best 1/halving of them
+            go on after 1/halving of the rounds; `None` runs all of them to the end.
+        metric: "accuracy" or "mse", "loss", or one of `metrics` of `fd.run`, such as "auc"; where
+            clients end up with models of their own, by default "own_accuracy" or "own_mse", that on
+            their own validation rows.
+        engine: As in `fd.run`.
+        participation: As in `fd.run`.
+        quantise: As in `fd.run`.
+        workers: Processes that share the work (1: only this one); by default one for each core,
+            once the search has taken longer than they take to start.
+        progress: Whether to show a bar; by default only on a terminal.
+
+    Returns:
+        The best algorithm and the table of all combinations.
 
     Example:
-        >>> newton = fd.FedNewton(fd.RandomFourier(300), solver="cg")
-        >>> found = fd.tune(newton, fed, rounds=6,
-        ...                 grid={"features.bandwidth": [1, 2, 4, 8], "reg": [1e-5, 1e-4, 1e-3]})
-        >>> print(found)
-        >>> fd.run(found.best, fed, rounds=6)
+        >>> fed = fd.split(fd.load("digits"), "iid", clients=5)
+        >>> newton = fd.FedNewton(fd.RandomFourier(100), solver="cg")
+        >>> grid = {"features.bandwidth": [1.0, 4.0], "reg": [1e-4, 1e-2]}
+        >>> found = fd.tune(newton, fed, rounds=2, grid=grid, workers=1)
+        >>> found.values["features.bandwidth"], len(found.table)
+        (4.0, 4)
     """
     check_value("trials", trials, Annotated[int, Ge(1)] | None)
     check_value("workers", workers, Annotated[int, Ge(1)] | None)
@@ -122,13 +138,25 @@ def tune(
 
 @dataclass(eq=False, repr=False)
 class Tuning:
-    """What a search found: `best` (the algorithm), `values` (its settings), `table`; it prints.
+    """The result of a search; it prints its table.
 
-    `table` has a row for each combination, best first (after those that ran to the end, those that
-    halving left behind): its values, `score` and `spread` (mean and standard deviation over seeds
-    of the metric on validation rows; NaN if it failed), `rounds` that it ran, `seconds` of all its
-    runs, and why it `failed`. `border` names the numbers that were chosen at the end of their list,
-    of three values or more: better ones may lie beyond.
+    Attributes:
+        best: The best algorithm.
+        values: Its settings.
+        metric: The metric of the score.
+        table: A row for each combination, best first (after those that ran to the end, those that
+            halving dropped): its values, `score` and `spread` (mean and standard deviation over
+            seeds of the metric on validation rows; NaN if it failed), `rounds` that it ran,
+            `seconds` of all its runs, and why it `failed`.
+        border: The names of numbers that were chosen at the end of their list, of three values or
+            more: better ones may lie beyond.
+        title: One line: what was searched.
+
+    Example:
+        >>> fed = fd.split(fd.load("digits"), "iid", clients=5)
+        >>> found = fd.tune(fd.FedAvg(fd.Linear()), fed, 3, grid={"lr": [1e-4, 0.1]}, workers=1)
+        >>> found.best.lr
+        0.1
     """
 
     best: Algorithm
@@ -139,6 +167,16 @@ class Tuning:
     title: str
 
     def __rich__(self) -> Any:
+        return rich_table(self.title, *self._cells_and_notes())
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: the table with the chosen settings in bold."""
+        headings, (best, *others), notes = self._cells_and_notes()
+        top = [h.replace("\n", " ") for h in headings]
+        rows: list[list[Any]] = [[markup.Cell(v, bold=True) for v in best], *others]
+        return markup.box(self.title, markup.table(top, rows), markup.lines(notes))
+
+    def _cells_and_notes(self) -> tuple[list[str], list[list[str]], list[str]]:
         rows = self.table.to_dict("records")
         names, shown = list(self.values), rows[:_SHOWN]
         text = [[*(shorten(r[n]) for n in names), *self._result(r)] for r in shown]
@@ -151,7 +189,7 @@ class Tuning:
         if failed:
             first = shown_settings({n: failed[0][n] for n in names})
             notes.append(f"{len(failed)} of {len(rows)} failed; {first}: {failed[0]['failed']}")
-        return rich_table(self.title, [*names, f"validation\n{self.metric}", "rounds"], text, notes)
+        return [*names, f"validation\n{self.metric}", "rounds"], text, notes
 
     def _result(self, row: dict[Any, Any]) -> tuple[str, str]:
         """Score and rounds."""

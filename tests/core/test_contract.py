@@ -21,7 +21,7 @@ ROOT = Path(foedus.__file__).parent
 CONDITIONS = {
     "aggregator", "conditions", "delays", "device", "faults", "free", "hidden", "holdings",
     "ledger", "longest", "mail", "measures", "network", "quantise", "seed_key", "session", "taking",
-    "trusted", "unsure", "wary",
+    "checks_replies", "trusted",
 }  # fmt: skip
 """What engines and aggregators know of a run; algorithms must not read it from `clients`."""
 
@@ -113,9 +113,14 @@ def test_private_names_stay_in_their_module():
 
 @pytest.mark.parametrize("path", FAMILIES, ids=lambda p: f"{p.parent.name}/{p.name}")
 def test_files_are_short_and_rounds_read_like_their_papers(path):
-    """At most 300 lines a file, and 20 a `round`, its docstring apart."""
+    """At most 300 lines a file, the docstrings of its classes apart, which describe every setting
+    on a line of its own; and 20 a `round`, its docstring apart.
+    """
     text = path.read_text()
-    assert len(text.splitlines()) <= 300
+    classes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)]
+    docstrings = [node.body[0] for node in classes if ast.get_docstring(node)]
+    described = sum(doc.end_lineno - doc.lineno + 1 for doc in docstrings)
+    assert len(text.splitlines()) - described <= 300
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef) and node.name == "round":
             body = node.body[1:] if ast.get_docstring(node) else node.body

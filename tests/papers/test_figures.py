@@ -94,7 +94,7 @@ def test_panels_are_filled_row_by_row_and_named():
     assert legend == ["m = 0.5"]  # once for all panels
 
 
-def test_yes_and_no_are_said_with_their_column():
+def test_yes_and_no_are_shown_with_their_column():
     rows = [{"x": x, "y": 1.0, "late": v} for x in (1, 2) for v in (True, False)]
     _, legend = drawn(Lines("x", "y", "late"), rows)
     assert legend == ["late: yes", "late: no"]

@@ -357,7 +357,8 @@ def test_pages_and_documents(tmp_path):
     assert "| x | paper | a | b |" in text and "(toy-table.svg)" in text
     assert (tmp_path / "docs" / "papers" / "toy-table.svg").exists()
     summary = (tmp_path / "docs" / "reproduction.md").read_text()
-    assert "at usual scale 2 of 3 hold" in summary and "they fall. *Does not hold*" in summary
+    assert '- the papers\' claims, at scale "usual": **2 of 3 hold**\n' in summary
+    assert "Claims that do not hold:\n\n- **table**: they fall. Our numbers" in summary
 
 
 def test_cells_of_other_common_settings_are_run_again(tmp_path, monkeypatch):
@@ -383,8 +384,28 @@ def test_claims_of_ours_are_counted_apart(tmp_path, monkeypatch):
     runner.run_item("toy", "table", "quick", folder=tmp_path, workers=1)
     markdown.write_docs(tmp_path, tmp_path / "docs", draw=False)
     text = (tmp_path / "docs" / "reproduction.md").read_text()
-    assert "of the papers', at quick scale 1 of 1 hold; of ours, at quick scale 0 of 1 hold" in text
-    assert "they fall (ours). *Does not hold*" in text
+    papers, ours = (
+        f'- {whose} claims, at scale "quick": **{n} of 1 hold**\n'
+        for whose, n in (("the papers'", 1), ("our", 0))
+    )
+    assert papers + ours in text
+    assert "Claims that do not hold:\n\n- **table**: they fall (ours). Our numbers" in text
+
+
+def test_remarks_that_items_share_are_written_once(tmp_path, monkeypatch):
+    for key in ("table", "base"):
+        monkeypatch.setitem(ITEMS, key, dataclasses.replace(ITEMS[key], notes="Other rows."))
+        runner.run_item("toy", key, "quick", folder=tmp_path, workers=1)
+    markdown.write_docs(tmp_path, tmp_path / "docs", draw=False)
+    text = (tmp_path / "docs" / "reproduction.md").read_text()
+    assert text.endswith("experiments:\n\n- **table**, **base**: Other rows.\n")
+
+
+def test_prose_is_wrapped():
+    # 24 words of 3 letters and 24 spaces are 96 columns, and a word of four letters makes 100
+    line = "abc " * 24 + "abcd"
+    assert markdown.prose(f"{line} long-word") == f"{line}\nlong-word"
+    assert markdown.prose(f"{line[2:]} two", bullet=True) == f"- {line[2:]}\n  two"
 
 
 def test_a_mistake_in_a_claim_is_not_taken_for_a_missing_cell():

@@ -111,9 +111,9 @@ _latest: dict[tuple[float, float, float], tuple[int, Any]] = {}
 
 
 def _losses(probability: float, noise: float, step: float, times: int) -> Any:
-    """That of so many rounds.
+    """The privacy loss distribution of a number of rounds.
 
-    One more than the last time is one convolution, which is what a run asks for every round.
+    One more round than in the last call takes one convolution; a run asks for this in every round.
     """
     one, kind = _loss(probability, noise, step), (probability, noise, step)
     before, so_far = _latest.get(kind, (0, None))
@@ -145,14 +145,26 @@ def noise_for(
     start: int = 0,
     accountant: str = "pld",
 ) -> float:
-    """The smallest noise multiplier, to a thousandth, with which so many rounds cost at most an
-    epsilon of `target`.
+    """The smallest noise multiplier that keeps a run within an epsilon.
 
-    probability: of taking part in a round. exchanges: averages in a round. start: those before the
-    first round, of everybody.
+    Args:
+        target: The largest epsilon.
+        delta: At which epsilon is given.
+        rounds: Rounds of the run.
+        probability: Of taking part in a round.
+        exchanges: Averages in a round.
+        start: Averages before the first round, of all clients.
+        accountant: "pld" or "rdp".
+
+    Returns:
+        The noise multiplier z of `fd.DifferentialPrivacy`, to a thousandth.
+
+    Raises:
+        ConfigError: No noise is enough.
 
     Example:
-        >>> noise_for(2.0, 1e-5, rounds=30, probability=0.2)
+        >>> round(fd.noise_for(2.0, 1e-5, rounds=30, probability=0.2), 1)
+        2.5
     """
 
     def cost(noise: float) -> float:

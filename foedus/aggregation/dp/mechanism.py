@@ -59,23 +59,36 @@ from foedus.aggregation.dp.accounted import Accounted
 
 @dataclass(frozen=True)
 class DifferentialPrivacy(Aggregation):
-    """Central differential privacy of clients: replies are clipped, and their sum gets Gaussian
-    noise.
+    """Central differential privacy of clients: clipped replies, and Gaussian noise on their sum.
 
-    clip: c, the largest norm of a reply; or one for each step that is averaged, {"gradient": 0.1,
-    "direction": 1.0}. noise: z, the standard deviation of the noise over c;
-    `foedus.aggregation.dp.accounting.noise_for` finds the one for a given epsilon. delta: at which
-    epsilon is given; well below 1 / clients. budget: the largest epsilon. The run ends before a
-    round that would take it beyond. accountant: "pld" or "rdp". entropy: for tests only.
+    With clients that take part with probability q, and S those who do,
+
+        mean = ( sum_{i in S} r_i min(1, c / |r_i|)  +  z c N(0, I) ) / (q n)
 
     Clients take part by `participation=fd.Poisson(q)`, or all in every round. What comes before the
-    first round asks everybody. All clients weigh the same, also where an algorithm asks for an
+    first round asks all clients. All clients weigh the same, also where an algorithm asks for an
     average by rows. The history has `epsilon`, of all rounds so far.
 
+    Args:
+        clip: c, the largest norm of a reply; or one for each step that is averaged, {"gradient":
+            0.1, "direction": 1.0}.
+        noise: z, the standard deviation of the noise over c; `fd.noise_for` finds the one for a
+            given epsilon.
+        delta: At which epsilon is given; well below 1 / clients.
+        budget: The largest epsilon: the run ends before a round that would exceed it.
+        accountant: "pld", the privacy loss distribution, or "rdp", Renyi differential privacy.
+        entropy: The source of random bytes; for tests only.
+
     Example:
-        >>> private = fd.DifferentialPrivacy(clip=1.0, noise=1.0, delta=1e-5, budget=4.0)
-        >>> some = fd.Poisson(0.1)
-        >>> fd.run(fd.FedAvg(), fed, rounds=100, participation=some, aggregation=private)
+        >>> fed = fd.split(fd.load("digits"), "iid", clients=100)
+        >>> private = fd.DifferentialPrivacy(clip=0.5, noise=1.0, delta=1e-5, budget=4.0)
+        >>> run = fd.run(fd.FedAvg(fd.Linear()), fed, rounds=3, participation=fd.Poisson(0.2),
+        ...              aggregation=private)
+        >>> 0 < run.history.epsilon.iloc[-1] < 4
+        True
+
+    Reference: McMahan, Ramage, Talwar and Zhang, "Learning differentially private recurrent
+    language models", ICLR 2018.
     """
 
     clip: (

@@ -57,16 +57,16 @@ def rounded_gaussian(size: int, bits: int, entropy: Entropy = os.urandom) -> np.
         # dz = dp / density(z), and Q(z) / density(z) is at most sqrt(pi / 2).
         apart = (_MARGIN + 1.2534 * 0.5 / whole) * 2.0**bits + y * 2.0**-50
     result = np.floor(y)
-    unsure = np.flatnonzero((np.floor(y - apart) != np.floor(y + apart)) | (tail < 2**10))
-    result[unsure] = 0.0  # may be beyond what an integer holds
+    undecided = np.flatnonzero((np.floor(y - apart) != np.floor(y + apart)) | (tail < 2**10))
+    result[undecided] = 0.0  # may be beyond what an integer holds
     result = result.astype(np.int64)
-    for i in unsure:
+    for i in undecided:
         result[i] = _quantile(int(tail[i]), bits, entropy)
     return np.where(above, result, -1 - result)
 
 
 def _quantile(tail: int, bits: int, entropy: Entropy) -> int:
-    """The whole n with Q((n + 1) / 2^bits) < p <= Q(n / 2^bits), where p has the first 64 binary
+    """The integer n with Q((n + 1) / 2^bits) < p <= Q(n / 2^bits), where p has the first 64 binary
     digits `tail`.
     """
     import mpmath

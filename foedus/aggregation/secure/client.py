@@ -233,8 +233,8 @@ class SecureClient:
         distinct(sources, "the boxes")
         ids, keys, box_keys = s.ids.tolist(), s.public.numpy(), s.box_keys.numpy()
         place = {other: i for i, other in enumerate(ids)}
-        if strange := [i for i in sources.tolist() if i not in place or i == self.id]:
-            raise SecureError(f"the boxes are not all of neighbours: client {strange[0]} is none")
+        if others := [i for i in sources.tolist() if i not in place or i == self.id]:
+            raise SecureError(f"boxes must come from neighbors; client {others[0]} is not one")
         if len(sources) + 1 < (must := max(self.least, self.config.needed(len(ids)))):
             raise SecureError(
                 f"{len(sources) + 1} of {len(ids)} neighbours have shared keys; {must} must"

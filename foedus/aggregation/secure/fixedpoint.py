@@ -72,7 +72,7 @@ class FixedPoint:
         return math.ldexp(self.range, 1 - self.bits)
 
     def width(self, weight: int, clients: int) -> int:
-        """Bits of the modulus for so many clients of so much weight in all."""
+        """Bits of the modulus for a number of clients with a total weight."""
         bound = weight * 2 ** (self.bits - 1) + clients * self.headroom
         for width in (32, 64):
             if bound < 2 ** (width - 1):

@@ -1,21 +1,20 @@
-"""Who shares masks with whom: everybody with everybody, or each with k random others (Bell et al.
-2020).
+"""Which pairs of clients share masks: all, or each client with k random others (Bell et al. 2020).
 
-The random graph is a ring in random order in which everybody has the k / 2 next on either side as
-neighbours (a Harary graph, as in Bell, Bonawitz, Gascon, Lepoint and Raykova, "Secure Single-Server
-Aggregation with (Poly)Logarithmic Overhead", CCS 2020). Each secret is shared among the closed
-neighbourhood, of m = k + 1 clients, and takes t = ceil(threshold m) shares to rebuild. Let at most
-A = gamma n clients collude with the server and at most D = delta n drop out, whoever they are
-before the order is drawn:
+The random graph is a ring in random order; the neighbors of a client are the k / 2 next ones on
+either side (a Harary graph, as in Bell, Bonawitz, Gascon, Lepoint and Raykova, "Secure
+Single-Server Aggregation with (Poly)Logarithmic Overhead", CCS 2020). Each secret is shared among
+the closed neighborhood, of m = k + 1 clients, and takes t = ceil(threshold m) shares to rebuild.
+Let at most A = gamma n clients collude with the server and at most D = delta n drop out, chosen in
+any way before the order is drawn:
 
     connected   the ring falls apart only where k / 2 clients in a row are gone at two places. With
                 B = A + D gone, a union over the n (n - k - 1) / 2 pairs of places bounds the
                 probability by n (n - k - 1) / 2 * C(B, k) / C(n, k)
-    hidden      a client's neighbours who collude are Hypergeometric(n - 1, A, k). Fewer than
-                2 t - m of them must be: then the honest holders are too few for t shares of both of
-                a client's secrets, even if the server tells some that the client is there and
+    hidden      the number of a client's neighbors who collude is Hypergeometric(n - 1, A, k). It
+                must be below 2 t - m: then the honest holders are too few for t shares of both of a
+                client's secrets, even if the server tells some of them that the client is there and
                 others that it is gone. The bound is n times the probability
-    recovered   of a client's k neighbours, at least t must stay:
+    recovered   of a client's k neighbors, at least t must stay:
                 n times P[Hypergeometric(n - 1, n - 1 - D, k) < t]
 
 k is the smallest even number for which the first two are at most 2^-41 each (2^-40 together) and
@@ -24,9 +23,9 @@ the third is at most 2^-20, with gamma = delta = 1/10. For a threshold of 2/3:
     n       101   200   500   1,000   10,000   100,000
     k        32    58   100     124      160       178
 
-Up to 100 clients all are neighbours of each other, which bears any dropouts down to the threshold.
-The random graph bears a tenth with certainty enough; beyond that, some client's neighbourhood may
-be too small, and the aggregation stops with an error.
+Up to 100 clients all are neighbors of each other, and any dropouts down to the threshold are
+tolerated. The random graph tolerates dropouts of a tenth with the probabilities above; beyond that,
+some client's neighborhood may be too small, and the aggregation stops with an error.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from foedus.aggregation.secure.shamir import Entropy
 from foedus.errors import ConfigError
 
 COMPLETE = 100
-"""Up to so many clients, all are neighbours of each other."""
+"""Up to this number of clients, all are neighbors of each other."""
 COLLUDING, DROPPING = 0.1, 0.1
 """gamma and delta."""
 SECURITY, CORRECTNESS = 40, 20
@@ -55,7 +54,7 @@ def part(threshold: float, count: int) -> int:
 
 @functools.lru_cache(maxsize=256)
 def degree(n: int, threshold: float) -> int:
-    """The number of neighbours of each of n clients; n - 1 where all are neighbours of each
+    """The number of neighbors of each of n clients; n - 1 where all are neighbors of each
     other.
     """
     if n <= COMPLETE:
@@ -99,7 +98,7 @@ def _choose(n: np.ndarray | int, k: np.ndarray | int) -> np.ndarray:
 
 
 def _tail(total: int, marked: int, drawn: int, least: int) -> float:
-    """log2 P[at least so many of the drawn are marked]."""
+    """log2 P[at least `least` of the drawn are marked]."""
     i = np.arange(max(least, drawn - (total - marked), 0), min(marked, drawn) + 1)
     if not len(i):
         return -math.inf
@@ -115,7 +114,7 @@ def ring(n: int, entropy: Entropy) -> np.ndarray:
 
 
 def neighbourhoods(order: np.ndarray, k: int) -> np.ndarray:
-    """Each client with its neighbours, in order: (n, min(k, n - 1) + 1)."""
+    """Each client with its neighbors, in order: (n, min(k, n - 1) + 1)."""
     n = len(order)
     if n <= k + 1:
         return np.tile(np.arange(n), (n, 1))

@@ -1,5 +1,5 @@
-"""What both sides of secure aggregation know: the settings, the offer, and how a message is
-read.
+"""What both sides of secure aggregation share: the settings, the offer, and the reading of
+messages.
 """
 
 from __future__ import annotations
@@ -36,24 +36,32 @@ Verify = Callable[[int, bytes, bytes], bool]
 
 @dataclass(frozen=True)
 class SecureAggregation(Aggregation):
-    """Secure aggregation (`foedus.aggregation.secure.simulated`): the server learns averages and
-    sums of replies, and no single reply.
+    """Secure aggregation: the server learns averages and sums of replies, and no single reply.
 
-        >>> fd.run(fd.FedAvg(fd.Linear()), fed, rounds=10, aggregation=fd.SecureAggregation())
+    Clients add masks that cancel in the sum (`foedus.aggregation.secure.simulated`).
 
-    threshold: the part of the clients that must stay to the end, and of a neighbourhood's shares
-        that rebuild a secret; above 1/2.
-    neighbours: with how many others a client shares masks (an even number), or "auto": see
-        `foedus.aggregation.secure.graph`.
-    range, bits, rounding, headroom: of the fixed-point numbers, see
-        `foedus.aggregation.secure.fixedpoint.FixedPoint`. The step is
-        range / 2^(bits - 1); a number beyond the range is an error at the client.
-    privacy: differential privacy as well (`foedus.aggregation.dp.distributed`): clients clip their
-    replies and add noise before they mask them. Then
-        the range is `privacy.clip`, headroom is what the noise needs, and all clients are asked in
-        every round.
+    Args:
+        threshold: The share of the clients that must stay to the end, and of a neighborhood's
+            shares that rebuild a secret; above 1/2.
+        neighbours: With how many others a client shares masks (an even number), or "auto": see
+            `foedus.aggregation.secure.graph`.
+        range: Largest magnitude of a number; beyond it is an error at the client. The step of the
+            fixed-point numbers is range / 2^(bits - 1): `foedus.aggregation.secure.fixedpoint`.
+        bits: Bits of a number before the sum.
+        rounding: "nearest" or "stochastic".
+        headroom: More bits for the sum.
+        privacy: Differential privacy as well (`foedus.aggregation.dp.distributed`): clients clip
+            their replies and add noise before they mask them. Then the range is `privacy.clip`,
+            headroom is what the noise needs, and all clients are asked in every round.
 
-        >>> fd.SecureAggregation(privacy=fd.DifferentialPrivacy(clip=1.0, noise=1.0, delta=1e-5))
+    Example:
+        >>> fed = fd.split(fd.load("digits"), "iid", clients=5)
+        >>> run = fd.run(fd.FedAvg(fd.Linear()), fed, rounds=2, aggregation=fd.SecureAggregation())
+        >>> run.history.accuracy.iloc[-1] > 0.8
+        True
+
+    Reference: Bonawitz et al., "Practical secure aggregation for privacy-preserving machine
+    learning", CCS 2017; Bell, Bonawitz, Gascon, Lepoint and Raykova, CCS 2020.
     """
 
     threshold: Annotated[

@@ -122,8 +122,8 @@ class Outcome:
 
 
 Ask = Callable[[str, dict[int, Tree]], Iterable[tuple[int, Tree]]]
-"""Puts the questions of a phase to clients, and gives their answers as they come; an error in the
-place of one says why there is none.
+"""Sends the questions of a phase to clients and yields their answers as they arrive; an error in
+place of an answer is the reason why there is none.
 """
 
 
@@ -152,11 +152,13 @@ def counted(ask: Ask, phases: dict[str, Phase]) -> Ask:
 
 
 class Simulated:
-    """Clients in this process, each of which does its work in earnest; `seconds` is how long all of
-    them have computed.
+    """Clients in this process that really run their side of the protocol.
 
-    replies: gives the replies of those who are asked for them, in any order. absent: who does not
-    answer from a phase on.
+    `seconds` is the time that all of them have computed.
+
+    Args:
+        replies: Yields the replies of the clients that are asked, in any order.
+        absent: The clients that do not answer from a phase on.
     """
 
     def __init__(

@@ -25,23 +25,42 @@ from foedus.geometry import Mirror
 
 @dataclass(frozen=True)
 class AFLBoost(FedBoost):
-    """FedBoost for the worst mixture of domains (Figure 2): min over alpha of max over lambda in
-    Lambda of sum_d lambda_d L_d(alpha).
+    """FedBoost for the worst mixture of domains (Figure 2).
+
+        min over alpha of max over lambda in Lambda of sum_d lambda_d L_d(alpha)
 
     L_d is the mean loss over the rows of domain d, a group of clients. alpha descends as in
-    FedBoost, against the gradient of the mixture by lambda, and lambda ascends:
+    `fd.FedBoost`, against the gradient of the mixture by lambda, and lambda ascends:
 
         w = [grad F]^-1(grad F(lambda) + eta_lambda L_.(a))
         lambda <- Bregman projection of w onto Lambda
 
-    domains: groups of client ids that together are all clients ({name: ids} or a list of lists), or
-    None: every client is one. low, high: Lambda = {lambda in the simplex: low <= lambda <= high}.
-    mirror_domains, step_domains: as mirror and step, for lambda; by default the same. With some of
-    the clients, a domain's loss is estimated by those who came, each in inverse proportion to its
-    chance. Where sites fail to answer, the others of their domain stand for them; a domain of which
-    nobody answers keeps its last loss (it must neither win nor lose weight by silence) and is left
-    out of the gradient, which the others fill up to the weight of all. Clients send their own loss
-    and gradient, C + 1 numbers. The history has `worst`, the largest domain loss of the result.
+    With partial participation, a domain's loss is estimated from the clients that take part, each
+    in inverse proportion to its probability. Where sites fail to answer, the others of their domain
+    replace them; a domain of which no client answers keeps its last loss (it must neither gain nor
+    lose weight by silence) and is left out of the gradient, which is scaled up to the weight of all
+    domains. Clients send their own loss and gradient, C + 1 numbers. The history has `worst`, the
+    largest domain loss of the result.
+
+    Args:
+        domains: Groups of client ids that together are all clients ({name: ids} or a list of
+            lists), or `None`: every client is one.
+        low: Lower bound of every lambda_d: Lambda = {lambda in the simplex: low <= lambda <= high}.
+        high: Upper bound of every lambda_d.
+        mirror_domains: The mirror map for lambda; `None`: `mirror`.
+        step_domains: eta_lambda; `None`: `step`.
+
+    Example:
+        >>> from sklearn.naive_bayes import GaussianNB
+        >>> data = fd.load("digits")
+        >>> parts = [slice(i, None, 5) for i in range(5)]
+        >>> fitted = [GaussianNB(var_smoothing=0.1).fit(data.x_train[p], data.y_train[p])
+        ...           for p in parts]
+        >>> fed = fd.split(data, "dirichlet", clients=10, alpha=0.3)
+        >>> aflboost = fd.AFLBoost(fd.Classifiers(fitted, classes=10), budget=2)
+        >>> run = fd.run(aflboost, fed, rounds=5)
+        >>> bool(run.history.worst.iloc[-1] >= run.history.objective.iloc[-1])
+        True
     """
 
     domains: Mapping[str, Sequence[int]] | Sequence[Sequence[int]] | None = None

@@ -41,22 +41,21 @@ from foedus.models.predictors.base import Predictors
 
 @dataclass(frozen=True)
 class FedBoost(Algorithm):
-    """Mirror descent on the weights of given predictors, a few sent in a round (Figure 1).
+    """Mirror descent on the weights of given predictors, a few sent a round (Hamer et al., 2020).
 
     Round t, with 1_k whether h_k is sent (independently, with probability gamma_k), and a_k =
-    alpha_k 1_k / gamma_k:
+    alpha_k 1_k / gamma_k (Figure 1):
 
         client j:  sends  d_k = dL_j(a) / da_k  for the h_k it was sent
         server:    g_k = (1_k / gamma_k) sum_j m_j/m d_k;   v = [grad F]^-1(grad F(alpha) - eta g)
                    alpha <- Bregman projection of v
 
-    and the average of alpha over the rounds is what is learnt. gamma_k is C/q with
-    sampling="uniform", min(1, C alpha_k) with "weighted" (equation 8), 1 with "all"; the number of
-    predictors sent is C = budget on average, at most. Figure 1 leaves open what dL_j/da_k is for a
-    predictor that was not sent; 1_k / gamma_k, the derivative of a in alpha, is Section 4.2's
-    answer. With reweigh=False it is left out: predictors that are not sent just keep their place.
+    and the average of alpha over the rounds is the result. gamma_k is C/q with sampling="uniform",
+    min(1, C alpha_k) with "weighted" (equation 8), 1 with "all"; the number of predictors sent is C
+    = budget on average, at most. Figure 1 leaves open what dL_j/da_k is for a predictor that was
+    not sent; 1_k / gamma_k, the derivative of a in alpha, is Section 4.2's answer.
 
-    bias_correction: for the squared loss. The paper's derivative in Section 4.2 multiplies by
+    `bias_correction` is for the squared loss. The paper's derivative in Section 4.2 multiplies by
     alpha_l where h_l(x) is meant; with <,> the mean over rows of the inner product over labels, and
     e_y the label, the right one is
 
@@ -64,27 +63,50 @@ class FedBoost(Algorithm):
         E[g_l] = dL/dalpha_l + 2 alpha_l (1/gamma_l - 1) <h_l, h_l>,
 
     so that g_l - 2 (1_l / gamma_l) alpha_l (1/gamma_l - 1) <h_l, h_l> has the gradient as its exact
-    expectation. Clients subtract it from their own sums, and from the loss
-    sum_l 1_l (alpha_l / gamma_l) alpha_l (1/gamma_l - 1) <h_l, h_l>.
+    expectation. Clients subtract it from their own sums, and from the loss sum_l 1_l (alpha_l /
+    gamma_l) alpha_l (1/gamma_l - 1) <h_l, h_l>.
 
-    budget: C. repeats: R, the bandwidth of Corollary 2: C R predictors are drawn, and sent in R
-    exchanges of about C with the same clients, who keep what the predictors say of their rows, not
-    the predictors; so a client holds about C at a time. step: eta, or None for the step of Theorem
-    2 (see `foedus.geometry.best_step`; the paper's has a misprint) with `horizon` rounds and for G
-    the largest gradient so far; without a horizon, T G^2 is the sum of the squared gradients so
-    far. loss: "log", -log(h(y|x) + floor), with `floor` for what no predictor that was sent covers;
-    "squared", |h(x) - e_y|^2. average: whether the average of alpha or the last one is the result.
-    explore: part of the probabilities that is spread evenly over all predictors (with "weighted", a
-    weight of 0 is never tried again without). cache: clients keep predictors, so that each is sent
-    to a client only once; the simulation keeps one copy of each for all of them. start_weights:
-    alpha before the first round (uniform unless given). measure_every: log the loss over all
-    clients' rows with all predictors (`objective`, of the result so far; `objective_last`, of the
-    last alpha) every so many rounds, uncharged. Where messages are late, each reply counts for the
-    predictors and probabilities of its own round, which the server keeps as long as replies to it
-    may come.
+    Where messages are late, each reply counts for the predictors and probabilities of its own
+    round, which the server keeps as long as replies to it may come.
+
+    Args:
+        predictors: What is mixed: `fd.Classifiers`, `fd.Densities` or `fd.NGrams`.
+        budget: C, the average number of predictors that are sent.
+        sampling: How predictors are drawn: "weighted", "uniform" or "all".
+        mirror: The mirror map F: `fd.Entropy()`, `fd.Euclidean()` or `fd.PNorm(p)`.
+        step: eta, or `None` for the step of Theorem 2 (see `foedus.geometry.best_step`; the paper's
+            has a misprint) with `horizon` rounds and for G the largest gradient so far; without a
+            horizon, T G^2 is the sum of the squared gradients so far.
+        horizon: T, the number of rounds, for `step=None`.
+        repeats: R, the bandwidth of Corollary 2: C R predictors are drawn, and sent in R exchanges
+            of about C with the same clients, who keep the predictors' outputs on their rows, not
+            the predictors; so a client holds about C at a time.
+        average: Whether the average of alpha or the last alpha is the result.
+        loss: "log", -log(h(y|x) + floor), or "squared", |h(x) - e_y|^2.
+        floor: For "log": the probability of what no predictor that was sent covers.
+        bias_correction: Whether clients correct the bias of the gradient of the squared loss.
+        reweigh: Whether gradients are divided by gamma_k; without it, predictors that are not sent
+            just keep their place.
+        explore: Share of the probabilities that is spread evenly over all predictors (without it,
+            "weighted" never tries a weight of 0 again).
+        cache: Whether clients keep predictors, so that each is sent to a client only once; the
+            simulation keeps one copy of each for all of them.
+        start_weights: alpha before the first round; uniform unless given.
+        measure_every: Log the loss over all clients' rows with all predictors (`objective`, of the
+            result so far; `objective_last`, of the last alpha) every this number of rounds (0:
+            never), uncharged.
 
     Example:
-        >>> fd.run(fd.FedBoost(fd.Classifiers(fitted, classes=10), budget=3), fed, rounds=100)
+        >>> from sklearn.naive_bayes import GaussianNB
+        >>> data = fd.load("digits")
+        >>> parts = [slice(i, None, 5) for i in range(5)]
+        >>> fitted = [GaussianNB(var_smoothing=0.1).fit(data.x_train[p], data.y_train[p])
+        ...           for p in parts]
+        >>> fed = fd.split(data, "dirichlet", clients=10, alpha=0.3)
+        >>> fedboost = fd.FedBoost(fd.Classifiers(fitted, classes=10), budget=2)
+        >>> run = fd.run(fedboost, fed, rounds=5)
+        >>> run.history.accuracy.iloc[-1] > 0.8
+        True
     """
 
     predictors: Predictors

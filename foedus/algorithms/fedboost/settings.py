@@ -39,7 +39,7 @@ def pace(
 
 
 def mixture(name: str, values: Any, size: int) -> tuple[float, ...]:
-    """Weights of a mixture of so many, or an error that says what is wrong with them."""
+    """Mixture weights of `size` predictors; raises where they are no mixture."""
     try:
         values = tuple(float(v) for v in values)
     except (TypeError, ValueError):

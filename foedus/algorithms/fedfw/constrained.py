@@ -1,6 +1,4 @@
-"""What the methods on a convex set share: a model, a loss, and the set that its parameters stay
-in.
-"""
+"""Base of the methods on a convex set: a model, a loss, and the set of the parameters."""
 
 from __future__ import annotations
 
@@ -32,14 +30,17 @@ from foedus.models.training.gradients import gradient, value_and_gradient
 
 @dataclass(frozen=True)
 class ConstrainedTraining(Algorithm):
-    """What the methods on a convex set share: a model, a loss, and the set that the parameters stay
-    in.
+    """Base of the methods on a convex set: a model, a loss, and the set of the parameters.
 
-    model: a foedus model or any `torch.nn.Module`. domain: one set over all parameters as one
-    vector (`L1Ball(10.0)`), or one for each tensor (`PerLayer(L1Ball(10.0))`). loss: "auto",
-    "cross_entropy", "squared", "logistic" or "huber". begin: where x starts: at the "model"'s own
-    start (an error if that is outside), at the point of the set closest to it ("projected"; for
-    networks, which cannot leave zero), or at the canonical point of the "domain".
+    Args:
+        model: What is trained: a foedus model, or any `torch.nn.Module`.
+        domain: One set over all parameters as one vector (`fd.L1Ball(10.0)`), or one for each
+            tensor (`fd.PerLayer(fd.L1Ball(10.0))`).
+        loss: "auto", "cross_entropy", "squared", "logistic", "huber", another name, a loss of
+            `fd.losses`, or a function `loss(outputs, y)`.
+        begin: Where x starts: at the "model"'s own start (an error if that is outside), at the
+            point of the set closest to it ("projected"; for networks, which cannot leave zero), or
+            at the canonical point of the "domain".
     """
 
     model: Model = Linear()  # noqa: RUF009 - frozen

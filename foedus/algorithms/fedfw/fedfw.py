@@ -1,11 +1,11 @@
 """FedFW: Dadras, Banerjee, Prakhya and Yurtsever, "Federated Frank-Wolfe Algorithm" (Algorithm 1
 and its variants).
 
-    minimise F(x) = 1/n sum_i f_i(x) over x in D,   a convex compact set
+    minimize F(x) = 1/n sum_i f_i(x) over x in D,   a convex compact set
 
-Client i holds x_i, the server their average, the center. Consensus is asked for by a penalty
-lambda_t/2 sum_i |x_i - center|^2 that grows, and a client moves towards the extreme point of D that
-its penalized gradient likes best. Only that point is sent.
+Client i holds x_i, the server their average, the center. A growing penalty lambda_t/2 sum_i |x_i -
+center|^2 enforces consensus, and a client moves towards the extreme point of D that minimizes its
+penalized gradient. Only that point is sent.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NotNegative = Annotated[float, Ge(0), Means("a number that is not negative")]
 
 @dataclass(frozen=True)
 class FedFW(ConstrainedTraining):
-    """Projection-free federated learning: clients send extreme points.
+    """Federated Frank-Wolfe: clients send extreme points of a convex set (Dadras et al.).
 
     Round t, with steps eta_t, penalties lambda_t and n clients:
 
@@ -52,43 +52,25 @@ class FedFW(ConstrainedTraining):
                    sends s_i
         server:    center <- (1 - eta_t) center + eta_t / n sum_i s_i
 
-    Schedules, with tau = p (t - 1) + 1 for participation p (tau = t if everybody takes part):
+    Schedules, with tau = p (t - 1) + 1 for participation p (tau = t with full participation):
 
         "convex"      eta = 2 / (tau + 1),  lambda = lambda_0 sqrt(tau + 1)   Theorem 1, Section 4.2
         "nonconvex"   eta = T^(-2/3),       lambda = lambda_0 T^(1/3)         Theorem 2, Section 4.2
                       T = horizon, and p T + 1 if p < 1
         "stochastic"  eta = 9 / (tau + 8),  lambda = lambda_0 sqrt(tau + 8)   Theorem 3
 
-    and rho = 4 / (tau + 7)^(2/3) for the stochastic variant, whatever its schedule (Theorem 3; p <
-    1 is ours). With some of the clients, those who stay away keep x_i, and the center, which is the
-    average of all x_i, moves by eta/n sum (s_i - x_i) over those who came; the server knows their
-    x_i from the points they have sent, late ones included, each by the eta of the round that it
-    answers. Where it sees only averages of points (differential privacy, secure aggregation), their
-    x_i count as the center:
+    and rho = 4 / (tau + 7)^(2/3) for the stochastic variant, with every schedule (Theorem 3; p < 1
+    is ours). Under partial participation, absent clients keep x_i, and the center, which is the
+    average of all x_i, moves by eta/n sum (s_i - x_i) over those who take part; the server knows
+    their x_i from the points they have sent, late ones included, each by the eta of the round that
+    it answers. Where it sees only averages of points (differential privacy, secure aggregation),
+    their x_i count as the center:
 
-        center <- (1 - p eta_t) center + p eta_t mean of s_i over those who came
+        center <- (1 - p eta_t) center + p eta_t mean of s_i over those who take part
 
-    Over who comes, this has the same expectation, p eta_t / n sum_i (s_i - x_i). What it misses by,
-    and the noise in the mean, is forgotten at the rate p eta_t, as the x_i themselves forget;
-    summed up as s_i - x_i, noise would stay in the center forever.
-
-    Args:
-        variant: "penalty", "augmented" or "stochastic".
-        penalty: lambda_0, or "auto": the mean over clients of the Frank-Wolfe gap of f_i / n at the
-            start, over the squared diameter of D, so that gradient and penalty pull alike whatever
-            the scale of either (one more number up, once).
-        schedule: "convex", "nonconvex" or "stochastic"; by default that of the variant.
-        horizon: T, for "nonconvex".
-        batch_size: rows of a mini-batch, for "stochastic".
-        noise: standard deviation, relative to the root mean square of g_i, of Gaussian noise on
-            what the oracle sees (Section 3.2).
-        supersets: {client: set} for stragglers (Section 4.3): a larger set with a cheaper oracle,
-            such as an L2 ball around a nuclear ball; it must contain the domain, and somebody must
-            keep to the domain itself. The center is then in the domain only in the limit: clients
-            with a superset pull it outside on the way.
-        measure_every: log `objective`, `fw_gap` (equation 11, at the center) and `consensus` (mean
-            of |x_i - center|^2) every so many rounds (0: never); they are measured by the
-            simulation and not charged.
+    Over the choice of clients, this has the same expectation, p eta_t / n sum_i (s_i - x_i). Its
+    error, and the noise in the mean, decays at the rate p eta_t, as the x_i themselves do; summed
+    up as s_i - x_i, noise would stay in the center forever.
 
     Both directions are short. Up goes the extreme point in its own form (one entry, one sign each,
     rank one). Down goes what turns a client's copy of the center into this one, sparse or of low
@@ -98,8 +80,30 @@ class FedFW(ConstrainedTraining):
     not honest: it is left out of the round, and its client named. A hostile point inside moves the
     center by eta / n times the diameter at most.
 
+    Args:
+        variant: "penalty", "augmented" or "stochastic".
+        penalty: lambda_0, or "auto": the mean over clients of the Frank-Wolfe gap of f_i / n at the
+            start, over the squared diameter of D, so that gradient and penalty are of one size at
+            any scale of either (one more number up, once).
+        schedule: "convex", "nonconvex" or "stochastic"; by default that of the variant.
+        horizon: T, for "nonconvex".
+        batch_size: Rows of a mini-batch, for "stochastic".
+        noise: Standard deviation, relative to the root mean square of g_i, of Gaussian noise on the
+            oracle's input (Section 3.2).
+        supersets: {client: set} for stragglers (Section 4.3): a larger set with a cheaper oracle,
+            such as an L2 ball around a nuclear ball; it must contain the domain, and at least one
+            client must use the domain itself. The center is then in the domain only in the limit:
+            clients with a superset pull it outside on the way.
+        measure_every: Log `objective`, `fw_gap` (equation 11, at the center) and `consensus` (mean
+            of |x_i - center|^2) every this number of rounds (0: never); they are measured by the
+            simulation and not charged.
+
     Example:
-        >>> fd.run(fd.FedFW(fd.Linear(), fd.L1Ball(30.0)), fed, rounds=300)
+        >>> fed = fd.split(fd.load("digits"), "dirichlet", clients=10, alpha=0.3)
+        >>> run = fd.run(fd.FedFW(fd.Linear(), fd.L1Ball(30.0)), fed, rounds=30)
+        >>> last = run.history.iloc[-1]
+        >>> last.accuracy > 0.7, last.bytes_up / last.messages_up < 30
+        (True, True)
     """
 
     weighs_rows: ClassVar[bool] = True
@@ -253,8 +257,8 @@ class FedFW(ConstrainedTraining):
     def moved(
         self, clients: Clients, copies: Copies, replies: Replies, like: Params
     ) -> tuple[Copies, Params]:
-        """The x_i of those whose points came, after the steps that these were made with; and the
-        sum of their moves.
+        """The x_i of the clients whose points arrived, after the steps that these were made with;
+        and the sum of their moves.
         """
         total = tree.zeros_like(like)
         for broadcast, some in replies.by_broadcast():
@@ -266,11 +270,11 @@ class FedFW(ConstrainedTraining):
         return copies, total
 
     def outside(self, like: Params) -> Accept:
-        """Which points are not in their client's set: no oracle gives such a point, so they are
-        hostile, or broken.
+        """Points that are not in their client's set: no oracle gives such a point, so their clients
+        are hostile or broken.
         """
         return lambda ids, points: outside(self, ids, points, like)
 
     def readmit(self, state: State, ids: Tensor) -> State:
-        """They begin at x^1 again; what x_i was fades from the center as it does from every x_i."""
+        """They begin at x^1 again; the old x_i decays in the center as every x_i does."""
         return state

@@ -17,14 +17,25 @@ from foedus.models.base import Params
 
 @dataclass(frozen=True)
 class NaiveFW(ConstrainedTraining):
-    """Frank-Wolfe at the clients, then averaging (equation 20): the paper's Appendix A shows that
-    it can stay where it is forever.
+    """Frank-Wolfe at the clients, then averaging (equation 20): a method that can fail.
 
         client i:  s_i = argmin over s in D of <grad f_i(x), s>
         server:    x <- (1 - eta) x + eta / n sum_i s_i
 
-    with eta = 2 / (t + 1). It averages what each client alone would like best, not the clients'
-    gradients. Kept as a warning.
+    with eta = 2 / (t + 1). It averages the best points of each client alone, not the clients'
+    gradients: the paper's Appendix A shows that it can stay where it is forever. Kept as a warning.
+
+    Args:
+        measure_every: Log `objective` and `fw_gap` every this number of rounds (0: never).
+
+    Example:
+        >>> fed = fd.split(fd.load("digits"), "dirichlet", clients=10, alpha=0.3)
+        >>> run = fd.run(fd.NaiveFW(fd.Linear(), fd.L1Ball(30.0)), fed, rounds=5)
+        >>> run.history.fw_gap.iloc[-1] > 1
+        True
+
+    Reference: Dadras, Banerjee, Prakhya and Yurtsever, "Federated Frank-Wolfe Algorithm", Appendix
+    A.
     """
 
     weighs_rows: ClassVar[bool] = True

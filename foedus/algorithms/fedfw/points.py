@@ -1,6 +1,4 @@
-"""Extreme points as FedFW's clients send them: whose set they are from, whether they are in it, and
-what they add up to.
-"""
+"""Extreme points as FedFW's clients send them: the set of each client, membership, and sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Divergence of the plain Newton iteration, foreseen from the gradients that it has seen anyway."""
+"""Divergence of the plain Newton iteration, predicted from the gradients of the run."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class DivergenceWarning(UserWarning):
 
 
 def foresee(reg: float, clients: Clients, state: State, g: Tensor) -> bool:
-    """Warn, once, when the last two gradients prove that an eigenvalue of P H is above 2; whether
-    it has been said.
+    """Warn, once, when the last two gradients prove that an eigenvalue of P H is above 2; whether a
+    warning has been given.
     """
     if "g" not in state or state.warned:
         return state.get("warned", False)

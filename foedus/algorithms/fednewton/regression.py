@@ -24,14 +24,15 @@ from foedus.models.losses import loss_for
 
 @dataclass(frozen=True)
 class FeatureRegression(Algorithm):
-    """What the methods on features share: the clients' factorised systems, and the closed-form
-    start.
+    """Base of the methods on features: the clients' factorized systems, and the closed-form start.
 
-    features: a foedus feature map, or any `torch.nn.Module`. reg: lambda of equation 1, above 0.
-    dtype: "float64", or "float32" for half the memory and messages; local solutions are then
-    refined with residuals in double precision (those of a client with more rows than features solve
-    its system as it is kept, rounded to single precision). Rounded messages limit the accuracy to
-    about 1e-7 |b| / reg.
+    Args:
+        features: A feature map of foedus, or any `torch.nn.Module`.
+        reg: lambda of equation 1, above 0.
+        dtype: "float64", or "float32" for half the memory and messages; local solutions are then
+            refined with residuals in double precision (those of a client with more rows than
+            features solve its system as it is kept, rounded to single precision). Rounded messages
+            limit the accuracy to about 1e-7 |b| / reg.
     """
 
     remedy: ClassVar[str] = "use a larger reg"
@@ -87,11 +88,20 @@ class FeatureRegression(Algorithm):
 
 @dataclass(frozen=True)
 class DKRR(FeatureRegression):
-    """Distributed kernel ridge regression: the average of the clients' own solutions, sum_j p_j
-    H_j^-1 b_j. No rounds.
+    """Distributed kernel ridge regression: the average of the clients' own solutions.
 
-    One message a client, and then nothing: later rounds leave it as it is. It is where FedNewton
-    starts.
+        w = sum_j p_j H_j^-1 b_j
+
+    One message a client, no rounds: later rounds leave w as it is. FedNewton starts there.
+
+    Example:
+        >>> fed = fd.split(fd.load("digits"), "dirichlet", clients=10, alpha=0.3)
+        >>> run = fd.run(fd.DKRR(fd.RandomFourier(200, bandwidth=4.0), reg=1e-3), fed, rounds=1)
+        >>> run.history.accuracy.iloc[-1] > 0.8
+        True
+
+    Reference: "Efficient Newton-type federated learning with non-IID data", lines 1 to 3 of
+    Algorithm 1.
     """
 
     def round(self, clients: Clients, state: State) -> State:
@@ -100,10 +110,17 @@ class DKRR(FeatureRegression):
 
 @dataclass(frozen=True)
 class KRR(FeatureRegression):
-    """Kernel ridge regression on all rows in one place, H^-1 b (equation 2): the reference that
-    FedNewton approaches.
+    """Kernel ridge regression on all rows in one place: the reference that FedNewton approaches.
 
-    It is no federated method: the cost of bringing the data together is not counted.
+        w = H^-1 b                                                                     (equation 2)
+
+    It is not a federated method: the cost of bringing the data together is not counted.
+
+    Example:
+        >>> fed = fd.split(fd.load("digits"), "dirichlet", clients=10, alpha=0.3)
+        >>> run = fd.run(fd.KRR(fd.RandomFourier(200, bandwidth=4.0), reg=1e-3), fed, rounds=1)
+        >>> run.history.accuracy.iloc[-1] > 0.9
+        True
     """
 
     pooled: ClassVar[bool] = True

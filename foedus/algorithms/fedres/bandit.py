@@ -1,13 +1,13 @@
-"""Contextual bandits on FedRes: Section 5 of the paper, and an exploration that it leaves open.
+"""Contextual bandits on FedRes: Section 5 of the paper, and another exploration.
 
 In round t client i sees contexts of K actions, takes one, and learns the reward of that one alone.
-A global and a local model together say what reward to expect of each action, and learn each other's
+A global and a local model together predict the reward of each action, and learn each other's
 residual as in FedRes.
 
 An environment is a federation: its rows are contexts, (K, d) with features of their own for every
 action or (d,) the same for all, and its targets the expected rewards of the K actions, in [0, 1].
 The learner sees a draw of the one it takes, nothing else; the table is there so that regret is
-exact. `fd.class_bandit` and `fd.linear_bandit` make some.
+exact. `fd.class_bandit` and `fd.linear_bandit` make environments.
 """
 
 from __future__ import annotations
@@ -42,28 +42,41 @@ from foedus.models.linear import Linear
 
 @dataclass(frozen=True)
 class FedResBandit(FedRes):
-    """Epsilon-greedy on FedRes (Section 5.1), or inverse-gap weighting.
+    """Contextual bandits on FedRes: epsilon-greedy (Section 5.1), or inverse-gap weighting.
 
-    explore="epsilon": in every B-th round all clients take an action at random, and feed its
+    explore="epsilon": in every B-th round all clients take an action at random, and give its
     squared error (r - f(x(a)))^2 to FedRes; in the other rounds they take the action of the highest
-    expected reward (12), and nothing is learnt or sent, but for the new global model in the first
+    expected reward (12), and nothing is learned or sent, but for the new global model in the first
     of them (in each of them, where messages are late). With delays, messages wait for the next such
-    round: the round trip is ceil(up / B) + ceil(down / B) of them. B = `every`, or by
-    `exploration_period` from `horizon`, the number of rounds T. explore="squarecb": every round
-    learns. With f_b the highest expected reward, action a has the probability 1 / (K + gamma_t (f_b
-    - f_a)), and b the rest (Abe and Long 1999; Foster and Rakhlin 2020), where gamma_t = gamma
-    sqrt(t): regret of order sqrt T with the same oracle, where epsilon-greedy has T^{4/5}.
+    round: the round trip is ceil(up / B) + ceil(down / B) of them.
 
-    reward: "bernoulli", rewards are 0 or 1 with the expected reward as probability; "mean", they
-    are the expected reward itself. The models, columns, steps, `send` and `rule` are those of
-    `fd.FedRes`; columns are those of one action's context. The history has `regret`, the average
-    over all clients and rounds so far of max_a f*(x(a)) - f*(x(a_t)), and `reward`, that of what
-    was got.
+    explore="squarecb": every round learns. With f_b the highest expected reward, action a has the
+    probability 1 / (K + gamma_t (f_b - f_a)), and b the rest (Abe and Long 1999; Foster and Rakhlin
+    2020), where gamma_t = gamma sqrt(t): regret of order sqrt T with the same oracle, where
+    epsilon-greedy has T^{4/5}.
+
+    The models, columns, steps, `send` and `rule` are those of `fd.FedRes`; columns are those of one
+    action's context. The history has `regret`, the average over all clients and rounds so far of
+    max_a f*(x(a)) - f*(x(a_t)), and `reward`, the average reward received.
+
+    Args:
+        global_model: The shared model of an action's context.
+        local_model: The private model of an action's context.
+        explore: "epsilon" or "squarecb".
+        every: B; `None`: by `exploration_period` from `horizon`.
+        horizon: T, the number of rounds, if `every` is not given.
+        gamma: Factor of gamma_t, for "squarecb".
+        reward: "bernoulli", rewards are 0 or 1 with the expected reward as probability; "mean",
+            they are the expected reward itself.
 
     Example:
-        >>> fed = fd.linear_bandit(clients=10, actions=5, rounds=2000)
-        >>> bandit = fd.FedResBandit(shared=range(8), private=range(8, 12), every=10)
-        >>> fd.run(bandit, fed, rounds=2000, evaluate_every=0)
+        >>> fed = fd.linear_bandit(clients=5, rounds=100, shared=8, private=4)
+        >>> bandit = fd.FedResBandit(shared=range(8), private=range(8, 12), every=5)
+        >>> run = fd.run(bandit, fed, rounds=100, evaluate_every=0)
+        >>> run.history.regret.iloc[-1] < 0.2
+        True
+
+    Reference: Agarwal, Langford and Wei, "Federated residual learning", 2020, Section 5.
     """
 
     global_model: Model | None = Linear(bias=False)  # noqa: RUF009 - frozen
@@ -268,8 +281,15 @@ def exploration_period(
                 T^{1/4} / (K^6 gamma D^4 G^2)^{1/8},
                 T^{1/3} / (K^2 D G)^{1/3}}
 
-    norms: |w*_g|^2 + sum_i |w*_i|^2. sigma^2: the variance of gradients. gamma: smoothness. bound:
-    D. slope: G, the largest gradient.
+    Args:
+        horizon: T, the number of rounds.
+        clients: P.
+        actions: K.
+        norms: |w*_g|^2 + sum_i |w*_i|^2.
+        sigma: Standard deviation of gradients.
+        gamma: Smoothness of the loss.
+        bound: D.
+        slope: G, the largest gradient.
     """
     numbers = {"norms": norms, "sigma": sigma, "gamma": gamma, "bound": bound, "slope": slope}
     for name, v in numbers.items():

@@ -1,4 +1,4 @@
-"""Fictitious play: Appendix C of the FedRes paper, and why not to learn this way."""
+"""Fictitious play (Appendix C of the FedRes paper), which can stall."""
 
 from __future__ import annotations
 
@@ -16,14 +16,26 @@ from foedus.core.algorithm import Client
 
 @dataclass(frozen=True)
 class FictitiousPlay(FedResERM):
-    """Either model minimises the loss over all rows given what the other said of each row when it
-    was new: (5) and (6).
+    """FedRes by least squares against the other model's past predictions, which can stall.
+
+    Each model minimizes the loss over all rows given what the other predicted for each row when it
+    was new:
 
         w_{i,t+1} = argmin_w sum_{s <= t} l_{i,s}(w^g_{s-down}, w)                           (5)
         w^g_{t+1} = argmin_w sum_i sum_{s <= t-up} l_{i,s}(w, w_{i,s})                       (6)
 
-    Clients need send only (x^g, y, f(x^l; w_{i,s})). It is cheap, natural, and may stall: both
-    learn against each other's past (Appendix C).
+    Clients need to send only (x^g, y, f(x^l; w_{i,s})). It is cheap and natural, but both models
+    learn against each other's past (Appendix C): use `fd.FedResERM` or `fd.FedRes`.
+
+    Example:
+        >>> fed = fd.split(fd.load("digits"), "tasks", clients=5)
+        >>> columns = fed.settings["global_features"], fed.settings["local_features"]
+        >>> played = fd.run(fd.FictitiousPlay(*columns, radius=0.5), fed, rounds=50)
+        >>> solved = fd.run(fd.FedResERM(*columns, radius=0.5), fed, rounds=50)
+        >>> bool(played.history.own_loss.iloc[-1] > solved.history.own_loss.iloc[-1])
+        True
+
+    Reference: Agarwal, Langford and Wei, "Federated residual learning", 2020, Appendix C.
     """
 
     def init(self, client: Client) -> dict[str, Tree]:

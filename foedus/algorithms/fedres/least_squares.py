@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def least_squares(a: Tensor, c: Tensor, radius: float | None = None) -> Tensor:
-    """argmin of tr(w^T a w - 2 w^T c) over |w| <= radius, for positive semi-definite a (..., d, d)
-    and c (..., d, m) in its range.
+    """argmin of tr(w^T a w - 2 w^T c) over |w| <= radius.
 
-    The shortest of the minima; directions whose eigenvalue is below 1e-14 d of the largest count as
-    none, so features should be of like scale. On the sphere w = (a + mu I)^-1 c, where |w| falls in
-    mu: the root of |w| = radius is bracketed by 0 and |c| / radius.
+    a (..., d, d) is positive semi-definite, and c (..., d, m) in its range. The shortest of the
+    minima; directions whose eigenvalue is below 1e-14 d of the largest count as zero, so features
+    should be of similar scale. On the sphere w = (a + mu I)^-1 c, where |w| falls in mu: the root
+    of |w| = radius is bracketed by 0 and |c| / radius.
     """
     values, vectors = torch.linalg.eigh(a)
     turned = vectors.mT @ c

@@ -45,9 +45,24 @@ from foedus.errors import (
 class Site:
     """A client's own process: the newest global model it has, and its private one.
 
-    It starts with the model that the hub starts with, made from the same seed. spec: the form of
-    the data (`fed.spec`, or `fd.Spec((features,), classes, outputs)`). lag: rounds between a row
-    and the first global model that knows it; the local model then learns from the row as late, (7).
+    It starts with the model that the hub starts with, made from the same seed.
+
+    Args:
+        algorithm: A `fd.FedRes` with `batch_size=1`.
+        spec: The form of the data: `fed.spec`, or `fd.Spec((features,), classes, outputs)`.
+        id: The number of the client.
+        seed: As of the hub.
+        lag: Rounds between a row and the first global model that knows it; the local model then
+            learns from the row as late, (7).
+
+    Example:
+        >>> fedres = fd.FedRes(shared=[0, 1], private=[2])
+        >>> site = fd.Site(fedres, fd.Spec((3,), None, 1), id=7)
+        >>> site.predict([1.0, 2.0, 3.0])
+        0.0
+        >>> message = site.learn([1.0, 2.0, 3.0], 1.5)  # bytes for the hub
+        >>> site.loss
+        2.25
     """
 
     def __init__(self, algorithm: FedRes, spec: Spec, id: int = 0, *, seed: int = 0, lag: int = 0):
@@ -67,7 +82,7 @@ class Site:
         self.w = self.state.get("seen")
 
     def receive(self, message: bytes) -> None:
-        """Take up a global model that the hub has broadcast, unless it is older than the site's."""
+        """Take a global model from the hub's broadcast, unless it is older than the site's."""
         if self.w is None:
             raise ReplyError(
                 "this site has no global model (global_model=None): it needs no broadcast"
@@ -83,14 +98,14 @@ class Site:
         self.version, self.w = found["version"], tree.map(lambda v: v.unsqueeze(0), found["w"])
 
     def predict(self, x: Any) -> Any:
-        """The class number, or the value, that this site's pair expects for one row."""
+        """The class number, or the value, that this site's pair of models predicts for one row."""
         out = logits(self._outputs(self._row(x)), self.spec)[0]
         if self.spec.classes:
             return int(out.argmax())
         return float(out[0]) if self.spec.outputs == 1 else out.numpy()
 
     def learn(self, x: Any, y: Any) -> bytes:
-        """Learn from a row; returns what to send to the hub (nothing without a global model)."""
+        """Learn from a row; returns the message for the hub (empty without a global model)."""
         row, target = self._row(x), self._target(y)
         model, columns = self.algorithm.local(self._client)
         args = {"state": self.state, "w": self.w, "index": torch.zeros(1, 1, dtype=torch.int64)}
@@ -154,9 +169,22 @@ class Site:
 
 
 class Hub:
-    """The server's process: the global model, and the versions that rows on their way refer to.
+    """The server's process: the global model, and the old versions that late messages refer to.
 
-    keep: how many versions back a message may refer to; older ones are refused.
+    Args:
+        algorithm: A `fd.FedRes` with a global model and `batch_size=1`.
+        spec: The form of the data: `fed.spec`, or `fd.Spec((features,), classes, outputs)`.
+        seed: Of the first model, as of the sites.
+        keep: How many versions back a message may refer to; older ones are refused.
+
+    Example:
+        >>> fedres, spec = fd.FedRes(shared=[0, 1], private=[2]), fd.Spec((3,), None, 1)
+        >>> hub, site = fd.Hub(fedres, spec), fd.Site(fedres, spec, id=7)
+        >>> for _ in range(20):
+        ...     site.receive(hub.broadcast())
+        ...     hub.learn({7: site.learn([1.0, 2.0, 3.0], 1.5)})
+        >>> round(site.predict([1.0, 2.0, 3.0]), 1)
+        1.5
     """
 
     def __init__(self, algorithm: FedRes, spec: Spec, *, seed: int = 0, keep: int = 100):
@@ -187,9 +215,9 @@ class Hub:
         return wire.encode({"version": self.version, "w": self.w})
 
     def learn(self, messages: Mapping[int, bytes]) -> None:
-        """One round: (8), from one message a site.
+        """One round: (8), from one message a site, by its number.
 
-        The model has a new version then. A bad message refuses the round, by site.
+        The model then has a new version. A bad message refuses the round, naming the site.
         """
         found = {site: self._read(site, messages[site]) for site in sorted(messages, key=str)}
         if found:

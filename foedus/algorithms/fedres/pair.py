@@ -62,7 +62,7 @@ def slope(loss: str, z: Tensor, y: Tensor) -> Tensor:
 
 
 def targets(y: Tensor, spec: Spec) -> Tensor:
-    """What the outputs should be: +-1 for labels (one output for two classes), else the targets;
+    """The targets of the outputs: +-1 for labels (one output for two classes), else the values;
     (..., m).
     """
     if spec.classes == 2:
@@ -73,12 +73,12 @@ def targets(y: Tensor, spec: Spec) -> Tensor:
 
 
 def logits(z: Tensor, spec: Spec) -> Tensor:
-    """One output for each class from what the models say."""
+    """One output for each class from the sum of the models."""
     return two_classes(z) if spec.classes == 2 else z
 
 
 def sum_of(parts: Iterable[tuple[Model | None, Params, Columns]], batch: int = 1) -> Form:
-    """The sum of the models that there are, each with its parameters and columns of rows with
+    """The sum of the models that are not `None`, each with its parameters and columns of rows with
     `batch` leading dimensions.
     """
     there = ((m, params, columns) for m, params, columns in parts if m is not None)
@@ -91,7 +91,7 @@ def scores(form: Form, spec: Spec) -> Form:
 
 
 def part_spec(spec: Spec, columns: Columns) -> Spec:
-    """The form of some features, with an output for each that is learnt."""
+    """The form of a subset of the features, with one output for each learned one."""
     return Spec(
         spec.shape if columns is None else (len(columns),),
         None,

@@ -260,7 +260,7 @@ def _index(
 
 
 def _start(model: Model, spec: Spec, many: int) -> Params:
-    """The same first parameters for many."""
+    """The same first parameters, repeated."""
     first, other = (model.init(spec, random.key(seed)) for seed in (0, 1))
     if not model.closed_form or any(not torch.equal(first[k], other[k]) for k in first):
         raise ConfigError(

@@ -1,10 +1,10 @@
-"""Many independent repetitions of FedRes at once: rollouts are one more dimension of the batch of
+"""Many independent repetitions of FedRes at once: rollouts are another dimension of the batch of
 clients.
 
 A study of an online learner repeats short runs on small tasks. One after the other, almost all of
-the time goes into calling things; together, a round of all rollouts costs little more than a round
-of one. The arithmetic is that of `FedRes`, to the letter: `foedus.algorithms.fedres.sgd.act` and
-its server's step, with the clients of all rollouts in one batch and a global model for each.
+the time is overhead of calls; together, a round of all rollouts costs little more than a round of
+one. The arithmetic is exactly that of `FedRes`: `foedus.algorithms.fedres.sgd.act` and its server's
+step, with the clients of all rollouts in one batch and a global model for each.
 """
 
 from __future__ import annotations
@@ -40,21 +40,32 @@ def rollouts(
 ) -> pd.DataFrame:
     """Run each scheme on each federation, all federations of a scheme at once.
 
-    schemes: {name: function from a federation to a `FedRes`}; a scheme's algorithms may differ in
-    their columns alone, and their models must have closed-form gradients and a start that is not
-    random (`fd.Linear()`). feds: as many clients in each. up, down: delays as in `fd.Delayed`, the
-    same in each rollout. watch: called after each round with the name of the scheme, the round, and
-    {"loss": of each rollout's clients in it, "w": the global models}.
+    Args:
+        schemes: {name: function from a federation to a `fd.FedRes`}; a scheme's algorithms may
+            differ in their columns alone, and their models must have closed-form gradients and a
+            start that is not random (`fd.Linear()`).
+        feds: The federations, with equal numbers of clients.
+        rounds: Rounds of each rollout.
+        up: Delay of replies as in `fd.Delayed`, the same in each rollout.
+        down: Delay of broadcasts as in `fd.Delayed`, the same in each rollout.
+        watch: Called after each round with the name of the scheme, the round, and {"loss": of each
+            rollout's clients in it, "w": the global models}.
+        progress: Whether to show progress; `None`: in a terminal.
 
-    Returns a row for each scheme and rollout, with the values that `fd.run` ends with:
-    `own_accuracy` (or `own_mse`), `own_accuracy_worst`, `online_loss`.
+    Returns:
+        A row for each scheme and rollout, with the values that `fd.run` ends with: `own_accuracy`
+            (or
+        `own_mse`), `own_accuracy_worst`, `online_loss`.
 
     Example:
-        >>> feds = [fd.split(data, "tasks", clients=50, seed=s) for s in range(50)]
+        >>> data = fd.load("digits")
+        >>> feds = [fd.split(data, "tasks", clients=5, seed=s) for s in range(3)]
         >>> def fedres(fed):
         ...     shared, private = fed.settings["global_features"], fed.settings["local_features"]
         ...     return fd.FedRes(shared=shared, private=private)
-        >>> fd.rollouts({"FedRes": fedres}, feds, rounds=500)
+        >>> table = fd.rollouts({"FedRes": fedres}, feds, rounds=30, up=1)
+        >>> len(table), table.columns.tolist()
+        (3, ['scheme', 'rollout', 'own_accuracy', 'own_accuracy_worst', 'online_loss'])
     """
     import pandas as pd
 

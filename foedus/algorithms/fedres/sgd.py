@@ -51,8 +51,10 @@ from foedus.models.linear import Linear
 
 @dataclass(frozen=True)
 class FedRes(Algorithm):
-    """Aligned stochastic gradients (Algorithms 3 and 4), also under delay (`fd.Delayed`).
+    """Federated residual learning by aligned stochastic gradients (Agarwal et al., 2020).
 
+    A global model of the global features and a private model of the local ones predict together,
+    and learn each other's residual online, also under delay (`fd.Delayed`): Algorithms 3 and 4.
     Round t, with delays of up_i and down_i rounds, w^g_t the server's model and s_i = t - down_i
     the round whose broadcast has reached client i:
 
@@ -61,39 +63,48 @@ class FedRes(Algorithm):
         server:    w^g_{t+1} = P_D(w^g_t - eta sum_i grad^g_{i,t-up_i})                          (8)
 
     where grad_{i,s} is the gradient at the pair that client i predicted with in round s, and P_D
-    projects onto the ball of radius D = `radius` (`None`: no ball). So both models learn from a row
-    at the same time, a round trip after it was seen. The paper writes w_t on the left of (7) and
-    (8); without delay the gradient would then be taken at a model that it is needed for. Here it is
-    t + 1, as in the paper's Section 3.2.1.
+    projects onto the ball of radius D. So both models learn from a row at the same time, a round
+    trip after it was seen. The paper writes w_t on the left of (7) and (8); without delay the
+    gradient would then be taken at a model that it is needed for. Here it is t + 1, as in the
+    paper's Section 3.2.1.
 
-    rule: "aligned", or one of the paper's two rules that are not (Section 3.2.1), to compare. In
-    both the client takes its own gradient at once, (w^g_{s_i}, w_{i,t}) -> w_{i,t+1}; "misaligned"
-    takes the server's at the pair (w^g_t, w_{i,t-up_i}), "asymmetric" at the right pair. Without
-    delay, all three are the same. send: "rows", what (8) says: the server sees x^g, y and the local
-    prediction of every row; or "gradient": the client computes grad^g_{i,t} itself, and only the
-    sum over clients is needed. The same numbers; only "misaligned" needs rows.
+    The paper's two other rules (Section 3.2.1) are not aligned. In both the client takes its own
+    gradient at once, (w^g_{s_i}, w_{i,t}) -> w_{i,t+1}; "misaligned" takes the server's at the pair
+    (w^g_t, w_{i,t-up_i}), "asymmetric" at the right pair. Without delay, all three are the same.
 
-    global_model, local_model: any models (or `nn.Module`s); `None` leaves one out. local_model may
-    be {client id: model}: local models need not be alike. shared, private: the columns of global
-    and local features (`None`: all); private may be {client id: columns}. loss: "squared", |f -
-    y|^2, or "logistic", log(1 + exp(-y f)). Labels are y = +-1: one output for two classes, else
-    one for each class. step, local_step: eta and eta_i (by default the same), with `schedule`
-    "constant", "sqrt" (eta / sqrt t) or "adagrad" (by coordinate, eta / sqrt of the sum of squared
-    gradients; Vowpal Wabbit's --adaptive). batch_size: rows in a round, of which the loss is
-    averaged (Section 4). Where only some clients take part in a round, a client's t, and its delay
-    in (7), count the rounds that it takes part in. Rows come in the order of the data, again and
-    again. measure_every: log `online_loss`, the average loss of all predictions so far, every so
-    many rounds; sent by nobody.
+    Labels are y = +-1: one output for two classes, else one for each class. Rows come in the order
+    of the data, cyclically. Under partial participation, a client's t, and its delay in (7), count
+    the rounds in which it takes part. Clients are scored on their own test rows (`own_accuracy`)
+    with the pair that they hold after the round: the last global model that has reached them, and
+    their own. `accuracy` is that of the server's model alone, which a newcomer would get.
 
-    Clients are scored on their own test rows (`own_accuracy`) with the pair that they hold after
-    the round: the last global model that has reached them, and their own. `accuracy` is that of the
-    server's model alone, what a newcomer would get.
+    Args:
+        global_model: The shared model, any model or `nn.Module`; `None` leaves it out.
+        local_model: The private model; `None` leaves it out, {client id: model} gives clients
+            different ones.
+        loss: "squared", |f - y|^2, or "logistic", log(1 + exp(-y f)).
+        shared: The columns of the global features; `None`: all.
+        private: The columns of the local features, or {client id: columns}; `None`: all.
+        step: eta.
+        local_step: eta_i; `None`: `step`.
+        schedule: "constant", "sqrt" (eta / sqrt t) or "adagrad" (by coordinate, eta / sqrt of the
+            sum of squared gradients; Vowpal Wabbit's --adaptive).
+        batch_size: Rows in a round, of which the loss is averaged (Section 4).
+        radius: D; `None`: no ball.
+        rule: "aligned", or for comparison "misaligned" or "asymmetric".
+        send: "rows", as in (8): the server sees x^g, y and the local prediction of every row; or
+            "gradient": the client computes grad^g_{i,t} itself, and only the sum over clients is
+            needed. The same numbers; only "misaligned" needs rows.
+        measure_every: Log `online_loss`, the average loss of all predictions so far, every this
+            number of rounds (0: never); not sent.
 
     Example:
-        >>> fed = fd.split(fd.load("digits"), "tasks", clients=10)
+        >>> fed = fd.split(fd.load("digits"), "tasks", clients=5)
         >>> shared, private = fed.settings["global_features"], fed.settings["local_features"]
-        >>> fedres = fd.FedRes(shared=shared, private=private, step=0.1)
-        >>> fd.run(fedres, fed, rounds=300, engine=fd.Delayed(up=2, down=3))
+        >>> run = fd.run(fd.FedRes(shared=shared, private=private), fed, rounds=50)
+        >>> last = run.history.iloc[-1]
+        >>> last.own_accuracy > last.accuracy
+        True
     """
 
     global_model: Model | None = Linear()  # noqa: RUF009 - frozen
@@ -135,12 +146,12 @@ class FedRes(Algorithm):
 
     @property
     def alike(self) -> bool:
-        """Whether all clients have one local model and one set of columns."""
+        """Whether all clients have the same local model and columns."""
         return not isinstance(self.local_model, Mapping) and not isinstance(self.private, Mapping)
 
     @property
     def only_local(self) -> tuple[Model | None, Columns]:
-        """The local model and the columns of all clients, who are alike."""
+        """The local model and the columns that all clients share."""
         assert not isinstance(self.local_model, Mapping) and not isinstance(self.private, Mapping)
         return self.local_model, self.private
 
@@ -193,7 +204,7 @@ class FedRes(Algorithm):
         return state
 
     def with_local(self, local: Params, longest: int) -> dict[str, Tree]:
-        """A first local model, and what goes with it."""
+        """The state of a client with a first local model."""
         state: dict[str, Tree] = {"local": local}
         if self.schedule == "adagrad":
             state["squares"] = tree.zeros_like(local)
@@ -239,7 +250,7 @@ class FedRes(Algorithm):
         return state
 
     def with_model(self, state: State, w: Params) -> State:
-        """The first state with a global model, and what goes with it."""
+        """The first state of the server with a global model."""
         squares = {"squares": tree.zeros_like(w)} if self.schedule == "adagrad" else {}
         return state.replace(w=w, **squares)
 

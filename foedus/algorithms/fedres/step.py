@@ -1,5 +1,5 @@
 """One round of FedRes at a batch of clients: predict, see rows, learn from those of a round trip
-ago.
+earlier.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 def log_tally(algorithm: Any, clients: Clients, **names: str) -> None:
-    """Log what clients have added up over their rounds so far (`tally`), as averages over all
-    rounds of all of them.
+    """Log the sums of clients over their rounds so far (`tally`), as averages over all rounds of
+    all clients.
     """
     if algorithm.measure_every and clients.round % algorithm.measure_every == 0:
         found = clients.measure(algorithm.tally, weights="uniform")
@@ -46,8 +46,8 @@ def act(
     """One round of a batch of clients: `reply` and new `state`, everything with a leading client
     dimension.
 
-    `gradient()` is that in the global model, whether or not it is sent. own: the state belongs to
-    the caller alone, and what waits in it may be changed in place.
+    `gradient()` is that in the global model, whether or not it is sent. own: the state belongs only
+    to the caller, so the gradients that wait in it may be changed in place.
     """
     table_x, table_y, spec = tables
     state, w, index, b = args["state"], args["w"], args["index"], algorithm.batch_size
@@ -123,7 +123,7 @@ def late(waiting: Params, g: Params, t: Tensor, lag: Tensor, own: bool) -> tuple
 
 
 def stream(t: Tensor, index: Tensor, count: Tensor, b: int) -> Tensor:
-    """Row numbers (c, b) of each client's round t: its rows in their order, again and again."""
+    """Row numbers (c, b) of each client's round t: its rows in their order, cyclically."""
     return index.gather(1, (t.unsqueeze(1) * b + torch.arange(b)) % count.unsqueeze(1))
 
 

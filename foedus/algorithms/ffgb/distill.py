@@ -1,7 +1,7 @@
-"""Distillation on an unlabelled public set: FFGB-Distill (FFGB, Section 5) and ensemble
-distillation (FedDF, Lin et al. 2020).
+"""Distillation on an unlabeled public set: FFGB-Distill (FFGB, Section 5) and ensemble distillation
+(FedDF, Lin et al. 2020).
 
-The server turns what clients sent into one model again, by training on rows that belong to nobody.
+The server makes one model of what clients sent, by training on public rows.
 """
 
 from __future__ import annotations
@@ -40,8 +40,15 @@ STUDENT = Training(lr=1e-3, optimizer="adam", epochs=20, batch_size=64, clip=5.0
 
 
 class Public(Settings):
-    """Unlabelled rows that the server may use. views: how many randomly cropped and flipped copies
-    stand in for them (images).
+    """Unlabeled rows that the server may use for distillation.
+
+    Args:
+        x: The rows, as an array.
+        views: Number of randomly cropped and flipped copies that replace the rows (images only).
+
+    Example:
+        >>> fd.Public(fd.load("digits").x_test)
+        Public(451 rows of shape (64,), views=0)
     """
 
     def __init__(self, x: Any, views: int = 0):
@@ -68,7 +75,7 @@ class Public(Settings):
             )
 
     def rows(self, key: Tensor) -> Tensor:
-        """The rows of a round: as they are, or views of them that are drawn once and for all."""
+        """The rows of a round: as they are, or views of them that are drawn once."""
         if not self.views:
             return self.x
         return torch.cat([crop_flip(self.x, random.fold(key, v)) for v in range(self.views)])
@@ -88,12 +95,34 @@ class FFGBDistill(Algorithm):
     rows and makes the K steps of `fd.FFGB` with networks fitted by least squares (Q^2, equation 6);
     the server then trains theta on the public rows towards
 
-        f(x) = prod_k (1 - eta mu) h_theta(x) - 1/|S| sum_i sum_k eta prod_{j > k} (1 - eta mu)
-        h_{i,k}(x)
+        f(x) = prod_k (1 - eta mu) h_theta(x)
+               - 1/|S| sum_i sum_k eta prod_{j > k} (1 - eta mu) h_{i,k}(x)
 
-    by squared error, from where it was. public: rows without labels (an array, or `fd.Public(x,
-    views=...)`). oracle, student: how clients fit and how the server distils (`fd.Training`). weak:
-    the clients' model, if not the same. step, mu, residual, weights: as in `fd.FFGB`.
+    by squared error, from the theta of the last round.
+
+    Args:
+        model: The model that is learned, theta.
+        public: Rows without labels: an array, or `fd.Public(x, views=...)`.
+        weak: The clients' model; `None`: the same as `model`.
+        loss: As in `fd.FFGB`.
+        local_steps: K, the number of networks that a client sends in a round.
+        step: eta.
+        mu: Weight of the L2 norm of f.
+        residual: As in `fd.FFGB`.
+        weights: How clients count: "uniform", as in the paper, or "rows".
+        oracle: How clients fit (`fd.Training`).
+        student: How the server distills (`fd.Training`).
+
+    Example:
+        >>> data = fd.load("digits")
+        >>> fed = fd.split(data, "dirichlet", clients=10, alpha=0.3)
+        >>> adam = fd.Training(lr=0.01, optimizer="adam", epochs=10)
+        >>> distill = fd.FFGBDistill(fd.MLP(10), data.x_test, oracle=adam, student=adam)
+        >>> fd.run(distill, fed, rounds=3).history.accuracy.iloc[-1] > 0.7
+        True
+
+    Reference: Shen, Hassani, Kale and Karbasi, "Federated functional gradient boosting", AISTATS
+    2022, Section 5.
     """
 
     model: Model
@@ -210,12 +239,26 @@ class FFGBDistill(Algorithm):
 
 @dataclass(frozen=True)
 class FedAvgDistill(LocalTraining):
-    """FedAvg whose average is then distilled from the ensemble of the clients' models (FedDF, Lin
-    et al. 2020, Algorithm 1).
+    """FedAvg whose average is then distilled from the ensemble of client models (Lin et al., 2020).
 
     The average of the clients' weights is where the student starts; the teacher is softmax(1/|S|
     sum_i f_i(x)) on the public rows, and the loss the Kullback-Leibler divergence (squared error
-    for values). student: how it is trained (`fd.Training`).
+    for values). Also known as FedDF.
+
+    Args:
+        public: Rows without labels: an array, or `fd.Public(x, views=...)`.
+        student: How the server distills (`fd.Training`).
+
+    Example:
+        >>> data = fd.load("digits")
+        >>> fed = fd.split(data, "dirichlet", clients=10, alpha=0.3)
+        >>> adam = fd.Training(lr=0.01, optimizer="adam", epochs=5)
+        >>> feddf = fd.FedAvgDistill(fd.MLP(10), lr=0.3, public=data.x_test, student=adam)
+        >>> fd.run(feddf, fed, rounds=3).history.accuracy.iloc[-1] > 0.7
+        True
+
+    Reference: Lin, Kong, Stich and Jaggi, "Ensemble distillation for robust model fusion in
+    federated learning", NeurIPS 2020, Algorithm 1.
     """
 
     weighs_rows: ClassVar[bool] = False

@@ -26,8 +26,8 @@ from foedus.models.oracles import SobolevNet
 class FFGBLipschitz(FFGB):
     """FFGB for the squared loss with functions that stay Lipschitz (Algorithm 3, Theorem 4.4).
 
-    The gradient g - u_i is taken at the Lipschitz extension u_i of the client's labels (13), known
-    everywhere, and only that part is left to the oracle:
+    The gradient g - u_i is taken at the Lipschitz extension u_i of the client's labels (13), which
+    is defined everywhere, and the oracle fits only that part:
 
         h_k = Q(u_i - Delta_{k-1})
         g_{k+1} = g_k - eta_k (g_k - h_k)
@@ -35,8 +35,23 @@ class FFGBLipschitz(FFGB):
 
     (the paper's line 4 has the opposite sign, and its line 7 returns g_K where g_{K+1} is meant).
     The squared loss is 1-strongly convex, so that steps of Theorem 4.4 have mu = 1; a `mu` above 0
-    shrinks f as well. oracle: `fd.SobolevNet(model)`. constant: L, or `None` for the largest slope
-    between two of a client's rows.
+    shrinks f as well.
+
+    Args:
+        oracle: A `fd.SobolevNet(model)`: functions must be close in slope, too.
+        loss: "squared": Algorithm 3 has no other.
+        step: As in `fd.FFGB`, with 1 + `mu` in place of mu.
+        constant: L, or `None` for the largest slope between two of a client's rows.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> x = rng.uniform(-1, 1, (60, 2)).astype(np.float32)
+        >>> data = fd.Data.from_arrays(x[:40], x[:40, 0], x[40:], x[40:, 0])
+        >>> fed = fd.split(data, "iid", clients=2)
+        >>> oracle = fd.SobolevNet(fd.MLP(4), steps=15, lr=0.05)
+        >>> run = fd.run(fd.FFGBLipschitz(oracle), fed, rounds=2)
+        >>> bool(run.history.mse.iloc[-1] < run.history.mse.iloc[0])
+        True
     """
 
     weighs_rows: ClassVar[bool] = False

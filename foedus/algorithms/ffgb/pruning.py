@@ -1,5 +1,5 @@
-"""Smaller models for deployment from an ensemble of FFGB: functions that do not matter left out, or
-one model that says the same.
+"""Smaller models for deployment from an ensemble of FFGB: by leaving out functions, or by
+distillation into one.
 """
 
 from __future__ import annotations
@@ -25,8 +25,20 @@ from foedus.models.oracles import Forest, Oracle
 
 @dataclass(frozen=True, eq=False)
 class Small(Settings):
-    """A model for deployment: `model` predicts, `functions` and `weights` are what it is made of,
-    `nbytes` what it takes to send it.
+    """A small model for deployment, from `fd.prune` or `fd.distil`.
+
+    Attributes:
+        model: Predicts.
+        functions: The functions of the oracle that it consists of.
+        weights: The weight of each.
+        nbytes: Bytes that it takes to send it.
+
+    Example:
+        >>> data = fd.load("breast_cancer")
+        >>> fed = fd.split(data, "iid", clients=3)
+        >>> small = fd.distil(fd.run(fd.FFGB(fd.Forest(trees=5)), fed, rounds=3), data.x_train)
+        >>> len(small), small.nbytes > 0
+        (1, True)
     """
 
     model: Predictor
@@ -43,9 +55,26 @@ def prune(run: Run, x: Any, y: Any, tolerance: float = 0.01, refit: bool = True)
 
     Functions go in order of the size of what they add, |weight| times the root of the mean square
     of their values on x, smallest first, for as long as the loss on (x, y) stays within `tolerance`
-    (a part of it) of the whole ensemble's. refit: the weights of those that stay are then fitted,
-    by least squares on x, so that they take over what the others said; kept only if the loss is
-    lower for it.
+    of the whole ensemble's.
+
+    Args:
+        run: A run of `fd.FFGB`.
+        x: Validation rows.
+        y: Their labels.
+        tolerance: By how much the loss may grow, relative to that of the whole ensemble.
+        refit: Whether the weights of the functions that stay are then fitted, by least squares on x
+            to the values of the whole ensemble; kept only if the loss is lower for it.
+
+    Returns:
+        The smaller model.
+
+    Example:
+        >>> data = fd.load("breast_cancer")
+        >>> fed = fd.split(data, "iid", clients=3)
+        >>> run = fd.run(fd.FFGB(fd.Forest(trees=5)), fed, rounds=5)
+        >>> small = fd.prune(run, data.x_train, data.y_train, tolerance=0.1)
+        >>> len(small) < 15
+        True
     """
     algorithm, functions, weights, rows = _whole(run, x)
     if not 0 <= tolerance < float("inf"):
@@ -88,8 +117,24 @@ def prune(run: Run, x: Any, y: Any, tolerance: float = 0.01, refit: bool = True)
 
 
 def distil(run: Run, x: Any, oracle: Oracle | None = None, seed: int = 0) -> Small:
-    """One function of an oracle, by default a forest of 50 trees, fitted to what an ensemble says
-    of unlabelled rows.
+    """Fit one function of an oracle to the outputs of an ensemble on unlabeled rows.
+
+    Args:
+        run: A run of `fd.FFGB`.
+        x: Rows; their labels are not needed.
+        oracle: What fits the function; by default a forest of 50 trees.
+        seed: Of the oracle's random numbers.
+
+    Returns:
+        The smaller model.
+
+    Example:
+        >>> data = fd.load("breast_cancer")
+        >>> fed = fd.split(data, "iid", clients=3)
+        >>> run = fd.run(fd.FFGB(fd.Forest(trees=5)), fed, rounds=5)
+        >>> small = fd.distil(run, data.x_train, fd.Forest(trees=10))
+        >>> (small.model.predict(data.x_test) == data.y_test).mean() > 0.9
+        True
     """
     algorithm, functions, weights, rows = _whole(run, x)
     oracle = Forest(trees=50) if oracle is None else oracle

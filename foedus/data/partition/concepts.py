@@ -44,31 +44,38 @@ def drift(
     angle: float = 30.0,
     share: float = 1.0,
 ) -> list[Federation]:
-    """Concept drift: the same clients and rows in several phases, in which they come to differ.
+    """Concept drift: a federation whose labels or images change from phase to phase.
 
         labels      y_t = pi_t(y),   pi_0 the identity,   pi_t = sigma_t pi_(t-1)
-        rotation    x_t = x turned counterclockwise by t * angle degrees
+        rotation    x_t = x rotated counterclockwise by t * angle degrees
 
-    where sigma_t moves round(part * classes) labels (at least two), drawn at random, in a circle.
-    The federation of a phase has the training rows and the test rows of that phase. A run goes on
-    from the one of the phase before; what clients remember begins anew, as after any `start=`.
+    where sigma_t moves round(part * classes) labels (at least two), drawn at random, in a cycle.
+    Clients and rows are the same in all phases, and training and test rows change together. Start
+    the run of a phase from that of the phase before; client states begin anew, as after any
+    `start=`.
 
     Args:
         fed: The federation of phase 0.
-        kind: What drifts.
-        phases: How many federations.
-        seed: Of the labels and clients that are drawn.
-        part: The part of the labels that move from one phase to the next.
+        kind: What changes: "labels" or "rotation" (of square images).
+        phases: The number of phases.
+        seed: The seed of the labels and clients that are drawn.
+        part: The fraction of the labels that move from one phase to the next.
         angle: Degrees from one phase to the next.
-        share: The part of the clients that drift, the same in all phases; at least one.
+        share: The fraction of the clients that change, the same ones in all phases; at least one.
 
     Returns:
         A federation for each phase; the first is `fed`, with the phase recorded.
 
+    Raises:
+        SplitError: The federation has no labels of rows, or no square images, to change.
+
     Example:
+        >>> fed = fd.split(fd.load("digits"), "iid", clients=5)
         >>> run = None
         >>> for phase in fd.drift(fed, "labels", phases=3, part=0.3):
-        ...     run = fd.run(fd.FedAvg(), phase, rounds=10, start=run)
+        ...     run = fd.run(fd.FedAvg(fd.Linear()), phase, rounds=2, start=run)
+        >>> len(run.history)
+        3
     """
     check_value("kind", kind, Literal["labels", "rotation"], SplitError)
     check_value("phases", phases, Annotated[int, Ge(1)], SplitError)

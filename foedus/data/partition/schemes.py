@@ -56,57 +56,74 @@ def split(
     test: float | None = None,
     **options: Any,
 ) -> Federation:
-    """Divide the rows of `data` among `clients`; the same seed gives the same division.
+    """Divide the rows of a data set among clients; the same seed gives the same division.
+
+    Schemes, with their options:
 
     - `"iid"`: rows at random, sizes equal up to one row.
     - `"dirichlet"` (`alpha`, `min_rows=1`): the shares of each label among the clients are drawn
       from a Dirichlet distribution with parameter alpha (Hsu et al. 2019; Wang et al. 2020).
       Clients below `min_rows` then receive rows of the largest.
-    - `"homogeneity"` (`s`): a random part s of the rows is shared evenly, the rest is sorted by
+    - `"homogeneity"` (`s`): a random fraction s of the rows is shared evenly, the rest is sorted by
       label and handed out in that order (FFGB; Karimireddy et al. 2020; Hsu et al. 2020). Sizes are
       equal up to one row.
-    - `"labels"` (`per_client=3`): each client holds rows of exactly that many labels (of fewer only
-      where labels have fewer rows than clients that should hold them), and each label is held by
+    - `"labels"` (`per_client=3`): each client holds rows of exactly this number of labels (of fewer
+      only if a label has fewer rows than clients that should hold it), and each label is held by
       about equally many clients (FedFW, Section 5).
-    - `"tasks"` (`n0=30`, `merged=0.3`): FedRes' binary tasks, see `foedus.data.partition.tasks`.
-      By its definition it uses only part of the rows.
-    - `"quantity"` (`exponent=1.0`, `min_rows=1`): random rows, sizes by a power law: the client of
-      rank r (drawn at random) has a share r^-exponent / sum_q q^-exponent of them.
+    - `"tasks"` (`n0=30`, `merged=0.3`): FedRes' binary tasks, see `foedus.data.partition.tasks`. By
+      definition it uses only part of the rows.
+    - `"quantity"` (`exponent=1.0`, `min_rows=1`): random rows, power-law sizes: the client of rank
+      r (drawn at random) has a share r^-exponent / sum_q q^-exponent of them.
     - `"lognormal"` (`sigma`, `min_rows=1`): random rows, shares exp(sigma z_k) / sum_j exp(sigma
       z_j) with z ~ N(0, 1).
     - `"targets"` (`s`), for regression: as "homogeneity" with the rest sorted by y, so that clients
-      hold ranges of y; s=1 is iid, s=0 sorted.
+      hold ranges of y; s=1 is iid, s=0 fully sorted.
     - `"quantiles"` (`alpha`, `bins=10`, `min_rows=1`), for regression: as "dirichlet" with the bins
-      between quantiles of y for labels.
-    - `"rotations"` (`angles=90.0`): rows at random; the images of client k are turned
-      counterclockwise by k * angles degrees, or by angles[k] of a list (from the start again where
-      it is shorter). Quarter turns are exact, others interpolated.
-    - `"noise"` (`sigma`): rows at random; client k adds Gaussian noise of standard deviation
-      sigma k / (clients - 1) to its features (as Li et al. 2022, who scale the variance).
+      between quantiles of y as labels.
+    - `"rotations"` (`angles=90.0`): rows at random; the images of client k are rotated
+      counterclockwise by k * angles degrees, or by angles[k] of a list (repeated if it is shorter).
+      Quarter turns are exact, others interpolated.
+    - `"noise"` (`sigma`): rows at random; client k adds Gaussian noise of standard deviation sigma
+      k / (clients - 1) to its features (as Li et al. 2022, who scale the variance).
     - `"covariate"` (`tilt`, `direction=None`, `min_rows=1`): row x goes to client k with
-      probability proportional to exp(tilt c_k z(x)), with c_k from -1 to 1 evenly spaced and z(x)
-      the standardized feature `direction`, or a random direction of all features. Labels given x
-      are everywhere the same; tilt=0 is iid.
-    - `"permuted"` (`kinds=None`): rows at random; client k permutes the labels in its own way, or
-      in one of `kinds` ways in turn, of which the first leaves them alone.
-    - `"natural"`: the groups of the data say whose row it is. `clients`, if given, must be their
-      number.
-
-    - a partitioner of flwr-datasets, such as `DirichletPartitioner(10, partition_by="label",
+      probability proportional to exp(tilt c_k z(x)), with c_k evenly spaced from -1 to 1 and z(x)
+      the standardized feature `direction`, or a random direction of all features. The distribution
+      of labels given x is the same at all clients; tilt=0 is iid.
+    - `"permuted"` (`kinds=None`): rows at random; client k permutes the labels by a permutation of
+      its own, or by one of `kinds` permutations in turn, of which the first is the identity.
+    - `"natural"`: clients are the groups of the data; `clients`, if given, must be their number.
+    - A partitioner of flwr-datasets, such as `DirichletPartitioner(10, partition_by="label",
       alpha=0.5)`: see `foedus.data.partition.given`.
 
     Test rows of a label are dealt to clients in proportion to their training rows of it (in
     proportion to size for regression, in each range of y for "targets" and "quantiles"; drawn as
-    training rows are for "covariate"); natural test rows go by `groups_test`, and those of a group
-    without training rows stay in the common test set only. What is done to a client's training rows
-    ("rotations", "noise", "permuted") is done to its test rows.
+    training rows are for "covariate"). Natural test rows go by `groups_test`; those of a group
+    without training rows stay in the common test set only. Changes to a client's training rows
+    ("rotations", "noise", "permuted") are made to its test rows, too.
 
     Args:
-        test: the part of its rows that each client holds out as its test rows, drawn with `seed`,
-            in place of the test rows of `data` (`Federation.holdout`); `None`: those of `data`.
+        data: The data set.
+        scheme: The name of a scheme, or a partitioner of flwr-datasets.
+        clients: The number of clients; not needed for "natural" and partitioners.
+        seed: The seed of the division.
+        test: The fraction of its rows that each client holds out as its test rows, in place of the
+            test rows of `data` (`Federation.holdout`); `None`: the test rows of `data`.
+        **options: The options of the scheme.
 
-    Reference: Li, Diao, Chen, He, "Federated learning on non-IID data silos: an experimental
-    study", ICDE 2022.
+    Returns:
+        The federation, with the options in its `settings`.
+
+    Raises:
+        SplitError: The scheme or an option is unknown, or the rows cannot be divided that way.
+
+    Example:
+        >>> fed = fd.split(fd.load("digits"), "dirichlet", clients=10, alpha=0.3, seed=0)
+        >>> int(fed.sizes.min()), int(fed.sizes.max())
+        (36, 247)
+
+    Reference:
+        Li, Diao, Chen, He, "Federated learning on non-IID data silos: an experimental study", ICDE
+        2022.
     """
     if not isinstance(data, Data):
         raise SplitError(
@@ -173,6 +190,7 @@ def split(
 
 
 def scheme_options(scheme: Callable) -> list[inspect.Parameter]:
+    """The options of a scheme: its keyword-only parameters."""
     parameters = inspect.signature(scheme).parameters.values()
     return [p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
 

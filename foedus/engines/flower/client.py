@@ -75,10 +75,10 @@ _LONGEST_ERROR = 2000
 
 
 class SiteApp(ClientApp):
-    """Answers every message of the server, as a policy allows; errors go back to it in words.
+    """Answers every message of the server as the site's policy allows, or with an error message.
 
-    An error speaks of what the server has sent. What it would tell of the site's rows, files or
-    code is in the site's own log.
+    An error message may quote what the server has sent. Anything about the site's rows, files or
+    code is only in the site's own log.
     """
 
     def __init__(self, policy: Policy | None = None):
@@ -113,7 +113,7 @@ class SiteApp(ClientApp):
 
 
 def told(error: Exception) -> str:
-    """An error in words for the server: what it has sent itself may be quoted, nothing else."""
+    """The error message for the server: it may quote what the server sent, and nothing else."""
     if isinstance(error, DataError | CheckpointError) or not isinstance(error, FoedusError):
         where = "the rows or files of this site" if isinstance(error, FoedusError) else "this site"
         return f"{where} cannot answer this ({type(error).__name__}); the site's log says why"

@@ -25,23 +25,24 @@ from foedus.errors import ConfigError, FoedusError
 
 
 class Flower(Settings):
-    """Flower's own SuperLink and SuperNodes, started on this machine with TLS and keys; clients are
-    dealt out to the nodes.
+    """Flower's SuperLink and SuperNodes, started on this machine with TLS and keys.
 
-    They start with the first run and stay until `close()`, or until the end of a `with` block;
-    starting takes some ten seconds.
+    Clients are divided among the nodes. The processes start with the first run and stay until
+    `close()`, or until the end of a `with` block; starting takes some ten seconds. A run with a
+    checkpoint keeps the states of its clients beside it, in CHECKPOINT.sites, and can be resumed in
+    another process. Keys are in a temporary folder: `close()` removes it, and the next start those
+    of processes that were killed.
 
-    nodes: SuperNodes, each with a share of the clients (one each if there are no more clients than
-    nodes). timeout: seconds that a node may take for an exchange. min_clients: a run goes on while
-    this many clients answer. code: "module:name" of an algorithm (or a dictionary of them) that
-    text cannot describe, such as one with a `torch.nn.Module`, importable on every node.
-
-    A run with a checkpoint keeps what its clients remember beside it, in CHECKPOINT.sites, and goes
-    on in another process. Keys are in a temporary folder: `close()` removes it, and the next start
-    those of processes that were killed.
+    Args:
+        nodes: SuperNodes, each with a share of the clients (one each if there are no more clients
+            than nodes).
+        timeout: Seconds that a node may take for an exchange.
+        min_clients: A run goes on while this many clients answer.
+        code: "module:name" of an algorithm (or a dictionary of them) that text cannot describe,
+            such as one with a `torch.nn.Module`, importable on every node.
 
     Example:
-        >>> with fd.Flower(nodes=2) as engine:
+        >>> with fd.Flower(nodes=2) as engine:  # doctest: +SKIP
         ...     fd.run(fd.FedAvg(fd.Linear()), fed, rounds=5, engine=engine)
     """
 

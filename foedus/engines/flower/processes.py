@@ -175,8 +175,8 @@ def look_again_soon(first: float = 0.02) -> None:
 def answer_for_the_killed() -> None:
     """Have a SuperNode answer at once, with an error, for a client process that was killed.
 
-    Flower's own waits for a minute, or for ever if the process had not yet taken up its message, or
-    had sent a part of its answer.
+    Flower's own waits for a minute, or forever if the process had not yet taken its message, or had
+    sent a part of its answer.
     """
     from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
     from flwr.supernode.nodestate.in_memory_nodestate import (

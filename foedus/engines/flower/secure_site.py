@@ -47,7 +47,7 @@ from foedus.errors import (
 from foedus.storage import checkpoint as files
 
 
-class Plain(SecureError):  # noqa: N818 - says it all
+class Plain(SecureError):  # noqa: N818 - a reason
     """A reply that is not sent in the clear."""
 
 

@@ -51,8 +51,8 @@ class LinkLost(FoedusError):  # noqa: N818 - what has happened
 
 @contextlib.contextmanager
 def linked() -> Iterator[None]:
-    """What the SuperLink refuses, in words: it ends a run that somebody stops, or whose server it
-    has not heard of for a minute.
+    """Turn a refusal of the SuperLink into a readable error: it ends a run that a user stops, or
+    whose server it has not heard from for a minute.
     """
     try:
         yield

@@ -99,10 +99,10 @@ class Schema:
                 )
             return y.astype(np.float32)
         text = [as_text(v) for v in y]
-        strange = sorted(set(text) - set(self.classes))
-        if strange:
+        unknown = sorted(set(text) - set(self.classes))
+        if unknown:
             raise DataError(
-                f"{where}: label {strange[0]!r} is none of the classes of the federation "
+                f"{where}: label {unknown[0]!r} is none of the classes of the federation "
                 f"({', '.join(self.classes)})"
             )
         return np.array([self.classes.index(v) for v in text])

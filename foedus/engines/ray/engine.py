@@ -44,8 +44,8 @@ from foedus.engines.ray.shards import (
 from foedus.errors import ConfigError, DivergenceError
 
 COPY_EVERY = 8
-"""States are copied after so many exchanges (and evaluations): fewer copies against more to repeat
-when a worker is lost.
+"""States are copied after this number of exchanges (and evaluations): fewer copies, but more to
+repeat when a worker is lost.
 """
 
 
@@ -57,21 +57,28 @@ _GPUS = ("cuda", "xpu")
 class Ray(Settings):
     """Clients spread over the worker processes of a Ray cluster.
 
-    address: of a running cluster, "HOST:PORT" or "auto"; without one, Ray is started on this
-    machine for the run, unless this process is connected to a cluster already. workers: how many;
-    by default as many as the machine has cores, or as the cluster has room for. resources: what Ray
-    must set aside for each worker, such as {"CPU": 4}; a worker computes with as many threads as it
-    has CPUs. By default the machine's cores are shared out, and on a cluster a worker takes one.
-    state_memory: bytes of client states that a worker keeps in memory; what is more lies on disk.
-    batch, memory, device: those of `fd.Local` on the workers. The device is one of a worker: this
-    process needs none. With device="cuda" or "xpu" a worker is given a GPU of its own, and there
-    are as many workers as GPUs; resources={"GPU": 0.25} lets four of them share one.
+    Every run starts its workers and ends them; within a `with` block, runs share workers and one
+    start of Ray.
 
-    Every run starts its workers and ends them. For many runs with the same workers, and one start
-    of Ray:
+    Args:
+        address: Of a running cluster, "HOST:PORT" or "auto"; without one, Ray is started on this
+            machine for the run, unless this process is connected to a cluster already.
+        workers: Number of workers; by default as many as the machine has cores, or as the cluster
+            has room for.
+        resources: What Ray must reserve for each worker, such as {"CPU": 4}; a worker computes with
+            as many threads as it has CPUs. By default the machine's cores are divided evenly, and
+            on a cluster a worker takes one.
+        state_memory: Bytes of client states that a worker keeps in memory; the rest lies on disk.
+        batch: As in `fd.Local`, on the workers.
+        memory: As in `fd.Local`, on the workers.
+        device: As in `fd.Local`, of a worker: this process needs none. With "cuda" or "xpu" a
+            worker is given a GPU of its own, and there are as many workers as GPUs;
+            resources={"GPU": 0.25} lets four of them share one.
 
-        >>> with fd.Ray(workers=4) as engine:
-        ...     fd.compare({"FedAvg": ..., "Scaffold": ...}, fed, rounds=20, engine=engine)
+    Example:
+        >>> with fd.Ray(workers=4) as engine:  # doctest: +SKIP
+        ...     fd.compare({"FedAvg": fd.FedAvg(), "Scaffold": fd.Scaffold()}, fed, rounds=20,
+        ...                engine=engine)
     """
 
     address: Annotated[
@@ -295,7 +302,7 @@ class RaySession(Session):
         return join_states([unpack(shard.copied(call, True))["saved"] for shard, call in calls])
 
     def load(self, saved: Tree) -> None:
-        """Take up the client states of a checkpoint, whichever engine made it."""
+        """Restore the client states of a checkpoint of any engine."""
         for shard, part in zip(
             self.shards, split_states(saved, [len(s.ids) for s in self.shards]), strict=True
         ):

@@ -60,8 +60,11 @@ def part_of(fed: Federation, positions: np.ndarray) -> Federation:
 
 
 def split_states(saved: Tree, sizes: list[int]) -> list[Tree]:
-    """What `LocalSession.save` gave for all clients, as what it would give for each part of so many
-    neighbours.
+    """Split what `LocalSession.save` returned for all clients into consecutive parts.
+
+    Args:
+        saved: The states of all clients.
+        sizes: The number of clients of each part.
     """
     if "late" in saved:
         raise CheckpointError(

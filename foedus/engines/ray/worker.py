@@ -31,8 +31,8 @@ from foedus.storage.states import States
 
 Answer = tuple[bool, Any]
 _CHUNK = 1 << 20
-"""Replies travel together until they have so many bytes: one message for each of many small ones
-would take longer than they do.
+"""Bytes up to which replies are sent together: a message for each of many small replies would take
+longer.
 """
 
 

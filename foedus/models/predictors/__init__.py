@@ -1,1 +1,1 @@
-"""Given predictors, for FedBoost."""
+"""Given predictors, which `fd.FedBoost` and `fd.AFLBoost` learn to mix."""

@@ -1,10 +1,10 @@
 """Given predictors, which FedBoost learns to mix: q maps from rows to probabilities.
 
-A collection knows three things of its members: what of them a client needs to know on its own rows
-(`prepare`, once), the loss of a mixture of some of them and its gradient in the weights (`loss`),
-and what has to be sent so that a client has them (`message`). Nothing is ever pickled: densities
-and networks travel as arrays, scikit-learn estimators as skops archives, which are loaded only if
-every type in them is one that skops trusts.
+A collection knows three things about its members: what a client derives from them on its own rows
+(`prepare`, once), the loss of a mixture of some of them with its gradient in the weights (`loss`),
+and the message by which a client obtains them (`message`). Nothing is ever pickled: densities and
+networks are sent as arrays, scikit-learn estimators as skops archives, which are loaded only if
+skops trusts every type in them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ LOSSES = ("log", "squared")
 
 
 class Predictors(Settings):
-    """Base of the collections. `len` is q.
+    """Base of the collections; `len` is the number of members q.
 
-    A simulation holds one copy of the members for all clients, so that steps need not unpack what
-    they are sent (`at_hand`). `remote()` is the same collection as a site sees it, which has
-    nothing but the messages; the numbers are the same.
+    A simulation holds one copy of the members for all clients (`at_hand`), so steps need not unpack
+    messages. `remote()` is the same collection as a site sees it, which has nothing but the
+    messages; the numbers are the same.
     """
 
     at_hand: bool = True
@@ -39,7 +39,7 @@ class Predictors(Settings):
     """As `Algorithm.spread`: how unequal the clients of a padded batch may be."""
 
     def remote(self) -> Self:
-        """The collection of a site that has no members of its own."""
+        """The collection as seen by a site that has no members of its own."""
         other = copy.copy(self)
         other.at_hand = False
         return other
@@ -48,15 +48,29 @@ class Predictors(Settings):
         raise NotImplementedError
 
     def check(self, spec: Spec, loss: str) -> None:
-        """Refuse data that the members do not fit."""
+        """Raise an error for data that the members do not fit.
+
+        Args:
+            spec: The form of the data.
+            loss: The loss, "log" or "squared".
+        """
         raise NotImplementedError
 
     def prepare(self, data: Rows, loss: str) -> Tree:
-        """What a client derives once from its rows, and from the members where they are at hand."""
+        """Values that a client derives once from its rows and from the members, if it has them.
+
+        Args:
+            data: The client's rows.
+            loss: The loss, "log" or "squared".
+        """
         raise NotImplementedError
 
     def message(self, which: Tensor) -> Tree:
-        """What is sent so that a client has the members numbered `which`."""
+        """The message by which a client obtains some of the members.
+
+        Args:
+            which: The indices of the members.
+        """
         raise NotImplementedError
 
     def loss(
@@ -71,17 +85,33 @@ class Predictors(Settings):
         excess: Tensor | None,
         slope: bool = True,
     ) -> tuple[Tensor, Tensor | None]:
-        """Mean loss of sum_{k in which} weight_k h_k on a client's rows; with `slope`, its slope.
+        """The mean loss of sum_{k in which} weight_k h_k on a client's rows, with its gradient.
 
-        models: the message with them; None: they are taken from the collection (a simulation holds
-        one copy for all clients). excess: for the squared loss, a number for each member; weight_k
-        excess_k mean |h_k|^2 is taken off the loss, and twice excess_k mean |h_k|^2 off the
-        gradient.
+        Args:
+            prepared: What `prepare` returned.
+            data: The client's rows.
+            which: The indices of the members.
+            models: The message with the members; `None`: they are taken from the collection (a
+                simulation).
+            weight: The weight of each of these members.
+            loss: The loss, "log" or "squared".
+            floor: A constant that the log loss adds to the mixture's probabilities.
+            excess: For the squared loss, a number for each member: weight_k excess_k mean |h_k|^2
+                is subtracted from the loss, and twice excess_k mean |h_k|^2 from the gradient.
+            slope: Whether the gradient is computed.
+
+        Returns:
+            The loss, and its gradient in the weights or `None`.
         """
         raise NotImplementedError
 
     def mixture(self, weight: Tensor, x: Tensor) -> Tensor:
-        """Probabilities (n, classes) of the mixture of all members."""
+        """The probabilities (n, classes) of the mixture of all members.
+
+        Args:
+            weight: The weight of each member.
+            x: Rows.
+        """
         raise NotImplementedError
 
     def nbytes(self) -> list[int]:
@@ -91,7 +121,7 @@ class Predictors(Settings):
         return [wire.nbytes({"models": self.message(torch.tensor([k]))}) for k in range(len(self))]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All there is of the members, as tensors: two collections are the same if these are."""
+        """All members as tensors: two collections are equal if these are."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -112,7 +142,7 @@ def label_count(fed: Any) -> int:
 
 
 def probabilities(table: Tensor, what: str) -> None:
-    """Refuse rows that are not distributions, naming the first."""
+    """Raise `ModelError` for the first row that is not a probability distribution."""
     bad = (table < 0).any(1) | ~((table.double().sum(1) - 1).abs() <= 1e-3)
     if bool(bad.any()):
         k = int(bad.nonzero()[0])

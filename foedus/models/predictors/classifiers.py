@@ -27,12 +27,23 @@ class _Evaluated(Predictors):
     """Members that are functions of a row: a client evaluates them on its rows, once."""
 
     def likelihoods(self, models: Tree, x: Tensor, y: Tensor) -> Tensor:
-        """h_k(y | x) for each member in a message (or for all), (C, n)."""
+        """h_k(y | x) for each member in a message (or for all), (C, n).
+
+        Args:
+            models: The message; `None`: all members.
+            x: Rows.
+            y: Labels.
+        """
         outputs = self.outputs(models, x)
         return outputs.gather(2, y.expand(len(outputs), -1).unsqueeze(2)).squeeze(2)
 
     def outputs(self, models: Tree, x: Tensor) -> Tensor:
-        """h_k(x) for each member in a message (or for all), (C, n, classes)."""
+        """h_k(x) for each member in a message (or for all), (C, n, classes).
+
+        Args:
+            models: The message; `None`: all members.
+            x: Rows.
+        """
         raise NotImplementedError
 
     def prepare(self, data: Rows, loss: str) -> Tensor | None:
@@ -71,14 +82,33 @@ def _evaluate(args: dict[str, Tensor], shared: tuple) -> Tensor:
 
 
 class Classifiers(_Evaluated):
-    """Fitted classifiers: scikit-learn's with `predict_proba`, and modules that give logits.
+    """Given predictors: scikit-learn classifiers, and modules that return logits.
 
-    classes: how many labels there are. An estimator that has seen fewer gives the others
-    probability 0. Networks are used in evaluation mode. Estimators with compiled parts (trees and
-    forests, k-d trees) and some others hold types that skops does not trust: a simulation evaluates
-    them and counts their bytes, but a site that is sent one refuses it, unless it lists these types
-    as trusted: `trusted=["sklearn.tree._tree.Tree"]` takes forests from a server that one trusts
-    with memory of one's own process.
+    Networks are used in evaluation mode. An estimator that was fitted on fewer labels gives the
+    others probability 0.
+
+    Estimators with compiled parts (trees and forests, k-d trees) and some others contain types that
+    skops does not trust. A simulation evaluates them and counts their bytes, but a site refuses
+    them unless it lists these types: `trusted=["sklearn.tree._tree.Tree"]` accepts forests, and so
+    relies on the server not to corrupt the memory of this process.
+
+    Args:
+        members: The fitted classifiers.
+        classes: The number of labels.
+        trusted: Full names of types that are loaded from archives besides those that skops trusts.
+
+    Raises:
+        ModelError: A member is not a fitted classifier for these labels.
+
+    Example:
+        >>> from sklearn.linear_model import LogisticRegression
+        >>> fed = fd.split(fd.load("wine"), "iid", clients=3)
+        >>> x, y = fed.data.x_train, fed.data.y_train
+        >>> members = [LogisticRegression(C=c).fit(x, y) for c in (0.01, 1.0)]
+        >>> mix = fd.FedBoost(fd.Classifiers(members, classes=3), budget=1)
+        >>> run = fd.run(mix, fed, rounds=2)
+        >>> run.model.predict_proba(fed.data.x_test).shape
+        (45, 3)
     """
 
     def __init__(self, members: Sequence[Any], classes: int, trusted: Sequence[str] = ()) -> None:
@@ -180,7 +210,12 @@ def _skops() -> Any:
 def unpack(archive: Tensor, trusted: Sequence[str] = ()) -> Any:
     """The estimator in a skops archive.
 
-    One that needs a type which neither skops nor the caller trusts is refused.
+    Args:
+        archive: The bytes, as a tensor.
+        trusted: Full names of types that are loaded besides those that skops trusts.
+
+    Raises:
+        ModelError: The archive cannot be read, or needs a type that is not trusted.
     """
     io = _skops()
     data = archive.numpy().tobytes()

@@ -24,12 +24,27 @@ _SWELL = 8
 
 
 class Densities(Predictors):
-    """Distributions over a finite domain: row k of `table` (q, |Y|) is h_k. Features are not used.
+    """Given predictors: distributions over a finite domain; row k of `table` is h_k.
 
-    background: a distribution that everybody knows, and rest: its share in each h_k (a number, or
-    one for each), as smoothing makes it. What is sent of h_k is then h_k - rest_k background, by
-    its non-zero entries: a unigram model costs as many bytes as the words it has seen. Point masses
-    and other sparse rows need no background to be short.
+    Features are not used. With a background, h_k is sent as the non-zero entries of h_k - rest_k
+    background: a smoothed unigram model costs as many bytes as the words that it has seen. Point
+    masses and other sparse rows are short without a background.
+
+    Args:
+        table: The densities, (q, |Y|).
+        background: A distribution that all clients know.
+        rest: The share of the background in each h_k, from smoothing: a number, or one for each.
+
+    Raises:
+        ModelError: A row is not a distribution, or shapes do not match.
+
+    Example:
+        >>> fed = fd.split(fd.load("digits"), "labels", clients=5, per_client=2)
+        >>> table = np.eye(10) * 0.9 + 0.01
+        >>> densities = fd.Densities(table / table.sum(1)[:, None])
+        >>> run = fd.run(fd.FedBoost(densities, budget=3), fed, rounds=2)
+        >>> run.model.predict_proba(fed.data.x_test).shape
+        (451, 10)
     """
 
     spread = math.inf
@@ -66,9 +81,20 @@ class Densities(Predictors):
 
     @classmethod
     def of_clients(cls, fed: Any, rest: float = 0.1) -> Densities:
-        """One for each client: its training labels' frequencies and `rest` of the uniform one.
+        """One density per client: the smoothed frequencies of its training labels.
+
+        They are mixed with the uniform distribution.
 
         With a federation of words (`word_federation`), these are smoothed unigram language models.
+
+        Args:
+            fed: The federation.
+            rest: The share of the uniform distribution, from 0 to 1.
+
+        Example:
+            >>> fed = fd.split(fd.load("digits"), "labels", clients=5, per_client=2)
+            >>> len(fd.Densities.of_clients(fed))
+            5
         """
         classes = label_count(fed)
         if not 0 <= rest <= 1:
@@ -86,7 +112,12 @@ class Densities(Predictors):
             raise DataError(f"the densities are over {size} elements, {data}")
 
     def prepare(self, data: Rows, loss: str) -> dict[str, Tensor]:
-        """The client's own distribution: the elements it has, and the share of each."""
+        """The client's own distribution: the elements that occur in it, and the share of each.
+
+        Args:
+            data: The client's rows.
+            loss: The loss, "log" or "squared".
+        """
         args = {"index": data.index, "weight": data.weight}
         return _distinct(args, (data.table_y, self.table.shape[1]))
 
@@ -104,7 +135,11 @@ class Densities(Predictors):
         return own if self.background is None else {**own, "rest": self.rest[which]}
 
     def rows_of(self, models: Tree) -> Tensor:
-        """The densities (|Y|, C) that a message holds."""
+        """The densities (|Y|, C) that a message holds.
+
+        Args:
+            models: The message.
+        """
         if "dense" in models:
             return models["dense"]
         own = models["own"].dense()
@@ -112,7 +147,7 @@ class Densities(Predictors):
 
     @cached_property
     def upright(self) -> Tensor:
-        """The table with a row for each element, for products with few of them."""
+        """The table with one row per element, for products with few densities."""
         return self.table.mT.contiguous()
 
     def loss(self, prepared, data, which, models, weight, loss, floor, excess, slope=True):

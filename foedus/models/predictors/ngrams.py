@@ -19,14 +19,29 @@ from foedus.models.predictors.classifiers import _Evaluated
 
 
 class NGrams(_Evaluated):
-    """Smoothed n-gram language models: h(w | context) interpolates counts of all contexts' lengths.
+    """Given predictors: smoothed n-gram language models (MacKay and Peto's Dirichlet smoothing).
 
         h_0(w)     = background(w),
         h_m(w | c) = (n(c, w) + smoothing h_{m-1}(w | c')) / (n(c) + smoothing)
 
-    with n the counts of member k, c the last m - 1 words and c' the last m - 2 (MacKay and Peto's
-    Dirichlet smoothing): a distribution for every context. Rows hold the previous order - 1 words
-    as features, the word as label; a context that begins before the text has -1.
+    with n the counts of member k, c the last m - 1 words and c' the last m - 2: a distribution for
+    every context. Rows have the previous order - 1 words as features and the word as label; words
+    before the beginning of the text are -1.
+
+    Args:
+        texts: The word numbers of each member's text.
+        background: The probability of each word.
+        order: The largest m.
+        smoothing: The weight of the shorter context.
+
+    Raises:
+        ModelError: Texts or background are not of this form.
+        ConfigError: A setting is out of range.
+
+    Example:
+        >>> models = fd.NGrams([[0, 1, 0, 1], [0, 0, 0]], background=[0.5, 0.5], order=2)
+        >>> len(models)
+        2
     """
 
     def __init__(
@@ -56,7 +71,21 @@ class NGrams(_Evaluated):
 
     @classmethod
     def of_clients(cls, fed: Any, order: int = 2, smoothing: float = 10.0) -> NGrams:
-        """One for each client of a federation of words; the background is uniform."""
+        """One language model per client of a federation of words, with a uniform background.
+
+        Args:
+            fed: The federation (`fd.word_federation`).
+            order: The largest m.
+            smoothing: The weight of the shorter context.
+
+        Raises:
+            DataError: Rows have fewer than order - 1 previous words.
+
+        Example:
+            >>> fed = fd.word_federation(["to be or not to be"] * 2, before=1, least=2)
+            >>> len(fd.NGrams.of_clients(fed, order=2))
+            2
+        """
         classes = label_count(fed)
         if fed.settings.get("before", order) < order - 1:
             raise DataError(
@@ -130,7 +159,12 @@ class NGrams(_Evaluated):
         return h
 
     def mixture(self, weight: Tensor, x: Tensor) -> Tensor:
-        """All words for each of n contexts: (n, |Y|), by the same formula for every word."""
+        """The probabilities (n, |Y|) of all words in each of n contexts.
+
+        Args:
+            weight: The weight of each member.
+            x: Rows: the previous words.
+        """
         words = torch.arange(len(self.background))
         contexts = x.flatten(1)[:, x[0].numel() - self.order + 1 :]
         # many rows have the same context
