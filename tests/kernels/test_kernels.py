@@ -628,10 +628,38 @@ def test_one_value_is_normalized_by_what_is_given(n):
     mean, var = torch.full((2, 1), 2.0), torch.full((2, 1), 4.0)
     out, made = kernels.normalize(x, weight, bias, mean, var, None, 0, 0.0)
     assert torch.equal(out, torch.full_like(x, 8.5))
-    assert made.flatten().tolist() == [2.0, 2.0, 4.0, 4.0, 0.5, 0.5]
+    # and the running statistics stay
+    assert made.flatten().tolist() == [2.0, 2.0, 4.0, 4.0, 0.5, 0.5, 2.0, 2.0, 4.0, 4.0]
     of_x, of_weight, of_bias = kernels.normalize_back(x, torch.ones_like(x), weight, made, None, 0)
     assert torch.equal(of_x, torch.full_like(x, 1.5))
     assert of_weight.tolist() == [[5.0 * n], [5.0 * n]] and of_bias.tolist() == [[2.0 * n]] * 2
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_running_statistics_move_by_the_momentum(n):
+    """1, 3, 1, 3 have mean 2 and unbiased variance 4/3 (1 and 3 alone: 2); a tenth of the way from
+    0 and 1.
+    """
+    x = torch.tensor([1.0, 3.0]).repeat(n).view(1, 2, 1, n)
+    mean, var = torch.zeros(1, 1), torch.ones(1, 1)
+    _, made = kernels.normalize(x, None, None, mean, var, None, 2 * n, 0.0, 0.1)
+    unbiased = 2.0 if n == 1 else 4 / 3
+    torch.testing.assert_close(made[3:].flatten(), torch.tensor([0.2, 0.9 + 0.1 * unbiased]))
+    _, made = kernels.normalize(x, None, None, None, None, None, 2 * n, 0.0, 0.1)
+    torch.testing.assert_close(made[3:].flatten(), torch.tensor([2.0, unbiased]))
+
+
+def test_a_first_row_far_from_the_others_costs_no_digits():
+    """Deviations are taken from the mean of a row at first, and the first row is far away.
+
+    Of 400 rows one is at 1000, the others alternate between -1 and 1 around 0.
+    """
+    x = torch.tensor([-1.0, 1.0]).repeat(400, 1, 1, 8).clone()
+    x[0] += 1000
+    _, made = kernels.normalize(x.view(1, 400, 1, 16), None, None, None, None, None, 6400, 0.0)
+    want = x.double().flatten()
+    torch.testing.assert_close(made[0].item(), want.mean().item(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(made[1].item(), want.var().item(), rtol=1e-6, atol=0)
 
 
 def test_normalization_refuses_what_is_not_there():
@@ -644,7 +672,7 @@ def test_normalization_refuses_what_is_not_there():
     with pytest.raises(ValueError, match="weight has 8 bytes"):
         kernels.normalize(x, torch.ones(1, 2), None, ones, ones, None, 2, 0.0)
     with pytest.raises(ValueError, match="slope has 4 bytes"):
-        kernels.normalize_back(x, torch.ones(1), None, torch.ones(3, 1, 3), None, 2)
+        kernels.normalize_back(x, torch.ones(1), None, torch.ones(5, 1, 3), None, 2)
 
 
 def test_they_can_be_left_out_of_a_process(monkeypatch):
