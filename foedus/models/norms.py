@@ -219,10 +219,13 @@ class _Normalized(torch.autograd.Function):
         x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor,
         real: Tensor | None, count: Tensor | None, call: _Counted,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        *given, real, count = call.clients(weight, bias, mean, var, real, count)
-        many = call.count if count is None else count
-        how = (real, many, call.eps, call.momentum)
-        out, made = kernels.normalize(call.rows(x), *given, *how)
+        weight, bias, means, variances, real, count = call.clients(
+            weight, bias, mean, var, real, count
+        )
+        out, made = kernels.normalize(
+            call.rows(x), weight, bias, means, variances, real,
+            call.count if count is None else count, call.eps, call.momentum,
+        )  # fmt: skip
         return out.view(x.shape), made if call.together else made.squeeze(1)
 
     @staticmethod
