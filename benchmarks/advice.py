@@ -1,4 +1,4 @@
-"""Is the advice of `fd.diagnose` any good? Every algorithm it names against FedAvg: `python -m
+"""How good the advice of `fd.diagnose` is: every algorithm it names against FedAvg, by `python -m
 benchmarks.advice [NAME ...] [--seeds 3]`.
 
 Real sets are found in $FOEDUS_DATA. 20 rounds each, with the settings that the advice comes with;
@@ -38,7 +38,7 @@ def few(name: str, rows: int, test: int = 2000) -> fd.Data:
 
 
 def shaped(data: fd.Data) -> fd.Data:
-    """Flat rows as grey images."""
+    """Flat rows as gray images."""
     side = int(data.x_train.shape[1] ** 0.5)
     images = {
         part: getattr(data, part).reshape(-1, 1, side, side) for part in ("x_train", "x_test")

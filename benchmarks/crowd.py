@@ -67,8 +67,8 @@ def crowd(repeats: int) -> None:
 
 
 def _training(run: Callable[[], object]) -> float:
-    """Seconds that a run spends in local training, orders of rows included: all else is who takes
-    part, keys and the sum.
+    """Seconds that a run spends in local training, permutations of rows included. The rest is
+    sampling of the cohort, keys and the sum.
     """
     spent, descend = [], training._descend.__wrapped__
 

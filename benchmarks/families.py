@@ -1,8 +1,8 @@
-"""The five families, each three ways: foedus, as one would write it down, and the bare computation
-that nobody can do without.
+"""The five families, each three ways: foedus, a straightforward reference, and the minimal
+computation that every implementation needs.
 
 The reference is what a careful author of the paper's pseudocode writes: NumPy, scikit-learn or
-PyTorch, one client after the other. The bare computation is the products, factorisations or fits
+PyTorch, one client after the other. The bare computation is the products, factorizations or fits
 alone, batched, on data that already lies where it is needed.
 """
 

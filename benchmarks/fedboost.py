@@ -1,4 +1,4 @@
-"""FedBoost against the bare products it cannot do without; and bytes a round as the number of
+"""FedBoost against the matrix products that it needs; and bytes a round as the number of
 predictors grows.
 """
 

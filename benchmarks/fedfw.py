@@ -1,4 +1,4 @@
-"""FedFW against the bare gradients it cannot do without; and what an oracle call costs beside a
+"""FedFW against the gradients that it needs; and what an oracle call costs compared with a
 projection, in time and bytes.
 """
 

@@ -1,4 +1,4 @@
-"""FedNewton against the bare linear algebra it cannot do without, and how its cost grows."""
+"""FedNewton against the linear algebra that it needs, and how its cost grows."""
 
 from __future__ import annotations
 

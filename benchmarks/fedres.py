@@ -19,7 +19,7 @@ STEP = 0.1
 
 
 def loop(fed: fd.Federation, name: str, rounds: int) -> float:
-    """One rollout as one would write it down: for each round, for each client.
+    """One rollout in plain loops: for each round, for each client.
 
     Returns the accuracy on the clients' own test rows.
     """

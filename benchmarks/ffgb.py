@@ -147,13 +147,13 @@ def plain(algorithm: fd.FFGBDistill, fed: fd.Federation) -> None:
         rows = fed.client_rows(i)
         x, y = torch.from_numpy(fed.data.x_train[rows]), torch.from_numpy(fed.data.y_train[rows])
         params = {k: v.clone().requires_grad_() for k, v in first.items()}
-        optimiser = torch.optim.Adam(params.values(), lr=how.lr)
+        optimizer = torch.optim.Adam(params.values(), lr=how.lr)
         target = torch.full((len(rows), 10), 0.1) - torch.nn.functional.one_hot(y, 10)
         for _ in range(how.epochs):
             order = torch.randperm(len(rows))
             for batch in order.split(how.batch_size):
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 (
                     0.5 * (algorithm.model.apply(params, x[batch]) - target[batch]).square().sum(-1)
                 ).mean().backward()
-                optimiser.step()
+                optimizer.step()

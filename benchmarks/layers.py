@@ -1,4 +1,4 @@
-"""What dropout, BatchNorm and a loss of one's own cost, against the same network without them."""
+"""What dropout, BatchNorm and a custom loss cost, against the same network without them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.timing import in_turns, ratio, seconds, shown
 
 
 def smoothed(outputs: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy by a function of one's own."""
+    """Cross-entropy as a custom loss function."""
     return F.cross_entropy(outputs, y)
 
 

@@ -43,9 +43,9 @@ def plain(reply: torch.Tensor, clients: int) -> float:
 def row(clients: int, numbers: int, config: SecureAggregation, dropped: int, repeats: int) -> str:
     """One case, or why it is left out."""
     width = config.fixed_point.width(sum(weights(clients)), clients) // 8
-    neighbours = config.degree(clients)
-    masks = clients * (neighbours + 1) * numbers * width
-    head = f"| {clients:,} | {numbers:,} | {neighbours} | {dropped} | "
+    neighbors = config.degree(clients)
+    masks = clients * (neighbors + 1) * numbers * width
+    head = f"| {clients:,} | {numbers:,} | {neighbors} | {dropped} | "
     if masks > _MOST:
         return (
             head
@@ -81,7 +81,7 @@ def secure(
         "weighted mean of them"
     )
     print(
-        "\n| clients | numbers | neighbours | dropped out | plain up, B | up, B | up / plain | "
+        "\n| clients | numbers | neighbors | dropped out | plain up, B | up, B | up / plain | "
         "more down, B | a client, s | server, s | plain server, s |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|---|")

@@ -19,7 +19,7 @@ def seconds(f: Callable[[], object]) -> float:
 
 
 def in_turns(ways: Mapping[str, Callable[[], float]], repeats: int, warm: bool = True) -> Times:
-    """What each way says it took, so many times; to warm up, a first turn is not counted."""
+    """The times that each way reports, `repeats` of each, in turns; a first turn warms up."""
     for way in ways.values() if warm else ():
         way()
     taken: Times = {name: [] for name in ways}

@@ -162,7 +162,7 @@ CROWD = Workload(
 
 
 def foedus_rounds(work: Workload, fed: fd.Federation, rounds: int) -> Tensor:
-    """`fd.run`, evaluation off; returns one of the learnt tensors, for comparison."""
+    """`fd.run`, evaluation off; returns one of the learned tensors, for comparison."""
     run = fd.run(
         work.algorithm, fed, rounds, participation=work.cohort / work.clients, evaluate_every=0
     )

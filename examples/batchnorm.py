@@ -1,14 +1,14 @@
-"""BatchNorm in federated training: which policy of `fd.Module(net, norm=...)` wins when.
+"""BatchNorm in federated training: compare the policies of `fd.Module(net, norm=...)`.
 
-A ResNet-8 with BatchNorm learns digits from eight clients. The same rows are dealt out in three
+A ResNet-8 with BatchNorm is trained on digits of eight clients. The same rows are divided in three
 ways: by domain (feature skew: MNIST, USPS and EMNIST, plain and in other styles), by label
-(Dirichlet, alpha = 0.1) and at random. Every policy is scored on the clients' own test rows, and
-where there is a global model, that model on all test rows. Two references are beside them: the
-model of "average" after a round of training at each client, and each client alone.
+(Dirichlet, alpha = 0.1) and at random. Each policy is scored on the clients' own test rows; a
+global model, if there is one, also on all test rows. There are two references: the model of
+"average" after one round of training at each client, and each client alone.
 
-The step size is chosen for each policy and each way from `LRS`, by accuracy on own test rows with
-another seed. The network starts with the statistics of public images, which no client has: those
-are what "frozen" keeps.
+The step size of each policy and partition is chosen from `LRS`, by accuracy on own test rows with
+another seed. The network starts with the statistics of public images, which no client has; these
+are the statistics that "frozen" keeps.
 
     python examples/batchnorm.py            # needs $FOEDUS_DATA; finished cells stay in results/
     python examples/batchnorm.py --quick    # scikit-learn's digits, four clients, under a minute
@@ -53,7 +53,7 @@ QUICK = (("digits", "plain"), ("digits", "faint"), ("digits", "bright"), ("digit
 
 
 class Block(nn.Module):
-    """Two 3 x 3 convolutions with BatchNorm, and a way around them."""
+    """Two 3 x 3 convolutions with BatchNorm, and a skip connection."""
 
     def __init__(self, before: int, width: int, stride: int):
         super().__init__()
@@ -143,7 +143,7 @@ def rows_of(quick: bool, seed: int) -> tuple[fd.Data, torch.Tensor]:
 
 
 def dealt(data: fd.Data, skew: str, seed: int) -> fd.Federation:
-    """The same rows to as many clients as there are domains."""
+    """The same rows, divided among as many clients as there are domains."""
     if skew == "features":
         return fd.split(data, "natural")
     clients = len(data.group_names)
@@ -153,7 +153,7 @@ def dealt(data: fd.Data, skew: str, seed: int) -> fd.Federation:
 
 
 def start(public: torch.Tensor, width: int, seed: int) -> ResNet8:
-    """A network as PyTorch draws it, with the statistics of public images."""
+    """A network as PyTorch initializes it, with the statistics of public images."""
     torch.manual_seed(seed)
     net = ResNet8(width).train()
     with torch.no_grad():
@@ -194,7 +194,7 @@ def cell_of(policy: str, skew: str, lr: float, seed: int, quick: bool) -> Cell:
 
 
 def study(store: Store, quick: bool = False) -> pd.DataFrame:
-    """The scores of all policies with their best step sizes; runs what is not in the store."""
+    """The scores of all policies with their best step sizes; computes cells that are missing."""
 
     def done(*which: Any) -> Cell:
         cell = cell_of(*which, quick)

@@ -1,29 +1,30 @@
 """Many tasks, few rows, low rank: multi-task regression over a nuclear-norm ball, with FedFW.
 
-Five sites measure 500 features and 300 outcomes, y = W x + noise, and W has rank 3. Each site has
-120 rows, all together 600: least squares fits the noise. A bound on the nuclear norm of W, the sum
-of its singular values, finds the few directions that matter. Two ways to stay within it:
+Five sites measure 500 features and 300 outcomes, y = W x + noise, where W has rank 3. Each site has
+120 rows, 600 in total, so least squares fits the noise. A bound on the nuclear norm of W (the sum
+of its singular values) finds the few directions that matter. There are two ways to stay within it:
 
-    FedFW            a site sends the extreme point that its gradient asks for, a pair of vectors:
-                     800 numbers, where W has 150,000. The server answers with all five pairs, which
-                     say how its W has moved.
-    ProjectedFedAvg  a site sends a change of all of W, and the server projects: a whole singular
-                     value decomposition a round.
+    FedFW            a site sends the extreme point for its gradient, which is a pair of vectors:
+                     800 numbers, where W has 150,000. The server sends all five pairs back, which
+                     determine how its W has changed.
+    ProjectedFedAvg  a site sends a change of all of W, and the server projects, with a full
+                     singular value decomposition in each round.
 
-FedAvg has no bound. Its best round, picked by the test rows, is shown too: stopping early does not
-replace the ball.
+FedAvg has no bound. Its best round, chosen by the test rows, is shown as well: early stopping does
+not replace the ball.
 
-How it was tuned. The radius is the nuclear norm of the true W, which is known because the data are
-made here; elsewhere, try some on held-out rows. FedFW has its default penalty, "auto", and the
-variant "augmented" (FedFW+), the better one here. The averaging methods take one full-batch step a
-round, close to the longest with which FedAvg converges.
+Settings: the radius is the nuclear norm of the true W, which is known because the data are
+synthetic; for other data, tune it on held-out rows. FedFW has its default penalty, "auto", and the
+variant "augmented" (FedFW+), which is better here. The averaging methods take one full-batch step
+in each round, with a step size close to the largest for which FedAvg converges.
 
-How to read it. All rounds of FedFW together send up about as much as one round of the others. But a
-projected step gains more than a Frank-Wolfe step, most of all with features like these, independent
-and of one scale. So the third line stops ProjectedFedAvg once it is as good as FedFW: after a few
-rounds, with five times FedFW's bytes up and about as many down. What FedFW sends up grows with the
-sum of W's sides, the others' messages with their product: the larger W, the better for FedFW. Down,
-it pays for every site's pair at every site: the fewer sites, the better.
+Result: all rounds of FedFW together send up about as much as one round of the others. But a
+projected step gains more than a Frank-Wolfe step, most of all for features like these, which are
+independent and of equal scale. So the third line stops ProjectedFedAvg once it is as good as FedFW:
+after a few rounds, with five times the bytes up of FedFW, and about as many down. The upload of
+FedFW grows with the sum of the sides of W, those of the others with their product: the larger W,
+the better for FedFW. Its download grows with the number of sites, because every site is sent every
+pair.
 
 Run it: python examples/lowrank.py
 """
@@ -44,7 +45,7 @@ def federation(
     noise: float = 1.0,
     seed: int = 0,
 ) -> tuple[fd.Federation, float]:
-    """Clients with this many rows each of y = W x + noise, and the nuclear norm of W."""
+    """Clients with `rows` rows each of y = W x + noise, and the nuclear norm of W."""
     rng = np.random.default_rng(seed)
     W = (
         rng.standard_normal((tasks, rank))
@@ -65,7 +66,7 @@ def federation(
 def compare(
     fed: fd.Federation, radius: float, rounds: int = 200, averaging_rounds: int = 40
 ) -> dict[str, fd.Run]:
-    """A run of each method; FedFW's rounds are cheap, so it has more of them."""
+    """Run each method; rounds of FedFW are cheap, so it has more of them."""
     # one matrix and nothing else, so the ball is over it
     model, ball = fd.Linear(bias=False), fd.NuclearBall(radius)
     step = {"lr": 0.5, "steps": 1, "batch_size": None}

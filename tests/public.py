@@ -16,14 +16,6 @@ BASES = {"losses": fd.losses.Loss, "schedules": fd.schedules.Schedule}
 SHORT = ("looped", "stacked", "Survey", "survey")
 """Other names of something public: `client_step` with its argument, and two former names."""
 
-NOT_DESCRIBED: set[str] = {
-    "Comparison",
-    "compare",
-}
-"""Public names whose docstring still lacks something: one sentence that begins it, an argument, an
-example that can be run.
-"""
-
 
 def public_names() -> dict[str, Any]:
     """Classes and functions by what is written after `fd.`."""
@@ -87,7 +79,7 @@ def parameters(value: Any) -> list[str]:
     if dataclasses.is_dataclass(value):
         return [f.name for f in dataclasses.fields(value) if f.init and f.name[0] != "_"]
     if inspect.isclass(value):
-        if value.__init__ is object.__init__ or is_problem(value):
+        if not inspect.isfunction(value.__init__) or is_problem(value):  # that of a type in C
             return []
         names = [*inspect.signature(value.__init__).parameters][1:]
     else:

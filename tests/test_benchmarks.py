@@ -87,6 +87,6 @@ def test_by_hand_is_the_same_computation(hidden):
     assert torch.allclose(foedus_rounds(work, fed, work.rounds), limit.weights[0], atol=1e-6)
 
 
-def test_the_crowd_is_as_large_as_said():
+def test_the_crowd_has_the_stated_size():
     assert (CROWD.clients, CROWD.rows, CROWD.cohort) == (100_000, 20, 1000)
     assert set(WORKLOADS) >= {"w1", "w2", "w3", "w4"}

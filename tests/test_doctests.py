@@ -18,7 +18,7 @@ import torch
 
 import foedus as fd
 from tests.pages import no_network
-from tests.public import NOT_DESCRIBED, PUBLIC, documented_parts
+from tests.public import PUBLIC, documented_parts
 
 GIVEN = {"fd": fd, "np": np, "pd": pd, "torch": torch}
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -34,7 +34,7 @@ EXAMPLES = {
     f"{name}.{part}".rstrip("."): doc
     for name, value in PUBLIC.items()
     for part, doc in documented_parts(value).items()
-    if ">>>" in doc and name not in NOT_DESCRIBED
+    if ">>>" in doc
 }
 
 
@@ -66,7 +66,7 @@ def test_example(name, tmp_path, monkeypatch):
 
 def test_examples_that_are_not_run_are_listed():
     skipped = {name for name, doc in EXAMPLES.items() if "doctest: +SKIP" in doc}
-    assert skipped == set(NOT_RUN) - NOT_DESCRIBED
+    assert skipped == set(NOT_RUN)
 
 
 @pytest.mark.parametrize(

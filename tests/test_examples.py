@@ -49,7 +49,7 @@ def test_lowrank_stays_in_the_ball(lowrank):
 
 
 @pytest.mark.slow
-def test_lowrank_generalises_and_sends_little(lowrank):
+def test_lowrank_generalizes_and_sends_little(lowrank):
     _, _, runs = lowrank
     last = {name: run.history.iloc[-1] for name, run in runs.items()}
     fedfw, stopped = last["FedFW"], last["ProjectedFedAvg, to FedFW's mse"]
@@ -147,5 +147,5 @@ def test_drift_is_followed():
     for line, (name, found) in zip(shown, losses.items(), strict=True):
         assert line.startswith(name)
         assert numbers(line) == pytest.approx(found, abs=0.01)
-    stale = losses["after, weights as they were"][0]
-    assert losses["after, learnt from them"][-1] < stale - 0.3
+    stale = losses["after, old weights"][0]
+    assert losses["after, from old weights"][-1] < stale - 0.3

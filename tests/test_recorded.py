@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.recorded import compare as recorded
@@ -89,8 +90,30 @@ def changed(**columns):
         (changed(state={}), ["s/A, state.w: recorded [1.0, 2.0, 0.5], now None"]),
     ],
 )
-def test_differences_are_found_and_said(now, said):
+def test_differences_are_found_and_described(now, said):
     assert [str(d) for d in recorded.compare("s", "A", OLD, now)] == said
+
+
+def test_rows_with_two_largest_probabilities_may_count_either_way():
+    """Four rows: the second has a tie, the others are 0.2 and more apart."""
+    given = np.array([[0.6, 0.4], [0.5, 0.5], [0.1, 0.9], [0.3, 0.7]])
+    assert scenarios.doubtful(np.zeros(4), given) == 0.25
+    assert scenarios.doubtful(np.zeros(2), np.array([1.0, 2.0])) == 0.0  # numbers to predict
+    old = changed(accuracy=[0.5, 0.5], own_accuracy=[0.5, 0.5], own_accuracy_worst=[0.5, 0.5])
+
+    def said(now, **doubtful):
+        found = recorded.compare("s", "A", old, now | {"doubtful": doubtful})
+        return [d.column for d in found]
+
+    now = changed(accuracy=[0.75, 0.5], own_accuracy=[0.5, 0.25], own_accuracy_worst=[0.5, 0.0])
+    assert said(now) == ["accuracy", "own_accuracy", "own_accuracy_worst"]
+    assert said(now, doubtful=[0.25, 0.0], own_doubtful=[0.0, 0.25]) == []
+    assert said(now, doubtful=[0.2, 0.0], own_doubtful=[0.0, 0.25]) == ["accuracy"]
+    assert said(now, doubtful=[0.25, 0.0], own_doubtful=[0.25, 0.2]) == ["own_accuracy"]
+    assert said(now, doubtful=[0.0, 0.25], own_doubtful=[0.0, 0.25]) == ["accuracy"]  # by round
+    worse = changed(**now["columns"] | {"loss": [2.0, 0.9]})
+    assert said(worse, doubtful=[1.0, 1.0], own_doubtful=[1.0, 1.0]) == ["loss"]
+    assert "doubtful" not in recorded.merge("s", "A", None, now | {"doubtful": {}}, [])[0]
 
 
 def test_fewer_bytes_are_no_failure():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html.parser
 import importlib.util
+import inspect
 import json
 import re
 import subprocess
@@ -85,6 +86,29 @@ def test_every_public_name_has_an_anchor_in_one_page(pages):
     for name in {*fd.__all__, *PUBLIC}:
         having = [path for path, page in pages.items() if f"fd.{name}" in page.anchors]
         assert len(having) == 1 and having[0].startswith("reference/api/"), f"{name}: {having}"
+
+
+def test_texts_of_docstrings_are_shown_whole(pages):
+    """No formula is taken for emphasis, or for a tag of HTML."""
+    shown = {
+        path: re.sub(r"\s+", " ", page.text)
+        for path, page in pages.items()
+        if path.startswith("reference/api/")
+    }
+    for name, value in PUBLIC.items():
+        paragraphs = re.split(r"\n\n+", inspect.cleandoc(value.__doc__ or ""))
+        for paragraph in paragraphs:
+            if re.match(r"[A-Z]\w*:$|    |[-*] |\|", paragraph.split("\n")[0]):
+                continue  # a section, a formula, a list or a table
+            text = re.sub(r"\s+", " ", re.sub(r"`|\*\*(?=\w)|(?<=\w)\*\*", "", paragraph))
+            assert any(text in page for page in shown.values()), f"fd.{name}: {text}"
+
+
+def test_only_public_members_are_shown(pages):
+    hidden = r"foedus\.(?:\w+\.)*[A-Z]\w*\._\w+"
+    shown = {a for page in pages.values() for a in page.anchors if re.fullmatch(hidden, a)}
+    assert not shown
+    assert "foedus.core.result.Run.per_client" in pages["reference/api/results.html"].anchors
 
 
 def test_settings_of_base_classes_are_in_the_reference(pages):

@@ -122,7 +122,7 @@ def _workload(work: Workload, folder: Path, pythons: dict[str, Path], repeats: i
                     apart[name] = max(
                         float(np.abs(a - b).max()) for a, b in zip(weights, expected, strict=True)
                     )
-                    accuracy[name] = accuracy_of(work, load(job.path("learnt.npz")), *held)
+                    accuracy[name] = accuracy_of(work, load(job.path("learned.npz")), *held)
     for name, times in taken.items():
         t, tool = statistics.median(times), _tool(name)
         title = tool.title + (f", {chosen[name]}" if chosen[name] else "")

@@ -116,7 +116,7 @@ def main() -> None:
         state = algorithm.init(first)
         for _ in range(n):
             state, _ = algorithm.apply(state, sampler.sample())
-        # then it has learnt something else
+        # then it has learned something else
         if any(p.shape != w.shape for p, w in zip(state.params, first, strict=True)):
             raise ValueError(
                 f"parameters of shape {first[0].shape} come back in shape {state.params[0].shape}"

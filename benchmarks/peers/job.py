@@ -20,7 +20,7 @@ Weights = list[np.ndarray]
 @dataclass(frozen=True)
 class Job:
     """A workload: `net` of `benchmarks.nets`, one epoch of batches at each of `cohort` clients, the
-    mean of what they learnt.
+    mean of what they learned.
 
     passes: how often the rounds are timed, always from the first weights. check: also do the round
     that has one result only.
@@ -83,11 +83,11 @@ def measure(
         began = time.perf_counter()
         rounds(0)  # what a run costs once, whatever its rounds, is taken off
         between = time.perf_counter()
-        learnt = rounds(job.rounds)
+        learned = rounds(job.rounds)
         seconds.append((time.perf_counter() - between - (between - began)) / job.rounds)
     if not speaks:
         return
-    np.savez(job.path("learnt.npz"), *learnt)
+    np.savez(job.path("learned.npz"), *learned)
     if checked is not None:
         np.savez(job.path("checked.npz"), *checked)
     versions = {p: metadata.version(p) for p in packages}

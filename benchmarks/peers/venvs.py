@@ -57,7 +57,7 @@ PEERS = {
     "flower-often": Peer(
         "Flower",
         _FLOWER_PACKAGES,
-        {"2 actors, replies looked for every 5 ms": (*_FLOWER, "0.005")},
+        {"2 actors, polling every 5 ms": (*_FLOWER, "0.005")},
         passes=1,
         environment=_FLOWER_SETTINGS,
         venv="flower",

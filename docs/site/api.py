@@ -152,7 +152,8 @@ GROUPS = (
     Group(
         "geometry",
         "Geometry",
-        "Convex sets with linear minimization oracles and projections.",
+        "Convex sets of parameters, for the methods of [FedFW](fedfw.md). Each has `lmo(g)`, the "
+        "linear minimization oracle, `project(x)`, `contains(x)` and `diameter_of(shape)`.",
         {
             "Of all parameters together, or by layer": ("Whole", "PerLayer"),
             "Vectors": ("L1Ball", "L2Ball", "LInfBall", "Simplex", "Box", "KSparse", "GroupBall"),
@@ -263,6 +264,9 @@ NO_DOCSTRING = {
 NAME = re.compile(
     r"(?<!\[)`fd\.((?:losses\.|schedules\.)?[A-Za-z]\w*)((?:\.\w+)*(?:\([^`]*\))?)`(?!\])"
 )
+TAG = re.compile(
+    r"`[^`]*`|<(?=[A-Za-z])(?!(?:a|br|details|div|img|kbd|p|picture|source|span|sub|summary|sup)\b)"
+)
 PUBLIC = {name for group in GROUPS for names in group.sections.values() for name in names}
 
 
@@ -309,11 +313,7 @@ def entry(name: str, members: bool) -> str:
         return f"{heading}\n\n{NO_DOCSTRING[name]}"
     value = lookup(name)
     shown = members and inspect.isclass(value) and not issubclass(value, Exception)
-    options = [
-        f"heading: fd.{name}",
-        f"toc_label: {name}",
-        f"members: {'true' if shown else 'false'}",
-    ]
+    options = [f"heading: fd.{name}", f"toc_label: {name}", *([] if shown else ["members: false"])]
     lines = [
         f"[](){{#fd.{name}}}",
         f"::: {path_of(name)}",
@@ -377,4 +377,11 @@ def linked_names(text: str) -> str:
     return "\n".join(
         line if line.startswith(("#", "    ")) else NAME.sub(replaced, line)
         for line in text.split("\n")
+    )
+
+
+def escaped(text: str) -> str:
+    """A formula such as <g, s> is no tag of HTML; inline code stays as it is."""
+    return TAG.sub(
+        lambda found: found[0].replace("<", "&lt;") if found[0] == "<" else found[0], text
     )

@@ -6,6 +6,8 @@ lead to pages of the site; a linked file that is no page is copied into it.
 
 from __future__ import annotations
 
+import html
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -31,10 +33,14 @@ ELSEWHERE = {
 
 SECTIONS = {
     "tutorials": "Tutorials",
+    "notebooks": "Notebooks",
     "how-to": "How-to guides",
     "explanation": "Explanations",
     "results": "Results",
 }
+NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
+"""Each is a page too, with the outputs that it has."""
+
 FENCED = re.compile(r"^(```|~~~).*?^\1 *$", re.M | re.S)
 LINK = re.compile(r"(?<=\]\()([^)\s#]+)((?:#[^)\s]*)?)(?=\))")
 COMMENT = re.compile(r"^<!--.*?-->\n?", re.M | re.S)
@@ -51,12 +57,13 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def navigation() -> list[Any]:
     """The pages by folder, in the order in which docs/index.md lists them."""
     pages = (ROOT / "docs/index.md").read_text().split("\n## All pages\n")[1]
-    listed = [target for target, _ in LINK.findall(pages)]
-    nav: list[Any] = [{"Start": ["index.md", "overview.md"]}]
+    listed = [target.replace(".ipynb", ".md") for target, _ in LINK.findall(pages)]
+    nav: list[Any] = [{"Start": ["index.md", {"Overview": "overview.md"}]}]
     for folder, title in SECTIONS.items():
         pages = [target for target in listed if target.startswith(f"{folder}/")]
         pages += [uri for uri in ELSEWHERE.values() if uri.startswith(f"{folder}/")]
-        nav.append({title: [*dict.fromkeys(page for page in pages if page.endswith(".md"))]})
+        if pages := [*dict.fromkeys(page for page in pages if page.endswith(".md"))]:
+            nav.append({title: pages})
     reference = [
         {"API": ["reference/api/index.md", *[f"reference/api/{g.file}.md" for g in api.GROUPS]]}
     ]
@@ -68,6 +75,9 @@ def navigation() -> list[Any]:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, uri in ELSEWHERE.items():
         files.append(File.generated(config, uri, abs_src_path=str(ROOT / path)))
+    for path in NOTEBOOKS:
+        uri = f"notebooks/{path.stem}.md"
+        files.append(File.generated(config, uri, content=notebook_text(path)))
     for page in list(files.documentation_pages()):
         for path in linked_files(page):
             if files.get_file_from_path(f"files/{path}") is None:
@@ -78,6 +88,39 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, uri, content=api.page_text(group)))
     files.append(File.generated(config, "reference/api/index.md", content=api.index_text()))
     return files
+
+
+def outputs_of(path: Path) -> list[tuple[str, str]]:
+    """The outputs of a notebook in order: what stands for each in the page, and its HTML."""
+    outputs = []
+    for cell in json.loads(path.read_text())["cells"]:
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {"text/plain": output.get("text", "")})
+            shown = {kind: "".join(text) for kind, text in data.items() if "json" not in kind}
+            if "text/html" in shown:
+                made = shown["text/html"]
+            elif "image/svg+xml" in shown:
+                made = shown["image/svg+xml"]
+            elif "image/png" in shown:
+                made = f'<img alt="" src="data:image/png;base64,{shown["image/png"].strip()}">'
+            else:
+                made = f"<pre><code>{html.escape(shown.get('text/plain', ''))}</code></pre>"
+            outputs.append((f"OUTPUT{len(outputs)}OF{path.stem}", made))
+    return outputs
+
+
+def notebook_text(path: Path) -> str:
+    """A notebook as a page in Markdown."""
+    cells = json.loads(path.read_text())["cells"]
+    names = iter([name for name, _ in outputs_of(path)])
+    parts = []
+    for cell in cells:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        parts += [next(names) for _ in cell.get("outputs", ())]
+        if len(parts) == 1:
+            parts.append(f"[Download this notebook]({path.name})")
+    return "\n\n".join(parts)
 
 
 def place_of(file: File) -> str:
@@ -113,13 +156,19 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return "".join(
         text
         if is_code
-        else api.linked_names(relinked(COMMENT.sub("", text), place, page.file.src_uri))
+        else api.linked_names(
+            api.escaped(relinked(COMMENT.sub("", text), place, page.file.src_uri))
+        )
         for text, is_code in parts(markdown)
     )
 
 
-def on_page_content(html: str, **_: Any) -> str:
-    """Anchors that lead nowhere are no links."""
+def on_page_content(html: str, page: Page, **_: Any) -> str:
+    """Anchors that lead nowhere are no links; the outputs of notebooks are put in."""
+    for path in NOTEBOOKS:
+        if page.file.src_uri == f"notebooks/{path.stem}.md":
+            for name, made in outputs_of(path):
+                html = html.replace(f"<p>{name}</p>", f'<div class="output">{made}</div>')
     return re.sub(r'<p><a href="" (id="fd\.[\w.]+")></a>\s*</p>', r"<span \1></span>", html)
 
 
@@ -133,6 +182,8 @@ def relinked(text: str, place: str, uri: str) -> str:
             return link.group()
         if path in ELSEWHERE:
             there = ELSEWHERE[path]
+        elif path.endswith(".ipynb") and os.path.dirname(place) != os.path.dirname(path):
+            there = path.removeprefix("docs/").replace(".ipynb", ".md")
         else:
             there = path.removeprefix("docs/") if path.startswith("docs/") else f"files/{path}"
         return os.path.relpath(there, os.path.dirname(uri) or ".") + anchor

@@ -2,9 +2,9 @@
 
     python examples/hospitals/run.py FOLDER
 
-writes one file a hospital, makes a federation of them with `foedus deploy`, runs the four
-algorithms of federation.toml, and compares: every hospital's own test rows, with models that were
-learnt together, by each hospital alone, and from all rows in one place.
+writes one file for each hospital, creates a federation with `foedus deploy` and runs the four
+algorithms of federation.toml. Then it compares, on each hospital's own test rows, the federated
+models with models of each hospital alone and of all rows in one place.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HERE = Path(__file__).parent
 
 
 def main(folder: Path) -> pd.DataFrame:
-    """Run it all; the table of accuracies."""
+    """Run everything and return the table of accuracies."""
     sys.path.insert(0, str(HERE))
     from split import main as split
 

@@ -39,9 +39,7 @@ NODES: dict[str, type[Node]] = {}
 class State(dict):
     """A server or client state: a dictionary whose entries are also attributes, as in the papers.
 
-    Args:
-        *args: A dictionary, or pairs of names and values, as for `dict`.
-        **kwargs: Entries by name.
+    It is made like a `dict`: of a dictionary, of pairs of names and values, of entries by name.
 
     Example:
         >>> state = fd.State(w=1.0, step=0)

@@ -14,13 +14,13 @@ from foedus.report.plots import (
     blank,
     check_picture,
     drawing,
-    holdings,
     inline,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from foedus.data.federation import Federation
     from foedus.diagnosis.diagnose import Diagnosis
 
 _BARS = 40  # more clients than this have no bar, tick or name of their own
@@ -53,6 +53,12 @@ def write_picture(found: Diagnosis, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         metadata: dict[str, Any] | None = {"Date": None} if path.suffix.lower() == ".svg" else None
         figure.savefig(path, dpi=150, metadata=metadata)
+
+
+def holdings(ax: Axes, fed: Federation) -> None:
+    fed.plot(ax)
+    ax.set_title("")
+    ax.grid(False)
 
 
 def _panels(found: Diagnosis) -> list[tuple[str, str, Callable[[Axes], None]]]:

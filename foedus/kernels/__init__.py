@@ -11,7 +11,7 @@ the compiled loops.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ try:
 except ImportError:  # no compiler was there
     _compiled = None  # type: ignore[assignment]  # a module or nothing: there is no type for that
 
-_VERSION = 3
+_VERSION = 4
 """Of the functions' arguments: an older build, left by an update of the sources, is not used."""
 
 ready = _compiled is not None and _compiled.version() == _VERSION
@@ -148,7 +148,7 @@ def sum_sparse(
 
 def normalize(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None,
-    real: Tensor | None, count: Tensor | int, eps: float,
+    real: Tensor | None, count: Tensor | int, eps: float, momentum: float = 0.0,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """BatchNorm of x (c, b, channels, n), by the statistics of each client's own mini-batch.
 
@@ -156,19 +156,21 @@ def normalize(
         x: Numbers in single precision.
         weight: (c, channels), or none.
         bias: Likewise.
-        mean: What is used for clients of which at most one number counts; likewise.
-        var: Likewise.
+        mean: Running means: used for clients of which at most one number counts; likewise.
+        var: Running variances.
         real: Rows (c, b) that count, in uint8; `None`: all.
         count: How many numbers of a channel count, of each client (c,) in int64.
         eps: Added to variances.
+        momentum: How far running statistics move towards those of the mini-batch.
 
     Returns:
-        Outputs like x, and (3, c, channels): means, unbiased variances, inverses of deviations.
+        Outputs like x, and (5, c, channels): means, unbiased variances, inverses of deviations,
+        and the new running means and variances (those of the mini-batch, where none are given).
     """
     x, out = x.detach().contiguous(), torch.empty(x.shape, dtype=x.dtype)
-    made = x.new_empty(3, len(x), x.shape[2])
+    made = x.new_empty(5, len(x), x.shape[2])
     parts = (out, x, None, weight, bias, mean, var, real, _counts(count, x), made, None)
-    _compiled.normalize(tuple(x.shape), eps, torch.get_num_threads(), *_arrays(parts))
+    _normalize(x, eps, momentum, parts)
     return out, made
 
 
@@ -180,12 +182,13 @@ def normalize_back(
     x, out = x.detach().contiguous(), torch.empty(x.shape, dtype=x.dtype)
     slopes = x.new_empty(2, len(x), x.shape[2])
     parts = (out, x, slope, weight, None, None, None, real, _counts(count, x), made, slopes)
-    _compiled.normalize(tuple(x.shape), 0.0, torch.get_num_threads(), *_arrays(parts))
+    _normalize(x, 0.0, 0.0, parts)
     return out, slopes[0], slopes[1]
 
 
-def _arrays(parts: tuple[Tensor | None, ...]) -> Iterator[np.ndarray]:
-    return (_NONE if t is None else t.detach().contiguous().numpy() for t in parts)
+def _normalize(x: Tensor, eps: float, momentum: float, parts: Sequence[Tensor | None]) -> None:
+    arrays = (_NONE if t is None else t.detach().contiguous().numpy() for t in parts)
+    _compiled.normalize(tuple(x.shape), eps, momentum, torch.get_num_threads(), *arrays)
 
 
 def _counts(count: Tensor | int, x: Tensor) -> Tensor:

@@ -404,20 +404,23 @@ typedef struct {
 } Sum;
 
 /* Numbers x (clients, b, channels, n), of which rows count where `real` (clients, b) is not 0, or all of them: `several` numbers of a channel. Where there
-   is no more than one, mean and var are used. All of these and weight and bias, which may be absent, are (clients, channels). With a slope, the derivative
-   is asked for. */
+   is no more than one, mean and var are used; new_mean and new_var are `momentum` of the way from these to the mini-batch's, or the mini-batch's where
+   there are none. All of these and weight and bias, which may be absent, are (clients, channels). With a slope, the derivative is asked for. */
 typedef struct {
-    float *out, *own_mean, *own_var, *inverse, *slope_weight, *slope_bias;
+    float *out, *own_mean, *own_var, *inverse, *new_mean, *new_var, *slope_weight, *slope_bias;
     const float *x, *slope, *weight, *bias, *mean, *var;
     const uint8_t *real;
     const int64_t *several;
     size clients, b, channels, n;
-    float eps;
+    float eps, momentum;
 } Norm;
 
-enum { ROWS = 128, ABREAST = 10, FEW = 1 << 17, BLOCK = 1024 };
+enum { ROWS = 128, ABREAST = 10, FEW = 1 << 17, BLOCK = 1024, SIDE_BY_SIDE = 64 };
 /* Rows that are added to weights at a time; rows that go down a tree together; multiplications that are not worth another thread; numbers of a reply
-   that are added at a time, which stay in cache. */
+   that are added at a time, which stay in cache; channels of one number a row that are normalized together. */
+
+/* Into how many pieces the channels of a client are cut. */
+static size pieces_of(const Norm *m) { return m->n == 1 ? (m->channels + SIDE_BY_SIDE - 1) / SIDE_BY_SIDE : m->channels; }
 
 /* What gains from wide vectors is compiled twice, for any processor and for those with vectors of eight numbers; WIDE(name) tells the two apart. (One
    function for several processors would not do: vectors that some of them lack are taken apart first.) */
@@ -710,9 +713,9 @@ static int given(const Py_buffer *buffer, size a, size b, const char *name, cons
     return buffer->len == 0 || holds(buffer, a, b, 1, 4, name);
 }
 
-/* normalize((c, b, channels, n), eps, threads, out, x (c, b, channels, n), slope (like x) or none, weight, bias, mean, var (c, channels) or none, real
-   (c, b) or none, several (c), made (3, c, channels), slopes (2, c, channels) or none). Without a slope, x normalized goes to out; means, unbiased
-   variances and the inverses of deviations go to `made`. With one, `made` is what that has left, the slope in x goes to out, and those in weight and bias
+/* normalize((c, b, channels, n), eps, momentum, threads, out, x (c, b, channels, n), slope (like x) or none, weight, bias, mean, var (c, channels) or none, real
+   (c, b) or none, several (c), made (5, c, channels), slopes (2, c, channels) or none). Without a slope, x normalized goes to out; means, unbiased
+   variances, the inverses of deviations, and running means and variances after a step go to `made`. With one, `made` is what that has left, the slope in x goes to out, and those in weight and bias
    to `slopes`. */
 static PyObject *normalize(PyObject *self, PyObject *args)
 {
@@ -720,8 +723,8 @@ static PyObject *normalize(PyObject *self, PyObject *args)
     Norm m = {0};
     int threads, sound = 1;
     const float *slopes;
-    if (!PyArg_ParseTuple(args, "(nnnn)fiw*y*y*y*y*y*y*y*y*w*y*", &m.clients, &m.b, &m.channels, &m.n, &m.eps, &threads, &b[0], &b[1], &b[2], &b[3], &b[4],
-                          &b[5], &b[6], &b[7], &b[8], &b[9], &b[10]))
+    if (!PyArg_ParseTuple(args, "(nnnn)ffiw*y*y*y*y*y*y*y*y*w*y*", &m.clients, &m.b, &m.channels, &m.n, &m.eps, &m.momentum, &threads, &b[0], &b[1], &b[2],
+                          &b[3], &b[4], &b[5], &b[6], &b[7], &b[8], &b[9], &b[10]))
         return NULL;
     size each, rows;
     if (__builtin_mul_overflow(m.channels, m.n, &each) || __builtin_mul_overflow(m.clients, m.b, &rows))
@@ -730,11 +733,11 @@ static PyObject *normalize(PyObject *self, PyObject *args)
         !given(&b[3], m.clients, m.channels, "weight", &m.weight) || !given(&b[4], m.clients, m.channels, "bias", &m.bias) ||
         !given(&b[5], m.clients, m.channels, "mean", &m.mean) || !given(&b[6], m.clients, m.channels, "var", &m.var) ||
         (b[7].len && !holds(&b[7], m.clients, m.b, 1, 1, "real")) || !holds(&b[8], m.clients, 1, 1, 8, "several") ||
-        !holds(&b[9], 3, m.clients, m.channels, 4, "made") || !given(&b[10], 2 * m.clients, m.channels, "slopes", &slopes))
+        !holds(&b[9], 5, m.clients, m.channels, 4, "made") || !given(&b[10], 2 * m.clients, m.channels, "slopes", &slopes))
         return release(b, 11), NULL;
     size many = m.clients * m.channels;
     m.out = b[0].buf, m.x = b[1].buf, m.real = b[7].len ? b[7].buf : NULL, m.several = b[8].buf;
-    m.own_mean = b[9].buf, m.own_var = m.own_mean + many, m.inverse = m.own_var + many;
+    m.own_mean = b[9].buf, m.own_var = m.own_mean + many, m.inverse = m.own_var + many, m.new_mean = m.inverse + many, m.new_var = m.new_mean + many;
     m.slope_weight = (float *)slopes, m.slope_bias = slopes ? m.slope_weight + many : NULL;
     for (size i = 0; i < m.clients; i++) {
         size there = m.b;
@@ -747,7 +750,7 @@ static PyObject *normalize(PyObject *self, PyObject *args)
         return release(b, 11), NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    share(BEST(normalize_some), &m, many, 1, rows * each < FEW ? 1 : threads);
+    share(BEST(normalize_some), &m, m.clients * pieces_of(&m), 1, rows * each < FEW ? 1 : threads);
     Py_END_ALLOW_THREADS
     release(b, 11);
     Py_RETURN_NONE;
@@ -756,7 +759,7 @@ static PyObject *normalize(PyObject *self, PyObject *args)
 /* -- the module ----------------------------------------------------------------------------------------------------------------------- */
 
 /* version() -> that of the functions' arguments; foedus/kernels/__init__.py names the one that it knows. */
-static PyObject *version(PyObject *self, PyObject *args) { return PyLong_FromLong(3); }
+static PyObject *version(PyObject *self, PyObject *args) { return PyLong_FromLong(4); }
 
 static PyMethodDef methods[] = {
     {"version", version, METH_NOARGS, NULL},

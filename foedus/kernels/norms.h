@@ -1,34 +1,38 @@
 /* Normalization by the statistics of a mini-batch (BatchNorm), and its derivative. Included by compiled.c, twice: see there. */
 
-/* Sums over a run of n numbers, in eight parts that are added in double precision: of x - center, and of the product of that with y - middle. */
-ALWAYS double WIDE(sum_run)(const float *x, size n, float center)
+/* Adds to `sums` the sums over n numbers of y - middle and of (x - center) (y - middle).
+   Four vectors at a time, for one addition waits for the last; their parts are added in double precision. */
+ALWAYS void WIDE(add_run)(const float *x, const float *y, size n, float center, float middle, double sums[2])
 {
-    float part[8] = {0};
-    double total = 0;
+    enum { AT_ONCE = 4 };
+    Vec level[AT_ONCE], product[AT_ONCE];
+    float first = 0, second = 0;
     size i = 0;
-    for (; i + 8 <= n; i += 8)
-        for (int l = 0; l < 8; l++)
-            part[l] += x[i + l] - center;
-    for (; i < n; i++)
-        part[0] += x[i] - center;
-    for (int l = 0; l < 8; l++)
-        total += part[l];
-    return total;
+    for (int v = 0; v < AT_ONCE; v++)
+        level[v] = product[v] = (Vec){0};
+    for (; i + AT_ONCE * LANES <= n; i += AT_ONCE * LANES)
+        for (int v = 0; v < AT_ONCE; v++) {
+            Vec a = *(const Vec *)(x + i + v * LANES) - center, b = *(const Vec *)(y + i + v * LANES) - middle;
+            level[v] += b;
+            product[v] += a * b;
+        }
+    for (; i < n; i++) {
+        float a = x[i] - center, b = y[i] - middle;
+        first += b, second += a * b;
+    }
+    Vec levels = (level[0] + level[1]) + (level[2] + level[3]), products = (product[0] + product[1]) + (product[2] + product[3]);
+    sums[0] += first, sums[1] += second;
+    for (int l = 0; l < LANES; l++)
+        sums[0] += levels[l], sums[1] += products[l];
 }
 
-ALWAYS double WIDE(dot_run)(const float *x, const float *y, size n, float center, float middle)
+/* What is kept of a channel of a client: the statistics used, and the running ones after a step towards them. */
+ALWAYS void WIDE(keep_statistics)(const Norm *m, size at, float mean, float var, float unbiased)
 {
-    float part[8] = {0};
-    double total = 0;
-    size i = 0;
-    for (; i + 8 <= n; i += 8)
-        for (int l = 0; l < 8; l++)
-            part[l] += (x[i + l] - center) * (y[i + l] - middle);
-    for (; i < n; i++)
-        part[0] += (x[i] - center) * (y[i] - middle);
-    for (int l = 0; l < 8; l++)
-        total += part[l];
-    return total;
+    m->own_mean[at] = mean, m->own_var[at] = unbiased;
+    m->inverse[at] = 1 / sqrtf((var > 0 ? var : 0) + m->eps);
+    m->new_mean[at] = m->mean ? m->mean[at] + m->momentum * (mean - m->mean[at]) : mean;
+    m->new_var[at] = m->var ? m->var[at] + m->momentum * (unbiased - m->var[at]) : unbiased;
 }
 
 /* One channel of one client, whose rows are runs of `n` numbers. */
@@ -37,28 +41,27 @@ ALWAYS void WIDE(normalize_channel)(const Norm *m, size client, size channel)
     size at = client * m->channels + channel, apart = m->channels * m->n, from = client * m->b * apart + channel * m->n;
     const float *x = m->x + from;
     const uint8_t *real = m->real ? m->real + client * m->b : NULL;
-    float mean, var;
     if (m->several[client] > 1) {
-        double count = (double)m->several[client], total = 0, square = 0;
+        double count = (double)m->several[client], sums[2] = {0};
         size one = 0;
         while (real && !real[one])
             one++;
-        float center = x[one * apart]; /* sums of what is left are small, and lose less */
-        for (size r = 0; r < m->b; r++)
-            if (!real || real[r])
-                total += WIDE(sum_run)(x + r * apart, m->n, center);
-        mean = (float)(center + total / count);
-        for (size r = 0; r < m->b; r++)
-            if (!real || real[r])
-                square += WIDE(dot_run)(x + r * apart, x + r * apart, m->n, mean, mean);
-        var = (float)(square / count);
-        m->own_var[at] = (float)(square / (count - 1));
+        WIDE(add_run)(x + one * apart, x + one * apart, m->n, x[one * apart], x[one * apart], sums);
+        float center = (float)(x[one * apart] + sums[0] / (double)m->n); /* of one row: near that of all */
+        for (int again = 0; again < 2; again++) {
+            sums[0] = sums[1] = 0;
+            for (size r = 0; r < m->b; r++)
+                if (!real || real[r])
+                    WIDE(add_run)(x + r * apart, x + r * apart, m->n, center, center, sums);
+            if (sums[0] * sums[0] <= count * sums[1] / 4)
+                break;
+            center = (float)(center + sums[0] / count); /* it was not near: digits of the variance would be lost */
+        }
+        double shift = sums[0] / count, square = sums[1] - sums[0] * shift;
+        WIDE(keep_statistics)(m, at, (float)(center + shift), (float)(square / count), (float)(square / (count - 1)));
     } else /* one value has no variance */
-        mean = m->mean[at], m->own_var[at] = var = m->var[at];
-    m->own_mean[at] = mean;
-    float inverse = 1 / sqrtf((var > 0 ? var : 0) + m->eps);
-    float scale = m->weight ? inverse * m->weight[at] : inverse, shift = m->bias ? m->bias[at] : 0;
-    m->inverse[at] = inverse;
+        WIDE(keep_statistics)(m, at, m->mean[at], m->var[at], m->var[at]);
+    float mean = m->own_mean[at], scale = m->inverse[at] * (m->weight ? m->weight[at] : 1), shift = m->bias ? m->bias[at] : 0;
     for (size r = 0; r < m->b; r++) {
         const float *row = x + r * apart;
         float *out = m->out + from + r * apart;
@@ -67,27 +70,36 @@ ALWAYS void WIDE(normalize_channel)(const Norm *m, size client, size channel)
     }
 }
 
+/* What the derivative of a channel needs of its sums: `level` and `tilt` of back_channel. */
+ALWAYS void WIDE(keep_slopes)(const Norm *m, size client, size at, const double sums[2], const double real_sums[2], float *level, float *tilt)
+{
+    float inverse = m->inverse[at];
+    double count = (double)m->several[client];
+    if (m->slope_weight)
+        m->slope_weight[at] = (float)(sums[1] * inverse);
+    if (m->slope_bias)
+        m->slope_bias[at] = (float)sums[0];
+    *level = count > 1 ? (float)(real_sums[0] / count) : 0;
+    *tilt = count > 1 ? (float)(real_sums[1] * inverse / count) * inverse : 0;
+}
+
 /* With s the slope in the output and h = (x - mean) inverse: slopes sum s h in the weight, sum s in the bias, and in x
    weight inverse (s - (sum s + h sum s h) / count), sums over real rows; without the fraction where the statistics are not the mini-batch's. */
 ALWAYS void WIDE(back_channel)(const Norm *m, size client, size channel)
 {
     size at = client * m->channels + channel, apart = m->channels * m->n, from = client * m->b * apart + channel * m->n;
     const uint8_t *real = m->real ? m->real + client * m->b : NULL;
-    float mean = m->own_mean[at], inverse = m->inverse[at], scale = m->weight ? inverse * m->weight[at] : inverse;
-    double sum = 0, product = 0, real_sum = 0, real_product = 0;
+    float mean = m->own_mean[at], scale = m->inverse[at] * (m->weight ? m->weight[at] : 1), level, tilt;
+    double sums[2] = {0}, real_sums[2] = {0};
     for (size r = 0; r < m->b; r++) {
-        const float *row = m->x + from + r * apart, *slope = m->slope + from + r * apart;
-        double here = WIDE(sum_run)(slope, m->n, 0), with = WIDE(dot_run)(row, slope, m->n, mean, 0) * inverse;
-        sum += here, product += with;
-        if (!real || real[r])
-            real_sum += here, real_product += with;
+        double here[2] = {0};
+        WIDE(add_run)(m->x + from + r * apart, m->slope + from + r * apart, m->n, mean, 0, here);
+        for (int k = 0; k < 2; k++) {
+            sums[k] += here[k];
+            real_sums[k] += !real || real[r] ? here[k] : 0;
+        }
     }
-    if (m->slope_weight)
-        m->slope_weight[at] = (float)product;
-    if (m->slope_bias)
-        m->slope_bias[at] = (float)sum;
-    double count = (double)m->several[client];
-    float level = count > 1 ? (float)(real_sum / count) : 0, tilt = count > 1 ? (float)(real_product / count) * inverse : 0;
+    WIDE(keep_slopes)(m, client, at, sums, real_sums, &level, &tilt);
     for (size r = 0; r < m->b; r++) {
         const float *row = m->x + from + r * apart, *slope = m->slope + from + r * apart;
         float *out = m->out + from + r * apart, own_level = !real || real[r] ? level : 0, own_tilt = !real || real[r] ? tilt : 0;
@@ -96,14 +108,83 @@ ALWAYS void WIDE(back_channel)(const Norm *m, size client, size channel)
     }
 }
 
-/* Pieces first .. last - 1: a channel of a client each. */
+/* The same of channels of one number a row, which lie side by side: SIDE_BY_SIDE from `first` on, or what there is. Sums are in double
+   precision. */
+ALWAYS void WIDE(normalize_vectors)(const Norm *m, size client, size first)
+{
+    size wide = m->channels - first < SIDE_BY_SIDE ? m->channels - first : SIDE_BY_SIDE, at = client * m->channels + first;
+    const float *x = m->x + client * m->b * m->channels + first;
+    float *out = m->out + client * m->b * m->channels + first, scale[SIDE_BY_SIDE], shift[SIDE_BY_SIDE];
+    const uint8_t *real = m->real ? m->real + client * m->b : NULL;
+    double mean[SIDE_BY_SIDE] = {0}, square[SIDE_BY_SIDE] = {0}, count = (double)m->several[client];
+    if (count > 1) {
+        for (size r = 0; r < m->b; r++)
+            for (size c = 0; (!real || real[r]) && c < wide; c++)
+                mean[c] += x[r * m->channels + c];
+        for (size c = 0; c < wide; c++)
+            mean[c] /= count;
+        for (size r = 0; r < m->b; r++)
+            for (size c = 0; (!real || real[r]) && c < wide; c++) {
+                double away = x[r * m->channels + c] - mean[c];
+                square[c] += away * away;
+            }
+    }
+    for (size c = 0; c < wide; c++) {
+        if (count > 1)
+            WIDE(keep_statistics)(m, at + c, (float)mean[c], (float)(square[c] / count), (float)(square[c] / (count - 1)));
+        else
+            WIDE(keep_statistics)(m, at + c, m->mean[at + c], m->var[at + c], m->var[at + c]);
+        scale[c] = m->inverse[at + c] * (m->weight ? m->weight[at + c] : 1), shift[c] = m->bias ? m->bias[at + c] : 0;
+    }
+    for (size r = 0; r < m->b; r++)
+        for (size c = 0; c < wide; c++)
+            out[r * m->channels + c] = (x[r * m->channels + c] - m->own_mean[at + c]) * scale[c] + shift[c];
+}
+
+ALWAYS void WIDE(back_vectors)(const Norm *m, size client, size first)
+{
+    size wide = m->channels - first < SIDE_BY_SIDE ? m->channels - first : SIDE_BY_SIDE, at = client * m->channels + first;
+    size from = client * m->b * m->channels + first;
+    const uint8_t *real = m->real ? m->real + client * m->b : NULL;
+    const float *mean = m->own_mean + at;
+    double sum[SIDE_BY_SIDE] = {0}, product[SIDE_BY_SIDE] = {0}, real_sum[SIDE_BY_SIDE] = {0}, real_product[SIDE_BY_SIDE] = {0};
+    float scale[SIDE_BY_SIDE], level[SIDE_BY_SIDE], tilt[SIDE_BY_SIDE];
+    for (size r = 0; r < m->b; r++) {
+        const float *x = m->x + from + r * m->channels, *slope = m->slope + from + r * m->channels;
+        double counts = !real || real[r];
+        for (size c = 0; c < wide; c++) {
+            double s = slope[c], h = s * (x[c] - mean[c]);
+            sum[c] += s, product[c] += h;
+            real_sum[c] += counts * s, real_product[c] += counts * h;
+        }
+    }
+    for (size c = 0; c < wide; c++) {
+        double sums[2] = {sum[c], product[c]}, real_sums[2] = {real_sum[c], real_product[c]};
+        WIDE(keep_slopes)(m, client, at + c, sums, real_sums, level + c, tilt + c);
+        scale[c] = m->inverse[at + c] * (m->weight ? m->weight[at + c] : 1);
+    }
+    for (size r = 0; r < m->b; r++) {
+        const float *x = m->x + from + r * m->channels, *slope = m->slope + from + r * m->channels;
+        float *out = m->out + from + r * m->channels, counts = !real || real[r];
+        for (size c = 0; c < wide; c++)
+            out[c] = scale[c] * (slope[c] - counts * (level[c] + tilt[c] * (x[c] - mean[c])));
+    }
+}
+
+/* Pieces first .. last - 1: a channel of a client each, or channels of a client that lie side by side. */
 static void WIDE(normalize_some)(void *about, size first, size last)
 {
     const Norm *m = about;
+    size each = pieces_of(m);
     for (size piece = first; piece < last; piece++) {
-        if (m->slope)
-            WIDE(back_channel)(m, piece / m->channels, piece % m->channels);
+        size client = piece / each, at = piece % each;
+        if (m->n == 1 && m->slope)
+            WIDE(back_vectors)(m, client, at * SIDE_BY_SIDE);
+        else if (m->n == 1)
+            WIDE(normalize_vectors)(m, client, at * SIDE_BY_SIDE);
+        else if (m->slope)
+            WIDE(back_channel)(m, client, at);
         else
-            WIDE(normalize_channel)(m, piece / m->channels, piece % m->channels);
+            WIDE(normalize_channel)(m, client, at);
     }
 }

@@ -73,6 +73,9 @@ class Model(Settings):
     `torch.nn.RNNBase`.
     """
 
+    row_major: ClassVar[frozenset[str]] = frozenset()
+    """Names of matrices whose gradients lie in memory as they do, however they are batched."""
+
     trains_apart: ClassVar[bool] = False
     """Whether it is called otherwise in training (`train_outputs`)."""
 
@@ -203,14 +206,15 @@ _WIDE = 1 << 15
 def derives_within(model: Model, params: Params) -> bool:
     """Whether gradients of several clients are taken within `torch.func.vmap`, not through it.
 
-    Through it is faster for small networks but leaves gradients of matrices transposed, and steps
-    along transposed gradients are slow for wide matrices.
+    Through it is faster, but leaves gradients of matrices transposed that do not belong to a linear
+    layer, and steps along transposed gradients are slow for wide matrices.
 
     Args:
         model: The model.
         params: The parameters of one client.
     """
-    return model.recurrent or any(v.dim() == 2 and v.numel() >= _WIDE for v in params.values())
+    transposed = (v for k, v in params.items() if v.dim() == 2 and k not in model.row_major)
+    return model.recurrent or any(v.numel() >= _WIDE for v in transposed)
 
 
 def widths_of(given: Any) -> Any:

@@ -31,6 +31,7 @@ from foedus.models.norms import (
     with_groups,
     with_statistics,
 )
+from foedus.models.products import linear_layers, with_products
 from foedus.models.unbatched import call
 
 # Activations of convolutions are large, so a batch of clients takes much memory and gains little:
@@ -110,6 +111,10 @@ class Module(Model):
     def recurrent(self) -> bool:  # type: ignore[override]
         """Whether it has a recurrent layer."""
         return any(isinstance(m, nn.RNNBase) for m in self.module.modules())
+
+    @cached_property
+    def row_major(self) -> frozenset[str]:  # type: ignore[override]
+        return _slashed([f"{n}.weight" if n else "weight" for n in linear_layers(self.module)])
 
     def takes_integers(self, spec: Spec) -> bool:
         return not self._refusal(spec, torch.int64) or bool(self._refusal(spec, torch.float32))
@@ -287,6 +292,7 @@ class Module(Model):
             moved = {id(t): _there(t.detach(), device) for t in still if t.requires_grad}
             memo |= {k: nn.Parameter(t, False) for k, t in moved.items()}
         made = copy.deepcopy(self.module, memo).train(training)
+        with_products(made)
         if training:
             with_layers(made)
         if self.norm == "group":

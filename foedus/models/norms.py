@@ -154,8 +154,7 @@ def _normalize(m: Any, at: str, x: Tensor) -> Tensor:
     if m.training and (real is not None or len(x) * of_channel > 1):
         tensors = [t for t in (x, m.weight, m.bias, mean, var) if t is not None]
         known = all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
-        # for one number a channel, the few operations of PyTorch cost less than a call from `vmap`
-        by = _compiled if now.compiled and known and of_channel > 1 else _by_pytorch
+        by = _compiled if now.compiled and known else _by_pytorch
         out, mean, var = by(m, x, mean, var, real)
     else:  # also of one value, which has no variance: the running statistics, which stay
         out = _by_statistics(m, x, mean, var)
@@ -180,12 +179,12 @@ def _by_statistics(m: Any, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
 
 
 def _compiled(m: Any, x: Tensor, mean: Tensor, var: Tensor, real: Tensor | None) -> Found:
-    call = _Counted(len(x) * x[:1, :1].numel(), m.eps)
-    given: tuple[Tensor | None, ...] = (None, None, None, None)
+    call = _Counted(len(x) * x[:1, :1].numel(), m.eps, m.momentum)
+    padding: tuple[Tensor | None, ...] = (None, None)
     if real is not None:
-        given = (mean, var, real.to(torch.uint8), real.sum() * x[:1, :1].numel())
-    out, made = _Normalized.apply(x, m.weight, m.bias, *given, call)
-    return out, torch.lerp(mean, made[0], m.momentum), torch.lerp(var, made[1], m.momentum)
+        padding = (real.to(torch.uint8), real.sum() * x[:1, :1].numel())
+    out, made = _Normalized.apply(x, m.weight, m.bias, mean, var, *padding, call)
+    return out, made[3], made[4]
 
 
 @dataclass(frozen=True)
@@ -194,11 +193,13 @@ class _Counted:
 
     count: How many numbers of a channel there are where none is padding.
     eps: What is added to their variance.
+    momentum: How far running statistics move.
     together: Whether tensors have a leading client dimension.
     """
 
     count: int
     eps: float
+    momentum: float
     together: bool = False
 
     def clients(self, *tensors: Tensor | None) -> list[Tensor | None]:
@@ -215,12 +216,16 @@ class _Normalized(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None,
-        var: Tensor | None, real: Tensor | None, count: Tensor | None, call: _Counted,
+        x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor,
+        real: Tensor | None, count: Tensor | None, call: _Counted,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        weight, bias, mean, var, real, count = call.clients(weight, bias, mean, var, real, count)
-        many = call.count if count is None else count
-        out, made = kernels.normalize(call.rows(x), weight, bias, mean, var, real, many, call.eps)
+        weight, bias, means, variances, real, count = call.clients(
+            weight, bias, mean, var, real, count
+        )
+        out, made = kernels.normalize(
+            call.rows(x), weight, bias, means, variances, real,
+            call.count if count is None else count, call.eps, call.momentum,
+        )  # fmt: skip
         return out.view(x.shape), made if call.together else made.squeeze(1)
 
     @staticmethod

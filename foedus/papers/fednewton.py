@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -398,8 +399,9 @@ def _figure3(scale: str) -> list[dict[str, Any]]:
     return cells + product(data="mnist", clients=counts, reg=1e-5, features=MNIST_FEATURES)
 
 
-def _close_to_krr(frame: pd.DataFrame) -> tuple[float, float]:
-    lowest = frame.loc[frame["method"] == "KRR", "error"].min()
+def _close_to_krr(x: str, frame: pd.DataFrame) -> tuple[float, float]:
+    """Limits of the error axis around the lowest mean of KRR."""
+    lowest = float(frame[frame["method"] == "KRR"].groupby(x)["error"].mean().min())
     return 0.98 * lowest, 1.35 * lowest
 
 
@@ -445,7 +447,7 @@ def _shifted(shift: str, reg: float) -> Select:
 
 
 def _error_lines(x: str, select: Select, caption: str, log: str = "x") -> Lines:
-    limits = _close_to_krr
+    limits = partial(_close_to_krr, x)
     return Lines(x, "error", "method", log=log, limits=limits, caption=caption, select=select)
 
 

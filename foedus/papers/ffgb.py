@@ -337,8 +337,8 @@ TABLE2 = Item(
     "epochs. FedAvg and FedDyn train for 5 local epochs (CIFAR: 2; the paper: 10) with a step size "
     "of 0.05 at every scale; the paper searches for it. The paper has 100 clients, all rows, CNNs "
     "for all data sets and 100 epochs: use --full, with --device cuda on a GPU.",
-    notes="Our targets are lower than the paper's because the data sets are smaller; only the "
-    "order of the methods can be compared.",
+    notes="Our targets are lower than the paper's because data sets, networks and training are "
+    "smaller; only the order of the methods can be compared.",
 )
 
 
@@ -548,7 +548,7 @@ TABULAR = Item(
     seeds={"quick": 1, "usual": 1, "full": 3},
     minutes={"quick": 1, "usual": 25, "full": 75},
     fixed={
-        "FFGB": "its defaults: ten extremely randomised trees of depth 12 on 30% of the features a "
+        "FFGB": "its defaults: ten extremely randomized trees of depth 12 on 30% of the features a "
         "client and round, step 10",
         "bagging": "as many trees, depth 6, learning rate 0.3, each client's on the common margins",
         "alone, pooled": "scikit-learn's HistGradientBoostingClassifier, its defaults",

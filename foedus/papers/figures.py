@@ -17,9 +17,12 @@ if TYPE_CHECKING:
 
 from foedus.papers.results import Result, key_of, plain
 
+BANDS = 4
+"""The largest number of lines that have bands; more bands would cover the lines."""
+
 
 def figure_of(view: View, found: Found) -> Figure | None:
-    """A picture in the style of the paper's; None for tables."""
+    """A figure in the style of the paper's; None for tables."""
     frame = _rows(view, found)
     if frame.empty:
         return None
@@ -29,7 +32,7 @@ def figure_of(view: View, found: Found) -> Figure | None:
 
 
 def _rows(view: View, found: Found) -> pd.DataFrame:
-    """What is drawn of a view: nothing of a table."""
+    """The rows that a view draws: none for a table."""
     if isinstance(view, Table):
         return pd.DataFrame()
     return view.select(found.frame) if isinstance(view, Lines | Bars) else found.frame
@@ -83,6 +86,8 @@ def _lines(view: Lines, frame: pd.DataFrame) -> Figure:
                 continue
             marker = {"marker": style.marker, "markersize": 3.5} if len(mean) <= 12 else {}
             place.plot(mean.index, mean, **drawn, **marker)
+            if len(lines) > BANDS:
+                continue
             if own["seed"].nunique() > 1:
                 low, high = grouped.min(), grouped.max()
             elif (inside := f"{view.y} spread") in own:

@@ -53,7 +53,7 @@ def write_docs(folder: Path, docs: Path, draw: bool = True) -> list[Path]:
     target.mkdir(parents=True, exist_ok=True)
     written, lines = [], []
     totals = {
-        (whose, scale): count(()) for whose in ("the papers'", "ours") for scale in reversed(SCALES)
+        (whose, scale): count(()) for whose in ("the papers'", "our") for scale in reversed(SCALES)
     }
     for name in PAPERS:
         results = [r for key in paper(name).items if (r := stored(folder, name, key)) is not None]
@@ -75,7 +75,7 @@ def write_docs(folder: Path, docs: Path, draw: bool = True) -> list[Path]:
             link = f"[{r.key}](papers/{name}.md#{_anchor(r)})"
             rows.append([link, title, r.scale, str(r.seeds), minutes(r), claims])
             for claim, (text, verdict, numbers) in zip(r.item.claims, r.verdicts, strict=True):
-                totals["ours" if claim.ours else "the papers'", r.scale][verdict] += 1
+                totals["our" if claim.ours else "the papers'", r.scale][verdict] += 1
                 if verdict == "does not hold":
                     failed.append(prose(f"**{r.key}**: {text}. Our numbers: {numbers}.", True))
             for text in r.remarks:
@@ -90,7 +90,7 @@ def write_docs(folder: Path, docs: Path, draw: bool = True) -> list[Path]:
             lines += [prose(f"{', '.join(items)}: {text}", True) for text, items in remarks.items()]
     known = {k: c for k, c in totals.items() if sum(c.values())}
     parts = (
-        prose(f'of {whose}, at scale "{scale}": **{in_words(c)}**', True)
+        prose(f'{whose} claims, at scale "{scale}": **{in_words(c)}**', True)
         for (whose, scale), c in known.items()
     )
     head = _HEAD.format("\n".join(parts))
@@ -119,6 +119,8 @@ Many claims stand for one sentence of a paper, which is tested on each data set,
   differences are listed below. "quick" takes about a minute. `--full` is the paper's own scale,
   with the whole data sets; with it, `--device cuda` trains the networks on a GPU.
 - **Minutes** are those of one core that was shared with other work.
+- **Figures** show means over seeds. Figures of up to four lines have bands: all seeds, or one
+  standard deviation around the mean of the rollouts of one run.
 """
 
 

@@ -12,7 +12,6 @@ from foedus.papers.markdown import made_with, minutes
 from foedus.papers.results import Result, count, numeric, settings_of, stored, table_of
 from foedus.papers.runner import PAPERS, paper
 
-_COLORS = {"holds": "#1a7f37", "does not hold": "#b3261e", "not measured": "#57606a"}
 _PLURAL = {"holds": "hold", "does not hold": "do not hold", "not measured": "not measured"}
 
 
@@ -30,7 +29,6 @@ def write_pages(folder: Path) -> list[Path]:
             title=f"{paper(name).family}: {paper(name).title}",
             subtitle="The paper's numbers and ours.",
             results=[(r, list(_views(r))) for r in results],
-            colors=_COLORS,
             numeric=numeric,
             settings_of=settings_of,
             made_with=made_with,
@@ -42,7 +40,6 @@ def write_pages(folder: Path) -> list[Path]:
         title="Reproduction of the papers",
         subtitle="Every table and figure, and the claims that it supports.",
         results=every,
-        colors=_COLORS,
         plural=_PLURAL,
         minutes=minutes,
         count=count,
@@ -60,7 +57,6 @@ def _views(r: Result) -> Iterator[dict[str, Any]]:
             figure = next((f for v, f in drawn if v is view), None)
             yield {
                 "svg": figure and inline(figure, f"{r.name} {r.key} {number}"),
-                "width": figure and figure.get_figwidth() * 100,
                 "table": table_of(view, r.found),
                 "is_table": isinstance(view, Table),
                 "caption": view.caption,

@@ -51,19 +51,29 @@ def compare(
 ) -> Comparison:
     """Run every algorithm on the same federation with the same seeds.
 
-    algorithms: by the name that tables and plots show. seeds: a list, or n for the seeds 0 .. n -
-    1. target: the metric whose cost in rounds and megabytes the table states; it does not stop a
-    run. By default 95% of the best final accuracy that an algorithm without pooled data reaches
-    (for regression, the least error divided by 0.95). progress: show a bar; by default only on a
-    terminal. run_options: those of `fd.run`; `checkpoint` names a folder here, with one file for
-    each run, and `resume=True` needs that of one of them: the others begin. A run that diverges is
-    kept up to the round before, with a remark; the others go on.
+    A run that diverges is kept up to the round before, with a remark; the others go on.
+
+    Args:
+        algorithms: By the name that tables and plots show.
+        fed: The federation.
+        rounds: Rounds of each run.
+        seeds: A list, or n for the seeds 0 .. n - 1.
+        target: The value of the metric whose cost in rounds and megabytes the table states; it does
+            not stop a run. By default 95% of the best final accuracy that an algorithm without
+            pooled data reaches (for regression, the least error divided by 0.95).
+        progress: Whether to show a bar; by default only on a terminal.
+        **run_options: Those of `fd.run`; `checkpoint` names a folder here, with one file for each
+            run, and `resume=True` needs that of one of them: the others begin.
+
+    Returns:
+        All runs, their table and their page.
 
     Example:
-        >>> cmp = fd.compare({"FedAvg": fd.FedAvg(), "Scaffold": fd.Scaffold()}, fed, rounds=20,
-        ...                  seeds=3)
-        >>> print(cmp)
-        >>> cmp.report("report.html")
+        >>> fed = fd.split(fd.load("digits"), "dirichlet", clients=10, alpha=0.3)
+        >>> algorithms = {"FedAvg": fd.FedAvg(), "Scaffold": fd.Scaffold()}
+        >>> found = fd.compare(algorithms, fed, rounds=3, seeds=2)
+        >>> found.table().seeds.to_dict()
+        {'FedAvg': 2, 'Scaffold': 2}
     """
     algorithms = _checked(algorithms, fed, run_options)
     seeds = seed_list(seeds)
@@ -96,30 +106,27 @@ def compare(
     return Comparison(runs, fed, target, diverged)
 
 
-@dataclass(frozen=True)
-class Curve:
-    """The metric of one algorithm by evaluated round: mean, least and largest over its seeds."""
-
-    name: str
-    rounds: list[int]
-    megabytes: list[float]
-    seconds: list[float]
-    mean: list[float]
-    low: list[float]
-    high: list[float]
-    pooled: bool = False
-    diverged: bool = False
-
-
 @dataclass(eq=False, repr=False)
 class Comparison:
-    """Runs of several algorithms, one a seed: `runs[name]`, `table()`, `report(path)`, `save(dir)`.
+    """Runs of several algorithms on one federation: a table, curves and a page.
 
-    `diverged[name]` has the message of each run that diverged, by its index in `runs[name]`.
-    `left_out` says which files of a folder could not be read, and why.
+    Args:
+        runs: By algorithm, a list of runs, one a seed.
+        fed: The federation.
+        target: The value of the metric whose cost in rounds and megabytes the table states; by
+            default close to the best.
+        diverged: By algorithm, the message of each run that diverged, by its index in `runs[name]`.
+        left_out: Which files of a folder could not be read, and why.
 
     Raises:
         ConfigError: The runs are of different federations, whose numbers cannot be compared.
+
+    Example:
+        >>> fed = fd.split(fd.load("digits"), "iid", clients=5)
+        >>> runs = {"FedAvg": [fd.run(fd.FedAvg(), fed, rounds=2)],
+        ...         "Central": [fd.run(fd.Central(), fed, rounds=2)]}
+        >>> fd.Comparison(runs, fed).table().index.tolist()
+        ['FedAvg', 'Central']
     """
 
     runs: dict[str, list[Run]]
@@ -214,9 +221,9 @@ class Comparison:
         everyone = bool(reached) and len(reached) == len(self.runs[name])
         at_target = reached if everyone else []
         row["rounds_to_target"] = _mean([r["round"] for r in at_target])
-        row["mb_to_target"] = _mean([_megabytes(r) for r in at_target])
+        row["mb_to_target"] = _mean([megabytes(r) for r in at_target])
         ends = [r.records.rows[-1] for r in finished or self.runs[name] if r.records.rows]
-        row["mb"] = _mean([_megabytes(e) for e in ends])
+        row["mb"] = _mean([megabytes(e) for e in ends])
         row["seconds"] = _mean([e["seconds"] for e in ends])
         return row | {"seeds": len(finished), "remark": self._remark(name, len(reached))}
 
@@ -232,39 +239,6 @@ class Comparison:
         if 0 < reached < total:
             parts.append(f"{reached} of {total} seeds reach the target")
         return "; ".join(parts)
-
-    def curves(self) -> list[Curve]:
-        """What the plots show.
-
-        Seeds are averaged round by round, over the rounds that each of them measured.
-        """
-        return [curve for name in self.runs if (curve := self._curve(name)) is not None]
-
-    def _curve(self, name: str) -> Curve | None:
-        # Where nothing finished, the rounds before the end are all there is to see.
-        finished = self.finished(name)
-
-        def evaluated(r: Run) -> dict[float, dict[str, float]]:
-            rows = r.records.rows
-            return {v["round"]: v for v in rows if math.isfinite(v.get(self.metric, math.nan))}
-
-        measured = [evaluated(r) for r in finished or self.runs[name]]
-        rounds = sorted(set.intersection(*(set(m) for m in measured)))
-        if not rounds:
-            return None
-        rows = [[m[t] for m in measured] for t in rounds]
-        values = [[row[self.metric] for row in of_round] for of_round in rows]
-        return Curve(
-            name=name,
-            rounds=[int(t) for t in rounds],
-            megabytes=[_mean([_megabytes(row) for row in of_round]) for of_round in rows],
-            seconds=[_mean([row["seconds"] for row in of_round]) for of_round in rows],
-            mean=[_mean(v) for v in values],
-            low=[min(v) for v in values],
-            high=[max(v) for v in values],
-            pooled=self.is_pooled(name),
-            diverged=not finished,
-        )
 
     # -- words -------------------------------------------------------------------------------------
 
@@ -306,16 +280,19 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """What notebooks show: the table with the best in bold, and curves on one scale."""
+        from foedus.report.curves import lines
+
         headings, rows, notes = self._cells_and_notes()
-        curves, best = {c.name: c for c in self.curves()}, self.best
-        every = [v for c in curves.values() for v in c.mean]
+        curves, best = {c.name: c for c in lines(self) if self.metric in c.y}, self.best
+        every = [v for c in curves.values() for v in c.y[self.metric] if math.isfinite(v)]
         limits = (min(every), max(every)) if every else None
         table: list[list[object]] = []
         for name, *cells in rows:
             drawn = markup.Markup()
             if (c := curves.get(name)) is not None:
                 label = f"{self.metric} of {name} by round"
-                drawn = markup.curve(zip(c.rounds, c.mean, strict=True), label, limits)
+                points = zip(c.x["rounds"], c.y[self.metric], strict=True)
+                drawn = markup.curve(points, label, limits)
             bold = name == best
             table.append(
                 [*(markup.Cell(v, bold=bold) for v in (name, cells[0])), *cells[1:], drawn]
@@ -346,6 +323,13 @@ class Comparison:
         """Write one self-contained HTML page: table, curves, the split, every setting.
 
         Needs matplotlib.
+
+        Args:
+            path: The file.
+            title: Of the page; by default what was compared.
+
+        Returns:
+            The path of the file.
         """
         from foedus.report.html import write_page
         from foedus.report.page import render
@@ -550,5 +534,6 @@ def _mean(values: Sequence[float]) -> float:
     return statistics.fmean(values) if values else math.nan
 
 
-def _megabytes(row: dict[str, float]) -> float:
+def megabytes(row: dict[str, float]) -> float:
+    """What a row of a history has cost so far, up and down."""
     return (row["bytes_up"] + row["bytes_down"]) / 1e6

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
 
 from foedus.core.describe import flatten
-from foedus.report import html, plots
-from foedus.report.compare import Comparison, Curve, words
+from foedus.data.federation import Federation
+from foedus.errors import FoedusError
+from foedus.report import charts, curves, html, plots
+from foedus.report.compare import Comparison, words
+
+if TYPE_CHECKING:
+    from foedus.core.result import Run
 
 
 def render(comparison: Comparison, title: str | None = None) -> str:
     """The page as text."""
-    fed = comparison.fed
-    pooled = [n for n in comparison.runs if comparison.is_pooled(n)]
-    style = plots.styles(list(comparison.runs), pooled)
+    fed, names = comparison.fed, list(comparison.runs)
+    pooled = [n for n in names if comparison.is_pooled(n)]
     (headings, rows), settings = comparison.cells(), _settings(comparison)
     metrics = [c for c in (comparison.metric, comparison.own_metric, "loss") if c]
     data = comparison.federation_settings().get("data", "saved runs")
     headings_of_runs = ["algorithm", "seed", "rounds", *map(words, metrics)]
     headings_of_runs += ["MB up", "MB down", "seconds", "end"]
+    differing = [row for row in settings if len(set(row[1:])) > 1 and row[0] != "type"]
+    drawn = (curves.chart(comparison), clients(comparison))
     return html.render(
         "comparison.html.j2",
         title=title or f"Comparison on {data}",
@@ -31,13 +38,13 @@ def render(comparison: Comparison, title: str | None = None) -> str:
         headings=headings,
         rows=rows,
         best=comparison.best,
-        style=style,
-        curves=list(_curves(comparison, comparison.curves(), style)),
+        looks={k: s.for_page() for k, s in plots.styles(names, pooled).items()},
+        charts=[charts.figure(c, names) for c in drawn if c is not None],
         fed=fed,
-        partition=fed and plots.partition(fed),
+        partition=fed and holdings(fed),
         division=_division(comparison),
-        settings=settings,
-        differing=[key for key, *values in settings if len(set(values)) > 1 and key != "type"],
+        differing=differing,
+        alike=[[row[0], row[1]] for row in settings if row not in differing],
         run_headings=headings_of_runs,
         runs=list(_runs(comparison, metrics)),
         versions=html.versions(),
@@ -49,44 +56,60 @@ def _several(comparison: Comparison) -> bool:
     return max(len(runs) for runs in comparison.runs.values()) > 1
 
 
-def _curves(
-    comparison: Comparison, series: Sequence[Curve], style: dict[str, plots.Style]
-) -> Iterator[tuple[str, str]]:
-    """The figures, each with its caption."""
-    if not series:
-        return
-    metric, target = comparison.metric, comparison.target
-    name = words(metric)[:1].upper() + words(metric)[1:]
-
-    def drawn(against: str, **options: Any) -> str:
-        return plots.curves(series, against, metric, style, target=target, **options)
-
-    band = " Lines are means over seeds, bands reach from the least to the largest seed."
-    band = band if _several(comparison) else ""
-    yield drawn("rounds"), f"{name} after each round.{band}"
-    if (limits := _close_up(comparison, series)) is not None:
-        yield drawn("rounds", limits=limits), "The same, close up around the target and the best."
-    if any(c.megabytes[-1] > 0 for c in series):
-        silent = any(c.megabytes[-1] == 0 for c in series)
-        level = " A level line shows the last value of what sends nothing." if silent else ""
-        caption = f"{name} for what has been sent, by all clients and to them.{level}"
-        yield drawn("megabytes"), caption
-    if any(c.seconds[-1] > 0 for c in series):
-        yield drawn("seconds"), f"{name} for the time spent computing, evaluation left out."
+# Clients
 
 
-def _close_up(comparison: Comparison, series: Sequence[Curve]) -> tuple[float, float] | None:
-    """Limits that show the end of the race, where the whole range hides it."""
-    whole = [v for c in series for v in (*c.low, *c.high)]
-    ends = [c.mean[-1] for c in series]
-    best = max(ends) if comparison.higher_is_better else min(ends)
-    if comparison.target is None or not math.isfinite(comparison.target):
+def clients(comparison: Comparison) -> charts.Dots | None:
+    """The score of each client on its own test rows, of the first run that finished."""
+    score = comparison.metric.removeprefix("own_")
+    competing = [n for n in comparison.runs if not comparison.is_pooled(n)]
+    measured = {n: _scores(r, score) for n in competing for r in comparison.finished(n)[:1]}
+    groups = {name: members for name, members in measured.items() if members}
+    if not any(len(members) > 1 for members in groups.values()):
         return None
-    margin = best - comparison.target
-    if (margin <= 0) == comparison.higher_is_better or abs(margin) * 5 > max(whole) - min(whole):
-        return None
-    limits = (comparison.target - margin, best + 0.5 * margin)
-    return (min(limits), min(max(limits), 1.0) if comparison.higher_is_better else max(limits))
+    label = f"{words(score)}, the client's own test rows"
+    caption = (
+        "A dot is a client: the model that it ends up with, on its own test rows. The band reaches "
+        "from the 10 % to the 90 % quantile, the line is the median."
+    )
+    if _several(comparison):
+        caption += " Of several seeds, the first."
+    return charts.Dots("Clients", caption, label, groups, lowest=comparison.higher_is_better)
+
+
+def _scores(run: Run, score: str) -> dict[str, float]:
+    """By client; nothing where it was not kept and cannot be measured here."""
+    if run.kept is None and not isinstance(run.fed, Federation):
+        return {}
+    try:
+        frame = run.per_client()
+    except FoedusError:
+        return {}
+    names = frame["name"] if "name" in frame else [f"client {i}" for i in frame["client"]]
+    if score not in frame:
+        return {}
+    pairs = zip(names, frame[score].tolist(), strict=True)
+    return {str(name): value for name, value in pairs if value == value}
+
+
+# The data and its division
+
+
+def holdings(fed: Federation) -> Markup:
+    """Who holds what: rows by label, or the targets of each client."""
+    if fed.data.classes is None:
+        return html.macro("macros.html.j2", "picture")(plots.targets(fed), _TARGETS)
+    counts = fed.label_counts()
+    names = [*map(str, fed.data.class_names or range(fed.data.classes))]
+    rows = [*map(str, fed.called)]
+    kind = "steps" if fed.data.spec.steps else "rows"
+    title, caption = "Who holds what", f"Training {kind} of each client, by label."
+    chart = charts.Cells(title, caption, f"training {kind}", rows, names, counts.tolist(), _AXES)
+    return charts.figure(chart)
+
+
+_AXES = ("client", "label")
+_TARGETS = "Targets of the training rows of each client."
 
 
 def _division(comparison: Comparison) -> list[tuple[str, str]]:
@@ -113,6 +136,9 @@ def _value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(_value, value)) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# Settings and runs
 
 
 def _settings(comparison: Comparison) -> list[list[str]]:

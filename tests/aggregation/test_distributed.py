@@ -143,7 +143,7 @@ def test_an_average_is_over_those_whose_messages_came(silent):
 
 @pytest.mark.parametrize("name", ["FedAvg", "Scaffold", "FedNewton"])
 def test_without_noise_it_is_secure_aggregation(name, silent):
-    """With a clip that nothing reaches: to the quantisation step, in averages of equal clients."""
+    """With a clip that nothing reaches: to the quantization step, in averages of equal clients."""
     fed = fd.split(fd.load("digits"), "iid", clients=3, seed=0)
     fed = (
         fed.select(np.flatnonzero(fed.sizes == fed.sizes[0]))

@@ -206,7 +206,7 @@ def test_nobody_for_real_algorithms(algorithm, monkeypatch):
     )
 
 
-def test_quantised_replies_and_the_engine_make_no_difference():
+def test_quantized_replies_and_the_engine_make_no_difference():
     fed = fed_of(np.random.default_rng(0).standard_normal((6, 5)))
     plain, looped = (
         flat(launch(fed, engine=e).state.got[0]) for e in (None, fd.Local(batch=False))
@@ -469,7 +469,7 @@ def test_replies_are_clipped_by_the_norm_of_their_step(monkeypatch):
     np.testing.assert_allclose(flat(run.state.got[0]), [1.2, 1.6], atol=0.01)
 
 
-def test_noise_that_was_rounded_down_is_centred(monkeypatch):
+def test_noise_that_was_rounded_down_is_centered(monkeypatch):
     """floor(y) is -1 or 0 where y is about 0, as often the one as the other: what is released lies
     half a step on either side.
     """
@@ -498,10 +498,10 @@ def test_a_reply_that_is_not_finite_names_its_client():
 # -- algorithms ------------------------------------------------------------------------------------
 
 
-def test_the_centre_of_fedfw_where_only_averages_are_seen(monkeypatch):
+def test_the_center_of_fedfw_where_only_averages_are_seen(monkeypatch):
     """f_i = (x - y_i)^2 / 2 on [-1, 1]: y of 1, 1, -1, -1 give points 1, 1, -1, -1 from 0. Clients
     0, 1 and 2 come, and two are expected: the mean of the points is (1 + 1 - 1) / 2, and with q =
-    1/2 and eta = 1 the centre goes from 0 to 1/4. So does (s_i - x_i) / 4, added up.
+    1/2 and eta = 1 the center goes from 0 to 1/4. So does (s_i - x_i) / 4, added up.
     """
     monkeypatch.setattr(
         dp.sampling, "rounded_gaussian", lambda size, bits, entropy: np.zeros(size, np.int64)

@@ -87,7 +87,7 @@ def test_a_weight_of_three_is_three_clients(mean):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_geometric_median_is_what_another_optimiser_finds(seed):
+def test_geometric_median_equals_that_of_another_optimizer(seed):
     x, w = (
         rows(9, 4, seed).double(),
         torch.from_numpy(np.random.default_rng(seed).dirichlet(np.ones(9))),
@@ -117,7 +117,7 @@ def test_geometric_median_of_points_in_one_place():
 
 
 def test_krum_by_hand():
-    x = torch.tensor([[0.0], [1.0], [1.5], [2.5], [100.0]])  # n - hostile - 2 = 2 neighbours each
+    x = torch.tensor([[0.0], [1.0], [1.5], [2.5], [100.0]])  # n - hostile - 2 = 2 neighbors each
     scores = [1 + 2.25, 0.25 + 1, 0.25 + 1, 1 + 2.25, 97.5**2 + 98.5**2]
     torch.testing.assert_close(fd.Krum.scores(x, 1), torch.tensor(scores, dtype=torch.float64))
     assert fd.Krum(1).combine(x, even(5)).tolist() == [1.0]  # of two, the first
@@ -274,7 +274,7 @@ def said(algorithm, fed, mean, **options):
     return fd.run(algorithm, fed, 1, evaluate_every=0, aggregation=mean, **options)
 
 
-def test_rows_count_unless_told_otherwise():
+def test_clients_are_weighted_by_rows_by_default():
     fed = saying(1.0, 2.0, 3.0, 4.0, 50.0)  # of 1 to 5 rows: half of 15 lies within the fourth
     assert said(Say(), fed, fd.Median()).state.said.tolist() == [4.0, -4.0, 8.0]
     assert said(Say(), fed, fd.Median(weighted=False)).state.said.tolist() == [3.0, -3.0, 6.0]
@@ -415,7 +415,7 @@ def test_a_run_goes_on_from_a_checkpoint(tmp_path):
         )
 
 
-def test_a_mean_of_ones_own():
+def test_a_custom_mean():
     @dataclass(frozen=True)
     class Least(Robust):
         def combine(self, x, weights, dropped=0):

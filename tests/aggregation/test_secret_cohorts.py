@@ -153,7 +153,7 @@ def test_a_checkpoint_does_not_keep_who_was_sent_what(fed, drawn, tmp_path):
 
 
 def test_the_loss_is_that_of_the_test_rows(fed, drawn):
-    """With the same released numbers it is the same, whoever was drawn: here nothing is learnt."""
+    """With the same released numbers it is the same, whoever was drawn: here nothing is learned."""
     still = fd.FedAvg(fd.Linear(), lr=1e-30)
     losses = [drawn(still, fed, ids).history.loss.tolist() for ids in EVERYBODY.values()]
     assert all(found == losses[0] for found in losses) and not math.isnan(losses[0][-1])

@@ -190,7 +190,7 @@ def test_any_threshold_shares_give_the_secrets_back(data):
         assert shamir.combine(chosen + 1, shares[chosen, i]) == secret
 
 
-def test_one_share_too_few_tells_nothing():
+def test_one_share_too_few_reveals_nothing():
     """Shares below the threshold are uniform for whatever secret; with one share changed, the
     secret is another.
     """
@@ -205,7 +205,7 @@ def test_one_share_too_few_tells_nothing():
     changed = shares.copy()
     changed[0, 0] = (changed[0, 0] + 1) % shamir.P  # weight 2 at x = 1: the secret grows by 2
     assert shamir.combine(np.array([1, 2]), changed) == (2).to_bytes(32, "little")
-    changed[0, 0] = (changed[0, 0] - 2) % shamir.P  # and falls below 0: no number of 30 bits
+    changed[0, 0] = (changed[0, 0] - 2) % shamir.P  # and falls below 0: not a number of 30 bits
     with pytest.raises(SecureError, match="altered"):
         shamir.combine(np.array([1, 2]), changed)
 
@@ -568,7 +568,7 @@ def test_keys_depend_on_all_they_are_bound_to():
     assert len({one, *others}) == 13
 
 
-def test_the_tag_tells_exchanges_and_settings_apart():
+def test_the_tag_depends_on_exchange_and_settings():
     base = {"session": "s", "round": 1, "exchange": 0, "clients": 3, "weight": 5, "unit": 1}
     changes = [
         {"session": "t"},
@@ -770,7 +770,7 @@ SPARSE = SecureAggregation(range=8.0, bits=20, neighbours=8)
 
 
 def test_a_sparse_graph_gives_the_sum_too():
-    """Only neighbours exchange anything; a neighbourhood of 9 needs 6."""
+    """Only neighbors exchange anything; a neighborhood of 9 needs 6."""
     x, silent = numbers(40), {"advertise": [3], "share": [7], "mask": [20], "unmask": [30]}
     e = Exchange(x, SPARSE, list(range(1, 41)), seed=4)
     total = e.run(silent)
@@ -782,7 +782,7 @@ def test_a_sparse_graph_gives_the_sum_too():
     assert asked == 8 - (7 in e.server.ids[e.server.around[e.server.place[20]]])
 
 
-def test_a_neighbourhood_that_is_too_small_stops_everything():
+def test_a_neighborhood_that_is_too_small_stops_the_run():
     """With 24 of 40 needed, but four of one client's nine holders gone, the others being spared."""
     e = Exchange(numbers(40), SPARSE, seed=4).up_to("mask")
     near = e.server.ids[e.server.around[0]]
@@ -798,7 +798,7 @@ def test_a_neighbourhood_that_is_too_small_stops_everything():
 
 
 def test_a_graph_that_falls_apart_stops_everything():
-    """With two neighbours each, two gaps in the ring leave two groups whose sums would be seen
+    """With two neighbors each, two gaps in the ring leave two groups whose sums would be seen
     apart.
     """
     config = SecureAggregation(range=8.0, bits=20, neighbours=2, threshold=0.6)

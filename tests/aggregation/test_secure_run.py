@@ -1,4 +1,4 @@
-"""Secure aggregation as part of a run: the numbers of the plain one to the quantisation step, every
+"""Secure aggregation as part of a run: the numbers of the plain one to the quantization step, every
 byte, and what is refused.
 """
 

@@ -183,7 +183,7 @@ def test_last_batch_is_the_mean_of_the_rows_left():
 @settings(max_examples=4, deadline=None)
 @given(st.integers(0, 10_000), st.integers(2, 6))
 def test_drift_free_methods_reach_the_global_optimum(seed, clients):
-    """On unequal quadratics, Scaffold and FedDyn converge to the minimiser of the average; FedAvg
+    """On unequal quadratics, Scaffold and FedDyn converge to the minimizer of the average; FedAvg
     does not, in general.
     """
     rng = np.random.default_rng(seed)
@@ -205,7 +205,7 @@ def test_drift_free_methods_reach_the_global_optimum(seed, clients):
 
 
 def test_fedavg_is_biased_where_scaffold_is_not(two):
-    """The two clients pull to 2 and to 1/2; the minimiser of the average of f_A and f_B is 4/5."""
+    """The two clients pull to 2 and to 1/2; the minimizer of the average of f_A and f_B is 4/5."""
     fedavg, scaffold = (
         after(fd.FedAvg(**HOW | {"steps": 20}, weights="uniform"), two, 60),
         after(fd.Scaffold(**HOW | {"steps": 20}), two, 60),

@@ -1,4 +1,4 @@
-"""Bandits: what is chosen, what is learnt from it, and what it costs; against plain NumPy and
+"""Bandits: what is chosen, what is learned from it, and what it costs; against plain NumPy and
 numbers by hand.
 """
 
@@ -236,7 +236,7 @@ def test_exploration_period_is_theorem_3s():
     assert exploration_period(100, 1, 10) == 2
 
 
-def test_the_linear_environment_is_realisable():
+def test_the_linear_environment_is_realizable():
     fed = fd.linear_bandit(clients=4, actions=3, rounds=50, shared=5, private=2, seed=3)
     assert fed.data.x_train.shape == (200, 3, 7) and fed.data.y_train.shape == (200, 3)
     for i in range(4):

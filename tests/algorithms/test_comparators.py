@@ -58,7 +58,7 @@ def test_yogi_forgets_by_the_square_of_the_move(two):
     assert float(run.state.v["weight"]) == pytest.approx(4 - 0.25 * 0.1156)
 
 
-def test_server_optimizers_count_clients_as_told(two):
+def test_server_optimizers_weight_clients_as_set(two):
     run = after(fd.FedAdagrad(**HOW, weights="uniform"), two, 1)
     assert float(run.state.m["weight"]) == pytest.approx(0.35)
 

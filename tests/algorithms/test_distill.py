@@ -315,7 +315,7 @@ def test_what_else_is_refused():
 
 
 def test_views_of_public_images():
-    """So many copies, each cropped and flipped by itself; the same for the same key."""
+    """Each copy is cropped and flipped independently; the same key gives the same copies."""
     x = pictures(3)
     plain, views = fd.Public(x), fd.Public(x, views=2)
     assert torch.equal(plain.rows(random.key(0)), torch.from_numpy(x))

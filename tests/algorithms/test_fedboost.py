@@ -288,7 +288,7 @@ def test_clients_send_as_many_numbers_as_predictors():
         assert history.bytes_up.iloc[-1] == 4 * 2 * wire.nbytes({**reply, "slope": torch.zeros(3)})
 
 
-def test_a_cache_sends_every_predictor_once_and_changes_no_number():
+def test_a_cache_sends_every_predictor_once_and_changes_no_result():
     fed = labels(*np.random.default_rng(0).integers(1, 3, (6, 200)))
     table = np.random.default_rng(1).dirichlet(np.ones(200), 7)
     runs = [
@@ -425,7 +425,7 @@ def test_bounds_keep_lambda_inside():
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10_000), mirror=st.sampled_from([fd.Entropy(), fd.Euclidean()]))
-def test_lemma_1_the_mixture_minimises_the_weighted_divergence(seed, mirror):
+def test_lemma_1_the_mixture_minimizes_the_weighted_divergence(seed, mirror):
     rng = np.random.default_rng(seed)
     domains, other = (
         torch.tensor(rng.dirichlet(np.ones(5), 3)),
@@ -435,7 +435,7 @@ def test_lemma_1_the_mixture_minimises_the_weighted_divergence(seed, mirror):
     loss = lambda h: float(lam @ mirror.divergence(domains, h.expand(3, 5)))  # noqa: E731
     best = lam @ domains
     assert loss(best) <= loss(other) + 1e-12
-    # The difference is the divergence from the mixture itself (equation 12), so the minimiser is
+    # The difference is the divergence from the mixture itself (equation 12), so the minimizer is
     # unique.
     assert loss(other) - loss(best) == pytest.approx(
         float(mirror.divergence(best, other)), abs=1e-9

@@ -262,7 +262,7 @@ def test_the_stochastic_objective_falls_like_the_cube_root():
     poisson=st.booleans(),
     seed=st.integers(0, 50),
 )
-def test_the_centre_is_the_average_of_all(part, rounds, poisson, seed):
+def test_the_center_is_the_average_of_all_points(part, rounds, poisson, seed):
     """Also of those who stayed away; and the copies that clients make of it are the server's, to
     the last bit (`Encoding`).
     """
@@ -286,7 +286,7 @@ def test_the_centre_is_the_average_of_all(part, rounds, poisson, seed):
 @pytest.mark.parametrize("variant", ["augmented", "stochastic"])
 @pytest.mark.parametrize("part", [1.0, 0.5])
 def test_states_of_clients_in_several_batches_are_not_mixed_up(variant, part):
-    """From a start that is not zero, so that x, the copy of the centre and the third tensor all
+    """From a start that is not zero, so that x, the copy of the center and the third tensor all
     differ.
     """
     fed = fd.split(fd.load("digits"), "dirichlet", clients=6, alpha=0.3, seed=1)
@@ -317,8 +317,8 @@ def test_who_stays_away_keeps_its_model():
 
 @pytest.mark.parametrize("part", [1.0, 0.4])
 @pytest.mark.parametrize("domain", [fd.L1Ball(2.0), fd.L2Ball(2.0)], ids=str)
-def test_clients_follow_the_centre(domain, part):
-    """Their copies of the centre, rebuilt from encoded messages, are the server's to the last bit;
+def test_copies_of_the_center_equal_the_servers(domain, part):
+    """Their copies of the center, rebuilt from encoded messages, are the server's to the last bit;
     short ones are sent.
     """
     fed = values((5, 6, 7, 8, 9, 10), 40)
@@ -396,7 +396,7 @@ def test_the_automatic_penalty_needs_no_tuning(domain, digits):
 
 
 def test_stragglers_with_a_larger_set():
-    """A client with an L2 ball around the L1 ball sends dense points; the centre still goes to the
+    """A client with an L2 ball around the L1 ball sends dense points; the center still goes to the
     solution.
     """
     fed = values((60, 80, 70, 50), 6)

@@ -100,7 +100,7 @@ def test_under_delay_points_are_looked_at_when_they_arrive(fed):
 
 
 def test_a_hostile_point_inside_stays_inside(fed):
-    """-s is a member: nobody can prove anything, and the centre stays in the set."""
+    """-s is a member: nobody can prove anything, and the center stays in the set."""
     algorithm = fd.FedFW(fd.Linear(), fd.L1Ball(10.0), penalty=1e-3)
     run = fd.run(algorithm, fed, 5, engine=fd.Hostile(clients=0.5, attack="sign_flip"))
     assert run.history.dropped.tolist()[1:] == [0] * 5 and bool(

@@ -517,7 +517,7 @@ def test_single_precision_is_close(fed):
 
 
 def pooled_solution(fed, loss, reg, outputs):
-    """The minimiser of the objective over all rows, by SciPy."""
+    """The minimizer of the objective over all rows, by SciPy."""
     x = torch.from_numpy(fed.data.x_train.astype(np.float64))
     y = torch.from_numpy(fed.data.y_train)
     y = y.double() if y.is_floating_point() else y
@@ -622,7 +622,7 @@ def test_other_losses_do_not_stall():
 
 
 def test_local_systems_of_other_losses_are_no_larger_than_the_rows(monkeypatch):
-    """Five rows, forty features: nothing of the size of the features squared is factorised."""
+    """Five rows, forty features: nothing of the size of the features squared is factorized."""
     seen = []
     monkeypatch.setattr(
         "foedus.models.curvature.cholesky",
@@ -665,7 +665,7 @@ def test_inner_bounds_the_local_steps():
     assert not torch.allclose(one, many)
 
 
-# -- precision and quantised replies ---------------------------------------------------------------
+# -- precision and quantized replies ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -711,7 +711,7 @@ def test_a_column_of_zeros_hides_nothing(dtype, solver):
             fd.run(algorithm, fd.Federation.from_clients(parts), 6, evaluate_every=0)
 
 
-def test_cg_keeps_to_the_truth_under_quantised_replies():
+def test_cg_stays_accurate_with_quantized_replies():
     """Every fifth round asks for the gradient; the rounding of the start would otherwise stay for
     ever.
     """
@@ -871,7 +871,7 @@ class OneRound:
 
 def test_where_no_step_is_any_good_smaller_ones_are_tried_next():
     """w stays; the steps of the next round are 2^-20 of these, the smallest that was tried, and not
-    0 for ever.
+    0 forever.
     """
     state = fd.State(w=torch.zeros(1, 1).double(), spec=None, step=0.5)
     after = fd.FedNewton(fd.Identity(), loss="logistic").round(OneRound(), state)

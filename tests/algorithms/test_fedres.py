@@ -625,7 +625,7 @@ def test_example_2():
     both models.
 
     Clients see the same x in a round, so that +v and -v cancel in the sum: the global model alone
-    goes to u, and has the loss (v x)^2 for ever.
+    goes to u, and has the loss (v x)^2 forever.
     """
     rng = np.random.default_rng(0)
     x = rng.normal(size=(30, 2)).astype(np.float32)
@@ -803,7 +803,7 @@ def test_least_squares_in_a_ball(rows, features, outputs, seed, radius, batched)
     free = np.linalg.pinv(x) @ y
     np.testing.assert_allclose(least_squares(torch.tensor(a), torch.tensor(c)), free, atol=1e-8)
     given_a, given_c = torch.tensor(a), torch.tensor(c)
-    if batched:  # with a neighbour whose ball does not bind
+    if batched:  # with a neighbor whose ball does not bind
         given_a, given_c = (
             torch.stack((given_a, torch.eye(features).double())),
             torch.stack((given_c, 0 * given_c)),
@@ -826,7 +826,7 @@ def test_least_squares_in_a_ball(rows, features, outputs, seed, radius, batched)
 
 def test_local_models_and_columns_of_each_client():
     """Linear models with and without a bias, on one, two and three columns; client 1 learns its
-    neighbour's way with its own.
+    neighbor's way with its own.
     """
     data, rounds = sites(30), 12
     models = {0: fd.Linear(), 1: PLAIN, 2: fd.Linear()}

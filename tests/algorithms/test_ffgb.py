@@ -311,7 +311,7 @@ def test_losses_on_values(name):
     )
 
 
-def test_a_loss_of_ones_own():
+def test_a_custom_loss():
     rng = np.random.default_rng(0)
     clients = [
         (rng.normal(size=(12, 3)).astype(np.float32), rng.uniform(-1, 1, 12).astype(np.float32))
@@ -445,7 +445,7 @@ def alike() -> fd.Federation:
     return fd.Federation.from_clients([(POINTS, y) for y in LABELS])
 
 
-def test_theorem_4_3_with_the_residual_f_goes_to_the_minimiser():
+def test_theorem_4_3_with_the_residual_f_goes_to_the_minimizer():
     """f* = mean label / (1 + mu).
 
     An oracle that gives a third of phi: error falls with T where K grows like sqrt(T).
@@ -851,7 +851,7 @@ def test_the_lipschitz_constant_of_algorithm_3(constant):
     assert between == [pytest.approx((constant or 2.0) / 2)]
 
 
-def test_slopes_are_learnt_too():
+def test_slopes_are_learned_too():
     """Of two points only the values are known, but phi = x^2 has slopes: the network with them is
     closer between.
     """

@@ -185,13 +185,13 @@ def not_convex(outputs, y):
         (lambda f, y: (f[:, 0] - y.flatten()) ** 4, AMOUNTS, None, True),
     ],
 )  # fmt: skip
-def test_a_loss_that_is_not_convex_is_told(loss, y, classes, convex):
+def test_a_loss_that_is_not_convex_is_warned_about(loss, y, classes, convex):
     spec = Spec((3,), classes, classes or (y.shape[1] if y.ndim > 1 else 1))
     assert above_its_chords(loss_for(loss, classes), spec) is not convex
 
 
 @pytest.mark.parametrize("family", ["FFGB", "FFGBDistill"])
-def test_what_is_told_of_a_loss_that_is_not_convex(family):
+def test_the_warning_about_a_loss_that_is_not_convex(family):
     fed = federation(X, AMOUNTS)
     more = {"step": 0.5, "loss": not_convex}
     algorithm = fd.FFGB(TREES, **more)

@@ -51,7 +51,7 @@ def gap(domain, g, x, shape):
 
 
 class Twin:
-    """Every x_i, centre and schedule value of every round, in float64."""
+    """Every x_i, center and schedule value of every round, in float64."""
 
     def __init__(self, algorithm, clients, outputs, start, participation=1.0, delays=None):
         self.a, self.data, self.outputs = algorithm, twins.double(clients), outputs
@@ -90,7 +90,7 @@ class Twin:
         return dict(self.a.supersets).get(i, self.a.domain)
 
     def step(self, i, t, version):
-        """One step of client i in round t with the centre and the schedule of a broadcast."""
+        """One step of client i in round t with the center and the schedule of a broadcast."""
         eta, pull, rho = self.schedule(version)
         center = self.sent[version]
         rows = None
@@ -116,13 +116,13 @@ class Twin:
         for i in who:
             self.step(i, t, self.delays.version(t, i) if self.delays else t)
         came = self.delays.arriving(t) if self.delays else [(i, t, t) for i in who]
-        for i, made, version in came:  # the centre is the mean of the x_i that the server knows
+        for i, made, version in came:  # the center is the mean of the x_i that the server knows
             eta = self.schedule(version)[0]
             self.known[i] = (1 - eta) * self.known[i] + eta * self.points[i, made]
         self.center = sum(self.known) / N
 
     def measured(self):
-        """Objective, gap and consensus at the centre, over all clients."""
+        """Objective, gap and consensus at the center, over all clients."""
         g = sum(self.slope(i, self.center) for i in range(N)) / N
         f = [
             twins.linear_value(self.loss, self.center, *self.data[i], self.outputs, self.bias)
@@ -147,7 +147,7 @@ def compare(
         twin.round()
         run = twins.run(algorithm, clients, t, classes, seed=SEED, **options)
         twins.near(run.state.penalty, twin.penalty, what="penalty")
-        twins.near(twins.flat(run.state.center), twin.center, what=f"centre after round {t}")
+        twins.near(twins.flat(run.state.center), twin.center, what=f"center after round {t}")
         states = twins.states_of(run)
         for i in range(N):
             twins.near(
@@ -268,13 +268,13 @@ def test_naive(name):
 
 @pytest.mark.parametrize("variant", ["penalty", "slow"])
 def test_averages_alone_are_seen(variant):
-    """Differential privacy hides the points: centre <- (1 - p eta) centre + p eta mean, with p n
+    """Differential privacy hides the points: center <- (1 - p eta) center + p eta mean, with p n
     clients expected.
 
     Who came is known to nobody but the clients, whose x_i move. The least noise that is allowed has
     0.01 of the clip as its standard deviation: 0.014 / 3 in the mean, times p eta of at most 1/2,
-    is 0.0023 in the centre. A p or eta that is forgotten makes ten times as much. The twin goes on
-    from the noisy centre.
+    is 0.0023 in the center. A p or eta that is forgotten makes ten times as much. The twin goes on
+    from the noisy center.
     """
     rows, domain = twins.values(), SETS["l2"]
     algorithm = fd.FedFW(ANYWHERE, domain, measure_every=0, **VARIANTS[variant])

@@ -234,8 +234,8 @@ class Objective:
         return H + self.reg * np.eye(size)
 
     def solve(self, w, g, steps=None):
-        """H^-1 g, or what so many steps of conjugate gradients from 0 make of it (for each column,
-        where they do not meet).
+        """H^-1 g, or its approximation by `steps` steps of conjugate gradients from 0 (for each
+        column separately, if the columns do not interact).
         """
         H, right = self.hessian(w), g.T.reshape(-1)
         if steps is None:
@@ -289,7 +289,7 @@ LOSSES = [("logistic", 3), ("cross_entropy", 3), ("huber", None), ("huber", 3), 
 @pytest.mark.parametrize("participation", [0.5, 1.0])
 @pytest.mark.parametrize(("loss", "classes"), LOSSES)
 def test_other_losses(loss, classes, participation):
-    """With so little regularisation that the steps taken are 1/8 to 1/2, each relative to the one
+    """With so little regularization that the steps taken are 1/8 to 1/2, each relative to the one
     before.
     """
     clients, outputs, phi, y = prepared("linear", classes)

@@ -177,7 +177,7 @@ def test_integers_have_a_bound_for_each_batch_entry():
     assert torch.equal(vmap(lambda k, h: random.integers(k, (7, 3), h))(KEYS, high), looped)
 
 
-def test_streams_of_neighbouring_keys_are_uncorrelated():
+def test_streams_of_neighboring_keys_are_uncorrelated():
     draws = random.normal(random.fold(random.key(0), torch.arange(20)), 5000).numpy()
     off = np.corrcoef(draws)[~np.eye(20, dtype=bool)]
     assert np.abs(off).max() < 5 / np.sqrt(5000)

@@ -343,7 +343,7 @@ def test_hints_of_all_settings_of_foedus_resolve():
         (lambda: fd.FedFW(domain=fd.L1Ball(1.0), qq=1), TypeError, "'qq' (allowed: "),
     ],
 )
-def test_a_mistyped_name_is_told_with_the_nearest(call, error, message):
+def test_a_mistyped_name_is_reported_with_the_nearest(call, error, message):
     with pytest.raises(error, match=re.escape(message)):
         call()
 

@@ -77,7 +77,7 @@ def test_map_meets_other_trees_by_name_and_refuses_other_forms():
             tree.map(lambda a, b: a, {"x": 5, "y": [7]}, other)
 
 
-def test_flatten_stops_where_told_and_unflatten_wants_every_leaf():
+def test_flatten_stops_at_given_nodes_and_unflatten_needs_every_leaf():
     values, form = tree.flatten([Poly(torch.ones(3), 2), 4], is_leaf=lambda t: isinstance(t, Poly))
     assert isinstance(values[0], Poly)
     assert tree.unflatten(["p", "q"], form) == ["p", "q"]

@@ -15,7 +15,7 @@ from foedus.core.aggregation import Aggregation, Aggregator, Setting
 
 @dataclass(frozen=True)
 class Doubled(Aggregation):
-    """Twice the average, and an end after so many exchanges."""
+    """Twice the average, and a limited number of exchanges."""
 
     limit: int = 1000
 

@@ -63,7 +63,7 @@ def test_a_callback_may_define_one_method_and_gets_copies(fed):
     assert [r["loss"] for r in spoilt.records.rows] == [r["loss"] for r in plain.records.rows]
 
 
-def test_a_resumed_run_is_told_of_every_round_once(fed, tmp_path):
+def test_callbacks_of_a_resumed_run_see_every_round_once(fed, tmp_path):
     path = tmp_path / "c.safetensors"
     first, second = Notes(), Notes()
     fd.run(ALGORITHM, fed, 3, checkpoint=path, callbacks=[first])
@@ -77,7 +77,7 @@ def test_a_resumed_run_is_told_of_every_round_once(fed, tmp_path):
     assert done.calls[0][3] == run.records.rows
 
 
-def test_what_was_evaluated_only_at_the_end_is_not_told_on_resume(fed, tmp_path):
+def test_an_evaluation_of_the_end_only_is_not_passed_on_resume(fed, tmp_path):
     path = tmp_path / "c.safetensors"
     fd.run(ALGORITHM, fed, 3, checkpoint=path, evaluate_every=2)
     notes = Notes()
@@ -125,7 +125,7 @@ def test_an_interrupt_is_no_failure(fed, tmp_path):
     assert len(fd.run(ALGORITHM, fed, 3, checkpoint=path, resume=True).records) == 4
 
 
-def test_divergence_is_told_with_the_rounds_before(fed):
+def test_callbacks_see_divergence_and_the_rounds_before_it(fed):
     notes = Notes()
     with pytest.raises(fd.DivergenceError) as caught:
         fd.run(fd.FedAvg(fd.MLP(8), lr=1e30), fed, 3, callbacks=[notes])
@@ -142,7 +142,7 @@ def test_what_never_began_has_no_end(fed, tmp_path):
     assert notes.calls == []
 
 
-def test_compare_tells_the_names_of_its_table(fed):
+def test_compare_passes_the_names_of_its_table_to_callbacks(fed):
     notes = Notes()
     cmp = fd.compare(
         {"plain": ALGORITHM, "slow, really": fd.FedAvg(lr=0.01)}, fed, 1, seeds=2, callbacks=[notes]

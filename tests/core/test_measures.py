@@ -209,7 +209,7 @@ def test_personal_models_are_measured_at_home(sick, batch):
     assert last["own_accuracy_worst"] == plain.history["own_accuracy_worst"].iloc[-1]
 
 
-def test_rows_that_stay_at_their_sites_are_said_not_to_be_measured(sick, monkeypatch):
+def test_a_note_says_that_rows_at_their_sites_are_not_measured(sick, monkeypatch):
     whole = LocalSession.evaluate_own
     monkeypatch.setattr(LocalSession, "evaluate_own", lambda self, outputs=False: whole(self))
     run = fd.run(PERSONAL, sick, 2, metrics=["auc"], per_client=True)

@@ -223,7 +223,7 @@ def test_lies_about_values_are_found(spoil, why):
     assert why in sums.wrong(spoil(found), 73)
 
 
-def test_a_model_that_has_diverged_is_told_as_infinite():
+def test_the_sums_of_a_diverged_model_are_infinite():
     """Nothing that is not finite travels, and the loss is infinite at the server."""
     p = classified(2, False)
     given_ = np.where(np.arange(len(p.y))[:, None] == 3, np.nan, p.given)

@@ -244,7 +244,7 @@ def test_usual_and_repeated_names_are_one():
         (ZeroDivisionError("by zero"), r"failed: ZeroDivisionError.*of shapes \(1,\) and \(1, 2\)"),
     ],
 )
-def test_functions_that_give_no_number(value, message):
+def test_functions_that_do_not_return_a_number_are_refused(value, message):
     def own(y, p):
         if isinstance(value, Exception):
             raise value

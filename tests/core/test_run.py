@@ -345,7 +345,7 @@ def test_loading_never_builds_unknown_types(tmp_path):
         fd.Run.load(tmp_path / "bad.safetensors")
 
 
-def test_runs_and_checkpoints_are_told_apart(fed, tmp_path):
+def test_runs_and_checkpoints_are_distinguished(fed, tmp_path):
     run = fd.run(ALGORITHM, fed, 1, checkpoint=tmp_path)
     with pytest.raises(fd.CheckpointError, match="resume=True"):
         fd.Run.load(tmp_path / "checkpoint.safetensors")
@@ -427,7 +427,7 @@ def test_a_client_alone_that_diverges_is_named(values, batch):
         fd.run(fd.Independent(lr=0.1), fed, 5, engine=fd.Local(batch=batch), evaluate_every=0)
 
 
-def test_reference_is_not_quantised(fed):
+def test_reference_is_not_quantized(fed):
     plain, coarse = (fd.run(fd.Central(lr=0.1), fed, 1, quantise=q) for q in (None, "int8"))
     assert torch.equal(plain.state.w["weight"], coarse.state.w["weight"])
 
@@ -499,7 +499,7 @@ def test_import_is_light():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_progress_is_silent_without_a_terminal_and_speaks_when_asked(fed, capsys):
+def test_progress_is_shown_on_a_terminal_or_if_asked_for(fed, capsys):
     fd.run(ALGORITHM, fed, 1)
     assert capsys.readouterr() == ("", "")
     fd.run(ALGORITHM, fed, 1, progress=True)
@@ -545,7 +545,7 @@ class OnlyCounts(fd.Algorithm):
 
 
 @pytest.mark.filterwarnings("error:no test rows")
-def test_nothing_is_said_where_nobody_wants_to_evaluate_or_there_is_something_to_test_on():
+def test_no_warning_without_evaluation_or_with_test_rows():
     fed = without_tests()
     for run in (
         fd.run(ALGORITHM, fed, 1, evaluate_every=0),

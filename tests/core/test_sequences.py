@@ -146,7 +146,7 @@ ALGORITHMS = [
 
 
 @pytest.mark.parametrize("kind", ALGORITHMS, ids=lambda k: k.__name__)
-def test_batched_or_looped_sequences_are_learnt_alike(kind):
+def test_batched_or_looped_sequences_are_learned_alike(kind):
     algorithm = kind(tagger(), lr=0.3, batch_size=4, **OWN.get(f"fd.{kind.__name__}", {}))
     found = [
         fd.run(

@@ -337,7 +337,7 @@ TOLD = {
 
 
 @pytest.mark.parametrize("name", list(TOLD))
-def test_what_is_doubtful_is_told(name):
+def test_doubtful_inputs_are_warned_about(name):
     give, words = TOLD[name]
     with pytest.warns(UserWarning, match=re.escape(words)):
         give()

@@ -47,7 +47,7 @@ def test_float_labels_with_classes_are_labels():
     assert Data.from_arrays(X, [True, False, True, False]).classes == 2
 
 
-def test_labels_in_words_are_classes():
+def test_text_labels_are_classes():
     data = Data.from_arrays(X, ["no", "yes", "no", "maybe"], X[:2], ["yes", "no"])
     assert data.y_train.tolist() == [1, 2, 1, 0] and data.y_test.tolist() == [2, 1]
     assert data.class_values == ("maybe", "no", "yes")

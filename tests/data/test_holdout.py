@@ -134,7 +134,7 @@ def test_one_row_is_left_to_learn_from():
 
 
 @pytest.mark.parametrize("test", ["half", None, [0.5]])
-def test_a_part_that_is_no_number(test):
+def test_a_fraction_that_is_not_a_number_is_refused(test):
     with pytest.raises(fd.DataError) as info:
         holdout.test_fraction(test)
     assert str(info.value) == (

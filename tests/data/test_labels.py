@@ -44,7 +44,7 @@ def test_integers_of_steps_are_asked_about():
     assert found == ([[1, 0]], [[1, 1]], 3, ("a", "b", "c"), None)
 
 
-def test_zeros_and_ones_with_a_point_are_classes_and_it_is_said():
+def test_labels_0_0_and_1_0_are_classes_with_a_warning():
     with pytest.warns(
         UserWarning, match=r"'set' are 0\.0 and 1\.0: they are treated as two classes"
     ):

@@ -152,7 +152,7 @@ def test_homogeneity_extremes():
     per_client=st.integers(1, 15),
     seed=st.integers(0, 1000),
 )
-def test_labels_are_exactly_so_many(clients, classes, per_client, seed):
+def test_each_client_has_exactly_per_client_labels(clients, classes, per_client, seed):
     per_client = min(per_client, classes)
     if clients * per_client < classes:
         return

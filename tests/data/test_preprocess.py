@@ -141,7 +141,7 @@ def test_numbers_written_as_text_and_texts_that_are_numbers():
     assert data.preprocess.transform(later).tolist() == [[3, 0, 1]]
 
 
-def test_missing_numbers_are_filled_later_only_where_it_was_said():
+def test_missing_numbers_are_imputed_later_only_if_impute_was_given():
     frame = pd.DataFrame({"a": [1.0, 3, 2, 2], "y": [0, 1, 0, 1]})
     later = pd.DataFrame({"a": [np.nan, 1]})
     filled = fd.load(frame, test=0, scale=None, impute="mean").preprocess

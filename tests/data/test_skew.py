@@ -386,7 +386,7 @@ def test_a_run_follows_a_drift():
     for phase in fd.drift(fed, "labels", phases=2, part=0.5):
         run = fd.run(fd.FedAvg(), phase, 8, start=run)
         ends.append((run.history.accuracy.iloc[0], run.history.accuracy.iloc[-1]))
-    assert ends[0][1] > 0.85  # the model has learnt phase 0
+    assert ends[0][1] > 0.85  # the model has learned phase 0
     assert ends[1][0] == pytest.approx(0.5, abs=0.1)  # half of the labels mean something else
     assert ends[1][1] > 0.7
 

@@ -92,7 +92,7 @@ def test_groups_partition_the_clients_within_the_limits(sizes, memory):
         assert len(g) == 1 or len(g) * int(n.max()) <= memory
 
 
-def test_equal_neighbours_are_a_view_and_others_a_copy():
+def test_neighbors_of_equal_size_are_a_view_and_others_a_copy():
     fed = federation([4, 4, 4, 2])
     table = fd.Local().open(MeanTarget(), fed, random.key(0)).train
     x, y = table.stack(torch.tensor([1, 2]))
@@ -323,14 +323,14 @@ class NoInit(Asks):
         return fd.State(value=clients.mean(self.ask))
 
 
-def test_steps_that_break_the_contract_are_told_so():
+def test_steps_that_break_the_contract_raise_errors():
     with pytest.raises(fd.ReplyError, match=r"must return \(reply, new client state\)"):
         fd.run(Forgetful(), federation([2]), 1)
     with pytest.raises(fd.ReplyError, match="NoInit has no init"):
         fd.run(NoInit(), federation([2]), 1)
 
 
-def test_quantised_replies_are_charged_as_sent_and_stay_unbiased(fed):
+def test_quantized_replies_are_charged_as_sent_and_stay_unbiased(fed):
     plain = fd.run(fd.FedAvg(lr=0.1), fed, 3)
     for kind, width in (("float16", 2), ("bfloat16", 2), ("int8", 1)):
         small = fd.run(fd.FedAvg(lr=0.1), fed, 3, quantise=kind)

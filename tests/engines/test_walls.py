@@ -1,6 +1,6 @@
 """What a user runs into, on every engine: callbacks that stop or raise, Optuna's pruning, runs that
 end because of what is measured, losses that become NaN, modules that look at values, metrics that
-give no number.
+do not return a number.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def test_a_metric_that_gives_a_vector(fed, engine):
 
 
 def soon(outputs, y):
-    """Cross-entropy, which becomes infinite for rows that are learnt: log 0."""
+    """Cross-entropy, which becomes infinite for rows that are learned: log 0."""
     loss = F.cross_entropy(outputs, y, reduction="none")
     return loss + 0 * torch.log(F.relu(loss - 0.05))
 

@@ -274,7 +274,7 @@ def test_probabilities(shares, first, tmp_path):
         np.testing.assert_allclose(estimator.predict_proba(x), model.predict_proba(x), atol=1e-6)
 
 
-def test_probabilities_of_ones_own_stay(tmp_path):
+def test_custom_probabilities_cannot_be_exported(tmp_path):
     model = fd.Predictor(linear([[1.0, 0.0], [0.0, 1.0]]), TWO, lambda z: z / z.sum())
     with pytest.raises(fd.ModelError, match="the model's own"):
         model.to_onnx(tmp_path / "m")
@@ -311,7 +311,7 @@ class Odd(features.Identity):
         return x[:, :1].to(dtype)
 
 
-def test_feature_maps_of_ones_own_stay(tmp_path):
+def test_custom_feature_maps_cannot_be_exported(tmp_path):
     model = fd.Predictor(forms.OnFeatures(Odd(), torch.ones(1, 1)), VALUE)
     for method, arguments in (("to_torch", ()), ("to_sklearn", ()), ("to_onnx", (tmp_path / "m",))):
         with pytest.raises(fd.ModelError, match="the feature map Odd has no"):

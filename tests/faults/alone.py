@@ -191,7 +191,7 @@ def corrupted(tally: Tally, subjects: list[Subject], runs: int, rng: Random) -> 
 
 @contextlib.contextmanager
 def small_disk(at: Path, size: int) -> Iterator[bool]:
-    """A file system of so many bytes at a folder; False where we may not mount one."""
+    """Mount a file system of `size` bytes at a folder; False if this user may not mount one."""
     at.mkdir(parents=True)
     done = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(at)], capture_output=True
@@ -234,7 +234,7 @@ def full_disk(tally: Tally, subjects: list[Subject], runs: int, rng: Random) -> 
 
 
 def _limited(subject: Subject, at: Path, most: int) -> int:
-    """The run in a process that cannot write files of more than so many bytes."""
+    """The run in a process that cannot write files of more than `most` bytes."""
 
     def work() -> None:
         history_file.KEPT = 4

@@ -52,7 +52,7 @@ QUICK = {"kill": 4, "damage": 200, "resume": 5, "disk": 2}
 def campaign(
     counts: dict[str, int], seed: int, folder: Path, say: Callable[[str], None] = print
 ) -> list[Tally]:
-    """All kinds of faults in `counts`, so many of each; the table is printed as it grows."""
+    """Inject each kind of fault as often as `counts` says; the table is printed as it grows."""
     torch.set_num_threads(1)
     tallies: list[Tally] = []
     say(HEAD)

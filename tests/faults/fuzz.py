@@ -433,7 +433,7 @@ def one(target: Target, case: bytes) -> str | None:
 
 
 def fuzz(target: Target, cases: int, seed: int, room: int = ROOM) -> Target:
-    """Feed so many cases."""
+    """Run `cases` mutated inputs through a target."""
     rng = Random(seed)
     warnings.simplefilter("ignore")
     for _ in range(20):  # what is loaded with the first cases is not theirs

@@ -93,8 +93,8 @@ def forked(work: Callable[[], None], said: Path) -> int:
 
 
 def wait(pid: int, seconds: float | None = None) -> int | None:
-    """How a process has ended (minus the signal, if by one); None if it has not within so many
-    seconds.
+    """The exit code of a process (minus the signal that ended it, if one did), or None if it has
+    not ended within `seconds`.
     """
     end = None if seconds is None else time.monotonic() + seconds
     while True:

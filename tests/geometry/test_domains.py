@@ -320,7 +320,7 @@ def test_gradients_of_very_unequal_entries():
 
 def test_groups_of_unequal_size_fill_up_with_zeros_elsewhere():
     g = torch.zeros(12)
-    g[5], g[8] = 3.0, -4.0  # the group labelled 2, of two entries
+    g[5], g[8] = 3.0, -4.0  # the group labeled 2, of two entries
     point = GroupBall(10.0, LABELS).lmo(g)
     assert len(point.indices) == 6 == len(set(point.indices.tolist()))
     assert {
@@ -583,12 +583,12 @@ def test_projection_leaves_the_inside_alone(domain, shape):
 @every
 def test_contains_knows_the_boundary(domain, shape):
     assert bool(domain.contains(domain.start(shape)))
-    centre = domain.start(shape, torch.float64)
-    assert centre.dtype == torch.float64
+    center = domain.start(shape, torch.float64)
+    assert center.dtype == torch.float64
     for seed in range(4):
         corner = dense(domain.lmo(noise(*shape, seed=seed)))
         for share, expected in ((0.5, True), (0.999, True), (1.0, True), (1.001, False)):
-            found = domain.contains(centre + share * (corner - centre), tolerance=1e-6)
+            found = domain.contains(center + share * (corner - center), tolerance=1e-6)
             assert found.dtype == torch.bool
             assert found.shape == ()
             assert bool(found) == expected
@@ -631,7 +631,7 @@ def test_birkhoff_contains_checks_rows_columns_and_signs():
     assert Birkhoff().contains(torch.stack((rows, columns, signs)), batch=1).tolist() == [False] * 3
 
 
-def test_start_is_zero_or_the_centre():
+def test_start_is_zero_or_the_center():
     for domain in (
         L1Ball(1),
         L2Ball(1),

@@ -186,7 +186,7 @@ def test_moduli_and_norms():
     ]
 
 
-def test_best_step_minimises_the_bound():
+def test_best_step_minimizes_the_bound():
     r, sigma, rounds, slope = 0.7, 0.3, 50, 4.0
     eta = best_step(r, sigma, rounds, slope)
 
@@ -270,7 +270,7 @@ def test_projection_satisfies_the_optimality_conditions(mirror: Mirror, seed: in
 @every
 @settings(max_examples=40, deadline=None)
 @given(seed=seeds, n=st.integers(2, 8))
-def test_generalised_pythagorean_inequality(mirror: Mirror, seed: int, n: int):
+def test_generalized_pythagorean_inequality(mirror: Mirror, seed: int, n: int):
     random = np.random.default_rng(seed)
     low, high, radius = box(random, n)
     v = point(mirror, random, n)

@@ -96,7 +96,7 @@ def test_keys_and_counters_of_several_dimensions():
 
 @settings(max_examples=80, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 5), st.integers(1, 4), st.integers(1, 700), st.data())
-def test_orders_are_those_of_python(seed, epochs, clients, n, data):
+def test_compiled_permutations_equal_those_in_python(seed, epochs, clients, n, data):
     keys = random.fold(random.key(seed), torch.arange(epochs * clients)).view(epochs, clients, 2)
     sizes = torch.tensor(data.draw(st.lists(st.integers(0, n), min_size=clients, max_size=clients)))
     valid = torch.arange(n) < sizes.unsqueeze(1)
@@ -255,11 +255,11 @@ def test_training_is_that_of_pytorch(
     keys = random.fold(random.key(seed), torch.arange(clients))
     rows = Rows(x, y, index, weight, spec)
 
-    def learnt():
+    def learned():
         return descend(how, model, loss, start, rows, keys, prox=0.1, correction=correction)
 
     counted.clear()
-    ours, theirs = learnt(), without(learnt)
+    ours, theirs = learned(), without(learned)
     assert counted == [1]
     assert torch.equal(ours["steps"], theirs["steps"])
     for name in start:
@@ -270,7 +270,7 @@ def test_training_is_that_of_pytorch(
 
 @pytest.mark.parametrize("model", [fd.Linear(), fd.MLP((20, 6))])
 def test_many_clients_of_unequal_size(model, counted):
-    """So many that a thread takes several at a time."""
+    """More clients than threads: each thread takes several at a time."""
     sizes = torch.arange(200) % 37 + 1
     x = torch.randn(int(sizes.sum()), 11, generator=torch.Generator().manual_seed(0))
     y, real = torch.arange(len(x)) % 3, torch.arange(37) < sizes.unsqueeze(1)
@@ -286,8 +286,8 @@ def test_many_clients_of_unequal_size(model, counted):
         random.fold(random.key(0), torch.arange(200)),
     )
     how = fd.Training(batch_size=8, epochs=2)
-    learnt = lambda: descend(how, model, CrossEntropy(), start, rows, keys)  # noqa: E731
-    ours, theirs = learnt(), without(learnt)
+    learned = lambda: descend(how, model, CrossEntropy(), start, rows, keys)  # noqa: E731
+    ours, theirs = learned(), without(learned)
     assert counted == [1] and len(ours["steps"].unique()) > 1
     for name in start:
         torch.testing.assert_close(
@@ -308,7 +308,7 @@ def test_what_it_does_not_know_goes_to_pytorch(counted):
     model, keys = fd.Linear(), random.fold(random.key(0), torch.arange(2))
     start = model.init(spec, random.key(0))
 
-    def learnt(x=x, y=y, weight=ones, loss=LOSSES[1], **more):
+    def learned(x=x, y=y, weight=ones, loss=LOSSES[1], **more):
         return descend(
             fd.Training(batch_size=4),
             model,
@@ -319,14 +319,14 @@ def test_what_it_does_not_know_goes_to_pytorch(counted):
             **more,
         )["params"]
 
-    known = learnt()
+    known = learned()
     assert counted == [1]
     strange = torch.stack([y, y], 1)[:, 0]
     for other in (
-        learnt(loss=Squared()), learnt(x=x.T.contiguous().T), learnt(y=strange),
-        learnt(weight=ones.double()),
-        learnt(correction={k: torch.zeros(v.shape, dtype=torch.float64) for k, v in start.items()}),
-        learnt(correction={k: torch.zeros(v.shape, requires_grad=True) for k, v in start.items()}),
+        learned(loss=Squared()), learned(x=x.T.contiguous().T), learned(y=strange),
+        learned(weight=ones.double()),
+        learned(correction={k: torch.zeros_like(v, dtype=torch.float64) for k, v in start.items()}),
+        learned(correction={k: torch.zeros_like(v, requires_grad=True) for k, v in start.items()}),
     ):  # fmt: skip
         for name in start:
             torch.testing.assert_close(other[name].float(), known[name])
@@ -362,16 +362,16 @@ def test_a_client_alone_and_in_any_company_learns_the_same_bits(model, batch):
     how, spec = fd.Training(batch_size=batch, epochs=3), Spec((64,), 10, 10)
     start, keys = model.init(spec, random.key(0)), random.fold(random.key(0), torch.arange(5))
 
-    def learnt(clients: list[int], width: int) -> dict[str, torch.Tensor]:
+    def learned(clients: list[int], width: int) -> dict[str, torch.Tensor]:
         rows = Rows(x, y, index[clients, :width], real[clients, :width].float(), spec)
         return descend(how, model, CrossEntropy(), start, rows, keys[clients])["params"]
 
-    alone, threads = [learnt([i], n) for i, n in enumerate(sizes)], torch.get_num_threads()
+    alone, threads = [learned([i], n) for i, n in enumerate(sizes)], torch.get_num_threads()
     try:
         for number in (1, 2, 5):
             torch.set_num_threads(number)
             for company in ([0, 1, 2, 3, 4], [4, 1, 0], [3, 2]):
-                together = learnt(company, 40)
+                together = learned(company, 40)
                 for place, i in enumerate(company):
                     assert all(torch.equal(together[k][place], alone[i][k][0]) for k in start)
     finally:
@@ -472,7 +472,7 @@ def test_outputs_far_apart_neither_overflow_nor_vanish_into_nan():
 
 @pytest.mark.parametrize("loss", range(4))
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_is_no_number_is_passed_on(loss, bad):
+def test_nans_propagate(loss, bad):
     """A run must stop at it: it may not be turned into a number on the way."""
     found = slopes(torch.tensor([0.0, bad, 1.0]), loss)
     if loss in (0, 1) or np.isnan(bad):
@@ -628,10 +628,38 @@ def test_one_value_is_normalized_by_what_is_given(n):
     mean, var = torch.full((2, 1), 2.0), torch.full((2, 1), 4.0)
     out, made = kernels.normalize(x, weight, bias, mean, var, None, 0, 0.0)
     assert torch.equal(out, torch.full_like(x, 8.5))
-    assert made.flatten().tolist() == [2.0, 2.0, 4.0, 4.0, 0.5, 0.5]
+    # and the running statistics stay
+    assert made.flatten().tolist() == [2.0, 2.0, 4.0, 4.0, 0.5, 0.5, 2.0, 2.0, 4.0, 4.0]
     of_x, of_weight, of_bias = kernels.normalize_back(x, torch.ones_like(x), weight, made, None, 0)
     assert torch.equal(of_x, torch.full_like(x, 1.5))
     assert of_weight.tolist() == [[5.0 * n], [5.0 * n]] and of_bias.tolist() == [[2.0 * n]] * 2
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_running_statistics_move_by_the_momentum(n):
+    """1, 3, 1, 3 have mean 2 and unbiased variance 4/3 (1 and 3 alone: 2); a tenth of the way from
+    0 and 1.
+    """
+    x = torch.tensor([1.0, 3.0]).repeat(n).view(1, 2, 1, n)
+    mean, var = torch.zeros(1, 1), torch.ones(1, 1)
+    _, made = kernels.normalize(x, None, None, mean, var, None, 2 * n, 0.0, 0.1)
+    unbiased = 2.0 if n == 1 else 4 / 3
+    torch.testing.assert_close(made[3:].flatten(), torch.tensor([0.2, 0.9 + 0.1 * unbiased]))
+    _, made = kernels.normalize(x, None, None, None, None, None, 2 * n, 0.0, 0.1)
+    torch.testing.assert_close(made[3:].flatten(), torch.tensor([2.0, unbiased]))
+
+
+def test_a_first_row_far_from_the_others_costs_no_digits():
+    """Deviations are taken from the mean of a row at first, and the first row is far away.
+
+    Of 400 rows one is at 1000, the others alternate between -1 and 1 around 0.
+    """
+    x = torch.tensor([-1.0, 1.0]).repeat(400, 1, 1, 8).clone()
+    x[0] += 1000
+    _, made = kernels.normalize(x.view(1, 400, 1, 16), None, None, None, None, None, 6400, 0.0)
+    want = x.double().flatten()
+    torch.testing.assert_close(made[0].item(), want.mean().item(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(made[1].item(), want.var().item(), rtol=1e-6, atol=0)
 
 
 def test_normalization_refuses_what_is_not_there():
@@ -644,7 +672,7 @@ def test_normalization_refuses_what_is_not_there():
     with pytest.raises(ValueError, match="weight has 8 bytes"):
         kernels.normalize(x, torch.ones(1, 2), None, ones, ones, None, 2, 0.0)
     with pytest.raises(ValueError, match="slope has 4 bytes"):
-        kernels.normalize_back(x, torch.ones(1), None, torch.ones(3, 1, 3), None, 2)
+        kernels.normalize_back(x, torch.ones(1), None, torch.ones(5, 1, 3), None, 2)
 
 
 def test_they_can_be_left_out_of_a_process(monkeypatch):

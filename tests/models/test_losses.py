@@ -81,7 +81,7 @@ def test_values_by_hand():
     assert losses.Focal(0.5).slope(certain, label, torch.ones(1)).abs().max() == 0
 
 
-def test_a_quantile_is_learnt():
+def test_a_quantile_is_learned():
     """A constant model under the pinball loss ends at the quantile of its targets."""
     y = np.sort(np.random.default_rng(0).gamma(2.0, size=400)).astype(np.float32)
     x = np.zeros((400, 1), np.float32)

@@ -443,7 +443,7 @@ def test_an_archive_with_a_function_is_not_loaded():
         unpack(archive)
 
 
-def test_what_is_no_archive_is_refused_in_words():
+def test_files_that_are_not_archives_are_refused_with_a_readable_error():
     whole = skops.io.dumps(LogisticRegression().fit(X, Y))
     for bad in (b"", b"garbage", whole[:-30], whole.replace(b"schema", b"schemb")):
         with pytest.raises(fd.ModelError, match="not a readable skops archive"):

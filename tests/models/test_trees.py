@@ -45,7 +45,7 @@ def walk(tree: Trees, root: int, row: np.ndarray) -> np.ndarray:
     return tree.value[int((tree.feature[:at] < 0).sum())].double().numpy()
 
 
-def neighbours(thresholds: np.ndarray) -> np.ndarray:
+def neighbors(thresholds: np.ndarray) -> np.ndarray:
     """Every threshold rounded to float32, and the numbers of float32 next to it on both sides."""
     near = thresholds.astype(np.float32)
     return np.concatenate(
@@ -58,7 +58,7 @@ def neighbours(thresholds: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("depth", [1, 4, None])
 def test_predictions_are_those_of_scikit_learn(kind, outputs, depth):
     rng = np.random.default_rng(outputs)
-    # Neighbours of float32: thresholds lie halfway between them, where rounding could change sides.
+    # Neighbors of float32: thresholds lie halfway between them, where rounding could change sides.
     base = rng.normal(size=(40, 3)).astype(np.float32)
     x = np.concatenate(
         [base, np.nextafter(base, np.float32(np.inf)), rng.normal(size=(40, 3)).astype(np.float32)]
@@ -66,7 +66,7 @@ def test_predictions_are_those_of_scikit_learn(kind, outputs, depth):
     y = rng.normal(size=(len(x), outputs))
     tree = kind(random_state=0, max_depth=depth).fit(x, y if outputs > 1 else y[:, 0])
     inner = tree.tree_.children_left >= 0
-    rows = np.repeat(neighbours(tree.tree_.threshold[inner]), 3).reshape(-1, 3)
+    rows = np.repeat(neighbors(tree.tree_.threshold[inner]), 3).reshape(-1, 3)
     rows = np.concatenate([x, rows, rng.normal(size=(100, 3)).astype(np.float32)])
     want = tree.predict(rows).reshape(len(rows), outputs)
     arrays = from_sklearn(tree.tree_)
@@ -79,7 +79,7 @@ def test_predictions_are_those_of_scikit_learn(kind, outputs, depth):
 
 
 @pytest.mark.parametrize("kind", [DecisionTreeRegressor, ExtraTreeRegressor])
-def test_rows_on_both_sides_of_a_threshold_between_neighbours(kind):
+def test_rows_on_both_sides_of_a_threshold_between_neighbors(kind):
     """0.1 and the next number of float32: the threshold lies between the two, and rounds to one of
     them or the other.
     """
@@ -374,7 +374,7 @@ def test_nodes_with_two_parents_or_none_are_refused(changes):
         check_trees(by_hand(**changes), 2, 1, 1)
 
 
-def test_any_number_of_trees_where_none_was_said():
+def test_any_number_of_trees_if_none_is_required():
     check_trees(join([by_hand()] * 3), 2, 1)
     check_trees(join([by_hand()] * 3), 2, 1, 3)
 

@@ -178,7 +178,7 @@ def child(job: Job, folder: Path) -> None:
 
 
 def outcomes(jobs: Sequence[Job], at_once: int) -> Iterator[tuple[Job, Outcome]]:
-    """Run jobs in forked children, so many at once."""
+    """Run jobs in forked children, at most `at_once` at a time."""
     waiting, running = list(reversed(jobs)), {}
     with tempfile.TemporaryDirectory(prefix="foedus-mutants-") as base:
         try:

@@ -53,7 +53,7 @@ def test_curves_start_together():
 @pytest.mark.skipif(
     locate("satimage") is None, reason="needs satimage: set FOEDUS_DATA to the folder of data sets"
 )
-def test_learnt_weights_beat_the_uniform_average_and_aflboost_the_worst_domain():
+def test_learned_weights_beat_the_uniform_average_and_aflboost_the_worst_domain():
     table = {r["method"]: r for r in paper.classifiers(0, "satimage", 12, 60)}
     assert table["FedBoost, all sent"]["loss"] < table["uniform average"]["loss"]
     assert table["AFLBoost, all sent"]["worst domain"] < table["FedBoost, all sent"]["worst domain"]

@@ -48,7 +48,7 @@ def best(g, ball):
 @pytest.mark.parametrize("averaged", [False, True])
 def test_published_protocol_step_by_step(ball, averaged):
     """Batches in stored order, steps counted per client, a ball per tensor, clients that begin at
-    the centre and send x_i.
+    the center and send x_i.
     """
     center = [np.zeros((3, 3)), np.zeros(3)]
     made, d = [0, 0], [[np.zeros((3, 3)), np.zeros(3)] for _ in range(2)]

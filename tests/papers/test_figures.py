@@ -55,6 +55,18 @@ def test_a_spread_inside_one_run_is_a_band_around_it():
     assert tuple(band.get_datalim(panel.transData).intervaly) == (1.5, 4.5)
 
 
+@pytest.mark.parametrize(("lines", "bands"), [(4, 4), (5, 0)])
+def test_more_than_four_lines_have_no_bands(lines, bands):
+    rows = [
+        {"x": x, "y": float(x + s), "m": name, "seed": s}
+        for name in "abcde"[:lines]
+        for x in (1, 2)
+        for s in (0, 1)
+    ]
+    [panel], _ = drawn(Lines("x", "y", "m"), rows)
+    assert (len(panel.lines), len(panel.collections)) == (lines, bands)
+
+
 def test_what_does_not_depend_on_x_is_a_line_across():
     rows = [{"x": x, "y": float(x), "m": "a"} for x in (1, 2)] + [{"x": 1, "y": 9.0, "m": "KRR"}]
     [panel], legend = drawn(Lines("x", "y", "m"), rows)
@@ -94,7 +106,7 @@ def test_panels_are_filled_row_by_row_and_named():
     assert legend == ["m = 0.5"]  # once for all panels
 
 
-def test_yes_and_no_are_said_with_their_column():
+def test_yes_and_no_are_shown_with_their_column():
     rows = [{"x": x, "y": 1.0, "late": v} for x in (1, 2) for v in (True, False)]
     _, legend = drawn(Lines("x", "y", "late"), rows)
     assert legend == ["late: yes", "late: no"]

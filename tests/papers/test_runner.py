@@ -357,7 +357,7 @@ def test_pages_and_documents(tmp_path):
     assert "| x | paper | a | b |" in text and "(toy-table.svg)" in text
     assert (tmp_path / "docs" / "papers" / "toy-table.svg").exists()
     summary = (tmp_path / "docs" / "reproduction.md").read_text()
-    assert '- of the papers\', at scale "usual": **2 of 3 hold**\n' in summary
+    assert '- the papers\' claims, at scale "usual": **2 of 3 hold**\n' in summary
     assert "Claims that do not hold:\n\n- **table**: they fall. Our numbers" in summary
 
 
@@ -385,8 +385,8 @@ def test_claims_of_ours_are_counted_apart(tmp_path, monkeypatch):
     markdown.write_docs(tmp_path, tmp_path / "docs", draw=False)
     text = (tmp_path / "docs" / "reproduction.md").read_text()
     papers, ours = (
-        f'- of {whose}, at scale "quick": **{n} of 1 hold**\n'
-        for whose, n in (("the papers'", 1), ("ours", 0))
+        f'- {whose} claims, at scale "quick": **{n} of 1 hold**\n'
+        for whose, n in (("the papers'", 1), ("our", 0))
     )
     assert papers + ours in text
     assert "Claims that do not hold:\n\n- **table**: they fall (ours). Our numbers" in text

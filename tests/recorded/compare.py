@@ -120,12 +120,30 @@ def compare(scenario: str, name: str, recorded: dict, now: dict) -> list[Differe
         elif column == "error.message":
             if old[column] != new[column]:
                 found.append(Difference(*at, None, old[column], new[column], "wording"))
-        elif (difference := _values(at, old[column], new[column])) is not None:
-            found.append(difference)
+        else:
+            slack = unclear(column, now.get("doubtful", {}))
+            if (difference := _values(at, old[column], new[column], slack)) is not None:
+                found.append(difference)
     return found
 
 
-def _values(at: tuple[str, str, str], old: Any, new: Any) -> Difference | None:
+def unclear(column: str, doubtful: dict[str, list[float]]) -> list[float]:
+    """By round, how far an accuracy may be off, for the share of rows that can count either way.
+
+    That of the worst client, and the mean over all clients' own models, may be anything where some
+    of the clients' rows are like that.
+    """
+    own, common = doubtful.get("own_doubtful", []), doubtful.get("doubtful", [])
+    if column == "own_accuracy":
+        return own
+    if column == "accuracy" and common:
+        return common
+    return [float(v > 0) for v in own] if "accuracy" in column else []
+
+
+def _values(
+    at: tuple[str, str, str], old: Any, new: Any, slack: list[float] | None = None
+) -> Difference | None:
     column = at[2]
     rounds = not column.startswith(("state.", "outputs.", "error."))
     if not isinstance(old, list) or not isinstance(new, list):
@@ -139,7 +157,8 @@ def _values(at: tuple[str, str, str], old: Any, new: Any) -> Difference | None:
         # the second.
         size = abs(old[1]) if not rounds and i == 0 and len(old) > 1 else 0.0
         same = a == b if column in INTEGERS + BYTES else close(a, b, size)
-        if same:
+        numbers = isinstance(a, float) and isinstance(b, float)
+        if same or (slack and numbers and abs(a - b) <= slack[i] + TOLERANCE):
             continue
         if column not in BYTES or b > a:
             shown = (a, b) if rounds else (old, new)
@@ -162,9 +181,12 @@ def merge(
 
     Numbers within the tolerance stay as they are, so that small differences cannot add up.
     """
+    doubtful = now.get("doubtful", {})
+    now = {part: entries for part, entries in now.items() if part != "doubtful"}
     if recorded is None:
         return now, []
-    differences = {d.column: d for d in compare(scenario, name, recorded, now)}
+    with_doubts = {**now, "doubtful": doubtful}
+    differences = {d.column: d for d in compare(scenario, name, recorded, with_doubts)}
     old, new = flat(recorded), flat(now)
     covered = {c for c in differences if any(x.covers(scenario, name, c) for x in changes)}
     refused = [d for c, d in differences.items() if c in old and c not in covered]

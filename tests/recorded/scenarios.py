@@ -51,6 +51,18 @@ def bandit() -> fd.Federation:
     return fd.class_bandit(digits())
 
 
+def doubtful(y: np.ndarray, given: np.ndarray) -> float:
+    """The share of rows whose two largest probabilities are equal up to rounding.
+
+    A class that nobody has seen yet is as probable as the next one: which of them is predicted is
+    a matter of the processor, and `compare` lets these rows count either way.
+    """
+    if given.ndim < 2 or given.shape[1] < 2 or not np.isfinite(given).all():
+        return 0.0
+    second, first = np.sort(given, axis=1)[:, -2:].T
+    return float(np.mean(first - second <= 1e-6))
+
+
 # -- algorithms ------------------------------------------------------------------------------------
 
 
@@ -180,7 +192,13 @@ def record(scenario: str, name: str, engine: Any = None) -> dict[str, Any]:
             arguments["participation"] = min(arguments["participation"], case.participation)
             if engine is not None:
                 arguments["engine"] = engine
-            run = fd.run(case.algorithm, fed, ROUNDS, seed=0, evaluate_every=1, **arguments)
+            how = {"seed": 0, "evaluate_every": 1} | arguments
+            asked = {"metrics": [doubtful]} if fed.data.classes else {}
+            if scenario == "flower":  # a function is not sent to sites
+                clear = fd.run(case.algorithm, fed, ROUNDS, **how | asked | {"engine": fd.Local()})
+                run = fd.run(case.algorithm, fed, ROUNDS, **how)
+            else:
+                clear = run = fd.run(case.algorithm, fed, ROUNDS, **how | asked)
         except Exception as error:
             if engine is not None and type(error) is fd.FoedusError:
                 raise  # processes that do not start are not a refusal
@@ -190,6 +208,9 @@ def record(scenario: str, name: str, engine: Any = None) -> dict[str, Any]:
     if engine is not None and any("left_out" in row for row in rows):
         raise RuntimeError(f"{scenario}/{name}: a process did not answer in time; run it again")
     names = [c for c in dict.fromkeys(c for row in rows for c in row) if c != "seconds"]
+    names = [c for c in names if "doubtful" not in c]
+    columns = [c for c in ("doubtful", "own_doubtful") if c in clear.records.columns]
+    unclear = {c: [row[c] for row in clear.records.rows] for c in columns}
     if scenario == "private":
         names = [c for c in names if c in COUNTS]
         if getattr(case.algorithm, "sampling", "uniform") != "uniform":
@@ -200,6 +221,7 @@ def record(scenario: str, name: str, engine: Any = None) -> dict[str, Any]:
         "columns": {c: [plain(row.get(c)) for row in rows] for c in names},
         "state": state_digest(run.state),
         "outputs": outputs(run, fed, scenario != "flower"),
+        "doubtful": unclear,
     }
 
 

@@ -10,6 +10,7 @@ import torch
 
 import foedus as fd
 from foedus.report.compare import Comparison, compare
+from foedus.report.curves import lines
 from foedus.report.text import mean_and_spread
 from tests.report.fakes import central, fake_run, independent
 
@@ -98,14 +99,16 @@ def test_rounds_without_evaluation_are_skipped():
     cmp = Comparison({"A": [fake_run([0.1, None, 0.9, None])]}, target=0.5)
     assert cmp.table().loc["A", "accuracy"] == 0.9
     assert cmp.table().loc["A", "rounds_to_target"] == 2
-    (curve,) = cmp.curves()
-    assert curve.rounds == [0, 2]
-    assert curve.megabytes == [0, 3.0]
+    (line,) = lines(cmp)
+    assert line.x["rounds"] == [0, 2]
+    assert line.x["megabytes"] == [0, 3.0]
 
 
 def test_values_that_are_not_finite_are_no_points_of_a_curve():
-    (curve,) = Comparison({"A": [fake_run([0.1, math.nan, 0.9])]}, target=0.5).curves()
-    assert curve.rounds == [0, 2] and curve.mean == [0.1, 0.9]
+    runs = [fake_run([0.1, math.inf, 0.9]), fake_run([0.3, 0.4, 0.5], seed=1)]
+    (line,) = lines(Comparison({"A": runs}, target=0.5))
+    assert line.x["rounds"] == [0, 1, 2] and line.y["loss"] == [1.0, 1.0, 1.0]
+    assert line.y["accuracy"] == pytest.approx([0.2, math.nan, 0.7], nan_ok=True)
 
 
 def test_numbers_as_text():
@@ -121,18 +124,18 @@ def test_no_evaluation_at_all_still_counts_bytes():
     assert cmp.target is None
     assert math.isnan(cmp.table().loc["A", "accuracy"])
     assert cmp.table().loc["A", "mb"] == 1.5
-    assert cmp.curves() == []
+    assert lines(cmp) == []
 
 
 def test_curves_have_mean_and_range_over_seeds():
     cmp = Comparison(
         {"A": [fake_run([0.0, 0.4], seed=0), fake_run([0.2, 0.8], seed=1, seconds=1.5)]}
     )
-    (curve,) = cmp.curves()
-    assert curve.mean == pytest.approx([0.1, 0.6])
-    assert curve.low == [0.0, 0.4]
-    assert curve.high == [0.2, 0.8]
-    assert curve.seconds == [0.0, 1.0]
+    (line,) = lines(cmp)
+    assert line.y["accuracy"] == pytest.approx([0.1, 0.6])
+    assert line.low["accuracy"] == [0.0, 0.4]
+    assert line.high["accuracy"] == [0.2, 0.8]
+    assert line.x["seconds"] == [0.0, 1.0]
 
 
 def test_diverged_runs_are_left_out_of_the_numbers_and_remarked():
@@ -151,7 +154,7 @@ def test_diverged_runs_are_left_out_of_the_numbers_and_remarked():
     assert math.isnan(b["accuracy"])
     assert b["seeds"] == 0
     assert "2 of 2 seeds diverged in round 1" in b["remark"]
-    assert [c.diverged for c in cmp.curves()] == [False, True]
+    assert [line.note for line in lines(cmp)] == ["", "diverged"]
 
 
 def test_text_table():
@@ -198,7 +201,7 @@ def arrays(seed=0, owner=(0,) * 10 + (1,) * 10):
     return fd.Federation.from_owners(data, *owners, np.arange(2), "given", {})
 
 
-def test_federations_alike_in_name_and_size_are_told_apart_by_their_rows(tmp_path):
+def test_federations_of_equal_name_and_size_are_distinguished_by_their_rows(tmp_path):
     runs = {k: fd.run(fd.FedAvg(), arrays(k), 1) for k in (0, 1)}
     message = r"the training rows of 'a' and 'b' differ; the test rows of 'a' and 'b' differ"
     with pytest.raises(fd.ConfigError, match=message):
@@ -321,7 +324,7 @@ def test_save_and_load_keep_names_and_numbers(fed, tmp_path):
     assert after.loc["Central", "remark"] == "all data in one place"
 
 
-def test_loaded_runs_are_told_apart_by_what_differs(tmp_path):
+def test_loaded_runs_are_named_by_the_settings_that_differ(tmp_path):
     for i, run in enumerate(
         [
             fake_run([0, 1.0], algorithm=fd.FedAvg(lr=lr), seed=s)

@@ -53,7 +53,7 @@ def test_a_question_that_the_protocol_refuses_changes_no_state(tmp_path):
     )
 
 
-def test_a_scale_tells_nothing_of_the_largest_number_of_a_column(tmp_path):
+def test_a_scale_reveals_nothing_of_the_largest_number_of_a_column(tmp_path):
     """Whether x / scale is beyond the floats was an error; 45 questions found the largest x."""
     grid = federation(tmp_path, PLAN, secure__required="true")
     weights = {"w": {"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}}

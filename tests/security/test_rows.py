@@ -134,7 +134,7 @@ def test_a_sum_of_fewer_clients_than_the_site_demands(tmp_path):
 
 @pytest.mark.parametrize("claimed", [101, 200, 1000])
 def test_the_noise_of_those_whom_a_client_has_seen_is_enough(claimed):
-    """A server claims many clients, each of whom then adds little noise; only the neighbours of a
+    """A server claims many clients, each of whom then adds little noise; only the neighbors of a
     client are there. Their noise alone must have the multiplier that was demanded.
     """
     config = SecureAggregation(privacy=fd.DifferentialPrivacy(clip=1.0, noise=1.0, delta=1e-6))
@@ -145,7 +145,7 @@ def test_the_noise_of_those_whom_a_client_has_seen_is_enough(claimed):
     assert total >= 1.0 and total == pytest.approx(1.0, rel=1e-3)
 
 
-def test_a_key_list_of_fewer_neighbours_than_the_noise_counts_on():
+def test_a_key_list_of_fewer_neighbors_than_the_noise_assumes_is_refused():
     config = SecureAggregation()
     client = SecureClient(0, config)
     offered = SecureServer(config, dict.fromkeys(range(101), 1), session="s")
@@ -480,7 +480,7 @@ def test_magnitudes_that_nobody_else_has(tmp_path):
 
 
 @pytest.mark.parametrize("texts", [[b"\0\0\xff"], [b"\x63\0x"], [b"x"]])
-def test_lies_in_a_sum_of_texts_stop_in_words(texts, tmp_path, monkeypatch):
+def test_false_sums_of_texts_stop_with_a_readable_error(texts, tmp_path, monkeypatch):
     """Nobody can say whose they are."""
     secure = TEXTS + '\n[aggregation]\ntype = "SecureAggregation"\n'
     grid = with_names(tmp_path, secure, allow__categories='["name"]')

@@ -272,7 +272,7 @@ def test_files_are_as_readable_as_any_other(tmp_path):
     ],
     ids=str,
 )
-def test_a_forged_header_is_refused_in_words(tmp_path, header):
+def test_a_forged_header_is_refused_with_a_readable_error(tmp_path, header):
     """With a checksum that is right: nothing but `CheckpointError` comes out."""
     path = tmp_path / "a.safetensors"
     original = checkpoint.json.dumps

@@ -177,7 +177,7 @@ def test_a_damaged_checkpoint_gives_way_with_the_rows_of_the_one_before(fed, tmp
     [None, [], {"rows": 4}, {"rows": 5, "size": 1, "crc32": 0, "more": 1}, {"size": "x"}, "wrong"],
     ids=str,
 )
-def test_a_forged_pointer_is_refused_in_words(fed, tmp_path, earlier):
+def test_a_forged_pointer_is_refused_with_a_readable_error(fed, tmp_path, earlier):
     fd.run(ALGORITHM, fed, 4, checkpoint=tmp_path)
     trees, about = checkpoint.read(tmp_path / NAME)
     if earlier == "wrong":

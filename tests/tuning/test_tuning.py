@@ -147,7 +147,7 @@ def test_test_rows_are_never_touched(fed):
 
 @pytest.fixture(scope="module")
 def noisy() -> fd.Federation:
-    """Few rows, many features, much noise: too little regularisation overfits, too much forgets."""
+    """Few rows, many features, much noise: too little regularization overfits, too much forgets."""
     rng = np.random.default_rng(3)
     x = rng.normal(size=(60, 20)).astype(np.float32)
     y = (x @ rng.normal(size=20) + 3 * rng.normal(size=60)).astype(np.float32)
@@ -225,7 +225,7 @@ class Sides(Toy):
         return torch.nn.functional.cross_entropy(outputs, y, reduction="none")
 
 
-def test_accuracy_is_to_be_high_and_equals_are_told_by_their_loss():
+def test_accuracy_is_maximized_and_ties_are_broken_by_the_loss():
     x = np.array([[-1.0], [1.0]] * 10, np.float32)
     fed = fd.split(fd.Data.from_arrays(x, (x[:, 0] > 0).astype(int)), "iid", clients=2)
     grid = {"side": [-1, 1], "scale": [1.0, 3.0, 2.0]}
@@ -478,7 +478,7 @@ def test_draws_from_a_range_are_uniform_in_the_logarithm():
         ([1.0, 1.0, 0.5], ()),
     ],
 )
-def test_a_choice_at_the_end_of_its_list_is_said_to_be_so(values, border):
+def test_a_choice_at_the_end_of_its_list_is_reported(values, border):
     found = fd.tune(Toy(), ones(), 1, grid={"lr": values, "extra": [None]}, workers=1)
     assert found.values["lr"] == 1.0
     assert found.border == border
@@ -500,7 +500,7 @@ def test_what_is_printed():
     ]
 
 
-def test_none_stays_none():
+def test_a_setting_may_be_none():
     found = fd.tune(Toy(), ones(), 1, grid={"extra": [None, 0.25], "lr": [0.5, 1.0]}, workers=1)
     assert found.values["extra"] is None
     assert found.table.extra.tolist() == [None, 0.25, None, 0.25]

@@ -550,7 +550,7 @@ def test_no_memory_for_trees_without_nodes():
         decode(seal(b"\x14\x00\x04\x00\x01\x01\x00" + none + bytes(4)))
 
 
-def test_a_message_has_so_many_values_at_most(monkeypatch):
+def test_the_number_of_values_in_a_message_is_limited(monkeypatch):
     """Each is an object in memory, however few bytes it has."""
     monkeypatch.setattr(layout, "MAX_VALUES", 5)
     assert decode(encode([1, [2, 3]])) == [1, [2, 3]]  # two lists, three numbers
@@ -689,14 +689,14 @@ def test_densify_turns_all_but_trees_dense():
     assert out["n"] == 1
 
 
-# --- quantisation ---------------------------------------------------------------------------------
+# --- quantization ---------------------------------------------------------------------------------
 
 KINDS = ("int8", "float16", "bfloat16")
 STEPS = 1 << 10
 
 
 def over_all_draws(x: Tensor, kind: str, monkeypatch) -> Tensor:
-    """The dequantised tensor for every word of an even grid of `STEPS` words, one row a word."""
+    """The dequantized tensor for every word of an even grid of `STEPS` words, one row a word."""
     monkeypatch.setattr(random, "fold", lambda key, i: key)
     monkeypatch.setattr(random, "words", lambda key, n: key[0].expand(n))
     keys = torch.arange(0, 2**32, 2**32 // STEPS).unsqueeze(1)
@@ -704,7 +704,7 @@ def over_all_draws(x: Tensor, kind: str, monkeypatch) -> Tensor:
 
 
 def dyadic(dtype, kind):
-    """Numbers whose place between their neighbours is a multiple of 1 / STEPS, so that the mean
+    """Numbers whose place between their neighbors is a multiple of 1 / STEPS, so that the mean
     over the grid is exact.
     """
     if kind == "int8":  # the largest is 127, so that the scale is 1
@@ -726,21 +726,21 @@ def dyadic(dtype, kind):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("scale", [0, 3, 100, -100])
-def test_quantisation_is_exactly_unbiased(kind, dtype, scale, monkeypatch):
+def test_quantization_is_exactly_unbiased(kind, dtype, scale, monkeypatch):
     x = dyadic(dtype, kind) * 2.0**scale
     out = over_all_draws(x, kind, monkeypatch)
     assert torch.equal(out.mean(0), x.double())
     for column, value in zip(out.T, x.double(), strict=True):
         low, high = column.min(), column.max()
         assert low <= value <= high
-        assert set(column.tolist()) <= {low.item(), high.item()}  # two neighbours, nothing else
+        assert set(column.tolist()) <= {low.item(), high.item()}  # two neighbors, nothing else
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", KINDS)
 @settings(deadline=None)
 @given(data=st.data())
-def test_quantisation_error_is_below_one_step(kind, dtype, data):
+def test_quantization_error_is_below_one_step(kind, dtype, data):
     width = 32 if dtype == torch.float32 else 64
     numbers = st.floats(allow_nan=False, allow_infinity=False, width=width)
     x = torch.tensor(data.draw(st.lists(numbers, min_size=1, max_size=8)), dtype=dtype)

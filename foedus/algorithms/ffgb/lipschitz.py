@@ -48,7 +48,7 @@ class FFGBLipschitz(FFGB):
         >>> x = rng.uniform(-1, 1, (60, 2)).astype(np.float32)
         >>> data = fd.Data.from_arrays(x[:40], x[:40, 0], x[40:], x[40:, 0])
         >>> fed = fd.split(data, "iid", clients=2)
-        >>> oracle = fd.SobolevNet(fd.MLP(4), steps=15, lr=0.05)
+        >>> oracle = fd.SobolevNet(fd.MLP(4), steps=8, lr=0.1)
         >>> run = fd.run(fd.FFGBLipschitz(oracle), fed, rounds=2)
         >>> bool(run.history.mse.iloc[-1] < run.history.mse.iloc[0])
         True

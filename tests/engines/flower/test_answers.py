@@ -128,7 +128,7 @@ def test_what_cannot(read, header, change, words):
 @settings(max_examples=300, deadline=None, derandomize=True, database=None)
 @given(st.data())
 def test_headers_of_any_content(data):
-    """Either they can be used, or they are refused in words."""
+    """Either they can be used, or they are refused with a readable error."""
     read, header = data.draw(
         st.sampled_from([(parts, PARTS), (sums, SUMS), (score, SCORE), (greeted, HELLO)])
     )

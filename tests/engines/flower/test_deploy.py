@@ -85,7 +85,7 @@ print((said == rows.outcome).mean())
 
 @pytest.mark.parametrize("secure", [False, True])
 def test_from_raw_tables_to_a_model_for_raw_rows(secure, tmp_path):
-    """Real processes: categories, holes and labels in words, a model that a fresh process asks
+    """Real processes: categories, missing values and text labels; a model that a new process asks
     about the raw rows of a new site; and metrics of all test rows in the history.
     """
     names = ("north", "south", "west")

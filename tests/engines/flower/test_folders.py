@@ -70,7 +70,7 @@ def test_without_files_there_is_something_to_be_edited(tmp_path):
 
 
 def test_a_folder_has_what_the_server_and_each_site_needs(tmp_path):
-    """Public keys at the server, secret ones with the sites, and nobody else's."""
+    """The server has all public keys; each site has its own secret key and no other."""
     sites = {"north": None, "south": None, "far-west_2": None}
     deploy.init(tmp_path / "trial", sites, host="fed.example.org", port=4711)
     trial = tmp_path / "trial"

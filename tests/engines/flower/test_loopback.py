@@ -90,7 +90,7 @@ def test_several_clients_on_a_node_and_a_resumed_run(engine, fed, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_that_flower_has_ended_goes_on(engine, pair, tmp_path, capsys):
-    """An error in words, and a new run of Flower's for what is left."""
+    """A readable error, and a new run of Flower for the remaining rounds."""
     algorithm, path = fd.Scaffold(fd.Linear(), lr=0.1, batch_size=16), tmp_path / "c.safetensors"
 
     class Stop(fd.Callback):
@@ -169,7 +169,7 @@ def test_a_node_that_dies_is_left_out_and_the_run_goes_on(pair):
 
 @pytest.mark.slow
 def test_a_client_process_that_is_killed_is_an_error_of_one_round(pair, tmp_path, monkeypatch):
-    """Flower's own SuperNode would wait for its answer for a minute, or for ever, and take up no
+    """Flower's own SuperNode would wait for its answer for a minute, or forever, and take up no
     other message.
     """
 

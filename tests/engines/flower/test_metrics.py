@@ -303,7 +303,7 @@ def test_a_site_that_does_not_allow_them_trains_all_the_same(tmp_path):
     assert "train.train" in asked and "train.measure" not in asked
 
 
-def test_sums_of_few_rows_are_not_told(tmp_path):
+def test_sums_over_few_rows_are_not_sent(tmp_path):
     """60, 80 and 100 rows, of which 16, 20 and 26 are for testing: a quarter of each class."""
     grid = federation(tmp_path, PLAN, limits__test_rows="17", **ALLOWED)
     with pytest.warns(UserWarning, match=r"\(north\): this site has 16 test rows, and tells sums"):
@@ -344,7 +344,7 @@ def test_sums_are_in_the_form_of_the_aggregation(tmp_path):
     assert "f1" not in run.history
 
 
-def test_the_log_says_what_was_told(tmp_path):
+def test_the_log_says_what_was_sent(tmp_path):
     grid = federation(tmp_path, PLAN, **ALLOWED)
     train(grid, tmp_path)
     told = [e for e in log(grid, 1) if e["asked"] == "sums over the test rows here"]
@@ -363,7 +363,7 @@ def test_measurements_are_evaluations(tmp_path):
     assert any("some rounds are not measured (round 2" in note for note in run.notes)
 
 
-def test_with_a_budget_nothing_is_told_without_noise(tmp_path):
+def test_with_a_budget_nothing_is_sent_without_noise(tmp_path):
     budget = {"privacy__epsilon": "8.0", "privacy__delta": "1e-5"}
     grid = federation(tmp_path, PLAN, **budget, **ALLOWED)
     with pytest.raises(fd.ConfigError, match="this site has a privacy budget: it sends no score"):

@@ -413,7 +413,7 @@ def test_lines_that_are_no_entries(line, tmp_path):
         list(auditlog.read(path))
 
 
-def test_rows_that_are_gone_are_said_in_the_log_alone(tmp_path):
+def test_missing_rows_are_reported_in_the_log_only(tmp_path):
     grid = federation(tmp_path, PLAN)
     path = written(tmp_path / "data", "north", table(0))
     path.unlink()

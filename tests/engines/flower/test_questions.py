@@ -1,7 +1,7 @@
 """A server that is not honest: headers and updates that no honest server sends, to a site in this
 process.
 
-Whatever arrives, the site gives a right answer, or an error in words that names the field; where it
+Whatever arrives, the site gives a right answer, or a readable error that names the field. If it
 refuses, nothing that it keeps has changed.
 """
 
@@ -408,7 +408,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_what_is_wrong_is_said(name, asked):
+def test_errors_name_what_is_wrong(name, asked):
     kind, change, words = FAULTS[name]
     question = asked[kind]
     with pytest.raises(fd.FoedusError) as error:

@@ -215,7 +215,7 @@ UNAUTHORIZED = httpx.HTTPStatusError(
     [(UNAUTHORIZED, "401 Unauthorized"), (RunNotRunningException(), "RunNotRunningException")],
     ids=str,
 )
-def test_a_superlink_that_ends_the_run_is_an_error_in_words(error, why, fed, tmp_path):
+def test_a_superlink_that_ends_the_run_is_a_readable_error(error, why, fed, tmp_path):
     """As it does when its clock jumps by more than a minute; the run can go on with a new one."""
     engine, path = Here(tmp_path, nodes=2), tmp_path / "c.safetensors"
     pull = HereGrid.pull_messages
@@ -450,7 +450,7 @@ def test_what_was_prepared_is_prepared_once(fed, tmp_path, monkeypatch):
     assert len(count) == 6
 
 
-def test_quantised_replies(fed, engine):
+def test_quantized_replies(fed, engine):
     here = fd.run(AVERAGE, fed, 2, engine=engine, quantise="int8")
     local = fd.run(AVERAGE, fed, 2, quantise="int8")
     torch.testing.assert_close(here.state.w, local.state.w)
@@ -630,8 +630,8 @@ def test_labels_that_cannot_be_are_left_out(algorithm, fed, engine):
 
 @pytest.mark.parametrize("wrong", [2, 3, 5])
 def test_the_server_knows_the_form_whatever_most_send(wrong, fed, engine):
-    """Half of the sites, most of them or all send models of one other form: they are refused, and
-    nobody else.
+    """Half of the sites, most of them or all send models of one other form: these sites are
+    refused, and no others.
     """
 
     def spoil(asked, answer):

@@ -88,7 +88,7 @@ def test_labels_are_classes_however_they_are_written():
         (lambda f: f, {"data": "/nowhere/at/all.csv"}, "there is no file 'all.csv'"),
     ],
 )
-def test_what_cannot_be_used_is_said(change, more, why, tmp_path):
+def test_rows_that_cannot_be_used_are_reported(change, more, why, tmp_path):
     path = written(tmp_path, "site", change(table(0)))
     with pytest.raises((fd.DataError, fd.ConfigError)) as error:
         read_site({**config(path), **more}, SCHEMA)
@@ -273,7 +273,7 @@ def test_what_needs_all_rows_in_one_place_is_refused(tmp_path):
 
 
 def patients(seed: int, rows: int) -> pd.DataFrame:
-    """Numbers, texts of each site's own, booleans, holes, and labels in words."""
+    """Numbers, texts that differ by site, booleans, missing values, and text labels."""
     rng = np.random.default_rng(seed)
     frame = pd.DataFrame(
         {
@@ -476,7 +476,7 @@ def test_an_expired_certificate_is_refused_before_anything_starts(tmp_path):
 GREETINGS = {
     "no test rows": {"test_rows": None},
     "negative rows": {"rows": [-44]},
-    "rows in words": {"rows": ["many"]},
+    "rows as text": {"rows": ["many"]},
     "a fraction of a client": {"clients": [1.5]},
     "a negative client": {"clients": [-1]},
     "no clients": {"clients": []},

@@ -144,7 +144,7 @@ def test_a_child_without_a_task_is_not_reported(node, tmp_path, monkeypatch):
     assert node.finished == [] and len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_supernode_that_is_gone_too_is_not_told(node, tmp_path, monkeypatch):
+def test_no_failure_is_reported_to_a_supernode_that_is_gone_too(node, tmp_path, monkeypatch):
     node.refuse = True
     run(tmp_path, monkeypatch, killed, killed)
     assert len(node.finished) == 2

@@ -46,8 +46,8 @@ def undisturbed(fed) -> fd.Run:
 
 
 class Loss:
-    """Kills the worker at the given calls of a method, counted over all workers; with `after`, when
-    it has sent so many answers.
+    """Kills the worker at the given calls of a method, counted over all workers; with `after`, once
+    it has sent that number of answers.
     """
 
     def __init__(self, ray: HereRay, method: str, calls: set[int], after: int = 0):
@@ -111,7 +111,7 @@ def test_a_worker_lost_at_any_moment_changes_nothing(
     assert here.alive == []
 
 
-def test_delays_are_told_to_the_worker_that_takes_over(fed, here):
+def test_delays_are_passed_to_the_worker_that_takes_over(fed, here):
     late = fd.Delayed(fd.Ray(workers=2), up=[0, 1, 2, 0, 1])
     algorithm = fd.FedRes(step=0.05)
     undisturbed = fd.run(algorithm, fed, 4, engine=late)

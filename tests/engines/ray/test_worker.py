@@ -85,7 +85,7 @@ def numbers(worker: Worker) -> list[float | None]:
 
 
 def replies(answers: Iterator[tuple[bool, Any]]) -> list[list[tuple[list[int], list[float]]]]:
-    """Ids and numbers of the replies, in lists as they travelled."""
+    """Ids and numbers of the replies, in lists as they traveled."""
     found = []
     for answer in answers:
         batches = given(answer)
@@ -256,7 +256,7 @@ def test_tree_nodes_of_the_user_are_known_where_no_import_has_made_them():
 # -- errors ----------------------------------------------------------------------------------------
 
 
-def test_an_error_of_the_users_settings_speaks_for_itself():
+def test_an_error_of_the_users_settings_has_no_traceback_note():
     for done, error in (
         opened().repeat(*question([0], step="wrong")),
         *opened().exchange(*question([0], step="wrong")),
