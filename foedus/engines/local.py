@@ -23,7 +23,7 @@ from annotated_types import Ge
 from torch import Tensor
 
 from foedus import wire
-from foedus.base import random, tree
+from foedus.base import heap, random, tree
 from foedus.base.rows import Rows
 from foedus.base.settings import Means, Settings, check_settings
 from foedus.base.tree import Tree
@@ -95,6 +95,7 @@ class LocalSession(Session):
     """One run of one algorithm on this engine."""
 
     def __init__(self, engine: Local, algorithm: Algorithm, fed: Federation, seed_key: Tensor):
+        heap.keep_freed()
         self.engine, self.algorithm, self.spec, self.seed_key = (
             engine,
             algorithm,
@@ -519,7 +520,8 @@ class LocalSession(Session):
         self._prepared = dict(saved["each"])
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Give memory back to the system."""
+        heap.give_back()
 
 
 def _pair(result: Any, step: str) -> tuple[Tree, Tree]:

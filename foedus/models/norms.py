@@ -7,16 +7,20 @@ single value has no variance.
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C import _are_functorch_transforms_active as _transforms_active
+from torch._C._functorch import TransformType, _add_batch_dim, _unwrap_batched
+from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.autograd.function import once_differentiable
 
 from foedus import kernels
@@ -150,11 +154,10 @@ def _normalize(m: Any, at: str, x: Tensor) -> Tensor:
                 'rows cannot be told from others; use norm="frozen" or norm="group"'
             )
         real = (now.weight > 0).repeat_interleave(len(x) // rows)
-    of_channel = x[:1, :1].numel()
-    if m.training and (real is not None or len(x) * of_channel > 1):
+    if m.training and (real is not None or len(x) * math.prod(x.shape[2:]) > 1):
         tensors = [t for t in (x, m.weight, m.bias, mean, var) if t is not None]
         known = all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
-        by = _compiled if now.compiled and known else _by_pytorch
+        by = _compiled if now.compiled and known and _is_batched_once() else _by_pytorch
         out, mean, var = by(m, x, mean, var, real)
     else:  # also of one value, which has no variance: the running statistics, which stay
         out = _by_statistics(m, x, mean, var)
@@ -179,92 +182,89 @@ def _by_statistics(m: Any, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
 
 
 def _compiled(m: Any, x: Tensor, mean: Tensor, var: Tensor, real: Tensor | None) -> Found:
-    call = _Counted(len(x) * x[:1, :1].numel(), m.eps, m.momentum)
+    each = math.prod(x.shape[2:])
     padding: tuple[Tensor | None, ...] = (None, None)
     if real is not None:
-        padding = (real.to(torch.uint8), real.sum() * x[:1, :1].numel())
-    out, made = _Normalized.apply(x, m.weight, m.bias, mean, var, *padding, call)
-    return out, made[3], made[4]
+        padding = (real.to(torch.uint8), real.sum() * each)
+    tensors = (x, m.weight, m.bias, mean, var, *padding)
+    how = (len(x) * each, m.eps, m.momentum)
+    if not _transforms_active():
+        out, made = _Normalized.apply(*tensors, *how, True)
+        return out, made[3, 0], made[4, 0]
+    # The batching rule of an autograd.Function would be looked up through PyTorch's Python layers,
+    # which takes longer than the work: the clients' dimension is taken off and put back here.
+    clients = retrieve_current_functorch_interpreter()
+    level, count = clients.level(), clients.batch_size()
+    parts = (_with_clients(t, level, count) for t in tensors)
+    with clients.lower():
+        out, made = _Normalized.apply(*parts, *how, False)
+        batched = (out, made[3], made[4])
+    return tuple(_add_batch_dim(t, 0, level) for t in batched)  # type: ignore[return-value]
 
 
-@dataclass(frozen=True)
-class _Counted:
-    """How a call is to be read.
+def _is_batched_once() -> bool:
+    """Whether the only active transform of `torch.func`, if any, is one `vmap`."""
+    if not _transforms_active():
+        return True
+    clients = retrieve_current_functorch_interpreter()
+    return clients.level() == 1 and clients.key() == TransformType.Vmap
 
-    count: How many numbers of a channel there are where none is padding.
-    eps: What is added to their variance.
-    momentum: How far running statistics move.
-    together: Whether tensors have a leading client dimension.
-    """
 
-    count: int
-    eps: float
-    momentum: float
-    together: bool = False
-
-    def clients(self, *tensors: Tensor | None) -> list[Tensor | None]:
-        """With a client dimension."""
-        return [t if t is None or self.together else t.unsqueeze(0) for t in tensors]
-
-    def rows(self, x: Tensor) -> Tensor:
-        """Of all clients: (c, b, channels, n)."""
-        return x.reshape(*x.shape[:3], -1) if self.together else x.reshape(1, *x.shape[:2], -1)
+def _with_clients(t: Tensor | None, level: int, count: int) -> Tensor | None:
+    """The tensor within `vmap`, with its client dimension first."""
+    if t is None:
+        return None
+    whole, dim = _unwrap_batched(t, level)
+    return whole.expand(count, *whole.shape) if dim is None else whole.movedim(dim, 0)
 
 
 class _Normalized(torch.autograd.Function):
-    """BatchNorm by compiled loops: of one client, or within `torch.func.vmap` of all at once."""
+    """BatchNorm of all clients by compiled loops, or of one `alone`, without a client dimension.
+
+    Arguments are those of `kernels.normalize`; `most` numbers of a channel count where no row is
+    padding.
+    """
 
     @staticmethod
     def forward(
-        x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor,
-        real: Tensor | None, count: Tensor | None, call: _Counted,
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor,
+        real: Tensor | None, count: Tensor | None, most: int, eps: float, momentum: float,
+        alone: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        weight, bias, means, variances, real, count = call.clients(
-            weight, bias, mean, var, real, count
-        )
+        ctx.alone, ctx.needs = alone, [weight is not None, bias is not None]
+        of_clients = (weight, bias, mean, var, real, most if count is None else count)
+        weight, bias, mean, var, ctx.real, ctx.count = _clients_of(of_clients, alone)
         out, made = kernels.normalize(
-            call.rows(x), weight, bias, means, variances, real,
-            call.count if count is None else count, call.eps, call.momentum,
-        )  # fmt: skip
-        return out.view(x.shape), made if call.together else made.squeeze(1)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-        x, weight, bias, _, _, real, count, call = inputs
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(x, weight, real, count, output[1])
-        ctx.call, ctx.needs = call, [weight is not None, bias is not None]
+            _rows_of(x, alone), weight, bias, mean, var, ctx.real, ctx.count, eps, momentum
+        )
+        ctx.mark_non_differentiable(made)
+        ctx.save_for_backward(x, weight, made)
+        return out.view(x.shape), made
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, real, count, made = ctx.saved_tensors
-        call = ctx.call
-        weight, real, count = call.clients(weight, real, count)
-        made = made if call.together else made.unsqueeze(1)
-        of_x, *others = kernels.normalize_back(
-            call.rows(x), call.rows(slope), weight, made, real,
-            call.count if count is None else count,
-        )  # fmt: skip
-        others = [t if call.together else t[0] for t in others]
+        x, weight, made = ctx.saved_tensors
+        rows, slopes = _rows_of(x, ctx.alone), _rows_of(slope, ctx.alone)
+        of_x, *others = kernels.normalize_back(rows, slopes, weight, made, ctx.real, ctx.count)
+        others = [t[0] if ctx.alone else t for t in others]
         needed = (t if n else None for t, n in zip(others, ctx.needs, strict=True))
-        return (of_x.view(x.shape), *needed, None, None, None, None, None)
+        return (of_x.view(x.shape), *needed, *[None] * 8)
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple, *args: Any) -> tuple[tuple[Tensor, Tensor], Any]:
-        *tensors, call = args
 
-        def together(t: Tensor | None, dim: int | None) -> Tensor | None:
-            if t is None:
-                return None
-            return t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+def _rows_of(x: Tensor, alone: bool) -> Tensor:
+    """Of all clients: (c, b, channels, n)."""
+    return x.reshape(1, *x.shape[:2], -1) if alone else x.reshape(*x.shape[:3], -1)
 
-        parts = map(together, tensors, in_dims[:-1])
-        return _Normalized.apply(*parts, replace(call, together=True)), (0, 1)
+
+def _clients_of(values: Iterable[Any], alone: bool) -> list[Any]:
+    """With a client dimension."""
+    return [v.unsqueeze(0) if alone and isinstance(v, Tensor) else v for v in values]
 
 
 def _by_pytorch(m: Any, x: Tensor, mean: Tensor, var: Tensor, real: Tensor | None) -> Found:
-    n = len(x) * x[:1, :1].numel()
+    each = math.prod(x.shape[2:])
+    n = len(x) * each
     if real is None and (x.dim() > 2 or x.dtype != mean.dtype):
         mean, var = mean.clone(), var.clone()
         out = F.batch_norm(x, mean, var, m.weight, m.bias, True, m.momentum, m.eps)
@@ -282,7 +282,7 @@ def _by_pytorch(m: Any, x: Tensor, mean: Tensor, var: Tensor, real: Tensor | Non
         return out, mean, torch.lerp(var, batch_var.detach() * (n / (n - 1)), m.momentum)
     real = real.to(x.dtype).view(-1, *[1] * (x.dim() - 1))
     axes = [i for i in range(x.dim()) if i != 1]
-    count = real.sum() * x[:1, :1].numel()
+    count = real.sum() * each
     least = count.clamp(min=1)
     batch_mean = (x * real).sum(axes, keepdim=True) / least
     apart = x - batch_mean
