@@ -31,7 +31,8 @@ def keep_freed() -> bool:
     library = _glibc()
     if library is None or chosen:
         return False
-    return all([library.mallopt(k, _KEPT) for k in (_MMAP_THRESHOLD, _TRIM_THRESHOLD)])
+    taken = [library.mallopt(k, _KEPT) for k in (_MMAP_THRESHOLD, _TRIM_THRESHOLD)]
+    return all(taken)
 
 
 def give_back() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ try:
 except ImportError:  # no compiler was there
     _compiled = None  # type: ignore[assignment]  # a module or nothing: there is no type for that
 
-_VERSION = 4
+_VERSION = 5
 """Of the functions' arguments: an older build, left by an update of the sources, is not used."""
 
 ready = _compiled is not None and _compiled.version() == _VERSION
@@ -33,6 +34,45 @@ MOST_LAYERS = 32
 
 Layer = tuple[Tensor | None, Tensor | None]
 """Weights and bias."""
+
+NORMALIZE, RELU, DROPOUT = 1, 2, 3
+"""What can follow a layer."""
+
+
+@dataclass(frozen=True)
+class Between:
+    """What follows a layer of all clients: each operation at most once, in their order.
+
+    Args:
+        operations: `NORMALIZE` (BatchNorm by the rows of the mini-batch), `RELU`, `DROPOUT`.
+        norm: Its scale, shift, running mean and running variance (c, out), changed in place; scale
+            and shift may be `None`.
+        more: What is added to the gradients in scale and shift.
+        fixed: Whether normalization takes the running statistics, which then stay.
+        eps: Added to variances.
+        momentum: How far running statistics move towards those of the mini-batch.
+        keys: Keys (most, c, 2) of the masks of dropout.
+        dropped: Dropout puts 0 where 16 random bits are less.
+        kept: The factor of other numbers.
+    """
+
+    operations: tuple[int, ...] = ()
+    norm: tuple[Tensor | None, ...] = (None,) * 4
+    more: tuple[Tensor | None, ...] = (None,) * 2
+    fixed: bool = False
+    eps: float = 1e-5
+    momentum: float = 0.1
+    keys: Tensor | None = None
+    dropped: int = 0
+    kept: float = 1.0
+
+    def parts(self) -> tuple:
+        """As compiled code takes it."""
+        operations = (*self.operations, 0, 0, 0)[:3]
+        arrays = (_NONE if t is None else t.numpy() for t in (*self.norm, *self.more, self.keys))
+        numbers = (self.fixed, self.eps, self.momentum, self.dropped, self.kept)
+        return (*operations, *numbers, *arrays)
+
 
 _NONE = np.empty(0, np.float32)
 
@@ -71,15 +111,18 @@ def order(keys: np.ndarray, n: int, valid: np.ndarray | None) -> np.ndarray:
 
 def train(
     layers: list[Layer], more: list[Layer], x: Tensor, y: Tensor, used: Tensor, shares: Tensor,
-    steps: Tensor, *, loss: int, lr: float, keep: float, delta: float = 1.0,
+    steps: Tensor, *, between: Sequence[Between] = (), loss: int, lr: float, keep: float,
+    delta: float = 1.0,
 ) -> None:  # fmt: skip
     """All steps of a batch of clients, in place: w <- keep w - lr (the mini-batch's slope + more).
 
-    layers: weights (c, out, in) and a bias (c, out), or none, of each layer, with ReLU between
-    them; more: what is added to their slopes, likewise. Step t of client i takes the rows used[t,
-    i] of x (n, d) and y, with weights shares[t, i]; it makes steps[i] of them. y are labels (n,) in
-    int64, or targets (n, k). loss: cross-entropy (0), squared (1), logistic (2) or Huber's (3).
+    layers: weights (c, out, in) and a bias (c, out), or none, of each layer; more: what is added to
+    their slopes, likewise; between: what follows each layer but the last, ReLU unless given. Step t
+    of client i takes the rows used[t, i] of x (n, d) and y, with weights shares[t, i]; it makes
+    steps[i] of them. y are labels (n,) in int64, or targets (n, k). loss: cross-entropy (0),
+    squared (1), logistic (2) or Huber's (3).
     """
+    between = (*(between or [Between((RELU,))] * (len(layers) - 1)), Between())
     most, clients, b = used.shape
     weights = [weight for weight, _ in layers if weight is not None]
     sizes = (weights[0].shape[-1], *(weight.shape[-2] for weight in weights))
@@ -89,9 +132,9 @@ def train(
         for parts in zip(*pair, strict=True)
     ]
     _compiled.train(
-        parts[0], parts[1], parts[2], parts[3], sizes, x.numpy(), y.numpy(), used.numpy(),
-        shares.numpy(), steps.numpy(), (len(x), most, clients, b), y.dtype == torch.int64, loss, lr,
-        keep, delta, torch.get_num_threads(),
+        parts[0], parts[1], parts[2], parts[3], tuple(b.parts() for b in between), sizes, x.numpy(),
+        y.numpy(), used.numpy(), shares.numpy(), steps.numpy(), (len(x), most, clients, b),
+        y.dtype == torch.int64, loss, lr, keep, delta, torch.get_num_threads(),
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ def train(
     biases: Sequence[Array],
     more_weights: Sequence[Array],
     more_biases: Sequence[Array],
+    between: Sequence[tuple],
     sizes: Sequence[int],
     x: Array,
     y: Array,

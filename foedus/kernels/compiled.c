@@ -155,6 +155,21 @@ static void stream(int64_t *out, size whole, uint32_t key0, uint32_t key1) {} /*
 
 static int eight; /* whether to use vectors of eight */
 
+/* The first words of the stream of a key, `count` of them. */
+static void first_words(int64_t *out, size count, const int64_t key[2])
+{
+    uint32_t k0 = (uint32_t)key[0], k1 = (uint32_t)key[1];
+    size whole = eight ? count - count % (4 * LANES) : 0;
+    if (whole)
+        stream(out, whole, k0, k1);
+    for (size j = whole; j < count; j += 4) {
+        uint32_t v[4] = {(uint32_t)(j / 4), 0, 0, 0};
+        philox(v, k0, k1);
+        for (size l = 0; l < 4 && j + l < count; l++)
+            out[j + l] = v[l];
+    }
+}
+
 /* words(out (c, count), keys (c, 2), c, count): the first words of the streams of c keys. */
 static PyObject *words(PyObject *self, PyObject *args)
 {
@@ -166,19 +181,9 @@ static PyObject *words(PyObject *self, PyObject *args)
         return release(b, 2), NULL;
     int64_t *out = b[0].buf;
     const int64_t *keys = b[1].buf;
-    size whole = eight ? count - count % (4 * LANES) : 0;
     Py_BEGIN_ALLOW_THREADS
-    for (size i = 0; i < c; i++) {
-        uint32_t k0 = (uint32_t)keys[2 * i], k1 = (uint32_t)keys[2 * i + 1];
-        if (whole)
-            stream(out + i * count, whole, k0, k1);
-        for (size j = whole; j < count; j += 4) {
-            uint32_t v[4] = {(uint32_t)(j / 4), 0, 0, 0};
-            philox(v, k0, k1);
-            for (size l = 0; l < 4 && j + l < count; l++)
-                out[i * count + j + l] = v[l];
-        }
-    }
+    for (size i = 0; i < c; i++)
+        first_words(out + i * count, count, keys + 2 * i);
     Py_END_ALLOW_THREADS
     release(b, 2);
     Py_RETURN_NONE;
@@ -321,19 +326,36 @@ enum { CROSS_ENTROPY, SQUARED, LOGISTIC, HUBER };
 
 enum { MOST_LAYERS = 32, TILE = 16 };
 
-/* A layer of all clients: W (clients, out, in), a bias (clients, out) or none, and what is added to their slopes. */
+/* What follows a linear layer, each at most once: normalization by the rows of a step, ReLU, and dropout. */
+enum { NOTHING, NORMALIZE, RELU, DROPOUT, MOST_STEPS = 3 };
+
+/* A layer of all clients: W (clients, out, in), a bias (clients, out) or none, and terms that are added to their gradients. Then the operations that
+   follow it. Normalization has a scale, a shift, terms that are added to their gradients, a running mean and a running variance (clients, out), of which
+   scale, shift and terms may be absent; `fixed`: by the running statistics, which stay. Dropout has keys (most, clients, 2) of masks, which drop a
+   number if its 16 random bits are less than `dropped`, and multiply it by `kept` otherwise. */
 typedef struct {
     float *weight, *bias;
     const float *more_weight, *more_bias;
     size in, out;
+    int steps[MOST_STEPS], fixed;
+    float *scale, *shift, *mean, *var;
+    const float *more_scale, *more_shift;
+    float eps, momentum, kept;
+    unsigned dropped;
+    const int64_t *keys;
 } Layer;
 
-/* A layer of one client while it is trained: weights in tiles of sixteen outputs, what it says of the rows of a step, and the slope in that. */
+enum { SCALE, SHIFT, MEAN, VAR, MORE_SCALE, MORE_SHIFT, OWN_MEAN, OWN_VAR, INVERSE, NEW_MEAN, NEW_VAR, SLOPE_SCALE, SLOPE_SHIFT, NORM_VECTORS };
+
+/* A layer of one client while it is trained: weights in tiles of sixteen outputs, its outputs for the rows of a step, these normalized, the mask of
+   dropout, and the gradient in the outputs. `rows` lead to what the next layer is given. */
 typedef struct {
-    float *weight, *more, *bias, *more_bias, *said, *slope;
+    float *weight, *more, *bias, *more_bias, *said, *slope, *normal, *mask, *norm[NORM_VECTORS];
     const float **rows;
     size tiles;
 } Sheet;
+
+static int has_step(const Layer *layer, int step) { return layer->steps[0] == step || layer->steps[1] == step || layer->steps[2] == step; }
 
 typedef struct {
     Layer layer[MOST_LAYERS];
@@ -350,8 +372,11 @@ static void *sheets_for(const Training *m, Sheet *sheets)
 {
     size_t floats = 0;
     for (int l = 0; l < m->layers; l++) {
-        size_t width = (size_t)(sheets[l].tiles = (m->layer[l].out + TILE - 1) / TILE) * TILE;
-        floats += width * ((size_t)m->layer[l].in * (m->layer[l].more_weight ? 2 : 1) + 2 + 2 * (size_t)m->b);
+        const Layer *layer = &m->layer[l];
+        size_t width = (size_t)(sheets[l].tiles = (layer->out + TILE - 1) / TILE) * TILE, batches = 2;
+        batches += has_step(layer, NORMALIZE) + has_step(layer, DROPOUT);
+        floats += width * ((size_t)layer->in * (layer->more_weight ? 2 : 1) + 2 + batches * (size_t)m->b);
+        floats += has_step(layer, NORMALIZE) ? width * NORM_VECTORS : 0;
     }
     size_t pointers = (size_t)m->layers * (size_t)m->b;
     char *room = NULL;
@@ -362,16 +387,25 @@ static void *sheets_for(const Training *m, Sheet *sheets)
     const float **rows = (const float **)(room + floats * sizeof(float));
     for (int l = 0; l < m->layers; l++) {
         Sheet *sheet = &sheets[l];
+        const Layer *layer = &m->layer[l];
         size width = sheet->tiles * TILE;
-        sheet->weight = at, at += width * m->layer[l].in;
-        sheet->more = m->layer[l].more_weight ? at : NULL, at += m->layer[l].more_weight ? width * m->layer[l].in : 0;
+        sheet->weight = at, at += width * layer->in;
+        sheet->more = layer->more_weight ? at : NULL, at += layer->more_weight ? width * layer->in : 0;
         sheet->bias = at, at += width;
         sheet->more_bias = at, at += width;
         sheet->said = at, at += width * m->b;
         sheet->slope = at, at += width * m->b;
+        sheet->normal = sheet->said, sheet->mask = NULL;
+        if (has_step(layer, NORMALIZE)) {
+            sheet->normal = at, at += width * m->b;
+            for (int v = 0; v < NORM_VECTORS; v++, at += width)
+                sheet->norm[v] = at;
+        }
+        if (has_step(layer, DROPOUT))
+            sheet->mask = at, at += width * m->b;
         sheet->rows = rows + l * m->b;
         for (size r = 0; r < m->b; r++)
-            sheet->rows[r] = sheet->said + r * width;
+            sheet->rows[r] = sheet->normal + r * width;
     }
     return room;
 }
@@ -425,25 +459,25 @@ static size pieces_of(const Norm *m) { return m->n == 1 ? (m->channels + SIDE_BY
 /* What gains from wide vectors is compiled twice, for any processor and for those with vectors of eight numbers; WIDE(name) tells the two apart. (One
    function for several processors would not do: vectors that some of them lack are taken apart first.) */
 #define WIDE(name) name##_plain
+#include "norms.h"
 #include "descent.h"
 #include "forest.h"
-#include "norms.h"
 #undef WIDE
 
 #if defined(__x86_64__)
 #define WIDE(name) name##_eight
 #ifdef __clang__
 #pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#include "norms.h"
 #include "descent.h"
 #include "forest.h"
-#include "norms.h"
 #pragma clang attribute pop
 #else
 #pragma GCC push_options
 #pragma GCC target("avx2,fma")
+#include "norms.h"
 #include "descent.h"
 #include "forest.h"
-#include "norms.h"
 #pragma GCC pop_options
 #endif
 #undef WIDE
@@ -518,25 +552,59 @@ static int buffers_of(PyObject *tuple, Py_buffer *buffers, int flags)
     return (int)count;
 }
 
-/* train(weights ((c, out, in), ...), biases ((c, out) or none, ...), more_weights, more_biases (like them, or none), sizes (d, ..., k), x (rows, d),
-   labels (rows) or targets (rows, k), used (most, c, b), shares (most, c, b), steps (c), (rows, most, c, b), whether labels, loss, lr, keep, delta,
-   threads): descent in place, w <- keep w - lr (mean slope + more), with ReLU between layers. */
+enum { BETWEEN_BUFFERS = 7 };
+
+/* What follows a layer, from (three operations, fixed, eps, momentum, dropped, kept, scale, shift, mean, var, more_scale, more_shift (c, out), keys
+   (most, c, 2)); whether it is sound. The buffers are to be released in any case if `taken` is set. */
+static int read_between(PyObject *given, Layer *layer, size most, size c, int last, Py_buffer *b, int *taken)
+{
+    static const char *names[] = {"scale", "shift", "mean", "var", "more_scale", "more_shift"};
+    if (!PyTuple_Check(given) ||
+        !PyArg_ParseTuple(given, "iiipffIfw*w*w*w*y*y*y*", &layer->steps[0], &layer->steps[1], &layer->steps[2], &layer->fixed, &layer->eps,
+                          &layer->momentum, &layer->dropped, &layer->kept, &b[0], &b[1], &b[2], &b[3], &b[4], &b[5], &b[6]))
+        return 0;
+    *taken = 1;
+    for (int i = 0; i < 6; i++)
+        if (b[i].len && !holds(&b[i], c, layer->out, 1, 4, names[i]))
+            return 0;
+    int seen[MOST_STEPS + 1] = {0}, sound = 1;
+    for (int i = 0; i < MOST_STEPS && sound; i++) {
+        int step = layer->steps[i];
+        sound = step >= NOTHING && step <= DROPOUT && (step == NOTHING || (!last && !seen[step]++));
+    }
+    sound = sound && (!seen[NORMALIZE] || (b[2].len && b[3].len && layer->eps > 0));
+    if (!sound) {
+        PyErr_SetString(PyExc_ValueError, "operations between layers that cannot be");
+        return 0;
+    }
+    if (seen[DROPOUT] && !holds(&b[6], most, c, 2, 8, "keys"))
+        return 0;
+    layer->scale = b[0].len ? b[0].buf : NULL, layer->shift = b[1].len ? b[1].buf : NULL;
+    layer->mean = b[2].buf, layer->var = b[3].buf, layer->keys = b[6].buf;
+    layer->more_scale = b[4].len ? b[4].buf : NULL, layer->more_shift = b[5].len ? b[5].buf : NULL;
+    return 1;
+}
+
+/* train(weights ((c, out, in), ...), biases ((c, out) or none, ...), more_weights, more_biases (like them, or none), what follows each layer (see
+   read_between), sizes (d, ..., k), x (rows, d), labels (rows) or targets (rows, k), used (most, c, b), shares (most, c, b), steps (c), (rows, most,
+   c, b), whether labels, loss, lr, keep, delta, threads): descent in place, w <- keep w - lr (mean slope + more). */
 static PyObject *train(PyObject *self, PyObject *args)
 {
-    Py_buffer b[5], layers[4][MOST_LAYERS];
-    PyObject *given[4], *sizes;
+    Py_buffer b[5], layers[4][MOST_LAYERS], between[MOST_LAYERS][BETWEEN_BUFFERS];
+    PyObject *given[4], *follows, *sizes;
     Training m = {0};
-    int by_label, threads, sound, taken = 0, counts[4] = {0};
+    int by_label, threads, sound, taken = 0, counts[4] = {0}, followed[MOST_LAYERS] = {0};
     PyObject *answer = NULL;
-    if (!PyArg_ParseTuple(args, "OOOOO!y*y*y*y*y*(nnnn)pifffi", &given[0], &given[1], &given[2], &given[3], &PyTuple_Type, &sizes, &b[0], &b[1], &b[2],
+    if (!PyArg_ParseTuple(args, "OOOOO!O!y*y*y*y*y*(nnnn)pifffi", &given[0], &given[1], &given[2], &given[3], &PyTuple_Type, &follows, &PyTuple_Type, &sizes, &b[0], &b[1], &b[2],
                           &b[3], &b[4], &m.rows, &m.most, &m.clients, &m.b, &by_label, &m.loss, &m.lr, &m.keep, &m.delta, &threads))
         return NULL;
     for (; taken < 4; taken++)
         if ((counts[taken] = buffers_of(given[taken], layers[taken], taken < 2 ? PyBUF_WRITABLE : PyBUF_SIMPLE)) < 0)
             goto done;
     m.layers = counts[0];
-    if (m.layers < 1 || counts[1] != m.layers || counts[2] != m.layers || counts[3] != m.layers || PyTuple_Size(sizes) != m.layers + 1) {
-        PyErr_SetString(PyExc_ValueError, "as many weights, biases and terms are due, and one more size");
+    if (m.layers < 1 || counts[1] != m.layers || counts[2] != m.layers || counts[3] != m.layers || PyTuple_Size(follows) != m.layers ||
+        PyTuple_Size(sizes) != m.layers + 1) {
+        PyErr_SetString(PyExc_ValueError, "as many weights, biases, terms and operations are due, and one more size");
         goto done;
     }
     size c = m.clients;
@@ -551,6 +619,8 @@ static PyObject *train(PyObject *self, PyObject *args)
             goto done;
         layer->weight = layers[0][l].buf, layer->bias = layers[1][l].len ? layers[1][l].buf : NULL;
         layer->more_weight = layers[2][l].len ? layers[2][l].buf : NULL, layer->more_bias = layers[3][l].len ? layers[3][l].buf : NULL;
+        if (!read_between(PyTuple_GetItem(follows, l), layer, m.most, c, l == m.layers - 1, between[l], &followed[l]))
+            goto done;
     }
     m.d = m.layer[0].in, m.k = m.layer[m.layers - 1].out;
     if (!holds(&b[0], m.rows, m.d, 1, 4, "x") || !holds(&b[1], m.rows, by_label ? 1 : m.k, 1, by_label ? 8 : 4, "y") ||
@@ -581,6 +651,8 @@ done:
         taken--;
         release(layers[taken], counts[taken]);
     }
+    for (int l = 0; l < MOST_LAYERS; l++)
+        release(between[l], followed[l] ? BETWEEN_BUFFERS : 0);
     release(b, 5);
     return answer;
 }
@@ -759,7 +831,7 @@ static PyObject *normalize(PyObject *self, PyObject *args)
 /* -- the module ----------------------------------------------------------------------------------------------------------------------- */
 
 /* version() -> that of the functions' arguments; foedus/kernels/__init__.py names the one that it knows. */
-static PyObject *version(PyObject *self, PyObject *args) { return PyLong_FromLong(4); }
+static PyObject *version(PyObject *self, PyObject *args) { return PyLong_FromLong(5); }
 
 static PyMethodDef methods[] = {
     {"version", version, METH_NOARGS, NULL},

@@ -284,10 +284,10 @@ ALWAYS void WIDE(learn)(const float **x, size n, size i, float *tile, const floa
 #define LEARN(I) \
     case I: WIDE(learn)(x + r, rows, i, sheet->weight + (t * d + i) * TILE, sheet->slope + r * stride + t * TILE, stride, r ? 1 : m->keep, I); break;
 
-/* W <- keep W + slope^T X - lr more, and the bias likewise. */
-ALWAYS void WIDE(learn_all)(const Training *m, const Sheet *sheet, const float **x, size n, size d)
+/* W <- keep W + slope^T X - lr more, and the bias, if there is one, likewise. */
+ALWAYS void WIDE(learn_all)(const Training *m, const Layer *layer, const Sheet *sheet, const float **x, size n)
 {
-    size stride = sheet->tiles * TILE;
+    size d = layer->in, stride = sheet->tiles * TILE;
     for (size r = 0; r == 0 || r < n; r += ROWS) {
         size rows = n - r < ROWS ? n - r : ROWS;
         for (size t = 0; t < sheet->tiles; t++)
@@ -296,9 +296,9 @@ ALWAYS void WIDE(learn_all)(const Training *m, const Sheet *sheet, const float *
                     LEARN(5) LEARN(4) LEARN(3) LEARN(2) LEARN(1)
                 }
     }
-    for (size j = 0; j < stride; j++)
+    for (size j = 0; layer->bias && j < stride; j++)
         sheet->bias[j] = sheet->bias[j] * m->keep - m->lr * sheet->more_bias[j];
-    for (size r = 0; r < n; r++)
+    for (size r = 0; layer->bias && r < n; r++)
         for (size j = 0; j < stride; j++)
             sheet->bias[j] += sheet->slope[r * stride + j];
     if (sheet->more)
@@ -328,7 +328,7 @@ ALWAYS void WIDE(back)(const float *slope, size stride, const float *tile, size 
 
 #define BACK(R, I) case R * 8 + I: WIDE(back)(above->slope + r * stride, stride, above->weight + i * TILE, d, out, below_stride, R, I); break;
 
-/* The slope in what the layer below says, d numbers a row, from that in what the layer above it says; nothing passes where it says 0. */
+/* The slope in what the layer above was given, d numbers a row, from that in its outputs. */
 ALWAYS void WIDE(pass_back)(const Sheet *above, const Sheet *below, size n, size d)
 {
     size stride = above->tiles * TILE, below_stride = below->tiles * TILE;
@@ -340,20 +340,111 @@ ALWAYS void WIDE(pass_back)(const Sheet *above, const Sheet *below, size n, size
                 BACK(1, 4) BACK(1, 3) BACK(1, 2) BACK(1, 1)
             }
         }
-    for (size j = 0; j < n * below_stride; j++)
-        below->slope[j] = below->said[j] <= 0 ? 0 : below->slope[j];
 }
 
-/* One step of a network with ReLU between its layers, on n rows. */
-ALWAYS void WIDE(net_step)(const Training *m, const Sheet *sheets, size step, const float **now, size n, const float **next, size n_next, float *z)
+/* The normalization of a layer's n outputs: gradients are asked for with `back`. */
+ALWAYS Norm WIDE(norm_of)(const Layer *layer, const Sheet *sheet, size n, const int64_t *several, int back)
+{
+    float *const *v = sheet->norm;
+    Norm m = {.clients = 1, .b = n, .channels = sheet->tiles * TILE, .n = 1, .several = several, .eps = layer->eps, .momentum = layer->momentum};
+    m.x = sheet->said, m.out = back ? sheet->slope : sheet->normal, m.slope = back ? sheet->slope : NULL;
+    m.weight = layer->scale ? v[SCALE] : NULL, m.bias = layer->shift ? v[SHIFT] : NULL, m.mean = v[MEAN], m.var = v[VAR];
+    m.own_mean = v[OWN_MEAN], m.own_var = v[OWN_VAR], m.inverse = v[INVERSE], m.new_mean = v[NEW_MEAN], m.new_var = v[NEW_VAR];
+    m.slope_weight = v[SLOPE_SCALE], m.slope_bias = v[SLOPE_SHIFT];
+    return m;
+}
+
+ALWAYS void WIDE(normalize_layer)(const Layer *layer, const Sheet *sheet, size n)
+{
+    int64_t several = layer->fixed ? 0 : n;
+    Norm m = WIDE(norm_of)(layer, sheet, n, &several, 0);
+    for (size first = 0; first < m.channels; first += SIDE_BY_SIDE)
+        WIDE(normalize_vectors)(&m, 0, first);
+    for (size j = 0; j < m.channels && several > 1; j++)
+        sheet->norm[MEAN][j] = m.new_mean[j], sheet->norm[VAR][j] = m.new_var[j];
+}
+
+/* From the gradient in what was normalized to that in the layer's outputs, in place; scale and shift make their step. */
+ALWAYS void WIDE(normalize_layer_back)(const Training *t, const Layer *layer, const Sheet *sheet, size n)
+{
+    int64_t several = layer->fixed ? 0 : n;
+    Norm m = WIDE(norm_of)(layer, sheet, n, &several, 1);
+    for (size first = 0; first < m.channels; first += SIDE_BY_SIDE)
+        WIDE(back_vectors)(&m, 0, first);
+    float *const *v = sheet->norm;
+    for (size j = 0; j < layer->out; j++) {
+        v[SCALE][j] = v[SCALE][j] * t->keep - t->lr * v[MORE_SCALE][j] + v[SLOPE_SCALE][j];
+        v[SHIFT][j] = v[SHIFT][j] * t->keep - t->lr * v[MORE_SHIFT][j] + v[SLOPE_SHIFT][j];
+    }
+}
+
+/* The mask of a layer in a step: the row at place r of a mini-batch has the 16-bit halves of words from r * out on. */
+ALWAYS void WIDE(draw_mask)(const Training *m, const Layer *layer, const Sheet *sheet, size step, int64_t *words)
+{
+    size out = layer->out, width = sheet->tiles * TILE, row = 0;
+    first_words(words, (m->b * out + 1) / 2, layer->keys + 2 * step);
+    for (size place = 0; place < m->b; place++) {
+        if (m->shares[step * m->b + place] == 0)
+            continue;
+        float *mask = sheet->mask + width * row++;
+        for (size j = 0, half = place * out; j < out; j++, half++)
+            mask[j] = (((uint64_t)words[half / 2] >> half % 2 * 16) & 0xFFFF) >= layer->dropped ? layer->kept : 0;
+    }
+}
+
+/* What follows a layer, on its outputs for n rows. */
+ALWAYS void WIDE(follow)(const Training *m, const Layer *layer, const Sheet *sheet, size step, size n, int64_t *words)
+{
+    size count = n * sheet->tiles * TILE;
+    float *now = sheet->said;
+    for (int i = 0; i < MOST_STEPS; i++)
+        switch (layer->steps[i]) {
+        case NORMALIZE:
+            WIDE(normalize_layer)(layer, sheet, n);
+            now = sheet->normal;
+            break;
+        case RELU:
+            for (size j = 0; j < count; j++)
+                now[j] = now[j] < 0 ? 0 : now[j];
+            break;
+        case DROPOUT:
+            WIDE(draw_mask)(m, layer, sheet, step, words);
+            for (size j = 0; j < count; j++)
+                now[j] *= sheet->mask[j];
+        }
+}
+
+/* From the gradient in what the next layer was given to that in the layer's outputs, in place. */
+ALWAYS void WIDE(follow_back)(const Training *m, const Layer *layer, const Sheet *sheet, size n)
+{
+    size count = n * sheet->tiles * TILE;
+    float *slope = sheet->slope;
+    const float *now = sheet->normal;
+    for (int i = MOST_STEPS - 1; i >= 0; i--)
+        switch (layer->steps[i]) {
+        case NORMALIZE:
+            WIDE(normalize_layer_back)(m, layer, sheet, n);
+            now = sheet->said;
+            break;
+        case RELU: /* dropped numbers are 0, too */
+            for (size j = 0; j < count; j++)
+                slope[j] = now[j] <= 0 ? 0 : slope[j];
+            break;
+        case DROPOUT:
+            for (size j = 0; j < count; j++)
+                slope[j] *= sheet->mask[j];
+        }
+}
+
+/* One step of a network on n rows. */
+ALWAYS void WIDE(net_step)(const Training *m, const Sheet *sheets, size step, const float **now, size n, const float **next, size n_next, float *z,
+                          int64_t *words)
 {
     int last = m->layers - 1;
     for (int l = 0; l <= last; l++) {
         const Sheet *sheet = &sheets[l];
         WIDE(say)(sheet, l ? sheets[l - 1].rows : now, n, m->layer[l].in, next, l ? 0 : n_next);
-        if (l < last)
-            for (size j = 0; j < n * sheet->tiles * TILE; j++)
-                sheet->said[j] = sheet->said[j] < 0 ? 0 : sheet->said[j];
+        WIDE(follow)(m, &m->layer[l], sheet, step, n, words);
     }
     const Sheet *top = &sheets[last];
     size stride = top->tiles * TILE, k = m->k;
@@ -363,10 +454,26 @@ ALWAYS void WIDE(net_step)(const Training *m, const Sheet *sheets, size step, co
     for (size r = 0; r < n; r++)
         memcpy(top->slope + r * stride, z + r * k, (size_t)k * sizeof *z); /* beyond, it is 0 and stays so */
     for (int l = last; l >= 0; l--) {
-        if (l)
+        if (l) {
             WIDE(pass_back)(&sheets[l], &sheets[l - 1], n, m->layer[l].in);
-        WIDE(learn_all)(m, &sheets[l], l ? sheets[l - 1].rows : now, n, m->layer[l].in);
+            WIDE(follow_back)(m, &m->layer[l - 1], &sheets[l - 1], n);
+        }
+        WIDE(learn_all)(m, &m->layer[l], &sheets[l], l ? sheets[l - 1].rows : now, n);
     }
+}
+
+/* What a client's normalization has into the layer's vectors, and back. */
+ALWAYS void WIDE(lay_out_norm)(const Layer *layer, const Sheet *sheet, size client, int back)
+{
+    float *theirs[] = {layer->scale, layer->shift, layer->mean, layer->var};
+    const float *more[] = {layer->more_scale, layer->more_shift};
+    size out = layer->out, bytes = out * sizeof(float);
+    for (int v = SCALE; v <= VAR; v++)
+        if (theirs[v])
+            memcpy(back ? theirs[v] + client * out : sheet->norm[v], back ? sheet->norm[v] : theirs[v] + client * out, bytes);
+    for (int v = 0; v < 2; v++)
+        if (more[v] && !back)
+            memcpy(sheet->norm[MORE_SCALE + v], more[v] + client * out, bytes);
 }
 
 /* A client's layers into tiles, and back. */
@@ -396,6 +503,8 @@ static void WIDE(lay_out)(const Training *m, const Sheet *sheets, size client, i
                 sheet->bias[j] = bias[j];
             sheet->more_bias[j] = layer->more_bias ? layer->more_bias[client * out + j] : 0;
         }
+        if (has_step(layer, NORMALIZE))
+            WIDE(lay_out_norm)(layer, sheet, client, back);
     }
 }
 
@@ -407,7 +516,12 @@ static void WIDE(train_some)(void *about, size first, size last)
     const float **now = malloc(2 * (size_t)m->b * sizeof *now), **next = now + m->b;
     float *z = malloc((size_t)(m->b * m->k + LANES) * sizeof *z);
     void *room = m->layers > 1 ? sheets_for(m, sheets) : NULL;
-    if (now == NULL || z == NULL || (m->layers > 1 && room == NULL))
+    size widest = 0;
+    for (int l = 0; l < m->layers; l++)
+        if (has_step(&m->layer[l], DROPOUT) && m->layer[l].out > widest)
+            widest = m->layer[l].out;
+    int64_t *words = malloc((size_t)(m->b * widest / 2 + 1) * sizeof *words);
+    if (now == NULL || z == NULL || words == NULL || (m->layers > 1 && room == NULL))
         m->failed = NO_MEMORY;
     size n_next = m->failed ? 0 : WIDE(rows_of)(m, first, next);
     for (size i = first; i < last && !m->failed; i++) {
@@ -419,7 +533,7 @@ static void WIDE(train_some)(void *about, size first, size last)
             now = next, next = swap;
             n_next = t + 1 < m->steps[i] ? WIDE(rows_of)(m, step + m->clients, next) : i + 1 < last ? WIDE(rows_of)(m, i + 1, next) : 0;
             if (room)
-                WIDE(net_step)(m, sheets, step, now, n, next, n_next, z);
+                WIDE(net_step)(m, sheets, step, now, n, next, n_next, z, words);
             else
                 WIDE(linear_step)(m, i, step, now, n, next, n_next, z);
         }
@@ -428,6 +542,7 @@ static void WIDE(train_some)(void *about, size first, size last)
     }
     free(now < next ? now : next);
     free(z);
+    free(words);
     free(room);
 }
 

@@ -58,10 +58,15 @@ class Masks:
 
     def draw(self, number: int, site: Site, like: Tensor, step: int, clients: slice) -> Tensor:
         """The mask of some clients (c, *shape)."""
+        keys = self.keys_of(number)[step, clients]
+        return draw_mask(keys, site).to(like.device, like.dtype)
+
+    def keys_of(self, number: int) -> Tensor:
+        """Keys (steps, c, 2) of the masks of a call."""
         while len(self._sites) <= number:
             call = random.fold(self.keys, 0xD20, len(self._sites))
             self._sites.append(random.fold(call, self.steps))
-        return draw_mask(self._sites[number][step, clients], site).to(like.device, like.dtype)
+        return self._sites[number]
 
 
 def draw_mask(keys: Tensor, site: Site) -> Tensor:
@@ -181,7 +186,7 @@ def _result(x: Tensor, found: Tensor, inplace: bool) -> Tensor:
     return x.copy_(found) if inplace else found
 
 
-def _scale(p: float) -> float:
+def kept_scale(p: float) -> float:
     """1 over the probability to be kept, as it is drawn."""
     kept = 1 - dropped(p) / _LEVELS
     return 1 / kept if kept else 0.0
@@ -192,7 +197,7 @@ def _dropout(
 ) -> Tensor:
     if not _active(p, training):
         return input
-    return _result(input, input * mode.keep(input, p, input.shape, _scale(p)), inplace)
+    return _result(input, input * mode.keep(input, p, input.shape, kept_scale(p)), inplace)
 
 
 def _torch_dropout(mode: _Mode, input: Tensor, p: float, train: bool) -> Tensor:
@@ -215,7 +220,7 @@ def _by_channel(single: int) -> Callable[..., Tensor]:
     ) -> Tensor:
         if not _active(p, training):
             return input
-        keep = mode.keep(input, p, _channels(input, single), _scale(p))
+        keep = mode.keep(input, p, _channels(input, single), kept_scale(p))
         return _result(input, input * keep, inplace)
 
     return drop

@@ -193,7 +193,7 @@ def _compiled(m: Any, x: Tensor, mean: Tensor, var: Tensor, real: Tensor | None)
         return out, made[3, 0], made[4, 0]
     # The batching rule of an autograd.Function would be looked up through PyTorch's Python layers,
     # which takes longer than the work: the clients' dimension is taken off and put back here.
-    clients = retrieve_current_functorch_interpreter()
+    clients: Any = retrieve_current_functorch_interpreter()
     level, count = clients.level(), clients.batch_size()
     parts = (_with_clients(t, level, count) for t in tensors)
     with clients.lower():

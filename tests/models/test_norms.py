@@ -33,6 +33,12 @@ def dense() -> nn.Module:
     return net
 
 
+def unchained() -> nn.Module:
+    """The same, with layers that compiled training does not know: clients are batched by vmap."""
+    net = dense()
+    return nn.Sequential(*net[:3], nn.Unflatten(1, (3, 4)), nn.Flatten(), net[3])
+
+
 def images() -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -57,7 +63,7 @@ def by_pytorch(net: nn.Module, x, y, batch_size: int, key, lr: float, **terms) -
     return {k: v.float() for k, v in found.items()}
 
 
-@pytest.mark.parametrize("make", [dense, images])
+@pytest.mark.parametrize("make", [dense, unchained, images])
 @pytest.mark.parametrize("batch", [True, False])
 @pytest.mark.parametrize("batch_size", [7, 64])
 def test_averaged_statistics_are_those_of_pytorch(fed, make, batch, batch_size):
@@ -83,7 +89,7 @@ def test_averaged_statistics_are_those_of_pytorch(fed, make, batch, batch_size):
     # evaluation and export use them
     module = run.model.to_torch()
     assert not module.training
-    place = 1 if make is dense else 2
+    place = 2 if make is images else 1
     assert torch.equal(module[place].running_mean, run.state.w[f"{place}/running_mean"])
     test = torch.from_numpy(fed.data.x_test)
     torch.testing.assert_close(module(test), run.model.outputs(test), rtol=1e-4, atol=1e-5)

@@ -1,7 +1,8 @@
-"""What compiled training (`foedus.kernels`) knows: which models, losses and data."""
+"""Compiled training (`foedus.kernels`): which models, losses and data it knows, and its call."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,10 +10,14 @@ from torch import Tensor
 
 from foedus import kernels
 from foedus.base import tree
-from foedus.models.base import Model
+from foedus.kernels import Between
+from foedus.models.base import Model, Params
+from foedus.models.chain import Link, chain_of
+from foedus.models.dropout import Masks, dropped, kept_scale
 from foedus.models.linear import Linear
 from foedus.models.losses import CrossEntropy, Huber, Logistic, Loss, Squared
 from foedus.models.mlp import MLP
+from foedus.models.module import Module
 
 _LARGE_STEP, _LARGE_NET = 1 << 22, 1 << 20
 """Multiplications of a step from which threads pay; weights that no core's cache holds."""
@@ -21,12 +26,109 @@ LOSSES = (CrossEntropy, Squared, Logistic, Huber)
 """Those that compiled code knows, by its numbers."""
 
 
+def train(
+    model: Model, loss: Loss, params: Params, more: Params, x: Tensor, y: Tensor, used: Tensor,
+    shares: Tensor, steps: Tensor, masks: Masks, lr: float, keep: float,
+) -> None:  # fmt: skip
+    """All steps of a batch of clients, in place: w <- keep w - lr (the mini-batch's slope + more).
+
+    Args:
+        model: A model that `knows` has been asked about, as all that follows.
+        loss: Its loss.
+        params: The parameters of all clients.
+        more: What is added to their gradients.
+        x: Rows.
+        y: Labels or targets.
+        used: The numbers of the rows of each step (most, c, b).
+        shares: Their weights.
+        steps: How many steps each client makes (c,).
+        masks: The masks of dropout.
+        lr: The step size.
+        keep: The factor of the parameters.
+    """
+    more = {k: v.contiguous() for k, v in more.items()}
+    layers, terms = layers_of(model, params, x), layers_of(model, more, x)
+    assert layers is not None and terms is not None
+    kernels.train(
+        layers, terms, x.flatten(1), y, used.contiguous(), shares.contiguous(), steps,
+        between=between_of(model, params, more, x, masks), loss=LOSSES.index(type(loss)), lr=lr,
+        keep=keep, delta=getattr(loss, "delta", 1.0),
+    )  # fmt: skip
+
+
+def layers_of(model: Model, params: Params, x: Tensor) -> list[kernels.Layer] | None:
+    """Weight and bias of each linear layer, from any of the parameters; `None` for other models.
+
+    Args:
+        model: The model.
+        params: Parameters by name; missing ones become `None`.
+        x: Rows.
+    """
+    if isinstance(model, Linear | MLP) and type(model) in (Linear, MLP):
+        return model.layers(params)
+    links = links_of(model, x)
+    if links is None:
+        return None
+    parts = (_parts_of(link.name, ("weight", "bias"), params) for link in links)
+    return [(weight, bias) for weight, bias in parts]
+
+
+def links_of(model: Model, x: Tensor) -> tuple[Link, ...] | None:
+    """The layers of a user's module that is a chain, all of which is trained."""
+    if type(model) is not Module or model.trainable is not None or model.norm == "group":
+        return None
+    return chain_of(model.module, x.dim() - 1)
+
+
+def between_of(
+    model: Model, params: Params, more: Params, x: Tensor, masks: Masks
+) -> list[Between]:
+    """What follows each layer but the last; nothing for foedus' own models: ReLU.
+
+    Args:
+        model: The model.
+        params: The parameters of all clients, which training writes over.
+        more: What is added to the gradients.
+        x: Rows.
+        masks: The masks of dropout.
+    """
+    found: list[Between] = []
+    for link in (links_of(model, x) or ())[:-1]:
+        between = Between(link.operations)
+        if link.norm is not None:
+            assert isinstance(model, Module)
+            layer: Any = model.module.get_submodule(link.norm)
+            norm = _parts_of(link.norm, ("weight", "bias", "running_mean", "running_var"), params)
+            fixed = norm[2] is None
+            if fixed:
+                clients = len(next(iter(params.values())))
+                still = (layer.running_mean, layer.running_var)
+                norm = [*norm[:2], *(t.detach().float().repeat(clients, 1) for t in still)]
+            terms = _parts_of(link.norm, ("weight", "bias"), more)
+            between = replace(
+                between, norm=tuple(norm), more=tuple(terms), fixed=fixed,
+                eps=layer.eps, momentum=0.0 if fixed else layer.momentum,
+            )  # fmt: skip
+        if link.p:
+            number = sum(other.keys is not None for other in found)
+            keys, kept = masks.keys_of(number), kept_scale(link.p)
+            between = replace(between, keys=keys, dropped=dropped(link.p), kept=kept)
+        found.append(between)
+    return found
+
+
+def _parts_of(name: str, parts: tuple[str, ...], params: Params) -> list[Tensor | None]:
+    """Tensors of a layer."""
+    stem = name.replace(".", "/")
+    return [params.get(f"{stem}/{part}" if stem else part) for part in parts]
+
+
 def knows(model: Model, loss: Loss, x: Tensor, y: Tensor, args: dict[str, Any], batch: int) -> bool:
     """Whether compiled training is there for such a training, and the faster way.
 
     It gives every client to one thread.
     """
-    known = type(model) in (Linear, MLP) and type(loss) in LOSSES
+    known = layers_of(model, args["params"], x) is not None and type(loss) in LOSSES
     if not kernels.ready or not known or x.device.type != "cpu":
         return False
     trained = [args[k] for k in ("params", "correction") if k in args]
@@ -35,8 +137,9 @@ def knows(model: Model, loss: Loss, x: Tensor, y: Tensor, args: dict[str, Any], 
         return False
     if any(t.requires_grad for t in (*numbers, y)) or not (x.is_contiguous() and y.is_contiguous()):
         return False
-    assert isinstance(model, Linear | MLP)
-    weights = [weight for weight, _ in model.layers(args["params"]) if weight is not None]
+    layers = layers_of(model, args["params"], x)
+    assert layers is not None
+    weights = [weight for weight, _ in layers if weight is not None]
     clients, outputs, threads = len(args["index"]), weights[-1].shape[-2], torch.get_num_threads()
     labels = y.dtype == torch.int64 and y.dim() == 1
     values = y.dtype == torch.float32 and y.numel() == len(y) * outputs

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foedus import kernels
 from foedus.base import random, tree
 from foedus.base.batching import batched
 from foedus.base.rows import Rows, take
@@ -19,7 +18,8 @@ from foedus.models.losses import Loss
 from foedus.models.schedules import rates_of, varies
 from foedus.models.training.accumulate import accumulated
 from foedus.models.training.augment import crop_flip
-from foedus.models.training.compiled import LOSSES, knows
+from foedus.models.training.compiled import knows
+from foedus.models.training.compiled import train as train_compiled
 from foedus.models.training.gradients import gradient_of, to
 from foedus.models.training.learning import Learner
 from foedus.models.training.memory import fresh_memory, take_buffer
@@ -122,19 +122,16 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
     plain = plain and (how.decay == "all" or not how.weight_decay)
     if how.precision is not None:
         model = narrowed(model, how.precision, table_x.device)
-    in_place = model.closed_form and plain and not frozen
-    simple = in_place and not how.augment and not varies(how.lr)
+    plain = plain and not frozen
+    in_place = model.closed_form and plain
+    simple = plain and not how.augment and not varies(how.lr)
     rates = rates_of(how.lr, round, 1 if simple else len(used))
-    if simple and knows(model, loss, table_x, table_y, args, used.shape[2]):
+    whole = model.closed_form or how.accumulate == 1  # not by parts, each with its own statistics
+    if simple and whole and knows(model, loss, table_x, table_y, args, used.shape[2]):
         params, lr = _own(args["params"]), rates[0]
-        layers, more = (
-            model.layers({k: v.contiguous() for k, v in part.items()})
-            for part in (params, _constant(args, prox))
-        )
-        kernels.train(
-            layers, more, table_x.flatten(1), table_y, used.contiguous(), weight.contiguous(),
-            steps, loss=LOSSES.index(type(loss)), lr=lr, keep=1 - lr * decay,
-            delta=getattr(loss, "delta", 1.0),
+        train_compiled(
+            model, loss, params, _constant(args, prox), table_x, table_y, used, weight, steps,
+            Masks(args["key"], len(used)), lr, 1 - lr * decay,
         )  # fmt: skip
         return {"params": params, "memory": args.get("memory") or {}, "steps": steps}
     rates = rates * len(used) if simple else rates

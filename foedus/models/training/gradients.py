@@ -58,6 +58,7 @@ def _gradient(args: dict[str, Any], shared: tuple) -> Params:
     model, loss, table_x, table_y = shared
     params, index, share = args["params"], args["index"], shares(args)
     small = sum(v[0].numel() for v in params.values()) <= _SMALL_NET or isinstance(model, Linear)
+    small = small and model.closed_form
     if small and knows(model, loss, table_x, table_y, args, index.shape[1]):
         # one step from w, on all rows, of size -1, that keeps nothing of w: 0 w + the gradient
         found = tree.map(lambda v: v.clone(memory_format=torch.contiguous_format), params)
