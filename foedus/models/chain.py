@@ -57,10 +57,12 @@ def chain_of(module: nn.Module, dimensions: int) -> tuple[Link, ...] | None:
             links[-1] = link
         elif kind is not nn.Identity:
             return None
-    tensors = list(module.named_parameters(remove_duplicate=False))
-    is_alone = len({t for _, t in tensors}) == len(tensors)  # no layer is there twice
+    layers = [m for _, m in _parts(module) if isinstance(m, nn.Linear | nn.BatchNorm1d)]
+    tensors = [t for m in layers for t in (m, *m.parameters())]
+    is_alone = len(set(tensors)) == len(tensors)  # none is there twice
     is_whole = bool(links) and not links[-1].operations and is_alone
-    return tuple(links) if is_whole and all(t.requires_grad for _, t in tensors) else None
+    is_trained = all(p.requires_grad for p in module.parameters())
+    return tuple(links) if is_whole and is_trained else None
 
 
 _OPERATIONS = {nn.BatchNorm1d: NORMALIZE, nn.ReLU: RELU, nn.Dropout: DROPOUT}
@@ -87,7 +89,8 @@ def _parts(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module
     if type(module) is not nn.Sequential or _is_changed(module):
         yield prefix.rstrip("."), module
         return
-    for name, m in module.named_children():
+    for name, m in module._modules.items():  # a layer may be there twice
+        assert m is not None  # forward would fail
         yield from _parts(m, f"{prefix}{name}.")
 
 

@@ -233,6 +233,17 @@ def shared() -> nn.Module:
     return nn.Sequential(layer, nn.ReLU(), layer)
 
 
+def shared_norm() -> nn.Module:
+    norm = nn.BatchNorm1d(4, affine=False)
+    return nn.Sequential(nn.Linear(4, 4), norm, nn.Linear(4, 4), norm, nn.Linear(4, 2))
+
+
+def tied() -> nn.Module:
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    net[2].weight = net[0].weight
+    return net
+
+
 NOT_CHAINS = {
     "another layer": lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)),
     "ends in ReLU": lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU()),
@@ -247,6 +258,8 @@ NOT_CHAINS = {
     "a forward of its own": replaced,
     "a parameter that stays": still,
     "a shared layer": shared,
+    "a shared weight": tied,
+    "shared statistics": shared_norm,
     "no layers": nn.Sequential,
     "weight norm": lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 2))),
     "no running statistics": lambda: nn.Sequential(
@@ -258,6 +271,12 @@ NOT_CHAINS = {
 @pytest.mark.parametrize("make", NOT_CHAINS.values(), ids=list(NOT_CHAINS))
 def test_what_is_no_chain(make):
     assert chain_of(make(), 1) is None
+
+
+def test_a_layer_without_numbers_may_be_there_twice():
+    relu = nn.ReLU()
+    net = nn.Sequential(nn.Linear(4, 3), relu, nn.Linear(3, 3), relu, nn.Linear(3, 2))
+    assert [len(link.operations) for link in chain_of(net, 1)] == [1, 1, 0]
 
 
 def test_rows_of_several_dimensions_must_be_flattened():
