@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
 import socket
@@ -68,6 +69,9 @@ class Page:
     blocks: list[Block]
     prose: str
     """The page without its fenced blocks."""
+
+    text: str
+    """The whole page; of a notebook without outputs, with fences around its code."""
 
     @property
     def name(self) -> str:
@@ -135,7 +139,9 @@ def read_page(path: Path) -> Page:
     """Take a page apart; a fence that is never closed, or a comment that says nothing known, is an
     error.
     """
-    lines = path.read_text().splitlines()
+    text = path.read_text()
+    text = notebook_text(text) if path.suffix == ".ipynb" else text
+    lines = text.splitlines()
     blocks: list[Block] = []
     prose: list[str] = []
     # `last`: the line after the last block, as long as nothing but blank lines and a comment has
@@ -167,7 +173,16 @@ def read_page(path: Path) -> Page:
             last = end + 1
         prose += [""] * (end + 1 - at)
         at = end + 1
-    return Page(path, blocks, "\n".join([*prose, ""]))
+    return Page(path, blocks, "\n".join([*prose, ""]), text)
+
+
+def notebook_text(file: str) -> str:
+    """The cells of a notebook as a page, without outputs."""
+    parts = []
+    for cell in json.loads(file)["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+    return "\n\n".join([*parts, ""])
 
 
 def compare_output(printed: str, shown: str, where: str, varies: str | None = None) -> None:

@@ -23,13 +23,20 @@ from foedus.cli.app import app
 from tests.conformance import ENGINES
 from tests.pages import ROOT, Page, read_page, run_page
 
-DOCS = [p for p in sorted((ROOT / "docs").rglob("*.md")) if p.parent.name != "papers"]
+NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))  # run by tests/test_notebooks.py
+DOCS = [p for p in sorted((ROOT / "docs").rglob("*.md")) if p.parent.name != "papers"] + NOTEBOOKS
 PAGES = {
     p.relative_to(ROOT).as_posix(): read_page(p)
     for p in [*DOCS, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 }
 OWN_TESTS = ("README.md", "docs/how-to/your-algorithm.md")  # tests/test_readme.py, and one below
-RUN = [n for n, p in PAGES.items() if n not in OWN_TESTS and any(b.is_run() for b in p.blocks)]
+RUN = [
+    name
+    for name, page in PAGES.items()
+    if name not in OWN_TESTS
+    and page.path not in NOTEBOOKS
+    and any(block.is_run() for block in page.blocks)
+]
 SLOW = [
     name for name, page in PAGES.items() if any(b.marker.startswith("slow: ") for b in page.blocks)
 ]
@@ -144,7 +151,7 @@ def resolved(start: Any, dotted: str) -> Any:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_names_exist(name):
-    text = PAGES[name].path.read_text()
+    text = PAGES[name].text
     for dotted in sorted(set(re.findall(r"\bfd\.([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)", text))):
         if dotted == "Name":  # any name
             continue
@@ -356,10 +363,7 @@ def test_a_network_is_refused(tmp_path, monkeypatch):
     ],
 )
 def test_what_does_not_exist_is_noticed(text, check, tmp_path, monkeypatch):
-    page = page_of(tmp_path, text + "\n")
-    if check is test_names_exist:  # it reads the file
-        page = read_page(tmp_path / "page.md")
-    monkeypatch.setitem(PAGES, "page.md", page)
+    monkeypatch.setitem(PAGES, "page.md", page_of(tmp_path, text + "\n"))
     with pytest.raises((AssertionError, AttributeError, ModuleNotFoundError)):
         check("page.md")
 

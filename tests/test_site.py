@@ -148,6 +148,20 @@ def test_pages_of_the_repository_are_pages_of_the_site(site, pages):
     assert not list(site.rglob("*.py")) and not list(site.rglob("*.md"))
 
 
+def test_notebooks_are_pages_that_link_to_each_other_with_their_outputs(site, pages):
+    notebooks = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
+    for path in notebooks:
+        page = pages[f"notebooks/{path.stem}.html"]
+        downloads = [link for link in page.links if link.endswith(".ipynb")]
+        assert downloads == [path.name]
+        assert (site / "notebooks" / path.name).read_bytes() == path.read_bytes()
+        outputs = [o for c in json.loads(path.read_text())["cells"] for o in c.get("outputs", ())]
+        text = (site / f"notebooks/{path.stem}.html").read_text()
+        assert text.count('<div class="output">') == len(outputs) and "OUTPUT" not in page.text
+    assert "tables-with-ffgb.html" in pages["notebooks/start-here.html"].links
+    assert "notebooks/start-here.html" in pages["index.html"].links
+
+
 def test_comments_that_steer_tests_do_not_show(pages):
     for path, page in pages.items():
         assert not [c for c in page.comments if re.match(r" (varies|not run|slow|needs) ", c)], path

@@ -182,7 +182,7 @@ def relinked(text: str, place: str, uri: str) -> str:
             return link.group()
         if path in ELSEWHERE:
             there = ELSEWHERE[path]
-        elif path.endswith(".ipynb") and os.path.dirname(place) != os.path.dirname(path):
+        elif path.endswith(".ipynb") and path != place.replace(".md", ".ipynb"):
             there = path.removeprefix("docs/").replace(".ipynb", ".md")
         else:
             there = path.removeprefix("docs/") if path.startswith("docs/") else f"files/{path}"

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 FIRST_LINE = (
     "<!-- Model card by foedus. Without this line, saving the run again keeps this file. -->"
 )
-_ELSEWHERE = {"round", "seconds", "bytes_up", "bytes_down", "messages_up", "clients"}
-_ELSEWHERE |= {"epsilon", "dropped", "left_out"}
+_ELSEWHERE = {"epsilon", "dropped", "left_out"}
 """Columns of the history that do not measure quality."""
 _WORDS = {
     "mse": "mean squared error",
@@ -156,7 +155,7 @@ class Card:
 
     def quality(self) -> list[str]:
         records = self.run.records
-        measured = [c for c in records.columns if c not in _ELSEWHERE]
+        measured = [c for c in records.scores if c not in _ELSEWHERE]
         rows = [(plain(_WORDS.get(c, c)), number(records.last(c))) for c in measured]
         lines = table([f"after round {self.rounds}", ""], rows) if rows else ["Not measured."]
         if not {"loss", "own_loss"} & {*measured}:

@@ -46,6 +46,11 @@ class History:
         """The usual columns first, then what the algorithm adds, in order of appearance."""
         return [c for c in FIRST if c in self.seen] + [c for c in self.seen if c not in FIRST]
 
+    @property
+    def scores(self) -> list[str]:
+        """The columns that are neither costs nor ids of clients."""
+        return [c for c in self.columns if c not in COSTS and not c.endswith("_worst_client")]
+
     def values(self, column: str) -> list[float]:
         """One column; NaN in rounds without a value."""
         return [row.get(column, math.nan) for row in self.rows]

@@ -26,7 +26,7 @@ from foedus.core.arguments import differences
 from foedus.core.card import Card, card_path, is_card
 from foedus.core.describe import flatten, from_config, subclasses, to_config
 from foedus.core.facts import Facts, facts_of, with_scores
-from foedus.core.history import COSTS, History
+from foedus.core.history import History
 from foedus.core.measures import PerClient
 from foedus.core.modules import ImportFrom, described, imported, restored
 from foedus.core.predictor import Predictor
@@ -492,7 +492,7 @@ class Run:
         """What notebooks show: first and last value of each metric, and its curve over rounds."""
         history, settings = self.records, flatten(self.settings)
         rows: list[list[object]] = []
-        for column in (c for c in history.columns if c not in COSTS):
+        for column in history.scores:
             points = [(r.get("round"), r[column]) for r in history.rows if column in r]
             values = [v for _, y in points if not math.isnan(v := markup.finite(y))]
             if values:

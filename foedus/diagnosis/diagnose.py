@@ -132,9 +132,9 @@ def survey(
     return diagnose(fed, reg=reg, features=features, **options)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Diagnosis:
-    """The result of `fd.diagnose`; `print` shows it, with advice.
+    """The result of `fd.diagnose`; it is shown as text, or in notebooks as tables, with advice.
 
     Attributes:
         fed: The federation.
@@ -280,7 +280,7 @@ class Diagnosis:
             f"{len(self.part.rows)} rows, drawn at random"
         )
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         lines = [self.fed.describe(), *([self.sampled] if self.sampled else []), ""]
         found = self.measures()
         width, wide = (max(len(entry[k]) for entry in found) for k in (0, 1))

@@ -169,11 +169,14 @@ def test_cost(trained):
 def test_replies_left_out_are_counted():
     made = run("fedavg-linear")
     records = History(
-        [{**row, "dropped": n} for row, n in zip(made.records.rows, (0, 2, 0, 3), strict=True)]
+        [
+            {**row, "dropped": n, "auc_worst_client": 3}
+            for row, n in zip(made.records.rows, (0, 2, 0, 3), strict=True)
+        ]
     )
     other = fd.Run(made.algorithm, made.spec, made.state, records, made.settings, facts=Facts())
     _, last, cost = tables(other.card())
-    assert [row[0] for row in last[1:]] == ["loss", "accuracy"]
+    assert [row[0] for row in last[1:]] == ["loss", "accuracy"]  # of ids of clients nothing
     assert cost[-1] == ["replies left out", "5"]
 
 

@@ -200,6 +200,7 @@ def test_given_features_are_used(fed):
     assert found.features == features
     assert found.facts["reg"] == 1e-2
     assert "fd.RandomFourier(40, bandwidth=4.0), reg=0.01" in str(found)
+    assert repr(found).startswith(f"{fed.describe()}\n\nlabel TV ")  # not a list of fields
     alone = fd.spectrum(fed, features, 1e-2, iterations=3)
     assert found.newton.radius == pytest.approx(alone.radius)
     module_features = torch.nn.Linear(64, 5)

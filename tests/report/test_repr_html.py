@@ -127,6 +127,13 @@ def test_metrics_beyond_six_are_folded():
     assert "3 more" in page.text
 
 
+def test_ids_of_clients_are_no_metrics():
+    run = fake_run([0.1, 0.2])
+    run.records.extend({"auc_worst": 0.5, "auc_worst_client": 3})
+    names = [row[0] for row in shown(run).tables[0][1:]]
+    assert names == ["loss", "accuracy", "auc_worst"]
+
+
 def test_a_federation_of_a_few_clients_by_hand():
     x = np.zeros((8, 1), np.float32)
     fed = fd.Federation.from_clients(
