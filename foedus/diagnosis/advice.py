@@ -1,4 +1,5 @@
-"""What to try on a federation, by rules on the measures of a diagnosis: docs/how-to/diagnose.md."""
+"""Which algorithms to try on a federation, by rules on the measures of a diagnosis:
+docs/how-to/diagnose.md."""
 
 from __future__ import annotations
 
@@ -26,9 +27,9 @@ _NET: dict[str, Any] = {"lr": 0.1, "epochs": 5}
 
 @dataclass(frozen=True)
 class Rule:
-    """When the facts of a diagnosis are so, then this algorithm, for this reason.
+    """A rule: if a condition on the measures holds, recommend this algorithm, for this reason.
 
-    `text` is filled in with the facts.
+    `text` is formatted with the measures.
     """
 
     aim: str
@@ -60,14 +61,14 @@ def _skewed(m: dict[str, Any]) -> bool:
 
 
 def _trees_fit(m: dict[str, Any]) -> bool:
-    """Trees are worth their bytes, and clients have enough labels to grow useful ones."""
+    """Whether trees are worth their bytes, and clients have enough labels to fit useful ones."""
     better = m["fit_trees"] >= max(m["fit_features"], m.get("fit_linear", 0.0)) + 0.02
     enough = m["labels_held"] >= min(3, m["classes"]) and m["rows_median"] >= 20
     return m["tabular"] and better and enough
 
 
 def _adds_up(m: dict[str, Any]) -> bool:
-    """A shared and a private model together explain more than either, and not by chance."""
+    """Whether a shared and a private model together explain significantly more than either."""
     return m["gain"] >= max(0.003, 2 * m["gain_noise"])
 
 
@@ -76,7 +77,7 @@ def _tasks_differ(m: dict[str, Any]) -> bool:
 
 
 def _curves_do_it(m: dict[str, Any]) -> bool:
-    """One nonlinear model explains what linear ones need a model for each client for."""
+    """Whether one nonlinear model explains as much as a linear model for each client."""
     return m["fit_best"] >= m["both"]
 
 
@@ -128,7 +129,7 @@ RULES = (
     Rule(
         ONE,
         lambda m: _trees_fit(m) and not _skewed(m),
-        # ten is for cross-entropy, whose slopes are below 1
+        # ten is for cross-entropy, whose gradients are below 1
         lambda s: FFGB() if s.fed.data.classes else FFGB(step=1.0),
         "Trees predict held-out rows best ({fit_trees:.3f}; FedNewton's features "
         "{fit_features:.3f}). Messages are large: a forest of every client in every round.",
@@ -254,13 +255,13 @@ RULES = (
 
 
 def advise(found: Diagnosis) -> list[Advice]:
-    """The advice of all rules that apply, in their order."""
+    """The advice of all rules whose conditions hold, in their order."""
     facts = found.facts
     return [Advice(r.aim, r.make(found), r.text.format_map(facts)) for r in RULES if r.when(facts)]
 
 
 def code(value: Any) -> str:
-    """A dataclass as source code: only what differs from its defaults."""
+    """A dataclass as source code, without settings at their defaults."""
     if not dataclasses.is_dataclass(value):
         return repr(value)
     shown, by_position = [], True

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from foedus.data.federation import Federation
     from foedus.diagnosis.diagnose import Diagnosis
 
-_BARS = 40  # more clients than this have no bar, tick or name of their own
+_BARS = 40  # up to this number of clients, each has a bar, tick and name
 
 
 def inline_panels(found: Diagnosis) -> list[tuple[str, str]]:
@@ -62,7 +62,7 @@ def holdings(ax: Axes, fed: Federation) -> None:
 
 
 def _panels(found: Diagnosis) -> list[tuple[str, str, Callable[[Axes], None]]]:
-    """Name, caption and drawing of every panel that this federation has something to show in."""
+    """Name, caption and drawing of every panel that applies to this federation."""
     fed, labelled = found.fed, found.fed.data.classes is not None
     panels: list[tuple[str, str, Callable[[Axes], None]]] = []
 
@@ -99,7 +99,7 @@ def _panels(found: Diagnosis) -> list[tuple[str, str, Callable[[Axes], None]]]:
 
 
 def _bars(ax: Axes, names: Any, values: Any, ylabel: str, by_chance: float | None = None) -> None:
-    """A bar a client, or where they are many a line of the values in rising order."""
+    """A bar for each client, or for many clients a line of the sorted values."""
     places = range(len(values))
     if len(values) <= _BARS:
         ax.bar(places, values, color=COLORS[0], width=0.8)
@@ -117,7 +117,8 @@ def _bars(ax: Axes, names: Any, values: Any, ylabel: str, by_chance: float | Non
 
 
 def _written(names: Sequence[str]) -> dict[str, Any]:
-    """How the names of clients stand below an axis: long ones upright, so that all can be read."""
+    """Rotation of the names of clients below an axis: long ones are vertical, so that all are
+    readable."""
     look: dict[str, Any] = {"fontsize": 9 if len(names) <= 20 else 6}
     return {**look, "rotation": 90} if len(names) * max(map(len, names)) > 60 else look
 

@@ -1,7 +1,6 @@
-"""Answers of a site, checked by the server that has asked: whose they are, to what, and in numbers
-that can be.
+"""Answers of a site, checked by the server: the sender, the question, and the ranges of numbers.
 
-The bodies are checked where the form of replies is known (`foedus.engines.flower.session`).
+Bodies are checked later, when the form of replies is known (`foedus.engines.flower.session`).
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ MOST_ROWS = 2**40
 
 
 class PlainRefusedError(ReplyError):
-    """A site that does not send in the clear what it is asked for."""
+    """A site refuses to send this reply in the clear."""
 
 
 def header_of(answer: Message | str) -> dict[str, Any]:
-    """The header of an answer; what a site, or the connection, reports as an error is raised."""
+    """The header of an answer; raises errors that a site or the connection reports."""
     if isinstance(answer, str):
         raise ReplyError(answer)
     said = messages.header(answer)
@@ -42,8 +41,8 @@ def header_of(answer: Message | str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Parts:
-    """The answers of the clients of a node: encoded replies, those who have lost their state, and
-    errors of single clients.
+    """The answers of the clients of a node: encoded replies, clients that have lost their state,
+    and errors of single clients.
     """
 
     replies: dict[int, bytes]
@@ -52,7 +51,7 @@ class Parts:
 
 
 def read_parts(answer: Message, mine: list[int], asked: dict[str, Any]) -> Parts:
-    """What an answer has for each of the node's own clients; `asked` is what they were asked."""
+    """The entries of an answer for each of the node's clients; `asked` is the question."""
     said = header_of(answer)
     for name in ("round", "exchange", "phase"):
         given, due = said.get(name), asked.get(name)
@@ -69,7 +68,7 @@ def read_parts(answer: Message, mine: list[int], asked: dict[str, Any]) -> Parts
 
 
 def own_clients(ids: Any, mine: Collection[int]) -> TypeGuard[list[int]]:
-    """Whether these are numbers of the node's own clients, each once."""
+    """Whether these are ids of the node's clients, without duplicates."""
     return (
         isinstance(ids, list)
         and all(type(i) is int and i in mine for i in ids)
@@ -82,7 +81,7 @@ def read_sums(
     wanted: SiteSums | None = None,
 ) -> tuple[list[int], dict[str, Tensor]]:  # fmt: skip
     """Clients, and the sums over their test rows: rows, loss, and hits or squared errors; as
-    "sums.NAME" also those that metrics need, if they are wanted.
+    "sums.NAME" also the sums for metrics, if they are requested.
     """
     said = header_of(answer)
     ids, sums = said.get("ids"), said.get("sums")
@@ -135,7 +134,7 @@ def read_score(answer: Message | str, classes: int | None) -> tuple[int, float]:
 
 
 def seconds_of(answer: Message | str) -> float:
-    """How long a site says that it has worked; 0 for what cannot be."""
+    """The computing time that a site reports; 0 if it is invalid."""
     with contextlib.suppress(FoedusError):
         if not isinstance(answer, str):
             seconds = messages.header(answer).get("seconds")

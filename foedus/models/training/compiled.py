@@ -1,4 +1,4 @@
-"""What compiled training (`foedus.kernels`) knows: which models, losses and data."""
+"""The models, losses and data that compiled training (`foedus.kernels`) supports."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from foedus.models.losses import CrossEntropy, Huber, Logistic, Loss, Squared
 from foedus.models.mlp import MLP
 
 _LARGE_STEP, _LARGE_NET = 1 << 22, 1 << 20
-"""Multiplications of a step from which threads pay; weights that no core's cache holds."""
+"""Multiplications of a step from which several threads are faster; the number of weights beyond the
+cache of a core."""
 
 LOSSES = (CrossEntropy, Squared, Logistic, Huber)
-"""Those that compiled code knows, by its numbers."""
+"""The losses that compiled code supports, with their numbers."""
 
 
 def knows(model: Model, loss: Loss, x: Tensor, y: Tensor, args: dict[str, Any], batch: int) -> bool:
-    """Whether compiled training is there for such a training, and the faster way.
+    """Whether compiled training supports these settings, and is faster.
 
-    It gives every client to one thread.
+    Each client is trained by one thread.
     """
     known = type(model) in (Linear, MLP) and type(loss) in LOSSES
     if not kernels.ready or not known or x.device.type != "cpu":

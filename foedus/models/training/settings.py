@@ -3,7 +3,7 @@
 All averaging methods of foedus use this loop with another gradient: that of the local loss, plus a
 constant `correction`, plus a proximal term that pulls towards the starting point (`prox`). Clients
 of unequal size share a batch at no cost: they are ordered by their number of steps, and step t runs
-on those that still have one, a prefix of the batch.
+on those with at least t steps, a prefix of the batch.
 """
 
 from __future__ import annotations
