@@ -20,6 +20,8 @@ class Independent(LocalTraining):
     This is what clients reach without each other. The model is evaluated on the client's own test
     rows (`own_accuracy`), and on the global test set (`accuracy`: the average over clients).
 
+    Further settings: `model`, `loss`, `weights`, and those of `fd.Training` (`lr`, `epochs`, ...).
+
     Example:
         >>> fed = fd.split(fd.load("digits"), "dirichlet", clients=10, alpha=0.1, min_rows=10)
         >>> run = fd.run(fd.Independent(fd.Linear(), lr=0.1), fed, rounds=5)
@@ -58,6 +60,8 @@ class Central(LocalTraining):
 
     A round makes `epochs` passes over all rows. It is not a federated method: the cost of bringing
     the data together is not counted, and nothing else is sent.
+
+    Further settings: `model`, `loss`, `weights`, and those of `fd.Training` (`lr`, `epochs`, ...).
 
     Example:
         >>> fed = fd.split(fd.load("digits"), "dirichlet", clients=10, alpha=0.3)

@@ -25,7 +25,7 @@ class Training(Settings):
     """How a client trains in one round.
 
     Args:
-        lr: The step size, or a schedule of `fd.schedules`.
+        lr: The step size (learning rate), or a schedule of `fd.schedules`.
         epochs: Passes over the client's rows.
         steps: The number of optimizer steps, in place of `epochs`.
         batch_size: Rows per mini-batch; `None`: all rows.
