@@ -301,7 +301,7 @@ class Clients:
         draws = aggregator is not None and aggregator.draws and not self.free
         if len(ids) == 0 and not draws:
             raise ReplyError(
-                f"round {self.round}: no client takes part, so {step.__name__} has nobody to ask"
+                f"round {self.round}: no client takes part, so {step.__name__} cannot run"
             )
         held = {name: value for name, value in payload.items() if isinstance(value, Held)}
         plain = {name: value for name, value in payload.items() if name not in held}

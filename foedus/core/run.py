@@ -227,7 +227,7 @@ def run(
 
 
 def _name_loss(error: DivergenceError, algorithm: Algorithm) -> None:
-    """Say that a user's own loss may be what is not finite."""
+    """Note that a user's own loss may be the cause of numbers that are not finite."""
     loss = vars(algorithm).get("loss")
     if callable(loss):
         error.args = (

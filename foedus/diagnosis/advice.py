@@ -53,7 +53,7 @@ class Advice:
 
     def __str__(self) -> str:
         head = f"{self.aim}:" + ("" if self.algorithm is None else f" {self.code}")
-        return "\n    ".join([head, *textwrap.wrap(self.text, 106)])
+        return "\n    ".join([head, *textwrap.wrap(self.text, 96)])
 
 
 def _skewed(m: dict[str, Any]) -> bool:
@@ -104,7 +104,7 @@ def _newton(solver: Literal["newton", "cg"]) -> Callable[[Diagnosis], Algorithm]
 
 
 _NEWTON = (
-    " It ends where all rows in one place would: about {fit_features:.3f} on held-out rows. A "
+    " Its result is that of pooled rows: about {fit_features:.3f} on held-out rows. A "
     "client sends {newton_kb:.3g} kB a round (a linear model: {linear_kb:.3g} kB)."
 )
 
@@ -147,21 +147,21 @@ RULES = (
         ONE,
         lambda m: m["radius"] < 0.9,
         _newton("newton"),
-        "The spectral radius is {radius:.2g}: plain Newton converges, and gains a digit every "
+        "The spectral radius is {radius:.2g}: plain Newton converges, by one digit every "
         "{rounds_a_digit:.1f} rounds." + _NEWTON,
     ),
     Rule(
         ONE,
         lambda m: m["radius"] >= 0.9,
         _newton("cg"),
-        "The spectral radius is {radius:.3g}: plain Newton would diverge or hardly move, conjugate "
-        "gradients with the same messages do not, however unlike clients are." + _NEWTON,
+        "The spectral radius is {radius:.3g}: plain Newton would diverge or converge slowly; "
+        "conjugate gradients with the same messages converge for any heterogeneity." + _NEWTON,
     ),
     Rule(
         ONE,
         lambda m: m["tabular"] and _skewed(m),
         _feddyn,
-        "If it is to be a network: label TV is {label_tv:.2f} (by chance "
+        "If you want a network: label TV is {label_tv:.2f} (by chance "
         "{label_tv_by_chance:.2f}), so locally trained networks drift apart. FedDyn corrects that "
         "at the cost of FedAvg's messages; Scaffold sends twice as much.",
     ),
@@ -169,15 +169,14 @@ RULES = (
         ONE,
         lambda m: m["tabular"] and not _skewed(m) and m["classes"] > 0,
         lambda s: FedAvg(_net(s), **_step(s)),
-        "If it is to be a network: labels are divided about as by chance (label TV {label_tv:.2f}, "
+        "If you want a network: labels are divided about as by chance (label TV {label_tv:.2f}, "
         "by chance {label_tv_by_chance:.2f}), so plain averaging is enough.",
     ),
     Rule(
         ONE,
         lambda m: m["tabular"] and not m["classes"],
         lambda s: FedAvg(_net(s), **_step(s)),
-        "If it is to be a network: plain averaging is where to begin; there are no labels to be "
-        "divided unequally.",
+        "If you want a network: begin with plain averaging; there is no label skew.",
     ),
     Rule(
         OWN,
@@ -195,61 +194,61 @@ RULES = (
         lambda s: Independent(Linear(), **_step(s)),
         "A client's own linear model reaches {private:.3f} on its rows, one for all {shared:.3f}, "
         "both together {both:.3f}: for its "
-        "own rows a client needs nobody else. Elsewhere such a model is worth little.",
+        "own rows a client does not need the others. On other rows such a model is bad.",
     ),
     Rule(
         OWN,
         lambda m: not _adds_up(m) and not _tasks_differ(m),
         lambda s: None,
-        "Not needed: one linear model for all reaches {shared:.3f}, own ones {private:.3f}, both "
+        "Not needed: one linear model for all reaches {shared:.3f}, own models {private:.3f}, both "
         "together {both:.3f}.",
     ),
     Rule(
         OWN,
         lambda m: (_adds_up(m) or _tasks_differ(m)) and _curves_do_it(m),
         lambda s: None,
-        "Not needed: one model for all that is not linear reaches {fit_best:.3f} on held-out rows, "
-        "linear ones of the clients' own "
-        "{private:.3f} on theirs, and together with a shared one {both:.3f}.",
+        "Not needed: one nonlinear model for all reaches {fit_best:.3f} on held-out rows; the "
+        "clients' own linear models reach {private:.3f} on their rows, and {both:.3f} together "
+        "with a shared one.",
     ),
     Rule(
         UNKNOWN,
         lambda m: m["linear_kb"] >= 1,
         lambda s: FedFW(Linear(), L1Ball(30.0)),
         "If bytes are scarce: a client sends one entry a round, some 20 bytes instead of a linear "
-        "model's {linear_kb:.3g} kB. It takes hundreds of rounds and ends with less accuracy, the "
-        "more so the more features matter.",
+        "model's {linear_kb:.3g} kB. It takes hundreds of rounds and reaches less accuracy, "
+        "especially if many features matter.",
     ),
     Rule(
         UNKNOWN,
         lambda m: m["classes"] > 0,
         lambda s: None,
         "If you have predictors already, from public data or from other sites: "
-        "fd.FedBoost(predictors) learns only how to mix them. If you have unlabelled public rows: "
-        "fd.FFGBDistill(model, public) starts a network from what all clients know.",
+        "fd.FedBoost(predictors) learns only how to mix them. If you have unlabeled public rows: "
+        "fd.FFGBDistill(model, public) starts a network from the knowledge of all clients.",
     ),
     Rule(
         BEWARE,
         lambda m: m["rows_median"] < 20,
         lambda s: None,
         "Half of the clients have no more than {rows_median:g} rows. Distances between them are "
-        "mostly chance, and what a client "
-        "fits to its own rows is noise: let many take part in a round, and make few local steps.",
+        "mostly chance, and a client's own model "
+        "fits noise: let many clients take part in a round, and make few local steps.",
     ),
     Rule(
         BEWARE,
         lambda m: not m["classes"] and not 0.1 <= m["spread_y"] <= 10,
         lambda s: None,
-        "The standard deviation of y is {spread_y:.3g}. Steps of gradient methods are for numbers "
-        "of about 1, and diverge or crawl here: divide y by it first (FedNewton does not mind).",
+        "The standard deviation of y is {spread_y:.3g}. The step sizes of gradient methods are "
+        "for y of about 1, and diverge or are slow here: divide y by it first (not needed for "
+        "FedNewton).",
     ),
     Rule(
         BEWARE,
         lambda m: m["omega_w1"] > 1.5 * m["omega_w1_by_chance"] and not _skewed(m),
         lambda s: None,
         "Features differ between clients (omega_W1 {omega_w1:.3g}, by chance "
-        "{omega_w1_by_chance:.3g}) and labels do not: look at "
-        "units and scaling at the sites first.",
+        "{omega_w1_by_chance:.3g}) and labels do not: check units and scaling at the sites first.",
     ),
 )
 

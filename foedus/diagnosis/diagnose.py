@@ -242,7 +242,7 @@ class Diagnosis:
 
         m, labelled = self.facts, self.fed.data.classes is not None
         score = "accuracy" if labelled else "variance explained"
-        found, at_random = [], "rows dealt out at random: "
+        found, at_random = [], "rows permuted: "
         if labelled:
             chance = f"largest {m['label_tv_max']:.3f}; {at_random}{m['label_tv_by_chance']:.3f}"
             found.append(("label TV", f"{m['label_tv']:.3f}", chance))
@@ -258,7 +258,7 @@ class Diagnosis:
         radius = ("FedNewton's spectral radius", f"{m['radius']:.4g}", f"{newton}; {settings}")
         found.append(radius)
         kinds = {"linear": "a linear model", "features": "FedNewton's features", "trees": "trees"}
-        rows = "held-out rows, all rows in one place"
+        rows = "held-out rows, pooled data"
         found += [(f"{score}, {kinds[k]}", f"{v:.3f}", rows) for k, v in self.fits.items()]
         shares = self.sharing.accuracy or self.sharing.explained
         rows = "held-out rows of the same client"

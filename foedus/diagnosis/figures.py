@@ -74,7 +74,7 @@ def _panels(found: Diagnosis) -> list[tuple[str, str, Callable[[Axes], None]]]:
     add("who holds what", rows, holdings, fed)
     if not labelled or len(fed) > _BARS:
         add("sizes", "Training rows of each client.", _bars, fed.called, fed.sizes, "training rows")
-    line = "The line is their mean with rows dealt out at random."
+    line = "The line is their mean with rows permuted at random."
     if labelled:
         caption = "Total variation distance between each client's labels and those of all rows."
         chance = found.facts["label_tv_by_chance"]
@@ -92,7 +92,7 @@ def _panels(found: Diagnosis) -> list[tuple[str, str, Callable[[Axes], None]]]:
     score = "Accuracy" if labelled else "Share of the variance explained"
     caption = (
         f"{score} on held-out rows: in blue linear models that clients share or have for "
-        "themselves, in grey kinds of models with all rows in one place."
+        "themselves, in gray kinds of models of the pooled data."
     )
     add(score.lower(), caption, _scores, found)
     return panels

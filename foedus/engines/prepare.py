@@ -120,7 +120,7 @@ def recipe_of(
             raise ConfigError(
                 f"scale={recipe.scale!r} and impute={recipe.impute!r}: with differential privacy "
                 "use scale='standard' or None and impute='mean' or 'zero' (whether a value is "
-                "missing is for nobody to know)"
+                "missing must stay secret)"
             )
         for key, given, all_of_them in (
             ("ranges", ranges, [c for c in columns if c not in texts]),

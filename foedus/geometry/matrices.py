@@ -247,7 +247,7 @@ def _top_pair(args: dict[str, Tensor], shared: tuple[float, int]) -> tuple[Tenso
     a = a.reshape(-1, m, n)
     most = a.abs().amax((-2, -1), keepdim=True)
     bad = ~most.isfinite()
-    # over its largest magnitude, so that squares do not overflow; LAPACK refuses what is not finite
+    # over its largest magnitude, so that squares do not overflow; LAPACK refuses NaN and infinity
     a = a / torch.where((most > 0) & ~bad, most, 1)
     a = torch.where(bad, 0, a) if bad.any() else a
     if m <= min(n, GRAM):

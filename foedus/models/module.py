@@ -268,7 +268,7 @@ class Module(Model):
         if self.norm == "group":
             module = with_groups(module)
         named = {name.replace("/", "."): p.detach() for name, p in params.items()}
-        module.load_state_dict(named, strict=False)  # what is not trained stays as it is
+        module.load_state_dict(named, strict=False)  # other parameters do not change
         return module.eval()
 
     def _own(self, training: bool, device: torch.device) -> nn.Module:
