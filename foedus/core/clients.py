@@ -278,9 +278,9 @@ class Clients:
             chosen = aggregator.among(self.round, self.ids)
             trip = self._trip(step, payload, self.ids[chosen], self.sizes[chosen], accept)
             total = aggregator.total(trip, weights)
-        told = trip if aggregator is None or not aggregator.draws else self
-        self.answered = told.answered if told is trip else self.ids
-        self.answered_rows = told.answered_rows if told is trip else self.sizes
+        source = trip if aggregator is None or not aggregator.draws else self
+        self.answered = source.answered if source is trip else self.ids
+        self.answered_rows = source.answered_rows if source is trip else self.sizes
         return total
 
     def _trip(

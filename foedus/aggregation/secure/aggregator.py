@@ -95,11 +95,11 @@ class SecureAggregator(Aggregator):
         trip.shares(weights, trip.sizes)  # refuses unknown weights
         own = {i: sizes[i] if weights == "rows" else 1 for i in here}
         name = uuid.uuid4().hex if channel is None else channel.name
-        told = self.told(ask)
+        extra = self.extra(ask)
         question = (
-            question_of(ask.step, weights, told)
+            question_of(ask.step, weights, extra)
             if channel is None
-            else channel.question(ask, weights, told)
+            else channel.question(ask, weights, extra)
         )
         server = SecureServer(
             self.settings(ask, len(here)), own, session=name, round=ask.round,
@@ -132,7 +132,7 @@ class SecureAggregator(Aggregator):
             def inner(phase: str, questions: dict[int, Tree]) -> Iterator[tuple[int, Tree]]:
                 channel.leave(server.faults)
                 channel.enough(ask)
-                yield from channel.phase(ask, phase, questions, weights, self.told(ask)).items()
+                yield from channel.phase(ask, phase, questions, weights, self.extra(ask)).items()
         else:
             absent = lambda phase: self.absent(phase, ask)  # noqa: E731
             replies = lambda ids: self._replies(trip, ask.of(torch.tensor(ids)))  # noqa: E731
@@ -169,7 +169,7 @@ class SecureAggregator(Aggregator):
             for n, i in enumerate(ids.tolist()):
                 yield i, tree.map(lambda t, n=n: t[n] if isinstance(t, torch.Tensor) else t, reply)
 
-    def told(self, ask: Ask) -> dict[str, Any]:
+    def extra(self, ask: Ask) -> dict[str, Any]:
         """What sites must know about an exchange in addition."""
         return {}
 
@@ -238,7 +238,7 @@ class PrivateSecureAggregator(Accounted, SecureAggregator):
         self.noise, self.clip = share.noise, share.clip
         return share.settings
 
-    def told(self, ask: Ask) -> dict[str, Any]:
+    def extra(self, ask: Ask) -> dict[str, Any]:
         return {"step": ask.step, "cohort": self.cohort, "probability": self.chance}
 
     def _replies(self, trip: RoundTrip, ask: Ask) -> Iterator[tuple[int, Tree]]:

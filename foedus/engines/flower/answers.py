@@ -32,11 +32,11 @@ def header_of(answer: Message | str) -> dict[str, Any]:
     """The header of an answer; raises errors that a site or the connection reports."""
     if isinstance(answer, str):
         raise ReplyError(answer)
-    said = messages.header(answer)
-    if "error" in said:
-        kind = PlainRefusedError if said.get("refused") == "plain" else ReplyError
-        raise kind(messages.shown(said["error"]))
-    return said
+    header = messages.header(answer)
+    if "error" in header:
+        kind = PlainRefusedError if header.get("refused") == "plain" else ReplyError
+        raise kind(messages.shown(header["error"]))
+    return header
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ class Parts:
 
 def read_parts(answer: Message, mine: list[int], asked: dict[str, Any]) -> Parts:
     """The entries of an answer for each of the node's clients; `asked` is the question."""
-    said = header_of(answer)
+    header = header_of(answer)
     for name in ("round", "exchange", "phase"):
-        given, due = said.get(name), asked.get(name)
+        given, due = header.get(name), asked.get(name)
         if type(given) is not type(due) or given != due:
             raise ReplyError(f"its answer is for {name} {messages.shown(given)}, not {due}")
-    parts = messages.cut(messages.body(answer), said.get("lengths"))
-    ids, lost, errors = said.get("ids"), said.get("lost", []), said.get("errors", {})
+    parts = messages.cut(messages.body(answer), header.get("lengths"))
+    ids, lost, errors = header.get("ids"), header.get("lost", []), header.get("errors", {})
     if not own_clients(ids, mine) or not own_clients(lost, mine) or set(ids) & set(lost):
         raise ReplyError("its answer names clients that it was not asked for")
     if len(ids) != len(parts) or not isinstance(errors, dict):
@@ -83,8 +83,8 @@ def read_sums(
     """Clients, and the sums over their test rows: rows, loss, and hits or squared errors; as
     "sums.NAME" also the sums for metrics, if they are requested.
     """
-    said = header_of(answer)
-    ids, sums = said.get("ids"), said.get("sums")
+    header = header_of(answer)
+    ids, sums = header.get("ids"), header.get("sums")
     score = "hits" if classes else "error"
     if not own_clients(ids, mine):
         raise ReplyError("its ids are not those of its own clients")
@@ -104,7 +104,7 @@ def read_sums(
     if wanted is None:
         return ids, found
     assert not isinstance(answer, str)
-    parts = messages.cut(messages.body(answer), said.get("lengths"))
+    parts = messages.cut(messages.body(answer), header.get("lengths"))
     if len(parts) != len(ids):
         raise ReplyError(f"its answer has {len(parts)} sums for metrics of {len(ids)} clients")
     each = [
@@ -119,13 +119,13 @@ def read_sums(
 
 def read_score(answer: Message | str, classes: int | None) -> tuple[int, float]:
     """Test rows of a site, and the accuracy or the mean squared error of a model on them."""
-    said = header_of(answer)
-    rows, name = said.get("rows"), "hits" if classes else "squares"
+    header = header_of(answer)
+    rows, name = header.get("rows"), "hits" if classes else "squares"
     if type(rows) is not int or not 0 <= rows <= MOST_ROWS:
         raise ReplyError(f"its answer cannot be read: rows={messages.shown(rows)}")
     if not rows:
         return 0, math.nan
-    total = said.get(name)
+    total = header.get(name)
     if not _number(total) or not 0 <= total <= (rows if classes else math.inf):
         raise ReplyError(
             f"its answer cannot be read: {name}={messages.shown(total)} with {rows} rows"

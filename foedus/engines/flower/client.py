@@ -94,7 +94,7 @@ class SiteApp(ClientApp):
             asked = messages.header(message)
             header, body = answer(message, asked, context, self.guard)
         except Exception as error:
-            header = {"error": told(error)[:_LONGEST_ERROR]}
+            header = {"error": error_text(error)[:_LONGEST_ERROR]}
             words = [f"{type(e).__name__}: {e}" for e in (error, error.__cause__) if e is not None]
             why = "; ".join(words)
             if isinstance(error, Plain):
@@ -112,7 +112,7 @@ class SiteApp(ClientApp):
         return Message(messages.content(header, body), reply_to=message)
 
 
-def told(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """The error message for the server: it may quote what the server sent, and nothing else."""
     if isinstance(error, DataError | CheckpointError) or not isinstance(error, FoedusError):
         where = "the rows or files of this site" if isinstance(error, FoedusError) else "this site"
@@ -165,10 +165,10 @@ def answer(
     if isinstance(question, Hello):
         if question.secure is not None or site.site is not None:
             Demands.of(site.config).greeting(question.secure)
-        said = site.hello()
+        greeting = site.hello()
         if question.metrics is not None:
-            said["measures"] = measures(question.metrics, site, guard)
-        return said, b""
+            greeting["measures"] = measures(question.metrics, site, guard)
+        return greeting, b""
     if isinstance(algorithm, Measure):
         check_metrics(algorithm.metrics, site, guard)
     demands = Demands.of(site.config)

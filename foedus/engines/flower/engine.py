@@ -177,13 +177,13 @@ class Flower(Settings):
             common={"shard": name},
         )
         # the first message waits until the nodes have imported what they need
-        said = greet(self.line, nodes, question)
+        greetings = greet(self.line, nodes, question)
         self.line.timeout = self.timeout
         missing = sorted(set(fed.ids.tolist()) - set(self.line.nodes))
         if missing:
             raise FoedusError(
-                f"no node has client {missing[0]}; {len(said)} of {self.count} nodes answered (see "
-                "the warnings)"
+                f"no node has client {missing[0]}; {len(greetings)} of {self.count} nodes answered "
+                "(see the warnings)"
             )
         return KeptSession(places, self.line, algorithm, question["seed"], fed.spec)
 

@@ -205,8 +205,8 @@ class Step(Exchange):
             columns, texts = list(self.schema.columns), list(self.schema.texts)
             common["schema"] = {"columns": columns, "classes": classes, "texts": texts}
         common["preprocess"] = None if self.preprocess is None else self.preprocess.to_json()
-        told = {name: getattr(self, name) for name in TOLD if getattr(self, name) is not None}
-        return asked_hash(common, step, self.weights, told, payload, held)
+        extra = {name: getattr(self, name) for name in TOLD if getattr(self, name) is not None}
+        return asked_hash(common, step, self.weights, extra, payload, held)
 
 
 COMMON = ("algorithm", "seed", "schema", "preprocess", "quantise")
@@ -216,14 +216,14 @@ TOLD = ("step", "cohort", "probability")
 
 
 def asked_hash(
-    common: dict[str, Any], step: str, weights: str | None, told: dict[str, Any], payload: Tree,
+    common: dict[str, Any], step: str, weights: str | None, extra: dict[str, Any], payload: Tree,
     held: Tree,
 ) -> str:  # fmt: skip
     """The hash of the question of a step under secure aggregation, the same at server and site.
 
     held: the held values as the client has them, once they are up to date.
     """
-    return question_of(json.dumps(common, sort_keys=True), step, weights, told, payload, held)
+    return question_of(json.dumps(common, sort_keys=True), step, weights, extra, payload, held)
 
 
 KINDS: dict[str, type[Question]] = {cls.kind: cls for cls in (Hello, TryModel, EvaluateOwn, Phase)}

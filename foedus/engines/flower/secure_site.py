@@ -76,9 +76,9 @@ class Demands:
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> Demands:
-        said = config.get("secure", "offered")
-        if said not in ("required", "offered"):
-            raise DataError(f'--node-config: secure={said!r} must be "required" or "offered"')
+        mode = config.get("secure", "offered")
+        if mode not in ("required", "offered"):
+            raise DataError(f'--node-config: secure={mode!r} must be "required" or "offered"')
         clients = config.get("secure_clients", 2)
         if type(clients) is not int or clients < 2:
             raise DataError(
@@ -90,7 +90,7 @@ class Demands:
                 f"--node-config: secure_noise={noise!r} must be a number that is not negative, "
                 "such as 1.0"
             )
-        required = said == "required" or noise > 0
+        required = mode == "required" or noise > 0
         threshold = config.get("secure_threshold", 2 / 3 if required else 0.5)
         if type(threshold) not in (int, float) or not 0.5 <= threshold <= 1:
             raise DataError(f"--node-config: secure_threshold={threshold!r} must be from 0.5 to 1")
@@ -141,14 +141,14 @@ class Demands:
             )
         given = 0.0 if settings.privacy is None else settings.privacy.noise
         if given < self.noise:
-            said = (
+            problem = (
                 f"noise={given:.3g} is less than"
                 if given
                 else "the run has no differential privacy, with"
             )
             raise SecureError(
-                f"{said} the noise of {self.noise:.3g} that this site demands (secure_noise in its "
-                "node config)"
+                f"{problem} the noise of {self.noise:.3g} that this site demands (secure_noise in "
+                "its node config)"
             )
         return settings
 

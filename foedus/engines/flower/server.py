@@ -300,13 +300,13 @@ def wait_for(grid: Any, clients: int, least: int, patience: float) -> list[int]:
     return nodes
 
 
-def _wrong(said: dict[str, Any], site: bool) -> str | None:
+def _wrong(greeting: dict[str, Any], site: bool) -> str | None:
     """The reason why the greeting of an untrusted site is invalid, or None."""
 
     def whole(v: Any, least: int, most: int) -> bool:
         return type(v) is int and least <= v <= most
 
-    clients, rows = said.get("clients"), said.get("rows")
+    clients, rows = greeting.get("clients"), greeting.get("rows")
     if (
         not isinstance(clients, list)
         or not clients
@@ -319,17 +319,17 @@ def _wrong(said: dict[str, Any], site: bool) -> str | None:
         or not all(whole(n, 1, 2**40) for n in rows)
     ):
         return "no numbers of rows"
-    name = said.get("name")
+    name = greeting.get("name")
     if not isinstance(name, str) or len(name) > 100 or not name.isprintable():
         return "no name, or one that is too long or cannot be printed"
     if not site:  # a shard of a simulation
         return None
-    if len(clients) != 1 or not whole(said.get("checksum"), 0, 2**32 - 1):
+    if len(clients) != 1 or not whole(greeting.get("checksum"), 0, 2**32 - 1):
         return "no checksum, or several clients"
-    tested = said.get("test_rows")
+    tested = greeting.get("test_rows")
     if not isinstance(tested, list) or len(tested) != 1 or not whole(tested[0], 0, 2**40):
         return "no number of test rows"
-    if not isinstance(said.get("measures", True), bool | str):
+    if not isinstance(greeting.get("measures", True), bool | str):
         return "something else than whether it measures"
     return None
 
@@ -346,33 +346,33 @@ def greet(
     whose: dict[int, str] = {}
     for node in nodes:
         try:
-            said = answers.header_of(found[node])
-            if wrong := _wrong(said, site):
+            greeting = answers.header_of(found[node])
+            if wrong := _wrong(greeting, site):
                 raise ReplyError(f"its greeting has {wrong}")
         except FoedusError as error:
             warnings.warn(f"node {node} does not take part: {error}", stacklevel=2)
             continue
-        for client in said["clients"]:
+        for client in greeting["clients"]:
             if client in whose:
                 raise ConfigError(
-                    f"two sites are client {client}: {whose[client]} and {said['name']!r} (node "
-                    f"{node}); give each a number of its own"
+                    f"two sites are client {client}: {whose[client]} and {greeting['name']!r} "
+                    f"(node {node}); give each a number of its own"
                 )
-            whose[client] = f"{said['name']!r} (node {node})"
+            whose[client] = f"{greeting['name']!r} (node {node})"
             line.nodes[client] = node
-            line.names[client] = said["name"]
-        good[node] = said
+            line.names[client] = greeting["name"]
+        good[node] = greeting
     return good
 
 
 def _roster(
-    folder: Path, line: Line, said: dict[int, dict[str, Any]], plan: Plan
+    folder: Path, line: Line, greetings: dict[int, dict[str, Any]], plan: Plan
 ) -> dict[str, Any]:
     """The participating sites with their rows and preprocessing: as before, if a run is resumed;
     absent sites may come back.
     """
     path = folder / "roster.json"
-    own = {s["clients"][0]: s for s in said.values()}
+    own = {s["clients"][0]: s for s in greetings.values()}
     if not (path.exists() and any(folder.glob("*.checkpoint.safetensors*"))):
         made, about = _fitted(line, own, plan)
         ids = sorted(i for i in own if i in line.nodes)
@@ -462,17 +462,17 @@ def train(grid: Any, plan: Plan, folder: Path) -> dict[str, Run]:
     question["secure"] = (
         to_config(aggregation) if isinstance(aggregation, SecureAggregation) else None
     )
-    said = greet(line, nodes, question, site=True)
+    greetings = greet(line, nodes, question, site=True)
     if len(line.nodes) < plan.min_clients:
         raise TooFewClients(
             f"{len(line.nodes)} sites can take part, at least {plan.min_clients} must; see the "
             "warnings above"
         )
     secure = question["secure"] is not None
-    line.tested = {} if plan.metrics is None else _measuring(line, said, secure)
+    line.tested = {} if plan.metrics is None else _measuring(line, greetings, secure)
     folder.mkdir(parents=True, exist_ok=True)
     line.common = {"schema": schema, "preprocess": None, "foedus": __version__}
-    roster = _roster(folder, line, said, plan)
+    roster = _roster(folder, line, greetings, plan)
     line.common["preprocess"] = roster["preprocess"]
     made = Preprocessor.from_json(roster["preprocess"])
     spec = plan.spec(len(made.feature_names or ()))
@@ -499,7 +499,7 @@ def train(grid: Any, plan: Plan, folder: Path) -> dict[str, Run]:
         result.history.to_csv(folder / f"{label}.csv", index=False)
         table = try_model(line, result, file, algorithm, seed)
         if sum("kept" in entry for entry in table) > 1 and question["secure"] is not None:
-            tested = {s["clients"][0]: s["test_rows"][0] for s in said.values()}
+            tested = {s["clients"][0]: s["test_rows"][0] for s in greetings.values()}
             table.append(score_of_all(line, tested, spec, algorithm, file, plan.options))
         files.replace(folder / f"{label}.sites.json", [json.dumps(table, indent=1).encode()])
         files.replace(card_path(file), [result.card(file, scores=table).encode()])
@@ -508,12 +508,12 @@ def train(grid: Any, plan: Plan, folder: Path) -> dict[str, Run]:
     return runs
 
 
-def _measuring(line: Line, said: dict[int, dict[str, Any]], secure: bool) -> dict[int, int]:
+def _measuring(line: Line, greetings: dict[int, dict[str, Any]], secure: bool) -> dict[int, int]:
     """Numbers of test rows of the sites that send sums over them; the others are named, and take
     part in everything else.
     """
     found, refused = {}, []
-    for client, answer in sorted((s["clients"][0], s) for s in said.values()):
+    for client, answer in sorted((s["clients"][0], s) for s in greetings.values()):
         old = f"foedus {messages.shown(answer.get('foedus'))} there does not measure"
         why = answer.get("measures", old)
         if why is True and answer["test_rows"][0]:

@@ -270,11 +270,11 @@ class FlowerSession(Session, SecureChannel):
         self.common["secure"] = to_config(config)
         return self
 
-    def question(self, ask: Ask, weights: str | None, told: dict[str, Any]) -> str:
+    def question(self, ask: Ask, weights: str | None, extra: dict[str, Any]) -> str:
         """The same as `Step.hash` at a site."""
         common = {name: self.common.get(name) for name in COMMON}
         held = {name: h.value for name, h in ask.held.items() if isinstance(h, HeldArrays)}
-        return asked_hash(common, ask.step, weights, told, ask.payload, held)
+        return asked_hash(common, ask.step, weights, extra, ask.payload, held)
 
     def phase(
         self,
@@ -282,16 +282,16 @@ class FlowerSession(Session, SecureChannel):
         phase: str,
         questions: dict[int, Tree],
         weights: str | None,
-        told: dict[str, Any],
+        extra: dict[str, Any],
     ) -> dict[int, Tree | SecureError]:
         """Send the questions of a phase to clients; the payload of a step is sent with `mask`.
         Returns answers or errors.
 
-        told: additional fields of the header.
+        extra: additional fields of the header.
         """
         asked, more = (
             sorted(questions),
-            {**self._about(ask), "phase": phase, "weights": weights, **told},
+            {**self._about(ask), "phase": phase, "weights": weights, **extra},
         )
         letters = self._letters(
             ask if phase == "mask" else None, asked, more, lambda i: [wire.encode(questions[i])]
